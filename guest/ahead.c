@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Receiving ahead: a receive for the next small message of a real-time socket waits in the device before the
- * application asks for it. The message comes with its data, so that neither readiness nor the receive costs a call:
- * they are in the guest when the receiver runs.
+ * Receiving ahead: a receive for the next small message of a real-time socket waits in the device
+ * before the application asks for it. The message then arrives with its data. So neither readiness
+ * nor the receive costs a call: both are in the guest when the receiver runs.
  *
- * The receive is posted after a few small ones, without a doorbell: the call that answers the message brings it along.
- * One a socket, taken out of the places for calls that wait; where none is left, the oldest is called off that nobody
- * waits for, if its socket is less busy. What it brought counts as unread: it is readable, peeked at,
- * counted by FIONREAD; a stream that is closed with it is reset.
+ * Such a receive is posted after a few small messages, without a doorbell: the next call's
+ * doorbell, such as that of the answer to the message, covers it. Each socket has at most one. They
+ * take places of calls that wait; if none is left, the oldest receive that no caller waits for is
+ * called off, if its socket is less busy. Data that was received ahead counts as unread: it is
+ * readable, can be peeked at and is counted by FIONREAD; closing a stream with such data resets it.
  *
- * For datagrams it has room for the largest. It is posted while receives mostly find something there: one that waits
- * costs no call on the way of its message. And only while nobody else receives: what it brought would lie there while
- * who posted it is busy and another waits behind it in the device.
+ * For datagrams the receive has room for the largest one. It is posted while most receives find a
+ * datagram at once; a receive that waits in the device costs no call on its message's way anyway.
+ * And it is posted only while one thread receives: otherwise the datagram could lie here while its
+ * receiver is busy and another thread waits in the device.
  */
 #include <linux/rcupdate.h>
 
@@ -19,12 +21,15 @@
 
 enum ahead_state {
 	AHEAD_NONE,
-	AHEAD_POSTED,	/* the device has it, or finds it at the next doorbell */
-	AHEAD_HOLDS,	/* it has come back: data, the end of the stream, or an error */
-	AHEAD_VOID,	/* it has come back with nothing: the host is to be asked */
+	AHEAD_POSTED,	/* the device has it, or gets it with the next doorbell */
+	AHEAD_HOLDS,	/* completed with data, the end of the stream, or an error */
+	AHEAD_VOID,	/* completed with nothing: the host has to be asked */
 };
 
-/* From AHEAD_POSTED only ontime_ahead_done() leads on, from the others only the holder of ahead_lock. */
+/*
+ * Only ontime_ahead_done() leaves AHEAD_POSTED; only the holder of ahead_lock leaves the other
+ * states.
+ */
 static u32 ahead_state(struct ontime_sock *os)
 {
 	return smp_load_acquire(&os->ahead_state);
@@ -35,13 +40,13 @@ bool ontime_ahead_holds(struct ontime_sock *os)
 	return ahead_state(os) == AHEAD_HOLDS;
 }
 
-/* Nobody need wait for it any more. */
+/* Whether waiting for it has no use any more. */
 bool ontime_ahead_ended(struct ontime_sock *os)
 {
 	return ahead_state(os) >= AHEAD_HOLDS;
 }
 
-/* Unread bytes; what another thread does meanwhile may not be seen. */
+/* Unread bytes. The value may be outdated if other threads receive. */
 u32 ontime_ahead_unread(struct ontime_sock *os)
 {
 	u32 bytes = 0;
@@ -53,7 +58,10 @@ u32 ontime_ahead_unread(struct ontime_sock *os)
 	return bytes;
 }
 
-/* The device is done with it. From whatever looks at the queue; the call is held. */
+/*
+ * The device has completed the receive. Called by any thread that takes used buffers; the call is
+ * referenced.
+ */
 void ontime_ahead_done(struct ontime_rpc *rpc)
 {
 	u32 id = le32_to_cpu(rpc->out.call.sock);
@@ -63,9 +71,9 @@ void ontime_ahead_done(struct ontime_rpc *rpc)
 
 	rcu_read_lock();
 	os = xa_load(&rpc->dev->socks, id & (ONTIME_SOCKETS_MAX - 1));
-	/* The call's address is not another's while it is held. */
+	/* While the call is referenced, its address is not reused. */
 	if (os && os->id == id && READ_ONCE(os->ahead) == rpc) {
-		/* A datagram socket's error is for whatever is called next. */
+		/* A datagram socket reports an error to the next call of any kind. */
 		if (holds && result < 0 && ((struct sock *)os)->sk_type == SOCK_DGRAM) {
 			ontime_sock_keep_error((struct sock *)os, -result);
 			holds = false;
@@ -87,8 +95,8 @@ static void ahead_drop(struct ontime_sock *os)
 }
 
 /*
- * The socket goes; whether bytes are lost with it that were not read. What is still in the device ends with the host's
- * socket.
+ * The socket is released. Returns whether unread bytes are lost. A receive that is still in the
+ * device ends with the host's socket.
  */
 bool ontime_ahead_end(struct ontime_sock *os)
 {
@@ -101,7 +109,7 @@ bool ontime_ahead_end(struct ontime_sock *os)
 	return unread;
 }
 
-/* Whether a caller waits for it. */
+/* Marks whether a caller waits for the receive ahead. */
 static void ahead_wanted(struct ontime_sock *os, bool wanted)
 {
 	mutex_lock(&os->ahead_lock);
@@ -110,7 +118,7 @@ static void ahead_wanted(struct ontime_sock *os, bool wanted)
 	mutex_unlock(&os->ahead_lock);
 }
 
-/* Has the device know of what was posted, before somebody waits for it. */
+/* Rings the doorbell for a posted receive, before a caller waits for it. */
 void ontime_ahead_flush(struct ontime_sock *os)
 {
 	struct ontime_chan *chan;
@@ -127,7 +135,10 @@ void ontime_ahead_flush(struct ontime_sock *os)
 	ontime_chan_put(chan);
 }
 
-/* Whether a stream's next message is worth it, of which the last had so many bytes of those there was room for. */
+/*
+ * Whether to receive a stream's next message ahead. The last one had @received bytes, with room for
+ * @room.
+ */
 static bool ahead_of_stream(struct ontime_sock *os, size_t received, size_t room, bool plain)
 {
 	if (!plain || received >= min_t(size_t, room, ONTIME_SMALL)) {
@@ -141,7 +152,7 @@ static bool ahead_of_stream(struct ontime_sock *os, size_t received, size_t room
 	return true;
 }
 
-/* Whether the next datagram is. */
+/* The same for the next datagram. */
 static bool ahead_of_datagrams(struct ontime_sock *os, bool plain)
 {
 	u32 busy = READ_ONCE(os->busy);
@@ -154,7 +165,9 @@ static bool ahead_of_datagrams(struct ontime_sock *os, bool plain)
 	return busy && plain && READ_ONCE(os->streak) >= ONTIME_STREAK && atomic_read(&os->receivers) == 1;
 }
 
-/* Room for one: what a stream has more stays where it is, a datagram would be cut. */
+/*
+ * Room for one message. A stream's further bytes stay on the host; a datagram would be truncated.
+ */
 static bool ahead_room(struct sock *sk, struct ontime_rpc *rpc)
 {
 	size_t most = sk->sk_type == SOCK_STREAM ? ONTIME_SMALL : ontime_datagram_max(rpc);
@@ -165,7 +178,7 @@ static bool ahead_room(struct sock *sk, struct ontime_rpc *rpc)
 	return true;
 }
 
-/* One that waits comes back with nothing. */
+/* Calls off a posted receive, which then completes with nothing. */
 static void ahead_call_off(struct ontime_sock *os)
 {
 	struct ontime_rpc *rpc;
@@ -181,7 +194,10 @@ static void ahead_call_off(struct ontime_sock *os)
 	ontime_rpc_put(rpc);
 }
 
-/* A receive gave so many bytes of those it had room for: has the next one wait in the device where that is worth it. */
+/*
+ * After a receive of @received bytes, with room for @room: posts the next one ahead if that is
+ * worth it.
+ */
 void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -208,13 +224,16 @@ void ontime_ahead_next(struct sock *sk, size_t received, size_t room, bool plain
 		ahead_drop(os);
 out:
 	mutex_unlock(&os->ahead_lock);
-	/* A receiver that came meanwhile sees it, or is seen here: it would wait behind it. */
+	/*
+	 * A receiver that came meanwhile sees the posted receive, or is seen here. It would have to
+	 * wait behind it.
+	 */
 	smp_mb();
 	if (sk->sk_type == SOCK_DGRAM && atomic_read(&os->receivers) > 1)
 		ahead_call_off(os);
 }
 
-/* Whether there is none, not even an empty one that came back. */
+/* Whether there is no receive ahead. One that completed with nothing is freed. */
 bool ontime_ahead_vacant(struct ontime_sock *os)
 {
 	bool vacant;
@@ -227,7 +246,10 @@ bool ontime_ahead_vacant(struct ontime_sock *os)
 	return vacant;
 }
 
-/* Never again on this socket: for options that a receive ahead would not honour. What has come ahead stays. */
+/*
+ * Stops receiving ahead on this socket, for options that a receive ahead would not obey. Data that
+ * has come stays.
+ */
 void ontime_ahead_never(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -237,9 +259,10 @@ void ontime_ahead_never(struct sock *sk)
 }
 
 /*
- * Bytes that were received and not taken: as if they had come ahead, so that the next receive finds them. A filter
- * looks at them first; or they are a stream's and could not be written to the application's memory, which could be read
- * (recv_room() in io.c). Then, where another thread's receive ahead has the place, they are lost.
+ * Keeps bytes that were received and not taken, as if they had been received ahead, so that the
+ * next receive finds them. They belong to a filter, which sees them first; or to a stream, if the
+ * application's memory could be read but not written (recv_room() in io.c). In the latter case they
+ * are lost if another thread's receive ahead has the place.
  */
 void ontime_ahead_keep(struct sock *sk, struct ontime_rpc *rpc, u32 length)
 {
@@ -256,7 +279,7 @@ void ontime_ahead_keep(struct sock *sk, struct ontime_rpc *rpc, u32 length)
 	mutex_unlock(&os->ahead_lock);
 }
 
-/* With ahead_lock, of one that has come back with a datagram: as recvmsg(2). */
+/* recvmsg(2) of a datagram that has come ahead. With ahead_lock. */
 static int ahead_take_datagram(struct ontime_sock *os, struct msghdr *msg, int flags)
 {
 	struct ontime_rpc *rpc = os->ahead;
@@ -269,7 +292,7 @@ static int ahead_take_datagram(struct ontime_sock *os, struct msghdr *msg, int f
 		result = -EFAULT;
 	else if (msg->msg_name)
 		msg->msg_namelen = ontime_addr_out(&rpc->in->done, msg->msg_name);
-	/* Of a socket with a filter. */
+	/* For a socket with a filter. */
 	if (result >= 0)
 		ontime_recv_control(rpc, msg);
 	if (whole > ONTIME_SMALL)
@@ -279,7 +302,10 @@ static int ahead_take_datagram(struct ontime_sock *os, struct msghdr *msg, int f
 	return result;
 }
 
-/* With ahead_lock, of one that has come back: as recvmsg(2); -ONTIME_AGAIN where the host is to be asked. */
+/*
+ * recvmsg(2) of stream data that has come ahead. With ahead_lock. -ONTIME_AGAIN: the host has to be
+ * asked.
+ */
 static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 {
 	struct ontime_rpc *rpc = os->ahead;
@@ -288,7 +314,7 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 
 	if (result <= 0) {
 		ahead_drop(os);
-		/* The end of the stream the host says again. */
+		/* The host reports the end of the stream again. */
 		return result ? result : -ONTIME_AGAIN;
 	}
 	length = min_t(size_t, result - os->ahead_at, msg_data_left(msg));
@@ -307,9 +333,10 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
 }
 
 /*
- * A receive that does not wait, and the device has said that there is something: either the one that is posted gets it,
- * or it has been taken. The device takes calls in their order: behind a POLL the one that is posted has come back, or
- * the socket is empty, or an arrival is about to complete it.
+ * For a receive that does not wait, on a socket that the device reported as readable: either the
+ * posted receive gets the data, or another receive took them. The device handles calls in order. So
+ * after a POLL the posted receive is completed, or the socket is empty, or an arrival is about to
+ * complete the receive.
  */
 static void ahead_settle(struct sock *sk)
 {
@@ -322,7 +349,7 @@ static void ahead_settle(struct sock *sk)
 	WRITE_ONCE(os->polled, true);
 	if (ontime_simple(sk, ONTIME_OP_POLL, 0, 0))
 		return;
-	/* Another CPU may have taken both out of the queue, and be about to say so. */
+	/* Another CPU may have taken both from the queue, and be about to report them. */
 	mutex_lock(&os->ahead_lock);
 	answered = os->ahead && ontime_rpc_done(os->ahead);
 	mutex_unlock(&os->ahead_lock);
@@ -331,8 +358,8 @@ static void ahead_settle(struct sock *sk)
 }
 
 /*
- * A receive where one is posted or has come back: waits for it up to *timeout (jiffies). -ONTIME_AGAIN: there
- * is none, the host is to be asked.
+ * A receive on a socket with a receive ahead: waits for that up to *timeout (jiffies).
+ * -ONTIME_AGAIN: there is none, the host has to be asked.
  */
 int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
@@ -342,7 +369,7 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 
 	while (READ_ONCE(os->ahead) && !READ_ONCE(os->dead)) {
 		ontime_sock_reap(sk);
-		/* Readiness that was reported beside it: the device did not know of it then. */
+		/* The device may have reported readiness before it knew of the posted receive. */
 		if (*timeout || ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP)) {
 			ontime_ahead_flush(os);
 			if (!*timeout)
@@ -357,7 +384,10 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 			result = -ONTIME_AGAIN;
 		}
 		mutex_unlock(&os->ahead_lock);
-		/* Of a stream after its data. An error that another thread took is not the stream's end. */
+		/*
+		 * A stream reports its error after its data. An error that another thread took is
+		 * not the end of the stream.
+		 */
 		tells = stream ? result == -EAGAIN && *timeout : result == -EAGAIN || result == -ONTIME_AGAIN;
 		err = tells ? sock_error(sk) : 0;
 		if (err)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The virtio devices of docs/device.md: their queues, their interrupt, their coming and going.
+ * The virtio devices of docs/device.md: their queues and interrupts, probe and remove.
  *
- * QEMU gives a device one MSI-X vector. No queue asks virtio_pci for a callback, so that virtio_pci takes the vector
- * for configuration changes and does not fall back to a shared INTx line; then the queues are given the same vector,
- * and every interrupt arrives as a "configuration change".
+ * QEMU gives a device one MSI-X vector. No queue asks virtio_pci for a callback, so virtio_pci uses
+ * the vector for configuration changes and does not fall back to a shared INTx line. Then the
+ * queues get the same vector, and every interrupt arrives as a "configuration change".
  */
 #include <linux/module.h>
 #include <linux/mutex.h>
@@ -17,12 +17,12 @@
 
 #include "ontime.h"
 
-/* Written under the lock, read under RCU. */
+/* Written with dev_lock, read under RCU. */
 static DEFINE_MUTEX(dev_lock);
 static struct ontime_dev __rcu *main_dev;
 static struct ontime_chan __rcu *chans[ONTIME_CHANNELS_MAX];
 
-/* ---- Finding them ---- */
+/* ---- Lookup ---- */
 
 bool ontime_device_ready(void)
 {
@@ -41,7 +41,7 @@ struct ontime_dev *ontime_dev_get(void)
 	return dev;
 }
 
-/* The one of a generation, under the RCU read lock; NULL where it has gone. */
+/* The device of a generation, under the RCU read lock; NULL if it is gone. */
 struct ontime_dev *ontime_dev_rcu(u64 generation)
 {
 	struct ontime_dev *dev = rcu_dereference(main_dev);
@@ -76,8 +76,8 @@ struct ontime_chan *ontime_chan_get(u32 number, u64 generation)
 }
 
 /*
- * The channel for a socket of this thread: a real-time thread's is its vCPU's, where there is one. Whether that one
- * wakes or interrupts makes no difference.
+ * The channel for a socket of this thread: for a real-time thread the channel of its vCPU, if there
+ * is one. It does not matter whether that channel wakes or interrupts.
  */
 u32 ontime_chan_wanted(u64 generation)
 {
@@ -111,8 +111,8 @@ void ontime_chan_put(struct ontime_chan *chan)
 /* ---- Restart ---- */
 
 /*
- * The device process was restarted: its sockets are gone. The driver is taken off the device and put on again, by a
- * work item that belongs to no channel.
+ * The device process was restarted, and its sockets are gone. A work item that belongs to no
+ * channel takes the driver off the device and probes it again.
  */
 struct restart {
 	struct work_struct work;
@@ -132,7 +132,10 @@ static void restart_work(struct work_struct *work)
 	kfree(restart);
 }
 
-/* From wherever the queue was looked at, once. The next event says it again if there is no memory. */
+/*
+ * Called in any context that takes used buffers; acts once. Without memory, the next event repeats
+ * it.
+ */
 void ontime_restart(struct ontime_chan *chan)
 {
 	struct restart *restart = kmalloc(sizeof(*restart), GFP_ATOMIC);
@@ -148,9 +151,9 @@ void ontime_restart(struct ontime_chan *chan)
 	queue_work(restart_wq, &restart->work);
 }
 
-/* ---- Setting one up ---- */
+/* ---- Setup ---- */
 
-/* MAIN's interrupt is also that of channels whose vCPU runs something less urgent. */
+/* MAIN's interrupt is also that of channels whose vCPU runs a less urgent thread. */
 static void dev_attention(void)
 {
 	struct ontime_chan *chan;
@@ -168,20 +171,20 @@ static void dev_attention(void)
 	rcu_read_unlock();
 }
 
-/* The interrupt. */
+/* The interrupt handler. */
 static void ontime_config_changed(struct virtio_device *vdev)
 {
 	struct ontime_chan *chan = vdev->priv;
 
 	if (!chan)
 		return;
-	/* First the channels: their receivers are real-time threads. */
+	/* Channels first: their receivers are real-time threads. */
 	if (!chan->number)
 		dev_attention();
 	ontime_reap(chan);
 }
 
-/* Gives the first @count queues the device's one vector. */
+/* Assigns the device's only vector to its first @count queues. */
 static int dev_set_vectors(struct virtio_device *vdev, unsigned int count)
 {
 	struct pci_dev *pdev = to_pci_dev(vdev->dev.parent);
@@ -218,7 +221,10 @@ static int dev_set_vectors(struct virtio_device *vdev, unsigned int count)
 	return err;
 }
 
-/* What the configuration says; the sockets and the role beside the channel's own. */
+/*
+ * Reads the configuration; the role and the number of sockets are returned, the rest goes into the
+ * channel.
+ */
 static int chan_read_config(struct ontime_chan *chan, u32 *role, u32 *sockets_max)
 {
 	struct virtio_device *vdev = chan->vdev;
@@ -251,7 +257,10 @@ static int chan_read_config(struct ontime_chan *chan, u32 *role, u32 *sockets_ma
 	chan->wake = *role == ONTIME_ROLE_CHANNEL && wake == ONTIME_WAKE_IDLE;
 	chan->urgent = channels > 1;
 	*sockets_max = min_t(u32, *sockets_max, ONTIME_SOCKETS_MAX);
-	/* Beside pages a call has two descriptors (rpc_add()), whichever direction the pages have. */
+	/*
+	 * Besides pages, a call has two descriptors (rpc_add()), whichever direction the pages
+	 * have.
+	 */
 	chan->pages_max = min_t(u32, segments - 4, ONTIME_CHUNK_PAGES);
 	chan->bytes_max = min_t(u32, data, ONTIME_CHUNK_BYTES);
 	return 0;
@@ -318,18 +327,21 @@ static int chan_start(struct ontime_chan *chan, unsigned int queues)
 	virtqueue_enable_cb(chan->eventq);
 	chan->up = true;
 	virtqueue_kick(chan->eventq);
-	/* An interrupt that came before it was up found nothing to do. */
+	/* An interrupt before chan->up was set had no effect. */
 	ontime_reap(chan);
 	return 0;
 }
 
-/* The devices of one VM come in any order: what has all it needs now is bound. With dev_lock. */
+/*
+ * The devices of one VM come in any order: binds the channels that now have all they need. With
+ * dev_lock.
+ */
 static void dev_bind_channels(void)
 {
 	struct ontime_chan *main = rcu_dereference_protected(chans[0], lockdep_is_held(&dev_lock)), *chan;
 	unsigned int i;
 
-	/* Their vCPU's number is theirs less one. */
+	/* A channel's vCPU has the channel's number less one. */
 	if (!main || !virtio_has_feature(main->vdev, ONTIME_F_CHANNELS))
 		return;
 	for (i = 1; i < ONTIME_CHANNELS_MAX; i++) {
@@ -339,12 +351,13 @@ static void dev_bind_channels(void)
 	}
 }
 
-/* How long a host is asked, for all channels together, to use their vCPU words no more. */
+/* How long the host is asked, for all channels together, to release their vCPU words. */
 #define DEV_UNBIND (5 * HZ)
 
 /*
- * Before a channel goes, or all of them with MAIN. With dev_lock, so a host that answers late or not at all is not
- * asked for each channel: the words that it still may write to stay.
+ * Unbinds a channel before it is removed, or all channels with MAIN. With dev_lock; so a host that
+ * answers late or not at all is not asked for each channel. Words that the host may still write to
+ * are not freed.
  */
 static void dev_unbind_channels(struct ontime_chan *going)
 {
@@ -387,7 +400,7 @@ static int ontime_probe(struct virtio_device *vdev)
 	chan->hints = virtio_has_feature(vdev, ONTIME_F_HINTS);
 	chan->deadlines = dev && virtio_has_feature(vdev, ONTIME_F_DEADLINE);
 	mutex_lock(&dev_lock);
-	/* One that does not answer makes room for another. */
+	/* A silent device makes room for another. */
 	old = rcu_dereference_protected(chans[chan->number], lockdep_is_held(&dev_lock));
 	taken = old && !old->silent;
 	err = taken ? -EBUSY : chan_start(chan, dev ? ONTIME_VQS_MAIN : ONTIME_VQS_CHANNEL);
@@ -417,14 +430,17 @@ err_chan:
 	return err;
 }
 
-/* Makes no new sockets there. With dev_lock. */
+/* No new sockets are made on this device from now on. With dev_lock. */
 static void dev_hide(struct ontime_chan *main)
 {
 	if (main->dev && rcu_access_pointer(main_dev) == main->dev)
 		RCU_INIT_POINTER(main_dev, NULL);
 }
 
-/* With MAIN every socket goes, with a channel those on it; applications keep what they hold until they close it. */
+/*
+ * Ends all sockets of MAIN, or those on the channel; applications keep their descriptors until they
+ * close them.
+ */
 static void dev_end_sockets(struct ontime_chan *chan)
 {
 	struct ontime_sock *os;
@@ -455,13 +471,13 @@ void ontime_dev_silent(struct ontime_chan *main)
 		if (chan && chan->generation == main->generation)
 			ontime_chan_silence(chan);
 	}
-	/* After that: nobody is asked any more to give the vCPU words back. */
+	/* After the channels are silent: so the device is not asked to release the vCPU words. */
 	dev_unbind_channels(main);
 	mutex_unlock(&dev_lock);
 	dev_end_sockets(main);
 }
 
-/* It was only slow, or stopped: all is set up anew. */
+/* The device process was only slow, or stopped: all its devices are set up again. */
 void ontime_dev_answers(struct ontime_chan *main)
 {
 	struct ontime_chan *chan;
@@ -491,7 +507,7 @@ static void ontime_remove(struct virtio_device *vdev)
 	spin_lock_irq(&chan->lock);
 	chan->up = false;
 	spin_unlock_irq(&chan->lock);
-	/* Callers between adding a call and ringing hold the RCU read lock. */
+	/* Callers between adding a call and ringing the doorbell hold the RCU read lock. */
 	synchronize_rcu();
 	virtio_reset_device(vdev);
 	ontime_chan_fail(chan);
@@ -539,7 +555,7 @@ int ontime_dev_init(void)
 void ontime_dev_exit(void)
 {
 	unregister_virtio_driver(&ontime_driver);
-	/* A restart that waited finds no driver any more. */
+	/* A pending restart finds no driver any more. */
 	destroy_workqueue(restart_wq);
 	rcu_barrier();
 }

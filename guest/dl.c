@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Deadline tasks (RTVirt, section 3.2): an unmodified application asks for SCHED_DEADLINE, is placed on a vCPU, and
- * that vCPU's need is asked of the host (dl_host.c). What the host refuses the application sees as EBUSY, what the host
- * finds invalid as EINVAL.
+ * Deadline tasks (RTVirt, section 3.2). An unmodified application asks for SCHED_DEADLINE. Its task
+ * is placed on a vCPU, and that vCPU's need is requested from the host (dl_host.c). If the host
+ * refuses, the application gets EBUSY; if the host finds the request invalid, EINVAL.
  *
- * The kernel's __sched_setscheduler() is where all three system calls meet, with a copy of the attributes and no lock
- * held. Calls about deadline tasks are led to dl_setscheduler() below (ftrace, as a livepatch would); it makes the
- * kernel's own change with sched_setattr_nocheck(), whose way through the same function the hook lets pass, with all
- * checks of a user's call.
+ * All three system calls reach the kernel's __sched_setscheduler(), with a copy of the attributes
+ * and without locks. Calls about deadline tasks are redirected to dl_setscheduler() below, by
+ * ftrace, as a livepatch does. That function makes the kernel's own change with
+ * sched_setattr_nocheck(). This goes through __sched_setscheduler() again; the hook lets it pass,
+ * with all checks of a user's call.
  *
- *   - First the host admits, then the kernel; what the kernel refuses is given back.
- *   - A registered task runs on one vCPU. The kernel demands that a deadline task may run on all: the mask is widened
- *     for each change that it may allow. Who leaves, and what such a task forks, has the mask from before.
+ * - The host admits first, then the kernel. What the kernel refuses is given back to the host.
+ * - A registered task runs on one vCPU. The kernel demands that a deadline task may run on all
+ *   CPUs, so the affinity mask is widened for each change that the kernel may allow. A task that
+ *   leaves SCHED_DEADLINE gets its earlier mask back, and so does a child that a deadline task
+ *   forks.
  */
 #include <linux/capability.h>
 #include <linux/cpu.h>
@@ -32,7 +35,10 @@
 
 #define DL_HOOK "__sched_setscheduler"
 
-/* Children of such tasks, to be let off their vCPU. A place is free while its task is NULL; with dl_lock. */
+/*
+ * Children of deadline tasks, which are to get the earlier mask. An entry is free while its task is
+ * NULL. With dl_lock.
+ */
 #define DL_CHILDREN 16
 struct dl_child {
 	struct task_struct *task;
@@ -46,7 +52,7 @@ unsigned int dl_count;
 /* The holder of dl_mutex whose call passes the hook. */
 static struct task_struct *dl_through;
 struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
-/* Whose each of dl_set is. */
+/* The tasks that the entries of dl_set belong to. */
 static struct dl_task *dl_whose[DL_TASKS_MAX + 1];
 
 bool dl_hooked, dl_ended;
@@ -68,12 +74,12 @@ static struct dl_task *dl_find(const struct task_struct *task)
 	return NULL;
 }
 
-/* @t may have the CPUs of @mask, if it is not kept on one of them. */
+/* Sets the CPUs that @t may have when it is not kept on one of them. */
 void dl_allow(struct dl_task *t, const struct cpumask *mask)
 {
 	unsigned int cpu;
 
-	/* on_fork() reads it. */
+	/* on_fork() reads the mask. */
 	raw_spin_lock_irq(&dl_lock);
 	cpumask_copy(t->allowed, mask);
 	raw_spin_unlock_irq(&dl_lock);
@@ -117,10 +123,11 @@ static void dl_drop(struct dl_task *t)
 }
 
 /*
- * Has a deadline task run on these CPUs only. The run queue of a CPU that has gone is in a root domain of no other, and
- * set_cpus_allowed_dl() divides by how many of its CPUs are active where a task that sleeps there leaves it: not where
- * it may still have that CPU. dl_stray.c takes that away when it has run elsewhere. @beside: that CPU, or PLACE_NONE.
- * With dl_mutex.
+ * Restricts a deadline task to these CPUs. An offline CPU's runqueue is in a root domain without
+ * active CPUs. If a task that sleeps there may no longer have that CPU, set_cpus_allowed_dl()
+ * divides by the number of active CPUs of that root domain. So the task keeps that CPU in its mask;
+ * dl_stray.c removes it when the task has run elsewhere. @beside: that CPU, or PLACE_NONE. With
+ * dl_mutex.
  */
 int dl_restrict(struct task_struct *p, const struct cpumask *mask, unsigned int *beside)
 {
@@ -150,7 +157,7 @@ void dl_pin(struct dl_task *t)
 		pr_warn_ratelimited("deadline task %d does not stay on vCPU %u: %d\n", task_pid_nr(t->task), t->place.vcpu, err);
 }
 
-/* All that are placed, but @without, into dl_set. */
+/* Copies all placed tasks except @without into dl_set; returns how many. */
 unsigned int dl_gather(const struct dl_task *without)
 {
 	unsigned int count = 0;
@@ -167,7 +174,7 @@ unsigned int dl_gather(const struct dl_task *without)
 
 /* ---- A change ---- */
 
-/* Those that run and are not about to go, a bit each. */
+/* The vCPUs that deadline tasks may use: active, a bit each. */
 u64 dl_usable(void)
 {
 	u64 usable = 0;
@@ -179,15 +186,19 @@ u64 dl_usable(void)
 	return usable;
 }
 
-/* An error of the host as sched_setattr(2) documents it: that knows of no device that is gone or does not answer. */
+/*
+ * Maps an error to one that sched_setattr(2) documents: these do not include a missing or silent
+ * device.
+ */
 static int dl_refusal(int err)
 {
 	return err == -EINVAL || err == -EPERM ? err : -EBUSY;
 }
 
 /*
- * Finds @t a place for @want: where it is, best fit, or all anew; and has the host hold it. -EBUSY: there is none;
- * -EINVAL or -EPERM: the host says so.
+ * Finds a vCPU for @t with the need @want, and has the host hold the result. Tries @t's present
+ * vCPU, then best fit, then a new placement of all tasks. -EBUSY: there is no room; -EINVAL or
+ * -EPERM: from the host.
  */
 int dl_place(struct dl_task *t, struct place_task want)
 {
@@ -224,14 +235,14 @@ int dl_place(struct dl_task *t, struct place_task want)
 		bool moved = whose->place.vcpu != dl_set[i].vcpu;
 
 		whose->place = dl_set[i];
-		/* The one that is changed is pinned after the kernel's change. */
+		/* @t itself is pinned after the kernel's change. */
 		if (moved && whose != t)
 			dl_pin(whose);
 	}
 	return 0;
 }
 
-/* The kernel's own change, with its own checks. */
+/* Makes the kernel's own change, with the kernel's checks. */
 static int dl_kernel(struct task_struct *p, const struct sched_attr *attr)
 {
 	int err;
@@ -242,18 +253,21 @@ static int dl_kernel(struct task_struct *p, const struct sched_attr *attr)
 	return err;
 }
 
-/* What the attributes ask for; false where the kernel will refuse them, or they ask for none. */
+/*
+ * The need that the attributes state. False if the kernel will refuse them, or if they are not for
+ * SCHED_DEADLINE.
+ */
 static bool dl_wanted(const struct task_struct *p, const struct sched_attr *attr, struct place_task *want)
 {
-	/* Below 0: the policy is kept (SCHED_FLAG_KEEP_POLICY, sched_setparam). */
+	/* Below 0: the policy stays (SCHED_FLAG_KEEP_POLICY, sched_setparam). */
 	u32 policy = (s32)attr->sched_policy < 0 ? p->policy : attr->sched_policy;
 
 	if (policy != SCHED_DEADLINE || !attr->sched_runtime || attr->sched_runtime > attr->sched_deadline ||
 	    (attr->sched_period && attr->sched_deadline > attr->sched_period) || !capable(CAP_SYS_NICE))
 		return false;
-	/* A deadline before the period's end is as good as a shorter period (density). */
+	/* A deadline before the period's end counts as a shorter period (density). */
 	*want = (struct place_task){ .runtime = attr->sched_runtime, .period = attr->sched_deadline, .vcpu = PLACE_NONE };
-	/* One that is longer than can be said: as much more often. */
+	/* A longer period than the ABI allows: half the runtime in half the period. */
 	while (want->period > ONTIME_BW_PERIOD_MAX) {
 		want->period /= 2;
 		want->runtime = want->runtime / 2 + 1;
@@ -285,20 +299,26 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 			return err;
 		}
 	}
-	/* What the kernel will refuse, as to a caller without CAP_SYS_NICE, leaves the task on its vCPU. */
+	/*
+	 * A change that the kernel will refuse (as without CAP_SYS_NICE) must not widen the mask:
+	 * the task stays on its vCPU.
+	 */
 	if (wanted && before.vcpu != PLACE_NONE)
 		dl_restrict(p, t->allowed, NULL);
 	err = dl_kernel(p, attr);
 	/*
-	 * Refused, one may still be a deadline task: from before the module, placed nowhere and with its own
-	 * mask. It stays that.
+	 * If the change was refused, the task may still be a deadline task from before the module,
+	 * without a vCPU and with its own mask. It stays so.
 	 */
 	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING || (err && before.vcpu == PLACE_NONE)) {
 		if (before.vcpu != PLACE_NONE)
 			dl_restrict(p, t->allowed, NULL);
 		dl_drop(t);
 	} else {
-		/* Others may have moved meanwhile: it stays where it is now, with what it had. */
+		/*
+		 * If the change was refused: other tasks may have moved meanwhile. It stays on its
+		 * present vCPU, with its old need.
+		 */
 		if (err) {
 			t->place.runtime = before.runtime;
 			t->place.period = before.period;
@@ -309,7 +329,7 @@ static int dl_change(struct task_struct *p, const struct sched_attr *attr)
 	return err;
 }
 
-/* In the place of the kernel's function, for users' calls about deadline tasks. */
+/* Replaces the kernel's function, for users' calls about deadline tasks. */
 static int dl_setscheduler(struct task_struct *p, const struct sched_attr *attr, bool user, bool pi)
 {
 	int err = mutex_lock_killable(&dl_mutex);
@@ -332,7 +352,7 @@ static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ft
 
 	if (!regs)
 		return;
-	/* di, si, dx, cx: task, attributes, whether a user's call, whether priorities may be inherited. */
+	/* Arguments in di, si, dx, cx: task, attributes, user's call, priority inheritance. */
 	if (READ_ONCE(dl_through) == current) {
 		regs->dx = true;
 		return;
@@ -357,7 +377,7 @@ static void on_exit(void *unused, struct task_struct *p)
 	struct dl_task *t;
 	unsigned long flags;
 
-	/* Whatever its policy is now: the kernel may have taken it away (SysRq n). */
+	/* For any policy: the kernel may have changed it (SysRq n). */
 	if (!READ_ONCE(dl_count))
 		return;
 	raw_spin_lock_irqsave(&dl_lock, flags);
@@ -388,8 +408,9 @@ static void child_work(struct work_struct *work)
 static DECLARE_WORK(dl_child_work, child_work);
 
 /*
- * Only a task that asked for SCHED_RESET_ON_FORK may fork; the child is no deadline task, but has its CPU. Nothing may
- * be allocated here on PREEMPT_RT: beyond a few at once, children stay where they are.
+ * Only a task with SCHED_RESET_ON_FORK may fork. The child is no deadline task, but has its
+ * parent's CPU. Nothing may be allocated here on PREEMPT_RT: if more children than entries come at
+ * once, the others keep that CPU.
  */
 static void on_fork(void *unused, struct task_struct *parent, struct task_struct *p)
 {
@@ -433,7 +454,7 @@ static void dl_unhook(void)
 	unregister_ftrace_function(&dl_ops);
 	ftrace_free_filter(&dl_ops);
 	wait_event(dl_left, !atomic_read(&dl_inside));
-	/* Their last instructions here. */
+	/* Until they have left the code of this module. */
 	synchronize_rcu_tasks();
 	tracepoint_probe_unregister(exit_point, on_exit, NULL);
 	tracepoint_probe_unregister(fork_point, on_fork, NULL);
@@ -443,7 +464,7 @@ static void dl_unhook(void)
 	dl_hooked = false;
 }
 
-/* With the first device that serves deadlines: without one nothing is changed. */
+/* Called with the first device that serves deadlines. Without such a device nothing is changed. */
 static int dl_start_hook(void)
 {
 	int err;
@@ -508,7 +529,10 @@ static void dl_work(struct work_struct *work)
 			dl_restrict(t->task, t->allowed, NULL);
 		dl_drop(t);
 	}
-	/* Those that are lost are asked for again: the last to say when the next look is. */
+	/*
+	 * Tasks without a vCPU are tried again. This comes last, because it sets the time of the
+	 * next run.
+	 */
 	lost = dl_stray();
 	dl_settle();
 	if (lost)
@@ -516,7 +540,7 @@ static void dl_work(struct work_struct *work)
 	mutex_unlock(&dl_mutex);
 }
 
-/* A device that serves deadlines is there. */
+/* A device that serves deadlines has appeared. */
 void ontime_dl_device(void)
 {
 	dl_host_anew();
@@ -546,7 +570,10 @@ err_next:
 	return err;
 }
 
-/* Devices are still there: the host is told. Tasks stay deadline tasks, without a guarantee. */
+/*
+ * Devices are still there, so the host is told that nothing is needed. Tasks stay deadline tasks,
+ * without a guarantee.
+ */
 void ontime_dl_exit(void)
 {
 	struct dl_task *t, *next;
@@ -565,7 +592,7 @@ void ontime_dl_exit(void)
 	mutex_unlock(&dl_mutex);
 }
 
-/* Devices are gone. */
+/* To be called when the devices are gone. */
 void ontime_dl_free(void)
 {
 	cancel_delayed_work_sync(&dl_delayed);

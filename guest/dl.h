@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What dl.c, dl_host.c, dl_next.c and dl_stray.c share: the deadline tasks, and who may touch what of them. */
+/*
+ * Declarations that dl.c, dl_host.c, dl_next.c and dl_stray.c share, and the locks that protect
+ * them.
+ */
 #ifndef ONTIME_DL_H
 #define ONTIME_DL_H
 
@@ -13,38 +16,38 @@
 #include "ontime.h"
 #include "place.h"
 
-/* Tasks with a guarantee at once; more get EBUSY. */
+/* The most tasks with a guarantee; further ones get EBUSY. */
 #define DL_TASKS_MAX 256
-/* How often a host is asked again that does not take what it should hold. */
+/* Interval of retries if the host does not accept what it should hold, jiffies. */
 #define DL_AGAIN HZ
 
 struct dl_task {
 	struct list_head link;
 	struct task_struct *task;
-	struct place_task place;	/* vcpu is PLACE_NONE of one that was lost: dl_stray.c */
-	cpumask_var_t allowed;		/* what it may have, were it not kept on one: dl_allow() */
-	/* a CPU that has gone and that it may have beside its vCPU, for it sleeps there; or PLACE_NONE */
+	struct place_task place;	/* vcpu is PLACE_NONE if the task lost its vCPU: dl_stray.c */
+	cpumask_var_t allowed;		/* the task's affinity, were it not pinned: dl_allow() */
+	/* an offline CPU that stays in the mask, because the task sleeps there; or PLACE_NONE */
 	unsigned int beside;
-	bool gone;			/* it has ended, or will now */
-	u64 seen, due;			/* its kernel's deadline when last looked at; what is published for it. local_clock() */
+	bool gone;			/* it has ended or is about to end */
+	u64 seen, due;			/* the kernel's deadline at the last check; the published one: local_clock() */
 };
 
 /* ---- dl.c ---- */
 
-/* Whoever changes anything, for as long as the host is asked. */
+/* Serializes all changes, also while the host is asked. */
 extern struct mutex dl_mutex;
-/* With dl_mutex; changed and, by tracepoints, read with dl_lock. */
+/* Changed with dl_mutex and dl_lock; tracepoints read with dl_lock only. */
 extern struct list_head dl_tasks;
 extern raw_spinlock_t dl_lock;
 extern unsigned int dl_count;
 extern bool dl_hooked, dl_ended;
 extern struct workqueue_struct *dl_wq;
-/* Has the host told anew what is so: dl_settle(). */
+/* Tells the host the present needs again: dl_settle(). */
 extern struct delayed_work dl_delayed;
-/* dl_mutex's holder's: a set to work on. Last, spares. */
+/* A set of tasks to work on, for the holder of dl_mutex. Spare bandwidth is at the end. */
 extern struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
 
-/* vCPUs that there can be. */
+/* The number of possible vCPUs. */
 static inline unsigned int dl_vcpus(void)
 {
 	return min_t(unsigned int, nr_cpu_ids, ONTIME_VCPUS_MAX);
@@ -57,7 +60,7 @@ int dl_place(struct dl_task *t, struct place_task want);
 int dl_restrict(struct task_struct *p, const struct cpumask *mask, unsigned int *beside);
 void dl_pin(struct dl_task *t);
 
-/* ---- dl_host.c; with dl_mutex, but for dl_host_anew() ---- */
+/* ---- dl_host.c; with dl_mutex, except dl_host_anew() ---- */
 
 bool dl_covers(unsigned int count);
 int dl_tell(unsigned int count);

@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * What the host holds for deadline tasks. It is told whole needs of vCPUs, so that what was lost on the way is mended
- * by telling them again (dl_settle()): after a task's end, a failed change, a device process that was restarted.
+ * The bandwidth that the host holds for deadline tasks. The host is told whole needs of vCPUs. So
+ * what was lost on the way (after a task's end, a failed change, a restart of the device process)
+ * is repaired by telling them again: dl_settle().
  *
- * With the parameter deadline_spare each vCPU has the host hold that much beyond its need. What fits into it is
- * admitted without asking, and the host is told afterwards.
+ * With the parameter deadline_spare, the host holds that much more than its need for each vCPU. A
+ * task that fits into the spare bandwidth is admitted without asking, and the host is told
+ * afterwards.
  */
 #include <linux/module.h>
 #include <linux/virtio.h>
 
 #include "dl.h"
 
-/* And one that has no room for what is only spare. */
+/* Interval of retries if the host has no room for spare bandwidth, jiffies. */
 #define DL_SPARE_AGAIN (10 * HZ)
 
-/* What the host holds, and of which device process (0: of none); a budget above the period where it is not known. */
+/*
+ * What the host holds, and the generation of its device process (0: none). A budget above the
+ * period: not known.
+ */
 static struct place_need dl_told[ONTIME_VCPUS_MAX];
 static u64 dl_generation;
-/* A device was set up since: it holds nothing, also where its process is the one from before. */
+/* A device was set up since. It holds nothing, even if its process is the same as before. */
 static bool dl_anew;
-/* What each vCPU has the host hold beyond its need; runtime 0: nothing. */
+/* The spare bandwidth of each vCPU; runtime 0: none. */
 static struct place_task dl_spare;
 
 static bool dl_more(const struct place_need *need, const struct place_need *than)
@@ -28,7 +33,10 @@ static bool dl_more(const struct place_need *need, const struct place_need *than
 	return need->budget * (than->period ?: 1) > than->budget * (need->period ?: 1);
 }
 
-/* Whether the host holds what the first @count of dl_set need, as something spare: it does not have to be asked. */
+/*
+ * Whether the host's spare bandwidth covers the first @count tasks of dl_set, so that it need not
+ * be asked.
+ */
 bool dl_covers(unsigned int count)
 {
 	struct ontime_dev *dev;
@@ -45,13 +53,16 @@ bool dl_covers(unsigned int count)
 	for (vcpu = 0; covers && vcpu < dl_vcpus(); vcpu++) {
 		struct place_need need = place_need(dl_set, count, vcpu), *told = &dl_told[vcpu];
 
-		/* A share of a longer period may come too late for a shorter one. */
+		/* Bandwidth in a longer period may come too late for a shorter one. */
 		covers = !need.budget || (told->budget <= told->period && told->period <= need.period && !dl_more(&need, told));
 	}
 	return covers;
 }
 
-/* Has the host hold what the first @count of dl_set need. -EBUSY: it refuses, and holds what it held. */
+/*
+ * Has the host hold the needs of the first @count tasks of dl_set. -EBUSY: it refuses, and holds
+ * what it held.
+ */
 int dl_tell(unsigned int count)
 {
 	struct ontime_bw entries[ONTIME_VCPUS_MAX];
@@ -62,7 +73,7 @@ int dl_tell(unsigned int count)
 	int err = -ENODEV;
 	u16 op;
 
-	/* Before the device is looked for: it is the new one then, or one that is newer. */
+	/* Before the device is looked up: so that device is the new one, or one still newer. */
 	if (xchg(&dl_anew, false))
 		dl_generation = 0;
 	dev = ontime_dev_get();
@@ -107,7 +118,7 @@ out:
 	return err;
 }
 
-/* Adds to the first @count of dl_set what is to be spare. */
+/* Appends the spare bandwidth to the first @count entries of dl_set; returns the new count. */
 static unsigned int dl_add_spare(unsigned int count)
 {
 	unsigned int cpu;
@@ -122,13 +133,13 @@ static unsigned int dl_add_spare(unsigned int count)
 	return count;
 }
 
-/* Tells the host what is so, and again later where it does not take it. */
+/* Tells the host the present needs; if it does not accept them, again later. */
 void dl_settle(void)
 {
 	unsigned int count = dl_gather(NULL), with = dl_add_spare(count);
 	int err = dl_tell(with);
 
-	/* Without anything spare: what tasks were promised goes before. */
+	/* Without the spare bandwidth: what was promised to tasks has precedence. */
 	if (err == -EBUSY && with != count) {
 		err = dl_tell(count);
 		if (!err)
@@ -140,7 +151,7 @@ void dl_settle(void)
 		mod_delayed_work(dl_wq, &dl_delayed, DL_AGAIN);
 }
 
-/* The same, by and by: the caller does not wait for the host where that holds something spare. */
+/* The same, but does not wait for the host if that holds spare bandwidth. */
 void dl_settle_soon(void)
 {
 	if (dl_spare.runtime)
@@ -149,13 +160,13 @@ void dl_settle_soon(void)
 		dl_settle();
 }
 
-/* There is a device that has not been told. */
+/* A new device has not been told anything yet. */
 void dl_host_anew(void)
 {
 	smp_store_release(&dl_anew, true);
 }
 
-/* "RUNTIME/PERIOD", us; "0": nothing. */
+/* Format: "RUNTIME/PERIOD" in us; "0": nothing. */
 static int spare_set(const char *value, const struct kernel_param *param)
 {
 	unsigned long long runtime = 0, period = 0;
@@ -169,7 +180,7 @@ static int spare_set(const char *value, const struct kernel_param *param)
 		return -EINVAL;
 	mutex_lock(&dl_mutex);
 	dl_spare = (struct place_task){ .runtime = runtime * NSEC_PER_USEC, .period = period * NSEC_PER_USEC };
-	/* Else with the first device. */
+	/* Otherwise with the first device. */
 	if (dl_hooked && !dl_ended)
 		mod_delayed_work(dl_wq, &dl_delayed, 0);
 	mutex_unlock(&dl_mutex);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Each vCPU's next deadlines, published (struct ontime_next_vcpu) at every switch from or to a deadline task: the host
- * ends its slices there. Without the host's clock (KVM_HC_CLOCK_PAIRING) none are, and the host reserves more instead.
+ * Publishes each vCPU's next deadlines (struct ontime_next_vcpu) at every switch from or to a
+ * deadline task: the host ends its slices there. This needs the host's clock
+ * (KVM_HC_CLOCK_PAIRING). Without it nothing is published, and the host reserves more instead.
  */
 #include <linux/kvm_para.h>
 #include <linux/math64.h>
@@ -13,22 +14,25 @@
 
 #define DL_NEXT_BYTES (ONTIME_VCPUS_MAX * sizeof(struct ontime_next_vcpu))
 /*
- * How often the host's clock is read while there are deadline tasks: the two drift apart by up to 500
- * us a second where NTP slews the host's.
+ * How often the host's clock is read while there are deadline tasks. The clocks drift apart by up
+ * to 500 us a second while NTP slews the host's clock.
  */
 #define DL_PAIR_AGAIN HZ
-/* A release that comes later than this without stolen time is no late one, ns. */
+/* A release may be later than stolen time explains by this much, ns. */
 #define DL_LATE 100000
 
 static struct ontime_next_vcpu *dl_next;
 static struct kvm_clock_pairing *dl_pairing;
-/* The host's CLOCK_REALTIME less local_clock(), and how often it was read. */
+/* The host's CLOCK_REALTIME less local_clock(), ns; and how often the host's clock was read. */
 static s64 dl_ahead;
 static u64 dl_paired;
-/* What was stolen when a CPU last published. */
+/* This CPU's stolen time when it last published, ns. */
 static DEFINE_PER_CPU(u64, dl_stolen);
 
-/* Reads the host's clock. The best of some tries: the host may run something else in the midst of one. */
+/*
+ * Reads the host's clock. The shortest of several tries counts: the host may preempt the vCPU
+ * during a try.
+ */
 static bool dl_pair(void)
 {
 	u64 best = U64_MAX;
@@ -60,9 +64,9 @@ static bool dl_pair(void)
 }
 
 /*
- * When @t is due. Its kernel counts a job's deadline from when it woke, which is late where the vCPU had to wait for
- * the host: by what was stolen meanwhile, at most. Then it is due a period after it was due before, as a periodic task
- * is.
+ * The deadline of @t. The kernel counts a job's deadline from its wake-up. That is late if the vCPU
+ * had to wait for the host, by at most the time that was stolen meanwhile. In this case the
+ * deadline is a period after the one before, as for a periodic task.
  */
 static u64 dl_due(struct dl_task *t, u64 stolen)
 {
@@ -84,8 +88,8 @@ static u64 dl_due(struct dl_task *t, u64 stolen)
 }
 
 /*
- * The next deadline after @now of one that was due at @due: what counts to the host, so that tasks
- * that sleep do not crowd out who runs.
+ * The next deadline after @now of a task with the deadline @due. Deadlines are compared by this, so
+ * that sleeping tasks do not displace running ones.
  */
 static u64 dl_soon(u64 due, u64 period, u64 now)
 {
@@ -98,10 +102,11 @@ static u64 dl_soon(u64 due, u64 period, u64 now)
 }
 
 /*
- * Has @t's kernel hold it due when it is, too: a server's period that begins late ends late, and the next job, should
- * that come in time, finds what the last one left of its runtime, and is throttled. @t is next on its CPU, whose run
- * queue's lock is held: its deadline is the earliest there, and an earlier one keeps their order. Who pushes and pulls
- * tasks sees the later one: those here are pinned.
+ * Sets @t's deadline in the kernel to @due, too. If a period of its CBS server begins late, it ends
+ * late; then the next job, if it comes in time, has only the rest of the last job's runtime, and is
+ * throttled. @t is next on its CPU, and that runqueue's lock is held: @t's deadline is the earliest
+ * there, and an earlier one keeps the order. Code that pushes and pulls tasks sees the later
+ * deadline, but tasks here are pinned.
  */
 static void dl_advance(struct dl_task *t, u64 due, u64 now)
 {
@@ -155,8 +160,8 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 }
 
 /*
- * With the run queue's lock: whoever holds dl_lock may want that one. What is left out now is
- * published at the next switch.
+ * With the runqueue's lock. The holder of dl_lock may be waiting for that lock, so this only tries
+ * to take dl_lock. What is left out now is published at the next switch.
  */
 void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
 		    unsigned int prev_state)
@@ -186,14 +191,16 @@ static void pair_work(struct work_struct *work)
 		queue_delayed_work(dl_wq, &dl_pair_work, DL_PAIR_AGAIN);
 }
 
-/* There is a deadline task more. */
+/* There is one more deadline task. */
 void dl_next_some(void)
 {
 	if (dl_paired)
 		queue_delayed_work(dl_wq, &dl_pair_work, 0);
 }
 
-/* Tells a device process where they lie. One that does not read them reserves more. With dl_mutex. */
+/*
+ * Names the pages to a device process. If it does not read them, it reserves more. With dl_mutex.
+ */
 void dl_next_tell(struct ontime_chan *main)
 {
 	if (dl_paired || dl_pair())
@@ -212,7 +219,7 @@ int dl_next_init(void)
 	return -ENOMEM;
 }
 
-/* Nobody switches, and no device is there any more. */
+/* To be called when tracepoints are unregistered and no device is left. */
 void dl_next_free(void)
 {
 	cancel_delayed_work_sync(&dl_pair_work);

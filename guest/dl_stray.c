@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Deadline tasks that others took off their vCPU: by sched_setaffinity(), a change of their cpuset, or because the vCPU
- * goes offline. The kernel asks nobody; it is seen when such a task is switched to, and when a vCPU goes. What it may
- * run on now it may, but is kept on one of them: the one it was on where that is among them, else another that has room
- * and that the host holds for it. The old one's need is given back by the same call of the host. One that has no room
- * anywhere runs on without a guarantee, and is tried again.
+ * Deadline tasks that were taken off their vCPU: by sched_setaffinity(), a change of their cpuset,
+ * or because the vCPU goes offline. The kernel has no hook for that. It is noticed when such a task
+ * is switched to, and when a vCPU goes offline. The task's new affinity is accepted, but it is kept
+ * on one of those vCPUs: on its old one if that is among them, or else on another that has room and
+ * that the host holds for it. The same call to the host gives back the old vCPU's need. A task
+ * without room anywhere runs on without a guarantee, and is tried again.
  */
 #include <linux/cpuhotplug.h>
 #include <linux/irq_work.h>
@@ -13,7 +14,7 @@
 
 static enum cpuhp_state dl_cpu_state;
 
-/* Whether it may still have what it was left by dl_pin() only. */
+/* Whether the task's mask is still what dl_pin() set. */
 static bool dl_is_kept(const struct dl_task *t)
 {
 	const struct cpumask *mask = &t->task->cpus_mask;
@@ -23,7 +24,7 @@ static bool dl_is_kept(const struct dl_task *t)
 	       (!beside || cpumask_test_cpu(t->beside, mask));
 }
 
-/* With dl_mutex. Whether there are some without a place. */
+/* With dl_mutex. Returns whether there are tasks without a vCPU. */
 bool dl_stray(void)
 {
 	struct dl_task *t;
@@ -60,7 +61,7 @@ static void stray_irq_work(struct irq_work *work)
 }
 static struct irq_work dl_stray_work = IRQ_WORK_INIT(stray_irq_work);
 
-/* In a switch, whose lock a queued work would want. */
+/* Called during a context switch, whose runqueue lock a queued work would need. */
 void dl_stray_seen(void)
 {
 	irq_work_queue(&dl_stray_work);
@@ -73,7 +74,7 @@ static int cpu_goes(unsigned int cpu)
 	return 0;
 }
 
-/* On that CPU. It is not used before it is active, which it becomes after this. */
+/* Called on that CPU, before it becomes active; it is not used before. */
 static int cpu_comes(unsigned int cpu)
 {
 	ontime_steal_here();
@@ -92,7 +93,7 @@ int dl_stray_init(void)
 	return 0;
 }
 
-/* Nobody switches through here any more; what is queued finds that all has ended. */
+/* To be called when the switch tracepoint is unregistered; queued work then sees dl_ended. */
 void dl_stray_exit(void)
 {
 	cpuhp_remove_state_nocalls(dl_cpu_state);

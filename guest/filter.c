@@ -21,7 +21,10 @@
 
 #define FILTER_HEADERS (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct udphdr))
 
-/* So many dropped datagrams end a look: more than a receive queue holds, so that only a flood is cut short. */
+/*
+ * How many dropped datagrams end a search: more than a receive queue holds, so that only a flood is
+ * cut short.
+ */
 #define FILTER_DROPS_MAX 1024
 
 bool ontime_filtered(const struct sock *sk)
@@ -29,7 +32,7 @@ bool ontime_filtered(const struct sock *sk)
 	return sk->sk_type == SOCK_DGRAM && rcu_access_pointer(sk->sk_filter);
 }
 
-/* The name of the socket, asked once after each bind() and connect(). */
+/* The socket's name, queried once after each bind() and connect(). */
 static void filter_local(struct sock *sk, struct sockaddr_storage *name)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -53,11 +56,11 @@ static void filter_local(struct sock *sk, struct sockaddr_storage *name)
 
 static __be16 filter_port(const struct sockaddr_storage *name)
 {
-	/* At the same place in both families. */
+	/* sin_port and sin6_port are at the same offset. */
 	return ((const struct sockaddr_in *)name)->sin_port;
 }
 
-/* An address of an IPv4 datagram, perhaps at an IPv6 socket. */
+/* An address of an IPv4 datagram; the socket may be IPv6. */
 static __be32 filter_v4(const struct sockaddr_storage *name)
 {
 	return name->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)name)->sin6_addr.s6_addr32[3] :
@@ -94,7 +97,7 @@ static void filter_put_ipv6(struct sk_buff *skb, const struct sockaddr_storage *
 	skb->protocol = htons(ETH_P_IPV6);
 }
 
-/* The packet of a received datagram of @length bytes. */
+/* Makes the packet for a received datagram of @length bytes. */
 static struct sk_buff *filter_packet(struct sock *sk, struct ontime_rpc *rpc, size_t length)
 {
 	struct sk_buff *skb = alloc_skb(FILTER_HEADERS + length, GFP_KERNEL);
@@ -126,14 +129,17 @@ static struct sk_buff *filter_packet(struct sock *sk, struct ontime_rpc *rpc, si
 	return skb;
 }
 
-/* As sk_filter_trim_cap() for UDP: how many bytes of @length the program leaves, or -EPERM: it drops the datagram. */
+/*
+ * Like sk_filter_trim_cap() for UDP: the bytes of @length that the program keeps; -EPERM: it drops
+ * the datagram.
+ */
 static int filter_run(struct sock *sk, struct ontime_rpc *rpc, size_t length)
 {
 	struct sk_buff *skb = filter_packet(sk, rpc, length);
 	struct sk_filter *filter;
 	u32 left = U32_MAX;
 
-	/* The kernel drops what it has no memory for as well. */
+	/* The kernel also drops a datagram for which it has no memory. */
 	if (!skb)
 		return -EPERM;
 	rcu_read_lock();
@@ -150,7 +156,10 @@ static int filter_run(struct sock *sk, struct ontime_rpc *rpc, size_t length)
 	return min_t(size_t, length, max_t(size_t, left, sizeof(struct udphdr)) - sizeof(struct udphdr));
 }
 
-/* Fetches a datagram that is there: 1 where it is kept, 0 where the program dropped it, else as recvmsg(2). */
+/*
+ * Fetches a datagram that is there: 1 if it is kept, 0 if the program dropped it, or else an error
+ * as of recvmsg(2).
+ */
 static int filter_fetch(struct sock *sk)
 {
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_RECV);
@@ -180,8 +189,8 @@ static int filter_fetch(struct sock *sk)
 }
 
 /*
- * Has a datagram that the program takes ready: 1; -EAGAIN where there is none, or another error; 0 where the program
- * dropped FILTER_DROPS_MAX, and there may be more.
+ * Fetches until a datagram is ready that the program keeps. 1: there is one; -EAGAIN: there is
+ * none, or another error; 0: the program dropped FILTER_DROPS_MAX datagrams, and there may be more.
  */
 int ontime_filter_pull(struct sock *sk)
 {
@@ -204,7 +213,7 @@ int ontime_filter_pull(struct sock *sk)
 	return !result && signal_pending(current) ? -ERESTARTSYS : result;
 }
 
-/* A receive: -ONTIME_AGAIN where a datagram may be kept now, for at most *timeout (jiffies). */
+/* For a receive: waits up to *timeout (jiffies). -ONTIME_AGAIN if a datagram may be ready now. */
 int ontime_filter_wait(struct sock *sk, long *timeout)
 {
 	int result = ontime_filter_pull(sk);
@@ -221,7 +230,7 @@ int ontime_filter_wait(struct sock *sk, long *timeout)
 	return result ? result : -ONTIME_AGAIN;
 }
 
-/* For poll: readiness without what the program drops. */
+/* For poll: readiness without datagrams that the program drops. */
 u32 ontime_filter_ready(struct sock *sk, u32 ready)
 {
 	int result;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * RT socket outsourcing (Access'18, III-C): what arrives makes its receiver runnable from the idle loop, without an
- * interrupt.
+ * RT socket outsourcing (Access'18, III-C): an arriving message makes its receiver runnable from
+ * the idle loop, without an interrupt.
  *
- * Each channel belongs to a vCPU, which tells the host in a shared word whether it halts, looks, or runs a thread of
- * what priority (docs/device.md, "The vCPU word and notifications"). The word is written here: by the idle loop, which
- * is a cpuidle driver, and at every context switch. The channel's interrupt is turned into one that ends a halt and
- * interrupts nothing (wake.c).
+ * Each channel belongs to a vCPU. The vCPU tells the host in a shared word whether it halts, checks
+ * its queues, or runs a thread, and at which priority (docs/device.md, "The vCPU word and
+ * notifications"). The word is written here: by the idle loop, which is a cpuidle driver, and at
+ * every context switch. The channel's interrupt is turned into one that ends a halt and injects
+ * nothing (wake.c).
  */
 #include <linux/cpu.h>
 #include <linux/cpuhotplug.h>
@@ -25,7 +26,10 @@
 
 #include "ontime.h"
 
-/* The channel that belongs to this CPU; the one whose word it writes, NULL while it is offline. */
+/*
+ * The channel that belongs to this CPU; the channel whose word this CPU writes, NULL while it is
+ * offline.
+ */
 static DEFINE_PER_CPU(struct ontime_chan *, vcpu_bound);
 static DEFINE_PER_CPU(struct ontime_chan *, vcpu_chan);
 
@@ -39,7 +43,10 @@ static u32 task_word(const struct task_struct *task)
 	return ONTIME_VCPU_RUN | ontime_prio(task) << ONTIME_VCPU_PRIO_SHIFT;
 }
 
-/* Whether the device has used something that was not taken; a full barrier comes first. */
+/*
+ * Whether the device has used buffers that were not taken yet. The caller needs a full barrier
+ * before.
+ */
 static bool chan_has_used(struct ontime_chan *chan)
 {
 	return virtqueue_poll(chan->callq, READ_ONCE(chan->seen[ONTIME_VQ_CALL])) ||
@@ -47,9 +54,10 @@ static bool chan_has_used(struct ontime_chan *chan)
 }
 
 /*
- * Puts a thread that takes what was used above every application's: one that computes between its priority and a
- * receiver's would else keep the receiver waiting. It takes the place of an interrupt that preempts them all: it copies
- * nothing, does a few steps for each answer and report of the device, and who is woken runs at his own priority. Only
+ * Gives a thread that takes used buffers the highest FIFO priority. Otherwise a thread that
+ * computes, with a priority between this one and a receiver's, would delay the receiver. The thread
+ * replaces an interrupt that preempts all of them: it copies nothing and does a few steps for each
+ * completion and event, and the threads that it wakes run at their own priority. Only
  * SCHED_DEADLINE is above it.
  */
 void ontime_thread_first(struct task_struct *thread)
@@ -62,8 +70,8 @@ void ontime_thread_first(struct task_struct *thread)
 }
 
 /*
- * From the idle loop or an interrupt. A PREEMPT_RT kernel's locks and epoll's wake-ups need a thread; elsewhere what
- * was used is taken on the spot.
+ * Called by the idle loop or in an interrupt. Takes used buffers; on PREEMPT_RT by a thread,
+ * because locks and epoll's wake-ups may sleep there.
  */
 static void chan_look(struct ontime_chan *chan)
 {
@@ -98,12 +106,12 @@ static int chan_thread(void *data)
 /* ---- The idle loop ---- */
 
 /*
- * How long after the last message the tick is kept running, ns. Stopped for a sleep and started after it, it takes two
- * writes to the local APIC before a receiver runs, and each is an exit from the guest.
+ * How long after the last message the tick stays on, ns. Stopping the tick for a sleep and starting
+ * it again takes two writes to the local APIC before a receiver runs, and each is a VM exit.
  */
 #define KEEP_TICK (50 * NSEC_PER_MSEC)
 
-/* When this CPU's channel last had something, by the CPU's own clock. */
+/* When this CPU's channel last had used buffers, by local_clock(). */
 static DEFINE_PER_CPU(u64, vcpu_told);
 
 static void vcpu_told_now(void)
@@ -112,8 +120,9 @@ static void vcpu_told_now(void)
 }
 
 /*
- * The governors keep the tick in a state that is marked as polling, whatever it does, and stop it in another: both
- * states are the same halt, and the second is there unless there was a message lately.
+ * cpuidle governors keep the tick on in a state with the polling flag, whatever the state does, and
+ * may stop the tick in other states. Both states here are the same halt; the second one is disabled
+ * for KEEP_TICK after a message.
  */
 static void idle_keep_tick(struct cpuidle_device *device, bool told)
 {
@@ -144,7 +153,10 @@ static int idle_enter(struct cpuidle_device *device, struct cpuidle_driver *driv
 	native_safe_halt();
 	raw_local_irq_disable();
 	ct_cpuidle_exit();
-	/* While it halted RCU did not wait for this CPU: the channel may be another's by now, or gone. */
+	/*
+	 * RCU did not wait for this CPU while it halted: the CPU may have another channel by now,
+	 * or none.
+	 */
 	chan = this_cpu_read(vcpu_chan);
 	if (chan) {
 		word_set(chan, ONTIME_VCPU_LOOKING);
@@ -166,8 +178,8 @@ static int idle_enter(struct cpuidle_device *device, struct cpuidle_driver *driv
 	}
 
 /*
- * Without an owner: cpuidle would hold the module for as long as the driver is registered, and rmmod
- * would be refused.
+ * Without an owner: otherwise cpuidle would hold a reference to the module while the driver is
+ * registered, and rmmod would fail.
  */
 static struct cpuidle_driver idle_driver = {
 	.name = "ontime",
@@ -189,7 +201,10 @@ static void on_switch(void *unused, bool preempt, struct task_struct *prev, stru
 	if (!chan)
 		return;
 	if (is_idle_task(next)) {
-		/* It looks before it halts. What comes between that and the next thread is left alone: looked for there. */
+		/*
+		 * The idle loop checks before it halts. Until the next thread runs, a message is
+		 * found there, not here.
+		 */
 		word_set(chan, ONTIME_VCPU_LOOKING);
 		chan->running = U32_MAX;
 		return;
@@ -198,7 +213,10 @@ static void on_switch(void *unused, bool preempt, struct task_struct *prev, stru
 	now = task_word(next);
 	chan->running = now;
 	word_set(chan, now);
-	/* What came for a thread below the one that ran was left alone. Nothing may be woken here. */
+	/*
+	 * A message for a thread below the one that ran was left in the queue. Nothing may be woken
+	 * here.
+	 */
 	if (now < before || now == ONTIME_VCPU_RUN) {
 		smp_mb();
 		if (chan_has_used(chan))
@@ -208,7 +226,10 @@ static void on_switch(void *unused, bool preempt, struct task_struct *prev, stru
 
 /* ---- CPUs that go offline and come back ---- */
 
-/* What runs at priority 0 is interrupted for everyone, through MAIN: so the device takes a CPU that is not there. */
+/*
+ * In state RUN at priority 0 the device notifies of every message, by MAIN's interrupt: right for
+ * an offline CPU.
+ */
 static int cpu_goes(unsigned int cpu)
 {
 	struct ontime_chan *chan = per_cpu(vcpu_bound, cpu);
@@ -249,7 +270,10 @@ static void find_switch(struct tracepoint *point, void *unused)
 
 /* ---- Around a call ---- */
 
-/* Rings; where it is this vCPU's own channel the host knows that the caller looks at once. */
+/*
+ * Rings the doorbell. If it is this vCPU's own channel, the host knows that the caller checks the
+ * queue at once.
+ */
 void ontime_ring(struct ontime_chan *chan)
 {
 	bool own;
@@ -332,13 +356,13 @@ static void chan_set_cpu(struct ontime_chan *chan, struct ontime_chan *value)
 	per_cpu(vcpu_bound, chan->cpu) = value;
 	per_cpu(vcpu_chan, chan->cpu) = cpu_online(chan->cpu) ? value : NULL;
 	cpus_read_unlock();
-	/* The idle loop and the context switch read it with preemption off. */
+	/* The idle loop and the context switch read it with preemption disabled. */
 	synchronize_rcu();
 }
 
 /*
- * Has channel @chan wake its vCPU's idle loop. Where that cannot be, it interrupts: then nothing is changed. @main is
- * the channel whose control queue tells the host.
+ * Binds channel @chan to its vCPU, so that it wakes that vCPU's idle loop. If that is not possible,
+ * nothing changes: the channel interrupts. @main: the channel whose control queue tells the host.
  */
 int ontime_idle_bind(struct ontime_chan *chan, struct ontime_chan *main)
 {
@@ -379,7 +403,7 @@ err_thread:
 err_idle:
 	idle_stop();
 err_word:
-	/* A host that did not answer may still write there: then the page stays. */
+	/* A host that did not answer may still write to the word: then its memory is not freed. */
 	if (err != -ETIMEDOUT)
 		kfree(chan->word);
 	chan->word = NULL;
@@ -389,7 +413,10 @@ out:
 	return err;
 }
 
-/* Back to an interrupt. The host gives the word back first, where there is @main's control queue to say so. */
+/*
+ * Makes the channel interrupt again. The host releases the word first, if @main's control queue is
+ * there to ask it.
+ */
 void ontime_idle_unbind(struct ontime_chan *chan, struct ontime_chan *main)
 {
 	int err;
@@ -406,7 +433,7 @@ void ontime_idle_unbind(struct ontime_chan *chan, struct ontime_chan *main)
 	chan->thread = NULL;
 	ontime_wake_disarm(chan);
 	idle_stop();
-	/* A host that did not answer may still write there: then the page stays. */
+	/* A host that did not answer may still write to the word: then its memory is not freed. */
 	if (!err)
 		kfree(chan->word);
 	chan->word = NULL;

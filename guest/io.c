@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Sending and receiving. Small messages travel in the call; larger ones go straight between the host's socket and the
- * application's pages, a chunk a call (one copy). A blocking call waits in the device: its completion is the result.
+ * Sending and receiving. Small messages travel in the call. Larger ones are copied once, between
+ * the host's socket and the application's pages, one chunk for each call. A blocking call waits in
+ * the device: its completion is the result.
  *
- * Before a message has come only the room for it is known, and that is often large where messages are small. To pin so
- * many pages is most of such a call's work. So a datagram socket on a channel whose messages are small has them all
- * come in the call, which has room for the largest; one that is large after all is copied once more, and those after it
- * go to the application's pages again.
+ * Before a message has come, only the size of the caller's buffer is known. It is often large even
+ * if messages are small, and pinning all its pages is most of the work of such a call. So a
+ * datagram socket on a channel whose messages are small receives all messages in the call, which
+ * has room for the largest. A large message is then copied once more, and the ones after it go to
+ * the application's pages again.
  *
- * A device that has gone silent may still use the pages it was given: so these are pinned. What cannot be (a splice,
- * buffers registered with io_uring) goes through memory of the call's own.
+ * A device that has gone silent may still write to pages that it was given, so these are pinned.
+ * Memory that cannot be pinned (a splice, buffers registered with io_uring) is copied through
+ * memory of the call.
  */
 #include <linux/errqueue.h>
 #include <linux/sched/signal.h>
@@ -22,24 +25,24 @@
 
 #define SEND_FLAGS (MSG_OOB | MSG_DONTROUTE | MSG_MORE | MSG_EOR | MSG_CONFIRM)
 #define RECV_FLAGS (MSG_OOB | MSG_PEEK | MSG_TRUNC | MSG_WAITALL | MSG_ERRQUEUE)
-/* Calls with these never wait, on the host either. */
+/* Calls with these flags never wait, not on the host either. */
 #define RECV_AT_ONCE (MSG_OOB | MSG_ERRQUEUE)
 
 static bool io_gathered(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter)
 {
 	if (!iov_iter_extract_will_pin(iter))
 		return true;
-	/* A datagram that is too scattered for one call. */
+	/* A datagram in too many pieces for one call. */
 	return sk->sk_type == SOCK_DGRAM && iov_iter_npages(iter, rpc->chan->pages_max + 1) > rpc->chan->pages_max;
 }
 
-/* No datagram is longer. */
+/* Room for the longest datagram. */
 size_t ontime_datagram_max(struct ontime_rpc *rpc)
 {
 	return min_t(size_t, rpc->chan->bytes_max, U16_MAX + 1);
 }
 
-/* Of a stream, what can be allocated where memory is fragmented. */
+/* For a stream, a size that can be allocated while memory is fragmented. */
 static size_t io_gather_max(struct sock *sk, struct ontime_rpc *rpc)
 {
 	if (sk->sk_type == SOCK_DGRAM)
@@ -59,8 +62,8 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 }
 
 /*
- * An error behind bytes that were moved: they are this call's result, it is the next one's. The host
- * has forgotten it.
+ * An error after bytes were moved: this call returns the bytes, the next one the error, which the
+ * host has forgotten.
  */
 static void io_keep_error(struct sock *sk, int err)
 {
@@ -81,7 +84,7 @@ static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		memcpy(rpc->out.body, msg->msg_control, msg->msg_controllen);
 		call->control_len = cpu_to_le16(msg->msg_controllen);
 	}
-	/* A stream's peer is fixed: TCP does not look at the address either. */
+	/* A stream's peer is fixed, so the address is ignored, as in TCP. */
 	if (!msg->msg_name || sk->sk_type == SOCK_STREAM)
 		return 0;
 	return ontime_addr_in(sk, msg->msg_name, msg->msg_namelen, call);
@@ -115,7 +118,7 @@ static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	return 0;
 }
 
-/* One call's worth; the bytes sent. */
+/* Sends what fits into one call; returns the bytes sent. */
 static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 {
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_SEND);
@@ -130,22 +133,22 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 		result = send_data(sk, rpc, msg, &chunk);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_OUT);
-	/* What was not sent is the next call's. */
+	/* What was not sent is for the next call. */
 	iov_iter_revert(&msg->msg_iter, before - msg_data_left(msg) - clamp_t(int, result, 0, chunk));
 	ontime_sock_rpc_put(sk, rpc);
 	return result;
 }
 
 /*
- * MSG_ZEROCOPY: the kernel's own notification of a send, in the socket's error queue. It says that the data were
- * copied, so that the application may use its memory as soon as the send returns. io_uring has notifications of its
- * own.
+ * MSG_ZEROCOPY: adds the kernel's own notification of a send to the socket's error queue. It says
+ * that the data were copied, so that the application may reuse its memory as soon as the send
+ * returns. io_uring has its own notifications.
  */
 static int send_notice(struct sock *sk, struct msghdr *msg, struct ubuf_info **notice)
 {
 	if (likely(!(msg->msg_flags & MSG_ZEROCOPY)) || !sock_flag(sk, SOCK_ZEROCOPY) || msg->msg_ubuf)
 		return 0;
-	/* An empty datagram is notified as well. */
+	/* For an empty datagram there is a notification as well. */
 	if (sk->sk_type == SOCK_STREAM && !msg_data_left(msg))
 		return 0;
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 16, 0)
@@ -160,8 +163,8 @@ static int send_notice(struct sock *sk, struct msghdr *msg, struct ubuf_info **n
 }
 
 /*
- * MSG_FASTOPEN: the connection is made first. So does Linux where it has no cookie of the peer, and this kernel has
- * none: the host's socket connects.
+ * MSG_FASTOPEN: connects first. Linux does the same if it has no cookie of the peer, and this
+ * kernel never has one: the host socket connects.
  */
 static int send_fastopen(struct socket *sock, struct msghdr *msg)
 {
@@ -201,7 +204,7 @@ int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
 		if (result < 0)
 			break;
 		sent += result;
-		/* The control messages of a stream belong to its first byte. */
+		/* Control messages of a stream belong to its first byte. */
 		msg->msg_controllen = 0;
 	} while (result == -ONTIME_AGAIN || (stream && msg_data_left(msg) && (result || timeout)));
 out:
@@ -224,7 +227,7 @@ out:
 
 /* ---- Receiving ---- */
 
-/* A socket on a channel: a message of so many bytes was received. */
+/* A socket on a channel has received a message of this size. */
 static void recv_seen(struct sock *sk, size_t received)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -236,7 +239,7 @@ static void recv_seen(struct sock *sk, size_t received)
 		WRITE_ONCE(os->streak, streak + 1);
 }
 
-/* Has the call take the next datagram, of whatever size, if that is likely to be small. */
+/* If the next datagram is likely to be small, has the call itself take it, whatever its size. */
 static bool recv_small(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -252,15 +255,15 @@ static bool recv_small(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk)
 	return true;
 }
 
-/* Of a stream nothing is lost where the application's memory is no good. */
+/* Whether a stream loses no data if the application's memory cannot be written. */
 static bool recv_keeps(const struct sock *sk, int flags)
 {
 	return sk->sk_type == SOCK_STREAM && !(flags & RECV_AT_ONCE) && READ_ONCE(sk->sk_peek_off) < 0;
 }
 
 /*
- * Bad addresses are found out when there is something to copy to them, as in Linux: it comes in the call, of a stream
- * by a peek.
+ * As in Linux, bad addresses are detected when there is data to copy. The data comes in the call; a
+ * stream is only peeked at.
  */
 static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk, int *flags)
 {
@@ -276,8 +279,8 @@ static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk,
 }
 
 /*
- * Room for the data: in the call, or the application's pages. A stream's bytes that are only to be dropped (MSG_TRUNC)
- * leave the application's pages alone: there need not even be any.
+ * Room for the data: in the call, or the application's pages. Bytes of a stream that are to be
+ * dropped (MSG_TRUNC) do not use the application's pages, which need not even exist.
  */
 static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk, bool discard, int *flags)
 {
@@ -286,7 +289,7 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 
 	*chunk = msg_data_left(msg);
 	if (*chunk && *chunk <= ONTIME_SMALL && !discard && recv_keeps(sk, *flags)) {
-		/* Up to a page that is no good. */
+		/* Up to a page that cannot be accessed. */
 		*chunk -= fault_in_iov_iter_readable(iter, *chunk);
 		if (!*chunk)
 			return recv_bad_room(sk, rpc, chunk, flags);
@@ -309,7 +312,7 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	return 0;
 }
 
-/* The data of a completed call to where they belong; the iterator is behind them afterwards. */
+/* Copies a completed call's data to their destination, and moves the iterator behind them. */
 static int recv_data(struct ontime_rpc *rpc, struct msghdr *msg, size_t chunk, size_t length, bool discard)
 {
 	const void *from = rpc->gathered ? rpc->gathered : ontime_rpc_in(rpc);
@@ -342,8 +345,9 @@ void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 }
 
 /*
- * A receive that waits needs no look at what is left behind it, as long as nobody polls the socket: that is a system
- * call on the host before the answer. Who begins to poll sees @blind (ready.c), or is seen here.
+ * A receive that waits need not report what is left in the socket, if no thread polls the socket:
+ * that saves a system call on the host before the answer. A thread that begins to poll sees @blind
+ * (ready.c), or is seen here.
  */
 static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 {
@@ -358,8 +362,9 @@ static void recv_blind(struct sock *sk, struct ontime_rpc *rpc)
 }
 
 /*
- * What was read from the error queue is no longer the socket's error: as sock_dequeue_err_skb(). @error is what was
- * pending on the host then, or 0. An error that an event told since is newer, and stays.
+ * An error that was read from the error queue is no longer the socket's error, as in
+ * sock_dequeue_err_skb(). @error was pending on the host at that time, or is 0. An error that an
+ * event reported since is newer, and stays.
  */
 static void recv_error(struct sock *sk, struct ontime_rpc *rpc, int error)
 {
@@ -373,7 +378,7 @@ static void recv_error(struct sock *sk, struct ontime_rpc *rpc, int error)
 		cmpxchg(&sk->sk_err, was, error);
 }
 
-/* One call's worth; the bytes received, as recvmsg(2) counts them. */
+/* Receives what fits into one call; returns the bytes received, as recvmsg(2) counts them. */
 static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_RECV);
@@ -384,7 +389,7 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
-	/* Without room in the application's they show as MSG_CTRUNC. */
+	/* If the application has no room for control messages, it sees MSG_CTRUNC. */
 	if ((msg->msg_control && msg->msg_controllen) || READ_ONCE(ontime_sk(sk)->controls) || flags & MSG_ERRQUEUE)
 		rpc->out.call.control_room = cpu_to_le16(ONTIME_CONTROL_MAX);
 	if (*timeout)
@@ -421,7 +426,7 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 	return result;
 }
 
-/* A peek that has seen what was received ahead sees what came behind it as well. */
+/* A peek at data that was received ahead continues with the data behind them. */
 static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen)
 {
 	long at_once = 0;
@@ -430,7 +435,7 @@ static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen
 	return more > 0 ? seen + more : seen;
 }
 
-/* SIOCGSTAMP, as in sock_recv_cmsgs(); the time is the receiver's. */
+/* SIOCGSTAMP, as in sock_recv_cmsgs(); the time is that of the receive. */
 static void recv_stamp(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -444,12 +449,14 @@ static void recv_stamp(struct sock *sk)
 	WRITE_ONCE(os->stamped, true);
 }
 
-/* SO_PEEK_OFF: the next peek begins behind this one; what was read is not peeked at any more. */
+/*
+ * SO_PEEK_OFF: the next peek begins behind this one; data that were read are not counted any more.
+ */
 static void recv_peeked(struct sock *sk, int flags, int length)
 {
 	s32 offset = READ_ONCE(sk->sk_peek_off), next;
 
-	/* Not under the socket's lock, which SO_PEEK_OFF holds while it asks the host. */
+	/* Without the socket's lock, which SO_PEEK_OFF holds while it asks the host. */
 	do {
 		if (likely(offset < 0))
 			return;
@@ -457,7 +464,7 @@ static void recv_peeked(struct sock *sk, int flags, int length)
 	} while (!try_cmpxchg(&sk->sk_peek_off, &offset, next));
 }
 
-/* A datagram socket tells its error first. */
+/* Receives a datagram. A pending error is reported first. */
 static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *timeout, bool plain)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -466,11 +473,11 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 
 	if (result)
 		return result;
-	/* Nobody waits on a socket that was shut down: what is there is given, then 0. */
+	/* After shutdown() a receive does not wait: it returns what is there, then 0. */
 	if (ended)
 		*timeout = 0;
 	atomic_inc(&os->receivers);
-	/* Before it is seen whether one is posted (ontime_ahead_next()). */
+	/* The count must be visible before the check for a posted receive (ontime_ahead_next()). */
 	smp_mb__after_atomic();
 	WRITE_ONCE(os->waited, false);
 	do {
@@ -492,8 +499,8 @@ static int recv_datagram(struct sock *sk, struct msghdr *msg, int flags, long *t
 }
 
 /*
- * MSG_ERRQUEUE: what send_notice() brought there, in the form of ip_recv_error(). The rest of the
- * queue is the host's.
+ * MSG_ERRQUEUE: a notification of send_notice(), in the form of ip_recv_error(). The rest of the
+ * queue is on the host.
  */
 static bool recv_notice(struct sock *sk, struct msghdr *msg)
 {
@@ -514,7 +521,7 @@ static bool recv_notice(struct sock *sk, struct msghdr *msg)
 	return true;
 }
 
-/* The host has said that a stream has come to its end and all of it was received. */
+/* Whether the host has reported that the stream has ended and all its data was received. */
 static bool recv_at_end(struct sock *sk, int flags)
 {
 	return !(flags & RECV_AT_ONCE) && ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_END && !READ_ONCE(sk->sk_err);
@@ -553,10 +560,13 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		result = received;
 	} else if ((!result || result == -EAGAIN || result == -ENOTCONN) && READ_ONCE(sk->sk_err) &&
 		   !(flags & MSG_ERRQUEUE)) {
-		/* A stream tells its error after its data. An error that another thread took is no end of it. */
+		/*
+		 * A stream reports its error after its data. An error that another thread took is
+		 * not its end.
+		 */
 		result = sock_error(sk) ?: result;
 	}
-	/* io_uring wants to know whether there is more, or the end. */
+	/* io_uring asks whether there is more data, or the end. */
 	if (unlikely(msg->msg_get_inq) && result >= 0)
 		msg->msg_inq = ontime_ahead_holds(ontime_sk(sk)) ||
 			       ontime_sock_ready(ontime_sk(sk)) & (ONTIME_READY_IN | ONTIME_READY_RDHUP);

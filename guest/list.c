@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * /proc/net/ontime: the outsourced sockets of a network namespace, one line each, for every user as /proc/net/tcp is.
- * ontime-ss shows them as ss(8) shows the guest's own sockets.
+ * /proc/net/ontime: the outsourced sockets of a network namespace, one line each, readable by every
+ * user like /proc/net/tcp. ontime-ss shows them as ss(8) shows the guest's own sockets.
  *
- * States, names and queues are the host's. Each is asked for when its line is read, by MAIN's queue: a reader takes no
- * time of a channel's thread.
+ * States, names and queues are those of the host. Each is queried when its line is read, by MAIN's
+ * queue: a reader takes no time of a channel's thread.
  */
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
@@ -15,7 +15,10 @@
 
 #include "ontime.h"
 
-/* What is known here of a socket. A socket that is closed meanwhile has another id: then the host answers -EBADF. */
+/*
+ * What the guest knows of a socket. If the socket is closed meanwhile, its id is not valid: the
+ * host answers -EBADF.
+ */
 struct list_row {
 	u32 id, chan, unread;
 	u16 type, family;
@@ -24,7 +27,7 @@ struct list_row {
 };
 
 struct list_reader {
-	struct seq_net_private net;	/* has to be the first member: seq_file_net() */
+	struct seq_net_private net;	/* must be the first member: seq_file_net() */
 	struct ontime_dev *dev;
 	struct list_row row;
 };
@@ -43,9 +46,9 @@ static const char * const list_states[] = {
 	[TCP_CLOSING] = "CLOSING",
 };
 
-/* ---- What the host says ---- */
+/* ---- Queries to the host ---- */
 
-/* Runs a call about the socket; a negative result, or the call, of which the caller lets go. */
+/* Runs a call about the socket. Returns the call, which the caller puts, or its error. */
 static struct ontime_rpc *list_ask(struct list_reader *reader, u16 op, u32 arg0, u32 arg1, u32 room)
 {
 	struct ontime_rpc *rpc = ontime_rpc_new(reader->dev, 0, op, reader->row.id);
@@ -75,7 +78,7 @@ static u32 list_query(struct list_reader *reader, u32 which)
 	return number;
 }
 
-/* Of an option as much as the host gives; the rest of @value is zeroed. */
+/* Reads an option as far as the host returns it; the rest of @value is zeroed. */
 static void list_option(struct list_reader *reader, int level, int name, void *value, u32 size)
 {
 	struct ontime_rpc *rpc = list_ask(reader, ONTIME_OP_GETOPT, level, name, size);
@@ -87,7 +90,10 @@ static void list_option(struct list_reader *reader, int level, int name, void *v
 	ontime_rpc_put(rpc);
 }
 
-/* A socket without a name has the unspecified one. False where it has none at all, or is gone. */
+/*
+ * Gets a name; without one, the unspecified address. False if the host returns an error, also for a
+ * closed socket.
+ */
 static bool list_name(struct list_reader *reader, u32 which, struct sockaddr_storage *name)
 {
 	struct ontime_rpc *rpc = list_ask(reader, ONTIME_OP_NAME, which, 0, 0);
@@ -117,7 +123,7 @@ static void list_show(struct seq_file *seq, struct list_reader *reader)
 	if (stream)
 		list_option(reader, SOL_TCP, TCP_INFO, &info, sizeof(info));
 	if (stream && info.tcpi_state == TCP_LISTEN) {
-		/* Connections that wait to be accepted, and how many may. */
+		/* Connections that wait to be accepted, and the limit of these. */
 		state = TCP_LISTEN;
 		received = info.tcpi_unacked;
 		sent = info.tcpi_sacked;
@@ -141,7 +147,10 @@ static void list_show(struct seq_file *seq, struct list_reader *reader)
 
 /* ---- The file ---- */
 
-/* The next socket of the file's network namespace whose index is @index or more; NULL where there is none. */
+/*
+ * The next socket of the file's network namespace with an index of at least @index; NULL if there
+ * is none.
+ */
 static struct list_reader *list_find(struct seq_file *seq, unsigned long index, loff_t *pos)
 {
 	struct list_reader *reader = seq->private;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The guest's side of Ontime: sockets that the host's network stack executes, deadlines that its scheduler guarantees.
+ * The guest's part of Ontime: sockets that the host's network stack serves, deadlines that its
+ * scheduler guarantees.
  */
 #include <linux/module.h>
 

@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What the module's parts share. The contract with the device process is ../abi/ontime_abi.h.
+ * Declarations that the module's files share. The contract with the device process is
+ * ../abi/ontime_abi.h.
  *
- *   steer.c  which new sockets come here
- *   proto.c  the protocols of AF_INET and AF_INET6 that they are made of
- *   sock.c   the life of a socket: names, connections, its end
- *   ready.c  readiness: reports of the device, poll
- *   io.c     sending and receiving
- *   ahead.c  the next small message, received before it is asked for
- *   opt.c    options and ioctls
- *   filter.c socket filters of datagram sockets
- *   list.c   /proc/net/ontime
- *   rpc.c    calls to the device process
- *   idle.c   the idle loop that looks at the queues, and what the host is told of the vCPU
- *   wake.c   the interrupt that only ends a halt
- *   queue.c  what the device has used: completed calls, events
- *   dl.c     deadline tasks: registered and placed (place.h: where they go); dl_host.c: their bandwidth asked of the
- *   host; dl_next.c: their
- *            next deadlines published; dl_stray.c: those that are moved
- *   steal.c  stolen time is not charged to them
- *   watch.c  a device that does not answer any more
- *   dev.c    the virtio devices, their coming and going
+ *   steer.c     which new sockets are outsourced
+ *   proto.c     their protocols for AF_INET and AF_INET6
+ *   sock.c      sockets: creation, names, connections, release
+ *   ready.c     readiness: the device's reports, poll
+ *   io.c        sending and receiving
+ *   ahead.c     receiving the next small message before the application asks for it
+ *   opt.c       options and ioctls
+ *   filter.c    socket filters of datagram sockets
+ *   list.c      /proc/net/ontime
+ *   rpc.c       calls to the device process
+ *   idle.c      the idle loop that checks the queues, and the vCPU word that the host reads
+ *   wake.c      the interrupt that only ends a halt
+ *   queue.c     used buffers: completed calls, events
+ *   dl.c        deadline tasks: registered and placed on vCPUs (place.h)
+ *   dl_host.c   their bandwidth requested from the host
+ *   dl_next.c   their next deadlines published
+ *   dl_stray.c  deadline tasks that were moved off their vCPU
+ *   steal.c     stolen time is not charged to deadline tasks
+ *   watch.c     detects a device that does not answer any more
+ *   dev.c       the virtio devices: probe and remove
  */
 #ifndef ONTIME_H
 #define ONTIME_H
@@ -58,27 +60,31 @@
 #define sockaddr_unsized sockaddr
 #endif
 
-/* The protocol number of steered sockets: for experiments (RFC 3692), registered beside TCP and UDP. */
+/*
+ * Protocol number of steered sockets: one for experiments (RFC 3692), registered beside TCP and
+ * UDP.
+ */
 #define ONTIME_PROTOCOL 253
 
-/* Bytes of a message that travel in the call itself; larger ones are read and written in the caller's pages. */
+/* Limit for messages that travel in the call itself, bytes; larger ones use the caller's pages. */
 #define ONTIME_SMALL 1536
-/* After so many in a row, the next one received is taken for small as well. */
+/* After this many small messages in a row, the next one is expected to be small. */
 #define ONTIME_STREAK 4
-/* After a datagram that was there already, so many receives may wait before the next is no longer received ahead. */
+/* Receiving ahead of datagrams stops after this many receives in a row that found no datagram. */
 #define ONTIME_BUSY 8
-/* Pages and bytes of the caller's memory in one call. */
+/* Limits for the caller's memory in one call: pages and bytes. */
 #define ONTIME_CHUNK_PAGES 256
 #define ONTIME_CHUNK_BYTES (ONTIME_CHUNK_PAGES << 10)
 
-/* "Make the call again", within the module; no errno that a host gives. */
+/* "Repeat the call", within the module; not an errno of a host. */
 #define ONTIME_AGAIN ERESTARTNOINTR
 
 /* ---- dev.c ---- */
 
 /*
- * One virtio device: a channel. Channel 0 is MAIN's and takes every call; the others each belong to a vCPU and take
- * those of the sockets that were moved there. It lives until the last call on it has gone.
+ * One virtio device: a channel. Channel 0 belongs to MAIN and takes every call. Each other channel
+ * belongs to a vCPU and takes the calls of sockets that were moved there. The structure lives until
+ * the last call on it is freed.
  */
 struct ontime_chan {
 	struct kref ref;
@@ -90,50 +96,50 @@ struct ontime_chan {
 	struct virtqueue *callq, *eventq;
 	struct ontime_event *events;
 	atomic_t waiting;		/* calls that wait in the device */
-	wait_queue_head_t room;		/* for callers that found the queue full */
+	wait_queue_head_t room;		/* callers that found the queue full */
 
-	spinlock_t lock;		/* the rest, and the queues */
+	spinlock_t lock;		/* protects the members below and the queues */
 	bool up;
-	bool restarting;		/* the device process was restarted: it is being set up anew */
-	bool silent;			/* it does not answer: watch.c */
-	bool quiet;			/* the call queue holds calls that no doorbell told of */
+	bool restarting;		/* the device process was restarted; setup is in progress */
+	bool silent;			/* the device does not answer: watch.c */
+	bool quiet;			/* the call queue holds calls without a doorbell */
 	bool hints;			/* ONTIME_F_HINTS */
 	bool urgent;			/* real-time threads wait for its interrupt */
 	unsigned int sleepers;		/* callers that need an interrupt, and receives ahead */
 	unsigned int in_flight;
 	struct list_head calls;
-	struct list_head idle;		/* receives ahead that nobody waits for, the oldest first */
-	u64 aheads;			/* how often a receive ahead was posted or refused */
-	u16 seen[ONTIME_VQS_CHANNEL];	/* how far the queues were taken */
+	struct list_head idle;		/* receives ahead that no caller waits for, the oldest first */
+	u64 aheads;			/* how many receives ahead were posted or refused */
+	u16 seen[ONTIME_VQS_CHANNEL];	/* used indices up to which buffers were taken */
 
-	/* MAIN's. */
+	/* Only in MAIN's channel. */
 	struct virtqueue *controlq;
 	struct ontime_dev *dev;
 	bool deadlines;			/* ONTIME_F_DEADLINE */
 	struct delayed_work watch;
-	struct ontime_rpc *ping;	/* asked, and not known to be answered */
-	unsigned long asked;		/* jiffies */
+	struct ontime_rpc *ping;	/* not known to be answered */
+	unsigned long asked;		/* time of the ping, jiffies */
 
-	/* Waking the idle loop, while bound: idle.c. */
-	bool wake, bound;		/* the host asks for it; it is so */
+	/* Waking the idle loop, while bound to a vCPU: idle.c. */
+	bool wake, bound;		/* the host requests it; it is in effect */
 	unsigned int cpu;
-	u32 running;			/* the word of the thread that runs there */
+	u32 running;			/* vCPU word of the thread that runs there */
 	struct ontime_vcpu *word;
 	struct irq_work look;
 	struct task_struct *thread;	/* PREEMPT_RT */
 };
 
-/* What the VM has of one device process: from MAIN's probe until the last socket has gone. */
+/* The VM's view of one device process: from MAIN's probe until the last socket is gone. */
 struct ontime_dev {
 	struct kref ref;
 	struct rcu_head rcu;
 	u64 generation;
 	u32 sockets_max;
 	struct ida indices;		/* of sockets, until the device has closed them */
-	atomic_t used;			/* how many */
+	atomic_t used;			/* number of indices in use */
 	struct xarray socks;		/* index -> struct ontime_sock, for events */
-	atomic_t socket_generation;	/* of socket ids */
-	/* The host's default buffer sizes of STREAM and DGRAM sockets; 0: not asked yet. */
+	atomic_t socket_generation;	/* part of socket ids */
+	/* The host's default buffer sizes for STREAM and DGRAM sockets; 0: not queried yet. */
 	int sndbuf[2], rcvbuf[2];
 };
 
@@ -176,43 +182,46 @@ void ontime_irq_first(struct ontime_chan *chan);
 
 /* ---- rpc.c ---- */
 
-/* What the device writes; control messages, then small data, in the body. */
+/* The device's answer: in the body control messages, then small data. */
 struct ontime_reply {
 	struct ontime_done done;
 	u8 body[];
 };
 
-/* One call: it belongs to its caller and, while in flight, to the queue. Its memory is made once and used for many. */
+/*
+ * One call. It belongs to its caller and, while in flight, also to the queue. Its memory is
+ * initialized once and reused.
+ */
 struct ontime_rpc {
 	refcount_t refs;
 	struct ontime_chan *chan;
 	struct ontime_dev *dev;
 	struct list_head link;
-	struct list_head idle_link;	/* in chan->idle, or in none */
+	struct list_head idle_link;	/* in chan->idle, or empty */
 	struct work_struct free_work;
 	struct scatterlist out_sg, in_sg;
-	struct ontime_reply *in;	/* what the device writes: in_own, or of more pages */
-	u32 in_max;			/* small data that it takes */
-	/* Of one use: zeroed before it. */
+	struct ontime_reply *in;	/* the answer: in_own, or a larger allocation */
+	u32 in_max;			/* room for small data, bytes */
+	/* For one use; zeroed before each. */
 	struct_group(use,
-		bool done;		/* the rest of what it gives is there; its caller may let go of it */
-		struct task_struct *sleeper;/* its caller, asleep: with the channel's lock */
-		int closes;		/* the socket index that this call gives back, or -1 */
-		u32 abandoned;		/* ACCEPT: the new socket, if its caller left before there was an answer */
+		bool done;		/* the result is complete; the caller may free the call */
+		struct task_struct *sleeper;/* the sleeping caller; with the channel's lock */
+		int closes;		/* the socket index that is free after this call, or -1 */
+		u32 abandoned;		/* ACCEPT: the new socket, if the caller left before the answer */
 		s32 result;
-		bool control;		/* for the control queue */
-		bool ahead;		/* a receive that nobody waits for: ahead.c */
-		u64 posted;		/* chan->aheads then */
-		bool quiet;		/* another call that needs no doorbell of its own */
-		bool answered;		/* by the device: in->done holds something */
-		bool lost;		/* its caller was told that no answer will come; the queue keeps it */
+		bool control;		/* goes to the control queue */
+		bool ahead;		/* a receive ahead, which no caller waits for: ahead.c */
+		u64 posted;		/* chan->aheads when it was posted */
+		bool quiet;		/* needs no doorbell of its own */
+		bool answered;		/* by the device: in->done is valid */
+		bool lost;		/* the caller got an error without an answer; still in the queue */
 		/* The caller's pages, for large transfers. */
 		struct sg_table pages;
 		bool pinned, dirty;	/* user pages; written by the device */
-		void *gathered;		/* or a copy of what is not pinned, or in more pieces than a call takes */
+		void *gathered;		/* a copy, of memory that cannot be pinned or is too scattered */
 		u32 out_small, in_small;/* bytes of small data */
 	);
-	/* What the device reads, and what it writes, if that is small. The bodies are not zeroed. */
+	/* What the device reads; and its answer, if that is small. The bodies are not zeroed. */
 	struct {
 		struct ontime_call call;
 		u8 body[ONTIME_CONTROL_MAX + ONTIME_SMALL];
@@ -253,8 +262,8 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result);
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id);
 
 /*
- * How urgent a thread is, as the host counts: 0 a normal one, 1 to 99 a real-time one, a deadline one
- * as the highest of these.
+ * Urgency of a thread in the host's scale: 0 for a normal thread, 1 to 99 for a real-time thread; a
+ * deadline thread counts as 99.
  */
 static inline u32 ontime_prio(const struct task_struct *task)
 {
@@ -266,7 +275,7 @@ static inline bool ontime_rpc_done(const struct ontime_rpc *rpc)
 	return smp_load_acquire(&rpc->done);
 }
 
-/* The bytes behind the control messages, where small data begin. */
+/* The small data, which follow the control messages. */
 static inline u8 *ontime_rpc_out(struct ontime_rpc *rpc)
 {
 	return rpc->out.body + le16_to_cpu(rpc->out.call.control_len);
@@ -280,8 +289,8 @@ static inline u8 *ontime_rpc_in(struct ontime_rpc *rpc)
 /* ---- proto.c ---- */
 
 /*
- * The kernel takes a socket that says IPPROTO_TCP for a tcp_sock, and one that says IPPROTO_UDP for a udp_sock: both
- * are there, zeroed.
+ * The kernel treats a socket with IPPROTO_TCP as a tcp_sock, and one with IPPROTO_UDP as a
+ * udp_sock. So both are here, zeroed.
  */
 struct ontime_sock {
 	union {
@@ -290,31 +299,34 @@ struct ontime_sock {
 	};
 	struct ontime_dev *dev;
 	u32 id;
-	u32 chan;			/* the channel its calls go to */
-	u32 wanted;			/* the channel of the thread that it was moved for, or 0 */
+	u32 chan;			/* the channel for its calls */
+	u32 wanted;			/* the channel of the vCPU that it was moved for, or 0 */
 	atomic64_t ready;		/* sequence number << 32 | ONTIME_READY_* */
-	u32 error_seq;			/* sequence number of the last event with an error; 0: there was none */
-	bool dead;			/* its device has gone */
+	u32 error_seq;			/* sequence number of the last event with an error; 0: none */
+	bool dead;			/* its device is gone */
 	bool abort;			/* close with a reset */
-	bool polled;			/* somebody asked how ready it is */
-	bool blind;			/* reports may say IN too much: a receive left that out, as nobody had asked */
-	bool controls;			/* what is received may come with control messages */
-	bool stamped;			/* something was received: SIOCGSTAMP has an answer */
-	struct ontime_rpc *spare[2];	/* calls of its channel that are over, for the next ones */
+	bool polled;			/* its readiness was asked for */
+	bool blind;			/* reports may say IN wrongly: a receive skipped that check */
+	bool controls;			/* received messages may come with control messages */
+	bool stamped;			/* a message was received: SIOCGSTAMP has an answer */
+	struct ontime_rpc *spare[2];	/* completed calls of its channel, for reuse */
 	u32 streak;			/* small messages received in a row */
-	atomic_t receivers;		/* of datagrams, at it now; and whether the last one waited */
+	atomic_t receivers;		/* receives of datagrams in progress; whether the last one waited */
 	bool waited;
-	u32 busy;			/* receives ahead of datagrams, until one finds something there again */
+	u32 busy;			/* receives ahead left until a datagram is found at once again */
 	/* The receive posted ahead: ahead.c. */
 	struct mutex ahead_lock;
 	struct ontime_rpc *ahead;
 	u32 ahead_state;
 	u32 ahead_at;			/* bytes of it that were read */
-	u64 ahead_refused;		/* chan->aheads when there was no place for it last */
+	u64 ahead_refused;		/* chan->aheads when a receive ahead was refused last */
 	bool ahead_off;
-	bool told;			/* an error event has come since the last attempt to connect began */
+	bool told;			/* an error event has come since the last connect began */
 	struct work_struct urgent;	/* SIGURG: ready.c */
-	/* Of a stream: the host's socket begins or ends to listen, and sk_state with it. Of datagrams: filter.c fetches. */
+	/*
+	 * Of a stream: held while the host's socket and sk_state begin or end to listen. Of
+	 * datagrams: while filter.c fetches.
+	 */
 	struct mutex call_lock;
 	u16 peer_len, local_len;
 	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
@@ -373,7 +385,10 @@ static inline u32 ontime_sock_ready(struct ontime_sock *os)
 	return (u32)atomic64_read(&os->ready);
 }
 
-/* Keeps an error that an answer told, for the next call. One that is pending may be a newer event's: it stays. */
+/*
+ * Keeps an error from an answer for the next call. A pending error stays: a newer event may have
+ * set it.
+ */
 static inline void ontime_sock_keep_error(struct sock *sk, int error)
 {
 	cmpxchg(&sk->sk_err, 0, error);

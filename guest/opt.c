@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Options and ioctls. The host's socket has them; what the kernel answers for itself (all of SOL_SOCKET) is mirrored in
- * struct sock once the host has agreed.
+ * Options and ioctls. The host socket has the options. Those that the kernel answers itself (all of
+ * SOL_SOCKET) are copied into struct sock when the host has accepted them.
  */
 #include <linux/capability.h>
 #include <linux/compat.h>
@@ -15,7 +15,7 @@
 
 #include "ontime.h"
 
-/* Bytes of an option's value. */
+/* The longest value of an option, bytes. */
 #define OPTION_MAX (ONTIME_CONTROL_MAX + ONTIME_SMALL)
 
 /* A call about an option, with @value. */
@@ -32,7 +32,7 @@ static struct ontime_rpc *option_rpc(struct sock *sk, u16 op, int level, int nam
 	return rpc;
 }
 
-/* What getsockopt(2) gives, into @value; its length. */
+/* Writes what getsockopt(2) returns on the host into @value; returns its length. */
 static int host_getsockopt(struct sock *sk, int level, int name, void *value, unsigned int length)
 {
 	struct ontime_rpc *rpc = option_rpc(sk, ONTIME_OP_GETOPT, level, name, value, length);
@@ -70,7 +70,7 @@ static void mirror_buffers(struct sock *sk)
 		WRITE_ONCE(sk->sk_rcvbuf, size);
 }
 
-/* A new socket's buffer sizes are the host's, asked for once. */
+/* A new socket's buffer sizes are the host's defaults, which are queried once. */
 void ontime_opt_defaults(struct sock *sk)
 {
 	struct ontime_dev *dev = ontime_sk(sk)->dev;
@@ -86,8 +86,9 @@ void ontime_opt_defaults(struct sock *sk)
 }
 
 /*
- * What the guest's kernel demands of a caller; the host's knows only the device process. The network is the VM's, so
- * the rights count that the caller has in the initial user namespace.
+ * Checks the caller's capabilities as the guest's kernel would; the host's kernel sees only the
+ * device process. The network belongs to the VM, so capabilities in the initial user namespace
+ * count.
  */
 static int opt_permitted(int name, int value)
 {
@@ -106,7 +107,7 @@ static int opt_permitted(int name, int value)
 	}
 }
 
-/* Not by the kernel's own function: it would have the guest stamp packets that it never sees. */
+/* Not by sock_setsockopt(): that would enable timestamps for the guest's own packets. */
 static void mirror_timestamp(struct sock *sk, int name, int value)
 {
 	bool ns = name == SO_TIMESTAMPNS_OLD || name == SO_TIMESTAMPNS_NEW;
@@ -149,12 +150,14 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_BUSY_POLL:
 	case SO_PREFER_BUSY_POLL:
 	case SO_BUSY_POLL_BUDGET:
-		/* Hints, and marks of what this kernel's own network gives: the host's socket has no use for them. */
+		/*
+		 * Hints, and options about the guest's own network stack: not for the host socket.
+		 */
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
 	case SO_PEEK_OFF:
-		/* By ontime_set_peek_off(). */
+		/* By way of ontime_set_peek_off(). */
 	case SO_ZEROCOPY:
-		/* For send_notice(): the data are copied. */
+		/* For send_notice(): the data is copied. */
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
 	case SO_TYPE:
 	case SO_PROTOCOL:
@@ -163,7 +166,7 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return -ENOPROTOOPT;
 	case SO_ATTACH_FILTER:
 	case SO_ATTACH_BPF:
-		/* Of a stream a filter sees segments, which only the host has. */
+		/* A filter of a stream would see segments, which only the host has. */
 		if (sk->sk_type != SOCK_DGRAM)
 			return -EOPNOTSUPP;
 		ontime_ahead_never(sk);
@@ -174,11 +177,11 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return sk->sk_reuseport ? -ENOENT : -EINVAL;
 	case SO_ATTACH_REUSEPORT_CBPF:
 	case SO_ATTACH_REUSEPORT_EBPF:
-		/* Which socket of a port receives is the host's choice. */
+		/* The host chooses which socket of a port receives. */
 		return -EOPNOTSUPP;
 	}
 	err = opt_permitted(name, number);
-	/* Neither goes beyond what the host's policy allows. */
+	/* FORCE does not go beyond the host's policy. */
 	if (!err)
 		err = host_setsockopt(sk, SOL_SOCKET, name == SO_SNDBUFFORCE ? SO_SNDBUF :
 				      name == SO_RCVBUFFORCE ? SO_RCVBUF : name, value, length);
@@ -220,7 +223,7 @@ static bool opt_among(const struct opt_name *options, unsigned int count, int le
 	return false;
 }
 
-/* Options that say when a receive returns and where it begins. */
+/* Options that affect when a receive returns and where it begins. */
 static bool opt_of_receiving(int level, int name)
 {
 	static const struct opt_name options[] = {
@@ -230,7 +233,7 @@ static bool opt_of_receiving(int level, int name)
 	return opt_among(options, ARRAY_SIZE(options), level, name);
 }
 
-/* Options by which control messages come with what is received. */
+/* Options that add control messages to received data. */
 static bool opt_of_control(int level, int name)
 {
 	static const struct opt_name options[] = {
@@ -254,8 +257,9 @@ static bool opt_of_control(int level, int name)
 }
 
 /*
- * SO_PEEK_OFF, from sock_setsockopt(). A peek does not begin at a message that came ahead. Without the host's agreement
- * it stays as it was; as in Linux it is kept here, too, where the application reads it.
+ * SO_PEEK_OFF, called by sock_setsockopt(). Such a peek must not begin at a message that was
+ * received ahead. If the host refuses, the value stays. As in Linux the value is kept here too,
+ * where the application reads it.
  */
 int ontime_set_peek_off(struct sock *sk, int value)
 {
@@ -264,7 +268,10 @@ int ontime_set_peek_off(struct sock *sk, int value)
 	return err ? err : sk_set_peek_off(sk, value);
 }
 
-/* What an option is refused with that the host does not take: callers without the right for it learn that first. */
+/*
+ * The error for an option that the host does not accept: callers without the needed capability get
+ * EPERM, as in Linux.
+ */
 static int opt_refused(struct sock *sk, int level, int name)
 {
 	static const struct opt_name privileged[] = {
@@ -282,8 +289,8 @@ static int opt_refused(struct sock *sk, int level, int name)
 }
 
 /*
- * A connect() that waits for data needs a cookie of the peer; without one Linux connects at once, as
- * the host's socket does.
+ * TCP_FASTOPEN_CONNECT: a connect() that waits for data needs the peer's cookie. Without one Linux
+ * connects at once, as the host socket does.
  */
 static bool opt_fastopen_connect(const struct sock *sk, int level, int name)
 {
@@ -320,7 +327,7 @@ static int opt_get(struct sock *sk, int level, int name, void *value, unsigned i
 	return length;
 }
 
-/* Of TCP's options: the kernel looks at the length before it looks at the name. */
+/* Of TCP's options: for these the kernel checks the length before the name. */
 static bool opt_is_number(int name)
 {
 	return name != TCP_CONGESTION && name != TCP_ULP && name != TCP_FASTOPEN_KEY;
@@ -333,7 +340,7 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 
 	if (level == SOL_TCP && sock->sk->sk_type == SOCK_STREAM && length < sizeof(int) && opt_is_number(name))
 		return -EINVAL;
-	/* No option that is passed on is longer: what is behind it the kernel does not read either. */
+	/* No option that is passed on is longer; the kernel does not read further either. */
 	length = min_t(unsigned int, length, OPTION_MAX);
 	if (length > sizeof(small)) {
 		copy = kmalloc(length, GFP_KERNEL);
@@ -357,14 +364,14 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 	return err == -ENOPROTOOPT ? opt_refused(sock->sk, level, name) : err;
 }
 
-/* All levels but SOL_SOCKET, which the kernel answers from struct sock. */
+/* All levels except SOL_SOCKET, which the kernel answers from struct sock. */
 int ontime_getsockopt(struct socket *sock, int level, int name, char __user *value, int __user *length)
 {
 	struct sock *sk = sock->sk;
 	int size, result;
 	u8 *copy;
 
-	/* As ip_getsockopt() says it; the host does not know which family's socket is asked. */
+	/* As in ip_getsockopt(); the host does not know the socket's family. */
 	if (sk->sk_family == AF_INET && level != IPPROTO_IP && level != sk->sk_protocol)
 		return -EOPNOTSUPP;
 	if (get_user(size, length))
@@ -375,7 +382,7 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	copy = kzalloc(max(size, 1), GFP_KERNEL);
 	if (!copy)
 		return -ENOMEM;
-	/* Some options ask with what stands there. */
+	/* Some options have an argument in the buffer. */
 	result = copy_from_user(copy, value, size) ? -EFAULT : opt_get(sk, level, name, copy, size);
 	if (result >= 0) {
 		size = min(result, size);
@@ -385,7 +392,10 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	return result;
 }
 
-/* What was received ahead is unread as well, and before the mark; of datagrams the first counts alone. */
+/*
+ * Data that was received ahead is unread too, and before the mark. For datagrams only the first one
+ * counts.
+ */
 static int opt_query(struct sock *sk, u32 which)
 {
 	bool filtered = which == ONTIME_QUERY_INQ && ontime_filtered(sk);
@@ -412,7 +422,7 @@ static int opt_query_user(struct socket *sock, u32 which, int __user *number)
 	return result < 0 ? result : put_user(result, number);
 }
 
-/* From io_uring (SOCKET_URING_OP_SIOCINQ, _SIOCOUTQ). */
+/* Called by io_uring (SOCKET_URING_OP_SIOCINQ, _SIOCOUTQ). */
 int ontime_sk_ioctl(struct sock *sk, int cmd, int *number)
 {
 	int result;
@@ -426,7 +436,7 @@ int ontime_sk_ioctl(struct sock *sk, int cmd, int *number)
 	return 0;
 }
 
-/* Interfaces and routes are the guest's own. */
+/* Ioctls about interfaces and routes refer to the guest's own network. */
 int ontime_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg)
 {
 	int __user *number = (int __user *)arg;

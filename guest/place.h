@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Which vCPU a deadline task goes to, and what a vCPU then needs of the host (RTVirt, section 3.2): partitioned EDF by
- * best fit; all tasks placed anew where the bandwidth that is left lies in pieces. Pure: it is tested as a program too
- * (tests/place.c).
+ * On which vCPU a deadline task is placed, and what that vCPU then needs from the host (RTVirt,
+ * section 3.2): partitioned EDF with best fit; if the free bandwidth is fragmented, all tasks are
+ * placed anew. Pure: it is also tested as a program (tests/place.c).
  *
- * Bandwidth is in 1 / 2^20 of a CPU, rounded up. Times are ns, periods at most ONTIME_BW_PERIOD_MAX, so that
- * the product of two fits 64 bits.
+ * Bandwidth is in 1 / 2^20 of a CPU, rounded up. Times are ns, periods at most
+ * ONTIME_BW_PERIOD_MAX, so that the product of two fits 64 bits.
  */
 #ifndef ONTIME_PLACE_H
 #define ONTIME_PLACE_H
@@ -13,14 +13,17 @@
 #include "ontime_abi.h"
 
 #define PLACE_ONE (1u << 20)
-/* What deadline tasks may have of a vCPU: what the kernel's own admission leaves them (sched_rt_runtime_us). */
+/*
+ * The most that deadline tasks may have of a vCPU: what the kernel's own admission allows
+ * (sched_rt_runtime_us).
+ */
 #define PLACE_ROOM (PLACE_ONE / 20 * 19)
 #define PLACE_NONE (~0u)
 
 struct place_task {
 	unsigned long long runtime, period;
-	unsigned long long allowed;	/* the vCPUs it may have, a bit each */
-	unsigned int vcpu;		/* PLACE_NONE: nowhere yet */
+	unsigned long long allowed;	/* the vCPUs that it may have, a bit each */
+	unsigned int vcpu;		/* PLACE_NONE: not placed yet */
 };
 
 struct place_need {
@@ -43,8 +46,8 @@ static inline unsigned int place_load(const struct place_task *tasks, unsigned i
 }
 
 /*
- * The fullest vCPU of @usable (a bit each) that @task may have and that has room for it; of equally
- * full ones the lowest.
+ * The fullest vCPU of @usable (a bit each) that @task may have and that has room for it; among
+ * equally full ones the lowest.
  */
 static inline unsigned int place_best(const struct place_task *tasks, unsigned int count, unsigned long long usable,
 				      const struct place_task *task)
@@ -66,7 +69,10 @@ static inline unsigned int place_best(const struct place_task *tasks, unsigned i
 	return best;
 }
 
-/* Places all anew, the largest first. 0 where one does not fit: then nothing is known of where they are. */
+/*
+ * Places all tasks anew, the largest first. Returns 0 if one does not fit; then their vcpu members
+ * are not valid.
+ */
 static inline int place_all(struct place_task *tasks, unsigned int count, unsigned long long usable)
 {
 	unsigned int done, i;
@@ -87,7 +93,10 @@ static inline int place_all(struct place_task *tasks, unsigned int count, unsign
 	return 1;
 }
 
-/* What the host is asked for: the sum of all shares within the shortest period (section 3.2). */
+/*
+ * What the host is asked for: the sum of the tasks' bandwidths, in the shortest of their periods
+ * (section 3.2).
+ */
 static inline struct place_need place_need(const struct place_task *tasks, unsigned int count, unsigned int vcpu)
 {
 	struct place_need need = { 0, 0 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The protocols of AF_INET and AF_INET6 that steered sockets are made of.
+ * The protocols for AF_INET and AF_INET6 to which steered sockets belong.
  *
- * Their sockets say IPPROTO_TCP or IPPROTO_UDP from then on, as the application expects.
+ * After creation such a socket has IPPROTO_TCP or IPPROTO_UDP, as the application expects.
  */
 #include <linux/module.h>
 #include <net/inet_common.h>
@@ -11,7 +11,7 @@
 
 #include "ontime.h"
 
-/* sk_common_release() calls it: these sockets are in no hash table. */
+/* Called by sk_common_release(); these sockets are in no hash table. */
 static void ontime_unhash(struct sock *sk)
 {
 }
@@ -84,7 +84,7 @@ static struct inet_protosw ontime6_sw[] = {
 	ONTIME_SW(SOCK_DGRAM, &ontime6_prot, &ontime6_dgram_ops),
 };
 
-/* What an accepted socket takes over from the one that listened, in the mirror of its options. */
+/* Copies what an accepted socket inherits from its listener, in the guest's copy of the options. */
 static void sk_inherit(struct sock *sk, const struct sock *parent)
 {
 	static const enum sock_flags flags[] = {
@@ -109,7 +109,10 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	ontime_sk(sk)->controls = ontime_sk(parent)->controls;
 }
 
-/* A socket for accept(2), without a host socket yet; grafted onto its struct socket when there is one. */
+/*
+ * A socket for accept(2), without a host socket yet. It is grafted onto its struct socket when
+ * there is a connection.
+ */
 struct sock *ontime_sk_child(struct sock *parent)
 {
 	struct sock *sk = sk_alloc(sock_net(parent), parent->sk_family, GFP_KERNEL, parent->sk_prot, 0);

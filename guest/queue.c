@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * What the device has used: completed calls and events. Whoever looks first takes all of it: a caller after it has
- * rung, a waiter before it sleeps, the interrupt.
+ * Used buffers: completed calls and events. The first context that checks a queue takes all of
+ * them: a caller after it has rung the doorbell, a waiter before it sleeps, or the interrupt.
  */
 #include <linux/slab.h>
 #include <linux/virtio_ring.h>
@@ -31,8 +31,8 @@ int ontime_post_events(struct ontime_chan *chan)
 }
 
 /*
- * Asks for an interrupt at the next used buffer, and notes how far the queue was taken; true where
- * there is one already.
+ * Enables the interrupt for the next used buffer, and notes how far the queue was taken. True if
+ * there is a used buffer already.
  */
 bool ontime_rearm(struct ontime_chan *chan, struct virtqueue *vq, unsigned int index)
 {
@@ -43,8 +43,8 @@ bool ontime_rearm(struct ontime_chan *chan, struct virtqueue *vq, unsigned int i
 }
 
 /*
- * Takes one event out of the queue and gives its buffer back. False where there is none, and the next
- * one interrupts.
+ * Takes one event out of the queue and returns its buffer to the device. False if there is none;
+ * then the next one interrupts.
  */
 static bool next_event(struct ontime_chan *chan, struct ontime_event *event)
 {
@@ -63,7 +63,7 @@ static bool next_event(struct ontime_chan *chan, struct ontime_event *event)
 		post_event(chan, buffer);
 		virtqueue_kick(chan->eventq);
 	} else if (chan->up && ontime_rearm(chan, chan->eventq, ONTIME_VQ_EVENT)) {
-		/* One came in between: it is looked at next. */
+		/* An event came in between: the next call takes it. */
 		got = true;
 		event->type = 0;
 	}
@@ -72,8 +72,9 @@ static bool next_event(struct ontime_chan *chan, struct ontime_event *event)
 }
 
 /*
- * Each look that finds nothing more notes how far the queue was taken and asks for an interrupt: then there is nothing
- * to do unless the device has gone on since. The queue is there for as long as readers of RCU see it up.
+ * A check that finds nothing more notes how far the queue was taken, and enables the interrupt.
+ * After that there is nothing to do until the device has used more buffers. The queue exists while
+ * RCU readers see chan->up.
  */
 static void reap_events(struct ontime_chan *chan)
 {
@@ -96,7 +97,10 @@ static void reap_events(struct ontime_chan *chan)
 	rcu_read_unlock();
 }
 
-/* With chan->lock. Receives ahead are put into @ahead, held: their sockets' waiters are woken without the lock. */
+/*
+ * With chan->lock. Adds receives ahead to @ahead, with a reference: their waiters are woken without
+ * the lock.
+ */
 static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
 {
 	struct ontime_rpc *rpc;
@@ -105,7 +109,7 @@ static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
 
 	while ((rpc = virtqueue_get_buf(vq, &length))) {
 		any = true;
-		/* Once it is completed any other may be gone, or in use again. */
+		/* After completion, a call that is not held may be freed or reused. */
 		held = rpc->ahead;
 		if (held)
 			refcount_inc(&rpc->refs);
@@ -117,7 +121,7 @@ static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
 	return any;
 }
 
-/* Takes what the device has used, events first. From any context. */
+/* Takes all used buffers, events first. May be called in any context. */
 void ontime_reap(struct ontime_chan *chan)
 {
 	struct ontime_rpc *rpc, *next;
@@ -141,7 +145,10 @@ void ontime_reap(struct ontime_chan *chan)
 	spin_unlock_irqrestore(&chan->lock, flags);
 	if (!freed)
 		return;
-	/* An error that the host told before it completed a call is known before its caller goes on. */
+	/*
+	 * An error that the host reported before it completed a call must be known before the
+	 * caller goes on.
+	 */
 	reap_events(chan);
 	list_for_each_entry_safe(rpc, next, &ahead, link) {
 		list_del_init(&rpc->link);
@@ -153,8 +160,8 @@ void ontime_reap(struct ontime_chan *chan)
 }
 
 /*
- * The device does not answer. It may still have what it was given: callers are told, but calls and their pages stay the
- * queue's until the device is reset.
+ * The device does not answer, but may still use what it was given. Callers get an error; calls and
+ * their pages stay in the queue until the device is reset.
  */
 void ontime_chan_silence(struct ontime_chan *chan)
 {
@@ -173,7 +180,7 @@ void ontime_chan_silence(struct ontime_chan *chan)
 	wake_up_all(&chan->room);
 }
 
-/* Whether one that was silent has answered after all. */
+/* Whether a silent device has answered after all. */
 bool ontime_chan_answers(struct ontime_chan *main)
 {
 	bool answers;
@@ -184,7 +191,7 @@ bool ontime_chan_answers(struct ontime_chan *main)
 	return answers;
 }
 
-/* The device is reset and has nothing any more: what was in flight ends with an error. */
+/* The device is reset and has no buffers any more: all calls in flight end with an error. */
 void ontime_chan_fail(struct ontime_chan *chan)
 {
 	struct ontime_rpc *rpc, *next;

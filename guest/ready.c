@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Readiness: what the device last reported of a socket, and who is woken by it.
+ * Readiness of sockets: the last report of the device, and the threads that it wakes.
  *
- * Reports come as events and with every completed call, in no order with each other: a sequence number says which is
- * newer. Each is the whole state.
+ * Reports come as events and with every completed call, in no order among each other; sequence
+ * numbers show which is newer. Each report is the whole state.
  */
 #include <linux/poll.h>
 #include <linux/sched/signal.h>
@@ -38,8 +38,8 @@ static void sock_wake(struct sock *sk, u32 ready)
 }
 
 /*
- * SIGURG, to the process that F_SETOWN names. The socket's file is there as long as the lock is held and the socket has
- * not been orphaned.
+ * Sends SIGURG to the process of F_SETOWN. The socket's file exists while the lock is held and the
+ * socket is not orphaned.
  */
 void ontime_sock_urgent_work(struct work_struct *work)
 {
@@ -52,14 +52,16 @@ void ontime_sock_urgent_work(struct work_struct *work)
 	sock_put(sk);
 }
 
-/* Urgent data are new: told from where the lock may be taken. Under the RCU read lock. */
+/* New urgent data: SIGURG is sent by a worker, which may take the lock. Under the RCU read lock. */
 static void sock_urgent(struct sock *sk)
 {
 	if (refcount_inc_not_zero(&sk->sk_refcnt) && !ontime_queue_work(&ontime_sk(sk)->urgent))
 		sock_put(sk);
 }
 
-/* Takes a report if it is newer than what is known, or the first of its owner; says which bits are new. */
+/*
+ * Applies a report if it is newer than the known one, or the first. @fresh: the bits that are new.
+ */
 static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 {
 	s64 old = atomic64_read(&os->ready);
@@ -78,7 +80,7 @@ static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 	return true;
 }
 
-/* An event, in whatever context the queue is looked at, under the RCU read lock. */
+/* Handles an event, in any context, under the RCU read lock. */
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event)
 {
 	struct ontime_dev *dev = ontime_dev_rcu(chan->generation);
@@ -89,10 +91,12 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 
 	if (!os || os->id != id)
 		return;
-	/* Before readiness: who sees that a connection came to its end sees why. */
+	/* Set before readiness: a thread that sees the end of a connection also sees the reason. */
 	if (error && error < MAX_ERRNO) {
 		WRITE_ONCE(os->error_seq, le32_to_cpu(event->seq));
-		/* A thread that sees the error sees its sequence number: recv_error() in io.c. */
+		/*
+		 * A thread that sees the error also sees its sequence number: recv_error() in io.c.
+		 */
 		smp_wmb();
 		WRITE_ONCE(sk->sk_err, error);
 		WRITE_ONCE(os->told, true);
@@ -102,8 +106,7 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 }
 
 /*
- * A receive ahead has come back, with something or not: under the RCU read lock, in whatever context
- * the queue is looked at.
+ * A receive ahead has completed; @holds: with something. Under the RCU read lock, in any context.
  */
 void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 {
@@ -114,7 +117,7 @@ void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 	sock_wake(sk, ontime_sock_ready(ontime_sk(sk)) | (holds ? ONTIME_READY_IN : 0));
 }
 
-/* The device has gone: under the RCU read lock. */
+/* The device is gone. Under the RCU read lock. */
 void ontime_sock_die(struct ontime_sock *os)
 {
 	struct sock *sk = (struct sock *)os;
@@ -124,7 +127,7 @@ void ontime_sock_die(struct ontime_sock *os)
 	sock_wake(sk, ONTIME_READY_IN | ONTIME_READY_OUT | ONTIME_READY_HUP);
 }
 
-/* Events that are there already need no interrupt. */
+/* Takes used buffers that are there already, without waiting for an interrupt. */
 void ontime_sock_reap(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -137,8 +140,9 @@ void ontime_sock_reap(struct sock *sk)
 }
 
 /*
- * Whether the host must be asked how ready the socket is: nothing was reported yet, or a receive left it out because
- * nobody had asked (io.c). Such a receive sees @polled or is seen here.
+ * Whether the host must be asked for the socket's readiness: nothing was reported yet, or a receive
+ * left the report out because readiness had never been asked for (io.c). Such a receive sees
+ * @polled, or is seen here.
  */
 static bool sock_must_ask(struct ontime_sock *os)
 {
@@ -159,7 +163,10 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 	u32 ready;
 
 	sock_poll_wait(file, sock, wait);
-	/* What has arrived counts, whether or not the interrupt came. Before the first report the host is asked. */
+	/*
+	 * Events that have arrived count even if the interrupt did not come. Before the first
+	 * report the host is asked.
+	 */
 	ontime_sock_reap(sk);
 	if (sock_must_ask(os) && !READ_ONCE(os->dead))
 		ontime_simple(sk, ONTIME_OP_POLL, 0, 0);
@@ -173,7 +180,7 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 	if (READ_ONCE(os->dead))
 		ready |= ONTIME_READY_IN | ONTIME_READY_OUT | ONTIME_READY_HUP;
 	else if (READ_ONCE(sk->sk_state) == TCP_LISTEN)
-		/* An error of what it was before is left to SO_ERROR. */
+		/* A pending error from before listen() is left to SO_ERROR. */
 		return ready & ONTIME_READY_IN ? EPOLLIN | EPOLLRDNORM : 0;
 	if (ready & ONTIME_READY_IN)
 		mask |= EPOLLIN | EPOLLRDNORM;
@@ -187,7 +194,7 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 		mask |= EPOLLHUP;
 	if (ready & ONTIME_READY_ERR || READ_ONCE(sk->sk_err))
 		mask |= EPOLLERR;
-	/* Notifications of sends without a copy. */
+	/* Notifications of MSG_ZEROCOPY sends. */
 	if (!skb_queue_empty_lockless(&sk->sk_error_queue))
 		mask |= EPOLLERR | (sk->sk_type == SOCK_DGRAM && sock_flag(sk, SOCK_SELECT_ERR_QUEUE) ? EPOLLPRI : 0);
 	return mask;
@@ -205,8 +212,8 @@ static bool sock_is_ready(struct sock *sk, u32 mask)
 }
 
 /*
- * Waits until one of @mask is reported, or an error or what was received ahead (0: only those): 0,
- * -EAGAIN after *timeout (jiffies), -ERESTARTSYS.
+ * Waits until one of @mask is reported, or an error or a receive ahead has come (@mask 0: only
+ * these). Returns 0, -EAGAIN after *timeout (jiffies), or -ERESTARTSYS.
  */
 int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 {
@@ -231,7 +238,7 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 	return err;
 }
 
-/* After a call: what it says about the socket's readiness. */
+/* Applies the readiness that a completed call reports. */
 void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc)
 {
 	u32 fresh;

@@ -2,12 +2,13 @@
 /*
  * Calls to the device process (the paper's VMRPC).
  *
- * A caller puts its call into the queue, rings, and looks for the result at once: where the device's thread shares
- * the vCPU's CPU it has run by then, and no interrupt is needed. Otherwise it asks for an interrupt and sleeps. No lock
- * is held while it sleeps. A call belongs to the queue as well as to its caller, so that a killed caller can go.
+ * A caller puts its call into the queue, rings the doorbell, and checks for the result at once. If
+ * the device's thread shares the vCPU's CPU, it has run by then, and no interrupt is needed.
+ * Otherwise the caller asks for an interrupt and sleeps, without a lock. A call belongs to the
+ * queue as well as to its caller, so that a killed caller can leave.
  *
- * A call is large, for small messages travel in it. So its memory is not zeroed each time, and sockets on a channel
- * keep theirs.
+ * A call is large, because small messages travel in it. So its memory is not zeroed for each use,
+ * and sockets on a channel keep calls for reuse.
  */
 #include <linux/delay.h>
 #include <linux/mm.h>
@@ -32,8 +33,8 @@ static void rpc_own_reply(struct ontime_rpc *rpc)
 }
 
 /*
- * Once for all uses. That the cache has this also keeps the kernel from zeroing all of a call where it
- * zeroes what is allocated.
+ * Initializes a call once for all its uses. With a constructor, the kernel does not zero the whole
+ * object on allocation (init_on_alloc).
  */
 static void rpc_make(void *memory)
 {
@@ -65,14 +66,14 @@ int ontime_rpc_init(void)
 	return 0;
 }
 
-/* No call is in flight any more. */
+/* To be called when no call is in flight any more. */
 void ontime_rpc_exit(void)
 {
 	destroy_workqueue(rpc_wq);
 	kmem_cache_destroy(rpc_cache);
 }
 
-/* A use of the call's memory. The bodies keep what they hold: they are written before they are read. */
+/* Begins a use of a call. The bodies are not cleared: they are written before they are read. */
 void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock)
 {
 	struct ontime_call *call = &rpc->out.call;
@@ -84,7 +85,7 @@ void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock)
 	rpc->abandoned = ONTIME_SOCK_NONE;
 	call->op = cpu_to_le16(op);
 	call->sock = cpu_to_le32(sock);
-	/* The address is unique among what is in flight. */
+	/* The address is unique among calls in flight. */
 	call->id = cpu_to_le64((uintptr_t)rpc);
 	call->prio = cpu_to_le16(ontime_prio(current));
 }
@@ -109,7 +110,7 @@ static struct ontime_rpc *rpc_alloc(struct ontime_dev *dev, u32 number, u16 op, 
 	return rpc;
 }
 
-/* A call on channel @number; -ECONNRESET where its device has gone, and the host's socket with it. */
+/* A new call on channel @number. -ECONNRESET: its device is gone, and with it the host's socket. */
 struct ontime_rpc *ontime_rpc_new(struct ontime_dev *dev, u32 number, u16 op, u32 sock)
 {
 	return rpc_alloc(dev, number, op, sock, GFP_KERNEL);
@@ -134,7 +135,7 @@ static void rpc_unpin(struct ontime_rpc *rpc)
 	rpc->gathered = NULL;
 }
 
-/* Of an answer with @length bytes of small data. */
+/* Size of an answer with @length bytes of small data. */
 static size_t rpc_reply_size(size_t length)
 {
 	return PAGE_ALIGN(sizeof(struct ontime_reply) + ONTIME_CONTROL_MAX + length);
@@ -149,8 +150,9 @@ static void rpc_shrink(struct ontime_rpc *rpc)
 }
 
 /*
- * Has the answer take @length bytes of small data or more, in one piece of memory, from a call that was just begun to
- * its last use. Where there is none it is as it was, and false.
+ * Makes room for @length bytes of small data in the answer, in one piece of memory, from a call
+ * that was just begun to the end of its life. False if there is no memory; then the call is
+ * unchanged.
  */
 bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length)
 {
@@ -170,7 +172,7 @@ bool ontime_rpc_grow(struct ontime_rpc *rpc, size_t length)
 	return true;
 }
 
-/* What a caller that left did not wait for: a connection that came all the same is closed. */
+/* A caller has left this ACCEPT. If a connection was accepted all the same, it is closed. */
 static void rpc_end_abandoned(struct ontime_rpc *rpc)
 {
 	u32 index = rpc->abandoned & (ONTIME_SOCKETS_MAX - 1);
@@ -204,7 +206,9 @@ void ontime_rpc_put(struct ontime_rpc *rpc)
 		rpc_free(rpc);
 }
 
-/* A call that is over lets go of all but its channel; false where the queue still has it. It is put, or begun again. */
+/*
+ * Prepares a completed call for reuse: frees all but its channel. False if the queue still has it.
+ */
 bool ontime_rpc_rest(struct ontime_rpc *rpc)
 {
 	if (refcount_read(&rpc->refs) > 1)
@@ -214,7 +218,7 @@ bool ontime_rpc_rest(struct ontime_rpc *rpc)
 	return true;
 }
 
-/* The caller goes on, with what the call gives: with chan->lock. */
+/* Completes a call for its caller, and wakes that. With chan->lock. */
 void ontime_rpc_finish(struct ontime_rpc *rpc, s32 result)
 {
 	struct task_struct *sleeper = rpc->sleeper;
@@ -224,15 +228,18 @@ void ontime_rpc_finish(struct ontime_rpc *rpc, s32 result)
 		rpc->sleeper = NULL;
 		rpc->chan->sleepers--;
 	}
-	/* From here on the call may be gone, and the task too but for its memory: RCU waits for who holds a lock. */
+	/*
+	 * From here on the caller may free the call and exit. Its task_struct stays valid: RCU
+	 * waits for lock holders.
+	 */
 	smp_store_release(&rpc->done, true);
 	if (sleeper)
 		wake_up_process(sleeper);
 }
 
 /*
- * The queue gives the call back: with chan->lock, maybe from an interrupt. Where the caller was killed, what it left
- * is freed later: pages may not be unpinned here.
+ * The queue returns a call: with chan->lock, possibly in an interrupt. If the caller was killed, a
+ * worker frees the call, because pages cannot be unpinned here.
  */
 void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 {
@@ -243,7 +250,7 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 		rpc->chan->sleepers--;
 		atomic_dec(&rpc->chan->waiting);
 	}
-	/* What a channel does not close, MAIN does. */
+	/* If a channel refuses to close a socket, MAIN closes it. */
 	if (rpc->closes >= 0 && !(rpc->chan->number && result == -EOPNOTSUPP))
 		ontime_index_free(rpc->dev, rpc->closes);
 	if (!rpc->lost)
@@ -251,13 +258,13 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 	ontime_rpc_put_later(rpc);
 }
 
-/* From where nothing may sleep. The module is not unloaded before it has run. */
+/* May be called in atomic context. The module is unloaded only after the work has run. */
 bool ontime_queue_work(struct work_struct *work)
 {
 	return queue_work(rpc_wq, work);
 }
 
-/* From where nothing may sleep. */
+/* May be called in atomic context. */
 void ontime_rpc_put_later(struct ontime_rpc *rpc)
 {
 	if (refcount_dec_and_test(&rpc->refs))
@@ -265,8 +272,8 @@ void ontime_rpc_put_later(struct ontime_rpc *rpc)
 }
 
 /*
- * A killed caller leaves an ACCEPT while the device may still answer it with socket @id: that is the call's own from
- * then on, its index too. False where the call is not in flight.
+ * A killed caller leaves an ACCEPT that the device may still answer with socket @id. From then on
+ * the socket and its index belong to the call. False if the call is not in flight.
  */
 bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id)
 {
@@ -282,8 +289,8 @@ bool ontime_rpc_abandon(struct ontime_rpc *rpc, u32 id)
 }
 
 /*
- * Gives the call up to @length bytes of the caller's memory, of a kind that is pinned; says how many.
- * The iterator moves past them.
+ * Pins up to @length bytes of the caller's memory for the call. Returns how many; the iterator
+ * moves past them.
  */
 int ontime_rpc_pages(struct ontime_rpc *rpc, struct iov_iter *iter, size_t length)
 {
@@ -322,7 +329,7 @@ static int rpc_add(struct ontime_rpc *rpc, struct virtqueue *vq)
 	return virtqueue_add_sgs(vq, sgs, out, in, rpc, GFP_ATOMIC);
 }
 
-/* The call that ends one that waits. */
+/* A call that cancels a waiting call. */
 static struct ontime_rpc *rpc_cancel_new(struct ontime_rpc *rpc, gfp_t gfp)
 {
 	u64 id = le64_to_cpu(rpc->out.call.id);
@@ -344,7 +351,7 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 	bool notify = false, missed = false;
 	int err = -ECONNRESET;
 
-	/* Until the bell has rung: ontime_remove() waits for it. */
+	/* Until the doorbell has rung, because ontime_remove() waits for it. */
 	rcu_read_lock();
 	spin_lock_irqsave(&chan->lock, flags);
 	if (chan->up) {
@@ -356,7 +363,7 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 			chan->in_flight++;
 		}
 		if (!err && rpc->ahead) {
-			/* The next doorbell tells of it; until then nobody waits for it. */
+			/* The next doorbell covers it; until then no caller waits for it. */
 			chan->quiet = true;
 			chan->sleepers++;
 			rpc->posted = ++chan->aheads;
@@ -375,19 +382,22 @@ static int rpc_try_submit(struct ontime_rpc *rpc)
 	else if (notify)
 		ontime_ring(chan);
 	rcu_read_unlock();
-	/* The device was at the queue anyway. */
+	/* The device has used buffers meanwhile. */
 	if (missed)
 		ontime_reap(chan);
 	return err;
 }
 
-/* Whether one more call may wait in the device: half of the places stay free for calls that do not. */
+/*
+ * Whether one more call may wait in the device. Half of the places are kept for calls that do not
+ * wait.
+ */
 bool ontime_rpc_may_wait(struct ontime_chan *chan)
 {
 	return atomic_read(&chan->waiting) < chan->calls_max / 2;
 }
 
-/* A caller waits for a receive ahead, or no more: what is waited for keeps its place. */
+/* Marks whether a caller waits for a receive ahead. One that is waited for is not called off. */
 void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted)
 {
 	struct ontime_chan *chan = rpc->chan;
@@ -402,9 +412,10 @@ void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted)
 }
 
 /*
- * The oldest receive ahead, held, where its socket is less busy than the one that asks: that was refused once since
- * then. So sockets that have their turns one after the other, more than there are places, do not each call off the next
- * one's. NULL: the one that asks is refused.
+ * Returns the oldest receive ahead, with a reference, if its socket is less busy than the asking
+ * socket: that one was refused once since the oldest was posted. So if more sockets than places
+ * take turns, they do not each call off the receive of the next one. NULL: the asking socket is
+ * refused.
  */
 static struct ontime_rpc *rpc_oldest(struct ontime_chan *chan, u64 *refused)
 {
@@ -425,8 +436,8 @@ static struct ontime_rpc *rpc_oldest(struct ontime_chan *chan, u64 *refused)
 }
 
 /*
- * Makes room for a receive ahead: one that is older ends with what it has got, or nothing. The
- * doorbell that tells of the one tells of that too.
+ * Makes room for a receive ahead: calls off an older one, which ends with what it has received, or
+ * nothing. The doorbell for the new receive also covers the CANCEL.
  */
 static int rpc_call_off_oldest(struct ontime_chan *chan, u64 *refused)
 {
@@ -449,8 +460,9 @@ static int rpc_call_off_oldest(struct ontime_chan *chan, u64 *refused)
 }
 
 /*
- * Has a receive wait in the device, from the next doorbell on; its end is ontime_ahead_done()'s. @refused is the
- * socket's, for the next time if there is no place.
+ * Posts a receive that waits in the device from the next doorbell on; ontime_ahead_done() gets its
+ * completion. @refused belongs to the socket: it is compared at the next attempt if there is no
+ * place now.
  */
 int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused)
 {
@@ -459,7 +471,7 @@ int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused)
 
 	if (!chan->hints)
 		return -EOPNOTSUPP;
-	/* Sockets that only might receive do not take the places of callers that do. */
+	/* Sockets that only might receive must not take the places of waiting callers. */
 	if (atomic_inc_return(&chan->waiting) > chan->calls_max / 4)
 		err = rpc_call_off_oldest(chan, refused);
 	if (!err) {
@@ -472,7 +484,7 @@ int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused)
 	return err;
 }
 
-/* Tells the device of calls that no doorbell has told of. */
+/* Rings the doorbell for calls that were posted without one. */
 void ontime_rpc_kick(struct ontime_chan *chan)
 {
 	unsigned long flags;
@@ -495,14 +507,20 @@ static bool rpc_room(struct ontime_chan *chan)
 	return !READ_ONCE(chan->up) || READ_ONCE(chan->in_flight) < chan->calls_max;
 }
 
-/* A full queue is waited for; @killable: a fatal signal ends that with -EINTR. */
+/*
+ * Submits a call, waiting while the queue is full. @killable: a fatal signal ends the wait with
+ * -EINTR.
+ */
 static int rpc_submit(struct ontime_rpc *rpc, bool killable)
 {
 	struct ontime_chan *chan = rpc->chan;
 	int err;
 
 	while ((err = rpc_try_submit(rpc)) == -ENOSPC) {
-		/* The queue may be smaller than calls_max: what is missing then is a descriptor, and a completion gives one. */
+		/*
+		 * The queue may be smaller than calls_max. Then a descriptor is missing, and a
+		 * completion frees one.
+		 */
 		wait_event_timeout(chan->room, rpc_room(chan), max(HZ / 100, 1));
 		ontime_reap(chan);
 		if (killable && fatal_signal_pending(current))
@@ -511,7 +529,10 @@ static int rpc_submit(struct ontime_rpc *rpc, bool killable)
 	return err;
 }
 
-/* True where the caller may sleep: the device will interrupt, and who looks then wakes it. */
+/*
+ * True if the caller may sleep: the device will interrupt, and the thread that takes the completion
+ * wakes the caller.
+ */
 static bool rpc_sleep_begin(struct ontime_rpc *rpc)
 {
 	struct ontime_chan *chan = rpc->chan;
@@ -528,7 +549,7 @@ static bool rpc_sleep_begin(struct ontime_rpc *rpc)
 	return may;
 }
 
-/* It gives up. False where the call was done meanwhile. */
+/* The caller gives up. False if the call was completed meanwhile. */
 static bool rpc_sleep_end(struct ontime_rpc *rpc)
 {
 	struct ontime_chan *chan = rpc->chan;
@@ -543,7 +564,10 @@ static bool rpc_sleep_end(struct ontime_rpc *rpc)
 	return asleep;
 }
 
-/* Until the call is completed: what is left of the timeout, 0 where it is over, -ERESTARTSYS where a signal came. */
+/*
+ * Sleeps until the call is completed. Returns the rest of the timeout, 0 after it, -ERESTARTSYS
+ * after a signal.
+ */
 static long rpc_sleep(struct ontime_rpc *rpc, unsigned int state, long timeout)
 {
 	do {
@@ -564,8 +588,9 @@ static long rpc_sleep(struct ontime_rpc *rpc, unsigned int state, long timeout)
 }
 
 /*
- * Runs a call that the device completes without waiting for the network; its result, or -errno. Only a fatal signal
- * ends it before: the queue then keeps the call and its pages until the device is done with them.
+ * Runs a call that the device completes without waiting for the network. Returns its result, or
+ * -errno. Only a fatal signal ends the wait early: then the queue keeps the call and its pages
+ * until the device is done with them.
  */
 int ontime_rpc_run(struct ontime_rpc *rpc)
 {
@@ -577,9 +602,9 @@ int ontime_rpc_run(struct ontime_rpc *rpc)
 }
 
 /*
- * Closes a host socket; its index is free again once the device has done it, also where the caller is killed. By
- * channel @number where that may close it (a connection that was accepted), else by MAIN, which has the channel's
- * thread let go of it first.
+ * Closes a host socket. Its index is free when the device has closed the socket, also if the caller
+ * is killed. Channel @number closes it if it may (an accepted connection), or else MAIN, after the
+ * channel's thread has released the socket.
  */
 void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32 how)
 {
@@ -587,7 +612,7 @@ void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32
 	bool refused = false;
 
 	if (IS_ERR(rpc)) {
-		/* The device has gone, and its sockets with it. */
+		/* The device is gone, and its sockets with it. */
 		ontime_index_free(dev, index);
 		return;
 	}
@@ -605,8 +630,9 @@ void ontime_rpc_close(struct ontime_dev *dev, u32 number, u32 id, u32 index, u32
 }
 
 /*
- * The call's own completion comes before CANCEL's, in the same queue. A killed caller sends it too: what nobody cancels
- * waits in the device for as long as the socket is there, its pages pinned.
+ * Cancels a call. The call's own completion comes before CANCEL's, in the same queue. A killed
+ * caller cancels too: otherwise the call would wait in the device as long as the socket exists,
+ * with its pages pinned.
  */
 void ontime_rpc_cancel(struct ontime_rpc *rpc)
 {
@@ -620,9 +646,9 @@ void ontime_rpc_cancel(struct ontime_rpc *rpc)
 }
 
 /*
- * Runs a call that the device completes when there is a result. The caller leaves only after the device has given the
- * call up, so that nothing is lost and nothing is written afterwards: what came meanwhile is the result. -EAGAIN where
- * *timeout (jiffies) was over, -ERESTARTSYS where a signal came.
+ * Runs a call that the device completes when there is a result. The caller leaves only after the
+ * device has given the call up, so that no result is lost and nothing is written later: a result
+ * that came meanwhile is returned. -EAGAIN after *timeout (jiffies), -ERESTARTSYS after a signal.
  */
 int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout)
 {
@@ -635,7 +661,10 @@ int ontime_rpc_wait(struct ontime_rpc *rpc, long *timeout)
 	if (err)
 		goto out;
 	left = rpc_sleep(rpc, TASK_INTERRUPTIBLE, *timeout);
-	/* After a signal it is as it was: where there is none, the call is restarted. */
+	/*
+	 * After a signal *timeout keeps its value, so that a call without a time limit is
+	 * restarted.
+	 */
 	if (left >= 0)
 		*timeout = left;
 	if (left <= 0) {
@@ -659,7 +688,10 @@ static struct ontime_rpc *ctl_new(struct ontime_chan *main, u16 op)
 	return rpc;
 }
 
-/* Asks for a sign of life; the answer completes the call. NULL where it cannot be asked now. */
+/*
+ * Asks the device for a sign of life; the answer completes the call. NULL if that is not possible
+ * now.
+ */
 struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 {
 	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_PING);
@@ -676,9 +708,10 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 }
 
 /*
- * The control queue interrupts nobody: its answer, which takes some hundred microseconds, is looked for, ever more
- * seldom. Lets go of the call. With locks that are needed to end a device that does not answer: so neither a place nor
- * an answer is waited for without end, and a queue that is full (-ENOSPC) is one of calls that were given up.
+ * Runs a call on the control queue, and frees it. That queue does not interrupt: the answer, which
+ * takes some hundred microseconds, is polled, at growing intervals. The caller may hold locks that
+ * are needed to remove a device that does not answer. So waiting is limited; a full queue (-ENOSPC)
+ * is full of calls that were given up.
  */
 static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 {
@@ -698,7 +731,7 @@ static int ctl_run(struct ontime_chan *main, struct ontime_rpc *rpc)
 	return err;
 }
 
-/* What a call on the control queue takes that asks for nothing, with all that waits for it; ns, or an error. */
+/* Duration of a control call that does nothing, with all calls ahead of it, ns; or an error. */
 s64 ontime_ctl_took(struct ontime_chan *main)
 {
 	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_PING);
@@ -711,7 +744,7 @@ s64 ontime_ctl_took(struct ontime_chan *main)
 	return err ?: ktime_get_ns() - begun;
 }
 
-/* Tells the host where channel @number's word lies, and which vCPU writes it. */
+/* Names the address of channel @number's word, and the vCPU that writes it. */
 int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
 {
 	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_VCPU);
@@ -726,7 +759,7 @@ int ontime_ctl_vcpu(struct ontime_chan *main, u32 number, u32 cpu, u64 address)
 	return ctl_run(main, rpc);
 }
 
-/* Tells the host where next deadlines are published. */
+/* Names the address at which next deadlines are published. */
 int ontime_ctl_next(struct ontime_chan *main, u64 address)
 {
 	struct ontime_rpc *rpc = ctl_new(main, ONTIME_CTL_NEXT);
@@ -740,8 +773,8 @@ int ontime_ctl_next(struct ontime_chan *main, u64 address)
 }
 
 /*
- * Has the host hold these vCPUs' needs instead of what it held. -EBUSY: it refuses, and holds that; any other error: it
- * is not known which of the two.
+ * Has the host hold these needs of vCPUs, in place of what it held. -EBUSY: the host refuses, and
+ * holds what it held. After any other error it is unknown which of the two it holds.
  */
 int ontime_ctl_bw(struct ontime_chan *main, u16 op, const struct ontime_bw *entries, unsigned int count)
 {

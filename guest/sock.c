@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The life of an outsourced socket: its names, its connections, its end.
+ * Outsourced sockets: creation, names, connections, release.
  *
- * The host's socket is the one that counts: what it answers is what the application gets. Kept here is what the kernel
- * reads without asking a protocol (errors, the mirror of SOL_SOCKET), and the readiness last reported (ready.c).
+ * The host's socket has the state that counts: the application gets its answers. Here is only what
+ * the kernel reads without asking a protocol (errors, the copy of SOL_SOCKET options), and the
+ * readiness that was reported last (ready.c).
  */
 #include <linux/capability.h>
 #include <linux/moduleparam.h>
@@ -23,7 +24,7 @@ int ontime_sock_call(struct sock *sk, struct ontime_rpc *rpc)
 	return result;
 }
 
-/* Which calls a channel takes: the others are MAIN's (docs/device.md, "Virtqueues"). */
+/* Operations that a channel serves; MAIN serves the others (docs/device.md, "Virtqueues"). */
 static bool op_of_channel(u16 op)
 {
 	switch (op) {
@@ -38,7 +39,7 @@ static bool op_of_channel(u16 op)
 	}
 }
 
-/* A spare one is of the channel that the socket is on: it is moved only once. */
+/* Spare calls belong to the socket's channel, because a socket is moved only once. */
 struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -56,7 +57,7 @@ struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
 	return ontime_rpc_new(os->dev, number, op, os->id);
 }
 
-/* Lets go of a call that is over; the socket's next one may be in its place. */
+/* Releases a completed call, or keeps it as a spare for the socket's next call. */
 void ontime_sock_rpc_put(struct sock *sk, struct ontime_rpc *rpc)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -70,8 +71,8 @@ void ontime_sock_rpc_put(struct sock *sk, struct ontime_rpc *rpc)
 }
 
 /*
- * Has the host move the socket to the channel that was chosen for it; where it is there already, that
- * changes nothing.
+ * Asks the host to move the socket to the channel that was chosen for it. If the socket is there
+ * already, nothing changes.
  */
 static int sock_move(struct sock *sk)
 {
@@ -85,8 +86,9 @@ static int sock_move(struct sock *sk)
 }
 
 /*
- * After a call: MAIN refuses it from when the host has moved the socket, and who asked for that may not know yet, or
- * was killed. Then the call is to be made again, on the other channel.
+ * To be called after a call. Once the host has moved the socket, MAIN refuses its calls with EXDEV.
+ * The thread that moved it may not have set os->chan yet, or was killed. Then the call has to be
+ * repeated on the other channel.
  */
 static int sock_follow(struct sock *sk, struct ontime_rpc *rpc, int result)
 {
@@ -100,8 +102,9 @@ static int sock_follow(struct sock *sk, struct ontime_rpc *rpc, int result)
 }
 
 /*
- * A call that waits for as long as *timeout (jiffies) where that is not 0: in the device, or, where too many do
- * already, for readiness; then it is to be made again, which -ONTIME_AGAIN says.
+ * Runs a call that may wait up to *timeout (jiffies), if that is not 0. It waits in the device; if
+ * too many calls wait there, it waits for readiness, and -ONTIME_AGAIN says that it has to be
+ * repeated.
  */
 int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 ready)
 {
@@ -122,7 +125,7 @@ int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 
 	return result ? result : -ONTIME_AGAIN;
 }
 
-/* A call of two numbers. */
+/* A call with two numbers as arguments. */
 int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1)
 {
 	struct ontime_rpc *rpc;
@@ -146,7 +149,10 @@ static unsigned int reserve = 32;
 module_param(reserve, uint, 0644);
 MODULE_PARM_DESC(reserve, "of the VM's sockets so many are only for CAP_NET_ADMIN and CAP_SYS_RESOURCE; at most a quarter");
 
-/* Whether the next socket is one of the last, which are kept for root, and the caller has no right to it. */
+/*
+ * Whether only the last sockets are left, which are kept for privileged callers, and the caller has
+ * no privilege.
+ */
 static bool sock_reserved(const struct ontime_dev *dev)
 {
 	u32 kept = min(READ_ONCE(reserve), dev->sockets_max / 4);
@@ -179,7 +185,7 @@ static int sock_take_id(struct ontime_sock *os, struct ontime_dev *dev)
 	if (index < 0)
 		return index == -ENOSPC ? -EMFILE : index;
 	atomic_inc(&dev->used);
-	/* Never all ones, so that no id is ONTIME_SOCK_NONE. */
+	/* The generation is never all ones, so that no id is ONTIME_SOCK_NONE. */
 	os->id = index | ((u32)atomic_inc_return(&dev->socket_generation) % 0xfff) << ONTIME_SOCK_INDEX_BITS;
 	err = xa_err(xa_store(&dev->socks, index, os, GFP_KERNEL));
 	if (err)
@@ -187,11 +193,11 @@ static int sock_take_id(struct ontime_sock *os, struct ontime_dev *dev)
 	return err;
 }
 
-/* What the device has of a socket that goes. */
+/* What the device may still have of a socket that is released. */
 enum sock_rest {
 	REST_NOTHING,
-	REST_SOCKET,	/* until it has closed it, the index is not used again */
-	REST_CALL,	/* one that may still make the host's socket: index and socket are the call's */
+	REST_SOCKET,	/* a host socket: the index is free when the device has closed it */
+	REST_CALL,	/* a call that may still make a host socket: index and socket belong to the call */
 };
 
 static void sock_give_id(struct ontime_sock *os, enum sock_rest rest)
@@ -211,8 +217,8 @@ static void sock_give_id(struct ontime_sock *os, enum sock_rest rest)
 }
 
 /*
- * A socket that a real-time thread receives from goes to its vCPU's channel, once; the host moves it unless calls wait
- * on it.
+ * A socket from which a real-time thread receives goes to that thread's vCPU's channel, once. The
+ * host refuses the move while calls wait on the socket.
  */
 void ontime_sock_place(struct sock *sk)
 {
@@ -223,7 +229,7 @@ void ontime_sock_place(struct sock *sk)
 		sock_move(sk);
 }
 
-/* Ties a socket to the device; takes over the reference. */
+/* Ties a socket to the device; takes over the caller's reference to the device. */
 static int sock_attach(struct sock *sk, struct ontime_dev *dev)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -254,14 +260,17 @@ static void sock_detach(struct sock *sk, enum sock_rest rest)
 	os->dev = NULL;
 }
 
-/* Options come here, and io_uring's sends without a copy, which are made with one. */
+/*
+ * All socket options reach ontime_setsockopt(), and io_uring's zero-copy sends are accepted (and
+ * copied).
+ */
 static void sock_own_flags(struct socket *sock)
 {
 	set_bit(SOCK_CUSTOM_SOCKOPT, &sock->flags);
 	set_bit(SOCK_SUPPORT_ZC, &sock->flags);
 }
 
-/* socket(2): for any protocol number that leads here. */
+/* socket(2), for any protocol number that leads to this protocol. */
 int ontime_sock_init(struct sock *sk)
 {
 	struct ontime_dev *dev = ontime_steer_may(sock_net(sk)) ? ontime_dev_get() : NULL;
@@ -288,7 +297,10 @@ int ontime_sock_init(struct sock *sk)
 		ontime_rpc_put(rpc);
 	}
 	if (err) {
-		/* A killed caller does not know whether there is a host socket: closing none is harmless. */
+		/*
+		 * A killed caller does not know whether there is a host socket. Closing a missing
+		 * one does no harm.
+		 */
 		sock_detach(sk, err == -EINTR ? REST_SOCKET : REST_NOTHING);
 		return err;
 	}
@@ -296,7 +308,7 @@ int ontime_sock_init(struct sock *sk)
 	return 0;
 }
 
-/* From sk_common_release(). */
+/* Called by sk_common_release(). */
 void ontime_sock_destroy(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -304,7 +316,7 @@ void ontime_sock_destroy(struct sock *sk)
 
 	if (!os->dev)
 		return;
-	/* As TCP does where bytes were not read. */
+	/* As in TCP, unread bytes cause a reset. */
 	if (ontime_ahead_end(os))
 		os->abort = true;
 	for (i = 0; i < ARRAY_SIZE(os->spare); i++)
@@ -314,8 +326,9 @@ void ontime_sock_destroy(struct sock *sk)
 }
 
 /*
- * SO_LINGER with a time: what was sent is to reach the peer before close() returns. The host socket does not linger, so
- * that no thread of the device waits; its queue is watched from here.
+ * SO_LINGER with a time: sent data is to reach the peer before close() returns. The host socket
+ * does not linger, because then a thread of the device process would wait. Instead the guest polls
+ * the host's send queue.
  */
 static void sock_linger(struct sock *sk)
 {
@@ -342,7 +355,7 @@ int ontime_release(struct socket *sock)
 		else if (!(current->flags & PF_EXITING) && sk->sk_state != TCP_LISTEN)
 			sock_linger(sk);
 	}
-	/* inet_sock_destruct() wants it. */
+	/* inet_sock_destruct() requires this state. */
 	WRITE_ONCE(sk->sk_state, TCP_CLOSE);
 	sock->sk = NULL;
 	sk_common_release(sk);
@@ -351,25 +364,28 @@ int ontime_release(struct socket *sock)
 
 /* ---- Names ---- */
 
-/* Puts an address of the application into a call, with the checks of the kernel's own protocols. */
+/* Puts an application's address into a call, with the checks of the kernel's own protocols. */
 int ontime_addr_in(struct sock *sk, const void *addr, int length, struct ontime_call *call)
 {
 	sa_family_t family = ((const struct sockaddr *)addr)->sa_family;
 	u16 op = le16_to_cpu(call->op);
-	/* An IPv6 datagram socket connects and sends to IPv4 addresses as well. */
+	/* An IPv6 datagram socket may also connect and send to IPv4 addresses. */
 	bool v4 = sk->sk_family == AF_INET || (family == AF_INET && sk->sk_type == SOCK_DGRAM && op != ONTIME_OP_BIND);
 	int whole = v4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 
 	if (length < (int)sizeof(family))
 		return -EINVAL;
-	/* It dissolves, or names nobody. */
+	/* AF_UNSPEC dissolves a connection, or means that a send has no address. */
 	if (family == AF_UNSPEC && (op == ONTIME_OP_CONNECT || (op == ONTIME_OP_SEND && !v4))) {
 		call->addr_len = cpu_to_le16(op == ONTIME_OP_CONNECT ? sizeof(family) : 0);
 		return 0;
 	}
 	if (length < (v4 ? whole : SIN6_LEN_RFC2133))
 		return -EINVAL;
-	/* To an IPv4 socket it is IPv4; to bind, of the unspecified address only. */
+	/*
+	 * An IPv4 socket takes AF_UNSPEC as AF_INET: to send, or to bind to the unspecified
+	 * address.
+	 */
 	if (family == AF_UNSPEC && v4 && (op == ONTIME_OP_SEND || !((const struct sockaddr_in *)addr)->sin_addr.s_addr))
 		family = AF_INET;
 	if (family != (v4 ? AF_INET : AF_INET6))
@@ -381,7 +397,7 @@ int ontime_addr_in(struct sock *sk, const void *addr, int length, struct ontime_
 	return 0;
 }
 
-/* The other way; its length. @addr is a struct sockaddr_storage. */
+/* Copies a call's address into @addr, a struct sockaddr_storage; returns its length. */
 int ontime_addr_out(const struct ontime_done *done, void *addr)
 {
 	int length = min_t(int, le16_to_cpu(done->addr_len), ONTIME_ADDR_MAX);
@@ -391,10 +407,10 @@ int ontime_addr_out(const struct ontime_done *done, void *addr)
 	return length;
 }
 
-/* The port is one of the VM, whatever network namespace its caller is in. */
+/* Ports belong to the VM, so the caller's network namespace does not matter. */
 static bool port_needs_privilege(const struct sockaddr *addr)
 {
-	/* It is at the same place in both families. */
+	/* sin_port and sin6_port are at the same offset. */
 	unsigned short port = ntohs(((const struct sockaddr_in *)addr)->sin_port);
 
 	return port && inet_port_requires_bind_service(&init_net, port) && !capable(CAP_NET_BIND_SERVICE);
@@ -419,8 +435,8 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 }
 
 /*
- * Whether the peer's name is known: that of an accepted socket, which is the same for as long as the connection is
- * there. accept4() asks for it in any case.
+ * Whether the peer's address is known. An accepted socket keeps it while the connection lasts;
+ * accept4() needs it in any case.
  */
 static bool sock_peer_known(struct sock *sk, int peer)
 {
@@ -474,8 +490,9 @@ static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int
 }
 
 /*
- * The host says that this attempt was aborted: its device has taken the reason off the socket, and the event that tells
- * it may still be on its way. Then the application has not seen it.
+ * The host says that this connection attempt was aborted. The device has taken the reason off the
+ * host socket. If the event with the reason has not come yet, the application has not seen it: wait
+ * for the event.
  */
 static int sock_connect_reason(struct sock *sk)
 {
@@ -487,8 +504,8 @@ static int sock_connect_reason(struct sock *sk)
 }
 
 /*
- * MAIN's calls say nothing about the readiness of a channel's socket, and not every change of it is an
- * event on the host.
+ * MAIN's answers say nothing about the readiness of a channel's socket, and not every change of
+ * readiness causes an event on the host. So readiness is queried.
  */
 static void sock_refresh(struct sock *sk)
 {
@@ -497,8 +514,9 @@ static void sock_refresh(struct sock *sk)
 }
 
 /*
- * connect(2) tells of a failed attempt. As in inet_stream_connect() the socket then is as if it had never been
- * connected: without an end of stream. The host's socket does not know that its error was told.
+ * connect(2) reports a failed attempt. As in inet_stream_connect(), the socket is then as if never
+ * connected, without an end of stream. The host socket does not know that its error was reported,
+ * so it is disconnected here.
  */
 static void sock_forget(struct sock *sk)
 {
@@ -508,7 +526,7 @@ static void sock_forget(struct sock *sk)
 	sock_refresh(sk);
 }
 
-/* The end of a connection or of a listener: SO_ACCEPTCONN follows. */
+/* Ends a connection or a listener; SO_ACCEPTCONN follows. */
 static int sock_dissolve_call(struct sock *sk, struct sockaddr_unsized *addr, int length)
 {
 	struct ontime_sock *os = ontime_sk(sk);
@@ -524,9 +542,10 @@ static int sock_dissolve_call(struct sock *sk, struct sockaddr_unsized *addr, in
 }
 
 /*
- * A connection was dissolved. The kernel leaves ECONNRESET where it was cut short, which the device takes off the
- * host's socket and tells by an event: that has to be here before a new attempt forgets it, else it would be taken for
- * the new connection's. Without an error what is left hangs up.
+ * A connection was dissolved. If it was cut short, the kernel leaves ECONNRESET; the device takes
+ * that error off the host socket and reports it by an event. The event has to arrive before a new
+ * attempt clears errors, or the error would be taken for the new connection's. Without an error the
+ * socket reports a hangup.
  */
 static void sock_dissolved(struct sock *sk)
 {
@@ -539,8 +558,8 @@ static void sock_dissolved(struct sock *sk)
 }
 
 /*
- * An attempt failed: its error, or -ECONNABORTED if another thread takes it first. The state changes before the host's
- * socket does: see sock_connect_ask().
+ * An attempt failed. Returns its error, or -ECONNABORTED if another thread takes the error first.
+ * sock->state changes before the host socket does: see sock_connect_ask().
  */
 static int sock_connect_failed(struct socket *sock)
 {
@@ -553,9 +572,10 @@ static int sock_connect_failed(struct socket *sock)
 }
 
 /*
- * Asks the host how an attempt ended. If another thread ended the attempt, or was told its error, the host's socket is
- * unconnected and a CONNECT would begin a second attempt that nobody asked for. Then this thread's attempt was aborted.
- * inet_stream_connect() says so too, but in newer kernels EPIPE if it was another connect() that dissolved the socket.
+ * Asks the host how an attempt ended. If another thread ended the attempt, or got its error, the
+ * host socket is unconnected, and CONNECT would begin a second attempt without a request. Then this
+ * thread's attempt counts as aborted. inet_stream_connect() returns the same, except that newer
+ * kernels return EPIPE if another connect() dissolved the socket.
  */
 static int sock_connect_ask(struct socket *sock, struct sockaddr_unsized *addr, int length)
 {
@@ -566,11 +586,14 @@ static int sock_connect_ask(struct socket *sock, struct sockaddr_unsized *addr, 
 	err = sock_connect_call(sock->sk, addr, length);
 	if (err == -ECONNABORTED)
 		return sock_connect_reason(sock->sk);
-	/* Another thread was told of the connection first. */
+	/* Another thread got the success first. */
 	return err == -EISCONN ? 0 : err;
 }
 
-/* The outcome of an attempt that goes on: by the event that ends it, or by asking where it may have ended already. */
+/*
+ * Waits for the outcome of an attempt in progress: for the event, or by asking the host if the
+ * attempt may have ended.
+ */
 static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr, int length, long *timeout)
 {
 	const u32 ended = ONTIME_READY_OUT | ONTIME_READY_HUP;
@@ -589,14 +612,15 @@ static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr,
 		return sock_connect_failed(sock);
 	if ((ontime_sock_ready(ontime_sk(sk)) & ended) == ONTIME_READY_OUT)
 		return 0;
-	/* A connection that has come to its end already, or an error that another thread was told. */
+	/* The connection has already ended, or another thread got the error. */
 	return sock_connect_ask(sock, addr, length);
 }
 
 /*
- * The host's socket knows whether it is unconnected, connecting or connected, and answers as connect(2) does for a
- * non-blocking socket; waiting is done here. Its errors come as events, so that it does not know which one the
- * application has seen: where an attempt failed whose error was read by SO_ERROR it says ECONNABORTED, as Linux does.
+ * The host socket knows whether it is unconnected, connecting or connected, and answers like
+ * connect(2) on a non-blocking socket; waiting is done here. The host's errors come as events, so
+ * the host does not know which error the application has seen. If SO_ERROR has read the error of a
+ * failed attempt, the host answers ECONNABORTED, as Linux does.
  */
 int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int length, int flags)
 {
@@ -610,7 +634,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		return -EISCONN;
 	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err) && !dissolve)
 		return sock_connect_failed(sock);
-	/* With a new attempt the end of what was there before is forgotten, as in tcp_connect_init(). */
+	/* A new attempt clears the end of the connection before, as in tcp_connect_init(). */
 	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM) {
 		sock_error(sk);
 		WRITE_ONCE(os->told, false);
@@ -653,7 +677,10 @@ int ontime_listen(struct socket *sock, int backlog)
 	return err;
 }
 
-/* As inet_shutdown(): it ends listening and connecting; of datagrams it counts for sockets without a peer, too. */
+/*
+ * Like inet_shutdown(): ends listening and connecting. For datagrams it also has an effect without
+ * a peer.
+ */
 int ontime_shutdown(struct socket *sock, int how)
 {
 	struct sock *sk = sock->sk;
@@ -664,8 +691,8 @@ int ontime_shutdown(struct socket *sock, int how)
 	if (how < SHUT_RD || how > SHUT_RDWR)
 		return -EINVAL;
 	/*
-	 * The host's socket knows what has become of an attempt to connect. Threads that wait for the attempt wake up
-	 * during the call: see sock_connect_ask().
+	 * The host socket knows how a connection attempt ended. Threads that wait for the attempt
+	 * wake up during this call: see sock_connect_ask().
 	 */
 	if (sock->state == SS_CONNECTING)
 		WRITE_ONCE(sock->state, SS_UNCONNECTED);
@@ -673,7 +700,7 @@ int ontime_shutdown(struct socket *sock, int how)
 		return -EINTR;
 	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
 	if (!stream && (!err || err == -ENOTCONN)) {
-		/* The lock is against another shutdown(); receivers read without it. */
+		/* The lock excludes another shutdown(); receivers read sk_shutdown without it. */
 		lock_sock(sk);
 		WRITE_ONCE(sk->sk_shutdown, sk->sk_shutdown | (how + 1));
 		release_sock(sk);
@@ -700,14 +727,14 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 		u32 told = le32_to_cpu(rpc->in->done.msg_flags);
 
 		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
-		/* A connection that was reset while it waited. */
+		/* The connection was reset while it waited to be accepted. */
 		if (told & ONTIME_MSG_ERROR)
 			ontime_sock_keep_error((struct sock *)child,
 					       (told & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT);
 	} else if (ontime_rpc_abandon(rpc, child->id))
 		*rest = REST_CALL;
 	else if (rpc->answered && !rpc->result)
-		/* It came after the caller had given up. */
+		/* The answer came after the caller had given up. */
 		*rest = REST_SOCKET;
 	ontime_rpc_put(rpc);
 	return err;

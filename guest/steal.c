@@ -2,15 +2,17 @@
 /*
  * Stolen time is not charged to deadline tasks.
  *
- * Debian's kernels have no PARAVIRT_TIME_ACCOUNTING: what the host runs instead of a vCPU counts as run time of the
- * task there, and a deadline task is throttled before it has had its runtime. dl_scaled_delta_exec() is asked for every
- * charge; its third argument is exchanged for the same without the time that KVM says it took since this task was
- * switched in or last charged. The fair server (dl_server) is charged as ever.
+ * Debian's kernels are built without PARAVIRT_TIME_ACCOUNTING: time in which the host does not run
+ * the vCPU counts as run time of its current task, so a deadline task is throttled before it has
+ * had its runtime. The kernel calls dl_scaled_delta_exec() for every charge. The hook here
+ * subtracts, from the third argument, the time that KVM reports as stolen since the task was
+ * switched in or last charged. The fair server (dl_server) is charged as before.
  *
- * The kernel reads its clock some microseconds before we are asked, and where the host gives the vCPU slices, it takes
- * the CPU away just there often: at the slice's start the guest wakes its task. So what was stolen in between is not
- * lost: beyond what is charged it is kept for the next charge, and a task that is switched in has it from the reading
- * that its execution starts with.
+ * The kernel reads its clock some microseconds before the hook runs. If the host schedules by
+ * slices, it often preempts the vCPU in just that time, because the guest wakes its task at the
+ * start of a slice. So time stolen in between is not dropped: what exceeds the charge is kept for
+ * the next charge, and a task that is switched in starts with the stolen time since the clock
+ * reading at which its execution starts.
  */
 #include <linux/cpu.h>
 #include <linux/ftrace.h>
@@ -28,7 +30,10 @@
 #define STEAL_HOOK "dl_scaled_delta_exec"
 #define STEAL_ADDRESS_MASK (~0x3fULL)
 
-/* Where KVM writes this CPU's stolen time, NULL if it does not; and what it was at the last charge, ns. */
+/*
+ * KVM's record of this CPU's stolen time, NULL if there is none; the stolen time at the last
+ * charge, ns.
+ */
 static DEFINE_PER_CPU(struct kvm_steal_time *, steal_page);
 static DEFINE_PER_CPU(u64, steal_seen);
 
@@ -36,11 +41,11 @@ static u64 notrace steal_now(void)
 {
 	struct kvm_steal_time *page = this_cpu_read(steal_page);
 
-	/* Written by the host only while this vCPU does not run. */
+	/* The host writes it only while this vCPU does not run. */
 	return page ? READ_ONCE(page->steal) : 0;
 }
 
-/* Of this CPU, ns; 0 where it is not told. */
+/* This CPU's stolen time, ns; 0 if KVM does not report it. */
 u64 notrace ontime_steal_now(void)
 {
 	return steal_now();
@@ -56,7 +61,10 @@ static void notrace steal_hook(unsigned long ip, unsigned long parent_ip, struct
 
 	if (!regs)
 		return;
-	/* di, si, dx: run queue, entity, time. With the run queue's lock, nearly always on its CPU. */
+	/*
+	 * Arguments in di, si, dx: runqueue, entity, time. With the runqueue's lock, nearly always
+	 * on its CPU.
+	 */
 	entity = (const struct sched_dl_entity *)regs->si;
 	if (entity->dl_server)
 		return;
@@ -83,8 +91,9 @@ static void on_switch(void *unused, bool preempt, struct task_struct *prev, stru
 		return;
 	now = steal_now();
 	/*
-	 * Its first charge counts from exec_start: the run queue's clock, read up to a wake-up ago. With
-	 * interrupts' time taken off it tells no time.
+	 * The task's first charge counts from exec_start, a reading of the runqueue's clock that
+	 * may be as old as a wake-up. With IRQ_TIME_ACCOUNTING that clock lacks interrupt time and
+	 * cannot be compared.
 	 */
 	if (!IS_ENABLED(CONFIG_IRQ_TIME_ACCOUNTING))
 		late = max_t(s64, local_clock() - next->se.exec_start, 0);
@@ -99,7 +108,7 @@ static void find_switch(struct tracepoint *point, void *unused)
 		switch_point = point;
 }
 
-/* On each CPU: KVM keeps the address that the kernel gave it. */
+/* Called on each CPU. KVM's MSR holds the address that the kernel wrote there. */
 static void steal_find(void *unused)
 {
 	u32 low = 0, high = 0;
@@ -113,7 +122,7 @@ static void steal_find(void *unused)
 	this_cpu_write(steal_seen, steal_now());
 }
 
-/* A CPU has come, this one. */
+/* Called on a CPU that has come online. */
 void ontime_steal_here(void)
 {
 	steal_find(NULL);
@@ -125,7 +134,7 @@ int ontime_steal_start(void)
 	int err;
 
 	on_each_cpu(steal_find, NULL, 1);
-	/* Such a kernel takes it off its own clock. */
+	/* Such a kernel subtracts stolen time from its own clock. */
 	if (IS_ENABLED(CONFIG_PARAVIRT_TIME_ACCOUNTING))
 		return 0;
 	if (!get_cpu_var(steal_page))

@@ -2,14 +2,16 @@
 /*
  * Steering: which of the guest's new sockets are outsourced.
  *
- * The kernel calls update_socket_protocol() with the arguments of socket(2), for user space only, and takes what it
- * returns for the protocol. io_uring's IORING_OP_SOCKET passes by that function and calls __sys_socket_file() with the
- * same three arguments. The handler below runs at the entry of both and exchanges the third argument, so that sockets
- * that the kernel makes for itself never come here. It changes an argument and not the instruction pointer: a livepatch
- * or a BPF program on the same function goes on working.
+ * For user space's socket(2) only, the kernel calls update_socket_protocol() with the three
+ * arguments, and uses the returned protocol. io_uring's IORING_OP_SOCKET does not call it, but
+ * __sys_socket_file() with the same arguments. The handler below runs at the entry of both
+ * functions and replaces the third argument, so sockets of the kernel itself are never outsourced.
+ * It changes an argument and not the instruction pointer: a livepatch or a BPF program on the same
+ * function keeps working.
  *
- * A socket that the policy names and that cannot be steered stays with the guest's own stack, where it may be reachable
- * nowhere: it is counted by reason (parameter `bypassed`), and the kernel's log says which program made it.
+ * A socket that the policy selects and that cannot be outsourced stays with the guest's own stack,
+ * where it may have no network. It is counted by reason (parameter `bypassed`), and the kernel's
+ * log names the program.
  */
 #include <linux/bpf-cgroup.h>
 #include <linux/cgroup.h>
@@ -36,7 +38,7 @@ static const char * const steer_names[] = {
 	[STEER_CGROUP] = "cgroup",
 };
 
-/* The control groups whose sockets are steered; replaced as a whole. */
+/* The cgroups whose sockets are steered; replaced as a whole. */
 struct steer_list {
 	struct rcu_head rcu;
 	unsigned int count;
@@ -44,7 +46,7 @@ struct steer_list {
 	char paths[];
 };
 
-/* Why a socket that the policy names is not outsourced. */
+/* Why a selected socket is not outsourced. */
 enum steer_bypass { BYPASS_DEVICE, BYPASS_PROTOCOL, BYPASS_BPF, BYPASS_RESERVE, BYPASS_REASONS };
 
 static const char * const bypass_names[BYPASS_REASONS] = {
@@ -75,8 +77,8 @@ static bool steer_in_list(void)
 }
 
 /*
- * A network namespace of its own is a wall around its sockets, and the host's stack lies beyond it: only a control
- * group that is named takes such sockets out.
+ * A network namespace isolates its sockets, and an outsourced socket would leave it for the host's
+ * stack. So only a cgroup that is configured takes such sockets out.
  */
 static bool steer_wanted(void)
 {
@@ -92,8 +94,9 @@ static bool steer_wanted(void)
 
 #ifdef CONFIG_CGROUP_BPF
 /*
- * Whether programs are attached to the caller's control group, or to one above it, that an outsourced socket would pass
- * by. Left out are those that the kernel runs for every protocol: at socket(2), setsockopt(2) and getsockopt(2).
+ * Whether BPF programs are attached to the caller's cgroup, or to one above it, that an outsourced
+ * socket would bypass. The types that the kernel runs for every protocol are left out: those at
+ * socket(2), setsockopt(2) and getsockopt(2).
  */
 static bool steer_has_bpf(void)
 {
@@ -124,8 +127,8 @@ static bool steer_has_bpf(void)
 #endif
 
 /*
- * Whether such a socket may be made there: a program that names its protocol itself passes the hook by, and the wall is
- * there all the same.
+ * Whether a socket may be made in this network namespace. A program may name the protocol itself,
+ * past the hook; isolation counts for it as well.
  */
 bool ontime_steer_may(const struct net *net)
 {
@@ -134,7 +137,10 @@ bool ontime_steer_may(const struct net *net)
 	return net_eq(net, &init_net) || (READ_ONCE(steer_policy) == STEER_CGROUP && steer_in_list());
 }
 
-/* MPTCP falls back to TCP where the peer has none, and the host's sockets have none: a stream of it is one of TCP. */
+/*
+ * MPTCP falls back to TCP if the peer does not support it, and host sockets do not: so its streams
+ * become TCP.
+ */
 static bool steer_kind(int type, int protocol)
 {
 	switch (type & SOCK_TYPE_MASK) {
@@ -147,7 +153,10 @@ static bool steer_kind(int type, int protocol)
 	}
 }
 
-/* Whether it carries an application's messages to other hosts: raw and ping sockets look at the guest's own network. */
+/*
+ * Whether such a socket carries messages to other hosts. Raw and ping sockets are for the guest's
+ * own network.
+ */
 static bool steer_carries(int type, int protocol)
 {
 	switch (type & SOCK_TYPE_MASK) {
@@ -169,7 +178,7 @@ static void steer_bypass(enum steer_bypass reason, int type, int protocol)
 			      bypass_names[reason]);
 }
 
-/* For the host, which shows it: `ontime sockets`. */
+/* For the host, which shows it in `ontime sockets`. */
 u32 ontime_steer_reserved(void)
 {
 	return atomic_long_read(&bypassed[BYPASS_RESERVE]);
@@ -251,7 +260,10 @@ static const struct kernel_param_ops steer_param_ops = { .set = steer_set, .get 
 module_param_cb(steer, &steer_param_ops, NULL, 0644);
 MODULE_PARM_DESC(steer, "whose new sockets are outsourced: all (of the initial network namespace), none, cgroup");
 
-/* A comma-separated list of paths below the root of cgroup v2, "/system.slice/memcached.service" for instance. */
+/*
+ * A comma-separated list of paths below the root of cgroup v2, for example
+ * "/system.slice/memcached.service".
+ */
 static int cgroups_set(const char *value, const struct kernel_param *param)
 {
 	struct steer_list *list;
@@ -325,7 +337,10 @@ static const struct kernel_param_ops bypassed_param_ops = { .get = bypassed_get 
 module_param_cb(bypassed, &bypassed_param_ops, NULL, 0444);
 MODULE_PARM_DESC(bypassed, "read: how many sockets that `steer` names stayed with the guest's own stack, by reason");
 
-/* How many sockets have a port, of the protocol that such a one of the guest's own is of. */
+/*
+ * How many sockets have a port, of the protocol that the guest's own stack uses for this family and
+ * type.
+ */
 static int steer_count(int family, int type)
 {
 	struct socket *sock;
@@ -338,7 +353,10 @@ static int steer_count(int family, int type)
 	return count;
 }
 
-/* Sockets that were made before stay what they are, wherever their descriptors go. */
+/*
+ * Sockets that were made before stay with the guest's own stack, even if their descriptors are
+ * passed on.
+ */
 static void steer_say_earlier(void)
 {
 	int count = steer_count(AF_INET, SOCK_STREAM) + steer_count(AF_INET6, SOCK_STREAM) +
@@ -371,7 +389,10 @@ int ontime_steer_init(void)
 	return err;
 }
 
-/* Parameters are set before the first initializer and outlive a failed one. */
+/*
+ * Parameters are set before the module's init function and outlive its failure; so there is a
+ * separate free function.
+ */
 void ontime_steer_exit(void)
 {
 	unregister_ftrace_function(&steer_ops);

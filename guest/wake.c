@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The wake-up: a channel's MSI of delivery mode 3 (remote read). KVM takes it for "end the halt" and injects nothing,
- * so that no handler runs; on hardware the mode is reserved. And where a channel interrupts: the priority of the
- * interrupt's thread.
+ * Wake-ups: a channel's MSI with delivery mode 3 (remote read). KVM ends the halt for it and
+ * injects nothing, so no handler runs; on hardware the mode is reserved. And for channels that
+ * interrupt: the priority of the interrupt's thread.
  */
 #include <linux/delay.h>
 #include <linux/interrupt.h>
@@ -16,13 +16,13 @@
 
 #define MSI_DATA_MODE 0x700
 #define MSI_DATA_WAKE 0x300
-/* In the address: a remappable format message, whose data are an index. */
+/* Address bit of the remappable format, whose data is an index. */
 #define MSI_ADDRESS_REMAPPED BIT(4)
-/* The address of one vCPU, by its local APIC's number: eight bits, of which all ones means every vCPU. */
+/* Address of one vCPU by its local APIC ID, 8 bits; all ones would mean every vCPU. */
 #define MSI_ADDRESS(APICID) (0xfee00000 | (APICID) << 12)
 #define MSI_APICID_MAX 254
 
-/* With the vector masked, so that the VMM, which looks at unmasking, takes the message over as a whole. */
+/* Masks the vector while writing, because the VMM reads the message when the vector is unmasked. */
 static void wake_write_entry(struct msi_desc *desc, u32 high, u32 low, u32 data)
 {
 	void __iomem *entry = desc->pci.mask_base + desc->msi_index * PCI_MSIX_ENTRY_SIZE;
@@ -37,8 +37,9 @@ static void wake_write_entry(struct msi_desc *desc, u32 high, u32 low, u32 data)
 }
 
 /*
- * After each write of the message by the kernel as well. The destination is not the kernel's: irq_set_affinity() moves
- * such a vector when its next interrupt is handled, and none is any more.
+ * Called also after each write of the message by the kernel. The kernel's destination is not used:
+ * irq_set_affinity() moves such a vector when its next interrupt is handled, and there is none any
+ * more.
  */
 static void wake_write(struct msi_desc *desc, void *data)
 {
@@ -60,7 +61,7 @@ static struct msi_desc *wake_desc(struct ontime_chan *chan)
 	return irq < 0 ? NULL : irq_get_msi_desc(irq);
 }
 
-/* Makes the channel's interrupt a wake-up of its vCPU. */
+/* Turns the channel's interrupt into a wake-up of its vCPU. */
 int ontime_wake_arm(struct ontime_chan *chan)
 {
 	struct msi_desc *desc = wake_desc(chan);
@@ -73,7 +74,7 @@ int ontime_wake_arm(struct ontime_chan *chan)
 	return 0;
 }
 
-/* The kernel's own message again. */
+/* Restores the kernel's own message. */
 void ontime_wake_disarm(struct ontime_chan *chan)
 {
 	struct msi_desc *desc = wake_desc(chan);
@@ -85,8 +86,8 @@ void ontime_wake_disarm(struct ontime_chan *chan)
 }
 
 /*
- * Where the kernel has interrupts handled by threads (PREEMPT_RT, threadirqs), it puts them at FIFO 50. The device was
- * started, and its vector is nobody else's.
+ * If interrupts are handled by threads (PREEMPT_RT, threadirqs), the kernel sets these to FIFO 50.
+ * The device has been started, and its vector is not shared.
  */
 void ontime_irq_first(struct ontime_chan *chan)
 {
@@ -98,7 +99,7 @@ void ontime_irq_first(struct ontime_chan *chan)
 
 	if (!thread)
 		return;
-	/* It gives itself its priority when it first runs. */
+	/* The thread sets its own priority when it first runs. */
 	for (tries = 0; READ_ONCE(thread->policy) != SCHED_FIFO && tries < 1000; tries++)
 		msleep(1);
 	ontime_thread_first(thread);

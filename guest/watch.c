@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A device process that has gone, or was stopped, says nothing, and neither does QEMU: calls would wait for ever. So
- * while there are sockets it is asked from time to time, on the control queue, whose thread has nothing else to do.
- * Where no answer comes, sockets fail with ECONNRESET and new ones are the guest's own, until it answers or another
- * device comes.
+ * Detects a device process that is gone or stopped. QEMU does not report that, and calls would wait
+ * for ever. So while there are sockets, the device is pinged from time to time on the control
+ * queue, whose thread has nothing else to do. If no answer comes, sockets fail with ECONNRESET and
+ * new ones stay with the guest's own stack, until the device answers or another one appears.
  *
- * The device is not touched meanwhile: QEMU waits for a stopped process where its device is reset, and ends where the
- * configuration of a device is read whose process has gone.
+ * The device itself is not touched meanwhile. QEMU waits for a stopped process when its device is
+ * reset. And QEMU ends when the configuration of a device is read whose process is gone.
  */
 #include <linux/moduleparam.h>
 #include <linux/virtio_ring.h>
@@ -17,7 +17,7 @@ static unsigned int patience = 10;
 module_param(patience, uint, 0644);
 MODULE_PARM_DESC(patience, "seconds until a device that does not answer counts as gone; 0: never");
 
-/* What it takes now: the bare way to the device process and back. */
+/* Duration of a ping now, ns: the bare way to the device process and back. */
 static int ping_get(char *buffer, const struct kernel_param *param)
 {
 	struct ontime_dev *dev = ontime_dev_get();
@@ -46,7 +46,7 @@ static void watch_again(struct ontime_chan *main)
 	schedule_delayed_work(&main->watch, seconds * HZ);
 }
 
-/* Something to lose. */
+/* Whether there are calls or sockets that could be lost. */
 static bool watch_wanted(struct ontime_chan *main)
 {
 	return READ_ONCE(patience) && (READ_ONCE(main->in_flight) || !xa_empty(&main->dev->socks));
@@ -81,7 +81,7 @@ static void watch_work(struct work_struct *work)
 	watch_again(main);
 }
 
-/* Deferred where the vCPU halts: an idle guest is not woken for it. */
+/* Deferrable: an idle vCPU is not woken for this work. */
 void ontime_watch_start(struct ontime_chan *main)
 {
 	INIT_DEFERRABLE_WORK(&main->watch, watch_work);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * What kernels before 6.18 lack for RT packets beside bulk ones, a file for each interface of every network namespace:
+ * What kernels before 6.18 lack for RT packets beside bulk packets: two files for each interface in
+ * every network namespace:
  *
- *   /sys/class/net/X/ontime/napi_weight   "default", or at most how many packets its NAPI takes at a time, 1 to 64
+ *   /sys/class/net/X/ontime/napi_weight   "default", or the most packets its NAPI takes in a round, 1 to 64
  *
- *   /sys/class/net/X/ontime/busy_poll     "1" while threads of this module poll its NAPI, napi-poll/X-ID; else "0"
+ *   /sys/class/net/X/ontime/busy_poll     "1" while threads of this module, napi-poll/X-ID, poll its NAPI; else "0"
  *
- * What is set ends with the interface, with its move to another network namespace, and with the module: every instance
- * has its driver's own again. Writing takes CAP_NET_ADMIN of the host: a container's interface is its own, the CPU is
- * not.
+ * A setting ends with the interface, with its move to another network namespace, and with the
+ * module: then every instance has its driver's value again. Writing takes CAP_NET_ADMIN of the
+ * host: a container owns its interface, but not the CPU.
  */
 #include <linux/capability.h>
 #include <linux/device.h>
@@ -22,7 +23,10 @@
 #include "ontime_napi.h"
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 13, 0)
-/* From 6.13 on each NAPI instance defers its interrupt by itself, and from 6.14 on napi_list has another lock. */
+/*
+ * From 6.13 on each NAPI instance defers its interrupt itself, and from 6.14 on napi_list has
+ * another lock.
+ */
 #error "this module is for kernels before 6.13; from 6.19 on nothing here is needed"
 #endif
 
@@ -31,7 +35,10 @@ static ssize_t napi_weight_show(struct device *device, struct device_attribute *
 	struct net_device *dev = to_net_dev(device);
 	ssize_t length = -ENODEV;
 
-	/* Never waited for here: who unregisters the interface holds it and waits for us (net/core/net-sysfs.c). */
+	/*
+	 * Must not wait for rtnl: the thread that unregisters the interface holds it, and waits for
+	 * us (net/core/net-sysfs.c).
+	 */
 	if (!rtnl_trylock())
 		return restart_syscall();
 	if (dev->reg_state == NETREG_REGISTERED)
@@ -110,8 +117,8 @@ static const struct attribute_group group = {
 };
 
 /*
- * The kernel tells again of an interface that is still held after its own directory is gone
- * (netdev_wait_allrefs_any).
+ * The kernel repeats NETDEV_UNREGISTER for an interface that is still referenced after its own
+ * directory is gone (netdev_wait_allrefs_any).
  */
 static void remove_directory(struct net_device *dev)
 {
@@ -125,8 +132,9 @@ static void remove_directory(struct net_device *dev)
 }
 
 /*
- * The kernel tells of every interface that is there when the notifier is registered, and takes each back when it is
- * unregistered (net/core/dev.c, call_netdevice_unregister_notifiers), all under rtnl.
+ * When the notifier is registered, the kernel reports every existing interface; when it is
+ * unregistered, an UNREGISTER for each (net/core/dev.c, call_netdevice_unregister_notifiers). All
+ * under rtnl.
  */
 static int on_event(struct notifier_block *block, unsigned long event, void *data)
 {
@@ -138,7 +146,7 @@ static int on_event(struct notifier_block *block, unsigned long event, void *dat
 			netdev_warn(dev, "no directory ontime in sysfs: its NAPI weight cannot be set\n");
 		break;
 	case NETDEV_UP:
-		/* Many drivers make their instances in ndo_open. */
+		/* Many drivers make their NAPI instances in ndo_open. */
 		ontime_weight_renew(dev);
 		ontime_poll_up(dev);
 		break;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A thread for each of an interface's NAPI instances that looks at its ring all the time, for kernels before 6.19,
- * which have no such threads of their own (KBP, IEICE'22: a polling kernel thread in place of NET_RX softirq).
+ * A thread for each NAPI instance of an interface that polls its ring all the time, for kernels
+ * before 6.19, which have no such threads of their own (KBP, IEICE'22: a polling kernel thread in
+ * place of NET_RX softirq).
  *
- * It is the kernel's busy polling (net/core/dev.c, napi_busy_loop), as a process does that waits for a socket: the
- * thread claims the instance, whose interrupt then stays off. It lets go every STRETCH_US, since it reads under RCU
- * until then; so that the interrupt is not opened there each time, the interface defers that for the time
- * (napi_defer_hard_irqs, gro_flush_timeout: "preferred busy polling", Documentation/networking/napi.rst), which ends by
- * a timer if nobody polls any more. Between two looks timers and all other softirqs have their turn.
+ * It uses the kernel's busy polling (net/core/dev.c, napi_busy_loop), like a process that waits for
+ * a socket: the thread claims the instance, whose interrupt then stays off. It releases the
+ * instance every STRETCH_US, because it is in an RCU read section until then. So that the interrupt
+ * is not enabled each time, the interface defers it (napi_defer_hard_irqs, gro_flush_timeout:
+ * "preferred busy polling", Documentation/networking/napi.rst); if the thread does not poll any
+ * more, a timer ends that. Between two polls, timers and all other softirqs run.
  */
 #include <linux/kthread.h>
 #include <linux/netpoll.h>
@@ -19,16 +21,16 @@
 
 #include "ontime_napi.h"
 
-/* us between two ends of a reader's section. */
+/* The longest RCU read section, us. */
 #define STRETCH_US 500
 /*
- * ns after which the interrupt opens where nobody polls: longer than a stretch, and than a thread that
- * lets others run.
+ * The interrupt is enabled again if the instance is not polled for this time, ns: longer than a
+ * stretch, and than the time in which the thread lets others run.
  */
 #define OPEN_AFTER_NS (4 * NSEC_PER_MSEC)
-/* Packets a look, the kernel's own BUSY_POLL_BUDGET. */
+/* Packets in a poll: the kernel's own BUSY_POLL_BUDGET. */
 #define BUDGET 8
-/* us to wait where the instance is gone, or somebody else has it. */
+/* How long to wait, us, if the instance is gone or another context has it. */
 #define AWAY_US 100
 
 struct poller {
@@ -38,7 +40,7 @@ struct poller {
 	unsigned long looks;
 };
 
-/* An interface that is polled. */
+/* A polled interface. */
 struct polled {
 	struct list_head list;
 	struct net_device *dev;
@@ -48,7 +50,7 @@ struct polled {
 	struct poller pollers[];
 };
 
-/* All interfaces that are to be polled; one that is down has no threads. Under rtnl. */
+/* All polled interfaces; one that is down has no threads. Under rtnl. */
 static LIST_HEAD(polled);
 
 static struct polled *find(struct net_device *dev)
@@ -62,7 +64,7 @@ static struct polled *find(struct net_device *dev)
 	return NULL;
 }
 
-/* The thread's instance, NULL where it is gone. Under RCU. */
+/* The thread's instance, NULL if it is gone. Under RCU. */
 static struct napi_struct *instance(const struct poller *poller)
 {
 	struct napi_struct *napi;
@@ -74,8 +76,8 @@ static struct napi_struct *instance(const struct poller *poller)
 }
 
 /*
- * After each look, whether or not the instance could be claimed: its lists may be somebody else's. Packets that wait to
- * be merged end the stretch.
+ * Called after each poll, whether or not the instance could be claimed: so its GRO lists may be in
+ * use elsewhere. Packets that wait to be merged (GRO) end the stretch.
  */
 static bool enough(void *data, unsigned long since)
 {
@@ -92,9 +94,10 @@ static bool enough(void *data, unsigned long since)
 }
 
 /*
- * Passes on what waits to be merged, which would wait for a look that finds no packets: the driver's own end of a poll
- * does not come while it is polled. Whoever else has the instance does that himself; he is not made to look again, as
- * napi_schedule_prep() alone would.
+ * Passes on packets that wait to be merged (GRO). They would wait for a poll that finds no packets,
+ * because the driver does not end its poll while the instance is polled. Another context that has
+ * the instance flushes them itself. It is not made to poll again, as napi_schedule_prep() alone
+ * would do.
  */
 static void flush_merged(struct poller *poller)
 {
@@ -126,8 +129,8 @@ static int poll(void *data)
 		if (poller->looks == before)
 			usleep_range(AWAY_US, 2 * AWAY_US);
 		/*
-		 * It may never sleep: who takes a tracer's or a probe's code away waits until each task has
-		 * (synchronize_rcu_tasks).
+		 * The thread may never sleep. Code that removes a tracer or a probe waits for each
+		 * task to pass a quiescent state (synchronize_rcu_tasks).
 		 */
 		cond_resched_tasks_rcu_qs();
 	}
@@ -142,7 +145,7 @@ static void stop(struct polled *p)
 	WRITE_ONCE(p->dev->gro_flush_timeout, p->timeout);
 }
 
-/* Instances of an interface that is up. */
+/* Starts the threads of an interface that is up. */
 static struct polled *start(struct net_device *dev)
 {
 	struct napi_struct *napi;
@@ -166,7 +169,7 @@ static struct polled *start(struct net_device *dev)
 	count = 0;
 	rcu_read_lock();
 	list_for_each_entry_rcu(napi, &dev->napi_list, dev_list)
-		/* Transmit-only instances have no id to be polled by. */
+		/* Transmit-only instances have no ID by which they could be polled. */
 		if (count < all && napi->napi_id >= MIN_NAPI_ID)
 			p->pollers[count++].napi_id = napi->napi_id;
 	rcu_read_unlock();
@@ -202,7 +205,10 @@ int ontime_poll_set(struct net_device *dev, bool on)
 		kfree(p);
 		return 0;
 	}
-	/* Its packets come from threads of this host, which polling could only keep from their CPU. */
+	/*
+	 * Its packets come from threads of this host, and polling could only take the CPU from
+	 * these.
+	 */
 	if (!dev->dev.parent)
 		return -EOPNOTSUPP;
 	p = start(dev);
@@ -221,7 +227,7 @@ void ontime_poll_down(struct net_device *dev)
 {
 	struct polled *p = find(dev);
 
-	/* Its instances may be others when it is up again. */
+	/* Its instances may be different when it is up again. */
 	if (p)
 		stop(p);
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * How many packets an interface's NAPI takes at a time.
+ * How many packets an interface's NAPI takes in a round.
  *
- * On PREEMPT_RT before 6.18 everything between local_bh_disable() and local_bh_enable() holds one lock a CPU
- * (kernel/softirq.c, softirq_ctrl.lock), and each round of a NAPI thread is such a stretch (net/core/dev.c,
- * napi_threaded_poll_loop). So an RT packet waits for the round under way: napi_struct.weight packets of a bulk NIC,
- * 64. Nothing outside the kernel sets it.
+ * On PREEMPT_RT before 6.18, code between local_bh_disable() and local_bh_enable() holds a lock of
+ * its CPU (kernel/softirq.c, softirq_ctrl.lock), also for each round of a NAPI thread
+ * (net/core/dev.c, napi_threaded_poll_loop). So an RT packet waits for a round in progress:
+ * napi_struct.weight packets of a bulk NIC, 64. Outside of the kernel the weight cannot be set.
  *
- * A round reads the weight once (__napi_poll), so that a change is for the next one and no packet is touched. Only ever
- * less than the driver's own is set: a driver may have sized things by it.
+ * A round reads the weight once (__napi_poll), so a change applies to the next round, and no packet
+ * is affected. The module only lowers the driver's weight, because a driver may have sized its
+ * structures by it.
  */
 #include <linux/rculist.h>
 #include <linux/rtnetlink.h>
@@ -17,13 +18,16 @@
 
 #include "ontime_napi.h"
 
-/* An instance and its driver's weight. The pointer is compared with those in napi_list and never followed. */
+/*
+ * An instance and its driver's weight. The pointer is only compared with those in napi_list, never
+ * followed.
+ */
 struct known {
 	struct napi_struct *napi;
 	int weight;
 };
 
-/* An interface whose weight is set; one that is not has none of these. */
+/* An interface whose weight is set. Other interfaces have no such entry. */
 struct limit {
 	struct list_head list;
 	struct net_device *dev;
@@ -46,8 +50,9 @@ static struct limit *find(struct net_device *dev)
 }
 
 /*
- * An instance's weight by its driver: one that has another than was set is not the one known by its
- * address, or somebody else's.
+ * An instance's weight by its driver. If the present weight is not the one that was set, another
+ * instance has this address now, or other code has changed the weight: then the present weight
+ * counts.
  */
 static int original(const struct limit *limit, const struct napi_struct *napi)
 {
@@ -93,7 +98,10 @@ int ontime_weight_set(struct net_device *dev, int weight)
 	new->dev = dev;
 	new->weight = weight;
 	new->count = count;
-	/* Drivers that make instances without rtnl can only add to the list: those are left for ontime_weight_renew(). */
+	/*
+	 * Drivers that make instances without rtnl can only add to the list: new ones are left for
+	 * ontime_weight_renew().
+	 */
 	count = 0;
 	rcu_read_lock();
 	list_for_each_entry_rcu(napi, &dev->napi_list, dev_list) {

@@ -14,7 +14,7 @@ fn main() {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let target = PathBuf::from(variable("OUT_DIR")).join("scheduler.bpf.o");
-    // libbpf's headers come with libbpf-sys; the kernel's are the C library's.
+    // libbpf's headers come with libbpf-sys, the kernel's with the C library.
     let compiled = Command::new(&clang)
         .args(["-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", "-D__TARGET_ARCH_x86"])
         .args([

@@ -1,4 +1,4 @@
-//! Generates the Rust side of the guest-host contract from its one definition, abi/ontime_abi.h.
+//! Generates the Rust side of the guest-host ABI from its only definition, abi/ontime_abi.h.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! From captures to the page: everything a report shows comes out of the analysis, and every form shows it.
+//! From captures to the page: everything in a report comes from the analysis, and every format shows it.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// What a made-up server does: most replies within `usual` us, one in `rare` within `slow` us more.
+/// A synthetic server: most replies within `usual` us, and one in `rare` takes up to `slow` us more.
 #[derive(Clone, Copy)]
 struct Server {
     usual: (u64, u64),
@@ -155,7 +155,7 @@ fn json_goes_round_and_other_versions_are_refused_clearly() {
 fn a_figure_that_is_no_number_is_never_written() {
     let mut report = a_report(200);
     report.results[0].bulk_gbps = Some(f64::NAN);
-    // JSON has no NaN: it would come back as "not measured", which it is not.
+    // JSON has no NaN: it would be read back as "not measured", which is wrong.
     assert!(matches!(report.to_json(), Err(SchemaError::NotANumber)));
     report.results[0].bulk_gbps = None;
     assert!(report.to_json().is_ok());
@@ -217,12 +217,252 @@ fn the_terminal_table_has_both_sides_and_what_is_unfavourable() {
     let text = report::terminal(&report);
     let line =
         |start: &str| text.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("{start}\n{text}"));
-    assert!(line("Vanilla Linux").contains("225") && line("Vanilla Linux").contains("92.5"), "{text}");
-    assert!(line("│ outsourcing").contains("46.8"), "{text}");
+    assert!(line("vanilla       ").contains("225") && line("vanilla       ").contains("92.5"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("outsourcing  ") && line.contains("46.8")), "{text}");
+    assert!(text.contains("partitioned: Partitioned\n"), "what a method is: {text}");
     assert!(line("below vanilla, TCP").contains("met"), "{text}");
     assert!(line("at least 20,000 counted").contains("NOT MET"), "{text}");
     assert!(text.contains("requests were never answered"), "{text}");
-    assert!(text.contains("virtual clock: ") && text.contains("real clock: ") && text.contains(&report.command));
+    assert!(text.contains("virtual clock: ") && text.contains("real clock: "));
+    assert!(text.replace(" \\\n    ", " ").contains(&format!("Again: {}\n", report.command)));
+}
+
+/// Maximum width of a table in a terminal, columns.
+const COLUMNS: usize = 100;
+
+/// Metrics of an experiment besides response times, with values of the usual size.
+fn metrics(experiment: &str, place: usize) -> Vec<Metric> {
+    let n = place as u64;
+    let count = |key: &str, value: u64| Metric::count(key, value);
+    let number = |key: &str, unit: Unit, value: f64| Metric::number(key, unit, value * (1.0 + place as f64 / 7.0));
+    let late = || {
+        vec![Metric::number(LATE_OVER, Unit::Us, 250.0), count(LATE, n * 731), number("late-share", Unit::Share, 0.01)]
+    };
+    let jobs = || {
+        vec![
+            count("applications", 100),
+            count(REFUSED, n % 3),
+            number("needed", Unit::Cpus, 1.234),
+            number("slack", Unit::Cpus, 0.1234),
+            number("reserved", Unit::Cpus, 1.4567),
+            number("excess", Unit::Share, 0.0412),
+            count(JOBS, 123_456 + n),
+            count(MISSED, n * 1_234),
+            count("with-misses", n),
+            number("worst-missed", Unit::Share, 0.3),
+            number("slowest-of-period", Unit::Share, 0.7),
+        ]
+    };
+    match experiment {
+        "segments" => {
+            let whole = [
+                count("traced", 150),
+                number("traced-for", Unit::S, 12.3),
+                count("not-named", 0),
+                count("hindered", n),
+            ];
+            let parts = ["host receive", "guest", "host send", "in all"].into_iter().flat_map(|part| {
+                let times = ["mean", "p50", "p99", "p99.9", "max", "sd"].map(|key| number(key, Unit::Us, 12_345.6));
+                [count("requests", 150)].into_iter().chain(times).map(move |metric| metric.of(part)).collect::<Vec<_>>()
+            });
+            let behind = "the packet waited behind vhost-2345 (other), guest 10.2.0.11 [irq/33-virtio3-input.0]";
+            whole.into_iter().chain(parts).chain([count("requests", 7).of(behind)]).collect()
+        }
+        "inversion" => vec![
+            number("p99-by-all", Unit::Times, 1.02),
+            Metric::text("doctor", Unit::Word, "warning"),
+            Metric::text("found", Unit::Sentence, "2 of 2 not as wanted <napi/rt0>"),
+        ],
+        "kbp" => vec![
+            Metric::number("frame", Unit::Bytes, 1_518.0),
+            number("polled", Unit::S, 12.3),
+            number("rested", Unit::S, 45.6),
+            number("saved", Unit::Share, 0.5),
+            number("no-loss", Unit::PerS, 123_456.0),
+            number("lossy", Unit::PerS, 234_567.0),
+            count("trials", 11 + n),
+            count("frames-each", 10_000),
+        ],
+        "sampled-values" | "xen-arm" => late(),
+        "memcached-slo" => late().into_iter().chain(jobs()).chain([number("paper-p99.9", Unit::Us, 450.0)]).collect(),
+        "rta-periodic" | "rta-sporadic" | "rta-scale" | "video" => {
+            let of =
+                |part: &str| ["slice", "period", "worst"].map(|key| number(key, Unit::Us, 23_456.0).of(part)).to_vec();
+            jobs().into_iter().chain((0..12).flat_map(|app| of(&format!("vm{app}, application {app}")))).collect()
+        }
+        "registration" => ["guest", "daemon", "host"].map(|key| number(key, Unit::Us, 1_234.5)).to_vec(),
+        "bulk" => ["cost", "host", "guests", "user", "kernel"].map(|key| number(key, Unit::NsPerByte, 1.234)).to_vec(),
+        "connections" => {
+            vec![number("rate", Unit::PerS, 12_345.6), count("connections", 5_000 + n), count("clients", 8)]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A report with a result for every case of an experiment. The last one has no answers.
+fn a_report_of(experiment: &dyn experiments::Experiment) -> Report {
+    let base = a_report(200);
+    let times = base.results[0].latency_us.unwrap();
+    let mut report = Report { experiment: experiment.name().to_owned(), results: Vec::new(), ..base.clone() };
+    for (place, (method, load)) in experiment.cases().into_iter().enumerate() {
+        let scale = 1.0 + place as f64 * 13.7;
+        let mut result = base.results[0].clone();
+        result.kernel = if method == "vanilla" { "7.2.12-amd64" } else { "7.2.12-rt-amd64" }.to_owned();
+        result.label =
+            format!("what {method} is, in words that are too long for a table, as every method has; {method}");
+        (result.method, result.load, result.lost) = (method, load, place as u64 * 1_234_567);
+        result.count = 12_345_678 + place as u64;
+        for time in [&mut times.clone()] {
+            for figure in [&mut time.mean, &mut time.p50, &mut time.p99, &mut time.p99_9, &mut time.max, &mut time.sd] {
+                *figure *= scale;
+            }
+            result.latency_us = experiment.has_response_times().then_some(*time);
+        }
+        result.metrics = metrics(experiment.name(), place);
+        result.notes = vec![format!("a note of every case that is {}", "long ".repeat(40))];
+        report.results.push(result);
+    }
+    if let Some(last) = report.results.last_mut().filter(|_| experiment.has_response_times()) {
+        last.latency_us = None;
+    }
+    report.command = format!("{} {}", base.command, "--host-toml without=[napi-weight] ".repeat(9).trim());
+    report.paper = experiment.paper(&Figures::load().unwrap());
+    report.notes = experiment.remarks(&Figures::load().unwrap());
+    report.notes.push(format!("exclusive on 7.2-rt: not measured: {}", "the emulated host or a VM failed ".repeat(5)));
+    report.goals = goals::evaluate(experiment.goals(), &report.results, Clock::Virtual, &report.kernel);
+    report
+}
+
+/// The rows and the head of the last table, the one of the results as a whole.
+fn last_table(terminal: &str) -> (String, Vec<&str>) {
+    let lines: Vec<&str> = terminal.lines().collect();
+    let rule = lines.iter().rposition(|line| line.starts_with('─')).unwrap_or_else(|| panic!("{terminal}"));
+    let head = lines[..rule].iter().rposition(|line| line.is_empty()).unwrap();
+    let rows = lines[rule + 1..]
+        .iter()
+        .take_while(|line| !["Verdict", "More columns"].iter().any(|word| line.starts_with(word)));
+    (lines[head..rule].join(" "), rows.copied().collect())
+}
+
+#[test]
+fn the_terminal_table_of_every_experiment_has_room_in_a_terminal() {
+    let measured = experiments::EXPERIMENTS.iter().filter(|experiment| !experiment.cases().is_empty());
+    for experiment in measured {
+        let report = a_report_of(*experiment);
+        let terminal = report::terminal(&report);
+        let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(directory.join(format!("table-{}.txt", experiment.name())), &terminal).unwrap();
+        for line in terminal.lines() {
+            assert!(textwrap::core::display_width(line) <= COLUMNS, "{}: {line}", experiment.name());
+        }
+        let again = &terminal[terminal.find("Again: ").unwrap()..].replace(" \\\n    ", " ");
+        assert!(again.starts_with(&format!("Again: {}\n", report.command)), "it can be pasted: {again}");
+        let (head, rows) = last_table(&terminal);
+        assert_eq!(rows.len(), report.results.len(), "{}: {terminal}", experiment.name());
+        let load = report.results[0].load;
+        let have_loads = report.results.iter().any(|result| result.load != load);
+        let words: Vec<&str> = head.split_whitespace().collect();
+        let has = |word: &str| words.contains(&word);
+        for (row, result) in rows.iter().zip(&report.results) {
+            let cells: Vec<&str> = row.split_whitespace().collect();
+            assert_eq!(cells[0], result.method, "{terminal}");
+            assert!(!have_loads || cells[1] == result.load.name(), "{terminal}");
+            if let Some(times) = result.latency_us {
+                for figure in [times.p99, times.max] {
+                    let figure = ontime_figures::number::us(figure);
+                    assert!(has("p99") && has("max") && cells.contains(&figure.as_str()), "{figure}: {terminal}");
+                }
+            }
+        }
+        // Figures that a goal evaluates are in the table, or above it if they are the same in every case.
+        let above = terminal.split("In every case: ").nth(1).unwrap_or_default().replace("\n  ", " ");
+        let above = above.lines().next().unwrap_or_default();
+        for goal in experiment.goals() {
+            if let goals::Measure::Ratio(figure, ..) | goals::Measure::Only(figure, ..) = goal.measure {
+                let name = figure.head().split(", ").next().unwrap().replace('-', " ");
+                assert!(name.split(' ').all(has) || above.contains(&name), "{name}: {terminal}");
+            }
+        }
+        assert_eq!(has("vanilla"), report.results.iter().any(|result| result.method == "vanilla"), "{terminal}");
+        assert!(terminal.lines().rev().take(8).any(|line| line.starts_with("Verdict: ")), "{terminal}");
+    }
+}
+
+#[test]
+fn a_table_has_room_with_long_names_and_conditions_that_all_differ() {
+    let mut report = a_report(200);
+    for (place, result) in report.results.iter_mut().enumerate() {
+        result.method = format!("{}-{place}", "a-method-with-a-very-long-name".repeat(3));
+        result.kernel = format!("7.{place}.12+20261120-rt-amd64");
+        if let Some(times) = result.latency_us.as_mut() {
+            (times.p99, times.max) = (123_456_789_012.0 * (1.0 + place as f64), 1e300);
+        }
+        let parts = ["n".repeat(200), "µ — 中文 ".repeat(30)];
+        let of = |part: &String| {
+            [
+                Metric::text("state", Unit::Word, "w".repeat(300)).of(part),
+                Metric::number("cost", Unit::S, 1e-300).of(part),
+            ]
+        };
+        result.metrics.extend(parts.iter().flat_map(of));
+        result.metrics.extend((0..30).map(|key| Metric::number(&format!("own-figure-{key}"), Unit::Us, place as f64)));
+    }
+    let terminal = report::terminal(&report);
+    let too_wide = terminal.lines().find(|line| textwrap::core::display_width(line) > COLUMNS);
+    assert!(too_wide.is_none(), "{too_wide:?}\n{terminal}");
+    assert!(terminal.contains("More columns (--csv, --html): "));
+}
+
+#[test]
+fn what_is_the_same_in_every_case_is_told_once() {
+    let mut report = a_report(200);
+    report.results.truncate(3);
+    for result in &mut report.results {
+        (result.lost, result.cpu_share) = (0, Some(0.97));
+        result.notes = vec!["requests arrived on a grid".to_owned()];
+    }
+    let terminal = report::terminal(&report);
+    let (head, rows) = last_table(&terminal);
+    let head: Vec<&str> = head.split("count 200").nth(1).unwrap().split_whitespace().collect();
+    assert!(!["lost", "CPU", "load"].iter().any(|word| head.contains(word)) && rows.len() == 3, "{terminal}");
+    let same = terminal.split("In every case: ").nth(1).unwrap().replace("\n  ", " ");
+    let same = same.lines().next().unwrap();
+    for said in [
+        "TCP flood",
+        "Linux 7.2.12-amd64 and 7.2.12-rt-amd64",
+        "virtual clock",
+        "1 CPU",
+        "lost 0",
+        "CPU 97 %",
+        "count 200",
+    ] {
+        assert!(same.contains(said), "{said}: {same}");
+    }
+    assert_eq!(terminal.matches("requests arrived on a grid").count(), 1);
+    assert!(terminal.contains("every case: requests arrived on a grid"));
+    // Results of two runs of the same case are distinguished.
+    report.results.push(report.results[1].clone());
+    let terminal = report::terminal(&report);
+    assert!(last_table(&terminal).1[3].starts_with("rt-default #2 "), "{terminal}");
+}
+
+#[test]
+fn the_verdict_is_the_end_and_names_what_was_missed() {
+    let report = a_report(500);
+    let terminal = report::terminal(&report);
+    let verdict = terminal.split("Verdict: ").nth(1).unwrap().replace("\n  ", " ");
+    let count = |met| report.goals.iter().filter(|goal| goal.binding && goal.met == met).count();
+    let binding = report.goals.iter().filter(|goal| goal.binding).count();
+    assert!(verdict.starts_with(&format!("{} of {binding} goals met; NOT MET: ", count(Some(true)))), "{verdict}");
+    assert!(
+        verdict.contains("requests (500; goal: at least 20,000); not measured: ")
+            && verdict.contains("and 4 more above"),
+        "{verdict}"
+    );
+    let (_, rows) = last_table(&terminal);
+    assert_eq!(rows.len(), report.results.len());
+    let real = Report { goals: Vec::new(), ..report };
+    assert!(report::terminal(&real).ends_with("Verdict: rt-server has no goals\n"));
 }
 
 #[test]
@@ -295,7 +535,7 @@ fn metrics_of_results_and_of_their_parts_are_in_every_form() {
     let line = |word: &str| terminal.lines().find(|line| line.contains(word)).unwrap_or_else(|| panic!("{terminal}"));
     assert!(line("host receive").contains("rt-default") && line("host receive").contains("1,234"));
     assert!(line("warning").contains("threaded") && !terminal.contains("napi/rt0"), "a sentence is for the page");
-    // A result has many parts in the page and the JSON, and not in a terminal.
+    // The page and the JSON show all parts of a result; a terminal does not.
     for number in 0..20 {
         report.results[1].metrics.push(Metric::count("requests", 1).of(&format!("inversion {number}")));
     }
@@ -328,7 +568,13 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
     assert!(Report::from_json(&report.to_json().unwrap()).unwrap() == report);
     assert_eq!(column(&report, "daemon_us")[..3], [String::new(), "129".to_owned(), "0".to_owned()]);
     let terminal = report::terminal(&report);
-    assert!(terminal.lines().any(|line| line.contains("│ change") && line.ends_with(" 189 │")), "{terminal}");
+    let change: Vec<&str> =
+        terminal.lines().find(|line| line.starts_with("change  ")).unwrap().split_whitespace().collect();
+    assert_eq!(
+        change[..7],
+        ["change", "314", "314", "314", "314", "129", "189"],
+        "mean to max, daemon, host: {terminal}"
+    );
     let page = report::html(&report);
     assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("<td>189</td>"));
 }
@@ -409,12 +655,12 @@ fn the_page_is_self_contained_escaped_and_complete() {
         assert!(!page.contains(outside), "the page refers to something outside: {outside}");
     }
     assert!(page.contains("prefers-color-scheme: dark"));
-    // An SVG element left open would swallow what follows it.
+    // An unclosed SVG element would hide the following ones.
     for element in ["svg", "g", "line", "path", "rect", "circle", "text", "title", "desc"] {
         let open = page.matches(&format!("<{element}>")).count() + page.matches(&format!("<{element} ")).count();
         assert_eq!(open, page.matches(&format!("</{element}>")).count(), "{element}");
     }
-    // A CDF and a tail for 7.2 virtual, 6.12 virtual and 7.2 real, and a histogram a result.
+    // A CDF and a tail for 7.2 virtual, 6.12 virtual and 7.2 real, and a histogram per result.
     assert_eq!(page.matches("role=\"img\"").count(), 3 * 2 + report.results.len());
     assert!(page.contains(&report.command) && page.contains("&lt;Xeon&gt; &amp; friends"));
     for result in &report.results {

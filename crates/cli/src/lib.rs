@@ -1,8 +1,8 @@
-//! What the command lines of `ontime` and `ontime-lab` share: exit statuses, how an error is printed, and the version.
+//! What the command lines of `ontime` and `ontime-lab` share: exit statuses, printing of errors, and the version.
 //!
-//! The first four statuses are those of monitoring plug-ins. Usage and configuration errors have sysexits(3)'s numbers,
-//! which systemd shows by name, so that neither is taken for a state of the host. docs/daemon.md has the table for
-//! users.
+//! The first four statuses are those of monitoring plug-ins. Usage and configuration errors have the numbers of
+//! sysexits(3), which systemd shows by name, so that they cannot be mistaken for a state of the host. docs/daemon.md
+//! has the table for users.
 
 use std::error::Error;
 use std::io;
@@ -10,35 +10,35 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
-/// Done, and all is as wanted.
+/// Done, and everything is as planned.
 pub const OK: u8 = 0;
 /// Done, and something drifted, failed, does not fit or was missed.
 pub const WARNING: u8 = 1;
-/// Done, and the class guarantee does not hold: a critical finding.
+/// Done, and the guarantee of a class does not hold: a critical finding.
 pub const CRITICAL: u8 = 2;
-/// Not done, or not all of it could be seen: rights, the daemon or an ability of the host are missing.
+/// Not done, or not everything could be seen: rights, the daemon or a feature of the host is missing.
 pub const UNKNOWN: u8 = 3;
-/// EX_USAGE: called wrongly, or with the name of something that does not exist.
+/// EX_USAGE: wrong arguments, or the name of something that does not exist.
 pub const USAGE: u8 = 64;
 /// EX_CONFIG: a configuration file is wrong.
 pub const CONFIG: u8 = 78;
 
-/// An error that decides the exit status itself.
+/// An error with its own exit status.
 #[derive(Debug)]
 pub struct Exit {
     /// The status.
     pub status: u8,
-    /// What is wrong and what to do.
+    /// What is wrong, and the remedy.
     pub message: String,
 }
 
 impl Exit {
-    /// Called wrongly.
+    /// An error in the arguments.
     pub fn usage(message: impl Into<String>) -> Self {
         Self { status: USAGE, message: message.into() }
     }
 
-    /// Not done, or not seen.
+    /// Something was not done, or could not be seen.
     pub fn unknown(message: impl Into<String>) -> Self {
         Self { status: UNKNOWN, message: message.into() }
     }
@@ -58,7 +58,7 @@ impl std::fmt::Display for Exit {
 
 impl Error for Exit {}
 
-/// The status of an error by its type, for the errors of one program's own crates.
+/// Determines the status of an error by its type, for the errors of a program's own crates.
 pub type Known = fn(&(dyn Error + 'static)) -> Option<u8>;
 
 /// Runs a program: reads its command line, runs it, and prints an error after the program's name. `version` is what
@@ -82,9 +82,9 @@ pub fn main<C: CommandFactory + FromArgMatches>(
     }
 }
 
-/// Prints the error and gives the status that it stands for.
+/// Prints the error and returns its status.
 fn of_error(program: &str, known: Known, error: &anyhow::Error) -> ExitCode {
-    // A reader that went away (`ontime ps | head`) is no error.
+    // A reader that closed the pipe (`ontime ps | head`) is no error.
     let of_writing = |cause: &(dyn Error + 'static)| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         kind.or_else(|| cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind))
@@ -96,7 +96,7 @@ fn of_error(program: &str, known: Known, error: &anyhow::Error) -> ExitCode {
     ExitCode::from(status(error, known))
 }
 
-/// The status that an error stands for.
+/// The status of an error.
 pub fn status(error: &anyhow::Error, known: Known) -> u8 {
     let of_cause = |cause: &(dyn Error + 'static)| match cause.downcast_ref::<Exit>() {
         Some(exit) => Some(exit.status),
@@ -105,8 +105,8 @@ pub fn status(error: &anyhow::Error, known: Known) -> u8 {
     error.chain().find_map(of_cause).unwrap_or(UNKNOWN)
 }
 
-/// The error and its causes in a line. Messages of the crates' own errors end in their cause already; it is not said
-/// twice.
+/// The error and its causes in one line. Messages of the crates' own errors already end with their cause, which is not
+/// repeated.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {

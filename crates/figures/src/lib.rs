@@ -1,7 +1,7 @@
-//! Figures and how they are shown, the same in the product (`ontime trace`) and in the laboratory's reports.
+//! Figures and their presentation, the same in the product (`ontime trace`) and in the laboratory's reports.
 //!
 //! - [`stats`]: exact statistics of samples.
-//! - [`number`]: figures as they are printed.
+//! - [`number`]: formats figures.
 //! - [`page`]: the frame and style of an HTML page.
 
 pub mod number;

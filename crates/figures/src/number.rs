@@ -1,11 +1,11 @@
-//! Figures as they are printed, the same everywhere.
+//! Formats figures, the same way everywhere.
 
-/// Microseconds: one decimal below 100, whole with a thousands separator from there.
+/// Microseconds: one decimal below 100, else whole with a thousands separator.
 pub fn us(value: f64) -> String {
     if value.abs() < 99.95 { format!("{value:.1}") } else { grouped(value.round()) }
 }
 
-/// Three significant digits, and all digits before the point.
+/// Three significant digits, and all digits before the decimal point.
 pub fn significant(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude >= 99.95 {
@@ -29,7 +29,7 @@ pub fn percent(share: f64) -> String {
     if percent >= 9.995 || percent == 0.0 { format!("{percent:.0} %") } else { format!("{} %", significant(percent)) }
 }
 
-/// A ratio of p99 to vanilla's: how many times lower or higher.
+/// A ratio of vanilla's p99 to a method's, as a factor: how many times lower or higher the method is.
 pub fn times(below: f64) -> String {
     if below >= 1.0 {
         format!("{}x lower", significant(below))

@@ -1,13 +1,13 @@
-//! The page: one HTML file that needs nothing else, in light and dark, on a phone and on paper. There is no script, and
-//! the content security policy forbids every request.
+//! The page: one self-contained HTML file, in light and dark, for phones and for paper. There is no script, and the
+//! content security policy forbids every request.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// A self-contained page in the style of all of Ontime's: light and dark, no script, no request to anywhere. `style` is
-/// what the page needs beyond the common style sheet.
+/// A self-contained page in Ontime's common style: light and dark, no script, no requests. `style` has the page's
+/// additional style rules.
 pub fn page(title: &str, style: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)

@@ -8,8 +8,8 @@
 //!   it, the `ceil(p/100 * n)`-th smallest (Hyndman and Fan, type 1). It is always a sample that was measured.
 //! - standard deviation: of the **sample** (divided by n - 1); 0 for one sample.
 //! - interval of a percentile: two-sided 95 %, distribution-free, from the order statistics around its rank (normal
-//!   approximation of the binomial, ranks rounded outwards). It supposes independent samples; where the upper rank is
-//!   beyond the largest sample there is no upper bound.
+//!   approximation of the binomial, ranks rounded outwards). It assumes independent samples. If the upper rank is
+//!   beyond the largest sample, there is no upper bound.
 
 use std::collections::BTreeMap;
 
@@ -47,16 +47,17 @@ impl Percentile {
 pub struct Interval {
     /// Lower bound, ns.
     pub low_ns: u64,
-    /// Upper bound, ns; `None` where the samples are too few to give one.
+    /// Upper bound, ns; `None` where there are too few samples for one.
     pub high_ns: Option<u64>,
 }
 
-/// How often each value was measured, ns: what is kept of a series of any length, where its values are few.
+/// How often each value was measured, ns. This keeps a series of any length in little memory if it has few different
+/// values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<u64, u64>);
 
 impl Tally {
-    /// Takes a sample, ns.
+    /// Adds a sample, ns.
     pub fn take(&mut self, sample: u64) {
         *self.0.entry(sample).or_default() += 1;
     }
@@ -66,13 +67,13 @@ impl Tally {
         self.0.iter().map(|(&value, &times)| (value, times))
     }
 
-    /// What is said of them; `None` without samples.
+    /// The statistics of the samples; `None` without samples.
     pub fn summary(&self) -> Option<Summary> {
         Sorted::runs(self.values()).summary()
     }
 }
 
-/// Samples in increasing order: each value, and how many samples are not above it.
+/// Samples in increasing order: each value, and the number of samples that are not above it.
 #[derive(Debug, Clone)]
 pub struct Sorted(Vec<(u64, usize)>);
 
@@ -83,7 +84,7 @@ impl Sorted {
         Self::runs(samples.into_iter().map(|sample| (sample, 1)))
     }
 
-    /// Of values in increasing order, the same ones in a row or not.
+    /// Counts values that come in increasing order; equal values may be repeated.
     fn runs(values: impl Iterator<Item = (u64, u64)>) -> Self {
         let mut runs: Vec<(u64, usize)> = Vec::new();
         let mut so_far = 0;
@@ -97,7 +98,7 @@ impl Sorted {
         Self(runs)
     }
 
-    /// How many samples.
+    /// The number of samples.
     fn count(&self) -> usize {
         self.0.last().map_or(0, |&(_, not_above)| not_above)
     }
@@ -107,7 +108,7 @@ impl Sorted {
         self.at_rank(percentile.rank(self.count()))
     }
 
-    /// Samples above a percentile.
+    /// The number of samples above a percentile.
     pub fn beyond(&self, percentile: Percentile) -> u64 {
         let Some(value) = self.percentile(percentile) else { return 0 };
         let after = self.0.partition_point(|&(of, _)| of <= value);
@@ -131,7 +132,7 @@ impl Sorted {
         self.0.get(place).map(|&(value, _)| value)
     }
 
-    /// Each value, and how often.
+    /// Each value, and how often it was measured.
     fn values(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
         let before = std::iter::once(0).chain(self.0.iter().map(|&(_, not_above)| not_above));
         self.0.iter().zip(before).map(|(&(value, not_above), before)| (value, not_above - before))
@@ -157,7 +158,7 @@ impl Sorted {
         })
     }
 
-    /// Two passes, so that a large mean does not swallow a small deviation.
+    /// Calculated in two passes, so that a small deviation is not lost beside a large mean.
     fn mean_and_sd(&self) -> (f64, f64) {
         let n = self.count() as f64;
         let sum: u128 = self.values().map(|(value, times)| u128::from(value) * times as u128).sum();
@@ -170,10 +171,10 @@ impl Sorted {
     }
 }
 
-/// What is said of a set of samples. All in ns.
+/// Statistics of samples. All times in ns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// How many.
+    /// The number of samples.
     pub count: u64,
     /// The smallest.
     pub min: u64,
@@ -197,7 +198,7 @@ pub struct Summary {
     pub p99_99: u64,
     /// The largest.
     pub max: u64,
-    /// Samples above the 99.9th percentile: how many measurements the far tail rests on.
+    /// Samples above the 99.9th percentile: the number of measurements on which the far tail is based.
     pub beyond_p99_9: u64,
 }
 

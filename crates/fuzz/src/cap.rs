@@ -1,4 +1,4 @@
-//! What `daemon.toml` needs of the daemon's runtime caps.
+//! The parts of the daemon's runtime caps that `daemon.toml` needs.
 #![allow(dead_code, reason = "the targets use a part of these files")]
 
 use std::time::Duration;
@@ -10,16 +10,16 @@ pub mod account;
 
 pub use account::Share;
 
-/// As `daemon::cap::Settings`.
+/// A copy of `daemon::cap::Settings`.
 pub struct Settings {
-    /// The period of caps.
+    /// The caps' period.
     pub period: Duration,
-    /// The most of one CPU.
+    /// The greatest share of one CPU.
     pub cpu_share: Share,
     /// The watcher's priority.
     pub watcher: Policy,
-    /// The most threads.
+    /// Most threads.
     pub capacity: usize,
-    /// What they take.
+    /// Number of file descriptors for them.
     pub descriptors: usize,
 }

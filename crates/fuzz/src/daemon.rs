@@ -1,4 +1,4 @@
-//! Files of the crate `ontime`, which is a program and no library.
+//! Files of the crate `ontime`, which is a program and not a library.
 #![allow(dead_code, reason = "the targets use a part of these files")]
 
 use crate::cap;

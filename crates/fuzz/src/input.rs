@@ -1,15 +1,15 @@
-//! An input, taken from its front.
+//! A fuzz input that is consumed from its front.
 
-/// The bytes that are left. Where there are too few, zeros are taken.
+/// The remaining bytes. Missing bytes are read as zeros.
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of an input.
+    /// A whole input.
     pub fn new(data: &'a [u8]) -> Self {
         Self(data)
     }
 
-    /// The next so many bytes.
+    /// The next `N` bytes.
     pub fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut taken = [0; N];
         let (now, later) = self.0.split_at(N.min(self.0.len()));
@@ -24,17 +24,17 @@ impl<'a> Input<'a> {
         byte
     }
 
-    /// The next 8 bytes as a number.
+    /// The next 8 bytes as a little-endian number.
     pub fn word(&mut self) -> u64 {
         u64::from_le_bytes(self.bytes())
     }
 
-    /// Whether nothing is left.
+    /// Whether no bytes are left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }

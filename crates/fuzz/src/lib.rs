@@ -1,18 +1,17 @@
-//! Fuzz targets: one function for each kind of bytes that a guest, a container or a local user chooses.
+//! Fuzz targets: one function per kind of bytes that a guest, a container or a local user can choose.
 //!
-//! In: any bytes. Out: nothing, or a panic where the product's own code panics, or breaks the property that the
-//! target's comment names. Targets call the code of the product, and no copy of it.
-//! [docs/fuzzing.md](../../../docs/fuzzing.md) has how they are run. The test `corpus` runs every target over its
-//! corpus and over mutations of the corpus.
+//! Input: any bytes. Output: nothing, or a panic if the product's code panics or violates the property in the target's
+//! comment. Targets call the product's code, not a copy of it. [docs/fuzzing.md](../../../docs/fuzzing.md) describes
+//! how to run them. The test `corpus` runs every target with its corpus and with mutations of the corpus.
 //!
 //! | file | |
 //! |---|---|
 //! | `targets::guest` | a guest's memory: rings, calls, the control queue |
 //! | `targets::shared` | memory and lines of a device process: ledger, published deadlines, needs |
 //! | `targets::host` | `/proc`, command lines, cgroups, libvirt's files, monitors |
-//! | `targets::kernel` | what the kernel tells: trace rings, netlink; the journal |
+//! | `targets::kernel` | data from the kernel: trace rings, netlink; the journal |
 //! | `targets::files` | every TOML file |
-//! | `daemon`, `cap` | files of the crate `ontime`, a program, compiled here, too |
+//! | `daemon`, `cap` | files of the program `ontime` that are compiled here, too |
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +26,7 @@ mod daemon;
 mod input;
 pub mod targets;
 
-/// Runs a target on an input.
+/// A target, run with an input.
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
@@ -54,7 +53,7 @@ pub const TARGETS: [(&str, Target); 20] = [
     ("sockets_toml", targets::files::sockets_toml),
 ];
 
-/// The target of a name.
+/// The target with this name.
 pub fn target(name: &str) -> Option<Target> {
     TARGETS.iter().find(|(known, _)| *known == name).map(|(_, target)| *target)
 }

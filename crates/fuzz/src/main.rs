@@ -1,5 +1,5 @@
-//! The fuzzer's binary, with libFuzzer's arguments: files are run, directories are the corpus. `FUZZ_TARGET` in the
-//! environment names the target.
+//! The fuzzer's binary, with libFuzzer's arguments: files are run, directories are the corpus. The environment variable
+//! `FUZZ_TARGET` selects the target.
 
 #![no_main]
 

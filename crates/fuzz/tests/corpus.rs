@@ -1,4 +1,4 @@
-//! Every target over its corpus, and over mutations of the corpus: what `cargo test` covers without a fuzzer.
+//! Every target with its corpus and with mutations of the corpus: the coverage of `cargo test` without a fuzzer.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use ontime_fuzz::TARGETS;
 
-/// Mutations of each target's corpus, where `MUTATIONS` in the environment does not say how many.
+/// Number of mutations of each target's corpus, unless the environment variable `MUTATIONS` is set.
 const MUTATIONS: usize = 2_000;
 /// The longest input, bytes.
 const LONGEST: usize = 4_096;
-/// The most inputs of a target in the corpus.
+/// The most inputs per target in the corpus.
 const INPUTS: usize = 15;
 
 /// Marsaglia's xorshift64: the same inputs on every machine.
@@ -25,7 +25,7 @@ impl Random {
         (self.0 >> 11) as usize % bound.max(1)
     }
 
-    /// One to eight changes of an input: bits, bytes, numbers at the edge of their range, pieces of other inputs.
+    /// One to eight changes of an input: bits, bytes, numbers at the limits of their range, pieces of other inputs.
     fn mutate(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = inputs[self.below(inputs.len())].clone();
         for _ in 0..=self.below(8) {
@@ -67,7 +67,7 @@ fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// Says which input a panic is about.
+/// Prints the input that caused a panic.
 struct About<'a>(&'a str, &'a [u8]);
 
 impl Drop for About<'_> {

@@ -1,7 +1,7 @@
-//! The running host: knobs read and written through `/proc`, `/sys`, netlink and the scheduler's system calls.
+//! The running host: reads and writes knobs through `/proc`, `/sys`, netlink and the scheduler's system calls.
 //!
-//! In: a [`Knob`]. Out: its value, or it is set. Nothing is cached between calls but open netlink sockets, so that an
-//! interface renamed or unplugged a moment ago is noticed.
+//! In: a [`Knob`]. Out: its value, or an error. Only open netlink sockets are kept between calls, so that a renamed or
+//! unplugged interface is noticed at once.
 
 use std::cell::RefCell;
 use std::fs;
@@ -23,7 +23,7 @@ use crate::obstacle::{self, Obstacle};
 use crate::rules::UNTHREADING_WAITS;
 use crate::tap::{self, Tap};
 
-/// Where the host's file systems are mounted; tests put others in their place.
+/// Mount points of the host's file systems. Tests use other directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
     /// `/proc`.
@@ -34,7 +34,7 @@ pub struct Roots {
     pub debug: PathBuf,
     /// `/dev`.
     pub dev: PathBuf,
-    /// `/`, below which other programs have their files.
+    /// `/`, for files of other programs.
     pub root: PathBuf,
 }
 
@@ -76,45 +76,27 @@ impl LiveHost {
         Self { roots, ..Self::default() }
     }
 
-    /// Where its file systems are.
+    /// Mount points of the file systems.
     pub fn roots(&self) -> &Roots {
         &self.roots
     }
 
     fn with_netdev<T>(&self, knob: &Knob, run: impl FnOnce(&mut Netdev) -> io::Result<T>) -> Result<T, KnobError> {
         let mut slot = self.netdev.borrow_mut();
-        if slot.is_none() {
-            *slot = Some(Netdev::open().map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => unsupported(knob, "the kernel has no netlink family netdev (6.8)"),
-                _ => os(knob, "opening netlink family netdev", error),
-            })?);
-        }
-        let Some(netdev) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
-        run(netdev).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOENT) => KnobError::Gone(knob.to_string()),
-            Some(libc::EOPNOTSUPP | libc::EINVAL) => unsupported(
-                knob,
-                "the kernel does not know this (NAPI by netlink: 6.8, threading one: 6.17, polling: 6.19)",
-            ),
-            _ => os(knob, "asking netlink family netdev", error),
-        })
+        let netdev = opened(&mut slot, Netdev::open).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                unsupported(knob, "this kernel has no netlink family netdev", "Linux 6.8 or later")
+            }
+            _ => os(knob, "opening netlink family netdev", error),
+        })?;
+        run(netdev).map_err(|error| netdev_error(knob, error))
     }
 
     fn with_route<T>(&self, knob: &Knob, run: impl FnOnce(&mut Netlink) -> io::Result<T>) -> Result<T, KnobError> {
         let mut slot = self.route.borrow_mut();
-        if slot.is_none() {
-            let opened = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE);
-            *slot = Some(opened.map_err(|error| os(knob, "opening rtnetlink", error))?);
-        }
-        let Some(route) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
-        run(route).map_err(|error| match (error.raw_os_error(), error.kind()) {
-            (Some(libc::ENODEV), _) => KnobError::Gone(knob.to_string()),
-            (Some(libc::ENOENT | libc::EOPNOTSUPP), _) => {
-                unsupported(knob, "the kernel is built without cls_flower, act_skbedit, clsact or this qdisc")
-            }
-            (_, io::ErrorKind::AddrInUse) => unsupported(knob, &error.to_string()),
-            _ => os(knob, "asking rtnetlink", error),
-        })
+        let route = opened(&mut slot, || Netlink::open(netlink_sys::protocols::NETLINK_ROUTE))
+            .map_err(|error| os(knob, "opening rtnetlink", error))?;
+        run(route).map_err(|error| route_error(knob, error))
     }
 
     fn with_ethtool<T>(
@@ -124,26 +106,23 @@ impl LiveHost {
         run: impl FnOnce(&mut Ethtool) -> io::Result<T>,
     ) -> Result<T, KnobError> {
         let mut slot = self.ethtool.borrow_mut();
-        if slot.is_none() {
-            *slot = Some(Ethtool::open().map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => unsupported(knob, "the kernel has no netlink family ethtool (5.6)"),
-                _ => os(knob, "opening netlink family ethtool", error),
-            })?);
-        }
-        let Some(ethtool) = slot.as_mut() else { return Err(unsupported(knob, "netlink is not open")) };
+        let ethtool = opened(&mut slot, Ethtool::open).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => unsupported(
+                knob,
+                "this kernel has no netlink family ethtool",
+                "Linux 5.7 or later with CONFIG_ETHTOOL_NETLINK",
+            ),
+            _ => os(knob, "opening netlink family ethtool", error),
+        })?;
         run(ethtool).map_err(|error| match error.raw_os_error() {
-            // Of a device that is being reset, or sleeps, the kernel says that too (net/ethtool/netlink.c,
-            // ethnl_ops_begin): it comes back as it was.
-            Some(libc::ENODEV) if self.nic_dir(knob, nic).is_ok() => {
-                os(knob, "asking netlink family ethtool while the device is away", error)
-            }
-            Some(libc::ENODEV) => KnobError::Gone(knob.to_string()),
-            Some(libc::EOPNOTSUPP | libc::EINVAL) => unsupported(knob, "its driver does not let this be set"),
-            _ => os(knob, "asking netlink family ethtool", error),
+            // The kernel returns ENODEV also for a device that is being reset or is suspended (net/ethtool/netlink.c,
+            // ethnl_ops_begin). Such a device comes back unchanged.
+            Some(libc::ENODEV) if self.nic_dir(knob, nic).is_err() => gone(knob),
+            _ => ethtool_error(knob, error),
         })
     }
 
-    /// The NIC's directory in sysfs under the name it has now.
+    /// The NIC's directory in sysfs, under its present name.
     fn nic_dir(&self, knob: &Knob, nic: &NicId) -> Result<PathBuf, KnobError> {
         let class = self.roots.sys.join("class/net");
         let last = class.join(&nic.name);
@@ -155,7 +134,7 @@ impl LiveHost {
             .filter_map(Result::ok)
             .map(|entry| entry.path())
             .find(|path| index_of(path) == Some(nic.ifindex))
-            .ok_or_else(|| KnobError::Gone(format!("{knob}: interface {} ({})", nic.name, nic.ifindex)))
+            .ok_or_else(|| gone(knob))
     }
 
     fn path_of(&self, knob: &Knob) -> Result<PathBuf, KnobError> {
@@ -167,7 +146,7 @@ impl LiveHost {
                 self.same_irq(knob, irq)?;
                 Ok(self.roots.proc.join(format!("irq/{}/smp_affinity_list", irq.irq)))
             }
-            _ => Err(unsupported(knob, "is no file")),
+            _ => Err(bad(knob, &"it is read and written as a file, and is none")),
         }
     }
 
@@ -177,32 +156,33 @@ impl LiveHost {
         if is("chip_name", &irq.chip) && is("hwirq", &irq.hwirq) {
             return Ok(());
         }
-        Err(KnobError::Gone(knob.to_string()))
+        Err(gone(knob))
     }
 
     fn read_file(&self, knob: &Knob) -> Result<String, KnobError> {
         let path = self.path_of(knob)?;
-        let text = fs::read_to_string(&path).map_err(|error| file_error(knob, &path, "reading", error))?;
+        let text = fs::read_to_string(&path).map_err(|error| file_error(knob, "reading", error))?;
         Ok(text.trim().to_owned())
     }
 
     fn write_file(&self, knob: &Knob, text: &str) -> Result<(), KnobError> {
         let path = self.path_of(knob)?;
-        // One write call: sysfs and procfs take each call as a whole value. Never creates a file.
+        // Writes with one call, because sysfs and procfs treat each call as a complete value. Never creates a file.
         let written = fs::OpenOptions::new()
             .write(true)
             .truncate(true)
             .open(&path)
             .and_then(|mut file| file.write_all(text.as_bytes()));
-        written.map_err(|error| file_error(knob, &path, "writing", error))
+        written.map_err(|error| file_error(knob, "writing", error))
     }
 
-    /// New NAPI threads start at nice 0, where a ring overflows while the pass that will place them looks again: a bulk
-    /// driver's place is theirs until then. Where the kernel does not name them (before 6.8) they wait.
+    /// New NAPI threads start at nice 0. There a ring may overflow before the next pass gives them their place. Until
+    /// then they get the place of bulk drivers. Before 6.8 the kernel does not report the threads, and they stay at
+    /// nice 0.
     fn lift_new_napi_threads(&self, knob: &Knob, nic: &NicId) {
         let napis = self.with_netdev(knob, Netdev::napis).unwrap_or_default();
         for pid in napis.get(&nic.ifindex).into_iter().flatten().filter_map(|napi| napi.pid) {
-            // One that has ended, or that somebody placed, is not ours to lift.
+            // A thread that has ended, or that another program has placed, stays as it is.
             if let Ok(thread) = ThreadId::of(pid, pid) {
                 if thread.policy().is_ok_and(|policy| policy == Policy::BULK) {
                     let _ = thread.set_policy(Policy::BULK_DRIVER);
@@ -211,8 +191,8 @@ impl LiveHost {
         }
     }
 
-    /// Refuses where the kernel would wait for ever, with the RTNL lock held ([`UNTHREADING_WAITS`]). An interface that
-    /// goes down between this look and the write still blocks it.
+    /// Returns an error if the kernel would wait forever while it holds the RTNL lock ([`UNTHREADING_WAITS`]). If the
+    /// interface goes down between this check and the write, the write still blocks.
     fn may_end_threads(&self, knob: &Knob, nic: &NicId) -> Result<(), KnobError> {
         let dir = self.nic_dir(knob, nic)?;
         let release = fs::read_to_string(self.roots.proc.join("sys/kernel/osrelease")).unwrap_or_default();
@@ -228,23 +208,17 @@ impl LiveHost {
             what: "writing 0",
             source: io::Error::from_raw_os_error(libc::ENETDOWN),
             cause: format!("{name} is down, and Linux {} would wait for ever to end its NAPI threads", release.trim()),
-            remedy: format!("ip link set {name} up, then ontime reset; until then they sleep"),
+            remedy: format!("ip link set {name} up; until then they sleep"),
         })
     }
 
-    /// Asks at a tap, under the name it has now.
+    /// Runs an operation on a tap, under its present name.
     fn at_tap<T>(&self, knob: &Knob, nic: &NicId, run: impl FnOnce(&Tap<'_>) -> io::Result<T>) -> Result<T, KnobError> {
         let dir = self.nic_dir(knob, nic)?;
-        run(&Tap::of(&dir)).map_err(|error| match error.raw_os_error() {
-            Some(libc::ESRCH | libc::ENOENT) => KnobError::Gone(knob.to_string()),
-            Some(libc::ENODEV) => unsupported(knob, "the process does not have it open"),
-            Some(libc::ENOSYS) => unsupported(knob, "it takes pidfd_getfd, Linux 5.6"),
-            Some(libc::EPERM) => unsupported(knob, "it takes CAP_SYS_PTRACE and a security module that lets it be"),
-            _ => os(knob, "asking at the tap", error),
-        })
+        run(&Tap::of(&dir)).map_err(|error| tap_error(knob, error))
     }
 
-    /// The source of a steering filter under the name it has now.
+    /// The source of a steering filter, under its present name.
     fn source_now(&self, knob: &Knob, from: &SteerFrom) -> Result<SteerFrom, KnobError> {
         let SteerFrom::Interface(source) = from else { return Ok(from.clone()) };
         let dir = self.nic_dir(knob, source)?;
@@ -255,6 +229,20 @@ impl LiveHost {
 
 impl Host for LiveHost {
     fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+        self.get(knob).map_err(|error| obstacle::explain(&self.roots, knob, None, error))
+    }
+
+    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
+        self.set(knob, value).map_err(|error| obstacle::explain(&self.roots, knob, Some(value), error))
+    }
+
+    fn foresee(&self, knob: &Knob, value: &Value) -> Option<Obstacle> {
+        obstacle::foresee(&self.roots, knob, value)
+    }
+}
+
+impl LiveHost {
+    fn get(&self, knob: &Knob) -> Result<Value, KnobError> {
         match knob {
             Knob::ThreadPolicy { thread, .. } => {
                 thread.policy().map(Value::Policy).map_err(|error| thread_error(knob, error))
@@ -273,12 +261,9 @@ impl Host for LiveHost {
             Knob::NapiThreaded { nic, napi } => {
                 let (ifindex, found) = self.with_netdev(knob, |netdev| netdev.napi(*napi))?;
                 if ifindex != nic.ifindex {
-                    return Err(KnobError::Gone(knob.to_string()));
+                    return Err(gone(knob));
                 }
-                found
-                    .threaded
-                    .map(Value::Threaded)
-                    .ok_or_else(|| unsupported(knob, "threading of one NAPI instance needs kernel 6.17"))
+                found.threaded.map(Value::Threaded).ok_or_else(|| no_napi_threads(knob))
             }
             Knob::Moderation { nic } => {
                 self.with_ethtool(knob, nic, |ethtool| ethtool.moderation(nic.ifindex)).map(Value::Moderation)
@@ -317,16 +302,6 @@ impl Host for LiveHost {
         }
     }
 
-    fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
-        self.set(knob, value).map_err(|error| obstacle::explain(&self.roots, knob, value, error))
-    }
-
-    fn foresee(&self, knob: &Knob, value: &Value) -> Option<Obstacle> {
-        obstacle::foresee(&self.roots, knob, value)
-    }
-}
-
-impl LiveHost {
     fn set(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
         match (knob, value) {
             (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy)) => {
@@ -357,8 +332,8 @@ impl LiveHost {
             }),
             (Knob::Moderation { nic }, Value::Moderation(wanted)) => {
                 self.with_ethtool(knob, nic, |ethtool| {
-                    // The driver is not told what is so already by its own word (net/ethtool/coalesce.c,
-                    // ethnl_set_coalesce).
+                    // The kernel does not call the driver if the driver reports this value already
+                    // (net/ethtool/coalesce.c, ethnl_set_coalesce).
                     if ethtool.moderation(nic.ifindex)? == *wanted {
                         ethtool.set_moderation(nic.ifindex, wanted.other())?;
                     }
@@ -404,7 +379,7 @@ impl LiveHost {
     }
 }
 
-/// A feature's value.
+/// The text of a feature's value.
 fn switch(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
@@ -412,7 +387,8 @@ fn switch(on: bool) -> &'static str {
 /// `include/uapi/linux/if.h`.
 const IFF_UP: u32 = 1;
 
-/// Asks at the other end of a veth pair, once the kernel says that it is that: numbers are given again.
+/// Runs an operation on the other end of a veth pair. First checks that it is that end, because the kernel reuses
+/// interface indices.
 fn at_peer<T: Send>(
     knob: &Knob,
     nic: &NicId,
@@ -420,32 +396,26 @@ fn at_peer<T: Send>(
     peer: u32,
     run: impl FnOnce(&mut Ethtool) -> io::Result<T> + Send,
 ) -> Result<T, KnobError> {
-    let gone = || io::Error::from_raw_os_error(libc::ENODEV);
+    let other = || io::Error::from_raw_os_error(libc::ENODEV);
     let asked = namespace::inside(process, || {
         let mut route = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE)?;
-        let found = links(&mut route)?.into_iter().find(|link| link.ifindex == peer).ok_or_else(gone)?;
+        let found = links(&mut route)?.into_iter().find(|link| link.ifindex == peer).ok_or_else(other)?;
         if found.kind.as_deref() != Some("veth") || found.peer != Some(nic.ifindex) {
-            return Err(gone());
+            return Err(other());
         }
         run(&mut Ethtool::open()?)
     });
-    asked.map_err(|error| match error.raw_os_error() {
-        Some(libc::ENODEV | libc::ESRCH | libc::ENOENT) => KnobError::Gone(knob.to_string()),
-        Some(libc::EPERM) => {
-            unsupported(knob, "setting it takes CAP_SYS_ADMIN, to enter the namespace (docs/hostnet.md)")
-        }
-        Some(libc::EOPNOTSUPP | libc::EINVAL) => unsupported(knob, "its driver does not let this be set"),
-        _ => os(knob, "asking netlink family ethtool in the namespace", error),
-    })
+    asked.map_err(|error| peer_error(knob, process, error))
 }
 
-/// Whether a thread is of a program, and may make others: those are not to be at a real-time place that no cap watches
-/// yet, for one that spins keeps the planner from ever capping it. Kernel threads have no executable.
+/// Whether a thread belongs to a user program, which may create more threads. Such threads must not inherit a real-time
+/// policy before a cap watches them: one that spins would keep the planner from ever capping it. Kernel threads have no
+/// executable.
 fn is_user(thread: ThreadId) -> bool {
     fs::read_link(format!("/proc/{}/exe", thread.pid)).is_ok()
 }
 
-/// What a filter knob's filter changes. 6 is TC_PRIO_INTERACTIVE, of the first band.
+/// The change that a filter knob's filter makes. 6 is TC_PRIO_INTERACTIVE, which belongs to the first band.
 fn edit_of(knob: &Knob) -> Edit {
     match knob {
         Knob::TxSteer { queue, .. } => Edit::Queue(*queue),
@@ -457,8 +427,120 @@ fn index_of(dir: &Path) -> Option<u32> {
     fs::read_to_string(dir.join("ifindex")).ok()?.trim().parse().ok()
 }
 
-fn unsupported(knob: &Knob, why: &str) -> KnobError {
-    KnobError::Unsupported { knob: knob.to_string(), why: why.to_owned() }
+/// The socket in `slot`; opens it if there is none.
+fn opened<T>(slot: &mut Option<T>, open: impl FnOnce() -> io::Result<T>) -> io::Result<&mut T> {
+    match slot {
+        Some(open) => Ok(open),
+        none => Ok(none.insert(open()?)),
+    }
+}
+
+fn gone(knob: &Knob) -> KnobError {
+    KnobError::Gone(knob.to_string())
+}
+
+fn unsupported(knob: &Knob, cause: &str, remedy: &str) -> KnobError {
+    KnobError::Unsupported { knob: knob.to_string(), why: format!("{cause}; {remedy}") }
+}
+
+fn no_napi_threads(knob: &Knob) -> KnobError {
+    let remedy = "Linux 6.17 or later, to have it poll 6.19";
+    unsupported(knob, "this kernel cannot thread a single NAPI instance, or have it poll", remedy)
+}
+
+fn netdev_error(knob: &Knob, error: io::Error) -> KnobError {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => gone(knob),
+        Some(libc::EOPNOTSUPP | libc::EINVAL) => no_napi_threads(knob),
+        _ => os(knob, "asking netlink family netdev", error),
+    }
+}
+
+fn route_error(knob: &Knob, error: io::Error) -> KnobError {
+    match (error.raw_os_error(), error.kind()) {
+        (Some(libc::ENODEV), _) => gone(knob),
+        (Some(libc::ENOENT | libc::EOPNOTSUPP), _) => {
+            let modules = match knob {
+                Knob::RootQdisc { .. } => "sch_prio or sch_fq_codel",
+                Knob::Clsact { .. } => "sch_ingress",
+                _ => "cls_flower or act_skbedit",
+            };
+            let cause = format!("the kernel is built or installed without {modules}");
+            unsupported(knob, &cause, "a kernel package that has it (modinfo tells)")
+        }
+        (_, io::ErrorKind::AddrInUse) => {
+            let name = knob.nic().map(|nic| nic.name.as_str()).unwrap_or_default();
+            let remedy = format!(
+                "see `tc qdisc show dev {name}` and `tc filter show dev {name} egress` (and ingress); where they may \
+                 go, take them away"
+            );
+            unsupported(knob, &error.to_string(), &remedy)
+        }
+        _ => os(knob, "asking rtnetlink", error),
+    }
+}
+
+fn ethtool_error(knob: &Knob, error: io::Error) -> KnobError {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::EINVAL) => {
+            let option = if matches!(knob, Knob::Moderation { .. }) { "-c" } else { "-k" };
+            let remedy = format!("a kernel or NIC whose driver does (ethtool {option} shows)");
+            unsupported(knob, "its driver does not let this be set", &remedy)
+        }
+        _ => os(knob, "asking netlink family ethtool", error),
+    }
+}
+
+fn peer_error(knob: &Knob, process: ThreadId, error: io::Error) -> KnobError {
+    match error.raw_os_error() {
+        Some(libc::ENODEV | libc::ESRCH | libc::ENOENT) => gone(knob),
+        Some(libc::EPERM) => unsupported(
+            knob,
+            "Ontime has no CAP_SYS_ADMIN, with which the namespace is entered",
+            &format!("give it that right, or there: nsenter -t {} -n ethtool -K NIC gro on tso off", process.pid),
+        ),
+        _ => ethtool_error(knob, error),
+    }
+}
+
+fn tap_error(knob: &Knob, error: io::Error) -> KnobError {
+    let other = match knob {
+        Knob::TapBatch { .. } => "start the VM with -netdev tap,sndbuf=2147483646",
+        _ => "take qdisc_bypass out of the NIC's table in /etc/ontime/host.toml",
+    };
+    match error.raw_os_error() {
+        Some(libc::ESRCH | libc::ENOENT) => gone(knob),
+        Some(libc::ENODEV) => unsupported(knob, "that process does not have the tap open", other),
+        Some(libc::ENOSYS) => {
+            let remedy = format!("Linux 5.6 or later, or {other}");
+            unsupported(knob, "this kernel cannot hand over a process's descriptor (pidfd_getfd)", &remedy)
+        }
+        Some(libc::EPERM) => {
+            let cause = "Ontime has no CAP_SYS_PTRACE, or a security module keeps that process's files from it";
+            unsupported(knob, cause, &format!("give it that right, or {other}"))
+        }
+        _ => os(knob, "asking at the tap", error),
+    }
+}
+
+/// The error for a failed request, depending on the interface through which the knob is set.
+#[cfg(test)]
+pub(crate) fn meaning(knob: &Knob, error: io::Error) -> KnobError {
+    match knob {
+        Knob::ThreadPolicy { .. } | Knob::ThreadAffinity { .. } => os(knob, "setting it", error),
+        Knob::IrqAffinity { .. }
+        | Knob::HostFile { .. }
+        | Knob::HostCpus { .. }
+        | Knob::NicFile { .. }
+        | Knob::XpsCpus { .. } => file_error(knob, "writing", error),
+        Knob::NapiThreaded { .. } => netdev_error(knob, error),
+        Knob::Moderation { .. } | Knob::Feature { .. } => ethtool_error(knob, error),
+        Knob::PeerFeature { process, .. } => peer_error(knob, *process, error),
+        Knob::Clsact { .. } | Knob::TxSteer { .. } | Knob::TxPriority { .. } | Knob::RootQdisc { .. } => {
+            route_error(knob, error)
+        }
+        Knob::TapBatch { .. } | Knob::SendBuffer { .. } => tap_error(knob, error),
+    }
 }
 
 fn os(knob: &Knob, what: &'static str, source: io::Error) -> KnobError {
@@ -471,32 +553,42 @@ fn bad(knob: &Knob, why: &impl ToString) -> KnobError {
 
 fn thread_error(knob: &Knob, error: ThreadError) -> KnobError {
     match error {
-        ThreadError::Gone(ThreadId { tid, .. }) => KnobError::Gone(format!("{knob}: thread {tid}")),
+        ThreadError::Gone(_) => gone(knob),
         ThreadError::Os { what, source, .. } => os(knob, what, source),
     }
 }
 
-/// What a failed read or write of a one-value file means, by the kernel's word and the kind of file.
-fn file_error(knob: &Knob, path: &Path, what: &'static str, error: io::Error) -> KnobError {
+/// The error for a failed read or write of a one-value file, depending on the error number and the kind of file.
+fn file_error(knob: &Knob, what: &'static str, error: io::Error) -> KnobError {
     match (knob, error.raw_os_error()) {
-        // A queue or CPU that was taken away takes its files with it; a whole host file is missing in other kernels.
-        (Knob::NicFile { .. } | Knob::XpsCpus { .. }, Some(libc::ENOENT | libc::ENODEV)) => {
-            KnobError::Gone(format!("{knob}: {}", path.display()))
+        // The files of a removed queue or CPU vanish with it. A missing host-wide file is a missing feature of the
+        // kernel.
+        (Knob::NicFile { .. } | Knob::XpsCpus { .. }, Some(libc::ENOENT | libc::ENODEV)) => gone(knob),
+        (Knob::IrqAffinity { .. }, Some(libc::ENOENT)) => gone(knob),
+        (Knob::IrqAffinity { .. }, Some(libc::EIO | libc::EPERM)) => unsupported(
+            knob,
+            "the kernel or its driver keeps the affinity of this interrupt to itself",
+            "to keep such interrupts off some CPUs, boot with isolcpus=managed_irq,CPUS",
+        ),
+        (Knob::IrqAffinity { .. }, Some(libc::ENOSPC)) => unsupported(
+            knob,
+            "these CPUs have no interrupt vector left",
+            "fewer queues of NICs whose interrupts are there (ethtool -L), or more CPUs",
+        ),
+        (Knob::HostFile { .. } | Knob::HostCpus { .. }, Some(libc::ENOENT)) => {
+            unsupported(knob, "this kernel has no such file", "a kernel that has it")
         }
-        (Knob::IrqAffinity { .. }, Some(libc::ENOENT)) => KnobError::Gone(knob.to_string()),
-        (Knob::IrqAffinity { .. }, Some(libc::EIO | libc::EPERM | libc::ENOSPC)) => {
-            unsupported(knob, "the kernel or its driver keeps the affinity of this interrupt to itself")
-        }
-        (Knob::HostFile { .. }, Some(libc::ENOENT)) => unsupported(knob, "this kernel has no such file"),
         (Knob::HostFile { root: Root::Debug, .. }, Some(libc::EPERM)) => {
-            unsupported(knob, "kernel lockdown denies debugfs: boot without lockdown or without Secure Boot")
+            unsupported(knob, "kernel lockdown denies debugfs", "boot without lockdown (it comes with Secure Boot)")
         }
         (Knob::NicFile { .. }, Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
-            unsupported(knob, "the driver or device does not have this")
+            unsupported(knob, "the driver or device does not have this", "a kernel or NIC whose driver does")
         }
-        (Knob::XpsCpus { .. }, Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
-            unsupported(knob, "XPS needs more than one transmit queue")
-        }
+        (Knob::XpsCpus { nic, .. }, Some(libc::EOPNOTSUPP | libc::EINVAL)) => unsupported(
+            knob,
+            "XPS needs more than one transmit queue",
+            &format!("more queues, while the NIC is idle: ethtool -L {} combined 2", nic.name),
+        ),
         _ => os(knob, what, error),
     }
 }
@@ -533,7 +625,7 @@ mod tests {
             let (done, threaded) = end(release, flags);
             assert_eq!((done.is_ok(), threaded.as_str()), (true, "0"), "{release} {flags}");
         }
-        // A virtual interface's instances are not there while it is down, or stay enabled.
+        // A virtual interface has no NAPI instances while it is down, or they stay enabled.
         fs::remove_dir(dir.join("device")).unwrap();
         assert_eq!(end("7.2.12", "0x1002").1, "0");
     }
@@ -542,7 +634,7 @@ mod tests {
     fn a_device_that_is_away_is_not_gone() {
         let sys = tempfile::tempdir().unwrap();
         let host = LiveHost::with_roots(Roots { sys: sys.path().to_owned(), ..Roots::default() });
-        // No interface has this index: the kernel says of it what it says of one that is being reset.
+        // No interface has this index. The kernel returns the same error for an interface that is being reset.
         let nic = NicId { ifindex: 0x7fff_fff0, name: "away0".to_owned() };
         let knob = Knob::Moderation { nic: nic.clone() };
         let gone = host.read(&knob);
@@ -554,6 +646,6 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("ifindex"), nic.ifindex.to_string()).unwrap();
         let away = host.read(&knob);
-        assert!(matches!(away, Err(KnobError::Os { .. })), "{away:?}");
+        assert!(matches!(away, Err(KnobError::Refused { .. })), "{away:?}");
     }
 }

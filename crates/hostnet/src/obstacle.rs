@@ -1,13 +1,13 @@
-//! Why the kernel does not let a knob be set, and what to do about it.
+//! Why the kernel refuses to set a knob, and what to do about it.
 //!
-//! In: a knob, a value, and for a refusal the kernel's error. Out: an [`Obstacle`], from the files that decide it. The
-//! kernel says EPERM or EINVAL for many causes; these are the ones that a host with rights to everything meets:
+//! In: a knob, a value, and for a refusal the kernel's error. Out: an [`Obstacle`], found from the files that decide.
+//! The kernel returns EPERM or EINVAL for many causes. A host with all privileges meets these:
 //!
 //! - a cgroup without real-time budget (CONFIG_RT_GROUP_SCHED; `kernel/sched/syscalls.c`, `__sched_setscheduler`);
 //! - a cpuset without the CPU (`kernel/sched/syscalls.c`, `__sched_setaffinity`), or a kernel thread that is bound to
-//!   its own;
-//! - a module parameter or sysfs file that nobody may write (`fs/kernfs/file.c`, `kernfs_fop_open`), or a file system
-//!   mounted read-only.
+//!   its own CPU;
+//! - a module parameter or sysfs file without write permission (`fs/kernfs/file.c`, `kernfs_fop_open`), or a file
+//!   system mounted read-only.
 
 use std::fs;
 use std::io;
@@ -23,14 +23,14 @@ use crate::knob::{Knob, KnobError, Root, Value};
 use crate::live::Roots;
 use crate::rules::RT_RUNTIME;
 
-/// What stands against a setting.
+/// The obstacle to a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
     /// The cause, with the cgroup or file.
     pub cause: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
-    /// Nothing ends it while this kernel runs and the modules are loaded as they are.
+    /// The obstacle stays as long as this kernel runs with the modules as loaded.
     pub lasting: bool,
 }
 
@@ -40,7 +40,7 @@ impl Obstacle {
     }
 }
 
-/// What would stand against a setting, before it is tried.
+/// The obstacle to a setting, found before it is tried.
 pub(crate) fn foresee(roots: &Roots, knob: &Knob, value: &Value) -> Option<Obstacle> {
     match (knob, value) {
         (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy)) if is_fixed(*policy) => no_budget(roots, *thread),
@@ -50,15 +50,15 @@ pub(crate) fn foresee(roots: &Roots, knob: &Knob, value: &Value) -> Option<Obsta
     }
 }
 
-/// The kernel's refusal with its cause, where that is known.
-pub(crate) fn explain(roots: &Roots, knob: &Knob, value: &Value, error: KnobError) -> KnobError {
+/// Adds the cause, if known, to the kernel's refusal. `value` is none if the knob was read.
+pub(crate) fn explain(roots: &Roots, knob: &Knob, value: Option<&Value>, error: KnobError) -> KnobError {
     let KnobError::Os { knob: name, what, source } = error else { return error };
     let found = match source.raw_os_error() {
-        Some(libc::EPERM | libc::EINVAL | libc::EACCES) => foresee(roots, knob, value),
-        Some(libc::EROFS) => Some(mounted_read_only()),
+        Some(libc::EPERM | libc::EINVAL | libc::EACCES) => value.and_then(|value| foresee(roots, knob, value)),
         _ => None,
     };
-    match found.or_else(|| hidden(roots, knob, value, &source)) {
+    let found = found.or_else(|| hidden(roots, knob, value, &source)).or_else(|| told(knob, &source));
+    match found {
         Some(Obstacle { cause, remedy, lasting: true }) => {
             KnobError::Unsupported { knob: name, why: format!("{cause}; {remedy}") }
         }
@@ -67,13 +67,13 @@ pub(crate) fn explain(roots: &Roots, knob: &Knob, value: &Value, error: KnobErro
     }
 }
 
-/// FIFO and RR: what RT group scheduling has budgets for.
+/// FIFO and RR: the policies for which RT group scheduling has budgets.
 fn is_fixed(policy: Policy) -> bool {
     matches!(policy, Policy::Fifo(_) | Policy::Rr(_))
 }
 
-/// The cgroup of a thread in the hierarchy of this controller: in version 1 the controller's own, in version 2 (an
-/// empty name) the one.
+/// The thread's cgroup in this controller's hierarchy: the controller's own in version 1, the single one in version 2
+/// (an empty name).
 fn cgroup_of(roots: &Roots, thread: ThreadId, controller: &str) -> Option<String> {
     let path = roots.proc.join(format!("{}/task/{}/cgroup", thread.pid, thread.tid));
     let text = fs::read(path).ok()?;
@@ -85,7 +85,7 @@ fn cgroup_of(roots: &Roots, thread: ThreadId, controller: &str) -> Option<String
     })
 }
 
-/// A thread's cgroup of a controller of version 1: where its files are, and its path.
+/// A thread's cgroup of a version 1 controller: the directory of its files, and its path.
 fn of_version_1(roots: &Roots, thread: ThreadId, controller: &str) -> Option<(PathBuf, String)> {
     let path = cgroup_of(roots, thread, controller)?;
     let mounts = fs::read_dir(roots.sys.join("fs/cgroup")).ok()?.flatten();
@@ -96,7 +96,7 @@ fn of_version_1(roots: &Roots, thread: ThreadId, controller: &str) -> Option<(Pa
     Some((mount.join(path.trim_start_matches('/')), path))
 }
 
-/// Without a limit on RT threads at all (-1) no cgroup's budget is asked for (`rt_bandwidth_enabled`).
+/// If RT threads have no limit at all (-1), the kernel checks no cgroup budget (`rt_bandwidth_enabled`).
 fn no_budget(roots: &Roots, thread: ThreadId) -> Option<Obstacle> {
     let limit = read(&roots.proc.join("sys").join(RT_RUNTIME));
     let (dir, path) = of_version_1(roots, thread, "cpu")?;
@@ -128,7 +128,7 @@ fn outside_cpuset(roots: &Roots, thread: ThreadId, wanted: &CpuSet) -> Option<Ob
     };
     let allowed = files.iter().find_map(|file| read(&dir.join(file))).and_then(|text| CpuSet::from_list(&text).ok())?;
     let outside: CpuSet = wanted.iter().filter(|cpu| !allowed.contains(*cpu)).collect();
-    // Of several CPUs the kernel takes those that are allowed.
+    // If only some of the CPUs are allowed, the kernel uses these.
     if allowed.is_empty() || outside.is_empty() || outside.len() < wanted.len() {
         return None;
     }
@@ -165,38 +165,162 @@ fn mounted_read_only() -> Obstacle {
     Obstacle { cause, remedy, lasting: true }
 }
 
-/// What only the refusal tells.
-fn hidden(roots: &Roots, knob: &Knob, value: &Value, source: &io::Error) -> Option<Obstacle> {
-    match (knob, value, source.raw_os_error()) {
-        (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy), Some(libc::EPERM)) if is_fixed(*policy) => {
-            let has_right = right_to_place(roots)?;
-            if !has_right {
-                let cause = "this process has no CAP_SYS_NICE".to_owned();
-                return Some(Obstacle::new(cause, "run it as root, or give it that capability".to_owned()));
+/// Obstacles that show only in the kernel's error and in this process's capabilities.
+fn hidden(roots: &Roots, knob: &Knob, value: Option<&Value>, source: &io::Error) -> Option<Obstacle> {
+    let code = source.raw_os_error()?;
+    if let (Knob::ThreadAffinity { thread, .. }, libc::EINVAL) = (knob, code) {
+        return is_bound(roots, *thread).then(|| Obstacle {
+            cause: "the kernel binds this thread to its CPU".to_owned(),
+            remedy: "leave it there; no program can move it".to_owned(),
+            lasting: true,
+        });
+    }
+    let (name, bit) = right_for(knob, code)?;
+    if !has_right(roots, bit)? {
+        let remedy = "run it as root, or give it that capability (the unit ontimed.service does)";
+        return Some(Obstacle::new(format!("this process has no {name}"), remedy.to_owned()));
+    }
+    if code == libc::EACCES {
+        let cause = "a security module (SELinux, AppArmor) forbids it".to_owned();
+        let remedy = "allow it in that module's policy; ausearch -m avc or journalctl -k shows the denial".to_owned();
+        return Some(Obstacle::new(cause, remedy));
+    }
+    match (knob, value) {
+        (Knob::ThreadPolicy { thread, .. }, Some(Value::Policy(policy))) if is_fixed(*policy) => {
+            if let Some(path) = cgroup_of(roots, *thread, "").filter(|path| path != "/") {
+                let cause = format!(
+                    "the kernel may have RT group scheduling (CONFIG_RT_GROUP_SCHED), which cgroup v2 has no budgets \
+                     for, and the thread is in cgroup {}",
+                    printable(path.as_bytes())
+                );
+                let remedy = "boot with rt_group_sched=0 (6.14), or a kernel without that option".to_owned();
+                return Some(Obstacle::new(cause, remedy));
             }
-            let path = cgroup_of(roots, *thread, "").filter(|path| path != "/")?;
-            let cause = format!(
-                "the kernel may have RT group scheduling (CONFIG_RT_GROUP_SCHED), which cgroup v2 has no budgets \
-                 for, and the thread is \
-                 in cgroup {}",
-                printable(path.as_bytes())
-            );
-            let remedy = "boot with rt_group_sched=0 (6.14), or a kernel without that option".to_owned();
-            Some(Obstacle::new(cause, remedy))
         }
-        (Knob::ThreadAffinity { thread, .. }, _, Some(libc::EINVAL)) if is_bound(roots, *thread) => {
-            let cause = "the kernel binds this thread to its CPU".to_owned();
-            Some(Obstacle { cause, remedy: "nothing".to_owned(), lasting: true })
+        // kernel/sched/syscalls.c, __sched_setscheduler.
+        (Knob::ThreadPolicy { .. }, Some(Value::Policy(Policy::Deadline { .. }))) => {
+            let cause = "SCHED_DEADLINE takes only a thread that may run on all CPUs of its root domain".to_owned();
+            let remedy = "let it run on all of them (taskset -p), or make its CPUs an isolated cpuset partition";
+            return Some(Obstacle::new(cause, remedy.to_owned()));
         }
+        _ => {}
+    }
+    let cause = format!("{name} of this process counts in a container's user namespace only");
+    Some(Obstacle::new(cause, "run Ontime on the host, not in a container".to_owned()))
+}
+
+/// The meaning of an error number for a kind of knob.
+fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
+    let lasting = |cause: &str, remedy: &str| {
+        Some(Obstacle { cause: cause.to_owned(), remedy: remedy.to_owned(), lasting: true })
+    };
+    let found = |cause: &str, remedy: &str| Some(Obstacle::new(cause.to_owned(), remedy.to_owned()));
+    if let Some((cause, remedy)) = general(source) {
+        return found(cause, remedy);
+    }
+    let code = source.raw_os_error()?;
+    match (knob, code) {
+        (_, libc::EROFS) => Some(mounted_read_only()),
+        // kernel/sched/deadline.c, dl_task_check_affinity.
+        (Knob::ThreadAffinity { .. }, libc::EBUSY) => found(
+            "a SCHED_DEADLINE thread runs on all CPUs of its root domain",
+            "give it another policy (chrt), or make its CPUs an isolated cpuset partition",
+        ),
+        (knob, libc::EBUSY) if takes_deadline_time(knob) => found(
+            "SCHED_DEADLINE threads and the kernel's servers hold the CPU time that this would need",
+            "end or lower SCHED_DEADLINE threads (ps -eLo tid,cls,comm shows them as DLN)",
+        ),
+        (Knob::ThreadAffinity { .. } | Knob::IrqAffinity { .. } | Knob::HostCpus { .. }, libc::EINVAL) => found(
+            "none of these CPUs is online",
+            "put one online (echo 1 > /sys/devices/system/cpu/cpuN/online), or name another in /etc/ontime/host.toml",
+        ),
+        (Knob::HostFile { .. }, libc::EINVAL | libc::ERANGE | libc::EOPNOTSUPP) => {
+            lasting("this kernel does not take that value there", "a kernel that takes it")
+        }
+        (Knob::TapBatch { process, .. } | Knob::SendBuffer { process, .. }, libc::EBUSY) => found(
+            "the process replaced files while they were taken, and these are not closed yet",
+            &format!("see what it does with them (ls -l /proc/{}/fd); they are closed in time", process.pid),
+        ),
+        _ => of_device(&knob.nic()?.name, code),
+    }
+}
+
+/// The meaning of an error number for a NIC.
+fn of_device(name: &str, code: i32) -> Option<Obstacle> {
+    let (cause, remedy) = match code {
+        libc::EBUSY | libc::ENODEV | libc::ENETDOWN => {
+            ("the device is busy, asleep or being reset", format!("wait until it is up: ip link show dev {name}"))
+        }
+        libc::EIO | libc::ENXIO | libc::EREMOTEIO => {
+            ("the device, its driver or its firmware fails", format!("see its messages: journalctl -k -g {name}"))
+        }
+        _ => return None,
+    };
+    Some(Obstacle::new(cause.to_owned(), remedy))
+}
+
+/// Whether the kernel admits this setting only within the bandwidth that SCHED_DEADLINE leaves
+/// (`kernel/sched/deadline.c`, `sched_dl_overflow`, `dl_server_apply_params`, `sched_dl_global_validate`).
+fn takes_deadline_time(knob: &Knob) -> bool {
+    match knob {
+        Knob::ThreadPolicy { .. } => true,
+        Knob::HostFile { root, path } => *root == Root::Debug || path.ends_with(RT_RUNTIME),
+        _ => false,
+    }
+}
+
+/// The meaning of an error number for this process or host, whatever the request: cause and remedy.
+pub(crate) fn general(error: &io::Error) -> Option<(&'static str, &'static str)> {
+    if error.kind() == io::ErrorKind::Interrupted {
+        let cause = "interfaces, queues or filters change all the time";
+        return Some((cause, "wait until that ends; ip monitor and tc monitor show what changes"));
+    }
+    Some(match error.raw_os_error()? {
+        libc::EMFILE => ("this process has too many files open", "raise LimitNOFILE= of ontimed.service"),
+        libc::ENFILE => ("the host has too many files open", "raise it: sysctl fs.file-max"),
+        libc::ENOMEM | libc::ENOBUFS => ("the kernel has no memory for it", "free memory on the host"),
+        libc::EAGAIN | libc::ETIMEDOUT => (
+            "the kernel did not answer in 2 s, because a driver or a hung task holds its network lock (RTNL)",
+            "see which: journalctl -k -g 'blocked for more than'",
+        ),
+        libc::EAFNOSUPPORT => {
+            ("this process may not open netlink sockets", "let RestrictAddressFamilies= of the unit contain AF_NETLINK")
+        }
+        _ => return None,
+    })
+}
+
+/// An error and its remedy, for a request to the kernel that concerns no single knob.
+pub(crate) fn with_remedy(what: &str, error: &io::Error) -> String {
+    match general(error) {
+        Some((cause, remedy)) => format!("{what}: {error}: {cause}; {remedy}"),
+        None if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
+            format!("{what}: {error}; run it as root")
+        }
+        None => format!("{what}: {error}; see the kernel's log (journalctl -k)"),
+    }
+}
+
+/// The capability whose absence causes this error, and its number (`include/uapi/linux/capability.h`).
+fn right_for(knob: &Knob, code: i32) -> Option<(&'static str, u32)> {
+    match (knob, code) {
+        (Knob::ThreadPolicy { .. } | Knob::ThreadAffinity { .. }, libc::EPERM | libc::EACCES) => {
+            Some(("CAP_SYS_NICE", 23))
+        }
+        (Knob::PeerFeature { .. } | Knob::TapBatch { .. } | Knob::SendBuffer { .. }, libc::EACCES) => {
+            Some(("CAP_SYS_PTRACE", 19))
+        }
+        (_, libc::EACCES) => Some(("CAP_DAC_OVERRIDE", 1)),
+        (_, libc::EPERM) if knob.nic().is_some() => Some(("CAP_NET_ADMIN", 12)),
         _ => None,
     }
 }
 
-/// CAP_SYS_NICE (23) of this process.
-fn right_to_place(roots: &Roots) -> Option<bool> {
+/// Whether this process has a capability.
+fn has_right(roots: &Roots, bit: u32) -> Option<bool> {
     let status = fs::read(roots.proc.join("self/status")).ok()?;
     let mask = ontime_tenants::proc::status_value(&status, "CapEff")?;
-    Some(u64::from_str_radix(mask, 16).ok()? >> 23 & 1 == 1)
+    Some(u64::from_str_radix(mask, 16).ok()? >> bit & 1 == 1)
 }
 
 /// PF_NO_SETAFFINITY (`include/linux/sched.h`).
@@ -238,10 +362,10 @@ mod tests {
         (knob, Value::Cpus(CpuSet::from_list(cpus).unwrap()))
     }
 
-    /// What a refused write becomes.
+    /// The error that a refused write becomes.
     fn refused(tree: &Tree, (knob, value): &(Knob, Value), code: i32) -> KnobError {
         let source = io::Error::from_raw_os_error(code);
-        explain(&tree.roots(), knob, value, KnobError::Os { knob: knob.to_string(), what: "setting it", source })
+        explain(&tree.roots(), knob, Some(value), KnobError::Os { knob: knob.to_string(), what: "setting it", source })
     }
 
     #[test]
@@ -258,7 +382,7 @@ mod tests {
             assert!(found.remedy.contains(&budget) && !found.lasting, "{found:?}");
             let error = refused(&tree, &place(Policy::Rr(3)), libc::EPERM);
             assert!(matches!(&error, KnobError::Refused { cause, .. } if *cause == found.cause), "{error}");
-            // What needs no budget, and a cgroup that has one; and no cgroup is asked where there is no limit at all.
+            // Policies that need no budget, and a cgroup that has one. Without an RT limit no cgroup is read.
             for policy in [Policy::BULK, Policy::Deadline { runtime: 1, deadline: 2, period: 2 }] {
                 assert_eq!(foresee(&tree.roots(), &knob, &Value::Policy(policy)), None);
             }
@@ -284,7 +408,8 @@ mod tests {
             "{error}"
         );
         tree.put("proc/700/task/701/cgroup", "0::/\n");
-        assert!(matches!(refused(&tree, &fifo, libc::EPERM), KnobError::Os { .. }), "the root has no limit");
+        let error = refused(&tree, &fifo, libc::EPERM).to_string();
+        assert!(error.contains("container") && !error.contains("cgroup"), "the root has no limit: {error}");
     }
 
     #[test]
@@ -310,7 +435,7 @@ mod tests {
                 );
             }
         }
-        // A kernel thread that has its CPU; a cgroup that says nothing.
+        // A kernel thread that is bound to its CPU, in a cgroup without limits.
         let bound = Tree::new("0::/\n");
         bound.put(
             "proc/700/task/701/stat",

@@ -1,4 +1,4 @@
-//! The ledger: a device process that claims, the daemon that withdraws and offers, a pacer that reads.
+//! The ledger: a device process that claims, the daemon that withdraws and offers, and a pacer that reads.
 
 use std::array::from_fn;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ mod page;
 const VCPUS: usize = 1;
 const PERIOD: u64 = 1 << 40;
 
-/// What the claim of this number asks for: a reader of half of another claim would notice.
+/// The budget of the claim with this number: a reader that mixes two claims is detected.
 fn claim(number: u64) -> [Budget; VCPUS] {
     [Budget { budget: number, period: PERIOD + number }; VCPUS]
 }
@@ -26,13 +26,14 @@ fn is_whole(held: &Budget) -> bool {
     held.period == PERIOD + held.budget
 }
 
-/// The daemon withdraws and offers anew `rounds` times, beside `claims` claims and `looks` looks of a pacer.
+/// The daemon withdraws and offers again `rounds` times, concurrently with `claims` claims and `looks` reads of a
+/// pacer.
 pub fn ledger(claims: u64, looks: usize, rounds: usize) {
     let cells = || from_fn::<Cell, VCPUS, _>(|_| Cell::default());
     let page = Arc::new(Page { word: atomic::AtomicU64::new(0), offers: cells(), held: [cells(), cells()] });
     let offers = [Budget { budget: PERIOD, period: PERIOD }; VCPUS];
     page.offer(&offers, &claim(0));
-    // The number of the last claim. It is no part of the model: loom runs one thread at a time.
+    // The number of the last claim. It is not part of the model: loom runs one thread at a time.
     let last = Arc::new(AtomicU64::new(0));
     let device = {
         let (page, last) = (Arc::clone(&page), Arc::clone(&last));

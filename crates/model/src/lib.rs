@@ -1,19 +1,19 @@
-//! Model checks: lock-free code of the product, executed in every order of its steps that the memory model of C11 (and
-//! so of Rust) allows, by `loom`. Each function is one model: it starts threads, and panics if its property is broken.
-//! The test `models` runs them.
+//! Model checks: lock-free code of the product, which `loom` executes in every order that the memory model of C11 (and
+//! so of Rust) allows. Each function is one model: it starts threads and panics if its property is violated. The test
+//! `models` runs them.
 //!
-//! The files under test are compiled here from their places in the product, with loom's atomics in place of those of
-//! the standard library (`crate::atomic`).
+//! The files under test are compiled here from their places in the product, with loom's atomics instead of those of the
+//! standard library (`crate::atomic`).
 //!
 //! | model | file under test | property |
 //! |---|---|---|
-//! | [`ledger()`] | `sched/src/ledger/page.rs` | no half of a table is read, none goes back, no claim is lost |
+//! | [`ledger()`] | `sched/src/ledger/page.rs` | no mix of two tables is read, no table goes back, no claim is lost |
 //! | [`room()`] | `sockets/src/room.rs` | a worker that waits for room in a ring is woken |
 //! | [`places()`] | `sockets/src/free.rs` | no place is taken twice, none is lost |
-//! | [`table()`] | `sockets/src/table.rs` | a held socket is open, and the one of the id that was asked for |
+//! | [`table()`] | `sockets/src/table.rs` | a held socket is open and has the requested id |
 //!
-//! Bounds are arguments of the models: numbers of threads, of vCPUs and of steps are small. The environment variable
-//! `LOOM_MAX_PREEMPTIONS` bounds how often a thread is preempted within a run.
+//! The models' arguments are bounds: the numbers of threads, vCPUs and steps are small. The environment variable
+//! `LOOM_MAX_PREEMPTIONS` limits how often a thread is preempted within a run.
 
 #![allow(
     clippy::unwrap_used,
@@ -46,7 +46,7 @@ mod atomic {
     pub use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-/// In place of system calls: nothing is opened or closed.
+/// Replaces the system calls: nothing is opened or closed.
 mod host {
     use std::os::fd::RawFd;
 

@@ -1,4 +1,4 @@
-//! Places of connections that are being closed.
+//! The places of closed connections.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use loom::thread;
 
 use crate::free::Free;
 
-/// Of `most` places, all free, `takers` threads take one each. Beside them, a thread takes two, and returns the first.
+/// With `most` free places, `takers` threads take one each. Concurrently a thread takes two and returns the first.
 pub fn places(most: u32, takers: usize) {
     let free = Arc::new(Free::new(most));
     let takers: Vec<_> = (0..takers)

@@ -9,7 +9,7 @@ use crate::abi::ONTIME_SOCK_INDEX_BITS;
 use crate::request::{Family, Protocol};
 use crate::table::Table;
 
-/// Two ids of one place, and the descriptor of each.
+/// Two ids with the same slot. `fd_of` gives the descriptor of each.
 const FIRST: u32 = 0;
 const SECOND: u32 = 1 << ONTIME_SOCK_INDEX_BITS;
 
@@ -17,10 +17,10 @@ fn fd_of(id: u32) -> i32 {
     if id == FIRST { 10 } else { 20 }
 }
 
-/// A channel closes the first socket, another thread opens the second one at its place, and the worker uses `id`.
+/// A channel closes the first socket, another thread opens the second one in the same slot, and the worker uses `id`.
 pub fn table(id: u32) {
     let table = Arc::new(Table::new(1));
-    // The descriptor that was closed. It is no part of the model: loom runs one thread at a time.
+    // The closed descriptor. It is not part of the model: loom runs one thread at a time.
     let closed = Arc::new(AtomicI32::new(-1));
     let open = |table: &Table, id| {
         let index = table.claim(id)?;
@@ -49,5 +49,5 @@ pub fn table(id: u32) {
     assert!(table.open() <= 1);
 }
 
-/// The ids that [`table`] knows.
+/// The ids for [`table`].
 pub const IDS: [u32; 2] = [FIRST, SECOND];

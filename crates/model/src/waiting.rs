@@ -8,10 +8,10 @@ use loom::thread;
 use crate::atomic::{AtomicUsize, Ordering};
 use crate::room::Room;
 
-/// Room for orders.
+/// Capacity of the ring of orders.
 const RING: usize = 1;
 
-/// A ring of one producer and one consumer, with the orderings of `rtrb`.
+/// A single-producer, single-consumer ring with the memory orderings of `rtrb`.
 struct Ring {
     head: AtomicUsize,
     tail: AtomicUsize,
@@ -37,13 +37,13 @@ impl Ring {
     }
 }
 
-/// The worker sends one more order than there is room for, as `orders.rs` does, while the channel's thread takes all
-/// that it finds, `takes` times. If the worker is left with an order, it was woken.
+/// The worker sends one more order than the ring can hold, as `orders.rs` does. Meanwhile the channel's thread takes
+/// all orders that it finds, `takes` times. If the worker still has an order at the end, it must have been woken.
 pub fn room(takes: usize) {
     let ring = Arc::new(Ring { head: AtomicUsize::new(0), tail: AtomicUsize::new(0) });
     let room = Arc::new(Room::new());
     while ring.push() {}
-    // A bell of the kernel's: no part of the model.
+    // A bell (eventfd) of the kernel. It is not part of the model.
     let rung = Arc::new(AtomicBool::new(false));
     let channel = {
         let (ring, room, rung) = (Arc::clone(&ring), Arc::clone(&room), Arc::clone(&rung));

@@ -1,8 +1,8 @@
-//! Every model, with preemptions bounded so that the tests take seconds; `make model-check` has a higher bound.
+//! Runs every model with a limit on preemptions, so that the tests take seconds; `make model-check` has a higher limit.
 
 use loom::model::Builder;
 
-/// Preemptions within a run, where `LOOM_MAX_PREEMPTIONS` in the environment does not say how many.
+/// Preemptions per run, unless the environment variable `LOOM_MAX_PREEMPTIONS` is set.
 const PREEMPTIONS: usize = 2;
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -21,7 +21,7 @@ fn a_ledger_is_read_whole_and_loses_no_claim() {
     check(|| ontime_model::ledger(1, 2, 1));
 }
 
-/// A reader that is preempted within a table, and continues within the next writing of that table.
+/// A reader that is preempted while it reads a table, and continues while that table is written the next time.
 #[test]
 fn a_ledger_is_read_whole_however_often_its_reader_is_preempted() {
     check_up_to(2 * PREEMPTIONS, || ontime_model::ledger(0, 1, 1));

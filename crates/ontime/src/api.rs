@@ -1,22 +1,23 @@
-//! The daemon's HTTP/JSON words: what goes over `/run/ontime/ontime.sock`, and the source of `docs/openapi.json`.
+//! The types of the daemon's HTTP/JSON API on `/run/ontime/ontime.sock`, and the source of `docs/openapi.json`.
 //!
-//! These are the contract with users. They are apart from the crates' own types, so that those can change without it;
-//! the conversions are in `view.rs`.
+//! These types are the contract with users. They are separate from the crates' own types, so that those can change
+//! without changing the API; the conversions are in `view.rs`.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The longest that a question waits for the daemon's main loop; then its answer is status 504.
+/// The longest that a request waits for the daemon's main loop; then the answer has status 504.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// The same of a change: where RT work leaves the host's only CPU a twentieth, a pass takes as many times as long.
+/// The same for a request that changes something. If RT work leaves only a twentieth of the host's only CPU to the
+/// daemon, a pass takes that many times as long.
 pub const PATIENCE_CHANGE: Duration = Duration::from_secs(120);
 
-/// The version of the daemon's answers and of what `--json` prints.
+/// The version of the daemon's answers and of the output of `--json`.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// A document with its version: what `--json` prints where it is not an answer of the daemon.
+/// A document with its version: the output of `--json` where it is not an answer of the daemon.
 #[derive(Debug, Serialize)]
 pub struct Versioned<'a, T> {
     schema_version: u32,
@@ -25,7 +26,7 @@ pub struct Versioned<'a, T> {
 }
 
 impl<'a, T> Versioned<'a, T> {
-    /// This document, in today's version.
+    /// This document with the present version.
     pub fn of(document: &'a T) -> Self {
         Self { schema_version: SCHEMA_VERSION, document }
     }

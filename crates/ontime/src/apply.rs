@@ -1,4 +1,4 @@
-//! `ontime apply`: asks the daemon to apply, with another method if one is given. What would change it also tells
+//! `ontime apply`: asks the daemon to apply, with another method if one is given. With `--dry-run` it also works
 //! without a daemon.
 
 use std::io::Write;
@@ -30,7 +30,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Asks the daemon. Exit status 1 where a knob could not be set, 2 where a finding is critical.
+/// Asks the daemon to apply. Exit status 1 where a knob could not be set, 2 where a finding is critical.
 ///
 /// # Errors
 /// Where no daemon answers or it refuses.
@@ -46,7 +46,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(missed.tell(status)))
 }
 
-/// What a daemon would change, where none can be asked.
+/// What a daemon would change, if no daemon can be asked.
 fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Report, Missed)> {
     let config = Config::load(&paths.config_dir)?;
     let method = args.method.as_ref().map(|name| name.parse::<Method>()).transpose();
@@ -61,8 +61,8 @@ fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Repo
     Ok((would(&seen, &LiveHost::with_roots(paths.roots()), &originals), missed))
 }
 
-/// Shows a report. The status is [`exit::WARNING`] where a knob came out in one of these ways, [`exit::CRITICAL`] where
-/// a finding is critical.
+/// Shows a report. Returns [`exit::WARNING`] where a knob has one of the outcomes `wrong`, [`exit::CRITICAL`] where a
+/// finding is critical.
 ///
 /// # Errors
 /// Where standard output is closed.

@@ -1,5 +1,5 @@
-//! `ontime attach`: what a VM's QEMU needs to have outsourced sockets, as options or as libvirt XML. It changes
-//! nothing, but for a VM that runs and is to have the next device process (`--qmp`).
+//! `ontime attach`: prints what a VM's QEMU needs for outsourced sockets, as options or as libvirt XML. It changes
+//! nothing, except with `--qmp`, which connects a running VM to a new device process.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -33,10 +33,10 @@ pub struct Args {
     replug: bool,
 }
 
-/// Entries of each virtqueue: what the device allows at most.
+/// Entries of each virtqueue: the most that the device allows.
 const QUEUE_SIZE: u32 = 256;
 
-/// The first chassis of the devices' ports: beyond those a VMM numbers by itself.
+/// The chassis number of the first device's port, above the numbers that a VMM assigns by itself.
 const CHASSIS: u32 = 100;
 
 /// Prints the options, or replaces the devices.
@@ -82,7 +82,8 @@ fn properties(channel: u32) -> [(&'static str, u32); 4] {
     [("virtio-id", ONTIME_VIRTIO_ID), ("num_vqs", queues), ("vq_size", QUEUE_SIZE), ("config_size", config)]
 }
 
-/// The values of -chardev, and of -device for a port, where the device can be replaced, and for the device.
+/// The values of `-chardev`, of `-device` for a port from which the device can be unplugged, and of `-device` for the
+/// device.
 fn device(paths: &ontime_sockets::Paths, channel: u32) -> [String; 3] {
     let path = paths.device(channel).display().to_string().replace(',', ",,");
     let properties: String = properties(channel).iter().map(|(name, value)| format!(",{name}={value}")).collect();
@@ -96,7 +97,7 @@ fn device(paths: &ontime_sockets::Paths, channel: u32) -> [String; 3] {
     ]
 }
 
-/// Options and their values.
+/// All options with their values.
 fn options(devices: &[[String; 3]]) -> impl Iterator<Item = (&'static str, &String)> {
     devices.iter().flat_map(|[chardev, port, device]| [("-chardev", chardev), ("-device", port), ("-device", device)])
 }

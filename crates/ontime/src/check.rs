@@ -1,4 +1,4 @@
-//! `ontime check`: whether the configuration files are right, every one of them, before a daemon reads them.
+//! `ontime check`: checks all configuration files before a daemon reads them.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,9 +21,9 @@ pub struct Args {}
 /// A part of the configuration: `NAME.toml` and `NAME.conf.d/*.toml`.
 struct Part {
     name: &'static str,
-    /// Reads one file by itself, so that a mistake in one does not hide another's.
+    /// Reads one file by itself, so that an error in one file does not hide errors in others.
     one: fn(&Text) -> Result<(), ConfigError>,
-    /// Reads them all, as the daemon does.
+    /// Reads all files together, as the daemon does.
     all: fn(&Path) -> Result<(), ConfigError>,
 }
 
@@ -40,11 +40,11 @@ const PARTS: [Part; 5] = [
         all: |dir| DaemonConfig::load(dir).map(drop),
     },
     Part { name: "sched", one: |text| SchedConfig::default().add(text), all: |dir| SchedConfig::load(dir).map(drop) },
-    // Reads every VM's table, whichever is asked for.
+    // This reads the table of every VM, whatever name is given.
     Part { name: "sockets", one: |_| Ok(()), all: |dir| ontime_sockets::config::load(dir, "").map(drop) },
 ];
 
-/// Checks the files. Exit status 78 where one is wrong, 1 where one has a name that nothing reads.
+/// Checks the files. Exit status 78 where one is wrong, 1 where a file has a name that Ontime does not read.
 ///
 /// # Errors
 /// Where standard output is closed.
@@ -75,13 +75,13 @@ pub fn files(directory: &Path) -> Vec<PathBuf> {
     PARTS.iter().flat_map(|part| config::files(directory, part.name).unwrap_or_default()).collect()
 }
 
-/// What is in a configuration directory.
+/// The contents of a configuration directory.
 #[derive(Debug, Default)]
 struct Found {
     /// The files that Ontime reads.
     files: Vec<PathBuf>,
     errors: Vec<ConfigError>,
-    /// Those that it does not.
+    /// Files that Ontime does not read.
     unread: Vec<PathBuf>,
 }
 
@@ -114,7 +114,7 @@ fn path_of(error: &ConfigError) -> &Path {
     }
 }
 
-/// Files and drop-in directories beside those of the parts: a misspelt name, as a rule.
+/// Files and drop-in directories that belong to no part. Usually the name is misspelt.
 fn unread(directory: &Path) -> Vec<PathBuf> {
     let is_ours = |name: &str| {
         PARTS.iter().any(|part| name.strip_prefix(part.name).is_some_and(|end| matches!(end, ".toml" | ".conf.d")))

@@ -1,4 +1,4 @@
-//! Asking the daemon: HTTP over its Unix socket.
+//! A client of the daemon: HTTP over its Unix socket.
 
 use std::io;
 use std::path::Path;
@@ -14,9 +14,9 @@ use thiserror::Error;
 
 use crate::{api, exit};
 
-/// Longer than the daemon waits for its own main loop: who asks hears its words.
+/// Added to the daemon's own time limit, so that the client receives the daemon's error message and not a time-out.
 const MARGIN: Duration = Duration::from_secs(10);
-/// The largest answer taken, bytes.
+/// The largest accepted answer, bytes.
 const ANSWER_MAX: usize = 64 << 20;
 
 /// Why the daemon gave no answer.
@@ -27,7 +27,7 @@ pub enum ClientError {
     NoDaemon {
         /// The socket.
         socket: String,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The socket may not be used.
@@ -37,7 +37,7 @@ pub enum ClientError {
     Denied {
         /// The socket.
         socket: String,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The daemon refused.
@@ -48,7 +48,7 @@ pub enum ClientError {
         /// Its reason.
         message: String,
     },
-    /// The answer is late, broken off or no answer of a daemon of this version.
+    /// The answer is late, incomplete, or not one of a daemon of this version.
     #[error("{socket}: {why}; see the daemon's log: journalctl -u ontimed")]
     Broken {
         /// The socket.
@@ -59,7 +59,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// What the command that asked ends with.
+    /// The exit status of the command that asked.
     pub fn exit_status(&self) -> u8 {
         match self {
             ClientError::Refused { status: 400, .. } => exit::USAGE,
@@ -69,7 +69,7 @@ impl ClientError {
     }
 }
 
-/// Asks for `path`.
+/// Sends GET `path`; the answer is JSON.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -77,7 +77,7 @@ pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientEr
     decode(socket, &call(socket, Method::GET, path, Vec::new())?)
 }
 
-/// Asks for `path`, whose answer is text: the daemon's metrics.
+/// Sends GET `path`; the answer is text: the daemon's metrics.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -86,7 +86,7 @@ pub fn get_text(socket: &Path, path: &str) -> Result<String, ClientError> {
     String::from_utf8(body.into()).map_err(|error| broken(socket, error))
 }
 
-/// Sends `body` to `path`.
+/// Sends POST `path` with `body`.
 ///
 /// # Errors
 /// See [`ClientError`].

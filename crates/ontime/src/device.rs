@@ -35,7 +35,7 @@ pub struct Args {
     unfiltered: bool,
 }
 
-/// A name that is one component of a path.
+/// Checks that a name is a single component of a path.
 pub fn vm_name(text: &str) -> Result<String, String> {
     let fine = !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && !text.contains(['/', '\0']);
     if fine {
@@ -50,7 +50,7 @@ fn user(text: &str) -> Result<(u32, u32), String> {
     numbers.ok_or_else(|| "written UID:GID, both numbers".to_owned())
 }
 
-/// Serves the VM until QEMU goes.
+/// Serves the VM until QEMU disconnects.
 ///
 /// # Errors
 /// Where the configuration is wrong, or the process cannot serve.
@@ -59,7 +59,8 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let vm = config::load(&paths.config_dir, &args.vm)?.unwrap_or_else(|| {
         tracing::warn!(
             vm = args.vm,
-            "no table [vm.{}] in {}/sockets.toml: everything is denied",
+            "no table [vm.{}] in {}/sockets.toml, so everything is denied; write the table, or correct the \
+             name behind --vm, and start the VM again",
             args.vm,
             paths.config_dir.display()
         );

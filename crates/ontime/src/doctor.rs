@@ -1,7 +1,7 @@
-//! `ontime doctor`: what on this host makes RT packets late, what it costs, and what to do. Changes nothing.
+//! `ontime doctor`: finds what makes RT packets late on this host, what that costs, and the remedy. Changes nothing.
 //!
-//! The checks are `ontime_hostnet::doctor`'s. Here they are ranked: the worst state first, what concerns the RT tenants
-//! that run, then the largest latency that a check's cost names.
+//! The checks are those of `ontime_hostnet::doctor`. Here they are ranked: by state, worst first; then checks that
+//! concern running RT tenants; then by the largest latency in the check's cost.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -34,11 +34,11 @@ pub struct Args {
     all: bool,
 }
 
-/// How long SMIs are counted, where they can be.
+/// How long SMIs are counted, where that is possible.
 const SMI_TIME: Duration = Duration::from_millis(500);
 
-/// Examines the host. Exit status 0 ok, 1 warning, 2 critical, 3 where something could not be found out, or not
-/// everything be seen.
+/// Examines the host. Exit status 0 ok, 1 warning, 2 critical, 3 where something could not be determined or not
+/// everything could be seen.
 ///
 /// # Errors
 /// Where the configuration is wrong.
@@ -57,7 +57,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let knobs = status.into_iter().flat_map(|status| status.knobs).filter(tried);
     let refused: Refused = knobs.map(|knob| (knob.knob, knob.why.unwrap_or_default())).collect();
     let roots = paths.roots();
-    // The probe may take its two seconds; the rest is read meanwhile.
+    // The probe may take two seconds; the rest is read meanwhile.
     let device = roots.dev.join("kvm");
     let probe = std::thread::spawn(move || kvm::probe(&device));
     let mut inventory = Inventory::scan(&roots);
@@ -69,7 +69,9 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let found = discover(&Sources::host(), &config.rules);
     let unread =
         found.problems.iter().filter(|one| matches!(one.kind, ProblemKind::CgroupV1(_) | ProblemKind::NotRead(_)));
-    inventory.notes.extend(unread.map(|one| Note { about: one.subject.clone(), why: one.message() }));
+    inventory.notes.extend(
+        unread.map(|one| Note { about: one.subject.clone(), why: format!("{}; {}", one.message(), one.remedy()) }),
+    );
     let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     intent.method = method.unwrap_or(intent.method);
     let rests = polling.iter().filter(|nic| !nic.polling);
@@ -95,7 +97,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(missed.tell(diagnosis.state.exit_code())))
 }
 
-/// The vCPU threads whose place is the daemon's business: whatever they have this moment, by one back end or another.
+/// The vCPU threads with reserved CPU time. The daemon's back end moves them, so their present policy does not matter.
 fn kept(reserved: &api::Reservations, tenants: &[Tenant]) -> BTreeMap<ThreadId, Policy> {
     let by_kernel = reserved.backend == BackendKind::Deadline.name();
     let policy = if by_kernel { Policy::Deadline { runtime: 0, deadline: 0, period: 0 } } else { Policy::BULK };
@@ -104,7 +106,7 @@ fn kept(reserved: &api::Reservations, tenants: &[Tenant]) -> BTreeMap<ThreadId, 
     threads.filter(is_kept).map(|id| (id, policy)).collect()
 }
 
-/// The RT tenants that run, to whom a finding may matter or not.
+/// The numbers of running RT tenants. Some findings matter only to VMs or only to containers.
 #[derive(Debug, Clone, Copy)]
 struct Stake {
     vms: usize,
@@ -118,7 +120,7 @@ impl Stake {
         Self { vms: vms.len(), containers: containers.len() }
     }
 
-    /// Whether a check is about one of them; most are about the host's packet path, which all take.
+    /// Whether a check concerns one of them. Most checks concern the host's packet path, which all tenants use.
     fn has(self, check: &str) -> bool {
         match check {
             "veth" => self.containers > 0,
@@ -138,8 +140,7 @@ impl std::fmt::Display for Stake {
     }
 }
 
-/// The largest latency that a cost names, us: of a figure with its unit, or of three that stand together (p50/p99/max,
-/// us).
+/// The largest latency in a cost, us: of a figure with its unit, or of three figures together (p50/p99/max, us).
 fn largest_us(cost: &str) -> Option<f64> {
     let words: Vec<&str> = cost.split_whitespace().map(|word| word.trim_matches(['(', ')', ',', ';', ':'])).collect();
     let number = |text: &str| text.replace(',', "").parse::<f64>().ok().filter(|number| number.is_finite());
@@ -155,10 +156,10 @@ fn largest_us(cost: &str) -> Option<f64> {
     figures.reduce(f64::max)
 }
 
-/// What is not ok, what matters most first.
+/// The checks that are not ok, ranked by importance.
 fn ranked(checks: &[Check], stake: Stake) -> Vec<&Check> {
     let cost = |check: &Check| {
-        // Where the guarantee does not hold and no figure says by how much, there is no bound.
+        // If the guarantee does not hold and no figure gives the latency, it is unbounded.
         let unbounded = if check.state == State::Critical { f64::INFINITY } else { 0.0 };
         largest_us(&check.cost).unwrap_or(unbounded)
     };
@@ -169,12 +170,12 @@ fn ranked(checks: &[Check], stake: Stake) -> Vec<&Check> {
     found
 }
 
-/// How many findings the summary shows in full.
+/// The number of findings that the summary shows in full.
 const SHOWN: usize = 3;
 /// Columns of the text.
 const WIDTH: usize = 80;
 
-/// A command is to be copied as it is: no line ends at a hyphen of its own words.
+/// Lines do not break at hyphens within words, so that commands can be copied.
 fn options() -> Options<'static> {
     Options::new(WIDTH).word_splitter(WordSplitter::NoHyphenation)
 }
@@ -219,7 +220,7 @@ impl<W: Write> Page<'_, W> {
         self.text("", "", &folded.join(" "))
     }
 
-    /// A check that is ok has what was found; another also what that costs, and what helps.
+    /// Shows a check. If it is not ok, also shows its cost and remedy.
     fn check(&mut self, check: &Check, number: &str) -> std::io::Result<()> {
         let (word, code) = match check.state {
             State::Ok => ("ok", "32"),
@@ -231,7 +232,7 @@ impl<W: Write> Page<'_, W> {
         let line = format!("{plain}{}: {}", check.id, visible(&check.found));
         let wrapped = fill(&line, options().subsequent_indent("          "));
         let coloured = format!("{number}\x1b[{code}m{word:8}\x1b[0m  ");
-        // Escapes take no column: they are put in when the lines are made.
+        // The text is wrapped without escape sequences, because they take no column; they are inserted afterwards.
         writeln!(self.out, "{}", if self.colour { wrapped.replacen(&plain, &coloured, 1) } else { wrapped })?;
         if check.state == State::Ok {
             return Ok(());
@@ -309,7 +310,7 @@ mod tests {
         ] {
             assert_eq!(largest_us(text), wanted, "{text}");
         }
-        // A rule whose cost names a figure with a unit is ranked by one.
+        // A rule whose cost has a figure with a unit is ranked by a figure.
         for rule in RULES.iter().filter(|rule| rule.cost.text.contains(" us")) {
             assert!(largest_us(rule.cost.text).is_some_and(|us| us > 0.0), "{}: {}", rule.id, rule.cost.text);
         }

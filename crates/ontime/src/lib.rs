@@ -1,8 +1,8 @@
-//! The `ontime` command: one file a subcommand. A library, so that the man pages and completions are made from the same
-//! definitions (`crates/manuals`) and the program does not carry their generators.
+//! The `ontime` command, with one file per subcommand. It is a library, so that `crates/manuals` makes the man pages
+//! and completions from the same definitions, and the program does not contain their generators.
 //!
-//! To add one: its file with `pub struct Args` (clap) and `pub fn run(&Args, &Paths)`, then a `mod` line and a line in
-//! `commands!` below.
+//! To add a subcommand: write its file with `pub struct Args` (clap) and `pub fn run(&Args, &Paths)`, then add a `mod`
+//! line and a line in `commands!` below.
 
 mod api;
 mod apply;
@@ -45,7 +45,7 @@ struct Cli {
     command: Command,
 }
 
-/// One line a subcommand: its help, its variant, its module.
+/// One line per subcommand: its help, its variant, its module.
 macro_rules! commands {
     ($($(#[$meta:meta])* $name:ident => $($module:ident)::+),+ $(,)?) => {
         #[derive(Debug, Subcommand)]
@@ -109,7 +109,7 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// What `--version` prints; without the program, the package's version.
+/// What `--version` prints. Without `main`, it is the package's version.
 static VERSION: OnceLock<&'static str> = OnceLock::new();
 
 fn version() -> &'static str {

@@ -1,15 +1,13 @@
-//! Logs: to journald where systemd started us, else to standard error. The same line again within a minute is left out.
+//! Logs to journald if systemd started the program, else to standard error.
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use ontime_tenants::text::counted;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging, at `info` unless `ONTIME_LOG` says otherwise (`ONTIME_LOG=debug`).
+/// Starts logging, at level `info` unless `ONTIME_LOG` sets another (`ONTIME_LOG=debug`).
 pub fn start() {
     let filter = filter(std::env::var("ONTIME_LOG").ok());
     let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
@@ -21,76 +19,20 @@ pub fn start() {
             tracing_subscriber::registry().with(filter).with(stderr).try_init()
         }
     };
-    // Already started: tests in one process.
+    // An error means that logging was started before, as by tests in one process.
     let _ = result;
 }
 
-/// What is logged. Never what virtio-queue says: a guest makes it speak as often as it likes, on real-time threads of
-/// its device process.
+/// The log filter. It drops all messages of crate virtio-queue: a guest can cause any number of them, on real-time
+/// threads of its device process.
 fn filter(said: Option<String>) -> EnvFilter {
     let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
     quiet.into_iter().fold(filter, EnvFilter::add_directive)
 }
 
-/// Lines already said, so that a repeated error does not fill the journal.
-#[derive(Debug, Default)]
-pub struct Repeats {
-    said: HashMap<String, (Instant, u64)>,
-}
-
-/// The same line is said once in this time.
-const EVERY: Duration = Duration::from_secs(60);
-/// Different lines kept in mind.
-const KEPT: usize = 1024;
-
-impl Repeats {
-    /// Whether to say this line now, or a line of this kind: how often it was left out since it was said last, or
-    /// `None` where it is to be left out. So are lines beyond [`KEPT`] different ones in a minute.
-    pub fn say(&mut self, line: &str, now: Instant) -> Option<u64> {
-        if let Some((at, left_out)) = self.said.get_mut(line) {
-            if now.duration_since(*at) < EVERY {
-                *left_out += 1;
-                return None;
-            }
-            *at = now;
-            return Some(std::mem::take(left_out));
-        }
-        if self.said.len() >= KEPT {
-            self.said.retain(|_, (at, _)| now.duration_since(*at) < EVERY);
-        }
-        if self.said.len() >= KEPT {
-            return None;
-        }
-        self.said.insert(line.to_owned(), (now, 0));
-        Some(0)
-    }
-
-    /// Logs a warning, unless it was logged within the last minute.
-    pub fn warn(&mut self, line: &str) {
-        self.warn_of(line, line);
-    }
-
-    /// Logs a warning, unless one of its kind was logged within the last minute: for lines with numbers or reasons
-    /// that another party chooses.
-    pub fn warn_of(&mut self, kind: &str, line: &str) {
-        match self.say(kind, Instant::now()) {
-            Some(0) => tracing::warn!("{line}"),
-            Some(more) => tracing::warn!("{line} (and {} since)", counted(more, "time")),
-            None => {}
-        }
-    }
-
-    /// Logs what is no warning, unless it was logged within the last minute.
-    pub fn info(&mut self, line: &str) {
-        if self.say(line, Instant::now()).is_some() {
-            tracing::info!("{line}");
-        }
-    }
-}
-
-/// How many lines about changes may be logged: tenants' threads come and go as often as tenants like, and journald
-/// leaves out everything of a service that logs too much.
+/// Limits log lines about changes. Tenants may start and end any number of threads, and journald drops all lines of a
+/// service that logs too much.
 #[derive(Debug)]
 pub struct LineQuota {
     left: f64,
@@ -98,9 +40,9 @@ pub struct LineQuota {
 }
 
 impl LineQuota {
-    /// Lines at once: the first pass over a host of some hundred VMs.
+    /// Lines at once: sufficient for the first pass over a host with some hundred VMs.
     const MOST: f64 = 4096.0;
-    /// Lines a second in the long run.
+    /// Lines per second in the long run.
     const REFILL: f64 = 20.0;
 
     /// A full quota.
@@ -123,6 +65,8 @@ impl LineQuota {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -144,20 +88,5 @@ mod tests {
         assert_eq!((0..10_000).filter(|_| quota.take(start)).count(), 4096);
         assert_eq!((0..100).filter(|_| quota.take(start + Duration::from_secs(2))).count(), 40);
         assert_eq!((0..10_000).filter(|_| quota.take(start + Duration::from_secs(86_400))).count(), 4096);
-    }
-
-    #[test]
-    fn a_line_is_said_once_a_minute_with_its_count() {
-        let mut repeats = Repeats::default();
-        let start = Instant::now();
-        assert_eq!(repeats.say("a", start), Some(0));
-        assert_eq!(repeats.say("a", start + Duration::from_secs(1)), None);
-        assert_eq!(repeats.say("b", start + Duration::from_secs(1)), Some(0));
-        assert_eq!(repeats.say("a", start + Duration::from_secs(2)), None);
-        assert_eq!(repeats.say("a", start + Duration::from_secs(61)), Some(2));
-        let said = (0..5000).filter(|n| repeats.say(&format!("line {n}"), start + Duration::from_secs(62)).is_some());
-        assert!(said.count() <= KEPT, "a flood of different lines is a flood, too");
-        assert!(repeats.said.len() <= KEPT);
-        assert_eq!(repeats.say("line 4999", start + Duration::from_secs(123)), Some(0));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-/// What `ontime --version` prints. Builds for packages add the commit and its date (`make dist`). The variable is read
-/// in this file only, so a new commit compiles nothing else again.
+/// What `ontime --version` prints. Package builds add the commit and its date (`make dist`). Only this file reads the
+/// variable, so a new commit recompiles nothing else.
 const VERSION: &str = match option_env!("ONTIME_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

@@ -1,13 +1,12 @@
-//! `ontime metrics`: the daemon's metrics as text, or as a file for the textfile collector of node_exporter.
+//! `ontime metrics`: prints the daemon's metrics, or writes them to a file for node_exporter's textfile collector.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
-
 use crate::client;
+use crate::exit::Doing;
 use crate::paths::Paths;
 
 /// `ontime metrics`
@@ -21,20 +20,20 @@ pub struct Args {
 /// Prints or writes the metrics, in the classic text format.
 ///
 /// # Errors
-/// Where no daemon answers, or the file cannot be written: an older file stays as it is then.
+/// Where no daemon answers, or the file cannot be written. Then an older file stays as it is.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let text = client::get_text(&paths.socket(), "/metrics")?;
     match &args.textfile {
-        Some(file) => write(file, &text).with_context(|| format!("{}: writing metrics", file.display()))?,
+        Some(file) => write(file, &text).doing(format_args!("{}: writing metrics (--textfile)", file.display()))?,
         None => std::io::stdout().lock().write_all(text.as_bytes())?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Replaces `file`. The collector reads as a user of its own, so everybody may read.
+/// Replaces `file`. Everybody may read the new file, because the collector runs as another user.
 pub fn write(file: &Path, text: &str) -> std::io::Result<()> {
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The collector reads `*.prom` only, so never a name of this kind.
+    // The collector reads `*.prom` only, so the temporary file has another name.
     let mut new = tempfile::Builder::new().prefix(".ontime-").suffix(".new").tempfile_in(directory)?;
     new.write_all(text.as_bytes())?;
     new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
@@ -55,7 +54,7 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
         }
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
-        // A link at the name is replaced, and what it names is left alone.
+        // A symbolic link of this name is replaced, and its target is not changed.
         let other = dir.path().join("other");
         std::fs::write(&other, "untouched").unwrap();
         std::fs::remove_file(&file).unwrap();

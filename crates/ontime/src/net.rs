@@ -1,5 +1,5 @@
-//! `ontime net status`: the packet path NIC by NIC: class and why, tenants, and every knob: wanted, actual, why they
-//! differ.
+//! `ontime net status`: shows the packet path, NIC by NIC: class and the reason for it, tenants, and for every knob the
+//! planned value, the actual value, and why they differ.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ struct Status {
     json: bool,
 }
 
-/// Shows the path. Exit status 1 where something is not as wanted, 2 where a finding is critical, 3 where not
+/// Shows the packet path. Exit status 1 where a knob differs from the plan, 2 where a finding is critical, 3 where not
 /// everything could be seen.
 ///
 /// # Errors
@@ -78,7 +78,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
             show(&mut out, nic)?;
         }
     }
-    // A daemon that does not apply was asked not to.
+    // If a daemon answers and does not apply, that was requested, so it is no warning.
     let not_applied = |state: &str| state == "not-applied" && missed.is_some();
     let is_wrong = |state: &String| matches!(state.as_str(), "drifted" | "failed") || not_applied(state);
     let status = if states.iter().any(is_wrong) { exit::WARNING } else { exit::OK };
@@ -86,7 +86,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(missed.map_or(status, |missed| missed.tell(status))))
 }
 
-/// Looks for ourselves, where no daemon can be asked, and why.
+/// Reads the host without a daemon. `why`: why no daemon could be asked.
 fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(Vec<api::Nic>, Missed)> {
     let config = Config::load(&paths.config_dir)?;
     let (originals, missed) = match paths.originals() {
@@ -105,7 +105,7 @@ fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(Vec<api::Ni
         known
     };
     let notes = look.inventory.notes.iter().map(|note| format!("{}: {}", note.about, note.why));
-    // What root cannot read the host does not have.
+    // With root's rights, a fact that cannot be read does not exist on this host.
     let unread = notes.take(if missed.is_none() { 0 } else { usize::MAX });
     let missed = unread.fold(missed.and(&look.found.problems), Missed::also);
     Ok((view::nics(&look.inventory, &look.intent, &look.plan, &state), missed))

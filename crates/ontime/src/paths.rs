@@ -1,4 +1,4 @@
-//! Where Ontime keeps things: the same three directories for every subcommand, and tests' own.
+//! Ontime's directories and files. All subcommands use the same directories; tests use their own.
 
 use std::path::PathBuf;
 
@@ -34,27 +34,27 @@ impl Paths {
         self.run_dir.join("ontime.sock")
     }
 
-    /// Held (flock) by the running daemon; names its process.
+    /// Locked (flock) by the running daemon; contains its process number.
     pub fn lock(&self) -> PathBuf {
         self.run_dir.join("daemon.lock")
     }
 
-    /// Held (flock) by the running daemon's guardian, also after the daemon has died.
+    /// Locked (flock) by the running daemon's guardian, even after the daemon has died.
     pub fn guardian_lock(&self) -> PathBuf {
         self.run_dir.join("guardian.lock")
     }
 
-    /// Touched by hooks: tenants changed.
+    /// Hooks touch this file when tenants change.
     pub fn poke(&self) -> PathBuf {
         self.run_dir.join("poke")
     }
 
-    /// Who holds reserved CPU time, for the next daemon.
+    /// The reserved CPU time that vCPUs hold, for the next daemon.
     pub fn held(&self) -> PathBuf {
         self.run_dir.join("reservations")
     }
 
-    /// Threads beyond a tenant's quota, for the next daemon.
+    /// Threads beyond their tenant's quota, for the next daemon.
     pub fn demoted(&self) -> PathBuf {
         self.run_dir.join("demoted")
     }
@@ -69,34 +69,24 @@ impl Paths {
     /// # Errors
     /// See [`JournalError`].
     pub fn journal(&self) -> Result<Journal, JournalError> {
-        Journal::open(&self.kept(), &self.boot_id()?)
+        Journal::open(&self.kept(), &journal::running_boot_id()?)
     }
 
-    /// Opens the journal to give back what this version understands of it.
+    /// Opens the journal in order to restore the entries that this version understands.
     ///
     /// # Errors
     /// See [`JournalError`].
     pub fn journal_to_reset(&self) -> Result<Journal, JournalError> {
-        Journal::open_to_reset(&self.kept(), &self.boot_id()?)
+        Journal::open_to_reset(&self.kept(), &journal::running_boot_id()?)
     }
 
-    fn boot_id(&self) -> Result<String, JournalError> {
-        journal::running_boot_id().map_err(|source| JournalError::Io {
-            path: self.kept(),
-            what: "reading the boot id",
-            source,
-        })
-    }
-
-    /// Reads original values, whether or not a daemon holds the journal; makes and changes nothing.
+    /// Reads original values, even while a daemon holds the journal. Creates and changes nothing.
     ///
     /// # Errors
     /// See [`JournalError`].
     pub fn originals(&self) -> Result<Originals, JournalError> {
         let path = self.kept();
-        let boot_id = journal::running_boot_id()
-            .map_err(|source| JournalError::Unread { path: journal::BOOT_ID.into(), source })?;
-        Originals::read(&path, &boot_id)
+        Originals::read(&path, &journal::running_boot_id()?)
     }
 
     fn kept(&self) -> PathBuf {

@@ -1,5 +1,5 @@
-//! `ontime plan`: will these tenants fit, what would other analyses reserve, and what does the schedule look like? It
-//! reads one file, asks no daemon and changes nothing.
+//! `ontime plan`: whether given tenants fit, what other analyses would reserve for them, and how the schedule looks. It
+//! reads one file, uses no daemon and changes nothing.
 
 mod file;
 mod picture;
@@ -9,7 +9,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use ontime_plan::simulate::Options;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ConfigError;
@@ -17,7 +16,7 @@ use ontime_tenants::text::counted;
 
 use self::picture::Picture;
 use self::report::{Placed, Report};
-use crate::exit::Exit;
+use crate::exit::{Doing, Exit};
 use crate::paths::Paths;
 use crate::{exit, table};
 
@@ -69,7 +68,7 @@ fn seconds(text: &str) -> Result<Nanos, String> {
     }
 }
 
-/// Says whether the tenants fit.
+/// Reports whether the tenants fit.
 ///
 /// # Errors
 /// Where the file is wrong, or output cannot be written.
@@ -105,7 +104,7 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if report.fits && missed == 0 { exit::OK } else { exit::WARNING }))
 }
 
-/// Simulates each host as asked, draws the fullest one; returns its picture for the terminal.
+/// Simulates each host if requested, and draws the fullest one. Returns its picture for the terminal.
 fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str>) -> anyhow::Result<String> {
     let span = Nanos::from_millis(u64::from(args.span_ms));
     let Some(duration) = args.simulate.or(args.svg.is_some().then_some(span)) else { return Ok(String::new()) };
@@ -132,8 +131,7 @@ fn simulate(args: &Args, placed: &[Placed], report: &mut Report, names: Vec<&str
             span: options.record,
         };
         if let Some(path) = &args.svg {
-            let failed = || format!("{}: cannot be written; choose another place", path.display());
-            std::fs::write(path, picture.svg()).with_context(failed)?;
+            std::fs::write(path, picture.svg()).doing(format_args!("{}: cannot be written (--svg)", path.display()))?;
         }
         drawn = format!("\nThe first {} of the simulation, host 1:\n{}", options.record, picture.text());
     }

@@ -1,4 +1,4 @@
-//! `ontime ps`: tenants, their class, and where each of their threads runs at what priority.
+//! `ontime ps`: shows tenants, their class, and the CPUs and priority of each of their threads.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,8 +20,8 @@ pub struct Args {
     json: bool,
 }
 
-/// Shows the tenants, and on standard error what is wrong with them: as the daemon sees it, or by looking for ourselves
-/// where none runs. Exit status 3 where a look of our own could not see everything.
+/// Shows the tenants, and their problems on standard error. Asks the daemon, or reads the host itself where no daemon
+/// runs. Exit status 3 where it read the host itself and could not see everything.
 ///
 /// # Errors
 /// Where the configuration is wrong, or standard output is closed.
@@ -51,7 +51,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(missed.tell(exit::OK)))
 }
 
-/// What the daemon's last pass did not like.
+/// The problems that the daemon's last pass found.
 fn told(paths: &Paths) -> Vec<api::Problem> {
     client::get::<api::Status>(&paths.socket(), "/v1/status").map(|status| status.problems).unwrap_or_default()
 }
@@ -65,7 +65,7 @@ fn look(paths: &Paths, missed: Missed) -> anyhow::Result<(Vec<api::Tenant>, Vec<
     Ok((tenants, others.map(view::problem).collect(), missed))
 }
 
-/// A row a thread; the tenant's own columns are filled in the first only, for the eye.
+/// One row per thread. The tenant's own columns are filled in the first row only.
 fn rows(tenant: &api::Tenant) -> Vec<[String; 10]> {
     let of_tenant = [tenant.name.clone(), tenant.kind.clone(), tenant.class.clone(), tenant.source.clone()];
     let blank = [const { String::new() }; 4];

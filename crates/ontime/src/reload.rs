@@ -1,4 +1,4 @@
-//! `ontime reload`: has the daemon read `/etc/ontime` again, waits until that is applied, and tells what came of it.
+//! `ontime reload`: makes the daemon read `/etc/ontime` again, waits until that is applied, and shows the result.
 
 use std::process::ExitCode;
 
@@ -13,8 +13,8 @@ pub struct Args {
     json: bool,
 }
 
-/// Asks the daemon. Exit status as of `ontime apply`, and 78 where a file is wrong: then the former configuration stays
-/// in force.
+/// Asks the daemon to reload. The exit status is that of `ontime apply`, and 78 where a file is wrong: then the former
+/// configuration stays in force.
 ///
 /// # Errors
 /// Where no daemon answers or it refuses the files.

@@ -1,7 +1,7 @@
-//! The next device process for a VM that runs: QEMU's devices of the last one are unplugged, and plugged in anew.
+//! Connects a running VM to a new device process: QEMU's devices of the old process are unplugged and plugged in again.
 //!
-//! QEMU (10.2 to 11.1) does not connect such a device a second time: with `reconnect-ms` it ends with a failed
-//! assertion, because the device's state was cleared when the first process went (`hw/virtio/vhost-user-base.c`).
+//! QEMU (10.2 to 11.1) cannot reconnect such a device: with `reconnect-ms` it ends with a failed assertion, because it
+//! clears the device's state when the first process goes (`hw/virtio/vhost-user-base.c`).
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -11,31 +11,36 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-/// How long a guest may take to let a device go: it waits 5 s for one who takes it back.
+use crate::exit::{self, Exit};
+
+/// How long a guest may take to release a device. It waits 5 s for a new process.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// QEMU has ended, or has closed its monitor.
+const GONE: &str = "QEMU closed the connection; see whether the VM still runs, then try again";
 
 /// One command of QEMU's monitor (`docs/interop/qmp-spec.rst`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Command {
-    /// As it is sent.
+    /// The command as it is sent.
     pub json: Value,
-    /// It names what may be gone already.
+    /// Its object may be gone already; then an error is ignored.
     optional: bool,
-    /// The device that is gone only once an event says so.
+    /// The device whose removal is complete only when an event reports it.
     deleted: Option<String>,
 }
 
 /// One device of a VM.
 pub struct Plug<'a> {
-    /// Its channel.
+    /// The device's channel.
     pub channel: u32,
-    /// Where its process listens.
+    /// The socket of its device process.
     pub socket: &'a Path,
-    /// Its properties beside bus and chardev: what `-device` has behind the driver's name.
+    /// Its properties other than bus and chardev: those after the driver's name in `-device`.
     pub properties: Vec<(&'static str, u32)>,
 }
 
-/// What replaces these devices.
+/// The commands that replace these devices.
 pub fn commands(plugs: &[Plug]) -> Vec<Command> {
     let command = |name: &str, arguments: Value| Command {
         json: json!({ "execute": name, "arguments": arguments }),
@@ -67,25 +72,36 @@ pub fn commands(plugs: &[Plug]) -> Vec<Command> {
     all
 }
 
-/// Has a QEMU process do it.
+/// Sends the commands to a QEMU process.
 ///
 /// # Errors
-/// Where its monitor cannot be reached, or refuses.
+/// Where its monitor cannot be reached, or refuses a command.
 pub fn run(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
+    replace(monitor, commands).map_err(|error| {
+        // The chain ends with the system's error, which caused the failure.
+        let said = exit::chain(&error);
+        Exit::unknown(format!("{}: {said}", monitor.display())).into()
+    })
+}
+
+fn replace(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
     let stream = UnixStream::connect(monitor)
-        .with_context(|| format!("{}: is it a socket of `-qmp unix:...,server=on`?", monitor.display()))?;
+        .context("QEMU does not listen there; name the socket of its option `-qmp unix:SOCKET,server=on`")?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut talk = Talk { lines: BufReader::new(&stream), gone: Vec::new() };
-    talk.next().context("no greeting; another client may hold the monitor")?;
+    talk.next().context("QEMU does not greet; end the other client of this monitor, or give QEMU a second `-qmp`")?;
     let enter = Command { json: json!({ "execute": "qmp_capabilities" }), optional: false, deleted: None };
     for command in std::iter::once(&enter).chain(commands) {
-        (&stream).write_all(format!("{}\n", command.json).as_bytes())?;
+        (&stream).write_all(format!("{}\n", command.json).as_bytes()).context(GONE)?;
         let reply = talk.reply()?;
         let reason = |error: &Value| error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
         let refused = reply.get("error").map(reason);
         match (refused, &command.deleted) {
             (Some(_), _) if command.optional => {}
-            (Some(reason), _) => bail!("QEMU refuses {}: {reason}", command.json),
+            (Some(reason), _) => bail!(
+                "QEMU refuses {}: {reason}; see that the VM was started with the devices that `ontime attach` prints",
+                command.json
+            ),
             (None, Some(device)) => talk.gone(device)?,
             (None, None) => {}
         }
@@ -101,10 +117,16 @@ struct Talk<'a> {
 impl Talk<'_> {
     fn next(&mut self) -> anyhow::Result<Value> {
         let mut line = String::new();
-        if self.lines.read_line(&mut line).context("QEMU does not answer")? == 0 {
-            bail!("QEMU hung up");
+        if self
+            .lines
+            .read_line(&mut line)
+            .context("QEMU does not answer; see whether the VM still runs, then try again")?
+            == 0
+        {
+            bail!(GONE);
         }
-        let value: Value = serde_json::from_str(&line).context("QEMU's monitor sends no JSON")?;
+        let value: Value = serde_json::from_str(&line)
+            .context("this is no QMP monitor, its answer is no JSON; name the socket of `-qmp`, not of `-monitor`")?;
         let deleted = value.get("event").is_some_and(|event| event == "DEVICE_DELETED");
         let device = value.pointer("/data/device").and_then(Value::as_str).filter(|_| deleted);
         self.gone.extend(device.map(str::to_owned));
@@ -124,7 +146,9 @@ impl Talk<'_> {
         let until = Instant::now() + PATIENCE;
         while !self.gone.iter().any(|gone| gone == device) {
             if Instant::now() > until {
-                bail!("the guest does not let {device} go; is it up, and on a machine with PCIe (q35)?");
+                bail!(
+                    "the guest does not let {device} go; wait until it is up, and see that its machine has PCIe (q35)"
+                );
             }
             self.next()?;
         }
@@ -154,7 +178,7 @@ mod tests {
         assert_eq!(device["num_vqs"], 2);
     }
 
-    /// Says these lines, one after each command; gives what it was told.
+    /// A monitor that sends these answers, one after each command. Returns the commands that it received.
     fn monitor(answers: Vec<&'static str>) -> (tempfile::TempDir, std::thread::JoinHandle<Vec<String>>) {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("qmp")).unwrap();
@@ -190,5 +214,36 @@ mod tests {
         let (dir, _thread) = monitor(vec![DONE, refusal, refusal, refusal, refusal, DONE, refusal]);
         let error = run(&dir.path().join("qmp"), &two()).unwrap_err().to_string();
         assert!(error.contains("no such bus") && error.contains("device_add"), "{error}");
+        assert!(error.ends_with("with the devices that `ontime attach` prints"), "{error}");
+    }
+
+    /// A failed write to the monitor is a broken pipe. It must not count as a closed standard output, which would end
+    /// with status 0.
+    #[test]
+    fn a_monitor_that_cannot_be_talked_to_is_named_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mon");
+        for (greeting, wanted) in [
+            (None, "name the socket of its option `-qmp"),
+            (Some(""), "give QEMU a second `-qmp`"),
+            (Some("QEMU 11.1 monitor\n(qemu) "), "name the socket of `-qmp`, not of `-monitor`"),
+            (Some("{\"QMP\":{}}\n"), "then try again"),
+        ] {
+            let thread = greeting.map(|greeting| {
+                let _ = std::fs::remove_file(&path);
+                let listener = UnixListener::bind(&path).unwrap();
+                std::thread::spawn(move || {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    stream.write_all(greeting.as_bytes()).unwrap();
+                })
+            });
+            let error = run(&path, &two()).unwrap_err();
+            let said = error.to_string();
+            assert!(said.starts_with(&format!("{}: ", path.display())) && said.contains(wanted), "{said}");
+            assert_eq!(ontime_cli::status(&error, exit::status), exit::UNKNOWN);
+            if let Some(thread) = thread {
+                thread.join().unwrap();
+            }
+        }
     }
 }

@@ -1,8 +1,9 @@
-//! `ontime report`: what a support request needs, in one tar file.
+//! `ontime report`: collects what a support request needs in one tar file.
 //!
-//! In: this program's own commands, a few of the system's, files of Ontime and of `/proc`. Out: a tar file that only
-//! its owner may read. Every part is bounded in size and time; a part that cannot be had is named in `manifest.json`,
-//! and the rest is collected. Configuration files are opened without following a symbolic link.
+//! In: the output of this program's own commands and of some of the system's, files of Ontime and of `/proc`. Out: a
+//! tar file that only its owner may read. Every part is limited in size and time. A part that cannot be collected is
+//! listed in `manifest.json`, and the rest is collected anyway. Configuration files are opened without following
+//! symbolic links.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,16 +13,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
+use crate::exit::Doing;
 use crate::paths::Paths;
 use crate::{api, check, exit};
 
-/// The most bytes of one part; the rest is left out, of the log the older part.
+/// The most bytes of one part; the rest is left out.
 const MOST: u64 = 8 << 20;
-/// The longest that a command may take.
+/// The longest time that a command may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `ontime report`
@@ -36,15 +37,15 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Part {
     name: String,
-    /// The command or file that it comes from.
+    /// The command or file that it was collected from.
     source: String,
     bytes: usize,
-    /// Whether the source had more than [`MOST`].
+    /// Whether the source had more than [`MOST`] bytes.
     cut: bool,
-    /// A command's exit status.
+    /// The command's exit status.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<i32>,
-    /// Why there is nothing, or not all.
+    /// Why the part is missing or incomplete.
     #[serde(skip_serializing_if = "Option::is_none")]
     missing: Option<String>,
 }
@@ -57,18 +58,18 @@ struct Manifest<'a> {
     parts: &'a [Part],
 }
 
-/// Collects. Exit status 3 where a part of Ontime's own is missing for lack of rights.
+/// Collects the report. Exit status 3 if not run as root, because parts may then be missing.
 ///
 /// # Errors
-/// Where the file cannot be made or written.
+/// Where the file cannot be created or written.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
     let path = args.output.clone().unwrap_or_else(|| format!("ontime-report-{host}-{seconds}.tar").into());
-    // A new file, which nobody else may read: names of VMs, addresses, logs.
+    // A new file that only its owner may read, because it contains names of VMs, addresses and logs.
     let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
-    let file = file.with_context(|| format!("{}: making the report; choose another --output", path.display()))?;
+    let file = file.doing(format_args!("{}: making the report (--output)", path.display()))?;
     let mut report = Report { tar: tar::Builder::new(io::BufWriter::new(file)), seconds, parts: Vec::new() };
     report.collect(paths)?;
     let Report { mut tar, parts, .. } = report;
@@ -96,7 +97,7 @@ struct Report {
     parts: Vec<Part>,
 }
 
-/// Name and arguments of this program's own parts.
+/// Parts from this program's own commands: file name and arguments.
 const OWN: [(&str, &[&str]); 9] = [
     ("status.json", &["status", "--json"]),
     ("status.txt", &["status", "--all"]),
@@ -109,7 +110,7 @@ const OWN: [(&str, &[&str]); 9] = [
     ("metrics.txt", &["metrics"]),
 ];
 
-/// The system's.
+/// Parts from the system's commands.
 const SYSTEM: [(&str, &[&str]); 5] = [
     (
         "log.txt",
@@ -126,7 +127,7 @@ const FILES: [&str; 6] =
 
 impl Report {
     fn collect(&mut self, paths: &Paths) -> anyhow::Result<()> {
-        let program = std::env::current_exe().context("finding our own program")?;
+        let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let directories = [("--run-dir", &paths.run_dir), ("--state-dir", &paths.state_dir)];
         let directories =
             directories.into_iter().chain([("--config-dir", &paths.config_dir), ("--debugfs", &paths.debugfs)]);
@@ -201,7 +202,7 @@ fn append(tar: &mut tar::Builder<impl Write>, name: &str, text: &[u8], seconds: 
     tar.append_data(&mut header, format!("ontime-report/{name}"), text)
 }
 
-/// Reads a regular file, not through a symbolic link, and one byte more than is taken at most.
+/// Reads a regular file, without following a symbolic link. Reads at most one byte more than [`MOST`].
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(match rustix::fs::open(path, flags, Mode::empty()) {
@@ -216,9 +217,10 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What a command prints on both outputs, in bounds; no status where it did not end in time.
+/// Runs a command and returns what it prints on both outputs, limited in size. The status is None if the command did
+/// not end in time.
 fn output(mut command: Command, patience: Duration) -> io::Result<(Vec<u8>, Option<i32>)> {
-    // A group of its own, so that what it started ends with it.
+    // A process group of its own, so that processes which the command starts are killed with it.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let reader = |pipe: Option<Box<dyn Read + Send>>| {
@@ -226,7 +228,7 @@ fn output(mut command: Command, patience: Duration) -> io::Result<(Vec<u8>, Opti
             let mut text = Vec::new();
             let Some(mut pipe) = pipe else { return text };
             let _ = pipe.by_ref().take(MOST + 1).read_to_end(&mut text);
-            // The rest is read too: a full pipe would keep the command waiting.
+            // Read the rest too, because a full pipe would block the command.
             let _ = io::copy(&mut pipe, &mut io::sink());
             text
         })
@@ -256,14 +258,14 @@ fn output(mut command: Command, patience: Duration) -> io::Result<(Vec<u8>, Opti
     Ok((text, status))
 }
 
-/// The text with `left out` in place of the value of every key that sounds like a secret, `KEY = VALUE` or `KEY=VALUE`.
+/// Replaces the value of every key that looks like a secret by `left out`, in lines with `KEY = VALUE` or `KEY=VALUE`.
 fn without_secrets(text: &[u8]) -> Vec<u8> {
     const SECRET: [&str; 6] = ["password", "passwd", "passphrase", "secret", "token", "private-key"];
     let mut out = Vec::with_capacity(text.len());
     for line in text.split_inclusive(|byte| *byte == b'\n') {
         let said = String::from_utf8_lossy(line);
         let lower = said.to_lowercase();
-        // From the first key that sounds so to the end of the line.
+        // The value extends from the first such key to the end of the line.
         let key = SECRET.iter().filter_map(|word| lower.find(word)).min();
         let value = key.and_then(|at| lower.get(at..)?.find(['=', ':']).map(|sign| at + sign + 1));
         match value.and_then(|value| said.get(..value)) {

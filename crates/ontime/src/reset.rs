@@ -1,8 +1,8 @@
-//! `ontime reset`: gives every knob its original value; through the daemon where one runs, else by the journal it left.
+//! `ontime reset`: restores every knob's original value, through the daemon if one runs, else from the journal that it
+//! left.
 
 use std::process::ExitCode;
 
-use anyhow::Context;
 use ontime_hostnet::{Journal, LiveHost};
 use ontime_tenants::text::counted;
 
@@ -26,7 +26,7 @@ pub struct Args {
 /// Outcomes of knobs that were not restored: their originals stay in the journal.
 const KEPT: [&str; 2] = ["failed", "unsupported"];
 
-/// Resets. Exit status 1 where a knob could not be restored; it stays in the journal.
+/// Resets. Exit status 1 where a knob could not be restored; its original value stays in the journal.
 ///
 /// # Errors
 /// Where the daemon refuses, or the journal cannot be read.
@@ -42,7 +42,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let host = LiveHost::with_roots(paths.roots());
     let mut journal = paths.journal_to_reset()?;
     let report = ontime_hostnet::reset(&host, &mut journal)?;
-    // The kernel's protections are on again: threads beyond a quota may have their policies.
+    // The kernel's protections are on again, so threads beyond a quota may get their policies back.
     let demoted = Demoted::open(paths.demoted()).give_back();
     if demoted > 0 {
         eprintln!("ontime: threads beyond a tenant's quota that have their real-time policy again: {demoted}");
@@ -51,7 +51,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(if tell_foreign(&journal) { ExitCode::from(exit::WARNING) } else { shown })
 }
 
-/// Says which originals only the version of Ontime that kept them can give back. Returns whether there are any.
+/// Prints the original values that only another version of Ontime can restore. Returns whether there are any.
 fn tell_foreign(journal: &Journal) -> bool {
     for line in journal.foreign() {
         eprintln!("ontime: not given back: another version of Ontime kept {}", line.escape_default());
@@ -72,7 +72,7 @@ fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// What a reset did not do because there was nothing to do it to; such a reset is a success.
+/// A note about what a reset had nothing to do for. Such a reset is a success.
 fn nothing_to_give_back(report: &api::Report) -> Option<String> {
     if report.changes.is_empty() && report.unchanged == 0 {
         return Some("Nothing to give back: no original value is kept, so Ontime has changed nothing.".to_owned());
@@ -84,16 +84,16 @@ fn nothing_to_give_back(report: &api::Report) -> Option<String> {
     })
 }
 
-/// The journal keeps them with all the rest, so a later reset finds them restored.
+/// Restores the protections only. The journal still has all entries, so a later reset finds the protections restored.
 fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
     let host = LiveHost::with_roots(paths.roots());
-    let journal = paths.journal_to_reset().context("protections are restored by the daemon that runs")?;
+    let journal = paths.journal_to_reset()?;
     let mut status = if tell_foreign(&journal) { exit::WARNING } else { exit::OK };
     for (knob, done) in protections::restore(&host, &journal) {
         match done {
             Ok(()) => eprintln!("{knob}: restored"),
             Err(error) => {
-                eprintln!("ontime: {knob}: {error}");
+                eprintln!("ontime: {knob}: {}", protections::still_off(&error));
                 status = exit::WARNING;
             }
         }

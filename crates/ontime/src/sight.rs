@@ -1,19 +1,19 @@
-//! What a command that looks at the host itself, without the daemon, could not see.
+//! Records what a command that reads the host itself, without the daemon, could not see.
 //!
-//! Such a command shows what it saw, says on standard error what it did not, and ends with [`exit::UNKNOWN`]: an empty
-//! table of a user who may see nothing is no answer.
+//! Such a command shows what it saw, prints on standard error what it could not see, and ends with [`exit::UNKNOWN`]:
+//! an empty table for a user without the necessary rights would be misleading.
 
 use ontime_tenants::{Problem, ProblemKind};
 
 use crate::exit;
 use crate::table::visible;
 
-/// Why not everything could be seen, a line each.
+/// The reasons why something could not be seen, one line each.
 #[derive(Debug, Default)]
 pub struct Missed(Vec<String>);
 
 impl Missed {
-    /// What a look by this process misses for lack of rights, before it looks.
+    /// What this process cannot see because it lacks rights, before it reads anything.
     pub fn rights() -> Self {
         let own = rustix::process::geteuid();
         Self::of_user(own.as_raw())
@@ -26,14 +26,14 @@ impl Missed {
         Self((uid != 0).then(why).into_iter().collect())
     }
 
-    /// And what discovery could not read.
+    /// Adds what discovery could not read.
     pub fn and(mut self, problems: &[Problem]) -> Self {
         let unread = problems.iter().filter(|problem| matches!(problem.kind, ProblemKind::Unreadable(_)));
         self.0.extend(unread.map(ToString::to_string));
         self
     }
 
-    /// And this.
+    /// Adds a reason.
     pub fn also(mut self, why: impl ToString) -> Self {
         self.0.push(why.to_string());
         self
@@ -44,7 +44,7 @@ impl Missed {
         self.0.is_empty()
     }
 
-    /// Says so on standard error. `status` is for a look that missed nothing.
+    /// Prints the reasons on standard error. Returns `status` if there are none, else [`exit::UNKNOWN`].
     pub fn tell(&self, status: u8) -> u8 {
         for why in &self.0 {
             eprintln!("ontime: not seen: {}", visible(why));

@@ -12,9 +12,9 @@ use crate::device::vm_name;
 use crate::paths::Paths;
 use crate::table;
 
-/// Longer than the device process itself waits for its worker.
+/// Longer than the device process waits for its own worker.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The largest answer taken, bytes: 60,000 sockets.
+/// The largest accepted answer, bytes: 60,000 sockets.
 const ANSWER_MAX: u64 = 64 << 20;
 
 /// `ontime sockets`
@@ -28,7 +28,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Shows the sockets, and how many calls were refused.
+/// Shows the sockets, and the number of refused calls.
 ///
 /// # Errors
 /// Where no device process runs for the VM.

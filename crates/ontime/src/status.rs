@@ -1,4 +1,4 @@
-//! `ontime status`: what is wanted of this host, what is, and why they differ.
+//! `ontime status`: shows the planned and the actual value of this host's knobs, and why they differ.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,8 +20,8 @@ pub struct Args {
     all: bool,
 }
 
-/// Shows the daemon's state. Exit status 1 where something is not as wanted or a reload was refused, 2 where a finding
-/// is critical.
+/// Shows the daemon's state. Exit status 1 where a knob differs from the plan or a reload was refused, 2 where a
+/// finding is critical.
 ///
 /// # Errors
 /// Where no daemon answers.

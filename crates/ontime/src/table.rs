@@ -1,8 +1,8 @@
-//! A plain table: columns as wide as they need to be, nothing else.
+//! Plain text tables with columns as wide as necessary.
 
 use std::io::{self, Write};
 
-/// Writes rows under a head, columns padded with spaces; control characters of foreign names are made visible.
+/// Writes rows under a header, with columns padded with spaces. Control characters in foreign names are made visible.
 ///
 /// # Errors
 /// Those of `out`.
@@ -23,12 +23,12 @@ pub fn write<const N: usize>(out: &mut impl Write, head: [&str; N], rows: &[[Str
     Ok(())
 }
 
-/// The text without characters that would steer a terminal.
+/// Replaces characters that would control a terminal.
 pub fn visible(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// The same of a text of several lines.
+/// The same for a text of several lines.
 pub fn lines(text: &str) -> String {
     text.lines().map(visible).collect::<Vec<_>>().join("\n")
 }

@@ -1,5 +1,5 @@
-//! `ontime top`: reserved CPU time, live: what each vCPU has reserved, what it used, what it missed, and the plan of
-//! the present slice.
+//! `ontime top`: reserved CPU time, live: for each vCPU what it has reserved, used and missed, and the plan of the
+//! present slice.
 
 mod screen;
 mod terminal;
@@ -17,7 +17,7 @@ use crate::paths::Paths;
 use crate::table::visible;
 use crate::{api, client, table};
 
-/// Columns of a slice's picture.
+/// Columns of the picture of a slice.
 const WIDTH: usize = 60;
 
 /// `ontime top`
@@ -42,7 +42,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// One look, and what was used since the one before.
 #[derive(Debug, Serialize)]
 struct Look<'a> {
-    /// Since the look before.
+    /// Time since the look before.
     seconds: f64,
     reservations: &'a api::Reservations,
     used: Vec<Used>,
@@ -53,9 +53,9 @@ struct Look<'a> {
 struct Used {
     vm: String,
     vcpu: u32,
-    /// Within its shares.
+    /// Within its reserved share.
     share: f64,
-    /// Beyond them.
+    /// Beyond its reserved share.
     beyond: f64,
     misses: u64,
     overruns: u64,
@@ -94,7 +94,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The live view: until `q`, Ctrl-C or a signal. Keys are answered at once, and the daemon is asked once an interval.
+/// The live view, until `q`, Ctrl-C or a signal. It reacts to keys at once, and asks the daemon once per interval.
 fn live(
     interval: Duration,
     look: impl Fn() -> Result<api::Reservations, client::ClientError>,
@@ -127,7 +127,7 @@ fn live(
 
 fn used(before: &api::Reservations, now: &api::Reservations, seconds: f64) -> Vec<Used> {
     let of = |vcpu: &api::ReservedVcpu| {
-        // One that has come since begins at 0, and so does one that was taken over anew.
+        // A vCPU that is new since then starts at 0, and so does one that a back end has taken over again.
         let old = before.vcpus.iter().find(|old| old.tid == vcpu.tid && old.ran_seconds <= vcpu.ran_seconds);
         let rate = |new: f64, old: Option<f64>| (new - old.unwrap_or(0.0)).max(0.0) / seconds.max(1e-9);
         Used {
@@ -162,7 +162,7 @@ const COLUMNS: usize = 12;
 const HEAD: [&str; COLUMNS] =
     ["", "VM", "VCPU", "BUDGET", "RESERVED", "GUEST", "USED", "BEYOND", "MISSES", "OVERRUNS", "PLACE", "DEADLINE IN"];
 
-/// What all have together, in lines.
+/// The lines above the table: totals, and the state of the slice.
 fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
     let kept = now.reserve * now.cpus.len() as f64;
     write!(
@@ -173,7 +173,7 @@ fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
         now.cpus.len()
     )?;
     match &now.slice {
-        Some(slice) if slice.calm => writeln!(text, "; calm: nobody needs a plan ({} looks so far)", slice.looks)?,
+        Some(slice) if slice.calm => writeln!(text, "; calm: no vCPU needs a plan ({} looks so far)", slice.looks)?,
         Some(slice) => {
             let (gone, length) = (slice.elapsed_us / 1e3, slice.length_us / 1e3);
             writeln!(text, "; slice {}: {gone:.1} of {length:.1} ms", slice.slices)?;
@@ -186,7 +186,7 @@ fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
     Ok(())
 }
 
-/// A vCPU's row, and one for each deadline task that its guest tells of.
+/// A vCPU's row, and one row for each deadline task that its guest publishes.
 fn rows(index: usize, vcpu: &api::ReservedVcpu, used: &Used) -> Vec<[String; COLUMNS]> {
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     let millis = |us: f64| format!("{} ms", us / 1e3);
@@ -209,7 +209,7 @@ fn rows(index: usize, vcpu: &api::ReservedVcpu, used: &Used) -> Vec<[String; COL
     std::iter::once(whole).chain(tasks(vcpu)).collect()
 }
 
-/// The picture of the slice, and who has no reservation.
+/// The lines below the table: the picture of the slice, and the VMs without a reservation.
 fn foot(text: &mut String, now: &api::Reservations, width: usize) -> std::fmt::Result {
     if let Some(slice) = now.slice.as_ref().filter(|slice| !slice.calm) {
         for cpu in &now.cpus {
@@ -225,8 +225,8 @@ fn foot(text: &mut String, now: &api::Reservations, width: usize) -> std::fmt::R
     Ok(())
 }
 
-/// A row for each deadline task that the guest tells of. What one of several asks for, uses and misses is the guest's
-/// own affair: the host has the sum of a vCPU's.
+/// A row for each deadline task that the guest publishes. The host knows only the sum of a vCPU's tasks, so the budget
+/// of a single task is known only if it is the only one.
 fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; COLUMNS]> + use<'_> {
     let budget = match (&vcpu.guest, vcpu.tasks.len()) {
         (Some(guest), 1) => format!("{} ms", guest.budget_us / 1e3),
@@ -251,15 +251,15 @@ fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; COLUMNS]> + 
     })
 }
 
-/// What stands for a vCPU in the picture.
+/// The letter of a vCPU in the picture.
 fn letter(index: usize) -> char {
     let letters = ('A'..='Z').chain('a'..='z');
     letters.cycle().nth(index).unwrap_or('?')
 }
 
-/// One CPU's part of the slice: a letter a vCPU, a dot for nobody's time, `*` for where we are.
+/// One CPU's row of the picture: a letter for each vCPU, a dot for time without one, `*` at the present time.
 fn picture(now: &api::Reservations, slice: &api::Slice, cpu: u32, width: usize) -> String {
-    // In range: the positions are fractions of the slice, cut to its columns.
+    // In range: the positions are fractions of the slice, limited to its columns.
     let column = |us: f64| ((us / slice.length_us.max(1.0) * width as f64).round() as usize).min(width);
     let mut row = vec!['.'; width];
     for part in slice.plan.iter().filter(|part| part.cpu == cpu) {

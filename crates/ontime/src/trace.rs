@@ -1,4 +1,4 @@
-//! `ontime trace`: where RT requests spend their time, and who is in their way.
+//! `ontime trace`: shows where RT requests spend their time, and what delays them.
 
 mod latency;
 
@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use ontime_hostnet::{CpuSet, Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
@@ -22,16 +21,16 @@ use ontime_trace::{Analyser, Choice, Document, Run, Session, Watch, cost, html, 
 
 use self::latency::Latency;
 use crate::daemon::config::Config;
-use crate::exit;
+use crate::exit::{self, Doing};
 use crate::paths::Paths;
 use crate::sight::Missed;
 use crate::table::visible;
 
-/// How often the rings are read.
+/// How often the trace rings are read.
 const READ: Duration = Duration::from_millis(100);
 /// How often the live view is drawn.
 const DRAW: Duration = Duration::from_secs(1);
-/// How often tenants' threads are looked for again.
+/// How often tenants' threads are looked up again.
 const LOOK: Duration = Duration::from_secs(15);
 
 /// `ontime trace`
@@ -84,14 +83,14 @@ pub struct Args {
     quiet: bool,
 }
 
-/// Traces. Exit status 1 where `--break` ended it, 3 where the kernel does not let us trace.
+/// Traces. Exit status 1 where `--break` ended the trace, 3 where the kernel does not allow tracing.
 ///
 /// # Errors
-/// What is to be traced is not there, tracing is not to be had, or a file cannot be written.
+/// Where the tenant or NIC does not exist, tracing is not available, or a file cannot be written.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
-        eprintln!("ontime: nothing was traced: the kernel's tracing is for root");
+        eprintln!("ontime: nothing was traced: the kernel lets root alone trace");
         return Ok(ExitCode::from(missed.tell(exit::UNKNOWN)));
     }
     let config = Config::load(&paths.config_dir)?;
@@ -108,10 +107,10 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     files.record(&watch)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching signals")?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).doing("catching signals")?;
     }
     let place = Instance::place(root, "trace").map_err(unsupported)?;
-    // First of all: we may be killed while the probes are switched on.
+    // Start the guard first: this process may be killed while the probes are being enabled.
     let guard = Guard::start(&place)?;
     let session = Session::start(root, place, &watch, args.ring).map_err(unsupported)?;
     let mut trace = Trace {
@@ -143,7 +142,7 @@ fn release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Finds the path as it is now.
+/// Finds the present packet path.
 fn look(choice: &Choice, config: &Config, paths: &Paths) -> anyhow::Result<Watch> {
     let inventory = Inventory::scan(&paths.roots());
     let found = discover(&Sources::host(), &config.rules);
@@ -155,20 +154,20 @@ fn look(choice: &Choice, config: &Config, paths: &Paths) -> anyhow::Result<Watch
     Watch::new(choice, &inventory, &intent, affinity).map_err(|error| exit::Exit::usage(error.to_string()).into())
 }
 
-/// A trace under way.
+/// A trace in progress.
 struct Trace<'a> {
     args: &'a Args,
     analyser: Analyser,
     counters: Counters,
     run: Run,
     files: &'a mut Files,
-    /// The request that was too slow, ns.
+    /// The latency of the request that exceeded `--break`, ns.
     broke: Option<u64>,
     latency: Latency,
 }
 
 impl Trace<'_> {
-    /// Reads until told to stop, the time is over or a request is too slow.
+    /// Reads until a signal arrives, the time is over, or a request is too slow.
     fn follow(
         &mut self,
         mut session: Session,
@@ -207,7 +206,7 @@ impl Trace<'_> {
         self.write_latency()
     }
 
-    /// Whether the same paths have other threads; a path that comes or goes is another trace.
+    /// Whether the same paths have other threads. A path that comes or goes needs a new trace.
     fn is_news(&self, watch: &Watch) -> bool {
         let names = |watch: &Watch| watch.paths.iter().map(|path| path.tenant.clone()).collect::<Vec<_>>();
         let own = self.analyser.watch();
@@ -230,7 +229,7 @@ impl Trace<'_> {
         Ok(())
     }
 
-    /// What took time from the whole machine since `from`.
+    /// Notes what took time from the whole machine since `from`. Returns the present time.
     fn hints(&mut self, from: u64) -> u64 {
         let (now, hints): (u64, Hints) = (tracefs::now(), self.counters.look());
         if let Some(words) = hints.words() {
@@ -242,7 +241,7 @@ impl Trace<'_> {
 
     fn write_latency(&self) -> anyhow::Result<()> {
         let Some(file) = &self.args.textfile else { return Ok(()) };
-        self.latency.write(file).with_context(|| format!("{}: writing histograms", file.display()))
+        self.latency.write(file).doing(format_args!("{}: writing histograms (--textfile)", file.display()))
     }
 
     fn draw(&self) -> anyhow::Result<()> {
@@ -251,14 +250,14 @@ impl Trace<'_> {
         }
         let document = Document::new(&self.analyser, &self.run);
         let mut err = io::stderr().lock();
-        // From the top, each line cleared behind itself: a full clear flickers.
+        // Start at the top and clear each line's rest by itself, because clearing the whole screen flickers.
         let body = text::text(&document).replace('\n', "\x1b[K\n");
         write!(err, "\x1b[H{body}\x1b[J")?;
         Ok(err.flush()?)
     }
 }
 
-/// What is written where. Made before the trace, so that it is not in vain.
+/// The output files. They are created before the trace starts, so that a wrong path does not waste the trace.
 struct Files {
     json: Option<Box<dyn Write>>,
     html: Option<File>,
@@ -271,7 +270,7 @@ impl Files {
     fn create(args: &Args) -> anyhow::Result<Self> {
         let file = |path: &Option<PathBuf>| -> anyhow::Result<Option<File>> {
             path.as_ref()
-                .map(|path| File::create(path).with_context(|| format!("making {}", path.display())))
+                .map(|path| File::create(path).doing(format_args!("{}: making the file", path.display())))
                 .transpose()
         };
         let to_stdout = args.json.as_deref() == Some(Path::new("-"));
@@ -301,7 +300,7 @@ impl Files {
 
     fn write(self, analyser: &Analyser, document: &Document) -> anyhow::Result<()> {
         if let Some(json) = self.json {
-            // A write for each token would take longer than the trace on a busy host.
+            // Buffered, because one write per token would take longer than the trace on a busy host.
             let mut json = io::BufWriter::new(json);
             serde_json::to_writer_pretty(&mut json, document)?;
             writeln!(json)?;
@@ -330,7 +329,7 @@ impl Files {
     }
 }
 
-/// Removes the tracing instance when we are killed: it would go on without us.
+/// Removes the tracing instance if this process is killed. Otherwise the instance would go on tracing.
 struct Guard {
     child: Child,
     pipe: Option<ChildStdin>,
@@ -338,16 +337,16 @@ struct Guard {
 
 impl Guard {
     fn start(instance: &Path) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("finding our own program")?;
+        let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let mut child = Command::new(program)
             .arg("trace-guardian")
             .arg(instance)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            // Ctrl-C is for us; it has to outlive us.
+            // Ctrl-C must not reach the guardian, which has to outlive this process.
             .process_group(0)
             .spawn()
-            .context("starting the trace's guardian")?;
+            .doing("starting the trace's guardian process")?;
         let pipe = child.stdin.take();
         Ok(Self { child, pipe })
     }
@@ -360,7 +359,7 @@ impl Drop for Guard {
     }
 }
 
-/// `ontime trace-guardian`: waits for its parent's end, then removes the instance.
+/// `ontime trace-guardian`: waits until its parent has ended, then removes the instance.
 pub mod guardian {
     use super::{BufRead, ExitCode, PathBuf, Paths, io, tracefs};
 

@@ -1,5 +1,4 @@
-//! The API keeps to its description: every answer fits the schema that the daemon serves and `docs/openapi.json`
-//! repeats.
+//! Every answer of the API fits the schema that the daemon serves, and that `docs/openapi.json` repeats.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +13,8 @@ mod support;
 use serde_json::Value;
 use support::{Daemon, Guest, Site, possible, until};
 
-/// Whether `value` fits `schema`: the part of JSON Schema that the description uses; anything else fails the test.
+/// Whether `value` fits `schema`. Supports the part of JSON Schema that the description uses; anything else fails the
+/// test.
 fn fits(value: &Value, schema: &Value, all: &Value, at: &str) -> Result<(), String> {
     if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
         let target =
@@ -127,7 +127,7 @@ fn every_answer_fits_the_description() {
     let header = "content-type: application/json";
     let (code, _) = site.curl(&["-X", "POST", "-H", header, "--data-binary", &data, "http://ontime/v1/apply"]);
     assert!((400..500).contains(&code), "{code}");
-    // After all that it still answers.
+    // The daemon still answers after all of this.
     assert_eq!(site.curl(&["http://ontime/v1/status"]).0, 200);
 }
 
@@ -142,7 +142,7 @@ fn only_root_changes() {
     let _daemon = Daemon::start(&site);
     let socket = site.path("run/ontime.sock");
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o660);
-    // Should an administrator open the socket wider, the kernel still says who asks.
+    // Even if an administrator opens the socket to more users, the kernel identifies the client.
     for (path, mode) in [(site.path("."), 0o755), (site.path("run"), 0o755), (socket.clone(), 0o666)] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -197,7 +197,7 @@ fn metrics_parse_and_name_no_thread() {
             }
         }
     }
-    // On a busy machine its start may look like one that computes.
+    // The value is not checked: on a busy machine the guest's start may look like a long computation.
     assert!(text.contains(&format!("ontime_cap_pauses_total{{domain=\"{name}\",class=\"rt0\"}} ")), "{text}");
     assert!(text.trim_end().ends_with("# EOF"));
 }

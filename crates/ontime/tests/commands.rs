@@ -1,4 +1,4 @@
-//! Commands beside a daemon that is made up, and without one. None of them changes the host.
+//! Commands beside a simulated daemon, and without a daemon. None of them changes the host.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use std::process::{Command, Output};
 
 use ontime_hostnet::{Journal, Knob, NicId, Original, Root, Value, journal};
 
-/// A user that owns nothing.
+/// The user `nobody`, without any rights.
 const NOBODY: u32 = 65_534;
 
 fn ontime(dir: &Path, args: &[&str]) -> Output {
@@ -33,7 +33,7 @@ fn command(program: &Path, dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// A program that everybody may run, and directories that everybody may read.
+/// A copy of the program that everybody may run, and directories that everybody may read.
 struct Open {
     dir: tempfile::TempDir,
     program: PathBuf,
@@ -68,7 +68,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Answers each path with a text, as long as the test runs.
+/// A simulated daemon that answers each path with a fixed text, for as long as the test runs.
 fn daemon(dir: &Path, answers: &'static [(&'static str, &'static str)]) {
     std::fs::create_dir(dir.join("run")).unwrap();
     let listener = UnixListener::bind(dir.join("run/ontime.sock")).unwrap();
@@ -110,7 +110,7 @@ fn a_reset_with_nothing_to_give_back_says_so() {
         String::from_utf8(out.stdout).unwrap()
     };
     assert!(reset().contains("Nothing to give back: no original value is kept"));
-    // Interfaces and a VM that have gone since.
+    // Interfaces and a VM that no longer exist.
     let gone = |name: &str, feature: &str| Original {
         knob: Knob::Feature { nic: NicId { ifindex: 0x7fff_fff0, name: name.to_owned() }, feature: feature.to_owned() },
         value: Value::Text("on".to_owned()),
@@ -137,7 +137,7 @@ fn a_reset_that_leaves_something_says_so() {
     assert!(journal.has(&gone));
 }
 
-/// After a downgrade: the journal has a knob that this version does not have, beside one that it has.
+/// After a downgrade: the journal has a knob that this version does not know, and one that it knows.
 #[test]
 fn a_downgrade_gives_back_what_it_knows_and_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -313,7 +313,7 @@ fn a_dry_run_needs_no_daemon_and_leaves_nothing_behind() {
     let knobs = report["changes"].as_array().unwrap().len() as u64 + report["unchanged"].as_u64().unwrap();
     assert!(knobs > 0, "{report}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    // What changes something does need one.
+    // Commands that change something need a daemon.
     let out = ontime(dir.path(), &["apply"]);
     assert_eq!(out.status.code(), Some(3));
     assert!(text(&out.stderr).contains("no daemon at"), "{out:?}");
@@ -341,7 +341,7 @@ fn a_critical_finding_changes_the_exit_status() {
     }
 }
 
-/// A NIC whose NAPI this kernel cannot thread, in namespaces of the test's own; the daemon observes and sets nothing.
+/// A NIC whose NAPI this kernel cannot thread, in namespaces of the test. The daemon observes and sets nothing.
 #[test]
 fn what_a_real_look_finds_critical_changes_the_exit_status() {
     const HOST: &str = "set -e
@@ -419,7 +419,7 @@ fn top_answers_keys_and_leaves_the_terminal_as_it_was() {
     let all = all + &rest;
     let modes: Vec<&str> = all.lines().filter(|line| line.matches(':').count() > 10).collect();
     assert!(modes.len() == 2 && modes[0] == modes[1], "{all:?}");
-    // No line is longer than the terminal is wide.
+    // No line is wider than the terminal.
     let text = all.split("\x1b[?1049h").nth(1).unwrap().split("\x1b[?1049l").next().unwrap();
     for line in text.split(['\n', '\r']) {
         let line = line

@@ -1,4 +1,4 @@
-//! The daemon as its users meet it: the real program, real signals, real QEMU guests (software emulation).
+//! The daemon as users see it: the real program, real signals, real QEMU guests (software emulation).
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,6 @@ fn rt(name: &str) -> String {
     format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nruntime-cap = 0.5\n")
 }
 
-/// A name that no other test's daemon has a rule for.
 #[test]
 fn the_second_daemon_is_told_about_the_first_and_a_dead_ones_socket_is_replaced() {
     if !possible() {
@@ -66,7 +65,7 @@ fn a_guest_is_placed_kept_there_and_given_back_after_kill_9() {
     assert!(row.contains("rt0") && row.contains("tenants.toml:"), "{row}");
     assert!(shown.lines().any(|line| line.contains("vcpu0") && line.contains("FIFO 47")), "{shown}");
 
-    // Somebody moves it behind the daemon's back.
+    // Another program changes the vCPU's policy.
     let moved = std::process::Command::new("chrt").args(["-o", "-p", "0", &guest.vcpu().to_string()]).status();
     assert!(moved.unwrap().success());
     site.poke();
@@ -75,7 +74,7 @@ fn a_guest_is_placed_kept_there_and_given_back_after_kill_9() {
         site.curl(&["http://o/metrics"]).1.contains("ontime_drift_total{rule=\"vcpu-place\"} 1").then_some(())
     });
 
-    // kill -9: tenants undisturbed, protections back at once, everything back on reset.
+    // kill -9: tenants are undisturbed, protections are back at once, everything is restored on reset.
     let guardian = daemon.guardian();
     daemon.kill();
     until("the guardian puts protections back", || site.protected().then_some(()));
@@ -98,7 +97,7 @@ fn with_its_guardian_killed_as_well_reset_protections_puts_them_back() {
     until("protections are off", || site.unprotected().then_some(()));
     let guardian = Pid::from_raw(daemon.guardian()).unwrap();
     rustix::process::kill_process(guardian, Signal::KILL).unwrap();
-    // The next pass starts another; this daemon has none left to make.
+    // The next pass would start another guardian, but this daemon is killed before it.
     daemon.kill();
     assert!(site.unprotected());
     let reset = site.run(&["reset", "--protections"]);
@@ -106,7 +105,7 @@ fn with_its_guardian_killed_as_well_reset_protections_puts_them_back() {
     assert!(site.protected());
 }
 
-/// Ends with the test.
+/// A program that ends with the test.
 struct Program(std::process::Child);
 
 impl Program {
@@ -137,7 +136,7 @@ fn a_thread_of_no_tenant_keeps_protections_on_and_is_named() {
     until("protections are off", || site.unprotected().then_some(()));
     let program = Program::sleeps();
     program.takes(&["-f", "-p", "1"]);
-    // No cgroup is exempt any more.
+    // From now on no cgroup is exempt.
     fs::remove_file(site.path("etc").join(EXEMPT)).unwrap();
     daemon.signal(Signal::HUP);
     until("protections are on", || site.protected().then_some(()));
@@ -145,7 +144,7 @@ fn a_thread_of_no_tenant_keeps_protections_on_and_is_named() {
     let caps = shown.lines().find(|line| line.starts_with("caps ")).unwrap();
     assert!(caps.contains("protections on: thread ") && caps.contains("cap.uncapped"), "{caps}");
     assert!(daemon.log().contains("no cap holds it"), "{}", daemon.log());
-    // The finding names it too, not runtime caps that are in order.
+    // The finding names the thread too, and does not blame runtime caps, which are in order.
     let status = site.json(&["status", "--json"]);
     let finding = status["findings"].as_array().unwrap().iter().find(|of| of["rule"] == "rt-protections").unwrap();
     let number = format!("thread {} ", program.0.id());
@@ -157,7 +156,7 @@ fn a_thread_of_no_tenant_keeps_protections_on_and_is_named() {
         line.parse::<u32>().unwrap()
     };
     assert!(count() >= 1);
-    // Whether there is any other on this machine is not this test's doing.
+    // Whether this machine has other real-time threads does not depend on this test.
     program.takes(&["-o", "-p", "0"]);
     site.poke();
     let end = Instant::now() + Duration::from_secs(10);
@@ -192,7 +191,7 @@ fn a_tenant_beyond_its_quota_has_the_rest_at_normal_priority_and_protections_off
     let daemon = Daemon::start(&site);
     let placed = || guest.policies().iter().filter(|policy| **policy == (FIFO, 47)).count();
     until("as many as may are placed", || (placed() >= 15).then_some(()));
-    // Where other programs of this machine have real-time threads, protections are on for their sake.
+    // If other programs of this machine have real-time threads, protections are on because of them.
     let is_held = || {
         until("protections are off, or on because of another program", || {
             let status = site.json(&["status", "--json"]);
@@ -203,11 +202,11 @@ fn a_tenant_beyond_its_quota_has_the_rest_at_normal_priority_and_protections_off
         });
     };
     is_held();
-    // The monitor's main thread is the sixteenth.
+    // The VMM's main thread is the sixteenth.
     assert_eq!((guest.policies().len(), placed()), (20, 15));
     let shown = String::from_utf8(site.run(&["status"]).stdout).unwrap();
     assert!(shown.contains(&format!("problem: {name}: it has 5 threads at SCHED_OTHER")), "{shown}");
-    // The VMM raises all of them, without an event.
+    // The VMM raises all of its threads, which causes no event.
     let raised = std::process::Command::new("chrt").args(["-a", "-f", "-p", "9", &guest.pid().to_string()]).status();
     assert!(raised.unwrap().success());
     until("the rest is put back", || {
@@ -215,7 +214,7 @@ fn a_tenant_beyond_its_quota_has_the_rest_at_normal_priority_and_protections_off
         (normal == 5).then_some(())
     });
     is_held();
-    // Killed, the daemon leaves what they had to the next one, and to a reset without a daemon.
+    // A killed daemon leaves the list of demoted threads to the next daemon, and to a reset without a daemon.
     let raised = || guest.policies().iter().filter(|policy| **policy == (FIFO, 9)).count();
     let mut daemon = daemon;
     daemon.kill();
@@ -235,7 +234,7 @@ fn a_lost_guardian_is_replaced() {
     let first = daemon.guardian();
     rustix::process::kill_process(Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
     site.poke();
-    // Said when it has its charge; one that has none yet would put nothing back.
+    // The line is logged once the guardian has its charge; without a charge it would restore nothing.
     until("another guardian", || {
         let new = daemon.guardian();
         (new != first && daemon.log().contains(&format!("guardian is process {new}"))).then_some(())
@@ -262,7 +261,7 @@ fn stopping_keeps_settings_and_puts_protections_back() {
     assert!(daemon.stop().success());
     assert!(site.protected());
     assert_eq!(guest.policy(), (FIFO, 47));
-    // A new daemon finds all as wanted, and its reset knows the first one's originals.
+    // A new daemon finds everything as planned, and its reset knows the originals that the first one recorded.
     let mut daemon = Daemon::start(&site);
     site.poke();
     until("the vCPU is watched", || {
@@ -273,7 +272,7 @@ fn stopping_keeps_settings_and_puts_protections_back() {
     assert!(reset.status.success(), "{reset:?}");
     assert_eq!(guest.policy(), (0, 0));
     assert!(site.protected());
-    // Reset means reset: nothing is applied again by itself.
+    // After a reset nothing is applied again without a request.
     site.poke();
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(guest.policy(), (0, 0));
@@ -288,7 +287,7 @@ fn stopping_keeps_settings_and_puts_protections_back() {
         let shown = site.run(command);
         assert_eq!(shown.status.code(), Some(0), "{shown:?}");
     }
-    // 1: placed, though another knob could not be set (a kernel that denies one).
+    // Status 1: placed, but another knob could not be set (a kernel that denies one).
     assert!(matches!(site.run(&["apply"]).status.code(), Some(0 | 1)));
     assert_eq!(guest.policy(), (FIFO, 47));
     daemon.stop();
@@ -312,7 +311,7 @@ fn a_spinning_guest_is_held_to_its_cap_and_given_its_place_back_when_the_daemon_
         threads.into_iter().find(|thread| thread["of"] == name.as_str() && thread["tid"] == vcpu)
     };
     until("it is over its cap", || of_guest().filter(|thread| thread["pauses"].as_u64() > Some(20)));
-    // A paused thread is no drift.
+    // A paused thread does not count as drift.
     assert_eq!(site.json(&["status", "--json"])["drift"], 0);
     daemon.kill();
     until("it has its place for good", || {
@@ -341,7 +340,7 @@ fn a_spinning_guest_that_becomes_bulk_is_given_back_and_not_watched_at_its_forme
     site.configure("tenants.toml", "");
     daemon.signal(Signal::HUP);
     until("it is an ordinary thread", || (guest.policy() == (libc::SCHED_OTHER, 0)).then_some(()));
-    // As long as some pauses would take.
+    // Longer than several pauses would take.
     for _ in 0..200 {
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(guest.policy(), (libc::SCHED_OTHER, 0));
@@ -374,7 +373,7 @@ fn a_bad_configuration_is_refused_with_its_place_and_the_old_one_stays() {
     assert!(refused["reason"].as_str().unwrap().starts_with("'fast' is not a method"), "{refused}");
     let is_refused = || site.curl(&["http://o/metrics"]).1.contains("ontime_config_refused 1");
     assert!(is_refused());
-    // It stays so until a reload succeeds; who reloads by command is told.
+    // This lasts until a reload succeeds. `ontime reload` reports the error.
     site.configure("host.toml", "\n\nbulk_napi_weight = -3\n");
     let reload = site.run(&["reload"]);
     assert_eq!(reload.status.code(), Some(78), "{reload:?}");
@@ -436,10 +435,10 @@ fn a_look_that_fails_gives_nothing_back() {
     until("the vCPU is placed", || (guest.policy() == (FIFO, 47)).then_some(()));
     let (pid, maximum) = (Pid::from_raw(daemon.pid()), getrlimit(Resource::Nofile).maximum);
     let limit = |current| prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
-    // What it has open stays open.
+    // Descriptors that are open stay open.
     limit(Some(3));
     site.poke();
-    until("it looks in vain", || daemon.log().contains("could not be looked at whole").then_some(()));
+    until("it looks in vain", || daemon.log().contains("could not be read whole").then_some(()));
     assert_eq!(guest.policy(), (FIFO, 47));
     limit(maximum);
     let problems = || site.json(&["status", "--json"])["problems"].as_array().unwrap().clone();
@@ -519,7 +518,7 @@ fn mode_observe_shows_what_would_be_set_and_sets_nothing_until_it_is_told_to_enf
     };
     let knob = until("the vCPU is found", || of_vcpu(&status()));
     assert_eq!((&knob["state"], &knob["wanted"]), (&"would-change".into(), &"FIFO 47".into()), "{knob}");
-    // Protections are what runtime caps would take the place of.
+    // In this plan, runtime caps replace the protections.
     let seen = status();
     assert!(seen["knobs"].as_array().unwrap().iter().any(|knob| knob["rule"] == "rt-protections"), "{seen}");
     assert_eq!(
@@ -549,13 +548,13 @@ fn mode_observe_shows_what_would_be_set_and_sets_nothing_until_it_is_told_to_enf
     assert_eq!(told.unwrap()["outcome"], "would-change", "{reload}");
     unset();
 
-    // The answer to a reload comes when it is in force.
+    // A reload is answered once the new configuration is in force.
     site.configure("daemon.toml", "mode = \"enforce\"\n");
     let reload = site.run(&["reload"]);
     assert!(matches!(reload.status.code(), Some(0 | 1)), "{reload:?}");
     assert_eq!((guest.policy(), &status()["state"]), ((FIFO, 47), &"applied".into()));
     until("protections are off", || site.unprotected().then_some(()));
-    // And back: what was set is given back first, also what a killed daemon has left.
+    // And back: everything that was set is restored first, including what a killed daemon has left.
     site.configure("daemon.toml", "mode = \"observe\"\n");
     assert!(site.run(&["reload"]).status.success());
     unset();
@@ -621,7 +620,7 @@ fn what_ontime_itself_has_set_is_no_problem_once_the_class_is_another() {
         let problems = status["problems"].as_array().unwrap().clone();
         problems.into_iter().map(|problem| problem["subject"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    // Another program's doing is told, before and after.
+    // A policy that another program has set is reported, before and after.
     until("the bulk VM's own place is told", || problems().contains(&other).then_some(()));
     site.configure("tenants.toml", "");
     assert!(matches!(site.run(&["reload"]).status.code(), Some(0 | 1)));
@@ -668,7 +667,7 @@ fn queue_changes_are_noticed_and_passes_cause_no_passes() {
         command.args(["netns", "exec", site.netns(), "ethtool"]).args(args);
         assert!(command.status().unwrap().success(), "ethtool {args:?}");
     };
-    // GRO makes a veth NAPI, so that passes have something to thread.
+    // With GRO a veth has NAPI, so that passes have something to thread.
     ethtool(&["-K", "va0", "gro", "on"]);
     ethtool(&["-L", "va0", "rx", "1"]);
     site.ip(&["link", "set", "va0", "up"]);
@@ -689,8 +688,8 @@ fn queue_changes_are_noticed_and_passes_cause_no_passes() {
         std::thread::sleep(Duration::from_millis(1000));
         (passes("links") + passes("queues") == settled).then_some(())
     });
-    // Of an interface that is up this may come with a change of carrier, which is a link event; of one that is down,
-    // only ethtool tells.
+    // If the interface is up, the change may also cause a change of carrier, which is a link event. If it is down, only
+    // ethtool reports the change.
     site.ip(&["link", "set", "va0", "down"]);
     std::thread::sleep(Duration::from_millis(500));
     let before = passes("queues");

@@ -1,5 +1,5 @@
-//! The documents keep to their form: every link leads somewhere, the summary lists every page, lines end at 120
-//! columns, and the figures of the README are those of the results.
+//! Checks of the documents: every link has a target, the summary lists every page, lines end at 120 columns, and the
+//! figures of the README are those of the results.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
     fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap()
 }
 
-/// Every file below a folder, relative to the repository, without what is built.
+/// Every file below a folder, relative to the repository, without build output.
 fn files(folder: &str) -> Vec<PathBuf> {
     let root = root();
     let (mut found, mut folders) = (Vec::new(), vec![root.join(folder)]);
@@ -43,7 +43,7 @@ fn is_markdown(path: &Path) -> bool {
     has_ending(path, &["md"])
 }
 
-/// README, ARCHITECTURE and the like, and every page of docs.
+/// README, ARCHITECTURE and similar files, and every page of docs.
 fn documents() -> Vec<PathBuf> {
     let top = |path: &PathBuf| path.components().count() == 1 || path.starts_with("docs");
     files(".").into_iter().filter(|path| is_markdown(path) && top(path)).collect()
@@ -95,7 +95,7 @@ fn kept(of: char) -> Option<char> {
     }
 }
 
-/// `docs/bench/../sched.md` as `docs/sched.md`; nothing where it leaves the repository.
+/// `docs/bench/../sched.md` as `docs/sched.md`; None if the path leaves the repository.
 fn resolved(path: &Path) -> Option<PathBuf> {
     let mut resolved = PathBuf::new();
     for component in path.components() {
@@ -108,7 +108,7 @@ fn resolved(path: &Path) -> Option<PathBuf> {
     Some(resolved)
 }
 
-/// What is wrong with a link, or nothing.
+/// What is wrong with a link; None if nothing is.
 fn fault(from: &Path, link: &str) -> Option<String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -163,7 +163,7 @@ fn the_summary_lists_every_page_once() {
     assert_eq!(listed, pages.collect::<Vec<_>>());
 }
 
-/// A kind of files, and how many lines of it are longer than 120 columns: at most so many, so none is added.
+/// A kind of files, and how many of its lines are longer than 120 columns. More are not allowed, so that none is added.
 struct Kind {
     name: &'static str,
     includes: fn(&Path) -> bool,
@@ -174,19 +174,19 @@ const KINDS: [Kind; 5] = [
     Kind { name: "Markdown", includes: is_markdown, long_lines: 0 },
     Kind {
         name: "packaging and Makefiles",
-        // The dashboard is as Grafana writes it.
+        // The dashboard is written by Grafana.
         includes: |path| (path.starts_with("packaging") && !has_ending(path, &["json"])) || path.ends_with("Makefile"),
         long_lines: 0,
     },
     // Markup in macros, which rustfmt does not format, and generators of tests.
     Kind { name: "Rust", includes: |path| has_ending(path, &["rs"]), long_lines: 58 },
     Kind { name: "C", includes: |path| has_ending(path, &["c", "h"]), long_lines: 70 },
-    // Programs in other languages that a script contains, and what it prints.
+    // Programs in other languages inside scripts, and text that scripts print.
     Kind { name: "scripts", includes: |path| path.starts_with("scripts"), long_lines: 81 },
 ];
 
-/// A line that is too long and can be broken. A Markdown table's row cannot, nor a word, such as a link, that is too
-/// long by itself.
+/// Whether a line is too long and can be broken. A row of a Markdown table cannot be broken, and neither can a long
+/// word such as a link.
 fn is_too_long(markdown: bool, line: &str) -> bool {
     let columns = line.chars().fold(0, |at, of| if of == '\t' { at / 8 * 8 + 8 } else { at + 1 });
     let words = line.trim_start().trim_start_matches(['-', '#', '>', ' ']);
@@ -221,7 +221,7 @@ fn long_lines_are_told_from_those_that_cannot_be_broken() {
     assert!(!is_too_long(true, &"word ".repeat(24)));
 }
 
-/// A row of the README's table: how the README calls the method, and its figures, us and Gbit/s.
+/// A row of the README's table: the name of the method there, and its figures, us and Gbit/s.
 struct Row {
     name: &'static str,
     p50: u64,
@@ -252,12 +252,12 @@ fn rows() -> Vec<Row> {
     names.map(row).into_iter().collect()
 }
 
-/// With a comma before the thousands.
+/// A number with a comma before the thousands.
 fn number(of: u64) -> String {
     if of < 1000 { of.to_string() } else { format!("{},{:03}", of / 1000, of % 1000) }
 }
 
-/// The README's picture: p99 and maximum on a logarithmic scale from 10 us to 10 ms.
+/// The picture in the README: p99 and maximum on a logarithmic scale from 10 us to 10 ms.
 fn picture(rows: &[Row]) -> String {
     let x = |us: u64| 210.0 + (us as f64 / 10.0).log10() * 140.0;
     let height = rows.len() * 44 + 44;

@@ -1,5 +1,5 @@
-//! What a guest's deadline tasks ask for, at the daemon: the real program, a real QEMU guest, and the test in the
-//! device process's place.
+//! Requests of a guest's deadline tasks at the daemon: the real program, a real QEMU guest, and the test in place of
+//! the device process.
 
 #![allow(
     clippy::unwrap_used,
@@ -51,7 +51,7 @@ impl Device {
         self.daemon = Some(BufReader::new(stream.0));
     }
 
-    /// vCPU 0 needs so much, us. Why the daemon refuses it.
+    /// Requests this bandwidth for vCPU 0, us. Returns why the daemon refuses it.
     fn asks(&mut self, budget_us: u64, period_us: u64) -> Option<String> {
         self.seq += 1;
         let need = format!("{{\"vcpu\":0,\"budget\":{},\"period\":{}}}", budget_us * 1_000, period_us * 1_000);
@@ -66,12 +66,12 @@ impl Device {
     }
 }
 
-/// Of class rt.
+/// A rule that gives the VM class rt.
 fn class(vm: &str) -> String {
     format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n")
 }
 
-/// A VM that may ask for half of a CPU beside its declared 2 ms in 20 ms.
+/// A VM whose guest may request half of a CPU, in addition to the declared 2 ms in 20 ms.
 fn configure(site: &Site, vm: &str) {
     site.configure("tenants.toml", &class(vm));
     let reservation =
@@ -84,7 +84,7 @@ fn vcpu(site: &Site, vm: &str) -> Option<Value> {
     top["reservations"]["vcpus"].as_array().unwrap().iter().find(|vcpu| vcpu["vm"] == *vm).cloned()
 }
 
-/// The other back end gives a thread its place once, and does not move it.
+/// Like the next test, but with the back end that sets a thread's policy once and does not move the thread.
 #[test]
 fn so_it_is_where_nobody_is_moved() {
     if !possible() {
@@ -115,7 +115,7 @@ fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
     let vm = name("unkept");
     configure(&site, &vm);
     let daemon = Daemon::start(&site);
-    // As good as a full disk: the file that is to replace the journal cannot be written.
+    // Has the effect of a full disk: the file that replaces the journal cannot be written.
     let obstacle = site.path("state/originals.new");
     std::fs::create_dir(&obstacle).unwrap();
     let guest = Guest::stopped(&vm);
@@ -131,7 +131,7 @@ fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
         metrics.contains(&format!("ontime_deadlines_refused_total{{domain=\"{vm}\",class=\"rt0\"}} 1")),
         "{metrics}"
     );
-    // What was refused does not come to count later by itself.
+    // A refused request does not take effect later by itself.
     std::fs::remove_dir(&obstacle).unwrap();
     let seen = until("it has what is declared", || {
         site.poke();
@@ -141,7 +141,7 @@ fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
     assert_eq!(device.asks(2_000, 20_000), None);
     let seen = vcpu(&site, &vm).unwrap();
     assert_eq!(seen["guest"]["budget_us"].as_f64().unwrap().round(), 2_000.0, "{seen}");
-    // Beyond its half.
+    // More than half of a CPU.
     assert!(device.asks(15_000, 20_000).is_some());
     assert_eq!(device.asks(0, 0), None);
     assert!(vcpu(&site, &vm).unwrap()["guest"].is_null());
@@ -156,7 +156,7 @@ fn a_daemon_that_is_restarted_knows_who_held_what() {
     let site = Site::new();
     let (first, second) = (name("first"), name("second"));
     site.configure("tenants.toml", &(class(&first) + &class(&second)));
-    // One CPU: one of them fits, with what its guest asks for.
+    // One CPU: only one of the VMs fits, with the request of its guest.
     let cpu = a_cpu();
     let reserve = |vm: &str, budget: u64| {
         format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"{budget}ms\"\nperiod = \"20ms\"\ndeadlines = 0.5\n")
@@ -173,7 +173,7 @@ fn a_daemon_that_is_restarted_knows_who_held_what() {
     device.connected(&site);
     until("the second has its reservation", || vcpu(&site, &second));
     assert_eq!(device.asks(6_000, 20_000), None);
-    // The first started before it, and comes too late for this: 8 of 20 ms, where 6 and the reserve are left.
+    // The first VM was started earlier, but its reservation comes later: 8 of 20 ms, where 6 and the reserve are left.
     site.configure("sched.toml", &(head + &reserve(&first, 8) + &reserve(&second, 8)));
     daemon.signal(rustix::process::Signal::HUP);
     let refused = || {
@@ -184,18 +184,18 @@ fn a_daemon_that_is_restarted_knows_who_held_what() {
     until("the first is refused", refused);
     daemon.kill();
     let _daemon = Daemon::start(&site);
-    // The device process has not said a word to it.
+    // The device process has sent nothing to the new daemon.
     until("the first is refused", refused);
     let seen = vcpu(&site, &second).expect("the second keeps its reservation");
     assert_eq!(seen["guest"]["budget_us"].as_f64().unwrap().round(), 6_000.0, "{seen}");
     device.connected(&site);
     assert_eq!(device.asks(7_000, 20_000), None);
-    // It ends: its guest holds nothing, and the next daemon knows of nothing.
+    // The device process ends: its guest holds nothing.
     drop(device);
     until("what the guest held is free", || vcpu(&site, &second).filter(|seen| seen["guest"].is_null()));
 }
 
-/// The device process's own part, without its device: a guest that publishes its deadlines.
+/// The device process's code without its device: a guest that publishes its deadlines.
 fn asking(site: &Site, vm: &str) -> (Arc<Deadlines>, Ledger) {
     let memory = rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 64 * ontime_sched::published::LINE as u64).unwrap();
@@ -209,8 +209,8 @@ fn asking(site: &Site, vm: &str) -> (Arc<Deadlines>, Ledger) {
     (deadlines, ledger)
 }
 
-/// While the daemon stands still, a guest has what it was offered, and nothing beyond; when it goes on, it counts what
-/// was taken.
+/// While the daemon is stopped, a guest may claim what it was offered, and no more. When the daemon runs again, it
+/// counts what was claimed.
 #[test]
 fn what_is_free_is_taken_without_the_daemon_and_counts() {
     if !possible() {
@@ -224,7 +224,7 @@ fn what_is_free_is_taken_without_the_daemon_and_counts() {
     let (one, other) = (name("taking"), name("waiting"));
     site.configure("tenants.toml", &(class(&one) + &class(&other)));
     let cpu = a_cpu();
-    // Of 0.95, each has 0.1: 0.375 are offered to each.
+    // Of 0.95 CPUs, each VM has 0.1: 0.375 are offered to each.
     let reserve =
         |vm: &str| format!("[[reservation]]\nname = \"{vm}\"\nbudget = \"2ms\"\nperiod = \"20ms\"\ndeadlines = 0.8\n");
     site.configure("sched.toml", &(format!("cpus = \"{cpu}\"\n") + &reserve(&one) + &reserve(&other)));
@@ -247,7 +247,7 @@ fn what_is_free_is_taken_without_the_daemon_and_counts() {
     daemon.signal(rustix::process::Signal::STOP);
     assert_eq!(asks(&taking, 7), Ok(()), "it was offered");
     daemon.signal(rustix::process::Signal::CONT);
-    // 0.2 declared, 0.35 taken, of which nobody tells the daemon, 0.45 asked for.
+    // 0.2 are declared, 0.35 claimed without the daemon's knowledge, and 0.45 requested.
     assert_eq!(asks(&waiting, 9), busy);
     assert!(holds(&one, 7.0).is_some() && holds(&other, 1.0).is_some());
     assert_eq!(asks(&waiting, 7), Ok(()));
@@ -255,7 +255,7 @@ fn what_is_free_is_taken_without_the_daemon_and_counts() {
 
     assert!(site.run(&["reset"]).status.success());
     assert_eq!(asks(&taking, 8), busy, "nothing is offered after a reset");
-    // A device process that offers to itself, and takes it, does not have the daemon reserve anything.
+    // A device process that writes an offer for itself and claims it does not make the daemon reserve anything.
     let mut held = NOTHING;
     held[0] = Budget { budget: 7_000_000, period: 20_000_000 };
     ledger.offer(&held, &held);
@@ -267,7 +267,7 @@ fn what_is_free_is_taken_without_the_daemon_and_counts() {
     until("the next one knows", || holds(&one, 7.0).and(holds(&other, 7.0)));
 }
 
-/// What a change of need costs: `cargo test --release -p ontime --test guests -- --ignored --nocapture cost`.
+/// Measures the cost of a change of need: `cargo test --release -p ontime --test guests -- --ignored --nocapture cost`.
 #[test]
 #[ignore = "tells, checks nothing"]
 fn what_a_change_costs() {

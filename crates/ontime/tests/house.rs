@@ -1,4 +1,4 @@
-//! The product stands without the laboratory: no crate of the laboratory is below `ontime`.
+//! The product does not depend on the laboratory: no crate of the laboratory is linked into `ontime`.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ fn below(packages: &[Value], name: &str, found: &mut BTreeSet<String>) {
     let package = packages.iter().find(|package| package["name"] == name).unwrap();
     for dependency in package["dependencies"].as_array().unwrap() {
         let name = dependency["name"].as_str().unwrap();
-        // Only dependencies of the workspace have a path; those of tests have the kind "dev".
+        // Only dependencies inside the workspace have a path; those for tests have the kind "dev".
         if !dependency["path"].is_null() && dependency["kind"] != "dev" && found.insert(name.to_owned()) {
             below(packages, name, found);
         }
@@ -45,7 +45,7 @@ fn no_crate_of_the_laboratory_is_below_the_product() {
         assert!(packages.iter().any(|package| package["name"] == crate_of_lab), "{crate_of_lab} was renamed");
         assert!(!product.contains(crate_of_lab), "{crate_of_lab} is below ontime: {product:?}");
     }
-    // What the laboratory has below it is found by the same walk.
+    // The same walk does find the laboratory's dependencies.
     let mut laboratory = BTreeSet::new();
     below(packages, "ontime-bench", &mut laboratory);
     assert!(laboratory.contains("ontime-lab"), "{laboratory:?}");

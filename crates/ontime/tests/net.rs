@@ -1,4 +1,4 @@
-//! `ontime net status`: wanted, actual, and why they differ, with a daemon and without.
+//! `ontime net status`: planned and actual values, and why they differ, with a daemon and without.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ fn states(nic: &Value) -> Vec<&str> {
     nic["knobs"].as_array().unwrap().iter().map(|knob| knob["state"].as_str().unwrap()).collect()
 }
 
-/// Without a daemon, originals that cannot be read are said, and nothing is made where there are none.
+/// Without a daemon, original values that cannot be read are reported, and no file is created where there is none.
 #[test]
 fn who_looks_without_a_daemon_reads_the_originals_and_leaves_them_alone() {
     if !possible() {
@@ -74,7 +74,7 @@ fn the_path_is_shown_nic_by_nic_with_why() {
     assert_eq!((&nic(&all, "va0")["class"], &nic(&all, "va0")["class_by"]), (&"rt1".into(), &"configured".into()));
     assert!(states(nic(&all, "va0")).contains(&"not-applied"), "{all}");
     assert_eq!(site.run(&["net", "status", "eth77"]).status.code(), Some(64));
-    // Any of its names will do.
+    // Every name of the interface is accepted.
     site.ip(&["link", "property", "add", "dev", "va0", "altname", "port-to-the-plant-hall"]);
     let all = site.json(&["net", "status", "port-to-the-plant-hall", "--json"]);
     assert_eq!((all.as_array().unwrap().len(), &all[0]["schema_version"]), (1, &1.into()));

@@ -1,5 +1,4 @@
-//! What is installed beside the program: the unit is one that systemd takes, the hook tells the daemon and blocks
-//! nobody.
+//! What is installed beside the program: systemd accepts the unit, and the hook notifies the daemon without blocking.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,7 +31,7 @@ fn takes(name: &str) {
     let dir = tempfile::tempdir().unwrap();
     let unit = std::fs::read_to_string(format!("{PACKAGING}/systemd/{name}")).unwrap();
     assert!(unit.contains("/usr/bin/ontime"));
-    // It checks that the programs are there.
+    // systemd-analyze checks that the programs exist.
     let unit = unit.replace("/usr/bin/ontime", env!("CARGO_BIN_EXE_ontime"));
     let path = dir.path().join(name);
     std::fs::write(&path, unit).unwrap();
@@ -40,7 +39,7 @@ fn takes(name: &str) {
     let said = String::from_utf8(out.stderr).unwrap();
     let ours: Vec<&str> = said.lines().filter(|line| line.contains(name)).collect();
     assert!(out.status.success() && ours.is_empty(), "{said}");
-    // And a setting that systemd does not know would be noticed.
+    // systemd-analyze does report a setting that systemd does not know.
     std::fs::write(&path, "[Service]\nExecStart=/bin/true\nNoSuchSetting=1\n").unwrap();
     let out = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().unwrap();
     assert!(String::from_utf8(out.stderr).unwrap().contains("NoSuchSetting"));
@@ -103,7 +102,7 @@ fn the_units_capabilities_are_enough() {
     assert!(!proc.contains("CapBnd:\t000001ff"), "the bounding set was not cut: {proc}");
 }
 
-/// docs/security.md names a test for each rule, or says that there is none.
+/// docs/security.md names a test for each rule, or states that there is none.
 #[test]
 fn the_tests_that_the_security_page_names_exist() {
     let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));

@@ -152,7 +152,7 @@ fn the_picture_is_of_the_fullest_host() {
     let tenant = |name: &str, slice: &str| {
         format!("[[tenant]]\nname = \"{name}\"\nrta = [{{ slice = \"{slice}\", period = \"10ms\" }}]\n")
     };
-    // The last of them makes the second host the fuller one.
+    // The last tenant makes the second host the fuller one.
     let text =
         ["[host]\ncpus = 1\n".to_owned(), tenant("a", "6ms"), tenant("b", "5ms"), tenant("c", "4500us")].concat();
     std::fs::write(&file, text).unwrap();

@@ -1,5 +1,5 @@
-//! Reserved CPU time as a host's administrator meets it: the real program, real QEMU guests (software emulation). How
-//! exactly shares are kept is for the emulated host (scripts/lab/reservations.sh): here is no time of one's own.
+//! Reserved CPU time as an administrator sees it: the real program, real QEMU guests (software emulation). How exactly
+//! shares are kept is tested on the emulated host (scripts/lab/reservations.sh), because this machine has other work.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ fn a_reservation_is_kept_through_kill_9_and_given_back() {
     assert_eq!((guest.policy(), without.policy()), ((0, 0), (0, 0)));
     let mut daemon = Daemon::start(&site);
     site.poke();
-    // It never idles: it has its share, slice by slice, and is put behind.
+    // The guest never idles: in each slice it uses up its share, and is then moved to a lower place.
     let seen = until("shares are used up", || {
         vcpu(&site, &name)
             .filter(|vcpu| vcpu["overruns"].as_u64().unwrap() > 5 && vcpu["ran_seconds"].as_f64() > Some(0.0))
@@ -69,7 +69,7 @@ fn a_reservation_is_kept_through_kill_9_and_given_back() {
     until("the reservation is taken up again", || vcpu(&site, &name));
     until("and kept", || vcpu(&site, &name).filter(|vcpu| vcpu["overruns"].as_u64().unwrap() > 0));
 
-    // An orderly end leaves no vCPU at a place where nobody paces it.
+    // After an orderly end, no vCPU is left at a pacer's place.
     assert!(daemon.stop().success());
     assert_eq!(guest.policy(), (0, 0));
     assert_eq!(without.policy(), (FIFO, 46), "other settings stay");
@@ -92,7 +92,7 @@ fn vms_and_reservations_come_and_go_and_what_does_not_fit_is_named() {
     let [first, second, third] = [&names[0], &names[1], &names[2]];
 
     site.configure("tenants.toml", &rt(&[first, second, third]));
-    // One CPU's worth: two fit, a third does not.
+    // The reservations are for one CPU: two fit, a third does not.
     let all = |budgets: [&str; 3]| {
         let reservations: String = names.iter().zip(budgets).map(|(name, budget)| reserve(name, budget)).collect();
         format!("cpus = \"{}\"\n{reservations}", a_cpu())
@@ -117,12 +117,12 @@ fn vms_and_reservations_come_and_go_and_what_does_not_fit_is_named() {
     assert!(vcpu(&site, first).is_some() && vcpu(&site, second).is_some());
     until("it is an RT VM like any other", || (three.policy() == (FIFO, 46)).then_some(()));
 
-    // One that ends, while it is paced, makes room.
+    // A VM that ends while it is paced makes room.
     drop(two);
     until("the third has its reservation", || vcpu(&site, third));
     assert!(vcpu(&site, second).is_none());
 
-    // Another configuration, and a wrong one, which changes nothing.
+    // Another configuration, and then a wrong one, which changes nothing.
     site.configure("sched.toml", &all(["2ms", "2ms", "2ms"]));
     daemon.signal(Signal::HUP);
     until("another budget", || vcpu(&site, first).filter(|vcpu| vcpu["budget_us"].as_f64().unwrap() < 2001.0));
@@ -167,5 +167,32 @@ fn another_back_end_is_no_other_programs_doing() {
     let reset = site.run(&["reset"]);
     assert!(reset.status.success(), "{reset:?}");
     assert_eq!(guest.policy(), (0, 0));
+    assert!(daemon.stop().success());
+}
+
+/// A dependency of the back end may exist now although no file has changed: the message says that a reload tries again.
+#[test]
+fn a_reload_tries_again_what_could_not_be_kept() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("again");
+    site.configure("tenants.toml", &rt(&[&name]));
+    site.configure("sched.toml", &format!("backend = \"sched_ext\"\n{}", reserve(&name, "4ms")));
+    let guest = Guest::spinning(&name);
+    guest.vcpu();
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    let tries = || {
+        let log = daemon.log();
+        let tried = |line: &&str| line.contains("reservations are not kept: sched_ext") && !line.contains("hold");
+        log.lines().filter(tried).count()
+    };
+    until("the back end cannot start", || (tries() == 1).then_some(()));
+    let status = String::from_utf8(site.run(&["status"]).stdout).unwrap();
+    assert!(status.contains("then run `ontime reload`"), "{status}");
+    assert!(matches!(site.run(&["reload"]).status.code(), Some(0..=2)));
+    until("it is tried again", || (tries() == 2).then_some(()));
     assert!(daemon.stop().success());
 }

@@ -1,5 +1,5 @@
-//! `ontime trace` on this machine: a server in a cgroup of its own behind a veth pair, asked from another network
-//! namespace.
+//! `ontime trace` on this machine: a server in a cgroup of its own behind a veth pair, with requests from another
+//! network namespace.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,13 +20,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use support::until;
 
-/// Where the server listens.
+/// The server's address.
 const SERVER: &str = "10.99.7.1";
 
-/// Traces are counted on a quiet path: one at a time.
+/// One test at a time, because traces are counted on a quiet path.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Whether this can run here; says what is missing.
+/// Whether these tests can run here. Prints what is missing.
 fn possible() -> bool {
     let answers = |program: &str, argument: &str| {
         let run = Command::new(program).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -47,14 +47,14 @@ fn possible() -> bool {
     false
 }
 
-/// Where cgroup v2 is mounted.
+/// The mount point of cgroup v2.
 fn cgroups() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
     let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;
     line.split(' ').nth(1).map(PathBuf::from)
 }
 
-/// The server in its cgroup, two namespaces, and an RT rule for it.
+/// The server in its cgroup, two network namespaces, and an RT rule for the server.
 struct Place {
     _alone: MutexGuard<'static, ()>,
     dir: tempfile::TempDir,
@@ -94,7 +94,8 @@ impl Place {
         ] {
             assert!(Command::new("ip").args(words.split(' ')).status().unwrap().success(), "ip {words}");
         }
-        // Into the cgroup first: `ip netns exec` mounts a /sys of its own, over cgroups' that are mounted below it.
+        // Enter the cgroup first: `ip netns exec` mounts another /sys, which hides a cgroup file system mounted below
+        // it.
         let serve = format!(
             "echo $$ > {}/cgroup.procs && exec ip netns exec {inside} sockperf server -i {SERVER} -p 7007",
             place.cgroup.display()
@@ -114,7 +115,7 @@ impl Place {
         command
     }
 
-    /// Asks so often a second until dropped.
+    /// Sends this many requests a second until dropped.
     fn ask(&self, rate: &str) -> Killed {
         let ask = ["ping-pong", "-i", SERVER, "-p", "7007", "-t", "600", "--mps", rate];
         let mut command = self.at(&self.outside, "sockperf");
@@ -146,7 +147,7 @@ impl Drop for Place {
         for name in [&self.inside, &self.outside] {
             let _ = Command::new("ip").args(["netns", "del", name]).status();
         }
-        // Empty only once the kernel has let the process go.
+        // The directory can be removed only once the kernel has released the process.
         for _ in 0..100 {
             if fs::remove_dir(&self.cgroup).is_ok() {
                 break;
@@ -165,7 +166,7 @@ impl Drop for Killed {
     }
 }
 
-/// Tracing instances of ours whose names begin so.
+/// Tracing instances whose names begin with this prefix.
 fn instances(prefix: &str) -> Vec<String> {
     let output = Command::new("sh")
         .args(["-c", "mount -t tracefs none /sys/kernel/tracing 2> /dev/null; ls /sys/kernel/tracing/instances"])
@@ -216,7 +217,7 @@ fn requests_of_a_running_server_are_divided_and_reported_in_every_form() {
     let page = fs::read_to_string(&html).unwrap();
     assert!(page.matches("<svg class=\"rows\"").count() == 3 && !page.contains("<script"));
     assert!(fs::metadata(&perfetto).unwrap().len() > 300);
-    // What was recorded says what is watched, then what happened.
+    // The record starts with what is watched; the events follow.
     let recorded = fs::read_to_string(&record).unwrap();
     assert!(recorded.starts_with("{\"paths\":") && recorded.lines().count() as u64 > 8 * requests);
     assert!(String::from_utf8(output.stdout).unwrap().contains("host receive"));
@@ -236,11 +237,11 @@ fn segments_alone_take_fewer_events() {
     let events: u64 =
         report["tracing"]["events"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum();
     assert!(requests >= 3, "{report}");
-    // Receive, wake-up, switch, two of queue and driver each, and packets that are no requests.
+    // Events: receive, wake-up, switch, two each of queue and driver; and packets that are no requests.
     assert!(events < 10 * (requests + 20), "{events} events for {requests} requests");
 }
 
-/// Whether the kernel has counted something for a trace's rings, by the words of `per_cpu/cpu*/stats`.
+/// Whether a counter of a trace's rings is above 0. `what` is its name in `per_cpu/cpu*/stats`.
 fn counted(what: &str) -> Option<()> {
     let dirs = instances("ontime-trace-").into_iter().map(|name| Path::new("/sys/kernel/tracing/instances").join(name));
     let cpus = dirs.flat_map(|dir| fs::read_dir(dir.join("per_cpu")).unwrap()).map(|cpu| cpu.unwrap().path());
@@ -259,7 +260,7 @@ fn a_flood_of_events_is_lost_in_the_open() {
     let mut trace = Killed(place.trace(&own).stdout(Stdio::piped()).spawn().unwrap());
     let signal = |name: &str| Command::new("kill").args([name, &trace.0.id().to_string()]).status().unwrap();
     until("the first records read", || counted("read events"));
-    // A reader that is kept from running until a ring is full, as by a real-time thread.
+    // The reader is stopped until a ring is full, as a real-time thread might do.
     signal("-STOP");
     until("a loss", || counted("overrun"));
     signal("-CONT");
@@ -291,12 +292,12 @@ fn nothing_stays_when_it_is_killed() {
     let place = Place::new();
     let own = ["--container", &place.tenant, "--nic", "rtn", "--quiet"];
     let mut trace = Killed(place.trace(&own).stdout(Stdio::null()).spawn().unwrap());
-    // Killed before its guardian is there, an instance stays until the next trace starts.
+    // If the process is killed before its guardian exists, the instance stays until the next trace starts.
     until("the guardian's start", || {
         let line = format!("trace-guardian /sys/kernel/tracing/instances/ontime-trace-{}", trace.0.id());
         Command::new("pgrep").args(["-f", &line]).stdout(Stdio::null()).status().unwrap().success().then_some(())
     });
-    // `ip netns exec` has become ontime itself, so it is this process that dies.
+    // `ip netns exec` has become ontime by exec, so this kills ontime itself.
     trace.0.kill().unwrap();
     until("the guardian", || instances("ontime-").is_empty().then_some(()));
 }

@@ -1,5 +1,5 @@
 //! One slice of the planner: 100 vCPUs on 16 CPUs, and 10,000 on 128, at nearly full load, with periods that do not
-//! divide each other; the same with fractions so long that each product needs 128 bits; and a wake-up in mid-slice.
+//! divide each other; the same with fractions whose products need 128 bits; and a wake-up in the middle of a slice.
 
 #![allow(missing_docs)] // criterion's macros make public functions without any
 
@@ -8,12 +8,12 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use ontime_plan::{Bandwidth, Demand, Nanos, Planner};
 
-/// `wide`: as the sums of several RTAs with periods that have no common divisor.
+/// `wide`: bandwidths like sums of several RTAs whose periods have no common divisor.
 fn planner(cpus: usize, vcpus: u64, wide: bool) -> (Planner, Vec<Demand>) {
     let mut planner = Planner::new(&vec![true; cpus]);
     let mut demands = Vec::new();
     for n in 0..vcpus {
-        // Slack and whole microseconds make for large fractions, as in practice.
+        // Slack and whole microseconds cause large fractions, as in practice.
         let period = Nanos::from_micros(5_000 + 37 * (n % 1_000));
         let slice = Nanos(period.0 * cpus as u64 * 99 / 100 / vcpus + n % 7);
         let (slice, of) = if wide { (Nanos(slice.0 << 34 | 1), Nanos(period.0 << 34)) } else { (slice, period) };

@@ -1,9 +1,10 @@
-//! Whether vCPUs fit a host, exactly, and where pinned ones go.
+//! Exact admission of vCPUs to a host, and placement of pinned vCPUs.
 //!
-//! Unpinned vCPUs need two things: none above one CPU, and together, with the reserve for bulk, at most all CPUs;
-//! DP-WRAP then meets every deadline (Levin et al., theorem 6). A vCPU with an affinity is given one CPU in it and
-//! stays there, as RTVirt excludes such VMs from migration (section 6). Unpinned vCPUs wrap over the CPUs whose
-//! remaining room holds the largest of them, so that each crosses at most one border.
+//! Unpinned vCPUs must satisfy two conditions: none needs more than one CPU, and together with the reserve for bulk
+//! they need at most all CPUs. DP-WRAP then meets every deadline (Levin et al., theorem 6). A vCPU with an affinity
+//! gets one CPU in it and stays there, as RTVirt excludes such VMs from migration (section 6). Unpinned vCPUs wrap over
+//! the CPUs whose remaining capacity is at least that of the largest unpinned vCPU, so that each crosses at most one
+//! CPU border.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -14,24 +15,24 @@ use thiserror::Error;
 use crate::model::Vcpu;
 use crate::units::Bandwidth;
 
-/// Rounding of a pinned vCPU: 1 ns in the planner's shortest slice.
+/// Rounding reserve of a pinned vCPU, ppm: 1 ns in the planner's shortest slice.
 const PINNED_PPM: u64 = 4;
 
-/// Rounding of an unpinned vCPU that runs beside pinned ones: 2 ns in the planner's shortest slice.
+/// Rounding reserve of an unpinned vCPU that runs beside pinned ones, ppm: 2 ns in the planner's shortest slice.
 const BESIDE_PPM: u64 = 8;
 
-/// How many readings of a CPU's room [`search`] takes at the most (some 50 ms), and for how many vCPUs it is tried.
+/// Limits of [`search`]: how often it reads a CPU's capacity (about 50 ms), and the number of vCPUs.
 const SEARCH_STEPS: u64 = 4_000_000;
 const SEARCH_VCPUS: usize = 500;
-/// One CPU, as `search` counts.
+/// One CPU in the units of `search`.
 const WHOLE: u64 = 1 << 40;
 
-/// What a vCPU asks of the host.
+/// A vCPU's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
-    /// Of one CPU, at most 1.
+    /// Bandwidth, at most 1 CPU.
     pub bandwidth: Bandwidth,
-    /// CPUs it may run on; None is all.
+    /// CPUs that it may run on. None: all.
     pub affinity: Option<BTreeSet<u32>>,
 }
 
@@ -41,7 +42,7 @@ impl From<&Vcpu> for Reservation {
     }
 }
 
-/// A host's CPUs for real-time tenants.
+/// The host's CPUs for real-time tenants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
     cpus: u32,
@@ -51,68 +52,68 @@ pub struct Admission {
 /// Where admitted vCPUs may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admitted {
-    /// Of each vCPU, in the order asked: the CPU it stays on; None if it may wrap.
+    /// For each vCPU in the order of the request: the CPU that it stays on. None: it may wrap.
     pub home: Vec<Option<u32>>,
-    /// Of each CPU: whether unpinned vCPUs run there.
+    /// For each CPU: whether unpinned vCPUs run there.
     pub shared: Vec<bool>,
-    /// What is reserved, without the reserve for bulk.
+    /// The reserved bandwidth, without the reserve for bulk.
     pub total: Bandwidth,
 }
 
 /// Why a set of vCPUs is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// More than all CPUs.
+    /// The sum exceeds all CPUs.
     #[error(
         "{total} CPUs asked, {reserve} kept for bulk: more than the {cpus} there are; add a CPU, ask for less, or keep \
          less for bulk"
     )]
     Full {
-        /// What all ask.
+        /// The requested sum.
         total: Bandwidth,
-        /// What is kept for bulk.
+        /// The reserve for bulk.
         reserve: Bandwidth,
-        /// CPUs there are.
+        /// Number of CPUs.
         cpus: u32,
     },
-    /// One vCPU asks for more than a CPU.
+    /// A vCPU requests more than one CPU.
     #[error("vCPU {vcpu} asks for {bandwidth} of a CPU: more than 1; spread its RTAs over more vCPUs")]
     TooLarge {
-        /// Its place in the list.
+        /// Its index in the request.
         vcpu: usize,
-        /// What it asks.
+        /// Its request.
         bandwidth: Bandwidth,
     },
-    /// No CPU of its affinity has room.
+    /// No CPU of its affinity has enough capacity.
     #[error("vCPU {vcpu} asks for {bandwidth} of a CPU and no CPU of its affinity has that room; widen its affinity")]
     Affinity {
-        /// Its place in the list.
+        /// Its index in the request.
         vcpu: usize,
-        /// What it asks.
+        /// Its request.
         bandwidth: Bandwidth,
     },
-    /// Pinned vCPUs leave too little in one piece.
+    /// Pinned vCPUs leave too little contiguous capacity.
     #[error(
         "unpinned vCPUs ask for {total} CPUs; pinned ones leave them {shared} CPUs with room for the largest of them \
          and {pinned} CPUs are taken there; widen the affinity of pinned vCPUs"
     )]
     Scattered {
-        /// What unpinned vCPUs ask.
+        /// The request of the unpinned vCPUs.
         total: Bandwidth,
-        /// CPUs they may wrap over.
+        /// Number of CPUs that they may wrap over.
         shared: usize,
-        /// What pinned vCPUs take of those.
+        /// Bandwidth of pinned vCPUs on those CPUs.
         pinned: Bandwidth,
     },
 }
 
 impl Admission {
-    /// A host with `cpus` CPUs for tenants, `reserve` of them kept for bulk, so that nothing starves.
+    /// A host with `cpus` CPUs for tenants, of which `reserve` is kept for bulk so that no thread starves.
     pub fn new(cpus: u32, reserve: Bandwidth) -> Self {
         Self { cpus, reserve }
     }
 
-    /// Admits all of these vCPUs, or none.
+    /// Admits all of these vCPUs or none.
     ///
     /// # Errors
     /// See [`Refusal`].
@@ -145,14 +146,14 @@ impl Admission {
     }
 }
 
-/// Whether these parts, whose rounded sum is `sum`, are at most so many CPUs: exact.
+/// Whether these parts, whose rounded sum is `sum`, are at most this many CPUs. Exact.
 pub(crate) fn fits<I: Iterator<Item = Bandwidth>>(sum: Bandwidth, cpus: usize, parts: impl Fn() -> I) -> bool {
-    // A sum is rounded up, by less than this.
+    // A sum is rounded up by less than this.
     let nearly = sum.as_f64() <= cpus as f64 + 1e-6;
     sum <= Bandwidth::cpus(cpus) || nearly && exactly(parts()).is_some_and(|(above, below)| above <= below * cpus)
 }
 
-/// A sum as a fraction of whole numbers of any length; None where that would take minutes.
+/// A sum as a fraction of arbitrarily large integers. None if it would take minutes.
 fn exactly(parts: impl Iterator<Item = Bandwidth>) -> Option<(BigUint, BigUint)> {
     let mut alike = std::collections::BTreeMap::<u64, u128>::new();
     for part in parts {
@@ -169,7 +170,7 @@ fn exactly(parts: impl Iterator<Item = Bandwidth>) -> Option<(BigUint, BigUint)>
     )
 }
 
-/// Gives each vCPU with an affinity a CPU.
+/// Assigns a CPU to each vCPU with an affinity.
 fn place(asked: &[Reservation], pinned: &mut [Bandwidth]) -> Result<Vec<Option<u32>>, Refusal> {
     let refused = match pin(asked, pinned) {
         Ok(home) => return Ok(home),
@@ -184,13 +185,14 @@ fn place(asked: &[Reservation], pinned: &mut [Bandwidth]) -> Result<Vec<Option<u
     Ok(home)
 }
 
-/// What a pinned vCPU takes of its CPU. A whole CPU needs no rounding.
+/// The bandwidth that a pinned vCPU is charged on its CPU. A whole CPU needs no rounding.
 fn charged(bandwidth: Bandwidth) -> Bandwidth {
     if bandwidth == Bandwidth::ONE { bandwidth } else { bandwidth + Bandwidth::ppm(PINNED_PPM) }
 }
 
-/// A placement that best fit misses, if one is found in so many steps: again and again the vCPU that has the fewest
-/// CPUs left, of these the largest, on the fullest CPU that holds it, and on the next one where that leads nowhere.
+/// Searches for a placement that best fit misses, within a limited number of steps. Repeatedly takes the vCPU with the
+/// fewest possible CPUs (among these the largest) and places it on the fullest CPU with enough capacity; backtracks to
+/// the next CPU if that fails.
 fn search(asked: &[Reservation], cpus: usize) -> Option<Vec<Option<u32>>> {
     let part = |ask: &Reservation| {
         let charged = charged(ask.bandwidth);
@@ -212,7 +214,7 @@ fn search(asked: &[Reservation], cpus: usize) -> Option<Vec<Option<u32>>> {
     descend(&mut left, &mut room, &mut home, &mut steps).then_some(home)
 }
 
-/// The CPUs of these that hold so much, the fullest first.
+/// The CPUs in `on` with this much capacity left, fullest first.
 fn holding(on: &BTreeSet<u32>, part: u64, room: &[u64]) -> Vec<(u64, u32)> {
     let held = |cpu: &u32| {
         let room = *room.get(usize::try_from(*cpu).ok()?)?;
@@ -261,7 +263,7 @@ fn descend(
     false
 }
 
-/// Best fit: those with the least choice first, then the largest; the fullest CPU that holds it.
+/// Best fit: vCPUs with the smallest affinity first, then the largest; each on the fullest CPU with enough capacity.
 fn pin(asked: &[Reservation], pinned: &mut [Bandwidth]) -> Result<Vec<Option<u32>>, Refusal> {
     let mut home = vec![None; asked.len()];
     let mut order: Vec<(usize, &BTreeSet<u32>, Bandwidth)> = asked
@@ -313,7 +315,7 @@ mod tests {
         assert!(matches!(host.admit(&[ask(101, None)]), Err(Refusal::TooLarge { vcpu: 0, .. })));
     }
 
-    /// Sevenths, elevenths and so on of large primes: no sum of two of these fits 62 bits.
+    /// Sevenths, elevenths and so on of large primes: the sum of any two needs more than 62 bits.
     #[test]
     fn a_host_that_is_exactly_full_by_any_fractions_is_full_and_no_more() {
         let primes = [999_999_761_u64, 999_999_757, 999_999_751, 999_999_739, 999_999_733];
@@ -327,13 +329,13 @@ mod tests {
         asked.sort_by_key(|ask| ask.bandwidth);
         let host = Admission::new(5, Bandwidth::ZERO);
         assert_eq!(host.admit(&asked).unwrap().shared, [true; 5]);
-        // One part more of 10^9 of a CPU.
+        // One part in 10^9 of a CPU more.
         let (runtime, period) = (asked[0].bandwidth.runtime(), asked[0].bandwidth.period());
         asked[0] = part(runtime + 1, period);
         assert!(matches!(host.admit(&asked), Err(Refusal::Full { .. })));
     }
 
-    /// Sets that were made by filling CPUs to nine tenths, so that all of them can be placed.
+    /// Sets made by filling CPUs to nine tenths, so a placement exists.
     #[test]
     fn pinned_sets_that_can_be_placed_mostly_are() {
         let (mut best_fit, mut refused) = (0, 0);

@@ -1,36 +1,36 @@
-//! What compositional analysis would reserve: the periodic resource models that RT-Xen is configured with by CARTS.
+//! Reservations by compositional analysis: the periodic resource models with which CARTS configures RT-Xen.
 //!
-//! All times are whole numbers of a unit the caller chooses (CARTS works on integers; RTVirt's Table 2 is in ms, its
-//! memcached reservations in us). Interfaces are searched for the least bandwidth over all periods up to the shortest
-//! of the tasks'; among equals the shortest period is taken.
+//! All times are integers in a unit that the caller chooses (CARTS works on integers; RTVirt's Table 2 is in ms, its
+//! memcached reservations in us). The search finds the interface with the least bandwidth over all periods up to the
+//! tasks' shortest one; among equals it takes the shortest period.
 //!
 //! - PRM (Shin and Lee, RTSS 2003): budget Q in each period P on one CPU.
 //! - MPR (Easwaran, Shin, Lee, Real-Time Systems 43, 2009): budget Q in each period P on at most m CPUs at once.
-//! - DMPR (Xu et al., ECRTS 2013): m whole CPUs and one PRM beside.
+//! - DMPR (Xu et al., ECRTS 2013): m whole CPUs and one additional PRM.
 
 use crate::units::{Bandwidth, Nanos, gcd};
 
-/// A periodic task in whole units: budget in each period, due at its end.
+/// A periodic task in integer units: budget in each period, with the deadline at the period's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Task {
     /// At most the period.
     pub budget: u64,
-    /// Above 0.
+    /// Greater than 0.
     pub period: u64,
 }
 
 impl Task {
-    /// Its part of a CPU.
+    /// Its bandwidth.
     pub fn bandwidth(self) -> Bandwidth {
         Bandwidth::new(Nanos(self.budget), Nanos(self.period)).unwrap_or(Bandwidth::ONE)
     }
 }
 
-/// The most points in time at which one set is tested; a set that needs more has no result.
+/// The most points in time that are tested for one set. A set that needs more has no result.
 const POINTS_MAX: u64 = 50_000;
-/// The most times before an arrival that gEDF is tested for.
+/// The most times before an arrival for which gEDF is tested.
 const HORIZON_MAX: f64 = 20_000.0;
-/// The longest period that is tried, in units.
+/// The longest period that is tried, units.
 const PERIODS_MAX: u64 = 2_000;
 
 /// Least supply of a PRM in any interval of `t` units.
@@ -44,7 +44,7 @@ pub fn prm_supply(interface: Task, t: u64) -> u64 {
     k * budget + t.saturating_sub(2 * gap + k * period)
 }
 
-/// Most demand of tasks under EDF in any interval of `t` units.
+/// Greatest demand of tasks under EDF in any interval of `t` units.
 pub fn edf_demand(tasks: &[Task], t: u64) -> u64 {
     tasks.iter().map(|task| (t / task.period.max(1)).saturating_mul(task.budget)).fold(0, u64::saturating_add)
 }
@@ -59,7 +59,7 @@ fn hyperperiod(tasks: &[Task]) -> Option<u64> {
         .and_then(|all| u64::try_from(all).ok())
 }
 
-/// The deadlines up to the hyperperiod; None if there are too many.
+/// The deadlines up to the hyperperiod. None: too many.
 fn deadlines(tasks: &[Task]) -> Option<Vec<u64>> {
     let all = hyperperiod(tasks)?;
     let count: u64 = tasks.iter().map(|task| all / task.period.max(1)).fold(0, u64::saturating_add);
@@ -73,8 +73,8 @@ fn deadlines(tasks: &[Task]) -> Option<Vec<u64>> {
     Some(points)
 }
 
-/// The PRM of least bandwidth in which the tasks meet their deadlines under EDF. None if they ask for more than a CPU,
-/// or their hyperperiod has more than 50,000 deadlines.
+/// The PRM of least bandwidth with which the tasks meet their deadlines under EDF. None if they need more than a CPU,
+/// or if their hyperperiod has more than 50,000 deadlines.
 pub fn prm(tasks: &[Task]) -> Option<Task> {
     let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
     let points = deadlines(tasks)?;
@@ -95,7 +95,7 @@ pub fn prm(tasks: &[Task]) -> Option<Task> {
     best
 }
 
-/// The least budget from `least` to `period` that fits; more budget never fits worse.
+/// The least budget between `least` and `period` that fits. `fits` must be monotonic in the budget.
 fn least_budget(least: u64, period: u64, fits: impl Fn(&u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (least, period);
     if low > high || !fits(&high) {
@@ -108,10 +108,10 @@ fn least_budget(least: u64, period: u64, fits: impl Fn(&u64) -> bool) -> Option<
     Some(low)
 }
 
-/// Whether supply covers demand at every deadline. Demand is at most `need` x t and supply at least Q/P x (t - 2(P-Q)),
-/// so where the first is below the second nothing is left to test; and both repeat after the common multiple of
-/// hyperperiod and P. A test that would take more than [`POINTS_MAX`] points counts as failed: the interface found then
-/// is safe, but may not be the least.
+/// Whether supply covers demand at every deadline. Demand is at most `need` x t, and supply is at least Q/P x (t -
+/// 2(P-Q)). If the first is at most the second, no later time needs a test. Both repeat after the common multiple of
+/// hyperperiod and P. A test of more than [`POINTS_MAX`] points counts as failed: the interface found then is safe but
+/// may not be the least.
 fn supplies(interface: Task, tasks: &[Task], points: &[u64], need: Bandwidth) -> bool {
     let Some(all) = points.last().copied().filter(|_| interface.bandwidth() >= need) else { return false };
     let gap = interface.period.saturating_sub(interface.budget).saturating_mul(2);
@@ -137,14 +137,14 @@ fn supplies(interface: Task, tasks: &[Task], points: &[u64], need: Bandwidth) ->
     true
 }
 
-/// Least supply of an MPR in any interval of `t` units: after a period served as early as can be, the next served as
-/// late as can be. With full concurrency Q is `Q/m` units of all m CPUs and one unit of the remainder. The interval
-/// begins either before or after that unit.
+/// Least supply of an MPR in any interval of `t` units: after a period that is served as early as possible, the next is
+/// served as late as possible. With full concurrency, Q consists of `Q/m` units of all m CPUs and one unit of the
+/// remainder. The interval begins before or after that unit.
 pub fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
     let (period, budget, cpus) = (interface.period.max(1), interface.budget, cpus.max(1));
     let (full, rest) = (budget / cpus, budget % cpus);
     let early = |upto: u64| upto.min(full) * cpus + if upto > full { rest } else { 0 };
-    // Supply up to a time of the pattern: period 0 early, all later ones late.
+    // Supply up to a time in this pattern: period 0 early, all later periods late.
     let upto = |time: u64| {
         if time <= period {
             return early(time);
@@ -155,16 +155,16 @@ pub fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
     [full, full + u64::from(rest > 0)].into_iter().map(|from| upto(from + t) - upto(from)).min().unwrap_or(0)
 }
 
-/// The gEDF test of Easwaran et al. (theorem 1): whether tasks meet their deadlines on `cpus` CPUs' worth of
-/// concurrency with this supply. Sufficient, not necessary.
+/// The gEDF test of Easwaran et al. (theorem 1): whether tasks meet their deadlines with a concurrency of `cpus` CPUs
+/// and this supply. Sufficient, not necessary.
 ///
-/// For each task k and time A before its arrival: interference of the others, with carry-in of the `cpus`-1 largest,
-/// plus `cpus` x budget of k, is at most the supply in A + period of k. A is tried up to `horizon`.
+/// For each task k and time A before its arrival: the interference of the other tasks, with carry-in of the `cpus`-1
+/// largest, plus `cpus` x budget of k, must be at most the supply in A + period of k. A is tried up to `horizon`.
 fn global_edf(tasks: &[Task], cpus: u64, horizon: u64, supply: impl Fn(u64) -> u64) -> bool {
     let carriers = usize::try_from(cpus.saturating_sub(1)).unwrap_or(usize::MAX);
     let mut extra = Vec::with_capacity(tasks.len());
     tasks.iter().enumerate().all(|(k, task)| {
-        // A task like an earlier one has the same test.
+        // Equal tasks have the same test.
         tasks.iter().position(|other| other == task) != Some(k)
             || (0..=horizon).all(|before| {
                 let t = before + task.period;
@@ -184,7 +184,7 @@ fn global_edf(tasks: &[Task], cpus: u64, horizon: u64, supply: impl Fn(u64) -> u
     })
 }
 
-/// Beyond this nothing new comes for a test on whole CPUs: when A exceeds it, demand grows more slowly than supply.
+/// The largest A that needs a test: beyond it, demand grows more slowly than supply.
 fn horizon(tasks: &[Task], cpus: u64, supplied: Bandwidth, late: u64) -> Option<u64> {
     let need: f64 = tasks.iter().map(|task| task.bandwidth().as_f64()).sum();
     let rate = supplied.as_f64();
@@ -201,15 +201,15 @@ fn horizon(tasks: &[Task], cpus: u64, supplied: Bandwidth, late: u64) -> Option<
 /// An interface over several CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Multi {
-    /// MPR: CPUs used at once. DMPR: whole CPUs.
+    /// MPR: concurrency. DMPR: number of whole CPUs.
     pub cpus: u64,
-    /// MPR: budget over all of them. DMPR: of the one CPU beside; none if `None`.
+    /// MPR: budget over all CPUs. DMPR: budget on the additional CPU; `None` without one.
     pub interface: Option<Task>,
 }
 
-/// The least number of whole CPUs on which the tasks meet their deadlines under gEDF: what a host must set aside
-/// (RTVirt's "claimed"). At least as many as their bandwidth, at most one each, which is also the answer where fewer
-/// are not proven. None without tasks.
+/// The least number of whole CPUs on which the tasks meet their deadlines under gEDF, which a host must set aside
+/// (RTVirt's "claimed"). At least their bandwidth, at most one CPU per task, which is also the result if no smaller
+/// number is proven. None without tasks.
 pub fn whole_cpus(tasks: &[Task]) -> Option<u64> {
     let most = u64::try_from(tasks.len()).ok()?;
     let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
@@ -224,7 +224,7 @@ pub fn whole_cpus(tasks: &[Task]) -> Option<u64> {
         .or((most > 0).then_some(most))
 }
 
-/// The DMPR of least bandwidth for tasks under gEDF: whole CPUs and one partial. None without tasks.
+/// The DMPR of least bandwidth for tasks under gEDF: whole CPUs and one partial CPU. None without tasks.
 pub fn dmpr(tasks: &[Task]) -> Option<Multi> {
     let whole = whole_cpus(tasks)?;
     let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
@@ -251,8 +251,8 @@ pub fn dmpr(tasks: &[Task]) -> Option<Multi> {
     Some(best.map_or(Multi { cpus: whole, interface: None }, |part| Multi { cpus: fewer, interface: Some(part) }))
 }
 
-/// The MPR of least bandwidth for tasks under gEDF, over concurrency from their bandwidth to one CPU each. None if none
-/// is found.
+/// The MPR of least bandwidth for tasks under gEDF, for each concurrency from their bandwidth up to one CPU per task.
+/// None if no interface is found.
 pub fn mpr(tasks: &[Task]) -> Option<Multi> {
     let most = u64::try_from(tasks.len()).ok()?;
     let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
@@ -277,13 +277,13 @@ pub fn mpr(tasks: &[Task]) -> Option<Multi> {
 }
 
 impl Multi {
-    /// As DMPR: whole CPUs and the partial one.
+    /// As a DMPR: whole CPUs and the partial one.
     pub fn dmpr_bandwidth(self) -> Bandwidth {
         let part = self.interface.map_or(Bandwidth::ZERO, Task::bandwidth);
         Bandwidth::cpus(usize::try_from(self.cpus).unwrap_or(usize::MAX)) + part
     }
 
-    /// As MPR: the budget, of as many CPUs as it is spread over.
+    /// As an MPR: the budget over all CPUs.
     pub fn mpr_bandwidth(self) -> Bandwidth {
         self.interface.map_or(Bandwidth::ZERO, Task::bandwidth)
     }

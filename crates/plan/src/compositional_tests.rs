@@ -20,7 +20,7 @@ fn rt_xens_allocation_for_h_equiv_and_h_dec() {
         set.iter().map(|(budget, period)| prm(&[task(*budget, *period)]).unwrap().bandwidth()).sum()
     };
     assert_eq!(total([(13, 20), (25, 40), (49, 80), (19, 100)]).to_string(), "2.283");
-    // The paper's 0.807 CPUs wasted of 3.
+    // The paper: 0.807 of 3 CPUs are wasted.
     assert_eq!(total([(7, 10), (13, 20), (18, 40), (13, 100)]).to_string(), "2.193");
 }
 
@@ -42,9 +42,9 @@ fn more_than_a_cpu_has_no_prm_and_absurd_hyperperiods_none_either() {
     assert_eq!(prm(&[task(1, 999_983), task(1, 999_979)]), None);
 }
 
-/// Supply of a periodic resource in every placement of its budget, by walking the units.
+/// Supply of a periodic resource for every placement of its budget, unit by unit.
 fn worst_supply(budget: u64, period: u64, cpus: u64, t: u64) -> u64 {
-    // Two placements a period suffice for the worst: all early, or all late, each as concurrent as can be.
+    // Two placements per period suffice for the worst case: all early or all late, each with the greatest concurrency.
     let unit = |turn: u64, inside: u64| {
         let place = if turn == 0 { inside } else { period - 1 - inside };
         budget.saturating_sub(place * cpus).min(cpus)

@@ -1,30 +1,29 @@
 //! The DP-WRAP planner: which vCPU runs on which CPU until the next global deadline.
 //!
-//! In: reservations that [`crate::Admission`] admitted; at the start of each slice, what each vCPU published. Out:
-//! [`Segment`]s per CPU. It never allocates but in [`Planner::new`] and [`Planner::add`]; a slice costs one pass over
-//! the vCPUs, a sleep or a wake-up one over the segments.
+//! Input: reservations admitted by [`crate::Admission`]; at the start of each slice, the values that each vCPU
+//! published. Output: [`Segment`]s per CPU. Only [`Planner::new`] and [`Planner::add`] allocate. A slice costs one pass
+//! over the vCPUs; a sleep or wake-up costs one pass over the segments.
 //!
-//! **Shares.** Until t' each vCPU gets its bandwidth times the slice. In whole nanoseconds that is rounded up while
-//! room is left, else down, and the error, always below 1 ns, is carried; so what a vCPU got since it became busy is at
-//! every t' its bandwidth times that time, exact to the nanosecond above or below, and sums never exceed the CPUs. Who
-//! is ahead stays so when it sleeps or changes: as all errors together are never above 0, the room for what is carried
-//! is there even where a host is exactly full.
+//! **Shares.** Until the next global deadline t' each vCPU gets its bandwidth times the slice. This is rounded up to
+//! whole nanoseconds while capacity is left, else down. The error, always below 1 ns, is carried over. So at every t'
+//! the time that a vCPU has got since it became busy is its bandwidth times that time, exact to 1 ns in either
+//! direction, and the sums never exceed the CPUs. A vCPU that is ahead stays ahead when it sleeps or changes. The sum
+//! of all errors is never above 0, so there is capacity for the carried errors even on an exactly full host.
 //!
-//! **Wrap.** Shares are laid one after the other over the CPUs (McNaughton). A vCPU that crosses from one CPU to the
-//! next runs at the end of what is to do on the one and at the start on the other, never on both at once; with m CPUs
-//! at most m-1 do. All others stay on their CPU to the slice's end, whoever sleeps or wakes.
+//! **Wrap.** Shares are placed one after the other over the CPUs (McNaughton). A vCPU that crosses from one CPU to the
+//! next runs at the end of the work on the first and at the start on the second, never on both at once. With m CPUs at
+//! most m-1 vCPUs cross. All others stay on their CPU until the end of the slice, whichever vCPUs sleep or wake.
 //!
-//! **Sleepers** (DP-Fair for sporadic tasks). A vCPU that is idle has no segment; its part is kept in account and
-//! shrinks in proportion to the time left. When it wakes it gets what is left of it, and the plan is laid anew from now
-//! to t'. That always fits (module `wrap` has the proof).
+//! **Sleepers** (DP-Fair for sporadic tasks). An idle vCPU has no segment. Its share is kept and shrinks in proportion
+//! to the time left. When the vCPU wakes, it gets the rest of its share, and the plan is made anew from now to t'. That
+//! always fits (the proof is in module `wrap`).
 
 use crate::units::{Bandwidth, Nanos};
 use crate::wrap::{Layout, Wrap};
 
-/// The shortest slice of the paper (RTVirt, section 4.1), in nanoseconds; also the shortest that the rounding is proven
-/// for.
+/// The shortest slice: as in the paper (RTVirt, section 4.1), and the shortest for which the rounding is proven.
 pub const SLICE_MIN: Nanos = Nanos::from_micros(250);
-/// The longest slice: a guest that publishes a deadline far away delays nobody's admission for longer.
+/// The longest slice: limits how long a guest that publishes a distant deadline can delay other vCPUs' admission.
 pub const SLICE_MAX: Nanos = Nanos::from_millis(100);
 
 /// A vCPU of a planner.
@@ -32,47 +31,47 @@ pub const SLICE_MAX: Nanos = Nanos::from_millis(100);
 pub struct VcpuId(pub(crate) u32);
 
 impl VcpuId {
-    /// Its index: in the order added, from 0; those of removed vCPUs are used again.
+    /// Its index: in the order of addition, starting at 0; indexes of removed vCPUs are reused.
     pub fn index(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 }
 
-/// What a vCPU published when a slice begins. Any value is safe.
+/// The values that a vCPU has published when a slice begins. Any value is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
-    /// Its next earliest deadline; of a sleeper, the earliest that it could have.
+    /// Its earliest deadline; for a sleeper, the earliest possible one.
     pub deadline: Nanos,
-    /// Whether it has nothing to run.
+    /// Whether it has no work.
     pub idle: bool,
 }
 
 impl Demand {
-    /// Of a vCPU without any RTA.
+    /// For a vCPU without any RTA.
     pub const NONE: Demand = Demand { deadline: Nanos::MAX, idle: true };
 }
 
-/// One vCPU on one CPU, from start to end.
+/// A vCPU on a CPU, from start to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Which CPU, from 0.
+    /// The CPU, from 0.
     pub cpu: u32,
-    /// Which vCPU.
+    /// The vCPU.
     pub vcpu: VcpuId,
-    /// From.
+    /// Start.
     pub start: Nanos,
-    /// To, later than `start`.
+    /// End, later than `start`.
     pub end: Nanos,
 }
 
 impl Segment {
-    /// What is to come of it after `now`, ns.
+    /// The part of the segment after `now`, ns.
     pub(crate) fn left(&self, now: u64) -> u64 {
         self.end.0.saturating_sub(self.start.0.max(now))
     }
 }
 
-/// A sleeper's part of the slice.
+/// The share of a sleeper.
 #[derive(Debug, Clone, Copy, Default)]
 struct Kept {
     amount: u64,
@@ -83,15 +82,15 @@ struct Kept {
 struct Slot {
     bandwidth: Bandwidth,
     home: Option<u32>,
-    /// What was due and not planned yet, in 1/period ns: between -1 ns and 1 ns.
+    /// Time that is due but not planned yet, in 1/period ns: between -1 ns and 1 ns.
     carry: i128,
-    /// What is to be laid out, ns.
+    /// Time to place in the plan, ns.
     planned: u64,
     kept: Option<Kept>,
 }
 
 impl Slot {
-    /// What the slice holds for it, asleep or awake, ns.
+    /// Its share of the slice, asleep or awake, ns.
     fn share(&self) -> u64 {
         self.kept.map_or(self.planned, |kept| kept.amount)
     }
@@ -104,9 +103,10 @@ pub struct Planner {
     slots: Vec<Option<Slot>>,
     /// Pinned vCPUs as (CPU, slot), sorted.
     pinned: Vec<(u32, u32)>,
-    /// Per CPU: what pinned vCPUs take of the slice, ns.
+    /// Per CPU: the time of pinned vCPUs in the slice, ns.
     claimed: Vec<u64>,
-    /// What unpinned vCPUs that left had got ahead at most, ns: who comes in their place begins that much behind.
+    /// Upper bound of the time by which removed unpinned vCPUs were ahead, ns: vCPUs that replace them start that much
+    /// behind.
     ahead: u64,
     wrap: Wrap,
     layout: Layout,
@@ -141,14 +141,15 @@ impl Planner {
         self.slice_max = longest.0.max(self.slice_min);
     }
 
-    /// Which CPUs unpinned vCPUs run on, from the next slice on; more or fewer than before are ignored.
+    /// Sets the CPUs for unpinned vCPUs from the next slice on. The number of CPUs cannot change: further entries are
+    /// ignored.
     pub fn set_shared(&mut self, shared: &[bool]) {
         for (slot, is) in self.shared.iter_mut().zip(shared) {
             *slot = *is;
         }
     }
 
-    /// Adds an admitted vCPU, from the next slice on. `home` as [`crate::Admitted::home`] says.
+    /// Adds an admitted vCPU from the next slice on. `home` as in [`crate::Admitted::home`].
     pub fn add(&mut self, bandwidth: Bandwidth, home: Option<u32>) -> VcpuId {
         let carry = if home.is_none() { self.begin(bandwidth) } else { 0 };
         let slot = Slot { bandwidth, home, carry, planned: 0, kept: None };
@@ -171,8 +172,8 @@ impl Planner {
         vcpu
     }
 
-    /// Changes an admitted vCPU's bandwidth and CPU, from the next slice on. The CPU may be another because somebody
-    /// else came: see [`crate::Admitted::home`].
+    /// Changes an admitted vCPU's bandwidth and CPU from the next slice on. The CPU may differ because another vCPU was
+    /// added: see [`crate::Admitted::home`].
     pub fn change(&mut self, vcpu: VcpuId, bandwidth: Bandwidth, home: Option<u32>) {
         let Some(slot) = self.slot(vcpu) else { return };
         let old = (slot.bandwidth, slot.home, slot.carry);
@@ -195,7 +196,7 @@ impl Planner {
         self.pin(vcpu, home);
     }
 
-    /// Takes a vCPU out; it leaves the present plan too.
+    /// Removes a vCPU, also from the current plan.
     pub fn remove(&mut self, vcpu: VcpuId) {
         let Some(slot) = self.slots.get_mut(vcpu.index()).and_then(Option::take) else { return };
         if slot.home.is_none() {
@@ -205,19 +206,19 @@ impl Planner {
         self.layout.remove(vcpu);
     }
 
-    /// What an unpinned vCPU begins with: behind, if it takes the place of one that left ahead.
+    /// The carried error with which an unpinned vCPU starts: behind, if it replaces a vCPU that left ahead.
     fn begin(&mut self, bandwidth: Bandwidth) -> i128 {
         let behind = self.ahead.min(1);
         self.ahead -= behind;
         -i128::from(behind * bandwidth.period())
     }
 
-    /// Notes what an unpinned vCPU that leaves had got ahead.
+    /// Records that an unpinned vCPU that was ahead has left.
     fn leave(&mut self, carry: i128) {
         self.ahead = self.ahead.saturating_add(u64::from(carry < 0));
     }
 
-    /// Puts a vCPU among the pinned ones of that CPU and no other.
+    /// Moves a vCPU to the pinned vCPUs of that CPU only.
     fn pin(&mut self, vcpu: VcpuId, home: Option<u32>) {
         self.pinned.retain(|(_, slot)| *slot != vcpu.0);
         if let Some(cpu) = home {
@@ -230,24 +231,24 @@ impl Planner {
         self.slots.get_mut(vcpu.index())?.as_mut()
     }
 
-    /// When the present slice ends: the time to call [`Planner::plan`] again.
+    /// The end of the current slice: when [`Planner::plan`] must be called again.
     pub fn end(&self) -> Nanos {
         Nanos(self.end)
     }
 
-    /// The present plan: by CPU, then by time.
+    /// The current plan: by CPU, then by time.
     pub fn segments(&self) -> &[Segment] {
         self.layout.segments()
     }
 
-    /// The present plan of one CPU, by time.
+    /// The current plan of one CPU, by time.
     pub fn cpu(&self, cpu: usize) -> &[Segment] {
         self.layout.cpu(cpu)
     }
 
-    /// Plans a new slice, to be called at the [`Planner::end`] of the last: what that still holds is forfeited.
-    /// `demands` is by [`VcpuId::index`]; what it does not tell is [`Demand::NONE`]. Returns the slice's end: the
-    /// earliest deadline, at least the shortest slice from now, at most the longest.
+    /// Plans a new slice. Call it at the [`Planner::end`] of the last one, whose unused time is forfeited. `demands` is
+    /// indexed by [`VcpuId::index`]; missing entries are [`Demand::NONE`]. Returns the slice's end: the earliest
+    /// deadline, at least the shortest and at most the longest slice from now.
     pub fn plan(&mut self, now: Nanos, demands: &[Demand]) -> Nanos {
         let earliest = demands
             .iter()
@@ -269,7 +270,7 @@ impl Planner {
         Nanos(self.end)
     }
 
-    /// Gives each vCPU its share rounded down; returns what unpinned ones have together.
+    /// Gives each vCPU its share, rounded down. Returns the sum for unpinned vCPUs.
     fn shares(&mut self, demands: &[Demand]) -> u64 {
         let length = self.end - self.start;
         let mut wrapped = 0_u64;
@@ -278,7 +279,8 @@ impl Planner {
             let Some(slot) = slot else { continue };
             let idle = demands.get(index).is_none_or(|demand| demand.idle);
             if idle {
-                // What it got ahead it had of others; what it is behind it did not ask for.
+                // Time that a sleeper is ahead was other vCPUs' time and stays charged. Time that it is behind is
+                // dropped: it did not need it.
                 let (amount, carry) = share_of(slot.bandwidth, length, slot.carry.min(0));
                 slot.carry = carry.min(0);
                 slot.kept = Some(Kept { amount, since: self.start });
@@ -298,8 +300,8 @@ impl Planner {
         wrapped
     }
 
-    /// Rounds up the shares of unpinned vCPUs with an error while room is left. (Pinned ones have paid for theirs at
-    /// admission.)
+    /// Rounds up the shares of unpinned vCPUs with an error while capacity is left. (For pinned vCPUs, admission has
+    /// reserved capacity for rounding.)
     fn round_up(&mut self, wrapped: u64) {
         let length = self.end - self.start;
         let room: u64 = self
@@ -320,18 +322,18 @@ impl Planner {
             }
         }
         if spare > 0 {
-            // Nobody is behind, so no place is left to be taken by one who is.
+            // No vCPU is behind, so the recorded lead of removed vCPUs no longer matters.
             self.ahead = 0;
         }
     }
 
-    /// Lays `planned` of every vCPU out from `start` to the slice's end.
+    /// Places `planned` of every vCPU from `start` to the end of the slice.
     fn lay_out(&mut self, start: u64) {
         let slots = &self.slots;
         self.wrap.lay_out(start, self.end, |vcpu| planned(slots, vcpu), &mut self.layout);
     }
 
-    /// Takes from the present plan what is still to come after `now`.
+    /// Reads from the current plan what is left after `now`.
     fn collect(&mut self, now: u64) {
         for slot in self.slots.iter_mut().flatten() {
             slot.planned = 0;
@@ -345,7 +347,7 @@ impl Planner {
         self.wrap.take_up(now, |vcpu| planned(slots, vcpu), &self.layout);
     }
 
-    /// A vCPU has nothing more to run: its time goes to the others on its CPU, who move up. True if the plan changed.
+    /// A vCPU has no more work: the other vCPUs on its CPU move up into its time. True if the plan changed.
     pub fn sleep(&mut self, vcpu: VcpuId, now: Nanos) -> bool {
         let inside = (self.start..self.end).contains(&now.0);
         if !inside || self.slot(vcpu).is_none_or(|slot| slot.kept.is_some()) {
@@ -360,8 +362,8 @@ impl Planner {
         true
     }
 
-    /// A sleeper has something to run: it gets what is left of its part, so bandwidth x (t' - now) if it slept since
-    /// the slice began. True if the plan changed. Waking and sleeping often gains nothing.
+    /// A sleeper has work: it gets the rest of its share, which is bandwidth x (t' - now) if it slept since the slice
+    /// began. True if the plan changed. A vCPU gains nothing by waking and sleeping often.
     pub fn wake(&mut self, vcpu: VcpuId, now: Nanos) -> bool {
         let (end, inside) = (self.end, (self.start..self.end).contains(&now.0));
         let Some(kept) = self.slot(vcpu).and_then(|slot| slot.kept).filter(|_| inside) else { return false };
@@ -380,10 +382,10 @@ fn planned(slots: &[Option<Slot>], vcpu: u32) -> u64 {
     slots.get(VcpuId(vcpu).index()).and_then(Option::as_ref).map_or(0, |slot| slot.planned)
 }
 
-/// Bandwidth x length plus what was carried: whole nanoseconds, and what is carried on in 1/period ns.
+/// Bandwidth x length plus the carried error: whole nanoseconds, and the new error in 1/period ns.
 fn share_of(bandwidth: Bandwidth, length: u64, carry: i128) -> (u64, i128) {
     let product = i128::from(bandwidth.runtime()).saturating_mul(i128::from(length)).saturating_add(carry);
-    // Nearly all are small, and wide division is slow.
+    // Nearly all values are small, and wide division is slow.
     if let Ok(small) = u64::try_from(product) {
         let (whole, rest) = (small / bandwidth.period(), small % bandwidth.period());
         return (whole.min(length), i128::from(rest));

@@ -99,8 +99,8 @@ fn what_a_sleeper_leaves_goes_to_who_crosses_to_its_cpu_and_comes_back() {
     assert_eq!(shown(&planner), [(0, a, 500, 2_000), (0, b, 2_000, 3_000), (1, b, 500, 1_000), (1, c, 1_000, 3_000)]);
 }
 
-/// Three vCPUs of a third each fill a CPU. Every second slice leaves a nanosecond, which the first gets; `between`
-/// slices something is done to that one. The others must not pay for it.
+/// Three vCPUs of one third each fill a CPU. Every second slice leaves a nanosecond, which the first vCPU gets.
+/// `between` changes that vCPU between the slices; the others must not lose time by it.
 fn thirds_stay_exact(mut between: impl FnMut(&mut Planner, u64) -> bool) {
     let third = Bandwidth::new(Nanos(1), Nanos(3)).unwrap();
     let mut planner = Planner::new(&[true]);

@@ -1,38 +1,38 @@
-//! Partitioned EDF in the guest: which vCPU an RTA goes to (RTVirt, section 3.2).
+//! Partitioned EDF in the guest: assigns RTAs to vCPUs (RTVirt, section 3.2).
 //!
-//! Best fit, so that large gaps stay for large RTAs. Where no vCPU has room but all together have, the RTAs are placed
-//! anew, largest first. The guest module does the same; this is its reference, and the planner's for tenants whose RTAs
-//! have no vCPU.
+//! Best fit, so that large gaps remain for large RTAs. If no vCPU has enough capacity but all together have, the RTAs
+//! are placed anew, largest first. The guest module does the same. This is its reference implementation, and the
+//! planner uses it for tenants whose RTAs have no vCPU.
 
 use thiserror::Error;
 
 use crate::model::{Rta, reserve};
 use crate::units::{Bandwidth, Nanos};
 
-/// Why an RTA has no place.
+/// Why an RTA cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlaceError {
-    /// Not even all vCPUs together have the room.
+    /// All vCPUs together have too little capacity.
     #[error("{need} CPUs needed on {vcpus} vCPUs; give the tenant more vCPUs")]
     Full {
-        /// What all RTAs need, without slack.
+        /// The need of all RTAs, without slack.
         need: Bandwidth,
-        /// How many vCPUs there are.
+        /// Number of vCPUs.
         vcpus: usize,
     },
-    /// All together have, but no placement was found.
+    /// All together have enough capacity, but no placement was found.
     #[error(
         "{need} CPUs needed on {vcpus} vCPUs, but an RTA of {slice} every {period} fits none of them, slack included, \
          also after placing all anew; give the tenant one more vCPU, or less slack"
     )]
     Fragmented {
-        /// What all RTAs need, without slack.
+        /// The need of all RTAs, without slack.
         need: Bandwidth,
-        /// How many vCPUs there are.
+        /// Number of vCPUs.
         vcpus: usize,
-        /// The RTA left over.
+        /// Slice of the RTA without a place.
         slice: Nanos,
-        /// The RTA left over.
+        /// Period of the RTA without a place.
         period: Nanos,
     },
 }
@@ -45,7 +45,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Empty vCPUs, each with `slack` in its shortest period once it holds an RTA.
+    /// Empty vCPUs, each with `slack` once per shortest period when it holds an RTA.
     pub fn new(vcpus: usize, slack: Nanos) -> Self {
         Self { vcpus: vec![Vec::new(); vcpus], slack }
     }
@@ -60,7 +60,7 @@ impl Partition {
         self.vcpus
     }
 
-    /// Places an RTA; on error all stays as it was.
+    /// Places an RTA. After an error nothing has changed.
     ///
     /// # Errors
     /// See [`PlaceError`].
@@ -69,7 +69,7 @@ impl Partition {
         self.reshuffle(rta)
     }
 
-    /// Takes out one RTA with these needs from that vCPU; false if there is none.
+    /// Removes one RTA with these needs from that vCPU. False: there is none.
     pub fn remove(&mut self, vcpu: usize, rta: &Rta) -> bool {
         let Some(rtas) = self.vcpus.get_mut(vcpu) else { return false };
         let Some(at) = rtas.iter().position(|other| other == rta) else { return false };
@@ -77,7 +77,7 @@ impl Partition {
         true
     }
 
-    /// Onto the fullest vCPU that takes it; gives it back if there is none.
+    /// Places an RTA on the fullest vCPU with enough capacity. Returns the RTA if there is none.
     fn best_fit(&mut self, rta: Rta) -> Result<(), Rta> {
         let slack = self.slack;
         let best = self
@@ -99,7 +99,7 @@ impl Partition {
         }
     }
 
-    /// Places all anew, largest first.
+    /// Places all RTAs anew, largest first.
     fn reshuffle(&mut self, rta: Rta) -> Result<(), PlaceError> {
         let mut all: Vec<Rta> = self.vcpus.iter().flatten().cloned().collect();
         all.push(rta);

@@ -1,4 +1,4 @@
-//! Real-time applications (RTAs), the vCPUs they run on, and the tenants these belong to.
+//! Real-time applications (RTAs), the vCPUs that run them, and the tenants of these vCPUs.
 
 use std::collections::BTreeSet;
 
@@ -7,20 +7,20 @@ use thiserror::Error;
 use crate::dpwrap::SLICE_MIN;
 use crate::units::{Bandwidth, Nanos};
 
-/// The longest period of an RTA: an hour.
+/// The longest period of an RTA: one hour.
 pub const PERIOD_MAX: Nanos = Nanos(3_600_000_000_000);
-/// The shortest period of an RTA: with less, no slice of the planner could hold two of its deadlines apart.
+/// The shortest period of an RTA: with a shorter one, no slice of the planner could separate two of its deadlines.
 pub const PERIOD_MIN: Nanos = Nanos(1_000);
 
-/// What a sporadic RTA's budget is raised by. An arrival in mid-slice loses less than 1 ns each to what its vCPU had
-/// got ahead, to the rounding of the slice's share, to that at the wake-up and to that at its end: less than 4 ns, so
-/// at most 3.
+/// Addition to a sporadic RTA's budget. An arrival in the middle of a slice loses less than 1 ns to each of these: the
+/// time that its vCPU was ahead, and the rounding of the slice's share, at the wake-up and at the share's end. Together
+/// less than 4 ns, so at most 3.
 const ROUNDING: Nanos = Nanos(3);
 
-/// When an RTA's jobs come.
+/// When an RTA's jobs arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arrivals {
-    /// One each period.
+    /// One per period.
     Periodic,
     /// At any time, at least a period apart.
     Sporadic,
@@ -34,33 +34,33 @@ pub struct Rta {
     arrivals: Arrivals,
 }
 
-/// What cannot be an RTA or a vCPU.
+/// Values that are no valid RTA or vCPU.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ModelError {
     /// The slice is 0 or longer than the period.
     #[error("an RTA of {slice} every {period}: the slice must be above 0 and at most the period; correct either")]
     Slice {
-        /// As asked.
+        /// The slice.
         slice: Nanos,
-        /// As asked.
+        /// The period.
         period: Nanos,
     },
     /// The period is out of range.
     #[error("a period of {period} is not between {PERIOD_MIN} and {PERIOD_MAX}; choose one that is")]
     Period {
-        /// As asked.
+        /// The period.
         period: Nanos,
     },
-    /// More than one CPU's worth on one vCPU.
+    /// The RTAs need more than one CPU on one vCPU.
     #[error("{bandwidth} of a CPU, slack included, on one vCPU: more than 1; use more vCPUs, or less slack")]
     Overfull {
-        /// As asked.
+        /// The bandwidth.
         bandwidth: Bandwidth,
     },
 }
 
 impl Rta {
-    /// Takes an RTA's needs.
+    /// An RTA with these needs.
     ///
     /// # Errors
     /// [`ModelError::Slice`], [`ModelError::Period`].
@@ -84,12 +84,12 @@ impl Rta {
         self.period
     }
 
-    /// When jobs come.
+    /// When jobs arrive.
     pub fn arrivals(&self) -> Arrivals {
         self.arrivals
     }
 
-    /// What it needs, without slack.
+    /// Its need, without slack.
     pub fn bandwidth(&self) -> Bandwidth {
         Bandwidth::new(self.slice, self.period).unwrap_or(Bandwidth::ONE)
     }
@@ -105,14 +105,13 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// The smallest reservation, and the smallest remainder beside one: the planner's rounding needs 2 ns in its
-    /// shortest slice. A reservation between this and a whole CPU less this stays as it is; one nearer to a whole CPU
-    /// becomes one.
+    /// The smallest reservation, and the smallest remainder beside one, ppm: the planner's rounding needs 2 ns in its
+    /// shortest slice. Reservations between this and a whole CPU minus this are unchanged; larger ones become a whole
+    /// CPU.
     pub const GRAIN_PPM: u64 = 10;
 
-    /// A vCPU with these RTAs. `slack` is what it gets beyond their needs, once in the shortest of their periods
-    /// (RTVirt, section 3.3: 500 us for the scheduling overhead of both levels). `affinity`: the CPUs it may run on;
-    /// None is all.
+    /// A vCPU with these RTAs. `slack` is added to their needs once per shortest period (RTVirt, section 3.3: 500 us
+    /// for the scheduling overhead of both levels). `affinity`: the CPUs that it may run on. None: all.
     ///
     /// # Errors
     /// [`ModelError::Overfull`].
@@ -126,7 +125,7 @@ impl Vcpu {
         &self.rtas
     }
 
-    /// CPUs it may run on; None is all.
+    /// CPUs that it may run on. None: all.
     pub fn affinity(&self) -> Option<&BTreeSet<u32>> {
         self.affinity.as_ref()
     }
@@ -136,33 +135,33 @@ impl Vcpu {
         self.slack
     }
 
-    /// What its RTAs need, without slack.
+    /// The need of its RTAs, without slack.
     pub fn need(&self) -> Bandwidth {
         self.rtas.iter().map(Rta::bandwidth).sum()
     }
 
-    /// What is reserved for it, slack included.
+    /// Its reservation, slack included.
     pub fn bandwidth(&self) -> Bandwidth {
         self.bandwidth
     }
 
-    /// The shortest period of its RTAs; None without any.
+    /// The shortest period of its RTAs. None without RTAs.
     pub fn period(&self) -> Option<Nanos> {
         self.rtas.iter().map(Rta::period).min()
     }
 
-    /// Whether arrivals cannot be told before.
+    /// Whether some arrivals cannot be predicted.
     pub fn sporadic(&self) -> bool {
         self.rtas.iter().any(|rta| rta.arrivals == Arrivals::Sporadic)
     }
 
-    /// The slack from which on every deadline is guaranteed, whatever other tenants' deadlines are. With less, a
-    /// deadline less than the shortest slice (250 us) from another's may be missed, by less than a slice. None: no
-    /// slack guarantees it, the period is too short.
+    /// The slack with which every deadline is guaranteed, whatever other tenants' deadlines are. With less slack, a
+    /// deadline that is less than the shortest slice (250 us) away from another one may be missed by less than a slice.
+    /// None: no slack guarantees it because the period is too short.
     ///
-    /// Between arrival and deadline d apart, a vCPU may be without plan for L: less than a slice at each end; beside
-    /// other RTAs of the same vCPU, a sporadic arrival up to the slack. What it is sure of, bandwidth x (d - L), must
-    /// be its need x d.
+    /// Between an arrival and its deadline, d apart, the plan may lack the vCPU's work for a time L: less than a slice
+    /// at each end; for a sporadic arrival beside other RTAs of the same vCPU, up to the slack. The guaranteed time,
+    /// bandwidth x (d - L), must be at least need x d.
     pub fn slack_for_all(&self) -> Option<Nanos> {
         let period = self.period()?;
         let mixed = self.rtas.len() > 1 && self.sporadic();
@@ -177,7 +176,7 @@ impl Vcpu {
         (self.need().of(period) + slack <= period).then_some(slack)
     }
 
-    /// Its budget in its shortest period, as the paper's Table 2 gives it; None without RTAs.
+    /// (budget, period) in its shortest period, as in the paper's Table 2. None without RTAs.
     pub fn budget(&self) -> Option<(Nanos, Nanos)> {
         self.period().map(|period| (self.bandwidth.of(period), period))
     }
@@ -209,12 +208,12 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// What its RTAs need, without slack.
+    /// The need of its RTAs, without slack.
     pub fn need(&self) -> Bandwidth {
         self.vcpus.iter().map(Vcpu::need).sum()
     }
 
-    /// What is reserved for it.
+    /// Its reservation.
     pub fn bandwidth(&self) -> Bandwidth {
         self.vcpus.iter().map(Vcpu::bandwidth).sum()
     }

@@ -1,13 +1,13 @@
-//! The planner at work: RTAs in guests under EDF, their vCPUs under DP-WRAP, event by event, without overheads.
+//! Discrete-event simulation of the planner: RTAs in guests under EDF, their vCPUs under DP-WRAP, without overheads.
 //!
-//! In: tenants, CPUs, how long. Out: jobs and misses of each RTA, what the planner did, and the schedule's beginning.
-//! Every vCPU gets its planned time and nothing more: what is left over, which a host gives to backlogs and to bulk, is
-//! not used here, so a miss counts that a lucky host might have avoided.
+//! Input: tenants, CPUs, duration. Output: jobs and misses of each RTA, the planner's work, and the schedule's
+//! beginning. Every vCPU gets only its planned time. A host gives unused time to backlogs and to bulk; this simulation
+//! does not, so it may count a miss that would not occur on a host.
 //!
-//! What a guest publishes here is what the guest module does: a pending job's deadline; for a vCPU with one RTA that
-//! waits, the earliest next arrival plus its period; beside other RTAs, a waiting periodic one's next arrival, and a
-//! waiting sporadic one bounds the slices to the vCPU's slack, as its arrival then finds time that other jobs may have
-//! used already.
+//! The simulated guests publish what the guest module publishes: a pending job's deadline; for a vCPU with one waiting
+//! RTA, the earliest next arrival plus its period; beside other RTAs, a waiting periodic RTA's next arrival. A waiting
+//! sporadic RTA beside others limits the slices to the vCPU's slack, because at its arrival other jobs may have used
+//! time already.
 
 mod stays;
 
@@ -21,69 +21,69 @@ use crate::units::Nanos;
 
 pub use stays::{Between, Change, Stay, simulate_stays};
 
-/// How to simulate.
+/// Options of a simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// How long.
+    /// Simulated time.
     pub duration: Nanos,
-    /// How much of the schedule to keep, from the beginning.
+    /// Length of the recorded schedule from the beginning.
     pub record: Nanos,
-    /// Sporadic RTAs: longest time that an arrival comes later than it might. Each is drawn anew, uniformly from 0.
+    /// Sporadic RTAs: greatest additional delay of an arrival. Each is drawn uniformly from 0.
     pub sporadic_delay: Nanos,
-    /// What the draws begin with; the same seed gives the same arrivals.
+    /// Seed of the random numbers; the same seed gives the same arrivals.
     pub seed: u64,
-    /// Whether periodic RTAs begin at a random time of their first period, rather than together.
+    /// Whether periodic RTAs start at a random time of their first period instead of all together.
     pub scattered: bool,
 }
 
-/// What became of an RTA.
+/// The results of an RTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RtaResult {
     /// Index of its vCPU.
     pub vcpu: usize,
-    /// Jobs whose deadline came within the simulated time.
+    /// Jobs with a deadline within the simulated time.
     pub jobs: u64,
-    /// Of those, how many were not done by it.
+    /// How many of those missed their deadline.
     pub missed: u64,
-    /// The longest time from arrival to end.
+    /// The longest time from arrival to completion.
     pub response_max: Nanos,
-    /// The longest time from deadline to end.
+    /// The longest time from deadline to completion.
     pub late_max: Nanos,
 }
 
-/// A stretch of the recorded schedule: an RTA on a CPU.
+/// An interval of the recorded schedule: an RTA on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// Which CPU.
+    /// The CPU.
     pub cpu: u32,
     /// Index of the vCPU.
     pub vcpu: usize,
     /// Index of the RTA, in the order of vCPUs and RTAs.
     pub rta: usize,
-    /// From.
+    /// Start.
     pub start: Nanos,
-    /// To.
+    /// End.
     pub end: Nanos,
 }
 
-/// What a simulation found.
+/// The results of a simulation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outcome {
-    /// Of each RTA, in the order of vCPUs and RTAs.
+    /// Per RTA, in the order of vCPUs and RTAs.
     pub rtas: Vec<RtaResult>,
-    /// Slices planned.
+    /// Number of planned slices.
     pub slices: u64,
-    /// Plans laid anew in mid-slice.
+    /// Number of plans made in the middle of a slice.
     pub replans: u64,
-    /// A vCPU began on another CPU than its last.
+    /// How often a vCPU started on another CPU than its last.
     pub migrations: u64,
-    /// A CPU began another vCPU than its last.
+    /// How often a CPU started another vCPU than its last.
     pub switches: u64,
-    /// CPU time that RTAs used.
+    /// CPU time used by RTAs.
     pub used: Nanos,
-    /// The schedule's beginning.
+    /// The recorded schedule.
     pub runs: Vec<Run>,
-    /// The deadlines within it: of which RTA, and when.
+    /// The deadlines within it: (RTA, time).
     pub deadlines: Vec<(usize, Nanos)>,
 }
 
@@ -99,8 +99,8 @@ impl Outcome {
     }
 }
 
-/// Simulates vCPUs as admitted. vCPUs without RTAs stay idle. An overloaded set (an `admitted` made by hand) is planned
-/// as far as CPUs go.
+/// Simulates vCPUs as admitted. vCPUs without RTAs stay idle. An overloaded set (a manually created `admitted`) is
+/// planned as far as the CPUs suffice.
 pub fn simulate(vcpus: &[Vcpu], admitted: &Admitted, options: &Options) -> Outcome {
     let mut run = Simulation::new(vcpus, admitted, options);
     while run.now < options.duration {
@@ -125,9 +125,9 @@ struct Source {
     rta: Rta,
     vcpu: usize,
     pending: u64,
-    /// The earliest that it can arrive next; a periodic one does.
+    /// The earliest next arrival; for a periodic RTA the next arrival.
     next: Nanos,
-    /// Whether it is there; no job of it is released whose deadline is after `until`.
+    /// Whether the RTA is present. It releases no job with a deadline after `until`.
     there: bool,
     until: Nanos,
 }
@@ -136,7 +136,7 @@ struct Guest {
     id: VcpuId,
     jobs: BinaryHeap<Reverse<Job>>,
     rtas: std::ops::Range<usize>,
-    /// The longest slice, where a mix of RTAs asks for it.
+    /// The longest slice, if the mix of RTAs requires a limit.
     slice_max: Option<Nanos>,
     last_cpu: Option<u32>,
 }
@@ -148,7 +148,7 @@ struct Simulation<'a> {
     sources: Vec<Source>,
     arrivals: BinaryHeap<Reverse<(Nanos, usize)>>,
     demands: Vec<Demand>,
-    /// Per CPU: what it runs now, as (guest, until).
+    /// Per CPU: the running guest and the end of its segment.
     running: Vec<Option<(usize, Nanos)>>,
     on_cpu: Vec<Option<usize>>,
     by_id: Vec<usize>,
@@ -218,7 +218,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Uniform from 0 to `most` (splitmix64; the bias of the remainder is below 2^-20 for any time here).
+    /// Uniform from 0 to `most` (splitmix64; the bias of the remainder is below 2^-20 for all times here).
     fn draw(&mut self, most: Nanos) -> Nanos {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -227,7 +227,7 @@ impl<'a> Simulation<'a> {
         Nanos((z ^ (z >> 31)) % most.0.saturating_add(1))
     }
 
-    /// Lets arrive what is due; in mid-slice wakes vCPUs. True if the plan changed.
+    /// Releases due jobs; in the middle of a slice also wakes vCPUs. True if the plan changed.
     fn release(&mut self, inside: bool) -> bool {
         let mut changed = false;
         while let Some(&Reverse((at, index))) = self.arrivals.peek().filter(|due| due.0.0 <= self.now) {
@@ -276,13 +276,13 @@ impl<'a> Simulation<'a> {
             longest = guest.slice_max.map_or(longest, |most| longest.min(most));
         }
         self.planner.set_slices(SLICE_MIN, longest.min(crate::dpwrap::SLICE_MAX));
-        // What comes after the simulated time is counted nowhere.
+        // Events after the simulated time are not counted.
         self.slice_end = self.planner.plan(self.now, &self.demands).min(self.options.duration);
         self.outcome.slices += 1;
         self.dispatch();
     }
 
-    /// Puts on each CPU what the plan says for now.
+    /// Sets the running guest of each CPU according to the plan.
     fn dispatch(&mut self) {
         for cpu in 0..self.running.len() {
             let segments = self.planner.cpu(cpu);
@@ -306,7 +306,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// To the next event: an arrival, a job's end, a segment's end.
+    /// Advances to the next event: an arrival, a job's completion, or a segment's end.
     fn step(&mut self) {
         let mut until = self.slice_end;
         if let Some(Reverse((arrival, _))) = self.arrivals.peek() {
@@ -332,13 +332,13 @@ impl<'a> Simulation<'a> {
             }
         }
         let ended = self.running.iter().flatten().any(|(_, end)| *end <= self.now);
-        // An idle CPU stays so until the slice or the plan ends, as segments leave no gaps.
+        // An idle CPU stays idle until the slice or the plan ends, because segments have no gaps.
         if self.now < self.slice_end && (changed || ended) {
             self.dispatch();
         }
     }
 
-    /// Runs everything until then; returns guests that finished a job and have no other.
+    /// Runs all CPUs until then. Returns guests that completed their last pending job.
     fn advance(&mut self, until: Nanos) -> Vec<usize> {
         let mut slept = Vec::new();
         let ran = until - self.now;
@@ -373,7 +373,7 @@ impl<'a> Simulation<'a> {
         slept
     }
 
-    /// Counts what never ended.
+    /// Counts the jobs that were never completed.
     fn finish(mut self) -> Outcome {
         for guest in &mut self.guests {
             for Reverse(job) in guest.jobs.drain() {
@@ -399,7 +399,7 @@ impl RtaResult {
     }
 }
 
-/// Adds a run, joined to the CPU's last if it goes on.
+/// Adds a run, merged with the CPU's last one if it continues that.
 fn record(runs: &mut Vec<Run>, run: Run) {
     if run.start == run.end {
         return;

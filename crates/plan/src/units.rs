@@ -49,7 +49,7 @@ impl Sum for Nanos {
     }
 }
 
-/// A duration as people write it: `250us`, `13.5ms`, `1s`. Exact: no more decimals than nanoseconds have.
+/// Parses a duration such as `250us`, `13.5ms`, `1s`. Exact: no more decimals than nanoseconds have.
 impl FromStr for Nanos {
     type Err = String;
 
@@ -80,11 +80,26 @@ fn parse(text: &str) -> Option<Nanos> {
 
 impl<'de> Deserialize<'de> for Nanos {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        deserializer.deserialize_str(DurationText)
     }
 }
 
-/// Exact, in ms, us or ns: the largest that is not above it and needs no more than three decimals.
+/// Says what was expected in place of another type of value.
+struct DurationText;
+
+impl de::Visitor<'_> for DurationText {
+    type Value = Nanos;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration in quotes, such as \"13.5ms\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Nanos, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+/// Exact, in ms, us or ns: the largest unit that is not above the value and needs at most three decimals.
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unit, name) = match self.0 {
@@ -97,14 +112,14 @@ impl fmt::Display for Nanos {
     }
 }
 
-/// The largest part of a fraction: the sum of two products of two such still fits 128 bits.
+/// The largest numerator or denominator: the sum of two products of such numbers still fits into 128 bits.
 const PART_MAX: u64 = 1 << 62;
 
-/// A part of CPU time: nanoseconds of running per nanoseconds of time, 1 being one whole CPU. Exact: a reduced
+/// A fraction of CPU time: nanoseconds of running per nanosecond of time; 1 is one whole CPU. Exact: a reduced
 /// fraction.
 ///
-/// Where a sum of fractions needs more than 62 bits, it is rounded up, by less than one part in 2^60: a sum never
-/// claims less than it is, so admission stays safe.
+/// A sum of fractions that needs more than 62 bits is rounded up by less than one part in 2^60. A sum is never less
+/// than its parts, so admission stays safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bandwidth {
     runtime: u64,
@@ -118,7 +133,7 @@ impl Default for Bandwidth {
 }
 
 impl Bandwidth {
-    /// Nothing.
+    /// No bandwidth.
     pub const ZERO: Bandwidth = Bandwidth { runtime: 0, period: 1 };
     /// One CPU.
     pub const ONE: Bandwidth = Bandwidth { runtime: 1, period: 1 };
@@ -133,7 +148,7 @@ impl Bandwidth {
         Self { runtime: u64::try_from(count).map_or(PART_MAX, |count| count.min(PART_MAX)), period: 1 }
     }
 
-    /// Parts of a million of one CPU.
+    /// Millionths of one CPU.
     pub fn ppm(parts: u64) -> Self {
         Self::reduced(u128::from(parts), 1_000_000)
     }
@@ -153,28 +168,28 @@ impl Bandwidth {
         Self { runtime: narrow(runtime), period: narrow(period).max(1) }
     }
 
-    /// The fraction's upper part, in lowest terms.
+    /// The numerator, in lowest terms.
     pub fn runtime(self) -> u64 {
         self.runtime
     }
 
-    /// The fraction's lower part, in lowest terms; never 0.
+    /// The denominator, in lowest terms; never 0.
     pub fn period(self) -> u64 {
         self.period
     }
 
-    /// As a number of CPUs, for showing only.
+    /// As a number of CPUs, for display only.
     pub fn as_f64(self) -> f64 {
         self.runtime as f64 / self.period as f64
     }
 
-    /// What this bandwidth amounts to in `time`, rounded up.
+    /// CPU time of this bandwidth in `time`, rounded up.
     pub fn of(self, time: Nanos) -> Nanos {
         let wide = (u128::from(self.runtime) * u128::from(time.0)).div_ceil(u128::from(self.period));
         Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
     }
 
-    /// The smallest whole number of CPUs that holds it.
+    /// The smallest whole number of CPUs that is at least this bandwidth.
     pub fn whole_cpus(self) -> u64 {
         self.runtime.div_ceil(self.period)
     }
@@ -219,7 +234,7 @@ impl fmt::Display for Bandwidth {
 /// The greatest common divisor; of 0 and x, x.
 pub(crate) fn gcd(mut a: u128, mut b: u128) -> u128 {
     while b != 0 {
-        // Nearly all are small, and wide division is slow.
+        // Nearly all values are small, and wide division is slow.
         (a, b) = match (u64::try_from(a), u64::try_from(b)) {
             (Ok(x), Ok(y)) => (u128::from(y), u128::from(x % y)),
             _ => (b, a % b),

@@ -1,29 +1,30 @@
-//! Which CPU does whose share of a slice, and in which order: McNaughton's wrap, kept up through sleeps and wake-ups.
+//! The order of shares on the CPUs of a slice: McNaughton's wrap, maintained through sleeps and wake-ups.
 //!
-//! At a slice's start [`Wrap::assign`] lays all shares, those of sleepers too, one after the other over the CPUs. For
-//! this slice each vCPU is then *bound* to a CPU; only one that *crosses* from a CPU to the next is shared between
-//! these two. [`Wrap::lay_out`] makes segments of it, at the start and again whenever somebody sleeps or wakes. On each
-//! CPU, without a gap:
+//! At a slice's start [`Wrap::assign`] places all shares, including those of sleepers, one after the other over the
+//! CPUs. For this slice each vCPU is then *bound* to a CPU. Only a vCPU that *crosses* from one CPU to the next is
+//! shared by these two. [`Wrap::lay_out`] turns this into segments, at the start and again at each sleep and wake-up.
+//! On each CPU, without gaps:
 //!
 //! | first | then | last |
 //! |---|---|---|
-//! | the part `ahead` of what crosses from the CPU before | the bound | the rest of what crosses to the next |
+//! | `ahead`, of the vCPU crossing from the previous CPU | bound vCPUs | rest of the vCPU crossing to the next |
 //!
-//! A vCPU that crosses never runs on both at once if `ahead` is at most what its own CPU does before the rest. A
-//! sleeper lets that shrink, and `ahead` with it; a waker pushes the rest out at the slice's end, and `ahead` grows by
-//! that. Nothing else moves to another CPU.
+//! A crossing vCPU never runs on both CPUs at once if `ahead` is at most the work on its own CPU before the rest. A
+//! sleep shrinks that work, and `ahead` with it. A wake-up pushes the rest beyond the slice's end, and `ahead` grows by
+//! that amount. Nothing else moves to another CPU.
 //!
-//! Why the layout always fits: let y be what is left of the slice. *Inner* to a row of neighbouring CPUs are vCPUs that
-//! are bound to one of them or cross between two of them. Claim: (1) what the inner vCPUs still have, with what is kept
-//! for those that sleep and what crosses into the row (`ahead`), is at most y times these CPUs; (2) no vCPU has more
-//! than y.
+//! Why the layout always fits: let y be the time left in the slice. The vCPUs *inner* to a row of neighbouring CPUs are
+//! those that are bound to one of them or cross between two of them. Claim: (1) the inner vCPUs' remaining time, plus
+//! the kept time of sleepers and the time that crosses into the row (`ahead`), is at most y times the number of these
+//! CPUs; (2) no vCPU has more than y.
 //!
 //! - Start: no share exceeds what pinned vCPUs leave of a shared CPU, so no vCPU crosses more than one border.
-//! - Time passes: a CPU works on what crosses in, then on the bound, last on what crosses out. f of inner work becomes
-//!   max(0, f - s) after s, at most f (y - s) / y. What is kept, and the right side, shrink in that proportion.
-//! - A sleep moves time from "has" to "kept" and lets `ahead` shrink, so the left side of (1) only falls. A wake-up
-//!   pushes over the border what exceeds y: the new `ahead` is that CPU's load less y, and (1) for the row that begins
-//!   with this CPU is (1) for the row after it. For one CPU, (1) says that nothing is cut.
+//! - Time passes: a CPU works on the incoming crossing vCPU, then on the bound ones, last on the outgoing crossing one.
+//!   Inner work f becomes max(0, f - s) after time s, which is at most f (y - s) / y. The kept time and the right side
+//!   shrink in the same proportion.
+//! - A sleep moves time from "remaining" to "kept" and shrinks `ahead`, so the left side of (1) only decreases. A
+//!   wake-up pushes the time beyond y over the border: the new `ahead` is that CPU's load minus y, and (1) for the row
+//!   that begins with this CPU is (1) for the row after it. For a single CPU, (1) says that nothing is cut.
 
 use crate::dpwrap::{Segment, VcpuId};
 use crate::units::Nanos;
@@ -32,7 +33,7 @@ use crate::units::Nanos;
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     segments: Vec<Segment>,
-    /// Per CPU: where its segments end.
+    /// Per CPU: the end index of its segments.
     ends: Vec<usize>,
 }
 
@@ -41,7 +42,7 @@ impl Layout {
         Self { segments: Vec::with_capacity(cpus), ends: vec![0; cpus] }
     }
 
-    /// Makes room for `vcpus`, each of which may have a segment, and one on each CPU a second.
+    /// Reserves space for `vcpus`, each with one segment, and a second segment for one vCPU per CPU.
     pub(crate) fn reserve(&mut self, vcpus: usize) {
         let most = vcpus + self.ends.len();
         self.segments.reserve(most.saturating_sub(self.segments.len()));
@@ -57,7 +58,7 @@ impl Layout {
         self.segments.get(from..to).unwrap_or_default()
     }
 
-    /// Takes out a vCPU; the others stay where they are.
+    /// Removes a vCPU; the other segments stay unchanged.
     pub(crate) fn remove(&mut self, vcpu: VcpuId) {
         self.segments.retain(|segment| segment.vcpu != vcpu);
         let mut segments = self.segments.iter().enumerate().peekable();
@@ -71,13 +72,13 @@ impl Layout {
 /// A CPU's part of the wrap.
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
-    /// Whether vCPUs cross to here.
+    /// Whether vCPUs may cross to this CPU.
     shared: bool,
-    /// Where its vCPUs end in `bound`.
+    /// End index of its vCPUs in `bound`.
     bound_end: usize,
-    /// Who crosses from here to the next shared CPU.
+    /// The vCPU that crosses from here to the next shared CPU.
     crossing: Option<u32>,
-    /// What that one does there, ns; it does the rest here.
+    /// That vCPU's time on the next CPU, ns; the rest runs here.
     ahead: u64,
 }
 
@@ -93,14 +94,14 @@ impl Wrap {
         Self { rows: vec![Row::default(); cpus], bound: Vec::new() }
     }
 
-    /// Makes room for `vcpus`.
+    /// Reserves space for `vcpus`.
     pub(crate) fn reserve(&mut self, vcpus: usize) {
         self.bound.reserve(vcpus.saturating_sub(self.bound.len()));
     }
 
-    /// Spreads a slice of `length` ns over the CPUs. `pinned` is (CPU, vCPU), sorted; `claimed` what those take, ns per
-    /// CPU; `free` all others with their shares, ns. None of these may exceed what `claimed` leaves of a shared CPU, or
-    /// it is cut.
+    /// Distributes a slice of `length` ns over the CPUs. `pinned`: (CPU, vCPU), sorted; `claimed`: their time per CPU,
+    /// ns; `free`: all other vCPUs with their shares, ns. A share that exceeds what `claimed` leaves of a shared CPU is
+    /// cut.
     pub(crate) fn assign(
         &mut self,
         length: u64,
@@ -133,7 +134,7 @@ impl Wrap {
         }
     }
 
-    /// Lays `left` of every vCPU, ns, out from `start` to `end`.
+    /// Places `left` of every vCPU, ns, from `start` to `end`.
     pub(crate) fn lay_out(&mut self, start: u64, end: u64, left: impl Fn(u32) -> u64, layout: &mut Layout) {
         let Layout { segments, ends } = layout;
         segments.clear();
@@ -160,7 +161,7 @@ impl Wrap {
         }
     }
 
-    /// Takes what crosses from the layout as it is at `now`: `left` is what each vCPU still has there, ns.
+    /// Reads the crossing parts from the layout at `now`. `left`: the remaining time of each vCPU, ns.
     pub(crate) fn take_up(&mut self, now: u64, left: impl Fn(u32) -> u64, layout: &Layout) {
         for (cpu, row) in self.rows.iter_mut().enumerate() {
             let Some(vcpu) = row.crossing else { continue };
@@ -170,7 +171,7 @@ impl Wrap {
     }
 }
 
-/// One CPU's plan as it grows.
+/// The plan of one CPU while it is built.
 struct Line<'a> {
     cpu: u32,
     at: u64,
@@ -179,7 +180,7 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Puts `amount`, or what there is room for.
+    /// Adds `amount`, limited by the time left.
     fn put(&mut self, vcpu: u32, amount: u64) {
         let taken = amount.min(self.end - self.at);
         if taken > 0 {

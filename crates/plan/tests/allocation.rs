@@ -1,4 +1,4 @@
-//! A slice, a wake-up and a sleep allocate nothing.
+//! A slice, a wake-up and a sleep do not allocate.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by panicking")]
 
@@ -8,7 +8,7 @@ use std::cell::Cell;
 use ontime_plan::{Bandwidth, Demand, Nanos, Planner};
 
 thread_local! {
-    /// The calling thread's: the test harness allocates in its own beside it.
+    /// Per thread, because the test framework's threads allocate, too.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -18,17 +18,17 @@ fn allocations() -> u64 {
 
 struct Counting;
 
-// SAFETY: everything is the system allocator's; counting does not allocate: the count needs neither to be made nor
-// dropped.
+// SAFETY: all memory comes from the system allocator. Counting does not allocate: the counter is neither created nor
+// dropped dynamically.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller guarantees the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller guarantees the same contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -1,8 +1,8 @@
-//! A host whose tenants come, go, change, sleep and wake at any time: whoever is admitted and awake has its bandwidth
-//! times the time since at every global deadline.
+//! A host whose tenants come, go, change, sleep and wake at any time: at every global deadline each admitted, awake
+//! vCPU has had its bandwidth times the elapsed time.
 //!
-//! The test is the daemon: it asks admission for every change, tells the planner, and follows the plans as the CPUs
-//! would. What a vCPU had is counted from the segments alone.
+//! The test acts like the daemon: it asks admission for every change, updates the planner, and executes the plans like
+//! the CPUs. The time of a vCPU is counted from the segments only.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
@@ -19,17 +19,17 @@ use support::{check_layout, left, periods, top_up};
 enum Event {
     Sleep(usize),
     Wake(usize),
-    /// A vCPU with this bandwidth (parts of a period) and affinity.
+    /// A new vCPU with this bandwidth (parts of a period) and affinity.
     Come(u64, u64, BTreeSet<u32>),
-    /// A vCPU that takes all that is left.
+    /// A new vCPU that takes all remaining capacity.
     Fill,
     Go(usize),
-    /// Another bandwidth.
+    /// A new bandwidth.
     Change(usize, u64, u64),
 }
 
-/// Since when a vCPU is due its bandwidth without a break, what it had since, and how much less than due it may have
-/// had, ns.
+/// The time since which a vCPU is due its bandwidth without interruption, the time it has had since then, and the
+/// allowed deficit, ns.
 struct Account {
     from: Nanos,
     had: u64,
@@ -40,10 +40,10 @@ struct Vcpu {
     id: VcpuId,
     ask: Reservation,
     home: Option<u32>,
-    /// What counts in the present slice; None if it came in it.
+    /// Its bandwidth in the current slice. None if it was added in this slice.
     bandwidth: Option<Bandwidth>,
     awake: bool,
-    /// It changed, or slept after it had been awake, in this slice.
+    /// It changed, or slept after being awake, in this slice.
     broken: bool,
     account: Option<Account>,
 }
@@ -53,9 +53,9 @@ struct Host {
     planner: Planner,
     vcpus: Vec<Vcpu>,
     shared: Vec<bool>,
-    /// What the present slice was planned with, by index.
+    /// The admission result for the current slice, by index.
     slice: Admitted,
-    /// By index: on which CPUs it ran in this slice.
+    /// By index: the CPUs on which it ran in this slice.
     ran_on: BTreeMap<usize, BTreeSet<u32>>,
     now: Nanos,
     slices: u64,
@@ -77,8 +77,8 @@ impl Host {
         self.vcpus.iter().map(|vcpu| vcpu.ask.clone()).collect()
     }
 
-    /// Tells the planner what was admitted: the vCPUs there are, one of them with another bandwidth, or a new one at
-    /// the end.
+    /// Updates the planner with the admission result: the existing vCPUs, one of them with a new bandwidth, or a new
+    /// one at the end.
     fn take(&mut self, asked: Vec<Reservation>, admitted: &Admitted) {
         self.planner.set_shared(&admitted.shared);
         self.shared.clone_from(&admitted.shared);
@@ -102,7 +102,7 @@ impl Host {
         }
     }
 
-    /// After one has gone, the others may be placed anew; if none is found, they stay.
+    /// After a vCPU was removed, the others may be placed anew. If no placement is found, they stay.
     fn settle(&mut self) {
         let asked = self.asked();
         if let Ok(admitted) = Admission::new(self.cpus, Bandwidth::ZERO).admit(&asked) {
@@ -110,7 +110,7 @@ impl Host {
         }
     }
 
-    /// A new slice, as the vCPUs are.
+    /// Plans a new slice for the current vCPUs.
     fn plan(&mut self, length: u64) {
         let slots = self.vcpus.iter().map(|vcpu| vcpu.id.index() + 1).max().unwrap_or(0);
         let mut home = vec![None; slots];
@@ -133,7 +133,7 @@ impl Host {
         check_layout(&self.planner, &self.slice, self.now);
     }
 
-    /// Lets the CPUs run the plan.
+    /// Executes the plan until then.
     fn run_to(&mut self, until: Nanos) {
         for segment in self.planner.segments() {
             let ran = segment.end.min(until) - segment.start.max(self.now);
@@ -150,7 +150,7 @@ impl Host {
         self.now = until;
     }
 
-    /// At a global deadline: who has had what.
+    /// At a global deadline: checks the time of each vCPU.
     fn check(&mut self) -> Result<(), TestCaseError> {
         let moved = self.ran_on.values().filter(|cpus| cpus.len() > 1).count();
         prop_assert!(moved < self.cpus as usize, "{} vCPUs ran on several CPUs", moved);
@@ -177,13 +177,13 @@ impl Host {
         let Some(vcpu) = self.vcpus.get_mut(vcpu).filter(|vcpu| !vcpu.awake) else { return };
         self.planner.wake(vcpu.id, self.now);
         vcpu.awake = true;
-        // Who slept or changed in this slice has only the rest of its part until the next begins.
+        // A vCPU that slept or changed in this slice has only the rest of its share until the next slice.
         if !vcpu.broken && vcpu.bandwidth.is_some() {
             vcpu.account = Some(Account { from: self.now, had: 0, short: 3 });
         }
     }
 
-    /// Something happens in mid-slice: nobody else's time may change.
+    /// An event in the middle of a slice must not change other vCPUs' time.
     fn happen(&mut self, event: Event) -> Result<(), TestCaseError> {
         let slots = self.slice.home.len();
         let before = left(&self.planner, slots, self.now);
@@ -237,7 +237,8 @@ impl Host {
     }
 }
 
-/// Of a host of `cpus`. Half of the vCPUs never sleep, change or go: they see only what others do to them.
+/// Events on a host of `cpus` CPUs. Half of the vCPUs never sleep, change or leave: only other vCPUs' events can affect
+/// them.
 fn events(cpus: u32) -> impl Strategy<Value = Event> {
     let restless = (0usize..12).prop_map(|vcpu| 2 * vcpu);
     let affinity = prop_oneof![2 => Just(BTreeSet::new()), 1 => prop::collection::btree_set(0..cpus, 1..3)];
@@ -251,7 +252,7 @@ fn events(cpus: u32) -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A slice: how long, and what happens in it, each so long after the one before.
+/// A slice: its length, and its events, each with the delay after the previous one.
 type Slice = (u64, Vec<(u64, Event)>);
 
 fn histories() -> impl Strategy<Value = (u32, Vec<Event>, Vec<Slice>)> {

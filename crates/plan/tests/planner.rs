@@ -1,4 +1,4 @@
-//! The planner under random sets, sleeps and wake-ups: never two vCPUs on a CPU, never a vCPU on two CPUs, sums exact.
+//! The planner with random sets, sleeps and wake-ups: never two vCPUs on a CPU, never a vCPU on two CPUs, exact sums.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use support::{check_layout, left, periods, top_up};
 
-/// Bandwidths as (parts, of), scaled so that together they are just at most `cpus`; some pinned.
+/// Bandwidths as (parts, of), scaled so that their sum is just at most `cpus`; some pinned.
 fn sets() -> impl Strategy<Value = (u32, Vec<(u64, u64, Option<u32>)>)> {
     (1u32..6).prop_flat_map(|cpus| {
         let one = (1u64..1000, periods(), prop::option::weighted(0.2, 0..cpus));
@@ -34,7 +34,7 @@ fn fill(cpus: u32, set: &[(u64, u64, Option<u32>)], scale: u64) -> (Vec<Reservat
     (asked, admitted)
 }
 
-/// Plans a slice and goes through the events in it: who, whether it wakes, how long after the one before.
+/// Plans a slice and executes its events: (vCPU, whether it wakes, delay after the previous event).
 fn sleep_and_wake(
     cpus: u32,
     set: &[(u64, u64, Option<u32>)],
@@ -85,8 +85,8 @@ fn sleep_and_wake(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Always busy: at each global deadline every vCPU has had its bandwidth x time, exact to a nanosecond, even with
-    /// the host exactly full.
+    /// Always busy: at each global deadline every vCPU has had its bandwidth x time, exact to a nanosecond, even on an
+    /// exactly full host.
     #[test]
     fn sums_are_exact(
         (cpus, set) in sets(),
@@ -123,7 +123,8 @@ proptest! {
         }
     }
 
-    /// Whoever sleeps and wakes, and when: those awake get what they were planned, a waker bandwidth x what is left.
+    /// With any sleeps and wake-ups, awake vCPUs get their planned time, and a waking one gets bandwidth x remaining
+    /// time.
     #[test]
     fn sleepers_harm_nobody(
         (cpus, set) in sets(), scale in 1u64..10,
@@ -134,7 +135,7 @@ proptest! {
         sleep_and_wake(cpus, &anywhere, scale, events, &idle)?;
     }
 
-    /// The same where some are pinned.
+    /// The same with some pinned vCPUs.
     #[test]
     fn sleepers_harm_nobody_beside_pinned_ones(
         (cpus, set) in sets(), scale in 1u64..10,

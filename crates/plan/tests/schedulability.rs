@@ -1,5 +1,5 @@
 //! The simulator against an exact test: a set with deadlines on the planner's grid meets all of them if and only if its
-//! bandwidth is at most that of the CPUs, and each vCPU's at most one (the optimality of DP-WRAP, Levin et al., theorem
+//! bandwidth is at most that of the CPUs, and each vCPU's is at most one (optimality of DP-WRAP, Levin et al., theorem
 //! 6).
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
@@ -29,7 +29,7 @@ fn run(vcpus: &[Vcpu], admitted: &Admitted, duration: Nanos, sporadic_delay: Nan
     simulate(vcpus, admitted, &Options { duration, sporadic_delay, seed, ..OPTIONS })
 }
 
-/// Whether a vCPU is pinned, and where.
+/// Whether a vCPU is pinned, and to which CPU.
 fn pins() -> impl Strategy<Value = Option<u32>> {
     prop::option::weighted(0.3, any::<u32>())
 }
@@ -63,7 +63,7 @@ proptest! {
     fn periodic_sets_meet_all_deadlines_if_and_only_if_they_fit(set in guests(3), cpus in 1u32..6) {
         let vcpus = build(&set, Arrivals::Periodic, Nanos::ZERO);
         let hyperperiod = Nanos::from_millis(15);
-        // The exact test, in whole nanoseconds of work per hyperperiod; vCPUs near a whole CPU count as one.
+        // The exact test, in nanoseconds of work per hyperperiod; vCPUs near a whole CPU count as one.
         let work: u64 = vcpus.iter().map(|vcpu| vcpu.bandwidth().of(hyperperiod).0).sum();
         let fits = work <= u64::from(cpus) * hyperperiod.0;
         let admitted = admit(&vcpus, cpus);
@@ -85,8 +85,8 @@ proptest! {
         }
     }
 
-    /// One sporadic RTA a vCPU, some pinned, arriving at any nanosecond; periods are long enough for the shortest slice
-    /// not to matter beside the slack.
+    /// One sporadic RTA per vCPU, some pinned, with arrivals at any nanosecond. The periods are long enough that the
+    /// shortest slice does not matter beside the slack.
     #[test]
     fn sporadic_sets_with_slack_meet_all_deadlines(
         set in prop::collection::vec((1u64..=1000, 8_000_000u64..30_000_000, pins()), 1..12),
@@ -106,7 +106,7 @@ proptest! {
         prop_assert_eq!(outcome.missed(), 0, "{:?}", outcome.rtas);
     }
 
-    /// Several RTAs a vCPU, sporadic ones among them, some vCPUs pinned: the slices are then as short as the slack.
+    /// Several RTAs per vCPU, some sporadic, some vCPUs pinned: the slices are then as short as the slack.
     #[test]
     fn mixed_guests_with_slack_meet_all_deadlines(
         set in prop::collection::vec(
@@ -170,7 +170,7 @@ fn nothing_is_counted_of_what_comes_after_the_simulated_time() {
 
 #[test]
 fn the_motivation_of_the_paper_is_cured() {
-    // Figure 1: two RTAs in VM1 (1 and 4 in 15), beside VMs of (5, 10) and (5, 30): the CPU is exactly full.
+    // Figure 1: two RTAs in VM1 (1 and 4 in 15), beside VMs with (5, 10) and (5, 30): the CPU is exactly full.
     let ms = |n: u64| n * 1_000_000;
     let vm1 = vcpu(&[(ms(1), ms(15)), (ms(4), ms(15))], Arrivals::Periodic, Nanos::ZERO).unwrap();
     let vm2 = vcpu(&[(ms(5), ms(10))], Arrivals::Periodic, Nanos::ZERO).unwrap();

@@ -1,4 +1,4 @@
-//! One vCPU's account: at which place it stands, what it has of its share, whether its periods were whole. Pure:
+//! The account of one vCPU: its place, what is left of its share, and whether it had its budget in each period. Pure:
 //! readings come in.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated.
@@ -13,68 +13,68 @@ use crate::published::Next;
 use crate::settle::Reserved;
 use crate::show::Standing;
 
-/// A share with no more than this left counts as used up, ns: a look for less would cost more. What was left is kept
-/// for the next one. Of small budgets it is an eighth, and not below the least.
+/// A share with at most this much left counts as used up, ns: a check for so little would cost more. The rest is added
+/// to the next share. For small budgets the limit is an eighth of the budget, but at least [`GRAIN_MIN`].
 const GRAIN: u64 = 20_000;
 const GRAIN_MIN: u64 = 2_000;
 
-/// Where a vCPU stands.
+/// The place of a vCPU among the host's threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// Ahead of every other vCPU.
     Planned,
     /// Behind the planned, ahead of bulk.
     Entitled,
-    /// It has had its share.
+    /// It has used up its share.
     Beyond,
 }
 
-/// What a vCPU thread has had since it started, ns.
+/// Counters of a vCPU thread since its start, ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Time on a CPU.
     pub ran: u64,
-    /// Time runnable and waiting for one. The kernel adds a wait when it ends: who still waits does not show.
+    /// Time runnable but waiting for a CPU. The kernel adds a wait when the wait ends: a present wait is not included.
     pub waited: u64,
 }
 
-/// What a vCPU has a right to.
+/// CPU time that a vCPU is entitled to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Of a CPU.
+    /// Part of a CPU.
     pub bandwidth: Bandwidth,
-    /// In each of these periods, ns.
+    /// The period in which it is to be had, ns.
     pub period: u64,
 }
 
-/// The vCPU threads. None: it has ended.
+/// Access to the vCPU threads by number. None: the thread has ended.
 pub trait Threads {
-    /// What one has had up to now.
+    /// The thread's counters up to now.
     fn read(&mut self, seat: usize) -> Option<Counts>;
-    /// Whether it sleeps: does not wait for a CPU, or for a lock. Takes some three readings.
+    /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. Costs about three readings.
     fn sleeps(&mut self, seat: usize) -> bool;
-    /// The next deadline after `after`, ns, that its guest publishes; None where it publishes none.
+    /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none.
     fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
-    /// Its share, where its guest has taken what it was offered ([`crate::ledger`]) since this was asked last.
+    /// The vCPU's new share, if its guest has claimed from its offer ([`crate::ledger`]) since the last call.
     fn claimed(&mut self, seat: usize) -> Option<Share>;
-    /// Changes its place, and reads it. A change that the kernel refuses counts as made: it is tried again with the
-    /// next one.
+    /// Changes the thread's place, and reads its counters. A change that the kernel refuses counts as made; the next
+    /// change tries again.
     fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
 }
 
-/// What happened to a vCPU: written by pacers, read by others meanwhile.
+/// Counters of a vCPU, written by pacers and read by other threads at any time.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// CPU time within shares, ns.
     pub ran: AtomicU64,
     /// CPU time beyond them, ns.
     pub beyond: AtomicU64,
-    /// Times a share was used up.
+    /// How often a share was used up.
     pub overruns: AtomicU64,
-    /// Periods that were looked at.
+    /// Periods that were judged.
     pub periods: AtomicU64,
-    /// Periods in which it had less than its budget although it wanted it: it waited for longer than the period less
-    /// the budget.
+    /// Periods with less than the budget although the vCPU was runnable: it waited for longer than the period less the
+    /// budget.
     pub misses: AtomicU64,
     /// Changes of place.
     pub flips: AtomicU64,
@@ -86,12 +86,12 @@ fn add(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
 }
 
-/// A time as an amount that may be owed.
+/// A time as a signed amount, which may be a debt.
 pub(crate) fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// One vCPU.
+/// The account of one vCPU.
 #[derive(Debug)]
 pub(crate) struct Account {
     pub id: ThreadId,
@@ -103,20 +103,20 @@ pub(crate) struct Account {
     pub gone: bool,
     pub place: Place,
     pub counts: Counts,
-    /// What is left of its share, ns; below 0 where it took more.
+    /// What is left of its share, ns; negative after overuse.
     pub balance: i64,
     /// The end of its present period.
     pub deadline: u64,
-    /// When its period began, as far as it was looked at, and what it had had then.
+    /// When its period began, or rather the check that began it; the thread's counters then.
     since: u64,
     at_since: Counts,
-    /// CPU time within shares since then; and what it had had too much before, which this period pays back.
+    /// CPU time within shares since then; and the overuse before, which this period pays back.
     had: u64,
     owed: u64,
 }
 
 impl Account {
-    /// Of one at [`Place::Entitled`].
+    /// An account of a vCPU at [`Place::Entitled`].
     pub fn new(reserved: &Reserved, now: u64, tally: Arc<Tally>) -> Self {
         let mut account = Self {
             id: reserved.id,
@@ -143,7 +143,8 @@ impl Account {
         self.grain = (self.share(self.period) / 8).clamp(GRAIN_MIN, GRAIN);
     }
 
-    /// Has what its guest has taken, if that is news: what it is more for the time up to `end`, ns.
+    /// Applies a bandwidth that the guest newly claimed from its offer. Returns the change of the share up to `end`,
+    /// ns.
     pub fn hear(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
         let Share { bandwidth, period } = threads.claimed(index)?;
         if (bandwidth, period) == (self.bandwidth, self.period) {
@@ -158,7 +159,7 @@ impl Account {
         Some(more)
     }
 
-    /// Takes the first reading: what it had before is not counted.
+    /// Takes the first reading; earlier CPU time is not counted.
     pub fn begin(&mut self, now: u64, counts: Option<Counts>) {
         match counts {
             Some(counts) => self.counts = counts,
@@ -167,8 +168,8 @@ impl Account {
         self.begin_period(now);
     }
 
-    /// Goes on where another account of the same thread ends, of which it was `given` so much of the time to come: it
-    /// keeps place and debt, and its period if that is the same.
+    /// Continues another account of the same thread, which had been given `given` ns of time still to come. Place and
+    /// debt are kept; the period too, if the reservation is the same.
     pub fn take_over(&mut self, before: &Account, given: u64) {
         self.place = before.place;
         self.counts = before.counts;
@@ -181,27 +182,27 @@ impl Account {
         }
     }
 
-    /// What it has had ahead of its share of the time up to now, if it was `given` so much of the time to come.
+    /// How much the vCPU has used ahead of its share up to now, if it was given `given` ns of time still to come.
     pub fn ahead(&self, given: u64) -> u64 {
         self.balance.saturating_sub(signed(given)).min(0).unsigned_abs()
     }
 
-    /// For showing.
+    /// The vCPU's place and deadline, for a snapshot.
     pub fn standing(&self) -> Standing {
         Standing { id: self.id, place: self.place, deadline: self.deadline }
     }
 
-    /// What it is entitled to of this time.
+    /// The vCPU's share of `ns` nanoseconds.
     pub fn share(&self, ns: u64) -> u64 {
         self.bandwidth.of(Nanos(ns)).0
     }
 
-    /// Whether its share is used up.
+    /// Whether the share is used up.
     pub fn is_used_up(&self) -> bool {
         self.balance <= signed(self.grain)
     }
 
-    /// Reads it; returns how long it ran since the last reading, ns.
+    /// Reads the thread's counters; returns how long it ran since the last reading, ns.
     pub fn read(&mut self, index: usize, threads: &mut impl Threads) -> u64 {
         let before = self.counts.ran;
         match threads.read(index) {
@@ -211,7 +212,7 @@ impl Account {
         self.counts.ran - before
     }
 
-    /// Takes a reading: time since the last one was had at the present place.
+    /// Charges a reading: time since the last reading was used at the present place.
     fn charge(&mut self, counts: Counts) {
         let ran = counts.ran.saturating_sub(self.counts.ran);
         self.counts = Counts { ran: self.counts.ran + ran, ..counts };
@@ -224,8 +225,8 @@ impl Account {
         }
     }
 
-    /// Gives it the place that `target` says after a reading. A reading before the change may lack up to a tick where
-    /// the thread runs on another CPU, the one after it is exact: hence a second try.
+    /// Moves the vCPU to the place that `target` gives after a reading. Where the thread runs on another CPU, the
+    /// reading before the change may lack up to a tick, and the reading after it is exact. Hence a second try.
     pub fn advance(&mut self, index: usize, threads: &mut impl Threads, target: impl Fn(&Account) -> Place) {
         for _ in 0..2 {
             if self.gone {
@@ -240,12 +241,13 @@ impl Account {
         }
     }
 
-    /// True if its place was another.
+    /// Moves the vCPU to a place. True if it had another.
     pub fn move_to(&mut self, index: usize, place: Place, threads: &mut impl Threads) -> bool {
         if self.place == place {
             return false;
         }
-        // The others have been read at this look: the thread is the one that was opened (see `crate::seat`).
+        // A vCPU at another place has been read at this check, so its thread is still the one that was opened
+        // (`crate::seat`).
         if self.place == Place::Beyond {
             self.read(index, threads);
             if self.gone {
@@ -266,7 +268,7 @@ impl Account {
         true
     }
 
-    /// Judges its period if that is over.
+    /// Judges the vCPU's period if it is over, and begins the next.
     pub fn close_period(&mut self, now: u64) {
         if now < self.deadline {
             return;
@@ -274,8 +276,7 @@ impl Account {
         let length = now.saturating_sub(self.since);
         let budget = self.share(length);
         let waited = self.counts.waited.saturating_sub(self.at_since.waited);
-        // A period is judged at a look, which comes late by microseconds; and the share of the last one may be a grain
-        // short.
+        // A period is judged at a check, which comes microseconds late; and the last share may have left a grain.
         let tolerance = budget / 50 + 2 * self.grain;
         let had = self.had.saturating_add(self.owed).saturating_add(tolerance);
         if had < budget && waited > length.saturating_sub(budget) + tolerance {
@@ -286,7 +287,7 @@ impl Account {
     }
 
     fn begin_period(&mut self, now: u64) {
-        // All periods are counted from the clock's zero: those of equal length end together, which makes fewer slices.
+        // All periods are counted from the clock's zero: equal periods end together, which makes fewer slices.
         self.deadline = (now / self.period.max(1) + 1).saturating_mul(self.period);
         self.since = now;
         self.at_since = self.counts;

@@ -1,13 +1,13 @@
-//! The back ends: how a reservation is kept.
+//! The back ends: how reservations are enforced.
 //!
-//! | | what keeps the share | price |
+//! | | what enforces the share | price |
 //! |---|---|---|
-//! | `paced`, `dp-wrap` | [`crate::pacer`] changes priorities as [`crate::shares`] says; what is left goes to others | a few changes of priority a deadline |
-//! | `sched_ext` | the same pacers, which write places into the table of a scheduler in BPF ([`crate::ext`]) | everybody of SCHED_OTHER is that scheduler's; vCPUs on one CPU each |
-//! | `deadline` | the kernel's SCHED_DEADLINE, one reservation a vCPU: each on its own, as RT-Xen's servers | no share of what is left; each thread's affinity must be all CPUs of its root domain |
+//! | `paced`, `dp-wrap` | pacers change priorities ([`crate::pacer`]) | a few changes of priority for each deadline |
+//! | `sched_ext` | pacers write places for a BPF scheduler ([`crate::ext`]) | it runs all SCHED_OTHER; one CPU a vCPU |
+//! | `deadline` | SCHED_DEADLINE for each vCPU, like RT-Xen's servers | no unused time; affinity to a root domain |
 //!
-//! Neither sets a thread's policy for the first time, nor gives it back: that is the daemon's plan, whose journal keeps
-//! originals. A back end says which policy the plan is to give ([`Backend::place`]).
+//! A back end neither sets a thread's policy for the first time nor restores it. The daemon does that by its plan,
+//! whose journal keeps the original values. The back end gives the policy for the plan ([`Backend::place`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -26,16 +26,16 @@ use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
 use crate::show::Snapshot;
 
-/// The back ends there are.
+/// The kinds of back ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
-    /// By pacers, in the order of deadlines where no vCPU has to go to another CPU.
+    /// By pacers: in the order of deadlines if no vCPU has to migrate, or else by slices.
     #[default]
     Paced,
-    /// By pacers, by DP-WRAP's slices always.
+    /// By pacers, always by DP-WRAP's slices.
     DpWrap,
-    /// By pacers, through a scheduler of `sched_ext`.
+    /// By pacers, through a `sched_ext` scheduler.
     #[serde(rename = "sched_ext")]
     SchedExt,
     /// By SCHED_DEADLINE.
@@ -43,7 +43,7 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// Its word.
+    /// The name in the configuration file.
     pub fn name(self) -> &'static str {
         match self {
             BackendKind::Paced => "paced",
@@ -54,64 +54,65 @@ impl BackendKind {
     }
 }
 
-/// What a vCPU with a reservation has had since it has it.
+/// Counters of a vCPU since it has its reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Use {
-    /// CPU time within its shares, ns; by `deadline`, all.
+    /// CPU time within its shares, ns; with back end `deadline`, all of its CPU time.
     pub ran: u64,
-    /// CPU time beyond them, which nobody else wanted, ns.
+    /// CPU time beyond its shares, ns, which no other thread needed.
     pub beyond: u64,
-    /// Times that it used its share of a slice up.
+    /// How often it used up its share of a slice or window.
     pub overruns: u64,
-    /// Periods.
+    /// Periods that were judged.
     pub periods: u64,
-    /// Of those, in how many it had less than its budget although it wanted it.
+    /// Periods with less than the budget although the vCPU was runnable.
     pub misses: u64,
     /// Changes of its place.
     pub flips: u64,
-    /// Of those, how many the kernel refused.
+    /// Changes that the kernel refused.
     pub refused: u64,
 }
 
-/// How reservations are kept.
+/// Enforces reservations.
 pub trait Backend: Debug {
-    /// The policy that a vCPU's thread has when this back end takes it over, and that its plan sees from then on.
+    /// The policy that the daemon's plan gives a vCPU's thread before this back end takes over, and keeps in view from
+    /// then on.
     fn place(&self, reserved: &Reserved) -> Policy;
 
-    /// The policies that this back end moves threads between, so that they are not to be put right; None where it moves
+    /// The policies between which this back end moves threads, so that the plan does not correct them; None if it moves
     /// none.
     fn places(&self) -> Option<Places>;
 
-    /// Looks no longer after vCPUs that are not in `settled`: the plan may place them now.
+    /// Stops enforcing for vCPUs that are not in `settled`: the plan may set their policies now.
     ///
     /// # Errors
-    /// [`PacerError`]: nothing is looked after any more.
+    /// [`PacerError`]: no reservation is enforced any more.
     fn release(&mut self, settled: &Settled) -> Result<(), PacerError>;
 
-    /// Looks after exactly these vCPUs: the plan has placed them.
+    /// Enforces the reservations of exactly these vCPUs, whose policies the plan has set.
     ///
     /// # Errors
-    /// [`PacerError`]: nothing is looked after any more.
+    /// [`PacerError`]: no reservation is enforced any more.
     fn set(&mut self, settled: &Settled) -> Result<(), PacerError>;
 
-    /// What each has had.
+    /// The counters of each vCPU.
     fn uses(&self) -> BTreeMap<ThreadId, Use>;
 
-    /// The present slice, where there is one.
+    /// The pacers' present state, if there are pacers.
     fn show(&mut self) -> Option<Snapshot>;
 }
 
-/// How pacers give places.
+/// How pacers move vCPUs between places.
 #[derive(Debug)]
 pub enum Way {
-    /// By policies.
+    /// By policies and priorities.
     Policies(Places),
-    /// By the sched_ext scheduler; loaded while there are reservations.
+    /// Through the sched_ext scheduler, which is loaded while there are reservations.
     Ext(Beyond, Option<Ext>),
 }
 
 impl Way {
-    /// Makes all ready to be given places.
+    /// Prepares for these vCPUs.
     fn prepare(&mut self, settled: &Settled) -> Result<(), PacerError> {
         let Self::Ext(beyond, ext) = self else { return Ok(()) };
         let ext = match ext {
@@ -121,7 +122,7 @@ impl Way {
         ext.seat(settled)
     }
 
-    /// How one of them is given its place.
+    /// How a vCPU's place is changed.
     fn hand(&self, id: ThreadId) -> Option<Hand> {
         match self {
             Self::Policies(places) => Some(Hand::Policy(*places)),
@@ -129,7 +130,7 @@ impl Way {
         }
     }
 
-    /// Lets go of all others, whom no pacer has any more.
+    /// Forgets all other vCPUs, which no pacer has any more.
     fn forget_others(&mut self, settled: &Settled) {
         if let Self::Ext(_, ext) = self {
             ext.iter_mut().for_each(|ext| ext.unseat_others(settled));
@@ -138,7 +139,7 @@ impl Way {
     }
 
     /// # Errors
-    /// [`PacerError::Ext`] where places count no more.
+    /// [`PacerError::Ext`] if the scheduler does not run any more.
     fn stands(&self) -> Result<(), PacerError> {
         match self {
             Self::Ext(_, Some(ext)) => ext.stands(),
@@ -147,23 +148,23 @@ impl Way {
     }
 }
 
-/// See [`BackendKind::Paced`], [`BackendKind::DpWrap`] and [`BackendKind::SchedExt`].
+/// Back ends [`BackendKind::Paced`], [`BackendKind::DpWrap`] and [`BackendKind::SchedExt`].
 #[derive(Debug)]
 pub struct Paced {
     planning: Planning,
-    /// The pacers' own.
+    /// The pacers' own policy.
     place: Policy,
-    // They put vCPUs behind when they end: before their way of doing so goes.
+    // Declared before `way`, so dropped before it: pacers that end still move their vCPUs to `Beyond`.
     pacers: Option<Pacers>,
     way: Way,
     settled: Settled,
     tallies: BTreeMap<ThreadId, Arc<Tally>>,
-    /// Of those that pacers have: a change of one VM's share does not have all others' opened anew.
+    /// Open files of the threads that pacers have, so that a change of one VM does not open all files again.
     files: BTreeMap<ThreadId, Arc<Files>>,
 }
 
 impl Paced {
-    /// Pacers, started with the first reservation, at the place `pacer`.
+    /// Pacers start with the first reservation, with the policy `pacer`.
     pub fn new(planning: Planning, way: Way, pacer: Policy) -> Self {
         Self {
             planning,
@@ -176,10 +177,10 @@ impl Paced {
         }
     }
 
-    /// Works on these; ends the pacers where that fails.
+    /// Has the pacers enforce these; ends them if that fails.
     fn work_on(&mut self, settled: Settled) -> Result<(), PacerError> {
         if settled.cpus != self.settled.cpus {
-            // A CPU came or went. Threads stay behind everybody until there are new pacers.
+            // A CPU came or went. The vCPUs stay at `Beyond` until there are new pacers.
             self.pacers = None;
         }
         let done = self.try_work_on(&settled);
@@ -193,7 +194,7 @@ impl Paced {
         done
     }
 
-    /// Looks after nobody any more.
+    /// Ends all enforcement.
     fn end(&mut self) {
         self.pacers = None;
         self.settled = Settled::default();
@@ -233,8 +234,8 @@ impl Paced {
 
 impl Backend for Paced {
     fn place(&self, _reserved: &Reserved) -> Policy {
-        // A pass may take long, and until its end nobody keeps a new one that spins from taking the CPU that the pass
-        // needs: among the bulk it neither starves nor has its way. The pacers put it ahead as soon as they have it.
+        // A pass of the daemon may take long, and until its end nothing caps a new vCPU that spins. Among bulk threads
+        // it can neither starve nor take the CPU that the pass needs. The pacers move it ahead as soon as they have it.
         Policy::BULK
     }
 
@@ -289,10 +290,10 @@ impl Backend for Paced {
     }
 }
 
-/// See [`BackendKind::Deadline`].
+/// Back end [`BackendKind::Deadline`].
 #[derive(Debug, Default)]
 pub struct Deadline {
-    /// What each had had when it was taken over, ns.
+    /// CPU time of each thread when its reservation began, ns.
     had: BTreeMap<ThreadId, u64>,
 }
 

@@ -1,13 +1,13 @@
 //! `/etc/ontime/sched.toml` and `sched.conf.d`: CPU time declared for VMs.
 //!
-//! In: strict TOML. Out: a [`SchedConfig`], checked as far as text can be; whether it fits this host is for
-//! [`crate::settle`]. Without a file there are no reservations, and nothing of this crate runs.
+//! In: strict TOML. Out: a [`SchedConfig`], checked as far as the text allows; [`crate::settle`] checks whether it fits
+//! this host. Without a file there are no reservations, and nothing of this crate runs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use ontime_plan::dpwrap::SLICE_MIN;
-use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Vcpu};
+use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta, Vcpu};
 use ontime_tenants::CpuList;
 use ontime_tenants::config::{self, ConfigError, Place, Text};
 use serde::Deserialize;
@@ -15,31 +15,31 @@ use toml::Spanned;
 
 use crate::backend::BackendKind;
 
-/// The shortest and longest period of a reservation: two slices, which take some changes of policy each, have to fit.
+/// The shortest and longest period of a reservation. A period must hold two slices, each of which costs some changes of
+/// policy.
 const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos::from_millis(1_000);
 
-/// The shortest period that a guest may ask for where nothing is said and its declared one is longer.
+/// Default for the shortest period that a guest may request (the declared period, if that is shorter).
 const DEADLINE_PERIOD: Nanos = Nanos::from_millis(4);
 
-/// What of each CPU is kept for everybody else where nothing is said, in millionths: what the kernel's own protections
-/// leave.
+/// Default for the part of each CPU that is never reserved, in millionths: what the kernel's own protections leave.
 const RESERVE_PPM: u64 = 50_000;
 
-/// What a vCPU runs as once it has had its share.
+/// The policy of a vCPU that has used up its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Beyond {
-    /// SCHED_IDLE: it has what nobody else wants.
+    /// SCHED_IDLE: it runs only when no other thread needs the CPU.
     #[default]
     Idle,
-    /// SCHED_OTHER: it competes as a bulk tenant does.
+    /// SCHED_OTHER: it competes with bulk tenants.
     Other,
 }
 
-/// Reserved for each of some vCPUs of a VM.
+/// A `[[reservation]]`: CPU time for each of some vCPUs of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declared {
-    /// The VM.
+    /// The VM's name.
     pub name: String,
     /// CPU time in each period, slack included.
     pub budget: Nanos,
@@ -47,25 +47,26 @@ pub struct Declared {
     pub period: Nanos,
     /// Budget over period.
     pub bandwidth: Bandwidth,
-    /// Which vCPUs; None is all.
+    /// The numbers of the vCPUs; None: all.
     pub vcpus: Option<BTreeSet<u32>>,
-    /// The most that the guest's deadline tasks may have of each vCPU beside it; None: the guest is not asked.
+    /// The most that the guest's deadline tasks may have of each vCPU in addition; None: the guest's requests are
+    /// refused.
     pub deadlines: Option<Bandwidth>,
-    /// The shortest period that these may ask for: everybody's slices end with it.
+    /// The shortest period that these tasks may request. A short period means short slices for all vCPUs.
     pub deadline_period: Nanos,
     place: Place,
 }
 
-/// What the files say.
+/// The contents of all files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SchedConfig {
-    /// How shares are kept.
+    /// How the shares are enforced.
     pub backend: BackendKind,
-    /// Of each CPU: what is never reserved.
+    /// The part of each CPU that is never reserved.
     pub reserve: Bandwidth,
-    /// CPUs for reservations; None is all that are online.
+    /// CPUs for reservations; None: all that are online.
     pub cpus: Option<CpuList>,
-    /// What a vCPU runs as that has had its share.
+    /// The policy of a vCPU that has used up its share.
     pub beyond: Beyond,
     /// In the order of the files.
     pub reservations: Vec<Declared>,
@@ -108,11 +109,11 @@ struct Entry {
 }
 
 impl SchedConfig {
-    /// Reads `DIRECTORY/sched.toml` and `DIRECTORY/sched.conf.d/*.toml`; of what the host has one of, a later file has
-    /// the last word. `slack` is for the reservations of its own file.
+    /// Reads `DIRECTORY/sched.toml` and `DIRECTORY/sched.conf.d/*.toml`. For settings of the whole host, the last file
+    /// wins. `slack` is for the reservations of its own file.
     ///
     /// # Errors
-    /// [`ConfigError`], with file, line, what is wrong and what is allowed.
+    /// [`ConfigError`], with the file, the line, the mistake, and the allowed values.
     pub fn load(directory: &Path) -> Result<Self, ConfigError> {
         let mut all = Self::default();
         for path in config::files(directory, "sched")? {
@@ -121,10 +122,10 @@ impl SchedConfig {
         Ok(all)
     }
 
-    /// Adds what one file says.
+    /// Adds the contents of one file.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// See [`Self::load`].
     pub fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
         let file: File = text.parse()?;
         self.backend = file.backend.unwrap_or(self.backend);
@@ -167,8 +168,16 @@ impl SchedConfig {
         let rta = Rta::new(budget, period, Arrivals::Periodic).map_err(|error| refuse(format!("`{name}`: {error}")))?;
         let vcpu = Vcpu::new(vec![rta], own.as_ref().map_or(slack, |own| *own.get_ref()), None);
         let too_much_at = own.as_ref().map_or(budget_at, Spanned::span);
-        let too_much = |error| text.error(&too_much_at, format!("`{name}`: {error}"));
-        let bandwidth = vcpu.map_err(too_much)?.bandwidth();
+        let bandwidth = vcpu.map(|vcpu| vcpu.bandwidth()).map_err(|error| {
+            let what = match error {
+                ModelError::Overfull { bandwidth } => format!(
+                    "budget and slack are {bandwidth} of a CPU for each vCPU, which is more than 1; lower `budget` or \
+                     `slack`"
+                ),
+                error => error.to_string(),
+            };
+            text.error(&too_much_at, format!("`{name}`: {what}"))
+        })?;
         if let Some(first) =
             self.reservations.iter().find(|first| first.name == *name && overlap(first.vcpus.as_ref(), vcpus))
         {
@@ -182,7 +191,7 @@ impl SchedConfig {
                 let what = format!("`{name}`: deadlines {} is not one of 0.001 to 1 (of each vCPU)", most.get_ref());
                 return Err(text.error(&most.span(), what));
             }
-            // To the millionth of a CPU; the range was checked.
+            // Rounded to a millionth of a CPU; the range was checked.
             most => most.as_ref().map(|most| Bandwidth::ppm((most.get_ref() * 1e6).round() as u64)),
         };
         if let Some(wrong) = deadline_period.as_ref().filter(|period| !PERIODS.contains(period.get_ref())) {
@@ -215,7 +224,7 @@ fn overlap(one: Option<&BTreeSet<u32>>, other: Option<&BTreeSet<u32>>) -> bool {
 fn checked_reserve(text: &Text, reserve: &Spanned<f64>) -> Result<Bandwidth, ConfigError> {
     let value = *reserve.get_ref();
     if (0.01..=0.9).contains(&value) {
-        // To the millionth of a CPU, upwards; the range was checked.
+        // Rounded up to a millionth of a CPU; the range was checked.
         return Ok(Bandwidth::ppm((value * 1e6).ceil() as u64));
     }
     let what = format!(
@@ -276,14 +285,21 @@ mod tests {
             ("reserve = nan\n".to_owned(), 1, "0.01 to 0.9"),
             ("backend = \"magic\"\n".to_owned(), 1, "paced"),
             ("cpus = \"\"\n".to_owned(), 1, "names no CPU"),
+            ("backend = 3\n".to_owned(), 1, "one of the key's words in quotes"),
             (one("budget = \"3\"\nperiod = \"10ms\""), 4, "is no duration"),
+            (one("budget = 3\nperiod = \"10ms\""), 4, "integer `3`, expected a duration in quotes, such as \"13.5ms\""),
+            (one("budget = \"3ms\"\nperiod = 0.01"), 5, "`0.01`, expected a duration in quotes"),
             (
                 one("budget = \"30ms\"\nperiod = \"10ms\""),
                 4,
                 "`a`: a budget of 30 ms is not above 0 and at most the period",
             ),
             (one("period = \"10ms\"\nbudget = \"0ms\""), 5, "a budget of 0 ms is not above 0"),
-            (one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""), 6, "more than 1"),
+            (
+                one("budget = \"10ms\"\nperiod = \"10ms\"\nslack = \"1ms\""),
+                6,
+                "1.100 of a CPU for each vCPU, which is more than 1; lower `budget` or `slack`",
+            ),
             (one("budget = \"1us\"\nperiod = \"100us\""), 5, "not between 500 us and 1000 ms"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpus = []"), 6, "names none"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 6, "0.001 to 1"),

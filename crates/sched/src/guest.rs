@@ -1,11 +1,11 @@
-//! What a guest's deadline tasks ask for, and what the host has to supply so that they have it. Pure.
+//! The CPU time that a guest's deadline tasks request, and what the host has to supply for it. Pure.
 //!
-//! A guest asks for `budget` in each `period` of a vCPU: the sum of its tasks' shares in the shortest of their periods.
-//! Its periods begin when its tasks say, the host's slices when all vCPUs' do. As RTVirt's guests do, one may publish
-//! its next deadlines ([`crate::published`]): slices end there, and it needs what it asks for, no more. For one that
-//! does not, the host supplies as a periodic resource whose phase nobody knows (Shin and Lee's PRM): in each `P` at
-//! least `Q`, in the worst case nothing for `2 (P - Q)` first. What that costs is the price of not knowing the deadline
-//! ([`supply`]).
+//! A guest requests `budget` in each `period` of a vCPU: the sum of its tasks' bandwidths, in the shortest of their
+//! periods. The guest's periods begin when its tasks are released, but the host's slices end at the deadlines of all
+//! vCPUs. A guest may publish its next deadlines ([`crate::published`]), as RTVirt's guests do. Then slices end there,
+//! and the host supplies just what the guest requests. For other guests the host supplies a periodic resource of
+//! unknown phase (Shin and Lee's PRM): at least `Q` in each `P`, in the worst case after nothing for `2 (P - Q)`. The
+//! additional bandwidth is the price of not knowing the deadlines ([`supply`]).
 
 use std::collections::BTreeMap;
 
@@ -14,17 +14,18 @@ use ontime_plan::{Bandwidth, Nanos};
 use crate::ledger::{self, Budget, Ledger, NOTHING};
 use crate::published::Page;
 
-/// Shorter than this a supply's period is not: a slice takes some changes of place.
+/// The shortest period of a supply: a slice costs some changes of place.
 pub(crate) const PERIOD_MIN: Nanos = Nanos::from_millis(1);
-/// Longer it need not be.
+/// The longest period of a supply; longer ones have no advantage.
 const PERIOD_MAX: Nanos = Nanos::from_millis(50);
-/// The supply's period, as a part of the guest's: shorter costs less bandwidth and more changes of place.
+/// The supply's period is this part of the guest's period. Shorter periods cost less bandwidth and more changes of
+/// place.
 const PART: u64 = 8;
 
-/// What one vCPU of a guest needs for its deadline tasks.
+/// The CPU time that a vCPU needs for its guest's deadline tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestNeed {
-    /// Which.
+    /// The vCPU's number in the VM.
     pub vcpu: u32,
     /// CPU time within each period.
     pub budget: Nanos,
@@ -32,44 +33,44 @@ pub struct GuestNeed {
     pub period: Nanos,
 }
 
-/// What a guest asks for.
+/// What a VM's guest requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ask {
-    /// For each vCPU that needs any.
+    /// For each vCPU that needs CPU time.
     pub needs: Vec<GuestNeed>,
-    /// Where it publishes its next deadlines, if it does.
+    /// Where the guest publishes its next deadlines, if it does.
     pub page: Option<Page>,
-    /// It was admitted as one that does; where is to be told.
+    /// The guest was admitted as a publishing one before; `page` is not known yet.
     pub published: bool,
-    /// Where it takes what it is offered.
+    /// Where the guest claims from its offers.
     pub taking: Option<Taking>,
 }
 
-/// Where a guest takes what it is offered, and up to where that is known.
+/// Where a guest claims from its offers, and up to which generation its claims are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taking {
-    /// There.
+    /// The memory shared with the device process.
     pub ledger: Ledger,
-    /// The generation of its last claim that is in [`Ask::needs`].
+    /// Generation of the last claim that is part of [`Ask::needs`].
     pub claimed: u64,
-    /// That of the last offer.
+    /// Generation of the last offer.
     pub offered: u64,
 }
 
 impl Taking {
-    /// Of one to whom nothing was offered yet.
+    /// A guest with no offers yet.
     pub fn new(ledger: Ledger, claimed: u64) -> Self {
         Self { ledger, claimed, offered: 0 }
     }
 
-    /// The last generation of which what is held is known.
+    /// The last generation whose claims are known.
     pub fn known(&self) -> u64 {
         self.claimed.max(self.offered)
     }
 }
 
 impl Ask {
-    /// What it holds, by vCPU.
+    /// The claims as a table by vCPU.
     pub fn held(&self) -> ledger::Table {
         let mut table = NOTHING;
         for need in &self.needs {
@@ -81,20 +82,20 @@ impl Ask {
     }
 }
 
-/// What is held by vCPU, as needs.
+/// The same from a table by vCPU, without empty entries.
 pub fn needs(held: &ledger::Table) -> Vec<GuestNeed> {
     let some = (0..).zip(held).filter(|(_, held)| held.budget > 0);
     some.map(|(vcpu, held)| GuestNeed { vcpu, budget: Nanos(held.budget), period: Nanos(held.period) }).collect()
 }
 
-/// What guests ask for, by VM.
+/// The requests of all guests, by VM.
 pub type Asks = BTreeMap<String, Ask>;
 
-/// Budget and period of the host that give a guest its `budget` in every `period`, wherever that begins; None where a
-/// whole CPU does not.
+/// The host's budget and period that give a guest its `budget` in every `period`, wherever that period begins. None if
+/// a whole CPU is not enough.
 ///
-/// The smallest Q with Q (t - 2 (P - Q)) / P >= t budget / period for t = period: the left side is the least supply of
-/// any interval of t (its linear bound), and for longer t it grows faster than the right one.
+/// The smallest Q with Q (t - 2 (P - Q)) / P >= t budget / period for t = period. The left side is the least supply in
+/// any interval of length t (its linear bound); for longer t it grows faster than the right side.
 pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
     let own = Nanos((period.0 / PART).clamp(PERIOD_MIN.0, PERIOD_MAX.0));
     let (need, length, per) = (i128::from(budget.0), i128::from(period.0), i128::from(own.0));
@@ -105,7 +106,7 @@ pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
     if budget.0 == 0 || budget > period || !enough(own.0) {
         return None;
     }
-    // The left side falls, if at all, only below 0, then rises.
+    // The left side may fall only where it is below 0, then it rises.
     let (mut low, mut high) = (0, own.0);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -114,9 +115,9 @@ pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
     Some((Nanos(high), own))
 }
 
-/// The same as bandwidth; where its deadlines are published, what it asks for, in its own period.
+/// The host's bandwidth and period for a need: exactly the guest's own if the guest publishes its deadlines.
 pub fn bandwidth(need: &GuestNeed, published: bool) -> Option<(Bandwidth, Nanos)> {
-    // In a period of a few least slices, where these end is not exact enough.
+    // In shorter periods, of a few least slices, slices do not end exactly enough at the deadline.
     if published && need.period >= PERIOD_MIN {
         let bandwidth = Bandwidth::new(need.budget, need.period)?;
         return (need.budget.0 > 0 && bandwidth <= Bandwidth::ONE).then_some((bandwidth, need.period));
@@ -131,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// The least supply of any interval of `t` (Shin and Lee, 2003).
+    /// The least supply in any interval of length `t` (Shin and Lee, 2003).
     fn least(q: u64, p: u64, t: u64) -> u64 {
         let gap = p - q;
         let Some(rest) = t.checked_sub(gap) else { return 0 };
@@ -159,14 +160,14 @@ mod tests {
         let (exact, period) = bandwidth(&need(6_000_000, 20_000_000), true).unwrap();
         assert_eq!((exact, period), (Bandwidth::ppm(300_000), Nanos::from_millis(20)));
         assert!(bandwidth(&need(6_000_000, 20_000_000), false).unwrap().0 > exact);
-        // Too short for slices to end there exactly.
+        // The period is too short for slices to end exactly there.
         assert!(bandwidth(&need(100_000, 500_000), true).is_none_or(|(more, _)| more > Bandwidth::ppm(200_000)));
         assert_eq!(bandwidth(&need(3, 2), true), None);
         assert_eq!(bandwidth(&need(0, 2_000_000), true), None);
     }
 
     proptest! {
-        /// Every interval of the period's length and of its multiples has what was asked for.
+        /// Every interval as long as the period, or a multiple of it, has the requested time.
         #[test]
         fn every_interval_has_it(period in 100_000u64..4_000_000_000, part in 1u64..1_000, times in 1u64..20) {
             let budget = (period / 1_000 * part).max(1);

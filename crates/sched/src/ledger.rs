@@ -2,18 +2,19 @@
 //! device process, the daemon and the pacers share.
 //!
 //! RTVirt's guest asks its hypervisor's scheduler by a hypercall. Here the daemon decides, and a question to the daemon
-//! takes two switches of processes. So the daemon decides in advance: it *offers* each vCPU a bandwidth, in total no
-//! more than is free when every vCPU takes its offer. The device process *claims* what its guest asks for, as long as
-//! that is within the offer, and answers the guest at once. The pacer reads the claim at its next look. Only for what
-//! exceeds the offer does the device process ask the daemon. Then, and before each pass and each answer about
-//! reservations, the daemon withdraws all offers, reads what was claimed meanwhile, decides, and offers anew.
+//! takes two switches of processes. So the daemon decides in advance: it *offers* each vCPU a bandwidth. All offers
+//! together fit on the CPUs at once. The device process *claims* what its guest requests, as long as that is within the
+//! offer, and answers the guest at once. The pacer reads the claim at its next check. The device process asks the
+//! daemon only for more than the offer. Then, and before each pass and each answer about reservations, the daemon
+//! withdraws all offers, reads the claims, decides, and makes new offers.
 //!
 //! `page` is the protocol, checked in every order of its steps by the crate `ontime-model`; this file maps the page.
 //!
-//! **Trust.** The device process serves a guest that may be hostile, and can write the page as it likes. So the daemon
-//! and the pacers remember what they offered, and ignore a claim beyond that. The file is sealed against shrinking, or
-//! a reader would fault. A pacer that reads a hole in the file would wait while the kernel fills the hole with zeros:
-//! the device process's filter has no call that makes a hole (`sockets`, `seccomp.json`).
+//! **Trust.** The device process serves a guest that may be hostile, and it can write anything into the page. So the
+//! daemon and the pacers remember what they offered, and ignore a claim beyond that. The file is sealed against
+//! shrinking, because otherwise a reader could fault. A pacer that reads a hole in the file would wait while the kernel
+//! fills the hole with zeros; the device process's seccomp filter allows no call that makes a hole (`sockets`,
+//! `seccomp.json`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,12 +29,12 @@ use crate::published;
 
 mod page;
 
-/// What `page` is made of. The model checker compiles `page` with atomics of its own.
+/// The atomics of `page`. The model checker compiles `page` with its own.
 mod atomic {
     pub use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-/// vCPUs that have a place in the page.
+/// vCPUs that have an entry in the page.
 pub const VCPUS: usize = 64;
 /// Bytes of the file.
 const SIZE: usize = 4096;
@@ -48,7 +49,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Whether it is within an offer: no more bandwidth, in no shorter period.
+    /// Whether this is within an offer: no more bandwidth, in no shorter period.
     pub fn fits(&self, offer: &Budget) -> bool {
         self.budget == 0
             || self.period >= offer.period
@@ -57,16 +58,16 @@ impl Budget {
                     <= u128::from(offer.budget) * u128::from(self.period)
     }
 
-    /// As bandwidth.
+    /// Budget over period.
     pub fn bandwidth(&self) -> Bandwidth {
         Bandwidth::new(Nanos(self.budget), Nanos(self.period)).unwrap_or_default()
     }
 }
 
-/// By vCPU.
+/// Budgets by vCPU.
 pub type Table = [Budget; VCPUS];
 
-/// Nobody holds anything.
+/// A table in which no vCPU holds anything.
 pub const NOTHING: Table = [Budget { budget: 0, period: 0 }; VCPUS];
 
 type Page = page::Page<VCPUS>;
@@ -83,20 +84,21 @@ struct Inner {
     page: NonNull<Page>,
 }
 
-// SAFETY: `page` is a shared mapping of atomics that lives as long as `Inner`; it is never written but through them.
+// SAFETY: `page` is a shared mapping of atomics that lives as long as `Inner`; it is accessed only through these
+// atomics.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made with this length and is used through `self` only. That it may fail is nobody's
-        // loss.
+        // SAFETY: the mapping was made with this length and is used through `self` only. A failure only leaves it
+        // mapped.
         let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), SIZE) };
     }
 }
 
-/// The same page, not one with the same in it.
+/// Equal if they are the same mapping; contents do not count.
 impl PartialEq for Ledger {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -106,10 +108,10 @@ impl PartialEq for Ledger {
 impl Eq for Ledger {}
 
 impl Ledger {
-    /// A new one, with nothing offered. For a device process, before it gives up its system calls.
+    /// Creates a ledger without offers. The device process does this before its seccomp filter starts.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Those of the kernel.
     pub fn create() -> io::Result<Self> {
         let file = rustix::fs::memfd_create("ontime-ledger", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, SIZE as u64)?;
@@ -117,11 +119,11 @@ impl Ledger {
         Self::map(file)
     }
 
-    /// One that a device process made.
+    /// Maps a ledger that a device process made.
     ///
     /// # Errors
-    /// A reader could fault on it for good: it may shrink, is too short, or of huge pages, of which there may be none
-    /// any more; or it cannot be mapped.
+    /// The file could make a reader fault later: it may shrink, is too short, or has huge pages (which may run out). Or
+    /// it cannot be mapped.
     pub fn accept(file: OwnedFd) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         let size = rustix::fs::fstat(&file)?.st_size;
@@ -136,7 +138,7 @@ impl Ledger {
 
     fn map(file: OwnedFd) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // Populated: a pacer reads it.
+        // POPULATE, so that a pacer's read does not fault.
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping, which overlaps nothing that exists.
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), SIZE, prot, flags, &file, 0) }?;
@@ -144,7 +146,7 @@ impl Ledger {
         Ok(Self(Arc::new(Inner { file, page })))
     }
 
-    /// For who is to [accept](Self::accept) it.
+    /// The file, for the process that is to [accept](Self::accept) it.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.0.file.as_fd()
     }
@@ -155,34 +157,34 @@ impl Ledger {
         unsafe { self.0.page.as_ref() }
     }
 
-    /// The generation of what is held now.
+    /// The present generation.
     pub fn generation(&self) -> u64 {
         self.page().generation()
     }
 
-    /// For the device process, one thread at a time: replaces what is held by `held`, if all of it is offered. Returns
-    /// the new generation; None: ask the daemon.
+    /// For the device process, one thread at a time: replaces the claims by `held`, if all of them are within the
+    /// offers. Returns the new generation; None: the daemon must decide.
     pub fn claim(&self, held: &Table) -> Option<u64> {
         self.page().claim(held)
     }
 
-    /// For the daemon: after this nothing is claimed. Returns the generation of the last claim.
+    /// For the daemon: withdraws all offers; no claim succeeds after this. Returns the generation of the last claim.
     pub fn withdraw(&self) -> u64 {
         self.page().withdraw()
     }
 
-    /// For the daemon, after it has [withdrawn](Self::withdraw) the offers of before: offers `offers` to vCPUs that
-    /// hold `held`. Returns the generation.
+    /// For the daemon, after it has [withdrawn](Self::withdraw) the offers before: offers `offers` to vCPUs that hold
+    /// `held`. Returns the generation.
     pub fn offer(&self, offers: &Table, held: &Table) -> u64 {
         self.page().offer(offers, held)
     }
 
-    /// What all vCPUs hold, of this generation; while nothing can be claimed.
+    /// The claims of all vCPUs in this generation. To be called only while offers are withdrawn.
     pub fn table(&self, generation: u64) -> Table {
         self.page().table(generation)
     }
 
-    /// For a pacer (no system call, no allocation): what a vCPU holds, if that is of another generation than `seen`.
+    /// For a pacer (no system call, no allocation): a vCPU's claim, if its generation is not `seen`.
     pub fn news(&self, vcpu: u32, seen: &mut u64) -> Option<Budget> {
         self.page().news(vcpu, seen)
     }

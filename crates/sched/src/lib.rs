@@ -1,25 +1,25 @@
-//! CPU time reserved for vCPUs, and kept: declared in `/etc/ontime/sched.toml`, admitted exactly, enforced on any
-//! kernel and VMM.
+//! CPU time reserved for vCPUs: declared in `/etc/ontime/sched.toml`, admitted exactly, enforced on any kernel and VMM.
 //!
-//! In: the configuration, the tenants found, the CPUs that are online. Out: which vCPUs have a reservation and which
-//! are refused and why ([`settle`]); vCPU threads kept to their shares by a [`Backend`]; what each had ([`Use`]).
+//! In: the configuration, the tenants found, the CPUs online. Out: which vCPUs have a reservation, and which VMs are
+//! refused and why ([`settle`]); vCPU threads that a [`Backend`] keeps to their shares; the CPU time that each used
+//! ([`Use`]).
 //!
-//! | file | |
+//! | file | content |
 //! |---|---|
 //! | `config` | strict TOML |
-//! | `guest` | what guests ask for by themselves, as a supply of the host (pure) |
+//! | `guest` | what guests request for their deadline tasks, and what the host must supply for that (pure) |
 //! | `published` | the next deadlines that guests publish, read without trusting them |
-//! | `ledger` | what a guest may take without asking, and what it took: memory shared with its device process |
-//! | `offer` | how much that is (pure) |
-//! | `settle` | reservations of the VMs that run: who is admitted (pure; on `ontime_plan`) |
+//! | `ledger` | a guest's offers and claims of bandwidth, in memory shared with its device process |
+//! | `offer` | how much a guest may claim (pure) |
+//! | `settle` | admission of the reservations of the running VMs (pure; uses `ontime_plan`) |
 //! | `account` | one vCPU's account: its place, what is left of its share, its periods (pure) |
-//! | `shares` | who is at which place until when: one of the next two (pure) |
-//! | `ordered` | CPU by CPU, in the order of deadlines (pure) |
-//! | `wrapped` | by the planner's slices, which all share (pure) |
-//! | `show` | what pacers are doing, for people to see |
-//! | `seat` | one vCPU thread: what it has used, and its change of place |
-//! | `pacer` | the FIFO threads that do what `shares` says, and how they are told of changes |
-//! | `ext` | the scheduler of back end `sched_ext`: in the kernel (`scheduler.bpf.c`), and its table from this side |
+//! | `shares` | which vCPU is at which place, and until when: by one of the next two (pure) |
+//! | `ordered` | for each CPU, in the order of deadlines (pure) |
+//! | `wrapped` | by the planner's slices, which all vCPUs share (pure) |
+//! | `show` | snapshots of the pacers' state, for `ontime top` |
+//! | `seat` | one vCPU thread: reads its CPU time and changes its place |
+//! | `pacer` | the FIFO threads that enforce the plan of `shares`, and how the daemon gives them a new one |
+//! | `ext` | the scheduler of back end `sched_ext`: its BPF program (`scheduler.bpf.c`), and its table in user space |
 //! | `backend` | the back ends: `paced`, `dp-wrap`, `sched_ext`, `deadline` |
 
 pub mod account;

@@ -1,10 +1,10 @@
-//! What each guest is offered, to be taken without asking ([`crate::ledger`]). Pure.
+//! How much each guest may claim without asking the daemon ([`crate::ledger`]). Pure.
 //!
-//! In: what was admitted, and what was offered before. Out: an [`Offer`] for each vCPU whose guest publishes its
-//! deadlines and whose device process has a ledger: what it holds, and an equal part of what is left on its CPU (of all
-//! CPUs that are shared, where it has none of its own), at the most what sched.toml allows it. All of that fits
-//! together, whoever takes it: the admission is asked. As long as everybody holds within what he is offered, and nobody
-//! came or went, offers stay.
+//! In: what was admitted, and the offers before. Out: an [`Offer`] for each vCPU whose guest publishes its deadlines
+//! and whose device process has a ledger. The offer is what the guest holds plus an equal part of what is free on the
+//! vCPU's CPU (or on all shared CPUs together, for a vCPU without a home), at most what sched.toml allows. The
+//! admission test checks that all offers fit at once. Offers stay the same while each guest holds no more than its
+//! offer and no vCPU comes or goes.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +15,28 @@ use crate::guest::PERIOD_MIN;
 use crate::ledger::{Budget, Ledger};
 use crate::settle::{ROUNDING_PPM, Reserved, Settled, fits};
 
-/// What a vCPU's guest is offered.
+/// The offer to a vCPU's guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// Where it is taken.
+    /// Where the guest claims.
     pub ledger: Ledger,
-    /// What the vCPU has beside what its guest holds.
+    /// The vCPU's share without what its guest holds.
     pub declared: Share,
-    /// What sched.toml allows its guest.
+    /// The most that sched.toml allows the guest.
     pub most: Bandwidth,
-    /// In all, with what it holds; in no shorter period.
+    /// The offer: this bandwidth, including what the guest holds, in no shorter period.
     pub offered: Budget,
 }
 
 impl Offer {
-    /// With nothing offered yet; `shortest` is what sched.toml allows.
+    /// Nothing is offered yet; `shortest` is the shortest period that sched.toml allows.
     pub(crate) fn new(ledger: Ledger, declared: Share, most: Bandwidth, shortest: Nanos) -> Self {
-        // In shorter ones the end of a slice is not exact enough: then a need costs more than it says.
+        // In shorter periods slices do not end exactly enough at the deadline, so a need costs more than its bandwidth.
         let period = shortest.max(PERIOD_MIN).0;
         Self { ledger, declared, most, offered: Budget { budget: 0, period } }
     }
 
-    /// The vCPU's share where its guest holds this; None where that is not offered.
+    /// The vCPU's share if its guest holds this; None if that is beyond the offer.
     pub fn share(&self, held: &Budget) -> Option<Share> {
         let Share { bandwidth, period } = self.declared;
         let nothing = held.budget == 0;
@@ -47,12 +47,12 @@ impl Offer {
     }
 }
 
-/// What a vCPU's guest holds.
+/// What a vCPU's guest holds, from its admitted need.
 pub fn held(vcpu: &Reserved) -> Budget {
     vcpu.guest.map_or_else(Budget::default, |need| Budget { budget: need.budget.0, period: need.period.0 })
 }
 
-/// Fills the offers of all that have one; takes them away where they do not fit.
+/// Fills in all offers; removes them if they do not fit.
 pub(crate) fn spread(settled: &mut Settled, before: &Settled) {
     if settled.vcpus.iter().all(|vcpu| vcpu.offer.is_none()) || stays(settled, before) {
         return;
@@ -78,7 +78,7 @@ pub(crate) fn spread(settled: &mut Settled, before: &Settled) {
     }
 }
 
-/// Whether what was offered before still is, to the same vCPUs in the same places; takes it over.
+/// Whether the offers of `before` are still right: the same vCPUs on the same CPUs. If so, keeps them.
 fn stays(settled: &mut Settled, before: &Settled) -> bool {
     let place = |settled: &Settled| (settled.cpus.clone(), settled.shared.clone(), settled.reserve);
     if settled.vcpus.len() != before.vcpus.len() || place(settled) != place(before) {
@@ -91,7 +91,7 @@ fn stays(settled: &mut Settled, before: &Settled) -> bool {
                 let like = Offer { offered: new.offered, ..offer.clone() } == *new;
                 (same && like && held(vcpu).fits(&offer.offered)).then_some(Some(offer.offered))
             }
-            // What is not offered has not grown.
+            // Without an offer, the bandwidth must not have grown.
             (None, None) => (same && vcpu.bandwidth <= old.bandwidth).then_some(None),
             _ => None,
         }
@@ -105,7 +105,8 @@ fn stays(settled: &mut Settled, before: &Settled) -> bool {
     true
 }
 
-/// By CPU (None: those that are shared, together), each one's part of what is left there, in millionths of a CPU.
+/// For each home CPU (None: all shared CPUs together), an equal part of what is free there for each vCPU with an offer,
+/// in millionths of a CPU.
 fn left(settled: &Settled) -> BTreeMap<Option<u32>, u64> {
     let ppm = |bandwidth: Bandwidth| {
         let parts = (u128::from(bandwidth.runtime()) * 1_000_000).div_ceil(u128::from(bandwidth.period()));

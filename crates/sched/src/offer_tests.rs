@@ -1,4 +1,4 @@
-//! What is offered, and whom it stays with.
+//! How large offers are, and when they stay the same.
 
 use ontime_tenants::{Class, ThreadId};
 use proptest::prelude::*;
@@ -9,8 +9,8 @@ use crate::sim::admitted;
 
 const MS: u64 = 1_000_000;
 
-/// Of one vCPU each, with a tenth of a CPU declared, holding so many ms in 20 (None: nothing is to be offered), if they
-/// are admitted.
+/// VMs of one vCPU each, with a tenth of a CPU declared. Each holds `holds` ms in 20 ms (None: the vCPU has no offer).
+/// None if they are not admitted.
 fn settled(cpus: u32, home: impl Fn(u32) -> Option<u32>, holds: &[Option<u64>], ledger: &Ledger) -> Option<Settled> {
     let declared = Bandwidth::ppm(100_000);
     let vcpu = |(number, holds): (u32, &Option<u64>)| {
@@ -42,7 +42,7 @@ fn settled(cpus: u32, home: impl Fn(u32) -> Option<u32>, holds: &[Option<u64>], 
     admitted(cpus, Bandwidth::ppm(50_000), (0..).zip(holds).map(vcpu).collect())
 }
 
-/// In thousandths of a CPU; None: nothing is offered.
+/// The offers in thousandths of a CPU; None: no offer.
 fn offered(settled: &Settled) -> Vec<Option<u64>> {
     let of = |vcpu: &Reserved| vcpu.offer.as_ref().map(|offer| offer.offered.budget * 1_000 / offer.offered.period);
     settled.vcpus.iter().map(of).collect()
@@ -58,13 +58,13 @@ fn spread_anew(settled: Option<Settled>) -> Settled {
 fn what_is_left_is_offered_in_equal_parts_up_to_what_is_allowed() {
     let ledger = Ledger::create().unwrap();
     let none = |_| None;
-    // Of 0.95, 0.1 is declared.
+    // 0.95 of a CPU can be reserved, 0.1 is declared.
     assert_eq!(offered(&spread_anew(settled(1, none, &[Some(0)], &ledger))), [Some(800)]);
     let two = spread_anew(settled(1, none, &[Some(0), Some(4)], &ledger));
-    // 0.55 is left.
+    // 0.55 is free.
     assert_eq!(offered(&two), [Some(274), Some(474)]);
     assert_eq!(offered(&spread_anew(settled(1, none, &[Some(0), None], &ledger))), [Some(749), None]);
-    // CPU by CPU where all stay.
+    // For each CPU if all vCPUs have a home.
     let homes = spread_anew(settled(2, |number| Some(number % 2), &[Some(0), Some(4), Some(0)], &ledger));
     assert_eq!(offered(&homes), [Some(374), Some(800), Some(374)]);
     let full = spread_anew(settled(1, none, &[Some(7), Some(7)], &ledger));
@@ -110,7 +110,7 @@ fn what_was_not_offered_counts_for_nothing() {
 }
 
 proptest! {
-    /// Whoever takes all that he is offered, whatever was held before: it is admitted.
+    /// If every guest claims its whole offer, whatever it held before, all are admitted.
     #[test]
     fn all_offers_fit_at_once(cpus in 1u32..4, holds in proptest::collection::vec((any::<bool>(), 0u64..16), 1..8), pinned in any::<bool>()) {
         let ledger = Ledger::create().unwrap();

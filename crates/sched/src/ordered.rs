@@ -1,40 +1,41 @@
-//! One CPU's vCPUs in the order of their deadlines. Pure: readings and the clock come in, changes of place go out.
+//! Plan for one CPU: its vCPUs run in the order of their deadlines (EDF). Pure: readings and the clock come in, changes
+//! of place go out.
 //!
-//! Where nobody can go to another CPU, no slice has to be shared among all: earliest deadline first keeps every share
-//! that fits, and leaves whoever is not due alone (Liu and Layland 1973; as servers, Spuri and Buttazzo, "Scheduling
-//! aperiodic tasks in dynamic priority systems", 1996). Each vCPU has *windows* that follow each other: one ends at the
-//! next deadline of its guest, or at the end of a period where that publishes none (at least 250 us, at most 100 ms).
-//! At its start it is granted its bandwidth times its length, to be had before its end; what it did not want is
-//! forfeited, what it took too much is paid back. So by each of its own deadlines a vCPU has had what DP-WRAP would
-//! have given it; and a deadline of somebody else's costs it nothing.
+//! No vCPU of this plan can migrate, so time does not have to be cut into slices that all vCPUs share. Earliest
+//! deadline first keeps every set of shares that fits (Liu and Layland 1973; for servers: Spuri and Buttazzo,
+//! "Scheduling aperiodic tasks in dynamic priority systems", 1996), and a deadline of one vCPU costs the others
+//! nothing. Each vCPU has *windows* that follow each other without a gap. A window ends at the next deadline that the
+//! guest publishes, or else at the end of the vCPU's period; it lasts 250 us to 100 ms. At the start of a window the
+//! vCPU is granted its *share*: its bandwidth times the window's length, to be used before the window ends. The unused
+//! rest is taken back, and overuse is paid back later. So by each of its own deadlines a vCPU has had as much time as
+//! DP-WRAP would have given it.
 //!
-//! **Two places for an order.** A host's FIFO has no order within a priority, so those that are next are at
-//! [`Place::Planned`] and the others that have something left at [`Place::Entitled`]. How many are next, and for how
-//! long that may stay, follows from what is left to everybody: time that whoever is later may take before one misses
-//! its deadline is its *slack*, the time to its deadline less what it and all that are before it may still want, and
-//! less what these are granted until then. The planned are a number of vCPUs from the earliest deadline on; one alone,
-//! or as many as can all be done by the first one's deadline in whatever order. Of these numbers the one is taken with
-//! which the order holds the longest, and the pacer looks again when that time is over: at the next end of a window as
-//! a rule.
+//! **Two places for an order.** SCHED_FIFO has no order by deadline among threads of one priority. So the first vCPUs
+//! in the order are at [`Place::Planned`], and the others with time left are at [`Place::Entitled`]. The *slack* of a
+//! vCPU is the time that vCPUs behind it may run before it misses its deadline: the time to its deadline, less what it
+//! and all vCPUs ahead of it may still need until then, including their grants of later windows. Either the vCPU with
+//! the earliest deadline alone is planned, or as many as can all finish before the earliest deadline in any order. We
+//! choose the number whose order stays valid longest. The pacer checks again when that time is over, usually at the
+//! next end of a window.
 //!
-//! **Looks.** A vCPU that ran since the last look is looked at when its share may be used up. One that did not run,
-//! although for a quarter of the time nobody of them ran, was asleep (three quarters, if it used its last share up;
-//! what is less may have gone to interrupts; and the kernel is asked whether it sleeps, once a window at the most, and
-//! where the answer matters): what it may still want shrinks with the time that is left (DP-Fair, for sporadic tasks).
-//! One that sleeps and wakes is noticed at the next look; until then it may take more than its share of the others'
-//! slack, or of [`FLOOR`].
+//! **Checks** (`looks`). A vCPU that ran since the last check is checked again when its share may be used up. A vCPU
+//! that did not run, although none of them ran for a quarter of the time (three quarters, if it used up its last
+//! share), was asleep. A shorter idle time proves nothing, because interrupts may have taken it. The kernel is asked
+//! whether the vCPU sleeps, at most once a window and where the answer matters. What a sleeping vCPU may still need
+//! shrinks with the time that is left (DP-Fair, for sporadic tasks). A vCPU that wakes is noticed at the next check.
+//! Until then it may use more than its share of the others' slack, or of [`FLOOR`].
 //!
-//! **What is not wanted** is a vCPU's own for 100 ms: it pays for what that takes too much, and where everybody's slack
-//! is long ([`Ordered::lend`]) nobody looks before it is used up as well, so an application whose job comes in one
-//! piece costs no look in its midst and is not kept waiting for its next one. What is too much for that those have who
-//! have used their shares up, the one that is due first before the others, and all of them ahead of bulk;
-//! [`UNUSED_MAX`] is kept for them. Then they pay back. So all together never have more than their bandwidth in the
-//! long run, and bulk has what is nobody's.
+//! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
+//! of all is long ([`Ordered::lend`]), the vCPU is checked only when that saved time is used up as well: an application
+//! whose job comes in one piece is not interrupted by a check, and does not wait for its next grant. Unused time beyond
+//! that goes to a pool of at most [`UNUSED_MAX`], for vCPUs that have used up their shares: the earliest deadline
+//! first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together have no
+//! more than their bandwidth, and bulk has the rest.
 //!
-//! **Calm.** Where no guest has live deadlines and nobody used an eighth of its share in its last window, all are at
-//! [`Place::Planned`] and there is one look a shortest period; where nobody ran at all, looks come ever more seldom,
-//! [`CALM_MAX`] apart at last. Hence the price: when all have been calm and one begins to spin, all others wait for it
-//! until that look, once.
+//! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
+//! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
+//! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
+//! check, once.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Ordered::new`].
 
@@ -50,57 +51,60 @@ use crate::shares::{CALM_MAX, NEVER, UNUSED_MAX};
 use crate::show::{Planned, Snapshot};
 use crate::wrapped::Wrapped;
 
-/// A look for what is only possible comes no sooner than this after the last, ns.
+/// The least time between two checks, ns, unless the next one is certain to be needed.
 pub const FLOOR: u64 = 250_000;
-/// Nor sooner than this many costs of a look.
+/// Such a check also waits for this many times the duration of a check.
 const COST_FACTOR: u64 = 4;
-/// So much time in which nobody ran, and a quarter of all, shows that one who did not run was asleep: less may have
-/// gone to interrupts. One that used its last share up takes three quarters.
+/// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of the
+/// time since the last check. Interrupts may have taken less.
 const IDLE: u64 = 20_000;
+/// That part in quarters: usually, and after the vCPU used up its share.
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
-/// So much of what it did not want lately a vCPU may have beyond its share: its part of this time, ns.
+/// A vCPU may use its saved time at once up to its share of this time, ns.
 const LENT: u64 = 20_000_000;
-/// Others' unused time is given away in no smaller pieces than this, ns: a piece is a look and two changes of place.
+/// The pool of unused time is given away in pieces of at least this length, ns: a piece costs a check and two changes
+/// of place.
 const WORTH_A_TURN: u64 = 1_000_000;
-/// One, as a rate.
+/// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
-/// One vCPU.
+/// One vCPU of this plan.
 #[derive(Debug)]
 struct Seat {
-    /// As [`Threads`] counts.
+    /// The number by which [`Threads`] knows the vCPU.
     index: usize,
     account: Account,
-    /// Its bandwidth in parts of [`RATE`], rounded up.
+    /// The vCPU's bandwidth in parts of [`RATE`], rounded up.
     rate: u64,
-    /// Its window, and what it was granted for it.
+    /// The end of the present window, and the time granted for it, ns.
     end: u64,
     granted: u64,
-    /// What it did not want lately, ns: this pays for what it takes when nobody needs it; what is too much for that,
-    /// until the CPU's others have it.
+    /// Saved unused time, ns, which pays for overuse; and unused time beyond that limit, until it goes to the CPU's
+    /// pool.
     spare: u64,
     unused: u64,
-    /// What it may have beyond its share until the next look, ns.
+    /// How far the balance may go below 0 until the next check, ns.
     lent: u64,
-    /// Whether its guest publishes deadlines; whether one of its tasks has run lately.
+    /// Whether the guest publishes no deadlines; whether one of its deadline tasks has run lately.
     silent: bool,
     live: bool,
-    /// Whether its last window gave no reason for a plan.
+    /// Whether the last window gave no reason for a plan.
     quiet: bool,
-    /// What the last look showed, and where it was until then.
+    /// Whether the vCPU was seen running at the last check, and its place until then.
     ran: bool,
     was: Place,
-    /// Whether it is taken to want the CPU now; whether it used its last window's share up.
+    /// Whether the vCPU is assumed to be runnable; whether it used up the share of its last window; whether it is known
+    /// to sleep.
     wants: bool,
     greedy: bool,
     asleep: bool,
-    /// Whether it may sleep or wait, which only the kernel knows; whether the CPU was idle enough for sleep to be
-    /// likely; how long others ran for which it would have waited.
+    /// Whether only the kernel knows if the vCPU sleeps or waits; whether the CPU was idle long enough for sleep to be
+    /// likely; how long vCPUs ran that it would have waited for, ns.
     unsure: bool,
     idle: bool,
     behind: u64,
-    /// What it may still want of its window, ns; the least slack of those that are after it; whether it is one of the
-    /// next.
+    /// What the vCPU may still need of its window, ns; the least slack of the vCPUs behind it; whether it is to be
+    /// planned.
     need: u64,
     after: u64,
     next: bool,
@@ -135,7 +139,7 @@ impl Seat {
         }
     }
 
-    /// Has what its guest has taken of what it was offered, from now on.
+    /// Applies the bandwidth that the guest claimed from its offer.
     fn hear(&mut self, now: u64, threads: &mut impl Threads) {
         if let Some(more) = self.account.hear(self.index, now, self.end, threads) {
             self.granted = self.granted.saturating_add_signed(more);
@@ -143,7 +147,7 @@ impl Seat {
         }
     }
 
-    /// Reads it; returns how long it ran within its share since the last look, ns.
+    /// Reads the vCPU's CPU time; returns how long it ran within its share since the last check, ns.
     fn observe(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
         self.hear(now, threads);
         let account = &mut self.account;
@@ -159,34 +163,35 @@ impl Seat {
         ran
     }
 
-    /// Pays what it took too much, with so much at the most; returns what that took.
+    /// Reduces the vCPU's debt by at most `most` ns; returns by how much.
     fn pay(&mut self, most: u64) -> u64 {
         let paid = self.account.balance.min(0).unsigned_abs().min(most);
         self.account.balance += signed(paid);
         paid
     }
 
-    /// Has so much more of what it did not want.
+    /// Saves unused time, up to the vCPU's share of 100 ms; the rest is for the pool.
     fn save(&mut self, ns: u64) {
         let spare = self.spare.saturating_add(ns);
         self.spare = spare.min(self.account.share(SLICE_MAX.0));
         self.unused = self.unused.saturating_add(spare - self.spare);
     }
 
-    /// What it may have until the next look, and no more, ns.
+    /// The most that the vCPU may run until the next check, ns.
     fn left(&self) -> u64 {
         u64::try_from(self.account.balance.saturating_add(signed(self.lent))).unwrap_or(0)
     }
 
-    /// Judges whether it sleeps, after a time of which vCPUs at its place or ahead of it ran for `busy`, and none of
-    /// them for a part if `idle`. The kernel is asked about one that wanted the CPU, for looks go by that.
+    /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns.
+    /// `idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU that
+    /// was assumed to be runnable, because the next check depends on that.
     fn doze(&mut self, now: u64, busy: u64, idle: bool, threads: &mut impl Threads) {
         let may = !self.ran && idle;
         self.idle = idle;
-        // One that was behind bulk wants more than it had.
+        // A vCPU that was at `Beyond`, behind bulk, may have waited all the time.
         let ask = self.wants && self.was != Place::Beyond;
-        // Interrupt threads may have had the time, while it waited; and nobody would look at it again before its window
-        // ends.
+        // `idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake would
+        // stand until its window ends.
         self.asleep = may && (self.asleep || ask && threads.sleeps(self.index));
         self.unsure = !self.ran && !self.asleep && !ask;
         self.wants = self.ran || self.was == Place::Beyond || self.wants && !self.asleep;
@@ -194,21 +199,21 @@ impl Seat {
         self.reckon(now);
     }
 
-    /// Asks the kernel, if that was left.
+    /// Asks the kernel whether the vCPU sleeps, if `doze` left that open.
     fn make_sure(&mut self, now: u64, threads: &mut impl Threads) {
         if std::mem::take(&mut self.unsure) {
             self.asleep = threads.sleeps(self.index);
-            // A vCPU that does not sleep waits, although no look has seen it run.
+            // It does not sleep, so it waits for a CPU, although no check has seen it run.
             self.wants = !self.asleep;
             self.reckon(now);
         }
     }
 
-    /// Reckons what it may still want.
+    /// Updates what the vCPU may still need of its window.
     fn reckon(&mut self, now: u64) {
         let mut need = u64::try_from(self.account.balance).unwrap_or(0);
         if self.asleep {
-            // It may have woken since, and waits for those that ran.
+            // It may have woken since, and may have waited while the others ran.
             let left = self.end.saturating_sub(now).saturating_add(self.behind);
             need = need.min(self.account.bandwidth.of(Nanos(left)).0);
             if !self.silent {
@@ -218,7 +223,7 @@ impl Seat {
         self.need = if self.account.is_used_up() { 0 } else { need };
     }
 
-    /// Leaves it no more than this.
+    /// Takes back what is left of the grant beyond `most`, and saves it as unused time.
     fn forfeit(&mut self, most: i64) {
         let account = &mut self.account;
         let less = account.balance.saturating_sub(most).max(0);
@@ -226,25 +231,25 @@ impl Seat {
         self.save(less.unsigned_abs());
     }
 
-    /// Whether it used more than this part of what it was granted.
+    /// Whether the vCPU used more than 1/`part` of its grant.
     fn used_over(&self, part: u64) -> bool {
         let used = signed(self.granted).saturating_sub(self.account.balance);
         used.saturating_mul(signed(part)) > signed(self.granted)
     }
 
-    /// Whether nothing of it needs a plan.
+    /// Whether this vCPU needs no plan.
     fn is_quiet(&self) -> bool {
         !self.live && !self.used_over(8) && self.account.balance >= 0 && self.account.place != Place::Beyond
     }
 
-    /// Begins its next window.
+    /// Begins the vCPU's next window.
     fn roll(&mut self, now: u64, threads: &mut impl Threads) {
         let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
         let next = threads.next(self.index, start);
         (self.silent, self.live) = (next.is_none(), next.is_some_and(|next| next.live));
         self.greedy = self.account.place == Place::Beyond || self.account.is_used_up();
         self.quiet = self.granted > 0 && self.is_quiet();
-        // What it did not want is forfeited; the grain that a look left it is not.
+        // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
         if self.account.place != Place::Beyond {
             self.forfeit(0);
         }
@@ -258,7 +263,7 @@ impl Seat {
         self.asleep = false;
     }
 
-    /// Ends its window sooner where its guest has begun to publish deadlines.
+    /// Shortens the vCPU's window if its guest has begun to publish deadlines.
     fn listen(&mut self, now: u64, threads: &mut impl Threads) {
         let Some(next) = threads.next(self.index, now) else { return };
         (self.silent, self.live) = (false, next.live);
@@ -271,14 +276,14 @@ impl Seat {
     }
 }
 
-/// The vCPUs of a CPU.
+/// The vCPUs of one CPU.
 #[derive(Debug)]
 pub struct Ordered {
     cpu: usize,
     seats: Vec<Seat>,
-    /// Who is there, by the ends of their windows.
+    /// Indices of `seats`, sorted by the ends of their windows; ended threads are left out.
     order: Vec<usize>,
-    /// The last look, and when the next window, or the calm time, ends.
+    /// Time of the last check; end of the next window or of the calm time.
     last: u64,
     end: u64,
     calm: bool,
@@ -286,18 +291,18 @@ pub struct Ordered {
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
-    /// What vCPUs did not want, and nobody else has had, ns.
+    /// Pool of unused time, ns, which no vCPU has had yet.
     unused: u64,
     windows: u64,
     looks: u64,
-    /// What a look takes, ns, over the last few; and what the last one took.
+    /// Duration of a check, ns: a moving average, and the last one.
     cost: u64,
     took: u64,
 }
 
 impl Ordered {
-    /// Of the vCPUs of this CPU (as the planner counts), which are at [`Place::Entitled`] now. Each has the tally that
-    /// `tally` gives.
+    /// A plan for the vCPUs of this CPU (by the planner's numbers), which are at [`Place::Entitled`] now. `tally` gives
+    /// each vCPU its counters.
     pub fn new(settled: &Settled, cpu: usize, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let alone = settled.cpus.len() == 1;
         let here = |reserved: &Reserved| alone || reserved.home.is_some_and(|home| usize::try_from(home) == Ok(cpu));
@@ -326,8 +331,8 @@ impl Ordered {
         }
     }
 
-    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what
-    /// they take between this and the first look is charged to them.
+    /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
+    /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for seat in &mut self.seats {
             seat.account.begin(now, threads.read(seat.index));
@@ -336,8 +341,8 @@ impl Ordered {
         (self.last, self.end) = (now, now);
     }
 
-    /// Goes on where `old` ends: vCPUs of both keep their place, their debt, their period and their window. One with
-    /// another bandwidth has it from now on. To be called after [`Self::begin`].
+    /// Continues the plan `old`: vCPUs of both keep their place, debt, period and window. A changed bandwidth applies
+    /// from now on. To be called after [`Self::begin`].
     pub fn take_over(&mut self, old: &Ordered) {
         let now = self.last;
         for seat in &mut self.seats {
@@ -347,7 +352,7 @@ impl Ordered {
             let given = before.account.share(left);
             seat.account.take_over(&before.account, given);
             if old.calm {
-                // It begins a window now.
+                // Its first window of the new plan begins now.
                 seat.account.balance = -signed(before.account.ahead(given));
                 continue;
             }
@@ -364,7 +369,7 @@ impl Ordered {
         }
     }
 
-    /// Goes on where a plan of another kind ends: vCPUs of both keep their place, their debt and their period.
+    /// Continues a plan by slices: vCPUs of both keep their place, debt and period.
     pub(crate) fn keep(&mut self, old: &Wrapped) {
         for seat in &mut self.seats {
             if let Some(before) = old.account(seat.account.id) {
@@ -374,24 +379,24 @@ impl Ordered {
         }
     }
 
-    /// The account of one of its vCPUs, and what it has been given of the time after `now`, ns.
+    /// The account of one of the vCPUs, and its share of the time from `now` to the end of its window, ns.
     pub(crate) fn account(&self, id: ThreadId, now: u64) -> Option<(&Account, u64)> {
         let seat = self.seats.iter().find(|seat| seat.account.id == id && !seat.account.gone)?;
         Some((&seat.account, seat.account.share(seat.end.saturating_sub(now))))
     }
 
-    /// Whether there is none.
+    /// Whether there are no vCPUs.
     pub fn is_empty(&self) -> bool {
         self.seats.is_empty()
     }
 
-    /// Says how long a step took, ns.
+    /// Records how long a step took, ns.
     pub fn took(&mut self, ns: u64) {
         self.took = ns;
         self.cost = (3 * self.cost + ns) / 4;
     }
 
-    /// Does what is due. Returns when the pacer is to come again.
+    /// Does what is due. Returns when the pacer is to check again.
     pub fn step(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
         self.looks += 1;
         if self.seats.is_empty() {
@@ -400,7 +405,7 @@ impl Ordered {
         if self.calm && now < self.end {
             return self.end;
         }
-        // For whom at each place nobody was in the way, and for how long somebody was.
+        // How long vCPUs ran that delay a vCPU at `Planned` (0) or at `Entitled` (1).
         let mut busy = [0_u64; 2];
         for seat in self.seats.iter_mut().filter(|seat| !seat.account.gone) {
             (seat.was, seat.ran) = (seat.account.place, false);
@@ -415,7 +420,7 @@ impl Ordered {
             return self.rest(now, threads);
         }
         for seat in &mut self.seats {
-            // Behind bulk it may not have run although it wanted to.
+            // Behind bulk it may not have run although it was runnable.
             let busy = match seat.was {
                 Place::Planned => busy[0],
                 Place::Entitled => busy[1],
@@ -426,8 +431,9 @@ impl Ordered {
             seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
         }
         let mut holds = self.choose(now);
-        // What sleepers may still want matters where it cuts the time short; and where the order holds no longer than
-        // the next look takes, a vCPU that waits unseen must not stand behind one with a later deadline.
+        // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid;
+        // and where that time is too short for another check, so that a waiting vCPU must not be behind one with a
+        // later deadline.
         self.end = self.seats.iter().filter(|seat| !seat.account.gone).map(|seat| seat.end).min().unwrap_or(NEVER);
         let unsure = |seat: &Seat| seat.unsure && seat.need > 0 && (seat.idle || holds < FLOOR);
         if holds < self.end.saturating_sub(now) && self.seats.iter().any(unsure) {
@@ -439,13 +445,13 @@ impl Ordered {
         self.due(now, holds)
     }
 
-    /// What a look that need not be at once waits for, ns.
+    /// The least delay, ns, of a check that is not urgent.
     fn patience(&self) -> u64 {
         self.cost.saturating_mul(COST_FACTOR)
     }
 
-    /// Lets vCPUs go on beyond their shares where nobody misses the time: each for what it did not want itself, then
-    /// the one that is due first and wants the CPU for what others did not want.
+    /// Lets vCPUs run beyond their shares where no deadline is at risk: each for its own saved time, then the runnable
+    /// vCPU with the earliest deadline for the pool.
     fn lend(&mut self, holds: u64) {
         let unhurried = holds >= 2 * FLOOR.max(self.patience());
         let Self { seats, order, unused, .. } = self;
@@ -461,7 +467,7 @@ impl Ordered {
         }
     }
 
-    /// Has those who took what others did not want, or could not be stopped in time, pay with it.
+    /// Pays debts from the pool of unused time, the earliest deadline first.
     fn settle(&mut self) {
         let Self { seats, order, unused, .. } = self;
         let given_up: u64 = seats.iter_mut().map(|seat| std::mem::take(&mut seat.unused)).sum();
@@ -471,7 +477,7 @@ impl Ordered {
         }
     }
 
-    /// Begins the windows that are due. True if nothing needs a plan any more.
+    /// Begins the windows that are due. True if no vCPU needs a plan any more.
     fn roll(&mut self, now: u64, threads: &mut impl Threads) -> bool {
         let calm = std::mem::take(&mut self.calm);
         let mut rolled = false;
@@ -494,13 +500,13 @@ impl Ordered {
         quiet
     }
 
-    /// Puts all in the order of their deadlines, and works out the slack of those that are after each.
+    /// Sorts the vCPUs by deadline, and computes for each the least slack of those behind it.
     fn line_up(&mut self, now: u64) {
         let Self { seats, order, .. } = self;
         order.clear();
         order.extend((0..seats.len()).filter(|at| seats.get(*at).is_some_and(|seat| !seat.account.gone)));
         order.sort_unstable_by_key(|at| seats.get(*at).map_or(u64::MAX, |seat| seat.end));
-        // What is wanted up to the deadline of each: what is left to all up to it, and what they are granted until
+        // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
         // then.
         let (mut wanted, mut rate, mut before) = (0_u64, 0_u64, now);
         for at in order.iter() {
@@ -508,7 +514,7 @@ impl Ordered {
             let granted = rate.saturating_mul(seat.end.saturating_sub(before)) / RATE;
             wanted = wanted.saturating_add(granted).saturating_add(seat.need);
             (rate, before) = (rate.saturating_add(seat.rate), seat.end);
-            // Who wants nothing more has time.
+            // A vCPU that needs nothing more misses nothing.
             let slack = seat.end.saturating_sub(now).saturating_sub(wanted);
             seat.after = if seat.need > 0 { slack } else { u64::MAX };
         }
@@ -519,7 +525,7 @@ impl Ordered {
         }
     }
 
-    /// Finds who is to be planned, and returns for how long that holds, ns.
+    /// Chooses the vCPUs to be planned, and returns for how long that choice is valid, ns.
     fn choose(&mut self, now: u64) -> u64 {
         self.line_up(now);
         let Self { seats, order, .. } = self;
@@ -538,7 +544,9 @@ impl Ordered {
                 break;
             }
         }
-        // No number of them does for sure: who wants the CPU is not to wait for who may, unless nobody is in its way.
+        // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned, so that it
+        // does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay entitled: no
+        // other delays it.
         let mut eager = (1..).zip(line()).filter(|(_, seat)| seat.wants);
         if let (true, Some((number, _))) = (holds < FLOOR, eager.next()) {
             best = if eager.next().is_some() { number } else { (number - 1).max(1) };
@@ -552,8 +560,8 @@ impl Ordered {
         holds
     }
 
-    /// Moves each vCPU to its place, the earliest deadline first: FIFO appends a thread that is raised to those of its
-    /// priority.
+    /// Moves each vCPU to its place, the earliest deadline first: when a thread is raised, SCHED_FIFO appends it to the
+    /// threads of its new priority.
     fn place(&mut self, threads: &mut impl Threads) {
         let Self { seats, order, .. } = self;
         for at in order.iter() {
@@ -569,7 +577,7 @@ impl Ordered {
         }
     }
 
-    /// When to look again, where the order holds for so long.
+    /// When to check again, if the order is valid for `holds` ns.
     fn due(&self, now: u64, holds: u64) -> u64 {
         let there = || self.seats.iter().filter(|seat| !seat.account.gone);
         let patience = self.patience();
@@ -584,7 +592,7 @@ impl Ordered {
         bounds.min().unwrap_or(self.end)
     }
 
-    /// No plan for some time. Returns when it ends.
+    /// Begins a calm time, without a plan. Returns when it ends.
     fn rest(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
         let ran = self.seats.iter().any(|seat| seat.ran);
         self.calm = true;
@@ -599,7 +607,7 @@ impl Ordered {
         self.end
     }
 
-    /// Adds the present state to what is shown.
+    /// Adds the present state to the snapshot.
     pub fn show(&self, now: u64, into: &mut Snapshot) {
         into.span(now, self.last, self.end, self.calm);
         into.slices += self.windows;

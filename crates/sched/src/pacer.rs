@@ -1,15 +1,14 @@
-//! The pacers: one thread a CPU, which does what [`crate::shares`] says and sleeps until the next time that it is
-//! needed.
+//! The pacers: one thread for each CPU, which enforces the plan of [`crate::shares`] and sleeps until its next check.
 //!
-//! Each runs at SCHED_FIFO just below the cap watcher, on its own CPU, in locked memory, and allocates nothing after
-//! its start. It sleeps in a futex with an absolute time-out: on PREEMPT_RT that of a real-time thread expires in the
-//! interrupt itself, while a timerfd's needs `ktimers/N`, which a spinning vCPU keeps from running
-//! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
+//! A pacer runs at SCHED_FIFO, just below the cap watcher, pinned to its CPU, in locked memory, and allocates
+//! nothing after its start. It sleeps on a futex with an absolute timeout. On PREEMPT_RT, the timeout of a real-time
+//! thread expires in the timer interrupt itself. A timerfd would need `ktimers/N`, which a spinning vCPU keeps from
+//! running (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 //!
-//! Pacers share the state under a mutex that nobody else takes; they are all of one priority, on different CPUs, and
-//! hold it for a few changes of place. The daemon's thread, which may be kept from running for long, talks to them by
-//! two cells that are swapped, never locked: [`Order`]s go in, and come back carried out, to be freed where they were
-//! made.
+//! Pacers share their state under a mutex that no other thread takes. They all have the same priority, run on different
+//! CPUs, and hold the mutex for a few changes of place. The daemon's thread may be preempted for long, so it never
+//! takes the mutex. It exchanges [`Order`]s with the pacers through two atomic cells: orders go in, and come back when
+//! they are carried out, so that the thread that allocated them frees them.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -20,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{CpuList, Policy, ThreadId};
+use ontime_tenants::{CpuList, Policy, ThreadId, remedy};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 use thiserror::Error;
@@ -31,43 +30,46 @@ use crate::seat::Seat;
 use crate::shares::{NEVER, Shares};
 use crate::show::Snapshot;
 
-/// The longest wait for pacers to carry out an order: a slice takes 100 ms at most.
+/// The longest wait for pacers to carry out an order. A slice takes at most 100 ms.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why shares cannot be kept.
+/// Why reservations are not enforced.
 #[derive(Debug, Error)]
 pub enum PacerError {
     /// The pacers could not be set up.
-    #[error("reservations: {what}: {source}; they are not kept")]
+    #[error("reservations are not kept: {what}: {source}; {}", remedy(source))]
     Setup {
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The sched_ext scheduler could not be started, or does not stand any more.
-    #[error("reservations: sched_ext: {0}; they are not kept")]
+    /// The sched_ext scheduler could not be started, or has ended.
+    #[error("reservations are not kept: sched_ext: {0}")]
     Ext(String),
-    /// The pacers do not answer.
-    #[error("reservations: the pacer threads have ended or do not answer; they are not kept any more")]
+    /// The pacers do not answer or have ended.
+    #[error(
+        "reservations are not kept any more: the pacer threads have ended or do not answer; collect what is needed \
+         with `ontime report` and report it"
+    )]
     Lost,
 }
 
-/// Everything that pacers work on.
+/// The state that pacers work on.
 #[derive(Debug)]
 pub struct Pacing {
-    /// Who stands where.
+    /// The plan.
     pub shares: Shares,
-    /// Their threads, as these count.
+    /// The vCPU threads, in the same order.
     pub seats: Seats,
 }
 
-/// vCPU threads; None are those that had ended when they were opened.
+/// vCPU threads; None: the thread had ended when it was to be opened.
 #[derive(Debug, Default)]
 pub struct Seats(pub Vec<Option<Seat>>);
 
 impl Seats {
-    /// Goes on with what is known of those that are in `old`, too.
+    /// Takes over what `old` knows of the threads that are in both.
     fn go_on(&mut self, old: &Seats) {
         for seat in self.0.iter_mut().flatten() {
             if let Some(before) = old.0.iter().flatten().find(|before| before.is_of(seat)) {
@@ -76,11 +78,11 @@ impl Seats {
         }
     }
 
-    /// Puts those that are not in `other` at a place.
+    /// Moves the threads that are not in `other` to a place.
     fn place_others(&mut self, other: Option<&Seats>, place: Place) {
         let is_there = |seat: &Seat| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(seat)));
         for seat in self.0.iter_mut().flatten().filter(|seat| !is_there(seat)) {
-            // Ended, or not permitted: then it is where it is.
+            // If the thread has ended, or the change is not permitted, nothing changes.
             let _ = seat.look().and_then(|_| seat.place(place));
         }
     }
@@ -108,57 +110,57 @@ impl Threads for Seats {
     }
 }
 
-/// What the daemon asks of the pacers.
+/// A request of the daemon to the pacers.
 #[derive(Debug)]
 enum Order {
-    /// Work on this from the end of the slice on; comes back with what was worked on before.
+    /// Work on this state, from the end of the present slice on. The order comes back with the old state.
     Replace(Option<Box<Pacing>>),
-    /// Fill this in.
+    /// Fill in this snapshot.
     Show(Snapshot),
 }
 
-/// What pacers and the daemon share.
+/// Shared by pacers and the daemon.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Changes when somebody is to look; the futex.
+    /// The pacers' futex. Changes when all pacers are to check.
     word: AtomicU32,
     stop: AtomicBool,
     inbox: AtomicPtr<Order>,
     outbox: AtomicPtr<Order>,
-    /// Changes when an order has been carried out; the daemon's futex.
+    /// The daemon's futex. Changes when an order has been carried out.
     done: AtomicU32,
 }
 
-/// Of the pacers alone.
+/// The pacers' state, under their mutex.
 #[derive(Debug, Default)]
 struct State {
     pacing: Option<Box<Pacing>>,
     waiting: Option<Box<Order>>,
 }
 
-/// Now, ns of CLOCK_MONOTONIC.
+/// The present time, ns of CLOCK_MONOTONIC.
 pub fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
-/// Changes a futex and wakes all who wait for that.
+/// Changes a futex word and wakes all its waiters.
 fn wake(word: &AtomicU32) {
     word.fetch_add(1, Ordering::Release);
-    // Waking fails for an address that is none only.
+    // Waking fails only for an invalid address.
     let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
 impl Shared {
-    /// Takes what lies in a cell.
+    /// Takes the order out of a cell.
     fn take(cell: &AtomicPtr<Order>) -> Option<Box<Order>> {
         let raw = cell.swap(ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: what is put into a cell comes from Box::into_raw (`put`), and a swap takes it out for one taker only.
+        // SAFETY: every pointer in a cell comes from Box::into_raw (`put`), and the swap gives it to one taker only.
         (!raw.is_null()).then(|| unsafe { Box::from_raw(raw) })
     }
 
-    /// Puts an order into a cell; gives what lay there.
+    /// Puts an order into a cell; returns the order that was there.
     fn put(cell: &AtomicPtr<Order>, order: Box<Order>) -> Option<Box<Order>> {
         let raw = cell.swap(Box::into_raw(order), Ordering::AcqRel);
         // SAFETY: as in `take`.
@@ -169,9 +171,9 @@ impl Shared {
         wake(&self.word);
     }
 
-    /// What a pacer does when it is awake. Returns when it is to wake next.
+    /// One check of a pacer. Returns the time of the next one.
     fn work(&self, cpu: usize) -> u64 {
-        // Poisoned by a panic, which there is none of; what is in there is as good as it was.
+        // Poisoned only by a panic, of which there is none; the state is valid all the same.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if self.stop.load(Ordering::Acquire) {
             return NEVER;
@@ -189,7 +191,7 @@ impl Shared {
         let stirred = state.pacing.as_mut().is_some_and(|pacing| pacing.shares.take_stirred());
         drop(state);
         if let Some(order) = done {
-            // One order is under way at a time, so nothing lies there that would be dropped here.
+            // At most one order is in progress, so no order is dropped here.
             let before = Self::put(&self.outbox, order);
             debug_assert!(before.is_none());
             wake(&self.done);
@@ -200,8 +202,8 @@ impl Shared {
         due
     }
 
-    /// Puts everybody behind: a vCPU that spins and that nobody looks after would keep the daemon itself from its CPU,
-    /// which is to place it.
+    /// Moves all vCPUs to `Beyond`. A spinning vCPU ahead of others and without a pacer would keep the daemon itself
+    /// off its CPU, and the daemon must set the vCPU's policy.
     fn leave(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pacing) = &mut state.pacing {
@@ -209,7 +211,7 @@ impl Shared {
         }
     }
 
-    /// The thread of one CPU.
+    /// The main loop of one CPU's pacer.
     fn run(&self, cpu: usize) {
         loop {
             let seen = self.word.load(Ordering::Acquire);
@@ -220,14 +222,14 @@ impl Shared {
             let due = self.work(cpu);
             let until = Timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as _ };
             let until = (due != NEVER).then_some(&until);
-            // Woken, timed out, interrupted, or the word had changed: look again.
+            // Woken, timed out, interrupted, or the word had changed: check again.
             let _ = futex::wait_bitset(&self.word, futex::Flags::PRIVATE, seen, until, NonZeroU32::MAX);
         }
     }
 }
 
 impl State {
-    /// Carries out the order that waits, if it can be now.
+    /// Carries out the waiting order, if the present plan can be replaced now.
     fn obey(&mut self, now: u64) -> Option<Box<Order>> {
         match self.waiting.as_deref_mut()? {
             Order::Show(snapshot) => {
@@ -241,13 +243,13 @@ impl State {
                 }
                 let old = self.pacing.as_deref();
                 if let Some(next) = next {
-                    // Who made it may have been kept from running since.
+                    // The daemon's thread may have been preempted since it made this state.
                     next.shares.begin(now, &mut next.seats);
                     if let Some(old) = old {
                         next.shares.take_over(&old.shares);
                     }
                 }
-                // Who comes is where shares believe it; who goes is behind, as in `leave`.
+                // New vCPUs go to the place that the plan assumes; those that leave go to `Beyond`, as in `leave`.
                 let mut next = next.as_deref_mut().map(|next| &mut next.seats);
                 let mut old = self.pacing.as_deref_mut().map(|old| &mut old.seats);
                 if let Some(next) = &mut next {
@@ -266,7 +268,7 @@ impl State {
     }
 }
 
-/// The daemon's handle of the pacers.
+/// The daemon's handle on the pacers.
 #[derive(Debug)]
 pub struct Pacers {
     shared: Arc<Shared>,
@@ -274,10 +276,10 @@ pub struct Pacers {
 }
 
 impl Pacers {
-    /// Starts a pacer on each of these CPUs, at this place.
+    /// Starts a pacer on each of these CPUs, with this policy.
     ///
     /// # Errors
-    /// [`PacerError::Setup`] where memory cannot be locked, or a thread not be started, placed or bound.
+    /// [`PacerError::Setup`] if memory cannot be locked, or a thread cannot be started, pinned or given its policy.
     pub fn start(cpus: &[u32], place: Policy) -> Result<Self, PacerError> {
         let setup = |what| move |source: io::Error| PacerError::Setup { what, source };
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
@@ -304,7 +306,7 @@ impl Pacers {
         Ok(pacers)
     }
 
-    /// Has the pacers work on this from the end of the present slice on; None for nothing. Waits until they do.
+    /// Has the pacers work on this state from the end of the present slice on; None: on nothing. Waits until they do.
     ///
     /// # Errors
     /// [`PacerError::Lost`].
@@ -312,7 +314,7 @@ impl Pacers {
         self.order(Order::Replace(pacing)).map(drop)
     }
 
-    /// What they are doing; `vcpus` is how many there are.
+    /// The pacers' present state; `vcpus`: how many vCPUs they have.
     ///
     /// # Errors
     /// [`PacerError::Lost`].
@@ -323,8 +325,9 @@ impl Pacers {
         }
     }
 
-    /// The pacer that has carried the order out wakes this thread, at normal priority: a sleep would end by
-    /// `ktimers/N`, which a vCPU that spins and that this thread has still to cap keeps from running.
+    /// Gives the pacers an order and waits, at normal priority, until a pacer has carried it out and wakes this thread.
+    /// This is no sleep: a timer would need `ktimers/N`, and a spinning vCPU that this thread still has to cap keeps
+    /// that from running.
     fn order(&mut self, order: Order) -> Result<Box<Order>, PacerError> {
         drop(Shared::put(&self.shared.inbox, Box::new(order)));
         self.shared.wake_all();
@@ -339,15 +342,14 @@ impl Pacers {
                 return Err(PacerError::Lost);
             }
             let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            // Woken, timed out, interrupted, or done before: look again.
+            // Woken, timed out, interrupted, or already done: check again.
             let _ = futex::wait(&self.shared.done, futex::Flags::PRIVATE, seen, Some(&left));
         }
     }
 }
 
 impl Drop for Pacers {
-    /// Ends the pacers, which put vCPUs behind everybody. One that does not end is not waited for for ever: it is at
-    /// most in a system call.
+    /// Ends the pacers, which first move their vCPUs to `Beyond`. Waits for each: at most a system call delays its end.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake_all();
@@ -359,7 +361,7 @@ impl Drop for Pacers {
     }
 }
 
-/// Places and binds the calling thread.
+/// Pins the calling thread and sets its policy.
 fn place_here(cpu: u32, place: Policy) -> io::Result<()> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let process = rustix::process::getpid().as_raw_nonzero().get();
@@ -379,10 +381,23 @@ mod tests {
     use crate::settle::Settled;
     use crate::shares::Planning;
 
-    /// Everybody may take these places; the real ones take CAP_SYS_NICE.
+    #[test]
+    fn why_reservations_are_not_kept_has_a_remedy() {
+        let setup = |what, number| PacerError::Setup { what, source: io::Error::from_raw_os_error(number) };
+        for (error, wanted) in [
+            (setup("starting a pacer thread", libc::EAGAIN), "; raise the limit of threads (TasksMax= of the unit"),
+            (setup("locking memory", libc::ENOMEM), "; free memory, or raise MemoryMax= and LimitMEMLOCK="),
+            (PacerError::Lost, "`ontime report`"),
+        ] {
+            let said = error.to_string();
+            assert!(said.starts_with("reservations are not kept") && said.contains(wanted), "{said}");
+        }
+    }
+
+    /// Policies that any user may set; the real ones need CAP_SYS_NICE.
     const PLACES: Places = Places { planned: Policy::BULK, entitled: Policy::BULK, beyond: Policy::Idle };
 
-    /// A thread that waits for its end.
+    /// A thread that waits until this is dropped.
     struct Waiting(ThreadId, #[expect(dead_code, reason = "its drop ends the thread")] Sender<()>);
 
     fn waiting() -> Waiting {
@@ -405,7 +420,7 @@ mod tests {
     }
 
     fn is_behind(waiting: &Waiting) -> bool {
-        // SAFETY: takes and gives numbers.
+        // SAFETY: takes and returns numbers only.
         let policy = unsafe { libc::sched_getscheduler(waiting.0.tid) };
         policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_IDLE
     }
@@ -421,7 +436,7 @@ mod tests {
         };
         replace(&[&stays, &goes]);
         assert!(!is_behind(&stays) && !is_behind(&goes));
-        // One that was left behind by others' pacers comes to where these believe it.
+        // A vCPU that other pacers left at `Beyond` goes to the place that the new plan assumes.
         pacing(&[&comes]).seats.place_others(None, Place::Beyond);
         assert!(is_behind(&comes));
         replace(&[&comes, &stays]);

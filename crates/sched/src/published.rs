@@ -1,18 +1,18 @@
-//! Next deadlines that guests publish: where slices have to end (RTVirt, section 3.3).
+//! The next deadlines that guests publish: slices have to end there (RTVirt, section 3.3).
 //!
-//! A guest writes, for each of its vCPUs, its deadline tasks' next deadlines and periods into memory of its own
-//! (`struct ontime_next_vcpu` of abi/ontime_abi.h); a pacer reads that at the start of each slice. The guest is
-//! hostile: whatever stands there, a slice is never shorter than the planner's minimum, a vCPU ends slices at most
-//! [`CUTS`] times in its period in the long run, and what it says counts for the place of its own slices' ends only.
-//! How much it has was admitted before, and is not read here.
+//! For each of its vCPUs, a guest writes its deadline tasks' next deadlines and periods into its own memory (`struct
+//! ontime_next_vcpu` of abi/ontime_abi.h). A pacer reads them at the start of each slice. The guest may be hostile, and
+//! may write anything. A slice is never shorter than the planner's minimum; in the long run a vCPU ends at most
+//! [`CUTS`] slices in its period; and the published times decide only where slices end. How much CPU time the vCPU has
+//! was admitted before, and is not read here.
 //!
-//! **Why read, not mapped.** Whoever holds the guest's memory may truncate it or punch holes into it: through a mapping
-//! that is a SIGBUS in the daemon. A read gives zeros or less. It takes no lock but the page's own, for as long as the
-//! kernel looks it up.
+//! **Read, not mapped.** The process that holds the guest's memory may truncate it or punch holes into it. Through a
+//! mapping that would be a SIGBUS in the daemon; a read returns zeros or less. A read takes no lock except the page's
+//! own, while the kernel looks up the page.
 //!
 //! Times in the page are ns of the host's CLOCK_REALTIME, which a guest can know exactly (KVM_HC_CLOCK_PAIRING).
-//! `paired` counts its readings of that clock: the distance to CLOCK_MONOTONIC is taken when it changes, so that a step
-//! of the clock later moves no deadline.
+//! `paired` counts the guest's readings of that clock. The distance to CLOCK_MONOTONIC is taken when `paired` changes,
+//! so a later step of the clock moves no deadline.
 
 use std::fs::File;
 use std::io;
@@ -25,18 +25,18 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::ledger;
 
-/// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] of deadline and period, little endian.
+/// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] pairs of deadline and period, little endian.
 pub const LINE: usize = 128;
-/// Deadline tasks of a vCPU whose deadlines are told.
+/// Deadline tasks that a vCPU can publish.
 pub const ENTRIES: usize = 7;
 /// vCPUs that have entries.
 const VCPUS: u32 = ledger::VCPUS as u32;
-/// Slices that a vCPU may have end in each of its periods, in the long run; and at once.
+/// How many slices may end for a vCPU in each of its periods: in the long run, and at once.
 const CUTS: u64 = 8;
 const BURST: u64 = 16;
-/// A task that has not moved its deadline for so many periods counts as asleep.
+/// A task whose deadline has not changed for this many periods counts as asleep.
 const LIVE: u64 = 2;
-/// Longer no task's period is, ns (ONTIME_BW_PERIOD_MAX).
+/// The longest period of a task, ns (ONTIME_BW_PERIOD_MAX).
 const PERIOD_MAX: u64 = 4_000_000_000;
 /// `statfs`: hugetlbfs, tmpfs (linux/magic.h).
 const HUGETLBFS: i64 = 0x9584_58f6;
@@ -63,11 +63,11 @@ impl PartialEq for Page {
 impl Eq for Page {}
 
 impl Page {
-    /// At `offset` of a VM's memory.
+    /// The entries at `offset` of a VM's memory.
     ///
     /// # Errors
-    /// A file that a pacer might have to wait for: not of huge pages, nor of memory on a host without swap; or an
-    /// offset that is none.
+    /// The pacer might have to wait for the file: it is neither of huge pages nor of memory on a host without swap. Or
+    /// the offset is not valid.
     pub fn new(file: File, offset: u64) -> io::Result<Self> {
         if !is_memory(&file) {
             return Err(io::Error::other("its memory is no memory file"));
@@ -89,20 +89,20 @@ impl Page {
         Ok(Self(Arc::new(Inner { file, offset, id: id(&stat) })))
     }
 
-    /// Whether it is at this place of this file: then it need not be made anew.
+    /// Whether this page is at `offset` of `file`, so that no new one is needed.
     pub fn is_at(&self, file: impl AsFd, offset: u64) -> bool {
         rustix::fs::fstat(file).is_ok_and(|stat| (id(&stat), offset) == (self.0.id, self.0.offset))
     }
 
-    /// A vCPU's deadline tasks as its guest tells of them, the earliest deadline first: for people to read, and the
-    /// guest's word. For who may wait for the page.
+    /// A vCPU's deadline tasks, the earliest deadline first, for display. The values are the guest's own, and reading
+    /// may block.
     pub fn tasks(&self, vcpu: u32) -> Vec<Task> {
         let now = clock_gettime(ClockId::Realtime);
         let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
         self.read(vcpu).map_or_else(Vec::new, |line| tasks(&line, now))
     }
 
-    /// A vCPU's entries; None where they cannot be read.
+    /// A vCPU's entries; None if they cannot be read.
     fn read(&self, vcpu: u32) -> Option<[u8; LINE]> {
         let mut line = [0; LINE];
         let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
@@ -110,14 +110,14 @@ impl Page {
     }
 }
 
-/// Whether a file is memory: on tmpfs or hugetlbfs, or of memfd_create. The kernel has seals for those alone, and
-/// answers without asking the file's file system. Asking any other for its size or kind may wait for a process that
-/// serves it (FUSE), for ever.
+/// Whether a file is memory: on tmpfs or hugetlbfs, or made by memfd_create. Only these files have seals, and the
+/// kernel answers a question about seals without asking the file system. A question about another file's size or kind
+/// may block for ever, in a process that serves the file (FUSE).
 pub fn is_memory(file: impl AsFd) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok()
 }
 
-/// Of which file system a file is.
+/// The type of the file's file system.
 #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
 fn kind(file: impl AsFd) -> io::Result<i64> {
     Ok(rustix::fs::fstatfs(file)?.f_type as i64)
@@ -138,13 +138,13 @@ fn id(stat: &rustix::fs::Stat) -> (u64, u64) {
 pub struct Task {
     /// Its period, ns.
     pub period: u64,
-    /// From now to its next deadline, ns; of one that sleeps, to the earliest that its next release can have.
+    /// Time from now to its next deadline, ns; for a sleeping task, to the earliest deadline that it can have next.
     pub deadline_in: u64,
-    /// Whether it has run lately.
+    /// Whether the task has run lately.
     pub live: bool,
 }
 
-/// The tasks of these entries, `now` ns of CLOCK_REALTIME. What no task can have is left out.
+/// The tasks in these entries, at `now` ns of CLOCK_REALTIME. Impossible entries are left out.
 #[doc(hidden)]
 pub fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
     let words: Vec<u64> = line.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)).collect();
@@ -164,13 +164,13 @@ pub fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
 /// A vCPU's next deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Next {
-    /// When, ns of CLOCK_MONOTONIC.
+    /// Its time, ns of CLOCK_MONOTONIC.
     pub at: u64,
-    /// Whether a task of it has run lately: its share is to be planned, not only kept.
+    /// Whether one of the vCPU's tasks has run lately, so that its share is to be planned.
     pub live: bool,
 }
 
-/// What a vCPU's guest publishes, followed by its pacer.
+/// The deadlines of a vCPU, as its pacer reads them.
 #[derive(Debug)]
 pub struct Published {
     page: Page,
@@ -179,25 +179,25 @@ pub struct Published {
 }
 
 impl Published {
-    /// Of a vCPU that was admitted with this period, ns.
+    /// For a vCPU that was admitted with this period, ns.
     pub fn new(page: Page, vcpu: u32, period: u64) -> Self {
         Self { page, vcpu, follow: Follow::new(period) }
     }
 
-    /// It has another period than it was admitted with, ns.
+    /// Sets another period than the admitted one, ns.
     pub(crate) fn set_period(&mut self, period: u64) {
         self.follow.set_period(period);
     }
 
-    /// Goes on where another of the same vCPU ends: what it knows of the guest's clock, and how often slices have ended
-    /// for it.
+    /// Takes over what `before`, of the same vCPU, knows: the guest's clock, and how many slices have ended for the
+    /// vCPU.
     pub(crate) fn go_on(&mut self, before: &Published) {
         if (&self.page, self.vcpu) == (&before.page, before.vcpu) {
             self.follow = Follow { distance: self.follow.distance, ..before.follow };
         }
     }
 
-    /// Its next deadline after `after`. On a pacer: two system calls at most, nothing allocated.
+    /// The next deadline after `after`. Called by a pacer: at most two system calls, no allocation.
     pub fn next(&mut self, after: u64) -> Option<Next> {
         let line = self.page.read(self.vcpu)?;
         let ns = |clock| {
@@ -208,7 +208,7 @@ impl Published {
     }
 }
 
-/// Least time between two ends of slices for a vCPU of this period, in the long run, ns.
+/// The least time between two ends of slices for a vCPU with this period, in the long run, ns.
 fn distance(period: u64) -> u64 {
     (period / CUTS).max(SLICE_MIN.0)
 }
@@ -220,16 +220,16 @@ pub struct Follow {
     /// See [`distance`].
     distance: u64,
     paired: u64,
-    /// CLOCK_REALTIME less CLOCK_MONOTONIC when that was new.
+    /// CLOCK_REALTIME less CLOCK_MONOTONIC, ns, when `paired` changed last.
     ahead: i128,
-    /// Ends that it may still ask for, and up to when they were given.
+    /// A token bucket for ends of slices: tokens left, the time up to which it was filled, and the last end.
     left: u64,
     given: u64,
     last: u64,
 }
 
 impl Follow {
-    /// Of a vCPU that was admitted with this period, ns.
+    /// For a vCPU that was admitted with this period, ns.
     pub fn new(period: u64) -> Self {
         Self { distance: distance(period), paired: 0, ahead: 0, left: BURST, given: 0, last: 0 }
     }
@@ -238,7 +238,7 @@ impl Follow {
         self.distance = distance(period);
     }
 
-    /// The next deadline after `after` in these entries; `ahead` is CLOCK_REALTIME less CLOCK_MONOTONIC, ns.
+    /// The next deadline after `after` in these entries; `ahead` is CLOCK_REALTIME less CLOCK_MONOTONIC now, ns.
     pub fn next(&mut self, line: &[u8; LINE], after: u64, ahead: i128) -> Option<Next> {
         let mut words = line.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
         let paired = words.next().filter(|paired| *paired != 0)?;
@@ -259,7 +259,7 @@ impl Follow {
         Some(next)
     }
 
-    /// Has it no sooner than it may.
+    /// Delays a deadline if the vCPU has ended too many slices.
     fn limit(&mut self, at: u64, after: u64) -> u64 {
         if at == self.last {
             return at;
@@ -280,15 +280,15 @@ impl Follow {
     }
 }
 
-/// The first of `deadline`, `deadline + period`, ... after `after`: a task whose deadline has passed has its next
-/// release then, at the earliest. None for what no task can have.
+/// The first of `deadline`, `deadline + period`, ... after `after`: the earliest next deadline of a task whose deadline
+/// has passed. None if no task can have these values.
 fn following(deadline: i128, period: u64, after: u64, is: bool) -> Option<Next> {
     if !is || !(SLICE_MIN.0..=PERIOD_MAX).contains(&period) {
         return None;
     }
     let (length, from) = (i128::from(period), i128::from(after));
     if deadline > from {
-        // A deadline is a period away at most, and what its clock is off.
+        // A deadline is at most a period away, plus the error of the guest's clock.
         let at = u64::try_from(deadline).ok().filter(|_| deadline <= from + 2 * length)?;
         return Some(Next { at, live: true });
     }
@@ -297,7 +297,7 @@ fn following(deadline: i128, period: u64, after: u64, is: bool) -> Option<Next> 
     Some(Next { at, live: late < i128::from(LIVE) * length })
 }
 
-/// What a guest writes.
+/// The entries as a guest writes them.
 #[cfg(test)]
 pub(crate) fn line(paired: u64, entries: &[(u64, u64)]) -> [u8; LINE] {
     let mut line = [0; LINE];
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
-    /// CLOCK_REALTIME less CLOCK_MONOTONIC.
+    /// CLOCK_REALTIME less CLOCK_MONOTONIC, ns.
     const AHEAD: i128 = 1_700_000_000_000_000_000;
 
     fn real(ms: u64) -> u64 {
@@ -348,7 +348,7 @@ mod tests {
         let mut follow = Follow::new(20 * MS);
         let both = line(1, &[(real(130), 40 * MS), (real(120), 20 * MS)]);
         assert_eq!(follow.next(&both, 110 * MS, AHEAD), Some(Next { at: 120 * MS, live: true }));
-        // Nobody has run since: the one is released anew at 120, the other is due.
+        // No task has run since. The first task's next job has its deadline at 140, the other's deadline is at 130.
         assert_eq!(follow.next(&both, 120 * MS, AHEAD), Some(Next { at: 130 * MS, live: true }));
         assert_eq!(follow.next(&both, 130 * MS, AHEAD), Some(Next { at: 140 * MS, live: true }));
         assert_eq!(follow.next(&both, 1_000 * MS, AHEAD), Some(Next { at: 1_010 * MS, live: false }));
@@ -356,8 +356,8 @@ mod tests {
         assert_eq!(follow.next(&line(0, &[(real(120), 20 * MS)]), 110 * MS, AHEAD), None, "it never read the clock");
     }
 
-    /// Pacers are replaced whenever a VM comes or goes: neither a step of the clock before nor a guest that cuts time
-    /// into pieces gains by that.
+    /// Pacers are replaced whenever a VM comes or goes. A guest gains nothing by that: a step of the clock before it
+    /// moves no deadline, and the limit for ends of slices stays.
     #[test]
     fn who_takes_over_knows_what_was_known() {
         let file = tempfile::tempfile().unwrap();
@@ -404,7 +404,7 @@ mod tests {
         ] {
             assert_eq!(follow.next(&line(1, &[bad]), 110 * MS, AHEAD), None, "{bad:?}");
         }
-        // Long past: where its periods would end, and asleep.
+        // A deadline long ago: the next one is where the task's periods would end, and the task is asleep.
         assert!(!follow.next(&line(1, &[(1, 20 * MS)]), 110 * MS, AHEAD).unwrap().live);
     }
 
@@ -431,7 +431,7 @@ mod tests {
             Ok(page) => {
                 assert_eq!(page.read(3).unwrap()[0], 7);
                 assert_eq!(page, Page::new(memory.try_clone().unwrap(), 4096).unwrap());
-                // Whoever holds the memory takes it away meanwhile.
+                // The process that holds the memory truncates it meanwhile.
                 memory.set_len(0).unwrap();
                 assert_eq!(page.read(3), None);
             }
@@ -450,7 +450,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands in the page, the answer is after now and within reach.
+        /// Whatever bytes are in the page, the next deadline is after `after`.
         #[test]
         fn any_bytes(
             bytes in proptest::array::uniform32(any::<u32>()),

@@ -1,15 +1,15 @@
-//! One vCPU thread: what it has had, and its change of place. Two system calls a change where the place is a policy, at
-//! most two where it stands in a table; no allocation.
+//! One vCPU thread, as its pacer sees it: reads its CPU time and changes its place. A change takes two system calls for
+//! a policy, at most two for an entry of the sched_ext table, and no allocation.
 //!
-//! The thread's `schedstat` file is held open, which names the thread and not its number: reading it fails with ESRCH
-//! once the thread has ended, whoever has the number then. It is read right after every change, the same proof as
-//! `ontime_tenants::thread` gives by pidfd: who took over the number meanwhile gets back what it had. Source of its
-//! form: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is in its `stat` (`fs/proc/array.c`,
-//! `do_task_stat`), which takes three times as long.
+//! The thread's `schedstat` file is held open. An open file belongs to the thread and not to its number: reading it
+//! fails with ESRCH after the thread has ended, even if another thread has that number by then. The file is read right
+//! after every change. So a change that hit a later thread with the same number is noticed and undone, as in
+//! `ontime_tenants::thread` by pidfd. Format: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is read
+//! from its `stat` (`fs/proc/array.c`, `do_task_stat`), which takes three times as long.
 //!
-//! A thread that did not run when it was read last is read only if its process has had some of a CPU since, by the
-//! process's clock: where nobody of it ran, the thread did not, and has not waited to the end either. That question
-//! takes a quarter of a reading, and most vCPUs sleep at most looks.
+//! A thread that did not run between its last two readings is read again only if its process has had CPU time since, by
+//! the process's CPU clock. If no thread of the process ran, this one did not, and no wait of it has ended. That
+//! question takes a quarter of a reading, and most vCPUs sleep at most checks.
 
 use std::fs::File;
 use std::io;
@@ -38,8 +38,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// By the priority table. Among reservations time is shared by the plan, not by level: all have the first level's
-    /// places.
+    /// The policies of the priority table. The plan divides time among reservations, so levels do not matter: all vCPUs
+    /// have the places of the first level.
     pub fn of(table: PriorityTable, beyond: Beyond) -> Self {
         let rt = Class::Rt(Level::HIGHEST);
         Self {
@@ -52,10 +52,10 @@ impl Places {
         }
     }
 
-    /// Whether a thread that is paced may be found with this policy.
+    /// Whether a vCPU of a pacer may have this policy.
     pub fn has(&self, policy: Policy) -> bool {
         let at_beyond = match (self.beyond, policy) {
-            // Its nice value is its own.
+            // The nice value may be any.
             (Policy::Other { .. }, Policy::Other { .. }) => true,
             (beyond, policy) => beyond == policy,
         };
@@ -79,12 +79,12 @@ impl Places {
     }
 }
 
-/// How a thread is given its place.
+/// How a thread's place is changed.
 #[derive(Debug, Clone)]
 pub enum Hand {
-    /// By its policy.
+    /// By setting its policy.
     Policy(Places),
-    /// In the table of the sched_ext scheduler.
+    /// By an entry in the table of the sched_ext scheduler.
     Table(Slot),
 }
 
@@ -95,27 +95,27 @@ pub struct Files {
     stat: File,
 }
 
-/// What a vCPU's guest says without asking.
+/// What the pacer reads of a vCPU's guest.
 #[derive(Debug, Default)]
 pub struct Guest {
-    /// Its next deadlines.
+    /// The guest's next deadlines.
     pub published: Option<Published>,
-    /// What it takes of what it is offered.
+    /// The guest's claims from its offer.
     pub claims: Option<Claims>,
 }
 
 impl Guest {
-    /// Of this vCPU.
+    /// For this vCPU.
     pub fn of(vcpu: &Reserved) -> Self {
         Self {
             published: vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0)),
-            // What it holds is read at the first look.
+            // Generation 0: the first check reads the claim.
             claims: vcpu.offer.clone().map(|offer| Claims { offer, vcpu: vcpu.vcpu, seen: 0 }),
         }
     }
 }
 
-/// What a vCPU's guest takes of what it is offered, followed by its pacer.
+/// The claims of a vCPU's guest, as its pacer reads them.
 #[derive(Debug)]
 pub struct Claims {
     offer: Offer,
@@ -124,41 +124,41 @@ pub struct Claims {
     seen: u64,
 }
 
-/// A vCPU thread.
+/// A vCPU thread, as its pacer sees it.
 #[derive(Debug)]
 pub struct Seat {
     id: ThreadId,
     files: Arc<Files>,
     clock: ProcessClock,
-    /// What it had had when it was read last, and whether that was no more than the time before.
+    /// The last reading, and whether the thread had not run since the reading before.
     last: Counts,
     still: bool,
     hand: Hand,
-    /// For what the kernel refuses.
+    /// Counts changes that the kernel refuses.
     pub(crate) tally: Arc<Tally>,
-    /// What its guest publishes.
+    /// The guest's published deadlines.
     pub(crate) published: Option<Published>,
-    /// What its guest takes.
+    /// The guest's claims.
     pub(crate) claims: Option<Claims>,
 }
 
 impl Seat {
-    /// The thread `id`.
+    /// Opens the files of thread `id`.
     ///
     /// # Errors
-    /// ESRCH or ENOENT where it has ended.
+    /// ESRCH or ENOENT if the thread has ended.
     pub fn open(id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> io::Result<Self> {
         let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
         let files = Files { schedstat: open("schedstat")?, stat: open("stat")? };
-        // The number means the thread that was found, now that the files are open: so they are its.
+        // The files are open, and the number still means this thread: so they are its files.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         let seat = Self::with(Arc::new(files), id, hand, tally, guest);
         seat.look()?;
         Ok(seat)
     }
 
-    /// The same thread as one that was opened before, by its files. That it has ended meanwhile shows in the first
-    /// reading, which is for its pacer: a file is read under a lock of its own (`fs/seq_file.c`), which the daemon's
+    /// The same thread as an earlier seat, with its open files. If it has ended meanwhile, the first reading shows
+    /// that. The pacer makes that reading: a file is read under a lock of its own (`fs/seq_file.c`), which the daemon's
     /// thread must not hold.
     pub fn with(files: Arc<Files>, id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> Self {
         let clock = ProcessClock::new(id.pid);
@@ -166,40 +166,40 @@ impl Seat {
         Self { id, files, clock, last: Counts::default(), still: false, hand, tally, published, claims }
     }
 
-    /// For [`Seat::with`].
+    /// The open files, for [`Seat::with`].
     pub fn files(&self) -> Arc<Files> {
         Arc::clone(&self.files)
     }
 
-    /// Its share, where that may be another than when this was asked last. On a pacer: no system call, nothing
-    /// allocated.
+    /// The vCPU's share, if its guest has made a new claim since the last call. Called by a pacer: no system call, no
+    /// allocation.
     pub(crate) fn claimed(&mut self) -> Option<Share> {
         let Claims { offer, vcpu, seen } = self.claims.as_mut()?;
         let held = offer.ledger.news(*vcpu, seen)?;
-        // What was not offered, its device process wrote there by itself.
+        // None for a claim beyond the offer, which only a faulty or hostile device process writes.
         let share = offer.share(&held)?;
         self.published.iter_mut().for_each(|published| published.set_period(share.period));
         Some(share)
     }
 
-    /// Goes on where another seat of the same thread ends.
+    /// Takes over what another seat of the same thread knows.
     pub(crate) fn go_on(&mut self, before: &Seat) {
         if let (Some(published), Some(before)) = (&mut self.published, &before.published) {
             published.go_on(before);
         }
     }
 
-    /// Whether both are of one thread.
+    /// Whether both seats are of the same thread.
     pub(crate) fn is_of(&self, other: &Seat) -> bool {
         self.id == other.id
     }
 
-    /// What it has had.
+    /// The thread's counters.
     ///
     /// # Errors
-    /// ESRCH where it has ended.
+    /// ESRCH if the thread has ended.
     pub fn read(&mut self) -> io::Result<Counts> {
-        // Asked before the reading: what it takes in between shows the next time.
+        // The clock is read before the counters: CPU time in between shows at the next call.
         if self.still && self.clock.take() == 0 {
             return Ok(self.last);
         }
@@ -209,28 +209,28 @@ impl Seat {
         Ok(counts)
     }
 
-    /// Reads its file.
+    /// Reads and parses `schedstat`.
     pub(crate) fn look(&self) -> io::Result<Counts> {
         let mut line = [0; 96];
         let length = self.files.schedstat.read_at(&mut line, 0)?;
         counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Whether it sleeps, or is stopped, or has ended: one that waits for a CPU does not, nor one that waits for a lock
-    /// of the kernel. The kernel takes the process's signal lock for it, whose holder has the pacer's priority
-    /// meanwhile on PREEMPT_RT.
+    /// Whether the thread sleeps, is stopped, or has ended. A thread that waits for a CPU or for a kernel lock does not
+    /// sleep. For this file the kernel takes the process's signal lock; on PREEMPT_RT the lock's holder inherits the
+    /// pacer's priority.
     pub fn sleeps(&self) -> bool {
-        // Number and name, of which the kernel gives 15 bytes, are well within these.
+        // The number and the name, which the kernel limits to 15 bytes, fit well within 64 bytes.
         let mut line = [0; 64];
         let length = self.files.stat.read_at(&mut line, 0).unwrap_or(0);
         matches!(state(line.get(..length).unwrap_or_default()), None | Some(b'S' | b'T' | b't' | b'Z' | b'X'))
     }
 
-    /// Gives it a place, which what it makes does not inherit, and says what it has had then. A change that the kernel
-    /// refuses is counted.
+    /// Moves the thread to a place, which its children do not inherit, and returns its counters after that. A change
+    /// that the kernel refuses is counted.
     ///
     /// # Errors
-    /// ESRCH where it has ended: who took over its number, if somebody did, has what it had.
+    /// ESRCH if the thread has ended. If another thread has its number by now, that thread gets its policy back.
     pub fn place(&mut self, place: Place) -> io::Result<Counts> {
         let places = match &self.hand {
             Hand::Policy(places) => *places,
@@ -263,13 +263,13 @@ fn counts(line: &[u8]) -> Option<Counts> {
     Some(Counts { ran: numbers.next()??, waited: numbers.next()?? })
 }
 
-/// The state's letter, behind the name in parentheses, which may have any in it.
+/// The state's letter. It follows the name in parentheses, and the name may contain parentheses.
 fn state(line: &[u8]) -> Option<u8> {
     let name = line.iter().rposition(|byte| *byte == b')')?;
     line.get(name + 2).copied()
 }
 
-/// Digits and nothing else. Not by `str::parse`, which takes thrice as long: a pacer reads ten of these at a look.
+/// Digits only. `str::parse` takes three times as long, and a pacer reads ten of these numbers at a check.
 fn number(digits: &[u8]) -> Option<u64> {
     let add = |sum: u64, digit: &u8| {
         let digit = digit.wrapping_sub(b'0');
@@ -339,7 +339,7 @@ mod tests {
         }
         assert!(Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).is_err());
     }
-    /// The files of a thread that has ended, and the number of another: as if that had taken it over.
+    /// The files of a thread that has ended with the number of another thread, as if the number had been reused.
     #[test]
     fn who_took_over_a_number_keeps_its_policy() {
         if !rustix::process::geteuid().is_root() {

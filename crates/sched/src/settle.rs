@@ -1,11 +1,12 @@
-//! Which of the declared reservations hold on this host, for the VMs that run now. Pure.
+//! Admission: which of the declared reservations hold on this host, for the VMs that run now. Pure.
 //!
-//! In: the configuration, the tenants, the CPUs online, what held before. Out: admitted vCPUs with what the planner
-//! needs, and everybody refused with the reason. A VM is admitted whole or not at all. Who was admitted stays admitted
-//! whoever comes or goes, and stays on its CPU if it may; among others the VM that started first is first.
+//! In: the configuration, the tenants, the CPUs online, what held before. Out: the admitted vCPUs, with what the
+//! planner needs, and the refused VMs with the reason. A VM is admitted whole or not at all. An admitted VM stays
+//! admitted whatever other VMs come or go, and its vCPUs stay on their CPUs while their affinity allows that. Among new
+//! VMs the one that started first has precedence.
 //!
-//! The reserve is kept on *each* CPU, not of all together: a thread of the kernel that is bound to a CPU has nowhere
-//! else to go. The planner sees it as one more vCPU, pinned there, that nobody is.
+//! The reserve is kept on *each* CPU, not of all together: a kernel thread that is bound to a CPU cannot run elsewhere.
+//! The planner sees the reserve as one more vCPU, pinned there, without a thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,19 +22,19 @@ use crate::ledger::{self, NOTHING};
 use crate::offer::{self, Offer};
 use crate::published::Page;
 
-/// What the planner's rounding takes of a CPU that a reserve and a vCPU share.
+/// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
 
 /// A vCPU with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reserved {
-    /// Its thread.
+    /// The vCPU's thread.
     pub id: ThreadId,
-    /// Its VM.
+    /// The name of the VM.
     pub tenant: String,
     /// The VM's class.
     pub class: Class,
-    /// Its number in the VM.
+    /// The vCPU's number in the VM.
     pub vcpu: u32,
     /// CPU time in each period.
     pub budget: Nanos,
@@ -41,61 +42,61 @@ pub struct Reserved {
     pub period: Nanos,
     /// Budget over period.
     pub bandwidth: Bandwidth,
-    /// What of that its guest's deadline tasks asked for.
+    /// The part of it that the guest's deadline tasks requested.
     pub guest: Option<GuestNeed>,
-    /// Where these publish their next deadlines.
+    /// Where the guest publishes its next deadlines.
     pub page: Option<Page>,
-    /// What its guest may take without asking.
+    /// What the guest may claim without asking.
     pub offer: Option<Offer>,
-    /// The CPU that the plan keeps it on, an index of [`Settled::cpus`]; None if it may wrap.
+    /// The CPU on which the plan keeps the vCPU, an index of [`Settled::cpus`]; None if the vCPU may migrate.
     pub home: Option<u32>,
 }
 
-/// A vCPU that holds a reservation, and the CPU that it has.
+/// A vCPU with a reservation, and its CPU: what is remembered over a restart of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// Its thread.
+    /// The vCPU's thread.
     pub id: ThreadId,
-    /// The host's CPU; None if it may wrap.
+    /// The host's CPU; None if the vCPU may migrate.
     pub cpu: Option<u32>,
 }
 
-/// A VM whose reservation does not hold.
+/// A VM whose reservation was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// The VM.
     pub tenant: String,
-    /// Why, and what to do.
+    /// The reason, and the remedy.
     pub why: String,
 }
 
-/// What holds.
+/// The result of an admission.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// In the order of admission.
+    /// The vCPUs with a reservation, in the order of admission.
     pub vcpus: Vec<Reserved>,
-    /// Whose does not.
+    /// The VMs without.
     pub refused: Vec<Refused>,
     /// The host's CPUs for reservations, by number; the planner calls them 0, 1, 2...
     pub cpus: Vec<u32>,
-    /// Of each of these: whether vCPUs without a home run there.
+    /// For each of these CPUs: whether vCPUs without a home run there.
     pub shared: Vec<bool>,
-    /// What is kept of each for others.
+    /// The part of each CPU that is kept for others.
     pub reserve: Bandwidth,
 }
 
 impl Settled {
-    /// What is reserved in all, in CPUs.
+    /// The sum of all reservations, in CPUs.
     pub fn total(&self) -> Bandwidth {
         self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum()
     }
 
-    /// The host's CPU that the plan keeps one of its vCPUs on; None if it may wrap.
+    /// The host's CPU on which the plan keeps a vCPU; None if the vCPU may migrate.
     pub fn cpu(&self, vcpu: &Reserved) -> Option<u32> {
         self.cpus.get(usize::try_from(vcpu.home?).ok()?).copied()
     }
 
-    /// These are what holds, and where.
+    /// Sets the admitted vCPUs, and their home CPUs.
     fn take(&mut self, vcpus: Vec<Reserved>, admitted: Admitted) {
         self.vcpus = vcpus;
         let homes = admitted.home.into_iter().skip(self.cpus.len());
@@ -105,7 +106,7 @@ impl Settled {
         self.shared = admitted.shared;
     }
 
-    /// Refuses each VM with a vCPU that is not `held`, whole.
+    /// Refuses each VM that has a vCPU which is not `held`.
     pub fn keep_only(&mut self, held: impl Fn(ThreadId) -> bool, why: &str) {
         let unheld = self.vcpus.iter().filter(|vcpu| !held(vcpu.id));
         let refused: BTreeSet<String> = unheld.map(|vcpu| vcpu.tenant.clone()).collect();
@@ -113,12 +114,12 @@ impl Settled {
         self.refused.extend(refused.into_iter().map(|tenant| Refused { tenant, why: why.to_owned() }));
     }
 
-    /// What is to be remembered of it: who holds a reservation, and on which of the host's CPUs.
+    /// The reservations to be remembered: which thread has one, and on which of the host's CPUs.
     pub fn held(&self) -> Vec<Held> {
         self.vcpus.iter().map(|vcpu| Held { id: vcpu.id, cpu: self.cpu(vcpu) }).collect()
     }
 
-    /// As what held before, for [`settle`]: of these nothing else is known.
+    /// A `before` for [`settle`], from remembered reservations. All else is unknown.
     pub fn remembered(held: &[Held]) -> Self {
         let cpus: Vec<u32> = held.iter().filter_map(|one| one.cpu).collect::<BTreeSet<_>>().into_iter().collect();
         let vcpu = |one: &Held| Reserved {
@@ -138,10 +139,10 @@ impl Settled {
         Self { vcpus, cpus, ..Self::default() }
     }
 
-    /// Whether a guest has what it asks for.
+    /// Whether a guest has the bandwidth that it requested.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason, if not.
     pub fn has(&self, tenant: &str, needs: &[GuestNeed]) -> Result<(), String> {
         let has = |need: &GuestNeed| {
             self.vcpus.iter().any(|vcpu| vcpu.tenant == tenant && vcpu.vcpu == need.vcpu && vcpu.guest == Some(*need))
@@ -150,10 +151,11 @@ impl Settled {
             return Ok(());
         }
         let refused = self.refused.iter().find(|refused| refused.tenant == tenant);
-        Err(refused.map_or_else(|| "its VM is not there any more".to_owned(), |refused| refused.why.clone()))
+        Err(refused
+            .map_or_else(|| "its VM is not found any more; see `ontime ps`".to_owned(), |refused| refused.why.clone()))
     }
 
-    /// What a VM's guest is offered, by vCPU.
+    /// The offers to a VM's guest, by vCPU.
     pub fn offers(&self, tenant: &str) -> ledger::Table {
         let mut table = NOTHING;
         for vcpu in self.vcpus.iter().filter(|vcpu| vcpu.tenant == tenant) {
@@ -164,8 +166,7 @@ impl Settled {
         table
     }
 
-    /// Whether this is what was `before`, but for what guests took of their offers, of which their pacers hear by
-    /// themselves.
+    /// Whether this differs from `before` only in what guests claimed from their offers: pacers read claims themselves.
     pub fn is_heard(&self, before: &Settled) -> bool {
         let heard = |(vcpu, old): (&Reserved, &Reserved)| {
             let taken = Reserved {
@@ -182,21 +183,21 @@ impl Settled {
             && self.vcpus.iter().zip(&before.vcpus).all(heard)
     }
 
-    /// The threads.
+    /// The threads of the admitted vCPUs.
     pub fn ids(&self) -> BTreeSet<ThreadId> {
         self.vcpus.iter().map(|vcpu| vcpu.id).collect()
     }
 }
 
-/// Settles whose reservations hold. Where what a guest asks for beside does not, its VM has what is declared, and is
-/// named all the same.
+/// Decides which reservations hold. If a guest's request does not fit, its VM is admitted with the declared
+/// reservation, and is also listed as refused.
 pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &Settled, asks: &Asks) -> Settled {
     let mut settled = settle_by(at_once, config, tenants, online, before, asks);
     offer::spread(&mut settled, before);
     settled
 }
 
-/// Whether all were admitted.
+/// A way to admit all at once; false if it could not.
 type Quick = fn(&mut Settled, Vec<(&Tenant, Result<Vec<Asked>, String>)>) -> bool;
 
 fn settle_by(
@@ -218,7 +219,7 @@ fn settle_by(
     for tenant in tenants.iter().filter(is_rt) {
         *names.entry(&tenant.name).or_default() += 1;
     }
-    // Any user may start a process with any name: one of class bulk has no part in a name that an RT tenant has.
+    // Any user may start a process with any name. So a name of an RT tenant never means a tenant of class bulk.
     let means = |tenant: &&Tenant| config.names(&tenant.name) && (is_rt(tenant) || !names.contains_key(&*tenant.name));
     let mut order: Vec<&Tenant> = tenants.iter().filter(means).collect();
     let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| held.contains_key(&thread.id));
@@ -258,7 +259,7 @@ impl SchedConfig {
     }
 }
 
-/// A vCPU of a VM that a reservation is declared for.
+/// A vCPU with a declared reservation, before admission.
 struct Asked {
     id: ThreadId,
     vcpu: u32,
@@ -267,9 +268,9 @@ struct Asked {
     guest: Option<GuestNeed>,
     page: Option<Page>,
     offer: Option<Offer>,
-    /// The CPUs it may run on; None: all.
+    /// The CPUs that the vCPU may run on; None: all.
     affinity: Option<BTreeSet<u32>>,
-    /// That of these which it had.
+    /// The one of these CPUs that the vCPU had before.
     home: Option<u32>,
 }
 
@@ -299,12 +300,12 @@ fn asked(
     ask: &Ask,
 ) -> Result<Vec<Asked>, String> {
     if tenant.class == Class::Bulk {
-        // Who may have CPU time ahead of others is decided in one place, which knows who chose the VM's name.
+        // The class decides who may have reserved time, because its rules know who chose the VM's name.
         return Err(
             "it is of class bulk; reservations are for class rt: say so in tenants.toml or its metadata".to_owned()
         );
     }
-    // The other back end does not read them.
+    // Back end `deadline` does not read published deadlines.
     let reads = config.backend != BackendKind::Deadline;
     let page = ask.page.as_ref().filter(|_| reads);
     let published = page.is_some() || reads && ask.published;
@@ -318,7 +319,8 @@ fn asked(
             }
             if let Some(sched) = thread.libvirt.sched {
                 return Err(format!(
-                    "vCPU {number} has {sched} by the domain's <vcpusched>, which stays libvirt's; remove it"
+                    "vCPU {number} has {sched} by the domain's <vcpusched>, which Ontime leaves as it is; remove \
+                     <vcpusched> from the domain"
                 ));
             }
             found.insert(number);
@@ -337,28 +339,34 @@ fn asked(
             };
             let need = ask.needs.iter().find(|need| need.vcpu == number);
             if let (Some(taking), Some(most), Some(page)) = (&ask.taking, declared.deadlines, page) {
-                // It may begin to publish as it takes what it is offered.
+                // The guest may begin to publish when it claims from its offer.
                 one.page = Some(page.clone());
                 let share = Share { bandwidth: one.bandwidth, period: one.period.0 };
                 let offer = Offer::new(taking.ledger.clone(), share, most, declared.deadline_period);
                 one.offer = Some(offer).filter(|offer| need.is_none_or(|need| need.period.0 >= offer.offered.period));
             }
             if let Some(need) = need {
-                let most = declared.deadlines.ok_or("`deadlines` in sched.toml does not allow it any")?;
+                let most = declared.deadlines.ok_or(
+                    "its [[reservation]] in sched.toml has no `deadlines`: set the share of a CPU that they may have",
+                )?;
                 let (more, period) = guest::bandwidth(need, published).ok_or_else(|| {
-                    format!("vCPU {number} would need more than a CPU for {} in {}", need.budget, need.period)
+                    format!(
+                        "vCPU {number} would need more than a CPU for {} in {}; ask for less runtime or a longer \
+                         period in the guest",
+                        need.budget, need.period
+                    )
                 })?;
                 if more > most {
                     return Err(format!(
                         "vCPU {number} needs {more} of a CPU for {} in {}, and `deadlines` in sched.toml allows it \
-                         {most}",
+                         {most}; raise that, or ask for less in the guest",
                         need.budget, need.period
                     ));
                 }
                 if need.period < declared.deadline_period {
                     return Err(format!(
                         "vCPU {number} asks for a period of {}, and `deadline-period` in sched.toml allows {} at the \
-                         least",
+                         least; lower that, or ask for a longer period in the guest",
                         need.period, declared.deadline_period
                     ));
                 }
@@ -370,11 +378,15 @@ fn asked(
             asked.push(one);
         }
         if let Some(missing) = declared.vcpus.iter().flatten().find(|number| !found.contains(number)) {
-            return Err(format!("it has no vCPU {missing}; correct `vcpus`"));
+            return Err(format!("it has no vCPU {missing}; correct `vcpus` in sched.toml"));
         }
     }
     if let Some(need) = ask.needs.iter().find(|need| !asked.iter().any(|one| one.vcpu == need.vcpu)) {
-        return Err(format!("vCPU {} has no reservation that its deadlines could be added to", need.vcpu));
+        return Err(format!(
+            "vCPU {} has no reservation that its deadlines could be added to; name the vCPU in `vcpus` of a \
+             [[reservation]] with `deadlines` in sched.toml",
+            need.vcpu
+        ));
     }
     if asked.is_empty() {
         return Err("it has no vCPU threads that are known; see `ontime ps`".to_owned());
@@ -382,7 +394,7 @@ fn asked(
     Ok(asked)
 }
 
-/// As indices of `cpus`.
+/// The allowed CPUs as indices of `cpus`; None: all of them.
 fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<BTreeSet<u32>>, String> {
     let allowed: CpuList = thread.affinity.parse().unwrap_or_default();
     if cpus.iter().all(|cpu| allowed.contains(*cpu)) && !cpus.is_empty() {
@@ -399,9 +411,9 @@ fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<B
     Ok(Some(within))
 }
 
-/// Admits all of these, where nobody's place is to be chosen and all fit. One after the other would give the same, for
-/// what fits together fits in parts, but takes as many times as long as there are VMs, for each change that a guest
-/// asks for.
+/// Admits all VMs at once, if no home CPU has to be chosen and all fit. The result is the same as admitting one VM
+/// after the other, because each part of a fitting set fits too. But that takes longer by the number of VMs, for each
+/// request of a guest.
 fn at_once(settled: &mut Settled, all: Vec<(&Tenant, Result<Vec<Asked>, String>)>) -> bool {
     if all.is_empty() {
         return true;
@@ -424,8 +436,8 @@ fn at_once(settled: &mut Settled, all: Vec<(&Tenant, Result<Vec<Asked>, String>)
 
 fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<(), String> {
     let mut all = settled.vcpus.clone();
-    // A home once given stays: moving it is harmless to its own guarantee, but not to its caches, nor to who has a home
-    // on the other CPU.
+    // A home CPU is kept: a move would do no harm to the vCPU's guarantee, but to its caches, and to vCPUs whose home
+    // is the other CPU.
     let only = |home: u32| BTreeSet::from([home]);
     let mut stay: Vec<Option<BTreeSet<u32>>> = settled.vcpus.iter().map(|vcpu| vcpu.home.map(only)).collect();
     let mut free = stay.clone();
@@ -440,7 +452,7 @@ fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<()
     Ok(())
 }
 
-/// Whether these would be admitted in place of those that were, which stay where they are.
+/// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(settled: &Settled, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
     fit(settled.reserve, &settled.cpus, vcpus, &wishes).is_ok_and(|admitted| {
@@ -449,7 +461,7 @@ pub(crate) fn fits(settled: &Settled, vcpus: &[Reserved]) -> bool {
     })
 }
 
-/// Admits the reserves of these CPUs and these vCPUs.
+/// The admission test for these vCPUs and the reserves of these CPUs.
 fn fit(
     reserve: Bandwidth,
     cpus: &[u32],
@@ -489,7 +501,7 @@ fn fit(
                 name(at.unwrap_or_default())
             ),
         },
-        // What is left of whole CPUs is less than rounding takes.
+        // The room that is left is less than what the planner's rounding takes.
         Refusal::Full { .. } => "it would fill the CPUs to less than the planner's rounding (10 millionths of a CPU \
                                  for each vCPU); ask for a little less"
             .to_owned(),

@@ -1,4 +1,4 @@
-//! Who is admitted, and where.
+//! Which VMs are admitted, and on which CPUs.
 
 use ontime_tenants::config::Text;
 use ontime_tenants::{ClassSource, Kind, Level, LibvirtTuning, Policy};
@@ -60,7 +60,7 @@ fn the_one_that_does_not_fit_is_named_and_the_others_stay() {
     assert_eq!(settled.refused.len(), 1);
     assert_eq!(settled.refused[0].tenant, "c");
     assert!(settled.refused[0].why.contains("1.000 CPUs asked, 0.050 kept for bulk"), "{:?}", settled.refused);
-    // d came, c had been there before it: who holds a reservation keeps it.
+    // d came when c had a reservation: c keeps it.
     let before = settle(&config, &tenants[..1], &online(1), &Settled::default(), &Asks::new());
     let settled = settle(&config, &tenants, &online(1), &before, &Asks::new());
     assert_eq!(who(&settled), [("c", 0), ("a", 0), ("d", 0)]);
@@ -79,13 +79,13 @@ fn who_stays_has_its_cpu_when_another_ends() {
     assert_eq!(homes(&settled), [Some(1), Some(0), Some(1)]);
     let rest = settle(&three, &tenants[1..], &online(3), &settled, &Asks::new());
     assert_eq!((homes(&rest), rest.refused), (vec![Some(0), Some(1)], vec![]));
-    // CPU 0 goes: v2 may be on 1 only, with v1 or v3.
+    // CPU 0 goes away. v2 may run on CPU 1 only, together with v1 or v3.
     let without = settle(&three, &tenants[1..], &[1, 2].into_iter().collect(), &settled, &Asks::new());
     assert_eq!((who(&without), homes(&without)), (vec![("v2", 0)], vec![Some(1)]));
     let why = &without.refused[0].why;
     assert!(why.contains("CPU 1 would have less than its reserve (0.050"), "{why}");
 
-    // One that started before the other, and was declared after it.
+    // y started before x, and is declared after it.
     let two = config(&[("x", 6_000), ("y", 5_000)]);
     let tenants = [vm("x", 20, 1, "1"), vm("y", 10, 1, "0-1")];
     let first = settle(&two, &tenants[..1], &online(3), &Settled::default(), &Asks::new());
@@ -165,21 +165,30 @@ fn a_guest_has_what_fits_and_else_what_is_declared() {
     assert_eq!(settled("a", vec![]), settle(&config, &tenants, &online(1), &Settled::default(), &Asks::new()));
     for (vm, needs, why) in [
         ("a", vec![need(0, 14_000)], "`deadlines` in sched.toml allows it 0.700"),
-        ("b", vec![need(0, 1_000)], "does not allow it any"),
+        ("a", vec![need(0, 14_000)], "; raise that, or ask for less in the guest"),
+        ("b", vec![need(0, 1_000)], "has no `deadlines`: set the share"),
         (
             "a",
             vec![GuestNeed { budget: Nanos(10_000), period: Nanos::from_millis(3), ..need(0, 0) }],
             "asks for a period of 3 ms, and `deadline-period` in sched.toml allows 4 ms at the least",
         ),
-        ("a", vec![need(1, 1_000)], "vCPU 1 has no reservation"),
-        ("a", vec![GuestNeed { budget: Nanos(2), period: Nanos(1), ..need(0, 0) }], "more than a CPU"),
+        (
+            "a",
+            vec![need(1, 1_000)],
+            "vCPU 1 has no reservation that its deadlines could be added to; name the vCPU in `vcpus`",
+        ),
+        (
+            "a",
+            vec![GuestNeed { budget: Nanos(2), period: Nanos(1), ..need(0, 0) }],
+            "more than a CPU for 2 ns in 1 ns; ask for less",
+        ),
     ] {
         let settled = settled(vm, needs);
         let refused = settled.refused.iter().find(|refused| refused.tenant == vm).unwrap();
         assert!(refused.why.contains(why) && refused.why.contains("deadline tasks"), "{refused:?}");
         assert_eq!(who(&settled), [("a", 0), ("b", 0)], "what is declared holds all the same");
     }
-    // Among all: a's guest would take what b has; the daemon refuses that (`guest_asks`).
+    // In an admission of all, a's guest would take the time of b; the daemon refuses that (`guest_asks`).
     let full = settled("a", vec![need(0, 10_000)]);
     assert_eq!(full.refused[0].tenant, "b");
 }
@@ -214,7 +223,7 @@ fn a_cpu_that_goes_offline_takes_the_reservation_that_does_not_fit_and_gives_it_
     assert_eq!((who(&one), one.cpus.as_slice()), (vec![("a", 0)], &[0][..]));
     assert_eq!(one.refused[0].tenant, "b");
     assert_eq!(settle(&config, &tenants, &online(2), &one, &Asks::new()), both);
-    // A number in the middle that goes: the planner's numbers are still 0 and 1.
+    // A CPU in the middle goes away: the planner's numbers are still 0 and 1.
     let gap = settle(&config, &tenants, &[0, 2].into_iter().collect(), &both, &Asks::new());
     assert_eq!((gap.vcpus.len(), gap.cpus.as_slice()), (1, &[0, 2][..]), "both are pinned to 0-1: {gap:?}");
 }
@@ -227,7 +236,8 @@ fn with_no_cpu_left_everybody_is_refused() {
     assert!(settled.vcpus.is_empty() && settled.refused.len() == 1, "{settled:?}");
 }
 
-/// After a restart of the daemon. Best fit would put v3 on CPU 0, and who started first would be first.
+/// After a restart of the daemon. Otherwise v3 would be on CPU 0 by best fit, and VMs would be in the order of their
+/// start.
 #[test]
 fn who_held_a_reservation_holds_it_where_it_was() {
     let config = config(&[("v1", 4_500), ("v2", 5_000), ("v3", 4_000), ("v4", 4_000)]);

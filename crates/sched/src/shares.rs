@@ -1,5 +1,5 @@
-//! Who runs at which place until when: by the order of deadlines where every vCPU has a CPU of its own to stay on, else
-//! by slices that all share.
+//! Which vCPU is at which place, and until when: in the order of deadlines if every vCPU stays on one CPU, or else by
+//! slices that all vCPUs share.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use crate::settle::Settled;
 use crate::show::Snapshot;
 use crate::wrapped::{PROMPT, Wrapped};
 
-/// Never.
+/// No further check.
 pub const NEVER: u64 = u64::MAX;
-/// The longest time between two looks at vCPUs that all sleep, ns.
+/// The longest time between two checks of vCPUs that all sleep, ns.
 pub const CALM_MAX: u64 = 50_000_000;
-/// What vCPUs were granted and did not want is kept for others that have used theirs up, to this much, ns.
+/// The limit of the pool of unused time, ns, which is kept for vCPUs that have used up their shares.
 pub(crate) const UNUSED_MAX: u64 = 10_000_000;
 
 /// How vCPUs are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Planning {
-    /// CPU by CPU in the order of deadlines where no vCPU goes to another, else by slices.
+    /// For each CPU in the order of deadlines if no vCPU migrates, or else by slices.
     #[default]
     Best,
     /// By slices (DP-WRAP), always.
     Slices,
 }
 
-/// All vCPUs with reservations.
+/// The plan for all vCPUs with reservations.
 #[derive(Debug)]
 pub enum Shares {
     /// By slices.
@@ -38,11 +38,11 @@ pub enum Shares {
 }
 
 impl Shares {
-    /// Of vCPUs that are at [`crate::account::Place::Entitled`] now. Each has the tally that `tally` gives.
+    /// A plan for vCPUs that are at [`crate::account::Place::Entitled`] now. `tally` gives each vCPU its counters.
     pub fn new(settled: &Settled, planning: Planning, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let cpus = settled.cpus.len();
         let stay = cpus == 1 || settled.vcpus.iter().all(|vcpu| vcpu.home.is_some());
-        // Who may be prompt is served best where the order within a slice is free.
+        // Prompt vCPUs are served best by slices, within which the order is free.
         let prompt = cpus == 1 && settled.vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
         if planning == Planning::Slices || !stay || prompt {
             return Self::Wrapped(Box::new(Wrapped::new(settled, now, tally)));
@@ -50,8 +50,8 @@ impl Shares {
         Self::Ordered((0..cpus).map(|cpu| Ordered::new(settled, cpu, now, &tally)).collect())
     }
 
-    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what
-    /// they take between this and the first look is charged to them.
+    /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
+    /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         match self {
             Self::Wrapped(wrapped) => wrapped.begin(now, threads),
@@ -59,8 +59,8 @@ impl Shares {
         }
     }
 
-    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called after
-    /// [`Self::begin`], when `old` [yields](Self::yields).
+    /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called after [`Self::begin`],
+    /// when `old` [yields](Self::yields).
     pub fn take_over(&mut self, old: &Shares) {
         match (self, old) {
             (Self::Wrapped(new), Self::Wrapped(old)) => new.take_over(old),
@@ -72,7 +72,7 @@ impl Shares {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no vCPUs.
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Wrapped(wrapped) => wrapped.is_empty(),
@@ -80,7 +80,7 @@ impl Shares {
         }
     }
 
-    /// Whether another set of vCPUs may take over now.
+    /// Whether another plan may take over now.
     pub fn yields(&self, now: u64) -> bool {
         match self {
             Self::Wrapped(wrapped) => wrapped.is_calm() || wrapped.is_empty() || now >= wrapped.end(),
@@ -88,7 +88,7 @@ impl Shares {
         }
     }
 
-    /// Whether a calm time has just ended, so that the pacers of other CPUs have to look; asked once.
+    /// Whether a calm time has just ended, so that the pacers of other CPUs must check. Clears the flag.
     pub fn take_stirred(&mut self) -> bool {
         match self {
             Self::Wrapped(wrapped) => wrapped.take_stirred(),
@@ -96,8 +96,8 @@ impl Shares {
         }
     }
 
-    /// Says how long a step on a CPU took, ns. Looks that follow each other as fast as they can would leave vCPUs no
-    /// time to use their shares up.
+    /// Records how long a step on a CPU took, ns. Checks must not follow each other so fast that vCPUs have no time to
+    /// run between them.
     pub fn took(&mut self, cpu: usize, ns: u64) {
         match self {
             Self::Wrapped(wrapped) => wrapped.took(ns),
@@ -105,7 +105,7 @@ impl Shares {
         }
     }
 
-    /// Does what is due on a CPU (as the planner counts). Returns when its pacer is to come again.
+    /// Does what is due on a CPU (by the planner's number). Returns when its pacer is to check again.
     pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
         match self {
             Self::Wrapped(wrapped) => wrapped.step(cpu, now, threads),
@@ -113,7 +113,7 @@ impl Shares {
         }
     }
 
-    /// Shows the present state, as far as the lists have room.
+    /// Writes the present state to the snapshot, as far as its lists have room.
     pub fn show(&self, now: u64, into: &mut Snapshot) {
         into.clear();
         match self {

@@ -1,4 +1,4 @@
-//! Both kinds of plans on a simulated host.
+//! Plans of both kinds on a simulated host.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,7 +29,8 @@ fn who_stays_on_a_cpu_needs_no_slices() {
     assert!(!kind(1, 10 * MS, false, Planning::Slices));
 }
 
-/// Periods that begin when nobody else's do: without the guest's word its share may be planned where it is of no use.
+/// A guest's periods begin at another time than all others. If the guest does not publish them, its share may be
+/// planned where the guest cannot use it.
 #[test]
 fn a_published_deadline_makes_the_guests_own_periods_whole() {
     let work = 5_400_000;
@@ -44,7 +45,7 @@ fn a_published_deadline_makes_the_guests_own_periods_whole() {
         };
         let with = least(true);
         assert!(with[2] >= work, "{planning:?}: {with:?}");
-        // All of the CPU but 0.7 % is reserved: the order holds to a floor.
+        // All of the CPU but 0.7 % is reserved, and the order is checked at intervals of FLOOR at least.
         assert!(
             with[0] >= 4_500_000 && with[1] >= 2_200_000 - FLOOR,
             "{planning:?}: nobody else loses by it: {with:?}"
@@ -53,7 +54,7 @@ fn a_published_deadline_makes_the_guests_own_periods_whole() {
     }
 }
 
-/// Requests each 10 ms to a VM with 58 us in 500 us, beside two that never idle.
+/// A request each 10 ms to a VM with 58 us in 500 us, beside two VMs that never idle.
 fn prompt(cpus: u32, work: u64) -> (Shares, Host) {
     let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS), (58_000, 500_000)];
     let guests = [Guest::Spins, Guest::Spins, Guest::Wants(work)];
@@ -67,7 +68,7 @@ fn prompt(cpus: u32, work: u64) -> (Shares, Host) {
 fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
     let (shares, host) = prompt(1, 50_000);
     let requests = 2_000 / 10;
-    // A tick or two of each request's time goes to a look.
+    // A check takes a tick or two of each request's time.
     assert!(host.vms[2].counts.waited <= requests * 2 * TICK, "{} in {requests}", host.vms[2].counts.waited);
     assert_eq!(host.vms[2].least, 50_000);
     for (vm, share) in [(0, 3 * MS), (1, 8 * MS)] {
@@ -77,7 +78,7 @@ fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
     assert!(slices <= 2_000 / 10 + 2, "{slices} slices in 200 periods of 10 ms");
 }
 
-/// A slice of 300 us each 10 ms, whose share is 35 us, in which a request for 50 us comes.
+/// A slice of 300 us each 10 ms, with a share of 35 us. In this slice a request for 50 us arrives.
 #[test]
 fn a_prompt_vcpu_does_not_wait_for_the_end_of_a_short_slice() {
     let asked = [(3 * MS, 10 * MS), (2 * MS, 10 * MS), (58_000, 500_000)];
@@ -128,7 +129,8 @@ fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
     }
 }
 
-/// Who is due first has it, as far as what nobody wanted goes; and bulk loses nothing of what is nobody's.
+/// Unused time goes to the vCPU with the earliest deadline among those that used up their shares. Bulk loses nothing of
+/// its own.
 #[test]
 fn what_sleepers_do_not_use_those_have_first_who_have_used_theirs_up() {
     for planning in BOTH {
@@ -149,7 +151,7 @@ fn what_sleepers_do_not_use_those_have_first_who_have_used_theirs_up() {
 #[test]
 fn what_one_does_not_use_another_has_at_once_and_then_bulk() {
     for planning in BOTH {
-        // The first is planned first and wants little; the second starts as soon as that is done.
+        // The first vCPU is planned first and needs little; the second starts when the first is done.
         let guests = [Guest::Wants(MS), Guest::Wants(4 * MS)];
         let (mut shares, mut host) = start(planning, 1, &[(5 * MS, 10 * MS), (4 * MS, 10 * MS)], &guests);
         host.run(&mut shares, 20 * MS, 0);
@@ -187,8 +189,8 @@ fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_th
         host.run(&mut shares, 5_000 * MS, 0);
         for (vm, share) in [(0, 30), (1, 20)] {
             let ran = host.vms[vm].counts.ran;
-            // Its share of the calm time in which it woke was not used up yet, and it may have what it did not want in
-            // the last 100 ms.
+            // It did not use up its share of the calm time in which it woke, and it may use its unused time of the last
+            // 100 ms.
             let most = (4_300 * MS + CALM_MAX + 100 * MS) * share / 100 + UNUSED_MAX;
             assert!(ran <= most, "{planning:?}: VM {vm} had {ran}, more than its share {most}");
         }
@@ -198,7 +200,7 @@ fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_th
     }
 }
 
-/// A look takes longer than the rest of a share: it must not be followed by the next before that could be used up.
+/// A check takes longer than what is left of a share. The next check must not come before the share could be used up.
 #[test]
 fn looks_leave_time_to_run() {
     let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
@@ -212,7 +214,7 @@ fn looks_leave_time_to_run() {
         let wakes = host.run(&mut shares, 4_000 * MS, 0);
         for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
             let least = host.vms[vm].least;
-            // It may have been late for the last look, and pays that back.
+            // It may have been late for the last check, and pays that back.
             assert!(least + share / 50 + 4 * cost >= share, "{planning:?}, {cost}: VM {vm}: {least} of {share}");
         }
         let looks = wakes * cost;
@@ -221,14 +223,14 @@ fn looks_leave_time_to_run() {
     }
 }
 
-/// Behind bulk it does not run, and sleeps no more than one that waits: else it would be let loose for a slice again
-/// and again.
+/// At `Beyond` a vCPU may not run although it is runnable. If it were taken to sleep, it would be entitled for a slice
+/// again and again.
 #[test]
 fn who_pays_back_is_not_asleep() {
     for planning in BOTH {
         let guests = [Guest::Spins, Guest::SpinsFrom(705 * MS)];
         let (mut shares, mut host) = start(planning, 1, &[(6 * MS, 20 * MS), (4 * MS, 20 * MS)], &guests);
-        // It woke in a slice in which nobody looked at it.
+        // It woke in a slice in which no check saw it.
         host.run(&mut shares, 1_000 * MS, 0);
         host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
         host.run(&mut shares, 3_000 * MS, 0);
@@ -239,8 +241,8 @@ fn who_pays_back_is_not_asleep() {
     }
 }
 
-/// Interrupt threads of an emulated or a busy host take 50 us and more between two looks: those who wait then do not
-/// sleep.
+/// On an emulated or busy host, interrupt threads take 50 us and more between two checks. A vCPU that waits for them
+/// does not sleep.
 #[test]
 fn who_waits_for_interrupt_threads_is_not_asleep() {
     let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
@@ -249,7 +251,7 @@ fn who_waits_for_interrupt_threads_is_not_asleep() {
             let guests = [Guest::Spins, Guest::Spins, Guest::Wants(50_000)];
             let (mut shares, mut host) = start(planning, 1, &asked, &guests);
             host.cost = 20_000;
-            // Meets every moment of a period in turn.
+            // The storms meet every moment of a period in turn.
             host.storms = (7_770_000, length);
             host.run(&mut shares, 6_000 * MS, 0);
             for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
@@ -263,7 +265,7 @@ fn who_waits_for_interrupt_threads_is_not_asleep() {
     }
 }
 
-/// From the making of a set to its taking over pacers' maker may wait long, and vCPUs run meanwhile.
+/// The daemon's thread may wait for long between making a plan and the pacers' taking it over. vCPUs run meanwhile.
 #[test]
 fn what_was_had_before_anybody_looked_is_nobodys_debt() {
     for planning in BOTH {
@@ -298,11 +300,11 @@ fn one_that_ends_is_left_alone_and_the_others_go_on() {
 
 #[test]
 fn another_set_takes_over_without_a_gap_for_who_stays() {
-    // From one kind of plan to the other, too.
+    // Also from one kind of plan to the other.
     for (first, second) in [(BOTH[0], BOTH[0]), (BOTH[1], BOTH[1]), (BOTH[0], BOTH[1])] {
         let (mut shares, mut host) = start(first, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
         for planning in [first, second].into_iter().cycle().take(20) {
-            // In the middle of a period, where it can.
+            // In the middle of a period, where the plan allows that.
             host.run(&mut shares, host.now + 17 * MS, 0);
             while !shares.yields(host.now) {
                 host.run(&mut shares, host.now + TICK, 0);
@@ -320,7 +322,8 @@ fn another_set_takes_over_without_a_gap_for_who_stays() {
     }
 }
 
-/// What it asks for in the middle of a window it has from then on, and what it gives back others have.
+/// Additional bandwidth that is requested in the middle of a window holds from then on; what is given back goes to
+/// others.
 #[test]
 fn another_bandwidth_holds_from_the_change_on() {
     for planning in BOTH {
@@ -348,7 +351,7 @@ fn another_bandwidth_holds_from_the_change_on() {
     }
 }
 
-/// Taken in the midst of a window, and given back: nobody has to make the plan anew.
+/// Claimed in the middle of a window, and given back, without a new plan.
 #[test]
 fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
     for planning in BOTH {
@@ -380,7 +383,7 @@ fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
 #[test]
 fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
     for planning in BOTH {
-        // Something that is not of this plan takes the only CPU: no VM gets a place that helps.
+        // A thread outside of this plan takes the only CPU: no place helps the VM.
         let (mut shares, mut host) = start(planning, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
         host.cpus = 0;
         let mut due = 0;
@@ -388,7 +391,7 @@ fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
             if due <= host.now {
                 due = shares.step(0, host.now, &mut host);
             }
-            // The waiting itself shows in the count only once the thread has run.
+            // The count of waiting grows only when the thread has run.
             if host.now % (7 * MS) == 0 {
                 host.vms[0].counts.ran += TICK;
             }
@@ -398,8 +401,8 @@ fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
     }
 }
 
-/// Random sets whose tasks are all released together, one task a VM beside a VM that spins: (sets with late jobs, sets,
-/// late jobs).
+/// Random sets of one task in each VM, all released together, beside a VM that spins: (sets with late jobs, sets, late
+/// jobs).
 fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
     let (mut late_sets, mut sets, mut late) = (0, 0, 0);
     for seed in seeds {
@@ -439,18 +442,17 @@ fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
 fn vcpus_of_one_place_run_by_deadline() {
     let counted = released_together(0..400);
     println!("figures: {counted:?}");
-    // 59 sets and 688 jobs were late while the order among vCPUs of a place was arbitrary and waiting ones went unseen.
-    // The two that are left have less slack than the FLOOR of a look.
+    // Without an order among vCPUs of one place, and without noticing waiting ones, 59 sets and 688 jobs were late. The
+    // two sets that remain have less slack than FLOOR, the least time between checks.
     assert!(counted.1 > 300 && counted.0 <= 2 && counted.2 <= 11, "sets with late jobs, sets, late jobs: {counted:?}");
 }
 
-/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30; what pacers take is what they take in
-/// the lab.
+/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30. Pacers take as long as in the lab.
 #[test]
 fn ten_vms_of_ten_tasks_fit_one_cpu() {
     let groups =
         [(6, 75), (7, 92), (46, 188), (12, 102), (19, 139), (13, 124), (36, 260), (21, 159), (9, 103), (62, 208)];
-    // What a guest asks for its ten, and 0.4 ms in 20 ms of its own.
+    // Each guest requests the time of its ten tasks, and 0.4 ms in 20 ms for itself.
     let asked: Vec<(u64, u64)> =
         groups.iter().map(|(slice, period)| (slice * MS / 3 + 400_000 * period / 20, period * MS)).collect();
     let (mut shares, mut host) = start(Planning::Best, 1, &asked, &[Guest::Tasks; 10]);
@@ -475,8 +477,8 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever set is admitted, on one or several CPUs: whoever spins has its share in every one of its periods, and
-    /// beyond that no more than others do not want of theirs, while bulk wants the CPU; and bulk has what is left.
+    /// For every admitted set, on one or several CPUs: a VM that spins has its share in every one of its periods. While
+    /// bulk is runnable, it has no more beyond that than others leave unused of their shares. Bulk has the rest.
     #[test]
     fn admitted_shares_are_kept(
         cpus in 1u32..=3,
@@ -503,8 +505,8 @@ proptest! {
                 prop_assert_eq!(vm.counts.ran, 0);
                 continue;
             }
-            // A pacer comes late, the simulation has ticks: a few of them a slice, which may be an eighth of this
-            // period.
+            // A pacer comes late, and the simulation has ticks: a few of them for each slice, which may be an eighth of
+            // this period.
             let slack = budget / 50 + 10 * (late + 1) * TICK;
             prop_assert!(vm.least + slack >= *budget, "{} of {} in {}", vm.least, budget, period);
             spinning += vm.counts.ran;
@@ -514,8 +516,8 @@ proptest! {
         prop_assert_eq!(host.bulk + spinning, length * u64::from(cpus));
     }
 
-    /// Deadline tasks of guests that publish them, beside one that never idles: jobs are in time, whatever they are
-    /// released at.
+    /// Deadline tasks of guests that publish them, beside a VM that never idles: jobs are in time, whenever they are
+    /// released.
     #[test]
     fn published_deadlines_are_kept(
         planning in Just(Planning::Best),
@@ -536,7 +538,7 @@ proptest! {
         guests.push(Guest::Spins);
         let mut host = Host::new(1, &settled, &guests);
         for (vm, tasks) in host.vms.iter_mut().zip(&vms) {
-            // What a share may be short of: its grain, which is kept for the next, and ticks.
+            // A share may be short of its grain, which is kept for the next share, and of ticks.
             let job = |(percent, period, phase): &(u64, u64, u64)| {
                 let work = (percent * period * MS / 100).saturating_sub(60_000) / TICK * TICK;
                 Job::new(work.max(TICK), period * MS, 20 * MS + phase * TICK)
@@ -545,18 +547,19 @@ proptest! {
         }
         host.noise = noise;
         let mut shares = host.shares(&settled, planning);
-        // A task that has not had a job is not known of: its first may find its vCPU's share used up by the others.
+        // A task without a job so far is unknown. Its first job may find its vCPU's share used up by other tasks.
         host.run(&mut shares, 100 * MS, 0);
         host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
         let before = host.vms.last().unwrap().counts.ran;
         host.run(&mut shares, 700 * MS, 0);
         let tasks = || host.vms.iter().flat_map(|vm| &vm.tasks);
         let (late, jobs) = (tasks().map(|task| task.late).sum::<u64>(), tasks().map(|task| task.jobs).sum::<u64>());
-        // The order is held to a floor where there is no slack: of some thousand such sets one has a late job.
+        // Where there is no slack, the order is only checked at intervals of FLOOR: of some thousand such sets one has
+        // a late job.
         prop_assert!(late <= 2 + jobs / 500, "{} of {} jobs late", late, jobs);
         let (ran, share) = (host.vms.last().unwrap().counts.ran - before, 60 * spins * MS / 10);
         prop_assert!(ran + share / 50 + MS >= share, "the spinner had {} of {}", ran, share);
-        // Beyond its share it has what the tasks do not want, of the time before, too.
+        // Beyond its share it has what the tasks leave unused, also of the time before.
         let shared: u64 = asked.iter().map(|(budget, period)| 800 * MS / period * budget).sum();
         let all: u64 = host.vms.iter().map(|vm| vm.counts.ran).sum();
         prop_assert!(all <= shared + shared / 50 + UNUSED_MAX, "all had {} of {}", all, shared);

@@ -1,10 +1,10 @@
-//! What pacers are doing, for people to see.
+//! Snapshots of the pacers' state, for `ontime top`.
 
 use ontime_tenants::ThreadId;
 
 use crate::account::Place;
 
-/// What a vCPU is doing, for showing.
+/// Place and period of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
     /// Its thread.
@@ -15,25 +15,25 @@ pub struct Standing {
     pub deadline: u64,
 }
 
-/// A segment of the present slice's plan, for showing.
+/// A segment of the present plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planned {
-    /// Which CPU, as the planner counts.
+    /// The CPU, by the planner's number.
     pub cpu: usize,
-    /// Which vCPU.
+    /// The vCPU's thread.
     pub id: ThreadId,
-    /// From.
+    /// Start of the segment, ns of CLOCK_MONOTONIC.
     pub start: u64,
-    /// To.
+    /// End of the segment.
     pub end: u64,
 }
 
-/// The present state, for showing; filled without allocating as far as its lists have room.
+/// The state of all pacers; filled without allocating, as far as its lists have room.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// When.
+    /// The time of the snapshot.
     pub now: u64,
-    /// When the slice, or the calm time, began.
+    /// When the present slice, window or calm time began.
     pub start: u64,
     /// When it ends.
     pub end: u64,
@@ -41,11 +41,11 @@ pub struct Snapshot {
     pub calm: bool,
     /// Slices planned since the start.
     pub slices: u64,
-    /// Pacers' wake-ups since the start.
+    /// Checks by pacers since the start.
     pub looks: u64,
     /// All vCPUs.
     pub standings: Vec<Standing>,
-    /// The plan.
+    /// Segments of the present plan.
     pub plan: Vec<Planned>,
 }
 
@@ -57,7 +57,7 @@ impl Snapshot {
         (self.slices, self.looks) = (0, 0);
     }
 
-    /// Of several CPUs, each with slices of its own, the earliest to end counts.
+    /// With several CPUs, each with windows of its own, the window that ends first counts.
     pub(crate) fn span(&mut self, now: u64, start: u64, end: u64, calm: bool) {
         self.now = now;
         if end < self.end {
@@ -78,7 +78,7 @@ impl Snapshot {
         }
     }
 
-    /// One with room for this many vCPUs.
+    /// A snapshot with room for this many vCPUs.
     pub fn with_room(vcpus: usize) -> Self {
         Self { standings: Vec::with_capacity(vcpus), plan: Vec::with_capacity(2 * vcpus), ..Self::default() }
     }

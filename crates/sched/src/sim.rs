@@ -1,5 +1,5 @@
-//! A simulated host, to test plans on: CPUs that run the highest places first, as the kernel's FIFO with push and pull
-//! does, and bulk beneath.
+//! A simulated host, on which plans are tested. CPUs run the vCPUs with the highest places first, as the kernel's
+//! SCHED_FIFO with push and pull does, and bulk below them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::shares::{Planning, Shares};
 use crate::show::Snapshot;
 
 pub const MS: u64 = 1_000_000;
-/// Of the simulation.
+/// The time step of the simulation, ns.
 pub const TICK: u64 = 10_000;
 
 /// What a simulated guest does.
@@ -22,9 +22,9 @@ pub const TICK: u64 = 10_000;
 pub enum Guest {
     Spins,
     Sleeps,
-    /// Wants this much from each period's beginning on.
+    /// Needs this much CPU time from the beginning of each period on.
     Wants(u64),
-    /// Sleeps until then, then spins.
+    /// Sleeps until this time, then spins.
     SpinsFrom(u64),
     /// Has deadline tasks, which it publishes ([`Vm::tasks`]).
     Tasks,
@@ -35,7 +35,7 @@ pub enum Guest {
 pub struct Job {
     work: u64,
     period: u64,
-    /// When its next job is released, and its deadline now: 0 before the first.
+    /// Release of the next job; deadline of the present one, 0 before the first.
     release: u64,
     due: u64,
     left: u64,
@@ -63,29 +63,29 @@ impl Job {
 pub struct Vm {
     pub guest: Guest,
     pub period: u64,
-    /// When its periods begin, counted from the clock's zero; and whether its guest says so.
+    /// When the vCPU's periods begin, counted from the clock's zero; whether its guest publishes that.
     pub phase: u64,
     pub publishes: bool,
     place: Place,
     pub counts: Counts,
-    /// What it still wants.
+    /// CPU time that it still needs.
     work: u64,
     pub alive: bool,
-    /// What it had at a place ahead of bulk, in its present period, and the least of any whole one.
+    /// CPU time ahead of bulk: in the present period, and the least of all whole periods.
     had: u64,
     pub least: u64,
     pub tasks: Vec<Job>,
     follow: Follow,
-    /// What its guest has taken of what it was offered, until its pacer has heard of it.
+    /// The vCPU's new share after a claim of its guest, until the pacer has read it.
     pub claimed: Option<Share>,
-    /// The CPU that it stays on.
+    /// The CPU to which the vCPU is pinned.
     home: Option<usize>,
-    /// Whether it wanted the CPU in the last tick; its position among those of its place.
+    /// Whether the vCPU was runnable in the last tick; its position among vCPUs at the same place.
     awake: bool,
     turn: i64,
 }
 
-/// Which system calls pacers make.
+/// How many calls of each kind a pacer made.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Calls {
     reads: u64,
@@ -95,7 +95,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// What a look with these takes, ns: what they take in the lab at 1 ns an instruction, traced in `rta-scale`.
+    /// Duration of a check with these calls, ns. The figures are from the lab at 1 ns an instruction, traced in
+    /// `rta-scale`.
     fn cost(self) -> u64 {
         12_000 + 3_300 * self.reads + 13_500 * self.states + 3_000 * self.nexts + 5_500 * self.places
     }
@@ -105,18 +106,18 @@ pub struct Host {
     pub cpus: usize,
     pub vms: Vec<Vm>,
     pub now: u64,
-    /// CPU time that bulk, which always wants all, had.
+    /// CPU time of bulk, which is always runnable.
     pub bulk: u64,
     pub flips: u64,
-    /// What a pacer's look takes of its CPU; and how long the only CPU is still taken by one.
+    /// Duration of a check, ns; and how long the only CPU is still busy with a check.
     pub cost: u64,
     taken: u64,
     turns: i64,
-    /// Of so many ticks interrupts take one; 0: none.
+    /// Interrupts take one of this many ticks; 0: none.
     pub noise: u64,
     /// How often threads ahead of vCPUs take the CPU, and for how long, ns; 0: never.
     pub storms: (u64, u64),
-    /// Whether a look takes what its calls do instead, and what all took.
+    /// Whether a check takes the time of its calls instead of `cost`.
     pub counted: bool,
     calls: Calls,
     pub pacing: u64,
@@ -164,7 +165,7 @@ impl Threads for Host {
         self.calls.places += 1;
         self.turns += 1;
         let vm = self.vms.get_mut(seat).filter(|vm| vm.alive)?;
-        // As the kernel's FIFO: to the tail who goes up, to the head who goes down.
+        // As in SCHED_FIFO: a raised thread goes to the tail, a lowered thread to the head.
         vm.turn = if rank(place) < rank(vm.place) { self.turns } else { -self.turns };
         vm.place = place;
         Some(vm.counts)
@@ -209,7 +210,7 @@ impl Host {
         }
     }
 
-    /// Shares of these vCPUs, as pacers of this host would begin with.
+    /// A plan for these vCPUs, as the pacers of this host begin it.
     pub fn shares(&mut self, settled: &Settled, planning: Planning) -> Shares {
         let number = |id: ThreadId| settled.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
         let mut shares = Shares::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
@@ -257,7 +258,7 @@ impl Host {
         self.taken = self.taken.saturating_sub(TICK);
         for vm in order {
             let vm = &mut self.vms[vm];
-            // Bulk always wants the CPU, and comes before who is beyond its share.
+            // Bulk is always runnable, and runs before vCPUs beyond their shares.
             let cpu = match vm.home {
                 Some(home) => free.get(home).is_some_and(|free| *free).then_some(home),
                 None => free.iter().position(|free| *free),
@@ -278,7 +279,7 @@ impl Host {
         self.now += TICK;
     }
 
-    /// Runs with pacers that come `late` after they are due. Returns their wake-ups.
+    /// Runs with pacers that come `late` ns after they are due. Returns how often they woke.
     pub fn run(&mut self, shares: &mut Shares, until: u64, late: u64) -> u64 {
         let mut due = vec![self.now; self.cpus];
         let mut wakes = 0;
@@ -303,7 +304,7 @@ impl Host {
     }
 }
 
-/// Of VMs that may run anywhere, or each on one CPU, which are taken in turn.
+/// VMs whose vCPUs may run anywhere, or are pinned to the CPUs in turn.
 pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Settled> {
     let home = |number: u32| pinned.then_some(number % cpus);
     let reserved = |(number, (budget, period)): (u32, &(u64, u64))| Reserved {
@@ -322,7 +323,7 @@ pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) 
     admitted(cpus, Bandwidth::ppm(reserve_ppm), (0..).zip(asked).map(reserved).collect())
 }
 
-/// Of these, if they are admitted.
+/// A result with these vCPUs, if they are admitted.
 pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Settled> {
     let reserves =
         (0..cpus).map(|cpu| ontime_plan::Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });

@@ -1,47 +1,49 @@
-//! Who runs at which place until when. Pure: readings and the clock come in, changes of place go out.
+//! Plan by slices: at which place each vCPU runs, and until when. Pure: readings and the clock come in, changes of
+//! place go out.
 //!
-//! Time is cut into slices that end at the next deadline of any vCPU: what its guest publishes, else its period's end
-//! (at least 250 us, at most 100 ms). At a slice's start the planner gives every vCPU its share of it as one or two
-//! segments. From then on a vCPU is
+//! Time is cut into slices of 250 us to 100 ms. A slice ends at the next deadline of any vCPU: the deadline that its
+//! guest publishes, or else the end of its period. At the start of a slice the planner (DP-WRAP) gives every vCPU its
+//! share of the slice as one or two segments. Then a vCPU is at
 //!
 //! | place | while |
 //! |---|---|
-//! | [`Place::Planned`] | it is in a segment and has some of its share left |
-//! | [`Place::Entitled`] | it is in none and has some left: it runs when nobody planned wants the CPU, ahead of bulk |
+//! | [`Place::Planned`] | it is in a segment and has time of its share left |
+//! | [`Place::Entitled`] | it is in no segment and has time left: it runs behind the planned vCPUs and ahead of bulk |
 //! | [`Place::Beyond`] | its share of the slice is used up |
 //!
-//! Use is *measured*, at every change of place and whenever a share may have been used up. So time that one does not
-//! use goes to the others that are entitled; what nobody of a slice wanted, the one that had used its share up and is
-//! due first has beside its share of the next; the rest goes to bulk. A vCPU that never idles has no more than that
-//! while others want the CPU. A look takes time itself, and is followed by the next only after whoever is looked at
-//! could have run for what it has left; who waits for its turn is looked at seldom enough that such looks take a fifth
-//! of the CPU at most. What it took too much (a look comes some microseconds late) is taken off its next share; what it
-//! did not want is forfeited. Within a slice the order in which shares are had does not matter to anybody's deadline,
-//! which is never before its end.
+//! Use is *measured*, at every change of place and whenever a share may have been used up. Time that a planned vCPU
+//! does not use goes to the entitled vCPUs. Time that no vCPU of a slice used is added to the next share of one vCPU:
+//! the one with the earliest deadline among those that have used up their share. Bulk has the rest. So while others
+//! need the CPU, a vCPU that never idles has no more than that. A check (`looks`) takes time itself. The next check of
+//! a vCPU comes only after it could have run for what it has left; a vCPU that waits for its segment is checked so
+//! seldom that such checks take at most a fifth of the CPU. Overuse (a check comes some microseconds late) is taken off
+//! the next share; unused time is taken back. In which order vCPUs use their shares within a slice does not matter: no
+//! deadline is before the slice's end.
 //!
-//! **Sleepers.** A vCPU that did not run in one slice, and had its share before it, is only entitled in the next, and
-//! looked at no sooner than at its end: it costs a reading a slice. Should it wake and spin, the planned do not notice;
-//! others wait for it until that look, and it pays back what it took. One whose guest publishes deadlines may not wait
-//! so: where a task of it ran lately it is planned as who is awake, since its tasks are released when slices begin;
-//! else it is at [`Place::Planned`] all the slice and looked at as often as its share could be used up. While it slept
-//! the others went ahead of their plan, so that there is room for its share whenever it wakes (on one CPU; on several
-//! it may keep one that is planned elsewhere waiting, for its share at most).
+//! **Sleeping vCPUs.** A vCPU that did not run in a slice, and had time left, is only entitled in the next slice, and
+//! is checked at its end: this costs one reading a slice. If the vCPU wakes and spins, planned vCPUs are not delayed.
+//! Entitled ones wait for it until that check, and it pays back the time. A vCPU whose guest publishes deadlines may
+//! not be delayed so. If one of its tasks ran lately, it is planned like a vCPU that is awake, because its tasks are
+//! released when slices begin. Otherwise it is at [`Place::Planned`] for the whole slice, and is checked as often as
+//! its share could be used up. While it slept, the others ran ahead of their plan, so there is room for its share
+//! whenever it wakes (on one CPU; on several CPUs it may delay a vCPU that is planned elsewhere, at most for its
+//! share).
 //!
-//! **Prompt.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes nothing answers requests: one that
-//! has to be served soon, and seldom. With one CPU the order within a slice is free, and as long as it has half of its
-//! budget left it is at [`Place::Planned`] all the slice, everybody else at [`Place::Entitled`], and its period ends no
-//! slice: sixteen slices a video frame would cost more than it asks for. What it did not use of its share it keeps, up
-//! to one budget: a slice of 250 us has half of a budget of 500 us, and a request is not to wait for the next. So it
-//! may have one budget more than its share of a slice, once, and others that much less of that slice. Who has less than
-//! half of it left is as everybody again.
+//! **Prompt vCPUs.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes no deadlines answers requests:
+//! it needs the CPU soon, and seldom. With one CPU for reservations the order within a slice is free. So while the vCPU
+//! has at least half of a budget left, it is at [`Place::Planned`] for the whole slice and all others are at
+//! [`Place::Entitled`]. Its period ends no slice: sixteen slices in the time of a video frame would cost more than the
+//! vCPU itself needs. It keeps unused time up to one budget: a slice of 250 us has half of a budget of 500 us, and a
+//! request must not wait for the next slice. So once it may have one budget more than its share of a slice, and the
+//! others have that much less of this slice. With less than half of a budget left, it is treated as the others are.
 //!
-//! **Calm.** Where nobody has such deadlines and nobody used an eighth of its share, nobody needs a plan: all are at
-//! [`Place::Planned`], and there is one look a shortest period; where nobody ran at all, looks come ever more seldom,
-//! [`CALM_MAX`] apart at last. Hence the price: when all have been calm and one begins to spin, all others wait for it
-//! until that look, once.
+//! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share, no plan is needed. All vCPUs are
+//! at [`Place::Planned`], with one check in each shortest period. If no vCPU ran at all, the time between checks
+//! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
+//! check, once.
 //!
-//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Wrapped::new`], and a step reads a vCPU only where
-//! something of it is due.
+//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Wrapped::new`], and a step reads only vCPUs for which
+//! something is due.
 
 use std::sync::Arc;
 
@@ -55,12 +57,12 @@ use crate::settle::Settled;
 use crate::shares::{CALM_MAX, NEVER, UNUSED_MAX};
 use crate::show::{Planned, Snapshot};
 
-/// Longer is no prompt vCPU's period, ns.
+/// The longest period of a prompt vCPU, ns.
 pub(crate) const PROMPT: u64 = 1_000_000;
-/// Who is only entitled and did not run waits for its turn: it is looked at no more often than this many costs of a
-/// look apart.
+/// A vCPU that is entitled and did not run is waiting. It is checked at intervals of at least this many times the
+/// duration of a check.
 const COST_FACTOR: u64 = 4;
-/// A part of the present plan.
+/// A segment of the present plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Part {
     cpu: usize,
@@ -68,42 +70,42 @@ struct Part {
     end: u64,
 }
 
-/// One vCPU.
+/// One vCPU of the plan.
 #[derive(Debug)]
 struct Seat {
     account: Account,
     vcpu: VcpuId,
     home: Option<u32>,
-    /// What a prompt vCPU keeps of its shares at most; 0 where it cannot be one.
+    /// The most unused time that a prompt vCPU keeps, ns; 0 if the vCPU cannot be prompt.
     keeps: i64,
-    /// What it had had when the slice began, and whether it had not run in the one before.
+    /// CPU time of the thread when the slice began; whether it did not run in the slice before.
     at_start: u64,
     asleep: bool,
-    /// Whether it is a sleeper whose guest publishes deadlines, or prompt.
+    /// Whether it is planned for the whole slice: it sleeps and its guest publishes deadlines, or it is prompt.
     waits: bool,
-    /// Whether it is served ahead of all, so that its period ends no slice; whether another one is.
+    /// Whether the vCPU is prompt in this slice: ahead of all, and its period ends no slice; whether another vCPU is.
     prompt: bool,
     below: bool,
-    /// What it was given for this slice, and what it had kept before, ns.
+    /// What the vCPU was granted for this slice, and what it had kept from before, ns.
     granted: u64,
     kept: i64,
     parts: [Part; 2],
-    /// Whose pacer looks after it in this slice, and when next.
+    /// The CPU whose pacer checks it in this slice, and the time of its next check.
     cpu: usize,
     look: u64,
-    /// What its guest published when the slice began.
+    /// The next deadline that its guest published when the slice began.
     next: Option<u64>,
 }
 
 impl Seat {
-    /// Whether it used more than this part of what it was given.
+    /// Whether the vCPU used more than 1/`part` of its grant.
     fn used_over(&self, part: u64) -> bool {
         let used = signed(self.granted).saturating_add(self.kept).saturating_sub(self.account.balance);
         used.saturating_mul(signed(part)) > signed(self.granted)
     }
 
-    /// Has what its guest has taken of what it was offered, from now on: within the slice, which ends at `end`, beside
-    /// the plan, which has room for it.
+    /// Applies the bandwidth that the guest claimed from its offer: for the rest of the slice, which ends at `end`,
+    /// without a segment. The plan has room for it.
     fn hear(&mut self, index: usize, now: u64, end: u64, planner: &mut Planner, threads: &mut impl Threads) {
         if let Some(more) = self.account.hear(index, now, end, threads) {
             self.granted = self.granted.saturating_add_signed(more);
@@ -111,7 +113,7 @@ impl Seat {
         }
     }
 
-    /// Gives it the place that it should have now.
+    /// Moves the vCPU to the place that it should have now.
     fn advance(&mut self, index: usize, now: u64, threads: &mut impl Threads) {
         let in_turn = self.waits || !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now));
         let below = self.below;
@@ -126,8 +128,8 @@ impl Seat {
         });
     }
 
-    /// When its place may have to change next, at most at `end`; a look takes `cost`, in which it does not run, and it
-    /// may have `waited` since the last.
+    /// When the vCPU's place may have to change next, at most `end`. A check takes `cost` ns, in which the vCPU does
+    /// not run. `waited`: it did not run since the last check.
     fn due(&self, now: u64, end: u64, cost: u64, waited: bool) -> u64 {
         let Account { gone, place, grain, balance, .. } = self.account;
         if gone || self.asleep || place == Place::Beyond {
@@ -137,7 +139,7 @@ impl Seat {
         let least = grain.max(patience);
         let left = u64::try_from(balance).unwrap_or(0).max(least);
         let used_up = now.saturating_add(cost).saturating_add(left);
-        // Where somebody is prompt, or is ahead of it, its segments decide nothing.
+        // Where a vCPU is prompt, segments decide nothing.
         let in_turn = !self.prompt && !self.below;
         let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| in_turn && *at > now);
         borders.chain([used_up, end]).min().unwrap_or(end)
@@ -153,23 +155,23 @@ pub struct Wrapped {
     start: u64,
     end: u64,
     calm: bool,
-    /// Nothing is known of its vCPUs yet: the first slice is planned.
+    /// Nothing is known of the vCPUs yet: the first slice is planned.
     fresh: bool,
     /// Length of the last calm time, ns.
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
-    /// What vCPUs did not want, and nobody else has had, ns.
+    /// Pool of unused time, ns, which no vCPU has had yet.
     unused: u64,
     stirred: bool,
     slices: u64,
     looks: u64,
-    /// What a look takes, ns, over the last few.
+    /// Duration of a check, ns, as a moving average.
     cost: u64,
 }
 
 impl Wrapped {
-    /// Of vCPUs that are at [`Place::Entitled`] now. Each has the tally that `tally` gives.
+    /// A plan for vCPUs that are at [`Place::Entitled`] now. `tally` gives each vCPU its counters.
     pub fn new(settled: &Settled, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let mut planner = Planner::new(&settled.shared);
         for cpu in (0..).take(settled.cpus.len()) {
@@ -201,7 +203,7 @@ impl Wrapped {
                 }
             })
             .collect();
-        // A prompt one is ahead of all anyway: looks for the others' sake are enough.
+        // A prompt vCPU is ahead of all others anyway: checks that the others need are enough.
         let period = |seat: &Seat| seat.account.period;
         let others = seats.iter().filter(|seat| seat.keeps == 0).map(period).min();
         let shortest = others.or(seats.iter().map(period).min()).unwrap_or(CALM_MAX);
@@ -224,8 +226,8 @@ impl Wrapped {
         }
     }
 
-    /// Takes each vCPU's first reading: what it had before is not counted. By who looks after them from `now` on: what
-    /// they take between this and the first look is charged to them.
+    /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
+    /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for (index, seat) in self.seats.iter_mut().enumerate() {
             seat.account.begin(now, threads.read(index));
@@ -234,8 +236,8 @@ impl Wrapped {
         (self.start, self.end) = (now, now);
     }
 
-    /// Goes on where `old` ends: vCPUs of both keep their place, their debt and their period. To be called at the end
-    /// of a slice, after [`Self::begin`].
+    /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called at the end of a slice,
+    /// after [`Self::begin`].
     pub fn take_over(&mut self, old: &Wrapped) {
         for seat in &mut self.seats {
             let is_of = |before: &&Seat| before.account.id == seat.account.id && !before.account.gone;
@@ -246,7 +248,7 @@ impl Wrapped {
         (self.slices, self.looks, self.cost, self.unused) = (old.slices, old.looks, old.cost, old.unused);
     }
 
-    /// Goes on where a plan of another kind ends: vCPUs of both keep their place, their debt and their period.
+    /// Continues a plan in the order of deadlines: vCPUs of both keep their place, debt and period.
     pub(crate) fn keep(&mut self, old: &Ordered) {
         for seat in &mut self.seats {
             if let Some((before, given)) = old.account(seat.account.id, self.start) {
@@ -256,12 +258,12 @@ impl Wrapped {
         }
     }
 
-    /// The account of one of its vCPUs.
+    /// The account of one of the vCPUs.
     pub(crate) fn account(&self, id: ThreadId) -> Option<&Account> {
         self.seats.iter().map(|seat| &seat.account).find(|account| account.id == id && !account.gone)
     }
 
-    /// Whether there is none.
+    /// Whether there are no vCPUs.
     pub fn is_empty(&self) -> bool {
         self.seats.is_empty()
     }
@@ -276,18 +278,18 @@ impl Wrapped {
         self.calm
     }
 
-    /// Whether a calm time has just ended, so that the pacers of other CPUs have to look; asked once.
+    /// Whether a calm time has just ended, so that the pacers of other CPUs must check. Clears the flag.
     pub fn take_stirred(&mut self) -> bool {
         std::mem::take(&mut self.stirred)
     }
 
-    /// Says how long a step took, ns. Looks that follow each other as fast as they can would leave vCPUs no time to use
-    /// their shares up.
+    /// Records how long a step took, ns. Checks must not follow each other so fast that vCPUs have no time to run
+    /// between them.
     pub fn took(&mut self, ns: u64) {
         self.cost = (3 * self.cost + ns) / 4;
     }
 
-    /// Does what is due on a CPU (as the planner counts). Returns when its pacer is to come again.
+    /// Does what is due on a CPU (by the planner's number). Returns when its pacer is to check again.
     pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
         self.looks += 1;
         if self.seats.is_empty() {
@@ -301,7 +303,7 @@ impl Wrapped {
         }
         let (end, cost) = (self.end, self.cost);
         let mut due = end;
-        // Beside a prompt one all are read at each look: all wait, and one look is as good as one for each.
+        // Beside a prompt vCPU all are read at each check: all of them wait, and one check serves all.
         let all = self.seats.iter().any(|seat| (seat.prompt || seat.below) && seat.look <= now);
         for (index, seat) in self.seats.iter_mut().enumerate() {
             if seat.cpu == cpu {
@@ -319,7 +321,7 @@ impl Wrapped {
 
     /// Ends a slice and begins the next, or a calm time.
     fn turn(&mut self, now: u64, threads: &mut impl Threads) {
-        // A look that comes a little late is none of the plan's business: slices follow each other without a gap.
+        // Slices follow each other without a gap, unless the check comes very late.
         let late = now.saturating_sub(self.end);
         self.start = if late < SLICE_MIN.0 { self.end } else { now };
         let fresh = std::mem::take(&mut self.fresh);
@@ -331,7 +333,8 @@ impl Wrapped {
             seat.next = next.map(|next| next.at);
             let live = next.is_some_and(|next| next.live);
             busy |= live;
-            // Behind bulk it may not have run although it wanted to; interrupt threads may have had a short slice.
+            // Behind bulk it may not have run although it was runnable. Interrupt threads may have taken a short slice:
+            // so the kernel is asked.
             let idle = !fresh && !live && seat.account.place != Place::Beyond;
             let slept = idle && seat.account.counts.ran == seat.at_start && threads.sleeps(index);
             let silent = next.is_none();
@@ -344,7 +347,7 @@ impl Wrapped {
             let account = &mut seat.account;
             busy |= account.balance < 0 || account.place == Place::Beyond;
             account.close_period(now);
-            // What it did not want is forfeited; the grain that a look left it is not.
+            // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
             if account.place != Place::Beyond {
                 let kept = account.balance.min(if silent { seat.keeps } else { 0 });
                 self.unused = self.unused.saturating_add((account.balance - kept).unsigned_abs()).min(UNUSED_MAX);
@@ -376,7 +379,7 @@ impl Wrapped {
             seat.parts = [Part::default(); 2];
             seat.granted = 0;
         }
-        // The reserves are vCPUs 0 to m-1, then the seats in their order.
+        // The planner's vCPUs: first a reserve for each CPU, then the seats in their order.
         let reserves = self.demands.len() - self.seats.len();
         for segment in self.planner.segments() {
             let seat = segment.vcpu.index().checked_sub(reserves).and_then(|at| self.seats.get_mut(at));
@@ -397,8 +400,9 @@ impl Wrapped {
         self.lend();
     }
 
-    /// Lets the one that has used its share up and is due first have what others did not want, beside its share. Not
-    /// where the order within the slice is free: there nobody's share would be kept from that.
+    /// Adds the pool of unused time to the share of one vCPU: the one with the earliest deadline among those at
+    /// `Beyond`. Not beside a prompt vCPU: there the order within the slice is free, so the extra time could delay a
+    /// share beyond the slice.
     fn lend(&mut self) {
         if self.seats.iter().any(|seat| seat.below) {
             return;
@@ -411,7 +415,7 @@ impl Wrapped {
         }
     }
 
-    /// No plan for `length` ns.
+    /// Begins a calm time of `length` ns, without a plan.
     fn rest(&mut self, length: u64, now: u64, threads: &mut impl Threads) {
         self.calm = true;
         self.calm_length = length;
@@ -426,7 +430,7 @@ impl Wrapped {
         }
     }
 
-    /// Shows the present state.
+    /// Writes the present state to the snapshot.
     pub fn show(&self, now: u64, into: &mut Snapshot) {
         into.span(now, self.start, self.end, self.calm);
         (into.slices, into.looks) = (self.slices, self.looks);

@@ -1,4 +1,4 @@
-//! The guest-host contract, generated from `abi/ontime_abi.h`; docs/device.md says what it means.
+//! The guest-host ABI, generated from `abi/ontime_abi.h`; docs/device.md describes it.
 
 use vm_memory::ByteValued;
 
@@ -8,8 +8,8 @@ mod generated {
 }
 pub use generated::*;
 
-// SAFETY: plain integers and byte arrays without padding (the header is compiled with -Wpadded in the tests); every
-// pattern of bits is a value.
+// SAFETY: plain integers and byte arrays without padding (the tests compile the header with -Wpadded); every bit
+// pattern is valid.
 unsafe impl ByteValued for ontime_call {}
 // SAFETY: as above.
 unsafe impl ByteValued for ontime_done {}
@@ -20,14 +20,14 @@ unsafe impl ByteValued for ontime_config {}
 // SAFETY: as above.
 unsafe impl ByteValued for ontime_bw {}
 
-/// Bytes of the header of a call's readable part.
+/// Length of the header of a call's readable part, bytes.
 pub const CALL_LEN: usize = size_of::<ontime_call>();
-/// Bytes of the header of a call's writable part.
+/// Length of the header of a call's writable part, bytes.
 pub const DONE_LEN: usize = size_of::<ontime_done>();
-/// Bytes of an event.
+/// Length of an event, bytes.
 pub const EVENT_LEN: usize = size_of::<ontime_event>();
 
-/// An error number of Linux (x86-64), positive.
+/// A Linux errno (x86-64), positive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -37,7 +37,7 @@ impl Errno {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// As a call's result.
+    /// The negative errno, as a call's result.
     pub fn result(self) -> i32 {
         -self.0
     }
@@ -51,7 +51,7 @@ impl std::fmt::Display for Errno {
 
 #[cfg(test)]
 mod tests {
-    /// Every byte of a struct is a field's: none tells the guest what was in this process's memory.
+    /// Every byte of a struct belongs to a field, so no struct leaks this process's memory to the guest.
     #[test]
     fn no_struct_has_padding() {
         let header = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../abi/ontime_abi.h");

@@ -1,3 +1,3 @@
-//! The atomics of files that the crate `ontime-model` compiles, too, with the model checker's.
+//! Atomics for the files that the crate `ontime-model` also compiles, there with the model checker's types.
 
 pub use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};

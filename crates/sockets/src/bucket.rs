@@ -1,14 +1,14 @@
-//! A token bucket: work of a guest that costs others something is done so often and no oftener. A guest that asks
-//! faster waits, and nobody else.
+//! A token bucket: limits the rate of guest requests that cost other tenants time. Only the guest that exceeds the rate
+//! waits.
 
 use std::time::{Duration, Instant};
 
-/// Tokens at most.
+/// Most tokens.
 pub const BURST: u32 = 32;
-/// The time after which one more token is there.
+/// Time per additional token.
 pub const REFILL: Duration = Duration::from_millis(20);
 
-/// See above.
+/// A token bucket.
 #[derive(Debug)]
 pub struct Bucket {
     tokens: u32,
@@ -22,7 +22,7 @@ impl Default for Bucket {
 }
 
 impl Bucket {
-    /// Takes a token; sleeps until there is one.
+    /// Takes a token; sleeps until one is available.
     pub fn wait(&mut self) {
         let since = self.refilled.elapsed();
         let fresh = u32::try_from(since.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! Calls in flight: a pool made once, and lists of those that wait on a socket.
+//! Calls in flight: a pool that is allocated once, and lists of the calls that wait on a socket.
 
 use crate::abi::{DONE_LEN, Errno, ontime_call, ontime_done};
 use crate::memory::{Buffers, Memory, Segments};
@@ -8,22 +8,22 @@ use crate::request::{Parts, Request};
 /// No call.
 pub const NIL: u16 = u16::MAX;
 
-/// One call.
+/// A call.
 #[derive(Debug)]
 pub struct Call {
-    /// Its descriptor chain.
+    /// Head of its descriptor chain.
     pub head: u16,
-    /// The guest's words, read once.
+    /// The guest's call header, read once.
     pub words: ontime_call,
-    /// Its buffers.
+    /// The chain's buffers.
     pub buffers: Buffers,
     /// Sizes of its data.
     pub parts: Parts,
-    /// What it asks for.
+    /// The parsed request.
     pub request: Request,
     /// Bytes moved so far.
     pub moved: usize,
-    /// Place of the socket it waits on.
+    /// Slot of the socket that the call waits on.
     index: u32,
     next: u16,
 }
@@ -42,13 +42,13 @@ impl Call {
         }
     }
 
-    /// Where data begin in the readable part.
+    /// Offset of the data in the readable part.
     pub fn data_at(&self) -> usize {
         crate::abi::CALL_LEN + usize::from(self.words.control_len)
     }
 
-    /// Bytes of data that it has received into its room. With MSG_TRUNC it is asked of streams only, whose bytes go
-    /// nowhere then.
+    /// Bytes of received data in the writable part. With MSG_TRUNC, which is only checked for streams here, the kernel
+    /// discards the bytes.
     pub fn written(&self) -> usize {
         match self.request {
             Request::Recv { flags } if flags & libc::MSG_TRUNC == 0 => self.moved,
@@ -56,39 +56,39 @@ impl Call {
         }
     }
 
-    /// Where data begin in the writable part.
+    /// Offset of the data in the writable part.
     pub fn room_at(&self) -> usize {
         DONE_LEN + usize::from(self.words.control_room)
     }
 }
 
-/// What a call gives.
+/// A call's result.
 #[derive(Debug, Clone, Copy)]
 pub struct Reply {
-    /// The number, or the error.
+    /// The returned number or the errno.
     pub result: Result<u32, Errno>,
     /// Bytes of data written.
     pub data: usize,
     /// Bytes of control messages written.
     pub control: usize,
-    /// recvmsg's flags.
+    /// msg_flags of recvmsg(2).
     pub flags: u32,
-    /// An address.
+    /// An address and its length.
     pub name: ([u8; name::ROOM], u16),
 }
 
 impl Reply {
-    /// Only a number or an error.
+    /// A reply with a number or an error only.
     pub fn number(result: Result<u32, Errno>) -> Self {
         Self { result, data: 0, control: 0, flags: 0, name: ([0; name::ROOM], 0) }
     }
 
-    /// Done, without anything to say.
+    /// Success, without further data.
     pub fn done() -> Self {
         Self::number(Ok(0))
     }
 
-    /// With an address.
+    /// Adds an address.
     pub fn named(mut self, address: Option<std::net::SocketAddr>) -> Self {
         if let Some(address) = address {
             self.name = name::write(&address);
@@ -96,16 +96,16 @@ impl Reply {
         self
     }
 
-    /// Writes the header, and gives the used length.
+    /// Writes the header and returns the used length.
     ///
     /// # Errors
-    /// EFAULT where the guest's buffer is not its memory.
+    /// EFAULT if the guest's buffer is not in guest memory.
     pub fn write(&self, memory: &Memory, call: &Call, ready: u32, seq: u32) -> Result<u32, Errno> {
         let header = self.write_to(memory, &call.buffers.writable, call.words.id, ready, seq)?;
         Ok(if self.data > 0 { (call.room_at() + self.data) as u32 } else { header + self.control as u32 })
     }
 
-    /// Writes the header only.
+    /// Writes only the header.
     ///
     /// # Errors
     /// As [`Reply::write`].
@@ -125,15 +125,15 @@ impl Reply {
     }
 }
 
-/// An answer that is known, and cannot be given while its ring stands.
+/// An answer that is held back because its ring is stopped.
 pub struct Owed {
-    /// To what.
+    /// The answered call.
     pub call: Box<Call>,
-    /// What.
+    /// The answer.
     pub reply: Reply,
-    /// How ready the socket was.
+    /// Readiness of the socket at that time.
     pub ready: u32,
-    /// The number of that report.
+    /// Sequence number of that readiness report.
     pub seq: u32,
 }
 
@@ -151,7 +151,7 @@ pub struct Pool {
     room: Vec<u16>,
 }
 
-/// The calls that wait on a socket in one direction, in the order they came.
+/// The calls that wait on a socket in one direction, in order of arrival.
 #[derive(Debug, Clone, Copy)]
 pub struct List {
     first: u16,
@@ -165,15 +165,15 @@ impl Default for List {
 }
 
 impl List {
-    /// Whether nothing waits.
+    /// Whether no call waits.
     pub fn is_empty(&self) -> bool {
         self.first == NIL
     }
 }
 
 impl Pool {
-    /// `calls` that may wait, with buffers of `segments` in each direction, one more for refusals, and one that is put
-    /// off.
+    /// A pool of `calls` calls that may wait, one more for refusals and one that is put off. Each has buffers of
+    /// `segments` segments per direction.
     pub fn new(calls: usize, segments: usize) -> Self {
         Self {
             free: (0..calls + 2).map(|_| Box::new(Call::new(segments))).collect(),
@@ -182,17 +182,17 @@ impl Pool {
         }
     }
 
-    /// An unused call. There always is one beside those that wait and one that is put off.
+    /// An unused call. One is always available beside the waiting calls and one that is put off.
     pub fn take(&mut self) -> Option<Box<Call>> {
         self.free.pop()
     }
 
-    /// Gives a call back.
+    /// Returns a call to the pool.
     pub fn put(&mut self, call: Box<Call>) {
         self.free.push(call);
     }
 
-    /// Lets a call wait at the end of a list. Gives it back where too many wait already.
+    /// Appends a call to a list. Returns the call if too many calls wait already.
     pub fn wait(&mut self, list: &mut List, index: u32, mut call: Box<Call>) -> Option<Box<Call>> {
         let Some(at) = self.room.pop() else { return Some(call) };
         call.index = index;
@@ -208,7 +208,7 @@ impl Pool {
         None
     }
 
-    /// Takes the first of a list out.
+    /// Removes and returns a list's first call.
     pub fn first(&mut self, list: &mut List) -> Option<Box<Call>> {
         let at = list.first;
         let call = self.waiting.get_mut(usize::from(at))?.take()?;
@@ -220,7 +220,7 @@ impl Pool {
         Some(call)
     }
 
-    /// Puts one back that was just taken by [`Pool::first`].
+    /// Puts back a call that was just taken with [`Pool::first`].
     pub fn put_first(&mut self, list: &mut List, mut call: Box<Call>) {
         let Some(at) = self.room.pop() else { return };
         call.next = list.first;
@@ -233,13 +233,13 @@ impl Pool {
         }
     }
 
-    /// Where a waiting call is, by its id: the socket's place and the direction.
+    /// Finds a waiting call by its id: the socket's slot and whether the call is a send.
     pub fn find(&self, id: u64) -> Option<(u32, bool)> {
         let call = self.waiting.iter().flatten().find(|call| call.words.id == id)?;
         Some((call.index, matches!(call.request, Request::Send { .. })))
     }
 
-    /// Takes the call `id` out of the list it is in.
+    /// Removes the call `id` from its list.
     pub fn remove(&mut self, list: &mut List, id: u64) -> Option<Box<Call>> {
         let (mut before, mut at) = (NIL, list.first);
         loop {
@@ -262,7 +262,7 @@ impl Pool {
         Some(call)
     }
 
-    /// Forgets every waiting call: the ring they came by is gone.
+    /// Frees every waiting call: their ring is gone.
     pub fn forget(&mut self) {
         for (at, place) in self.waiting.iter_mut().enumerate() {
             if let Some(call) = place.take() {
@@ -272,7 +272,7 @@ impl Pool {
         }
     }
 
-    /// How many wait.
+    /// Number of waiting calls.
     #[cfg(test)]
     fn waiting(&self) -> usize {
         self.waiting.len() - self.room.len()
@@ -318,7 +318,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of the standard library.
+        /// Compares the lists with the standard library's deque.
         #[test]
         fn lists_do_as_a_deque_does(steps in proptest::collection::vec((0u8..4, 0usize..8), 0..200)) {
             let mut pool = Pool::new(8, 1);

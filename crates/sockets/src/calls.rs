@@ -1,4 +1,4 @@
-//! Calls of an engine's queue: taken, checked, run, kept while they wait, answered.
+//! Calls of an engine's queue: take, check, run, store while they wait, answer.
 
 use vhost_user_backend::VringT;
 
@@ -13,12 +13,13 @@ use crate::table::Socket;
 use crate::vring::Vring;
 
 impl Engine {
-    /// The next call, until the queue is empty or `left` calls were taken; then the rest wait for their turn.
+    /// The next call, until the queue is empty or `left` calls were taken; then the remaining calls are run in the next
+    /// turn.
     ///
-    /// Calls are looked for on each event but that of a call that waited: one that came meanwhile saves its own
-    /// wake-up.
+    /// The queue is polled at every event except one that answers a waiting call. A call that arrives meanwhile then
+    /// needs no wake-up of its own.
     pub(crate) fn next(&mut self, memory: &Memory, calls: &Vring, left: &mut usize) -> Option<Box<Call>> {
-        // A ring whose index is nonsense always seems to hold more: it is tried a second time, not for ever.
+        // A ring with an invalid index always seems to hold more: retry once, not for ever.
         for _ in 0..2 {
             if !self.live(calls) {
                 return None;
@@ -38,8 +39,8 @@ impl Engine {
         None
     }
 
-    /// The next call of the queue, read and checked as far as every call is the same. What is not even a call is used
-    /// up.
+    /// The next call of the queue, after the checks that all calls share. Buffers that hold no valid call are returned
+    /// as used.
     fn next_call(&mut self, memory: &Memory, vring: &Vring) -> Option<Box<Call>> {
         if !self.live(vring) {
             return None;
@@ -68,7 +69,7 @@ impl Engine {
         None
     }
 
-    /// Checks the call's fields and reads its request.
+    /// Checks the call's fields and parses its request.
     pub(crate) fn parse(&self, call: &mut Call) -> Result<Request, Errno> {
         let (readable, writable) = (call.buffers.readable.len, call.buffers.writable.len);
         if let Some(error) = call.buffers.malformed {
@@ -79,7 +80,7 @@ impl Engine {
         Ok(call.request)
     }
 
-    /// Runs a call that cannot block; refuses others.
+    /// Runs a call that cannot block; refuses other calls.
     pub(crate) fn fast(&mut self, memory: &Memory, vring: &Vring, mut call: Box<Call>) {
         match self.parse(&mut call) {
             Ok(request) => self.parsed(memory, vring, call, request),
@@ -87,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// Runs a checked call that cannot block; refuses others.
+    /// Runs a parsed call that cannot block; refuses other calls.
     pub(crate) fn parsed(&mut self, memory: &Memory, vring: &Vring, mut call: Box<Call>, request: Request) {
         if let Request::Cancel { id } = request {
             let reply = self.cancel(memory, vring, id);
@@ -99,11 +100,11 @@ impl Engine {
         };
         let mut owned = self.owns(&socket);
         if !owned && socket.owner == self.channel {
-            // Given to this channel since its messages were looked at; the guest was told already.
+            // The socket was given to this channel after its orders were read; the guest was already answered.
             self.orders(memory, vring);
             owned = self.owns(&socket);
         }
-        // Only the worker may ask about another's socket, which is not closed meanwhile.
+        // Only the worker may query another channel's socket; holding it prevents its close.
         let anywhere = self.channel == 0 && matches!(request, Request::Name { .. } | Request::Query(_));
         let shared = (anywhere && !owned).then(|| self.shared.clone());
         let held = shared.as_ref().map(|shared| shared.table.held(socket.id));
@@ -126,7 +127,7 @@ impl Engine {
         }
         let place = owned.then_some(socket.index);
         if owned && self.others_wait(&call, socket.index) {
-            // Bytes of two sends never mix, and who came first is served first.
+            // Bytes of two sends must not mix, and waiting calls are served in order of arrival.
             return if u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 {
                 self.wait(memory, vring, call, socket.index)
             } else {
@@ -143,7 +144,7 @@ impl Engine {
         socket.owner == self.channel && self.locals.get(socket.index as usize).is_some_and(|local| local.owned)
     }
 
-    /// Whether the call has to queue up: a send, or a receive that would wait, behind others of its kind.
+    /// Whether the call must wait behind others of its kind: a send, or a receive or accept that would wait.
     fn others_wait(&self, call: &Call, index: u32) -> bool {
         let waits = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0;
         let queues = match call.request {
@@ -183,7 +184,7 @@ impl Engine {
         Reply::done()
     }
 
-    /// Completes a waiting call that will not go on.
+    /// Completes a waiting call that will not continue.
     fn end(&mut self, memory: &Memory, vring: &Vring, call: Box<Call>, index: u32) {
         let reply = match call.moved {
             0 => Errno(libc::ECANCELED).into(),
@@ -192,7 +193,7 @@ impl Engine {
         self.complete(memory, vring, call, &reply, Some(index));
     }
 
-    /// Ends every call that waits on a socket.
+    /// Ends all calls that wait on a socket.
     pub(crate) fn end_waiting(&mut self, memory: &Memory, vring: &Vring, index: u32) {
         for side in 0..2 {
             while let Some(call) = self.take_waiting(index, side) {
@@ -205,7 +206,7 @@ impl Engine {
         self.pool.first(self.locals.get_mut(index as usize)?.waiting.get_mut(side)?)
     }
 
-    /// Answers a call. `place` is the socket whose readiness the answer reports, if this engine owns it.
+    /// Answers a call. `place`: the slot of the socket whose readiness the answer reports, if this engine owns it.
     pub(crate) fn complete(
         &mut self,
         memory: &Memory,
@@ -214,14 +215,15 @@ impl Engine {
         reply: &Reply,
         place: Option<u32>,
     ) {
-        // While an error is to be told the socket is ready for nothing: who sees that it failed is to know why.
+        // While an error is pending its readiness is reported as 0, so that the guest cannot see the failure before its
+        // reason.
         let shown = |local: &mut Local| (if local.error == 0 { local.ready } else { 0 }, local.report());
         let (ready, seq) = place.and_then(|index| self.local(index)).map_or((0, 0), shown);
         self.give(memory, vring, Owed { call, reply: *reply, ready, seq });
     }
 
-    /// Gives an answer. A ring that stands is left alone: its memory may be anybody's until it goes on or is set up
-    /// anew.
+    /// Sends an answer. If the ring is stopped the answer is held back: its memory may be reused until the ring runs
+    /// again or is set up anew.
     pub(crate) fn give(&mut self, memory: &Memory, vring: &Vring, owed: Owed) {
         if !self.live(vring) {
             self.owed.push_back(owed);
@@ -234,13 +236,13 @@ impl Engine {
     }
 
     fn give_back(&mut self, vring: &Vring, call: Box<Call>, len: u32) {
-        // A ring out of memory has nobody to tell.
+        // If the used ring is outside guest memory, the answer is lost: the guest cannot be notified.
         let _ = vring.add_used(call.head, len);
         self.used[0] = true;
         self.pool.put(call);
     }
 
-    /// Tries the calls that wait on a socket, in order. By side: whether one was completed.
+    /// Tries the calls that wait on a socket, in order. Returns for each side whether a call was completed.
     pub(crate) fn serve(&mut self, memory: &Memory, vring: &Vring, socket: &Socket) -> [bool; 2] {
         let mut served = [false; 2];
         for (side, served) in served.iter_mut().enumerate() {
@@ -267,8 +269,7 @@ impl Engine {
         served
     }
 
-    /// The socket has an error: a waiting call gets it, or else the guest by an event. A stream's data come before its
-    /// error.
+    /// Delivers a socket's error to a waiting call, or else as an event. A stream's data come before its error.
     pub(crate) fn failed(&mut self, memory: &Memory, vring: &Vring, socket: &Socket, error: i32) {
         let index = socket.index;
         let data = socket.protocol == Protocol::Tcp

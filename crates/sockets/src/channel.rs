@@ -1,5 +1,5 @@
-//! A channel's real-time thread, `ontime-sock/N`, SCHED_FIFO at the VM's priority: waits, and runs the engine. What it
-//! is given at its start is its own; it allocates nothing after that.
+//! A channel's real-time thread, `ontime-sock/N`, SCHED_FIFO at the VM's configured priority. It waits for events and
+//! runs the engine. It owns everything that it gets at its start and does not allocate afterwards.
 
 use std::io;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::shared::Shared;
 use crate::vring::Vring;
 use crate::wait::Events;
 
-/// What the thread works with.
+/// State of a channel's thread before it starts.
 pub struct Channel {
     shared: Arc<Shared>,
     channel: u32,
     engine: Engine,
 }
 
-/// The thread. It ends with this.
+/// The running thread. Dropping this value ends the thread.
 pub struct Running {
     shared: Arc<Shared>,
     channel: u32,
@@ -27,19 +27,19 @@ pub struct Running {
 }
 
 impl Channel {
-    /// Of this number.
+    /// The channel of this number.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The errno of duplicating the bell.
     pub fn new(shared: Arc<Shared>, channel: u32, mut engine: Engine) -> io::Result<Self> {
         engine.wait.doorbell(BELL_EVENT, shared.mail.copy_of_bell(channel)?);
         Ok(Self { shared, channel, engine })
     }
 
-    /// Starts the thread, for these rings. What it does with them is counted in the channel's [`Shared::turns`].
+    /// Starts the thread for these rings. [`Shared::turns`] of the channel counts its turns.
     ///
     /// # Errors
-    /// Where there is no thread to be had.
+    /// If the thread cannot be created.
     pub fn start(self, vrings: Vec<Vring>) -> io::Result<Running> {
         let (shared, channel) = (self.shared.clone(), self.channel);
         let ended = Arc::new(AtomicBool::new(false));
@@ -56,7 +56,11 @@ impl Channel {
         place(&self.shared.name, self.channel, self.shared.vm.priority);
         while !ended.load(Ordering::Acquire) {
             if let Err(error) = self.engine.wait.wait(&mut events) {
-                tracing::error!(vm = self.shared.name, channel = self.channel, "cannot wait any more: {error}");
+                tracing::error!(
+                    vm = self.shared.name,
+                    channel = self.channel,
+                    "calls of this channel are not served any more: waiting for them failed: {error}; restart the VM"
+                );
                 return;
             }
             turns.inspect(|turns| turns.turn());
@@ -70,7 +74,7 @@ impl Channel {
         }
     }
 
-    /// Waits for the doorbells that were handed over.
+    /// Watches the doorbells that were handed over.
     fn take_doorbells(&mut self, vrings: &[Vring]) {
         for (number, vring) in vrings.iter().enumerate() {
             if let Some(doorbell) = vring.take_doorbell() {
@@ -90,7 +94,7 @@ impl Drop for Running {
     }
 }
 
-/// Gives the calling thread its place. Without the right to it (RLIMIT_RTPRIO), it says so and goes on.
+/// Sets the calling thread's policy and priority. If RLIMIT_RTPRIO does not allow it, logs a warning and continues.
 fn place(name: &str, channel: u32, priority: i32) {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: one valid sched_param; 0 is the calling thread.
@@ -101,11 +105,11 @@ fn place(name: &str, channel: u32, priority: i32) {
             vm = name,
             channel,
             priority,
-            "cannot run at SCHED_FIFO: {error}; raise RLIMIT_RTPRIO (LimitRTPRIO=)"
+            "cannot run at SCHED_FIFO: {error}; raise LimitRTPRIO= of the unit, or lower `priority` in sockets.toml"
         );
     }
-    // After its place: the daemon, which holds it to the VM's cap, hears of the name.
+    // Set the name after the priority: the daemon limits the thread to the VM's cap when it learns of the name.
     let comm = std::ffi::CString::new(format!("ontime-sock/{channel}")).unwrap_or_default();
-    // SAFETY: a valid string, of which the kernel takes 16 bytes.
+    // SAFETY: a valid C string, of which the kernel copies 16 bytes.
     let _ = unsafe { libc::prctl(libc::PR_SET_NAME, comm.as_ptr()) };
 }

@@ -1,15 +1,14 @@
-//! Connections that the guest has closed and that are not gone: the kernel still sends what was left, and waits for the
-//! other end.
+//! Connections that the guest has closed but that still exist: the kernel still sends data, or waits for the other end.
 //!
-//! A TCP socket that is closed with unsent data, or whose FIN nobody acknowledges, lives on in the kernel as an orphan,
-//! for minutes, with all its buffers. The guest's limit of sockets does not count orphans, and the kernel's own limit
-//! (`tcp_max_orphans`) is one for the whole host: beyond it the kernel resets the orphans of others. So the process
-//! keeps such a socket's descriptor until the kernel has nothing left to send. There are so many places as the VM may
-//! have sockets. A connection that finds no place is reset.
+//! A TCP socket that is closed with unsent data, or whose FIN is not acknowledged, lives on in the kernel as an orphan
+//! for minutes, with all its buffers. The guest's socket limit does not count orphans. The kernel's own limit
+//! (`tcp_max_orphans`) applies to the whole host: beyond it the kernel resets orphans of other tenants. So the process
+//! keeps such a socket's descriptor until the kernel has nothing left to send. There are as many places for these as
+//! the VM may have sockets. A connection that finds no place is reset.
 //!
-//! A channel's thread puts a descriptor here in place of closing it: two or three atomic operations, and a wake-up
-//! where the thread `closing` rests. That thread, of normal priority, does the closing, and gives up connections that
-//! make no progress.
+//! A channel's thread puts a descriptor here instead of closing it. This takes two or three atomic operations, and a
+//! wake-up if the thread `closing` is parked. That thread runs at normal priority, closes the descriptors, and resets
+//! connections that make no progress.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -20,35 +19,34 @@ use std::time::{Duration, Instant};
 use crate::free::Free;
 use crate::host;
 
-/// How often the thread looks at what is left.
+/// Interval between checks.
 const EVERY: Duration = Duration::from_millis(50);
-/// A connection of which the other end has taken nothing for so long is reset. The kernel gives an orphan about as
-/// long.
+/// A connection whose other end has taken no data for this long is reset. The kernel waits about as long for an orphan.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// No descriptor.
 const FREE: RawFd = -1;
 
-/// See above.
+/// The closed connections of one VM.
 pub struct Closing {
     places: Box<[AtomicI32]>,
-    /// Any thread takes a place, only the thread `closing` returns one.
+    /// Any thread takes a place; only the thread `closing` returns one.
     free: Free,
     thread: OnceLock<Thread>,
     rests: AtomicBool,
 }
 
-/// What is to be done with a socket that was closed.
+/// What to do with a closed socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// The kernel has something left to send.
+    /// The kernel still has data to send: keep it.
     Keep,
-    /// Nothing that is left needs a descriptor, or the kernel resets it by itself.
+    /// Close it: nothing is left that needs a descriptor, or the kernel resets the connection by itself.
     Close,
-    /// The other end takes nothing.
+    /// Reset it: the other end takes no data.
     Reset,
 }
 
-/// How far a connection has come.
+/// Unacknowledged bytes of a connection, and since when this number has not changed.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     unsent: i32,
@@ -56,18 +54,18 @@ struct Progress {
 }
 
 impl Closing {
-    /// For so many connections.
+    /// Places for `most` connections.
     pub fn new(most: u32) -> Self {
         let places = (0..most).map(|_| AtomicI32::new(FREE)).collect();
         Self { places, free: Free::new(most), thread: OnceLock::new(), rests: AtomicBool::new(false) }
     }
 
-    /// Takes over a connection's descriptor whose FIN was sent. False: there is no place, the descriptor stays the
-    /// caller's.
+    /// Takes over the descriptor of a connection whose FIN was sent. False: no place is free, and the caller keeps the
+    /// descriptor.
     pub fn put(&self, fd: RawFd) -> bool {
         let Some(place) = self.free.take().and_then(|at| self.places.get(at)) else { return false };
         place.store(fd, Ordering::SeqCst);
-        // Either the thread sees it before it rests, or it rests by now.
+        // Either the thread sees the descriptor before it parks, or this thread sees that it is parked.
         if self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst) {
             if let Some(thread) = self.thread.get() {
                 thread.unpark();
@@ -76,12 +74,12 @@ impl Closing {
         true
     }
 
-    /// How many there are.
+    /// Number of connections.
     pub fn count(&self) -> usize {
         self.places.iter().filter(|place| place.load(Ordering::Relaxed) != FREE).count()
     }
 
-    /// The thread: never returns.
+    /// The thread `closing`; never returns.
     pub fn run(&self) {
         let _ = self.thread.set(std::thread::current());
         let mut progress = vec![None; self.places.len()];
@@ -100,7 +98,8 @@ impl Closing {
         }
     }
 
-    /// Looks at each connection once; whether one is left. For the thread alone: nobody else empties a place.
+    /// Checks each connection once. Returns whether one is left. Only for the thread `closing`: no other thread empties
+    /// a place.
     fn look(&self, progress: &mut [Option<Progress>]) -> bool {
         let mut left = false;
         for ((place, progress), at) in self.places.iter().zip(progress).zip(0..) {
@@ -125,14 +124,14 @@ impl Closing {
     }
 }
 
-/// Closes a socket of which the kernel has nothing to send any more.
+/// Closes a socket for which the kernel has no data left to send.
 pub fn end(fd: RawFd) {
-    // With the guest's own TCP_LINGER2 it could be an orphan for two minutes, with the default it is none.
+    // With a TCP_LINGER2 set by the guest the socket could be an orphan for two minutes; with the default it is none.
     let _ = host::set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &0i32.to_ne_bytes());
     host::close(fd);
 }
 
-/// Whether a socket in this state would be an orphan if it were closed: the kernel has something to send, or to be
+/// Whether a socket in this state would become an orphan at its close: data or a FIN must still be sent or
 /// acknowledged.
 pub fn leaves_an_orphan(state: u8) -> bool {
     use host::tcp;
@@ -140,7 +139,7 @@ pub fn leaves_an_orphan(state: u8) -> bool {
 }
 
 fn verdict(state: u8, unread: i32, unsent: i32, progress: &mut Option<Progress>, now: Instant) -> Verdict {
-    // What was never read has the kernel reset the connection.
+    // The kernel resets a connection that is closed with unread data.
     if !leaves_an_orphan(state) || unread > 0 {
         return Verdict::Close;
     }
@@ -194,16 +193,16 @@ mod tests {
         }
     }
 
-    /// Connections that stay keep no place that is free from another, wherever they are.
+    /// Connections that stay must not hide free places, wherever they are.
     #[test]
     fn every_free_place_is_found() {
         let closing = Closing::new(1000);
         assert!(!Closing::new(0).put(1));
         for round in 0..5 {
-            // No thread runs: the numbers are no descriptors.
+            // No thread runs, so the numbers need not be descriptors.
             assert!((0..1000).all(|number| closing.put(7000 + number)), "round {round}");
             assert!(!closing.put(9000) && closing.count() == 1000);
-            // All but one in a hundred end, in another order each time.
+            // All but one in a hundred end, in a different order each round.
             for at in (0..1000u32).map(|at| (at * 7 + round) % 1000).filter(|at| at % 100 != round) {
                 closing.places[at as usize].store(FREE, Ordering::SeqCst);
                 closing.free.give(at);
@@ -215,7 +214,7 @@ mod tests {
                 closing.free.give(at);
             }
         }
-        // Several threads that take and one that returns lose none and give none twice.
+        // Several threads take places and one returns them: none is lost and none is given twice.
         let taken = std::thread::scope(|scope| {
             let all: Vec<_> = (0..4)
                 .map(|thread| {
@@ -230,8 +229,8 @@ mod tests {
         assert_eq!((taken, closing.count()), (1000, 1000));
     }
 
-    /// Real connections: as many as there are places are kept, and they are closed once their other ends have read
-    /// everything.
+    /// Real connections: the number of places limits how many are kept, and each is closed after its other end has read
+    /// all data.
     #[test]
     fn there_are_no_more_than_places_and_each_comes_to_its_end() {
         let closing = Arc::new(Closing::new(3));
@@ -253,7 +252,7 @@ mod tests {
         std::thread::spawn(move || thread.run());
         std::thread::sleep(4 * EVERY);
         assert_eq!(closing.count(), 3, "nobody has read yet");
-        // The thread rests when all are gone, and is woken for the next.
+        // The thread parks when all are gone and is woken for the next.
         for _ in 0..2 {
             for (_, mut far) in connections.drain(..) {
                 assert!(far.read_to_end(&mut Vec::new()).unwrap() > 1 << 16);

@@ -1,4 +1,4 @@
-//! `/etc/ontime/sockets.toml` and `sockets.conf.d/*.toml`: one table a VM. docs/sockets.md describes the keys.
+//! `/etc/ontime/sockets.toml` and `sockets.conf.d/*.toml`: one table per VM. docs/sockets.md describes the keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -18,32 +18,32 @@ use crate::request::Protocol;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wake {
-    /// The end of a halt, without an interrupt.
+    /// Ends a halt without an interrupt.
     #[default]
     Idle,
-    /// An ordinary interrupt, for comparison.
+    /// Sends an ordinary interrupt, for comparison.
     Interrupt,
 }
 
-/// What the files say about one VM.
+/// The configuration of one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vm {
-    /// What it may do.
+    /// Network rules and limits.
     pub policy: Policy,
-    /// Real-time channels beside the main one.
+    /// Number of real-time channels beside the main one.
     pub channels: u32,
-    /// How they wake.
+    /// How the channels wake their vCPUs.
     pub wake: Wake,
     /// SCHED_FIFO priority of the channels' threads: 1 to 98.
     pub priority: i32,
-    /// Whether the guest's deadline tasks ask the host for bandwidth.
+    /// Whether the guest's deadline tasks may request bandwidth from the host.
     pub deadlines: bool,
     /// The user that QEMU runs as. None: any user that the sockets' mode lets in.
     pub qemu_user: Option<u32>,
 }
 
 impl Default for Vm {
-    /// Of a VM no file names: everything is denied.
+    /// For a VM that no file names: everything is denied.
     fn default() -> Self {
         let policy = Policy { bind: vec![], reach: vec![], map: vec![], limits: Limits::default() };
         Self { policy, channels: 0, wake: Wake::Idle, priority: 48, deadlines: false, qemu_user: None }
@@ -79,7 +79,7 @@ struct Entry {
     qemu_user: Option<Spanned<User>>,
 }
 
-/// A user, by number or name.
+/// A user, as a number or a name.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum User {
@@ -87,10 +87,10 @@ enum User {
     Name(String),
 }
 
-/// Reads what the files in `directory` say about the VM `name`. None where no file names it.
+/// Reads the configuration of the VM `name` from the files in `directory`. None if no file names it.
 ///
 /// # Errors
-/// [`ConfigError`] for a file that cannot be read, says what is not allowed, or names a VM a second time.
+/// [`ConfigError`] for a file that cannot be read or has an invalid value, or for a second table of a VM.
 pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
     let mut found = None;
     let mut named = BTreeSet::new();
@@ -110,10 +110,10 @@ pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
     Ok(found)
 }
 
-/// Reads what one file says, by VM.
+/// Parses one file.
 ///
 /// # Errors
-/// [`ConfigError`] for what is not allowed.
+/// [`ConfigError`] for an invalid value.
 #[doc(hidden)]
 pub fn parse(text: &Text) -> Result<Vec<(Spanned<String>, Vm)>, ConfigError> {
     let file: File = text.parse()?;
@@ -133,20 +133,24 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
         let guest =
             of(text, item, |text| ports(text).filter(|ports| ports.first == ports.last && ports.first > 0), PORT)?;
         if !seen.insert((guest.protocol, guest.first)) {
-            return Err(text.error(&item.span(), format!("{:?}: the port is mapped twice", item.get_ref())));
+            return Err(
+                text.error(&item.span(), format!("{:?}: the port is mapped twice; keep one of them", item.get_ref()))
+            );
         }
         Ok(Mapped { protocol: guest.protocol, guest: guest.first, host: *host })
     });
     let mut map: Vec<Mapped> = map.collect::<Result<_, ConfigError>>()?;
-    // Two guest ports may have one host port, of which the guest is told the first: however `tcp/09` is written.
+    // Two guest ports may share one host port. The guest is then told the first one, in an order independent of the
+    // notation (`tcp/09`).
     map.sort_by_key(|mapped| (mapped.protocol == Protocol::Udp, mapped.guest));
     let sockets = number(text, entry.sockets, "sockets", 1..=i64::from(SOCKETS_MAX), i64::from(limits.sockets))? as u32;
     let memory = entry.memory.map(|memory| {
         let least = Limits::memory_min(sockets) as i64;
         let (span, given) = (memory.span(), *memory.get_ref());
         if given < least {
-            let what =
-                format!("memory is {given}, {sockets} sockets need at least {least}; lower `sockets` or raise it");
+            let what = format!(
+                "memory is {given}, {sockets} sockets need at least {least}; lower `sockets` or raise `memory`"
+            );
             return Err(text.error(&span, what));
         }
         Ok(number(text, Some(memory), "memory", least..=1 << 50, least)? as u64)
@@ -267,7 +271,7 @@ mod tests {
             ("[vm.a]\nblind = []", ":2:1:", "did you mean `bind`"),
             ("[vm.a]\nmap = { \"tcp/80-81\" = 1 }", ":2:9:", "tcp/80 or udp/53"),
             ("[vm.a]\nmap = { \"tcp/80\" = 0 }", ":2:9:", "1 to 65535"),
-            // One port in two forms.
+            // The same port in two notations.
             ("[vm.a]\nmap = { \"tcp/80\" = 1, \"tcp/80-80\" = 2 }", ":2:23:", "mapped twice"),
             ("[vm.a]\nwake = \"never\"", ":2:8:", "`idle`"),
             ("[vm.a]\nqemu-user = \"nobody here\"", ":2:13:", "not in /etc/passwd"),

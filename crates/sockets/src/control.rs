@@ -1,12 +1,12 @@
-//! Control messages of a SEND: which are passed to the host's socket (pure).
+//! Control messages of a SEND: which of them are passed to the host's socket (pure).
 //!
-//! The layout is the host's own, so what passes needs no translation; what is not listed is refused.
+//! The layout is the host's own, so messages are passed without translation. All others are refused.
 
 use crate::abi::{Errno, ONTIME_CONTROL_MAX};
 
 const HEADER: usize = size_of::<libc::cmsghdr>();
 
-/// Level, type, the longest value in bytes, and why it is passed.
+/// (level, type, longest value in bytes, purpose) of each message that is passed.
 const PASSED: &[(i32, i32, usize, &str)] = &[
     (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, 4, "SO_TIMESTAMPING: stamps asked for one message"),
     (libc::IPPROTO_IP, libc::IP_PKTINFO, 12, "source address of one datagram"),
@@ -21,7 +21,7 @@ const PASSED: &[(i32, i32, usize, &str)] = &[
 /// Checks the control messages of a SEND.
 ///
 /// # Errors
-/// EINVAL where a length leads outside the bytes, or a message is not one of those that are passed.
+/// EINVAL if a length exceeds the buffer or a message is not in the list.
 pub fn check(bytes: &[u8]) -> Result<(), Errno> {
     let invalid = Errno(libc::EINVAL);
     if bytes.len() > ONTIME_CONTROL_MAX as usize {
@@ -43,8 +43,8 @@ pub fn check(bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether what the error queue gave came by ICMP: then the kernel takes it for the socket's pending error as well,
-/// until it is read there.
+/// Whether a message from the error queue was caused by ICMP: then the kernel also sets the socket's pending error
+/// until it is read.
 pub fn holds_icmp_error(bytes: &[u8]) -> bool {
     let mut rest = bytes;
     while let Some(len) = rest.first_chunk().and_then(|len| usize::try_from(u64::from_le_bytes(*len)).ok()) {
@@ -53,7 +53,7 @@ pub fn holds_icmp_error(bytes: &[u8]) -> bool {
             (field(8), field(12)),
             (Some(libc::IPPROTO_IP), Some(libc::IP_RECVERR)) | (Some(libc::IPPROTO_IPV6), Some(libc::IPV6_RECVERR))
         );
-        // struct sock_extended_err: the errno, then where it came from.
+        // struct sock_extended_err: the errno, then the origin.
         let origin = rest.get(HEADER + size_of::<u32>()).copied();
         if extended && matches!(origin, Some(libc::SO_EE_ORIGIN_ICMP | libc::SO_EE_ORIGIN_ICMP6)) {
             return true;
@@ -79,7 +79,7 @@ mod tests {
         bytes
     }
 
-    /// Found by fuzzing (`call`): the walk overflowed, and without overflow checks it did not end.
+    /// Found by fuzzing (`call`): the offset overflowed, and without overflow checks the loop did not end.
     #[test]
     fn a_length_at_the_end_of_the_numbers_ends_the_walk() {
         for len in [u64::MAX, u64::MAX - 7, u64::MAX - 8, 0] {

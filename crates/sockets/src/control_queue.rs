@@ -1,5 +1,5 @@
-//! Main's control queue: calls about the VM. Its thread has nothing else to do, so that deadline messages are not
-//! behind bulk data. These may wait here for the daemon's answer ([`crate::deadlines`]).
+//! Main's control queue: calls about the VM. It has its own thread, so that bandwidth requests do not queue behind bulk
+//! data. These requests may wait here for the daemon's answer ([`crate::deadlines`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,27 +18,27 @@ use crate::request;
 use crate::shared::{QUEUE_MAX, Shared, count};
 use crate::vring::Vring;
 
-/// Bytes of data of a control call.
+/// Most data of a control call, bytes.
 const DATA_MAX: usize = ONTIME_BW_ENTRIES_MAX as usize * size_of::<ontime_bw>();
-/// Segments of a control call, both directions together: headers and data, however they are cut.
+/// Most segments of a control call, both directions together, however headers and data are split.
 const SEGMENTS: usize = 8;
 
-/// See above.
+/// The control queue of a VM.
 pub struct ControlQueue {
     shared: Arc<Shared>,
     memory: GuestMemoryAtomic<Memory>,
     buffers: Buffers,
-    /// The ring's `set_up` that was taken note of.
+    /// The ring's `set_up` count that was processed last.
     seen: u32,
 }
 
 impl ControlQueue {
-    /// Of a VM.
+    /// The control queue of a VM.
     pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
         Self { shared, memory, buffers: Buffers::with_capacity(SEGMENTS), seen: 0 }
     }
 
-    /// Answers what is in the queue.
+    /// Answers all calls in the queue.
     pub fn handle(&mut self, vring: &Vring) {
         let guard = self.memory.memory();
         let memory = &*guard;
@@ -59,8 +59,7 @@ impl ControlQueue {
                 let _ = vring.add_used(head, self.answer(memory, vring));
                 used = true;
             }
-            // A ring whose index is nonsense always seems to hold more: where nothing came it is tried a second time,
-            // not for ever.
+            // A ring with an invalid index always seems to hold more: if nothing arrived, retry once, not for ever.
             if !matches!(vring.enable_notification(), Ok(true)) || std::mem::replace(&mut again, true) {
                 break;
             }
@@ -70,8 +69,8 @@ impl ControlQueue {
         }
     }
 
-    /// What the driver before said by this queue counts no more. Before the first call of the new one, which comes by
-    /// it too.
+    /// Drops what the previous driver set through this queue. Must run before the new driver's first call, which
+    /// arrives on this queue, too.
     fn forget(&self) {
         for channel in 1..self.shared.channels() {
             if self.shared.name_vcpu(channel, 0).is_err() {
@@ -86,7 +85,7 @@ impl ControlQueue {
         self.shared.deadlines.forget();
     }
 
-    /// The used length.
+    /// Answers a call and returns the used length.
     fn answer(&mut self, memory: &Memory, vring: &Vring) -> u32 {
         let mut words = ontime_call::default();
         let (readable, writable) = (&self.buffers.readable, &self.buffers.writable);
@@ -118,7 +117,7 @@ impl ControlQueue {
         }
     }
 
-    /// A sign of life is asked for, and a number of the guest's told.
+    /// PING: a check that the device is alive. Its argument is a counter of the guest.
     fn ping(&self, words: &ontime_call, data: usize) -> Result<(), Errno> {
         let [stayed_local, a1, a2, a3] = words.arg;
         if data != 0 || [a1, a2, a3] != [0; 3] {
@@ -128,7 +127,8 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Where the guest publishes its next deadlines: the daemon is given that part of its memory.
+    /// NEXT: the address at which the guest publishes its next deadlines. The daemon gets that part of the guest's
+    /// memory.
     fn next(&self, memory: &Memory, words: &ontime_call, data: usize) -> Result<(), Errno> {
         let unused =
             words.sock == ONTIME_SOCK_NONE && words.flags == 0 && words.control_len == 0 && words.arg == [0; 4];

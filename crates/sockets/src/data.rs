@@ -1,4 +1,4 @@
-//! The calls that cannot block, on a socket the engine owns: send, receive, accept, and questions.
+//! Calls that cannot block, on a socket that the engine owns: send, receive, accept and queries.
 
 use std::net::SocketAddr;
 
@@ -14,22 +14,22 @@ use crate::request::{self, Protocol, Request};
 use crate::shared::count;
 use crate::table::Socket;
 
-/// ioctl: bytes not yet sent of a TCP socket (linux/sockios.h).
+/// ioctl: unsent bytes of a TCP socket (linux/sockios.h).
 const SIOCOUTQNSD: libc::Ioctl = 0x894b;
 /// ioctl: whether the next byte is the urgent one.
 pub(crate) const SIOCATMARK: libc::Ioctl = 0x8905;
 
-/// How often a call is tried in a row while it moves bytes.
+/// Attempts in a row for a call that keeps moving bytes.
 const TRIES: usize = 16;
 
-/// What one try of a call gave.
+/// Result of one attempt at a call.
 type Tried = Result<Outcome, Errno>;
 
 impl Engine {
-    /// Tries a call on its socket: a new one, or one that waits.
+    /// Attempts a new or a waiting call on its socket.
     ///
-    /// What was moved only in part is tried again until the kernel says EAGAIN: only then is it sure that there will be
-    /// an edge. (The peer may have closed behind the bytes that were received; that edge is over.)
+    /// A call that moved only part of its bytes is tried again until the kernel returns EAGAIN. Only then is an edge
+    /// certain to follow. (The peer may have closed the connection behind the received bytes; that edge is over.)
     pub(crate) fn attempt(&mut self, memory: &Memory, call: &mut Call, socket: &Socket) -> Outcome {
         for _ in 0..TRIES {
             let outcome = self.try_once(memory, call, socket);
@@ -37,7 +37,7 @@ impl Engine {
                 return outcome;
             }
         }
-        // Others have their turn first.
+        // Let other sockets have their turn first.
         self.come_back(socket.index);
         Outcome::Wait
     }
@@ -49,7 +49,7 @@ impl Engine {
             Request::Accept { new } => self.accept(call, socket, new),
             Request::Shutdown { how } => {
                 let done = host::shutdown(socket.fd, how);
-                // Of datagrams it counts where it says ENOTCONN, too.
+                // For a datagram socket, shutdown has an effect even if it returns ENOTCONN.
                 self.look(socket);
                 done.map(|()| Outcome::Done(Reply::done()))
             }
@@ -70,13 +70,13 @@ impl Engine {
         tried.unwrap_or_else(|error| Outcome::Done(error.into()))
     }
 
-    /// The socket's local name as the guest is to see it.
+    /// The socket's local name as the guest sees it.
     pub(crate) fn seen(&self, protocol: Protocol, name: SocketAddr) -> SocketAddr {
         self.shared.vm.policy.seen(protocol, name)
     }
 
-    /// Looks how ready the socket is now, and why it failed: a guest that sees the one asks for the other. Calls that
-    /// wait have a right to the error; the event that is on its way gives it to them.
+    /// Polls the socket's readiness and its error: a guest that sees ERR asks for the error. If calls wait, they get
+    /// the error; the pending event delivers it.
     pub(crate) fn look(&mut self, socket: &Socket) {
         let mut ready = readiness::ask(socket);
         let Some(local) = self.local(socket.index).filter(|local| local.owned) else { return };
@@ -94,9 +94,9 @@ impl Engine {
         }
     }
 
-    /// What a receive leaves behind, asked of the kernel only where it is not known otherwise: a stream that gave less
-    /// than there was room for is empty, and what comes later is an event; a socket that nobody polls (`blind`) is
-    /// asked again by its next receive.
+    /// Updates the readiness after a receive. The kernel is polled only where the readiness is not known otherwise. A
+    /// stream that returned less than the buffer's size is empty, and later data cause an event. A socket that the
+    /// guest does not poll (`blind`) is polled again by its next receive.
     fn look_behind(&mut self, socket: &Socket, short: bool, blind: bool) {
         let Some(local) = self.local(socket.index) else { return };
         let quiet = local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0 && !local.urgent;
@@ -107,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Takes bits off the socket's readiness: the kernel has said EAGAIN, and will say when they come back.
+    /// Clears readiness bits: the kernel returned EAGAIN, so an edge will follow when they return.
     fn unready(&mut self, socket: &Socket, bits: u32) {
         if let Some(ready) = self.local(socket.index).map(|local| local.ready) {
             self.note(socket, ready & !bits);
@@ -160,7 +160,7 @@ impl Engine {
         Ok(Outcome::Done(Reply::number(result)))
     }
 
-    /// An error after bytes were moved: the bytes are the result, the error is for the next call.
+    /// Handles an error after bytes were moved: the bytes are the result, and the next call gets the error.
     fn later(&mut self, call: &Call, socket: &Socket, error: Errno) -> Result<u32, Errno> {
         if call.moved > 0 {
             if let Some(local) = self.local(socket.index) {
@@ -176,13 +176,14 @@ impl Engine {
         let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 && !now;
         let nothing = self.local(socket.index).is_some_and(|local| local.ready == ONTIME_READY_OUT);
         if nothing && wait && call.moved == 0 && call.parts.room > 0 {
-            // Known without asking: nothing has come since the socket was last looked at. (One that is ready for
-            // nothing may be a listener, which never receives.)
+            // Nothing has arrived since the last poll, so no system call is needed. (Readiness 0 may mean a listener,
+            // on which a receive must fail.)
             return Ok(Outcome::Wait);
         }
         let urgent = self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_PRI != 0);
         if urgent && u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0 {
-            // A receive that passes the urgent byte loses it (`tcp_recvmsg`), and the guest has not asked for one yet.
+            // A receive that passes the urgent byte loses it (`tcp_recvmsg`), and the guest has not requested a receive
+            // yet.
             return Err(Errno(libc::ECANCELED));
         }
         let all =
@@ -198,7 +199,7 @@ impl Engine {
                 let ended = socket.protocol == Protocol::Udp
                     && self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_RDHUP != 0);
                 return if wait && ended {
-                    // It was shut down: nobody waits on it any more. What nobody asked for says nothing.
+                    // The socket was shut down: waiting receives return 0. A receive posted ahead is cancelled instead.
                     let ahead = u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0;
                     if ahead { Err(Errno(libc::ECANCELED)) } else { Ok(Outcome::Done(Reply::done())) }
                 } else if wait {
@@ -220,7 +221,7 @@ impl Engine {
         let consumes = flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
         let short = consumes && (1..left).contains(&received.len);
         let blind = consumes && wait && u32::from(call.words.flags) & ONTIME_CALL_BLIND != 0;
-        // Before the look behind it, which would take the next message's error for news.
+        // This must come before `look_behind`, which would report the next queued message's error as new.
         let dequeued = flags & libc::MSG_ERRQUEUE != 0
             && self.control.get(..received.control).is_some_and(control::holds_icmp_error);
         let pending = if dequeued { self.pending_error(socket) } else { 0 };
@@ -235,7 +236,7 @@ impl Engine {
         Ok(Outcome::Done(reply))
     }
 
-    /// Takes the socket's pending error off it, as ONTIME_MSG_ERROR: an answer tells it, and no event does.
+    /// Takes the socket's pending error, as ONTIME_MSG_ERROR: the answer reports it, and no event does.
     fn pending_error(&mut self, socket: &Socket) -> u32 {
         let error = host::take_error(socket.fd);
         let ready = readiness::ask(socket);
@@ -254,7 +255,8 @@ impl Engine {
                 table.set(index, fd, socket.family, socket.protocol, self.channel);
                 table.set_accepted(index);
                 self.look(socket);
-                // Only out of kernel memory or watches: the guest has the socket and sees that it does nothing.
+                // Fails only without kernel memory or epoll watches. The guest has the socket, which then never becomes
+                // ready.
                 if self.adopt(index).is_err() {
                     count(&self.shared.counters.refused_limit);
                 }

@@ -1,21 +1,22 @@
-//! Bandwidth that the guest asks for (RTVirt's hypercall), passed on to whoever admits it.
+//! Bandwidth that the guest requests (RTVirt's hypercall). This process forwards the requests to the daemon.
 //!
-//! This process is unprivileged and decides nothing. The daemon connects to the VM's `deadlines.sock` (only root may)
-//! and admits; it is sent what *all* vCPUs need, a JSON line each time ([`Asked`]), and answers with a line
-//! ([`Answer`]). So nothing depends on what was said before: a daemon that was restarted connects, is sent what the
-//! guest holds, and goes on. When this process ends, with the VM, the connection ends, and the bandwidth is free. Files
-//! come with the line that says so (SCM_RIGHTS): the guest's memory, where that publishes its next deadlines, and the
-//! [`Ledger`].
+//! This process is unprivileged and does not decide on admission. The daemon connects to the VM's `deadlines.sock`
+//! (only root may) and admits or refuses. Each message to the daemon is a JSON line ([`Asked`]) with the needs of *all*
+//! vCPUs; the daemon replies with a line ([`Answer`]). No message depends on an earlier one: a restarted daemon
+//! connects and receives what the guest holds. When this process ends with the VM, the connection closes and the daemon
+//! frees the bandwidth. Two files are passed (SCM_RIGHTS) with the line that lists them: the guest memory in which the
+//! guest publishes its next deadlines, and the [`Ledger`].
 //!
-//! The two ends may be of different versions, because a device process lives as long as its VM. Each ignores fields and
-//! files that it does not know: a later version may add some, where those that are there keep their meaning.
+//! The daemon and this process may have different versions, because a device process lives as long as its VM. Each
+//! ignores fields and files that it does not know. A later version may add some, but must not change the meaning of
+//! existing ones.
 //!
-//! **What is offered is taken.** By the ledger the daemon offers beforehand what is free. A change within that is
-//! claimed there, and the guest has its answer: pacers and the daemon read it there when they need it, so nobody is
-//! told.
+//! **Claims within the offer need no message.** In the ledger the daemon offers free bandwidth in advance. A change
+//! within the offer is claimed in the ledger, and the guest is answered at once. Pacers and the daemon read the claim
+//! from the ledger when they need it.
 //!
-//! In: calls of the control queue's thread. Out: admitted or not. Without a daemon more bandwidth is refused; less is
-//! always taken.
+//! Input: calls from the control queue's thread. Output: admitted or refused. Without a daemon, an increase is refused;
+//! a decrease is always accepted.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,6 +28,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ontime_sched::ledger::{Budget, Ledger, NOTHING};
+use ontime_tenants::Repeats;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use serde::{Deserialize, Serialize};
 
@@ -37,18 +39,18 @@ use crate::abi::{
 use crate::bucket::Bucket;
 use crate::process::connections;
 
-/// How long the daemon may take: longer than a pass over a busy host, shorter than the guest's patience.
+/// Timeout for the daemon's answer: longer than a daemon pass over a busy host, shorter than the guest's own timeout.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The longest answer taken, bytes.
+/// The longest answer that is accepted, bytes.
 const ANSWER_MAX: u64 = 4096;
 
-/// Periods, ns.
+/// Allowed periods, ns.
 const PERIODS: std::ops::RangeInclusive<u64> = ONTIME_BW_PERIOD_MIN as u64..=ONTIME_BW_PERIOD_MAX as u64;
 
-/// What one vCPU needs.
+/// Bandwidth that one vCPU needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Need {
-    /// Its number.
+    /// The vCPU's number.
     pub vcpu: u32,
     /// CPU time within each period, ns.
     pub budget: u64,
@@ -56,59 +58,61 @@ pub struct Need {
     pub period: u64,
 }
 
-/// To the daemon: what the guest holds, or wants to hold instead.
+/// Message to the daemon: the bandwidth that the guest holds or requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// For the answer.
+    /// Sequence number, repeated in the answer.
     pub seq: u64,
-    /// vCPUs with needs; others have none.
+    /// The vCPUs with reserved bandwidth. vCPUs that are not listed have none.
     pub vcpus: Vec<Need>,
-    /// Where in its memory the guest publishes its next deadlines (`ontime_next_vcpu`); None: nowhere.
+    /// Offset in the memory file at which the guest publishes its next deadlines (`ontime_next_vcpu`). None: the guest
+    /// does not publish them.
     #[serde(default)]
     pub next: Option<u64>,
-    /// The generation of the ledger, of which or later this is.
+    /// The ledger generation at the last claim; this message is at least as new.
     #[serde(default)]
     pub generation: u64,
-    /// Which files come along, in this order.
+    /// The files that are passed with this message, in this order.
     #[serde(default)]
     pub files: Vec<Along>,
 }
 
-/// A file that comes along.
+/// A file that is passed with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Along {
     /// The guest's memory.
     Memory,
-    /// What it may take without asking, and what it took. A ledger of another layout gets another name.
+    /// The bandwidth ledger: what the guest may claim without a request, and what it has claimed. A ledger with another
+    /// layout gets another name.
     Ledger,
-    /// A file that only a later version sends.
+    /// A file kind that only later versions send.
     #[serde(other)]
     Other,
 }
 
-/// Where a guest publishes its next deadlines.
+/// The location at which a guest publishes its next deadlines.
 #[derive(Debug)]
 pub struct Place {
-    /// Its memory.
+    /// The file of the guest's memory.
     pub file: File,
-    /// There.
+    /// Offset in that file, bytes.
     pub offset: u64,
 }
 
-/// From the daemon.
+/// Answer from the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Of which question.
+    /// The sequence number of the message that this answers.
     pub seq: u64,
-    /// Why not; None: admitted.
+    /// Reason for a refusal. None: admitted.
     pub refused: Option<String>,
 }
 
-/// Budget and period by vCPU.
+/// (budget, period) by vCPU, ns.
 type Table = BTreeMap<u32, (u64, u64)>;
 
-/// The guest's bandwidth, and the way to the daemon.
+/// The guest's bandwidth and the connection to the daemon.
 #[derive(Debug)]
 pub struct Deadlines {
     state: Mutex<State>,
@@ -119,17 +123,19 @@ struct State {
     held: Table,
     place: Option<Place>,
     ledger: Option<Ledger>,
-    /// Of the ledger, at the last claim or since the daemon is there.
+    /// The ledger generation at the last claim, or since the daemon connected.
     generation: u64,
-    /// What the daemon has not been given yet.
+    /// Files to pass with the next message.
     bring: Vec<Along>,
     daemon: Option<BufReader<UnixStream>>,
     seq: u64,
     bucket: Bucket,
+    /// For log lines that the guest causes.
+    repeats: Repeats,
 }
 
 impl Deadlines {
-    /// Without a ledger the daemon is asked each time.
+    /// Without a ledger, each increase is sent to the daemon.
     pub fn new(ledger: Option<Ledger>) -> Self {
         let state = State {
             held: Table::new(),
@@ -140,14 +146,16 @@ impl Deadlines {
             daemon: None,
             seq: 0,
             bucket: Bucket::default(),
+            repeats: Repeats::default(),
         };
         Self { state: Mutex::new(state) }
     }
 
-    /// Carries out a call of the control queue.
+    /// Executes a bandwidth call of the control queue.
     ///
     /// # Errors
-    /// EINVAL for what no driver may ask, EBUSY where the host refuses: then nothing has changed.
+    /// EINVAL for an invalid request. EBUSY if the daemon refuses or does not answer; then the held bandwidth is
+    /// unchanged.
     pub fn change(&self, op: u32, entries: &[ontime_bw]) -> Result<(), Errno> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (next, less) = changed(&state.held, op, entries)?;
@@ -161,24 +169,25 @@ impl Deadlines {
         }
         match state.ask(&next) {
             Ok(None) => state.held = next,
-            // The daemon will be told when it connects again.
+            // The daemon receives the new table when it connects again.
             Ok(Some(_)) | Err(_) if less => state.held = next,
             Ok(Some(why)) => {
-                tracing::warn!("the guest's deadlines are refused: {why}");
+                state.repeats.warn_of("refused", &format!("the guest's deadlines are refused: {why}"));
                 return Err(Errno(libc::EBUSY));
             }
             Err(error) => {
-                tracing::warn!("the guest's deadlines are refused: no daemon answers: {error}");
+                let why = format!("no daemon answers: {error}; start it: systemctl start ontimed");
+                state.repeats.warn_of("no daemon", &format!("the guest's deadlines are refused: {why}"));
                 return Err(Errno(libc::EBUSY));
             }
         }
         Ok(())
     }
 
-    /// The guest publishes its next deadlines there, or no more.
+    /// Sets the location at which the guest publishes its next deadlines. None: the guest no longer publishes them.
     ///
     /// # Errors
-    /// EBUSY where what it holds would cost more then than the host has: then nothing has changed.
+    /// EBUSY if the daemon does not admit the held bandwidth with this location; then nothing has changed.
     pub fn publish(&self, place: Option<Place>) -> Result<(), Errno> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.bucket.wait();
@@ -186,7 +195,8 @@ impl Deadlines {
         state.bring_memory();
         let held = state.held.clone();
         let answer = state.ask(&held);
-        // Where it holds nothing, nobody has to agree: what it is offered depends on it.
+        // If the guest holds nothing, no agreement is needed: what the daemon offers later takes the location into
+        // account.
         if held.is_empty() || matches!(answer, Ok(None)) {
             return Ok(());
         }
@@ -195,10 +205,10 @@ impl Deadlines {
         Err(Errno(libc::EBUSY))
     }
 
-    /// The driver was reset or the VM started anew: it holds nothing.
+    /// Drops all bandwidth: the driver was reset or the VM restarted.
     pub fn forget(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where it published, there may be anything by now.
+        // The page at the published location may be reused for anything now.
         let published = state.place.take().is_some();
         state.bring_memory();
         if published || !state.held.is_empty() {
@@ -207,60 +217,61 @@ impl Deadlines {
         }
     }
 
-    /// What the guest holds.
+    /// The bandwidth that the guest holds.
     pub fn held(&self) -> Vec<Need> {
         needs(&self.state.lock().unwrap_or_else(PoisonError::into_inner).held)
     }
 
-    /// Takes daemons' connections, one after the other; for a thread of its own.
+    /// Accepts connections of daemons, one at a time. Runs on its own thread.
     pub fn serve(&self, listener: &UnixListener) {
+        let mut repeats = Repeats::default();
         for stream in connections(listener) {
             if let Err(error) = self.connect(stream) {
-                tracing::warn!("deadlines: {error}");
+                repeats.warn(&format!("a daemon that wants to admit the guest's deadlines is refused: {error}"));
             }
         }
     }
 
-    /// Takes a daemon's connection: it is told what the guest holds.
+    /// Accepts a daemon's connection and sends it what the guest holds.
     ///
     /// # Errors
-    /// Whoever connected is neither root nor this user, or is gone.
+    /// The peer is neither root nor this process's user, or has disconnected.
     pub fn connect(&self, stream: UnixStream) -> std::io::Result<()> {
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-        // Whoever admits decides about everybody's CPUs.
+        // The peer's decisions affect the CPU time of all tenants.
         if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
-            return Err(std::io::Error::other(format!("user {} is not the daemon's", peer.uid.as_raw())));
+            return Err(std::io::Error::other(format!("user {} may not: run the daemon as root", peer.uid.as_raw())));
         }
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         tracing::info!(fd = stream.as_raw_fd(), "deadlines: a daemon is there");
         state.daemon = Some(BufReader::new(stream));
-        // What another daemon offered is not to be taken any more: then what is told now is all.
+        // Offers of an earlier daemon are void from here on, so the table sent below is complete.
         state.generation = state.ledger.as_ref().map_or(0, Ledger::withdraw);
         state.bring = state.ledger.iter().map(|_| Along::Ledger).collect();
         state.bring_memory();
         let held = state.held.clone();
-        // Its answer is read before the next one's.
+        // `answer` skips the reply to this message while it waits for the next one.
         state.tell(&held).map(drop)
     }
 }
 
 impl State {
-    /// The next line brings the guest's memory, if it is needed.
+    /// Passes the guest's memory with the next message if a location is published.
     fn bring_memory(&mut self) {
         self.bring.retain(|file| *file != Along::Memory);
         self.bring.extend(self.place.iter().map(|_| Along::Memory));
     }
 
-    /// Takes this of what is offered, while there is a daemon that will hear of it.
+    /// Claims this table from the offered bandwidth. Claims nothing while no daemon is connected.
     fn claims(&mut self, table: &Table) -> bool {
         if !self.is_heard() {
             return false;
         }
         let mut held = NOTHING;
         for (vcpu, (budget, period)) in table {
-            // There is no vCPU beyond.
+            // The ledger has no entry for higher vCPU numbers.
             let Some(place) = held.get_mut(*vcpu as usize) else { return false };
             *place = Budget { budget: *budget, period: *period };
         }
@@ -269,7 +280,7 @@ impl State {
         claimed.is_some()
     }
 
-    /// Whether the daemon's end of the connection is there.
+    /// Whether the daemon is still connected.
     fn is_heard(&self) -> bool {
         let Some(daemon) = &self.daemon else { return false };
         match recv(daemon.get_ref(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -300,12 +311,13 @@ impl State {
         told.map(|()| seq)
     }
 
-    /// Why the daemon refuses; None: it admits.
+    /// Sends the table and returns the daemon's reason for refusal. None: admitted.
     fn ask(&mut self, table: &Table) -> std::io::Result<Option<String>> {
         let seq = self.tell(table)?;
         let answer = self.answer(seq);
         if answer.is_err() {
-            // What it holds now is not known: it forgets when the connection ends, and is told anew at the next.
+            // It is unknown which table the daemon has now. It drops its table when the connection closes and receives
+            // a new one when it reconnects.
             self.daemon = None;
         }
         answer
@@ -329,7 +341,7 @@ impl State {
     }
 }
 
-/// A line, and with its first byte the files that it speaks of.
+/// Sends a line, and the files that it lists with the line's first byte.
 fn send(daemon: &mut UnixStream, line: &[u8], files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
     if files.is_empty() {
         return daemon.write_all(line);
@@ -347,7 +359,7 @@ fn needs(table: &Table) -> Vec<Need> {
     table.iter().map(|(&vcpu, &(budget, period))| Need { vcpu, budget, period }).collect()
 }
 
-/// The table after a call, and whether no vCPU has more than before.
+/// The table after a call, and whether no vCPU has more bandwidth than before.
 fn changed(held: &Table, op: u32, entries: &[ontime_bw]) -> Result<(Table, bool), Errno> {
     let invalid = Errno(libc::EINVAL);
     let count = entries.len();
@@ -371,7 +383,7 @@ fn changed(held: &Table, op: u32, entries: &[ontime_bw]) -> Result<(Table, bool)
         }
         seen |= bit;
         let (budget, period) = held.get(&entry.vcpu).copied().unwrap_or((0, 1));
-        // Exact: both sides are below 2^64 by the limits above.
+        // Exact: both products are below 2^64 because of the limits above.
         less &= nothing
             || (u128::from(entry.budget) * u128::from(period) <= u128::from(budget) * u128::from(entry.period)
                 && entry.period >= period);
@@ -385,7 +397,7 @@ fn changed(held: &Table, op: u32, entries: &[ontime_bw]) -> Result<(Table, bool)
         return Err(invalid);
     }
     if op == ONTIME_CTL_DEC_BW && !less {
-        // Less bandwidth in a shorter period is admitted like more: it may cost more.
+        // Less bandwidth with a shorter period needs admission like an increase: it may cost more.
         let (budget, period) = entries.first().map_or((0, 1), |entry| (entry.budget, entry.period));
         let (had, of) = entries.first().and_then(|entry| held.get(&entry.vcpu)).copied().unwrap_or((0, 1));
         if u128::from(budget) * u128::from(of) > u128::from(had) * u128::from(period) {
@@ -410,7 +422,7 @@ mod tests {
         ontime_bw { vcpu, reserved: 0, budget, period }
     }
 
-    /// A daemon that admits up to so many vCPUs, and what it was asked.
+    /// A daemon that admits up to this many vCPUs; returns the messages that it received.
     fn daemon(stream: UnixStream, most: usize) -> std::thread::JoinHandle<Vec<Asked>> {
         std::thread::spawn(move || {
             let mut asked = Vec::new();
@@ -437,7 +449,7 @@ mod tests {
         let first = daemon(other, 1);
         assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, MS, 10 * MS)]), Ok(()));
         assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(1, MS, 10 * MS)]), busy);
-        // Both or neither: one moves from vCPU 0 to 1.
+        // Both changes or neither: one reservation moves from vCPU 0 to vCPU 1.
         let moved = [entry(0, 0, 0), entry(1, MS, 10 * MS)];
         assert_eq!(deadlines.change(ONTIME_CTL_INC_DEC_BW, &moved), Ok(()));
         let held = vec![Need { vcpu: 1, budget: MS, period: 10 * MS }];
@@ -453,7 +465,7 @@ mod tests {
         assert_eq!((seen[0].vcpus.clone(), seen[1].vcpus.len()), (held, 0), "a new daemon learns what is held");
     }
 
-    /// What is offered is taken without the daemon; what is beyond it is asked for.
+    /// Offered bandwidth is claimed without the daemon. Requests beyond the offer go to the daemon.
     #[test]
     fn what_is_offered_is_taken_at_once() {
         let ledger = Ledger::create().unwrap();
@@ -467,7 +479,7 @@ mod tests {
         deadlines.connect(own).unwrap();
         assert_eq!(ledger.claim(&NOTHING), None, "another daemon offered it");
         let opened = ledger.offer(&offers, &NOTHING);
-        // Nobody answers.
+        // The daemon does not answer.
         assert_eq!(claim(2 * MS), Ok(()));
         assert_eq!(claim(3 * MS), Ok(()));
         assert_eq!(deadlines.held()[0].budget, 3 * MS);
@@ -490,7 +502,7 @@ mod tests {
         assert_eq!(lost, Err(Errno(libc::EBUSY)), "the daemon is gone");
     }
 
-    /// The page that a driver published in may be anything after its reset.
+    /// After a driver reset, the page in which the driver published may hold anything.
     #[test]
     fn the_end_of_a_driver_that_held_nothing_is_told_too() {
         let deadlines = Deadlines::new(None);
@@ -518,9 +530,9 @@ mod tests {
             assert_eq!(deadlines.change(ONTIME_CTL_INC_DEC_BW, &[entry]), Ok(()));
         }
         let took = start.elapsed();
-        // A token comes back each 20 ms, the first perhaps at once.
+        // The bucket gains a token every 20 ms, perhaps the first one immediately.
         assert!(took >= REFILL * (more - 2), "{more} beyond the burst took {took:?}");
-        // What no driver may ask costs the daemon nothing.
+        // The daemon never sees invalid requests.
         let nonsense = Instant::now();
         for _ in 0..1000 {
             assert_eq!(deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, 2, 1)]), Err(Errno(libc::EINVAL)));
@@ -568,7 +580,7 @@ mod tests {
         assert_eq!(changed(&held, ONTIME_CTL_INC_DEC_BW, &[]).unwrap_err(), Errno(libc::EINVAL));
     }
 
-    /// Where the guest puts its tasks, and what it asks for them: `guest/place.h`, as a program with random sets.
+    /// Task placement by the guest and the resulting requests: `guest/place.h`, as a program with random task sets.
     #[test]
     fn the_guests_placement_keeps_its_promises() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -583,7 +595,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked, no table breaks the limits, and nothing panics.
+        /// No request makes the table exceed the limits or causes a panic.
         #[test]
         fn tables_stay_within_limits(
             op in ONTIME_CTL_INC_BW..=ONTIME_CTL_INC_DEC_BW + 1,

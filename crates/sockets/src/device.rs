@@ -1,10 +1,10 @@
-//! One virtio device of a VM: what vhost-user-backend asks for, and which thread runs what.
+//! A virtio device of a VM: the callbacks for vhost-user-backend, and the queues of each thread.
 //!
-//! | device | thread | queues | |
+//! | device | thread | queues | runs |
 //! |---|---|---|---|
 //! | main | 0 | call, event | the worker |
-//! | main | 1 | control | vCPU words, deadlines' bandwidth |
-//! | channel | 0 | | hands the doorbells over to the channel's own thread (`channel`), which has both queues |
+//! | main | 1 | control | vCPU words, deadline bandwidth |
+//! | channel | 0 | | hands the doorbells to the channel's own thread (`channel`), which serves both queues |
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,30 +33,30 @@ const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
-/// How long a ring that is to stop waits for the threads.
+/// Timeout for the threads when a ring is stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the threads of a device run. The locks are each thread's own, but for the moment before it starts.
+/// What the device's threads run. Each lock is taken by one thread only, except before that thread starts.
 #[allow(clippy::large_enum_variant, reason = "there is one a device")]
 enum Threads {
     Main { worker: Mutex<Worker>, control: Mutex<ControlQueue> },
     Channel { epoll: OnceLock<RawFd>, made: Mutex<Option<Channel>>, running: OnceLock<Running> },
 }
 
-/// See above.
+/// A virtio device.
 pub struct Device {
     shared: Arc<Shared>,
     channel: u32,
     threads: Threads,
-    /// The control queue's thread's; those of the first threads are shared.
+    /// Turns of the control queue's thread; those of the first threads are in [`Shared`].
     control: Turns,
-    /// Whether the process that connected may be served.
+    /// Whether the connected process may be served.
     gate: Gate,
-    /// By thread: its queues, once it has had an event of them.
+    /// By thread: its queues, after its first event.
     rings: [OnceLock<Vec<Vring>>; 2],
 }
 
-/// Keeps a device's threads from the guest's queues until it is known who has connected.
+/// Keeps a device's threads away from the guest's queues until the connected process is admitted.
 #[derive(Default)]
 struct Gate {
     open: AtomicBool,
@@ -65,7 +65,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Waits until it is decided. False: the process that connected is refused.
+    /// Waits for the decision. False: the connected process is refused.
     fn pass(&self) -> bool {
         if self.open.load(Ordering::Acquire) {
             return true;
@@ -85,10 +85,10 @@ impl Gate {
 }
 
 impl Device {
-    /// Of a channel, which waits by this ring, if there is one; 0 is main.
+    /// The device of a channel; 0 is main. A channel waits by `ring` if it is given.
     ///
     /// # Errors
-    /// Where a descriptor cannot be made.
+    /// If a descriptor cannot be created.
     pub fn new(
         shared: Arc<Shared>,
         channel: u32,
@@ -108,16 +108,16 @@ impl Device {
         Ok(Self { shared, channel, threads, control: Turns::default(), gate, rings })
     }
 
-    /// Serves the process that has connected, or refuses it: then its calls are not looked at. None: another process
+    /// Serves the connected process (true) or refuses it (false): its calls are then not read. None: another process
     /// may connect.
     pub fn decide(&self, admitted: Option<bool>) {
         self.gate.decide(admitted);
     }
 
-    /// Tells of the epoll that the first thread waits by: the worker for its sockets, too.
+    /// Sets the epoll of the first thread. The worker also waits for its sockets with it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The errno of epoll_ctl(2).
     pub fn attach(&self, epoll: RawFd) -> std::io::Result<()> {
         let attached = match &self.threads {
             Threads::Main { worker, .. } => worker.lock().map(|mut worker| worker.attach(epoll)).ok(),
@@ -135,7 +135,7 @@ impl Device {
             return Ok(());
         }
         self.rings.get(thread).map(|rings| rings.get_or_init(|| vrings.to_vec()));
-        // A poisoned lock means that the thread panicked: the process ends.
+        // A poisoned lock means that its thread panicked: the process ends.
         match (&self.threads, thread) {
             (Threads::Main { worker, .. }, 0) => {
                 if let Ok(mut worker) = worker.lock() {
@@ -194,11 +194,11 @@ impl VhostUserBackend for Device {
     fn set_event_idx(&self, _enabled: bool) {}
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
-        // Who looks at this while the rings stand is a driver that is about to set them up.
+        // A driver that reads the configuration while the rings are stopped is about to set them up.
         self.rings.iter().filter_map(OnceLock::get).flatten().for_each(Vring::probed);
         let config = self.shared.config(self.channel);
         let mut bytes = config.as_slice().to_vec();
-        // QEMU may ask for more than there is: its own config_size decides.
+        // QEMU may read beyond the end, because its own config_size decides: fill with zeros.
         bytes.resize(bytes.len().max(offset as usize + (size as usize).min(4096)), 0);
         bytes.get(offset as usize..offset as usize + (size as usize).min(4096)).unwrap_or_default().to_vec()
     }
@@ -218,8 +218,8 @@ impl VhostUserBackend for Device {
         new_event_consumer_and_notifier(EventFlag::NONBLOCK | EventFlag::CLOEXEC).ok()
     }
 
-    /// The ring is marked: no thread begins with it any more. One that is at it ends before the VMM is told that it
-    /// stands.
+    /// The ring is already marked as stopped, so no thread starts to use it. Waits for a turn in progress before the
+    /// VMM is told that the ring is stopped.
     fn stop_vring(&self, index: u32) -> std::io::Result<()> {
         let serves = |queues: &u64| queues >> index & 1 == 1;
         let thread = self.queues_per_thread().iter().position(serves);

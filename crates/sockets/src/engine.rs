@@ -1,9 +1,9 @@
-//! What a thread does that owns sockets: takes calls from its queue, runs those that cannot block, keeps those that
-//! wait, reports readiness. The real-time thread of a channel is an engine; the worker is one with more calls
-//! (`worker`).
+//! An engine: the state of a thread that owns sockets. It takes calls from its queue, runs those that cannot block,
+//! stores those that wait, and reports readiness. A channel's real-time thread runs one engine. The worker is an engine
+//! with additional calls (`worker`).
 //!
-//! After it is made, an engine allocates nothing, takes no lock another thread holds for long, and bounds each loop by
-//! the queue's size, the number of sockets or the call's segments.
+//! After its creation an engine does not allocate, takes no lock that another thread holds for long, and bounds each
+//! loop by the queue's size, the number of sockets or the call's segments.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,64 +22,64 @@ use crate::table::{NOBODY, Socket};
 use crate::vring::Vring;
 use crate::wait::Wait;
 
-/// Numbers of what the thread waits for: below are the queues and the backend's own.
+/// Event number of the thread's bell. The queues and vhost-user-backend use lower numbers.
 pub const BELL_EVENT: u16 = 8;
-/// The socket at place 0.
+/// Event number of the socket in slot 0.
 pub const SOCKET_EVENTS: u16 = 16;
 
-/// What the engine keeps about a socket it owns.
+/// An engine's state for a socket that it owns.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Local {
     pub owned: bool,
     pub dirty: bool,
     pub again: bool,
-    /// EPOLLOUT is waited for, too.
+    /// EPOLLOUT is watched, too.
     pub out_watched: bool,
-    /// Somebody asked how ready it is, and means to be told.
+    /// The guest has polled this socket and expects events.
     pub polled: bool,
-    /// What it was ready for when it was adopted is still to come as an event, too.
+    /// The wait will still report the readiness that the socket had when it was adopted.
     pub adopted: bool,
-    /// A stream that has had urgent data: a receive may end at their mark, with more behind it.
+    /// A stream that has had urgent data: a receive may stop at the urgent mark although more data follow.
     pub urgent: bool,
     pub prio: u16,
     pub error: u16,
     pub ready: u32,
     pub seq: u32,
-    /// Calls that wait: for something to receive or accept, and to send.
+    /// Waiting calls: first those to receive or accept, then those to send.
     pub waiting: [List; 2],
 }
 
-/// What came of a call.
+/// Result of one attempt at a call.
 pub(crate) enum Outcome {
-    /// It is finished.
+    /// The call is finished.
     Done(Reply),
-    /// It can go on when the socket is ready.
+    /// The call can continue when the socket is ready.
     Wait,
-    /// It moved bytes and may move more.
+    /// The call moved bytes and may move more.
     Again,
 }
 
-/// See above.
+/// An engine; see the module's comment.
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,
     pub(crate) channel: u32,
     memory: GuestMemoryAtomic<Memory>,
-    /// For its sockets.
+    /// Waits for the engine's sockets.
     pub(crate) wait: Wait,
     pub(crate) locals: Box<[Local]>,
     pub(crate) pool: Pool,
-    /// Never more than the pool has calls.
+    /// Answers for a ring that is stopped. Never more than the pool has calls.
     pub(crate) owed: VecDeque<Owed>,
     pub(crate) dirty: VecDeque<u32>,
     again: VecDeque<u32>,
     pub(crate) iov: Iovecs,
     pub(crate) control: Vec<u8>,
-    /// The worker has none: it gives the orders.
+    /// None for the worker, which sends the orders.
     mail: Option<ChannelEnd>,
     notifier: Notifier,
-    /// The vCPU word when the thread last looked at a ring that lived, as [`Shared::vcpu_named`] gives it.
+    /// The vCPU word when the thread last saw a live ring, as [`Shared::vcpu_named`] returns it.
     word: u64,
-    /// The rings' `set_up` that this engine has taken note of.
+    /// The rings' `set_up` counts that this engine has processed.
     calls_seen: u32,
     events_seen: u32,
     pub(crate) start_due: bool,
@@ -89,7 +89,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Of a channel, whose sockets are waited for by this.
+    /// The engine of a channel, with the wait for its sockets.
     pub fn new(shared: Arc<Shared>, channel: u32, memory: GuestMemoryAtomic<Memory>, wait: Wait) -> Self {
         let segments = Shared::segments(channel) as usize;
         Self {
@@ -116,12 +116,12 @@ impl Engine {
         }
     }
 
-    /// The guest's memory as it is now.
+    /// The guest's current memory map.
     pub(crate) fn memory(&self) -> impl std::ops::Deref<Target = Memory> + use<> {
         self.memory.memory()
     }
 
-    /// The real-time thread's reaction to an event; of a socket's, `ready` are its EPOLL* bits.
+    /// Handles an event on the real-time thread. For a socket, `ready` holds its EPOLL* bits.
     pub fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
         let Some([calls, events]) = vrings.first_chunk() else { return };
         let guard = self.memory();
@@ -131,12 +131,12 @@ impl Engine {
         self.catch_up(memory, calls);
         let answered = self.event(memory, vrings, event, ready);
         let mut left = QUEUE_MAX;
-        // Whose call was answered goes on first. Calls that came meanwhile have rung; those that do not (receives
-        // ahead) come with one that does.
+        // The thread whose call was answered should run first, so the queue is not polled now. New calls have rung the
+        // doorbell; receives posted ahead do not ring and come with a call that does.
         let queue = Some(calls).filter(|_| !answered);
         let mut later = None;
         while let Some(call) = queue.and_then(|calls| self.next(memory, calls, &mut left)) {
-            // What nobody waits for yet comes behind an answer.
+            // A receive that no guest thread waits for yet is put off behind the sends that directly follow it.
             let ahead = u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0;
             let sends = u32::from(call.words.op) == ONTIME_OP_SEND;
             let first = later.take_if(|_| !sends);
@@ -147,14 +147,14 @@ impl Engine {
         self.finish(memory, vrings);
     }
 
-    /// Gives the answers that were held back while the ring stood still; looks at the sockets whose turn was over, and
-    /// at every one if events were missed meanwhile.
+    /// Sends the answers that were held back while the ring was stopped. Serves the sockets in `again`. Serves all
+    /// sockets if events were missed meanwhile.
     pub(crate) fn catch_up(&mut self, memory: &Memory, calls: &Vring) {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
             self.give(memory, calls, owed);
         }
-        // Those that come back once more have their turn next time.
+        // Sockets that are added again are served in the next turn.
         for _ in 0..self.again.len() {
             let Some(index) = self.again.pop_front() else { break };
             if let Some(local) = self.local(index) {
@@ -170,8 +170,7 @@ impl Engine {
         }
     }
 
-    /// What an event asks for, besides a look at the queue. Whether it was a socket's, and a call that waited for it
-    /// was answered.
+    /// Handles an event, except for the queue. Returns whether the event was a socket's and answered a waiting call.
     pub(crate) fn event(&mut self, memory: &Memory, vrings: &[Vring], event: u16, ready: u32) -> bool {
         match (event, vrings) {
             (BELL_EVENT, _) => self.notifier.again(&self.shared, memory, vrings),
@@ -183,9 +182,9 @@ impl Engine {
         false
     }
 
-    /// Looks at a socket again, after what else is waiting.
+    /// Serves a socket again after the other pending events.
     pub(crate) fn come_back(&mut self, index: u32) {
-        // As with `dirty`: each socket once.
+        // As with `dirty`: each socket at most once.
         if let Some(local) = self.locals.get_mut(index as usize).filter(|local| !local.again) {
             local.again = true;
             self.again.push_back(index);
@@ -193,29 +192,30 @@ impl Engine {
         self.ring_again();
     }
 
-    /// Comes back after what else is waiting.
+    /// Runs this thread again after the other pending events.
     pub(crate) fn ring_again(&self) {
         self.shared.mail.ring(self.channel);
     }
 
-    /// Notices that the guest set its rings up anew. True for the call queue, if it had been used before.
+    /// Detects that the guest set up its rings anew. Returns true if the call queue was set up anew and had been used
+    /// before.
     pub(crate) fn restarted(&mut self, calls: &Vring, events: &Vring) -> bool {
         let before = self.calls_seen;
-        // Read before it is asked whether the ring lives: then it is the living ring's driver's.
+        // Read this before checking whether the ring is live: then it belongs to the live ring's driver.
         let named = self.shared.vcpu_named(self.channel);
         let [calls_anew, events_anew] =
             [calls.anew_since(&mut self.calls_seen), events.anew_since(&mut self.events_seen)];
         if calls_anew {
-            // What waited belongs to the old ring, whose memory may be anything by now.
+            // Waiting calls belong to the old ring, whose memory may be reused for anything.
             self.forget_calls();
             for local in &mut self.locals {
                 local.waiting = Default::default();
             }
-            // So does the vCPU word, unless the new driver has named its own by now.
+            // So does the vCPU word, unless the new driver has already named its own.
             self.shared.drop_vcpu(self.channel, self.word);
         }
-        // What is named while the ring is not up is the next driver's, who names by main, and may be ahead of this
-        // ring's connection.
+        // A word that is named while this ring is not live belongs to the next driver. That driver names it through
+        // main and may do so before this ring's connection is set up.
         if self.live(calls) {
             self.word = named;
         }
@@ -228,13 +228,13 @@ impl Engine {
         calls_anew && before != 0
     }
 
-    /// Whether the call queue may be touched: one that was set up only now is not known to [`Self::restarted`] yet. The
-    /// doorbell that follows brings the engine back.
+    /// Whether the call queue may be accessed. False for a ring that was set up after the last [`Self::restarted`]; the
+    /// doorbell that follows runs the engine again.
     pub(crate) fn live(&self, calls: &Vring) -> bool {
         calls.running() && self.calls_seen == calls.set_up()
     }
 
-    /// Carries out what the worker ordered. (For the worker's own engine, nothing.)
+    /// Executes the worker's orders. (Does nothing in the worker's own engine.)
     pub(crate) fn orders(&mut self, memory: &Memory, calls: &Vring) {
         let mut took = false;
         for _ in 0..ROOM {
@@ -248,7 +248,7 @@ impl Engine {
                 }
                 Order::Look { index } => self.look_again(index),
                 Order::Release { id, ticket, force } => {
-                    // It may have been closed here meanwhile, and another one be at its place.
+                    // The socket may have been closed here, and its slot reused.
                     let ours = self.shared.table.find(id).ok().filter(|socket| socket.owner == self.channel);
                     let result =
                         ours.map_or(Err(Errno(libc::EBADF)), |socket| self.release(memory, calls, socket.index, force));
@@ -266,19 +266,19 @@ impl Engine {
     }
 
     fn answer(&mut self, released: Released) {
-        // There is room: the worker sends no more orders that are answered than the ring has places.
+        // The ring has room: the worker has at most [`ROOM`] unanswered orders.
         let _ = self.mail.as_mut().map(|mail| mail.released.push(released));
         self.shared.mail.ring(0);
     }
 
-    /// Makes a socket this engine's. Its readiness is reported.
+    /// Adopts a socket and reports its readiness.
     pub(crate) fn adopt(&mut self, index: u32) -> Result<(), Errno> {
         let socket = self.shared.table.at(index).ok_or(Errno(libc::EBADF))?;
         let ready = readiness::ask(&socket);
         let out_watched = awaits_out(ready);
-        // What came since is an event at once.
+        // Readiness since the poll above is reported as an event at once.
         self.wait.watch(socket_event(index), socket.fd, awaited(out_watched))?;
-        // The count goes on: the last owner's reports may still be on their way, in another queue.
+        // Continue the count: reports of the previous owner may still be in another queue.
         let seq = self.shared.table.reports(index);
         if let Some(local) = self.local(index) {
             let Local { dirty, again, .. } = *local;
@@ -291,8 +291,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Notes how ready a socket is. The kernel tells of EPOLLOUT only where that is awaited: else each message that has
-    /// left would be an event.
+    /// Stores a socket's readiness. EPOLLOUT is watched only while the socket is not writable; otherwise each sent
+    /// message would cause an event.
     pub(crate) fn note(&mut self, socket: &Socket, ready: u32) {
         let Some(local) = self.local(socket.index) else { return };
         local.ready = ready;
@@ -303,17 +303,17 @@ impl Engine {
     }
 
     pub(crate) fn watch_out(&mut self, socket: &Socket, wanted: bool) {
-        // It is waited for as long as it is owned: this does not fail.
+        // The socket is watched while it is owned, so this does not fail.
         let done = self.wait.change(socket_event(socket.index), socket.fd, awaited(wanted));
         if let Some(local) = self.local(socket.index).filter(|_| done.is_ok()) {
             local.out_watched = wanted;
         }
     }
 
-    /// Lets go of a socket.
+    /// Releases a socket.
     ///
     /// # Errors
-    /// EBUSY where calls wait on it, unless they are to be ended.
+    /// EBUSY if calls wait on it and `force` is not set.
     pub(crate) fn release(&mut self, memory: &Memory, vring: &Vring, index: u32, force: bool) -> Result<(), Errno> {
         let waiting = self.local(index).is_some_and(|local| local.waiting.iter().any(|list| !list.is_empty()));
         if waiting && !force {
@@ -325,7 +325,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Has nothing more to do with a socket that is this engine's; gives the number of its reports.
+    /// Drops all state of an owned socket and returns the number of its reports.
     fn leave(&mut self, memory: &Memory, vring: &Vring, index: u32) -> u32 {
         self.end_waiting(memory, vring, index);
         if let Some(socket) = self.shared.table.at(index) {
@@ -338,11 +338,11 @@ impl Engine {
         local.seq
     }
 
-    /// Closes a connection that was accepted here: of that nothing blocks, as no host socket lingers, and an accepted
-    /// one has no members of groups and no connections that wait.
+    /// Closes a connection that was accepted here. This cannot block: host sockets do not linger, and an accepted
+    /// connection has no group memberships and no backlog.
     ///
     /// # Errors
-    /// EOPNOTSUPP for other sockets, and where the worker uses it just now: then it is main's to close.
+    /// EOPNOTSUPP for other sockets, and if the worker holds this socket: then the guest must close it through main.
     pub(crate) fn close(&mut self, memory: &Memory, vring: &Vring, socket: &Socket, abort: bool) -> Result<(), Errno> {
         let shared = self.shared.clone();
         let held = shared.table.hold(socket.index).filter(|_| socket.accepted && self.channel != 0);
@@ -353,15 +353,15 @@ impl Engine {
                 host::abort_at_close(fd);
                 host::close(fd);
             }
-            // What is left of it is another thread's; of one that is not connected any more, nothing.
-            // Beside unread data the kernel resets the connection, at once.
+            // The thread `closing` takes a connection with data left. A socket that is not connected has nothing left.
+            // With unread data the kernel resets the connection at the close.
             Some(fd) if host::unread(fd) == 0 && host::shutdown(fd, libc::SHUT_RDWR).is_ok() => shared.leave(fd),
             taken => taken.into_iter().for_each(host::close),
         }
         Ok(())
     }
 
-    /// Forgets the calls that wait, and the answers that were held back.
+    /// Drops the waiting calls and the answers that were held back.
     fn forget_calls(&mut self) {
         self.pool.forget();
         while let Some(owed) = self.owed.pop_front() {
@@ -369,7 +369,7 @@ impl Engine {
         }
     }
 
-    /// Lets go of every socket, answering nothing: the driver that could read it is gone.
+    /// Releases every socket without answers: the driver that could read them is gone.
     pub(crate) fn forget(&mut self) {
         self.forget_calls();
         for index in 0..self.locals.len() as u32 {
@@ -390,7 +390,7 @@ impl Engine {
         self.locals.get_mut(index as usize)
     }
 
-    /// Reports readiness while there are event buffers, and notifies the guest if anything was used.
+    /// Reports readiness while event buffers are available, and notifies the guest if any buffer was used.
     pub(crate) fn finish(&mut self, memory: &Memory, vrings: &[Vring]) {
         let Some([_, events]) = vrings.first_chunk::<2>() else { return };
         if events.running() && self.events_seen == events.set_up() {
@@ -404,18 +404,17 @@ impl Engine {
     }
 }
 
-/// Whether EPOLLOUT is news of a socket that is so ready: it cannot be sent to now, or is not connected (HUP) and may
-/// be some day.
+/// Whether EPOLLOUT must be watched: the socket is not writable now, or it is not connected (HUP) and may become so.
 pub(crate) fn awaits_out(ready: u32) -> bool {
     ready & (ONTIME_READY_OUT | ONTIME_READY_HUP) != ONTIME_READY_OUT
 }
 
-/// A socket's number among what the thread waits for ([`SOCKETS_MAX`](crate::policy::SOCKETS_MAX) is the bound).
+/// A socket's event number ([`SOCKETS_MAX`](crate::policy::SOCKETS_MAX) keeps it within 16 bits).
 fn socket_event(index: u32) -> u16 {
     SOCKET_EVENTS + index as u16
 }
 
-/// The EPOLL* bits that a socket is waited for by: everything, or all but EPOLLOUT.
+/// The watched EPOLL* bits of a socket, with or without EPOLLOUT.
 fn awaited(out: bool) -> u32 {
     let out = if out { libc::EPOLLOUT } else { 0 };
     (libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP | out) as u32

@@ -1,35 +1,35 @@
-//! The free places of connections that are being closed (`closing`): a stack that threads change without a lock. The
-//! crate `ontime-model` compiles this file, too.
+//! The free places for closed connections (`closing`): a lock-free stack. The crate `ontime-model` also compiles this
+//! file.
 
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How often a free place is taken for while other threads take places at the same moment.
+/// Attempts to take a place while other threads take places at the same time.
 const TRIES: usize = 64;
 /// No place.
 const NOWHERE: u32 = u32::MAX;
 
-/// Numbers of free places.
+/// The numbers of the free places.
 pub struct Free {
-    /// The topmost in the low half, and in the high half how often it has changed, so that a thread that was held up
-    /// notices.
+    /// Low half: the top of the stack. High half: a change counter, so that a delayed thread's compare-exchange fails
+    /// (ABA).
     top: AtomicU64,
-    /// The free place below each.
+    /// For each place, the free place below it.
     below: Box<[AtomicU32]>,
 }
 
 impl Free {
-    /// So many, all free.
+    /// A stack of `places` free places.
     pub fn new(places: u32) -> Self {
         let below = (0..places).map(|at| AtomicU32::new(if at + 1 < places { at + 1 } else { NOWHERE })).collect();
         Self { top: AtomicU64::new(if places > 0 { 0 } else { u64::from(NOWHERE) }), below }
     }
 
-    /// The stack with another top.
+    /// The stack's word with another top.
     fn changed(free: u64, top: u32) -> u64 {
         (free >> 32).wrapping_add(1) << 32 | u64::from(top)
     }
 
-    /// Takes a free place. None: there is none, or other threads were always faster.
+    /// Takes a free place. None: no place is free, or other threads won every attempt.
     pub fn take(&self) -> Option<usize> {
         for _ in 0..TRIES {
             let free = self.top.load(Ordering::Acquire);

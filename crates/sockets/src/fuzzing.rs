@@ -1,7 +1,6 @@
-//! What the fuzz targets of the crate `ontime-fuzz` need of this crate's private parts. No interface: only they use
-//! this module.
+//! Private parts of this crate for the fuzz targets of the crate `ontime-fuzz`. Not a public interface.
 //!
-//! In: the bytes of a guest's memory, with a virtqueue in them. Out: what the device's own code read there and did.
+//! Input: the contents of a guest's memory with a virtqueue. Output: what the device's own code read from it and did.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -27,19 +26,19 @@ use crate::request::{self, Parts, Request};
 use crate::shared::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL, Shared};
 use crate::vring::Vring;
 
-/// Entries of the virtqueue, and where its parts are in the guest's memory.
+/// Number of entries of the virtqueue. Its parts are at the following addresses in the guest's memory.
 pub const QUEUE: u16 = 16;
-/// The table of descriptors.
+/// The descriptor table.
 pub const DESCRIPTORS: u64 = 0;
-/// The ring of what is offered.
+/// The available ring.
 pub const AVAILABLE: u64 = 0x100;
-/// The ring of what was used.
+/// The used ring.
 pub const USED: u64 = 0x180;
-/// Where the rings end.
+/// The first address behind the rings.
 pub const FREE: u64 = 0x240;
-/// Start and length of each region of the guest's memory: two that touch, and one behind a hole.
+/// Start and length of each memory region of the guest: two adjacent ones, and one behind a hole.
 pub const REGIONS: [(u64, usize); 3] = [(0, 0x4000), (0x4000, 0x4000), (0x1_0000, 0x4000)];
-/// The VM has so many channels, main's included.
+/// The VM's channels, main included.
 pub const CHANNELS: u32 = 3;
 
 /// A guest's memory that begins with these bytes.
@@ -60,7 +59,7 @@ fn memory(image: &[u8]) -> io::Result<Memory> {
     Ok(memory)
 }
 
-/// The virtqueue in it, running from the `base`-th chain on.
+/// The virtqueue in this memory, running, with `base` as the next index.
 fn ring(memory: &Memory, event_idx: bool, base: u16) -> io::Result<Vring> {
     let vring = Vring::new(GuestMemoryAtomic::new(memory.clone()), QUEUE_MAX as u16).map_err(io::Error::other)?;
     vring.set_queue_size(QUEUE);
@@ -77,30 +76,29 @@ fn used_index(memory: &Memory) -> u16 {
     memory.read_obj(GuestAddress(USED + 2)).map_or(0, u16::from_le)
 }
 
-/// A chain of descriptors, as a channel reads it.
+/// A descriptor chain as a channel reads it.
 #[derive(Debug)]
 pub struct Chain {
-    /// Its head; None: beyond the table.
+    /// Its head. None: beyond the table.
     pub head: Option<u16>,
-    /// Its descriptors: address, bytes, whether the device may write there.
+    /// Its descriptors: address, bytes, whether the device may write to it.
     pub descriptors: Vec<(u64, u32, bool)>,
-    /// Bytes in all that are to be read, and that may be written.
+    /// Total length of the readable and of the writable part, bytes.
     pub lengths: (usize, usize),
-    /// The call at its start, where that can be read.
+    /// The call's header, if it can be read.
     pub call: Option<ontime_call>,
-    /// What the call asks for.
+    /// The parsed request.
     pub request: Result<(Parts, Request), Errno>,
-    /// Whether the iovecs of its room for data are in the guest's memory, and how long they are together.
+    /// Whether the iovecs of the data space are in guest memory, and their total length, bytes.
     pub room: Result<(bool, usize), Errno>,
-    /// What writing the answer gave.
+    /// Result of writing the answer.
     pub answer: Option<Result<(), Errno>>,
 }
 
-/// Takes chains from the queue as a channel does; each is answered. At most `most`. Beside them, how many the ring says
-/// are used.
+/// Takes up to `most` chains from the queue as a channel does, and answers each. Also returns the used ring's index.
 ///
 /// # Errors
-/// The kernel's: there is no memory.
+/// If memory cannot be allocated.
 pub fn chains(image: &[u8], event_idx: bool, base: u16, most: usize) -> io::Result<(Vec<Chain>, u16)> {
     let memory = memory(image)?;
     let vring = ring(&memory, event_idx, base)?;
@@ -154,24 +152,24 @@ pub fn chains(image: &[u8], event_idx: bool, base: u16, most: usize) -> io::Resu
     Ok((found, used_index(&memory)))
 }
 
-/// What came of calls of the control queue.
+/// Results of calls on the control queue.
 #[derive(Debug)]
 pub struct Controlled {
-    /// What the guest holds.
+    /// The bandwidth that the guest holds.
     pub held: Vec<Need>,
-    /// What it is offered, and what the ledger says that it holds.
+    /// The ledger's tables: offered and claimed bandwidth.
     pub ledger: (Table, Table),
-    /// Where the vCPU words of each channel are.
+    /// The address of each channel's vCPU word.
     pub words: Vec<u64>,
-    /// What the daemon was told.
+    /// The messages to the daemon.
     pub told: Vec<Asked>,
 }
 
-/// Has the control queue answer what is in the guest's memory. A daemon offers what stands in `offers` and admits all
-/// questions or none.
+/// Makes the control queue answer the calls in the guest's memory. A daemon offers `offers` and admits all requests or
+/// none.
 ///
 /// # Errors
-/// The kernel's: there is no memory, or no descriptor.
+/// If memory or a descriptor cannot be allocated.
 pub fn control(image: &[u8], offers: &Table, admits: bool) -> io::Result<Controlled> {
     let memory = memory(image)?;
     let vring = ring(&memory, false, 0)?;
@@ -179,14 +177,14 @@ pub fn control(image: &[u8], offers: &Table, admits: bool) -> io::Result<Control
     let vm = Vm { channels: CHANNELS - 1, deadlines: true, ..Vm::default() };
     let shared = Arc::new(Shared::new("fuzz", vm, 1, Some(ledger.clone()))?);
     let (own, daemon) = UnixStream::pair()?;
-    // The daemon's answers lie there before it is asked: at most one for each chain and one for the connection.
+    // The daemon's answers are written in advance: at most one for each chain and one for the connection.
     for seq in 1..=2 * u64::from(QUEUE) + 2 {
         let refused = (!admits).then(|| "full".to_owned());
         let mut line = serde_json::to_vec(&Answer { seq, refused })?;
         line.push(b'\n');
         (&daemon).write_all(&line)?;
     }
-    // A guest whose answers rewrite its own ring may ask more often: then the daemon is gone.
+    // A guest whose ring is rewritten by its answers may send more requests: the daemon has then disconnected.
     daemon.shutdown(std::net::Shutdown::Write)?;
     shared.deadlines.connect(own)?;
     let generation = ledger.offer(offers, &NOTHING);

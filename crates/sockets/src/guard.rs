@@ -1,8 +1,8 @@
-//! The guard over wake-ups: a thread of normal priority that has one sent again which shows no effect (docs/device.md,
+//! The guard: a thread of normal priority that has vCPU wake-ups sent again if they show no effect (docs/device.md,
 //! "The vCPU word and notifications").
 //!
-//! It costs a real-time thread one atomic increment a wake-up, and one system call where the guard rests. It touches no
-//! ring itself: their locks are the real-time threads' own.
+//! It costs a real-time thread one atomic increment per wake-up, plus one system call if the guard is parked. The guard
+//! accesses no ring, because the rings' locks belong to the real-time threads.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,22 +15,22 @@ use crate::memory::Memory;
 use crate::notify;
 use crate::shared::Shared;
 
-/// How often the guard looks. A wake-up without effect is sent again at the second look after it.
+/// Interval between checks. A wake-up without effect is sent again at the second check after it.
 const EVERY: Duration = Duration::from_millis(10);
-/// So many looks without a wake-up in between, and it rests.
+/// After this many checks without a wake-up the guard parks.
 const QUIET: u32 = 100;
 
-/// What the guard knows of a channel.
+/// The guard's state for a channel.
 #[derive(Default)]
 struct Watched {
     memory: OnceLock<GuestMemoryAtomic<Memory>>,
-    /// Wake-ups so far.
+    /// Number of wake-ups so far.
     wakes: AtomicU32,
-    /// One is to be sent again.
+    /// A wake-up must be sent again.
     again: AtomicBool,
 }
 
-/// See above.
+/// The guard of one VM.
 #[derive(Default)]
 pub struct Guard {
     channels: Vec<Watched>,
@@ -39,21 +39,21 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Over channels 1 to `channels`.
+    /// A guard for channels 1 to `channels`.
     pub fn new(channels: u32) -> Self {
         Self { channels: (0..=channels).map(|_| Watched::default()).collect(), ..Self::default() }
     }
 
-    /// Where a channel's vCPU word is looked for.
+    /// Sets the memory that holds a channel's vCPU word.
     pub fn watch(&self, channel: u32, memory: GuestMemoryAtomic<Memory>) {
         let _ = self.channels.get(channel as usize).map(|watched| watched.memory.set(memory));
     }
 
-    /// A wake-up was sent. From the channel's real-time thread.
+    /// Records a wake-up. Called by the channel's real-time thread.
     pub fn woken(&self, channel: u32) {
         let Some(watched) = self.channels.get(channel as usize) else { return };
         watched.wakes.fetch_add(1, Ordering::SeqCst);
-        // Either it sees this wake-up before it rests, or it rests by now.
+        // Either the guard sees this wake-up before it parks, or this thread sees that it is parked.
         if self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst) {
             if let Some(thread) = self.thread.get() {
                 thread.unpark();
@@ -61,12 +61,12 @@ impl Guard {
         }
     }
 
-    /// Whether a wake-up of this channel is to be sent again; it is asked for once.
+    /// Whether a wake-up of this channel must be sent again. Clears the request.
     pub fn asked(&self, channel: u32) -> bool {
         self.channels.get(channel as usize).is_some_and(|watched| watched.again.swap(false, Ordering::SeqCst))
     }
 
-    /// The guard's thread: never returns.
+    /// The guard's thread; never returns.
     pub fn run(&self, shared: &Shared) {
         let _ = self.thread.set(std::thread::current());
         let mut seen = vec![0; self.channels.len()];
@@ -88,7 +88,7 @@ impl Guard {
         }
     }
 
-    /// Looks at each channel once; whether there is a reason to look again soon.
+    /// Checks each channel once. Returns whether another check is needed soon.
     fn look(&self, shared: &Shared, seen: &mut [u32]) -> bool {
         let mut busy = false;
         for ((channel, watched), seen) in self.channels.iter().enumerate().zip(seen) {

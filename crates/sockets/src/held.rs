@@ -10,7 +10,7 @@
 //! |---|---|
 //! | SO_TIMESTAMP, SO_TIMESTAMPNS, SO_TIMESTAMPING | `netstamp_needed_key`, one for all three and both families |
 //! | UDP_GRO | `udp_encap_needed_key`; of an AF_INET6 socket `udpv6_encap_needed_key` as well |
-//! | IP_MINTTL, IPV6_MINHOPCOUNT | `ip4_min_ttl`, `ip6_min_hopcount`: switched on once, they stay on; held so that this happens when the process starts |
+//! | IP_MINTTL, IPV6_MINHOPCOUNT | `ip4_min_ttl`, `ip6_min_hopcount`: they stay on; switched at process start |
 //!
 //! No other option that `options` passes has a key: those of MD5, AO and TX_DELAY of TCP, flow labels and SO_MEMALLOC
 //! are not passed.
@@ -21,7 +21,7 @@ use crate::abi::Errno;
 use crate::host;
 use crate::request::{Family, Protocol};
 
-/// What is held on: each of these on a socket of its own.
+/// The options that are held on, each on a socket of its own.
 const HELD: [(Family, i32, i32); 5] = [
     (Family::V4, libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (Family::V4, libc::IPPROTO_UDP, libc::UDP_GRO),
@@ -30,25 +30,26 @@ const HELD: [(Family, i32, i32); 5] = [
     (Family::V6, libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT),
 ];
 
-/// See above.
+/// The held sockets.
 #[derive(Debug)]
 pub struct Held {
     _sockets: Vec<OwnedFd>,
-    /// Whether this host's kernel has IPv6. Without it each try to make such a socket has the kernel start `modprobe`.
+    /// Whether the host's kernel has IPv6. Without IPv6, each attempt to open such a socket makes the kernel start
+    /// `modprobe`.
     pub ipv6: bool,
 }
 
 impl Held {
-    /// Opens them. Where the kernel does not know an option, it has no key for that either.
+    /// Opens the sockets. A kernel that does not know an option has no static key for it either.
     ///
     /// # Errors
-    /// Where a socket cannot be made.
+    /// If a socket cannot be created.
     pub fn open() -> Result<Self, Errno> {
         let mut held = Self { _sockets: Vec::new(), ipv6: true };
         for (family, level, option) in HELD {
             match host::socket(family, Protocol::Udp) {
                 Ok(fd) => {
-                    // SAFETY: a descriptor that was just made, and is nobody else's.
+                    // SAFETY: a new descriptor that nothing else owns.
                     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
                     match host::set_option(socket.as_raw_fd(), level, option, &1i32.to_ne_bytes()) {
                         Ok(()) | Err(Errno(libc::ENOPROTOOPT)) => held._sockets.push(socket),
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
     use crate::options;
 
-    /// An option that is held is one that a guest may set, or it would be held for nothing.
+    /// Each held option is one that a guest may set; otherwise it would be held for nothing.
     #[test]
     fn what_is_held_is_what_a_guest_may_set() {
         for (_, level, option) in HELD {

@@ -1,6 +1,6 @@
-//! System calls on host sockets: one thin function each, errors as [`Errno`], none of them blocks for long.
+//! System calls on host sockets: one thin function per call, with errors as [`Errno`]. None of them blocks for long.
 //!
-//! Descriptors are plain numbers here: the socket table owns them (`table`).
+//! Descriptors are plain numbers here; the socket table owns them (`table`).
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -9,7 +9,7 @@ use crate::abi::Errno;
 use crate::name;
 use crate::request::{Family, Protocol};
 
-/// A kernel address with room for every family.
+/// A socket address with room for every family.
 #[derive(Clone, Copy)]
 pub struct Address {
     storage: libc::sockaddr_storage,
@@ -25,12 +25,12 @@ impl Default for Address {
 }
 
 impl Address {
-    /// AF_UNSPEC, as connect takes it.
+    /// AF_UNSPEC, as for connect(2).
     pub fn unspec() -> Self {
         Self { len: size_of::<libc::sockaddr_in6>() as libc::socklen_t, ..Self::default() }
     }
 
-    /// As text and numbers; None for no address or a family that is none of ours.
+    /// The address as a [`SocketAddr`]. None without an address or for another family.
     pub fn get(&self) -> Option<SocketAddr> {
         let mut bytes = [0; name::ROOM];
         // SAFETY: a sockaddr_storage is larger than ROOM, and any byte of it may be read: it was zeroed at first.
@@ -61,13 +61,13 @@ fn check_size(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::last())
 }
 
-/// SO_BUF_LOCK: SOCK_SNDBUF_LOCK and SOCK_RCVBUF_LOCK, by which the kernel leaves the sizes of buffers as they are.
+/// SO_BUF_LOCK value SOCK_SNDBUF_LOCK | SOCK_RCVBUF_LOCK: the kernel does not resize the socket's buffers.
 pub const BUFFERS_LOCKED: u32 = 3;
 
-/// A new non-blocking socket.
+/// Opens a non-blocking socket.
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of socket(2).
 pub fn socket(family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
     let family = match family {
         Family::V4 => libc::AF_INET,
@@ -84,7 +84,7 @@ pub fn socket(family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
 /// bind(2).
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of bind(2).
 pub fn bind(fd: RawFd, address: &Address) -> Result<(), Errno> {
     // SAFETY: the storage is valid for `len` bytes.
     check(unsafe { libc::bind(fd, (&raw const address.storage).cast(), address.len) }).map(drop)
@@ -93,7 +93,7 @@ pub fn bind(fd: RawFd, address: &Address) -> Result<(), Errno> {
 /// connect(2).
 ///
 /// # Errors
-/// The kernel's; EINPROGRESS too.
+/// The errno of connect(2), EINPROGRESS included.
 pub fn connect(fd: RawFd, address: &Address) -> Result<(), Errno> {
     // SAFETY: the storage is valid for `len` bytes.
     check(unsafe { libc::connect(fd, (&raw const address.storage).cast(), address.len) }).map(drop)
@@ -102,16 +102,16 @@ pub fn connect(fd: RawFd, address: &Address) -> Result<(), Errno> {
 /// listen(2).
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of listen(2).
 pub fn listen(fd: RawFd, backlog: i32) -> Result<(), Errno> {
     // SAFETY: no memory is passed.
     check(unsafe { libc::listen(fd, backlog) }).map(drop)
 }
 
-/// accept4(2), the new socket non-blocking.
+/// accept4(2); the new socket is non-blocking.
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of accept4(2).
 pub fn accept(fd: RawFd) -> Result<(RawFd, Address), Errno> {
     let mut peer = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -123,29 +123,29 @@ pub fn accept(fd: RawFd) -> Result<(RawFd, Address), Errno> {
 /// shutdown(2).
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of shutdown(2).
 pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     // SAFETY: no memory is passed.
     check(unsafe { libc::shutdown(fd, how) }).map(drop)
 }
 
-/// Has the socket's close reset its connection: SO_LINGER with no time. One that cannot be reset is closed all the
-/// same.
+/// Makes the socket's close reset its connection: SO_LINGER with time 0. A socket that cannot be reset is closed
+/// normally.
 pub fn abort_at_close(fd: RawFd) {
     let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()];
     let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger.as_flattened());
 }
 
-/// close(2). The number must not be used any more.
+/// close(2). The caller must not use the number afterwards.
 pub fn close(fd: RawFd) {
-    // SAFETY: the caller gives the descriptor up; an error leaves it closed too.
+    // SAFETY: the caller gives the descriptor up; it is closed even after an error.
     let _ = unsafe { libc::close(fd) };
 }
 
 /// getsockname(2) or getpeername(2).
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of the system call.
 pub fn name(fd: RawFd, peer: bool) -> Result<Address, Errno> {
     let mut name = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
     let (at, len) = ((&raw mut name.storage).cast(), &raw mut name.len);
@@ -154,10 +154,10 @@ pub fn name(fd: RawFd, peer: bool) -> Result<Address, Errno> {
     Ok(name)
 }
 
-/// getsockopt(2) into `value`, which also holds what is passed in; gives the length.
+/// getsockopt(2) into `value`, which also holds the input; returns the length.
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of getsockopt(2).
 pub fn get_option(fd: RawFd, level: i32, option: i32, value: &mut [u8]) -> Result<usize, Errno> {
     let mut len = value.len() as libc::socklen_t;
     // SAFETY: the value is valid for `len` bytes, which the kernel updates.
@@ -168,14 +168,14 @@ pub fn get_option(fd: RawFd, level: i32, option: i32, value: &mut [u8]) -> Resul
 /// setsockopt(2).
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of setsockopt(2).
 pub fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<(), Errno> {
-    // SAFETY: the value is valid for its length; only options with flat values come here (`options`).
+    // SAFETY: the value is valid for its length; only options with values without pointers come here (`options`).
     check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), value.len() as libc::socklen_t) })
         .map(drop)
 }
 
-/// States of a TCP socket that TCP_INFO tells (include/net/tcp_states.h).
+/// States of a TCP socket in TCP_INFO (include/net/tcp_states.h).
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod tcp {
     pub const ESTABLISHED: u8 = 1;
@@ -192,7 +192,7 @@ pub mod tcp {
     pub const CLOSING: u8 = 11;
 }
 
-/// The state of a TCP socket; CLOSE where the kernel tells none.
+/// The state of a TCP socket; CLOSE if TCP_INFO fails.
 pub fn tcp_state(fd: RawFd) -> u8 {
     let mut info = [0; 1];
     match get_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) {
@@ -201,17 +201,17 @@ pub fn tcp_state(fd: RawFd) -> u8 {
     }
 }
 
-/// Bytes that were received and not read.
+/// Received bytes that are not read yet.
 pub fn unread(fd: RawFd) -> i32 {
     query(fd, libc::FIONREAD as libc::Ioctl).unwrap_or(0)
 }
 
-/// Bytes that were sent and not acknowledged.
+/// Sent bytes that are not acknowledged.
 pub fn unsent(fd: RawFd) -> i32 {
     query(fd, libc::TIOCOUTQ as libc::Ioctl).unwrap_or(0)
 }
 
-/// Takes the socket's pending error (SO_ERROR): 0 for none. Reading clears it.
+/// Takes and clears the socket's pending error (SO_ERROR): 0 for none.
 pub fn take_error(fd: RawFd) -> i32 {
     let mut error = [0; 4];
     match get_option(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) {
@@ -220,18 +220,18 @@ pub fn take_error(fd: RawFd) -> i32 {
     }
 }
 
-/// An ioctl that answers with a number.
+/// An ioctl that returns a number.
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of ioctl(2).
 pub fn query(fd: RawFd, request: libc::Ioctl) -> Result<i32, Errno> {
     let mut number: libc::c_int = 0;
-    // SAFETY: the queries this is called with (SIOCINQ and its like) write one int.
+    // SAFETY: the requests used here (SIOCINQ and the like) write one int.
     check(unsafe { libc::ioctl(fd, request, &raw mut number) })?;
     Ok(number)
 }
 
-/// The events that are ready now, as EPOLL* bits: never waits.
+/// The events that are ready now, as EPOLL* bits. Never waits.
 pub fn ready(fd: RawFd) -> u32 {
     let events = libc::POLLIN | libc::POLLPRI | libc::POLLOUT | libc::POLLRDHUP;
     let mut poll = libc::pollfd { fd, events, revents: 0 };
@@ -239,23 +239,22 @@ pub fn ready(fd: RawFd) -> u32 {
     if unsafe { libc::poll(&raw mut poll, 1, 0) } < 0 {
         return 0;
     }
-    // The five bits that can come have the same values in poll and epoll on Linux.
+    // The five possible bits have the same values for poll and epoll on Linux.
     u32::from(poll.revents as u16)
 }
 
-/// Adds a descriptor to an epoll, edge-triggered, for these events.
+/// Adds a descriptor to an epoll, edge-triggered, with these events.
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of epoll_ctl(2).
 pub fn watch(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
     control(epoll, libc::EPOLL_CTL_ADD, fd, events, data)
 }
 
-/// Has an epoll that waits for a descriptor already wait for these events of it, edge-triggered. What is ready already
-/// is an event.
+/// Changes a descriptor's events in an epoll, edge-triggered. Events that are already ready are reported.
 ///
 /// # Errors
-/// The kernel's: ENOENT where it does not wait for it.
+/// The errno of epoll_ctl(2): ENOENT if the descriptor is not in the epoll.
 pub fn change(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
     control(epoll, libc::EPOLL_CTL_MOD, fd, events, data)
 }
@@ -266,31 +265,31 @@ fn control(epoll: RawFd, op: libc::c_int, fd: RawFd, events: u32, data: u64) -> 
     check(unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) }).map(drop)
 }
 
-/// Takes a socket out of an epoll. Not being in it is no error.
+/// Removes a descriptor from an epoll. A descriptor that is not in it is no error.
 pub fn unwatch(epoll: RawFd, fd: RawFd) {
     // SAFETY: the event may be null for DEL.
     let _ = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
 }
 
-/// What recvmsg gave.
+/// Result of recvmsg(2).
 pub struct Received {
-    /// Bytes.
+    /// Received bytes.
     pub len: usize,
-    /// Its msg_flags.
+    /// msg_flags.
     pub flags: i32,
-    /// From where, if it said.
+    /// The sender's address, if any.
     pub from: Address,
-    /// Bytes of control messages written.
+    /// Bytes of control messages.
     pub control: usize,
 }
 
-/// recvmsg(2); of one iovec without control messages recvfrom(2), of which the kernel copies no header.
+/// recvmsg(2). For one iovec without control messages recvfrom(2), which needs no msghdr copy in the kernel.
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of the system call.
 ///
 /// # Safety
-/// Each iovec must name memory that may be written while this runs, or none.
+/// Each iovec must be empty or name memory that may be written during the call.
 pub unsafe fn recv(
     fd: RawFd,
     protocol: Protocol,
@@ -301,10 +300,10 @@ pub unsafe fn recv(
     let mut from = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
     let flagged = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
     if let ([one], [], false) = (&*iov, &*control, flagged) {
-        // Of a datagram that was cut the kernel tells its whole length so.
+        // With MSG_TRUNC the kernel returns a truncated datagram's full length.
         let truncated = if protocol == Protocol::Udp { libc::MSG_TRUNC } else { 0 };
         let name = (&raw mut from.storage).cast();
-        // SAFETY: the iovec's memory is the caller's promise, the storage is valid for `len` bytes, which the kernel
+        // SAFETY: the caller guarantees the iovec's memory; the storage is valid for `len` bytes, which the kernel
         // updates.
         let whole = check_size(unsafe {
             libc::recvfrom(fd, one.iov_base, one.iov_len, flags | truncated, name, &raw mut from.len)
@@ -316,20 +315,20 @@ pub unsafe fn recv(
     let mut message = header(iov, control);
     message.msg_name = (&raw mut from.storage).cast();
     message.msg_namelen = from.len;
-    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the
-    // rest.
+    // SAFETY: every pointer of the header is valid for its length: the caller guarantees the iovecs, the others are
+    // borrows.
     let len = check_size(unsafe { libc::recvmsg(fd, &raw mut message, flags) })?;
     from.len = message.msg_namelen;
     Ok(Received { len, flags: message.msg_flags, from, control: message.msg_controllen })
 }
 
-/// sendmsg(2); of one iovec without control messages sendto(2), of which the kernel copies no header.
+/// sendmsg(2). For one iovec without control messages sendto(2), which needs no msghdr copy in the kernel.
 ///
 /// # Errors
-/// The kernel's.
+/// The errno of the system call.
 ///
 /// # Safety
-/// Each iovec must name memory that may be read while this runs, or none.
+/// Each iovec must be empty or name memory that may be read during the call.
 pub unsafe fn send(
     fd: RawFd,
     iov: &mut [libc::iovec],
@@ -339,18 +338,18 @@ pub unsafe fn send(
 ) -> Result<usize, Errno> {
     let (name, name_len) = to.map_or((std::ptr::null(), 0), |to| (&raw const to.storage, to.len));
     if let ([one], []) = (&*iov, &*control) {
-        // SAFETY: the iovec's memory is the caller's promise, the storage is valid for its length.
+        // SAFETY: the caller guarantees the iovec's memory; the storage is valid for its length.
         return check_size(unsafe { libc::sendto(fd, one.iov_base, one.iov_len, flags, name.cast(), name_len) });
     }
     let mut message = header(iov, control);
     message.msg_name = name.cast_mut().cast();
     message.msg_namelen = name_len;
-    // SAFETY: every pointer of the header is valid for its length: the caller's promise for the iovecs, borrows for the
-    // rest.
+    // SAFETY: every pointer of the header is valid for its length: the caller guarantees the iovecs, the others are
+    // borrows.
     check_size(unsafe { libc::sendmsg(fd, &raw const message, flags) })
 }
 
-/// Of a message without a name. It holds both for as long as it is used.
+/// A message header without an address. It refers to both slices as long as it is used.
 fn header(iov: &mut [libc::iovec], control: &mut [u8]) -> libc::msghdr {
     // SAFETY: zeros are an empty message header.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

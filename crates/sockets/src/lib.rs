@@ -1,24 +1,30 @@
-//! The host side of outsourced sockets: one device process for one VM.
+//! The host side of outsourced sockets: one device process per VM.
 //!
-//! In: calls of the guest's module through virtqueues (docs/device.md), the administrator's policy (docs/sockets.md).
-//! Out: system calls on host sockets in the VM's network namespace; answers and readiness into guest memory.
-//! Everything from the guest is checked in the pure files; what runs on a real-time thread allocates nothing.
+//! Input: the guest module's calls, through virtqueues (docs/device.md), and the administrator's policy
+//! (docs/sockets.md). Output: system calls on host sockets in the VM's network namespace; answers and readiness events
+//! in guest memory. The files marked "pure" validate all guest input. Code that runs on a real-time thread does not
+//! allocate memory.
 //!
 //! | file | |
 //! |---|---|
-//! | `abi`, `name`, `request`, `control`, `options` | pure: the contract, addresses, calls, control messages, socket options |
-//! | `policy`, `config` | pure: what a VM may do; its TOML |
-//! | `memory`, `call`, `table` | guest memory as buffers; calls in flight; which id is which host socket |
+//! | `abi`, `name`, `request`, `control`, `options` | pure: ABI, addresses, calls, control messages, socket options |
+//! | `policy`, `config` | pure: what a VM may do; its TOML files |
+//! | `memory`, `call`, `table` | guest memory as buffers; calls in flight; host socket and owner of each socket id |
 //! | `host` | system calls |
-//! | `engine`, `calls`, `data`, `readiness`, `notify` | a thread that owns sockets; its queue; its calls on sockets; their readiness; waking and interrupting the vCPU |
-//! | `guard` | has wake-ups without effect sent again |
-//! | `closing`, `free`, `held`, `bucket` | what bounds a guest's effect on the host: connections that are closed and not gone; kernel switches that stay on; how often |
-//! | `channel`, `wait` | a channel's real-time thread; what it waits by |
-//! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is at work |
-//! | `worker`, `orders`, `room`, `control_queue` | calls that may block; what channels are told of that; calls about the VM |
-//! | `deadlines` | bandwidth that the guest asks for, and the daemon that admits it |
-//! | `fuzzing` | private parts as the crate `ontime-fuzz` needs them |
-//! | `device`, `process`, `peer`, `sandbox`, `status` | vhost-user; the process; who may connect to it; what it gives up; what it tells |
+//! | `engine`, `calls`, `data` | a thread that owns sockets; its queue; its calls on sockets |
+//! | `readiness`, `notify` | readiness events; vCPU wake-ups and interrupts |
+//! | `guard` | sends lost vCPU wake-ups again |
+//! | `closing`, `free` | connections that the guest has closed and that still have data to send |
+//! | `held`, `bucket` | protection of the host: static keys that stay on; rate limits |
+//! | `channel`, `wait` | a channel's real-time thread; how it waits for events |
+//! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is processing an event |
+//! | `worker`, `control_queue` | calls that may block; calls about the VM |
+//! | `mail`, `orders`, `room` | messages between the threads; orders that wait for room in a channel's ring |
+//! | `shared` | state that a VM's threads share |
+//! | `deadlines` | bandwidth that the guest requests and the daemon admits |
+//! | `device`, `process` | the vhost-user devices; the process |
+//! | `peer`, `sandbox`, `status` | which process may connect; dropped privileges; status output |
+//! | `fuzzing` | private functions for the crate `ontime-fuzz` |
 
 pub mod abi;
 mod atomic;

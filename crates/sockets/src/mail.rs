@@ -1,9 +1,9 @@
-//! What the threads of one VM's device tell each other: between the worker and each channel a ring each way, of one
-//! producer and one consumer, and a bell for each thread.
+//! Messages between the threads of one VM's device: between the worker and each channel one single-producer,
+//! single-consumer ring per direction, and one eventfd (bell) per thread.
 //!
-//! The rings are wait-free: a real-time thread takes what is there and goes on, also where the worker is preempted in
-//! the middle of an order. (The receiver of `std::sync::mpsc` spins until a sender that has taken a place has filled
-//! it.)
+//! The rings are wait-free: a real-time thread takes the available messages and continues, even if the worker is
+//! preempted while it sends an order. (The receiver of `std::sync::mpsc` spins until a sender that has reserved an
+//! entry has filled it.)
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Mutex;
@@ -17,65 +17,66 @@ use crate::room::Room;
 use crate::shared::QUEUE_MAX;
 use crate::status::SocketStatus;
 
-/// Messages to a thread that are not taken yet.
+/// Capacity of a ring, messages.
 pub const ROOM: usize = 2 * QUEUE_MAX;
 
 /// From the worker to a channel.
 #[derive(Debug)]
 pub enum Order {
-    /// This socket is yours.
+    /// Take ownership of this socket.
     Adopt { index: u32 },
-    /// A call of the worker may have changed how ready this socket is; there is no edge for that.
+    /// Poll this socket again. A call of the worker may have changed its readiness without an edge.
     Look { index: u32 },
-    /// Let go of the socket of this id, if it is still yours, and say so. `force` ends the calls that wait on it.
+    /// Release the socket with this id if this channel still owns it, and answer. `force` ends the calls that wait on
+    /// it.
     Release { id: u32, ticket: u32, force: bool },
-    /// Forget every socket, the guest's driver was reset, and say so.
+    /// Release every socket, because the guest's driver was reset, and answer.
     Forget { ticket: u32 },
 }
 
-/// From a channel to the worker: let go of (or not: EBUSY; EBADF where the channel has closed it).
+/// From a channel to the worker: the result of a release. EBUSY: refused; EBADF: the channel has closed the socket.
 #[derive(Debug)]
 pub struct Released {
-    /// The order's.
+    /// The order's ticket.
     pub ticket: u32,
-    /// How it went.
+    /// The result.
     pub result: Result<(), Errno>,
 }
 
-/// From the status thread to the worker: tell about the sockets.
+/// From the status thread to the worker: a request for the list of sockets, as the channel for the answer.
 pub type Ask = SyncSender<Vec<SocketStatus>>;
 
 /// A channel's end, for its real-time thread.
 #[derive(Debug)]
 pub struct ChannelEnd {
-    /// What it is told.
+    /// Orders from the worker.
     pub orders: Consumer<Order>,
-    /// Its answers.
+    /// Answers to the worker.
     pub released: Producer<Released>,
 }
 
 /// The worker's end of one channel.
 #[derive(Debug)]
 pub struct WorkerEnd {
-    /// What the channel is told.
+    /// Orders to the channel.
     pub orders: Producer<Order>,
-    /// Its answers.
+    /// Answers from the channel.
     pub released: Consumer<Released>,
 }
 
-/// All that the worker is told.
+/// All message sources of the worker.
 #[derive(Debug)]
 pub struct WorkerEnds {
-    /// By channel, from 1 on.
+    /// By channel, starting with channel 1.
     pub channels: Vec<WorkerEnd>,
-    /// Who wants to know of the sockets.
+    /// Requests for the list of sockets.
     pub asked: Receiver<Ask>,
 }
 
-/// See above. The ends lie here until their threads take them.
+/// The mail of one VM's device. It stores the ends until their threads take them.
 pub struct Mail {
     bells: Vec<EventFd>,
-    /// By channel: the worker waits for room in its ring.
+    /// By channel: whether the worker waits for room in the channel's ring.
     awaited: Vec<Room>,
     ask: SyncSender<Ask>,
     worker: Mutex<Option<WorkerEnds>>,
@@ -83,10 +84,10 @@ pub struct Mail {
 }
 
 impl Mail {
-    /// Between the worker and so many channels.
+    /// Mail between the worker and `channels` channels.
     ///
     /// # Errors
-    /// Where no event descriptor can be made.
+    /// The errno of eventfd(2).
     pub fn new(channels: u32) -> std::io::Result<Self> {
         let bell = |_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let bells = (0..=channels).map(bell).collect::<Result<_, _>>()?;
@@ -102,62 +103,62 @@ impl Mail {
         Ok(Self { bells, awaited, ask, worker: Mutex::new(Some(WorkerEnds { channels: worker, asked })), channels })
     }
 
-    /// How many threads have a bell: the worker, and one a channel.
+    /// Number of threads with a bell: the worker and one per channel.
     pub fn threads(&self) -> u32 {
         self.bells.len() as u32
     }
 
     /// Wakes a channel's thread; 0 is the worker.
     pub fn ring(&self, channel: u32) {
-        // Full (2^64 - 2 rings) means it is being woken anyway.
+        // A full counter (2^64 - 2) means that the thread is being woken anyway.
         let _ = self.bells.get(channel as usize).map(|bell| bell.write(1));
     }
 
-    /// The worker wants to know of room in a channel's ring, and tries once more after this.
+    /// The worker waits for room in a channel's ring. It must try once more after this call.
     pub fn await_room(&self, channel: u32) {
         if let Some(room) = self.awaited.get(channel as usize) {
             room.wait();
         }
     }
 
-    /// The channel's thread took orders: wakes the worker if that waits for room.
+    /// The channel's thread took orders: wakes the worker if the worker waits for room.
     pub fn made_room(&self, channel: u32) {
         if self.awaited.get(channel as usize).is_some_and(Room::made) {
             self.ring(0);
         }
     }
 
-    /// What the thread waits on.
+    /// The thread's eventfd.
     pub fn bell(&self, channel: u32) -> RawFd {
         self.bells.get(channel as usize).map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    /// The same, of its own.
+    /// A duplicate of the thread's eventfd.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The errno of dup(2), or NotFound.
     pub fn copy_of_bell(&self, channel: u32) -> std::io::Result<OwnedFd> {
-        // SAFETY: it is open as long as `self` is.
+        // SAFETY: the bell is open as long as `self` lives.
         let bell = self.bells.get(channel as usize).map(|bell| unsafe { BorrowedFd::borrow_raw(bell.as_raw_fd()) });
         bell.ok_or(std::io::ErrorKind::NotFound)?.try_clone_to_owned()
     }
 
-    /// Has the worker tell about the sockets.
+    /// Requests the list of sockets from the worker.
     ///
     /// # Errors
-    /// EAGAIN where too many ask, or the worker is gone.
+    /// EAGAIN if too many requests are pending or the worker has ended.
     pub fn ask(&self, answer: Ask) -> Result<(), Errno> {
         self.ask.try_send(answer).map_err(|_| Errno(libc::EAGAIN))?;
         self.ring(0);
         Ok(())
     }
 
-    /// The worker's ends, once.
+    /// Takes the worker's ends; works once.
     pub fn take_worker(&self) -> Option<WorkerEnds> {
         self.worker.lock().ok()?.take()
     }
 
-    /// A channel's end, once.
+    /// Takes a channel's end; works once.
     pub fn take_channel(&self, channel: u32) -> Option<ChannelEnd> {
         self.channels.get(channel.checked_sub(1)? as usize)?.lock().ok()?.take()
     }

@@ -1,33 +1,34 @@
-//! Guest memory as a call's buffers: segments read once from the ring, bytes in and out, iovecs for the kernel.
+//! Guest memory as a call's buffers: segments that are read from the ring once, byte copies in both directions, and
+//! iovecs for the kernel.
 //!
-//! Segments keep guest addresses, not pointers: a waiting call is translated anew each time it is tried, so that a
-//! change of the guest's memory in between leads to EFAULT and not elsewhere.
+//! Segments hold guest addresses, not pointers. A waiting call is translated anew at each attempt, so a change of the
+//! guest's memory map in between causes EFAULT instead of an access to other memory.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
 use crate::abi::Errno;
 
-/// The guest's memory as QEMU shares it.
+/// The guest's memory as shared by QEMU.
 pub type Memory = GuestMemoryMmap<()>;
 
 /// A piece of a buffer, in guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Where.
+    /// Its address.
     pub address: u64,
-    /// How many bytes.
+    /// Its length, bytes.
     pub len: u32,
 }
 
-/// Room for a system call's iovecs, made once.
+/// Space for a system call's iovecs, allocated once.
 #[derive(Debug)]
 pub struct Iovecs(Vec<libc::iovec>);
 
-// SAFETY: the pointers are filled in by `Segments::iovecs` just before each system call and mean nothing in between.
+// SAFETY: `Segments::iovecs` fills in the pointers just before each system call; they are not used in between.
 unsafe impl Send for Iovecs {}
 
 impl Iovecs {
-    /// For at most this many.
+    /// Space for at most `max` iovecs.
     pub fn with_capacity(max: usize) -> Self {
         Self(Vec::with_capacity(max))
     }
@@ -47,27 +48,27 @@ impl std::ops::DerefMut for Iovecs {
     }
 }
 
-/// One descriptor chain: a snapshot, so that later changes of the descriptors have no effect.
+/// A snapshot of one descriptor chain, so that later changes of the descriptors have no effect.
 #[derive(Debug, Default)]
 pub struct Buffers {
-    /// Read by the device.
+    /// The part that the device reads.
     pub readable: Segments,
-    /// Written by the device.
+    /// The part that the device writes.
     pub writable: Segments,
-    /// There were more segments than allowed, or a readable one after a writable one.
+    /// Set if there were more segments than allowed, or a readable one after a writable one.
     pub malformed: Option<Errno>,
 }
 
-/// A part of a chain.
+/// The readable or writable part of a chain.
 #[derive(Debug, Default)]
 pub struct Segments {
     list: Vec<Segment>,
-    /// Bytes in all.
+    /// Total length, bytes.
     pub len: usize,
 }
 
 impl Segments {
-    /// Takes a segment, unless there are `max` already.
+    /// Adds a segment unless there are `max` already.
     fn push(&mut self, segment: Segment, max: usize) {
         if self.list.len() < max {
             self.len = self.len.saturating_add(segment.len as usize);
@@ -75,7 +76,7 @@ impl Segments {
         }
     }
 
-    /// The pieces of `len` bytes from `offset` on.
+    /// The pieces of `len` bytes starting at `offset`.
     fn pieces(&self, offset: usize, len: usize) -> impl Iterator<Item = Segment> {
         let (mut skip, mut left) = (offset as u64, len as u64);
         let mut segments = self.list.iter();
@@ -94,10 +95,10 @@ impl Segments {
         })
     }
 
-    /// Copies bytes out of the guest. All of `out` is filled, or nothing is said about it.
+    /// Copies bytes from the guest. After an error the contents of `out` are undefined.
     ///
     /// # Errors
-    /// EFAULT for addresses that are not the guest's memory, EINVAL for fewer bytes than wanted.
+    /// EFAULT for addresses outside guest memory, EINVAL if the part is too short.
     pub fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> Result<(), Errno> {
         let mut rest = out;
         let wanted = rest.len();
@@ -113,7 +114,7 @@ impl Segments {
         if rest.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) }
     }
 
-    /// Copies bytes into the guest.
+    /// Copies bytes to the guest.
     ///
     /// # Errors
     /// As for `read`.
@@ -130,11 +131,11 @@ impl Segments {
         if rest.is_empty() { Ok(()) } else { Err(Errno(libc::EINVAL)) }
     }
 
-    /// Fills `out` with iovecs of `len` bytes from `offset` on. They are valid as long as `memory` is; the guest may
-    /// change what they name at any time. Never allocates: `out`'s capacity is the limit.
+    /// Fills `out` with iovecs of `len` bytes starting at `offset`. They are valid as long as `memory` is. The guest
+    /// may change the memory at any time. Never allocates: `out`'s capacity is the limit.
     ///
     /// # Errors
-    /// EFAULT as for `read`, E2BIG where `out`'s capacity is not enough.
+    /// EFAULT as for `read`, E2BIG if `out`'s capacity is too small.
     pub fn iovecs(&self, memory: &Memory, offset: usize, len: usize, Iovecs(out): &mut Iovecs) -> Result<(), Errno> {
         out.clear();
         let mut near = Near::default();
@@ -143,7 +144,7 @@ impl Segments {
                 continue;
             }
             let (mut address, mut left) = (GuestAddress(piece.address), u64::from(piece.len));
-            // A piece may cross from one region of memory to the next.
+            // A piece may span adjacent memory regions.
             while left > 0 {
                 let (region, start) = memory.to_region_addr(address).ok_or(Errno(libc::EFAULT))?;
                 let here = left.min(region.len() - start.0);
@@ -162,14 +163,14 @@ impl Segments {
 }
 
 impl Segment {
-    /// All of it, where it lies in one region of memory: the usual case, found without the general one's machinery.
+    /// The whole segment, if it is within one memory region: a faster path for the usual case.
     fn whole(self, memory: &Memory) -> Option<VolatileSlice<'_>> {
         let (region, start) = memory.to_region_addr(GuestAddress(self.address))?;
         region.get_slice(start, self.len as usize).ok()
     }
 }
 
-/// The region of memory in which the last piece was: the next is mostly there, too.
+/// The memory region of the last piece: the next piece is mostly in the same region.
 struct Near {
     start: u64,
     len: u64,
@@ -183,7 +184,7 @@ impl Default for Near {
 }
 
 impl Near {
-    /// Adds a piece that is in this region. False: it is not, or there is no room.
+    /// Adds a piece that is in this region. False: it is not, or `out` is full.
     fn add(&self, piece: Segment, out: &mut Vec<libc::iovec>) -> bool {
         let Some(offset) = piece.address.checked_sub(self.start) else { return false };
         let inside = self.len.checked_sub(u64::from(piece.len)).is_some_and(|last| offset <= last);
@@ -196,14 +197,14 @@ impl Near {
 }
 
 impl Buffers {
-    /// With room for `max` segments in each direction, so that reading a chain of any shape does not allocate.
+    /// With room for `max` segments per direction, so that reading a chain never allocates.
     pub fn with_capacity(max: usize) -> Self {
         let part = || Segments { list: Vec::with_capacity(max), len: 0 };
         Self { readable: part(), writable: part(), malformed: None }
     }
 
-    /// Takes a chain's descriptors: (address, bytes, writable). More than `max` in both directions together are too
-    /// many. Those behind are still taken, up to `max` in each direction: the answer that says so needs the room.
+    /// Reads a chain's descriptors: (address, bytes, writable). More than `max` in both directions together are an
+    /// error. Further descriptors are still read, up to `max` per direction, because the error answer needs the space.
     pub fn fill(&mut self, chain: impl Iterator<Item = (u64, u32, bool)>, max: usize) {
         self.malformed = None;
         for part in [&mut self.readable, &mut self.writable] {
@@ -283,7 +284,7 @@ mod tests {
         assert_eq!((chain.malformed, chain.readable.len, chain.writable.len), (None, 1, 0));
     }
 
-    /// `segments_max` counts both directions of a call. A call beyond it is refused, and its answer has room.
+    /// `segments_max` counts both directions of a call. A call beyond it is refused and can still be answered.
     #[test]
     fn descriptors_of_both_directions_count_together() {
         let chain = |readable, writable| {
@@ -298,7 +299,7 @@ mod tests {
             assert_eq!(chain.malformed, malformed, "{readable} readable, {writable} writable");
             assert_eq!((chain.readable.len, chain.writable.len), (8 * readable, 8 * writable));
         }
-        // Room for the answer is found behind the descriptors that are too many.
+        // The space for the answer is found behind the excess descriptors.
         let chain = chain(7, 1);
         assert_eq!((chain.malformed, chain.readable.len, chain.writable.len), (too_many, 32, 8));
         assert_eq!((chain.readable.list.capacity(), chain.writable.list.capacity()), (4, 4), "nothing was allocated");

@@ -1,29 +1,29 @@
-//! Socket addresses as they cross the border: `sockaddr_in` and `sockaddr_in6` in Linux' layout (pure).
+//! Socket addresses in calls: `sockaddr_in` and `sockaddr_in6` in Linux's layout (pure).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use crate::abi::{Errno, ONTIME_ADDR_MAX};
 
-/// Bytes of room.
+/// Size of an address field, bytes.
 pub const ROOM: usize = ONTIME_ADDR_MAX as usize;
 const V4_LEN: usize = 16;
 const V6_LEN: usize = 28;
 
-/// What a guest put into `addr`.
+/// The contents of a call's `addr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// Nothing.
+    /// No address.
     None,
-    /// AF_UNSPEC: dissolves a connection.
+    /// AF_UNSPEC: disconnects.
     Unspec,
-    /// An address.
+    /// An IPv4 or IPv6 address.
     Inet(SocketAddr),
 }
 
-/// Reads a guest's address.
+/// Parses a guest's address.
 ///
 /// # Errors
-/// EINVAL for a length that is none, EAFNOSUPPORT for another family.
+/// EINVAL for an invalid length, EAFNOSUPPORT for another family.
 pub fn parse(bytes: &[u8; ROOM], len: usize) -> Result<Name, Errno> {
     if len == 0 {
         return Ok(Name::None);
@@ -51,7 +51,7 @@ pub fn parse(bytes: &[u8; ROOM], len: usize) -> Result<Name, Errno> {
     }
 }
 
-/// Writes an address, and gives how many bytes of it are used.
+/// Writes an address and returns its length in bytes.
 pub fn write(address: &SocketAddr) -> ([u8; ROOM], u16) {
     let mut bytes = [0; ROOM];
     let mut at = 0;
@@ -79,7 +79,7 @@ pub fn write(address: &SocketAddr) -> ([u8; ROOM], u16) {
     }
 }
 
-/// The address a packet really goes to: an unspecified one is this host, a mapped one is IPv4.
+/// The address that packets really go to: the unspecified address is this host, an IPv4-mapped one is IPv4.
 pub fn destination(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

@@ -1,4 +1,4 @@
-//! When a channel's vCPU is woken, interrupted, or left alone (docs/device.md, "The vCPU word and notifications").
+//! Whether a channel's vCPU is woken, interrupted or left alone (docs/device.md, "The vCPU word and notifications").
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -10,18 +10,18 @@ use crate::memory::Memory;
 use crate::shared::{Shared, count};
 use crate::vring::Vring;
 
-/// What to do about a vCPU.
+/// The notification that a vCPU needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// Exchange HALTING for WOKEN, then notify.
     Wake,
-    /// Interrupt through main.
+    /// Interrupt the vCPU through main's vector.
     Attention,
-    /// It looks by itself.
+    /// None: the vCPU polls its queues by itself.
     Nothing,
 }
 
-/// The rule (pure): the vCPU's state and the most urgent waiter's priority.
+/// The rule (pure), from the vCPU's state and the priority of the most urgent waiting thread.
 pub fn rule(state: u32, waiter: u16) -> Notice {
     match state & ONTIME_VCPU_STATE_MASK {
         ONTIME_VCPU_HALTING => Notice::Wake,
@@ -34,23 +34,24 @@ pub fn rule(state: u32, waiter: u16) -> Notice {
     }
 }
 
-/// A channel's notifications.
+/// Sends a channel's notifications.
 pub struct Notifier {
     channel: u32,
 }
 
 impl Notifier {
-    /// Of a channel.
+    /// The notifier of a channel.
     pub fn new(channel: u32) -> Self {
         Self { channel }
     }
 
-    /// Buffers of the queues marked in `used` were used, for a waiter of this priority at most.
+    /// Notifies the guest that buffers of the queues marked in `used` were used. `waiter`: the highest priority of the
+    /// threads that wait for them.
     pub fn used(&self, shared: &Shared, memory: &Memory, vrings: &[Vring], used: [bool; 2], waiter: u16) {
         let address = shared.vcpu(self.channel);
         if address == 0 {
             for (vring, _) in vrings.iter().zip(used).filter(|(_, used)| *used) {
-                // An unreadable ring gets the notification: one too many does no harm.
+                // Notify if the ring is unreadable: an additional notification does no harm.
                 if vring.needs_notification().unwrap_or(true) {
                     let _ = vring.signal_used_queue();
                 }
@@ -63,8 +64,8 @@ impl Notifier {
         match rule(seen, waiter) {
             Notice::Nothing => {}
             Notice::Wake => {
-                // If it changed meanwhile, the vCPU went on by itself, and looks: before it runs a thread it does (step
-                // 2).
+                // If the state changed meanwhile, the vCPU has continued by itself and polls the queues before it runs
+                // a thread (step 2).
                 let halted = state.compare_exchange(seen, ONTIME_VCPU_WOKEN, Ordering::SeqCst, Ordering::Relaxed);
                 if halted.is_ok() {
                     wake(vrings);
@@ -83,7 +84,7 @@ impl Notifier {
         }
     }
 
-    /// Sends a wake-up again, where the guard asks for it.
+    /// Sends a wake-up again if the guard requests it.
     pub fn again(&self, shared: &Shared, memory: &Memory, vrings: &[Vring]) {
         if shared.guard.asked(self.channel) && woken(memory, shared.vcpu(self.channel)) {
             wake(vrings);
@@ -98,27 +99,27 @@ fn wake(vrings: &[Vring]) {
     }
 }
 
-/// Whether the vCPU with this word has been sent a wake-up that shows no effect.
+/// Whether the vCPU with this word was sent a wake-up that has had no effect yet.
 pub fn woken(memory: &Memory, address: u64) -> bool {
     address != 0 && word(memory, address, 0).is_some_and(|state| state.load(Ordering::SeqCst) == ONTIME_VCPU_WOKEN)
 }
 
-/// Whether a vCPU word may lie there.
+/// Whether a vCPU word may be at this address.
 pub fn word_fits(memory: &Memory, address: u64) -> bool {
     address % size_of::<ontime_vcpu>() as u64 == 0
         && memory.check_range(GuestAddress(address), size_of::<ontime_vcpu>())
 }
 
-/// A field of `ontime_vcpu`. None where the guest's memory changed since it was named.
+/// A field of `ontime_vcpu`. None if the guest's memory map changed since the word was named.
 fn word(memory: &Memory, address: u64, offset: u64) -> Option<&AtomicU32> {
     let slice = memory.get_slice(GuestAddress(address + offset), 4).ok()?;
     let at = slice.ptr_guard_mut().as_ptr().cast::<u32>();
     // SAFETY: 4 bytes of mapped guest memory, aligned (the word's address is a multiple of 64), valid as long as
-    // `memory` is borrowed; everybody accesses them by atomic instructions only.
+    // `memory` is borrowed. All accesses, also the guest's, are atomic.
     at.is_aligned().then(|| unsafe { AtomicU32::from_ptr(at) })
 }
 
-/// Shows a counter to the guest.
+/// Publishes a counter to the guest.
 fn note(memory: &Memory, address: u64, offset: u64, counter: &AtomicU64) {
     if let Some(field) = word(memory, address, offset) {
         field.store(counter.load(Ordering::Relaxed) as u32, Ordering::Relaxed);

@@ -1,42 +1,43 @@
-//! Socket options: which reach the host's socket (pure data).
+//! Socket options that are passed to the host's socket (pure data).
 //!
-//! Only options whose value is flat: one with a pointer in it would make the host's kernel read this process's memory
-//! where a guest says. What is missing here is refused with ENOPROTOOPT; docs/sockets.md has the reasons.
+//! Only options whose value contains no pointer are passed: with a pointer from the guest the host's kernel would read
+//! this process's memory. Options that are not listed get ENOPROTOOPT; docs/sockets.md has the reasons.
 
+use crate::abi::Errno;
 use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as V6, IPPROTO_TCP as TCP, IPPROTO_UDP as UDP, SOL_SOCKET as SOCKET};
 
-/// What may be done with an option.
+/// How a guest may use an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Set and get.
     Both,
-    /// Only get.
+    /// Get only.
     Get,
-    /// Set and get; a buffer size in bytes, clamped to the policy's.
+    /// Set and get; a buffer size in bytes, limited by the policy.
     Buffer,
-    /// Set and get; whether the kernel may change a buffer's size, which it may not where the policy fixes that.
+    /// Set and get; whether the kernel may resize a buffer. Forced to "no" if the policy fixes the sizes.
     BufferLock,
-    /// Set; a number of connections that wait, clamped to the policy's.
+    /// Set and get; a number of queued connections, limited by the policy.
     Backlog,
-    /// Set; the value begins with or holds a multicast group the policy must allow.
+    /// Set only; the value contains a multicast group that the policy must allow.
     Group(Group),
-    /// As `Group`, and get, for which the value that is passed in names the group.
+    /// As `Group`, and get; for a get the input value names the group.
     Filter(Group),
 }
 
-/// How a multicast option names its group.
+/// Where a multicast option's value holds the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// The first 4 bytes.
+    /// In the first 4 bytes.
     V4First,
-    /// The first 16 bytes.
+    /// In the first 16 bytes.
     V6First,
-    /// A `sockaddr_storage` at byte 8 (`struct group_req`).
+    /// In a `sockaddr_storage` at byte 8 (`struct group_req`).
     Storage,
 }
 
 impl Group {
-    /// Bytes of the shortest value that names a group; each option's structure is longer.
+    /// Length of the shortest value that names a group, bytes; each option's structure is longer.
     pub fn shortest(self) -> usize {
         match self {
             Self::V4First => 4,
@@ -44,14 +45,37 @@ impl Group {
             Self::Storage => 8 + size_of::<libc::sockaddr_in>(),
         }
     }
+
+    /// Limits the number of sources in a value for reading a source filter to those that the value has room for. The
+    /// kernel copies as many sources as that number says, whatever the value's length (`net/ipv4/igmp.c`,
+    /// `ip_mc_msfget`, `ip_mc_gsfget`; `net/ipv6/mcast.c`, `ip6_mc_msfget`).
+    ///
+    /// # Errors
+    /// EINVAL if the value is too short for a filter without sources; ENOPROTOOPT if no filter names its group this
+    /// way.
+    pub fn limit_sources(self, value: &mut [u8]) -> Result<(), Errno> {
+        // Where the number is, where the first source is, and the length of a source, bytes.
+        let (number, first, each) = match self {
+            // struct ip_msfilter
+            Self::V4First => (12, 16, 4),
+            // struct group_filter
+            Self::Storage => (140, 144, size_of::<libc::sockaddr_storage>()),
+            Self::V6First => return Err(Errno(libc::ENOPROTOOPT)),
+        };
+        let short = Errno(libc::EINVAL);
+        let room = value.len().checked_sub(first).ok_or(short)? / each;
+        let number = value.get_mut(number..).and_then(<[u8]>::first_chunk_mut).ok_or(short)?;
+        *number = u32::from_ne_bytes(*number).min(room as u32).to_ne_bytes();
+        Ok(())
+    }
 }
 
-/// Says what may be done with an option; None where it is not passed.
+/// How an option may be used; None if it is not passed.
 pub fn access(level: i32, name: i32) -> Option<Access> {
     OPTIONS.iter().find(|option| (option.level, option.number) == (level, name)).map(|option| option.access)
 }
 
-/// Not in the libc crate.
+/// Missing in the libc crate.
 const IP_RECVFRAGSIZE: i32 = 25;
 const IP_MSFILTER: i32 = 41;
 const MCAST_MSFILTER: i32 = 48;
@@ -126,7 +150,7 @@ const OPTIONS: &[Passed] = {
         option!(SOCKET, libc::SO_INCOMING_CPU, Get),
         option!(SOCKET, libc::SO_MEMINFO, Get),
         option!(SOCKET, libc::SO_COOKIE, Get),
-        // Of 32-bit programs with 64-bit time.
+        // Used by 32-bit programs with 64-bit time.
         option!(SOCKET, SO_TIMESTAMP_NEW, Both),
         option!(SOCKET, SO_TIMESTAMPNS_NEW, Both),
         option!(SOCKET, SO_TIMESTAMPING_NEW, Both),
@@ -166,7 +190,7 @@ const OPTIONS: &[Passed] = {
         option!(IP, IP_PROTOCOL, Get),
         option!(IP, IP_MULTICAST_ALL, Both),
         option!(IP, IP_UNICAST_IF, Both),
-        // To set it is to choose a local port without a bind.
+        // Setting it would choose a local port without a bind.
         option!(IP, IP_LOCAL_PORT_RANGE, Get),
         option!(TCP, libc::TCP_NODELAY, Both),
         option!(TCP, libc::TCP_MAXSEG, Both),
@@ -248,7 +272,7 @@ mod tests {
 
     #[test]
     fn what_could_harm_the_host_is_not_passed() {
-        // Programs by pointer, other networks, marks that choose routes, blocking closes, upper layer protocols.
+        // Programs given by pointer, other networks, marks that select routes, blocking closes, upper layer protocols.
         let harmful = [
             (SOCKET, libc::SO_ATTACH_FILTER),
             (SOCKET, libc::SO_ATTACH_BPF),
@@ -310,6 +334,30 @@ mod tests {
             "docs/sockets.md, \"What reaches the host's socket\", should have:\n{}",
             rows()
         );
+    }
+
+    /// The kernel is never told of more sources than it has room for.
+    #[test]
+    fn a_filter_asks_for_as_many_sources_as_its_value_has_room_for() {
+        for (group, number, first, each) in [(Group::V4First, 12, 16, 4), (Group::Storage, 140, 144, 128)] {
+            assert_eq!(group.limit_sources(&mut vec![0xff; first - 1]), Err(Errno(libc::EINVAL)));
+            for (len, wanted, limited) in [
+                (first, u32::MAX, 0),
+                (first + 2 * each - 1, 64, 1),
+                (first + 2 * each, 3, 2),
+                (first + 9 * each, 8, 8),
+            ] {
+                let mut value = vec![0xa5; len];
+                value[number..number + 4].copy_from_slice(&u32::to_ne_bytes(wanted));
+                let before = value.clone();
+                group.limit_sources(&mut value).unwrap();
+                let said = u32::from_ne_bytes(value[number..number + 4].try_into().unwrap());
+                assert_eq!(said, limited, "{group:?}, {len} bytes, {wanted} sources");
+                value[number..number + 4].copy_from_slice(&u32::to_ne_bytes(wanted));
+                assert_eq!(value, before, "nothing else is changed");
+            }
+        }
+        assert_eq!(Group::V6First.limit_sources(&mut [0; 4096]), Err(Errno(libc::ENOPROTOOPT)));
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! The worker's orders to the channels. None is lost, also where a channel's thread is kept from running for long and
-//! its ring is full: what does not fit waits here, in its order, and goes when there is room. The real-time thread pays
-//! nothing for that but a look at a flag.
+//! The worker's orders to the channels. No order is lost, even if a channel's thread does not run for long and its ring
+//! is full: orders that do not fit wait here, in order, until the ring has room. The real-time thread only checks a
+//! flag for this.
 //!
-//! What waits is bounded, whatever a guest does: a socket is given away once at a time, a look at it is waited for
-//! once, and other orders have a call of the guest's each, or come with a reset, which withdraws what waits.
+//! A guest cannot make the waiting list grow without bound: a socket is moved once at a time; at most one `Look` per
+//! socket waits; every other order belongs to a pending call of the guest, or to a reset, which withdraws waiting
+//! orders.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,24 +13,24 @@ use rtrb::PushError;
 use crate::abi::Errno;
 use crate::mail::{Mail, Order, ROOM, Released, WorkerEnd};
 
-/// See above.
+/// Orders to all channels.
 #[derive(Debug, Default)]
 pub struct Orders(Vec<Outbox>);
 
-/// Of one channel.
+/// Orders to one channel.
 #[derive(Debug)]
 struct Outbox {
     end: WorkerEnd,
-    /// What did not fit.
+    /// Orders that did not fit into the ring.
     waiting: VecDeque<Order>,
-    /// Sockets that are to be looked at, of what waits.
+    /// Sockets with a `Look` in `waiting`.
     looks: BTreeSet<u32>,
-    /// Orders that were sent and are to be answered: their answers have room.
+    /// Sent orders whose answers are outstanding. The answer ring has room for them.
     asked: usize,
 }
 
 impl Orders {
-    /// By channel, from 1 on.
+    /// By channel, starting with channel 1.
     pub fn new(ends: Vec<WorkerEnd>) -> Self {
         let outbox = |end| Outbox { end, waiting: VecDeque::new(), looks: BTreeSet::new(), asked: 0 };
         Self(ends.into_iter().map(outbox).collect())
@@ -39,10 +40,10 @@ impl Orders {
         self.0.get_mut(channel.checked_sub(1)? as usize)
     }
 
-    /// Tells a channel, now or as soon as there is room.
+    /// Sends an order to a channel, now or as soon as the ring has room.
     ///
     /// # Errors
-    /// EINVAL where there is none such.
+    /// EINVAL if the channel does not exist.
     pub fn send(&mut self, mail: &Mail, channel: u32, order: Order) -> Result<(), Errno> {
         let outbox = self.outbox(channel).ok_or(Errno(libc::EINVAL))?;
         match order {
@@ -53,7 +54,7 @@ impl Orders {
         Ok(())
     }
 
-    /// Sends what has waited for room.
+    /// Sends orders that waited for room.
     pub fn flush(&mut self, mail: &Mail) {
         for (outbox, channel) in self.0.iter_mut().zip(1..) {
             outbox.flush(mail, channel);
@@ -69,7 +70,7 @@ impl Orders {
         })
     }
 
-    /// Takes back what was not sent yet.
+    /// Withdraws the orders that were not sent yet.
     pub fn withdraw(&mut self, channel: u32) -> Vec<Order> {
         self.outbox(channel).map_or_else(Vec::new, |outbox| {
             outbox.looks.clear();
@@ -85,7 +86,7 @@ impl Outbox {
         }
         let mut sent = self.push();
         if !self.waiting.is_empty() {
-            // Either it sees that somebody waits when it has made room, or the room is seen here.
+            // Either the channel sees the flag after it made room, or this second attempt finds the room.
             mail.await_room(channel);
             sent |= self.push();
         }
@@ -94,7 +95,7 @@ impl Outbox {
         }
     }
 
-    /// Whether any could be sent.
+    /// Moves waiting orders into the ring. Returns whether any was sent.
     fn push(&mut self) -> bool {
         let mut sent = false;
         while let Some(order) = self.waiting.pop_front() {
@@ -144,7 +145,7 @@ mod tests {
         for index in 0..all {
             orders.send(&mail, 1, Order::Adopt { index }).unwrap();
             for _ in 0..3 {
-                // Looked at once, however often it is asked for meanwhile.
+                // One `Look` is sent, however many are requested in the meantime.
                 orders.send(&mail, 1, Order::Look { index: all }).unwrap();
             }
         }
@@ -181,7 +182,7 @@ mod tests {
         }
         let mut answered = Vec::new();
         while answered.len() < all as usize {
-            // The worker is kept from running until no more comes.
+            // The worker does not run until no more orders arrive.
             while let Ok(Order::Release { ticket, .. }) = end.orders.pop() {
                 end.released.push(Released { ticket, result: Ok(()) }).unwrap();
                 orders.flush(&mail);

@@ -1,8 +1,7 @@
-//! Who may connect to the process as QEMU: a process of the user that the administrator named, and for all of a VM's
-//! devices the same one.
+//! Which process may connect as QEMU: a process of the configured user, and the same process for all devices of a VM.
 //!
-//! The sockets' mode lets in every process of QEMU's group, among them the QEMUs of other VMs. The first that is
-//! admitted serves the VM; a second process that asks for one of its channels is refused, so that no other guest
+//! The sockets' mode lets in every process of QEMU's group, the QEMUs of other VMs included. The first process that is
+//! admitted serves the VM. A second process that connects to one of its channels is refused, so that no other guest
 //! becomes a part of this VM.
 
 use std::fmt;
@@ -16,20 +15,20 @@ use rustix::process::{Resource, getrlimit};
 use crate::abi::Errno;
 use crate::host;
 
-/// Descriptors are looked through up to this number.
+/// Highest descriptor number that is searched.
 const DESCRIPTORS: u64 = 1 << 20;
 
-/// The process at the other end of a connection, when it connected.
+/// The process at the other end of a connection, at the time when it connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     process: i32,
     user: u32,
 }
 
-/// Why a process is not admitted.
+/// Why a process is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// It is not the user's that `qemu-user` names.
+    /// It does not belong to the user that `qemu-user` names.
     User(u32),
     /// Another process has connected before.
     Process(i32),
@@ -38,13 +37,17 @@ pub enum Refused {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::User(user) => write!(f, "qemu-user in sockets.toml is user {user}"),
-            Self::Process(process) => write!(f, "process {process} has the VM's other devices"),
+            Self::User(user) => {
+                write!(f, "qemu-user in sockets.toml is user {user}; run QEMU as that user, or correct qemu-user")
+            }
+            Self::Process(process) => {
+                write!(f, "process {process} has the VM's other devices; give each VM a device process of its own")
+            }
         }
     }
 }
 
-/// Whom the VM's devices are served to.
+/// The admission of peers for one VM.
 #[derive(Debug)]
 pub struct Peers {
     user: Option<u32>,
@@ -52,12 +55,12 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Processes of this user, or of any.
+    /// Admits processes of this user, or of any user.
     pub fn new(user: Option<u32>) -> Self {
         Self { user, first: Mutex::new(None) }
     }
 
-    /// Admits a process or refuses it. The first that is admitted is the only one from then on.
+    /// Admits or refuses a process. After the first admission only that process is admitted.
     ///
     /// # Errors
     /// [`Refused`]
@@ -71,11 +74,11 @@ impl Peers {
     }
 }
 
-/// The process that has connected to the socket at `path`. vhost-user-backend accepts the connection and keeps it to
-/// itself; the kernel gives an accepted socket the name of its listener, by which it is found.
+/// The process that has connected to the socket at `path`. vhost-user-backend does not expose the connection. An
+/// accepted socket has its listener's name, so the connection is searched by that name.
 ///
 /// # Errors
-/// ENOENT where there is none any more; the kernel's.
+/// ENOENT if the connection has ended; else the errno of the system call.
 pub fn of_connection(path: &Path) -> io::Result<Peer> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS) as RawFd;
     let fd = (0..most).find(|fd| is_connection(*fd, path)).ok_or(io::ErrorKind::NotFound)?;
@@ -87,7 +90,7 @@ pub fn of_connection(path: &Path) -> io::Result<Peer> {
 }
 
 fn is_connection(fd: RawFd, path: &Path) -> bool {
-    // SAFETY: the number is only asked about for the time of two calls; of one that is not open the kernel says so.
+    // SAFETY: the number is only borrowed for two calls, which fail for a closed descriptor.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let name = rustix::net::getsockname(socket).ok().and_then(|name| rustix::net::SocketAddrUnix::try_from(name).ok());
     let named = name.as_ref().and_then(|name| name.path_bytes()) == Some(path.as_os_str().as_encoded_bytes());

@@ -1,6 +1,6 @@
-//! What a VM may do with the host's network: default deny (pure).
+//! What a VM may do with the host's network; everything else is denied (pure).
 //!
-//! In: the rules of one VM and what a call asks for. Out: yes with the host's port, or the errno the guest gets.
+//! Input: the rules of one VM and a call's arguments. Output: the host's address and port, or the errno for the guest.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -12,52 +12,52 @@ use crate::request::Protocol;
 /// The rules of one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Local ports it may bind; port 0 stands for "any free one".
+    /// Local ports that the VM may bind. Port 0 stands for "any free port".
     pub bind: Vec<Ports>,
-    /// Networks it may send to, connect to, or join groups of.
+    /// Networks that the VM may connect or send to, or whose groups it may join.
     pub reach: Vec<Network>,
-    /// The guest's port and the host's, where they differ.
+    /// Ports that have different numbers in the guest and on the host.
     pub map: Vec<Mapped>,
-    /// Limits.
+    /// Resource limits.
     pub limits: Limits,
 }
 
-/// How much a VM may have.
+/// Resource limits of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Sockets open at once: 1 to [`SOCKETS_MAX`].
+    /// Most open sockets: 1 to [`SOCKETS_MAX`].
     pub sockets: u32,
     /// Largest listen backlog, connections.
     pub backlog: i32,
     /// Largest SO_SNDBUF or SO_RCVBUF, bytes as given to setsockopt.
     pub buffer: i32,
-    /// The most memory of the host's kernel that the data of all sockets may take, bytes. None: no such limit.
+    /// Most host kernel memory for the data of all sockets, bytes. None: no limit.
     pub memory: Option<u64>,
 }
 
-/// Buffers that a VM can fill for each of its `sockets`: a socket's two; what a closed connection still sends; what a
-/// connection has received that nobody has accepted. A listener has no data of its own, so its two are those of the two
-/// connections that it may queue beyond its part of the backlogs.
+/// Buffers per socket that a VM can fill: the socket's two; one with data that a closed connection still sends; one
+/// with data that a connection in a backlog has received. A listener has no data of its own, so its two count for the
+/// two connections that it may queue beyond its part of the backlogs.
 const BUFFERS: u64 = 4;
-/// The kernel lets a buffer be exceeded by one packet, of at most 64 KiB and their overhead.
+/// The kernel lets a buffer exceed its size by one packet of at most 64 KiB plus overhead, bytes.
 const PACKET: u64 = 128 << 10;
-/// The kernel takes twice the size of a buffer that it is given, for its overhead.
+/// The kernel doubles a given buffer size to account for overhead.
 const DOUBLED: u64 = 2;
-/// The smallest buffer, bytes as given to setsockopt.
+/// Smallest buffer, bytes as given to setsockopt.
 pub const BUFFER_MIN: i32 = 4_096;
 
 impl Limits {
-    /// The size of each buffer, as given to setsockopt, with which all of them together are within `memory`.
+    /// The size per buffer, as given to setsockopt, with which all buffers together stay within `memory`.
     pub fn buffer_of(memory: u64, sockets: u32) -> u64 {
         (memory / BUFFERS / u64::from(sockets.max(1))).saturating_sub(PACKET) / DOUBLED
     }
 
-    /// The least `memory` for so many sockets.
+    /// The least `memory` for this many sockets, bytes.
     pub fn memory_min(sockets: u32) -> u64 {
         BUFFERS * u64::from(sockets) * (PACKET + DOUBLED * BUFFER_MIN as u64)
     }
 
-    /// The size of each socket's buffers from the start, where the kernel may not choose it.
+    /// The fixed size of each socket's buffers, as given to setsockopt. None: the kernel chooses it.
     pub fn fixed_buffer(&self) -> Option<i32> {
         let fair = Self::buffer_of(self.memory?, self.sockets);
         Some(i32::try_from(fair).unwrap_or(i32::MAX).clamp(BUFFER_MIN, self.buffer.max(BUFFER_MIN)))
@@ -69,7 +69,7 @@ impl Limits {
     }
 }
 
-/// The most sockets a VM can have: a socket's number must fit beside the queues' in vhost-user-backend's 16-bit events.
+/// The most sockets of a VM: socket and queue numbers share vhost-user-backend's 16-bit event numbers.
 pub const SOCKETS_MAX: u32 = 60_000;
 
 impl Default for Limits {
@@ -81,22 +81,22 @@ impl Default for Limits {
 /// A range of ports of a protocol, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ports {
-    /// Which protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// The lowest.
+    /// The lowest port.
     pub first: u16,
-    /// The highest.
+    /// The highest port.
     pub last: u16,
 }
 
-/// A guest's port that is another one on the host.
+/// A port with different numbers in the guest and on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
-    /// Which protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// As the guest says it.
+    /// The guest's port.
     pub guest: u16,
-    /// As the host has it.
+    /// The host's port.
     pub host: u16,
 }
 
@@ -108,7 +108,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network of `prefix` leading bits of `address`. None where the prefix is too long or other bits are set.
+    /// The network of `prefix` leading bits of `address`. None if the prefix is too long or other bits are set.
     pub fn new(address: IpAddr, prefix: u8) -> Option<Self> {
         let (bits, width) = bits(address);
         let host_bits = width.checked_sub(u32::from(prefix))?;
@@ -116,7 +116,7 @@ impl Network {
         clear.then_some(Self { address, prefix })
     }
 
-    /// Whether the address is in it. An IPv4 network holds no IPv6 address, mapped ones excepted.
+    /// Whether the network contains the address. An IPv4 network contains no IPv6 addresses except IPv4-mapped ones.
     pub fn holds(&self, address: IpAddr) -> bool {
         let ((own, width), (other, other_width)) = (bits(self.address), bits(address.to_canonical()));
         let host_bits = width - u32::from(self.prefix);
@@ -124,18 +124,18 @@ impl Network {
     }
 }
 
-/// As in sockets.toml.
+/// The notation of sockets.toml.
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.prefix)
     }
 }
 
-/// The prefix length of the special range that the address is in; 0 for an ordinary address.
+/// Prefix length of the special range that contains the address; 0 for an ordinary address.
 ///
-/// Special are the addresses that no administrator means by "the Internet": this host's loopback, the links around the
-/// host with the metadata services of clouds (169.254.169.254, fd00:ec2::254), multicast groups, and the broadcast of a
-/// link. A network such as 0.0.0.0/0 does not stand for them.
+/// Special addresses are those that an administrator does not mean by "the Internet": this host's loopback, the links
+/// around the host including the clouds' metadata services (169.254.169.254, fd00:ec2::254), multicast groups, and the
+/// broadcast address. A network such as 0.0.0.0/0 does not include them.
 fn special_prefix(address: IpAddr) -> u8 {
     const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     match address {
@@ -150,7 +150,7 @@ fn special_prefix(address: IpAddr) -> u8 {
     }
 }
 
-/// An address as a number, and how many bits it has.
+/// An address as a number, and its width in bits.
 fn bits(address: IpAddr) -> (u128, u32) {
     match address {
         IpAddr::V4(v4) => (u128::from(v4.to_bits()), 32),
@@ -162,7 +162,7 @@ impl Policy {
     /// The host's address for a bind.
     ///
     /// # Errors
-    /// EACCES.
+    /// EACCES if no rule allows it.
     pub fn bind(&self, protocol: Protocol, address: SocketAddr) -> Result<SocketAddr, Errno> {
         let port = address.port();
         let allowed =
@@ -170,10 +170,10 @@ impl Policy {
         if allowed { Ok(self.mapped(protocol, address)) } else { Err(Errno(libc::EACCES)) }
     }
 
-    /// The host's address for a connect or a send. On the host itself the guest's own servers are at mapped ports.
+    /// The host's address for a connect or a send. On the host itself, the guest's own servers are at mapped ports.
     ///
     /// # Errors
-    /// EPERM.
+    /// EPERM if no rule allows it.
     pub fn reach(&self, protocol: Protocol, address: SocketAddr) -> Result<SocketAddr, Errno> {
         let destination = name::destination(address.ip());
         if !self.holds(destination) {
@@ -182,15 +182,15 @@ impl Policy {
         Ok(if destination.is_loopback() { self.mapped(protocol, address) } else { address })
     }
 
-    /// Whether a multicast group may be joined.
+    /// Whether the VM may join a multicast group.
     ///
     /// # Errors
-    /// EPERM.
+    /// EPERM if no rule allows it.
     pub fn join(&self, group: IpAddr) -> Result<(), Errno> {
         if self.holds(group) { Ok(()) } else { Err(Errno(libc::EPERM)) }
     }
 
-    /// A local name of the host as the guest is to see it.
+    /// A local address of the host as the guest sees it.
     pub fn seen(&self, protocol: Protocol, mut local: SocketAddr) -> SocketAddr {
         let port = local.port();
         if let Some(mapped) = self.map.iter().find(|mapped| mapped.protocol == protocol && mapped.host == port) {
@@ -275,7 +275,8 @@ mod tests {
         assert_eq!(nothing_local.reach(Protocol::Tcp, at("[::ffff:0.0.0.0]:22")), Err(Errno(libc::EPERM)));
     }
 
-    /// Whoever writes `0.0.0.0/0` means the Internet, not the host's own servers or the cloud's metadata service.
+    /// An administrator who writes `0.0.0.0/0` means the Internet, not the host's own servers or the cloud's metadata
+    /// service.
     #[test]
     fn special_addresses_must_be_named() {
         let of = |networks: &[&str]| Policy {
@@ -285,7 +286,7 @@ mod tests {
         let everything = of(&["0.0.0.0/0", "::/0"]);
         assert_eq!(everything.reach(Protocol::Udp, at("198.51.100.7:53")), Ok(at("198.51.100.7:53")));
         assert_eq!(everything.reach(Protocol::Udp, at("[fd00::1]:53")), Ok(at("[fd00::1]:53")));
-        // By special range: addresses in it, a network that is too wide to stand for it, one that does.
+        // Per special range: addresses in it, a network that is too wide to include it, and a network within it.
         for (addresses, wide, named) in [
             (
                 ["127.0.0.1:80", "127.255.255.254:80", "[::ffff:127.9.9.9]:80", "0.0.0.0:80"],
@@ -324,7 +325,7 @@ mod tests {
         assert!(none.reach(Protocol::Udp, at("127.0.0.1:1")).is_err());
     }
 
-    /// `sockets` x buffers is at most `memory`, whatever these are.
+    /// For all values, `sockets` times the buffers is at most `memory`.
     #[test]
     fn all_buffers_together_are_within_the_memory() {
         for sockets in [1, 2, 7, 128, 1_024, SOCKETS_MAX] {

@@ -1,7 +1,7 @@
-//! The device process: sockets for QEMU, threads, and the end.
+//! The device process: sockets for QEMU, threads and termination.
 //!
-//! It serves one run of one VM: when QEMU closes a connection the process ends, and with it every socket of the VM; the
-//! service manager starts the next.
+//! The process serves one run of one VM. When QEMU closes a connection, the process ends, and with it every socket of
+//! the VM. The service manager starts the next process.
 
 use std::fs::{File, Permissions};
 use std::io::Write;
@@ -14,6 +14,7 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::time::Duration;
 
 use ontime_sched::Ledger;
+use ontime_tenants::remedy;
 use rustix::fs::FlockOperation;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -33,61 +34,65 @@ use crate::shared::Shared;
 use crate::status::{self, Status};
 use crate::wait::Ring;
 
-/// How long the worker may take to tell about its sockets.
+/// Timeout for the worker's list of sockets.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
-/// Until a connection that could not be taken is looked for again.
+/// Delay before the next accept if there was no descriptor for a connection.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
-/// Why the process could not serve.
+/// Why the process cannot serve.
 #[derive(Debug, Error)]
 pub enum ProcessError {
-    /// A directory or socket could not be made.
-    #[error("{}: {what}: {source}; check that the directory exists and belongs to this user", .path.display())]
+    /// A directory or socket cannot be created.
+    #[error("{}: {what}: {source}; {}", .path.display(), path_remedy(source))]
     Path {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Doing what.
+        /// The operation.
         what: &'static str,
-        /// The kernel's word.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A descriptor or thread could not be made.
-    #[error("{what}: {source}")]
+    /// A descriptor or thread cannot be created.
+    #[error("{what}: {source}; {}", remedy(source))]
     System {
-        /// Doing what.
+        /// The operation.
         what: &'static str,
-        /// The kernel's word.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// Another process serves the VM.
-    #[error("another process serves VM {vm} ({}); stop that one first, or leave it", .directory.display())]
+    #[error("another process serves VM {vm} ({}); stop that process first (systemctl stop ontime-device@{vm}), or let \
+        it serve", .directory.display())]
     Running {
-        /// Which VM.
+        /// The VM's name.
         vm: String,
-        /// Its directory.
+        /// The VM's directory.
         directory: PathBuf,
     },
-    /// vhost-user.
-    #[error("channel {channel}: {reason}")]
+    /// A vhost-user connection failed.
+    #[error(
+        "channel {channel}: its vhost-user connection failed: {reason}; if QEMU still runs, connect the new process \
+         with `ontime attach VM --qmp SOCKET`"
+    )]
     Vhost {
-        /// Which device.
+        /// The channel.
         channel: u32,
-        /// What it says.
+        /// The error message.
         reason: String,
     },
-    /// Giving up rights failed.
+    /// Giving up privileges failed.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
 }
 
-/// Where a VM's sockets are.
+/// The paths of a VM's sockets.
 #[derive(Debug, Clone)]
 pub struct Paths {
     directory: PathBuf,
 }
 
 impl Paths {
-    /// Below the run directory.
+    /// The paths below the run directory.
     pub fn new(run: &Path, vm: &str) -> Self {
         Self { directory: run.join("device").join(vm) }
     }
@@ -97,36 +102,36 @@ impl Paths {
         &self.directory
     }
 
-    /// For QEMU's connection of a channel: 0 is main.
+    /// The socket for QEMU's connection of a channel; 0 is main.
     pub fn device(&self, channel: u32) -> PathBuf {
         self.directory.join(if channel == 0 { "main.sock".to_owned() } else { format!("channel{channel}.sock") })
     }
 
-    /// Answers with [`Status`].
+    /// The socket that answers with [`Status`].
     pub fn status(&self) -> PathBuf {
         self.directory.join("status.sock")
     }
 
-    /// Where the daemon learns what the guest's deadline tasks need ([`crate::deadlines`]).
+    /// The socket for the daemon, which admits the guest's deadline tasks ([`crate::deadlines`]).
     pub fn deadlines(&self) -> PathBuf {
         self.directory.join("deadlines.sock")
     }
 }
 
-/// What to serve, and how.
+/// Options of the device process.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The VM's name.
     pub name: String,
-    /// What it may do.
+    /// The VM's configuration.
     pub vm: Vm,
-    /// Where its sockets are.
+    /// The paths of its sockets.
     pub paths: Paths,
-    /// What to give up.
+    /// The privileges to give up.
     pub sandbox: sandbox::Options,
 }
 
-/// Serves a VM until QEMU goes.
+/// Serves a VM until QEMU disconnects.
 ///
 /// # Errors
 /// [`ProcessError`]
@@ -139,7 +144,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("waiting for signals"))?;
     let mut rings = rings(options, channels);
     let ledger = options.vm.deadlines.then(Ledger::create).transpose().map_err(system("making a ledger"))?;
-    sandbox::restrict(&options.sandbox, options.vm.policy.limits.sockets)?;
+    sandbox::restrict(&options.sandbox, &options.vm)?;
 
     let held = Held::open().map_err(|Errno(error)| ProcessError::System {
         what: "making sockets that keep the kernel from being switched",
@@ -183,14 +188,14 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
         std::thread::Builder::new().name("deadlines".to_owned()).spawn(admit).map_err(system("starting a thread"))?;
     }
     tracing::info!(vm = options.name, channels, "waiting for the VM at {}", options.paths.directory().display());
-    // The first device whose connection ends, ends all; SIGTERM does, too.
+    // The end of the first device's connection, or SIGTERM, ends the process.
     let end = ends.recv().unwrap_or(Ok(()));
     drop(directory);
     end
 }
 
-/// Ends the process where a thread panics: a VM without one of its threads would hang, and a lock that is poisoned
-/// would not be noticed.
+/// Aborts the process if a thread panics. Without one of its threads the VM would hang, and a poisoned lock would not
+/// be noticed.
 fn abort_on_panic() {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -199,7 +204,7 @@ fn abort_on_panic() {
     }));
 }
 
-/// What the channels wait by, one each, or none at all.
+/// One ring per channel, or none at all.
 fn rings(options: &Options, channels: u32) -> Vec<Ring> {
     let rings: std::io::Result<Vec<_>> = (1..channels).map(|_| Ring::new()).collect();
     rings.unwrap_or_else(|error| {
@@ -218,7 +223,8 @@ struct Listeners {
     deadlines: Option<UnixListener>,
 }
 
-/// The VM's directory, which belongs to this process as long as it holds the lock. At the end its sockets are removed.
+/// The VM's directory. It belongs to this process as long as the process holds the lock. The sockets are removed at the
+/// end.
 struct Directory {
     sockets: Vec<PathBuf>,
     _lock: File,
@@ -226,17 +232,17 @@ struct Directory {
 
 impl Directory {
     /// # Errors
-    /// [`ProcessError::Running`] where another process has it.
+    /// [`ProcessError::Running`] if another process holds the lock.
     fn lock(options: &Options) -> Result<Self, ProcessError> {
         let directory = options.paths.directory();
         std::fs::create_dir_all(directory).map_err(failed("making it", directory))?;
         if let Some((user, _)) = options.sandbox.user {
-            // At the end it is that user who removes the sockets.
+            // At the end that user removes the sockets.
             std::os::unix::fs::chown(directory, Some(user), None)
                 .map_err(failed("giving it to the user", directory))?;
         }
         let path = directory.join("lock");
-        // QEMU's group may not open it, and so not lock it.
+        // QEMU's group may not open the file and so cannot lock it.
         let lock = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let lock = lock.map_err(failed("opening it", &path))?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -252,9 +258,19 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         for socket in &self.sockets {
-            // The service manager may have removed it.
+            // The service manager may have removed the socket.
             let _ = std::fs::remove_file(socket);
         }
+    }
+}
+
+/// The remedy for a failed path: most often the path belongs to another user.
+fn path_remedy(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::NotFound => {
+            "check that the directory exists and belongs to this user"
+        }
+        _ => remedy(source),
     }
 }
 
@@ -265,7 +281,7 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Pro
 
 fn listeners(options: &Options, channels: u32) -> Result<(Directory, Listeners), ProcessError> {
     let mut directory = Directory::lock(options)?;
-    // QEMU's group has the other VMs' QEMUs in it: no more is theirs than the way in.
+    // QEMU's group also contains the other VMs' QEMUs, so it only gets access to the devices' sockets.
     let mut listen = |path: &Path, qemu: bool| {
         // Left over from a process that was killed.
         let _ = std::fs::remove_file(path);
@@ -286,13 +302,13 @@ fn listeners(options: &Options, channels: u32) -> Result<(Directory, Listeners),
     Ok((directory, Listeners { devices, status, deadlines }))
 }
 
-/// A number no other start of the process has.
+/// A number that differs at each start of the process.
 fn generation() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48
 }
 
-/// Where QEMU comes in for one device.
+/// The socket at which QEMU connects to one device.
 struct Entrance {
     listener: Listener,
     path: PathBuf,
@@ -315,11 +331,17 @@ fn serve(shared: &Arc<Shared>, channel: u32, mut entrance: Entrance, ring: Optio
                 tracing::info!(vm = shared.name, channel, ?peer, "connected");
                 break daemon;
             }
-            Ok((peer, Err(reason))) => tracing::warn!(vm = shared.name, channel, ?peer, "refused: {reason}"),
-            // It went as soon as it had come.
-            Err(error) => tracing::warn!(vm = shared.name, channel, "refused: {error}"),
+            Ok((peer, Err(reason))) => {
+                tracing::warn!(vm = shared.name, channel, ?peer, "a connection is refused: {reason}")
+            }
+            // The process disconnected at once.
+            Err(error) => tracing::warn!(
+                vm = shared.name,
+                channel,
+                "a connection ended before its process was found: {error}; if the VM lacks its devices, start it again"
+            ),
         }
-        // Its threads end with the daemon; another process may connect.
+        // The daemon's threads end with it; then another process may connect.
         device.decide(Some(false));
         daemon.request_shutdown();
         let _ = daemon.wait();
@@ -339,15 +361,15 @@ fn serve(shared: &Arc<Shared>, channel: u32, mut entrance: Entrance, ring: Optio
     }
 }
 
-/// Who connects, one after the other. Where there is no descriptor for one it is looked for again a moment later: the
-/// kernel says so at once, whether somebody waits or not.
+/// Accepted connections, one at a time. If there is no descriptor for a connection, retries after a delay: accept(2)
+/// fails at once in that case, even if no client is waiting.
 pub(crate) fn connections(listener: &UnixListener) -> impl Iterator<Item = UnixStream> {
     listener.incoming().filter_map(|stream| stream.inspect_err(|_| std::thread::sleep(NO_DESCRIPTOR)).ok())
 }
 
 fn tell(shared: &Shared, listener: &UnixListener) {
     for stream in connections(listener) {
-        // One who does not read its answer is no reason to stop.
+        // A client that does not read its answer must not stop this thread.
         let _ = answer(shared, stream);
     }
 }

@@ -1,4 +1,4 @@
-//! How ready an engine's sockets are: what the kernel says about them, and what the guest is told of it.
+//! Readiness of an engine's sockets: the kernel's poll state, and the events to the guest.
 
 use vhost_user_backend::VringT;
 
@@ -13,12 +13,12 @@ use crate::table::Socket;
 use crate::vring::Vring;
 
 impl Engine {
-    /// Something happened to a socket: `said` are the EPOLL* bits it came with. Whether a call that waited was
+    /// Handles a socket's event. `said`: the EPOLL* bits of the event, if known. Returns whether a waiting call was
     /// answered.
     pub(crate) fn socket_event(&mut self, memory: &Memory, vring: &Vring, index: u32, said: Option<u32>) -> bool {
         if !self.live(vring) {
-            // The VM is paused, or its driver is being set up. Edges do not come twice: all are looked at when it goes
-            // on.
+            // The VM is paused or its driver is being set up. Edges are not repeated, so all sockets are polled when
+            // the VM continues.
             self.missed = true;
             return false;
         }
@@ -30,19 +30,20 @@ impl Engine {
         };
         let adopted = self.local(index).is_some_and(|local| std::mem::take(&mut local.adopted));
         if adopted && !receiver && before & ONTIME_READY_IN != 0 && said.is_some_and(|bits| bits & !before == 0) {
-            // What was there when the socket was adopted, and was reported then.
+            // This event repeats what was reported when the socket was adopted.
             return false;
         }
         if out_watched && !awaits_out(before) && said.unwrap_or(0) & ONTIME_READY_OUT != 0 {
             self.watch_out(&socket, false);
         }
-        // A call of the same batch of events may have taken what had come: only a receiver, who finds out, takes their
-        // word for it. And a stream has more to tell than the wake-up.
+        // An earlier call of the same batch of events may have consumed the data. Only a waiting receiver trusts the
+        // event's bits, because its attempt shows whether there is data. A stream is polled, because it may have more
+        // state than the event shows.
         let more = ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP;
         let word = |bits: &u32| bits & (ONTIME_READY_IN | more) == ONTIME_READY_IN;
         let told = said.filter(word).filter(|_| receiver && socket.protocol == Protocol::Udp);
         let mut ready = match told {
-            // What was not said is as it was.
+            // The event says nothing about the other bits: they are unchanged.
             Some(bits) => bits & ONTIME_READY_IN | (bits | before) & ONTIME_READY_OUT,
             None => ask(&socket),
         };
@@ -57,8 +58,8 @@ impl Engine {
         let [received, sent] = self.serve(memory, vring, &socket);
         let Some(local) = self.local(index) else { return received };
         let changed = local.ready != before && !received && !sent;
-        // IN that nobody waited for is a new arrival even if it was reported before: edge-triggered pollers want to
-        // know.
+        // IN without a waiting receiver is a new arrival even if IN was reported before: edge-triggered pollers in the
+        // guest need the event.
         let arrived = local.ready & ONTIME_READY_IN != 0 && !received;
         if local.error != 0 || changed || arrived {
             self.mark_dirty(index);
@@ -77,7 +78,7 @@ impl Engine {
 
     pub(crate) fn mark_dirty(&mut self, index: u32) {
         let Some(local) = self.locals.get_mut(index as usize) else { return };
-        // Each socket is in the queue at most once: it never outgrows its capacity.
+        // Each socket is in the queue at most once, so the queue never exceeds its capacity.
         if local.owned && !local.dirty {
             local.dirty = true;
             self.dirty.push_back(index);
@@ -86,15 +87,15 @@ impl Engine {
 
     pub(crate) fn report(&mut self, memory: &Memory, events: &Vring) {
         let mut again = false;
-        // Buffers without room for an event could come without end.
+        // A guest may supply buffers too small for an event without end: bound the loop.
         for _ in 0..2 * QUEUE_MAX {
             if !self.due() {
                 return;
             }
             let Some(popped) = events.pop(memory) else {
-                // None left: the guest is asked to say when there are. Of some that came just before it does not say
-                // so: they are tried, and then only if one was of use once more (a ring whose index is nonsense always
-                // seems to hold more).
+                // No buffer left: request a notification for new buffers. Buffers that were added just before cause no
+                // notification, so try again; then once more only after a buffer was used (a ring with an invalid index
+                // always seems to hold more).
                 if matches!(events.enable_notification(), Ok(true)) && !std::mem::replace(&mut again, true) {
                     continue;
                 }
@@ -107,7 +108,7 @@ impl Engine {
             let head = chain.head_index();
             let place = chain.into_iter().next().filter(|d| d.is_write_only() && d.len() as usize >= EVENT_LEN);
             let Some(event) = place.as_ref().and_then(|_| self.next_event()) else {
-                // No room for an event in it.
+                // The buffer is too small for an event.
                 let _ = events.add_used(head, 0);
                 count(&self.shared.counters.malformed);
                 continue;
@@ -120,7 +121,7 @@ impl Engine {
         self.ring_again();
     }
 
-    /// Whether there is something to report. Sockets that are gone since they were noted are left out.
+    /// Whether an event is due. Skips sockets that are gone since they were marked.
     fn due(&mut self) -> bool {
         while let Some(index) = self.dirty.front().copied().filter(|_| !self.start_due) {
             let Some(local) = self.locals.get_mut(index as usize) else { return false };
@@ -153,20 +154,20 @@ impl Engine {
     }
 }
 
-/// How ready a socket is, as ONTIME_READY_*, asked of the kernel.
+/// A socket's readiness as ONTIME_READY_* bits, from the kernel.
 pub(crate) fn ask(socket: &Socket) -> u32 {
     let ready = host::ready(socket.fd);
     let told = ONTIME_READY_IN | ONTIME_READY_RDHUP;
     let may_end = socket.protocol == Protocol::Tcp && ready & (told | ONTIME_READY_PRI | ONTIME_READY_ERR) == told;
-    // Who is told so need not ask for it. But a receive would also pass an urgent byte, which would be unread at the
-    // close.
+    // END saves the guest a receive call that would return 0. With urgent data END is not set: a receive would also
+    // pass the urgent byte, which would then be unread at the close.
     let none = |request| host::query(socket.fd, request) == Ok(0);
     let at_end = may_end && none(libc::FIONREAD as libc::Ioctl) && none(SIOCATMARK);
     if at_end { ready | ONTIME_READY_END } else { ready }
 }
 
 impl Local {
-    /// Counts a report; 0 stands for "no report" and is left out.
+    /// Counts a report. 0 means "no report" and is skipped.
     pub(crate) fn report(&mut self) -> u32 {
         self.seq = self.seq.wrapping_add(1).max(1);
         self.seq

@@ -1,10 +1,10 @@
-//! A call as the guest wrote it, checked: what is well-formed and what is not (pure; nothing here looks at a socket).
+//! Parses and checks a call's header as the guest wrote it (pure: no access to sockets).
 
 use crate::abi::*;
 use crate::control;
 use crate::name::{self, Name};
 
-/// Message flags SEND takes. DONTWAIT and NOSIGNAL are implied.
+/// Message flags that SEND accepts. DONTWAIT and NOSIGNAL are implied.
 pub const SEND_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_DONTROUTE
     | libc::MSG_DONTWAIT
@@ -12,7 +12,7 @@ pub const SEND_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_CONFIRM
     | libc::MSG_NOSIGNAL
     | libc::MSG_MORE) as u32;
-/// Message flags RECV takes.
+/// Message flags that RECV accepts.
 pub const RECV_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_PEEK
     | libc::MSG_TRUNC
@@ -22,7 +22,7 @@ pub const RECV_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_ERRQUEUE
     | libc::MSG_CMSG_CLOEXEC) as u32;
 
-/// The protocols that are served.
+/// Supported protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
     /// SOCK_STREAM.
@@ -31,7 +31,7 @@ pub enum Protocol {
     Udp,
 }
 
-/// Both address families of a socket.
+/// Supported address families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// AF_INET.
@@ -40,46 +40,46 @@ pub enum Family {
     V6,
 }
 
-/// What a call asks for. Fields are named as in docs/device.md.
+/// A call's operation. The fields have the names of docs/device.md.
 #[allow(missing_docs, reason = "the fields are the call's arguments, described there")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// A new socket named by the call's `sock`.
+    /// Open a socket with the id `sock` of the call.
     Socket { family: Family, protocol: Protocol, channel: u32 },
-    /// Give it a local name.
+    /// Set the local address.
     Bind(Name),
-    /// Take connections.
+    /// Listen for connections.
     Listen { backlog: i32 },
-    /// Connect, or dissolve.
+    /// Connect, or with AF_UNSPEC disconnect.
     Connect(Name),
-    /// Take a connection as `new`.
+    /// Accept a connection as `new`.
     Accept { new: u32 },
     /// Send the readable data.
     Send { flags: i32, to: Name },
     /// Receive into the writable data.
     Recv { flags: i32 },
-    /// Half or whole close.
+    /// Shut down one or both directions.
     Shutdown { how: i32 },
     /// Set an option to the readable data.
     SetOpt { level: i32, name: i32 },
     /// Read an option into the writable data.
     GetOpt { level: i32, name: i32 },
-    /// Local or peer's name.
+    /// Get the local or the remote address.
     Name { peer: bool },
-    /// A number of the queues.
+    /// Get a queue length (ONTIME_QUERY_*).
     Query(u32),
     /// Close.
     Close { abort: bool },
-    /// End a waiting call of this queue.
+    /// Cancel a waiting call of this queue.
     Cancel { id: u64 },
-    /// Move to another channel.
+    /// Move the socket to another channel.
     Channel { channel: u32 },
-    /// Only report readiness.
+    /// Report the readiness only.
     Poll,
 }
 
 impl Request {
-    /// Whether a channel's queue takes it: it cannot block.
+    /// Whether the call cannot block, so that a channel's queue accepts it.
     pub fn is_fast(&self) -> bool {
         use Request::{Accept, Cancel, Name, Poll, Query, Recv, Send, Shutdown};
         matches!(
@@ -89,20 +89,19 @@ impl Request {
     }
 }
 
-/// Sizes of the parts of a call's buffers, beside the headers.
+/// Sizes of a call's data without headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts {
     /// Bytes of data in the readable part.
     pub data: usize,
-    /// Bytes of room for data in the writable part.
+    /// Bytes of space for data in the writable part.
     pub room: usize,
 }
 
-/// Checks the fields every call has against the lengths of its buffers.
+/// Checks the fields that every call has against the lengths of its buffers.
 ///
 /// # Errors
-/// EINVAL where they contradict each other or a reserved field is not 0, EMSGSIZE where there is more data than
-/// allowed.
+/// EINVAL if they contradict each other or a reserved field is not 0, EMSGSIZE for too much data.
 pub fn parts(call: &ontime_call, readable: usize, writable: usize, data_max: usize) -> Result<Parts, Errno> {
     let invalid = Errno(libc::EINVAL);
     let limit = ONTIME_CONTROL_MAX as u16;
@@ -122,16 +121,16 @@ pub fn parts(call: &ontime_call, readable: usize, writable: usize, data_max: usi
     Ok(Parts { data, room })
 }
 
-/// Reads a call's request.
+/// Parses a call's operation and arguments.
 ///
 /// # Errors
-/// EOPNOTSUPP for an operation that is none; EINVAL and the like for wrong arguments.
+/// EOPNOTSUPP for an unknown operation; EINVAL and the like for invalid arguments.
 pub fn request(call: &ontime_call, channels: u32) -> Result<Request, Errno> {
     let invalid = Errno(libc::EINVAL);
     let [a0, a1, a2, a3] = call.arg;
     let name = || name::parse(&call.addr, usize::from(call.addr_len));
     let channel = |number: u32| if number < channels { Ok(number) } else { Err(invalid) };
-    // How many arguments the operation has: the others are reserved.
+    // The second value is the operation's number of arguments; the others are reserved.
     let (request, used) = match u32::from(call.op) {
         ONTIME_OP_SOCKET => {
             let request = Request::Socket { family: family(a0)?, protocol: protocol(a1, a2)?, channel: channel(a3)? };
@@ -166,7 +165,7 @@ pub fn request(call: &ontime_call, channels: u32) -> Result<Request, Errno> {
 /// Checks the control messages of a SEND.
 ///
 /// # Errors
-/// EINVAL for what is malformed or not passed on.
+/// EINVAL for a malformed message or one that is not passed.
 pub fn send_control(bytes: &[u8]) -> Result<(), Errno> {
     control::check(bytes)
 }

@@ -1,4 +1,4 @@
-//! Whether the worker waits for room in a channel's ring. The crate `ontime-model` compiles this file, too.
+//! Whether the worker waits for room in a channel's ring. The crate `ontime-model` also compiles this file.
 
 use crate::atomic::{AtomicBool, Ordering, fence};
 
@@ -7,18 +7,19 @@ use crate::atomic::{AtomicBool, Ordering, fence};
 pub struct Room(AtomicBool);
 
 impl Room {
-    /// Nothing waits.
+    /// The worker does not wait.
     pub fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
-    /// For the worker, which found the ring full: tries once more after this, and waits only if the ring is full still.
+    /// For the worker, which found the ring full. The worker must try once more after this call, and waits only if the
+    /// ring is still full.
     pub fn wait(&self) {
         self.0.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// For the channel's thread, which took orders: whether the worker is to be woken.
+    /// For the channel's thread after it took orders: whether it must wake the worker.
     pub fn made(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)

@@ -1,78 +1,84 @@
-//! What the device process gives up before it meets the guest: other networks, privileges, system calls.
+//! What the device process gives up before it serves the guest: other networks, privileges, system calls.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use ontime_tenants::remedy;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
 
-/// The filters: seccompiler's JSON, every system call with its reason. `PID` stands for the number of this process.
+use crate::config::Vm;
+
+/// The filters in seccompiler's JSON, with a reason per system call. `PID` stands for this process's number.
 const FILTERS: &str = include_str!("seccomp.json");
-/// Their names, in the order in which they come into force: a call that glibc can do without; calls that no fault and
-/// no library makes, which end the process; the calls that the process makes, others get EPERM. Where two differ the
-/// kernel takes the stricter one.
+/// The filters' names, in the order in which they are installed: a call that glibc can do without; calls that neither a
+/// fault nor a library makes, which end the process; the calls that the process makes, while all others get EPERM. If
+/// two filters differ, the kernel applies the stricter result.
 const NAMES: [&str; 3] = ["absent", "never", "device"];
-/// Descriptors beside sockets: some 16 a channel, of which there are 64 at most.
+/// Descriptors beside sockets: about 16 per channel, with 64 channels at most.
 const OTHER_DESCRIPTORS: u64 = 1024;
 
-/// What to give up.
+/// The privileges to give up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Network namespace to enter (a file, as `ip netns` keeps them in /run/netns). None: stay, as the service manager
-    /// may have set it.
+    /// Network namespace to enter (a file, as `ip netns` keeps them in /run/netns). None: stay in the current one,
+    /// which the service manager may have set.
     pub network: Option<PathBuf>,
-    /// User and group to become. None: stay.
+    /// User and group to change to. None: no change.
     pub user: Option<(u32, u32)>,
-    /// The group that may connect to the device's sockets: QEMU's.
+    /// QEMU's group, which may connect to the device's sockets.
     pub group: Option<u32>,
-    /// Leaves the system call filter out (for finding out what one lacks).
+    /// Omits the system call filter (to find out which calls it lacks).
     pub unfiltered: bool,
-    /// Serves as root, or with capabilities that a guest which takes the process over would have.
+    /// Allows root or capabilities, which a guest that takes over the process would have.
     pub allow_root: bool,
-    /// Serves in the host's own network namespace, where the guest reaches what the host does.
+    /// Allows the host's own network namespace, in which the guest reaches what the host reaches.
     pub allow_host_network: bool,
 }
 
-/// Rights could not be given up.
+/// Why privileges cannot be given up.
 #[derive(Debug, Error)]
 pub enum SandboxError {
-    /// No such namespace, or no right to enter it.
+    /// The namespace does not exist, or this process may not enter it.
     #[error("network namespace {}: {source}; make it with `ip netns add`, and start as root or let systemd set \
         it", .path.display())]
     Network {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// The kernel's word.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// It would be root.
+    /// The process would run as root.
     #[error(
         "this process is root or has capabilities, and a guest that takes it over would have them; start it as another \
          user (systemctl start ontime-device@VM, or --user UID:GID), or say --allow-root"
     )]
     Root,
-    /// It would be in the host's network.
+    /// The process would be in the host's network namespace.
     #[error(
         "the VM's sockets would be in the host's own network namespace; give the VM its own (NetworkNamespacePath= in \
          the unit, or --netns NAME), or say --allow-host-network"
     )]
     HostNetwork,
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}; {}", remedy(source))]
     System {
-        /// Doing what.
+        /// The operation.
         what: &'static str,
-        /// The kernel's word.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The filter is wrong for this build.
-    #[error("the system call filter: {0}")]
+    /// The filter cannot be compiled or installed.
+    #[error(
+        "the system call filter cannot be set: {0}; boot a kernel with CONFIG_SECCOMP_FILTER, or if this has it, \
+         report it (`ontime report` collects what is needed)"
+    )]
     Filter(#[from] seccompiler::Error),
 }
 
-/// Enters the VM's network namespace: its sockets are made in it. Refuses to go on in the host's, and as root. Before
-/// any thread is started.
+/// Enters the VM's network namespace, in which its sockets are then created. Fails in the host's namespace and as root,
+/// unless allowed. Call this before any thread is started.
 ///
 /// # Errors
 /// [`SandboxError::Network`], [`SandboxError::HostNetwork`], [`SandboxError::Root`]
@@ -92,33 +98,34 @@ pub fn enter_network(options: &Options) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Whether this process is in the host's network namespace, by the sysctls that it sees below `/proc/sys/net`. Some
-/// exist in the host's namespace alone. (An unprivileged process may not compare `/proc/1/ns/net`.) Where nothing can
-/// be seen it counts as the host's.
+/// Whether this process is in the host's network namespace. Some sysctls below `/proc/sys/net` exist only there. (An
+/// unprivileged process may not compare `/proc/1/ns/net`.) If the directory shows nothing, the namespace counts as the
+/// host's.
 fn in_the_hosts_network(sysctls: &Path) -> bool {
     let exists = |name: &str| sysctls.join(name).exists();
     exists("ipv4/tcp_mem") || exists("core/netdev_max_backlog") || !exists("ipv4")
 }
 
-/// Whether the process is root or has capabilities once it has become the user that it is to be. To bind ports below
-/// 1024 is no more than the policy grants.
+/// Whether the process is root or has capabilities after it has changed its user. CAP_NET_BIND_SERVICE is allowed: the
+/// policy decides about ports anyway.
 fn stays_privileged(options: &Options) -> bool {
     if let Some((user, _)) = options.user {
         return user == 0;
     }
     let harmless = CapabilitySet::NET_BIND_SERVICE;
-    // Where the kernel does not tell, it may have them.
+    // If the kernel does not report them, assume capabilities.
     let capable = rustix::thread::capabilities(None).map_or(true, |sets| !harmless.contains(sets.permitted));
     rustix::process::geteuid().is_root() || rustix::process::getuid().is_root() || capable
 }
 
-/// Gives up the rest, for this and all later threads. Before any thread is started.
+/// Gives up the rest, for this and all later threads. Call this before any thread is started.
 ///
 /// # Errors
 /// [`SandboxError`]
-pub fn restrict(options: &Options, sockets: u32) -> Result<(), SandboxError> {
+pub fn restrict(options: &Options, vm: &Vm) -> Result<(), SandboxError> {
     let system = |what| move |source: rustix::io::Errno| SandboxError::System { what, source: source.into() };
-    limits(sockets);
+    limits(vm.policy.limits.sockets);
+    limit_priority(vm.priority.unsigned_abs().into());
     if let Some((user, group)) = options.user {
         become_user(user, group)?;
     }
@@ -135,26 +142,25 @@ pub fn restrict(options: &Options, sockets: u32) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Keeps memory in RAM, as pages are touched: the guest's memory is mapped later and need not all be here.
+/// Locks pages into RAM when they are touched: the guest's memory is mapped later and need not all be resident.
 fn lock_memory() {
-    // With a limit, the guest's memory could not be mapped any more.
+    // With a limit, mapping the guest's memory would fail.
     if rustix::process::getrlimit(Resource::Memlock).current.is_some() {
         tracing::warn!("memory is not locked: RLIMIT_MEMLOCK is finite; raise it (LimitMEMLOCK=infinity)");
         return;
     }
     // SAFETY: no memory is passed.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
-        tracing::warn!("memory is not locked: {}", std::io::Error::last_os_error());
+        let error = std::io::Error::last_os_error();
+        tracing::warn!("memory is not locked: {error}; {}", remedy(&error));
     }
 }
 
-/// Raises what may be raised; what may not shows itself where it is needed.
+/// Raises the resource limits. A limit that cannot be raised causes an error when it is reached.
 fn limits(sockets: u32) {
-    // Each socket, and as many again that are closed and not gone.
+    // Each socket, and as many again for closed connections.
     let wanted = 2 * u64::from(sockets) + OTHER_DESCRIPTORS;
-    for (resource, wanted) in
-        [(Resource::Nofile, Some(wanted)), (Resource::Memlock, None), (Resource::Rtprio, Some(99))]
-    {
+    for (resource, wanted) in [(Resource::Nofile, Some(wanted)), (Resource::Memlock, None)] {
         let now = rustix::process::getrlimit(resource);
         let enough =
             |have: Option<u64>| have.is_none() || wanted.is_some_and(|wanted| have.is_some_and(|have| have >= wanted));
@@ -166,13 +172,28 @@ fn limits(sockets: u32) {
             let most = Rlimit { current: now.maximum, maximum: now.maximum };
             let _ = rustix::process::setrlimit(resource, most);
             if resource == Resource::Nofile {
-                tracing::warn!("only {:?} descriptors are allowed, {wanted:?} wanted; raise LimitNOFILE=", now.maximum);
+                tracing::warn!(
+                    "the VM may have fewer sockets than sockets.toml says: {:?} descriptors are allowed, {wanted:?} \
+                     are needed; raise LimitNOFILE= of the unit, or lower `sockets`",
+                    now.maximum
+                );
             }
         }
     }
 }
 
-/// Becomes another user for good, in every respect; libc's calls act on the whole process.
+/// Lets no thread of this process have a real-time priority above that of the channels' threads, so that a guest that
+/// takes the process over cannot get above the daemon's watcher, which keeps the VM within its runtime cap. A limit that
+/// is lower already stays.
+fn limit_priority(priority: u64) {
+    let highest = |most| Rlimit { current: most, maximum: most };
+    if rustix::process::setrlimit(Resource::Rtprio, highest(Some(priority))).is_err() {
+        let allowed = rustix::process::getrlimit(Resource::Rtprio).maximum;
+        let _ = rustix::process::setrlimit(Resource::Rtprio, highest(allowed));
+    }
+}
+
+/// Changes user and group permanently; libc's functions act on all threads.
 fn become_user(user: u32, group: u32) -> Result<(), SandboxError> {
     let done = |what, result: libc::c_int| {
         if result == 0 { Ok(()) } else { Err(SandboxError::System { what, source: std::io::Error::last_os_error() }) }
@@ -188,6 +209,28 @@ fn become_user(user: u32, group: u32) -> Result<(), SandboxError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::ProcessError;
+
+    #[test]
+    fn what_keeps_the_process_from_serving_has_a_remedy() {
+        let system = |number| std::io::Error::from_raw_os_error(number);
+        let process = |what, number| ProcessError::System { what, source: system(number) };
+        let path = |number| ProcessError::Path { path: "/run/x".into(), what: "listening", source: system(number) };
+        let filter = seccompiler::Error::ThreadSync(7);
+        for (said, wanted) in [
+            (process("making event descriptors", libc::EMFILE).to_string(), "LimitNOFILE="),
+            (process("starting a thread", libc::EAGAIN).to_string(), "TasksMax="),
+            (path(libc::EACCES).to_string(), "belongs to this user"),
+            (path(libc::ENOSPC).to_string(), "make room"),
+            (SandboxError::System { what: "becoming the user", source: system(libc::EINVAL) }.to_string(), "report"),
+            (SandboxError::Filter(filter).to_string(), "CONFIG_SECCOMP_FILTER"),
+            (ProcessError::Vhost { channel: 1, reason: "no".to_owned() }.to_string(), "ontime attach VM --qmp"),
+            (crate::peer::Refused::User(64055).to_string(), "run QEMU as that user"),
+            (crate::peer::Refused::Process(9).to_string(), "a device process of its own"),
+        ] {
+            assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
+        }
+    }
 
     #[test]
     fn the_filters_compile_and_every_call_has_its_reason() {

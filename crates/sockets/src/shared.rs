@@ -1,4 +1,4 @@
-//! What the threads of one VM's device share: the table, the policy, counters, mail, and the vCPU words' places.
+//! State that the threads of one VM's device share: the socket table, policy, counters, mail and vCPU words.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -21,39 +21,41 @@ use crate::table::Table;
 use crate::turns::Turns;
 use crate::vring::Vring;
 
-/// The largest virtqueue, entries.
+/// Largest size of a virtqueue, entries.
 pub const QUEUE_MAX: usize = 256;
-/// Bytes of data of one call, in each direction.
+/// Most data of one call in each direction, bytes.
 pub const DATA_MAX: u32 = 1 << 20;
-/// Descriptors of one call on main's queue, both directions together: 1,024 of data (IOV_MAX), and the headers'.
+/// Most descriptors of a call on main's queue, both directions together: 1,024 for data (IOV_MAX) and 4 for headers.
 pub const SEGMENTS_MAIN: u32 = 1024 + 4;
-/// Descriptors of one call on a channel's queue.
+/// Most descriptors of a call on a channel's queue.
 pub const SEGMENTS_CHANNEL: u32 = 64;
 
-/// How long a channel's thread may be at it with a vCPU word that is taken back. Shorter than the driver's patience.
+/// How long the control queue waits for a channel's thread to stop using a withdrawn vCPU word. Shorter than the
+/// driver's timeout.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Bits of a vCPU word's address that are 0.
+/// The low bits of a vCPU word's address, which are 0.
 const VCPU_COUNT: u64 = size_of::<ontime_vcpu>() as u64 - 1;
 
-/// Counts, by what was refused or done.
+/// Counters since the process started.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Calls executed.
     pub calls: AtomicU64,
-    /// Calls that were malformed.
+    /// Malformed calls.
     pub malformed: AtomicU64,
-    /// Binds the policy refused.
+    /// Binds refused by the policy.
     pub refused_bind: AtomicU64,
-    /// Connects, sends and joins the policy refused.
+    /// Connects, sends and group joins refused by the policy.
     pub refused_reach: AtomicU64,
-    /// Options that are not passed.
+    /// Options that are not passed to the host.
     pub refused_option: AtomicU64,
-    /// Beyond a limit: sockets or waiting calls.
+    /// Calls beyond a limit: sockets or waiting calls.
     pub refused_limit: AtomicU64,
-    /// Connections that were reset at their close: too many that were closed are not gone.
+    /// Connections reset at their close because too many closed connections still had data.
     pub reset_limit: AtomicU64,
-    /// Sockets of the guest that stayed with its own stack because the last ones are kept for its root, as it says.
+    /// Sockets that stayed in the guest's own stack because the last slots are reserved for its root; counted by the
+    /// guest.
     pub stayed_local: AtomicU64,
     /// Wake-ups sent to halted vCPUs.
     pub wakes: AtomicU64,
@@ -63,49 +65,49 @@ pub struct Counters {
     pub attentions: AtomicU64,
     /// Changes of deadline bandwidth.
     pub deadlines: AtomicU64,
-    /// Of those, how many the host refused.
+    /// Changes of deadline bandwidth that the host refused.
     pub refused_deadlines: AtomicU64,
 }
 
-/// Adds one.
+/// Increments a counter.
 pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Shared by the threads of one VM's device.
+/// Shared state of one VM's device threads.
 pub struct Shared {
     /// The VM's name.
     pub name: String,
-    /// What the administrator says about it.
+    /// The VM's configuration.
     pub vm: Vm,
-    /// Its sockets.
+    /// The VM's sockets.
     pub table: Table,
-    /// Connections that were closed and are not gone.
+    /// Closed connections that still have data.
     pub closing: Closing,
     /// Whether the host has IPv6 ([`crate::held::Held`]).
     pub ipv6: bool,
-    /// Counts.
+    /// Counters.
     pub counters: Counters,
     /// Bandwidth of the guest's deadline tasks.
     pub deadlines: Deadlines,
-    /// Between the threads.
+    /// Messages between the threads.
     pub mail: Mail,
-    /// Over wake-ups.
+    /// Sends lost wake-ups again.
     pub guard: Guard,
-    /// By channel, see [`Shared::vcpu_named`].
+    /// By channel; see [`Shared::vcpu_named`].
     vcpus: Vec<AtomicU64>,
-    /// By channel, 0 is the worker: of the threads that use what is named there.
+    /// By channel, 0 is the worker: turns of the threads that use the vCPU words.
     turns: Vec<Turns>,
-    /// Main's control queue, whose notification is main's vector: set when the guest names a vCPU word.
+    /// Main's control queue, whose notification uses main's vector. Set when the guest names a vCPU word.
     pub attention: OnceLock<Vring>,
     generation: u64,
 }
 
 impl Shared {
-    /// For a VM; by the ledger it takes bandwidth that it is offered.
+    /// Shared state for a VM. With a ledger, offered bandwidth can be claimed without the daemon.
     ///
     /// # Errors
-    /// Where no event descriptor can be made.
+    /// The errno of eventfd(2).
     pub fn new(name: &str, vm: Vm, generation: u64, ledger: Option<Ledger>) -> std::io::Result<Self> {
         let mail = Mail::new(vm.channels)?;
         Ok(Self {
@@ -130,18 +132,19 @@ impl Shared {
         self.vcpu_named(channel) & !VCPU_COUNT
     }
 
-    /// The same, and in the low bits, which are 0 in such an address, how often one was named: a new driver's word may
-    /// lie where the old one's did.
+    /// The same with a counter of the changes in the low bits, which are 0 in such an address: a new driver's word may
+    /// have the old word's address.
     pub fn vcpu_named(&self, channel: u32) -> u64 {
         self.vcpus.get(channel as usize).map_or(0, |word| word.load(Ordering::SeqCst))
     }
 
-    /// Names a channel's `ontime_vcpu`, or takes it back (0). When this returns the channel's thread, which takes note
-    /// of it, uses the word before no more: it may be freed. For the control queue's thread only.
+    /// Sets a channel's `ontime_vcpu` address; 0 withdraws it. When this returns, the channel's thread no longer uses
+    /// the previous word, which the guest may then free. The thread is woken to see the new word. Only for the control
+    /// queue's thread.
     ///
     /// # Errors
-    /// EBUSY where the thread is at it for longer than [`PATIENCE`], kept from running by others: it has no word from
-    /// then on, and may still write to the one before.
+    /// EBUSY if the thread's turn takes longer than [`PATIENCE`] because other threads preempt it. The channel then has
+    /// no word, and the thread may still write to the previous one.
     pub fn name_vcpu(&self, channel: u32, address: u64) -> Result<(), Errno> {
         let (Some(word), Some(turns)) = (self.vcpus.get(channel as usize), self.turns(channel)) else { return Ok(()) };
         let count = word.load(Ordering::Relaxed).wrapping_add(1) & VCPU_COUNT;
@@ -154,12 +157,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Of the first thread of a channel's device.
+    /// The turns of the first thread of a channel's device.
     pub fn turns(&self, channel: u32) -> Option<&Turns> {
         self.turns.get(channel as usize)
     }
 
-    /// Takes a word back, unless another one was named since it was `seen`: for the channel's thread, whose driver is
+    /// Withdraws a word unless another one was named since it was `seen`. For the channel's thread when its driver is
     /// gone.
     pub fn drop_vcpu(&self, channel: u32, seen: u64) {
         if let Some(word) = self.vcpus.get(channel as usize) {
@@ -167,8 +170,8 @@ impl Shared {
         }
     }
 
-    /// Leaves a connection whose end was sent to the thread that closes it; one that finds no place is reset, if the
-    /// kernel has something left to send.
+    /// Passes a connection whose FIN was sent to the thread that closes it. If no place is free, the connection is
+    /// reset if the kernel still has data to send, and closed.
     pub fn leave(&self, fd: RawFd) {
         if self.closing.put(fd) {
             return;
@@ -180,17 +183,17 @@ impl Shared {
         crate::closing::end(fd);
     }
 
-    /// How many channels there are, main's included.
+    /// Number of channels, main included.
     pub fn channels(&self) -> u32 {
         self.mail.threads()
     }
 
-    /// Differs after each start of the process.
+    /// A number that differs after each start of the process.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Descriptors of one call of a channel.
+    /// Most descriptors of one call on a channel.
     pub fn segments(channel: u32) -> u32 {
         if channel == 0 { SEGMENTS_MAIN } else { SEGMENTS_CHANNEL }
     }
@@ -221,7 +224,7 @@ mod tests {
 
     use super::*;
 
-    /// The guest frees a word when it is told that the device has given it back.
+    /// The guest frees a vCPU word when the device answers that it no longer uses it.
     #[test]
     fn a_word_is_given_back_when_nobody_writes_to_it_any_more() {
         let vm = Vm { channels: 1, ..Vm::default() };
@@ -240,7 +243,7 @@ mod tests {
         assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(Ok(())));
         control.join().unwrap().unwrap();
         assert_eq!(shared.vcpu(1), 0);
-        // One that does not come to its end: the guest is told, and nothing is named.
+        // A turn that does not end: the guest gets EBUSY, and no word is named.
         turns.turn();
         assert_eq!(shared.name_vcpu(1, word), Err(Errno(libc::EBUSY)));
         assert_eq!(shared.vcpu(1), 0);

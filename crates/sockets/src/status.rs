@@ -1,4 +1,4 @@
-//! What `ontime sockets` shows: a VM's sockets as `ss` would, and what was refused.
+//! Data for `ontime sockets`: a VM's sockets as `ss` shows them, and the refusals.
 
 use std::sync::atomic::Ordering;
 
@@ -11,44 +11,44 @@ use crate::request::Protocol;
 use crate::shared::{Counters, Shared};
 use crate::table::Socket;
 
-/// One socket.
+/// A socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketStatus {
     /// tcp or udp.
     pub protocol: String,
-    /// As `ss` names it.
+    /// The state, as `ss` names it.
     pub state: String,
-    /// Bytes to read.
+    /// Received bytes that are not read yet.
     pub recv_queue: u32,
-    /// Bytes sent and not acknowledged.
+    /// Sent bytes that are not acknowledged.
     pub send_queue: u32,
-    /// On the host.
+    /// Local address on the host.
     pub local: String,
-    /// As the guest sees it, where its port is mapped.
+    /// Local address as the guest sees it, if its port is mapped.
     pub guest: Option<String>,
-    /// The other end.
+    /// The remote address.
     pub peer: Option<String>,
-    /// The channel that owns it; none while it is handed over.
+    /// The owning channel. None while the socket is between two owners.
     pub channel: Option<u32>,
-    /// The guest's name for it.
+    /// The guest's id for the socket.
     pub id: u32,
 }
 
-/// Everything.
+/// The status of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// The VM.
+    /// The VM's name.
     pub vm: String,
     /// Its sockets.
     pub sockets: Vec<SocketStatus>,
-    /// What deadline tasks of the guest have asked for, and hold.
+    /// Reserved bandwidth of the guest's deadline tasks.
     pub deadlines: Vec<Need>,
-    /// Counts since the process started.
+    /// Counters since the process started.
     pub counters: Vec<(String, u64)>,
 }
 
 impl SocketStatus {
-    /// Asks the kernel.
+    /// Reads a socket's status from the kernel.
     pub fn of(socket: &Socket, policy: &Policy) -> Self {
         let name = |peer| host::name(socket.fd, peer).ok().and_then(|name| name.get());
         let (local, peer) = (name(false), name(true));
@@ -89,7 +89,7 @@ fn state(socket: &Socket, connected: bool) -> &'static str {
     STATES.get(usize::from(host::tcp_state(socket.fd))).unwrap_or(&"?")
 }
 
-/// The counters by name, and how many connections are closed and not gone.
+/// The counters by name, and the number of closed connections that still have data.
 pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
     let Counters {
         calls,
@@ -127,7 +127,7 @@ pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
     .collect()
 }
 
-/// How many calls were refused or malformed.
+/// Number of refused or malformed calls.
 pub fn refusals(shared: &Shared) -> u64 {
     let Counters { malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines, .. } =
         &shared.counters;

@@ -1,9 +1,9 @@
-//! The VM's sockets: which id is which host socket, and which channel's thread owns it.
+//! The VM's sockets: the host socket of each id, and the channel whose thread owns it.
 //!
-//! Shared by all threads, lock-free. Rules: whoever claims a slot opens it; only the channel in `owner` does data calls
-//! on the descriptor; others use it only while they hold it ([`Table::hold`]). The worker closes descriptors, when the
-//! owner has let go; a channel closes a connection that it has accepted and holds. So no thread ever uses a number that
-//! was closed and given to another file.
+//! All threads share the table without locks. Rules: the thread that claims a slot opens its socket. Only the channel
+//! in `owner` makes data calls on the descriptor; other threads use the descriptor only while they hold it
+//! ([`Table::hold`]). The worker closes descriptors after the owner has released them; a channel closes a connection
+//! that it has accepted and holds. So no thread uses a descriptor number that was closed and reused for another file.
 
 use std::os::fd::RawFd;
 
@@ -12,7 +12,7 @@ use crate::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use crate::host;
 use crate::request::{Family, Protocol};
 
-/// The owner of a socket that is being handed over.
+/// The owner of a socket that is between two owners.
 pub const NOBODY: u32 = u32::MAX;
 
 const UDP: u8 = 1;
@@ -25,34 +25,34 @@ struct Slot {
     fd: AtomicI32,
     owner: AtomicU32,
     facts: AtomicU8,
-    /// Reports of its readiness so far, while nobody owns it.
+    /// Number of readiness reports so far, while the socket has no owner.
     reports: AtomicU32,
-    /// Somebody has it for a call that its owner does not make, or closes it.
+    /// A thread holds the socket: for a call that the owner does not make, or for closing it.
     held: AtomicBool,
 }
 
-/// A socket as the table has it.
+/// A snapshot of a table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Socket {
-    /// Its place.
+    /// The slot.
     pub index: u32,
-    /// The guest's name for it.
+    /// The guest's id for the socket.
     pub id: u32,
     /// The host's descriptor.
     pub fd: RawFd,
-    /// The channel that owns it, or [`NOBODY`].
+    /// The channel that owns the socket, or [`NOBODY`].
     pub owner: u32,
-    /// Its protocol.
+    /// TCP or UDP.
     pub protocol: Protocol,
-    /// Its family.
+    /// IPv4 or IPv6.
     pub family: Family,
     /// Whether the guest gave it a local port.
     pub bound: bool,
-    /// Whether it is a connection that a listener has accepted, and nothing else since.
+    /// Whether it is a connection accepted from a listener and was not changed into anything else since.
     pub accepted: bool,
 }
 
-/// Nobody closes a socket meanwhile.
+/// While this guard lives, no other thread closes the socket.
 #[derive(Debug)]
 pub struct Held<'a>(&'a AtomicBool);
 
@@ -62,7 +62,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The place that an id names.
+/// The slot that an id names.
 pub fn place(id: u32) -> u32 {
     id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)
 }
@@ -74,7 +74,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// For at most `sockets` of them.
+    /// A table of `sockets` slots.
     pub fn new(sockets: u32) -> Self {
         let slot = || Slot {
             id: AtomicU32::new(ONTIME_SOCK_NONE),
@@ -87,7 +87,7 @@ impl Table {
         Self { slots: (0..sockets).map(|_| slot()).collect(), open: AtomicU32::new(0) }
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
@@ -97,15 +97,15 @@ impl Table {
         self.open() == 0
     }
 
-    /// How many are taken.
+    /// Number of claimed slots.
     pub fn open(&self) -> u32 {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Takes the place an id names. It cannot be looked up before [`Table::set`].
+    /// Claims the slot that an id names. Lookups do not find the socket before [`Table::set`].
     ///
     /// # Errors
-    /// EMFILE for an index beyond the limit, EBUSY for one in use, EINVAL for [`ONTIME_SOCK_NONE`].
+    /// EMFILE for an index beyond the limit, EBUSY for a claimed slot, EINVAL for [`ONTIME_SOCK_NONE`].
     pub fn claim(&self, id: u32) -> Result<u32, Errno> {
         let index = place(id);
         if id == ONTIME_SOCK_NONE {
@@ -119,7 +119,7 @@ impl Table {
         Ok(index)
     }
 
-    /// Fills a claimed place with a socket that the guest has not given a local port.
+    /// Fills a claimed slot with a socket that has no local port from the guest.
     pub fn set(&self, index: u32, fd: RawFd, family: Family, protocol: Protocol, owner: u32) {
         let Some(slot) = self.slots.get(index as usize) else { return };
         let udp = if protocol == Protocol::Udp { UDP } else { 0 };
@@ -129,7 +129,7 @@ impl Table {
         slot.fd.store(fd, Ordering::Release);
     }
 
-    /// Gives a place back without closing.
+    /// Frees a slot without closing its descriptor.
     pub fn unclaim(&self, index: u32) {
         let Some(slot) = self.slots.get(index as usize) else { return };
         slot.owner.store(NOBODY, Ordering::Relaxed);
@@ -138,44 +138,44 @@ impl Table {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Has a socket to oneself among those who are not its owner, and its owner where that closes it. None: another has
-    /// it. Nobody waits for it: a channel's thread may be what keeps the other from running.
+    /// Excludes other holders: threads that are not the owner, and the owner when it closes the socket. None: another
+    /// thread holds it. Callers never wait for the hold, because a channel's thread may be what preempts the holder.
     pub fn hold(&self, index: u32) -> Option<Held<'_>> {
         let held = &self.slots.get(index as usize)?.held;
         held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(held))
     }
 
-    /// The socket an id names, held: it is what it is until that is dropped.
+    /// The socket that an id names, held: it stays the same until the guard is dropped.
     ///
     /// # Errors
-    /// EBADF, also for one that is being closed.
+    /// EBADF, also for a socket that is being closed.
     pub fn held(&self, id: u32) -> Result<(Socket, Held<'_>), Errno> {
         let held = self.hold(place(id)).ok_or(Errno(libc::EBADF))?;
         Ok((self.find(id)?, held))
     }
 
-    /// Closes a socket that was never connected and gives its place back. For the worker, once nobody owns it.
+    /// Closes a socket that was never connected and frees its slot. Only for the worker, when the socket has no owner.
     pub fn close(&self, index: u32) {
         self.take(index).into_iter().for_each(host::close);
     }
 
-    /// Gives a socket's place back; its descriptor is the caller's. For the worker, once nobody owns it; for an owner
-    /// that holds it.
+    /// Frees a socket's slot and gives its descriptor to the caller. For the worker, when the socket has no owner, and
+    /// for an owner that holds the socket.
     pub fn take(&self, index: u32) -> Option<RawFd> {
         let fd = self.slots.get(index as usize)?.fd.swap(-1, Ordering::AcqRel);
         self.unclaim(index);
         (fd >= 0).then_some(fd)
     }
 
-    /// The socket an id names.
+    /// The socket that an id names.
     ///
     /// # Errors
-    /// EBADF.
+    /// EBADF if there is none.
     pub fn find(&self, id: u32) -> Result<Socket, Errno> {
         self.at(place(id)).filter(|socket| socket.id == id).ok_or(Errno(libc::EBADF))
     }
 
-    /// The socket at a place.
+    /// The socket in a slot.
     pub fn at(&self, index: u32) -> Option<Socket> {
         let slot = self.slots.get(index as usize)?;
         let id = slot.id.load(Ordering::Acquire);
@@ -196,17 +196,17 @@ impl Table {
         })
     }
 
-    /// Notes that the guest gave the socket a local port.
+    /// Records that the guest gave the socket a local port.
     pub fn set_bound(&self, index: u32) {
         self.note(index, BOUND);
     }
 
-    /// Notes that a listener has accepted it.
+    /// Records that the socket was accepted from a listener.
     pub fn set_accepted(&self, index: u32) {
         self.note(index, ACCEPTED);
     }
 
-    /// Notes that it may be more than an accepted connection: a member of groups, a listener.
+    /// Records that the socket may be more than an accepted connection: a group member or a listener.
     pub fn set_more(&self, index: u32) {
         if let Some(slot) = self.slots.get(index as usize) {
             slot.facts.fetch_and(!ACCEPTED, Ordering::Relaxed);
@@ -219,21 +219,21 @@ impl Table {
         }
     }
 
-    /// Says who owns the socket from now on.
+    /// Sets the owner.
     pub fn set_owner(&self, index: u32, owner: u32) {
         if let Some(slot) = self.slots.get(index as usize) {
             slot.owner.store(owner, Ordering::Release);
         }
     }
 
-    /// Leaves the number of a socket's reports for its next owner.
+    /// Stores the number of a socket's readiness reports for its next owner.
     pub fn set_reports(&self, index: u32, reports: u32) {
         if let Some(slot) = self.slots.get(index as usize) {
             slot.reports.store(reports, Ordering::Relaxed);
         }
     }
 
-    /// What the last owner left.
+    /// The number that the last owner stored.
     pub fn reports(&self, index: u32) -> u32 {
         self.slots.get(index as usize).map_or(0, |slot| slot.reports.load(Ordering::Relaxed))
     }

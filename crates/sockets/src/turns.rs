@@ -1,25 +1,26 @@
-//! A thread's turns: whether it is at work now, for who has to know that it is done with what was there before.
+//! A thread's turns: whether the thread is processing an event now. Another thread can wait until it no longer uses
+//! what was there before.
 //!
-//! The thread itself pays two atomic additions a turn; whoever waits looks now and then.
+//! A turn costs the thread two atomic additions. The waiting thread polls.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a turn that is waited for is looked at. Calls that are under way take milliseconds.
+/// Poll interval while waiting for the end of a turn. A turn takes milliseconds.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// Counts what a thread begins and what it ends: odd while it works.
+/// Counts the starts and ends of a thread's turns: odd while the thread works.
 #[derive(Debug, Default)]
 pub struct Turns(AtomicU64);
 
 impl Turns {
-    /// Begins a turn, or ends it.
+    /// Marks the start or the end of a turn.
     pub fn turn(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Waits until what was under way has ended. False where that takes longer. What was stored before (SeqCst) is what
-    /// every later turn loads (SeqCst).
+    /// Waits until the turn that was in progress has ended. False: it took longer than `patience`. Later turns see
+    /// (SeqCst) what the caller stored before (SeqCst).
     pub fn wait(&self, patience: Duration) -> bool {
         let (seen, start) = (self.0.load(Ordering::SeqCst), Instant::now());
         while seen % 2 == 1 && self.0.load(Ordering::SeqCst) == seen {

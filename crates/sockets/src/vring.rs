@@ -1,12 +1,12 @@
-//! A virtqueue whose doorbell need not be read: vhost-user-backend's, with an edge-triggered eventfd.
+//! A virtqueue whose doorbell need not be read: vhost-user-backend's queue with an edge-triggered eventfd.
 //!
-//! vhost-user-backend reads a ring's eventfd at each doorbell, because it waits for it level-triggered. On a PREEMPT_RT
-//! host that read is dear: the doorbell's wake-up preempts the vCPU thread inside `eventfd_signal` (`fs/eventfd.c`),
-//! with the eventfd's lock held, so that the reader waits for the lock, lends its priority, and is switched to a second
-//! time. Waited for by edge, the count may grow as it likes. A channel's doorbells are handed over to its own thread
-//! (`wait`).
+//! vhost-user-backend waits for a ring's eventfd level-triggered, so it must read the eventfd at each doorbell. On a
+//! PREEMPT_RT host that read is expensive: the doorbell's wake-up preempts the vCPU thread inside `eventfd_signal`
+//! (`fs/eventfd.c`) while it holds the eventfd's lock. The reader then waits for the lock, boosts the vCPU thread's
+//! priority, and two more context switches follow. With edge-triggered waiting the counter is never read. A channel's
+//! doorbells are handed over to its own thread (`wait`).
 //!
-//! It also counts how often it was set up anew, which its user cannot see from where it stands.
+//! The type also counts how often the ring was set up anew, which the users of vhost-user-backend cannot see otherwise.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -25,39 +25,39 @@ use crate::memory::Memory;
 
 type Inner = VringRwLock<GuestMemoryAtomic<Memory>>;
 
-/// The VMM has said so of the ring.
+/// The VMM has enabled the ring.
 const ENABLED: u8 = 1;
-/// The same, of the queue.
+/// The VMM has made the queue ready.
 const READY: u8 = 2;
 
-/// See above. Clones are the same ring.
+/// A virtqueue. Clones refer to the same ring.
 #[derive(Clone)]
 pub struct Vring {
     inner: Inner,
-    /// The eventfd is waited for by edge, and not read.
+    /// The eventfd is waited for edge-triggered and not read.
     edge: Arc<AtomicBool>,
-    /// [`ENABLED`] and [`READY`], out of the lock: it is asked several times an event.
+    /// [`ENABLED`] and [`READY`], outside the lock because they are checked several times per event.
     up: Arc<AtomicU8>,
-    /// How often it was given another place or another start.
+    /// How often the ring got another address or another start index.
     set_up: Arc<AtomicU32>,
-    /// A driver has looked for the device since the ring was stopped.
+    /// A driver has probed the device since the ring was stopped.
     probed: Arc<AtomicBool>,
-    /// The notification's eventfd, out of the lock: real-time threads notify by main's control ring, whose lock belongs
-    /// to a thread of normal priority.
+    /// The notification's eventfd, outside the lock: real-time threads notify through main's control ring, whose lock a
+    /// thread of normal priority takes.
     call: Arc<ArcSwapOption<File>>,
-    /// The doorbell, on its way to the thread that waits for it.
+    /// The doorbell, on its way to the thread that will wait for it.
     doorbell: Arc<Mutex<Option<OwnedFd>>>,
 }
 
 impl Vring {
-    /// Waits for the doorbell by edge from now on, in this epoll, where it has this number. The thread that waits calls
-    /// this after each event; it does something once.
+    /// Waits for the doorbell edge-triggered from now on, in this epoll under this number. The waiting thread calls
+    /// this after each event; only the first call has an effect.
     pub fn wait_by_edge(&self, epoll: RawFd, number: u16) {
         if self.edge.load(Ordering::Acquire) {
             return;
         }
         let state = self.inner.get_ref();
-        // Set before it is true: who registers the eventfd anew meanwhile clears it after this.
+        // Set before the epoll change: a thread that registers the eventfd anew meanwhile clears the flag afterwards.
         self.edge.store(true, Ordering::Release);
         let changed = state
             .get_kick()
@@ -68,8 +68,8 @@ impl Vring {
         }
     }
 
-    /// Leaves the doorbell to another thread, and has this epoll no longer wait for it. The thread that waits by this
-    /// epoll calls this after each event; it does something once.
+    /// Hands the doorbell over to another thread and removes it from this epoll. The thread that waits by this epoll
+    /// calls this after each event; only the first call has an effect.
     pub fn hand_over(&self, epoll: RawFd) {
         if self.edge.load(Ordering::Acquire) {
             return;
@@ -78,31 +78,31 @@ impl Vring {
         // As in `wait_by_edge`.
         self.edge.store(true, Ordering::Release);
         let Some(kick) = state.get_kick().as_ref().map(AsRawFd::as_raw_fd) else { return };
-        // SAFETY: the ring's state is held: the descriptor is open.
+        // SAFETY: the ring's state is locked, so the descriptor is open.
         let copy = unsafe { BorrowedFd::borrow_raw(kick) }.try_clone_to_owned();
         match (copy, self.doorbell.lock()) {
             (Ok(copy), Ok(mut place)) => {
                 host::unwatch(epoll, kick);
                 *place = Some(copy);
             }
-            // It is read, as doorbells are.
+            // The doorbell stays level-triggered and is read.
             _ => self.edge.store(false, Ordering::Release),
         }
     }
 
-    /// The doorbell that was left by [`Self::hand_over`], once. Does not wait for the thread that is leaving one: it
-    /// rings the bell afterwards.
+    /// The doorbell that [`Self::hand_over`] stored; returned once. Does not wait for a thread that is just storing
+    /// one: that thread rings the bell afterwards.
     pub fn take_doorbell(&self) -> Option<OwnedFd> {
         self.doorbell.try_lock().ok()?.take()
     }
 
-    /// Whether the ring may be touched.
+    /// Whether the ring may be accessed.
     pub fn running(&self) -> bool {
         self.up.load(Ordering::SeqCst) == ENABLED | READY
     }
 
-    /// Notes one of both. It is off before the ring's own state is, and on after it: by SeqCst, as who stops a ring
-    /// looks at what the threads do after that (`device::Turns`).
+    /// Sets or clears one of the two bits: cleared before the ring's own state changes, set after it. SeqCst, because
+    /// the thread that stops a ring then checks what the other threads do (`turns::Turns`).
     fn note(&self, bit: u8, on: bool, set: impl FnOnce()) {
         if on {
             set();
@@ -114,10 +114,10 @@ impl Vring {
         self.level();
     }
 
-    /// The next chain that the guest offers; None: no more.
+    /// The next chain that the guest offers. None: the queue is empty.
     ///
     /// # Errors
-    /// EINVAL for a head beyond the table: it has no place in the used ring.
+    /// EINVAL for a head beyond the descriptor table, which cannot be put into the used ring.
     pub fn pop<'a>(&self, memory: &'a Memory) -> Option<Result<DescriptorChain<&'a Memory>, Errno>> {
         let mut state = self.inner.get_mut();
         let queue = state.get_queue_mut();
@@ -125,21 +125,21 @@ impl Vring {
         Some(if chain.head_index() < queue.size() { Ok(chain) } else { Err(Errno(libc::EINVAL)) })
     }
 
-    /// How often the driver set the ring up anew: 0 before the first time, the same after a pause. It does not change
-    /// while the ring runs.
+    /// How often the driver set up the ring: 0 before the first time, unchanged after a pause. The count does not
+    /// change while the ring runs.
     pub fn set_up(&self) -> u32 {
         self.set_up.load(Ordering::Acquire)
     }
 
-    /// A driver looks for the device. One that sets up a ring which stands at 0, at the place of the ring before, does
-    /// nothing else that a paused VM would not do when it goes on.
+    /// Records that a driver probes the device. A new driver that sets up the ring at index 0 and at the old ring's
+    /// address otherwise looks like a paused VM that continues.
     pub fn probed(&self) {
         if !self.running() {
             self.probed.store(true, Ordering::Release);
         }
     }
 
-    /// Takes note of a ring that runs; true if it was set up anew since.
+    /// Whether the ring runs and was set up anew since `seen`. Updates `seen` if the ring runs.
     pub fn anew_since(&self, seen: &mut u32) -> bool {
         let now = self.set_up();
         self.running() && std::mem::replace(seen, now) != now
@@ -149,7 +149,7 @@ impl Vring {
         self.set_up.store(self.set_up().wrapping_add(1).max(1), Ordering::Release);
     }
 
-    /// vhost-user-backend registers the eventfd, by level, after one of the calls that come here.
+    /// Called where vhost-user-backend registers the eventfd level-triggered afterwards.
     fn level(&self) {
         self.edge.store(false, Ordering::Release);
     }
@@ -282,7 +282,7 @@ mod tests {
         let vring = Vring::new(GuestMemoryAtomic::new(Memory::new()), 1).unwrap();
         let event = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let descriptor = event.try_clone().unwrap().into_raw_fd();
-        // SAFETY: a descriptor of its own, which the clone has given up.
+        // SAFETY: the descriptor is owned here; the clone has given it up.
         vring.set_call(Some(unsafe { File::from_raw_fd(descriptor) }));
         let (done, waited) = std::sync::mpsc::channel();
         let held = vring.get_mut();

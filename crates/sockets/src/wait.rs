@@ -1,64 +1,67 @@
-//! How the thread of an engine waits for its sockets, and a channel's for its doorbells and its bell as well: by
-//! io_uring, where there is one, or by epoll. All by edge.
+//! Waiting for events: an engine's thread waits for its sockets, a channel's thread also for its doorbells and its
+//! bell. All waits are edge-triggered. They use io_uring where it is available, else epoll.
 //!
-//! Why not by epoll alone: a doorbell's eventfd is signalled by the vCPU thread, and epoll wakes its waiter with the
-//! epoll's own lock held (`fs/eventpoll.c`, `ep_poll_callback`). On a PREEMPT_RT host the waiter, who stands above the
-//! vCPU, preempts it at once, finds that lock taken, lends its priority, and two more changes of thread follow.
-//! io_uring's wake-up (`io_uring/poll.c`, `io_poll_wake`) leaves a note for the waiter and wakes it, and what the
-//! waiter does then takes no lock of the eventfd. And the note is the event: nobody has to ask an epoll for it.
+//! Why epoll is not enough: the vCPU thread signals a doorbell's eventfd, and epoll wakes its waiter while it holds the
+//! epoll's own lock (`fs/eventpoll.c`, `ep_poll_callback`). On a PREEMPT_RT host the waiter has a higher priority than
+//! the vCPU thread. So it preempts the vCPU thread at once, blocks on that lock, boosts the vCPU thread's priority, and
+//! two more context switches follow. io_uring's wake-up (`io_uring/poll.c`, `io_poll_wake`) queues task work for the
+//! waiter and wakes it; the waiter then takes no lock of the eventfd. The completion is the event, so no epoll_wait
+//! call is needed.
 //!
-//! A ring can do more than wait, past the system call filter. It is made before the filter, is restricted to polls and
-//! their end for good (IORING_REGISTER_RESTRICTIONS), and the filter lets no other be made. A poll keeps a socket open
-//! that is closed: until the wait after [`Wait::unwatch`], which ends the thread's turn.
+//! A ring could do more than wait, and the system call filter does not see its requests. So the ring is created before
+//! the filter is installed and permanently restricted to polls and their cancellation (IORING_REGISTER_RESTRICTIONS);
+//! the filter allows no further rings. A poll keeps a closed socket open until the wait after [`Wait::unwatch`], which
+//! is the end of the thread's turn.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, types};
+use ontime_tenants::remedy;
 
 use crate::abi::Errno;
 use crate::host;
 
-/// Doorbells, and the bell: numbers below.
+/// Number of doorbells including the bell: numbers below this.
 pub const DOORBELLS: usize = 9;
-/// Events that one wait gives at most.
+/// Most events per wait.
 const AT_ONCE: usize = 64;
-/// Requests that are queued for the kernel at most; then it is given them.
+/// Most requests queued before they are submitted to the kernel.
 const QUEUED: u32 = 32;
-/// Completions that the ring has room for. A poll for which there is none ends, and is armed again.
+/// Size of the completion queue. The kernel ends a poll whose completion does not fit; it is then armed again.
 const ROOM: u32 = 1024;
-/// Of a request whose answer says nothing.
+/// User data of requests whose completions are ignored.
 const NOBODY: u64 = u64::MAX;
 
-/// `io_uring_enter`: wait for completions; do not count the thread as one that waits for a disk (6.15).
+/// `io_uring_enter` flags: wait for completions; do not count the waiting thread as I/O wait (6.15).
 const GETEVENTS: u32 = 1;
 const NO_IOWAIT: u32 = 1 << 7;
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// The number it was waited for by.
+    /// The number under which the descriptor is watched.
     pub number: u16,
-    /// EPOLL* bits: what the wake-up was for. That is all there is to know of a datagram socket; a stream's may say
-    /// EPOLLPRI with every arrival (`sock_def_readable`).
+    /// EPOLL* bits of the wake-up. For a datagram socket they are complete. For a stream they may contain EPOLLPRI with
+    /// every arrival (`sock_def_readable`).
     pub ready: u32,
 }
 
-/// A ring that can do nothing but wait. The thread that enables it is the only one that may use it.
+/// An io_uring that can only poll. Only the thread that enables it may use it.
 pub struct Ring {
     uring: IoUring,
-    /// Entries that the kernel has not been given yet.
+    /// Entries that were not submitted yet.
     queued: u32,
     flags: u32,
 }
 
 impl Ring {
-    /// Made before the system call filter.
+    /// Must be called before the system call filter is installed.
     ///
     /// # Errors
-    /// The kernel's: EPERM where it is not allowed (`kernel.io_uring_disabled`, a container's filter), EINVAL before
-    /// 6.1, ENOSYS.
+    /// EPERM if io_uring is not allowed (`kernel.io_uring_disabled`, a container's filter), EINVAL before Linux 6.1,
+    /// ENOSYS.
     pub fn new() -> io::Result<Self> {
         let uring = IoUring::builder()
             .setup_r_disabled()
@@ -77,7 +80,7 @@ impl Ring {
         self.uring.submitter().register_enable_rings()
     }
 
-    /// Has the kernel tell each time that one of these happens. What is so already is told at once.
+    /// Arms a multishot poll. Events that are already ready are reported at once.
     fn arm(&mut self, fd: RawFd, events: u32, data: u64) -> io::Result<()> {
         let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
         self.push(&poll.user_data(data))
@@ -91,13 +94,13 @@ impl Ring {
         if self.queued == QUEUED {
             self.enter(0)?;
         }
-        // SAFETY: a poll has no memory that would have to outlive it.
+        // SAFETY: a poll request refers to no memory.
         unsafe { self.uring.submission().push(entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
         self.queued += 1;
         Ok(())
     }
 
-    /// Gives the kernel what is queued, and waits for `wanted` completions.
+    /// Submits the queued entries and waits for `wanted` completions.
     fn enter(&mut self, wanted: u32) -> io::Result<()> {
         // SAFETY: there is no argument, and no entry refers to memory.
         let taken = unsafe { self.uring.submitter().enter::<libc::sigset_t>(self.queued, wanted, self.flags, None) }?;
@@ -106,80 +109,84 @@ impl Ring {
     }
 }
 
-/// What a number stands for.
+/// The descriptor watched under a number.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// -1: nothing.
+    /// The descriptor; -1 for none.
     fd: RawFd,
-    /// EPOLL* bits that are waited for, by edge.
+    /// The watched EPOLL* bits, edge-triggered.
     events: u32,
-    /// How often the ring was told to wait here, or no longer: a completion of an earlier time says nothing.
+    /// How often this number was armed or disarmed. Completions from an earlier arming are ignored.
     armed: u32,
 }
 
-/// Nothing is waited for.
+/// No descriptor is watched.
 const NOTHING: Place = Place { fd: -1, events: 0, armed: 0 };
 
-/// See above.
+/// How one engine's thread waits.
 pub struct Wait {
     epoll: RawFd,
     ring: Option<Ring>,
-    /// By number. None where another waits.
+    /// By number. Empty if another thread waits ([`Wait::by`]).
     places: Box<[Place]>,
-    /// Waited for, and never read.
+    /// Doorbells: watched, never read.
     doorbells: [Option<OwnedFd>; DOORBELLS],
     ready: Box<[libc::epoll_event; AT_ONCE]>,
-    /// The epoll's, if it was made here.
+    /// The epoll, if it was created here.
     _own: Option<OwnedFd>,
 }
 
 impl Wait {
-    /// By this ring (see [`Ring::new`]); by epoll where there is none. Numbers are below `numbers`.
+    /// Waits by this ring (see [`Ring::new`]), or by epoll if there is none. Numbers are below `numbers`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The errno of epoll_create1(2).
     pub fn new(ring: Option<Ring>, numbers: usize) -> io::Result<Self> {
         // SAFETY: no memory is passed.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor that nothing else owns.
         let own = unsafe { OwnedFd::from_raw_fd(epoll) };
         let places = vec![NOTHING; numbers.max(DOORBELLS)].into();
         Ok(Self { ring, places, _own: Some(own), ..Self::by(epoll) })
     }
 
-    /// Of sockets that another waits for, by this epoll: for [`Self::watch`] and what undoes it only.
+    /// For sockets that another thread waits for with this epoll. Supports only [`Self::watch`] and its counterparts.
     pub fn by(epoll: RawFd) -> Self {
         let ready = Box::new([libc::epoll_event { events: 0, u64: 0 }; AT_ONCE]);
         Self { epoll, ring: None, places: Box::default(), doorbells: Default::default(), ready, _own: None }
     }
 
-    /// Makes the calling thread the one that waits.
+    /// Makes the calling thread the only one that may wait.
     pub fn begin(&mut self) {
         let enabled = self.ring.as_ref().map_or(Ok(()), Ring::enable);
         self.without_ring(enabled);
     }
 
-    /// Waits for this doorbell by this number, below [`DOORBELLS`], and no longer for the one before it. Rung already
-    /// is an event.
+    /// Watches this doorbell under this number, below [`DOORBELLS`], in place of the one before. A doorbell that was
+    /// rung before is an event at once.
     pub fn doorbell(&mut self, number: u16, fd: OwnedFd) {
         let raw = fd.as_raw_fd();
         let Some(place) = self.doorbells.get_mut(usize::from(number)) else { return };
-        // Open until it is no longer waited for: its number is not another's.
+        // The old doorbell stays open until it is unwatched, so that its descriptor number is not reused.
         if let Some(before) = place.replace(fd) {
             self.unwatch(number, before.as_raw_fd());
         }
         if let Err(error) = self.watch(number, raw, libc::EPOLLIN as u32) {
-            tracing::warn!(number, "waiting for a doorbell: {error}");
+            tracing::warn!(
+                number,
+                "the guest's calls on this doorbell are not heard: {error}; {}",
+                remedy(&io::Error::from_raw_os_error(error.0))
+            );
         }
     }
 
-    /// Waits for these events of a descriptor by this number. What is so already is an event.
+    /// Watches these events of a descriptor under this number. Events that are already ready are reported.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The errno of epoll_ctl(2).
     pub fn watch(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
         self.set(number, fd, events);
         if self.ring.is_none() {
@@ -189,10 +196,10 @@ impl Wait {
         Ok(())
     }
 
-    /// Waits for other events of a descriptor that [`Self::watch`] has. What is so already is an event.
+    /// Changes the events of a descriptor that [`Self::watch`] watches. Events that are already ready are reported.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The errno of epoll_ctl(2).
     pub fn change(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
         let before = self.set(number, fd, events);
         if self.ring.is_none() {
@@ -203,8 +210,8 @@ impl Wait {
         Ok(())
     }
 
-    /// No longer waits for a descriptor, and holds it open no longer than until the next wait. Not having waited is no
-    /// error.
+    /// Stops watching a descriptor. The kernel keeps it open until the next wait at most. A descriptor that is not
+    /// watched is no error.
     pub fn unwatch(&mut self, number: u16, fd: RawFd) {
         let before = self.set(number, -1, 0);
         if self.ring.is_none() {
@@ -213,14 +220,14 @@ impl Wait {
         self.call_off(number, before);
     }
 
-    /// Notes what is waited for by a number from now on, and gives what was.
+    /// Stores what is watched under a number and returns the previous entry.
     fn set(&mut self, number: u16, fd: RawFd, events: u32) -> Place {
         let Some(place) = self.places.get_mut(usize::from(number)) else { return NOTHING };
         let armed = place.armed.wrapping_add(1);
         std::mem::replace(place, Place { fd, events, armed })
     }
 
-    /// Has the ring wait here (again).
+    /// Arms the ring's poll for this number (again).
     fn arm(&mut self, number: u16) {
         let Some(Place { fd, events, armed }) = self.places.get(usize::from(number)).copied() else { return };
         let queued = self.ring.as_mut().filter(|_| fd >= 0).map(|ring| ring.arm(fd, events, user_data(number, armed)));
@@ -233,25 +240,29 @@ impl Wait {
         self.without_ring(queued.unwrap_or(Ok(())));
     }
 
-    /// Goes on by epoll where the ring failed: edges that are not told yet are told by it.
+    /// Continues with epoll after an error of the ring. epoll reports edges that the ring has not reported.
     fn without_ring(&mut self, result: io::Result<()>) {
         let Err(error) = result else { return };
-        tracing::warn!("waiting: {error}{}", if self.ring.is_some() { "; by epoll from now on" } else { "" });
+        let by = if self.ring.is_some() { "; by epoll from now on, nothing is to be done" } else { "; restart the VM" };
+        tracing::warn!("waiting for doorbells and sockets failed: {error}{by}");
         if self.ring.take().is_none() {
             return;
         }
         for (number, place) in self.places.iter().enumerate().filter(|(_, place)| place.fd >= 0) {
             if let Err(error) = host::watch(self.epoll, place.fd, number as u64, place.events) {
-                tracing::warn!(number, "waiting: {error}");
+                tracing::warn!(
+                    number,
+                    "this socket's readiness is not heard: {error}; {}",
+                    remedy(&io::Error::from_raw_os_error(error.0))
+                );
             }
         }
     }
 
-    /// Waits, and puts what happened into `events`, in place of what is there. Never allocates: [`Events`] has room for
-    /// all.
+    /// Waits and replaces the contents of `events`. Never allocates: [`Events`] has enough capacity.
     ///
     /// # Errors
-    /// The kernel's, where waiting is not possible at all.
+    /// The errno of epoll_wait(2), if no wait is possible.
     pub fn wait(&mut self, Events(events): &mut Events) -> io::Result<()> {
         events.clear();
         let Some(ring) = &mut self.ring else { return self.look(events) };
@@ -286,7 +297,7 @@ impl Wait {
         Ok(())
     }
 
-    /// Takes events from the epoll.
+    /// Waits with epoll.
     fn look(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         let (at, most) = (self.ready.as_mut_ptr(), AT_ONCE as i32);
         // SAFETY: room for `most` events.
@@ -301,7 +312,7 @@ impl Wait {
     }
 }
 
-/// Room for what one wait gives.
+/// Room for the events of one wait.
 pub struct Events(Vec<Event>);
 
 impl Default for Events {
@@ -318,7 +329,7 @@ impl std::ops::Deref for Events {
     }
 }
 
-/// The number in the lowest 16 bits.
+/// The number is in the lowest 16 bits.
 fn user_data(number: u16, armed: u32) -> u64 {
     u64::from(number) | u64::from(armed) << 32
 }
@@ -337,7 +348,7 @@ mod tests {
     const NUMBERS: usize = 1000;
     const READING: u32 = libc::EPOLLIN as u32;
 
-    /// By epoll, and by a ring where this machine lets one be made.
+    /// One wait by epoll, and one by a ring if this machine allows it.
     fn ways() -> Vec<Wait> {
         let ring = Ring::new().inspect_err(|error| println!("SKIPPED: no io_uring: {error}")).ok();
         let rings = ring.map(|ring| Wait::new(Some(ring), NUMBERS).unwrap());
@@ -348,13 +359,13 @@ mod tests {
 
     fn doorbell(wait: &mut Wait, number: u16) -> EventFd {
         let event = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        // SAFETY: the event has it open.
+        // SAFETY: the event keeps the descriptor open.
         let copy = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }.try_clone_to_owned();
         wait.doorbell(number, copy.unwrap());
         event
     }
 
-    /// The numbers of the next events, of which there must be some.
+    /// The numbers of the next events; at least one must arrive.
     fn next(wait: &mut Wait) -> Vec<u16> {
         let mut events = Events::default();
         while events.is_empty() {
@@ -370,7 +381,7 @@ mod tests {
             let (socket, client) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
             wait.watch(17, socket.as_raw_fd(), READING).unwrap();
             for _ in 0..300 {
-                // Never read.
+                // The counter is never read.
                 call.write(1).unwrap();
                 assert_eq!(next(&mut wait), [0]);
                 bell.write(1).unwrap();
@@ -397,7 +408,7 @@ mod tests {
             before.write(1).unwrap();
             assert_eq!(next(&mut wait), [0]);
             let after = doorbell(&mut wait, 0);
-            // Rung before it is waited for.
+            // Rung before it is watched.
             after.write(1).unwrap();
             assert_eq!(next(&mut wait), [0]);
             let bell = doorbell(&mut wait, 8);
@@ -425,7 +436,7 @@ mod tests {
         }
     }
 
-    /// The kernel ends a poll for many occasions where its queue of completions is full.
+    /// The kernel ends a multishot poll if many events arrive while its completion queue is full.
     #[test]
     fn a_poll_that_ended_is_armed_again() {
         for mut wait in ways().into_iter().filter(|wait| wait.ring.is_some()) {

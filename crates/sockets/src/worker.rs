@@ -1,5 +1,5 @@
-//! The worker: everything that can block. It owns the sockets of channel 0, opens and closes all, and runs on main's
-//! queues at normal priority.
+//! The worker: executes all calls that can block. It owns the sockets of channel 0 and opens and closes the sockets of
+//! all channels. It runs on main's queues at normal priority.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use ontime_tenants::Repeats;
 use vm_memory::GuestMemoryAtomic;
 
 use crate::abi::*;
@@ -27,7 +28,7 @@ use crate::table::{NOBODY, Socket, place};
 use crate::vring::Vring;
 use crate::wait::Wait;
 
-/// What to do once a channel has let go of a socket.
+/// What to do after a channel has released a socket.
 enum After {
     Close {
         abort: bool,
@@ -35,7 +36,7 @@ enum After {
     Move {
         channel: u32,
     },
-    /// The channel has forgotten all: its sockets are closed.
+    /// The channel has released all its sockets: close them.
     Forget {
         channel: u32,
     },
@@ -44,11 +45,11 @@ enum After {
 struct Ticket {
     after: After,
     index: u32,
-    /// To be answered; none if the guest's driver was reset meanwhile.
+    /// The call to answer. None if the guest's driver was reset in the meantime.
     call: Option<Box<Call>>,
 }
 
-/// See above.
+/// The worker; see the module's comment.
 pub struct Worker {
     engine: Engine,
     epoll: RawFd,
@@ -56,25 +57,27 @@ pub struct Worker {
     asked: Option<Receiver<Ask>>,
     tickets: Vec<Option<Ticket>>,
     value: Vec<u8>,
-    /// Listeners and their backlogs.
+    /// Listeners and their granted backlogs: (socket id, connections).
     backlogs: Vec<(u32, u32)>,
-    /// Changes of multicast groups.
+    /// Rate limit for changes of multicast groups.
     groups: Bucket,
     refused: u64,
     said: Option<Instant>,
+    /// For other log lines that the guest causes.
+    repeats: Repeats,
 }
 
 /// Refusals are logged at most this often.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl Worker {
-    /// Of a VM.
+    /// The worker of a VM.
     pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
         let (channels, asked) = shared.mail.take_worker().map(|ends| (ends.channels, ends.asked)).unzip();
         Self {
             orders: Orders::new(channels.unwrap_or_default()),
             asked,
-            // Until `attach`.
+            // Replaced in `attach`.
             engine: Engine::new(shared, 0, memory, Wait::by(-1)),
             epoll: -1,
             tickets: Vec::new(),
@@ -83,13 +86,14 @@ impl Worker {
             groups: Bucket::default(),
             refused: 0,
             said: None,
+            repeats: Repeats::default(),
         }
     }
 
-    /// Waits by this epoll from now on.
+    /// Uses this epoll from now on.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The errno of epoll_ctl(2).
     pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
         self.engine.wait = Wait::by(epoll);
         self.epoll = epoll;
@@ -100,7 +104,7 @@ impl Worker {
         &self.engine.shared
     }
 
-    /// The thread's reaction to an event, as [`Engine::handle`].
+    /// Handles an event, as [`Engine::handle`] does.
     pub fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
         let Some([calls, events]) = vrings.first_chunk() else { return };
         let guard = self.engine.memory();
@@ -120,15 +124,14 @@ impl Worker {
                 Ok(request) => self.run(memory, calls, call, request),
                 Err(error) => self.engine.malformed(memory, calls, call, error),
             }
-            // A call may have waited for a token: whoever asks what sockets there are has an answer in time all the
-            // same.
+            // The call may have slept for a token. Status requests must still be answered in time.
             self.mail(memory, calls);
         }
         self.engine.finish(memory, vrings);
         self.say_refusals();
     }
 
-    /// Logs what was refused, the channels' refusals too: here, because this thread may take its time.
+    /// Logs refused calls, those of the channels included: this thread has no deadline.
     fn say_refusals(&mut self) {
         let shared = &self.engine.shared;
         let refused = status::refusals(shared);
@@ -137,10 +140,11 @@ impl Worker {
         }
         self.refused = refused;
         self.said = Some(Instant::now());
-        tracing::warn!(vm = shared.name, counts = ?status::counters(shared), "calls were refused");
+        tracing::warn!(vm = shared.name, counts = ?status::counters(shared), "calls of the guest were refused; if it \
+            is to make them, allow them in its table [vm.{}] of sockets.toml", shared.name);
     }
 
-    /// The guest's driver was reset: none of its sockets is left.
+    /// The guest's driver was reset: closes all its sockets.
     fn reset(&mut self) {
         self.engine.forget();
         for ticket in self.tickets.iter_mut().flatten() {
@@ -153,10 +157,11 @@ impl Worker {
             let _ = self.ticket(After::Forget { channel }, 0, None, channel, |ticket| Order::Forget { ticket });
         }
         self.close_ownerless();
-        tracing::info!(vm = self.shared().name, "the guest's driver was set up anew: its sockets are closed");
+        let vm = &self.engine.shared.name;
+        self.repeats.info(&format!("VM {vm}: the guest's driver was set up again, so its sockets are closed"));
     }
 
-    /// What a channel was not told yet is of no use after a reset: it is to forget everything.
+    /// Withdraws orders that were not sent to a channel yet. After a reset the channel releases all its sockets anyway.
     fn withdraw(&mut self, channel: u32) {
         for order in self.orders.withdraw(channel) {
             match order {
@@ -169,7 +174,7 @@ impl Worker {
         }
     }
 
-    /// Closes what belongs to nobody and is not being handed over.
+    /// Closes sockets that have no owner and are not being moved.
     fn close_ownerless(&self) {
         for socket in self.shared().table.iter().filter(|socket| socket.owner == NOBODY) {
             if !self.in_transit(socket.index) {
@@ -183,7 +188,7 @@ impl Worker {
         self.tickets.iter().flatten().any(moves)
     }
 
-    /// Sends a message that will be answered by ticket. Gives the call back where it cannot be.
+    /// Sends an order whose answer carries a ticket. Returns the call if the order cannot be sent.
     fn ticket(
         &mut self,
         after: After,
@@ -204,7 +209,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What the other threads told.
+    /// Processes messages from the other threads.
     fn mail(&mut self, memory: &Memory, calls: &Vring) {
         while let Some(Released { ticket, result }) = self.orders.released() {
             let Some(ticket) = self.tickets.get_mut(ticket as usize).and_then(Option::take) else { continue };
@@ -215,15 +220,15 @@ impl Worker {
         }
         self.orders.flush(&self.engine.shared.mail);
         while let Some(Ok(answer)) = self.asked.as_ref().map(Receiver::try_recv) {
-            // The one who asked may be gone.
+            // The requester may have given up.
             drop(answer.try_send(self.sockets()));
         }
     }
 
-    /// Tells a channel.
+    /// Sends an order to a channel.
     ///
     /// # Errors
-    /// EINVAL where there is none such.
+    /// EINVAL if the channel does not exist.
     fn order(&mut self, channel: u32, order: Order) -> Result<(), Errno> {
         self.orders.send(&self.engine.shared.mail, channel, order)
     }
@@ -234,7 +239,7 @@ impl Worker {
                 self.close(ticket.index, abort);
                 Ok(())
             }
-            // The driver that asked was reset: nobody wants the socket any more.
+            // The driver that requested the move was reset: the socket is not needed any more.
             After::Move { .. } if ticket.call.is_none() => {
                 self.close(ticket.index, false);
                 Ok(())
@@ -248,7 +253,7 @@ impl Worker {
         }
     }
 
-    /// Gives a socket nobody owns to a channel.
+    /// Gives a socket without an owner to a channel.
     fn give(&mut self, index: u32, channel: u32) -> Result<(), Errno> {
         if channel == 0 {
             return self.engine.adopt(index);
@@ -261,7 +266,7 @@ impl Worker {
         let shared = self.shared();
         let Some(socket) = shared.table.at(index) else { return };
         let Some(fd) = shared.table.take(index) else { return };
-        // Most connections leave nothing behind: the guest has its descriptor back at once.
+        // Most closed connections leave no data behind, so the guest gets its descriptor back at once.
         let lives = || closing::leaves_an_orphan(host::tcp_state(fd)) && host::unread(fd) == 0;
         if abort || socket.protocol == Protocol::Udp {
             if abort {
@@ -285,7 +290,8 @@ impl Worker {
             }
         }
         if let Request::Socket { family, protocol, channel } = request {
-            // A channel may have closed what is still to be let go of: its next order is about that.
+            // A channel may have closed a socket that still has a release pending: that order would apply to the new
+            // socket.
             let free = if self.in_transit(place(call.words.sock)) { Err(Errno(libc::EBUSY)) } else { Ok(()) };
             let made = free.and_then(|()| self.shared().table.claim(call.words.sock)).and_then(|index| {
                 let made = self.open(family, protocol).inspect_err(|_| self.shared().table.unclaim(index))?;
@@ -309,7 +315,7 @@ impl Worker {
             }
             _ => {}
         }
-        // Its channel may close it: not meanwhile, and maybe it has.
+        // The owning channel must not close the socket during the call. It may have closed it already.
         let shared = self.engine.shared.clone();
         let (socket, _held) = match shared.table.held(socket.id) {
             Ok(held) => held,
@@ -328,14 +334,14 @@ impl Worker {
         if ours {
             self.engine.look(&socket);
         } else if matches!(request, Request::Listen { .. } | Request::Connect(_) | Request::Bind(_)) {
-            // A socket that nobody owns is looked at by its next owner.
+            // A socket without an owner is examined when its next owner adopts it.
             let _ = self.order(socket.owner, Order::Look { index: socket.index });
         }
         let reply = reply.unwrap_or_else(Reply::from);
         self.engine.complete(memory, calls, call, &reply, ours.then_some(socket.index));
     }
 
-    /// A new host socket. Connections that a listener accepts have its buffers' sizes.
+    /// Opens a host socket with the configured buffer sizes. Connections accepted from a listener inherit them.
     fn open(&self, family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
         let fd = host::socket(family, protocol)?;
         if let Some(size) = self.shared().vm.policy.limits.fixed_buffer() {
@@ -346,7 +352,7 @@ impl Worker {
         Ok(fd)
     }
 
-    /// CLOSE and CHANNEL: the owner lets go first.
+    /// CLOSE and CHANNEL: the owner releases the socket first.
     fn let_go(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, socket: &Socket, after: After) {
         let force = matches!(after, After::Close { .. });
         let index = socket.index;
@@ -391,33 +397,33 @@ impl Worker {
 
     fn listen(&mut self, socket: &Socket, backlog: i32) -> Result<Reply, Errno> {
         if !socket.bound && socket.protocol == Protocol::Tcp {
-            // The kernel would choose a port by itself.
+            // listen(2) on an unbound socket makes the kernel choose a port.
             self.may_bind(socket, (Ipv4Addr::UNSPECIFIED, 0).into())?;
         }
         self.shared().table.set_more(socket.index);
-        let granted = self.grant(socket, backlog);
-        if let Err(error) = host::listen(socket.fd, granted) {
-            self.backlogs.pop();
-            return Err(error);
-        }
+        let [before, granted] = self.grant(socket, backlog);
+        host::listen(socket.fd, granted as i32)?;
+        // Connections that are queued already stay queued if the backlog becomes smaller.
+        self.backlogs.retain(|(id, _)| *id != socket.id);
+        self.backlogs.push((socket.id, granted.max(before)));
         self.shared().table.set_bound(socket.index);
         Ok(Reply::done().named(self.local_name(socket)))
     }
 
-    /// The backlog that a listener gets. Connections that are not accepted yet are sockets of the host as well: all
-    /// listeners together may queue about as many as the VM may have sockets, and none gets more than half of what is
-    /// left.
-    fn grant(&mut self, socket: &Socket, backlog: i32) -> i32 {
+    /// The backlog that a listener had and the one that it gets. Connections in a backlog also use host sockets. All
+    /// listeners together may queue about as many connections as the VM may have sockets, and no listener gets more
+    /// than half of the rest.
+    fn grant(&mut self, socket: &Socket, backlog: i32) -> [u32; 2] {
         let shared = self.engine.shared.clone();
         let listens = |id: u32| shared.table.find(id).is_ok_and(|of| host::tcp_state(of.fd) == host::tcp::LISTEN);
-        self.backlogs.retain(|(id, _)| *id != socket.id && listens(*id));
+        self.backlogs.retain(|(id, _)| listens(*id));
+        let own = self.backlogs.iter().find(|(id, _)| *id == socket.id);
+        let before = own.map_or(0, |(_, granted)| *granted);
         let limits = shared.vm.policy.limits;
-        let taken: u32 = self.backlogs.iter().map(|(_, granted)| *granted).sum();
+        let taken = self.backlogs.iter().map(|(_, granted)| *granted).sum::<u32>() - before;
         let fair = (limits.sockets.saturating_sub(taken) / 2).max(1);
-        // The kernel takes a negative backlog for a huge one.
-        let granted = (backlog as u32).min(limits.backlog as u32).min(fair);
-        self.backlogs.push((socket.id, granted));
-        granted as i32
+        // As an unsigned number, a negative backlog is very large, as it is for the kernel.
+        [before, (backlog as u32).min(limits.backlog as u32).min(fair)]
     }
 
     fn connect(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
@@ -456,7 +462,7 @@ impl Worker {
             Access::Get => return Err(Errno(libc::ENOPROTOOPT)),
             Access::Both => {}
             Access::Buffer => {
-                // The kernel refuses a short one, and takes a negative size for a huge one.
+                // The kernel refuses a value of fewer than 4 bytes and takes a negative size as a very large one.
                 if let Some(wanted) = value.first_chunk_mut::<4>() {
                     *wanted =
                         u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.largest_buffer() as u32).to_ne_bytes();
@@ -473,15 +479,14 @@ impl Worker {
                 }
             }
             Access::Group(group) | Access::Filter(group) => {
-                // The kernel refuses what is too short to name one.
+                // The kernel refuses a value that is too short to contain a group.
                 if value.len() >= group.shortest() {
                     let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
                     shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
                 }
-                // To join and to leave takes the kernel's `rtnl`, which is one for the host, and has NICs set their
-                // filters.
+                // Joining and leaving a group takes the host-wide `rtnl` lock and updates the NICs' receive filters.
                 self.groups.wait();
-                // A close that leaves groups waits for the kernel's `rtnl`.
+                // Closing a socket that is a member of a group waits for `rtnl`.
                 shared.table.set_more(socket.index);
             }
         }
@@ -497,9 +502,10 @@ impl Worker {
         level: i32,
         name: i32,
     ) -> Result<Reply, Errno> {
-        match self.access(level, name)? {
+        let access = self.access(level, name)?;
+        match access {
             Access::Group(_) => return Err(Errno(libc::ENOPROTOOPT)),
-            // Reading a filter takes the kernel's `rtnl`, too (`getsockopt_needs_rtnl`).
+            // Reading a source filter takes `rtnl`, too (`getsockopt_needs_rtnl`).
             Access::Filter(_) => self.groups.wait(),
             _ => {}
         }
@@ -508,6 +514,9 @@ impl Worker {
         value.fill(0);
         let given = value.get_mut(..call.parts.data).ok_or(Errno(libc::EINVAL))?;
         call.buffers.readable.read(memory, call.data_at(), given)?;
+        if let Access::Filter(group) = access {
+            group.limit_sources(value)?;
+        }
         let len = host::get_option(socket.fd, level, name, value)?;
         call.buffers.writable.write(memory, call.room_at(), value.get(..len).unwrap_or_default())?;
         Ok(Reply { data: len, ..Reply::number(Ok(len as u32)) })
@@ -522,7 +531,7 @@ impl Worker {
     fn sockets(&self) -> Vec<SocketStatus> {
         let table = &self.shared().table;
         let status = |index| {
-            // Held before it is looked at: one that its channel closes is left out.
+            // Hold the socket before the lookup: a socket that its channel is closing is skipped.
             let _held = table.hold(index)?;
             Some(SocketStatus::of(&table.at(index)?, &self.shared().vm.policy))
         };
@@ -530,7 +539,7 @@ impl Worker {
     }
 }
 
-/// The multicast group an option's value names.
+/// The multicast group in an option's value.
 fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
     match group {
         Group::V4First => Some(IpAddr::V4(Ipv4Addr::from(*value.first_chunk::<4>()?))),
@@ -556,7 +565,7 @@ mod tests {
     use crate::config::Vm;
     use crate::mail::ROOM;
 
-    /// A channel's thread that does not run for a while gets all its sockets when it does.
+    /// A channel whose thread did not run for a while still gets all its sockets.
     #[test]
     fn no_socket_is_lost_to_a_channel_that_is_kept_from_running() {
         let shared = Arc::new(Shared::new("a", Vm { channels: 1, ..Vm::default() }, 1, None).unwrap());
@@ -575,8 +584,8 @@ mod tests {
             worker.orders.flush(&shared.mail);
         }
         assert_eq!(adopted, (0..all).collect::<Vec<_>>());
-        // The guest boots anew while the thread does not run: what it does not know of is closed at once, and the rest
-        // when it has let go.
+        // The guest reboots while the channel's thread does not run. Sockets whose order was not sent are closed at
+        // once, the others after the channel has released them.
         for index in 0..all {
             worker.order(1, Order::Adopt { index }).unwrap();
         }
@@ -590,8 +599,7 @@ mod tests {
         assert_eq!(forgets.filter(|order| matches!(order, Order::Forget { .. })).count(), 1);
     }
 
-    /// A worker and two channels, all on the test's thread, and a ring that never runs: answers are held back, in their
-    /// order.
+    /// A worker and two channels, all on the test's thread, with a ring that never runs. Answers are kept in order.
     struct Bench {
         shared: Arc<Shared>,
         worker: Worker,
@@ -646,7 +654,7 @@ mod tests {
 
     const CLOSE: Request = Request::Close { abort: false };
 
-    /// The kernel would look for the module of a family that it does not have, with each socket.
+    /// For each socket of a missing address family, the kernel would try to load its module.
     #[test]
     fn a_host_without_ipv6_is_not_asked_for_it() {
         let mut bench = Bench::without_ipv6();
@@ -666,7 +674,7 @@ mod tests {
         assert_eq!(bench.shared.table.open(), 0);
     }
 
-    /// The guest closes a connection by main and by its channel, which is the first to do it.
+    /// The guest closes one connection through main and through its channel; either may come first.
     #[test]
     fn who_comes_to_a_closed_sockets_place_stays() {
         let mut bench = Bench::new();
@@ -674,7 +682,7 @@ mod tests {
             let socket = bench.accepted(7, 1);
             bench.call(7, CLOSE);
             bench.channels[0].close(&Memory::new(), &bench.ring, &socket, false).unwrap();
-            // Not by the worker, as long as it means the one before.
+            // The worker must not close it while its order refers to the earlier socket.
             bench.call(again, Request::Socket { family: Family::V4, protocol: Protocol::Udp, channel: 1 });
             let next = bench.accepted(again, 2);
             assert_eq!(bench.answers(), [Err(Errno(libc::EBUSY)), Err(Errno(libc::EBADF))]);

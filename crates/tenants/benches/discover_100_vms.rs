@@ -1,4 +1,4 @@
-//! `discover` on a host of 100 VMs (half libvirt's, half plain QEMU) with 8 threads and 30 open files each, 200 other
+//! `discover` on a host with 100 VMs (half libvirt's, half plain QEMU) with 8 threads and 30 open files each, 200 other
 //! processes, 50 of them in containers, and 300 kernel threads.
 
 #![allow(missing_docs)] // criterion's macros make public functions without any
@@ -19,7 +19,7 @@ fn host() -> common::Host {
             continue;
         }
         host.vm(pid, &name, &format!(r"/machine.slice/machine-qemu\x2d{n}\x2dvm{n}.scope/libvirt/emulator"));
-        // About the size of a live status file.
+        // About as large as a live status file.
         let devices: String = (0..60)
             .map(|d| {
                 format!(

@@ -1,6 +1,6 @@
-//! `discover` on this host without and with 100 processes of an ordinary user that call themselves VMs: 19,900
-//! descriptors, 200 threads and a command line of 100 KiB each. Needs root, to make them another user's. What a look
-//! takes is what they delay placing a new RT VM by.
+//! `discover` on this host without and with 100 processes of an ordinary user that look like VMs and have 19,900
+//! descriptors, 200 threads and a command line of 100 KiB each. Needs root to run them as another user. The time of a
+//! discovery is the time by which they delay the placement of a new RT VM.
 
 #![allow(missing_docs)] // criterion's macros make public functions without any
 
@@ -19,7 +19,7 @@ const THREADS: usize = 200;
 const USER: u32 = 65_533;
 const HOSTILE: &str = "ONTIME_BENCH_HOSTILE";
 
-/// What each of them does: opens descriptors, makes threads, and waits for its end.
+/// What each process does: opens descriptors, creates threads, and waits for its end.
 fn be_hostile() -> io::Result<()> {
     let _open = (0..DESCRIPTORS).map(|_| rustix::io::dup(io::stdin())).collect::<Result<Vec<_>, _>>()?;
     for _ in 0..THREADS {
@@ -30,7 +30,7 @@ fn be_hostile() -> io::Result<()> {
     io::stdin().read(&mut [0]).map(|_| ())
 }
 
-/// Ended with it.
+/// The hostile process; ends when this is dropped.
 struct Hostile(Child);
 
 impl Hostile {
@@ -61,7 +61,7 @@ fn hostile_host(directory: &Path) -> io::Result<Vec<Hostile>> {
     (0..PROCESSES).map(|_| Hostile::start(&program)).collect()
 }
 
-/// CPU time of this thread, so that the figure does not depend on what else runs.
+/// CPU time of this thread, so that the machine's load does not affect the figure.
 fn cpu_time<T>(looks: u64, look: impl Fn() -> T) -> Duration {
     let now = || {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

@@ -1,9 +1,9 @@
-//! How much of one look at the host other people's processes may cost.
+//! Limits on the time that one discovery pass spends on other users' processes.
 //!
-//! A process decides how many descriptors and threads it has, and how long its command line is. What is read of those
-//! is limited for each process, and for bulk tenants of one user or in one container together ([`Account`]), and for
-//! all of them together. A small tenant is read whole also when the last limit is used up ([`Limits::least`]). What was
-//! not read is counted, and reported once for each account.
+//! A process decides how many descriptors and threads it has and how long its command line is. The amount that is read
+//! is limited per process, per account (bulk tenants of one user or in one container, [`Account`]), and for all
+//! accounts together. A small tenant is still read completely when the last limit is used up ([`Limits::least`]). Parts
+//! that were not read are counted and reported once per account.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use crate::text::counted;
 
-/// What is read of a process in numbers that it decides.
+/// Kinds of data whose amount a process decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
-    /// Processes that may be VMs: of what is beyond these, nothing is read.
+    /// Processes that may be VMs. Beyond the limit, nothing of a process is read.
     Processes,
-    /// Open descriptors, looked at for virtual NICs and KVM's.
+    /// Open descriptors, searched for virtual NICs and KVM's files.
     Descriptors,
     /// Threads.
     Threads,
-    /// Bytes of its command line.
+    /// Command line, bytes.
     CommandLine,
     /// Interfaces in its network namespace.
     Links,
@@ -39,23 +39,24 @@ impl fmt::Display for Item {
     }
 }
 
-/// Limits of an item in one look.
+/// Limits of an item in one pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// For one process, whoever's it is.
+    /// For one process, of any user.
     pub(crate) process: usize,
     /// For all processes of an account.
     pub(crate) account: usize,
     /// For all accounts.
     pub(crate) all: usize,
-    /// What a process is read of in any case.
+    /// Read of each process even if the other limits are used up.
     pub(crate) least: usize,
 }
 
-/// A QEMU with 256 vCPUs and as many queues has some 2,000 descriptors and 600 threads; its command line has 20 KiB.
+/// For comparison: a QEMU with 256 vCPUs and as many queues has about 2,000 descriptors, 600 threads and 20 KiB of
+/// command line.
 pub(crate) const fn limits(item: Item) -> Limits {
     match item {
-        // Nothing that other accounts use up: a tenant that is not read at all is none.
+        // Other accounts cannot use this up: a VM whose process is not read would not be a tenant.
         Item::Processes => Limits { process: 1, account: 1024, all: usize::MAX, least: 0 },
         Item::Descriptors => Limits { process: 4096, account: 1024, all: 16_384, least: 64 },
         Item::Threads => Limits { process: 4096, account: 1024, all: 16_384, least: 32 },
@@ -64,14 +65,14 @@ pub(crate) const fn limits(item: Item) -> Limits {
     }
 }
 
-/// Whom reading is charged to.
+/// The account that the reading is charged to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Account {
-    /// The system's and RT tenants, which the administrator chose: only the limits for one process hold.
+    /// The system and RT tenants, which the administrator chose: only the limits per process apply.
     System,
     /// A user's processes.
     User(u32),
-    /// What is in a container, whichever users it has: its cgroup.
+    /// The processes in a container (its cgroup), of all its users.
     Container(String),
 }
 
@@ -85,7 +86,7 @@ impl fmt::Display for Account {
     }
 }
 
-/// How long reading the items of each account took. It differs from look to look, so it is no part of a comparison.
+/// Time spent on each account. It differs in every pass and is ignored in comparisons.
 #[derive(Debug, Clone, Default)]
 pub struct Costs(pub BTreeMap<Account, Duration>);
 
@@ -95,7 +96,7 @@ impl PartialEq for Costs {
     }
 }
 
-/// What one look has read so far.
+/// What the current pass has read so far.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     costs: Costs,
@@ -107,7 +108,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// How much of an item may be read of the next process. The time until the charge for it is the account's.
+    /// How much of an item may be read of the next process. The time until [`Self::charge`] counts for the account.
     pub(crate) fn allowed(&self, account: &Account, item: Item) -> usize {
         self.since.set(Some(Instant::now()));
         let limits = limits(item);
@@ -120,14 +121,14 @@ impl Budget {
         left.max(limits.least).min(limits.process)
     }
 
-    /// Whether a process is read that may be a VM.
+    /// Whether a process that may be a VM is read.
     pub(crate) fn admits(&mut self, account: &Account) -> bool {
         let admitted = self.allowed(account, Item::Processes);
         self.charge(account, Item::Processes, admitted, admitted > 0);
         admitted > 0
     }
 
-    /// So much of an item was read of a process, and that was all of it or not.
+    /// Records that `count` units of an item were read of a process; `whole`: that was everything.
     pub(crate) fn charge(&mut self, account: &Account, item: Item, count: usize, whole: bool) {
         if let Some(since) = self.since.take() {
             *self.costs.0.entry(account.clone()).or_default() += since.elapsed();
@@ -141,12 +142,12 @@ impl Budget {
         }
     }
 
-    /// What each account cost.
+    /// Takes the time spent per account.
     pub(crate) fn costs(&mut self) -> Costs {
         std::mem::take(&mut self.costs)
     }
 
-    /// What was not read whole: a sentence for each account.
+    /// For each account, a text that lists what was not read completely.
     pub(crate) fn unread(&self) -> impl Iterator<Item = (&Account, String)> {
         self.cut.iter().map(|(account, items)| {
             let told = |(item, processes): (&Item, &usize)| format!("{item} of {}", counted(*processes, "process"));
@@ -160,7 +161,7 @@ impl Budget {
 mod tests {
     use super::*;
 
-    /// Reads processes that each have `has` of an item; gives how much was read of all.
+    /// Reads processes that each have `has` units of an item; returns the total that was read.
     fn read(budget: &mut Budget, account: &Account, item: Item, processes: usize, has: usize) -> usize {
         let mut total = 0;
         for _ in 0..processes {
@@ -216,7 +217,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(wait));
             budget.charge(account, Item::Threads, 1, true);
         }
-        // Not allowed before, it has taken no time.
+        // Not allowed before, so no time is charged.
         budget.charge(&Account::System, Item::Threads, 1, true);
         let Costs(costs) = budget.costs();
         assert!(costs.keys().eq([&user, &container]) && costs[&user] >= Duration::from_millis(4), "{costs:?}");

@@ -1,4 +1,4 @@
-//! Classes, and the one priority table of the system.
+//! Classes and the priority table of the system.
 //!
 //! Source: Access'18, Table 2 (IRQ 50, vNIC 48, vCPU 47), extended by a NAPI place, an entitled-vCPU place and levels.
 
@@ -31,7 +31,8 @@ impl<'de> Deserialize<'de> for Level {
 }
 
 impl Level {
-    /// The least urgent level. Five priorities a level, from a base of 50, keep level 8 above ktimers and ksoftirqd.
+    /// The least urgent level. With five priorities per level and a base of 50, level 8 is still above ktimers and
+    /// ksoftirqd.
     pub const MAX: u8 = 8;
     /// The most urgent level.
     pub const HIGHEST: Level = Level(0);
@@ -68,13 +69,13 @@ impl From<Level> for u8 {
     }
 }
 
-/// How urgent a tenant, a NIC or a queue is.
+/// The urgency of a tenant, a NIC or a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Answers on time, every time: SCHED_FIFO by level.
+    /// Latency matters: SCHED_FIFO by level.
     Rt(Level),
-    /// Keeps its throughput: SCHED_OTHER.
+    /// Throughput matters: SCHED_OTHER.
     Bulk,
 }
 
@@ -87,7 +88,7 @@ impl fmt::Display for Class {
     }
 }
 
-/// The place of a thread on the path of a request.
+/// The role of a thread on the path of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -99,13 +100,13 @@ pub enum Role {
     Vnic,
     /// A vCPU thread in its planned slice, and every vCPU thread while no planner runs.
     VcpuPlanned,
-    /// A vCPU thread entitled to run, outside its planned slice.
+    /// A vCPU thread that has reserved time left, outside its planned slice.
     VcpuEntitled,
     /// A VM monitor's main thread.
     Vmm,
 }
 
-/// A thread's scheduling policy as `sched_setattr(2)` knows it.
+/// A thread's scheduling policy as in `sched_setattr(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
@@ -125,9 +126,9 @@ pub enum Policy {
     Fifo(u8),
     /// SCHED_RR, 1 to 99.
     Rr(u8),
-    /// SCHED_DEADLINE; all in nanoseconds.
+    /// SCHED_DEADLINE; all values in ns.
     Deadline {
-        /// Runtime a period, ns.
+        /// Runtime per period, ns.
         runtime: u64,
         /// Relative deadline, ns.
         deadline: u64,
@@ -142,11 +143,11 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// What a bulk thread runs at.
+    /// The policy of bulk threads.
     pub const BULK: Policy = Policy::Other { nice: 0 };
-    /// Where interrupt and NAPI threads of bulk NICs run: still below every RT thread, but ahead of the bulk tenants'
-    /// own threads, as softirqs are where nothing is threaded. Level with them, a NIC's ring overflows while they use
-    /// up their slices.
+    /// The policy of interrupt and NAPI threads of bulk NICs: below every RT thread, but ahead of the bulk tenants' own
+    /// threads, as softirqs are without threaded interrupts. At equal nice values, a NIC's ring overflows while bulk
+    /// threads use up their slices.
     pub const BULK_DRIVER: Policy = Policy::Other { nice: -20 };
 }
 
@@ -165,40 +166,40 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The one priority table: every thread that touches an RT request has its place here.
+/// The priority table: it gives every thread on the path of an RT request its priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PriorityTable {
     base: u8,
 }
 
 impl PriorityTable {
-    /// Priorities a level takes: IRQ, NAPI, vNIC, planned and entitled vCPU.
+    /// Priorities per level: IRQ, NAPI, vNIC, planned and entitled vCPU.
     pub const STEP: u8 = 5;
     /// The lowest base that keeps the last level's vCPUs above `rcuc` (4).
     pub const BASE_MIN: u8 = 4 + Self::STEP * (Level::MAX + 1);
     /// The highest base that leaves room for the daemon's cap watcher above it.
     pub const BASE_MAX: u8 = 90;
-    /// `ktimers` and `ksoftirqd`, as tuned's realtime profiles place them.
+    /// `ktimers` and `ksoftirqd`, with the priority that tuned's realtime profiles use.
     pub const KTIMERS: Policy = Policy::Fifo(2);
-    /// A polling thread: below all of these, so that they and every vCPU go on.
+    /// A polling thread: below all priorities here, so that these threads and every vCPU can run.
     pub const POLLER: Policy = Policy::Fifo(1);
-    /// vhost of a bulk tenant that sends by a transmit queue which RT tenants use too (method `vatc`): below all of
-    /// these, ahead of every thread without real-time priority.
+    /// vhost thread of a bulk tenant that sends through a transmit queue that RT tenants also use (method `vatc`):
+    /// below all other RT threads here, ahead of every thread without real-time priority.
     pub const SHARED_SENDER: Policy = Policy::Fifo(1);
-    /// Interrupt and NAPI threads that do nothing but free what such a queue has sent (method `vatc`): ahead of its
-    /// bulk senders, who fill the queue, and below every thread of an RT path, which it would interrupt for bulk
+    /// Interrupt and NAPI threads that only free the sent packets of such a queue (method `vatc`): ahead of the queue's
+    /// bulk senders, which fill it, and below every thread of an RT path, which they would otherwise interrupt for bulk
     /// packets.
     pub const SHARED_COMPLETIONS: Policy = Policy::Fifo(2);
-    /// Main threads of RT VMs' monitors, of every level: ahead of every thread without real-time priority, below every
+    /// Main threads of RT VMs' monitors, for all levels: ahead of every thread without real-time priority, below every
     /// vCPU, also of other tenants.
     pub const VMM: Policy = Policy::Fifo(3);
-    /// `rcuc`, as tuned's realtime profiles place it.
+    /// `rcuc`, with the priority that tuned's realtime profiles use.
     pub const RCUC: Policy = Policy::Fifo(4);
 
-    /// A table whose level-0 IRQ thread has priority `base`.
+    /// A table in which the level-0 IRQ thread has priority `base`.
     ///
     /// # Errors
-    /// A sentence naming the allowed range, where `base` is outside [`Self::BASE_MIN`]..=[`Self::BASE_MAX`].
+    /// A sentence with the allowed range if `base` is outside [`Self::BASE_MIN`]..=[`Self::BASE_MAX`].
     pub fn with_base(base: u8) -> Result<Self, String> {
         if (Self::BASE_MIN..=Self::BASE_MAX).contains(&base) {
             Ok(Self { base })
@@ -207,25 +208,25 @@ impl PriorityTable {
         }
     }
 
-    /// The priority of the daemon's own cap watcher: above every thread it may have to stop.
+    /// The priority of the daemon's cap watcher: above every thread that it may have to stop.
     pub fn watcher(self) -> Policy {
         Policy::Fifo(self.base + 5)
     }
 
-    /// The priority of the daemon's pacers: above every thread they have to preempt, below the cap watcher.
+    /// The priority of the daemon's pacers: above every thread that they preempt, below the cap watcher.
     pub fn pacer(self) -> Policy {
         Policy::Fifo(self.base + 4)
     }
 
-    /// The priority of the kernel's threads that tell the cap watcher of interrupts (`irq_work/N`): above every thread
-    /// that may have to make way, and the watcher's own. Below it, the watcher would preempt a thread that wakes it,
-    /// wait for the lock of the queue that this holds, and have to be switched to once more (on PREEMPT_RT that lock
-    /// sleeps).
+    /// The priority of the kernel threads that wake the cap watcher about interrupts (`irq_work/N`): the watcher's own
+    /// priority, above every thread that may have to be stopped. With a lower priority, the watcher would preempt such
+    /// a thread during the wake-up, wait for the queue's lock that the thread holds, and need another context switch
+    /// (on PREEMPT_RT that lock sleeps).
     pub fn teller(self) -> Policy {
         self.watcher()
     }
 
-    /// The policy for a thread of this role on the path of this class.
+    /// The policy for a thread of this role on a path of this class.
     pub fn policy(self, class: Class, role: Role) -> Policy {
         let Class::Rt(level) = class else {
             return match role {

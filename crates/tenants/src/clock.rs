@@ -1,8 +1,9 @@
-//! What a process has had of the CPUs, by its clock.
+//! CPU time of a process, by its CPU clock.
 
-/// The CPU clock of a whole process: at least what each of its threads takes, in one cheap system call, which adds up
-/// what its threads have had (`kernel/sched/cputime.c`, `thread_group_cputime`): some ten of a VM, whose number its
-/// guest does not choose. A thread's files cost several times that, and `stat` takes locks that others hold.
+/// The CPU clock of a process: an upper bound for the time of each of its threads. Reading takes one cheap system call,
+/// in which the kernel adds up all threads' times (`kernel/sched/cputime.c`, `thread_group_cputime`): about ten threads
+/// for a VM, whose guest does not choose their number. Reading a thread's files costs several times that, and `stat`
+/// takes locks that other threads hold.
 #[derive(Debug)]
 pub struct ProcessClock {
     id: libc::clockid_t,
@@ -10,7 +11,7 @@ pub struct ProcessClock {
 }
 
 impl ProcessClock {
-    /// The clock of process `pid`; counts from now on.
+    /// The clock of process `pid`. Counting starts now.
     pub fn new(pid: i32) -> Self {
         // CPUCLOCK_SCHED of another process: include/linux/posix-timers.h, make_process_cpuclock.
         let mut clock = Self { id: (!pid << 3) | 2, last: 0 };
@@ -18,11 +19,11 @@ impl ProcessClock {
         clock
     }
 
-    /// ns taken since the last call; `u64::MAX` where the process has ended or another has its number, so that somebody
-    /// looks.
+    /// ns used since the last call. `u64::MAX` if the process has ended or its number was reused, so that the caller
+    /// checks.
     pub fn take(&mut self) -> u64 {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes a timespec, which outlives the call; a clock that is none gives EINVAL.
+        // SAFETY: the kernel writes a timespec that outlives the call; an invalid clock gives EINVAL.
         if unsafe { libc::clock_gettime(self.id, &raw mut time) } != 0 {
             return u64::MAX;
         }
@@ -32,7 +33,7 @@ impl ProcessClock {
         ran
     }
 
-    /// What names the process.
+    /// The clock's id, which names the process.
     pub fn id(&self) -> libc::clockid_t {
         self.id
     }

@@ -1,8 +1,8 @@
-//! Strict configuration files: what is unknown or out of range is refused with file, line, column, what is wrong and
-//! what is allowed.
+//! Strict configuration files: unknown keys and values out of range are refused with file, line, column, the fault and
+//! the allowed values.
 //!
-//! In: TOML files and a type that says what they may hold. Out: the value, or a [`ConfigError`] fit to show to a user.
-//! Every part of Ontime reads `/etc/ontime` through this.
+//! Input: TOML files and a type that defines their contents. Output: the value, or a [`ConfigError`] for the user.
+//! Every part of Ontime reads `/etc/ontime` through this module.
 
 use std::fmt;
 use std::io;
@@ -12,31 +12,33 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Where Ontime's configuration lives.
+use crate::remedy;
+
+/// The directory of Ontime's configuration.
 pub const DIRECTORY: &str = "/etc/ontime";
 
-/// The largest configuration file that is read, in bytes.
+/// The largest configuration file that is read, bytes.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// A configuration file that cannot be used.
+/// An unusable configuration file.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file could not be read.
+    /// The file cannot be read.
     #[error("{}: cannot be read: {source}; {}", .path.display(), remedy_of(.source))]
     Read {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// The kernel's word.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The file says something that is not allowed.
+    /// The file has an invalid value.
     #[error("{place}: {what}{}{}", line_of(.snippet), hint_of(.hint))]
     Invalid {
-        /// Where.
+        /// The position.
         place: Place,
-        /// What is wrong, and what is allowed.
+        /// The fault and the allowed values.
         what: String,
-        /// The line as it stands in the file.
+        /// The line of the file.
         snippet: String,
         /// A likely correction.
         hint: Option<String>,
@@ -46,15 +48,27 @@ pub enum ConfigError {
 fn remedy_of(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => "name a file that exists",
+        io::ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => remedy(source),
         io::ErrorKind::PermissionDenied => "run as root, or correct its permissions",
+        io::ErrorKind::NotADirectory => "put a directory in place of the file",
+        io::ErrorKind::FileTooLarge => "shorten it, or split it into files below NAME.conf.d",
         io::ErrorKind::InvalidData => "write it as text in UTF-8",
         io::ErrorKind::IsADirectory => "put a file in place of the directory",
         _ => "correct or remove it",
     }
 }
 
-/// A Rust type's name in serde's message as what a user may write.
+/// Replaces a Rust type's name in serde's message by a description of the allowed values.
 fn plain(message: &str) -> String {
+    // The parser only names these faults; add what to do.
+    let remedies =
+        [("missing field", "add it"), ("duplicate key", "keep one of them"), ("duplicate field", "keep one of them")];
+    if let Some((_, remedy)) = remedies.iter().find(|(what, _)| message.starts_with(what)) {
+        return format!("{message}; {remedy}");
+    }
+    if message == "wanted string or table" {
+        return "invalid type, expected one of the key's words in quotes".to_owned();
+    }
     let Some((what, name)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let range = match name {
         "u8" => "a whole number from 0 to 255",
@@ -63,6 +77,7 @@ fn plain(message: &str) -> String {
         "u64" | "usize" => "a whole number from 0 up",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
         "f32" | "f64" => "a number",
+        "a string" => "a text in quotes",
         "a sequence" if what.ends_with("map") => {
             return "invalid type: one table, expected a list of tables: write its header in two brackets, [[...]]"
                 .to_owned();
@@ -88,10 +103,10 @@ fn hint_of(hint: &Option<String>) -> String {
     hint.as_ref().map_or_else(String::new, |hint| format!("\n  did you mean `{hint}`?"))
 }
 
-/// A place in a configuration file. Displays as `FILE:LINE:COLUMN`.
+/// A position in a configuration file. Displays as `FILE:LINE:COLUMN`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Which file.
+    /// The file.
     pub path: PathBuf,
     /// Line, from 1.
     pub line: usize,
@@ -105,7 +120,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A configuration file's text, kept so that a later check can still point into it.
+/// A configuration file's text, kept so that later checks can point into it.
 #[derive(Debug, Clone)]
 pub struct Text {
     path: PathBuf,
@@ -113,7 +128,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Takes a file's text as it is.
+    /// A text as the contents of a file.
     pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         Self { path: path.into(), text: text.into() }
     }
@@ -126,7 +141,10 @@ impl Text {
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
         let size = std::fs::metadata(path).map_err(failed)?.len();
         if size > SIZE_MAX {
-            return Err(failed(io::Error::other(format!("{size} bytes are more than the allowed {SIZE_MAX}"))));
+            return Err(failed(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("{size} bytes are more than the allowed {SIZE_MAX}"),
+            )));
         }
         Ok(Self::new(path, std::fs::read_to_string(path).map_err(failed)?))
     }
@@ -142,7 +160,7 @@ impl Text {
         }
     }
 
-    /// An error at a span of this file: for what can only be checked once the file is read.
+    /// An error at a span of this file, for checks after parsing.
     pub fn error(&self, span: &Range<usize>, what: impl Into<String>) -> ConfigError {
         let place = self.place(span.start);
         let snippet = self.text.lines().nth(place.line - 1).unwrap_or_default().trim_end().to_owned();
@@ -151,7 +169,7 @@ impl Text {
         ConfigError::Invalid { place, what, snippet, hint }
     }
 
-    /// Reads the text as a `T`. Let `T` deny unknown fields.
+    /// Parses the text as a `T`, which should deny unknown fields.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`].
@@ -161,29 +179,29 @@ impl Text {
     }
 }
 
-/// A value and the text it was read from.
+/// A value and the text from which it was parsed.
 #[derive(Debug, Clone)]
 pub struct Loaded<T> {
-    /// What the file says.
+    /// The parsed value.
     pub value: T,
-    /// For errors that later checks find.
+    /// For errors in later checks.
     pub text: Text,
 }
 
-/// Reads one file. Let `T` deny unknown fields; use [`toml::Spanned`] where a later check wants to point.
+/// Reads and parses one file. `T` should deny unknown fields and use [`toml::Spanned`] where later checks point to.
 ///
 /// # Errors
-/// [`ConfigError`], complete with the place.
+/// [`ConfigError`] with the position.
 pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Loaded<T>, ConfigError> {
     let text = Text::read(path)?;
     Ok(Loaded { value: text.parse()?, text })
 }
 
-/// The files that make up a configuration: `DIRECTORY/NAME.toml`, then `DIRECTORY/NAME.conf.d/*.toml` in name order.
-/// Each need not exist; files with another ending, and hidden ones, are left to their editors.
+/// The files of a configuration: `DIRECTORY/NAME.toml`, then `DIRECTORY/NAME.conf.d/*.toml` in order of names. Missing
+/// files are no error. Hidden files and files with another ending are ignored, because they belong to editors.
 ///
 /// # Errors
-/// [`ConfigError::Read`] where a directory is there and cannot be listed.
+/// [`ConfigError::Read`] if the directory exists but cannot be listed.
 pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let main = directory.join(format!("{name}.toml"));
     let mut files: Vec<PathBuf> = main.exists().then_some(main).into_iter().collect();
@@ -207,11 +225,11 @@ pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> 
     Ok(files)
 }
 
-/// No name that may stand in a file is that long, bytes: what is longer is near to none.
+/// Longer names get no suggestion, bytes: no allowed name is this long.
 const NAME_MAX: usize = 64;
 
-/// From serde's "unknown field `x`, expected one of `a`, `b`", or the same about a variant, the allowed name nearest to
-/// x. x is the file's, and may hold anything.
+/// The allowed name nearest to x in serde's "unknown field `x`, expected one of `a`, `b`" (or "unknown variant"). x
+/// comes from the file and may contain anything.
 fn suggestion(message: &str) -> Option<String> {
     let (named, allowed) = message.strip_prefix("unknown ")?.rsplit_once(", expected ")?;
     let unknown = named.split_once('`')?.1.strip_suffix('`').filter(|name| name.len() <= NAME_MAX)?;
@@ -266,6 +284,42 @@ mod tests {
     }
 
     #[test]
+    fn what_the_parser_only_names_has_a_remedy() {
+        #[derive(Debug, Deserialize)]
+        struct File {
+            #[allow(dead_code)]
+            host: String,
+        }
+        for (text, wanted) in [
+            ("[a]\n", "missing field `host`; add it"),
+            ("host = \"a\"\nhost = \"b\"\n", "duplicate key; keep one of them"),
+            ("host = \"a\"\n[x]\n[x]\n", "duplicate key; keep one of them"),
+        ] {
+            let said = Text::new("x.toml", text).parse::<File>().unwrap_err().to_string();
+            assert!(said.contains(wanted), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_refused_with_what_to_put_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path("host.toml")).unwrap();
+        std::fs::write(path("sched.conf.d"), "").unwrap();
+        std::fs::write(path("large.toml"), vec![b'#'; SIZE_MAX as usize + 1]).unwrap();
+        std::fs::write(path("latin.toml"), [b'#', 0xe4]).unwrap();
+        for (error, wanted) in [
+            (Text::read(&path("host.toml")).map(drop), "put a file in place of the directory"),
+            (files(dir.path(), "sched").map(drop), "put a directory in place of the file"),
+            (Text::read(&path("large.toml")).map(drop), "split it into files below NAME.conf.d"),
+            (Text::read(&path("latin.toml")).map(drop), "write it as text in UTF-8"),
+        ] {
+            let said = error.unwrap_err().to_string();
+            assert!(said.ends_with(wanted), "{said}");
+        }
+    }
+
+    #[test]
     fn an_unknown_key_is_named_with_place_allowed_keys_and_a_suggestion() {
         let message = message("# first\nruntime-cup = 0.5\n");
         assert!(message.starts_with("/etc/ontime/x.toml:2:1: unknown field `runtime-cup`"), "{message}");
@@ -294,7 +348,7 @@ mod tests {
         assert!(!message("zebra = 1").contains("did you mean"));
     }
 
-    /// With a backquote in the key, `, ` was suggested.
+    /// With a backquote in the key, `, ` was once suggested.
     #[test]
     fn what_is_suggested_is_an_allowed_name_whatever_the_key_is() {
         for key in ["c`lass", "`", "a`, expected `b", "clas`, expected one of `,"] {
@@ -338,21 +392,32 @@ mod tests {
     }
 
     #[test]
-    fn a_number_out_of_range_is_told_without_a_type_of_the_program() {
+    fn a_wrong_value_is_told_without_a_type_of_the_program() {
+        #[derive(Debug, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        enum Class {
+            Rt,
+            Bulk,
+        }
         #[derive(Debug, Deserialize)]
         #[allow(dead_code, reason = "only read")]
-        struct Numbers {
+        struct Values {
             cpu: Option<u32>,
             port: Option<u16>,
             share: Option<f64>,
+            name: Option<String>,
+            class: Option<Class>,
         }
         for (text, said) in [
             ("cpu = -1", "integer `-1`, expected a whole number from 0 to 4294967295"),
             ("cpu = \"x\"", "string \"x\", expected a whole number from 0 to 4294967295"),
             ("port = 65536", "integer `65536`, expected a whole number from 0 to 65535"),
             ("share = true", "boolean `true`, expected a number"),
+            ("name = 3.5", "floating point `3.5`, expected a text in quotes"),
+            ("class = 2", "expected one of the key's words in quotes"),
+            ("class = \"2\"", "unknown variant `2`, expected `rt` or `bulk`"),
         ] {
-            let message = Text::new("x.toml", text).parse::<Numbers>().unwrap_err().to_string();
+            let message = Text::new("x.toml", text).parse::<Values>().unwrap_err().to_string();
             assert!(message.contains(said), "{message}");
         }
     }

@@ -1,6 +1,7 @@
-//! Where what libvirt, an administrator or a program set works against the priority table. Pure.
+//! Settings by libvirt, an administrator or a program that conflict with the priority table. Pure.
 //!
-//! In: tenants with their threads. Out: [`Conflict`]s, each with its remedy. Ontime reports them and changes nothing.
+//! Input: tenants with their threads. Output: [`Conflict`]s with remedies. Ontime reports conflicts and changes
+//! nothing.
 
 use std::fmt;
 
@@ -11,22 +12,22 @@ use crate::cpus::CpuList;
 use crate::model::{Tenant, TenantThread, ThreadRole};
 use crate::ownership;
 
-/// What works against what.
+/// A conflict with the priority table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Conflict {
-    /// A thread runs at or above the place of those that must be able to preempt it.
+    /// A thread's priority is not below that of threads that must be able to preempt it.
     AbovePath {
         /// The thread's name.
         thread: String,
         /// Its policy.
         policy: Policy,
-        /// The place of the virtual NIC's thread for its class (or of level 0, for bulk).
+        /// The policy of virtual NIC threads for its class (for bulk: of level 0).
         limit: Policy,
-        /// Whether libvirt was told so.
+        /// Whether libvirt's configuration requests the policy.
         by_libvirt: bool,
     },
-    /// An RT tenant's vCPU at or below the kernel's own RCU and timer threads.
+    /// The priority of an RT tenant's vCPU is not above the kernel's RCU and timer threads.
     BelowKernel {
         /// The thread's name.
         thread: String,
@@ -44,9 +45,9 @@ pub enum Conflict {
     VhostApart {
         /// The vhost thread's name.
         vhost: String,
-        /// Where it may run.
+        /// The vhost thread's CPUs.
         vhost_cpus: String,
-        /// Where the vCPUs may run.
+        /// The vCPUs' CPUs.
         vcpu_cpus: String,
     },
     /// vCPUs of RT tenants of one level are pinned to the same single CPU: neither preempts the other.
@@ -64,7 +65,7 @@ impl fmt::Display for Conflict {
             Conflict::AbovePath { thread, policy, limit, .. } => write!(
                 f,
                 "thread `{thread}` runs at {policy}, at or above the place of vhost threads ({limit}): while it runs, \
-                 no packet reaches it or anybody on its CPU"
+                 no packet reaches it or any other thread on its CPU"
             ),
             Conflict::BelowKernel { thread, policy } => write!(
                 f,
@@ -87,7 +88,7 @@ impl fmt::Display for Conflict {
 }
 
 impl Conflict {
-    /// What to do.
+    /// The remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
             Conflict::AbovePath { by_libvirt: true, .. } => {
@@ -112,7 +113,7 @@ impl Conflict {
     }
 }
 
-/// The conflicts of all tenants, each with the tenant's name.
+/// The conflicts of all tenants, with the tenants' names.
 pub fn conflicts(tenants: &[Tenant], table: &PriorityTable) -> Vec<(String, Conflict)> {
     let mut found = Vec::new();
     for tenant in tenants {
@@ -125,13 +126,14 @@ pub fn conflicts(tenants: &[Tenant], table: &PriorityTable) -> Vec<(String, Conf
 }
 
 fn of_thread(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> Option<Conflict> {
-    // What was asked for counts before what is: libvirt may be about to set it. What Ontime is about to set is no
-    // conflict.
+    // The requested policy counts more than the current one, because libvirt may be about to set it. A policy that
+    // Ontime is about to change is no conflict.
     let policy = thread.libvirt.sched.unwrap_or(thread.policy);
     let comm = || thread.comm.clone();
     let priority = match policy {
         Policy::Fifo(priority) | Policy::Rr(priority) => priority,
-        // Above every FIFO thread, but admitted and throttled by the kernel: only a bulk tenant's is a surprise.
+        // SCHED_DEADLINE is above every FIFO thread, but the kernel admits and throttles it: only for a bulk tenant it
+        // is a conflict.
         Policy::Deadline { .. } => {
             return (tenant.class == Class::Bulk).then(|| Conflict::BulkAtRealTime { thread: comm(), policy });
         }
@@ -142,12 +144,12 @@ fn of_thread(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> O
     }
     let class = if tenant.class == Class::Bulk { Class::Rt(crate::Level::HIGHEST) } else { tenant.class };
     let limit = table.policy(class, Role::Vnic);
-    // A device process's threads are to their VM what vhost is to others: level with that is their place.
+    // A device process's threads correspond to vhost threads, so the same priority is allowed.
     let is_vnic = u8::from(thread.role == ThreadRole::Device);
     if matches!(limit, Policy::Fifo(limit) if priority >= limit + is_vnic) {
         return Some(Conflict::AbovePath { thread: comm(), policy, limit, by_libvirt: thread.libvirt.sched.is_some() });
     }
-    // Where Ontime itself puts it; nobody on an RT path waits behind it there.
+    // Ontime itself sets this policy; no thread on an RT path waits for it.
     if thread.role == ThreadRole::Vhost && policy == PriorityTable::SHARED_SENDER {
         return None;
     }

@@ -1,10 +1,11 @@
-//! The kernel's process events (`NETLINK_CONNECTOR`, `CN_IDX_PROC`), filtered in the kernel to what concerns tenants.
+//! The kernel's process events (`NETLINK_CONNECTOR`, `CN_IDX_PROC`), filtered in the kernel for tenants.
 //!
-//! In: the processes to follow. Out: [`Event`]s. Source: `include/uapi/linux/cn_proc.h`, `drivers/connector/cn_proc.c`.
+//! Input: the processes to follow. Output: [`Event`]s. Source: `include/uapi/linux/cn_proc.h`,
+//! `drivers/connector/cn_proc.c`.
 //!
-//! Every fork and exit on the host makes an event. A classic BPF filter on the socket drops, before anybody wakes, all
-//! but: programs starting (exec), threads made, named or ended in a followed process, children of a followed process,
-//! and kernel threads being made. Its cost is a few compares an event, and nothing at all while nobody forks.
+//! Every fork and exit on the host causes an event. A classic BPF filter on the socket drops, before the reader wakes
+//! up, all events except: programs that start (exec); threads that are created, renamed or ended in a followed process;
+//! children of a followed process; and new kernel threads. The filter costs a few compares per event.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -33,46 +34,46 @@ const EVENT_AT: usize = 36;
 const DATA_AT: usize = EVENT_AT + 16;
 const KTHREADD: u32 = 2;
 
-/// Classic BPF jumps reach 255 instructions, so more processes than this are followed by letting every event through.
+/// Classic BPF jumps reach 255 instructions. With more processes than this, the filter passes every event.
 const FOLLOWED_MAX: usize = 240;
 
-/// Bytes the socket may queue: about 1,300 events.
+/// Receive buffer, bytes: about 1,300 events.
 const RECEIVE_BUFFER: libc::c_int = 1 << 20;
 
-/// Something that may concern a tenant.
+/// An event that may concern a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A process runs a new program.
     Exec {
-        /// Which process.
+        /// The process.
         pid: i32,
     },
-    /// A process or thread was made.
+    /// A process or thread was created.
     Fork {
-        /// By which process.
+        /// The parent process.
         parent: i32,
-        /// The process it belongs to, or is.
+        /// The new process, or the process of the new thread.
         child: i32,
-        /// Its own number.
+        /// The new thread's number.
         tid: i32,
     },
-    /// A thread took a name.
+    /// A thread changed its name.
     Comm {
-        /// In which process.
+        /// Its process.
         pid: i32,
-        /// Its own number.
+        /// The thread's number.
         tid: i32,
     },
     /// A thread ended.
     Exit {
-        /// In which process.
+        /// Its process.
         pid: i32,
-        /// Its own number.
+        /// The thread's number.
         tid: i32,
     },
 }
 
-/// Reads one message; `None` for what is no event of interest.
+/// Parses one message. `None`: it is not an event of interest.
 pub fn parse(message: &[u8]) -> Option<Event> {
     let word = |at: usize| Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?));
     let number = |index: usize| i32::try_from(word(DATA_AT + 4 * index)?).ok();
@@ -95,10 +96,11 @@ impl Connector {
     /// Subscribes. Needs CAP_NET_ADMIN, the initial network, process and user namespaces, and `CONFIG_PROC_EVENTS`.
     ///
     /// # Errors
-    /// What the kernel said, or that it did not acknowledge within 500 ms.
+    /// The kernel's error, or no acknowledgement within 500 ms.
     pub fn open() -> io::Result<Self> {
         let connector = Self { socket: open_socket()? };
-        // Until somebody is followed, only exec and kernel threads pass. The acknowledgement (event NONE) always does.
+        // While no process is followed, only exec events and new kernel threads pass. The acknowledgement (event NONE)
+        // always passes.
         connector.follow(&BTreeSet::new())?;
         connector.listen()?;
         connector.wait_for_acknowledgement()?;
@@ -108,7 +110,7 @@ impl Connector {
     /// Replaces the followed processes.
     ///
     /// # Errors
-    /// What the kernel says of the filter; the one before stays.
+    /// The kernel's error for the filter; the previous filter stays.
     pub fn follow(&self, processes: &BTreeSet<i32>) -> io::Result<()> {
         let mut program = filter(processes);
         let length = u16::try_from(program.len()).map_err(io::Error::other)?;
@@ -116,10 +118,10 @@ impl Connector {
         set_option(&self.socket, libc::SO_ATTACH_FILTER, &attached)
     }
 
-    /// The events that have come; `None` where some were lost because nobody read in time.
+    /// The events since the last call. `None`: events were lost because the buffer was full.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of recv(2).
     pub fn take(&self) -> io::Result<Option<Vec<Event>>> {
         let mut events = Vec::new();
         let mut lost = false;
@@ -136,7 +138,7 @@ impl Connector {
         }
     }
 
-    /// One message, from the kernel only: another process may send to a netlink socket too.
+    /// One message, from the kernel only: another process may send to a netlink socket, too.
     fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = Vec::with_capacity(256);
         let (_, from) = self.socket.recv_from(&mut buffer, 0)?;
@@ -162,8 +164,8 @@ impl Connector {
         self.socket.send(&message, 0).map(|_| ())
     }
 
-    /// The kernel answers LISTEN with an event NONE that carries an error number; outside the initial namespaces it is
-    /// silent.
+    /// The kernel answers LISTEN with an event NONE that carries an errno. Outside the initial namespaces it does not
+    /// answer.
     fn wait_for_acknowledgement(&self) -> io::Result<()> {
         let deadline = Instant::now() + Duration::from_millis(500);
         loop {
@@ -196,7 +198,8 @@ fn open_socket() -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_CONNECTOR)?;
     socket.set_non_blocking(true)?;
     socket.bind(&SocketAddr::new(0, CN_IDX_PROC))?;
-    // Room for what comes while a change settles. Where it is refused, overflow is noticed and leads to a look at all.
+    // Buffer for events that arrive while a change settles. If this fails, overflow is detected and causes a full
+    // discovery.
     let _ = set_option(&socket, libc::SO_RCVBUFFORCE, &RECEIVE_BUFFER);
     Ok(socket)
 }
@@ -204,19 +207,19 @@ fn open_socket() -> io::Result<Socket> {
 fn set_option<T>(socket: &Socket, option: libc::c_int, value: &T) -> io::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
     let value = std::ptr::from_ref(value).cast();
-    // SAFETY: the value is live and its length is its own; for a filter the kernel copies the program it points to.
+    // SAFETY: the value is live and has this length; for a filter the kernel copies the program that it points to.
     let set = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Where a filter's instruction goes on.
+/// The filter's verdict that keeps the event.
 const ACCEPT: u32 = u32::MAX;
 
 fn load(at: usize) -> libc::sock_filter {
     libc::sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: at as u32 }
 }
 
-/// Compares with a word as this machine stores it; loads give it in network order.
+/// Compares with a word in this machine's byte order; BPF loads use network order.
 fn jump_if(word: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt, jf, k: word.to_be() }
 }
@@ -227,22 +230,22 @@ fn verdict(keep: u32) -> libc::sock_filter {
 
 /// The filter described at the top of this file.
 ///
-/// Each kind of event has its own block: load a process number, compare with each followed one, drop. Jumps stay within
-/// a block, so its size is what [`FOLLOWED_MAX`] limits.
+/// Each kind of event has its own block: load a process number, compare it with each followed one, drop. Jumps stay
+/// within a block, so [`FOLLOWED_MAX`] limits the block's size.
 fn filter(processes: &BTreeSet<i32>) -> Vec<libc::sock_filter> {
     if processes.len() > FOLLOWED_MAX {
         return vec![verdict(ACCEPT)];
     }
-    // Keeps the event where the word at one of these offsets is one of these numbers.
+    // Keeps the event if the word at one of these offsets is one of these numbers.
     let block = |tests: &[(usize, Vec<u32>)]| {
         let mut code = Vec::new();
         for (at, numbers) in tests {
             code.push(load(*at));
             for (left, number) in (0..numbers.len()).rev().zip(numbers) {
-                // On a match, over the remaining compares and the skip below, to the verdict.
+                // On a match, jump over the remaining compares and the skip below, to the verdict.
                 code.push(jump_if(*number, u8::try_from(left + 1).unwrap_or(u8::MAX), 0));
             }
-            // No match: over the verdict.
+            // No match: jump over the verdict.
             code.push(libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JA) as u16, jt: 0, jf: 0, k: 1 });
             code.push(verdict(ACCEPT));
         }
@@ -258,7 +261,7 @@ fn filter(processes: &BTreeSet<i32>) -> Vec<libc::sock_filter> {
     let mut code = vec![load(EVENT_AT)];
     for (what, body) in [(PROC_EVENT_FORK, &fork), (PROC_EVENT_COMM, &same_process), (PROC_EVENT_EXIT, &same_process)] {
         code.push(jump_if(what, 1, 0));
-        // Conditional jumps reach 255 only; an unconditional one passes any body.
+        // Conditional jumps reach only 255 instructions; an unconditional jump skips any body.
         code.push(libc::sock_filter {
             code: (libc::BPF_JMP | libc::BPF_JA) as u16,
             jt: 0,
@@ -285,7 +288,7 @@ mod tests {
         bytes
     }
 
-    /// The kernel's own interpretation of these few instructions.
+    /// Interprets these few instructions as the kernel does.
     fn run(program: &[libc::sock_filter], packet: &[u8]) -> bool {
         let (mut at, mut register) = (0usize, 0u32);
         loop {

@@ -1,7 +1,7 @@
-//! Containers, known by their cgroup's path.
+//! Containers, identified by their cgroup's path.
 //!
-//! In: cgroup v2 paths, and the runtimes' own state files for names. Out: a [`Container`] per path. No runtime's daemon
-//! is asked. docs/tenants.md lists the layouts.
+//! Input: cgroup v2 paths, and the runtimes' state files for names. Output: a [`Container`] per path. No runtime's
+//! daemon is contacted. docs/tenants.md lists the layouts.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,43 +10,43 @@ use serde::Deserialize;
 
 use crate::proc::printable;
 
-/// The largest state file of a runtime that is read, in bytes.
+/// The largest state file that is read, bytes.
 const STATE_MAX: u64 = 4 << 20;
-/// Digits of a container identifier (the hash of random data that every OCI runtime's manager uses).
+/// Digits of a container identifier (a hash of random data, as all OCI managers use).
 const ID_LENGTH: usize = 64;
 
-/// A container, as its cgroup's path tells.
+/// A container as identified by its cgroup's path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
     /// The path of the container's own cgroup.
     pub cgroup: String,
-    /// How it is identified.
+    /// Its identity.
     pub id: Identity,
 }
 
-/// What the path says of a container.
+/// A container's identity in its cgroup's path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
     /// The container's name (libvirt's LXC driver, runc, crun).
     Name(String),
-    /// The name of an LXC container's cgroup: the container's name, or where a cgroup of that name was left over from
-    /// an earlier start, the name and a number (`web-1`).
+    /// The name of an LXC container's cgroup: the container's name, or, if a cgroup of that name was left over from an
+    /// earlier start, the name and a number (`web-1`).
     Lxc(String),
     /// A machine of systemd-machined.
     Machine {
-        /// Its unit, by which machined records the name.
+        /// Its unit, under which machined records the name.
         unit: String,
-        /// The name that systemd derives the unit's from.
+        /// The name from which systemd derives the unit's name.
         name: String,
     },
     /// A runtime's identifier: hexadecimal, 12 to 64 digits.
     Id(String),
-    /// A 64-digit identifier in a layout of no runtime that is known here.
+    /// A 64-digit identifier in a layout of an unknown runtime.
     Unknown(String),
 }
 
 impl Identity {
-    /// The runtime's identifier, where there is one.
+    /// The runtime's identifier, if any.
     pub fn id(&self) -> Option<&str> {
         match self {
             Identity::Id(id) | Identity::Unknown(id) => Some(id),
@@ -55,8 +55,8 @@ impl Identity {
     }
 }
 
-/// The container that a process of conmon has started, and the name that Podman or CRI-O told it, by its arguments. In
-/// them is also the name of a container that no storage has on record (`podman run --rootfs`, another user's).
+/// From conmon's arguments: the identifier of the container that it has started, and the name that Podman or CRI-O
+/// passed. This also gives names of containers that no storage records (`podman run --rootfs`, another user's).
 pub fn started_by_conmon(arguments: &[String]) -> Option<(String, String)> {
     let name = option(arguments, &["-n", "--name"]).filter(|name| !name.is_empty())?;
     Some((hex_id(option(arguments, &["-c", "--cid"])?)?, given_name(name)))
@@ -71,8 +71,8 @@ fn option<'a>(arguments: &'a [String], names: &[&str]) -> Option<&'a str> {
     })
 }
 
-/// A name as it is shown: of a pod's container, which CRI-O and cri-dockerd call
-/// `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`, POD/CONTAINER as with containerd.
+/// A name as shown to users. For a pod's container, which CRI-O and cri-dockerd call
+/// `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`: POD/CONTAINER, as with containerd.
 fn given_name(name: &str) -> String {
     let parts: Vec<&str> = name.strip_prefix("k8s_").map(|rest| rest.split('_').collect()).unwrap_or_default();
     let name = match parts.as_slice() {
@@ -83,16 +83,16 @@ fn given_name(name: &str) -> String {
     printable(name.as_bytes())
 }
 
-/// What runtimes put before an identifier, in the name of a scope or a directory.
+/// Prefixes of runtimes before an identifier, in names of scopes and directories.
 const RUNTIMES: [&str; 6] = ["libpod", "libpod-payload", "docker", "crio", "cri-containerd", "nerdctl"];
 
-/// Low-level runtimes used without a manager: what follows is a name that the user of the runtime chose.
+/// Low-level runtimes without a manager: a name chosen by the runtime's user follows.
 const LOW_LEVEL: [&str; 3] = ["runc", "crun", "youki"];
 
-/// Directories of the cgroupfs driver whose children are named by a plain identifier. (Kubernetes': `podUID`.)
+/// Directories of the cgroupfs driver with children that are named by a plain identifier. (Kubernetes has `podUID`.)
 const PARENTS: [&str; 6] = ["docker", "buildkit", "k8s.io", "default", "moby", "kata_overhead"];
 
-/// The outermost container that a path leads into.
+/// The outermost container on a path.
 pub fn of_path(path: &str) -> Option<Container> {
     let mut parent = "";
     let mut end = 0;
@@ -107,7 +107,7 @@ pub fn of_path(path: &str) -> Option<Container> {
     None
 }
 
-/// The innermost container that a path leads into.
+/// The innermost container on a path.
 pub fn innermost(path: &str) -> Option<Container> {
     let mut found = of_path(path)?;
     while let Some(inner) = path.get(found.cgroup.len()..).and_then(of_path) {
@@ -124,7 +124,7 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
         if let Some(machine) = unit.strip_prefix("machine-") {
             return machine_scope(component, &unescape(machine), child);
         }
-        // systemd-nspawn --keep-unit, in a scope of systemd-run's.
+        // systemd-nspawn --keep-unit, in a scope of systemd-run.
         if child == Some("payload") {
             return Some(Identity::Machine { unit: component.to_owned(), name: unescape(unit) });
         }
@@ -143,7 +143,7 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
     if matches!(parent, "lxc" | "lxc.payload") {
         return Some(Identity::Lxc(printable(component.as_bytes())));
     }
-    // With the cgroupfs driver runc and crun take systemd's form, SLICE:PREFIX:NAME, for the name of a directory.
+    // With the cgroupfs driver, runc and crun use systemd's form SLICE:PREFIX:NAME as a directory's name.
     let colons = component.rsplit_once(':').and_then(|(rest, name)| {
         let (slice, prefix) = rest.rsplit_once(':')?;
         (slice.is_empty() || slice.ends_with(".slice")).then_some((prefix, name))
@@ -164,12 +164,12 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
     if let Some(id) = build_step(id).filter(|_| parent == "buildkit") {
         return Some(Identity::Id(id));
     }
-    // The cgroupfs driver: /docker/ID, /kubepods/.../podUID/ID. A pod of Podman's is none, but holds some.
+    // The cgroupfs driver: /docker/ID, /kubepods/.../podUID/ID. A Podman pod is not a container but contains some.
     let whole = prefix.is_empty();
     let known = whole && (PARENTS.contains(&parent) || parent.starts_with("pod"));
     match hex_id(unit.get(unit.len().saturating_sub(ID_LENGTH)..).unwrap_or(unit)) {
         _ if whole && parent == "libpod_parent" => None,
-        // The jailer's: /PROGRAM/ID, for the VM alone.
+        // Firecracker's jailer: /PROGRAM/ID, for the VM alone.
         _ if parent.starts_with("firecracker") => None,
         Some(id) if known && (id.len() == ID_LENGTH || parent == "docker") && id.len() == unit.len() => {
             Some(Identity::Id(id))
@@ -181,18 +181,18 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
     }
 }
 
-/// Whether what stands before an identifier leaves it a word of its own, and is no helper's.
+/// Whether the text before an identifier ends at a word boundary and is not a helper's.
 fn ends_word(before: &str) -> bool {
     !is_helper(before) && before.chars().next_back().is_none_or(|last| !last.is_ascii_alphanumeric())
 }
 
-/// Container monitors have the identifier of their container in the name of a cgroup outside of it.
+/// Container monitors have their container's identifier in the name of a cgroup outside of the container.
 fn is_helper(prefix: &str) -> bool {
     prefix.contains("conmon")
 }
 
-/// Whether a path leads to the monitor of a container, which stands beside it: conmon, LXC's, systemd-nspawn. (The
-/// last, and Podman in a service, take the name `supervisor`, below their unit.)
+/// Whether a path leads to a container's monitor, which is beside the container: conmon, LXC's monitor, systemd-nspawn.
+/// (systemd-nspawn, and Podman in a service, use the name `supervisor` below their unit.)
 pub fn is_monitors(path: &str) -> bool {
     let parents = std::iter::once("").chain(path.split('/'));
     path.split('/').zip(parents).any(|(component, parent)| {
@@ -203,12 +203,12 @@ pub fn is_monitors(path: &str) -> bool {
     })
 }
 
-/// Whether a cgroup is the one of a service or scope of systemd's.
+/// Whether a cgroup belongs to a systemd service or scope.
 pub fn is_unit(path: &str) -> bool {
     [".service", ".scope"].iter().any(|kind| path.ends_with(kind))
 }
 
-/// systemd-nspawn in a service: by its template's name, or by the cgroups that it makes below any service
+/// systemd-nspawn in a service: recognised by its template's name, or by the cgroups that it creates below any service
 /// (`--keep-unit`).
 fn service(component: &str, unit: &str, child: Option<&str>) -> Option<Identity> {
     let is_nspawn = unit.starts_with("systemd-nspawn@") && child != Some("supervisor");
@@ -217,8 +217,8 @@ fn service(component: &str, unit: &str, child: Option<&str>) -> Option<Identity>
         .then(|| Identity::Machine { unit: component.to_owned(), name: unescape(name) })
 }
 
-/// A scope that machined made. VMs have such scopes, too: what is below `libvirt` or directly in the scope may be a
-/// VM's monitor, of which the caller decides ([`vm_scope`]).
+/// A scope created by machined. VMs have such scopes, too: a process below `libvirt` or directly in the scope may be a
+/// VM's monitor, which the caller decides ([`vm_scope`]).
 fn machine_scope(component: &str, machine: &str, child: Option<&str>) -> Option<Identity> {
     if let Some(name) = libvirt_lxc(machine) {
         return Some(Identity::Name(name));
@@ -230,7 +230,7 @@ fn machine_scope(component: &str, machine: &str, child: Option<&str>) -> Option<
     Some(Identity::Machine { unit: component.to_owned(), name: machine.to_owned() })
 }
 
-/// The name in libvirt's name of a machine, DRIVER-NUMBER-NAME.
+/// The name in libvirt's machine name, DRIVER-NUMBER-NAME.
 fn libvirt_lxc(machine: &str) -> Option<String> {
     let (number, name) = machine.strip_prefix("lxc-")?.split_once('-')?;
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -242,8 +242,8 @@ fn is_libvirt_vm(machine: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) || rest.starts_with("embed-"))
 }
 
-/// The cgroup that was made for the VM whose monitor is at this path: libvirt's, systemd-vmspawn's unit, or a scope of
-/// machined's in which the monitor is itself, and not in the `payload` of a container.
+/// The cgroup that was created for the VM whose monitor is at this path: libvirt's scope, systemd-vmspawn's unit, or a
+/// machined scope that directly contains the monitor, not below a container's `payload`.
 pub fn vm_scope(path: &str) -> Option<&str> {
     let mut end = 0;
     let mut components = path.split('/').skip(1).peekable();
@@ -260,7 +260,7 @@ pub fn vm_scope(path: &str) -> Option<&str> {
         if is_vms {
             return path.get(..end);
         }
-        // What is further down was named inside the container.
+        // Deeper path components were named inside the container.
         if of_path(path.get(..end)?).is_some() {
             return None;
         }
@@ -268,8 +268,8 @@ pub fn vm_scope(path: &str) -> Option<&str> {
     None
 }
 
-/// The machine's name in a scope that [`vm_scope`] found; libvirt's have driver and number before it, and may have
-/// shortened it (`virDomainGenerateMachineName`).
+/// The machine's name in a scope that [`vm_scope`] found. libvirt puts driver and number before the name and may
+/// shorten it (`virDomainGenerateMachineName`).
 pub fn name_of_scope(scope: &str) -> Option<String> {
     let name = scope.rsplit('/').next()?;
     if let Some(instance) = vmspawns(name) {
@@ -283,12 +283,12 @@ pub fn name_of_scope(scope: &str) -> Option<String> {
     (!own.is_empty()).then(|| own.to_owned())
 }
 
-/// The instance of systemd's template unit for a VM.
+/// The instance name of systemd's template unit for VMs.
 fn vmspawns(component: &str) -> Option<&str> {
     component.strip_prefix("systemd-vmspawn@")?.strip_suffix(".service")
 }
 
-/// Whether a path is in a cgroup that libvirt made for a VM.
+/// The libvirt cgroup of a VM that contains this path.
 pub fn libvirt_scope(path: &str) -> Option<&str> {
     let scope = vm_scope(path)?;
     let name = scope.rsplit('/').next()?;
@@ -297,13 +297,13 @@ pub fn libvirt_scope(path: &str) -> Option<&str> {
     is_libvirts.then_some(scope)
 }
 
-/// The user below whose slice a path is; what is there was made, and named, by that user.
+/// The user whose slice contains a path. That user has created and named what is below it.
 pub fn owner_of_path(path: &str) -> u32 {
     let user = path.strip_prefix("/user.slice/user-").and_then(|rest| rest.split_once(".slice"));
     user.and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
 }
 
-/// The identifier of a step of an image's build, by BuildKit (`identity.NewID`).
+/// The identifier of an image's build step, by BuildKit (`identity.NewID`).
 fn build_step(text: &str) -> Option<String> {
     let is_one = text.len() == 25 && text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase());
     is_one.then(|| text.to_owned())
@@ -314,7 +314,7 @@ fn hex_id(text: &str) -> Option<String> {
     (hex && (12..=ID_LENGTH).contains(&text.len())).then(|| text.to_owned())
 }
 
-/// systemd's `\x2d` for characters that unit names may not hold.
+/// Decodes systemd's `\x2d` escapes for characters that unit names may not contain.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -337,9 +337,9 @@ fn unescape(text: &str) -> String {
     printable(&bytes)
 }
 
-/// The runtimes' state on disk, asked for names.
+/// Container names from the runtimes' state on disk.
 ///
-/// Only places that root alone writes are read. A user's rootless containers have their names from conmon
+/// Only directories that only root may write are read. Names of users' rootless containers come from conmon
 /// ([`started_by_conmon`]).
 #[derive(Debug)]
 pub struct Names {
@@ -348,18 +348,18 @@ pub struct Names {
     containerd: Vec<PathBuf>,
     storage: Vec<PathBuf>,
     lxc: Vec<PathBuf>,
-    /// Docker's places of state for containers with a user namespace, read once.
+    /// Docker's state directories for containers with a user namespace, read once.
     remapped: Option<Vec<PathBuf>>,
-    /// The directories of containerd's namespaces, Kubernetes' and nerdctl's, read once.
+    /// The directories of containerd's namespaces, including those of Kubernetes and nerdctl, read once.
     namespaces: Option<Vec<PathBuf>>,
-    /// From `containers/storage`, read once: identifier to name.
+    /// From `containers/storage`, read once: name by identifier.
     stored: Option<HashMap<String, String>>,
 }
 
-/// Where Docker keeps its state, unless `data-root` in its configuration says otherwise; the last is the snap's.
+/// Docker's default state directories; `data-root` in its configuration changes them. The last one is the snap's.
 const DOCKER: [&str; 2] = ["/var/lib/docker", "/var/snap/docker/common/var-lib-docker"];
-/// Where containerd keeps its state: a distribution's or one's own, k3s' and RKE2's, k0s', MicroK8s', Docker's own,
-/// Bottlerocket's for the host's containers.
+/// containerd's state directories: a distribution's or a manual installation's, Bottlerocket's for host containers,
+/// those of k3s and RKE2, k0s, MicroK8s, and Docker's own.
 const CONTAINERD: [&str; 6] = [
     "/run/containerd",
     "/run/host-containerd",
@@ -368,9 +368,9 @@ const CONTAINERD: [&str; 6] = [
     "/var/snap/microk8s/common/run/containerd",
     "/run/docker/containerd/daemon",
 ];
-/// Where Podman, Buildah and CRI-O keep containers, and in the second those that a reboot ends.
+/// State of Podman, Buildah and CRI-O; the second one is for containers that do not survive a reboot.
 const STORAGE: [&str; 2] = ["/var/lib/containers/storage", "/run/containers/storage"];
-/// Where LXC, Incus and LXD keep a directory for each container.
+/// Where LXC, Incus and LXD have a directory per container.
 const LXC: [&str; 4] =
     ["/var/lib/lxc", "/var/lib/incus/containers", "/var/lib/lxd/containers", "/var/snap/lxd/common/lxd/containers"];
 
@@ -429,8 +429,7 @@ struct StoredContainer {
 }
 
 impl Names {
-    /// The runtimes' state below a root directory (`/` on a real host), where their configuration files say that it is,
-    /// or where it is without any.
+    /// The runtimes' state below a root directory (`/` on a real host), at the configured and the default locations.
     pub fn below(root: &Path) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let text = |path: &str| String::from_utf8(read_state(&at(path))?).ok();
@@ -467,7 +466,7 @@ impl Names {
         }
     }
 
-    /// Learns from the command line of a runtime's daemon where it keeps its state.
+    /// Adds the state directory from the command line of a runtime's daemon.
     pub fn started(&mut self, program: &str, arguments: &[String]) {
         let at = |path: &str| self.root.join(path.trim_start_matches('/'));
         let file = option(arguments, &["--config-file", "--config", "-c"]).map(at);
@@ -494,7 +493,7 @@ impl Names {
         }
     }
 
-    /// A container's name, where a record of its runtime's has it.
+    /// A container's name, if its runtime has recorded it.
     pub fn recorded(&mut self, identity: &Identity) -> Option<String> {
         let name = match identity {
             Identity::Name(name) => return Some(name.clone()),
@@ -507,8 +506,8 @@ impl Names {
         Some(given_name(&name)).filter(|name| !name.is_empty())
     }
 
-    /// The container of containerd's that a path of no other form leads into: `/NAMESPACE/NAME`, as `ctr run` and other
-    /// clients of containerd name its cgroup, where containerd has such a task.
+    /// A containerd container at a path of no other form: `/NAMESPACE/NAME`, as `ctr run` and other containerd clients
+    /// name the cgroup, if containerd has such a task.
     pub fn task(&mut self, path: &str) -> Option<Container> {
         let mut parts = path.strip_prefix('/')?.splitn(3, '/');
         let (namespace, name) = (parts.next()?, parts.next().filter(|name| !matches!(*name, "" | "." | ".."))?);
@@ -521,7 +520,7 @@ impl Names {
 
     fn docker_name(&mut self, id: &str) -> Option<String> {
         let docker = &self.docker;
-        // With `userns-remap` all is in a directory that is called by the user's and the group's number.
+        // With `userns-remap`, the state is in a directory named by the user's and the group's number.
         let remapped = self.remapped.get_or_insert_with(|| {
             let all = docker.iter().flat_map(|root| subdirectories(root));
             all.filter(|path| path.file_name().is_some_and(|name| is_pair_of_numbers(&name.to_string_lossy())))
@@ -554,7 +553,7 @@ impl Names {
     fn stored_name(&mut self, id: &str) -> Option<String> {
         let storage = &self.storage;
         let stored = self.stored.get_or_insert_with(|| {
-            // A directory for each storage driver; what was made with --rm is in a file of its own.
+            // There is a directory per storage driver; containers created with --rm are in a separate file.
             let drivers = storage.iter().flat_map(|root| subdirectories(root));
             let drivers = drivers.filter(|path| path.to_string_lossy().ends_with("-containers"));
             let files =
@@ -565,14 +564,14 @@ impl Names {
         stored.get(id).cloned()
     }
 
-    /// As libsystemd reads it (`cg_path_get_machine_name`).
+    /// Reads the name as libsystemd does (`cg_path_get_machine_name`).
     fn machine_name(&self, unit: &str) -> Option<String> {
         let link = std::fs::read_link(self.root.join("run/systemd/machines").join(format!("unit:{unit}"))).ok()?;
         Some(printable(link.to_string_lossy().as_bytes())).filter(|name| !name.is_empty() && !name.contains('/'))
     }
 
-    /// The name without the number that LXC adds where the cgroup of that name is left over (`cgfsng_payload_create`);
-    /// with it where there is such a container.
+    /// The name without the number that LXC appends if a cgroup of that name is left over (`cgfsng_payload_create`).
+    /// The number stays if a container of the full name exists.
     fn lxc_name(&self, cgroup: &str) -> String {
         let exists = self.lxc.iter().any(|place| place.join(cgroup).is_dir());
         without_number(cgroup).filter(|_| !exists).unwrap_or(cgroup).to_owned()
@@ -584,7 +583,7 @@ fn is_pair_of_numbers(name: &str) -> bool {
     name.split_once('.').is_some_and(|(user, group)| is_number(user) && is_number(group))
 }
 
-/// The part before `-N`, N from 1 on.
+/// The part before `-N`, with N from 1 to 999.
 pub(crate) fn without_number(name: &str) -> Option<&str> {
     let (name, number) = name.rsplit_once('-')?;
     (!name.is_empty() && number.parse::<u16>().is_ok_and(|number| (1..1000).contains(&number))).then_some(name)
@@ -652,7 +651,7 @@ mod tests {
         }
     }
 
-    /// The name as the path has it.
+    /// The name in the path.
     fn name_of(path: &str) -> Option<String> {
         match of_path(path)?.id {
             Identity::Name(name) | Identity::Lxc(name) | Identity::Machine { name, .. } => Some(name),
@@ -664,14 +663,14 @@ mod tests {
     fn identifiers_are_found_in_every_layout() {
         let (a, b) = (id('a'), id('b'));
         for (path, cgroup) in [
-            // Podman in a unit of its user's, and in a pod by either cgroup driver.
+            // Podman in a user's unit, and in a pod with either cgroup driver.
             (
                 format!("/user.slice/user-7.slice/user@7.service/app.slice/press.service/libpod-payload-{a}/x"),
                 "payload",
             ),
             (format!("/machine.slice/machine-libpod_pod_{b}.slice/libpod-{a}.scope/container"), "scope"),
             (format!("/libpod_parent/{b}/libpod-{a}/ctr"), "libpod-"),
-            // The cgroupfs driver that is given a path of systemd's form.
+            // The cgroupfs driver with a path in systemd's form.
             (format!("/system.slice/containerd.service/kubepods-burstable-pod7.slice:cri-containerd:{a}"), "colons"),
             (format!("/plc.slice:docker:{a}/child"), "docker:"),
             (format!("/kubelet/kubepods/burstable/pod7/crio-{a}"), "crio-"),
@@ -698,7 +697,7 @@ mod tests {
             assert_eq!(of_path(&path).map(|found| found.id), Some(Identity::Unknown(a.clone())), "{path}");
         }
         for path in [
-            // Podman's health checks run beside the container; hashes elsewhere are no containers.
+            // Podman's health checks run beside the container. Hashes elsewhere are no containers.
             format!("/system.slice/{a}.service"),
             format!("/system.slice/{a}-5f6e.service"),
             format!("/machine.slice/machine-libpod_pod_{a}.slice"),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// The highest CPU number a set holds: the largest `CONFIG_NR_CPUS` a distribution kernel is built with.
+/// The highest CPU number of a set: the largest `CONFIG_NR_CPUS` of distribution kernels.
 pub const CPU_MAX: u32 = 8191;
 
 /// A set of CPU numbers, 0 to [`CPU_MAX`].
@@ -22,7 +22,7 @@ impl CpuList {
         self.0.contains(&cpu)
     }
 
-    /// Whether both sets have a CPU in common.
+    /// Whether the sets have a common CPU.
     pub fn overlaps(&self, other: &CpuList) -> bool {
         !self.0.is_disjoint(&other.0)
     }
@@ -80,7 +80,7 @@ impl fmt::Display for CpuList {
 impl FromStr for CpuList {
     type Err = String;
 
-    /// Reads `0-3,8`, with libvirt's exclusion `^2` as well.
+    /// Parses `0-3,8`, including libvirt's exclusion `^2`.
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |digits: &str| match digits.trim().parse::<u32>() {
             Ok(cpu) if cpu <= CPU_MAX => Ok(cpu),
@@ -93,7 +93,7 @@ impl FromStr for CpuList {
             } else if let Some((low, high)) = part.split_once('-') {
                 let (low, high) = (number(low)?, number(high)?);
                 if low > high {
-                    return Err(format!("`{part}` in the CPU list `{text}` runs backwards"));
+                    return Err(format!("`{part}` in the CPU list `{text}` runs backwards; write the lower CPU first"));
                 }
                 cpus.extend(low..=high);
             } else {

@@ -1,4 +1,4 @@
-//! Reading many small files of `/proc` with few system calls: relative to an open directory, and in one read each.
+//! Reads many small files of `/proc` with few system calls: relative to an open directory, and with one read per file.
 
 use std::cell::Cell;
 use std::io;
@@ -8,27 +8,27 @@ use rustix::fs::{CWD, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-/// `/proc` makes a file's text when it is read: what fits into the buffer comes in one read.
+/// Buffer size, bytes. `/proc` creates a file's text at the read, so text that fits comes in one read.
 const ONE_READ: usize = 4096;
-/// Of a directory's entry with a short name, in bytes.
+/// Size of a directory entry with a short name, bytes.
 const ENTRY: usize = 32;
-/// Buffers for directories, in bytes: an entry of the longest name fits in the smallest.
+/// Size limits of directory buffers, bytes: an entry with the longest name fits into the smallest buffer.
 const MIN_BUFFER: usize = 512;
 const MAX_BUFFER: usize = 32 << 10;
-/// More than any file read through here has, in bytes.
+/// Larger than any file that is read here, bytes.
 const SIZE_MAX: usize = 1 << 20;
 
 thread_local! {
     static EXHAUSTED: Cell<Option<Errno>> = const { Cell::new(None) };
 }
 
-/// Whether reading failed in this thread, since this was last asked, for want of descriptors or memory: not because of
-/// the file, which may well be there.
+/// Returns and clears the last failure in this thread that was caused by a lack of descriptors or memory. The file
+/// itself may well exist.
 pub(crate) fn exhausted() -> Option<Errno> {
     EXHAUSTED.take()
 }
 
-/// Remembers a failure that [`exhausted`] tells of.
+/// Stores a failure for [`exhausted`].
 pub(crate) fn note(error: &io::Error) {
     let error = Errno::from_io_error(error);
     if matches!(error, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) {
@@ -40,12 +40,12 @@ fn noted<T>(result: Result<T, Errno>) -> Result<T, Errno> {
     result.inspect_err(|error| note(&(*error).into()))
 }
 
-/// Opens a directory for reading below it.
+/// Opens a directory for reading files below it.
 pub(crate) fn directory(path: impl Arg) -> Result<OwnedFd, Errno> {
     noted(rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()))
 }
 
-/// Reads a file whole, or its first MiB.
+/// Reads a file, at most its first MiB.
 pub(crate) fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
     let file = noted(rustix::fs::openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;
     let mut text = Vec::with_capacity(ONE_READ);
@@ -66,22 +66,23 @@ pub(crate) fn link_at(directory: impl AsFd, path: impl Arg) -> Result<String, Er
     Ok(target.to_string_lossy().into_owned())
 }
 
-/// The first so many entries of a directory that was just opened, without those that vanish, and whether these are all.
+/// The first `limit` entries of a newly opened directory, and whether these are all. Entries that vanish are skipped.
 pub(crate) fn names(directory: &OwnedFd, limit: usize) -> (Vec<String>, bool) {
     first(directory, limit, |name| (name != "." && name != "..").then(|| name.to_owned()))
 }
 
-/// The entries of a directory that are numbers above 0, such as processes.
+/// The entries of a directory that are positive numbers, such as processes.
 pub(crate) fn numbers(directory: &OwnedFd) -> Vec<i32> {
     first_numbers(directory, usize::MAX).0
 }
 
-/// The first so many of them, and whether these are all.
+/// The first `limit` of them, and whether these are all.
 pub(crate) fn first_numbers(directory: &OwnedFd, limit: usize) -> (Vec<i32>, bool) {
     first(directory, limit, |name| name.parse().ok().filter(|number| *number > 0))
 }
 
-/// The kernel makes an inode for each entry of `/proc` that it lists: it is asked for little more than the limit.
+/// The kernel creates an inode for each entry of `/proc` that it lists, so the buffer holds little more than `limit`
+/// entries.
 fn first<T>(directory: &OwnedFd, limit: usize, read: impl Fn(&str) -> Option<T>) -> (Vec<T>, bool) {
     let size = limit.saturating_add(3).saturating_mul(ENTRY).clamp(MIN_BUFFER, MAX_BUFFER);
     let mut buffer = Vec::with_capacity(size);

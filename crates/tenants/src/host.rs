@@ -1,7 +1,7 @@
-//! Where a host is read from, and its processes as they are at one moment.
+//! The files of a host, and a snapshot of its processes.
 //!
-//! In: a [`Sources`] with the roots of `/proc`, `/run/libvirt`, `/sys`. Out: processes, kernel threads and threads,
-//! read once each. What vanishes while it is read is left out: that is no error.
+//! Input: a [`Sources`] with the roots of `/proc`, `/run/libvirt`, `/sys`. Output: processes, kernel threads and
+//! threads, read once each. Processes that vanish meanwhile are omitted; this is no error.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,13 +21,13 @@ use crate::qmp::Monitors;
 use crate::thread::ThreadId;
 use crate::{sched, vmm};
 
-/// The kernel's unit of a process's start time (`USER_HZ`), in a second.
+/// Units of a process's start time (`USER_HZ`) per second.
 const TICKS: u64 = 100;
-/// By how much a start and the time of a file that follows it may differ by rounding and by a clock that is slowly
-/// corrected, in seconds.
+/// Tolerance between a process's start and a file's later modification time, seconds: rounding, and a clock that is
+/// slowly corrected.
 const MARGIN: u64 = 2;
 
-/// Where a host is read from. Tests give a built tree.
+/// The locations of a host's files. Tests use a tree of their own.
 #[derive(Debug)]
 pub struct Sources {
     /// `/proc`.
@@ -36,20 +36,20 @@ pub struct Sources {
     pub libvirt: PathBuf,
     /// `/sys/class/net`.
     pub net: PathBuf,
-    /// Where cgroup v2 is mounted, where it is.
+    /// The mount point of cgroup v2, if mounted.
     pub cgroups: Option<PathBuf>,
-    /// The root below which container runtimes keep their state.
+    /// The root directory below which container runtimes keep their state.
     pub runtimes: PathBuf,
-    /// Whether `proc` is the running kernel's, so that system calls on its threads mean the same threads.
+    /// Whether `proc` belongs to the running kernel, so that system calls refer to the same threads.
     pub live: bool,
-    /// Monitors of QEMU processes that do not name their threads.
+    /// QEMU monitors to ask for vCPU threads that have no names.
     pub monitors: Monitors,
-    /// Device processes that were found.
+    /// Known device processes.
     pub devices: Devices,
 }
 
 impl Sources {
-    /// The host this runs on.
+    /// The running host.
     pub fn host() -> Self {
         Self { live: true, ..Self::below(Path::new("/")) }
     }
@@ -60,7 +60,7 @@ impl Sources {
             proc: root.join("proc"),
             libvirt: root.join("run/libvirt/qemu"),
             net: root.join("sys/class/net"),
-            // The second is where systemd mounts it beside cgroup v1.
+            // systemd mounts the second one beside cgroup v1.
             cgroups: ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
                 .map(|path| root.join(path))
                 .into_iter()
@@ -76,53 +76,53 @@ impl Sources {
         self.proc.join(pid.to_string())
     }
 
-    /// A process's network namespace where that is another than this thread's, as far as the kernel tells.
+    /// A process's network namespace if it differs from this thread's. `None` also if it cannot be read.
     pub(crate) fn own_network(&self, pid: i32) -> Option<PathBuf> {
         let namespace = |process: &Path| std::fs::read_link(process.join("ns/net")).ok();
         let its = self.live.then(|| namespace(&self.process_dir(pid)))??;
         (namespace(&self.proc.join("thread-self")).as_ref() != Some(&its)).then_some(its)
     }
 
-    /// A file of a process; `None` where the process is gone or the file is not to be had.
+    /// A file of a process. `None` if the process is gone or the file cannot be read.
     pub(crate) fn read(&self, pid: i32, file: &str) -> Option<Vec<u8>> {
         files::read_at(rustix::fs::CWD, self.process_dir(pid).join(file)).ok()
     }
 
-    /// A process's arguments, of the first so many bytes of its command line, and how many bytes were read.
+    /// The arguments in the first `limit` bytes of a process's command line, and how many bytes were read.
     pub(crate) fn arguments(&self, pid: i32, limit: usize) -> (Vec<String>, usize) {
         let mut bytes = Vec::new();
         let opened = std::fs::File::open(self.process_dir(pid).join("cmdline"));
         if let Ok(file) = opened.inspect_err(files::note) {
-            // A process that vanished, or took its own command line away, has none.
+            // A process that vanished, or removed its command line, has none.
             let _ = io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes);
         }
         (proc::parse_cmdline(&bytes), bytes.len())
     }
 
-    /// The user who controls a process: its real user, or where that is root, its effective one. (The owner of
-    /// `/proc/PID` is no answer: it is root for any process that made itself undumpable.)
+    /// The user who controls a process: its real user, or its effective user if the real one is root. (The owner of
+    /// `/proc/PID` is root for any process that made itself undumpable.)
     pub(crate) fn owner(&self, pid: i32) -> Option<u32> {
         let (real, effective) = proc::parse_uids(&self.read(pid, "status")?)?;
         Some(if real == 0 { effective } else { real })
     }
 
-    /// The user who made the directory of a cgroup, and so chose its path: root where only root may make directories
-    /// above it, else the first other user who may. With `itself` the directory's own owner counts, too, who may move
-    /// processes into it.
+    /// The user who created a cgroup's directory and so chose its path: root if only root may create directories above
+    /// it, else the first other user who may. With `itself` the directory's own owner counts, too, because that user
+    /// may move processes into it.
     pub(crate) fn cgroup_owner(&self, path: &str, itself: bool) -> u32 {
         let by_slice = container::owner_of_path(path);
         let Some(mount) = self.cgroups.as_ref().filter(|_| by_slice == 0) else { return by_slice };
         let owner = |part: &str| match std::fs::symlink_metadata(mount.join(part.trim_start_matches('/'))) {
             Ok(directory) => directory.uid(),
-            // A cgroup that is there has its directory. Whose this was is not known.
+            // An existing cgroup has a directory; the owner of this one is unknown.
             Err(_) => u32::MAX,
         };
         let above = ancestors(path).filter(|part| itself || part.len() < path.len());
         above.map(owner).find(|user| *user != 0).unwrap_or(0)
     }
 
-    /// Whether a process was started later than a file was written; `None` where that cannot be told. A clock that was
-    /// set since then shifts the answer.
+    /// Whether a process was started after a file was written. `None` if unknown. The answer is wrong if the clock was
+    /// set meanwhile.
     pub(crate) fn started_after(&self, process: ThreadId, written: SystemTime) -> Option<bool> {
         let booted = proc::parse_boot_time(&files::read_at(rustix::fs::CWD, self.proc.join("stat")).ok()?)?;
         let started = booted.checked_add(process.start_time / TICKS)?;
@@ -130,12 +130,12 @@ impl Sources {
         Some(started > written.as_secs().saturating_add(MARGIN))
     }
 
-    /// The first so many living threads of a process, and whether these are all. The kernel lists them in the order in
-    /// which they were made.
+    /// The first `limit` living threads of a process, and whether these are all. The kernel lists them in order of
+    /// creation.
     pub(crate) fn threads(&self, pid: i32, limit: usize) -> (Vec<Stat>, bool) {
         let Ok(tasks) = files::directory(self.process_dir(pid).join("task")) else { return (Vec::new(), true) };
         let (mut tids, whole) = files::first_numbers(&tasks, limit);
-        // In the order of their numbers, which is the order in which they were made.
+        // Sorted by number, which is the order of creation.
         tids.sort_unstable();
         let stats = tids.into_iter().filter_map(|tid| {
             let stat = proc::parse_stat(&files::read_at(&tasks, format!("{tid}/stat")).ok()?)?;
@@ -144,42 +144,42 @@ impl Sources {
         (stats.collect(), whole)
     }
 
-    /// Whether a process has run a guest of KVM's, by the time that all its threads were in one.
+    /// Whether a process has run a KVM guest, by the guest time of all its threads.
     pub(crate) fn has_run_a_guest(&self, pid: i32) -> bool {
         let stat = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text));
         stat.is_some_and(|stat| stat.guest_time > 0)
     }
 
-    /// A process's number in the innermost PID namespace that it is in.
+    /// A process's number in its innermost PID namespace.
     pub(crate) fn inner_process(&self, pid: i32) -> i32 {
         self.read(pid, "status").and_then(|status| proc::parse_inner_pid(&status)).unwrap_or(pid)
     }
 
-    /// Whether a process is in the host's PID namespace: it has one number only.
+    /// Whether a process is in the host's PID namespace: it has only one number.
     pub(crate) fn has_one_number(&self, pid: i32) -> bool {
         let status = self.read(pid, "status").unwrap_or_default();
         proc::status_value(&status, "NSpid").is_some_and(|numbers| numbers.split_ascii_whitespace().count() == 1)
     }
 
-    /// A thread's number in the innermost PID namespace that it is in.
+    /// A thread's number in its innermost PID namespace.
     pub(crate) fn inner_thread(&self, pid: i32, tid: i32) -> i32 {
         let status = self.read(pid, &format!("task/{tid}/status"));
         status.and_then(|status| proc::parse_inner_pid(&status)).unwrap_or(tid)
     }
 
-    /// The main thread of a process, where it has not ended.
+    /// The main thread of a process, unless it has ended.
     pub(crate) fn main_thread(&self, pid: i32) -> Option<Stat> {
         let stat = proc::parse_stat(&self.read(pid, &format!("task/{pid}/stat"))?)?;
         (!stat.has_ended()).then_some(stat)
     }
 
-    /// A process, also one whose main thread has ended and whose others live.
+    /// A process's identity, even if its main thread has ended and other threads live.
     pub(crate) fn identity(&self, pid: i32) -> Option<ThreadId> {
         let start_time = proc::parse_stat(&self.read(pid, "stat")?)?.start_time;
         Some(ThreadId { pid, tid: pid, start_time })
     }
 
-    /// The CPUs a thread may run on, in the kernel's list form; empty where it is gone.
+    /// The CPUs that a thread may run on, in the kernel's list form; empty if it is gone.
     pub(crate) fn affinity(&self, pid: i32, tid: i32) -> String {
         if self.live {
             return sched::affinity(tid).map(|cpus| cpus.to_string()).unwrap_or_default();
@@ -188,7 +188,7 @@ impl Sources {
         proc::status_value(&status, "Cpus_allowed_list").unwrap_or_default().to_owned()
     }
 
-    /// A thread's policy: what `stat` says, with SCHED_DEADLINE's parameters where the kernel can be asked.
+    /// A thread's policy from `stat`, with SCHED_DEADLINE's parameters if the running kernel can be asked.
     pub(crate) fn policy(&self, stat: &Stat) -> Policy {
         match stat.policy {
             Policy::Deadline { .. } if self.live => sched::policy(stat.tid).unwrap_or(stat.policy),
@@ -197,7 +197,7 @@ impl Sources {
     }
 }
 
-/// A process that runs a program.
+/// A process with a program.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub pid: i32,
@@ -205,7 +205,7 @@ pub(crate) struct Process {
     pub executable: String,
     /// Its cgroup v2 path.
     pub cgroup: Option<String>,
-    /// The container that only its cgroup v1 paths lead into.
+    /// The container in its cgroup v1 paths, if its v2 path has none.
     pub v1_container: Option<String>,
 }
 
@@ -214,16 +214,16 @@ pub(crate) struct Process {
 pub(crate) struct KernelThread {
     pub stat: Stat,
     pub role: crate::ThreadRole,
-    /// The process or thread it works for.
+    /// The process or thread for which it works.
     pub works_for: i32,
 }
 
-/// All processes at one moment.
+/// A snapshot of all processes.
 #[derive(Debug, Default)]
 pub(crate) struct Processes {
     pub user: Vec<Process>,
     pub kernel: Vec<KernelThread>,
-    /// How many could not be looked into.
+    /// Number of processes that could not be read.
     pub denied: usize,
 }
 
@@ -243,9 +243,9 @@ impl Processes {
                     };
                     all.user.push(Process { pid, executable, cgroup, v1_container });
                 }
-                // A kernel thread has no program; neither has a process on its way out.
+                // A kernel thread has no program; neither has an exiting process.
                 Err(Errno::NOENT) => all.kernel.extend(kernel_thread(&dir)),
-                // The host's init is no tenant; a security module may keep it from root too.
+                // The host's init is no tenant; a security module may hide it from root, too.
                 Err(Errno::ACCESS | Errno::PERM) => all.denied += usize::from(pid != 1),
                 Err(_) => {}
             }

@@ -1,23 +1,22 @@
-//! What runs on this host: virtual machines and containers, their threads, and the class of each.
+//! The tenants of this host: virtual machines and containers, their threads, and the class of each.
 //!
-//! In: `/proc`, `/run/libvirt/qemu`, cgroups, the rules in `/etc/ontime`.
-//! Out: [`Tenant`]s with verified threads, and the one [`PriorityTable`] every other crate places threads by.
-//! Nothing here owns or starts a tenant.
+//! Input: `/proc`, `/run/libvirt/qemu`, cgroups, the rules in `/etc/ontime`. Output: [`Tenant`]s with verified threads,
+//! and the [`PriorityTable`] by which every other crate sets priorities. This crate does not own or start tenants.
 //!
 //! | file | |
 //! |---|---|
-//! | `class`, `model`, `cpus` | the words: classes, places, policies, tenants, CPU sets |
+//! | `class`, `model`, `cpus` | basic types: classes, roles, policies, tenants, CPU sets |
 //! | `thread`, `sched`, `clock` | a thread's identity; its policy and affinity, read and set; a process's CPU time |
-//! | `config`, `rules`, `users` | strict TOML; which tenant has which class |
-//! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; who was found to serve a VM |
-//! | `budget` | how much of a look at the host the processes of others may cost |
-//! | `watch`, `connector` | learning that something changed |
-//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source each |
-//! | `namespace` | asking the kernel from within a tenant's network namespace |
-//! | `ownership`, `conflict`, `problem` | who decides about a thread; what works against the table; what went wrong |
-//! | `text` | words of messages |
+//! | `config`, `rules`, `users` | strict TOML files; which tenant has which class |
+//! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; which device process serves which VM |
+//! | `budget` | limits on the time that discovery spends on other users' processes |
+//! | `watch`, `connector` | notification of changes |
+//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source of information each |
+//! | `namespace` | running code in a tenant's network namespace |
+//! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
+//! | `text` | helpers for the text of messages |
 
-// The built host of `tests/common` names the crate.
+// `tests/common`, which builds a fake host, names the crate.
 #[cfg(test)]
 extern crate self as ontime_tenants;
 
@@ -42,6 +41,8 @@ pub mod peers;
 pub mod problem;
 pub mod proc;
 pub mod qmp;
+pub mod remedy;
+pub mod repeats;
 pub mod rules;
 mod sched;
 #[cfg(test)]
@@ -63,6 +64,8 @@ pub use host::Sources;
 pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
+pub use remedy::remedy;
+pub use repeats::Repeats;
 pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
 pub use watch::Watcher;

@@ -1,7 +1,7 @@
-//! libvirt's live state, read from its files: libvirt itself is never called.
+//! libvirt's live state, read from its files. libvirt itself is never called.
 //!
-//! In: `/run/libvirt/qemu/NAME.xml`, which libvirt writes for every running domain and rewrites at every change. Out: a
-//! [`Domain`]. Source: libvirt `src/conf/domain_conf.c` (`virDomainObjFormat`), `docs/formatdomain.rst`.
+//! Input: `/run/libvirt/qemu/NAME.xml`, which libvirt writes for every running domain and rewrites at every change.
+//! Output: a [`Domain`]. Source: libvirt `src/conf/domain_conf.c` (`virDomainObjFormat`), `docs/formatdomain.rst`.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -17,32 +17,32 @@ use crate::rules::{RuntimeCap, Verdict};
 /// The namespace of Ontime's element in a domain's `<metadata>`.
 pub const METADATA_NAMESPACE: &str = "https://ontime.dev/xmlns/tenant/1";
 
-/// More nodes than any domain has: a limit against a file that is not one.
+/// More nodes than any domain has: a limit for malformed files.
 const NODES_MAX: u32 = 200_000;
 
-/// What a live status file says of a domain.
+/// A domain's live status file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Domain {
     /// Its name.
     pub name: String,
     /// Its UUID.
     pub uuid: Option<String>,
-    /// Its QEMU process.
+    /// Its QEMU process number.
     pub pid: i32,
-    /// Ontime's `<metadata>`: absent, good, or what is wrong with it.
+    /// Ontime's `<metadata>`: absent, valid, or an error text.
     pub metadata: Option<Result<Verdict, String>>,
-    /// vCPU numbers by thread number, as libvirt learnt them from QEMU.
+    /// vCPU numbers by thread number, as QEMU reported them to libvirt.
     pub vcpu_tids: BTreeMap<i32, u32>,
-    /// The host's interfaces of its virtual NICs; `None` where only its `.pid` file could be read.
+    /// The host's interfaces of its virtual NICs. `None` if only its `.pid` file could be read.
     pub interfaces: Option<Vec<String>>,
-    /// The user that its QEMU runs as, where the file says so (`<seclabel model='dac'>`).
+    /// The user of its QEMU, if the file has it (`<seclabel model='dac'>`).
     pub user: Option<u32>,
-    /// When the file was written.
+    /// Modification time of the file.
     pub written: Option<SystemTime>,
     tuning: Tuning,
 }
 
-/// `<cputune>`, by what it is about.
+/// `<cputune>` by thread kind.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Tuning {
     vcpus: BTreeMap<u32, LibvirtTuning>,
@@ -51,7 +51,7 @@ struct Tuning {
 }
 
 impl Domain {
-    /// What a `NAME.pid` file alone says.
+    /// A domain of which only the `NAME.pid` file is known.
     pub fn of_pid_file(name: &str, text: &str) -> Option<Self> {
         let pid = text.trim().parse().ok().filter(|pid| *pid > 0)?;
         Some(Self {
@@ -67,7 +67,7 @@ impl Domain {
         })
     }
 
-    /// With the time at which the file was written.
+    /// Sets the modification time of the file.
     pub(crate) fn written_at(mut self, time: Option<SystemTime>) -> Self {
         self.written = time;
         self
@@ -78,7 +78,7 @@ impl Domain {
         self.interfaces.is_some()
     }
 
-    /// What libvirt was told to do with a thread. vhost threads live in the emulator's cgroup and share its pin.
+    /// The `<cputune>` settings of a thread. vhost threads are in the emulator's cgroup and share its pinning.
     pub fn tuning(&self, role: ThreadRole, comm: &str) -> LibvirtTuning {
         let found = match role {
             ThreadRole::Vcpu(number) => self.tuning.vcpus.get(&number),
@@ -93,18 +93,18 @@ impl Domain {
     }
 }
 
-/// libvirt names iothread objects `iothreadN`, QEMU their threads `IO iothreadN`.
+/// libvirt names iothread objects `iothreadN`; QEMU names their threads `IO iothreadN`.
 fn iothread_number(comm: &str) -> Option<u32> {
     comm.strip_prefix("IO iothread")?.parse().ok()
 }
 
-/// Reads a live status file.
+/// Parses a live status file.
 ///
 /// # Errors
-/// A sentence that says what is wrong with the text.
+/// A sentence about the fault in the text.
 pub fn parse_status(text: &str) -> Result<Domain, String> {
     let options = ParsingOptions { nodes_limit: NODES_MAX, ..ParsingOptions::default() };
-    // The parser's message quotes the text.
+    // The parser's message quotes the text, so make it printable.
     let document = Document::parse_with_options(text, options)
         .map_err(|error| format!("not well-formed: {}", printable(error.to_string().as_bytes())))?;
     let status = document.root_element();
@@ -154,14 +154,14 @@ fn interfaces(domain: Node<'_, '_>) -> Vec<String> {
         .collect()
 }
 
-/// The target of a vhost-user interface is a port of a switch in user space (Open vSwitch with DPDK, VPP), not an
-/// interface of the kernel. An interface of a network is what that gave it, which is its `<actual>`.
+/// The target of a vhost-user interface is a port of a user space switch (Open vSwitch with DPDK, VPP), not a kernel
+/// interface. For an interface of a libvirt network, `<actual>` has the real type.
 fn is_vhost_user(interface: Node<'_, '_>) -> bool {
     let kind = child(interface, "actual").unwrap_or(interface).attribute("type");
     kind == Some("vhostuser")
 }
 
-/// libvirt writes numbers, with a plus: `+64055:+64055`.
+/// libvirt writes numbers with a plus sign: `+64055:+64055`.
 fn user(domain: Node<'_, '_>) -> Option<u32> {
     let labels =
         domain.children().filter(|node| node.has_tag_name("seclabel") && node.attribute("model") == Some("dac"));
@@ -231,7 +231,10 @@ fn verdict(element: Node<'_, '_>) -> Result<Verdict, String> {
         return Err(format!("<{}> is not known; allowed is <tenant>", printable(element_name.as_bytes())));
     }
     if let Some(inner) = element.children().find(Node::is_element) {
-        return Err(format!("<{}> inside <tenant> is not allowed", printable(inner.tag_name().name().as_bytes())));
+        return Err(format!(
+            "<{}> inside <tenant> is not allowed; remove it",
+            printable(inner.tag_name().name().as_bytes())
+        ));
     }
     let (mut class, mut level, mut cap) = (None, None, None);
     for attribute in element.attributes() {
@@ -249,7 +252,9 @@ fn verdict(element: Node<'_, '_>) -> Result<Verdict, String> {
     match class.as_deref() {
         Some("rt") => Ok(Verdict { class: Class::Rt(level.unwrap_or(Level::HIGHEST)), runtime_cap: cap }),
         Some("bulk") if level.is_none() && cap.is_none() => Ok(Verdict { class: Class::Bulk, runtime_cap: None }),
-        Some("bulk") => Err("`level` and `runtime-cap` are for class=\"rt\" only".to_owned()),
+        Some("bulk") => {
+            Err("`level` and `runtime-cap` are for class=\"rt\" only; remove them, or set class=\"rt\"".to_owned())
+        }
         Some(other) => Err(format!("class `{other}` is not known; allowed are `rt` and `bulk`")),
         None => Err("`class` is missing; allowed are `rt` and `bulk`".to_owned()),
     }
@@ -372,7 +377,7 @@ mod tests {
         }
     }
 
-    /// Found by fuzzing (`libvirt`): the text's own control characters stood in the message.
+    /// Found by fuzzing (`libvirt`): the message contained the text's control characters.
     #[test]
     fn a_refusal_is_fit_for_a_terminal() {
         for text in ["<do\u{1b}[2J x='1'/>", "<a \u{9b}2J/>", "<do\0\0\u{1}\0tus p='7'/>"] {

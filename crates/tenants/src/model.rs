@@ -1,4 +1,4 @@
-//! A tenant and its threads, as found on the host.
+//! A tenant and its threads as found on the host.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::class::{Class, Policy};
 use crate::thread::ThreadId;
 
-/// What kind of thing a tenant is.
+/// The kind of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -15,7 +15,7 @@ pub enum Kind {
     Libvirt,
     /// A QEMU process started otherwise.
     Qemu,
-    /// A VM of another monitor: Cloud Hypervisor, Firecracker, crosvm.
+    /// A VM of another monitor, such as Cloud Hypervisor, Firecracker or crosvm.
     Vmm,
     /// A container, or another cgroup that a rule names.
     Container,
@@ -32,7 +32,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What decided a tenant's class.
+/// The source of a tenant's class.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClassSource {
@@ -40,11 +40,11 @@ pub enum ClassSource {
     Metadata,
     /// A rule, as `FILE:LINE`.
     Rule(String),
-    /// Nothing spoke for it: bulk.
+    /// No rule applies: bulk.
     Default,
 }
 
-/// What a tenant's thread does.
+/// The role of a tenant's thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ThreadRole {
@@ -58,13 +58,13 @@ pub enum ThreadRole {
     Emulator,
     /// KVM's in-kernel timer thread (`kvm-pit/PID`).
     KvmPit,
-    /// Of the process that serves the VM's outsourced sockets and deadlines (`ontime device`).
+    /// A thread of the process that serves the VM's outsourced sockets and deadlines (`ontime device`).
     Device,
     /// A thread of a container's process.
     Container,
 }
 
-/// What libvirt was told to do with a thread, by the domain's `<cputune>`. It stays libvirt's.
+/// The settings of a thread in the domain's `<cputune>`. Ontime does not change them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct LibvirtTuning {
@@ -74,77 +74,77 @@ pub struct LibvirtTuning {
     pub cpus: Option<String>,
 }
 
-/// One thread of a tenant.
+/// A thread of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantThread {
-    /// Which thread, safe against reuse of its number.
+    /// The thread's identity, safe against reuse of its number.
     pub id: ThreadId,
-    /// What it does.
+    /// Its role.
     pub role: ThreadRole,
-    /// Its name, as the kernel cuts it to 15 bytes.
+    /// Its name, which the kernel truncates to 15 bytes.
     pub comm: String,
-    /// Its policy when it was found.
+    /// Its policy at the time of discovery.
     pub policy: Policy,
-    /// The CPUs it may run on, in the kernel's list form (`0-3,8`).
+    /// The CPUs that it may run on, in the kernel's list form (`0-3,8`).
     pub affinity: String,
     /// The CPU it last ran on.
     pub last_cpu: u32,
-    /// What libvirt's configuration says of it; empty for all but libvirt's VMs.
+    /// libvirt's settings for it; empty except for libvirt's VMs.
     #[serde(default)]
     pub libvirt: LibvirtTuning,
 }
 
-/// A tenant's virtual NIC, where the host's side of it could be found.
+/// A tenant's virtual NIC with a known interface on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vnic {
     /// The host's interface: a tap, macvtap or veth.
     pub ifname: String,
-    /// The physical NICs it reaches, through macvtap's lower device or a bridge's ports, in name order: several below a
-    /// bond, none where the interface leads nowhere.
+    /// The physical NICs that it reaches through macvtap's lower device or a bridge's ports, in order of names: several
+    /// below a bond, none if the interface leads nowhere.
     #[serde(default)]
     pub lower: Vec<String>,
 }
 
-/// An interface in a container's network namespace that sends by one of the host's: macvlan, ipvlan, a VLAN. The host
-/// has none that stands for it.
+/// An interface in a container's network namespace that sends through one of the host's interfaces: macvlan, ipvlan or
+/// VLAN. It has no counterpart on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
-    /// Its name, in there.
+    /// Its name in that namespace.
     pub name: String,
-    /// Its hardware address, where that tells its packets from others' on the NIC.
+    /// Its MAC address, if its packets on the NIC can be told apart by it.
     pub mac: Option<[u8; 6]>,
-    /// The physical NICs it reaches, as [`Vnic::lower`].
+    /// The physical NICs that it reaches, as in [`Vnic::lower`].
     pub lower: Vec<String>,
 }
 
 /// A virtual machine or container on this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// The domain's, guest's or container's name.
+    /// The name of the domain, guest or container.
     pub name: String,
-    /// Its UUID, where it has one.
+    /// Its UUID, if any.
     pub uuid: Option<String>,
-    /// What kind of thing it is.
+    /// Its kind.
     pub kind: Kind,
-    /// The user who controls it, and with it its name: 0 for libvirt's system instance and system containers, else the
-    /// process's real user or the owner of the user slice.
+    /// The user who controls the tenant, and with it its name: 0 for libvirt's system instance and for system
+    /// containers, else the process's real user or the owner of the user slice.
     #[serde(default)]
     pub owner: u32,
     /// Its main process.
     pub process: ThreadId,
-    /// Its cgroup (v2 path below the mount), where it has one of its own.
+    /// Its own cgroup (v2 path below the mount), if any.
     pub cgroup: Option<String>,
     /// Its class.
     pub class: Class,
-    /// What decided its class.
+    /// The source of its class.
     pub class_source: ClassSource,
-    /// Most CPU time a vCPU thread may take at RT priority, as a fraction of one CPU (0 to 1).
+    /// Most CPU time that a vCPU thread may take at RT priority, as a fraction of one CPU (0 to 1).
     pub runtime_cap: f64,
     /// Its threads.
     pub threads: Vec<TenantThread>,
     /// Its virtual NICs.
     pub vnics: Vec<Vnic>,
-    /// Interfaces in its own network namespace that stand on the host's.
+    /// Interfaces in its own network namespace that are on top of the host's interfaces.
     #[serde(default)]
     pub attached: Vec<Attached>,
 }

@@ -1,7 +1,7 @@
-//! Looking into a tenant's network namespace: for the end of its veth pair that is there, and for what stands on the
+//! Runs code in a tenant's network namespace: to find the inner end of its veth pair and interfaces on top of the
 //! host's NICs.
 //!
-//! Only sockets are used inside, in a thread of its own that ends with the call: nothing of the tenant's files is read.
+//! Inside, only sockets are used, in a separate thread that ends with the call. The tenant's files are not read.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,19 +11,19 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::thread::ThreadId;
 
-/// For a socket and what it answers; the daemon's memory is locked, so that a stack of the usual size would be two
-/// megabytes.
+/// Stack size, bytes: enough for a socket and its answers. The daemon's memory is locked, and the default stack would
+/// lock two megabytes.
 const STACK: usize = 256 << 10;
 
-/// Runs `run` in the network namespace of a process; in this thread where that is its own.
+/// Runs `run` in the network namespace of a process; in the calling thread if the namespaces are the same.
 ///
 /// # Errors
-/// `ESRCH` where the process ended, `EPERM` without CAP_SYS_ADMIN, those of `run`.
+/// `ESRCH` if the process ended, `EPERM` without CAP_SYS_ADMIN, and errors of `run`.
 pub fn inside<T: Send>(process: ThreadId, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     let path = format!("/proc/{}/ns/net", process.pid);
     let namespace = File::open(&path)?;
     let other = fs::read_link(&path)?;
-    // The number was still this process's when its namespace was opened.
+    // Verify that the number still meant this process when its namespace was opened.
     process.verify()?;
     if fs::read_link("/proc/thread-self/ns/net")? == other {
         return run();

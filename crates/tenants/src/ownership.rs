@@ -1,27 +1,26 @@
-//! Who decides about a thread, libvirt or Ontime, and what Ontime wants of it. Pure.
+//! Whether libvirt or Ontime sets a thread's policy, and which policy Ontime sets. Pure.
 //!
-//! `vcpupin`, `vcpusched`, `emulatorpin` and their kin stay libvirt's: where the domain says something, Ontime keeps
-//! its hands off and at most reports a conflict. vhost and kvm-pit threads, for which libvirt has no words, are
-//! Ontime's.
+//! `vcpupin`, `vcpusched`, `emulatorpin` and similar settings belong to libvirt: Ontime does not override them and at
+//! most reports a conflict. vhost and kvm-pit threads, for which libvirt has no settings, belong to Ontime.
 
 use serde::{Deserialize, Serialize};
 
 use crate::class::{Class, Level, Policy, PriorityTable, Role};
 use crate::model::{Tenant, TenantThread, ThreadRole};
 
-/// Who decides about a thread's policy.
+/// The program that sets a thread's policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Owner {
-    /// libvirt, because the domain's `<cputune>` says something about it.
+    /// libvirt sets it: the domain's `<cputune>` has a policy for the thread.
     Libvirt,
-    /// Ontime, by the priority table.
+    /// Ontime sets it, by the priority table.
     Ontime,
-    /// Its own program: Ontime has no place for it.
+    /// The thread's own program sets it: Ontime has no place for the thread.
     Itself,
 }
 
-/// Who decides about a thread's policy.
+/// Which program sets a thread's policy.
 pub fn owner(tenant: &Tenant, thread: &TenantThread) -> Owner {
     if thread.libvirt.sched.is_some() {
         Owner::Libvirt
@@ -32,16 +31,16 @@ pub fn owner(tenant: &Tenant, thread: &TenantThread) -> Owner {
     }
 }
 
-/// The policy Ontime wants the thread to have; `None` where it leaves the thread alone.
+/// The policy that Ontime sets for the thread. `None`: Ontime does not change it.
 ///
-/// Bulk tenants are left alone whole: they keep what they have, and a bulk thread at a real-time place is reported, not
-/// demoted. So are iothreads of RT VMs: they serve block devices, off the request's path. Its monitor's main thread
-/// serves management, and holds meanwhile the lock that a vCPU takes which leaves its guest for a device that the
-/// monitor emulates: QEMU's has no priority inheritance.
+/// Ontime does not change bulk tenants: a bulk thread at a real-time priority is reported, not demoted. It does not
+/// change iothreads of RT VMs either: they serve block devices, off the request's path. The monitor's main thread
+/// serves management requests. Meanwhile it holds a lock that a vCPU needs when it exits to a device that the monitor
+/// emulates, and QEMU's lock has no priority inheritance; so the main thread gets a real-time priority.
 ///
-/// A container's thread is to it what a vCPU is to a VM. One that chose its own real-time policy keeps it: the
-/// program's author knew the threads' order. A thread at one of the table's own vCPU places is taken as placed by
-/// Ontime, so a changed level moves it.
+/// A container's thread is treated like a VM's vCPU. If its program set a real-time policy or SCHED_IDLE, it keeps
+/// that: the program's author knew the threads' order. A thread at one of the table's own vCPU priorities counts as
+/// placed by Ontime, so a changed level moves it.
 pub fn wanted(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> Option<Policy> {
     if thread.libvirt.sched.is_some() {
         return None;
@@ -53,7 +52,7 @@ pub fn wanted(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> 
     Some(table.policy(tenant.class, role))
 }
 
-/// The thread's place in the table, where it has one.
+/// The thread's role in the priority table, if any.
 fn role_of(tenant: &Tenant, thread: &TenantThread) -> Option<Role> {
     if tenant.class == Class::Bulk {
         return None;
@@ -61,10 +60,10 @@ fn role_of(tenant: &Tenant, thread: &TenantThread) -> Option<Role> {
     match thread.role {
         ThreadRole::Vcpu(_) | ThreadRole::Container => Some(Role::VcpuPlanned),
         // kvm-pit raises the guest's timer interrupt. Like vhost it works for a vCPU that may be spinning on the same
-        // CPU, so it must come before the vCPU; it is no NIC interrupt, so it stays after those.
+        // CPU, so it must preempt the vCPU. It is not a NIC interrupt, so it stays below those.
         ThreadRole::Vhost | ThreadRole::KvmPit => Some(Role::Vnic),
         ThreadRole::Emulator if thread.id.tid == thread.id.pid => Some(Role::Vmm),
-        // Device processes take the place that sockets.toml gives them.
+        // Device processes set the priority of sockets.toml themselves.
         ThreadRole::Iothread | ThreadRole::Emulator | ThreadRole::Device => None,
     }
 }

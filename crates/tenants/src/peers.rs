@@ -1,15 +1,15 @@
-//! Which of the host's interfaces lead into which container: the near ends of veth (and netkit) pairs, and those that a
-//! container's macvlan, ipvlan or VLAN stands on.
+//! The host's interfaces that lead into a container: the host ends of veth (and netkit) pairs, and the interfaces below
+//! a container's macvlan, ipvlan or VLAN.
 //!
-//! In: the kernel's link table, and a process of the container. Out: interface names. No file of the container is read,
-//! since it could put anything there: the kernel says into which network namespace each pair leads
-//! (`IFLA_LINK_NETNSID`), and which number that namespace has (`RTM_GETNSID`). Source: `net/core/rtnetlink.c`,
+//! Input: the kernel's link table, and a process of the container. Output: interface names. No file of the container is
+//! read, because the container could put anything there. The kernel reports the network namespace of each pair's other
+//! end (`IFLA_LINK_NETNSID`) and that namespace's number (`RTM_GETNSID`). Source: `net/core/rtnetlink.c`,
 //! `net/core/net_namespace.c`.
 //!
-//! A macvlan has no near end, and its NIC does not tell of it, so the kernel is asked from within the container's
-//! namespace: there it says on which interface of which namespace each stands. That is not the container's word: who
-//! has no rights outside cannot put an interface on one that is outside (`rtnl_newlink` asks for CAP_NET_ADMIN there,
-//! `net/core/rtnetlink.c`).
+//! A macvlan has no host end, and its NIC does not list it. So the kernel is asked from within the container's
+//! namespace, where it reports the lower interface of each link and that interface's namespace. The container cannot
+//! forge this: without rights outside, a process cannot put an interface on top of an outside one (`rtnl_newlink`
+//! requires CAP_NET_ADMIN there, `net/core/rtnetlink.c`).
 
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +24,7 @@ use netlink_sys::{Socket, SocketAddr};
 use crate::namespace;
 use crate::thread::ThreadId;
 
-/// Near ends by the number of the namespace they lead into.
+/// Host ends by the number of the namespace that they lead into.
 #[derive(Debug)]
 pub(crate) struct Peers {
     socket: Socket,
@@ -44,7 +44,7 @@ impl Peers {
         Ok(Self { socket, by_namespace })
     }
 
-    /// The near ends of the pairs that lead into a process's network namespace, in name order.
+    /// The host ends of the pairs that lead into a process's network namespace, in order of names.
     pub(crate) fn of_process(&self, pid: i32) -> Vec<String> {
         let namespace = number_of(&self.socket, pid).unwrap_or(None);
         let mut names = namespace.and_then(|number| self.by_namespace.get(&number)).cloned().unwrap_or_default();
@@ -53,37 +53,38 @@ impl Peers {
     }
 }
 
-/// An interface of a container that stands on one of the host's.
+/// A container's interface on top of one of the host's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// Its name, in there.
+    /// Its name in the container.
     pub name: String,
-    /// Its hardware address, where it has one of its own.
+    /// Its MAC address, if it has its own.
     pub mac: Option<[u8; 6]>,
-    /// Index of the host's interface.
+    /// Index of the host's interface below it.
     pub on: u32,
 }
 
-/// The interfaces in a process's network namespace that stand on ones of this thread's, in name order; none where it
-/// has the same. `limit` is how many interfaces of the namespace are looked at, before it how many were, and whether
+/// The interfaces in a process's network namespace that are on top of this thread's interfaces, in order of names; none
+/// if the namespaces are the same. At most `limit` interfaces are read. Also returns how many were read and whether
 /// these are all.
 ///
 /// # Errors
-/// `ESRCH` where the process ended, `EPERM` without CAP_SYS_ADMIN.
+/// `ESRCH` if the process ended, `EPERM` without CAP_SYS_ADMIN.
 pub(crate) fn standing(process: ThreadId, limit: usize) -> io::Result<(usize, bool, Vec<Standing>)> {
     let host = rustix::thread::gettid().as_raw_nonzero().get();
     namespace::inside(process, || {
         let socket = connected()?;
-        // The kernel gives a namespace its number when it tells of the first link that leads there, so they come first.
+        // The kernel assigns a namespace's number when it reports the first link that leads there, so read the links
+        // first.
         let (links, whole) = links(&socket, limit)?;
         let looked_at = links.len();
-        // The rest of a table that was not read whole would come before the answer.
+        // With a partly read table, its rest would precede the answer on the old socket.
         let socket = connected()?;
         let Some(host) = number_of(&socket, host)? else { return Ok((looked_at, whole, Vec::new())) };
         let stands = |link: Link| {
             let own_address = match link.kind? {
                 InfoKind::MacVlan | InfoKind::MacVtap => true,
-                // They have the address of what they stand on.
+                // These have the MAC address of the interface below.
                 InfoKind::IpVlan | InfoKind::IpVtap | InfoKind::Vlan => false,
                 _ => return None,
             };
@@ -96,7 +97,7 @@ pub(crate) fn standing(process: ThreadId, limit: usize) -> io::Result<(usize, bo
     })
 }
 
-/// A socket to this thread's namespace.
+/// A socket in this thread's namespace.
 fn connected() -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;
@@ -104,19 +105,19 @@ fn connected() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What is looked at of an interface.
+/// The attributes of an interface that are used here.
 #[derive(Debug, Default)]
 struct Link {
     name: String,
     kind: Option<InfoKind>,
     address: Option<[u8; 6]>,
-    /// Index of its peer or of what it stands on, there.
+    /// Index of its peer or of the interface below it, in that one's namespace.
     lower: Option<u32>,
-    /// The number of the namespace where that is, where it is another.
+    /// The number of that namespace if it is another one.
     namespace: Option<i32>,
 }
 
-/// The first so many interfaces of the socket's namespace, as far as they have names, and whether these are all.
+/// The first `limit` named interfaces of the socket's namespace, and whether these are all.
 fn links(socket: &Socket, limit: usize) -> io::Result<(Vec<Link>, bool)> {
     let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
     let replies = ask(socket, request, NLM_F_REQUEST | NLM_F_DUMP, limit)?;
@@ -148,8 +149,8 @@ fn link(message: LinkMessage) -> Link {
     link
 }
 
-/// The number that the socket's namespace has for that of a process or thread; `None` where it has none, so no link
-/// leads there.
+/// The number that the socket's namespace assigns to the namespace of a process or thread. `None`: no number is
+/// assigned, so no link leads there.
 fn number_of(socket: &Socket, pid: i32) -> io::Result<Option<i32>> {
     let mut message = NsidMessage::default();
     message.attributes.push(NsidAttribute::Pid(u32::try_from(pid).map_err(io::Error::other)?));
@@ -164,7 +165,7 @@ fn number_of(socket: &Socket, pid: i32) -> io::Result<Option<i32>> {
     Ok(None)
 }
 
-/// Asks the kernel and reads its answer, until it is more than so many messages.
+/// Sends a request and reads the answer, until it has more than `limit` messages.
 fn ask(
     socket: &Socket,
     request: RouteNetlinkMessage,
@@ -187,10 +188,10 @@ fn ask(
     }
 }
 
-/// The named interfaces that a datagram tells of.
+/// The named interfaces in a datagram.
 ///
 /// # Errors
-/// The kernel's error in it.
+/// The kernel's error in the datagram.
 #[doc(hidden)]
 pub fn names_in(datagram: &[u8]) -> io::Result<Vec<String>> {
     let mut replies = Vec::new();
@@ -202,13 +203,13 @@ pub fn names_in(datagram: &[u8]) -> io::Result<Vec<String>> {
     Ok(links.filter(|name| !name.is_empty()).collect())
 }
 
-/// Reads the messages of one datagram; true at the end of a dump.
+/// Parses the messages of one datagram. True: end of a dump.
 fn read_datagram(datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
     let mut rest = datagram;
     while let Some(length) = rest.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes) {
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let Some(message) = rest.get(..length).filter(|message| message.len() >= 16) else { break };
-        // A link with attributes this version cannot read is left out; the others are read.
+        // A link with attributes that this version cannot parse is skipped.
         if let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) {
             match message.payload {
                 NetlinkPayload::InnerMessage(reply) => replies.push(reply),
@@ -241,7 +242,7 @@ mod tests {
             .is_ok_and(|status| status.success())
     }
 
-    /// A process in a network namespace of its own, which ends, and takes its pair along, with the test.
+    /// A process in its own network namespace. It ends with the test and takes its pair along.
     struct Contained(Child);
 
     impl Contained {
@@ -286,7 +287,7 @@ mod tests {
         assert!(peers.of_process(i32::MAX).is_empty());
     }
 
-    /// Ends both ends of a pair with the test.
+    /// Removes both ends of a pair at the end of the test.
     struct Pair(String);
 
     impl Drop for Pair {
@@ -316,7 +317,7 @@ mod tests {
             println!("SKIPPED: no macvlan here");
             return;
         }
-        // One on an interface of the container's own, which has the NIC's number there as likely as not.
+        // A macvlan on an interface of the container itself, whose index is likely that of a host NIC.
         for own in ["name va type veth peer name vb", "link va name on-own type macvlan"] {
             let enter = format!("-t {} -n ip link add {own}", inside.0.id());
             assert!(Command::new("nsenter").args(enter.split(' ')).status().unwrap().success(), "{own}");

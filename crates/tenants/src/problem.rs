@@ -1,4 +1,4 @@
-//! What discovery could not do or did not like: typed, with the remedy.
+//! Problems that discovery reports, with remedies.
 
 use std::fmt;
 
@@ -9,73 +9,73 @@ use crate::rules::Namer;
 use crate::text::counted;
 use crate::vmm::{Delay, Vmm};
 
-/// Something an administrator should know. Discovery goes on without it.
+/// A problem that an administrator should know about. Discovery continues.
 ///
 /// Serialises as `{subject, kind, message, remedy}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// On which tenant, process or file.
+    /// The tenant, process or file.
     pub subject: String,
-    /// What it is.
+    /// The problem.
     pub kind: ProblemKind,
 }
 
 /// Kinds of problems.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProblemKind {
-    /// A file or process could not be read.
+    /// A file or process cannot be read.
     Unreadable(String),
-    /// A libvirt status file is there, its QEMU process is not.
+    /// A libvirt status file exists, but its QEMU process does not.
     StaleDomain(i32),
-    /// A libvirt status file makes no sense.
+    /// A libvirt status file is invalid.
     BadStatus(String),
-    /// Ontime's `<metadata>` of a domain makes no sense; the domain is classed as if it had none.
+    /// Ontime's `<metadata>` of a domain is invalid. The domain is treated as if it had none.
     BadMetadata(String),
-    /// A VM's vCPU threads cannot be told from its others.
+    /// A VM's vCPU threads cannot be identified.
     VcpusUnnamed {
         /// Its monitor.
         vmm: Vmm,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// An RT rule (`FILE:LINE`) fits only by what somebody without authority chose.
+    /// An RT rule (`FILE:LINE`) matches only a name that an unprivileged user chose.
     RuleWithheld {
-        /// The rule.
+        /// The user or container that chose the name.
         rule: String,
         /// Who chose.
         namer: Namer,
     },
     /// An interface of the VM is not in the host's network namespace.
     VnicElsewhere(String),
-    /// An RT VM's QEMU was started so that its guest's requests are late.
+    /// An RT VM's QEMU has options that delay its guest's requests.
     Delay(Delay),
-    /// Two tenants have one name.
+    /// Two tenants have the same name.
     SameName,
-    /// A tenant without authority called itself by the name of one with: it is not called so here.
+    /// An unprivileged tenant uses the name of a root tenant and is renamed in Ontime's output.
     NameTaken(String),
-    /// An RT rule's `name` fits no tenant that runs.
+    /// An RT rule's `name` matches no running tenant.
     RuleUnused {
-        /// The name.
+        /// The name pattern.
         pattern: String,
-        /// Containers whose names no runtime has on record.
+        /// Containers whose name no runtime has recorded.
         unnamed: Vec<Unnamed>,
     },
-    /// Containers in a layout of no known runtime, whose names no runtime has on record.
+    /// Containers of an unknown runtime without a recorded name.
     RuntimeUnknown,
-    /// Containers that are only in cgroup v1 hierarchies, by their paths.
+    /// Number of processes in containers that are only in cgroup v1 hierarchies.
     CgroupV1(usize),
-    /// Something was not read whole, for it is more than one user's or container's processes may cost.
+    /// Some data was not read completely because of the limits per user or container.
     NotRead(String),
-    /// Settings that work against the priority table.
+    /// Settings that conflict with the priority table.
     Conflict(Conflict),
 }
 
-/// A container whose name is not known.
+/// A container whose name is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unnamed {
-    /// The first digits of its identifier, by which it is called instead.
+    /// The first digits of its identifier, which replace its name.
     pub digits: String,
-    /// The user whom it belongs to; the records of other users than root are not read.
+    /// Its user. Only root's records are read.
     pub user: u32,
 }
 
@@ -93,10 +93,10 @@ impl Problem {
         Self { subject: subject.into(), kind }
     }
 
-    /// What to do.
+    /// The remedy.
     pub fn remedy(&self) -> String {
         match &self.kind {
-            // Root is not told to become root.
+            // Do not advise root to become root.
             ProblemKind::Unreadable(_) if rustix::process::geteuid().is_root() => {
                 "this is root without CAP_SYS_PTRACE or CAP_DAC_OVERRIDE: run it on the host, not in a container"
                     .to_owned()
@@ -144,14 +144,15 @@ impl Problem {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
             }
             ProblemKind::NotRead(_) => {
-                "if these are no attack, give them to several users or containers; RT tenants: only their number counts"
+                "end processes that are not needed, or spread them over several users or containers: each has a quota \
+                 of its own"
                     .to_owned()
             }
             ProblemKind::Conflict(conflict) => conflict.remedy().to_owned(),
         }
     }
 
-    /// The kind as a word, for machines.
+    /// The kind as a machine-readable word.
     pub fn word(&self) -> &'static str {
         match &self.kind {
             ProblemKind::Unreadable(_) => "unreadable",
@@ -176,7 +177,7 @@ impl Problem {
         }
     }
 
-    /// What is wrong, without the subject.
+    /// The message without the subject.
     pub fn message(&self) -> String {
         match &self.kind {
             ProblemKind::Unreadable(what) => what.clone(),
@@ -236,7 +237,7 @@ impl Problem {
     }
 }
 
-/// The first few, and how many more there are.
+/// The first few names, and how many more there are.
 fn listed(names: &[&Unnamed]) -> String {
     const SHOWN: usize = 5;
     let shown: Vec<String> = names.iter().take(SHOWN).map(ToString::to_string).collect();
@@ -267,6 +268,34 @@ impl Serialize for Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The remedy is an instruction, and neither part has a word that names no thing.
+    #[test]
+    fn a_problem_names_its_thing_and_what_to_do() {
+        use crate::class::Policy;
+        let thread = || "CPU 3/KVM".to_owned();
+        let policy = Policy::Fifo(80);
+        for (kind, order) in [
+            (ProblemKind::NotRead("9000 threads of 2 processes".to_owned()), "end"),
+            (ProblemKind::NameTaken("plc".to_owned()), "give"),
+            (ProblemKind::CgroupV1(2), "boot"),
+            (
+                ProblemKind::Conflict(Conflict::AbovePath {
+                    thread: thread(),
+                    policy,
+                    limit: Policy::Fifo(50),
+                    by_libvirt: false,
+                }),
+                "give",
+            ),
+            (ProblemKind::Conflict(Conflict::BulkAtRealTime { thread: thread(), policy }), "give"),
+        ] {
+            let problem = Problem::new("web", kind);
+            assert!(problem.remedy().starts_with(order), "{problem}");
+            let text = problem.to_string();
+            assert!(!["anybody", "somebody", "nobody", "whoever"].iter().any(|word| text.contains(word)), "{text}");
+        }
+    }
 
     #[test]
     fn root_is_not_told_to_become_root() {

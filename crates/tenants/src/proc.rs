@@ -1,4 +1,4 @@
-//! The parts of `/proc` that tenants are read from: pure parsers, fed with bytes a hostile process may have shaped.
+//! Parsers for the files of `/proc` (pure). A hostile process may have influenced the bytes.
 //!
 //! Source: `Documentation/filesystems/proc.rst`, `fs/proc/array.c`.
 
@@ -10,17 +10,17 @@ const PF_KTHREAD: u32 = 0x0020_0000;
 /// A kernel thread that lives inside a user process, such as a vhost worker since 6.4.
 const PF_USER_WORKER: u32 = 0x0000_4000;
 
-/// The longest path of a cgroup: those of nested slices are several hundred characters long.
+/// The longest path of a cgroup, bytes: paths of nested slices have several hundred characters.
 const PATH_MAX: usize = 4096;
 
-/// What Ontime reads from `/proc/PID/task/TID/stat`.
+/// Fields of `/proc/PID/task/TID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
     /// Thread number (field 1).
     pub tid: i32,
-    /// Name (field 2), control characters replaced.
+    /// Name (field 2), with control characters replaced.
     pub comm: String,
-    /// State letter (field 3): `Z` and `X` have ended.
+    /// State letter (field 3): `Z` and `X` mean ended.
     pub state: char,
     /// Parent process (field 4).
     pub ppid: i32,
@@ -30,9 +30,9 @@ pub struct Stat {
     pub start_time: u64,
     /// The CPU it last ran on (field 39).
     pub last_cpu: u32,
-    /// Time it ran a guest, in clock ticks (field 43): above 0 for vCPU threads of KVM only.
+    /// Guest time in clock ticks (field 43): above 0 only for KVM's vCPU threads.
     pub guest_time: u64,
-    /// Scheduling policy (fields 19, 40, 41). SCHED_DEADLINE's parameters are not here and read 0.
+    /// Scheduling policy (fields 19, 40, 41). SCHED_DEADLINE's parameters are missing here and are 0.
     pub policy: Policy,
 }
 
@@ -42,7 +42,7 @@ impl Stat {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Whether the kernel runs this thread inside a user process. User space cannot forge this, unlike a name.
+    /// Whether the kernel runs this thread inside a user process. Unlike a name, user space cannot forge this.
     pub fn is_user_worker(&self) -> bool {
         self.flags & PF_USER_WORKER != 0
     }
@@ -53,7 +53,7 @@ impl Stat {
     }
 }
 
-/// Reads a `stat` line. The name may hold spaces and parentheses: it ends at the last `)`.
+/// Parses a `stat` line. The name may contain spaces and parentheses: it ends at the last `)`.
 pub fn parse_stat(line: &[u8]) -> Option<Stat> {
     let open = line.iter().position(|byte| *byte == b'(')?;
     let close = line.iter().rposition(|byte| *byte == b')')?;
@@ -61,7 +61,7 @@ pub fn parse_stat(line: &[u8]) -> Option<Stat> {
     let comm = printable(line.get(open + 1..close)?);
     let rest = std::str::from_utf8(line.get(close + 1..)?).ok()?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // The fields after the name start with number 3.
+    // The first field after the name is number 3.
     let field = |number: usize| fields.get(number.checked_sub(3)?).copied();
     let nice: i64 = field(19)?.parse().ok()?;
     Some(Stat {
@@ -77,11 +77,11 @@ pub fn parse_stat(line: &[u8]) -> Option<Stat> {
     })
 }
 
-/// The cgroup v2 path from `/proc/PID/cgroup` (the line `0::PATH`), where there is one.
+/// The cgroup v2 path from `/proc/PID/cgroup` (the line `0::PATH`), if any.
 pub fn parse_cgroup(text: &[u8]) -> Option<String> {
     let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"0::"))?;
     let path = printable_up_to(line, PATH_MAX);
-    // The kernel marks a removed cgroup; its last processes are on their way out.
+    // The kernel marks a removed cgroup; its last processes are exiting.
     let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
     path.starts_with('/').then(|| path.to_owned())
 }
@@ -93,12 +93,12 @@ pub fn parse_cgroup_v1(text: &[u8]) -> Vec<String> {
     paths.map(|path| printable_up_to(path, PATH_MAX)).filter(|path| path.len() > 1).collect()
 }
 
-/// A process's or thread's number in the innermost PID namespace that it is in, from `/proc/PID/status`.
+/// A process's or thread's number in its innermost PID namespace, from `/proc/PID/status`.
 pub fn parse_inner_pid(status: &[u8]) -> Option<i32> {
     status_value(status, "NSpid")?.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// When the host was booted, in seconds since 1970, from `/proc/stat`.
+/// The host's boot time in seconds since 1970, from `/proc/stat`.
 pub fn parse_boot_time(stat: &[u8]) -> Option<u64> {
     let line = stat.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"btime "))?;
     std::str::from_utf8(line).ok()?.trim().parse().ok()
@@ -133,7 +133,7 @@ pub fn parse_schedstat(text: &[u8]) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// Text from outside, fit for a terminal and a log: control characters become `?`, and 255 characters are enough.
+/// Makes external text fit for a terminal and a log: control characters become `?`, at most 255 characters.
 pub fn printable(bytes: &[u8]) -> String {
     printable_up_to(bytes, 255)
 }

@@ -1,11 +1,11 @@
-//! vCPU threads by asking QEMU itself, for a QEMU that does not name its threads.
+//! Asks QEMU for its vCPU threads, if QEMU does not name its threads.
 //!
-//! In: a Unix socket on which a QEMU process listens for QMP. Out: thread number to vCPU number, or a sentence why not.
-//! Source: QEMU `docs/interop/qmp-spec.rst`, `query-cpus-fast`.
+//! Input: a Unix socket on which a QEMU process listens for QMP. Output: vCPU number by thread number, or an error
+//! text. Source: QEMU `docs/interop/qmp-spec.rst`, `query-cpus-fast`.
 //!
-//! A monitor serves one client at a time. It is therefore asked only where names do not tell, only for a moment, never
-//! where libvirt owns it, and an answer is kept while its threads live. The path comes from a process of any user:
-//! nothing is sent before the socket is known to belong to that very process (`SO_PEERCRED`).
+//! A monitor serves one client at a time. So it is asked only if names do not identify the vCPUs, with a short timeout,
+//! and never if libvirt uses it. An answer is kept while its threads live. The socket's path comes from a process of
+//! any user: nothing is sent before the socket is known to belong to that process (`SO_PEERCRED`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -19,21 +19,21 @@ use serde::Deserialize;
 
 use crate::thread::ThreadId;
 
-/// More than any answer takes, in bytes: 1,024 vCPUs give about 200 KiB.
+/// Larger than any answer, bytes: 1,024 vCPUs give about 200 KiB.
 const ANSWER_MAX: u64 = 1 << 20;
-/// The most sockets of one process that are asked: its command line may name any number.
+/// The most sockets that are tried per process, because its command line may name any number.
 const SOCKETS: usize = 4;
-/// How long the first refusal is believed before the monitor is asked again: a QEMU that just starts listens before it
-/// answers. Each further one is believed twice as long, up to the maximum.
+/// How long the first refusal is kept before the monitor is asked again: a starting QEMU listens before it answers.
+/// Each further refusal is kept twice as long, up to the maximum.
 const RETRY: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// How long an answer is believed while its threads live (vCPUs may be plugged in).
+/// How long an answer is kept while its threads live (vCPUs may be hot-plugged).
 const KEEP: Duration = Duration::from_secs(60);
 
 /// vCPU numbers by thread number.
 pub type VcpuThreads = BTreeMap<i32, u32>;
 
-/// QEMU monitors, with their last answers.
+/// QEMU monitors with their last answers.
 #[derive(Debug)]
 pub struct Monitors {
     timeout: Duration,
@@ -57,7 +57,7 @@ impl Asked {
     }
 }
 
-/// How long an answer is believed, after what was believed before.
+/// How long to keep an answer, depending on the previous one.
 fn believed(answer: &Result<VcpuThreads, String>, before: Option<&Asked>) -> Duration {
     match (answer, before) {
         (Ok(_), _) => KEEP,
@@ -67,15 +67,15 @@ fn believed(answer: &Result<VcpuThreads, String>, before: Option<&Asked>) -> Dur
 }
 
 impl Monitors {
-    /// Asks, and waits for the answers of one process's monitors no longer than `timeout`.
+    /// Waits at most `timeout` for the answers of one process's monitors.
     pub fn asking_for(timeout: Duration) -> Self {
         Self { timeout, asked: Mutex::default() }
     }
 
-    /// The vCPU threads of a QEMU process, by the first of its sockets that answers.
+    /// The vCPU threads of a QEMU process, from the first of its sockets that answers.
     ///
     /// # Errors
-    /// A sentence why it is not known.
+    /// A sentence with the reason.
     pub fn vcpus(&self, process: ThreadId, alive: &[i32], sockets: &[String]) -> Result<VcpuThreads, String> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = asked.get(&process).filter(|kept| kept.is_good(alive)) {
@@ -100,10 +100,10 @@ impl Monitors {
     }
 }
 
-/// The longest path of a socket (`sun_path`, with its zero).
+/// The longest path of a socket (`sun_path`, with its terminating zero).
 const PATH_MAX: usize = 107;
 
-/// A path as the process sees it, which may be in a container; the host's where that would be too long.
+/// A path as the process sees it, which may be in a container; the plain path if that would be too long.
 fn absolute(pid: i32, socket: &str) -> PathBuf {
     let Some(path) = socket.strip_prefix('/') else { return Path::new(&format!("/proc/{pid}/cwd")).join(socket) };
     let inside = format!("/proc/{pid}/root/{}", path.trim_start_matches('/'));
@@ -116,10 +116,10 @@ fn ask(pid: i32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
     converse(Bounded { stream: &stream, until }, |command| (&stream).write_all(command.as_bytes()))
 }
 
-/// Asks a monitor by `say`, and reads what it `says`.
+/// Runs the QMP dialog: sends commands by `say` and reads the replies from `says`.
 ///
 /// # Errors
-/// It does not speak QMP, says too much, or refuses.
+/// The monitor does not speak QMP, its answer is too long, or it refuses.
 #[doc(hidden)]
 pub fn converse(says: impl Read, mut say: impl FnMut(&str) -> io::Result<()>) -> io::Result<VcpuThreads> {
     let mut lines = BufReader::new(says.take(ANSWER_MAX));
@@ -133,7 +133,7 @@ pub fn converse(says: impl Read, mut say: impl FnMut(&str) -> io::Result<()>) ->
                 return Err(io::Error::other("it hung up"));
             }
             let value: serde_json::Value = serde_json::from_slice(&line).map_err(io::Error::other)?;
-            // Events may come between any two replies.
+            // Events may arrive between any two replies.
             if value.get("event").is_none() {
                 return Ok(value);
             }
@@ -158,7 +158,7 @@ fn vcpus_in(mut reply: serde_json::Value) -> io::Result<VcpuThreads> {
     Ok(cpus.into_iter().map(|cpu| (cpu.thread_id, cpu.cpu_index)).collect())
 }
 
-/// Connects without waiting, and makes sure who listens.
+/// Connects without waiting and checks which process listens.
 fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -173,7 +173,7 @@ fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Reads from a non-blocking stream until a moment.
+/// Reads from a non-blocking stream until a deadline.
 struct Bounded<'a> {
     stream: &'a UnixStream,
     until: Instant,
@@ -204,7 +204,7 @@ mod tests {
         i32::try_from(std::process::id()).unwrap()
     }
 
-    /// A monitor that says these lines, one before and one after each command.
+    /// A monitor that sends these lines, one before and one after each command.
     fn monitor(lines: &'static [&'static str]) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
@@ -244,7 +244,7 @@ mod tests {
         let start = Instant::now();
         assert!(monitors.vcpus(process(1), &[11], &sockets).is_err());
         assert!(start.elapsed() < 30 * WAIT, "40 monitors were waited for one after the other: {:?}", start.elapsed());
-        // One that is held by another client does not keep the next from being asked.
+        // A monitor that another client uses does not prevent the next one from being asked.
         let (_dir, path) =
             monitor(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"return\":[{\"cpu-index\":0,\"thread-id\":11}]}\n"]);
         sockets.insert(1, path.display().to_string());

@@ -1,11 +1,11 @@
 //! The rules of `/etc/ontime/tenants.toml`: which tenant has which class.
 //!
-//! In: the rule files and what is known of a tenant. Out: a [`Decision`].
+//! Input: the rule files and a tenant's properties. Output: a [`Decision`].
 //!
 //! Precedence: a rule with `override = true`, then libvirt's `<metadata>`, then the other rules, then bulk. Among rules
-//! the first that matches wins; the main file comes before its drop-ins. Metadata comes before ordinary rules, because
-//! it was written for that one domain and travels with it; only who may define domains can write it, never the guest.
-//! The host's administrator has the last word by `override`.
+//! the first match wins; the main file comes before its drop-ins. Metadata precedes ordinary rules because it was
+//! written for one domain and moves with it. Only users who may define domains can write metadata, never the guest.
+//! With `override` the host's administrator has the final decision.
 
 use std::path::Path;
 
@@ -17,27 +17,27 @@ use crate::class::{Class, Level, PriorityTable};
 use crate::config::{self, ConfigError, Loaded, Place, Text};
 use crate::model::{ClassSource, Kind};
 
-/// The runtime cap of an RT tenant where nothing else is said, as a fraction of one CPU. It is what the kernel's own
-/// real-time throttling leaves by default (`sched_rt_runtime_us` / `sched_rt_period_us`).
+/// The default runtime cap of an RT tenant, as a fraction of one CPU: what the kernel's real-time throttling leaves by
+/// default (`sched_rt_runtime_us` / `sched_rt_period_us`).
 pub const RUNTIME_CAP: f64 = 0.95;
 
-/// The word for a class in rules and metadata.
+/// The class in rules and metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleClass {
-    /// Answers on time.
+    /// Latency matters.
     Rt,
-    /// Keeps its throughput.
+    /// Throughput matters.
     Bulk,
 }
 
-/// Most CPU time a vCPU thread may take at RT priority: [`RuntimeCap::LEAST`] to 1.
+/// Most CPU time that a vCPU thread may take at RT priority: [`RuntimeCap::LEAST`] to 1.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Deserialize)]
 #[serde(try_from = "f64")]
 pub struct RuntimeCap(f64);
 
 impl RuntimeCap {
-    /// The least share of a CPU that is counted, a part per million.
+    /// The least runtime cap, as a fraction of one CPU: one millionth.
     pub const LEAST: f64 = 0.000_001;
 
     /// The fraction of one CPU.
@@ -57,60 +57,60 @@ impl TryFrom<f64> for RuntimeCap {
     }
 }
 
-/// What is known of a tenant when its class is decided.
+/// The properties of a tenant that decide its class.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its UUID, where it has one.
+    /// Its UUID, if any.
     pub uuid: Option<&'a str>,
-    /// Its cgroup, where it has one of its own.
+    /// Its own cgroup, if any.
     pub cgroup: Option<&'a str>,
     /// The user who chose that cgroup's path.
     pub cgroup_owner: u32,
-    /// What kind of thing it is.
+    /// Its kind.
     pub kind: Kind,
     /// The user who controls it.
     pub owner: u32,
-    /// Who chose its name, UUID and kind.
+    /// The user or container that chose its name, UUID and kind.
     pub namer: Namer,
-    /// It is what a container holds beside the monitor of a VM, such as KubeVirt's virt-launcher: the VM's helpers,
-    /// unless a rule names the container or its kind.
+    /// Its processes run beside a VM's monitor in the same container (such as KubeVirt's virt-launcher). They are the
+    /// VM's helpers, unless a rule names the container or its kind.
     pub beside_vm: bool,
 }
 
-/// Who chose what a tenant calls itself. Real-time priority must not be had by choosing well.
+/// The origin of a tenant's name. A user must not get real-time priority by choosing a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Namer {
-    /// A user of the host; 0 may choose as it likes.
+    /// A user of the host. Root (0) may choose any name.
     User(u32),
-    /// Somebody inside a container, whose user numbers mean nothing outside.
+    /// A process inside a container, whose user numbers have no meaning outside.
     Container,
 }
 
-/// What a source of classes says about a tenant.
+/// A class from a rule or from metadata.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Verdict {
     /// The class.
     pub class: Class,
-    /// The runtime cap, where it is said.
+    /// The runtime cap, if given.
     pub runtime_cap: Option<RuntimeCap>,
 }
 
-/// A tenant's class, and why.
+/// A tenant's class and its source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The class.
     pub class: Class,
-    /// What decided.
+    /// The source of the class.
     pub source: ClassSource,
     /// As a fraction of one CPU, 0 to 1; 1 for bulk.
     pub runtime_cap: f64,
-    /// An RT rule (`FILE:LINE`) that fits only by what somebody without authority chose.
+    /// An RT rule (`FILE:LINE`) that matches only a name that an unprivileged user chose.
     pub withheld: Option<String>,
 }
 
-/// A cgroup holds everything below it, so a pattern that matches it covers that too.
+/// A cgroup pattern also covers all cgroups below a match.
 fn covers(glob: &GlobMatcher, path: &str) -> bool {
     crate::discover::ancestors(path).any(|part| glob.is_match(part))
 }
@@ -131,7 +131,7 @@ struct Rule {
 enum Match {
     Yes,
     No,
-    /// Only by what somebody without authority chose.
+    /// Matches, but only by what an unprivileged user chose.
     Withheld,
 }
 
@@ -150,7 +150,7 @@ impl Rule {
         if !fits || for_helpers && self.name.is_none() && self.kind.is_none() {
             return Match::No;
         }
-        // A cgroup that the system made: a rule that names it means what is in there.
+        // The system created the cgroup: a rule that names it means everything in it.
         let by_place = self.cgroup.is_some() && subject.cgroup.is_some() && subject.cgroup_owner == 0;
         let trusted = match subject.namer {
             Namer::User(user) => user == 0 || self.user.is_some() || by_place,
@@ -169,10 +169,10 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads `DIRECTORY/tenants.toml` and its drop-ins; none of them need exist.
+    /// Reads `DIRECTORY/tenants.toml` and its drop-ins. Missing files are no error.
     ///
     /// # Errors
-    /// [`ConfigError`] for the first thing that is wrong.
+    /// [`ConfigError`] for the first fault.
     pub fn load(directory: &Path) -> Result<Self, ConfigError> {
         let mut texts = Vec::new();
         for path in config::files(directory, "tenants")? {
@@ -181,7 +181,7 @@ impl Rules {
         Self::parse(&texts)
     }
 
-    /// Reads rules from texts, in order.
+    /// Parses rules from texts, in order.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`].
@@ -213,9 +213,9 @@ impl Rules {
         self.table
     }
 
-    /// Whether a rule names this cgroup, so that it is a tenant though nothing else says so.
+    /// Whether a rule makes this cgroup a tenant although no runtime or monitor does.
     ///
-    /// A rule that also asks for a name, a UUID or a VM is about tenants that are known otherwise.
+    /// A rule with a name, a UUID or a VM kind is about tenants that are found in other ways.
     pub fn names_cgroup(&self, path: &str) -> bool {
         self.rules.iter().any(|rule| {
             rule.name.is_none()
@@ -225,7 +225,7 @@ impl Rules {
         })
     }
 
-    /// The `rt` rules (`FILE:LINE`) whose `name` fits none of these, with that name.
+    /// The `rt` rules (`FILE:LINE`) whose `name` matches none of these names, with the `name`.
     pub fn unused<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Vec<(String, String)> {
         let rt = self.rules.iter().filter(|rule| rule.verdict.class != Class::Bulk);
         let unused = rt.filter_map(|rule| {
@@ -235,7 +235,7 @@ impl Rules {
         unused.collect()
     }
 
-    /// The class of a tenant; `metadata` is what libvirt's domain says.
+    /// The class of a tenant. `metadata` comes from libvirt's domain.
     pub fn decide(&self, subject: &Subject<'_>, metadata: Option<Verdict>) -> Decision {
         let mut withheld = None;
         let (verdict, source) = self
@@ -273,7 +273,7 @@ fn base_range(base: i64) -> String {
     format!("base {base} is not one of {} to {}", PriorityTable::BASE_MIN, PriorityTable::BASE_MAX)
 }
 
-/// Refuses a second value of what the host has one of.
+/// Refuses a second value of a setting that the host has only once.
 fn once<T>(text: &Text, value: &Spanned<T>, first: &mut Option<Place>, key: &str) -> Result<(), ConfigError> {
     if let Some(first) = first {
         return Err(text.error(&value.span(), format!("`{key}` was already set at {first}; set it in one place")));
@@ -306,7 +306,7 @@ struct Defaults {
     runtime_cap: Option<Spanned<RuntimeCap>>,
 }
 
-/// A `[[tenant]]` as it is written.
+/// A `[[tenant]]` table as written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawRule {
@@ -345,10 +345,16 @@ impl RawRule {
             (RuleClass::Rt, level, _) => Class::Rt(level.as_ref().map_or(Level::HIGHEST, |level| *level.get_ref())),
             (RuleClass::Bulk, None, None) => Class::Bulk,
             (RuleClass::Bulk, Some(level), _) => {
-                return Err(text.error(&level.span(), "`level` is for class = \"rt\" only; bulk has no levels"));
+                return Err(text.error(
+                    &level.span(),
+                    "`level` is for class = \"rt\" only; bulk has no levels; remove it, or set class = \"rt\"",
+                ));
             }
             (RuleClass::Bulk, None, Some(cap)) => {
-                return Err(text.error(&cap.span(), "`runtime-cap` is for class = \"rt\" only; bulk is not capped"));
+                return Err(text.error(
+                    &cap.span(),
+                    "`runtime-cap` is for class = \"rt\" only; bulk is not capped; remove it, or set class = \"rt\"",
+                ));
             }
         };
         Ok(Rule {
@@ -365,7 +371,7 @@ impl RawRule {
 }
 
 fn glob(text: &Text, pattern: &Spanned<String>, path: bool) -> Result<GlobMatcher, ConfigError> {
-    // A backslash is no escape: systemd writes `\x2d` into names of scopes. `[*]` means a plain star.
+    // A backslash is no escape, because systemd writes `\x2d` into names of scopes. `[*]` is a plain star.
     GlobBuilder::new(pattern.get_ref())
         .literal_separator(path)
         .backslash_escape(false)

@@ -1,7 +1,7 @@
-//! `sched_setattr(2)` and its kin, exactly as the kernel lays them out.
+//! `sched_setattr(2)` and related system calls, with the kernel's layouts.
 //!
-//! In: thread numbers. Out: what the kernel says. Identity is not checked here; [`crate::thread`] does that.
-//! Source: `include/uapi/linux/sched/types.h`, `include/uapi/linux/sched.h`.
+//! Input: thread numbers. Output: the kernel's answers. A thread's identity is not checked here but in
+//! [`crate::thread`]. Source: `include/uapi/linux/sched/types.h`, `include/uapi/linux/sched.h`.
 
 use std::io;
 
@@ -19,7 +19,7 @@ const SCHED_EXT: u32 = 7;
 /// Children of the thread start at SCHED_OTHER.
 const FLAG_RESET_ON_FORK: u64 = 0x01;
 
-/// `struct sched_attr`, its first version (48 bytes): without utilisation clamps, which a change then leaves alone.
+/// The first version of `struct sched_attr` (48 bytes). It has no utilisation clamps, so a change does not affect them.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy)]
 struct SchedAttr {
@@ -36,9 +36,9 @@ struct SchedAttr {
 const SCHED_ATTR_SIZE: u32 = 48;
 const _: () = assert!(size_of::<SchedAttr>() == SCHED_ATTR_SIZE as usize);
 
-/// The policy that a policy number, nice value and real-time priority make; `None` for an unknown number.
+/// The policy for a policy number, nice value and real-time priority. `None` for an unknown number.
 ///
-/// The deadline parameters are the caller's to fill in: `/proc` does not give them.
+/// The caller must fill in the deadline parameters, which `/proc` does not contain.
 pub(crate) fn policy_from(number: u32, nice: i64, priority: u32) -> Option<Policy> {
     let nice = i8::try_from(nice.clamp(-20, 19)).unwrap_or(0);
     let priority = u8::try_from(priority.min(99)).unwrap_or(99);
@@ -71,7 +71,7 @@ fn attr_from(policy: Policy) -> SchedAttr {
 
 fn getattr(tid: i32) -> io::Result<SchedAttr> {
     let mut attr = SchedAttr::default();
-    // SAFETY: the kernel writes at most the 48 bytes it is told of, into a live struct of that size.
+    // SAFETY: the kernel writes at most the given 48 bytes into a live struct of that size.
     let result = unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attr, SCHED_ATTR_SIZE, 0u32) };
     if result == 0 { Ok(attr) } else { Err(io::Error::last_os_error()) }
 }
@@ -88,21 +88,21 @@ pub(crate) fn policy(tid: i32) -> io::Result<Policy> {
     }
 }
 
-/// Gives the thread a policy; its reset-on-fork flag stays as it is.
+/// Sets the thread's policy; its reset-on-fork flag stays unchanged.
 pub(crate) fn set_policy(tid: i32, policy: Policy) -> io::Result<()> {
     let kept = getattr(tid)?.flags & FLAG_RESET_ON_FORK;
     setattr(tid, SchedAttr { flags: kept, ..attr_from(policy) })
 }
 
-/// Gives the thread a policy that its children do not inherit where it is a real-time one.
+/// Sets the thread's policy; its children do not inherit a real-time policy.
 pub(crate) fn set_policy_alone(tid: i32, policy: Policy) -> io::Result<()> {
-    // A SCHED_DEADLINE thread without the flag cannot make another at all (sched(7)).
+    // A SCHED_DEADLINE thread without the flag cannot fork at all (sched(7)).
     let realtime = matches!(policy, Policy::Fifo(_) | Policy::Rr(_) | Policy::Deadline { .. });
     setattr(tid, SchedAttr { flags: if realtime { FLAG_RESET_ON_FORK } else { 0 }, ..attr_from(policy) })
 }
 
 fn setattr(tid: i32, attr: SchedAttr) -> io::Result<()> {
-    // SAFETY: the kernel reads the 48 bytes that `size` announces, from a live struct of that size.
+    // SAFETY: the kernel reads the 48 bytes given by `size` from a live struct of that size.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attr, 0u32) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,25 +1,24 @@
-//! A thread's identity, and its policy read and set without ever leaving a change on a thread that took over its
-//! number.
+//! A thread's identity, and access to its policy that never leaves a change on another thread that got its number.
 //!
-//! In: a process and thread number. Out: a [`ThreadId`] whose every operation first proves that it still means the
-//! same thread.
+//! Input: a process and a thread number. Output: a [`ThreadId`]. Each of its operations first verifies that the number
+//! still means the same thread.
 //!
 //! # The race, and how it is closed
 //!
 //! `sched_setattr(2)` takes a thread *number*; no call takes a pidfd. A change is therefore made in four steps:
 //!
-//! 1. open a pidfd: from now on the identity behind the descriptor is fixed, whatever happens to the number;
-//! 2. compare the start time in `/proc`: the number, and so the descriptor, means the thread that was found;
-//! 3. make the change;
-//! 4. ask the pidfd whether the thread still lives. If it does, it held its number throughout step 3, so the change is
-//!    on it and on nothing else.
+//! 1. Open a pidfd. From now on the descriptor refers to one thread, even if its number is reused.
+//! 2. Compare the start time in `/proc`: the number, and so the descriptor, means the thread that was found.
+//! 3. Make the change.
+//! 4. Check by the pidfd whether the thread still lives. If it does, it had its number throughout step 3, so the change
+//!    affects this thread only.
 //!
-//! If step 4 says that the thread ended, its number may have been free in step 3. The kernel hands out numbers in a
-//! circle (`kernel/pid.c`, `idr_alloc_cyclic`), so somebody must have arranged that the circle closes within those
-//! microseconds; still, whatever thread then has the number gets back what it inherited from its creator, and the
-//! caller sees [`ThreadError::Gone`]. From Linux 6.9 the pidfd is the thread's own (`PIDFD_THREAD`). Before, it is the
-//! process's, and the thread's start time is compared again: a number reused inside the same process within one clock
-//! tick stays unnoticed, which touches nobody but that same tenant.
+//! If the thread has ended in step 4, its number may have been reused in step 3. The kernel assigns numbers cyclically
+//! (`kernel/pid.c`, `idr_alloc_cyclic`), so an attacker would have to make the cycle wrap around within those
+//! microseconds. Even then, the thread that now has the number gets back what it inherited from its creator, and the
+//! caller gets [`ThreadError::Gone`]. From Linux 6.9 the pidfd is the thread's own (`PIDFD_THREAD`). With older kernels
+//! it is the process's, and the thread's start time is compared again: a number that is reused inside the same process
+//! within one clock tick stays unnoticed, which affects only that tenant.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -39,7 +38,7 @@ use crate::{proc, sched};
 /// A pidfd of a single thread (`include/uapi/linux/pidfd.h`), Linux 6.9.
 const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
 
-/// A thread, named so that a reused number is noticed.
+/// A thread, identified so that a reused number is detected.
 ///
 /// A kernel thread is its own process: `pid` and `tid` are the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -52,25 +51,25 @@ pub struct ThreadId {
     pub start_time: u64,
 }
 
-/// Why a thread could not be read or placed.
+/// Why a thread cannot be read or changed.
 #[derive(Debug, Error)]
 pub enum ThreadError {
-    /// The thread ended, or another took over its number. Discover again.
-    #[error("thread {} of process {} has ended; nothing was changed", .0.tid, .0.pid)]
+    /// The thread ended, or another thread got its number. Run discovery again.
+    #[error("thread {} of process {} has ended; nothing was changed, and nothing is to be done", .0.tid, .0.pid)]
     Gone(ThreadId),
     /// The kernel refused.
     #[error("thread {tid}: {what}: {source}{}", remedy(source))]
     Os {
         /// Thread number.
         tid: i32,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// The kernel's word.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// A thread that has ended is ESRCH.
+/// A thread that has ended becomes ESRCH.
 impl From<ThreadError> for io::Error {
     fn from(error: ThreadError) -> Self {
         match error {
@@ -80,7 +79,7 @@ impl From<ThreadError> for io::Error {
     }
 }
 
-/// What to do about an error number, as the tail of a message.
+/// The remedy for an errno, as the end of a message.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => "; run as root (CAP_SYS_NICE, and CAP_SYS_PTRACE to look)",
@@ -92,16 +91,16 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Which identity a pidfd fixes.
+/// What a pidfd refers to.
 enum Pin {
     Thread(OwnedFd),
     Process(OwnedFd),
 }
 
-/// A change of one thread.
+/// A change of a thread.
 enum Change<'a> {
     Policy(Policy),
-    /// Not for its children, where it is a real-time policy.
+    /// As `Policy`, but children do not inherit a real-time policy.
     PolicyAlone(Policy),
     Affinity(&'a CpuList),
 }
@@ -122,7 +121,7 @@ impl Change<'_> {
         }
     }
 
-    /// Gives a thread what its creator has, where it has what this change gives.
+    /// Sets the thread's creator's value if the thread has the value of this change.
     fn undo(&self, tid: i32, creator: i32) -> io::Result<()> {
         match self {
             Change::Policy(policy) if sched::policy(tid)? == *policy => sched::set_policy(tid, sched::policy(creator)?),
@@ -141,7 +140,7 @@ impl ThreadId {
     /// The thread that has this number now.
     ///
     /// # Errors
-    /// [`ThreadError::Gone`] (with start time 0) where there is none or it has ended; [`ThreadError::Os`] where `/proc`
+    /// [`ThreadError::Gone`] (with start time 0) if there is none or it has ended; [`ThreadError::Os`] if `/proc`
     /// cannot be read.
     pub fn of(pid: i32, tid: i32) -> Result<Self, ThreadError> {
         let missing = Self { pid, tid, start_time: 0 };
@@ -149,10 +148,10 @@ impl ThreadId {
         Ok(Self { start_time: stat.start_time, ..missing })
     }
 
-    /// Whether the number still means this thread, and it lives.
+    /// Verifies that the number still means this thread and that it lives.
     ///
     /// # Errors
-    /// [`ThreadError::Gone`] where it does not; [`ThreadError::Os`] where `/proc` cannot be read.
+    /// [`ThreadError::Gone`] if not; [`ThreadError::Os`] if `/proc` cannot be read.
     pub fn verify(self) -> Result<(), ThreadError> {
         if self.stat()?.start_time == self.start_time { Ok(()) } else { Err(ThreadError::Gone(self)) }
     }
@@ -160,28 +159,27 @@ impl ThreadId {
     /// The thread's policy.
     ///
     /// # Errors
-    /// [`ThreadError::Gone`] where the thread ended; [`ThreadError::Os`] where the kernel refuses.
+    /// [`ThreadError::Gone`] if the thread ended; [`ThreadError::Os`] if the kernel refuses.
     pub fn policy(self) -> Result<Policy, ThreadError> {
         let policy = sched::policy(self.tid).map_err(|error| self.os("reading its policy", error))?;
         self.verify()?;
         Ok(policy)
     }
 
-    /// Gives the thread a policy.
+    /// Sets the thread's policy.
     ///
-    /// The reset-on-fork flag stays as it is. For kernel threads, which make no others.
+    /// The reset-on-fork flag stays unchanged. For kernel threads, which do not fork.
     ///
     /// # Errors
-    /// [`ThreadError::Gone`] where the thread ended (nothing is left changed); [`ThreadError::Os`] where the kernel
-    /// refuses.
+    /// [`ThreadError::Gone`] if the thread ended (nothing stays changed); [`ThreadError::Os`] if the kernel refuses.
     pub fn set_policy(self, policy: Policy) -> Result<(), ThreadError> {
         self.change(&Change::Policy(policy))
     }
 
-    /// Gives the thread a policy that its children do not inherit where it is a real-time one (SCHED_RESET_ON_FORK); a
-    /// policy that is none takes the flag away. For tenants' threads: what they make is placed, and capped, when it has
-    /// been found. At its first run a vCPU makes the VM's own kernel worker (`kvm_mmu_start_lpage_recovery` in
-    /// `arch/x86/kvm/mmu/mmu.c`), which would stay at real-time priority for good.
+    /// Sets the thread's policy; its children do not inherit a real-time policy (SCHED_RESET_ON_FORK). Any other policy
+    /// clears that flag. For tenants' threads: the threads that they create get their policy and cap after they have
+    /// been found. At its first run a vCPU creates the VM's kernel worker (`kvm_mmu_start_lpage_recovery` in
+    /// `arch/x86/kvm/mmu/mmu.c`), which would otherwise keep real-time priority.
     ///
     /// # Errors
     /// As [`Self::set_policy`].
@@ -207,17 +205,17 @@ impl ThreadId {
         self.change(&Change::Affinity(cpus))
     }
 
-    /// Time the thread has spent on a CPU since it started, in ns (`/proc/PID/task/TID/schedstat`).
+    /// Time that the thread has spent on a CPU since it started, ns (`/proc/PID/task/TID/schedstat`).
     ///
-    /// One small read; identity is checked only when the caller does, so a falling value means a reused number.
+    /// One small read without an identity check: a decreasing value means that the number was reused.
     ///
     /// # Errors
-    /// [`ThreadError::Gone`] where the thread ended; [`ThreadError::Os`] where the kernel keeps no such statistics.
+    /// [`ThreadError::Gone`] if the thread ended; [`ThreadError::Os`] if the kernel has no such statistics.
     pub fn cpu_time(self) -> Result<u64, ThreadError> {
         self.times().map(|(ran, _)| ran)
     }
 
-    /// Time in which it was runnable and did not run, ns: of a vCPU, the guest's stolen time.
+    /// Time that the thread was runnable but did not run, ns. For a vCPU this is the guest's steal time.
     ///
     /// # Errors
     /// As [`Self::cpu_time`].
@@ -250,13 +248,13 @@ impl ThreadId {
         Err(ThreadError::Gone(self))
     }
 
-    /// Takes `policy` from a thread that took over the number of this one, which has ended, if it has that. For who
-    /// places threads by number and learns afterwards that they had ended. Allocates nothing.
+    /// Removes `policy` from a thread that got the number of this ended thread, if it has that policy. For callers that
+    /// set policies by number and learn afterwards that the thread had ended. Does not allocate.
     pub fn undo_policy_on_successor(self, policy: Policy) {
         self.undo_on_successor(&Change::PolicyAlone(policy));
     }
 
-    /// Gives a thread that took over the number what it inherited: its process's leader's settings, or for a leader its
+    /// Restores what a thread that got the number has inherited: its process leader's settings, or for a leader its
     /// parent's.
     fn undo_on_successor(self, change: &Change<'_>) {
         let mut status = [0; STATUS_HEAD];
@@ -265,8 +263,7 @@ impl ThreadId {
         let number = |key| proc::status_value(status, key).and_then(|value| value.parse::<i32>().ok());
         let (Some(leader), Some(parent)) = (number("Tgid"), number("PPid")) else { return };
         let creator = if leader == self.tid { parent } else { leader };
-        // Nothing to report to: the successor may itself be gone by now, and the caller learns of the lost thread
-        // anyway.
+        // Errors are ignored: the successor may have ended, too, and the caller learns of the ended thread anyway.
         let _ = change.undo(self.tid, creator);
     }
 
@@ -295,7 +292,8 @@ impl ThreadId {
     }
 
     fn os(self, what: &'static str, source: io::Error) -> ThreadError {
-        // ENOENT: no such directory in /proc. ESRCH: it ended while being read, or a system call found nobody.
+        // ENOENT: no such directory in /proc. ESRCH: the thread ended during the read, or a system call did not find
+        // it.
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => ThreadError::Gone(self),
             _ => ThreadError::Os { tid: self.tid, what, source },
@@ -304,22 +302,21 @@ impl ThreadId {
 }
 
 fn pidfd_open(number: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
-    // SAFETY: takes two integers and touches no memory of ours.
+    // SAFETY: takes two integers and no memory of ours.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, number, flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Name, Umask, State, Tgid, Ngid, Pid and PPid of `/proc/TID/status` are well within so many bytes (`fs/proc/array.c`,
+/// Bytes of `/proc/TID/status` that contain Name, Umask, State, Tgid, Ngid, Pid and PPid (`fs/proc/array.c`,
 /// `proc_pid_status`).
 const STATUS_HEAD: usize = 512;
 
-/// Reads the beginning of `/proc/TID/status`. The path is short enough for the standard library to keep it on the
-/// stack.
+/// Reads the beginning of `/proc/TID/status`. The standard library keeps a path this short on the stack.
 fn read_status(tid: i32, into: &mut [u8]) -> io::Result<usize> {
     let mut path = [0; 32];
     let mut rest = &mut path[..];
@@ -329,7 +326,7 @@ fn read_status(tid: i32, into: &mut [u8]) -> io::Result<usize> {
     File::open(path)?.read(into)
 }
 
-/// A pidfd is readable once its thread or process has ended. Where asking fails, the careful answer is yes.
+/// Whether a pidfd's thread or process has ended: the pidfd is then readable. True if the poll fails, to be safe.
 fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
     !matches!(rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
@@ -354,7 +351,7 @@ mod tests {
         root
     }
 
-    /// A thread that sleeps until it is told to end.
+    /// A thread that sleeps until it must end.
     struct Sleeper {
         id: ThreadId,
         stop: Option<mpsc::Sender<()>>,
@@ -376,7 +373,7 @@ mod tests {
         fn end(&mut self) {
             self.stop.take();
             self.handle.take().unwrap().join().unwrap();
-            // The join is told by the thread; its /proc entry goes a moment later.
+            // After the join, the thread's /proc entry disappears a moment later.
             let deadline = Instant::now() + Duration::from_secs(5);
             while self.id.verify().is_ok() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
@@ -423,7 +420,7 @@ mod tests {
             return;
         }
         let flagged = |tid| {
-            // SAFETY: takes an integer and touches no memory of ours.
+            // SAFETY: takes an integer and no memory of ours.
             let policy = unsafe { libc::sched_getscheduler(tid) };
             policy & libc::SCHED_RESET_ON_FORK != 0
         };
@@ -488,8 +485,7 @@ mod tests {
         if !may_place() {
             return;
         }
-        // The successor of the ended thread's number is played by a live thread: `undo_on_successor` sees only the
-        // number.
+        // A live thread plays the successor with the ended thread's number: `undo_on_successor` sees only the number.
         let mut successor = Sleeper::start();
         sched::set_policy(successor.id.tid, Policy::Fifo(47)).unwrap();
         successor.id.undo_on_successor(&Change::Policy(Policy::Fifo(46)));
@@ -513,7 +509,7 @@ mod tests {
 
     #[test]
     fn kernel_threads_are_their_own_process() {
-        // kthreadd, where this process sees the host's process numbers.
+        // kthreadd, if this process sees the host's process numbers.
         match ThreadId::of(2, 2) {
             Ok(id) if id.stat().unwrap().is_kthread() => {
                 let policy = id.policy().unwrap();

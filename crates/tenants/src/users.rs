@@ -1,8 +1,8 @@
-//! User names to numbers, through the system's own name service.
+//! User names to numbers, through the system's name service.
 
 use std::ffi::CString;
 
-/// The number of a user; `None` where there is no such user or the name service does not answer.
+/// The number of a user. `None` if the user does not exist or the name service does not answer.
 pub fn number_of(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0 as libc::c_char; 16 * 1024];

@@ -1,7 +1,7 @@
-//! Virtual machine monitors: which executables they are, and what their threads do, by name.
+//! Virtual machine monitors: their executables, and the roles of their threads, by name.
 //!
-//! Pure. A name alone proves nothing: a process names its threads as it likes. What would give a thread a place above
-//! its vCPUs (vhost, kvm-pit) must also carry the kernel's own flag, which user space cannot set.
+//! Pure. A name alone proves nothing, because a process may choose its threads' names. A thread gets a priority above
+//! its vCPUs (vhost, kvm-pit) only if it also has the kernel's own flag, which user space cannot set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,16 +14,16 @@ use crate::proc::{Stat, printable};
 pub enum Vmm {
     /// QEMU: `qemu-system-*`, `qemu-kvm`, `kvm`.
     Qemu,
-    /// Any other.
+    /// Another monitor.
     Other(&'static OtherVmm),
 }
 
 /// A monitor other than QEMU.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OtherVmm {
-    /// File names of its program, the first is what it is called.
+    /// File names of its program; the first one is its name in messages.
     programs: &'static [&'static str],
-    /// How it names the thread of vCPU number N.
+    /// Its name for the thread of vCPU number N.
     vcpu: &'static str,
 }
 
@@ -35,19 +35,19 @@ static OTHERS: [OtherVmm; 7] = [
     OtherVmm { programs: &["firecracker"], vcpu: "fc_vcpu N" },
     OtherVmm { programs: &["crosvm"], vcpu: "crosvm_vcpuN" },
     OtherVmm { programs: &["stratovirt"], vcpu: "CPU N/KVM" },
-    // Programs that are linked to libkrun; of crun, the container is the tenant.
+    // Programs that are linked to libkrun. With crun, the container is the tenant.
     OtherVmm { programs: &["krunvm", "muvm", "krun", "msb", "msbrun", "msbserver"], vcpu: "fc_vcpu N" },
     OtherVmm { programs: &["lkvm", "kvmtool"], vcpu: "kvm-vcpu-N" },
     OtherVmm { programs: &["VBoxHeadless", "VirtualBoxVM", "VBoxSDL"], vcpu: "EMT-N" },
 ];
 
-/// A program of any name that has KVM's descriptors and has run a guest.
+/// A program of unknown name that has KVM's descriptors and has run a guest.
 static UNNAMED: OtherVmm = OtherVmm { programs: &["its monitor"], vcpu: "vcpuN" };
 
-/// What stands before a vCPU's number in a thread's name, whichever monitor it is of.
+/// Prefixes before a vCPU's number in thread names, for all monitors.
 const VCPU_PREFIXES: [&str; 6] = ["CPU ", "vcpu", "fc_vcpu ", "crosvm_vcpu", "kvm-vcpu-", "EMT-"];
 
-/// The vCPU that a thread of this name runs, if it is a monitor's.
+/// The vCPU number in a monitor's thread name, if any.
 pub fn vcpu_number(comm: &str) -> Option<u32> {
     if comm == "EMT" || comm.starts_with("ALL CPUs/") {
         return Some(0);
@@ -56,18 +56,18 @@ pub fn vcpu_number(comm: &str) -> Option<u32> {
     VCPU_PREFIXES.iter().find_map(number)
 }
 
-/// How sure a program's file name makes it that a process is a monitor.
+/// How certainly a program's file name shows that a process is a monitor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sureness {
-    /// It is the monitor's own name, or one with a version or an architecture.
+    /// It is the monitor's name, possibly with a version or an architecture.
     Sure,
-    /// The name only begins like a monitor's (`firecracker-containerd`): it is one if it has vCPU threads or KVM's
-    /// descriptors.
+    /// It only begins like a monitor's name (`firecracker-containerd`): the process is a monitor if it has vCPU threads
+    /// or KVM's descriptors.
     IfItRunsAGuest,
 }
 
 impl Vmm {
-    /// The monitor that an executable is, from the target of `/proc/PID/exe`.
+    /// The monitor for an executable, from the target of `/proc/PID/exe`.
     pub fn of_executable(target: &str) -> Option<(Vmm, Sureness)> {
         let name = file_name(target)?;
         let is_system = |rest: &str| rest.starts_with("system-") || rest.contains("-system-");
@@ -83,13 +83,13 @@ impl Vmm {
         })
     }
 
-    /// A monitor of any name, by how its threads are called.
+    /// The monitor of an unknown program, by its threads' names.
     pub fn of_threads<'a>(mut names: impl Iterator<Item = &'a str>) -> Vmm {
         let is_qemus = |name: &str| name.starts_with("CPU ") && vcpu_number(name).is_some();
         if names.any(is_qemus) { Vmm::Qemu } else { Vmm::Other(&UNNAMED) }
     }
 
-    /// What makes it name its vCPU threads.
+    /// How to make the monitor name its vCPU threads.
     pub fn naming(self) -> String {
         match self {
             Vmm::Qemu => "start QEMU with -name guest=NAME,debug-threads=on".to_owned(),
@@ -103,16 +103,16 @@ impl Vmm {
         }
     }
 
-    /// What a thread of its process does.
+    /// The role of a thread of its process.
     pub fn role(self, stat: &Stat) -> ThreadRole {
         if stat.is_user_worker() {
-            // A vhost worker since Linux 6.4; io_uring's are workers too and belong to the emulator.
+            // A vhost worker since Linux 6.4. io_uring's workers have this flag, too, and belong to the emulator.
             return if stat.comm.starts_with("vhost-") { ThreadRole::Vhost } else { ThreadRole::Emulator };
         }
         self.role_of_name(&stat.comm)
     }
 
-    /// What a thread of this name does, if it is not the kernel's.
+    /// The role of a user thread of this name.
     pub fn role_of_name(self, comm: &str) -> ThreadRole {
         match self {
             Vmm::Qemu => qemu_role(comm),
@@ -140,12 +140,12 @@ pub fn served(arguments: &[String]) -> Option<&str> {
     None
 }
 
-/// Of the target of `/proc/PID/exe`: after an upgrade of the package the running program has no name any more.
+/// The file name in the target of `/proc/PID/exe`, also if the program's file was replaced by an upgrade.
 pub(crate) fn file_name(target: &str) -> Option<&str> {
     Some(unwrapped(target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?))
 }
 
-/// The name of a program that has wrappers: it is a hidden file beside them, `.NAME-wrapped` on NixOS (with a `_` for
+/// The name of a program behind a wrapper, which is a hidden file beside it: `.NAME-wrapped` on NixOS (with a `_` for
 /// each further wrapper; nixpkgs `make-wrapper.sh`), `.NAME-real` on Guix (`guix/build/utils.scm`, `wrap-program`).
 fn unwrapped(name: &str) -> &str {
     let hidden = name.strip_prefix('.').map(|hidden| hidden.trim_end_matches('_'));
@@ -153,14 +153,14 @@ fn unwrapped(name: &str) -> &str {
     own.map_or(name, unwrapped)
 }
 
-/// Whether a file is called like a program, possibly with more behind.
+/// Whether a file has a program's name, possibly with a suffix.
 fn named_after(name: &str, program: &str) -> Option<Sureness> {
     let rest = name.strip_prefix(program)?;
     if rest.is_empty() {
         return Some(Sureness::Sure);
     }
     let more = rest.strip_prefix(['-', '.', '_'])?;
-    // Numbers, architectures, and how releases are built and packaged.
+    // Versions, architectures, and words of builds and packages.
     let says_nothing = |word: &str| {
         let word = word.strip_prefix('v').unwrap_or(word);
         word.starts_with(|c: char| c.is_ascii_digit())
@@ -188,8 +188,8 @@ fn named_after(name: &str, program: &str) -> Option<Sureness> {
     Some(if sure { Sureness::Sure } else { Sureness::IfItRunsAGuest })
 }
 
-/// QEMU's thread names, which it gives with `-name debug-threads=on`.
-/// Source: QEMU `accel/kvm/kvm-accel-ops.c`, `accel/tcg/tcg-accel-ops-*.c`, `iothread.c`.
+/// QEMU's thread names, as with `-name debug-threads=on`. Source: QEMU `accel/kvm/kvm-accel-ops.c`,
+/// `accel/tcg/tcg-accel-ops-*.c`, `iothread.c`.
 fn qemu_role(comm: &str) -> ThreadRole {
     if let Some(number) = vcpu_number(comm).filter(|_| comm.starts_with("CPU ") || comm.starts_with("ALL CPUs/")) {
         return ThreadRole::Vcpu(number);
@@ -211,7 +211,7 @@ pub fn kernel_thread(comm: &str) -> Option<(ThreadRole, i32)> {
     Some((role, number.parse().ok()?))
 }
 
-/// What QEMU's command line says.
+/// Values from QEMU's command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct QemuArguments {
     /// The guest's name.
@@ -220,11 +220,11 @@ pub struct QemuArguments {
     pub uuid: Option<String>,
     /// Unix sockets on which QEMU listens for QMP.
     pub qmp_sockets: Vec<String>,
-    /// Interfaces named by `ifname=`.
+    /// Interfaces in `ifname=`.
     pub interfaces: Vec<String>,
 }
 
-/// QEMU's options, without their dashes, and what follows each.
+/// QEMU's options without their dashes, each with the following argument.
 fn options(arguments: &[String]) -> impl Iterator<Item = (&str, &str)> {
     let pairs = arguments.iter().zip(arguments.iter().skip(1));
     pairs.filter_map(|(option, value)| {
@@ -233,12 +233,12 @@ fn options(arguments: &[String]) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Reads QEMU's arguments. Options take one or two dashes; a doubled comma in a value is a comma.
+/// Parses QEMU's arguments. Options have one or two dashes; a doubled comma in a value is a comma.
 pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
     let mut found = QemuArguments::default();
-    // QEMU takes the guest's UUID from here where there is no -uuid, as Proxmox VE starts it.
+    // QEMU uses this as the guest's UUID if there is no -uuid; Proxmox VE starts QEMU this way.
     let mut smbios = None;
-    // A monitor may be named before the character device that it uses.
+    // A monitor may be named before its character device.
     let (mut sockets, mut monitors) = (BTreeMap::new(), Vec::new());
     for (option, value) in options(arguments) {
         match option {
@@ -264,25 +264,25 @@ pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
     found
 }
 
-/// What a QEMU was told that makes its guest's requests late, whatever place its threads have.
+/// QEMU options that delay the guest's requests at any priority of its threads.
 ///
-/// `kernel-irqchip=split` is none: interrupts of devices with MSI-X go by irqfd under it, too (`target/i386/kvm/kvm.c`,
-/// `kvm_arch_init_irq_routing`), and it is what many vCPUs and an IOMMU for the guest take.
+/// `kernel-irqchip=split` is not one: interrupts of devices with MSI-X still use irqfd (`target/i386/kvm/kvm.c`,
+/// `kvm_arch_init_irq_routing`), and many vCPUs or a guest IOMMU require it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Delay {
     /// `kernel-irqchip=off`: there is no irqfd.
     NoIrqchip,
-    /// A device without MSI-X (`vectors=0`): irqfd is for MSI-X alone (`hw/virtio/virtio-pci.c`,
+    /// A device without MSI-X (`vectors=0`): irqfd works with MSI-X only (`hw/virtio/virtio-pci.c`,
     /// `virtio_pci_set_guest_notifiers`).
     NoVectors(String),
-    /// A device whose doorbell is answered by the vCPU's own thread (`ioeventfd=off`).
+    /// A device whose doorbell is handled by the vCPU's own thread (`ioeventfd=off`).
     NoDoorbell(String),
-    /// `-overcommit cpu-pm=on`: the guest halts without leaving.
+    /// `-overcommit cpu-pm=on`: the guest halts without a VM exit.
     HiddenIdle,
 }
 
 impl Delay {
-    /// What to do.
+    /// The remedy.
     pub fn remedy(&self) -> String {
         match self {
             Delay::NoIrqchip => "take kernel-irqchip=off out of -machine or -accel".to_owned(),
@@ -323,7 +323,7 @@ impl fmt::Display for Delay {
     }
 }
 
-/// What in QEMU's arguments makes its guest's requests late.
+/// The options in QEMU's arguments that delay its guest's requests.
 pub fn delays(arguments: &[String]) -> Vec<Delay> {
     let mut found = BTreeSet::new();
     for (option, value) in options(arguments) {
@@ -363,7 +363,7 @@ pub fn delays(arguments: &[String]) -> Vec<Delay> {
     found.into_iter().collect()
 }
 
-/// A network card's, or a device process's.
+/// A network card's driver, or one for a device process.
 fn is_virtio(driver: &str) -> bool {
     driver.starts_with("virtio-net") || driver.starts_with("vhost-user")
 }
@@ -376,7 +376,7 @@ fn of_device(driver: &str, vectors: Option<String>, ioeventfd: Option<String>) -
     vectors.into_iter().chain(doorbell)
 }
 
-/// QEMU's words for a switch (`qapi/qapi-util.c`, `qapi_bool_parse`).
+/// QEMU's words for "off" (`qapi/qapi-util.c`, `qapi_bool_parse`).
 fn is_off(word: &str) -> bool {
     matches!(word, "off" | "no" | "false" | "n")
 }
@@ -385,7 +385,7 @@ fn is_on(word: &str) -> bool {
     matches!(word, "on" | "yes" | "true" | "y")
 }
 
-/// The name of another monitor's VM: what it was told that its VM is called, else nothing.
+/// The VM's name on another monitor's command line, if any.
 pub fn other_name(arguments: &[String]) -> Option<String> {
     // `--id NAME` (Firecracker), `--name NAME` (kvmtool), `-name NAME` (StratoVirt), `--comment NAME` (VirtualBox).
     let names = ["--id", "--name", "-name", "--comment"];
@@ -396,7 +396,7 @@ pub fn other_name(arguments: &[String]) -> Option<String> {
     })
 }
 
-/// The value of a key in `a=b,c=d`, or in JSON; `implied` where the first item may be the bare value.
+/// The value of a key in `a=b,c=d`, or in JSON. With `implied` the first item may be the bare value.
 fn option_value(text: &str, key: &str, implied: bool) -> Option<String> {
     if text.starts_with('{') {
         let object: serde_json::Value = serde_json::from_str(text).ok()?;
@@ -425,21 +425,21 @@ fn split_options(text: &str) -> Vec<String> {
     items
 }
 
-/// `unix:PATH,server=on,wait=off`: only where QEMU listens.
+/// The path in `unix:PATH,server=on,wait=off`, only if QEMU listens.
 fn qmp_socket(value: &str) -> Option<String> {
     let address = value.strip_prefix("unix:")?;
     let path = split_options(address).into_iter().next()?;
     (listens(address) && !path.is_empty()).then_some(path)
 }
 
-/// The identifier and the path of `-chardev socket,id=ID,path=PATH,server=on,wait=off`, where QEMU listens there.
+/// The identifier and the path of `-chardev socket,id=ID,path=PATH,server=on,wait=off`, if QEMU listens there.
 fn listening_socket(value: &str) -> Option<(String, String)> {
     let is_socket = option_value(value, "backend", true).as_deref() == Some("socket");
     let path = option_value(value, "path", false).filter(|path| is_socket && listens(value) && !path.is_empty())?;
     Some((option_value(value, "id", false)?, path))
 }
 
-/// Whether QEMU waits for clients at a socket with a path, by the options of that socket.
+/// Whether QEMU listens on a socket with a path, by the socket's options.
 fn listens(options: &str) -> bool {
     let says = |key| option_value(options, key, false).is_some_and(|word| is_on(&word));
     (says("server") || split_options(options).iter().any(|item| item == "server")) && !says("abstract")
@@ -502,7 +502,7 @@ mod tests {
         }
     }
 
-    /// Of other monitors, releases and packages have names of their own; other programs' names only begin like that.
+    /// Releases and packages of other monitors have suffixes; names of other programs only begin like a monitor's.
     #[test]
     fn monitors_are_known_by_the_stem_of_their_names() {
         for path in [
@@ -656,7 +656,8 @@ mod tests {
             (&["--chardev", "socket,path=/run/m,,1,server,nowait,id=m", "--mon", "m,mode=control"], Some("/run/m,1")),
             (&["-chardev", "backend=socket,id=m,server=yes,path=/run/m", "-qmp", "chardev:m"], Some("/run/m")),
             (&["-qmp-pretty", "unix:/run/p,server=on,wait=off"], Some("/run/p")),
-            // The human monitor, another's device, another kind of device, none that listens, descriptors of libvirt's.
+            // The human monitor, another monitor's device, another kind of device, a socket that does not listen,
+            // libvirt's descriptors.
             (&["-chardev", socket, "-mon", "chardev=ctl,mode=readline"], None),
             (&["-chardev", socket, "-mon", "chardev=ctl"], None),
             (&["-chardev", socket, "-mon", "chardev=other,mode=control"], None),

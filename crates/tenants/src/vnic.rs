@@ -1,8 +1,7 @@
 //! Virtual NICs: from a VM's open files to the host's interfaces, and from those to the physical NICs below.
 //!
-//! In: `/proc/PID/fd`, `/proc/PID/fdinfo`, `/sys/class/net`. Out: [`Vnic`]s.
-//! Source: `drivers/net/tun.c` (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links),
-//! `net/bridge/br_sysfs_br.c`.
+//! Input: `/proc/PID/fd`, `/proc/PID/fdinfo`, `/sys/class/net`. Output: [`Vnic`]s. Source: `drivers/net/tun.c`
+//! (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links), `net/bridge/br_sysfs_br.c`.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
@@ -14,7 +13,7 @@ use crate::files;
 use crate::model::Vnic;
 use crate::proc;
 
-/// The host's interfaces, read when first asked for.
+/// The host's interfaces, read at the first use.
 #[derive(Debug)]
 pub struct Network {
     root: PathBuf,
@@ -40,7 +39,7 @@ impl Network {
         table.get(&index).map(String::as_str)
     }
 
-    /// An interface as a virtual NIC, with the physical NICs below it.
+    /// The virtual NIC for an interface, with the physical NICs below it.
     pub fn vnic(&self, ifname: &str) -> Vnic {
         let mut physical = BTreeSet::new();
         let mut seen = BTreeSet::new();
@@ -48,7 +47,7 @@ impl Network {
         Vnic { ifname: ifname.to_owned(), lower: physical.into_iter().collect() }
     }
 
-    /// Follows lower devices, the bridge a port belongs to, and a veth pair within this namespace.
+    /// Follows lower devices, the bridge of a port, and a veth pair within this namespace.
     fn descend(&self, ifname: &str, seen: &mut BTreeSet<String>, physical: &mut BTreeSet<String>) {
         if !seen.insert(ifname.to_owned()) {
             return;
@@ -68,8 +67,8 @@ impl Network {
         }
     }
 
-    /// The bridge that an interface is a port of. A master that is none says nothing of which ports its packets leave
-    /// by: a VRF routes them, and a datapath of Open vSwitch (`ovs-system`) is the master of the ports of all its
+    /// The bridge of which an interface is a port. Another kind of master does not tell by which ports the packets
+    /// leave: a VRF routes them, and an Open vSwitch datapath (`ovs-system`) is the master of the ports of all its
     /// bridges (`net/openvswitch/vport-netdev.c`, `ovs_netdev_link`).
     fn bridge_of(&self, ifname: &str) -> Option<String> {
         let master = std::fs::read_link(self.root.join(ifname).join("master")).ok()?;
@@ -81,7 +80,7 @@ impl Network {
         self.root.join(ifname).join("device").exists()
     }
 
-    /// The other end of a veth pair, where both ends are here and name each other.
+    /// The other end of a veth pair, if both ends are here and refer to each other.
     fn veth_peer(&self, ifname: &str) -> Option<&str> {
         let (own, link) = (self.number(ifname, "ifindex")?, self.number(ifname, "iflink")?);
         let peer = self.name_of(link).filter(|_| link != own)?;
@@ -105,7 +104,7 @@ fn names_in(directory: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The kernel's rule (`dev_valid_name`), so that a name from outside cannot leave the directory.
+/// The kernel's rule (`dev_valid_name`), so that an external name cannot leave the directory.
 fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len())
         && name != "."
@@ -113,8 +112,8 @@ fn is_interface_name(name: &str) -> bool {
         && !name.contains(|c: char| c == '/' || c == ':' || c.is_ascii_whitespace())
 }
 
-/// The number of the device behind an open file, whose path a process chooses in a mount namespace of its own. The
-/// file system, which may be the process's own, is not asked.
+/// The device number behind an open file. A process with its own mount namespace chooses the file's path. The file
+/// system, which may be the process's own, is not asked.
 fn device_at(path: &Path) -> Option<String> {
     let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
     let file = rustix::fs::statx(CWD, path, flags, rustix::fs::StatxFlags::TYPE).ok()?;
@@ -126,18 +125,18 @@ fn device_at(path: &Path) -> Option<String> {
 #[derive(Debug)]
 pub struct OpenFiles {
     process: PathBuf,
-    /// Descriptors and what they are of, as far as that matters here: devices, and anonymous files such as KVM's.
+    /// Descriptors and their targets, as far as used here: devices and anonymous files such as KVM's.
     pub targets: Vec<(String, String)>,
-    /// How many descriptors were looked at.
+    /// Number of descriptors that were read.
     pub looked_at: usize,
     /// Whether these are all.
     pub whole: bool,
 }
 
-/// The first so many open files of a process.
+/// The first `limit` open files of a process.
 ///
 /// # Errors
-/// Where `/proc/PID/fd` cannot be listed, which needs root for other users' processes.
+/// If `/proc/PID/fd` cannot be listed, which needs root for other users' processes.
 pub fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
     let open = files::directory(process.join("fd"))?;
     let (descriptors, whole) = files::names(&open, limit);
@@ -151,7 +150,7 @@ pub fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
 
 impl OpenFiles {
     /// The host's interfaces behind the tap and macvtap files. A process may have any file at `/dev/tap2`, and
-    /// interface 2 may be a NIC: the kernel must say that this device is the interface's.
+    /// interface 2 may be a NIC. So the kernel must confirm that the device belongs to the interface.
     pub fn interfaces(&self, network: &Network) -> Vec<String> {
         let mut found = BTreeSet::new();
         for (fd, target) in &self.targets {
@@ -192,7 +191,7 @@ mod tests {
         fn link(&self, from: &str, to: &str) {
             symlink(format!("../{to}"), self.0.path().join(from)).unwrap();
         }
-        /// One with a device on a bus.
+        /// An interface with a device on a bus.
         fn physical(&self, ifname: &str) {
             std::fs::create_dir(self.0.path().join(ifname).join("device")).unwrap();
         }
@@ -275,7 +274,7 @@ mod tests {
             ("tap2", 10, 10),
         ]);
         ["eth0", "eth1"].iter().for_each(|nic| tree.physical(nic));
-        // eth0 and tap0 are ports of one bridge, eth1 and qvo1 of another: the kernel does not say so.
+        // eth0 and tap0 are ports of one bridge, eth1 and qvo1 of another. The kernel does not show this.
         ["eth0", "tap0", "eth1", "qvo1"].iter().for_each(|port| tree.port("ovs-system", port));
         tree.bridge("qbr1", &["tap1", "qvb1"]);
         tree.port("red", "tap2");
@@ -329,7 +328,7 @@ mod tests {
         assert_eq!((first.looked_at, first.whole), (2, false));
     }
 
-    /// In a mount namespace of one's own any file may be at `/dev/tap9`.
+    /// In its own mount namespace a process may have any file at `/dev/tap9`.
     #[test]
     fn a_path_of_a_macvtaps_device_is_not_the_device() {
         let tree = Tree::new(&[("macvtap9", 9, 1)]);

@@ -1,8 +1,7 @@
-//! Learning that tenants or their threads came or went, without polling.
+//! Notification when tenants or their threads appear or disappear, without polling.
 //!
-//! In: process events from the kernel ([`crate::connector`]) and changes in libvirt's directory (inotify). Out: a
-//! descriptor that is readable when it is worth discovering again. Idle, nothing runs: the descriptor sleeps in the
-//! kernel.
+//! Input: process events from the kernel ([`crate::connector`]) and changes in libvirt's directory (inotify). Output: a
+//! descriptor that becomes readable when discovery should run again. While nothing changes, no code runs.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
@@ -44,40 +43,47 @@ use crate::proc;
 use crate::rules::Rules;
 use crate::vmm::{self, Vmm};
 
-/// From the first sign of a change to telling: threads of one VM come within this.
+/// Delay from the first sign of a change to the notification: threads of one VM appear within this time.
 pub const SETTLE: Duration = Duration::from_millis(30);
-/// Least time between two tellings, so that a storm of changes costs a bounded share of a CPU.
+/// Least time between two notifications, so that many changes cost a bounded share of a CPU.
 pub const SPACING: Duration = Duration::from_millis(200);
-/// Discover again after this anyway, where process events are to be had.
+/// Interval of additional discoveries if process events are available.
 pub const RESCAN: Duration = Duration::from_secs(60);
-/// The same, where they are not.
+/// Interval of discoveries without process events.
 pub const RESCAN_BLIND: Duration = Duration::from_secs(5);
+/// Requirements for process events.
+const PROC_EVENTS: &str = "for events, run as root in the host's own namespaces, on a kernel with CONFIG_PROC_EVENTS";
 
-/// The first look again where a VM's vCPUs could not be told, for it may just be starting; the next ones are twice as
-/// far each.
+/// Why there are no events, and what the watcher does instead.
+fn blind(why: &str, error: &io::Error) -> String {
+    format!("{why} ({error}); looking every {RESCAN_BLIND:?} instead; {PROC_EVENTS}")
+}
+
+/// Delay before the next discovery if a VM's vCPUs could not be identified, because the VM may just be starting. Each
+/// further delay is twice as long.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Why it is worth discovering again.
+/// Why discovery should run again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
-    /// Nothing was seen for [`RESCAN`] or [`RESCAN_BLIND`].
+    /// No event for [`RESCAN`] or [`RESCAN_BLIND`].
     Rescan,
-    /// Something that concerns tenants happened.
+    /// An event that concerns tenants.
     Seen,
-    /// Events were lost, so anything may have happened.
+    /// Events were lost, so anything may have changed.
     Lost,
 }
 
-/// A VM whose vCPUs are told by their threads' names. QEMU starts and ends threads for disk reads all the time, which
-/// have no place: only those that have one matter, or may.
+/// A VM whose vCPUs are identified by their threads' names. QEMU constantly creates and ends threads for disk reads,
+/// which have no place. Only threads that have, or may get, a place are relevant.
 #[derive(Debug)]
 struct Named {
     vmm: Vmm,
-    /// Its threads that were found and are not such.
+    /// Its known threads that have a place.
     placed: BTreeSet<i32>,
 }
 
-/// Tells when to discover again. Its descriptor is readable when [`Watcher::take`] has something to look at.
+/// Tells when to run discovery again. Its descriptor is readable when [`Watcher::take`] has something to process.
 #[derive(Debug)]
 pub struct Watcher {
     epoll: OwnedFd,
@@ -88,13 +94,13 @@ pub struct Watcher {
     blind: Option<String>,
     proc: PathBuf,
     libvirt: PathBuf,
-    /// Whether `libvirt` itself is watched, rather than a directory above it.
+    /// Whether `libvirt` itself is watched, and not a directory above it.
     libvirt_there: bool,
     followed: BTreeSet<i32>,
     named: BTreeMap<i32, Named>,
     bulk_cgroups: BTreeSet<String>,
     rules: Rules,
-    /// Whether something has come and is given time to settle.
+    /// Whether a change was seen and is settling.
     gathering: bool,
     pending: Option<Change>,
     last_told: Option<Instant>,
@@ -103,18 +109,18 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts watching. Without process events (not root, not the host's namespaces) it only rescans: see
-    /// [`Watcher::blind`].
+    /// Starts watching. Without process events (not root, or not in the host's namespaces) the watcher only rescans:
+    /// see [`Watcher::blind`].
     ///
     /// # Errors
-    /// Where the kernel has no epoll, timerfd or inotify instance left for this process.
+    /// If the process cannot get another epoll, timerfd or inotify instance.
     pub fn new(sources: &Sources) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let (connector, blind) = match Connector::open() {
             Ok(connector) => (Some(connector), None),
-            Err(error) => (None, Some(format!("no process events ({error}); looking every {RESCAN_BLIND:?} instead"))),
+            Err(error) => (None, Some(blind("there are no process events", &error))),
         };
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         let mut watcher = Self {
@@ -142,18 +148,19 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Why changes are only found by rescanning, where that is so.
+    /// Why changes are found only by rescans, if so.
     pub fn blind(&self) -> Option<&str> {
         self.blind.as_deref()
     }
 
-    /// Takes over what was found and by which rules: whose threads to follow. Call it after every discovery.
+    /// Sets the result and the rules of the last discovery, which define the processes to follow. Call it after every
+    /// discovery.
     ///
     /// # Errors
-    /// What the kernel says of the timer.
+    /// The timer's error.
     pub fn follow(&mut self, found: &Discovery, rules: &Rules) -> io::Result<()> {
         self.rules = rules.clone();
-        // Threads of bulk containers come and go without consequence.
+        // Threads of bulk containers are irrelevant.
         let matters = |kind: Kind, class: Class| kind != Kind::Container || class != Class::Bulk;
         let (followed, ignored): (Vec<_>, Vec<_>) =
             found.tenants.iter().partition(|tenant| matters(tenant.kind, tenant.class));
@@ -166,8 +173,9 @@ impl Watcher {
         if processes != self.followed {
             if let Some(connector) = &self.connector {
                 if let Err(error) = connector.follow(&processes) {
-                    self.blind =
-                        Some(format!("process events cannot be filtered ({error}); looking anew now and then"));
+                    self.blind = Some(format!(
+                        "process events cannot be filtered ({error}); looking anew now and then; {PROC_EVENTS}"
+                    ));
                     self.connector = None;
                 }
             }
@@ -195,7 +203,7 @@ impl Watcher {
         };
         let mut vcpus = tenant.threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_))).peekable();
         let tells = |thread: &TenantThread| matches!(vmm.role_of_name(&thread.comm), ThreadRole::Vcpu(_));
-        // Where it is asked otherwise which are vCPUs, any thread may be one.
+        // If the vCPUs are identified by other means, any thread may be one.
         if vcpus.peek().is_none() || !vcpus.all(tells) {
             return None;
         }
@@ -204,8 +212,7 @@ impl Watcher {
         Some(Named { vmm, placed: placed.collect() })
     }
 
-    /// Whether a process that is followed only now has other threads than were found: no event told, for none was asked
-    /// for.
+    /// Whether a newly followed process has other threads than discovery found: there were no events for it yet.
     fn changed(&self, pid: i32, found: &Discovery) -> bool {
         let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads);
         let known: BTreeSet<i32> = threads.filter(|thread| thread.id.pid == pid).map(|thread| thread.id.tid).collect();
@@ -214,10 +221,10 @@ impl Watcher {
         tasks.into_iter().collect::<BTreeSet<_>>() != known
     }
 
-    /// Waits until it is worth discovering again, or for `timeout`.
+    /// Waits until discovery should run again, or until `timeout`.
     ///
     /// # Errors
-    /// What the kernel says of the wait.
+    /// The error of the wait.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Option<Change>> {
         let until = timeout.map(|timeout| Instant::now() + timeout);
         loop {
@@ -235,13 +242,13 @@ impl Watcher {
         }
     }
 
-    /// Looks at what made the descriptor readable; tells a change once it has settled. Never blocks.
+    /// Processes what made the descriptor readable. Returns a change after it has settled. Never blocks.
     ///
-    /// The first sign of anything closes the ears for [`SETTLE`]; then all that has come is judged at once. So the
-    /// host's programs may start as fast as they like: this wakes at most once in that time.
+    /// The first event disables the event sources for [`SETTLE`]; then all events are processed together. So this wakes
+    /// up at most once in that time, however many programs start on the host.
     ///
     /// # Errors
-    /// What the kernel says of its descriptors.
+    /// Errors of the descriptors.
     pub fn take(&mut self) -> io::Result<Option<Change>> {
         let due = self.timer_is_due()?;
         if !self.gathering {
@@ -281,13 +288,13 @@ impl Watcher {
         if self.connector.is_some() { RESCAN } else { RESCAN_BLIND }
     }
 
-    /// While something settles the timer is its; what comes of that arms it for this.
+    /// While a change settles, the timer belongs to it; the timer is armed for the rescan afterwards.
     fn rescan_in(&mut self, time: Duration) -> io::Result<()> {
         self.next_rescan = Instant::now() + time;
         if self.gathering { Ok(()) } else { self.arm(time) }
     }
 
-    /// Opens or closes the ears.
+    /// Enables or disables the event sources.
     fn listen(&mut self, open: bool) -> io::Result<()> {
         if self.gathering != open {
             return Ok(());
@@ -319,7 +326,7 @@ impl Watcher {
         }
     }
 
-    /// Watches libvirt's directory, or the nearest one above that is there, until libvirt makes the next.
+    /// Watches libvirt's directory, or the nearest existing directory above it until libvirt creates the next one.
     fn watch_libvirt(&mut self) {
         use inotify::WatchFlags as W;
         let content =
@@ -362,7 +369,7 @@ impl Watcher {
             Ok(Some(events)) => events,
             Ok(None) => return Some(Change::Lost),
             Err(error) => {
-                self.blind = Some(format!("process events ended ({error}); looking every {RESCAN_BLIND:?} instead"));
+                self.blind = Some(blind("process events ended", &error));
                 self.connector = None;
                 return Some(Change::Lost);
             }
@@ -386,17 +393,17 @@ impl Watcher {
         }
     }
 
-    /// Whether a thread was found to be more than a bystander in its process.
+    /// Whether discovery found that a thread has a place.
     fn has_place(&self, pid: i32, tid: i32) -> bool {
         tid == pid || self.named.get(&pid).is_none_or(|named| named.placed.contains(&tid))
     }
 
-    /// Whether a thread is more than a bystander now. Until it takes its name it has its maker's; that is heard of too.
+    /// Whether a thread has a place now. Until it sets its name it has its creator's; the renaming is an event, too.
     fn matters(&self, pid: i32, tid: i32) -> bool {
         let Some(named) = self.named.get(&pid) else { return true };
         match std::fs::read(self.proc.join(format!("{pid}/task/{tid}/stat"))) {
             Ok(text) => proc::parse_stat(&text).is_none_or(|stat| !is_bystander(named.vmm.role(&stat), stat.policy)),
-            // It has ended already.
+            // It has already ended.
             Err(error) => !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
         }
     }
@@ -427,9 +434,9 @@ impl Watcher {
 
 const KTHREADD: i32 = 2;
 
-/// Whether nothing is done about a monitor's thread, apart from its main thread: it has no place, and the policy that
-/// every thread starts with. (One made in a pause of its maker is at SCHED_IDLE, and at real-time priority it is
-/// capped.)
+/// Whether a monitor's thread, other than its main thread, needs no change: it has no place and a policy with which
+/// threads start. (A thread created while its creator is paused is at SCHED_IDLE and needs a change; at real-time
+/// priority it is capped.)
 fn is_bystander(role: ThreadRole, policy: Policy) -> bool {
     role == ThreadRole::Emulator && matches!(policy, Policy::Other { .. } | Policy::Ext { .. } | Policy::Batch { .. })
 }

@@ -18,14 +18,14 @@ fn of_a_vm_with_names_only_threads_with_a_place_are_told() {
     host.vm(100, "a", "/a");
     let mut watcher = Watcher::new(&host.sources()).unwrap();
     watcher.follow(&discover(&host.sources(), &rules), &rules).unwrap();
-    // What QEMU does for disk reads: a thread that has its maker's name first, its own, and ends.
+    // QEMU's threads for disk reads: such a thread first has its creator's name, then its own, and ends.
     for name in ["qemu-system-x86", "IO mon_iothread", "worker"] {
         host.thread(100, 150, name, 0);
         assert_eq!(concerns(&watcher, 100, 150), [false; 3], "{name}");
     }
     assert_eq!(concerns(&watcher, 100, 106), [false; 3], "a worker that was found");
     assert_eq!(concerns(&watcher, 100, 151), [false; 3], "it has ended before it was looked at");
-    // Those that are to have a place, and what may have to be put right.
+    // Threads that must get a place, and threads whose policy may need a correction.
     for (name, flags, policy) in [
         ("CPU 2/KVM", 0, (0, 0)),
         ("IO iothread2", 0, (0, 0)),

@@ -1,5 +1,5 @@
-//! Tenants on hosts as they are set up elsewhere: runtimes, monitors, namespaces, machines; and processes that call
-//! themselves what they are not.
+//! Tenants on differently configured hosts (runtimes, monitors, namespaces, machines), and processes with misleading
+//! names.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod common;
@@ -121,7 +121,7 @@ fn a_monitor_of_any_name_is_known_by_kvms_descriptors_and_the_time_in_a_guest() 
     for pid in [100, 110, 130] {
         host.open_file(pid, 7, "anon_inode:kvm-vcpu:0", "");
     }
-    // It has KVM's descriptors, and never ran a guest: a program that asks what KVM can do.
+    // It has KVM's descriptors but never ran a guest: a program that queries KVM's capabilities.
     host.process(140, "/usr/bin/prober", "/", 0, &["prober"]);
     host.open_file(140, 7, "anon_inode:kvm-vm", "");
     let found = discover(&host.sources(), &Rules::default());
@@ -145,7 +145,7 @@ fn what_a_monitor_forks_is_no_vm() {
     for (pid, comm) in [(100, "vcpu0"), (200, "crosvm_vcpu0"), (300, "CPU 0/KVM")] {
         host.thread(pid, pid + 1, comm, 0);
     }
-    // A monitor that a monitor started is one.
+    // A monitor that was started by a monitor is a VM, too.
     host.thread(310, 311, "CPU 0/KVM", 0);
     let found = discover(&host.sources(), &Rules::default());
     let pids: Vec<i32> = found.tenants.iter().map(|tenant| tenant.process.pid).collect();
@@ -164,13 +164,13 @@ fn kvms_timer_belongs_to_the_vm_of_that_number_in_its_own_namespace() {
     for (pid, comm) in [(4150, "kvm-pit/88"), (5250, "kvm-pit/88"), (90, "kvm-pit/88"), (6350, "kvm-pit/12")] {
         host.kernel_thread(pid, comm);
     }
-    // Nobody's: a number that only a container's process has on the host.
+    // It belongs to no VM: on the host, only a container's process has this number.
     host.kernel_thread(6360, "kvm-pit/6300");
     let found = discover(&host.sources(), &Rules::default());
     for (name, pit) in [("hosts", 90), ("cell", 4150), ("mill", 5250), ("saw", 6350)] {
         assert_eq!(of_role(named(&found, name), ThreadRole::KvmPit), [pit], "{name}");
     }
-    // vhost before Linux 6.4 is called by the host's number.
+    // A vhost thread before Linux 6.4 has the host's number in its name.
     host.thread(700, 700, "vhost-4100", PF_KTHREAD);
     let found = discover(&host.sources(), &Rules::default());
     assert_eq!(of_role(named(&found, "cell"), ThreadRole::Vhost), [4108, 700]);
@@ -183,7 +183,7 @@ fn a_machines_scope_is_its_vms_and_gives_helpers_nothing() {
     host.vm(100, "cell7", vmspawn);
     host.process(110, "/usr/bin/swtpm", vmspawn, 0, &["swtpm", "socket"]);
     host.process(120, "/usr/libexec/virtiofsd", vmspawn, 0, &["virtiofsd"]);
-    // A VM inside a container is a VM of the container's inhabitant, though root started it there.
+    // A VM inside a container was named in the container, even if root started it there.
     let payload = "/machine.slice/machine-box.scope/payload";
     host.vm(200, "inner", &format!("{payload}/vm"));
     host.process(210, "/sbin/init", payload, 0, &["init"]);
@@ -196,7 +196,7 @@ fn a_machines_scope_is_its_vms_and_gives_helpers_nothing() {
         &["ch", "--name", "saw"],
     );
     host.process(310, "/usr/bin/swtpm", r"/machine.slice/machine-ch\x2d2\x2dsaw.scope", 0, &["swtpm"]);
-    // One that was not told its name has its scope's.
+    // A VM without a given name gets its scope's name.
     let untold = r"/machine.slice/machine-ch\x2d5\x2dthe\x2dmill.scope/libvirt/emulator";
     host.process(400, "/usr/bin/cloud-hypervisor", untold, 0, &["cloud-hypervisor", "--api-socket", "fd=9"]);
     for text in ["name = \"*\"", "cgroup = \"/machine.slice/*\"\nname = \"cell7\""] {
@@ -250,7 +250,7 @@ fn containers_of_cgroup_v1_are_told_and_no_others() {
     assert!(v1.len() == 1 && v1[0].message().starts_with("2 processes"), "{v1:?}");
 }
 
-/// What an ordinary user could do before: start a process that has the VM's name.
+/// An attack by an ordinary user: starting a process with the VM's name.
 #[test]
 fn another_vm_of_its_name_takes_no_device_thread_out_of_a_vms_cap() {
     let host = Host::new();
@@ -271,7 +271,7 @@ fn another_vm_of_its_name_takes_no_device_thread_out_of_a_vms_cap() {
         found.tenants.iter().flat_map(of).collect()
     };
     let webs = [("web".to_owned(), 200), ("web".to_owned(), 201)];
-    // Before the VM, and before the daemon has seen the device process with it.
+    // Before the VM, and before the daemon has seen the VM's device process.
     impostor(90);
     let sources = host.sources();
     served(&sources);
@@ -305,7 +305,7 @@ fn stale_files_of_libvirts_give_a_later_process_nothing() {
         ("/system.slice/cron.service", 1000, dac, 10_500, Class::Bulk),
         (users, 1000, "", 10_500, Class::Bulk),
         (&container, 107, "", 10_500, Class::Bulk),
-        // Only libvirt puts a process there, whatever the clock was before it was set.
+        // Only libvirt moves a process there, so the time does not matter if the clock was set.
         (libvirts, 107, dac, 9000, RT),
     ] {
         for file in ["xml", "pid"] {
@@ -345,7 +345,7 @@ fn a_delegated_cgroup_is_its_owners() {
         (format!("{delegated}/vms/press"), 1000),
         (format!("{delegated}/ontime-device@mill.service"), 1000),
         ("/rt.slice".to_owned(), 0),
-        // A container with a user namespace has its own cgroup to itself; root made it, and its name.
+        // A container with a user namespace owns its own cgroup, but root created it and chose its name.
         (format!("/machine.slice/libpod-{b}.scope"), 100_000),
         ("/vm.slice/mill.service".to_owned(), 0),
     ] {
@@ -368,7 +368,7 @@ fn a_delegated_cgroup_is_its_owners() {
     assert!(of_role(named(&found, "mill"), ThreadRole::Device).is_empty(), "its unit's name is a user's choice");
     let found = rt("cgroup = \"/system.slice/**\"\nuser = 1000");
     assert_eq!((named(&found, "444444444444").class, named(&found, "press").class), (RT, RT));
-    // A cgroup that only a rule makes a tenant of.
+    // A cgroup that is a tenant only because of a rule.
     assert!(host.cgroup("/system.slice/lab.service/plain", 1000));
     host.process(30, "/usr/bin/app", "/system.slice/lab.service/plain", 1000, &["app"]);
     let found = rt("cgroup = \"/system.slice/lab.service/plain\"\nkind = \"container\"");
@@ -401,7 +401,7 @@ fn hostile_processes_cost_no_more_than_one_and_leave_others_whole() {
     assert_eq!(unread.len(), 1, "{unread:?}");
     assert_eq!(unread[0].subject, "user 1000");
     let message = unread[0].message();
-    // The first has all 1,024 descriptors that are read of the user's; two command lines are within 256 KiB.
+    // The first process has all 1,024 descriptors that are read for the user; two command lines fit in 256 KiB.
     assert!(message.contains("descriptors of 12 processes"), "{message}");
     assert!(message.contains("command lines of 10 processes"), "{message}");
 }
@@ -437,7 +437,7 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
         host.process(pid, "/usr/bin/app", cgroup, uid, &["app"]);
         host.alter(pid, parent, 0);
     };
-    // A user's, by either of Podman's layouts; root's with --rootfs; a unit's; a pod's of CRI-O.
+    // A user's containers in both of Podman's layouts; root's with --rootfs; a unit's; a CRI-O pod's.
     conmon(100, &format!("{user}/user.slice/libpod-conmon-{}.scope", id('1')), 1000, '1', "press");
     container(110, &format!("{user}/user.slice/libpod-{}.scope/container", id('1')), 100_000, 100);
     container(111, &format!("{user}/user.slice/libpod-{}.scope/container", id('1')), 100_001, 110);
@@ -449,7 +449,8 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
     container(230, &format!("/system.slice/lathe.service/libpod-payload-{}", id('4')), 0, 220);
     conmon(240, &format!("/kubepods.slice/crio-conmon-{}.scope", id('5')), 0, '5', "k8s_loop_cell-0_plant_0f6e-77_0");
     container(250, &format!("/kubepods.slice/kubepods-pod7.slice/crio-{}.scope", id('5')), 0, 240);
-    // None: a program of that name inside the container; the parent of none of its processes; of another's identifier.
+    // None of these: a program of that name inside the container; a conmon that is no parent of the container's
+    // processes; one with another container's identifier.
     let inside = format!("/system.slice/docker-{}.scope", id('6'));
     conmon(300, &inside, 0, '6', "inside");
     container(310, &inside, 0, 300);
@@ -496,7 +497,7 @@ fn containers_that_a_client_of_containerds_named_are_found() {
     ] {
         host.process(pid, "/usr/bin/app", cgroup, 0, &["app"]);
     }
-    // What runs in there is named by who is in there.
+    // Names inside the container are chosen inside.
     host.vm(100, "inner", "/default/press/vm");
     let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"*\"\nclass = \"rt\"\n"));
     let wanted = [("inner", Kind::Qemu, Class::Bulk), ("mill", Kind::Container, RT), ("press", Kind::Container, RT)];
@@ -513,13 +514,13 @@ fn a_rule_for_cgroups_gives_helpers_of_vms_and_containers_nothing() {
     host.process(11, "/usr/bin/conmon", "/edge.slice/cell.service/supervisor", 0, &["conmon"]);
     host.process(12, "/usr/bin/systemd-nspawn", "/machine.slice/machine-box.scope/supervisor", 0, &["systemd-nspawn"]);
     host.process(13, "/usr/bin/lxc-start", "/edge.slice/lxc.monitor.web", 0, &["lxc-start"]);
-    // Helpers of VMs that no manager has put into scopes: a unit's, libvirt's session's, systemd-run's.
+    // Helpers of VMs that no manager has put into scopes: of a unit, of libvirt's session, of systemd-run.
     for (pid, unit) in [(100, "press.service"), (200, "run-u7.scope"), (300, "vm@saw.service")] {
         host.vm(pid, unit, &format!("/edge.slice/{unit}"));
         host.process(pid + 20, "/usr/bin/swtpm", &format!("/edge.slice/{unit}"), 0, &["swtpm"]);
         host.process(pid + 30, "/usr/libexec/virtiofsd", &format!("/edge.slice/{unit}/helpers"), 0, &["virtiofsd"]);
     }
-    // The containers themselves, and what else is in the slice.
+    // The containers themselves, and other processes in the slice.
     host.process(20, "/usr/bin/app", &format!("/machine.slice/libpod-{a}.scope/container"), 0, &["app"]);
     host.process(21, "/usr/bin/app", &format!("/edge.slice/cell.service/libpod-payload-{}", id('b')), 0, &["app"]);
     host.process(22, "/sbin/init", "/machine.slice/machine-box.scope/payload", 0, &["init"]);
@@ -556,7 +557,7 @@ fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
         host.process(pid, "/usr/bin/dockerd", cgroup, uid, &["dockerd", "--data-root", place]);
     };
     dockerd(10, "/system.slice/docker.service", 0, "/srv/fast");
-    // A user's and a container's are not heard.
+    // Daemons of a user and of a container are ignored.
     dockerd(11, "/user.slice/user-1000.slice/user@1000.service/docker.service", 1000, "/home/u/docker");
     dockerd(12, &format!("/system.slice/docker-{}.scope", id('d')), 0, "/inner");
     fs::create_dir_all(host.path("run").join("containerd/io.containerd.runtime.v2.task/default/mill")).unwrap();

@@ -1,4 +1,4 @@
-//! One host with a container or VM of each layout that managers document, and what a rule gives to those in a pod.
+//! One host with containers and VMs in every layout that managers document, and the effect of a rule for a pod.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod common;
@@ -15,7 +15,7 @@ fn rules(text: &str) -> Rules {
     Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap()
 }
 
-/// An identifier that ends in this number.
+/// An identifier that ends with this number.
 fn id(number: u32) -> String {
     format!("{number:064x}")
 }
@@ -37,7 +37,7 @@ fn put(host: &Host, path: &str, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// As containerd keeps it of a pod's container, or where no container is given, of its sandbox.
+/// containerd's state of a pod's container, or without a container, of its sandbox.
 fn cri(host: &Host, state: &str, id: &str, pod: &str, container: Option<&str>) {
     let container =
         container.map_or_else(String::new, |name| format!(r#","io.kubernetes.cri.container-name":"{name}""#));
@@ -53,13 +53,13 @@ fn docker(host: &Host, root: &str, id: &str, name: &str) {
     put(host, &format!("{root}/containers/{id}/config.v2.json"), &format!(r#"{{"Name":"/{name}"}}"#));
 }
 
-/// Each with the path as its manager's documentation or sources have it, and the name that an administrator knows.
+/// Each with the path as in its manager's documentation or sources, and the name that an administrator knows.
 #[test]
 fn containers_of_every_manager_have_their_own_names() {
     let host = Host::new();
     let all = [
-        // Kubernetes: kind and minikube (a node is a container), k3s by cgroupfs in its service, RKE2, MicroK8s by its
-        // daemon's flags, kubelet in a slice of its own, by cgroupfs below a root of its own, static pods.
+        // Kubernetes: kind and minikube (a node is a container), k3s with cgroupfs in its service, RKE2, MicroK8s with
+        // its daemon's flags, kubelet in its own slice, with cgroupfs below its own root, static pods.
         (
             1,
             format!(
@@ -78,13 +78,13 @@ fn containers_of_every_manager_have_their_own_names() {
             "lathe-0/loop",
         ),
         (6, format!("/kube/kubepods/pod5f3a0c5cdf6d7b8e9a0b1c2d3e4f5a6b/crio-{}", id(6)), "etcd-0/etcd"),
-        // cri-dockerd, by systemd.
+        // cri-dockerd with systemd.
         (
             7,
             format!("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7.slice/docker-{}.scope", id(7)),
             "press-0/loop",
         ),
-        // Docker: a slice of its own, by cgroupfs, a step of a build by either, rootless.
+        // Docker: in its own slice, with cgroupfs, a build step with either driver, rootless.
         (8, format!("/plc.slice/docker-{}.scope", id(8)), "weld"),
         (9, format!("/docker/{}/init.scope", id(9)), "paint"),
         (10, "/system.slice/docker-0a1b2c3d4e5f6g7h8i9jklmno.scope".to_owned(), "0a1b2c3d4e5f"),
@@ -99,7 +99,7 @@ fn containers_of_every_manager_have_their_own_names() {
         (14, format!("/machine.slice/machine-libpod_pod_{}.slice/libpod-{}.scope/container", id(98), id(14)), "belt"),
         (15, format!("/plc.slice/libpod-{}.scope", id(15)), "crane"),
         (16, format!("/libpod_parent/{}/libpod-{}", id(97), id(16)), "robot"),
-        // CRI-O with storage of its own, nerdctl by either driver, Bottlerocket.
+        // CRI-O with its own storage, nerdctl with either driver, Bottlerocket.
         (17, format!("/kubepods.slice/kubepods-pod9.slice/crio-{}.scope", id(17)), "arm-0/loop"),
         (18, format!("/system.slice/nerdctl-{}.scope", id(18)), "lift"),
         (19, format!("/default/{}", id(19)), "door"),
@@ -108,7 +108,7 @@ fn containers_of_every_manager_have_their_own_names() {
             format!("/system.slice/containerd.service/kubepods-besteffort-pod3.slice:cri-containerd:{}", id(20)),
             "gate-0/loop",
         ),
-        // systemd-nspawn: in a user's manager, in any service, kept in a scope; runc and crun by systemd.
+        // systemd-nspawn: in a user's manager, in any service, kept in a scope; runc and crun with systemd.
         (
             21,
             "/user.slice/user-0.slice/user@0.service/machine.slice/machine-box1.scope/payload/init.scope".to_owned(),
@@ -117,7 +117,7 @@ fn containers_of_every_manager_have_their_own_names() {
         (22, r"/system.slice/system-plant.slice/plant@north\x2deast.service/payload".to_owned(), "north-east"),
         (23, "/system.slice/run-r7.scope/payload/system.slice/a.service".to_owned(), "run-r7"),
         (24, "/machine.slice/crun-loop.scope".to_owned(), "loop"),
-        // LXC below its own unit, Incus in a project, Proxmox, libvirt's.
+        // LXC below its own unit, Incus in a project, Proxmox, libvirt.
         (25, "/system.slice/lxc@web.service/lxc.payload.web/init.scope".to_owned(), "web"),
         (26, "/lxc.payload.plant_db/system.slice/db.service".to_owned(), "plant_db"),
         (27, "/lxc/101/ns/init.scope".to_owned(), "101"),
@@ -205,7 +205,7 @@ fn vms_of_every_manager_have_their_own_names_and_vcpus() {
     vm(160, "/usr/lib/virtualbox/VBoxHeadless", "/vm.slice/b.service", 0, "VBoxHeadless --comment weld", "EMT-0");
     let incus = "/opt/incus/bin/qemu-system-x86_64";
     vm(170, incus, "/system.slice/incus.service", 0, "qemu -S -name plant_drill -uuid 1", "CPU 0/KVM");
-    // A fork of crosvm for a device, vmspawn's own helpers.
+    // A forked crosvm process for a device, and vmspawn's own helpers.
     host.process(122, "/usr/bin/crosvm", "/system.slice/cell.service", 0, &["crosvm"]);
     host.alter(122, 120, 0);
     host.process(
@@ -239,7 +239,7 @@ fn vms_of_every_manager_have_their_own_names_and_vcpus() {
     }
 }
 
-/// What an administrator does for a virtual machine of KubeVirt: a rule for its pod.
+/// An administrator's rule for a KubeVirt virtual machine: a rule for its pod.
 #[test]
 fn a_rule_for_a_pod_with_a_vm_means_the_vm_and_not_what_manages_it() {
     let host = Host::new();
@@ -257,7 +257,7 @@ fn a_rule_for_a_pod_with_a_vm_means_the_vm_and_not_what_manages_it() {
     );
     host.thread(20, 21, "CPU 0/KVM", 0);
     host.in_namespace(20, 107, 67);
-    // A sidecar with its own container, and another pod.
+    // A sidecar in its own container, and another pod.
     host.process(30, "/usr/bin/tail", &format!("{pod}/crio-{}.scope", id(2)), 107, &["tail"]);
     host.process(
         40,
@@ -277,12 +277,12 @@ fn a_rule_for_a_pod_with_a_vm_means_the_vm_and_not_what_manages_it() {
     assert_eq!(rt(&format!("cgroup = \"{pod}\"")), [20, 30], "a container of its own is what the rule says, too");
     assert_eq!(rt("cgroup = \"/kubepods.slice/**\"\nkind = \"qemu\""), [20]);
     assert_eq!(rt("cgroup = \"/kubepods.slice/**\""), [20, 30, 40]);
-    // Who means the container says so.
+    // Rules that name the container.
     assert_eq!(rt(&format!("cgroup = \"{compute}\"\nkind = \"container\"")), [10, 11, 12, 13]);
     assert_eq!(rt("name = \"000000000000\""), [10, 11, 12, 13, 30, 40]);
 }
 
-/// A node of kind, or a system in a container, is more than the VM that one of its pods has.
+/// A kind node, or a system in a container, contains more than the VM of one of its pods.
 #[test]
 fn a_vm_deep_in_a_container_does_not_make_helpers_of_all_that_is_there() {
     let host = Host::new();
@@ -337,7 +337,8 @@ fn the_vm_of_a_sandbox_has_the_pods_name_and_its_helpers_get_nothing() {
     );
     let runtime_rs = format!("/kata-overhead.slice/runtime-rs-{}.scope", id(4));
     monitor(400, "/usr/bin/stratovirt", &runtime_rs, &format!("stratovirt -name sandbox-{}", id(4)), "CPU 0/KVM");
-    // Inside a container that calls itself so: its numbers are those of a namespace. One that says another's.
+    // A process inside a container with such a name: it has numbers in a namespace. And one with another sandbox's
+    // identifier.
     monitor(500, qemu, &pod(5), &format!("qemu -name sandbox-{}", id(5)), "CPU 0/KVM");
     host.in_namespace(500, 0, 500);
     monitor(600, qemu, &pod(5), &format!("qemu -name sandbox-{}", id(1)), "CPU 0/KVM");
@@ -356,7 +357,7 @@ fn the_vm_of_a_sandbox_has_the_pods_name_and_its_helpers_get_nothing() {
     }
 }
 
-/// Ontime reads no record of a user's: whoever wrote it could keep a look waiting, by a file system of the user's own.
+/// Ontime does not read a user's records: the user could delay discovery by a file system of the user's own.
 #[test]
 fn a_users_container_without_a_name_is_found_and_a_rule_that_may_mean_it_is_told() {
     let host = Host::new();
@@ -385,7 +386,7 @@ fn a_users_container_without_a_name_is_found_and_a_rule_that_may_mean_it_is_told
     ] {
         assert!(said.contains(words), "{words}: {said}");
     }
-    // The remedy that the message names.
+    // The remedy in the message.
     let id = "d".repeat(64);
     let slice = "/user.slice/user-1000.slice/user@1000.service/plc.slice";
     host.process(40, "/usr/bin/app", &format!("{slice}/docker-{id}.scope"), 101_000, &["app"]);

@@ -15,10 +15,10 @@ use ontime_tenants::{
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// How long anything may take on a busy machine.
+/// Timeout on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A VM that is stopped before its first instruction, ended with the test.
+/// A VM that is stopped before its first instruction. It ends with the test.
 struct Vm(Child);
 
 impl Vm {
@@ -26,7 +26,7 @@ impl Vm {
         Self::start_by(&[], arguments)
     }
 
-    /// `BEFORE qemu ARGUMENTS`; what comes before becomes QEMU.
+    /// Runs `BEFORE qemu ARGUMENTS`; the program in `BEFORE` executes QEMU.
     fn start_by(before: &[&str], arguments: &[&str]) -> Option<Self> {
         if !common::has(QEMU) {
             println!("SKIPPED: {QEMU} is not installed");
@@ -42,7 +42,7 @@ impl Vm {
         i32::try_from(self.0.id()).unwrap()
     }
 
-    /// Discovers until this VM has two vCPU threads.
+    /// Runs discovery until this VM has two vCPU threads.
     fn discover(&self, sources: &Sources, rules: &Rules) -> (Tenant, Discovery) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -142,14 +142,14 @@ fn a_qemu_without_thread_names_is_asked_by_its_monitor() {
     let socket = dir.path().join("qmp");
     let name = format!("unnamed-{}", std::process::id());
     let qmp = format!("unix:{},server=on,wait=off", socket.display());
-    // debug-threads is on by default from QEMU 10.x, so it is switched off here.
+    // debug-threads is on by default since QEMU 10.x, so it is switched off here.
     let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=off"), "-qmp", &qmp]) else { return };
     let sources = Sources::host();
     wait_for(&socket);
     let (tenant, found) = vm.discover(&sources, &rules(&name));
     assert_eq!(vcpus(&tenant), [0, 1]);
     assert!(!has_unnamed(&found, &name));
-    // The monitor is free again: somebody else can use it.
+    // The monitor is free again for another client.
     let other = Sources::host();
     vm.discover(&other, &rules(&name));
 }
@@ -184,7 +184,7 @@ fn a_monitor_held_by_another_client_delays_once_only() {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Asking takes its time-out, whatever the machine; one look that was faster did not ask.
+    // A query takes its whole timeout on any machine. A faster discovery did not query.
     let fastest = (0..20).map(|_| {
         let start = Instant::now();
         assert!(has_unnamed(&discover(&sources, &rules(&name)), &name));
@@ -257,7 +257,7 @@ fn a_storm_of_starting_and_ending_vms_never_places_a_stranger() {
     println!("{} VMs, {placed} placed, {gone} gone", storm.join().unwrap());
 }
 
-/// A tap that ends with its VM.
+/// A tap that is removed with its VM.
 #[test]
 fn the_tap_of_a_real_qemu_is_found_by_its_open_file() {
     if !is_root() || !Path::new("/dev/net/tun").exists() {
@@ -280,7 +280,7 @@ fn has_unnamed(found: &Discovery, name: &str) -> bool {
     found.problems.iter().any(|one| one.subject == name && matches!(one.kind, ProblemKind::VcpusUnnamed { .. }))
 }
 
-/// Until somebody listens there: a socket has its path a moment earlier.
+/// Waits until a process listens there: the path exists a moment earlier.
 fn wait_for(path: &Path) {
     // "Num RefCount Protocol Flags Type St Inode Path"; __SO_ACCEPTCON (`net/unix/af_unix.c`, unix_seq_show).
     let listens = |line: &str| {
@@ -315,7 +315,7 @@ fn a_tap_in_another_network_namespace_is_not_the_hosts_of_that_name() {
     assert!(found.problems.iter().any(is_told), "{:?}", found.problems);
 }
 
-/// A process in a cgroup and a network namespace of its own, which ends with the test, as its cgroup does.
+/// A process in its own cgroup and network namespace. Process and cgroup end with the test.
 struct Contained {
     process: Child,
     cgroup: std::path::PathBuf,
@@ -363,7 +363,7 @@ fn a_containers_macvlan_leads_to_the_hosts_nic() {
     {
         return println!("SKIPPED: needs ip(8), veth and macvlan");
     }
-    // The host as its sysfs would show it if the NIC had a device; the kernel's table has the rest.
+    // The host's sysfs as if the NIC had a device; the rest comes from the kernel's table.
     let index = std::fs::read_to_string(format!("/sys/class/net/{nic}/ifindex")).unwrap();
     let net = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(net.path().join(&nic).join("device")).unwrap();

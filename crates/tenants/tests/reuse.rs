@@ -1,6 +1,6 @@
-//! Reused thread numbers: in a process namespace in which all numbers but three are taken, so that a freed one is given
-//! out again at once, threads of one process are placed while they end, and threads of another, which take over their
-//! numbers, must not stay changed.
+//! Reused thread numbers. In a PID namespace in which all numbers but three are taken, a freed number is reused at
+//! once. Threads of one process get policies while they end. Threads of another process, which get the same numbers,
+//! must not stay changed.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::process::{Command, Stdio};
@@ -13,8 +13,8 @@ const PLACE: Policy = Policy::Fifo(7);
 const PID_MAX: &str = "/proc/sys/kernel/pid_max";
 const RUN: Duration = Duration::from_secs(3);
 
-/// `pid_max` belongs to the process namespace from Linux 6.14; before, it is the whole host's and not for a test to
-/// change.
+/// From Linux 6.14 `pid_max` belongs to the PID namespace. Before, it belongs to the whole host, and a test must not
+/// change it.
 fn can_run() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
@@ -53,7 +53,7 @@ fn a_reused_number_is_never_left_changed() {
     assert!(said.contains("placed"), "{said}");
 }
 
-/// Threads that end while they are placed.
+/// Threads that end while their policy is set.
 #[test]
 #[ignore = "run by a_reused_number_is_never_left_changed"]
 fn inside_the_namespace() {
@@ -70,7 +70,7 @@ fn inside_the_namespace() {
                 let tid = rustix::thread::gettid().as_raw_nonzero().get();
                 ThreadId::of(1, tid).is_ok_and(|id| tell.send(id).is_ok())
             });
-            // No number free: the other process has them all for a moment.
+            // No free number: the other process has all of them for a moment.
             let Ok(victim) = victim else { continue };
             if !victim.join().unwrap() {
                 return ended;
@@ -83,7 +83,7 @@ fn inside_the_namespace() {
     let (mut placed, mut gone, start) = (0u64, 0u64, Instant::now());
     while start.elapsed() < RUN {
         let id = told.recv().unwrap();
-        // From at once to after its end.
+        // From immediately to after its end.
         let wait = Instant::now() + Duration::from_micros((placed + gone) % 64);
         while Instant::now() < wait {
             std::hint::spin_loop();
@@ -104,11 +104,11 @@ fn inside_the_namespace() {
     assert!(gone > 0 && ended > 0, "placed {placed}, gone {gone}, victims {ended}: no race to speak of");
 }
 
-/// Threads that only have numbers, until what this returns is dropped.
+/// Creates threads that only take numbers, until the returned value is dropped.
 fn take_all_numbers_but(free: usize) -> Vec<mpsc::Sender<()>> {
     let mut parked = Vec::new();
     let mut misses = 0;
-    // The strangers have a number each now and then, so one refusal does not mean that all are taken.
+    // The other process's threads take numbers now and then, so one failure does not mean that all are taken.
     while misses < 200 {
         let (keep, kept) = mpsc::channel::<()>();
         match std::thread::Builder::new().stack_size(64 << 10).spawn(move || kept.recv().is_ok()) {
@@ -120,7 +120,7 @@ fn take_all_numbers_but(free: usize) -> Vec<mpsc::Sender<()>> {
     parked
 }
 
-/// Threads that take over the numbers, and look at themselves.
+/// Threads that get the numbers and check their own policy.
 #[test]
 #[ignore = "run by inside_the_namespace"]
 fn strangers() {
@@ -133,7 +133,7 @@ fn strangers() {
             if id.policy().unwrap() != PLACE {
                 return false;
             }
-            // Between the change and its undoing; who undoes it may have to wait for a CPU.
+            // Between a change and its undoing; the undoing thread may have to wait for a CPU.
             let undone = (0..500).any(|_| {
                 std::thread::sleep(Duration::from_millis(20));
                 id.policy().unwrap() != PLACE

@@ -1,4 +1,4 @@
-//! Rules: what they accept, what they refuse and how they say it, and who wins.
+//! Rules: accepted and refused values, error messages, and precedence.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use ontime_tenants::config::Text;

@@ -1,4 +1,4 @@
-//! Discovery of hosts that this machine is not: built trees.
+//! Discovery on fake hosts.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod common;
@@ -118,12 +118,12 @@ fn a_device_process_belongs_to_the_one_vm_that_it_serves() {
     assert_eq!(of_device(&found), [(200, 200, Policy::BULK), (200, 201, Policy::Fifo(48))]);
     assert!(found.problems.is_empty(), "level with vhost threads is its place: {:?}", found.problems);
     assert_eq!(words(&discover(&host.sources(), &Rules::default())), [("a".into(), "bulk-at-real-time")]);
-    // Another VM of that name, whoever starts it, takes no thread out of the first VM's runtime cap.
+    // Another VM of that name, started by any user, must not take a thread out of the first VM's runtime cap.
     host.vm(300, "a", "/vm.slice/other.service");
     assert_eq!(of_device(&discover(&host.sources(), &rt)), [(200, 200, Policy::BULK), (200, 201, Policy::Fifo(48))]);
 }
 
-/// A guest that has taken its device process over can have it say anything; it stays under the VM's cap.
+/// A guest that has taken over its device process can change its command line; the process stays under the VM's cap.
 #[test]
 fn a_device_process_serves_its_vm_until_it_ends() {
     let host = Host::new();
@@ -140,7 +140,7 @@ fn a_device_process_serves_its_vm_until_it_ends() {
         &["ontime", "device", "--vm", "a"],
     );
     host.process(210, "/usr/bin/ontime", "/", 0, &["ontime", "device", "--vm", "a"]);
-    // Its unit was told to serve another VM than its name says.
+    // The unit is configured to serve another VM than its name says.
     let unit = "/system.slice/ontime-device@of-b.service";
     host.process(220, "/usr/bin/ontime", unit, 990, &["ontime", "device", "--vm", "b"]);
     let served = |sources: &ontime_tenants::Sources| -> Vec<(String, i32)> {
@@ -162,12 +162,12 @@ fn a_device_process_serves_its_vm_until_it_ends() {
         says(220, "ontime trace");
         assert_eq!(served(&sources), all, "{line}");
     }
-    // Its main thread ends, and with it what names its program; the others go on.
+    // Its main thread ends, and /proc/PID/exe with it; other threads live.
     host.thread(210, 211, "ontime-sock/1", 0);
     fs::remove_file(host.path("proc/210/exe")).unwrap();
     fs::remove_dir_all(host.path("proc/210/task/210")).unwrap();
     assert_eq!(served(&sources), all);
-    // A daemon that is started only then goes by the unit.
+    // A daemon that is started after that uses the unit's name.
     assert_eq!(served(&host.sources()), [("a".to_owned(), 200)]);
     // Another process has the number.
     fs::remove_dir_all(host.path("proc/210")).unwrap();
@@ -351,7 +351,7 @@ fn a_bulk_vm_without_names_is_no_problem_and_its_vcpus_show_by_their_guest_time(
     for tid in [102, 103] {
         let path = host.path(&format!("proc/100/task/{tid}/stat"));
         let line = fs::read_to_string(&path).unwrap();
-        // Field 43, guest time, is the second after the policy's three.
+        // Field 43, guest time, is the second field after the three policy fields.
         fs::write(&path, line.replace(" 0 0 0 0 0 0 0 0 0 0 0 0\n", " 0 0 9 0 0 0 0 0 0 0 0 0\n")).unwrap();
         assert_ne!(fs::read_to_string(&path).unwrap(), line);
     }
@@ -371,7 +371,7 @@ fn a_vm_inside_a_container_does_not_take_real_time_by_its_name() {
     assert!(found.tenants.len() == 2 && found.tenants.iter().all(|tenant| tenant.class == Class::Bulk));
     assert_eq!(words(&found), [("plc".into(), "rule-withheld")]);
     let place = rules(&format!("[[tenant]]\ncgroup = \"{scope}\"\nclass = \"rt\"\n"));
-    // The VM by the place; the shell beside it, by a rule that says that it means the container.
+    // The VM matches by its path; the shell beside it only by a rule that names the container.
     let of_rt = |place: &Rules| {
         let found = discover(&host.sources(), place);
         let rt = found.tenants.into_iter().filter(|tenant| tenant.class == RT);
@@ -443,7 +443,7 @@ fn a_process_whose_owner_cannot_be_read_is_not_taken_for_roots() {
 fn what_vanishes_or_is_odd_spoils_nothing() {
     let host = Host::new();
     host.vm(100, "good", "/");
-    // Only a directory; no threads; threads without stat; a stat of garbage; a zombie; names that are no numbers.
+    // A directory only; no threads; threads without stat; an invalid stat; a zombie; names that are no numbers.
     fs::create_dir_all(host.path("proc/300")).unwrap();
     host.process(301, "/usr/bin/qemu-system-x86_64", "/", 0, &["qemu"]);
     fs::remove_dir_all(host.path("proc/301/task")).unwrap();

@@ -1,4 +1,4 @@
-//! The watcher, with real processes.
+//! The watcher with real processes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod common;
@@ -12,7 +12,7 @@ use ontime_tenants::{Rules, Sources, ThreadRole, Watcher, discover};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
-/// Sources whose libvirt directory is the test's own, so that nothing else on the machine disturbs it.
+/// Sources with the test's own libvirt directory, so that nothing else on the machine interferes.
 fn sources(host: &common::Host) -> Sources {
     Sources { libvirt: host.path("run/libvirt/qemu"), ..Sources::host() }
 }
@@ -38,7 +38,7 @@ fn qemu(name: &str, more: &[&str]) -> Option<Child> {
     Some(child.unwrap())
 }
 
-/// Follows changes, as the daemon does, until discovery says what is awaited; false when time is over.
+/// Follows changes as the daemon does until discovery finds the awaited state. False: timeout.
 fn until(watcher: &mut Watcher, sources: &Sources, name: &str, awaited: impl Fn(Option<usize>) -> bool) -> bool {
     let (deadline, rules) = (Instant::now() + Duration::from_secs(20), Rules::default());
     while Instant::now() < deadline {
@@ -69,7 +69,7 @@ fn a_vm_that_starts_and_ends_is_told_without_looking() {
     assert!(until(&mut watcher, &sources, &name, |vcpus| vcpus.is_none()), "end");
 }
 
-/// Threads of QEMU's worker pool: as many as read at once, and each ends 10 s after its last read.
+/// Threads of QEMU's worker pool: as many as there are concurrent reads; each ends 10 s after its last read.
 #[test]
 fn threads_that_read_a_vms_disk_tell_nothing() {
     let host = common::Host::new();
@@ -96,7 +96,7 @@ fn threads_that_read_a_vms_disk_tell_nothing() {
         tasks.map(comm).filter(|comm| comm.trim() == "worker").count()
     };
     let mut monitor = vm.stdin.take().unwrap();
-    // Something else on this machine may be seen in between; then more are made to read.
+    // Other processes on this machine may cause an event in between; then more threads are made to read.
     let undisturbed = (1..=8).any(|turn| {
         let rules = Rules::default();
         while watcher.wait(Some(SPACING * 3)).unwrap().is_some() {}
@@ -120,7 +120,7 @@ fn a_vm_that_ended_before_it_was_followed_is_looked_at_again_soon() {
     let sources = sources(&host);
     let Some(mut watcher) = watcher(&sources) else { return };
     let Some(mut vm) = qemu(&format!("unfollowed-{}", std::process::id()), &[]) else { return };
-    // Until it is found and its start has been told.
+    // Until the VM is found and its start was notified.
     let of_vm = |tenant: &ontime_tenants::Tenant| u32::try_from(tenant.process.pid) == Ok(vm.id());
     let deadline = Instant::now() + Duration::from_secs(20);
     let rules = Rules::default();
@@ -168,7 +168,7 @@ fn a_storm_of_other_processes_tells_nothing_and_costs_little() {
     });
     let (mut looks, start) = (0u32, Instant::now());
     while !storm.is_finished() {
-        // Other tests' VMs may be told; the storm itself may not.
+        // Other tests' VMs may cause notifications; the many started programs may not.
         watcher.wait(Some(Duration::from_millis(100))).unwrap();
         looks += 1;
     }
@@ -201,7 +201,7 @@ fn a_vm_whose_vcpus_could_not_be_told_is_looked_at_again_soon() {
     let rules = Rules::parse(&[text]).unwrap();
     let found = discover(&host.sources(), &rules);
     assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
-    // Something else on this machine may be seen in between; then it is tried again.
+    // Other processes on this machine may cause an event in between; then repeat.
     let undisturbed = (0..10).find_map(|_| {
         let mut watcher = Watcher::new(&host.sources()).unwrap();
         let mut next = || {
@@ -225,7 +225,7 @@ fn an_idle_watcher_sleeps() {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         ontime_tenants::ThreadId::of(pid, tid).unwrap().cpu_time().unwrap()
     };
-    // Other tests start processes meanwhile: the quietest of three seconds counts.
+    // Other tests start processes meanwhile: use the minimum of three seconds.
     let spent = (0..3).map(|_| {
         let before = own();
         let _ = watcher.wait(Some(Duration::from_secs(1))).unwrap();

@@ -1,8 +1,8 @@
 //! From events to findings: requests with their segments, inversions, and the worst requests in full.
 //!
-//! In: a [`Watch`], events in time order. Out: a [`Findings`] that grows; each completed request as it comes. Memory is
-//! bounded: figures of the last [`SAMPLES`] requests a path, [`Analyser::keep`] worst requests, [`CULPRITS`] inversions
-//! by name.
+//! Input: a [`Watch`], and events in time order. Output: a [`Findings`] that grows, and each request when it completes.
+//! Memory is bounded: samples of the last [`SAMPLES`] requests per path, [`Analyser::keep`] worst requests,
+//! [`CULPRITS`] named inversions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,22 +17,22 @@ use crate::request::{Assembler, Counts, Request, Segment};
 use crate::timeline::{Slice, Timeline};
 use crate::waits::{Wait, Waits};
 
-/// Requests a path whose figures are kept: percentiles are of these.
+/// Most requests per path whose times are kept for the percentiles.
 pub const SAMPLES: usize = 1 << 20;
-/// Inversions told apart; the rest is counted as one.
+/// Most distinct inversions; further ones are only counted.
 pub const CULPRITS: usize = 256;
-/// Slices kept of a CPU for one of the worst requests.
+/// Most slices per CPU that are kept for one of the worst requests.
 const PICTURED: usize = 400;
 
-/// Figures of the last requests of a path, ns.
+/// Times of the last requests of a path, ns.
 #[derive(Debug, Clone, Default)]
 pub struct Samples {
     /// From begin to done.
     pub total: VecDeque<u64>,
-    /// Each segment.
+    /// Per segment.
     pub segments: [VecDeque<u64>; 3],
-    /// Time in which a vCPU, or a container's thread, was runnable and did not run: what a guest sees as stolen.
-    /// Not known where only segments are looked at.
+    /// Time that a vCPU, or a container's thread, was runnable but did not run: the guest sees it as steal time. Empty
+    /// if only segments are traced.
     pub stolen: VecDeque<u64>,
 }
 
@@ -52,77 +52,77 @@ impl Samples {
     }
 }
 
-/// Names an inversion: the same again is the same finding.
+/// Identifies an inversion: equal values are the same finding.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Culprit {
-    /// The path, by its place in the watch.
+    /// The path's index in the watch.
     pub path: usize,
-    /// How.
+    /// How the request was delayed.
     pub kind: Kind,
-    /// In which segment.
+    /// The segment.
     pub segment: Segment,
-    /// Whose way: role, name and policy of the thread; none for the packet.
+    /// The delayed thread: role, name and policy; none for the packet itself.
     pub waiter: Option<(PathRole, Name, String)>,
-    /// Who: name and policy.
+    /// The blocking thread: name and policy.
     pub blocker: (Name, String),
-    /// Doing what.
+    /// What the blocking thread did.
     pub place: String,
 }
 
-/// How often and how long.
+/// How often and how long an inversion occurred.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Tally {
-    /// Requests it was in the way of.
+    /// Number of delayed requests.
     pub requests: u64,
-    /// In all, ns.
+    /// Total delay, ns.
     pub total_ns: u64,
-    /// The longest, ns.
+    /// Longest delay, ns.
     pub max_ns: u64,
-    /// The longest, in words.
+    /// Description of the longest one.
     pub example: String,
-    /// The doctor's rule.
+    /// The rule of `ontime doctor`.
     pub rule: Option<RuleId>,
     /// The cure.
     pub cure: &'static str,
 }
 
-/// One of the worst requests, in full.
+/// One of the worst requests in full.
 #[derive(Debug, Clone)]
 pub struct Detail {
-    /// Which.
+    /// The request.
     pub request: Request,
-    /// What was in its way, the longest first.
+    /// Its inversions, longest first.
     pub inversions: Vec<Inversion>,
-    /// When its threads waited.
+    /// The waits of its threads.
     pub waits: Vec<Wait>,
-    /// What the CPUs concerned did meanwhile; at most [`PICTURED`] slices each.
+    /// What its CPUs did meanwhile; at most [`PICTURED`] slices each.
     pub cpus: Vec<(u32, Vec<Slice>)>,
-    /// Slices that were too many for the picture.
+    /// Number of slices that are left out.
     pub left_out: usize,
-    /// Stolen time or SMIs of that moment.
+    /// Steal time or SMIs at that time.
     pub hint: Option<String>,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// By path.
     pub samples: Vec<Samples>,
-    /// The slowest ever, by path, ns.
+    /// The longest request of each path, ns.
     pub max_ns: Vec<u64>,
-    /// By name.
+    /// Inversions by identity.
     pub culprits: BTreeMap<Culprit, Tally>,
-    /// Inversions beyond [`CULPRITS`] names.
+    /// Inversions beyond [`CULPRITS`].
     pub unnamed: u64,
-    /// Requests that met one inversion or more.
+    /// Requests with at least one inversion.
     pub hindered: u64,
-    /// The worst, the slowest first.
+    /// The worst requests, slowest first.
     pub worst: Vec<Detail>,
     /// Events by probe.
     pub events: BTreeMap<&'static str, u64>,
-    /// Events lost, by CPU: at least so many.
+    /// Lost events by CPU: a lower bound.
     pub lost: BTreeMap<u32, u64>,
-    /// The first event's and the last one's time, ns.
+    /// Time of the first and of the last event, ns.
     pub span: Option<(u64, u64)>,
 }
 
@@ -139,8 +139,8 @@ pub struct Analyser {
 }
 
 impl Analyser {
-    /// Analyses the paths of a watch. What delays less than `floor` ns is no inversion; the `keep` worst requests are
-    /// kept.
+    /// Analyses the paths of a watch. Delays of less than `floor` ns are no inversions. Keeps the `keep` worst
+    /// requests.
     pub fn new(watch: Watch, floor: u64, keep: usize) -> Self {
         let paths = watch.paths.len();
         let mut analyser = Self {
@@ -160,34 +160,34 @@ impl Analyser {
         analyser
     }
 
-    /// Goes on with other threads on the same paths: a tenant was restarted.
+    /// Continues with other threads on the same paths, after a restart of a tenant.
     pub fn rewatch(&mut self, watch: Watch) {
         let threads: BTreeSet<i32> = watch.paths.iter().flat_map(|path| path.threads.keys().copied()).collect();
         self.waits.watch(threads);
         self.watch = watch;
     }
 
-    /// What is watched.
+    /// The watched paths.
     pub fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// What was found so far.
+    /// The findings so far.
     pub fn findings(&self) -> &Findings {
         &self.findings
     }
 
-    /// What could not be told, by path.
+    /// Requests that could not be analysed, by path.
     pub fn counts(&self) -> Vec<Counts> {
         self.assemblers.iter().map(Assembler::counts).collect()
     }
 
-    /// How many worst requests are kept.
+    /// Number of worst requests that are kept.
     pub fn keep(&self) -> usize {
         self.keep
     }
 
-    /// Takes an event into account; the requests that it completes.
+    /// Processes an event and returns the requests that it completes.
     pub fn step(&mut self, event: &Event) -> Vec<Request> {
         self.count(event);
         self.timeline.step(event);
@@ -199,7 +199,7 @@ impl Analyser {
         done
     }
 
-    /// Says what may have delayed the worst requests that ended in this time, ns.
+    /// Adds a hint about the cause to the worst requests in this time, ns.
     pub fn hint(&mut self, from: u64, to: u64, words: &str) {
         let inside = |detail: &&mut Detail| detail.request.done >= from && detail.request.begin <= to;
         self.findings.worst.iter_mut().filter(inside).for_each(|detail| detail.hint = Some(words.to_owned()));
@@ -282,7 +282,7 @@ fn detail(request: &Request, inversions: Vec<Inversion>, waits: Vec<Wait>, timel
         let now = timeline.current(cpu, request.done);
         slices.extend(now.map(|slice| Slice { start: slice.start.max(request.begin), ..slice }));
         left_out += slices.len().saturating_sub(PICTURED);
-        // The shortest are the least seen.
+        // The shortest slices are the least visible.
         if slices.len() > PICTURED {
             slices.sort_by_key(|slice| slice.start.wrapping_sub(slice.end));
             slices.truncate(PICTURED);

@@ -1,8 +1,8 @@
-//! What a probe costs on this machine, measured.
+//! Measures the cost of a probe on this machine.
 //!
-//! A signal to ourselves that is ignored passes exactly one tracepoint (`signal_generate`, `kernel/signal.c`) and does
-//! nothing else. The same system call with the tracepoint off and on, in turns, the fastest turn of each: the
-//! difference is one record with its filter and its time stamp, as ours have.
+//! An ignored signal to the own process passes exactly one tracepoint (`signal_generate`, `kernel/signal.c`) and has no
+//! other effect. The same system call is timed with the tracepoint off and on, alternately, and the fastest round of
+//! each is used. The difference is the cost of one record with filter and time stamp, as in a trace.
 
 use std::path::Path;
 
@@ -10,15 +10,15 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use crate::tracefs::{Instance, TraceError, now};
 
-/// Calls a turn.
+/// Calls per round.
 const CALLS: u64 = 1_000;
-/// Turns of each kind: the fastest counts, so that other load on the machine does not.
+/// Rounds of each kind. The fastest one is used, so that other load on the machine does not matter.
 const TURNS: usize = 20;
 
-/// What a record of one probe costs, ns.
+/// The cost of one probe's record, ns.
 ///
 /// # Errors
-/// tracefs is not to be had.
+/// If tracefs cannot be used.
 pub fn of_a_probe(root: &Path) -> Result<f64, TraceError> {
     let instance = Instance::create(Instance::place(root, "cost")?)?;
     let probe = "events/signal/signal_generate";

@@ -1,12 +1,12 @@
-//! What a probe says: the stock tracepoints of the path, as plain data.
+//! Records of the kernel's tracepoints on the path, as plain data.
 //!
-//! In: nothing. Out: [`Event`], small and `Copy`, because a flood makes a hundred thousand of them a second.
+//! [`Event`] is small and `Copy`, because a flood of packets causes a hundred thousand events per second.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A name as the kernel keeps it, at most 15 bytes: of a thread or an interface.
+/// A name in the kernel, at most 15 bytes: of a thread or an interface. The bytes before the terminating zeros.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Name([u8; 16]);
 
@@ -25,13 +25,13 @@ impl Name {
         self.0.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
-    /// As text; what is no UTF-8, and control characters, are replaced: anyone may name a thread.
+    /// As text. Invalid UTF-8 and control characters are replaced, because any user may name a thread.
     pub fn text(&self) -> String {
         let text = String::from_utf8_lossy(self.bytes());
         text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
     }
 
-    /// Whether it begins so.
+    /// Whether the name begins with `prefix`.
     pub fn starts_with(&self, prefix: &str) -> bool {
         self.bytes().starts_with(prefix.as_bytes())
     }
@@ -67,31 +67,31 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// A thread at a moment.
+/// A thread at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Task {
     /// Its number (TID); 0 is the idle thread.
     pub pid: i32,
-    /// The kernel's priority number: 0 to 98 are SCHED_FIFO/RR 99 to 1, -1 SCHED_DEADLINE, from 100 the fair classes.
-    /// With priority inheritance it is the inherited one.
+    /// The kernel's priority number: 0 to 98 are SCHED_FIFO/RR 99 to 1, -1 is SCHED_DEADLINE, 100 and more are the fair
+    /// classes. It includes priority inheritance.
     pub prio: i32,
     /// Its name.
     pub comm: Name,
 }
 
 impl Task {
-    /// Whether it runs at a real-time priority now (FIFO, RR or deadline).
+    /// Whether its current priority is real-time (FIFO, RR or deadline).
     pub fn is_rt(&self) -> bool {
         self.prio < 99
     }
 
-    /// The priority as `chrt` says it: `FIFO 47`, `OTHER nice 0`.
+    /// The priority as in `chrt`: `FIFO 47`, `OTHER nice 0`.
     pub fn policy(&self) -> String {
         policy(self.prio)
     }
 }
 
-/// A kernel priority number as `chrt` says it. RR and FIFO are not told apart by it: both are `FIFO`.
+/// A kernel priority number as in `chrt`. It does not distinguish RR from FIFO: both are `FIFO`.
 pub fn policy(prio: i32) -> String {
     match prio {
         ..0 => "DEADLINE".to_owned(),
@@ -106,7 +106,7 @@ pub fn policy(prio: i32) -> String {
 pub struct Event {
     /// CLOCK_MONOTONIC, ns.
     pub time: u64,
-    /// The CPU it happened on.
+    /// The CPU.
     pub cpu: u32,
     /// The thread that was current (`common_pid`).
     pub pid: i32,
@@ -114,7 +114,7 @@ pub struct Event {
     pub what: What,
 }
 
-/// What happened. Interface names are those of the namespace the interface is in.
+/// What happened. Interface names are those in the interface's namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
@@ -130,7 +130,7 @@ pub enum What {
         /// The interrupt.
         irq: u32,
     },
-    /// `softirq_entry`: a softirq vector begins, in whatever thread is current.
+    /// `softirq_entry`: a softirq vector begins in the current thread.
     SoftirqEntry {
         /// The vector's number (`include/linux/interrupt.h`).
         vec: u32,
@@ -144,26 +144,26 @@ pub enum What {
     NapiPoll {
         /// Its interface; `(no_device)` is the per-CPU backlog.
         dev: Name,
-        /// Packets it received.
+        /// Number of packets received.
         work: i32,
     },
-    /// `netif_receive_skb`: the stack takes a packet from an interface.
+    /// `netif_receive_skb`: the stack receives a packet from an interface.
     Receive {
         /// The interface.
         dev: Name,
-        /// The packet's address in the kernel: the same while it is passed on.
+        /// The packet's kernel address, which stays the same while the packet is forwarded.
         skb: u64,
         /// Its length, bytes.
         len: u32,
     },
-    /// `net_dev_queue`: a packet is given to an interface's qdisc.
+    /// `net_dev_queue`: a packet is passed to an interface's qdisc.
     Queue {
         /// The interface.
         dev: Name,
         /// The packet.
         skb: u64,
     },
-    /// `net_dev_start_xmit`: the driver gets a packet.
+    /// `net_dev_start_xmit`: a packet is passed to the driver.
     StartXmit {
         /// The interface.
         dev: Name,
@@ -172,25 +172,25 @@ pub enum What {
         /// Its ethertype.
         protocol: u16,
     },
-    /// `net_dev_xmit`: the driver has had it.
+    /// `net_dev_xmit`: the driver has returned.
     Xmit {
         /// The interface.
         dev: Name,
         /// The packet.
         skb: u64,
-        /// The driver's answer: 0 is taken.
+        /// The driver's return code: 0 means accepted.
         rc: i32,
     },
     /// `sched_switch`.
     Switch {
-        /// Who ran.
+        /// The previous thread.
         prev: Task,
-        /// Whether it still wants to run.
+        /// Whether the previous thread is still runnable.
         preempted: bool,
-        /// Who runs now.
+        /// The next thread.
         next: Task,
     },
-    /// `sched_waking`: a thread is made runnable.
+    /// `sched_waking`: a thread becomes runnable.
     Waking {
         /// The thread.
         pid: i32,
@@ -199,19 +199,19 @@ pub enum What {
     },
     /// `kvm_entry`: the current thread's vCPU enters the guest.
     KvmEntry,
-    /// `kvm_exit`: it leaves the guest.
+    /// `kvm_exit`: the vCPU leaves the guest.
     KvmExit {
         /// The hardware's exit reason.
         reason: u32,
     },
-    /// `kvm_apic_accept_irq`: an interrupt becomes pending for a vCPU of the VM that the current thread is of.
+    /// `kvm_apic_accept_irq`: an interrupt becomes pending for a vCPU of the VM to which the current thread belongs.
     Interrupt {
         /// The vCPU's number in its VM.
         vcpu: u32,
     },
-    /// Not a tracepoint: where a gap in this CPU's events begins, and again where it ends.
+    /// Not a tracepoint: the start of a gap in this CPU's events, and its end.
     Lost {
-        /// How many events are missing from here on, at least; 0 at the gap's end.
+        /// Lower bound of the number of missing events from here on; 0 at the gap's end.
         count: u64,
     },
 }
@@ -223,7 +223,7 @@ pub const NET_RX: u32 = 3;
 /// Softirq vector of transmission.
 pub const NET_TX: u32 = 2;
 
-/// A softirq vector's name as `/proc/softirqs` has it.
+/// A softirq vector's name as in `/proc/softirqs`.
 pub fn softirq_name(vec: u32) -> &'static str {
     ["HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"]
         .get(vec as usize)

@@ -1,13 +1,13 @@
-//! From a tracepoint's raw record to an [`Event`], by the format file that the running kernel gives for it.
+//! From a tracepoint's raw record to an [`Event`], by the running kernel's format file.
 //!
-//! In: `events/SYSTEM/NAME/format` and record bytes. Out: events. No offset is built in: fields moved between 6.1 and
-//! 7.2, and a kernel whose record lacks a field that is needed is refused with its name.
+//! Input: `events/SYSTEM/NAME/format` and record bytes. Output: events. No offset is hard-coded, because fields moved
+//! between Linux 6.1 and 7.2. If a kernel's record lacks a required field, the error names that field.
 
 use std::collections::HashMap;
 
 use crate::event::{Event, Name, Task, What};
 
-/// A tracepoint that this crate reads.
+/// A tracepoint that this crate can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "each is the tracepoint of its name")]
 pub enum Probe {
@@ -28,7 +28,7 @@ pub enum Probe {
 }
 
 impl Probe {
-    /// Those of a request's path: all but [`Probe::Interrupt`].
+    /// The probes of a request's path: all except [`Probe::Interrupt`].
     pub const ALL: [Probe; 13] = [
         Probe::IrqEntry,
         Probe::IrqExit,
@@ -65,7 +65,7 @@ impl Probe {
         }
     }
 
-    /// The fields that are read of it.
+    /// The fields that are read.
     fn fields(self) -> &'static [&'static str] {
         match self {
             Probe::IrqEntry => &["irq", "name"],
@@ -87,15 +87,16 @@ impl Probe {
     }
 }
 
-/// A format file that cannot be used.
+/// An unusable format file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FormatError {
-    /// It has no number.
-    #[error("tracepoint {0}: its format has no ID")]
+    /// It has no ID.
+    #[error("tracepoint {0}: its format has no ID; report it with the kernel's version (`ontime report` collects it)")]
     NoId(&'static str),
     /// A field is missing.
     #[error(
-        "tracepoint {probe}: this kernel's record has no field {field}; ontime trace does not know this kernel's form"
+        "tracepoint {probe}: this kernel's record has no field {field}; ontime trace does not know this kernel's \
+         form; report it (`ontime report` collects the kernel's version)"
     )]
     NoField {
         /// The tracepoint.
@@ -105,18 +106,18 @@ pub enum FormatError {
     },
 }
 
-/// Where a field is in a record.
+/// The position of a field in a record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Field {
     offset: usize,
     size: usize,
-    /// `__data_loc`: offset and length of the text, in the record itself.
+    /// `__data_loc`: the field holds offset and length of the text within the record.
     located: bool,
-    /// `__rel_loc`: the same, counted from behind the field.
+    /// `__rel_loc`: the same, with the offset relative to the field's end.
     relative: bool,
 }
 
-/// One tracepoint's record.
+/// The record format of a tracepoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Format {
     probe: Probe,
@@ -126,10 +127,10 @@ pub struct Format {
 }
 
 impl Format {
-    /// Reads a format file.
+    /// Parses a format file.
     ///
     /// # Errors
-    /// A field that is needed is not in it.
+    /// A required field is missing.
     pub fn parse(probe: Probe, text: &str) -> Result<Self, FormatError> {
         let id = text.lines().find_map(|line| line.strip_prefix("ID:")?.trim().parse().ok());
         let id = id.ok_or(FormatError::NoId(probe.path()))?;
@@ -147,7 +148,7 @@ impl Format {
     }
 }
 
-/// A line of a format file: declaration, offset, size, signedness, each ended by a semicolon.
+/// Parses a line of a format file: declaration, offset, size, signedness, each ended by a semicolon.
 fn field(line: &str) -> Option<(&str, Field)> {
     let mut parts = line.trim().strip_prefix("field:")?.split(';');
     let declaration = parts.next()?;
@@ -172,7 +173,7 @@ impl Decoder {
         Self { formats: formats.into_iter().map(|format| (format.id, format)).collect() }
     }
 
-    /// The event of a record, or `None` where it is of no probe of ours, or damaged.
+    /// The event of a record. `None` if the record is of another probe or damaged.
     pub fn decode(&self, time: u64, cpu: u32, record: &[u8]) -> Option<Event> {
         let id = u16::from_ne_bytes(record.get(..2)?.try_into().ok()?);
         let format = self.formats.get(&id)?;
@@ -207,13 +208,13 @@ fn what(format: &Format, record: &[u8]) -> Option<What> {
     })
 }
 
-/// `prev_state` of `sched_switch` (`include/trace/events/sched.h`): 0 is running, 0x100 (TASK_REPORT_MAX) is preempted
-/// whatever the state.
+/// `prev_state` of `sched_switch` (`include/trace/events/sched.h`): 0 is running; 0x100 (TASK_REPORT_MAX) is preempted
+/// in any state.
 fn still_runnable(state: u64) -> bool {
     state == 0 || state & 0x100 != 0
 }
 
-/// A number of 1, 2, 4 or 8 bytes, in the host's order.
+/// A number of 1, 2, 4 or 8 bytes in the host's byte order.
 fn number(record: &[u8], field: Field) -> Option<u64> {
     let bytes = record.get(field.offset..field.offset.checked_add(field.size)?)?;
     Some(match field.size {
@@ -225,7 +226,7 @@ fn number(record: &[u8], field: Field) -> Option<u64> {
     })
 }
 
-/// Text: in place, or where a locator (offset in the low half, length in the high) says.
+/// Text: in place, or at the position in a locator (offset in the low half, length in the high half).
 fn bytes(record: &[u8], field: Field) -> Option<&[u8]> {
     if !field.located && !field.relative {
         return record.get(field.offset..field.offset.checked_add(field.size)?);

@@ -1,23 +1,23 @@
-//! What takes time from the whole machine, where no probe sees it: stolen time, and system management interrupts.
+//! Machine-wide delays that no probe shows: steal time and system management interrupts.
 //!
-//! In: `/proc/stat`, `/dev/cpu/N/msr`. Out: what went by since the last look.
+//! Input: `/proc/stat`, `/dev/cpu/N/msr`. Output: the changes since the last read.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use serde::Serialize;
 
-/// MSR_SMI_COUNT: System management interrupts since boot (Intel SDM, volume 4).
+/// MSR_SMI_COUNT: system management interrupts since boot (Intel SDM, volume 4).
 const SMI_COUNT: u64 = 0x34;
 
-/// What went by.
+/// The changes in an interval.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Hints {
-    /// CPU time that a hypervisor below this host took from it, s, all CPUs.
+    /// CPU time that a hypervisor below this host took from it, s, sum of all CPUs.
     pub stolen_s: f64,
-    /// System management interrupts, all watched CPUs; none where they cannot be counted.
+    /// System management interrupts, sum of all watched CPUs. None if they cannot be counted.
     pub smis: Option<u64>,
-    /// Why they cannot.
+    /// Why they cannot be counted.
     pub smis_unknown: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts from now, on these CPUs.
+    /// Counts on these CPUs from now on.
     pub fn new(cpus: &[u32]) -> Self {
         let mut why = None;
         let mut msrs = Vec::new();
@@ -51,12 +51,12 @@ impl Counters {
         counters
     }
 
-    /// What went by since the last look.
+    /// The changes since the last call.
     pub fn look(&mut self) -> Hints {
         let stolen = fs::read_to_string("/proc/stat").ok().and_then(|text| stolen_ticks(&text)).unwrap_or(self.stolen);
         let smis: u64 = self.msrs.iter().filter_map(|file| read(file).ok()).sum();
         let hints = Hints {
-            // USER_HZ is 100 on every architecture that this runs on.
+            // USER_HZ is 100 on all supported architectures.
             stolen_s: stolen.saturating_sub(self.stolen) as f64 / 100.0,
             smis: self.why.is_none().then(|| smis.saturating_sub(self.smis)),
             smis_unknown: self.why.clone(),
@@ -67,14 +67,14 @@ impl Counters {
 }
 
 impl Hints {
-    /// Adds a later look.
+    /// Adds a later interval.
     pub fn add(&mut self, later: Hints) {
         self.stolen_s += later.stolen_s;
         self.smis = later.smis.map(|smis| smis + self.smis.unwrap_or(0));
         self.smis_unknown = later.smis_unknown;
     }
 
-    /// What may have delayed requests of this time, in words.
+    /// What may have delayed requests of this interval, as text.
     pub fn words(&self) -> Option<String> {
         let mut words = Vec::new();
         if let Some(smis) = self.smis.filter(|smis| *smis > 0) {
@@ -95,11 +95,11 @@ impl Hints {
 fn read(file: &File) -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     file.read_exact_at(&mut bytes, SMI_COUNT)?;
-    // Writing is not done, and the upper half is reserved.
+    // The upper half is reserved. The register is never written.
     Ok(u64::from_le_bytes(bytes) & 0xffff_ffff)
 }
 
-/// The eighth figure of the first line: ticks stolen, all CPUs.
+/// The eighth value of the first line: stolen ticks, all CPUs.
 fn stolen_ticks(stat: &str) -> Option<u64> {
     stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()
 }

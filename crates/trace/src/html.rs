@@ -1,7 +1,7 @@
-//! The page: figures, inversions with their cures, and a timeline of each of the worst requests.
+//! The HTML report: times, inversions with their cures, and a timeline of each of the worst requests.
 //!
-//! In: an [`Analyser`] and its [`Document`]. Out: one HTML file in light and dark, without script or network; its frame
-//! is the bench report's. What stands behind a bar is told by the browser when the pointer rests on it (`<title>`).
+//! Input: an [`Analyser`] and its [`Document`]. Output: one HTML file in light and dark, without scripts or network
+//! access; its layout is that of the bench report. The browser shows a bar's details as a tooltip (`<title>`).
 
 use maud::{Markup, html};
 use ontime_figures::number;
@@ -15,11 +15,11 @@ use crate::request::Segment;
 use crate::timeline::{Place, Slice};
 
 const STYLE: &str = include_str!("page.css");
-/// The drawing's width.
+/// Width of the drawing, pixels.
 const WIDTH: f64 = 1_280.0;
-/// Room for the names left of the bars.
+/// Width of the names left of the bars, pixels.
 const NAMES: f64 = 190.0;
-/// A row's height.
+/// Height of a row, pixels.
 const ROW: f64 = 22.0;
 
 /// The report as one self-contained page.
@@ -157,12 +157,12 @@ fn worst(analyser: &Analyser, document: &Document) -> Markup {
     }
 }
 
-/// One bar.
+/// A bar of the timeline.
 struct Bar {
     start: u64,
     end: u64,
     class: &'static str,
-    /// What stands in it where there is room.
+    /// Text inside the bar if it fits.
     label: String,
     words: String,
 }

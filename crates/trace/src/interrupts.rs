@@ -1,10 +1,10 @@
-//! Interrupts of guests, told as they become pending: for the thread that puts their vCPUs ahead.
+//! Reports guests' interrupts when they become pending, for the thread that lets their vCPUs run earlier.
 //!
-//! KVM's own tracepoint `kvm_apic_accept_irq` (`arch/x86/kvm/lapic.c`, `__apic_accept_irq`) says which vCPU of a VM,
-//! and the current thread whose VM that is: the VM's vhost thread, its device process's, VMM thread, or vCPU itself.
-//! Whatever another thread injects (a kworker where irqfd cannot do it at once, an interrupt thread of a passed-through
-//! device) is not told. One half of this makes and filters the probe and is the planner's ([`Interrupts`]); the other
-//! reads ([`Rings`]): at any priority, without allocating, and never for longer than a page takes.
+//! KVM's tracepoint `kvm_apic_accept_irq` (`arch/x86/kvm/lapic.c`, `__apic_accept_irq`) has the vCPU's number; the
+//! current thread identifies the VM: its vhost thread, its device process's thread, a VMM thread or a vCPU. Interrupts
+//! that other threads inject are not reported (a kworker if irqfd cannot inject at once, an interrupt thread of a
+//! passed-through device). [`Interrupts`] creates and filters the probe; the planner's thread uses it. [`Rings`] reads
+//! the records: at any priority, without allocating, at most one page per call.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -19,30 +19,30 @@ use crate::format::{Decoder, Format, Probe};
 use crate::page::Page;
 use crate::tracefs::{Instance, TraceError, failed, page_size};
 
-/// A CPU's ring, KiB: some hundred interrupts. What is lost is a hint lost.
+/// Size of a CPU's ring, KiB: a few hundred interrupts. A lost record only loses a hint.
 const RING_KIB: u32 = 16;
-/// The longest filter that the kernel takes is a page.
+/// The kernel's filters are limited to one page, bytes.
 const FILTER_MAX: usize = 4_000;
 
-/// An interrupt became pending.
+/// A pending interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interrupt {
-    /// By this thread.
+    /// The thread that injected it.
     pub by: i32,
-    /// For this vCPU of its VM.
+    /// The vCPU's number in its VM.
     pub vcpu: u32,
-    /// When, ns of CLOCK_MONOTONIC.
+    /// Time, CLOCK_MONOTONIC, ns.
     pub at: u64,
 }
 
-/// The probe; gone when dropped, for which its [`Rings`] must be closed before.
+/// The probe. Dropping it removes the instance; close its [`Rings`] before.
 #[derive(Debug)]
 pub struct Interrupts {
     instance: Instance,
     threads: Vec<i32>,
 }
 
-/// What the probe says, a ring a CPU.
+/// The probe's records, one ring per CPU.
 #[derive(Debug)]
 pub struct Rings {
     files: Vec<File>,
@@ -51,15 +51,15 @@ pub struct Rings {
 }
 
 impl Interrupts {
-    /// The probe on these CPUs, for no thread yet.
+    /// Creates the probe on these CPUs, without any followed thread.
     ///
     /// # Errors
-    /// tracefs is not to be had, or KVM is not there.
+    /// If tracefs cannot be used or KVM is missing.
     pub fn start(root: &Path, cpus: &[u32]) -> Result<(Self, Rings), TraceError> {
         let instance = Instance::create(Instance::place(root, "daemon")?)?;
         instance.write("tracing_cpumask", &cpus.iter().copied().collect::<CpuSet>().to_mask())?;
         instance.write("buffer_size_kb", &RING_KIB.to_string())?;
-        // Readers are woken by the first record, not when a half of the ring is full.
+        // Wake readers at the first record, not when half of the ring is full.
         instance.write("buffer_percent", "0")?;
         let path = instance.dir().join("events").join(Probe::Interrupt.path()).join("format");
         let format = match fs::read_to_string(&path) {
@@ -74,17 +74,17 @@ impl Interrupts {
         };
         let files = cpus.iter().map(open).collect::<Result<_, _>>()?;
         let mut rings = Rings { files, page: vec![0; page_size(root)], decoder };
-        // The kernel makes what a reader needs at the first reading.
+        // The kernel allocates what a reader needs at the first read.
         for ring in 0..rings.files.len() {
             let _ = rings.read(ring, |_| ());
         }
         Ok((Self { instance, threads: Vec::new() }, rings))
     }
 
-    /// Tells of interrupts that these threads make pending, and of no others.
+    /// Reports only interrupts that these threads inject.
     ///
     /// # Errors
-    /// Those of the kernel; too many threads for a filter ([`TraceError::Io`]): then of none.
+    /// Errors of the kernel. Too many threads for a filter ([`TraceError::Io`]): then no thread is followed.
     pub fn follow(&mut self, threads: &[i32]) -> Result<(), TraceError> {
         if threads == self.threads {
             return Ok(());
@@ -95,7 +95,10 @@ impl Interrupts {
         self.threads.clear();
         if filter.is_empty() || filter.len() > FILTER_MAX {
             self.instance.write(&format!("{event}/enable"), "0")?;
-            let what = format!("{} threads are more than a filter takes", threads.len());
+            let what = format!(
+                "{} threads are more than a filter takes; use another method than interrupt-context, or fewer RT vCPUs",
+                threads.len()
+            );
             let full = || TraceError::Io {
                 what: "filtering interrupts in",
                 path: self.instance.dir().to_owned(),
@@ -109,22 +112,22 @@ impl Interrupts {
         Ok(())
     }
 
-    /// What [`crate::tracefs::remove`] takes away, should nobody be left who drops this.
+    /// The directory for [`crate::tracefs::remove`], in case this value is never dropped.
     pub fn dir(&self) -> PathBuf {
         self.instance.dir().to_owned()
     }
 }
 
 impl Rings {
-    /// To be waited for: readable where there is something to read. In the order of the CPUs.
+    /// Descriptors to wait for: readable if there are records. In the order of the CPUs.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.files.iter().map(AsFd::as_fd)
     }
 
-    /// Reads what a ring has, a page at most; whether there was anything.
+    /// Reads at most one page of a ring. Returns whether there was any record.
     ///
     /// # Errors
-    /// The kernel's, but for EAGAIN.
+    /// The error of read(2), except EAGAIN.
     pub fn read(&mut self, ring: usize, mut each: impl FnMut(Interrupt)) -> io::Result<bool> {
         let Self { files, page, decoder } = self;
         let Some(mut file) = files.get(ring) else { return Ok(false) };

@@ -1,9 +1,9 @@
-//! Who was in the way of a request, and what cures it.
+//! Finds what delayed a request, and the cure.
 //!
-//! In: a request, the CPUs' timeline, the threads' waits, the classes of threads and NICs. Out: [`Inversion`]s.
+//! Input: a request, the CPUs' timeline, the threads' waits, the classes of threads and NICs. Output: [`Inversion`]s.
 //!
-//! Not in the way are: the path's own threads, threads of tenants of its level or a more urgent one, and an idle CPU.
-//! The same time is never counted twice: what a waiting thread explains is not held against the packet as well.
+//! No inversions are: the path's own threads, threads of tenants of its level or a more urgent one, and an idle CPU. No
+//! time is counted twice: time that a thread's wait explains is not counted for the packet as well.
 
 use ontime_hostnet::{RULES, RuleId};
 use ontime_tenants::Class;
@@ -15,10 +15,10 @@ use crate::request::{Request, Segment};
 use crate::timeline::{Place, Slice, Timeline};
 use crate::waits::{Wait, Waits};
 
-/// The daemon's thread that enforces runtime caps (`crates/ontime/src/daemon/cap`).
+/// The daemon's thread that enforces the runtime caps (`crates/ontime/src/daemon/cap`).
 const WATCHER: &str = "ontime-cap";
 
-// Cures that are no rule's.
+// Cures without a rule.
 const WATCHED: &str = "Ontime's own cap watcher: above every RT thread, so that it can stop one that spins; by right, \
     and not for nothing. A longer cap.period-ms makes it rarer (daemon.toml)";
 const PAUSED: &str = "the runtime cap paused it: it, or the RT threads of its CPU together, had used up their share, \
@@ -32,61 +32,62 @@ const LENT: &str = "a bulk thread at a real-time priority, which it has by inher
 const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a \
     PREEMPT_RT kernel, or a CPU of its own (exclusive-cpu)";
 const NOBODY_WOKEN: &str =
-    "the NIC's NAPI has a thread, and nobody had woken it: the NIC said late that there was a packet (ethtool -c)";
+    "the NIC's NAPI has a thread that had not been woken yet: the NIC said late that there was a packet (ethtool -c)";
 
-/// How something was in the way.
+/// How a request was delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A thread of the path was runnable, and something else ran on its CPU.
+    /// A thread of the path was runnable while another thread ran on its CPU.
     Waited,
-    /// A thread of the path ran work that is not the path's: another NIC's poll, a foreign softirq, an interrupt.
+    /// A thread of the path did other work: another NIC's poll, a foreign softirq, an interrupt.
     Foreign,
-    /// The packet lay on the CPU between interrupt and hand-over, and no thread of the path was there to take it.
+    /// The packet waited on the CPU between interrupt and hand-over, and no thread of the path was runnable to process
+    /// it.
     Held,
-    /// The reply was kept between the NIC's qdisc and its driver.
+    /// The reply was delayed between the NIC's qdisc and its driver.
     Queued,
 }
 
-/// Something that was in the way of one request.
+/// A delay of one request by other work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Inversion {
-    /// How.
+    /// How the request was delayed.
     pub kind: Kind,
-    /// In which segment it began.
+    /// The segment in which the delay began.
     pub segment: Segment,
-    /// From here, CLOCK_MONOTONIC, ns.
+    /// Start, CLOCK_MONOTONIC, ns.
     pub start: u64,
-    /// So long in all, ns.
+    /// Total duration, ns.
     pub ns: u64,
-    /// On this CPU.
+    /// The CPU.
     pub cpu: u32,
-    /// Whose way: a thread of the path; none for the packet itself.
+    /// The delayed thread of the path; none for the packet itself.
     pub waiter: Option<Waiter>,
-    /// Who was in it.
+    /// The blocking thread.
     pub blocker: Task,
-    /// What it did.
+    /// What the blocking thread did.
     pub place: Place,
-    /// What cures it.
+    /// The cure.
     pub cure: Cure,
 }
 
-/// A thread of the path that was kept.
+/// A delayed thread of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Waiter {
-    /// What it does there.
+    /// Its role.
     pub role: PathRole,
-    /// Who.
+    /// The thread.
     #[serde(flatten)]
     pub task: Task,
 }
 
-/// The cure: the doctor's rule, where one is known.
+/// The cure: a rule of `ontime doctor`, if one is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Cure {
     /// The rule of `ontime doctor` and docs/hostnet.md.
     pub rule: Option<RuleId>,
-    /// Said where no rule cures it.
+    /// The text, if there is no rule.
     text: &'static str,
 }
 
@@ -99,7 +100,7 @@ impl Cure {
         Self { rule: None, text }
     }
 
-    /// In words.
+    /// As text.
     pub fn text(&self) -> &'static str {
         let rule = RULES.iter().find(|rule| Some(rule.id) == self.rule);
         rule.map_or(self.text, |rule| rule.cure)
@@ -107,7 +108,7 @@ impl Cure {
 }
 
 impl Inversion {
-    /// In a line: who waited, how long, behind whom, where.
+    /// As one line: the delayed thread, duration, blocking thread, position.
     pub fn text(&self) -> String {
         let us = self.ns as f64 / 1e3;
         let Task { comm, pid, prio } = self.blocker;
@@ -129,23 +130,23 @@ impl Inversion {
     }
 }
 
-/// What the judgement needs to know.
+/// The data for the analysis.
 #[derive(Debug, Clone, Copy)]
 pub struct Judge<'a> {
     /// Paths and classes.
     pub watch: &'a Watch,
-    /// The CPUs' past.
+    /// The CPUs' past slices.
     pub timeline: &'a Timeline,
     /// The threads' waits.
     pub waits: &'a Waits,
-    /// Less than this is the ordinary cost of switching, ns.
+    /// Shorter delays are the ordinary cost of context switches, ns.
     pub floor: u64,
 }
 
 impl Judge<'_> {
-    /// What was in a request's way, the longest first.
+    /// The inversions of a request, longest first.
     pub fn inversions(&self, request: &Request) -> Vec<Inversion> {
-        // Where only stations are looked at, there is nobody to blame, and nobody is to be found innocent either.
+        // If only segments are traced, no thread can be blamed or excluded.
         let Some(path) = self.watch.paths.get(request.path).filter(|path| !path.segments_only) else {
             return Vec::new();
         };
@@ -165,7 +166,7 @@ impl Judge<'_> {
         found
     }
 
-    /// Waits of the path's threads while the request was under way.
+    /// Waits of the path's threads during the request.
     pub fn waits_of(&self, path: &Path, request: &Request) -> Vec<Wait> {
         let own = |wait: &Wait| path.threads.contains_key(&wait.task.pid);
         self.waits.within(request.begin, request.done).filter(own).collect()
@@ -185,7 +186,7 @@ impl Judge<'_> {
         let cpu = request.receive_cpu;
         for slice in self.timeline.slices(cpu, request.begin, request.handed) {
             let own = path.threads.contains_key(&slice.task.pid);
-            // The path's own packets may well be moved by somebody else's softirq.
+            // Another thread's softirq may process the path's own packets.
             let moves_ours = matches!(slice.place, Place::Napi(dev) if !self.is_bulk(dev));
             if !own && !moves_ours && self.in_the_way(path, &slice) {
                 add(found, Kind::Held, request, cpu, None, &slice, unexplained(&slice, cpu, waits));
@@ -211,7 +212,7 @@ impl Judge<'_> {
         add(found, Kind::Queued, request, cpu, None, &slice, ns);
     }
 
-    /// What cures it: the rule that puts the blocker, or the waiter, where the table has it.
+    /// The cure: the rule that sets the table's priority for the blocking or the delayed thread.
     fn cure(&self, path: &Path, inversion: &Inversion) -> Cure {
         let Inversion { kind, place, blocker, waiter, .. } = inversion;
         if *kind == Kind::Queued {
@@ -230,7 +231,7 @@ impl Judge<'_> {
             _ => {}
         }
         let of_bulk = self.watch.classes.get(&blocker.pid) == Some(&Class::Bulk);
-        // At whatever priority: its own, or lent while somebody waits for the lock.
+        // At any priority: its own, or one inherited from a thread that waits for the lock.
         if self.watch.shared_lock && of_bulk && matches!(place, Place::Thread | Place::Napi(_)) {
             match () {
                 () if named("vhost-") => return Cure::rule(RuleId::TapBatch),
@@ -238,7 +239,7 @@ impl Judge<'_> {
                 () => {}
             }
         }
-        // Who is below the waiter already is where the table has it.
+        // A thread below the delayed one is already at the table's priority.
         let above = waiter.is_none_or(|waiter| blocker.prio <= waiter.task.prio);
         let of_a_nic = self.watch.classes.contains_key(&blocker.pid);
         match () {
@@ -254,7 +255,7 @@ impl Judge<'_> {
             return Cure::other(PAUSED);
         }
         match waiter {
-            // The waiter is not where the table has it.
+            // The delayed thread is not at the table's priority.
             Some(waiter) if !waiter.task.is_rt() => Cure::rule(match waiter.role {
                 PathRole::Irq => RuleId::IrqThread,
                 PathRole::Napi => RuleId::NapiThread,
@@ -263,23 +264,23 @@ impl Judge<'_> {
             }),
             _ if blocker.is_rt() && of_bulk => Cure::other(LENT),
             _ if blocker.is_rt() => Cure::other(OUTSIDE),
-            // Longer than a kernel section that cannot be preempted: the fair server, or RT throttling.
+            // Longer than a non-preemptible kernel section: the fair server or RT throttling.
             Some(_) if inversion.ns > 1_000_000 => Cure::rule(RuleId::RtProtections),
             Some(_) => Cure::other(SECTION),
             None if path.has(PathRole::Napi) => Cure::other(NOBODY_WOKEN),
-            // In softirq, by whoever gets to it.
+            // In softirq, by any thread that runs it.
             None => Cure::rule(RuleId::NapiThreaded),
         }
     }
 
-    /// Whether the cap watcher's turn was right before: it has taken the waiter off its place.
+    /// Whether the cap watcher ran immediately before: it has lowered the delayed thread's priority.
     fn is_pause(&self, inversion: &Inversion) -> bool {
         let Inversion { cpu, start, waiter, .. } = inversion;
         let mut before = self.timeline.slices(*cpu, start.saturating_sub(1), *start);
         waiter.is_some_and(|waiter| waiter.task.is_rt()) && before.any(|slice| slice.task.comm.starts_with(WATCHER))
     }
 
-    /// Whether what a CPU did delays the path without right.
+    /// Whether a slice delays the path without being entitled to run.
     fn in_the_way(&self, path: &Path, slice: &Slice) -> bool {
         let Task { pid, .. } = slice.task;
         if pid == 0 && slice.place == Place::Thread {
@@ -293,7 +294,7 @@ impl Judge<'_> {
         if path.threads.contains_key(&pid) || entitled { self.is_foreign(path, slice.place) } else { true }
     }
 
-    /// Whether a context of an entitled thread serves somebody else.
+    /// Whether a context of an entitled thread serves other tenants.
     fn is_foreign(&self, path: &Path, place: Place) -> bool {
         match place {
             Place::Thread | Place::Softirq(NET_RX | NET_TX) => false,
@@ -321,7 +322,7 @@ fn unexplained(slice: &Slice, cpu: u32, waits: &[Wait]) -> u64 {
     left + slice.end.saturating_sub(from)
 }
 
-/// Adds a slice; slices of the same culprit in the same work are one inversion.
+/// Adds a slice. Slices of the same thread with the same work become one inversion.
 fn add(
     found: &mut Vec<Inversion>,
     kind: Kind,
@@ -343,7 +344,7 @@ fn add(
     };
     if let Some(other) = found.iter_mut().find(same) {
         other.ns += ns;
-        // A poll tells more than the softirq around it.
+        // A poll is more specific than the softirq around it.
         if matches!(slice.place, Place::Napi(_)) {
             other.place = slice.place;
         }
@@ -362,7 +363,7 @@ fn add(
     });
 }
 
-/// Pieces of a softirq and the polls in it are the same work.
+/// Parts of a softirq and the polls in it are the same work.
 fn same_work(a: Place, b: Place) -> bool {
     a == b || matches!((a, b), (Place::Napi(_), Place::Softirq(NET_RX)) | (Place::Softirq(NET_RX), Place::Napi(_)))
 }

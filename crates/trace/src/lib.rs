@@ -1,7 +1,7 @@
-//! Where the requests of RT tenants spend their time on this host, and who was in their way.
+//! Where the requests of RT tenants spend their time on this host, and what delays them.
 //!
-//! In: the kernel's stock tracepoints. Out: segments, named priority inversions with their cures, the worst requests in
-//! full.
+//! Input: the kernel's tracepoints. Output: segments, named priority inversions with their cures, and the worst
+//! requests in full.
 //!
 //! ```text
 //! tenants, inventory, intent --> path::Watch --filters--> tracefs::Session (rings in the kernel)

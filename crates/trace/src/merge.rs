@@ -1,46 +1,45 @@
-//! The CPUs' events in one order of time.
+//! Merges the CPUs' events in time order.
 //!
-//! In: each CPU's events, in its order. Out: all of them, in time order, up to a moment before which no CPU can still
-//! have one that was not read.
+//! Input: each CPU's events in order. Output: all events in time order, up to a time before which no CPU can have
+//! unread events.
 
 use crate::event::Event;
 
-/// A record is stamped a little before it can be read: this much is held back, ns.
+/// A record becomes readable some time after its time stamp: events newer than this are held back, ns.
 const IN_FLIGHT: u64 = 2_000_000;
 
-/// Events that wait for those of other CPUs.
+/// Events that wait for other CPUs' events.
 #[derive(Debug, Default)]
 pub struct Merger {
     pending: Vec<Event>,
-    /// Events from before this were handed out, ns.
+    /// Events before this time were returned, ns.
     horizon: u64,
 }
 
 impl Merger {
-    /// Adds events of one CPU, in its order.
+    /// Adds events of one CPU, in order.
     pub fn add(&mut self, events: impl IntoIterator<Item = Event>) {
         self.pending.extend(events);
     }
 
-    /// Events from before `read_at` (CLOCK_MONOTONIC, ns, taken before the rings were read), less what may be in
-    /// flight.
+    /// Events before `read_at` (CLOCK_MONOTONIC, ns, taken before the rings were read) minus the hold-back time.
     pub fn take(&mut self, read_at: u64) -> Vec<Event> {
         self.up_to(read_at.saturating_sub(IN_FLIGHT))
     }
 
-    /// The earliest time, ns, at which an event may still be added.
+    /// The earliest time at which an event may still be added, ns.
     pub fn horizon(&self) -> u64 {
         self.horizon
     }
 
-    /// Everything: nothing more is being written.
+    /// All events, when no more are written.
     pub fn rest(&mut self) -> Vec<Event> {
         self.up_to(u64::MAX)
     }
 
     fn up_to(&mut self, horizon: u64) -> Vec<Event> {
         self.horizon = self.horizon.max(horizon);
-        // Stable: events of one CPU with one time stay as they were.
+        // Stable sort: events of one CPU with equal times keep their order.
         self.pending.sort_by_key(|event| event.time);
         let later = self.pending.split_off(self.pending.partition_point(|event| event.time < horizon));
         std::mem::replace(&mut self.pending, later)

@@ -1,21 +1,21 @@
-//! A page of the kernel's trace ring, taken apart.
+//! Parses a page of the kernel's trace ring.
 //!
-//! In: what a read of `per_cpu/cpuN/trace_pipe_raw` gives. Out: records with their time, and how many were lost.
-//! Source: `kernel/trace/ring_buffer.c`, `include/linux/ring_buffer.h`; `events/header_page`, `events/header_event`.
-//! The page's layout has been the same since 2.6.30 on 64-bit little-endian machines.
+//! Input: the result of a read of `per_cpu/cpuN/trace_pipe_raw`. Output: records with their times, and the number of
+//! lost records. Source: `kernel/trace/ring_buffer.c`, `include/linux/ring_buffer.h`; `events/header_page`,
+//! `events/header_event`. The page's layout has been the same since 2.6.30 on 64-bit little-endian machines.
 
 /// Bytes before the data: time (8) and commit (8).
 const HEADER: usize = 16;
-/// Set in commit: events were overwritten before this page.
+/// Flag in commit: events were overwritten before this page.
 const MISSED: u64 = 1 << 31;
-/// Set in commit: how many follows the data.
+/// Flag in commit: the number of lost events follows the data.
 const MISSED_STORED: u64 = 1 << 30;
-/// The length part of commit.
+/// Length in commit.
 const LENGTH: u64 = (1 << 20) - 1;
-/// The bits of a time stamp that a record can hold; the rest is the page's.
+/// Bits of a time stamp in a record; the upper bits come from the page.
 const STAMP: u64 = (1 << 59) - 1;
 
-/// A page's records.
+/// The records of a page.
 #[derive(Debug, Clone)]
 pub struct Page<'a> {
     data: &'a [u8],
@@ -24,7 +24,7 @@ pub struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// A page, or `None` where it is shorter than its own header says.
+    /// Parses a page. `None` if it is shorter than its header says.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         let time = word(bytes, 0)?;
         let commit = word(bytes, 8)?;
@@ -37,7 +37,7 @@ impl<'a> Page<'a> {
         Some(Self { data: bytes.get(HEADER..end)?, time, lost })
     }
 
-    /// Records lost before this page, at least.
+    /// Lower bound of the records lost before this page.
     pub fn lost(&self) -> u64 {
         self.lost
     }
@@ -53,7 +53,7 @@ impl<'a> Iterator for Page<'a> {
             let (kind, delta) = (head & 31, u64::from(head >> 5));
             let array = half(self.data, 4);
             let (start, end) = match kind {
-                // Nothing more on this page, or a record that was taken back.
+                // End of the page, or a discarded record.
                 29 if delta == 0 => return None,
                 29 => (4, 4 + array? as usize),
                 30 => {
@@ -108,7 +108,7 @@ mod tests {
             30 | 5 << 5,
             2, // 2 << 27 + 5 ns more
             29 | 7 << 5,
-            4, // taken back, 7 ns later
+            4, // discarded, 7 ns later
             8 << 5,
             8,
             0xbbbb, // long form: eight bytes that count themselves
@@ -118,7 +118,7 @@ mod tests {
             0xcccc,
             0xdddd,
             29,
-            99, // nothing more
+            99, // end of the page
             1 | 1 << 5,
             0xffff,
         ];

@@ -1,7 +1,7 @@
-//! What is watched: the paths of the chosen tenants, and who everybody else is.
+//! What is traced: the paths of the chosen tenants, and the classes of all other threads.
 //!
-//! In: tenants, the inventory of NICs, interrupts and kernel threads, the intent (classes). Out: [`Watch`], and the
-//! kernel's filters for it, so that what is not on a path costs as little as can be.
+//! Input: tenants, the inventory of NICs, interrupts and kernel threads, the intent (classes). Output: a [`Watch`] and
+//! its kernel filters, so that events outside the paths cost as little as possible.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::Name;
 use crate::format::Probe;
 
-/// What a thread does on a path.
+/// The role of a thread on a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PathRole {
@@ -31,7 +31,7 @@ pub enum PathRole {
 }
 
 impl PathRole {
-    /// In words.
+    /// As text.
     pub fn text(self) -> &'static str {
         match self {
             PathRole::Irq => "interrupt thread",
@@ -43,10 +43,10 @@ impl PathRole {
     }
 }
 
-/// One tenant's path.
+/// The path of one tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
-    /// The tenant's name, or the NIC's where no tenant is known.
+    /// The tenant's name, or the NIC's if no tenant is known.
     pub tenant: String,
     /// Its class.
     pub class: Class,
@@ -54,25 +54,25 @@ pub struct Path {
     pub nics: BTreeSet<Name>,
     /// The host's side of its virtual NICs.
     pub vnics: BTreeSet<Name>,
-    /// Packets are given to a virtual NIC's driver on the host (tap, veth), where they can be seen; else (macvtap,
-    /// macvlan, a process of the host) the receiver's wake-up stands for it.
+    /// Whether packets are passed to a virtual NIC's driver on the host (tap, veth), where they can be traced.
+    /// Otherwise (macvtap, macvlan, a process of the host) the receiver's wake-up is used instead.
     pub seen_at_vnic: bool,
     /// Threads, by number.
     pub threads: BTreeMap<i32, PathRole>,
-    /// Interrupts of its NICs that may announce packets.
+    /// Interrupts of its NICs that may announce received packets.
     pub irqs: BTreeSet<u32>,
-    /// Only the stations of requests are looked at, and no waits: a few probes a request.
+    /// Only the stations of requests are traced, not the waits: a few probes per request.
     #[serde(default)]
     pub segments_only: bool,
 }
 
 impl Path {
-    /// Threads that packets are woken for, and that take them.
+    /// Threads that are woken for packets and process them.
     pub fn receivers(&self) -> impl Iterator<Item = i32> + '_ {
         self.of(PathRole::App).chain(self.of(PathRole::Vhost))
     }
 
-    /// Whether this thread is one of them.
+    /// Whether this is such a thread.
     pub fn receives(&self, pid: i32) -> bool {
         matches!(self.threads.get(&pid), Some(PathRole::App | PathRole::Vhost))
     }
@@ -88,7 +88,7 @@ impl Path {
     }
 }
 
-/// A choice that cannot be made.
+/// An invalid choice.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PathError {
     /// No such tenant.
@@ -96,26 +96,26 @@ pub enum PathError {
     NoTenant {
         /// VM or container.
         kind: &'static str,
-        /// As asked.
+        /// The requested name.
         name: String,
-        /// Those that are there.
+        /// The existing names.
         known: String,
     },
     /// No such NIC.
     #[error("there is no interface {name}; there are: {known}")]
     NoNic {
-        /// As asked.
+        /// The requested name.
         name: String,
-        /// Those that are there.
+        /// The existing names.
         known: String,
     },
-    /// Nothing to watch.
+    /// Nothing to trace.
     #[error(
         "no RT tenant runs here: name one with --vm or --container, or a NIC with --nic, or give a tenant class rt in \
          tenants.toml"
     )]
     Nothing,
-    /// A tenant without NIC.
+    /// A tenant without a NIC.
     #[error(
         "{tenant}: no NIC of this host is known to lead to its interfaces ({interfaces}), as behind NAT, a router or \
          Open vSwitch; name the NIC that its requests come by: --nic NIC ({known})"
@@ -125,12 +125,12 @@ pub enum PathError {
         tenant: String,
         /// Its interfaces.
         interfaces: String,
-        /// The host's.
+        /// The host's NICs.
         known: String,
     },
 }
 
-/// What the user chose.
+/// The user's choice.
 #[derive(Debug, Clone, Default)]
 pub struct Choice {
     /// A VM's name.
@@ -139,34 +139,34 @@ pub struct Choice {
     pub container: Option<String>,
     /// Physical NICs.
     pub nics: Vec<String>,
-    /// Segments alone, no inversions: with so few probes as can be.
+    /// Only segments, no inversions: with as few probes as possible.
     pub segments_only: bool,
 }
 
-/// All paths, and who everybody else is.
+/// All paths, and the classes of other threads.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
     /// The paths.
     pub paths: Vec<Path>,
-    /// Classes of threads known on this host: those of tenants, and interrupt and NAPI threads by their NIC.
+    /// Classes of known threads: those of tenants, and interrupt and NAPI threads by their NIC.
     pub classes: HashMap<i32, Class>,
-    /// Interfaces that RT packets alone pass; the NAPI of any other is bulk.
+    /// Interfaces that carry only RT packets. The NAPI of any other interface is bulk.
     pub rt_nics: BTreeSet<Name>,
-    /// NICs polled by a busy thread: their polls are too many to be written down.
+    /// NICs polled by a busy thread: too many polls to record.
     pub polled: BTreeSet<Name>,
-    /// The CPUs that a path may use; all where none is known.
+    /// The CPUs that a path may use; all CPUs if none is known.
     pub cpus: Vec<u32>,
-    /// Whether softirqs share a lock on each CPU, which bulk threads hold as well (PREEMPT_RT before 6.18); not in
+    /// Whether the softirqs of a CPU share a lock that bulk threads hold, too (PREEMPT_RT before 6.18). Missing in
     /// older recordings.
     #[serde(default)]
     pub shared_lock: bool,
 }
 
 impl Watch {
-    /// Finds the paths. `affinity` tells the CPUs of a kernel thread.
+    /// Finds the paths. `affinity` returns the CPUs of a kernel thread.
     ///
     /// # Errors
-    /// What was chosen is not there.
+    /// The chosen tenant or NIC does not exist.
     pub fn new(
         choice: &Choice,
         inventory: &Inventory,
@@ -206,7 +206,7 @@ impl Watch {
         Ok(Self { classes: classes(inventory, intent), paths, rt_nics, polled, cpus, shared_lock })
     }
 
-    /// What the kernel is to pass: the probes that are needed, each with its filter, none where every record counts.
+    /// The needed probes with their kernel filters; a probe without a filter records everything.
     pub fn filters(&self) -> Vec<(Probe, Option<String>)> {
         let light = self.paths.iter().all(|path| path.segments_only);
         Probe::ALL
@@ -218,7 +218,7 @@ impl Watch {
             .collect()
     }
 
-    /// For segments and inversions: everything on the path's CPUs that tells who ran there.
+    /// For segments and inversions: everything on the path's CPUs that shows which thread ran.
     fn everything(&self, probe: Probe) -> Option<Vec<String>> {
         Some(match probe {
             Probe::IrqEntry | Probe::IrqExit | Probe::SoftirqEntry | Probe::SoftirqExit | Probe::Switch => vec![],
@@ -232,7 +232,7 @@ impl Watch {
         })
     }
 
-    /// For segments alone.
+    /// For segments only.
     fn stations(&self, probe: Probe) -> Option<Vec<String>> {
         match probe {
             Probe::IrqEntry => {
@@ -240,8 +240,8 @@ impl Watch {
             }
             Probe::IrqExit | Probe::SoftirqEntry | Probe::SoftirqExit => None,
             Probe::NapiPoll => some(self.polls()),
-            // A container's entry is a switch; a VM's is not. Where a packet is handed over unseen, it counts who is
-            // asleep.
+            // A container's entry is a switch; a VM's is not. If the hand-over of packets is not traced, switches show
+            // which receivers are asleep.
             Probe::Switch => {
                 let mut terms = pids("next_pid", self.threads(PathRole::App).chain(self.blind()));
                 terms.extend(pids("prev_pid", self.blind()));
@@ -253,7 +253,7 @@ impl Watch {
         }
     }
 
-    /// Packets, and VM entries and exits.
+    /// Packets, VM entries and exits.
     fn packets(&self, probe: Probe) -> Option<Vec<String>> {
         let nics = self.paths.iter().flat_map(|path| &path.nics);
         let vnics = self.paths.iter().flat_map(|path| &path.vnics);
@@ -270,13 +270,13 @@ impl Watch {
         }
     }
 
-    /// The ends of polls of the paths' NICs; a polling thread's are too many.
+    /// Ends of polls of the paths' NICs, except those of polling threads, which are too many.
     fn polls(&self) -> Vec<String> {
         let nics = self.paths.iter().flat_map(|path| &path.nics);
         named("dev_name", nics.filter(|nic| !self.polled.contains(*nic)))
     }
 
-    /// Receivers of packets whose hand-over is not seen.
+    /// Receivers of packets whose hand-over is not traced.
     fn blind(&self) -> impl Iterator<Item = i32> + '_ {
         self.paths.iter().filter(|path| !path.seen_at_vnic).flat_map(Path::receivers)
     }
@@ -294,12 +294,13 @@ fn pids(field: &str, numbers: impl Iterator<Item = i32>) -> Vec<String> {
     numbers.map(|number| format!("{field}=={number}")).collect()
 }
 
-/// A filter with nothing to pass is no probe.
+/// A filter that passes nothing means that the probe is not needed.
 fn some(terms: Vec<String>) -> Option<Vec<String>> {
     (!terms.is_empty()).then_some(terms)
 }
 
-/// The kernel takes less than a page of filter; with more than that it passes everything and we choose.
+/// The kernel accepts less than a page of filter. With a longer one, the kernel passes everything and the analyser
+/// selects.
 fn joined(terms: Vec<String>) -> Option<String> {
     let text = terms.join("||");
     (!text.is_empty() && text.len() < 4_000).then_some(text)
@@ -342,7 +343,7 @@ fn chosen<'a>(choice: &Choice, tenants: &'a [Tenant]) -> Result<Vec<&'a Tenant>,
     }
 }
 
-/// The physical NICs of a tenant: those named by the user where any are, else those its packets pass.
+/// The physical NICs of a tenant: those that the user named, if any, else those that its packets pass.
 fn nics_of<'a>(choice: &Choice, inventory: &'a Inventory, intent: &Intent, tenant: &Tenant) -> Vec<&'a Nic> {
     let asked = choice.vm.is_some() || choice.container.is_some();
     let leads = |nic: &&Nic| intent.users(inventory, nic).any(|user| user.process == tenant.process);
@@ -380,7 +381,7 @@ fn path(inventory: &Inventory, tenant: &Tenant, nics: &[&Nic]) -> Path {
     }
 }
 
-/// NICs without a known tenant: what can be seen is when packets came and left.
+/// A path of NICs without a known tenant: only arrival and departure of packets can be traced.
 fn bare(inventory: &Inventory, intent: &Intent, nics: &[&Nic]) -> Path {
     let class = nics.iter().map(|nic| intent.nic_class(inventory, nic)).min().unwrap_or(Class::Bulk);
     let names: Vec<&str> = nics.iter().map(|nic| nic.id.name.as_str()).collect();
@@ -396,9 +397,9 @@ fn bare(inventory: &Inventory, intent: &Intent, nics: &[&Nic]) -> Path {
     }
 }
 
-/// Interrupts of a NIC that may announce a packet: those of its NAPI instances where the driver says so, else all whose
-/// handler is not named for transmission (`eth0-tx-0`, `virtio2-output.0`). One that only ends a transmission is
-/// followed by no reception, and would make the next request begin with it.
+/// Interrupts of a NIC that may announce received packets: those of its NAPI instances if the driver reports them, else
+/// all whose handler is not named for transmission (`eth0-tx-0`, `virtio2-output.0`). An interrupt that only completes
+/// a transmission is not followed by a reception, and the next request would seem to begin with it.
 fn announcing(inventory: &Inventory, nic: &Nic) -> Vec<u32> {
     let of_napi: Vec<u32> = nic.napis.iter().filter_map(|napi| napi.irq).collect();
     if !of_napi.is_empty() {

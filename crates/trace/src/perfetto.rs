@@ -1,13 +1,13 @@
-//! The worst requests for ui.perfetto.dev: a TrackEvent trace.
+//! The worst requests for ui.perfetto.dev, as a TrackEvent trace.
 //!
-//! In: an [`Analyser`]. Out: protobuf. Perfetto's own documentation recommends TrackEvent and keeps its JSON form for
-//! legacy traces only (perfetto.dev, FAQ: "The JSON trace format is considered a legacy trace format"). The messages
-//! are the few fields needed of `protos/perfetto/trace/trace_packet.proto`, `track_event.proto`,
-//! `track_descriptor.proto` and `debug_annotation.proto`, by their numbers there.
+//! Input: an [`Analyser`]. Output: protobuf. Perfetto recommends TrackEvent and keeps its JSON format only for legacy
+//! traces (perfetto.dev, FAQ: "The JSON trace format is considered a legacy trace format"). The messages contain the
+//! few needed fields of `protos/perfetto/trace/trace_packet.proto`, `track_event.proto`, `track_descriptor.proto` and
+//! `debug_annotation.proto`, with their field numbers.
 //!
-//! Tracks: a group a tenant with its requests and their segments, its threads' waits and what was in the way; a group
-//! of the CPUs with what each did. Times are the machine's CLOCK_MONOTONIC, given without a clock, as the documentation
-//! does for traces converted from elsewhere. Of requests that were under way together the later one is cut.
+//! Tracks: per tenant, a group with its requests and segments, its threads' waits and the inversions; and a group with
+//! the slices of each CPU. Times are CLOCK_MONOTONIC without a clock id, as the documentation recommends for converted
+//! traces. If requests overlap, the later one is cut.
 
 use std::collections::BTreeMap;
 
@@ -67,20 +67,20 @@ struct TrackDescriptor {
     parent_uuid: Option<u64>,
 }
 
-/// `TrackEvent.Type`: a slice begins.
+/// `TrackEvent.Type`: begin of a slice.
 const BEGIN: i32 = 1;
-/// It ends.
+/// End of a slice.
 const END: i32 = 2;
-/// One writer wrote it all.
+/// Sequence id: there is only one writer.
 const SEQUENCE: u32 = 1;
 
-/// Slices of one track: name, from, to, annotations.
+/// A slice of a track: name, start, end, annotations.
 type Span = (String, u64, u64, Vec<(&'static str, String)>);
 
 /// The worst requests as a Perfetto trace.
 pub fn perfetto(analyser: &Analyser) -> Vec<u8> {
     let mut tracks: BTreeMap<(String, String), Vec<Span>> = BTreeMap::new();
-    // A CPU's slice may be in the pictures of several requests.
+    // A CPU's slice may be in several requests.
     for detail in &analyser.findings().worst {
         let tenant = analyser.watch().paths.get(detail.request.path).map_or("", |path| path.tenant.as_str());
         of_tenant(detail, &format!("tenant {tenant}"), &mut tracks);
@@ -103,7 +103,7 @@ pub fn perfetto(analyser: &Analyser) -> Vec<u8> {
     Trace { packet }.encode_to_vec()
 }
 
-/// Begins and ends in order; a slice that would outlive the one it is in is cut, as the format demands.
+/// Emits begins and ends in order. A slice that exceeds the enclosing one is cut, as the format requires.
 fn nest(uuid: u64, spans: Vec<Span>, packet: &mut Vec<Packet>) {
     let mut open: Vec<u64> = Vec::new();
     for (name, start, end, notes) in spans {

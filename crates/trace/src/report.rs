@@ -1,7 +1,8 @@
-//! The report as a document: what `--json` writes, and what the terminal and the page show.
+//! The report as a document: written by `--json`, shown in the terminal and on the HTML page.
 //!
-//! In: an [`Analyser`], how it was run ([`Run`]). Out: [`Document`]. Times are microseconds unless a name ends in `_ns`
-//! (CLOCK_MONOTONIC stamps) or `_s`. Percentiles are nearest rank, as in every report of Ontime (docs/bench.md).
+//! Input: an [`Analyser`] and the trace's parameters ([`Run`]). Output: a [`Document`]. Times are microseconds unless a
+//! name ends in `_ns` (CLOCK_MONOTONIC time stamps) or `_s`. Percentiles are nearest rank, as in every report of Ontime
+//! (docs/bench.md).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,25 +14,25 @@ use crate::analyser::{Analyser, Detail, SAMPLES};
 use crate::hints::Hints;
 use crate::request::{Counts, Segment};
 
-/// The document's version; a field that goes or changes its meaning raises it.
+/// The document's version. It increases when a field is removed or changes its meaning.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// How a trace was run.
+/// Parameters of a trace.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
     /// `uname -r`.
     pub kernel: String,
-    /// Seconds since 1970 at the start.
+    /// Start, seconds since 1970.
     pub started_unix_s: u64,
-    /// What a probe costs here, ns; none where it was not measured.
+    /// Cost of a probe on this machine, ns. None: not measured.
     pub probe_ns: Option<f64>,
-    /// What took time from the whole machine.
+    /// Machine-wide delays.
     pub hints: Hints,
-    /// Records read, and how many of them could not be.
+    /// Records read, and how many of them could not be decoded.
     pub records: (u64, u64),
-    /// What could not be had.
+    /// Missing parts.
     pub notes: Vec<String>,
-    /// The request that ended the trace (`--break`), in us.
+    /// Duration of the request that ended the trace (`--break`), us.
     pub broke_at_us: Option<f64>,
 }
 
@@ -57,7 +58,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Of samples in ns; none without samples.
+    /// Figures of samples in ns. None without samples.
     pub fn of<'a>(samples: impl IntoIterator<Item = &'a u64>) -> Option<Self> {
         let samples: Vec<u64> = samples.into_iter().copied().collect();
         let summary = Summary::of(&samples)?;
@@ -75,7 +76,7 @@ impl Figures {
     }
 }
 
-/// Values of segments, in the path's order: a map in JSON.
+/// Values per segment, in the path's order: a map in JSON.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InOrder<T>(Vec<(&'static str, T)>);
 
@@ -114,41 +115,41 @@ pub struct PathReport {
     pub nics: Vec<String>,
     /// Whether it is a VM (entry and exit seen) or a container.
     pub vm: bool,
-    /// What was counted.
+    /// Counters.
     pub counts: Counts,
     /// From interrupt to NIC.
     pub total: Option<Figures>,
-    /// Each segment, by its name in Access'18.
+    /// Each segment, with its name in Access'18.
     pub segments: InOrder<Figures>,
-    /// Time in which a vCPU (a container's thread) was runnable and did not run, a request: what the guest sees as
-    /// stolen.
+    /// Time per request that a vCPU, or a container's thread, was runnable but did not run: the guest sees it as steal
+    /// time.
     pub stolen: Option<Figures>,
-    /// The slowest of all, also of those that are in no percentile any more.
+    /// The slowest of all requests, including those that are not in the percentiles any more.
     pub max_us: f64,
 }
 
 /// A named inversion.
 #[derive(Debug, Clone, Serialize)]
 pub struct InversionReport {
-    /// The tenant it hindered.
+    /// The delayed tenant.
     pub tenant: String,
     /// `waited`, `foreign`, `held` or `queued`.
     pub kind: crate::inversion::Kind,
-    /// In which segment.
+    /// The segment.
     pub segment: Segment,
-    /// The thread that was kept: role, name, policy; none for the packet itself.
+    /// The delayed thread: role, name, policy; none for the packet itself.
     pub waiter: Option<String>,
-    /// The thread in its way: name, policy.
+    /// The blocking thread: name, policy.
     pub behind: String,
-    /// What that did.
+    /// What the blocking thread did.
     pub place: String,
-    /// Requests hindered.
+    /// Number of delayed requests.
     pub requests: u64,
-    /// In all.
+    /// Total delay.
     pub total_us: f64,
-    /// The longest.
+    /// Longest delay.
     pub max_us: f64,
-    /// The longest, in words.
+    /// Description of the longest one.
     pub example: String,
     /// The rule of `ontime doctor`.
     pub rule: Option<RuleId>,
@@ -156,7 +157,7 @@ pub struct InversionReport {
     pub cure: String,
 }
 
-/// The inversions of one cure, the one of most time first.
+/// The inversions of one cure; cures are sorted by total time, greatest first.
 #[derive(Debug, Clone)]
 pub struct ByCure<'a> {
     /// The rule of `ontime doctor`.
@@ -168,17 +169,17 @@ pub struct ByCure<'a> {
 }
 
 impl ByCure<'_> {
-    /// How often a request was hindered by one of them.
+    /// How often these inversions delayed a request.
     pub fn times(&self) -> u64 {
         self.inversions.iter().map(|inversion| inversion.requests).sum()
     }
 
-    /// For how long in all.
+    /// Total delay.
     pub fn total_us(&self) -> f64 {
         self.inversions.iter().map(|inversion| inversion.total_us).sum()
     }
 
-    /// The longest.
+    /// Longest delay.
     pub fn max_us(&self) -> f64 {
         self.inversions.iter().map(|inversion| inversion.max_us).fold(0.0, f64::max)
     }
@@ -189,72 +190,72 @@ impl ByCure<'_> {
 pub struct WorstReport {
     /// The tenant.
     pub tenant: String,
-    /// In all.
+    /// Total time.
     pub total_us: f64,
     /// Each segment.
     pub segments_us: InOrder<f64>,
     /// Its stations, CLOCK_MONOTONIC.
     pub stations_ns: crate::request::Request,
-    /// What was in its way, the longest first.
+    /// Its inversions, longest first.
     pub inversions: Vec<crate::inversion::Inversion>,
     /// The same in words.
     pub words: Vec<String>,
-    /// Stolen time or SMIs of that moment.
+    /// Steal time or SMIs at that time.
     pub hint: Option<String>,
 }
 
-/// What the trace itself cost and missed.
+/// Cost and losses of the trace itself.
 #[derive(Debug, Clone, Serialize)]
 pub struct Tracing {
     /// Events analysed, by tracepoint.
     pub events: BTreeMap<&'static str, u64>,
-    /// Records read that were damaged or of no kind of ours.
+    /// Records that were damaged or of unknown probes.
     pub undecoded: u64,
-    /// Events lost, by CPU, at least: rings that were full before they were read.
+    /// Lower bound of lost events, by CPU: rings that overflowed before they were read.
     pub lost: BTreeMap<u32, u64>,
-    /// What one probe costs on this machine, measured at the start.
+    /// Cost of one probe on this machine, measured at the start.
     pub probe_ns: Option<f64>,
-    /// Four of them, as Access'18, IV-D, counts (there under 0.5 us).
+    /// Cost of four probes, as in Access'18, IV-D (there below 0.5 us).
     pub four_probes_us: Option<f64>,
-    /// Share of the watched CPUs' time that all probes took: events times cost.
+    /// Share of the watched CPUs' time that all probes took: number of events times cost.
     pub cpu_share: Option<f64>,
 }
 
-/// A trace's report.
+/// The report of a trace.
 #[derive(Debug, Clone, Serialize)]
 pub struct Document {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// `uname -r`.
     pub kernel: String,
-    /// Seconds since 1970.
+    /// Start, seconds since 1970.
     pub started_unix_s: u64,
     /// From the first event to the last.
     pub duration_s: f64,
     /// The paths.
     pub paths: Vec<PathReport>,
-    /// Whether inversions were looked for (not with `--segments-only`).
+    /// Whether inversions were analysed (not with `--segments-only`).
     pub inversions_looked_for: bool,
-    /// Requests that met one inversion or more.
+    /// Requests with at least one inversion.
     pub hindered: u64,
-    /// The inversions, by the time they took in all.
+    /// The inversions, sorted by total time.
     pub inversions: Vec<InversionReport>,
-    /// Inversions that were too many to be named.
+    /// Number of inversions beyond the limit of distinct ones.
     pub inversions_unnamed: u64,
-    /// The worst requests, the slowest first.
+    /// The worst requests, slowest first.
     pub worst: Vec<WorstReport>,
-    /// What took time from the whole machine.
+    /// Machine-wide delays.
     pub hints: Hints,
-    /// What the trace cost and missed.
+    /// Cost and losses of the trace.
     pub tracing: Tracing,
-    /// What could not be had.
+    /// Missing parts.
     pub notes: Vec<String>,
-    /// The request that ended the trace (`--break`), us.
+    /// Duration of the request that ended the trace (`--break`), us.
     pub broke_at_us: Option<f64>,
 }
 
 impl Document {
-    /// The document of what was found.
+    /// Creates the document from the findings.
     pub fn new(analyser: &Analyser, run: &Run) -> Self {
         let findings = analyser.findings();
         let tenant =
@@ -305,7 +306,7 @@ impl Document {
         }
     }
 
-    /// The inversions by their cure, the cure of most time first.
+    /// The inversions by cure, the cure with the greatest total time first.
     pub fn by_cure(&self) -> Vec<ByCure<'_>> {
         let mut cures: Vec<ByCure<'_>> = Vec::new();
         for inversion in &self.inversions {
@@ -321,7 +322,7 @@ impl Document {
         cures
     }
 
-    /// Events lost on all CPUs, at least.
+    /// Lower bound of lost events on all CPUs.
     pub fn lost(&self) -> u64 {
         self.tracing.lost.values().sum()
     }

@@ -1,14 +1,14 @@
-//! From events to requests: what belongs to one request of a path, and when it passed each station.
+//! From events to requests: assigns events to requests of a path, with the time at each station.
 //!
-//! In: events in time order. Out: [`Request`]s and what could not be told ([`Counts`]).
+//! Input: events in time order. Output: [`Request`]s, and [`Counts`] of what could not be assigned.
 //!
 //! The segments are those of Access'18, IV-D (Fig. 10): **host receive** from the interrupt to the VM entry, **guest**
-//! from there to the VM exit that sends, **host send** from there to the NIC. For a container, in place of entry and
-//! exit: its thread is switched to, and it gives a packet to an interface.
+//! from there to the VM exit that sends, **host send** from there to the NIC. For a container, entry and exit are
+//! replaced by: its thread is switched in, and it passes a packet to an interface.
 //!
-//! A packet is the same while its `sk_buff` is; a reply belongs to the oldest request that is open. So a path whose
-//! requests overlap is told apart by order alone, and packets that are no answer (ARP aside, which is known by its
-//! ethertype) would shift it: they are counted where they show.
+//! A packet is identified by its `sk_buff`. A reply belongs to the oldest open request. So overlapping requests of a
+//! path are distinguished only by their order, and packets that are no answers would shift it (except ARP, which is
+//! recognised by its ethertype). Such packets are counted where they show.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,55 +17,55 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Event, Name, What};
 use crate::path::{Path, PathRole};
 
-/// Packets remembered a path, in each direction.
+/// Most packets remembered per path and direction.
 const REMEMBERED: usize = 1_024;
-/// A request without a reply is given up after so long, ns.
+/// Time after which a request without a reply is given up, ns.
 const GIVE_UP: u64 = 1_000_000_000;
-/// A thread that polls and runs again has looked at the NIC's ring after so long, ns: what it finds later has come
-/// since.
+/// A resumed polling thread has checked the NIC's ring after this time, ns: packets that it finds later arrived later.
 const FIRST_POLL: u64 = 10_000;
 /// Ethertype of ARP, which is no request.
 const ARP: u16 = 0x0806;
 
-/// The stations of a request; all CLOCK_MONOTONIC, ns, none before the one above it.
+/// The stations of a request in their order; all CLOCK_MONOTONIC, ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Which path, by its place in the watch.
+    /// The path's index in the watch.
     pub path: usize,
-    /// The interrupt; where the NIC was being polled already, the reception, or when the thread that polls was put off
-    /// right before it.
+    /// The interrupt. If the NIC was already being polled: the reception, or the time when the polling thread was
+    /// preempted just before it.
     pub begin: u64,
-    /// The stack took it from the NIC.
+    /// The stack received it from the NIC.
     pub received: u64,
-    /// Where.
+    /// The CPU of the reception.
     pub receive_cpu: u32,
-    /// It was given to the virtual NIC, or its receiver was woken.
+    /// It was passed to the virtual NIC, or its receiver was woken.
     pub handed: u64,
     /// VM entry, or the container's thread ran.
     pub entered: u64,
-    /// VM exit that sends, or the container's thread gave the packet away.
+    /// VM exit that sends, or the container's thread passed the packet on.
     pub left: u64,
-    /// The reply was given to the NIC's qdisc.
+    /// The reply was passed to the NIC's qdisc.
     pub queued: u64,
-    /// The driver got it.
+    /// The driver received it.
     pub driver: u64,
-    /// The driver has had it.
+    /// The driver returned.
     pub done: u64,
-    /// Where.
+    /// The CPU of the transmission.
     pub send_cpu: u32,
-    /// Whether VM entry and exit were seen; else the guest ran all the time and the host's stations stand for them.
+    /// Whether VM entry and exit were traced. Otherwise the guest ran all the time, and the host's stations replace
+    /// them.
     pub exact: bool,
 }
 
-/// A part of the path.
+/// A segment of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Segment {
     /// From the interrupt to the VM entry.
     HostReceive,
-    /// From there to the VM exit that sends.
+    /// From the VM entry to the VM exit that sends.
     Guest,
-    /// From there to the NIC.
+    /// From that exit to the NIC.
     HostSend,
 }
 
@@ -73,7 +73,7 @@ impl Segment {
     /// All, in order.
     pub const ALL: [Segment; 3] = [Segment::HostReceive, Segment::Guest, Segment::HostSend];
 
-    /// As the paper names it.
+    /// The name in the paper.
     pub fn name(self) -> &'static str {
         match self {
             Segment::HostReceive => "host receive",
@@ -98,7 +98,7 @@ impl Request {
         }
     }
 
-    /// The segment in which a moment is.
+    /// The segment that contains a time.
     pub fn at(&self, time: u64) -> Segment {
         match time {
             time if time < self.entered => Segment::HostReceive,
@@ -108,16 +108,16 @@ impl Request {
     }
 }
 
-/// What could not be told, and how often.
+/// Counters of requests, and of what could not be assigned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests with all stations.
     pub requests: u64,
-    /// Requests whose VM entry or exit was not seen, because the guest ran all the time.
+    /// Requests whose VM entry or exit was not traced because the guest ran all the time.
     pub inexact: u64,
-    /// Requests given up after a second without a reply, or as 1,024 newer ones waited for theirs.
+    /// Requests given up after a second without a reply, or because 1,024 newer ones waited.
     pub unanswered: u64,
-    /// Packets that left and belong to no request.
+    /// Sent packets that belong to no request.
     pub unasked: u64,
     /// Open requests dropped because events were lost.
     pub dropped: u64,
@@ -132,12 +132,12 @@ struct Arrival {
     pid: i32,
 }
 
-/// A NAPI thread that wanted to go on and was put off: what comes meanwhile lies in the NIC's ring, and no interrupt
-/// tells of it.
+/// A NAPI thread that was preempted while runnable: packets that arrive meanwhile stay in the NIC's ring without an
+/// interrupt.
 #[derive(Debug, Clone, Copy)]
 struct PutOff {
     since: u64,
-    /// It runs again since.
+    /// When it ran again.
     back: Option<u64>,
 }
 
@@ -145,7 +145,7 @@ struct PutOff {
 struct Open {
     arrival: Arrival,
     handed: u64,
-    /// The vhost thread ran since: an entry from now on carries the request.
+    /// Whether the vhost thread has run since: a later VM entry delivers the request.
     told: bool,
     entered: Option<u64>,
 }
@@ -153,11 +153,11 @@ struct Open {
 #[derive(Debug, Clone, Copy)]
 struct Reply {
     skb: u64,
-    /// Where it was seen first: the same buffer there again is another packet.
+    /// The interface where it was first seen: the same buffer seen there again is another packet.
     first: Name,
-    /// The tenant's packet was first seen.
+    /// When the tenant's packet was first seen.
     seen: u64,
-    /// VM exits that may be the one that sent it: before the vhost thread ran, and the last.
+    /// VM exits that may have sent it: the last one before the vhost thread ran, and the last one.
     exits: [Option<u64>; 2],
     queued: Option<u64>,
     driver: Option<u64>,
@@ -171,12 +171,13 @@ pub struct Assembler {
     put_off: BTreeMap<i32, PutOff>,
     arrivals: VecDeque<Arrival>,
     open: VecDeque<Open>,
-    /// Came while a receiver was awake: requests if it answers them before it sleeps, else somebody else's packets.
+    /// Packets that arrived while a receiver was awake. They are requests if it answers them before it sleeps, else
+    /// other traffic.
     perhaps: VecDeque<Open>,
     replies: VecDeque<Reply>,
-    /// vhost threads that run now.
+    /// vhost threads that are running.
     moving: BTreeSet<i32>,
-    /// Receivers that are not asleep: a packet for them wakes nobody.
+    /// Receivers that are not asleep: a packet for them causes no wake-up.
     awake: BTreeSet<i32>,
     last_exit: Option<u64>,
     exit_before_vhost: Option<u64>,
@@ -191,19 +192,19 @@ fn push<T>(queue: &mut VecDeque<T>, value: T) {
 }
 
 impl Assembler {
-    /// What could not be told so far.
+    /// The counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Takes an event into account; the request that it completes.
+    /// Processes an event and returns the request that it completes.
     pub fn step(&mut self, index: usize, path: &Path, event: &Event) -> Option<Request> {
         let now = event.time;
         match event.what {
             What::IrqEntry { irq, .. } if path.irqs.contains(&irq) => {
                 self.interrupt.get_or_insert(now);
             }
-            // What an interrupt announced has been taken.
+            // The poll has processed what the interrupt announced.
             What::NapiPoll { dev, .. } if path.nics.contains(&dev) => self.interrupt = None,
             What::Receive { dev, skb, .. } if path.nics.contains(&dev) => self.arrive(path, event, skb),
             What::Receive { dev, skb, .. } if path.vnics.contains(&dev) => self.answer(dev, skb, now),
@@ -227,7 +228,7 @@ impl Assembler {
                 }
                 self.switch(path, now, prev.pid, next.pid);
             }
-            // A thread that took a packet in a softirq of its own gets to it when that ends.
+            // A thread that took a packet in its own softirq processes it when that ends.
             What::SoftirqExit { .. } if path.threads.get(&event.pid) == Some(&PathRole::App) => self.enter(now),
             What::KvmEntry if path.threads.contains_key(&event.pid) => {
                 self.waiting().filter(|open| open.told).for_each(|open| open.entered = Some(now));
@@ -242,7 +243,7 @@ impl Assembler {
         None
     }
 
-    /// Since when a packet that is received now may have lain in the ring because the thread that polls it did not run.
+    /// Since when a packet that is received now may have been in the ring because the polling thread did not run.
     fn unpolled_since(&self, event: &Event) -> Option<u64> {
         let put_off = self.put_off.get(&event.pid)?;
         put_off.back.filter(|back| event.time.saturating_sub(*back) <= FIRST_POLL).map(|_| put_off.since)
@@ -257,18 +258,18 @@ impl Assembler {
             self.open.pop_front();
             self.counts.unanswered += 1;
         }
-        // Somebody else has the buffer of what nobody took.
+        // The buffer of a packet that no receiver took is reused.
         self.perhaps.retain(|open| open.arrival.skb != skb);
         if !path.seen_at_vnic && !self.awake.is_empty() {
             push(&mut self.perhaps, Open { arrival, handed: now, told: !self.moving.is_empty(), entered: None });
         }
-        // A NIC of which nobody is known: all that comes is a request.
+        // A NIC without a known tenant: every packet counts as a request.
         if !path.seen_at_vnic && !path.has(PathRole::App) && !path.has(PathRole::Vhost) {
             self.ask(Open { arrival, handed: now, told: true, entered: Some(now) });
         }
     }
 
-    /// A request waits for its reply. Where more do than are remembered, the oldest is given up before its time.
+    /// Adds a request that waits for its reply. If too many wait, the oldest is given up early.
     fn ask(&mut self, open: Open) {
         self.counts.unanswered += u64::from(self.open.len() == REMEMBERED);
         push(&mut self.open, open);
@@ -276,14 +277,14 @@ impl Assembler {
 
     fn hand_over(&mut self, path: &Path, skb: u64, now: u64) {
         let Some(at) = self.arrivals.iter().rposition(|arrival| arrival.skb == skb) else { return };
-        // What came before it and was not for this tenant will not be asked for again.
+        // Earlier packets that were not for this tenant are not needed any more.
         let Some(arrival) = self.arrivals.drain(..=at).next_back() else { return };
-        // Where the vhost thread's switches are not seen, the next entry carries it.
+        // If the vhost thread's switches are not traced, the next entry delivers it.
         let told = path.segments_only || !self.moving.is_empty();
         self.ask(Open { arrival, handed: now, told, entered: None });
     }
 
-    /// Where a packet cannot be seen at the virtual NIC: the context that received it wakes the tenant.
+    /// For packets that cannot be traced at the virtual NIC: the context that received the packet wakes the tenant.
     fn waking(&mut self, path: &Path, event: &Event, pid: i32) {
         if path.seen_at_vnic || !path.receives(pid) {
             return;
@@ -296,7 +297,7 @@ impl Assembler {
         self.ask(Open { arrival, handed: event.time, told: false, entered: None });
     }
 
-    /// Requests, and what may be some, that wait for their receiver.
+    /// Requests and possible requests that wait for their receiver.
     fn waiting(&mut self) -> impl Iterator<Item = &mut Open> {
         self.open.iter_mut().chain(&mut self.perhaps).filter(|open| open.entered.is_none())
     }
@@ -323,7 +324,8 @@ impl Assembler {
     /// The tenant's packet is seen on the host.
     fn answer(&mut self, dev: Name, skb: u64, now: u64) {
         if let Some(at) = self.replies.iter().position(|reply| reply.skb == skb) {
-            // Further on; or what was seen before never left, and its buffer is used again.
+            // The packet is further on its way. If seen again at the same interface, the earlier packet never left and
+            // its buffer was reused.
             if self.replies.get(at).is_some_and(|reply| reply.first != dev) {
                 return;
             }
@@ -337,7 +339,7 @@ impl Assembler {
         let at_nic = path.nics.contains(&dev);
         let by_tenant = path.threads.get(&event.pid) == Some(&PathRole::App);
         let bare = !path.seen_at_vnic && !path.has(PathRole::App) && !path.has(PathRole::Vhost);
-        // macvtap and macvlan give the packet to the lower device from the vhost thread or the container's own.
+        // macvtap and macvlan pass the packet to the lower device from the vhost thread or the container's own thread.
         let direct = !path.seen_at_vnic && path.threads.get(&event.pid) == Some(&PathRole::Vhost);
         if by_tenant || (at_nic && (bare || direct)) {
             self.answer(dev, skb, event.time);
@@ -358,7 +360,7 @@ impl Assembler {
     fn finish(&mut self, index: usize, event: &Event, skb: u64, rc: i32) -> Option<Request> {
         let at = self.replies.iter().rposition(|reply| reply.skb == skb && reply.driver.is_some())?;
         if rc != 0 {
-            // The driver was busy; the packet comes again.
+            // The driver was busy; the packet is sent again.
             return None;
         }
         let reply = self.replies.remove(at)?;

@@ -1,6 +1,6 @@
-//! The report in a terminal: what the live view redraws, and what stands there at the end.
+//! The report in a terminal: redrawn by the live view, and printed at the end.
 //!
-//! In: a [`Document`]. Out: lines.
+//! Input: a [`Document`]. Output: lines.
 
 use std::fmt::Write as _;
 
@@ -9,10 +9,10 @@ use ontime_figures::number;
 use crate::report::{Document, Figures, PathReport};
 use crate::request::Segment;
 
-/// Cures shown, and inversions of each; the rest is in the JSON.
+/// Number of cures shown, and of inversions per cure; the rest is in the JSON.
 const CURES: usize = 6;
 const OF_CURE: usize = 3;
-/// Columns of a line.
+/// Columns per line.
 const WIDTH: usize = 80;
 
 /// The report as text, in lines of at most 80 columns.
@@ -26,7 +26,7 @@ pub fn text(document: &Document) -> String {
     out.lines().map(wrapped).collect()
 }
 
-/// The line, continued below its own indentation and two more where it is too long.
+/// Wraps a line that is too long; continuation lines are indented by two more columns.
 fn wrapped(line: &str) -> String {
     let own = line.chars().take_while(|c| *c == ' ').count().min(WIDTH / 2);
     let (first, rest) = (" ".repeat(own), " ".repeat(own + 2));

@@ -1,10 +1,10 @@
-//! What each CPU did, as slices: which thread, and in which of its contexts.
+//! What each CPU did, as slices: which thread, and in which context.
 //!
-//! In: events in time order. Out: [`Slice`]s of the recent past, a bounded number a CPU.
+//! Input: events in time order. Output: [`Slice`]s of the recent past, a bounded number per CPU.
 //!
-//! `napi_poll` is written when a poll ends, so the time back to the poll before it, to the softirq's entry or to the
-//! thread's last switch is that poll's. On PREEMPT_RT a softirq belongs to the thread that runs it and goes with it
-//! when it is preempted (`kernel/softirq.c`, `__local_bh_enable_ip`).
+//! `napi_poll` is recorded at the end of a poll. So the time since the previous poll, the softirq's entry or the
+//! thread's last switch belongs to that poll. On PREEMPT_RT a softirq belongs to the thread that runs it and is
+//! preempted together with it (`kernel/softirq.c`, `__local_bh_enable_ip`).
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{BACKLOG, Event, NET_RX, NET_TX, Name, Task, What, softirq_name};
 
-/// Slices kept a CPU: a few hundred milliseconds under a flood.
+/// Slices kept per CPU: a few hundred milliseconds during a flood.
 const KEPT: usize = 16_384;
-/// Softirq vectors that can be nested in one thread, more than the kernel ever does.
+/// Most nested softirq vectors per thread; more than the kernel ever nests.
 const NESTED: usize = 8;
 
 /// The context of a thread.
@@ -23,21 +23,21 @@ const NESTED: usize = 8;
 pub enum Place {
     /// Its own code.
     Thread,
-    /// A hard interrupt's handler that interrupted it.
+    /// A hard interrupt's handler that interrupted the thread.
     Irq {
         /// The interrupt.
         irq: u32,
         /// The handler.
         name: Name,
     },
-    /// A softirq that it runs.
+    /// A softirq that the thread runs.
     Softirq(u32),
-    /// A poll of this interface's NAPI that it runs.
+    /// A poll of this interface's NAPI that the thread runs.
     Napi(Name),
 }
 
 impl Place {
-    /// In words.
+    /// As text.
     pub fn text(&self) -> String {
         match self {
             Place::Thread => "its own code".to_owned(),
@@ -48,28 +48,28 @@ impl Place {
         }
     }
 
-    /// Whether packets are moved here in a softirq or poll.
+    /// Whether a softirq or poll processes packets in this context.
     pub fn moves_packets(&self) -> bool {
         matches!(self, Place::Napi(_) | Place::Softirq(NET_RX | NET_TX))
     }
 }
 
-/// A time in which one CPU was in one context of one thread.
+/// A time in which a CPU was in one context of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
-    /// CLOCK_MONOTONIC, ns.
+    /// Start, CLOCK_MONOTONIC, ns.
     pub start: u64,
-    /// After it, ns.
+    /// End (exclusive), ns.
     pub end: u64,
-    /// Who.
+    /// The thread.
     pub task: Task,
-    /// In which context.
+    /// Its context.
     pub place: Place,
 }
 
 #[derive(Debug, Default)]
 struct Cpu {
-    /// Who runs, once a switch has told.
+    /// The running thread, once a switch has shown it.
     task: Option<Task>,
     since: u64,
     irq: Option<(u32, Name)>,
@@ -97,16 +97,16 @@ impl Cpu {
     }
 }
 
-/// The CPUs' recent past.
+/// The recent slices of all CPUs.
 #[derive(Debug, Default)]
 pub struct Timeline {
     cpus: HashMap<u32, Cpu>,
-    /// Softirqs of threads that do not run this moment (PREEMPT_RT).
+    /// Softirqs of threads that are preempted (PREEMPT_RT).
     preempted: HashMap<i32, Vec<u32>>,
 }
 
 impl Timeline {
-    /// Takes an event into account.
+    /// Processes an event.
     pub fn step(&mut self, event: &Event) {
         let cpu = self.cpus.entry(event.cpu).or_default();
         let place = cpu.place();
@@ -114,7 +114,7 @@ impl Timeline {
             What::Switch { prev, next, .. } => {
                 cpu.close(event.time, place);
                 let own = std::mem::take(&mut cpu.softirqs);
-                // The idle threads share number 0, and run no softirq across a switch.
+                // The idle threads share number 0; they run no softirq across a switch.
                 if prev.pid != 0 && !own.is_empty() {
                     self.preempted.insert(prev.pid, own);
                 }
@@ -144,7 +144,7 @@ impl Timeline {
             }
             What::NapiPoll { dev, .. } if cpu.irq.is_none() => cpu.close(event.time, Place::Napi(dev)),
             What::Lost { .. } => {
-                // What was open may have ended: begin anew with the next switch.
+                // Open contexts may have ended: start again at the next switch.
                 *cpu = Cpu { past: std::mem::take(&mut cpu.past), since: event.time, ..Cpu::default() };
                 self.preempted.clear();
             }
@@ -152,7 +152,7 @@ impl Timeline {
         }
     }
 
-    /// Slices of a CPU that overlap a time, cut to it, in order. What lies before the oldest slice kept is not there.
+    /// Slices of a CPU that overlap a time, cut to it, in order. Slices older than the kept ones are missing.
     pub fn slices(&self, cpu: u32, start: u64, end: u64) -> impl Iterator<Item = Slice> + '_ {
         let past = self.cpus.get(&cpu).map(|cpu| &cpu.past);
         let from = past.map_or(0, |past| past.partition_point(|slice| slice.end <= start));
@@ -163,15 +163,15 @@ impl Timeline {
             .filter(|slice| slice.start < slice.end)
     }
 
-    /// What a CPU does at `now`, since when. A poll is not known as such before it ends, so nobody is to be judged by
-    /// this.
+    /// The open slice of a CPU at `now`. A poll is recognised only at its end, so this slice must not be used to blame
+    /// a thread.
     pub fn current(&self, cpu: u32, now: u64) -> Option<Slice> {
         let cpu = self.cpus.get(&cpu)?;
         let task = cpu.task.filter(|_| now > cpu.since)?;
         Some(Slice { start: cpu.since, end: now, task, place: cpu.place() })
     }
 
-    /// The CPUs seen, in order.
+    /// The CPUs with events, in order.
     pub fn cpus(&self) -> Vec<u32> {
         let mut cpus: Vec<u32> = self.cpus.keys().copied().collect();
         cpus.sort_unstable();

@@ -1,9 +1,9 @@
-//! The kernel's trace rings: a private instance, its probes, and reading them.
+//! The kernel's trace rings: a private instance, its probes, and reading.
 //!
-//! In: a [`Watch`]. Out: its events. The instance has rings, filters, clock and CPUs of its own
-//! (`Documentation/trace/ftrace.rst`, "Instances"), so nobody else's tracing is touched. It does not end with its
-//! process: [`Instance`] removes it when dropped, a guardian when we are killed ([`remove`]), and the next start what
-//! both left.
+//! Input: a [`Watch`]. Output: its events. The instance has its own rings, filters, clock and CPUs
+//! (`Documentation/trace/ftrace.rst`, "Instances"), so other users' traces are not affected. An instance outlives its
+//! process. [`Instance`] removes it when dropped, a guardian process if this process is killed ([`remove`]), and
+//! otherwise the next start.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ontime_hostnet::CpuSet;
+use ontime_tenants::remedy;
 use rustix::time::ClockId;
 
 use crate::event::{Event, What};
@@ -20,15 +21,15 @@ use crate::merge::Merger;
 use crate::page::Page;
 use crate::path::Watch;
 
-/// Where tracefs belongs.
+/// The usual mount point of tracefs.
 pub const TRACEFS: &str = "/sys/kernel/tracing";
-/// Pages taken of one CPU at a time, so that a flood on one does not keep the others waiting.
+/// Most pages read of one CPU at a time, so that a flood on one CPU does not delay reading the others.
 const PAGES: usize = 4_096;
 
-/// Tracing that cannot be done here.
+/// Why tracing is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// Not mounted, and cannot be.
+    /// tracefs is not mounted and cannot be mounted.
     #[error(
         "{root}: no tracefs there ({source}); mount it: mount -t tracefs none {root}. Where the kernel has none \
          (CONFIG_FTRACE), ontime trace cannot work"
@@ -36,10 +37,10 @@ pub enum TraceError {
     NoTracefs {
         /// The directory.
         root: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// No right to.
+    /// Permission denied.
     #[error(
         "{path}: {source}. ontime trace needs root; under kernel lockdown \"confidentiality\" the kernel allows no \
          tracing at all (cat /sys/kernel/security/lockdown), \"integrity\" does"
@@ -47,23 +48,25 @@ pub enum TraceError {
     Denied {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A tracepoint is missing.
-    #[error("this kernel has no tracepoint {0}, which ontime trace needs")]
+    #[error(
+        "this kernel has no tracepoint {0}, which Ontime needs to trace; boot a kernel that has it (docs/trace.md)"
+    )]
     NoProbe(&'static str),
-    /// A record's form is unknown.
+    /// A record's format is unknown.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// Another failure.
-    #[error("{what} {path}: {source}")]
+    #[error("{what} {path}: {source}; {}", remedy(source))]
     Io {
-        /// What was done.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -76,33 +79,33 @@ pub(crate) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) 
     }
 }
 
-/// Now, on the rings' clock: CLOCK_MONOTONIC, ns.
+/// The current time of the rings' clock: CLOCK_MONOTONIC, ns.
 pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// A tracing instance of our own; gone when dropped.
+/// A private tracing instance; removed when dropped.
 #[derive(Debug)]
 pub struct Instance {
     dir: PathBuf,
 }
 
 impl Instance {
-    /// Where this process's instance for a purpose is to be. Instances of dead processes of ours are removed.
+    /// The directory of this process's instance for a purpose. Removes instances of dead Ontime processes.
     ///
     /// # Errors
-    /// tracefs is not to be had.
+    /// If tracefs cannot be used.
     pub fn place(root: &Path, purpose: &str) -> Result<PathBuf, TraceError> {
         let instances = instances(root)?;
         sweep(&instances);
         Ok(instances.join(format!("ontime-{purpose}-{}", std::process::id())))
     }
 
-    /// Makes one there, on the monotonic clock, with nothing enabled.
+    /// Creates an instance there, with the monotonic clock and nothing enabled.
     ///
     /// # Errors
-    /// tracefs is not to be had.
+    /// If tracefs cannot be used.
     pub fn create(dir: PathBuf) -> Result<Self, TraceError> {
         match fs::create_dir(&dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed("making", &dir)(error)),
@@ -110,7 +113,7 @@ impl Instance {
         }
         let instance = Self { dir };
         instance.write("trace_clock", "mono")?;
-        // Names are in the records we read; remembering them at each switch as well is cost without use.
+        // The records contain the names, so recording them at each switch would be useless.
         let _ = instance.write("options/record-cmd", "0");
         Ok(instance)
     }
@@ -120,16 +123,16 @@ impl Instance {
         &self.dir
     }
 
-    /// Writes one of its files.
+    /// Writes to one of its files.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn write(&self, file: &str, text: &str) -> Result<(), TraceError> {
         let path = self.dir.join(file);
         fs::write(&path, text).map_err(failed("writing", &path))
     }
 
-    /// Writes a filter (none passes everything).
+    /// Sets a filter (none passes everything).
     fn filter(&self, probe: &str, filter: Option<&str>) -> Result<(), TraceError> {
         self.write(&format!("events/{probe}/filter"), filter.unwrap_or("0"))
     }
@@ -141,8 +144,8 @@ impl Drop for Instance {
     }
 }
 
-/// Switches an instance off and removes it. Its rings must not be open, but for a process that was killed and closes
-/// them just now: they are waited for, 5 s at most. What is not there is no error.
+/// Disables and removes an instance. Its rings must be closed. If a killed process is just closing them, waits up to 5
+/// s. A missing instance is no error.
 pub fn remove(dir: &Path) {
     let _ = fs::write(dir.join("events/enable"), "0");
     for _ in 0..250 {
@@ -167,7 +170,7 @@ fn sweep(instances: &Path) {
     }
 }
 
-/// The directory of instances; tracefs is mounted where it is not.
+/// The directory of instances. Mounts tracefs if necessary.
 fn instances(root: &Path) -> Result<PathBuf, TraceError> {
     let dir = root.join("instances");
     let found = fs::metadata(&dir);
@@ -182,7 +185,7 @@ fn instances(root: &Path) -> Result<PathBuf, TraceError> {
     Ok(dir)
 }
 
-/// Bytes of a read of a ring: its page with header.
+/// Size of a ring's page with header, bytes.
 pub(crate) fn page_size(root: &Path) -> usize {
     let text = fs::read_to_string(root.join("events/header_page")).unwrap_or_default();
     let data = text.lines().find(|line| line.contains(" data;"));
@@ -190,10 +193,10 @@ pub(crate) fn page_size(root: &Path) -> usize {
     size.map_or(4_096, |size| size + 16)
 }
 
-/// Most memory that all rings together may take, KiB.
+/// Most memory of all rings together, KiB.
 const RINGS: u32 = 512 * 1_024;
 
-/// One CPU's ring.
+/// The ring of one CPU.
 #[derive(Debug)]
 struct Ring {
     file: File,
@@ -204,15 +207,16 @@ struct Ring {
 #[derive(Debug)]
 struct Reach {
     cpu: u32,
-    /// The last record's time; before any, when tracing began; ns.
+    /// Time of the last record, ns; initially the start of the trace.
     last: u64,
-    /// Records after that were lost, and none was read since.
+    /// Records after `last` were lost, and none was read since.
     gap: bool,
 }
 
 impl Reach {
-    /// A page's events. A gap before them is told where it begins, but not before the `horizon` up to which events were
-    /// handed out already, and where it ends: whatever other CPUs say of the time between lacks what this one did.
+    /// A page's events. A gap before them is reported at its start, but not before the `horizon` up to which events
+    /// were already returned, and at its end. Between these times this CPU's events are missing beside other CPUs'
+    /// events.
     fn events(
         &mut self,
         page: Page<'_>,
@@ -240,23 +244,23 @@ impl Reach {
 /// A running trace.
 #[derive(Debug)]
 pub struct Session {
-    // Closed before the instance is removed.
+    // Must be closed before the instance is removed.
     rings: Vec<Ring>,
     instance: Instance,
     decoder: Decoder,
     merger: Merger,
     page: Vec<u8>,
-    /// What could not be had, for the report.
+    /// Missing parts, for the report.
     notes: Vec<String>,
     seen: u64,
     undecoded: u64,
 }
 
 impl Session {
-    /// Starts tracing what is watched, in an instance at this [`Instance::place`], with rings of so many KiB a CPU.
+    /// Starts the trace in an instance at this [`Instance::place`], with rings of `ring_kib` KiB per CPU.
     ///
     /// # Errors
-    /// tracefs is not to be had, or a tracepoint is missing.
+    /// If tracefs cannot be used or a tracepoint is missing.
     pub fn start(root: &Path, place: PathBuf, watch: &Watch, ring_kib: u32) -> Result<Self, TraceError> {
         let instance = Instance::create(place)?;
         let cpus: CpuSet = watch.cpus.iter().copied().collect();
@@ -267,7 +271,7 @@ impl Session {
             Vec::new()
         };
         let ring_kib = ring_kib.min(share);
-        // All probes begin together: an interrupt whose poll was not seen would be the next request's.
+        // All probes start together: an interrupt whose poll was not traced would be assigned to the next request.
         instance.write("tracing_on", "0")?;
         instance.write("tracing_cpumask", &cpus.to_mask())?;
         let mut rings = Vec::new();
@@ -315,7 +319,7 @@ impl Session {
         self.instance.write("tracing_on", "1")
     }
 
-    /// Sets the filters, also while tracing: the kernel exchanges them under RCU.
+    /// Sets the filters, also while tracing: the kernel replaces them under RCU.
     fn apply(&mut self, wanted: &[(Probe, Option<String>)]) -> Result<(), TraceError> {
         for (probe, filter) in wanted {
             if let Err(error) = self.instance.filter(probe.path(), filter.as_deref()) {
@@ -326,10 +330,10 @@ impl Session {
         Ok(())
     }
 
-    /// Watches something else from now on, on the same CPUs.
+    /// Traces other threads from now on, on the same CPUs.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn rewatch(&mut self, watch: &Watch) -> Result<(), TraceError> {
         let new = watch.cpus.iter().filter(|cpu| !self.rings.iter().any(|ring| ring.reach.cpu == **cpu));
         let new: Vec<String> = new.map(ToString::to_string).collect();
@@ -340,17 +344,17 @@ impl Session {
         self.apply(&watch.filters())
     }
 
-    /// What could not be had.
+    /// Missing parts.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Records read so far, and how many of them were damaged or of an unknown kind.
+    /// Records read so far, and how many of them were damaged or of an unknown probe.
     pub fn read_counts(&self) -> (u64, u64) {
         (self.seen, self.undecoded)
     }
 
-    /// The events since the last time, in order. Losses are among them ([`What::Lost`]).
+    /// The events since the last call, in order, including losses ([`What::Lost`]).
     ///
     /// # Errors
     /// A ring cannot be read.
@@ -361,7 +365,7 @@ impl Session {
         Ok(if all_read { self.merger.take(read_at) } else { Vec::new() })
     }
 
-    /// Stops the probes and gives what was left, and the [`Self::read_counts`] of all.
+    /// Stops the probes. Returns the remaining events and [`Self::read_counts`].
     ///
     /// # Errors
     /// A ring cannot be read.
@@ -371,7 +375,7 @@ impl Session {
         Ok((self.merger.rest(), self.read_counts()))
     }
 
-    /// Reads every ring; whether all of them were emptied.
+    /// Reads every ring. Returns whether all of them were emptied.
     fn drain(&mut self) -> Result<bool, TraceError> {
         let mut all = true;
         for ring in &mut self.rings {
@@ -411,7 +415,23 @@ impl Session {
 mod tests {
     use super::*;
 
-    /// One record of a word each 10 ns; `lost` of them before.
+    #[test]
+    fn why_nothing_can_be_traced_has_a_remedy() {
+        let io = |number| failed("making", Path::new("/t/instances/x"))(io::Error::from_raw_os_error(number));
+        let field = FormatError::NoField { probe: "sched/sched_switch", field: "next_pid" };
+        for (error, wanted) in [
+            (TraceError::NoProbe("net/netif_rx"), "; boot a kernel that has it"),
+            (io(28), "/t/instances/x: No space left on device (os error 28); make room"),
+            (io(12), "; free memory"),
+            (FormatError::NoId("irq/softirq_entry").into(), "`ontime report`"),
+            (field.into(), "; report it"),
+        ] {
+            let said = error.to_string();
+            assert!(said.contains(wanted), "{said}");
+        }
+    }
+
+    /// A page with one-word records, one per 10 ns, after `lost` lost ones.
     fn page(time: u64, records: usize, lost: u32) -> Vec<u8> {
         let missed = if lost > 0 { 3_u64 << 30 } else { 0 };
         let mut bytes = [time.to_ne_bytes(), ((8 * records as u64) | missed).to_ne_bytes()].concat();
@@ -440,7 +460,7 @@ mod tests {
         };
         assert!(session.poll().unwrap().is_empty());
         assert_eq!(session.read_counts(), (0, 0));
-        // Of a kind that nobody asked for: the decoder knows no format.
+        // A record of an unknown probe: the decoder has no format for it.
         fs::write(&ring, bytes).unwrap();
         let (events, counts) = session.finish().unwrap();
         assert_eq!((events, counts), (Vec::new(), (2, 2)));
@@ -457,7 +477,7 @@ mod tests {
         let (run, lost) = (What::KvmEntry, |count| What::Lost { count });
         assert_eq!(read(page(100, 2, 7), 0), [(50, lost(7)), (110, lost(0)), (110, run), (120, run)]);
         assert_eq!(read(page(130, 1, 0), 0), [(140, run)]);
-        // What was handed out cannot be taken back; a page without a record tells its gap all the same.
+        // Returned events cannot be taken back. A page without records still reports its gap.
         assert_eq!(read(page(900, 0, 2), 500), [(500, lost(2))]);
         assert_eq!(read(page(990, 1, 0), 500), [(1_000, lost(0)), (1_000, run)]);
     }

@@ -1,7 +1,7 @@
-//! When a thread of a path was runnable and did not run.
+//! When a thread of a path was runnable but did not run.
 //!
-//! In: `sched_waking` and `sched_switch`, in time order. Out: [`Wait`]s of the recent past. The CPU is the one where
-//! the thread ran at last; what it waited behind is in that CPU's timeline.
+//! Input: `sched_waking` and `sched_switch` in time order. Output: [`Wait`]s of the recent past. A wait's CPU is the
+//! one on which the thread ran afterwards; that CPU's timeline shows what ran meanwhile.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Event, Task, What};
 
-/// Waits kept: more than a request can have.
+/// Most waits kept: more than a request can have.
 const KEPT: usize = 4_096;
 
 /// A thread's wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// Who waited, as it was when it ran at last.
+    /// The thread, as it was when it ran afterwards.
     pub task: Task,
-    /// Where.
+    /// The CPU.
     pub cpu: u32,
-    /// From here, ns.
+    /// Start, ns.
     pub start: u64,
-    /// To here, ns.
+    /// End, ns.
     pub end: u64,
-    /// It ran before and was put off; else it was asleep and woken.
+    /// It was preempted before; else it was asleep and woken.
     pub preempted: bool,
 }
 
@@ -36,16 +36,16 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Watches these threads; those known already go on.
+    /// Watches these threads. Waits of threads that are already watched continue.
     pub fn watch(&mut self, threads: BTreeSet<i32>) {
         self.waiting.retain(|pid, _| threads.contains(pid));
         self.watched = threads;
     }
 
-    /// Takes an event into account.
+    /// Processes an event.
     pub fn step(&mut self, event: &Event) {
         match event.what {
-            // The first waking counts: the kernel may say it again before the thread runs.
+            // Only the first waking counts: the kernel may report another one before the thread runs.
             What::Waking { pid, .. } if self.watched.contains(&pid) => {
                 self.waiting.entry(pid).or_insert((event.time, false));
             }
@@ -61,7 +61,7 @@ impl Waits {
                     self.push(Wait { task: next, cpu: event.cpu, start, end: event.time.max(start), preempted });
                 }
             }
-            // A switch may be among what was lost.
+            // Switches may be among the lost events.
             What::Lost { .. } => self.waiting.clear(),
             _ => {}
         }
@@ -76,7 +76,7 @@ impl Waits {
 
     /// Waits that overlap a time, cut to it.
     pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Wait> + '_ {
-        // They are in order of their ends.
+        // The waits are sorted by their ends.
         let from = self.past.partition_point(|wait| wait.end <= start);
         self.past.range(from..).filter(move |wait| wait.start < end).map(move |wait| Wait {
             start: wait.start.max(start),

@@ -1,4 +1,4 @@
-//! The analysis on made-up streams: a request through a VM step by step, each kind of inversion, and anything at all.
+//! The analysis of synthetic streams: a request through a VM step by step, each kind of inversion, and random events.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,7 +38,7 @@ fn task(pid: i32) -> Task {
         VCPU => ("CPU 0/KVM", 52),
         BULK_NAPI => ("napi/bulk0-6", 100),
         BULK_IRQ => ("irq/31-bulk0", 49),
-        // Priority 50, lent to it.
+        // Has inherited priority 50.
         BULK_VHOST => ("vhost-200", 49),
         WATCHER => ("ontime-cap", 44),
         _ => ("make", 120),
@@ -72,7 +72,7 @@ fn watch() -> Watch {
     }
 }
 
-/// A stream on CPU 0.
+/// A stream of events on CPU 0.
 struct Stream {
     now: u64,
     current: i32,
@@ -84,7 +84,7 @@ impl Stream {
         Self { now: 1_000_000, current: 0, events: Vec::new() }
     }
 
-    /// After so many us, this.
+    /// Adds an event after this many us.
     fn then(mut self, us: u64, what: What) -> Self {
         self.now += us * 1_000;
         self.events.push(Event { time: self.now, cpu: 0, pid: self.current, what });
@@ -96,7 +96,7 @@ impl Stream {
 
     fn to(self, us: u64, next: i32) -> Self {
         let prev = task(self.current);
-        // The idle thread and whoever is put off want to run on; path threads here go to sleep.
+        // The idle thread and the blocking thread stay runnable; threads of the path sleep.
         let preempted = self.current == SOMEBODY;
         self.then(us, What::Switch { prev, preempted, next: task(next) })
     }
@@ -146,7 +146,7 @@ fn a_request_is_put_together_and_divided() {
     assert_eq!(analyser.counts()[0].requests, 1);
     assert_eq!(analyser.counts()[0].inexact, 0);
     let request = analyser.findings().worst[0].request;
-    // Interrupt 1 + wake 1 + switch 1 + 2 + 2 + 1 + 1 + 1 + 3 + 1 + 1 to the entry.
+    // Interrupt 1 + wake 1 + switch 1 + 2 + 2 + 1 + 1 + 1 + 3 + 1 + 1 up to the entry.
     assert_eq!(request.segment(Segment::HostReceive), 15_000);
     assert_eq!(request.segment(Segment::Guest), 30_000);
     assert_eq!(request.segment(Segment::HostSend), 7_000);
@@ -161,7 +161,7 @@ fn every_request_without_reply_is_counted_however_many_come_at_once() {
             .then(1, What::Receive { dev: "rt0".into(), skb, len: 60 })
             .then(1, What::StartXmit { dev: "t-rt".into(), skb, protocol: 0x0800 });
     }
-    // Over a second later what is open still is given up.
+    // More than a second later, open requests are given up.
     stream = stream.then(2_000_000, What::Receive { dev: "rt0".into(), skb: 9_999, len: 60 });
     assert_eq!(analyse(&stream.events).counts()[0].unanswered, 3_000);
 }
@@ -196,12 +196,12 @@ fn a_thread_that_waits_is_named_with_what_it_waits_behind() {
     let worst = &analyser.findings().worst[0].inversions[0];
     assert_eq!((worst.kind, worst.blocker.pid, worst.ns), (Kind::Waited, SOMEBODY, 80_000));
     assert_eq!(worst.waiter.map(|waiter| waiter.role), Some(PathRole::Napi));
-    // At FIFO 49 behind SCHED_OTHER: no priority cures that.
+    // A thread at FIFO 49 behind SCHED_OTHER: a priority does not cure that.
     assert_eq!(worst.cure.rule, None);
     assert!(worst.cure.text().contains("cannot be preempted"));
 }
 
-/// A thread that polls is paused by its cap for 100 us, and a packet is received so long after it runs again.
+/// A polling thread is paused by its cap for 100 us; a packet is received `then` us after it runs again.
 fn paused(then: u64) -> Analyser {
     let off = |stream: Stream, us, next| {
         let prev = task(stream.current);
@@ -221,11 +221,11 @@ fn what_a_paused_poller_finds_may_have_waited_for_all_of_the_pause() {
     assert_eq!((inversion.kind, inversion.blocker.pid, inversion.ns), (Kind::Waited, BULK_NAPI, 100_000));
     assert_eq!(inversion.waiter.map(|waiter| waiter.role), Some(PathRole::Napi));
     assert!(inversion.cure.text().contains("runtime cap paused it"), "{}", inversion.text());
-    // Found in a later poll, it has come since.
+    // A packet found in a later poll arrived later.
     assert_eq!(paused(30).findings().worst[0].request.received, paused(30).findings().worst[0].request.begin);
 }
 
-/// As `watch`, with a process of the host on br-rt in place of the VM.
+/// As `watch`, with a host process on br-rt instead of the VM.
 fn watch_process() -> Watch {
     let mut watch = watch();
     let path = &mut watch.paths[0];
@@ -235,7 +235,7 @@ fn watch_process() -> Watch {
 }
 
 impl Stream {
-    /// A packet that wakes the process, which takes and answers it.
+    /// A packet wakes the process, which receives and answers it.
     fn answered(self, skb: u64, foreign: Option<u64>) -> Self {
         let mut stream = self
             .interrupt(5)
@@ -273,7 +273,7 @@ fn a_packet_that_a_busy_receiver_never_answers_is_no_request() {
 
 #[test]
 fn a_packet_that_a_busy_receiver_answers_later_is_one() {
-    // The second comes while the first is answered, and wakes nobody.
+    // The second packet arrives while the first is answered and causes no wake-up.
     let stream = Stream::new().answered(1, Some(2)).sent(2).to(1, 0);
     let mut analyser = Analyser::new(watch_process(), 20_000, 5);
     stream.events.iter().for_each(|event| drop(analyser.step(event)));
@@ -281,7 +281,7 @@ fn a_packet_that_a_busy_receiver_answers_later_is_one() {
     assert!(analyser.findings().worst.iter().all(|detail| detail.request.exact));
 }
 
-/// The cure of a delay between interrupt and reception in which `somebody` ran his own code.
+/// The cure for a delay between interrupt and reception during which `somebody` ran its own code.
 fn cure_of_held(watch: Watch, somebody: i32) -> (Option<RuleId>, String) {
     let stream = Stream::new()
         .to(1, somebody)
@@ -300,7 +300,7 @@ fn cure_of_held(watch: Watch, somebody: i32) -> (Option<RuleId>, String) {
 #[test]
 fn threading_cures_no_napi_that_has_a_thread() {
     let (rule, text) = cure_of_held(watch(), SOMEBODY);
-    assert!(rule.is_none() && text.contains("nobody had woken it"), "{text}");
+    assert!(rule.is_none() && text.contains("a thread that had not been woken yet"), "{text}");
     let mut unthreaded = watch();
     unthreaded.paths[0].threads.remove(&NAPI);
     assert_eq!(cure_of_held(unthreaded, SOMEBODY).0, Some(RuleId::NapiThreaded));
@@ -322,18 +322,18 @@ fn a_bulk_thread_that_was_lent_a_priority_is_not_said_to_be_outside_the_table() 
 
 #[test]
 fn where_softirqs_share_a_lock_bulk_threads_that_hold_it_have_their_rules() {
-    // Off the lock its place would be the cure, where it is none of its own.
+    // Without the shared lock the cure is the thread's priority, for a thread that has a place.
     assert_eq!(cure_of_held(watch(), BULK_NAPI).0, Some(RuleId::NapiThread));
     let shared = || Watch { shared_lock: true, ..watch() };
     assert_eq!(cure_of_held(shared(), BULK_NAPI).0, Some(RuleId::NapiWeight));
     assert_eq!(cure_of_held(shared(), BULK_VHOST).0, Some(RuleId::TapBatch));
-    // Who has nothing to do with packets holds no such lock.
+    // A thread that does not process packets does not hold that lock.
     assert_eq!(cure_of_held(shared(), BULK_IRQ).0, Some(RuleId::IrqThread));
 }
 
 #[test]
 fn foreign_work_in_a_thread_of_the_path_is_named() {
-    // The RT NIC's thread polls the bulk NIC, because both are on this CPU's list.
+    // The RT NIC's thread polls the bulk NIC, because both are in this CPU's poll list.
     let stream = Stream::new()
         .interrupt(5)
         .wake(1, NAPI)
@@ -346,7 +346,7 @@ fn foreign_work_in_a_thread_of_the_path_is_named() {
     let worst = &analyser.findings().worst[0].inversions[0];
     assert_eq!((worst.kind, worst.ns), (Kind::Foreign, 400_000));
     assert_eq!(worst.waiter.map(|waiter| waiter.task.pid), Some(NAPI));
-    // The report has it below its cure, with counts.
+    // The report lists it under its cure, with counts.
     let document = Document::new(&analyser, &Run::default());
     let (text, cures) = (text::text(&document), document.by_cure());
     fits_80_columns(&text);
@@ -393,7 +393,7 @@ fn only_the_worst_are_kept_and_the_forms_hold_them() {
     let document = Document::new(&analyser, &Run { kernel: "<script>".to_owned(), ..Run::default() });
     let text = text::text(&document);
     fits_80_columns(&text);
-    // Segments in the path's order, in JSON too.
+    // The segments are in the path's order in the JSON, too.
     let written = serde_json::to_string(&document.paths[0]).unwrap();
     let at = |name: &str| written.find(&format!("\"{name}\":{{")).unwrap();
     assert!(at("host receive") < at("guest") && at("guest") < at("host send"), "{written}");
@@ -428,7 +428,7 @@ fn segments_alone_need_no_switches() {
 
 #[test]
 fn a_buffer_used_again_is_another_packet() {
-    // A reply that never left, then one in the same buffer: it is not as old as the first.
+    // A reply that never left, then another one in the same buffer, which must not get the first one's time.
     let lost = Stream::new().to(1, VHOST).then(1, What::Receive { dev: "t-rt".into(), skb: 1_001, len: 60 });
     let stream = lost.to(900_000, 0).interrupt(5).wake(1, NAPI).to(1, NAPI).served(1, 30);
     let analyser = analyse(&stream.events);

@@ -1,11 +1,11 @@
-//! The analysis on streams that `ontime trace --record` took from running hosts (`tests/data`; other processes' names
-//! replaced).
+//! The analysis of streams that `ontime trace --record` recorded on running hosts (`tests/data`; names of other
+//! processes are replaced).
 //!
 //! container.jsonl, container-hindered.jsonl: kernel 6.18, an echo server at FIFO 40 in a cgroup behind a veth pair,
-//! asked every 4 ms from another namespace on the same CPU; in the second a foreign thread at FIFO 45 spins 1.5 ms at a
-//! time. vanilla-rt.jsonl: Debian's 7.2-rt in the lab, virtual clock, method `vanilla`, an echo server (perl) at FIFO
-//! 47 in a cgroup, asked by rt0, small packets flooding bulk0 (scripts/lab/trace.sh).
-//! partitioned-rt.jsonl: the same under `partitioned`; an ARP packet comes while the server is awake.
+//! with a request every 4 ms from another namespace on the same CPU. In the second file a foreign thread at FIFO 45
+//! spins for 1.5 ms at a time. vanilla-rt.jsonl: Debian's 7.2-rt in the lab, virtual clock, method `vanilla`, an echo
+//! server (perl) at FIFO 47 in a cgroup, requests through rt0, small packets flooding bulk0 (scripts/lab/trace.sh).
+//! partitioned-rt.jsonl: the same with method `partitioned`; an ARP packet arrives while the server is awake.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,7 +38,7 @@ fn analyse(watch: Watch, events: &[Event]) -> Analyser {
     analyser
 }
 
-/// Replies that left by the NIC, as the stream itself has them.
+/// Replies that left through the NIC, counted in the stream itself.
 fn replies(watch: &Watch, events: &[Event]) -> usize {
     let nics = &watch.paths[0].nics;
     events.iter().filter(|event| matches!(event.what, What::Xmit { dev, rc: 0, .. } if nics.contains(&dev))).count()
@@ -50,7 +50,7 @@ fn a_containers_requests_are_all_found_and_nobody_is_blamed() {
     let left = replies(&watch, &events);
     let analyser = analyse(watch, &events);
     let counts = analyser.counts()[0];
-    // The first reply's request came before the stream begins.
+    // The first reply's request arrived before the stream begins.
     assert_eq!(counts.requests as usize, left - 1);
     assert_eq!((counts.unanswered, counts.dropped), (0, 0));
     assert!(analyser.findings().culprits.is_empty(), "{:?}", analyser.findings().culprits);
@@ -95,10 +95,11 @@ fn vanilla_on_preempt_rt_is_what_the_papers_describe() {
     let (watch, events) = recorded("vanilla-rt");
     let analyser = analyse(watch, &events);
     assert!(analyser.counts()[0].requests >= 3);
-    // Every request: RT threads, priority 40s and above, move the bulk NIC's packets (Access'18, II-A and II-C).
+    // Every request: RT threads with priorities of 40 and more process the bulk NIC's packets (Access'18, II-A and
+    // II-C).
     assert_eq!(analyser.findings().hindered, analyser.counts()[0].requests);
     let document = Document::new(&analyser, &Run::default());
-    // perl itself polls bulk0, and waits behind interrupt threads of its own NIC that do.
+    // perl itself polls bulk0, and it waits behind interrupt threads of its own NIC that do so.
     for (kind, behind) in [(Kind::Foreign, "perl (FIFO 47)"), (Kind::Waited, "irq/31-rt0-tx-0 (FIFO 50)")] {
         let same = |inversion: &&ontime_trace::report::InversionReport| {
             (inversion.kind, inversion.behind.as_str(), inversion.place.as_str()) == (kind, behind, "NAPI of bulk0")
@@ -109,7 +110,7 @@ fn vanilla_on_preempt_rt_is_what_the_papers_describe() {
         assert_eq!(inversion.rule, Some(RuleId::NapiThreaded));
         assert!(inversion.max_us > 2_000.0, "{inversion:?}");
     }
-    // The cap watcher is there by right, and told with what can be done.
+    // The cap watcher is entitled to run; the report says what can be changed.
     let watcher = document.inversions.iter().find(|inversion| inversion.behind.starts_with("ontime-cap"));
     assert!(watcher.is_some_and(|inversion| inversion.rule.is_none() && inversion.cure.contains("cap.period-ms")));
 }
@@ -122,7 +123,7 @@ fn a_packet_for_somebody_else_puts_no_request_out_of_step() {
     let analyser = analyse(watch, &events);
     let counts = analyser.counts()[0];
     assert_eq!((counts.requests, counts.unasked), (answers, 0));
-    // Out of step, each would be as long as the client rests: milliseconds.
+    // With a wrong assignment, each would take as long as the client's pause: milliseconds.
     let slowest = analyser.findings().max_ns[0];
     assert!(slowest < 1_000_000, "{slowest} ns");
 }

@@ -1,8 +1,8 @@
 //! Every TOML file that the administrator writes.
 //!
-//! The properties of each file: what is read twice is the same; a refusal names a place in the text, and a suggestion
-//! is a word that may stand in the file; values are within their documented ranges; and what was read, written as a
-//! file, is read as the same (for `tenants.toml`, whose rules are private: decisions keep the rights of users).
+//! Properties of each file: parsing twice gives the same value; an error names a position in the text, and a suggestion
+//! is an allowed word; values are within their documented ranges; and a parsed value, written as a file, is parsed as
+//! the same value (for `tenants.toml`, whose rules are private: decisions respect the users' rights).
 
 use std::fmt::{Debug, Write};
 use std::net::IpAddr;
@@ -17,9 +17,9 @@ use ontime_tenants::{Class, Kind, Policy, Rules};
 
 use crate::daemon::config::{DaemonConfig, Mode};
 
-/// Reads a text twice; None where the text is refused.
+/// Parses a text twice. None if the text is refused.
 fn read<T: Debug>(data: &[u8], parse: impl Fn(&Text) -> Result<T, ConfigError>) -> Option<T> {
-    // A file that is no text is refused before it comes here.
+    // A file that is no text is refused before parsing.
     let text = std::str::from_utf8(data).ok()?;
     let file = Text::new("/etc/ontime/fuzz.toml", text);
     let (first, second) = (parse(&file), parse(&file));
@@ -47,12 +47,12 @@ fn refused(text: &str, error: &ConfigError) {
     }
 }
 
-/// Reads what was written of a value.
+/// Parses the written form of a value.
 fn reread<T>(text: &str, parse: impl Fn(&Text) -> Result<T, ConfigError>) -> T {
     parse(&Text::new("again.toml", text)).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// A string or a key on one line, in TOML.
+/// A string or a key on one line of TOML.
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|c| match c {
         '"' | '\\' => format!("\\{c}"),
@@ -62,13 +62,13 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", escaped.collect::<String>())
 }
 
-/// A list of strings, in TOML.
+/// A TOML list of strings.
 fn list(texts: &[String]) -> String {
     format!("[{}]", texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", "))
 }
 
 /// `tenants.toml`. Properties: those of each file (module comment); a tenant whose name a container or an unprivileged
-/// user chose is RT only by a rule that names a user; caps and priorities are within their ranges.
+/// user chose is RT only because of a rule that names a user; caps and priorities are within their ranges.
 pub fn tenants_toml(data: &[u8]) {
     let Some(rules) = read(data, |text| Rules::parse(std::slice::from_ref(text))) else { return };
     let table = rules.table();
@@ -212,8 +212,8 @@ fn sched_text(config: &SchedConfig) -> String {
     text
 }
 
-/// `sockets.toml`. Properties: those of each file (module comment); an address that is special is reached only where a
-/// network within its range is named.
+/// `sockets.toml`. Properties: those of each file (module comment); a special address is reachable only if a network
+/// within its range is named.
 pub fn sockets_toml(data: &[u8]) {
     let parse = |text: &Text| -> Result<Vec<(String, Vm)>, ConfigError> {
         let vms = sockets::parse(text)?;

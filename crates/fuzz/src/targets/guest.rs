@@ -1,4 +1,4 @@
-//! What a guest puts into its memory.
+//! Data in a guest's memory.
 
 use ontime_sched::ledger::{Budget, NOTHING};
 use ontime_sockets::abi::*;
@@ -9,28 +9,28 @@ use vm_memory::ByteValued;
 
 use crate::input::Input;
 
-/// More than the ring has: nothing comes twice.
+/// More chains than the ring has, to detect that one is returned twice.
 const MOST: usize = 3 * QUEUE as usize;
 /// MSG_DONTWAIT and MSG_NOSIGNAL.
 const QUIET: i32 = 0x40 | 0x4000;
 
-/// A virtqueue as a channel reads it. In: flags, the place of the next chain, then the guest's memory from address 0.
+/// A virtqueue as a channel reads it. Input: flags, the next chain's index, then the guest's memory from address 0.
 ///
-/// Property: a chain that is taken has a head within the table and at most that table's descriptors or those of an
-/// indirect one; each is answered once; where a call can be read, its bytes are in the guest's memory; iovecs of the
-/// answer's room are within the guest's memory and no longer than the call says; an index that is nonsense gives no
-/// more chains than the ring has.
+/// Property: a chain that is taken has a head within the table and at most the descriptors of that table or of an
+/// indirect one; each is answered once; if a call can be read, its bytes are in the guest's memory; iovecs of the
+/// answer's space are within the guest's memory and no longer than the call says; an invalid index gives at most as
+/// many chains as the ring has.
 pub fn ring(data: &[u8]) {
     let mut input = Input::new(data);
     let (flags, base) = (input.byte(), u16::from(input.byte()));
     let event_idx = flags & 1 != 0;
     let base = if flags & 2 != 0 { u16::MAX.wrapping_sub(base) } else { base };
     let Ok((chains, used)) = fuzzing::chains(input.rest(), event_idx, base, MOST) else { return };
-    // An answer that the guest has written into its own ring makes other indices of it.
+    // An answer that the guest directs into its own ring changes the ring's indexes.
     let rewrites = |chain: &Chain| chain.descriptors.iter().any(|(at, _, writable)| *writable && *at < FREE);
     assert!(chains.len() <= usize::from(QUEUE) || chains.iter().any(rewrites), "{} chains of {QUEUE}", chains.len());
     let answered = chains.iter().filter(|chain| chain.head.is_some()).count();
-    // The driver may have written the index itself; the device's own begins at the base.
+    // The driver may have written the index itself; the device's own index starts at the base.
     assert!(answered == 0 || used == base.wrapping_add(answered as u16), "{used} used of {base} and {answered}");
     chains.iter().for_each(check);
 }
@@ -70,7 +70,7 @@ fn check(chain: &Chain) {
     }
 }
 
-/// Whether all of a range is the guest's memory. The first two regions touch.
+/// Whether a range is entirely in the guest's memory. The first two regions are adjacent.
 fn in_memory(address: u64, len: u64) -> bool {
     let [(first, one), (_, two), (third, three)] = REGIONS.map(|(start, length)| (start, length as u64));
     let within = |start: u64, length: u64| {
@@ -79,7 +79,7 @@ fn in_memory(address: u64, len: u64) -> bool {
     within(first, one + two) || within(third, three)
 }
 
-/// The fields that other code takes as indices or limits are within them.
+/// Fields that other code uses as indexes or limits are within their ranges.
 fn bounded(request: &Request) {
     match *request {
         Request::Socket { channel, .. } | Request::Channel { channel } => assert!(channel < fuzzing::CHANNELS),
@@ -93,11 +93,12 @@ fn bounded(request: &Request) {
     }
 }
 
-/// A call's words, an address, control messages and an option. In: the words of a call, the lengths of its buffers,
-/// then control messages.
+/// A call's header, an address, control messages and an option. Input: the header of a call, the lengths of its
+/// buffers, then control messages.
 ///
-/// Property: parts are as long as their buffers; an address that is read and written is read as the same; what passes
-/// as control messages is a list of whole messages; an option that names a multicast group has room for its name.
+/// Property: the parts have the lengths of their buffers; a parsed address is the same after writing and parsing it
+/// again; accepted control messages are a list of complete messages; an option that names a multicast group is long
+/// enough for the group.
 pub fn call(data: &[u8]) {
     let mut input = Input::new(data);
     let mut words = ontime_call::default();
@@ -126,7 +127,7 @@ pub fn call(data: &[u8]) {
     fuzzing::holds_icmp_error(control);
     if request::send_control(control).is_ok() {
         assert!(control.len() <= ONTIME_CONTROL_MAX as usize);
-        // The kernel walks them alike (`__cmsg_nxthdr`, CMSG_OK).
+        // The kernel iterates over them in the same way (`__cmsg_nxthdr`, CMSG_OK).
         let mut at = 0;
         while at < control.len() {
             let length = u64::from_le_bytes(control[at..at + 8].try_into().unwrap()) as usize;
@@ -137,11 +138,11 @@ pub fn call(data: &[u8]) {
     }
 }
 
-/// The control queue with everything behind it: vCPU words, published deadlines, bandwidth. In: which vCPUs are offered
-/// something, whether the daemon admits, then the guest's memory from address 0.
+/// The control queue with everything behind it: vCPU words, published deadlines, bandwidth. Input: which vCPUs get an
+/// offer, whether the daemon admits, then the guest's memory from address 0.
 ///
-/// Property: what the guest holds is within the limits of the contract, and where the daemon admits nothing, within
-/// what was offered; vCPU words are in the guest's memory; the daemon is told well-formed lines within the contract.
+/// Property: the bandwidth that the guest holds is within the limits of the ABI, and within the offers if the daemon
+/// admits nothing; vCPU words are in the guest's memory; the daemon gets well-formed lines within the ABI's limits.
 pub fn control(data: &[u8]) {
     let mut input = Input::new(data);
     let (offered, admits) = (input.byte(), input.byte() & 1 != 0);

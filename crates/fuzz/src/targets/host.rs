@@ -1,4 +1,4 @@
-//! What processes on the host show: `/proc`, command lines, cgroups, monitors, libvirt's files.
+//! Data that processes on the host influence: `/proc`, command lines, cgroups, monitors, libvirt's files.
 
 use std::fmt::Write;
 
@@ -8,15 +8,15 @@ use ontime_tenants::libvirt::{self, Domain};
 use ontime_tenants::proc::{self, Stat};
 use ontime_tenants::{CpuList, ThreadRole, qmp, vmm};
 
-/// Fit for a terminal and a log.
+/// Whether the text is fit for a terminal and a log.
 fn is_plain(text: &str) -> bool {
     !text.contains(char::is_control)
 }
 
-/// The files of `/proc` that tenants are read from. In: any of them.
+/// The files of `/proc` from which tenants are read. Input: any of them.
 ///
-/// Property: names and paths are fit for a terminal and bounded; a stat line, a cgroup and a list of CPUs that are read
-/// and written are read as the same; a uid is the one that stands in the line.
+/// Property: names and paths are fit for a terminal and bounded; a parsed stat line, cgroup or CPU list is the same
+/// after writing and parsing it again; a uid is the one in the line.
 pub fn proc(data: &[u8]) {
     if let Some(stat) = proc::parse_stat(data) {
         assert!(is_plain(&stat.comm) && stat.comm.chars().count() <= 255);
@@ -46,7 +46,7 @@ pub fn proc(data: &[u8]) {
     }
 }
 
-/// As the kernel writes it (`fs/proc/array.c`).
+/// A stat line as the kernel writes it (`fs/proc/array.c`).
 fn stat_line(stat: &Stat) -> String {
     let (number, nice, priority) = match stat.policy {
         Policy::Other { nice } => (0, nice, 0),
@@ -64,17 +64,17 @@ fn stat_line(stat: &Stat) -> String {
     )
 }
 
-/// A command line, from `/proc/PID/cmdline`. In: the arguments, with a zero byte after each.
+/// A command line from `/proc/PID/cmdline`. Input: the arguments, with a zero byte after each.
 ///
-/// Property: what is read of them was said in them: no name, path or interface is longer than all arguments, and at
-/// most one comes from each argument; the advice about late requests is fit for a log.
+/// Property: parsed values come from the arguments: no name, path or interface is longer than all arguments, and at
+/// most one comes from each argument. The messages about delaying options are fit for a log.
 pub fn cmdline(data: &[u8]) {
     let arguments = proc::parse_cmdline(data);
     assert!(arguments.len() <= data.len() && arguments.iter().all(|argument| !argument.contains('\0')));
     let length: usize = arguments.iter().map(String::len).sum();
     let said = vmm::qemu_arguments(&arguments);
     for text in said.name.iter().chain(&said.uuid).chain(&said.qmp_sockets).chain(&said.interfaces) {
-        // A letter may take more bytes in lower case.
+        // A letter may need more bytes in lower case.
         assert!(text.len() <= 2 * length);
     }
     assert!(said.qmp_sockets.len() + said.interfaces.len() <= arguments.len());
@@ -101,11 +101,11 @@ pub fn cmdline(data: &[u8]) {
     }
 }
 
-/// The path of a cgroup. In: `/proc/PID/cgroup`, or the path alone, which begins with a slash in the product.
+/// The path of a cgroup. Input: `/proc/PID/cgroup`, or the path alone, to which a slash is prepended.
 ///
-/// Property: a container's cgroup is a part of the path that ends where a component ends; what stands further down than
-/// the first directory inside it, where names are chosen within the container, changes nothing; identifiers are
-/// hexadecimal and names fit for a terminal; the owner of a user's slice is the user in the slice's name.
+/// Property: a container's cgroup is a prefix of the path that ends at a component's end. Components below the first
+/// directory inside the container, whose names the container chooses, have no effect. Identifiers are hexadecimal,
+/// names are fit for a terminal. The owner of a user's slice is the user in the slice's name.
 pub fn cgroup(data: &[u8]) {
     let whole =
         proc::parse_cgroup(data).unwrap_or_else(|| format!("/{}", proc::printable(data).trim_start_matches('/')));
@@ -117,7 +117,7 @@ pub fn cgroup(data: &[u8]) {
         let first = inside.split('/').nth(1).map_or(String::new(), |child| format!("/{child}"));
         let id = "0123456789abcdef".repeat(4);
         for forged in [format!("/docker-{id}.scope"), "/machine-x.scope/payload".to_owned(), "/lxc/101".to_owned()] {
-            // Without a first directory the forged one would be that.
+            // Without a first directory, the forged one would be the first.
             let first = if first.is_empty() { "/init" } else { &first };
             let again = container::of_path(&format!("{}{first}{forged}", found.cgroup));
             if !inside.is_empty() {
@@ -156,10 +156,10 @@ fn named(container: &Container) {
     }
 }
 
-/// libvirt's live status file. In: the XML.
+/// libvirt's live status file. Input: the XML.
 ///
-/// Property: what is read is fit for a terminal and within range; what of it is written as a status file is read as the
-/// same; so are refusals fit for a log.
+/// Property: parsed values are fit for a terminal and within range; they are the same after writing and parsing a
+/// status file with them; error messages are fit for a log.
 pub fn libvirt(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let domain = match libvirt::parse_status(&text) {
@@ -184,7 +184,7 @@ pub fn libvirt(data: &[u8]) {
         assert!(tuning.cpus.is_none_or(|cpus| is_plain(&cpus)));
     }
     let again = libvirt::parse_status(&status(&domain)).expect("its own status file");
-    // A name is cut at its end, and read without white space there.
+    // A name is truncated at its end and parsed without white space there.
     assert_eq!(again.name, domain.name.trim());
     assert_eq!((again.pid, &again.vcpu_tids, again.user), (domain.pid, &domain.vcpu_tids, domain.user));
     assert_eq!(again.interfaces, domain.interfaces);
@@ -210,10 +210,9 @@ fn status(domain: &Domain) -> String {
     xml + "</domain></domstatus>"
 }
 
-/// What a monitor says on its QMP socket. In: all that it sends.
+/// A monitor's answers on its QMP socket. Input: all bytes that it sends.
 ///
-/// Property: only the two commands are ever said, in order; what is read as vCPUs is read as the same where a monitor
-/// says just that.
+/// Property: only the two commands are sent, in order; parsed vCPUs are the same if a monitor answers with just these.
 pub fn qmp(data: &[u8]) {
     let mut said = Vec::new();
     let found = qmp::converse(data, |command| {

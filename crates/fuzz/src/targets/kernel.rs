@@ -1,4 +1,4 @@
-//! What the kernel tells, with names and bytes in it that others choose: trace rings, netlink. And the journal.
+//! Data from the kernel with names and bytes that users choose: trace rings, netlink. And the journal.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -18,7 +18,7 @@ use ontime_trace::{Analyser, Document, Run, Watch, html, perfetto, text};
 
 use crate::input::Input;
 
-/// All probes' formats, with every field that is read, as a kernel gives them.
+/// The formats of all probes, with all fields that are read, as from a kernel.
 fn decoder() -> &'static Decoder {
     static DECODER: OnceLock<Decoder> = OnceLock::new();
     DECODER.get_or_init(|| {
@@ -44,12 +44,12 @@ fn decoder() -> &'static Decoder {
     })
 }
 
-/// Pages of a trace ring, or a format file. In: 0 and a page, or a probe's number from 1 on and the text of a format
-/// file.
+/// Pages of a trace ring, or a format file. Input: 0 and a page, or a probe's number (1 or more) and the text of a
+/// format file.
 ///
-/// Property: records are parts of the page, so together no longer than it; a record becomes an event with that record's
-/// time and with names that are fit for a terminal; events come out of the merger complete and in order; a format file
-/// that is read decodes any record or none.
+/// Property: records are parts of the page, so their total length is at most the page's; an event has its record's time
+/// and names that are fit for a terminal; the merger returns all events in order; a valid format file decodes or
+/// refuses any record.
 pub fn trace(data: &[u8]) {
     let mut input = Input::new(data);
     let kind = usize::from(input.byte());
@@ -85,7 +85,7 @@ pub fn trace(data: &[u8]) {
     let mut out = merger.take(1 << 40);
     assert!(out.iter().all(|event| event.time < 1 << 40));
     out.extend(merger.rest());
-    // What has the very last time stays behind.
+    // An event with the greatest possible time stays in the merger.
     assert!(out.len() <= events && out.is_sorted_by_key(|event| event.time));
 }
 
@@ -114,7 +114,7 @@ fn watch() -> &'static Watch {
     })
 }
 
-/// An event of what the watched host has. In: kind, CPU and time, thread, packet, another thread.
+/// An event on the watched host. Input: kind, CPU and time, thread, packet, another thread.
 fn event(input: &mut Input<'_>, time: &mut u64) -> Event {
     let [kind, step, pid, skb, other] = input.bytes();
     *time += u64::from(step & 0x7f) << (kind >> 4);
@@ -144,10 +144,10 @@ fn event(input: &mut Input<'_>, time: &mut u64) -> Event {
     Event { time: *time, cpu: u32::from(step >> 7), pid, what }
 }
 
-/// The analysis of a trace and its report. In: events of the watched threads, five bytes each.
+/// The analysis of a trace and its report. Input: events of the watched threads, five bytes each.
 ///
-/// Property: the stations of a request are in the order of time, and its segments are the whole; the report's JSON is
-/// JSON, its page has no markup that a thread's or tenant's name brought, and its text no control characters.
+/// Property: a request's stations are in time order, and its segments add up to the total; the report's JSON is valid;
+/// its HTML page contains no markup from a thread's or tenant's name, and its text no control characters.
 pub fn analysis(data: &[u8]) {
     let mut input = Input::new(data);
     let mut analyser = Analyser::new(watch().clone(), 0, 4);
@@ -175,14 +175,14 @@ fn in_order(request: &Request) {
     assert_eq!(parts, request.total());
 }
 
-/// Answers of netlink sockets, and process events. In: a datagram; each part of it, and the whole, is read as every
-/// message that is known.
+/// Answers of netlink sockets, and process events. Input: a datagram; each part of it, and the whole, is parsed as
+/// every known message.
 ///
-/// Property: the parts of an answer are no longer than the datagram; a link that is read and written is read as the
-/// same; names of interfaces in a container's namespace are no longer than the datagram; process events name numbers
-/// that are not negative.
+/// Property: the parts of an answer are no longer than the datagram; a parsed link is the same after writing and
+/// parsing it again; names of interfaces in a container's namespace are no longer than the datagram; process events
+/// have no negative numbers.
 pub fn netlink(data: &[u8]) {
-    // A datagram of the kernel's is shorter.
+    // The kernel's datagrams are shorter.
     let data = &data[..data.len().min(16_384)];
     let sequence = data.get(8..12).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().unwrap()));
     let mut answer = Answer { consistent: true, ..Answer::default() };
@@ -191,7 +191,7 @@ pub fn netlink(data: &[u8]) {
     assert!(length <= data.len(), "{length} bytes in {}", data.len());
     answer.parts.iter().map(Vec::as_slice).chain([data]).for_each(part);
     if let Ok(names) = peers::names_in(data) {
-        // What is no UTF-8 is replaced by three bytes for each.
+        // Each invalid UTF-8 byte is replaced by three bytes.
         assert!(names.iter().all(|name| !name.is_empty()));
         assert!(names.iter().map(String::len).sum::<usize>() <= 3 * data.len());
     }
@@ -221,7 +221,7 @@ fn part(bytes: &[u8]) {
     let _ = (qdisc::root_of(bytes), tc::kind_of(bytes), tc::edit_of(bytes));
 }
 
-/// As the kernel writes it (`net/core/rtnetlink.c`).
+/// A link message as the kernel writes it (`net/core/rtnetlink.c`).
 fn link_message(link: &Link) -> Attributes {
     let flags = u32::from(link.up) | u32::from(link.loopback) << 3;
     let header: Vec<u8> = [0, link.ifindex, flags, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -252,13 +252,14 @@ fn link_message(link: &Link) -> Attributes {
     message.with_nested(52, names)
 }
 
-/// The boot that the journal is read in.
+/// The boot id with which the journal is read.
 const BOOT: &str = "3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33";
 
-/// The journal of original values. In: a file; or after a zero byte the lines of one, whose header is made here.
+/// The journal of original values. Input: a file; or after a zero byte the lines of one, to which a valid header is
+/// added.
 ///
-/// Property: what is read and written is read as the same; a file whose last byte is changed is refused or of another
-/// boot; a refusal names the file.
+/// Property: a parsed journal is the same after writing and parsing it again; a file without its last byte is refused;
+/// an error names the file.
 pub fn journal(data: &[u8]) {
     let sealed = data.strip_prefix(b"\0").and_then(|body| std::str::from_utf8(body).ok()).map(|body| {
         let (checksum, entries) = (journal::checksum(BOOT, body), body.lines().count());

@@ -1,4 +1,4 @@
-//! The targets, by who chooses the bytes.
+//! The targets, by the source of the bytes.
 
 pub mod files;
 pub mod guest;

@@ -1,4 +1,5 @@
-//! What a device process shares with the daemon, or tells it. The device process serves a guest, and may be hostile.
+//! Data that a device process shares with the daemon or sends to it. The device process serves a guest and may be
+//! hostile.
 
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
@@ -18,11 +19,12 @@ use crate::input::Input;
 
 const MS: u64 = 1_000_000;
 
-/// The ledger's page. In: a vCPU, a generation, a budget and a period; then the page as the device process wrote it.
+/// The ledger's page. Input: a vCPU, a generation, a budget and a period; then the page as written by the device
+/// process.
 ///
-/// Property: news are of another generation than before and are what the page says; what they give a vCPU is no more
-/// than it was declared and offered, in no shorter period; after a withdrawal nothing can be claimed; what the daemon
-/// offers and what is claimed within that is read back as it was, and a claim beyond is none.
+/// Property: a reported change has another generation than before and the page's values; the resulting share of a vCPU
+/// is at most the declared plus the offered bandwidth, with no shorter period; after a withdrawal nothing can be
+/// claimed; offers of the daemon and claims within them are read back unchanged, and a claim beyond the offer fails.
 pub fn ledger(data: &[u8]) {
     let mut input = Input::new(data);
     let (vcpu, mut seen) = (u32::from(input.byte()), input.word());
@@ -58,7 +60,7 @@ pub fn ledger(data: &[u8]) {
     assert_eq!((copy.generation(), copy.table(generation)), (generation, held));
     let mut wanted = NOTHING;
     wanted[0] = asked;
-    // 2 ms in 5 ms, in no shorter period.
+    // At most 2 ms in 5 ms, in no shorter period.
     let fits = asked.budget == 0
         || asked.period >= offered.period
             && u128::from(asked.budget) * u128::from(offered.period)
@@ -71,11 +73,11 @@ pub fn ledger(data: &[u8]) {
     assert_eq!(copy.news(0, &mut unseen), Some(copy.table(now)[0]));
 }
 
-/// What a guest publishes of its next deadlines. In: the vCPU's period, a time, the clocks' difference, then what a
-/// pacer reads, one line after the other.
+/// The next deadlines that a guest publishes. Input: the vCPU's period, a time, the clocks' difference, then the lines
+/// that a pacer reads.
 ///
-/// Property: each deadline is later than the time after which it is asked for; slices end for the vCPU no oftener than
-/// eight times in its period in the long run; tasks are told in the order of their deadlines.
+/// Property: each deadline is later than the time after which it is requested; in the long run slices end for the vCPU
+/// at most eight times per period; tasks are sorted by their deadlines.
 pub fn published(data: &[u8]) {
     /// As in `published.rs`.
     const CUTS: u64 = 8;
@@ -83,7 +85,7 @@ pub fn published(data: &[u8]) {
     const SLICE_MIN: u64 = ontime_plan::dpwrap::SLICE_MIN.0;
     let mut input = Input::new(data);
     let period = input.word();
-    // The kernel's monotonic clock begins at 0: it never comes near its end.
+    // The kernel's monotonic clock starts at 0 and never gets near its maximum.
     let start = input.word() >> 2;
     let ahead = i128::from(i64::from_le_bytes(input.bytes()));
     let distance = (period / CUTS).max(SLICE_MIN);
@@ -128,7 +130,7 @@ fn vm(name: &str, pid: i32) -> Tenant {
     }
 }
 
-/// Two VMs with two vCPUs each, of which both may ask for more.
+/// Two VMs with two vCPUs each; both VMs may request more.
 fn host() -> &'static (SchedConfig, [Tenant; 2], CpuList) {
     static HOST: OnceLock<(SchedConfig, [Tenant; 2], CpuList)> = OnceLock::new();
     HOST.get_or_init(|| {
@@ -141,11 +143,11 @@ fn host() -> &'static (SchedConfig, [Tenant; 2], CpuList) {
     })
 }
 
-/// Lines of a device process. In: what came over its socket.
+/// Lines of a device process. Input: the bytes from its socket.
 ///
-/// Property: a line that is read and written is read as the same; whatever the lines ask for, what is admitted fits the
-/// host, is well-formed, and no more than sched.toml allows; both VMs keep what is declared for them; and the
-/// reasons that are told are fit for a log.
+/// Property: a parsed line is the same after writing and parsing it again. For all requests, the admitted bandwidth
+/// fits the host, is well-formed, and is at most what sched.toml allows. Both VMs keep their declared bandwidth. The
+/// reasons for refusals are fit for a log.
 pub fn asks(data: &[u8]) {
     let mut buffer = data.to_vec();
     let Ok(asked) = lines::take(&mut buffer) else { return };
@@ -179,7 +181,7 @@ fn admitted(settled: &Settled) {
         assert_eq!(vcpus().count(), 2, "{name} lost what is declared: {:?}", settled.refused);
         for vcpu in vcpus() {
             assert!(vcpu.bandwidth >= Bandwidth::ppm(100_000), "{vcpu:?}");
-            // 0.1 declared and 0.6 allowed, and what rounding takes.
+            // 0.1 declared and 0.6 allowed, plus rounding.
             assert!(vcpu.bandwidth <= Bandwidth::ppm(701_000), "{vcpu:?}");
             assert!(vcpu.period.0 > 0 && vcpu.budget <= vcpu.period, "{vcpu:?}");
         }

@@ -1,12 +1,12 @@
-//! Every thread of a program on this host that has a real-time policy, whoever gave it that: tenants' threads, and
-//! threads of services, of users with an `rtprio` limit, of rtkit's clients.
+//! The census: every thread of a program on this host that has a real-time policy, whichever program set it. This
+//! includes tenants' threads, and threads of services, of users with an `rtprio` limit, and of rtkit's clients.
 //!
-//! The kernel's protections may be off only while nothing of these can keep a CPU for itself ([`Census::uncapped`]).
-//! All online CPUs lose their protections together, so a thread's affinity makes no difference. Policies change
-//! without an event, so the daemon takes a census in each pass, and every [`EVERY`] while protections are off.
+//! The kernel's protections may be off only while none of these threads can monopolize a CPU ([`Census::uncapped`]).
+//! All online CPUs lose their protections together, so a thread's affinity makes no difference. A change of policy
+//! causes no event, so the daemon takes a census in each pass, and every [`EVERY`] while protections are off.
 //!
-//! In: `/proc`, and each thread's policy as the kernel says it (one system call a thread; files are read of real-time
-//! threads only). Out: [`RealTime`] threads, and which of them nothing holds.
+//! In: `/proc`, and each thread's policy (one system call per thread; files are read for real-time threads only). Out:
+//! [`RealTime`] threads, and which of them are not held to anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,18 +19,19 @@ use ontime_tenants::container;
 use ontime_tenants::proc::{parse_cgroup, parse_stat, parse_uids};
 use ontime_tenants::{Policy, ThreadId};
 
-/// From the end of a census to the next one while protections are off; and the least in costs of one.
+/// The time from the end of a census to the next one while protections are off, and its minimum as a multiple of what a
+/// census costs.
 const EVERY: Duration = Duration::from_secs(1);
 const COSTS: u32 = 100;
-/// The most threads of a host whose policy is asked for: about 100 ms. Beyond that, protections stay on.
+/// The most threads of a host whose policy is read: about 100 ms. With more threads protections stay on.
 const THREADS_MAX: usize = 1 << 17;
 
 /// A thread of a program with a real-time policy: SCHED_FIFO, SCHED_RR or SCHED_DEADLINE.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RealTime {
-    /// Which thread.
+    /// The thread.
     pub id: ThreadId,
-    /// Its name, which its program chose; safe for a terminal.
+    /// Its name, which its program chose, made safe for a terminal.
     pub comm: String,
     /// Its policy.
     pub policy: Policy,
@@ -52,18 +53,18 @@ impl fmt::Display for RealTime {
 }
 
 impl RealTime {
-    /// Whether the cap watcher, at this priority, can take a CPU away from it.
+    /// Whether the cap watcher, at this priority, preempts the thread.
     fn is_below(&self, watcher: Policy) -> bool {
         matches!((priority(self.policy), priority(watcher)), (Some(own), Some(watcher)) if own < watcher)
     }
 
-    /// Whether it belongs to the daemon, by the unit of that.
+    /// Whether it belongs to the daemon's unit.
     pub fn is_daemon(&self) -> bool {
         self.cgroup.as_deref() == Some("/system.slice/ontimed.service")
     }
 
-    /// Whether it belongs to a device process (`ontime device`) by its unit: one of root's service manager, which a
-    /// process cannot enter or leave by itself. A user's own service manager, or a container's, gives no such right.
+    /// Whether it belongs to the unit of a device process (`ontime device`): a unit of root's service manager, which a
+    /// process cannot enter or leave by itself. A unit of a user's or a container's service manager does not count.
     pub fn is_device(&self) -> bool {
         let cgroup = self.cgroup.as_deref().unwrap_or_default();
         let is_unit = |part: &str| part.starts_with("ontime-device@") && part.ends_with(".service");
@@ -86,7 +87,7 @@ pub fn priority(policy: Policy) -> Option<u8> {
 pub struct Census {
     /// Threads of programs; the kernel's own threads are left out.
     pub threads: Vec<RealTime>,
-    /// Why some may be missing.
+    /// Why threads may be missing.
     pub incomplete: Option<String>,
     most: usize,
     taken: Option<Instant>,
@@ -100,15 +101,15 @@ pub struct Held<'a> {
     pub capped: &'a BTreeSet<ThreadId>,
     /// Threads with reserved CPU time, which a pacer or the kernel holds to their budgets.
     pub reserved: &'a BTreeMap<ThreadId, Policy>,
-    /// The place of the cap watcher.
+    /// The policy and priority of the cap watcher.
     pub watcher: Policy,
-    /// Cgroups whose threads need no cap, by the administrator's word.
+    /// Cgroups whose threads need no cap, as configured by the administrator.
     pub uncapped: &'a [String],
 }
 
 impl Census {
-    /// Looks at every thread below `/proc`. `own`: processes of this daemon, which it answers for itself. `most`: the
-    /// number of real-time threads whose files are read.
+    /// Reads every thread below `/proc`. `own`: processes of this daemon, which are left out. `most`: the number of
+    /// real-time threads whose files are read.
     pub fn take(proc: &Path, own: &[u32], most: usize) -> Self {
         let start = Instant::now();
         let mut census = Self { most, ..Self::default() };
@@ -139,7 +140,7 @@ impl Census {
         census
     }
 
-    /// Of these threads.
+    /// A census of these threads.
     #[cfg(test)]
     pub fn of(threads: Vec<RealTime>) -> Self {
         Self { threads, ..Self::default() }
@@ -147,7 +148,7 @@ impl Census {
 
     fn add_process(&mut self, proc: &Path, pid: i32, left: &mut usize) {
         let process = proc.join(pid.to_string());
-        // A process that has ended has no threads. Of any other, root may list them.
+        // A process that has ended has no threads. Root may list the threads of any other.
         let tasks = match fs::read_dir(process.join("task")) {
             Ok(tasks) => tasks,
             Err(error) if is_gone(&error) => return,
@@ -179,7 +180,7 @@ impl Census {
         }
     }
 
-    /// Notes the first reason why threads may be missing.
+    /// Records the first reason why threads may be missing.
     fn misses(&mut self, why: String) {
         self.incomplete.get_or_insert(why);
     }
@@ -189,8 +190,8 @@ impl Census {
         self.taken.map(|taken| taken + EVERY.max(self.took * COSTS))
     }
 
-    /// What an apply would make of these threads: those that get a place have it, and those that lose theirs are no
-    /// real-time threads any more.
+    /// Changes the census to the state after an apply: threads that get a place have it, and threads that lose theirs
+    /// are no longer real-time threads.
     pub fn plan(&mut self, places: &BTreeMap<ThreadId, Policy>) {
         self.threads.retain_mut(|thread| {
             thread.policy = places.get(&thread.id).copied().unwrap_or(thread.policy);
@@ -198,7 +199,7 @@ impl Census {
         });
     }
 
-    /// Why protections stay on beside these uncapped threads, and what to do.
+    /// Why protections stay on because of these uncapped threads, and the remedy.
     pub fn why_protected(&self, uncapped: &[String]) -> Option<(String, &'static str)> {
         if let Some(why) = &self.incomplete {
             return Some((format!("{why}; kernel protections stay on"), "the next pass looks again"));
@@ -210,8 +211,8 @@ impl Census {
         Some((format!("{first}{more}: no cap holds it, so kernel protections stay on"), remedy))
     }
 
-    /// The threads that could keep a CPU for themselves: neither capped by a watcher above them, nor with reserved CPU
-    /// time, nor in a listed cgroup.
+    /// The threads that could monopolize a CPU: neither capped by a watcher above them, nor with reserved CPU time, nor
+    /// in a listed cgroup.
     pub fn uncapped<'a>(&'a self, held: &'a Held<'a>) -> impl Iterator<Item = &'a RealTime> {
         self.threads.iter().filter(|thread| {
             let capped = held.capped.contains(&thread.id) && thread.is_below(held.watcher);
@@ -221,8 +222,8 @@ impl Census {
     }
 }
 
-/// Whether a cgroup is `named` or lies below it. All lie below `/`, which is also what a host without cgroup v2 can
-/// name.
+/// Whether a cgroup is `named` or lies below that. All cgroups lie below `/`; a host without cgroup v2 can list only
+/// that.
 fn is_in(cgroup: Option<&str>, named: &str) -> bool {
     let below = |cgroup: &str| cgroup.strip_prefix(named).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     named == "/" || cgroup.is_some_and(below)
@@ -236,7 +237,7 @@ fn is_real_time(policy: Policy) -> bool {
     matches!(policy, Policy::Fifo(_) | Policy::Rr(_) | Policy::Deadline { .. })
 }
 
-/// Of a thread that has ended: no.
+/// Whether a thread has a real-time policy. False for a thread that has ended.
 fn has_real_time(tid: i32) -> bool {
     // SAFETY: takes a number, touches no memory of ours.
     let policy = unsafe { libc::sched_getscheduler(tid) };
@@ -244,12 +245,12 @@ fn has_real_time(tid: i32) -> bool {
         && matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE)
 }
 
-/// What the kernel says of a process or thread that has ended, by the moment at which it ended.
+/// Whether the error means that the process or thread has ended, which gives ENOENT or ESRCH depending on the moment.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// None of a thread that has ended, that is the kernel's own, or that has another policy by now.
+/// Reads a real-time thread. None for a thread that has ended, belongs to the kernel, or has another policy by now.
 fn read(process: &Path, pid: i32, tid: i32) -> io::Result<Option<RealTime>> {
     let dir = process.join("task").join(tid.to_string());
     let stat = parse_stat(&fs::read(dir.join("stat"))?).ok_or(io::ErrorKind::InvalidData)?;
@@ -354,7 +355,7 @@ mod tests {
         assert!(!is(None));
     }
 
-    /// What cannot be read is not taken for what has ended: protections would go off beside it.
+    /// A thread that cannot be read must not count as ended, because protections could go off while it runs.
     #[test]
     fn what_could_not_be_read_makes_a_census_incomplete() {
         let (tell, told) = channel();
@@ -369,9 +370,9 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         let task = proc.path().join("77/task").join(tid.to_string());
         fs::create_dir_all(&task).unwrap();
-        // Ended meanwhile: its files are gone.
+        // The thread has ended: its files are gone.
         let gone = Census::take(proc.path(), &[], 100);
-        // There, and not to be read as a thread's.
+        // The thread exists, but its file cannot be read.
         fs::create_dir(task.join("stat")).unwrap();
         let unreadable = Census::take(proc.path(), &[], 100);
         fs::remove_dir(task.join("stat")).unwrap();
@@ -395,7 +396,7 @@ mod tests {
         assert_eq!((not_too_many.incomplete, not_too_many.threads.len()), (None, 1));
     }
 
-    /// A thread of this test, at SCHED_RR 3 if this user may do that.
+    /// Uses a thread of this test, at SCHED_RR 3 if this user is allowed to set that.
     #[test]
     fn a_thread_of_this_host_is_found_with_its_policy_and_cgroup() {
         let (tell, told) = channel();

@@ -1,4 +1,4 @@
-//! The daemon's configuration: its own file, the tenants' rules and the host's, read together or not at all.
+//! The daemon's configuration: its own file, the tenants' rules and the host's. If one file is wrong, none is used.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -14,7 +14,7 @@ use toml::Spanned;
 
 use super::cap::{self, Share};
 
-/// Everything `/etc/ontime` says.
+/// All files of `/etc/ontime`.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// `tenants.toml`: classes and priorities.
@@ -29,22 +29,22 @@ pub struct Config {
 
 /// Descriptors that a capped thread takes (two in `cap::reading`, one in `cap::place`).
 const DESCRIPTORS_EACH: usize = 3;
-/// Descriptors for everything else: sockets of clients and device processes, trace rings, files read in a pass.
+/// Descriptors for everything else: sockets of clients and device processes, trace rings, files that a pass reads.
 const DESCRIPTORS: usize = 4096;
-/// Numbers of threads that can be capped. The unit's LimitNOFILE is enough for the most.
+/// The allowed range of `cap.threads`. The unit's LimitNOFILE is sufficient for the maximum.
 const CAP_THREADS: RangeInclusive<u64> = 16..=16_384;
 
-/// Descriptors that the most threads need.
+/// Descriptors that the maximum of `cap.threads` needs.
 pub const DESCRIPTORS_MOST: usize = DESCRIPTORS + DESCRIPTORS_EACH * 16_384;
 
 /// Whether the daemon sets what it plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// It finds and plans, and sets nothing: a fresh installation's (`packaging/ontime/daemon.toml`).
+    /// It discovers and plans, and sets nothing. A fresh installation has this mode (`packaging/ontime/daemon.toml`).
     Observe,
-    /// It sets and keeps what it plans. The default where no file names a mode, so that a host does not lose its
-    /// guarantees by an upgrade.
+    /// It sets what it plans, and keeps it set. This is the default where no file names a mode, so that a host does not
+    /// lose its guarantees by an upgrade.
     #[default]
     Enforce,
 }
@@ -54,7 +54,8 @@ pub enum Mode {
 pub struct DaemonConfig {
     /// Whether it sets anything.
     pub mode: Mode,
-    /// How often the host is looked over for what no event tells, such as a sysctl changed behind the daemon's back.
+    /// The longest time between two passes. A pass without an event finds changes that cause none, such as a sysctl
+    /// that another program has changed.
     pub rescan: Duration,
     /// The period of runtime caps.
     pub cap_period: Duration,
@@ -66,7 +67,7 @@ pub struct DaemonConfig {
     pub cap_threads_per_tenant: usize,
     /// Cgroups whose real-time threads need no cap.
     pub cap_uncapped: Vec<String>,
-    /// Where metrics are served over TCP; none: nowhere.
+    /// The TCP port of metrics; None: not served over TCP.
     pub metrics_port: Option<u16>,
     /// The address of that port.
     pub metrics_address: IpAddr,
@@ -130,7 +131,7 @@ impl DaemonConfig {
         Ok(all)
     }
 
-    /// Adds what one file says; a later file has the last word.
+    /// Adds the content of one file. Later files override earlier ones; lists add up.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -180,12 +181,12 @@ impl DaemonConfig {
         Ok(())
     }
 
-    /// How many descriptors the daemon must be allowed to have open.
+    /// The number of descriptors that the daemon must be allowed to have open.
     pub fn descriptors(&self) -> usize {
         DESCRIPTORS + DESCRIPTORS_EACH * self.cap_threads
     }
 
-    /// How many real-time threads of the host a census reads: twice as many as can be capped.
+    /// The most real-time threads of the host that a census reads: twice as many as can be capped.
     pub fn census(&self) -> usize {
         2 * self.cap_threads
     }
@@ -195,12 +196,12 @@ impl DaemonConfig {
         self.metrics_port.map(|port| SocketAddr::new(self.metrics_address, port))
     }
 
-    /// How many threads of tenants may be capped. The rest is for interrupt and NAPI threads.
+    /// The most tenants' threads that are capped. The rest is for interrupt and NAPI threads.
     pub fn pool(&self) -> usize {
         self.cap_threads - self.cap_threads / 4
     }
 
-    /// For the cap watcher, which stands above every thread of this table.
+    /// Settings of the cap watcher, which runs above every thread of this table.
     pub fn caps(&self, table: PriorityTable) -> cap::Settings {
         cap::Settings {
             period: self.cap_period,
@@ -230,7 +231,7 @@ impl Config {
     /// Reads a configuration directory.
     ///
     /// # Errors
-    /// [`ConfigError`] for the first thing that is wrong, with file, line and what is allowed.
+    /// [`ConfigError`] for the first error, with file, line and what is allowed.
     pub fn load(directory: &Path) -> Result<Self, ConfigError> {
         Ok(Self {
             rules: Rules::load(directory)?,
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(DaemonConfig::load(dir.path()).unwrap().mode, Mode::Enforce);
     }
 
-    /// The unit may have as many files open as the most threads take.
+    /// The unit's LimitNOFILE is sufficient for the maximum of `cap.threads`.
     #[test]
     fn the_unit_may_open_what_the_most_threads_need() {
         let most = DaemonConfig { cap_threads: 16_384, ..DaemonConfig::default() };
@@ -305,7 +306,7 @@ mod tests {
         let unit = include_str!("../../../../packaging/systemd/ontimed.service");
         let limit = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();
         assert!(most.descriptors() <= limit.parse().unwrap(), "{} of {limit}", most.descriptors());
-        // And a census reads all of them beside as many that are not capped.
+        // And a census reads all of them, and as many that are not capped.
         assert!(most.census() >= 2 * most.cap_threads);
     }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, ThreadId, remedy};
 use serde::Deserialize;
 
 /// The threads, and the file.
@@ -24,7 +24,7 @@ pub struct Demoted {
 }
 
 impl Demoted {
-    /// Those of an earlier daemon of this boot that still run, if the file can be read.
+    /// Reads the threads that an earlier daemon of this boot has demoted and that still run, if the file can be read.
     pub fn open(path: PathBuf) -> Self {
         let read = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice::<Vec<serde_json::Value>>(&text).map_err(io::Error::from),
@@ -32,7 +32,10 @@ impl Demoted {
             Err(error) => Err(error),
         };
         let read = read.unwrap_or_else(|error| {
-            tracing::warn!("{}: {error}; threads beyond a quota keep SCHED_OTHER on reset", path.display());
+            tracing::warn!(
+                "{}: {error}; threads beyond a quota keep SCHED_OTHER on reset; restart these tenants after one",
+                path.display()
+            );
             Vec::new()
         });
         let (mut written, mut foreign) = (BTreeMap::new(), Vec::new());
@@ -44,19 +47,22 @@ impl Demoted {
         }
         if !foreign.is_empty() {
             let (path, count) = (path.display(), foreign.len());
-            tracing::warn!("{path}: threads beyond a quota that only another version of Ontime can give back: {count}");
+            tracing::warn!(
+                "{path}: {count} threads beyond a quota are another version's to give back: run `ontime reset` of \
+                 that version, or restart these tenants"
+            );
         }
         let mut demoted = Self { path, threads: written.clone(), written, foreign };
         demoted.forget_ended();
         demoted
     }
 
-    /// Whether there is none.
+    /// Whether no thread is demoted.
     pub fn is_empty(&self) -> bool {
         self.threads.is_empty()
     }
 
-    /// Which they are.
+    /// The demoted threads.
     pub fn ids(&self) -> impl Iterator<Item = ThreadId> {
         self.threads.keys().copied()
     }
@@ -66,7 +72,7 @@ impl Demoted {
         self.threads.retain(|id, _| id.verify().is_ok());
     }
 
-    /// Puts threads at SCHED_OTHER, which had these policies. Gives those that could be put there.
+    /// Moves threads with these policies to SCHED_OTHER. Returns the threads for which that succeeded.
     ///
     /// # Errors
     /// The file cannot be written; then no thread was changed.
@@ -83,21 +89,22 @@ impl Demoted {
         Ok(done)
     }
 
-    /// Gives the threads the policies that they had. Says how many had one to be given back.
+    /// Restores the policies of all demoted threads. Returns for how many a policy was restored.
     pub fn give_back(&mut self) -> usize {
         let is_demoted = |id: &ThreadId| id.policy().is_ok_and(|now| now == Policy::BULK);
         let given = std::mem::take(&mut self.threads)
             .into_iter()
-            // A thread that has ended needs nothing, nor one that has another policy by now.
+            // Skip threads that have ended, and those whose policy has been changed by another program.
             .filter(|(id, policy)| is_demoted(id) && id.set_policy_alone(*policy).is_ok())
             .count();
         if let Err(error) = self.keep() {
-            tracing::warn!("{}: {error}", self.path.display());
+            let path = self.path.display();
+            tracing::warn!("{path}: cannot be written: {error}; {}; or remove the file", remedy(&error));
         }
         given
     }
 
-    /// As a whole. The file is of this boot, so it need not be on a disk.
+    /// Replaces the file atomically. It is valid for this boot only, so it need not be synced to a disk.
     fn keep(&mut self) -> io::Result<()> {
         if self.threads == self.written {
             return Ok(());
@@ -117,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// The policies of a thread that runs for the length of a test: SCHED_BATCH, which needs no right.
+    /// Uses SCHED_BATCH for a thread that runs for the length of the test, because that policy needs no right.
     #[test]
     fn the_next_daemon_knows_what_a_killed_one_has_demoted() {
         let (tell, told) = channel();
@@ -139,7 +146,7 @@ mod tests {
         let threads = BTreeMap::from([(own, batch), (gone, Policy::Fifo(9))]);
         assert_eq!(first.demote(&threads).unwrap(), BTreeSet::from([own]));
         assert_eq!(own.policy().unwrap(), Policy::BULK);
-        // Killed, it writes nothing more.
+        // A killed daemon writes nothing more.
         std::mem::forget(first);
         let mut next = Demoted::open(path.clone());
         assert!(next.ids().eq([own]), "a number that another thread has by now is none of them");
@@ -159,7 +166,7 @@ mod tests {
 
         std::fs::write(&path, "[").unwrap();
         assert!(Demoted::open(path).is_empty());
-        // What cannot be kept is not changed.
+        // If the file cannot be written, no policy is changed.
         let mut nowhere = Demoted::open(dir.path().join("none/demoted"));
         assert!(nowhere.demote(&threads).is_err() && nowhere.is_empty());
         assert_eq!(own.policy().unwrap(), batch);

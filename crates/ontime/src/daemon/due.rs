@@ -1,51 +1,51 @@
 //! When the next pass is due, and why. Pure.
 //!
-//! In: events, and what each pass leaves to be done. Out: the soonest reason. What a pass leaves for later keeps no
-//! event waiting.
+//! In: events, and what each pass leaves to do later. Out: the earliest reason. A later pass that is scheduled never
+//! delays an event's pass.
 
 use std::time::{Duration, Instant};
 
 use super::events::Event;
 
-/// From the first event of a burst to the pass for all of it.
+/// The time from the first event of a burst to the pass for the whole burst.
 const DEBOUNCE: Duration = Duration::from_millis(50);
-/// A pass takes at most one part in this of the time: a storm of events costs no more.
+/// Passes take at most one part in this of the time, so that a storm of events costs no more.
 const SHARE: u32 = 5;
-/// The longest rest after a pass: one that was held up once does not keep the next change waiting for four times as
+/// The longest rest after a pass. Without this limit, a single slow pass would delay the next change for four times as
 /// long.
 const REST: Duration = Duration::from_secs(3);
-/// From when something was set that a driver may still overwrite to when it is set again: e1000e does at an interrupt,
-/// of which there is one in 2 s at least.
+/// The time after which a knob is set once more that a driver may have overwritten. e1000e overwrites it at an
+/// interrupt, which happens at least every 2 s.
 const INSIST: Duration = Duration::from_secs(3);
-/// From a look that failed to the next.
+/// The time from a look that failed to the next one.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What passes are due for.
+/// The passes that are due.
 #[derive(Debug)]
 pub struct Due {
-    /// Events, by the first of them.
+    /// The first event since the last pass, and when its pass is due.
     wanted: Option<(Event, Instant)>,
-    /// A look that failed.
+    /// When to look again after a look that failed.
     again: Option<Instant>,
-    /// What is to be set once more.
+    /// When to set a knob once more.
     insist: Option<Instant>,
     last_end: Instant,
 }
 
 impl Due {
-    /// Nothing but the next look for what no event tells.
+    /// Nothing is due but the rescan.
     pub fn new(now: Instant) -> Self {
         Self { wanted: None, again: None, insist: None, last_end: now }
     }
 
-    /// An event asks for a pass, soon: together with what else comes now, and not too soon after the last, which took
-    /// `last_pass`.
+    /// An event requests a pass, after [`DEBOUNCE`] so that it covers the whole burst, and not too soon after the last
+    /// pass, which took `last_pass`.
     pub fn want(&mut self, event: Event, last_pass: Duration, now: Instant) {
         let rest = (last_pass * (SHARE - 1)).min(REST);
         self.wanted.get_or_insert((event, (now + DEBOUNCE).max(self.last_end + rest)));
     }
 
-    /// Why the next pass is due, and when; `rescan` is the longest time without one.
+    /// Why and when the next pass is due. `rescan` is the longest time without a pass.
     pub fn next(&self, rescan: Duration) -> (Event, Instant) {
         let later = [self.again, self.insist].into_iter().flatten().min();
         let later = later.or(self.wanted.is_none().then_some(self.last_end + rescan)).map(|at| (Event::Clock, at));
@@ -53,13 +53,14 @@ impl Due {
         all.min_by_key(|(_, at)| *at).unwrap_or((Event::Clock, self.last_end + rescan))
     }
 
-    /// A pass begins, for all that is due.
+    /// A pass begins, for everything that is due.
     pub fn begins(&mut self, now: Instant) {
         (self.wanted, self.again) = (None, None);
         self.insist = self.insist.filter(|at| *at > now);
     }
 
-    /// A pass ended: could not look at the host, or has set something that is to be set once more.
+    /// A pass has ended. `looks_again`: it could not read the whole host. `insists`: it has set a knob that must be set
+    /// once more.
     pub fn ended(&mut self, looks_again: bool, insists: bool, now: Instant) {
         self.last_end = now;
         if looks_again {

@@ -1,7 +1,8 @@
-//! Being told when somebody changes a NIC's queues or rings: no link event says so.
+//! A netlink socket that reports changes of a NIC's queues or rings, which cause no link event.
 //!
-//! Generic netlink family `ethtool`, multicast group `monitor` (5.6). Source: `include/uapi/linux/ethtool_netlink.h`,
-//! `include/uapi/linux/genetlink.h`, `net/ethtool/netlink.c` (`ethtool_notify`).
+//! Generic netlink family `ethtool`, multicast group `monitor` (Linux 5.6). Source:
+//! `include/uapi/linux/ethtool_netlink.h`, `include/uapi/linux/genetlink.h`, `net/ethtool/netlink.c`
+//! (`ethtool_notify`).
 
 use std::io;
 
@@ -17,10 +18,10 @@ const CTRL_ATTR_MCAST_GRP_NAME: u16 = 1;
 const CTRL_ATTR_MCAST_GRP_ID: u16 = 2;
 const GENL_HEADER: usize = 4;
 
-/// A non-blocking socket that is readable after a change, in this thread's network namespace.
+/// A non-blocking socket that becomes readable after a change in this thread's network namespace.
 ///
 /// # Errors
-/// `NotFound` where the kernel has no such family or group, else the kernel's.
+/// `NotFound` where the kernel has no such family or group, else the kernel's error.
 pub fn monitor() -> io::Result<Socket> {
     let mut netlink = Netlink::open(NETLINK_GENERIC)?;
     let ask = Attributes::after(&[CTRL_CMD_GETFAMILY, 1, 0, 0]).with_text(CTRL_ATTR_FAMILY_NAME, "ethtool");
@@ -36,7 +37,7 @@ pub fn monitor() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The number of a multicast group in a family's description.
+/// The number of a multicast group, from the description of a family.
 fn group(family: &[u8], wanted: &str) -> Option<u32> {
     let (_, groups) = attributes(family).find(|(kind, _)| *kind == CTRL_ATTR_MCAST_GROUPS)?;
     attributes(groups).find_map(|(_, group)| {

@@ -1,6 +1,6 @@
-//! What wakes the main loop: signals, links that come and go, tenants that come and go, hooks, requests, and the clock.
+//! The main loop's event sources: signals, network links, tenants, CPUs, hooks, requests, and the clock.
 //!
-//! Nothing here says what happened in detail: an event is a reason to look, and looking finds what there is.
+//! An event carries no details: it is a reason to look at the host, and the look finds what has changed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ use rustix::event::epoll;
 use rustix::fs::inotify;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-/// A reason to look.
+/// Why the main loop wakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
     /// SIGTERM or SIGINT.
@@ -31,15 +31,15 @@ pub enum Event {
     Queues,
     /// A CPU went offline or came back.
     Cpus,
-    /// A tenant or one of its threads may have come or gone.
+    /// A tenant or one of its threads may have started or ended.
     Tenants,
-    /// A hook asks to look.
+    /// A hook touched the file `poke`.
     Poked,
-    /// A request waits in the channel.
+    /// A request waits in the queue.
     Request,
-    /// A guest's device process says what bandwidth it needs, or has gone.
+    /// A device process asks for bandwidth for its guest, or has ended.
     Guests,
-    /// The debounce or rescan time is up.
+    /// The timer for debounce, rescan or another deadline has expired.
     Clock,
 }
 
@@ -57,7 +57,7 @@ impl Event {
         Event::Clock,
     ];
 
-    /// As a metric's label.
+    /// The name as a metric's label.
     pub fn word(self) -> &'static str {
         match self {
             Event::Stop => "stop",
@@ -76,12 +76,13 @@ impl Event {
 
 /// RTMGRP_LINK: RTM_NEWLINK and RTM_DELLINK (`include/uapi/linux/rtnetlink.h`).
 const LINK_GROUP: u32 = 1;
-/// NLMSG_ALIGNTO: messages in a datagram begin at multiples of it.
+/// NLMSG_ALIGNTO: messages in a datagram begin at multiples of this.
 const NETLINK_ALIGNMENT: usize = 4;
-/// The kernel's own events of devices, as udevd hears them; the other group is udevd's (`lib/kobject_uevent.c`).
+/// The kernel's own device events, which udevd receives too. The other group carries udevd's events
+/// (`lib/kobject_uevent.c`).
 const UEVENT_GROUP: u32 = 1;
 
-/// The sources, in one epoll set.
+/// All sources, in one epoll set.
 pub struct Events {
     epoll: OwnedFd,
     stop: UnixStream,
@@ -95,10 +96,10 @@ pub struct Events {
 }
 
 impl Events {
-    /// Sets up all sources. `poke` is the file that hooks touch; `request` the requests' eventfd.
+    /// Sets up all sources. `poke` is the file that hooks touch; `request` is the eventfd of requests.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn new(poke: &Path, request: OwnedFd) -> io::Result<Self> {
         let stop = on_signals(&[signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
         let reload = on_signals(&[signal_hook::consts::SIGHUP])?;
@@ -115,9 +116,9 @@ impl Events {
             stop,
             reload,
             links,
-            // Without it (before 5.6) the rescan finds what it would have told.
+            // If this fails (Linux before 5.6), only the rescan finds such changes.
             queues: ethtool::monitor().ok(),
-            // The same, in a network namespace that is not the first user namespace's.
+            // The same, in a network namespace that does not belong to the initial user namespace.
             devices: netlink(NETLINK_KOBJECT_UEVENT, UEVENT_GROUP).ok(),
             poke: poked,
             request,
@@ -137,36 +138,36 @@ impl Events {
         Ok(events)
     }
 
-    /// Adds a source that its owner drains: the tenants' watcher.
+    /// Adds a source that its owner drains, such as the tenants' watcher.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn add(&self, source: &impl AsFd, event: Event) -> io::Result<()> {
         epoll::add(&self.epoll, source, epoll::EventData::new_u64(event as u64), epoll::EventFlags::IN)?;
         Ok(())
     }
 
-    /// Wakes with [`Event::Clock`] after this time, once.
+    /// Wakes the main loop once with [`Event::Clock`] after this time.
     pub fn wake_in(&self, time: Duration) {
         let value = Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-            // Zero would disarm it.
+            // Zero would disarm the timer.
             tv_nsec: i64::from(time.subsec_nanos().max(1)),
         };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         let _ = rustix::time::timerfd_settime(&self.clock, TimerfdTimerFlags::empty(), &once);
     }
 
-    /// Wakes with [`Event::Request`] at once: not all were answered.
+    /// Wakes the main loop with [`Event::Request`] at once, because requests are left.
     pub fn wake_for_requests(&self) {
-        // Where it is too full to be rung, it is heard all the same.
+        // If the write fails because the counter is full, the eventfd is ready anyway.
         let _ = rustix::io::write(&self.request, &1u64.to_ne_bytes());
     }
 
-    /// Sleeps until there is an event.
+    /// Waits for events.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn wait(&mut self) -> io::Result<Vec<Event>> {
         let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
         let count = loop {
@@ -182,7 +183,7 @@ impl Events {
         Ok(events)
     }
 
-    /// Reads what there is. False: it was no reason to look.
+    /// Reads all pending data of a source. False: the data is no reason to look.
     fn drain(&mut self, event: Event) -> bool {
         let mut buffer = [0u8; 4096];
         match event {
@@ -202,7 +203,7 @@ impl Events {
     }
 }
 
-/// A non-blocking socket that hears a group.
+/// A non-blocking netlink socket that receives the messages of a group.
 fn netlink(protocol: isize, group: u32) -> io::Result<Socket> {
     let mut socket = Socket::new(protocol)?;
     socket.bind(&SocketAddr::new(0, group))?;
@@ -210,7 +211,7 @@ fn netlink(protocol: isize, group: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads all there is: whether something of it is such a reason to look, or some was lost (ENOBUFS), which may have
+/// Reads all messages. Returns whether one of them is a reason to look, or some were lost (ENOBUFS), which may have
 /// been one.
 fn tells(socket: &Socket, buffer: &mut [u8], is_reason: fn(&[u8]) -> bool) -> bool {
     let mut told = false;
@@ -223,24 +224,24 @@ fn tells(socket: &Socket, buffer: &mut [u8], is_reason: fn(&[u8]) -> bool) -> bo
     }
 }
 
-/// Messages of `RTMGRP_LINK`. A bridge tells there of its ports, too, and often (`br_ifinfo_notify`,
-/// net/bridge/br_netlink.c): an interface that enters or leaves it is told in a message of its own, so what the bridge
-/// says is no reason to look. What cannot be read is one.
+/// Whether messages of `RTMGRP_LINK` are a reason to look. A bridge often reports about its ports in this group
+/// (`br_ifinfo_notify`, net/bridge/br_netlink.c). These messages are no reason: an interface that joins or leaves the
+/// bridge causes a message of its own. A message that cannot be parsed is a reason.
 fn is_of_link(messages: &[u8]) -> bool {
-    // `struct ifinfomsg`: the family is its first byte.
+    // The family is the first byte of `struct ifinfomsg`.
     any_but(messages, libc::AF_BRIDGE as u8)
 }
 
-/// Messages of family `ethtool`. That somebody set a NIC's moderation is no reason to look: a pass does itself, each
-/// time for some drivers ([`ontime_hostnet::Setting::insists`]), and would be the reason of the next. Another's change
-/// is found at the next rescan.
+/// Whether messages of family `ethtool` are a reason to look. A change of interrupt moderation is none: a pass changes
+/// it itself, with some drivers each time ([`ontime_hostnet::Setting::insists`]), so each pass would cause the next. A
+/// change by another program is found at the next rescan.
 fn is_of_queues(messages: &[u8]) -> bool {
-    // `struct genlmsghdr`: the command is its first byte. ETHTOOL_MSG_COALESCE_NTF,
+    // The command is the first byte of `struct genlmsghdr`. ETHTOOL_MSG_COALESCE_NTF,
     // include/uapi/linux/ethtool_netlink.h.
     any_but(messages, 21)
 }
 
-/// Whether there is a message whose payload begins with another byte than this, or one that cannot be read.
+/// Whether one of the messages has a payload that begins with another byte than `first`, or cannot be parsed.
 fn any_but(mut messages: &[u8], first: u8) -> bool {
     while !messages.is_empty() {
         let Ok(message) = NetlinkBuffer::new_checked(messages) else { return true };
@@ -253,7 +254,8 @@ fn any_but(mut messages: &[u8], first: u8) -> bool {
     false
 }
 
-/// `offline@/devices/system/cpu/cpu1`, then `NAME=VALUE` each after a zero.
+/// Whether a uevent is about a CPU: `offline@/devices/system/cpu/cpu1`, then `NAME=VALUE` pairs separated by zero
+/// bytes.
 fn is_of_cpu(message: &[u8]) -> bool {
     let head = message.split(|byte| *byte == 0).next().unwrap_or_default();
     [&b"offline@"[..], b"online@"]
@@ -262,7 +264,7 @@ fn is_of_cpu(message: &[u8]) -> bool {
 }
 
 fn drain_fd(fd: &impl AsFd, buffer: &mut [u8]) {
-    // One read is enough for all but pipes and inotify, and those are level-triggered.
+    // One read empties all sources but pipes and inotify, and those are level-triggered.
     let _ = rustix::io::read(fd, buffer);
 }
 
@@ -275,7 +277,7 @@ fn on_signals(signals: &[i32]) -> io::Result<UnixStream> {
     Ok(reader)
 }
 
-/// The netlink crate's socket has only the raw form of a descriptor.
+/// The netlink crate's socket offers a raw descriptor only.
 struct BorrowedSocket<'a>(&'a Socket);
 
 impl AsFd for BorrowedSocket<'_> {
@@ -307,7 +309,7 @@ mod tests {
 
     #[test]
     fn what_a_bridge_says_of_its_ports_is_no_reason_to_look() {
-        // RTM_NEWLINK, 17 bytes of payload: not aligned, as the last attribute may be.
+        // RTM_NEWLINK with 17 bytes of payload: not aligned, as the last attribute may be.
         let message = |family: i32| {
             let mut bytes = vec![33u8, 0, 0, 0, 16, 0];
             bytes.resize(16, 0);
@@ -320,7 +322,7 @@ mod tests {
         assert!(!is_of_link(&port));
         assert!(!is_of_link(&[port.clone(), port.clone()].concat()));
         assert!(is_of_link(&[port.clone(), link].concat()));
-        // Cut short, or with a length that ends before its own header: not understood.
+        // Cut short, or with a length that is less than its own header: cannot be parsed.
         assert!(is_of_link(&port[..20]));
         assert!(is_of_link(&[4, 0, 0, 0]));
         assert!(is_of_link(&[0; 36]));

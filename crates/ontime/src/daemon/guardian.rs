@@ -1,20 +1,20 @@
-//! The guardian: a child of the daemon that sleeps until the daemon dies, then puts back what only the daemon made
-//! safe.
+//! The guardian: a child process of the daemon that sleeps until the daemon dies, then restores what is safe only while
+//! the daemon runs.
 //!
-//! While runtime caps are in force, the kernel's own protections against threads at real-time priority may be off.
-//! Should the daemon be killed, nobody caps any more: within milliseconds the guardian writes the protections'
-//! originals. Threads that were off their place this moment get it back. Should the protections not come back (or never
-//! have been on), every capped thread goes to SCHED_OTHER: slower, but no machine is lost to a spinning guest. vCPUs
-//! with reserved CPU time have their original policy again, until the next daemon takes them over.
+//! While runtime caps are in force, the kernel's own protections against real-time threads may be off. If the daemon is
+//! killed, caps end. Then the guardian writes the original values of the protections within milliseconds. Paused
+//! threads get their places back. If the protections cannot be restored (or have never been on), every capped thread
+//! goes to SCHED_OTHER: this is slower, but a spinning guest cannot block the machine. vCPUs with reserved CPU time get
+//! their original policies, until the next daemon takes them over.
 //!
-//! On PREEMPT_RT the protections are not enough: the kernel's fair server (`kernel/sched/deadline.c`) gives threads at
-//! normal priority their share, but `ktimers`, `rcuc` and `rcub` stand at low real-time priorities, and beside a thread
-//! that spins above them no sleep on its CPU ends and no grace period does. So for [`WATCH`] a capped thread that its
-//! cap would pause goes to SCHED_OTHER; the others keep their place.
+//! On PREEMPT_RT the protections are not enough. The kernel's fair server (`kernel/sched/deadline.c`) gives threads at
+//! normal priority their share, but `ktimers`, `rcuc` and `rcub` have low real-time priorities. While a thread spins
+//! above them, no sleep on its CPU ends and no grace period does. So for [`WATCH`] the guardian moves each capped
+//! thread that exceeds its cap to SCHED_OTHER; the others keep their places.
 //!
-//! In: one JSON line a change on standard input ([`Charge`]); the end of another pipe is the daemon's end (`life`). It
-//! runs above every thread it may have to get past, in locked memory, and prepares everything on receipt. `ontime reset
-//! --protections` does the same from systemd's `ExecStopPost=`, should the guardian have been killed as well.
+//! In: one JSON line per change on standard input ([`Charge`]). The end of a second pipe shows that the daemon has died
+//! (`life`). The guardian runs above every thread that it may have to preempt, in locked memory. `ontime reset
+//! --protections` does the same from systemd's `ExecStopPost=`, in case the guardian was killed too.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -35,41 +35,47 @@ use super::cap::reading::Reading;
 use super::cap::watcher::now;
 use super::life::Life;
 use super::lock;
+use crate::exit::Doing;
 use crate::paths::Paths;
 
 /// How long capped threads are watched after the daemon's end, where the kernel's protections are not enough.
 const WATCH: Duration = Duration::from_secs(1);
-/// The longest that a daemon waits for the guardian of the one before it: [`WATCH`], and what a trace instance takes to
-/// be removed.
+/// How long a daemon waits for the guardian of the former one at most: [`WATCH`] plus the time to remove a trace
+/// instance.
 const FORMER: Duration = Duration::from_secs(6);
 
-/// Waits until the guardian of a daemon that was killed has ended: it places threads, and its own place is no tenant's.
+/// Waits until the guardian of a daemon that was killed has ended. That guardian still changes threads' policies, and
+/// its own real-time thread would be in the census.
 pub fn wait_for_former(paths: &Paths) {
     if !lock::wait_until_free(&paths.guardian_lock(), FORMER) {
         let path = paths.guardian_lock();
-        tracing::warn!("{}: the guardian of a former daemon has not ended within {FORMER:?}", path.display());
+        tracing::warn!(
+            "{}: the guardian of a former daemon has not ended within {FORMER:?}; end the process that \
+             holds this lock (`fuser {0}` names it)",
+            path.display()
+        );
     }
 }
 
 /// A thread under a runtime cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capped {
-    /// Which.
+    /// The thread.
     pub id: ThreadId,
-    /// Where it stands while it is within its cap.
+    /// Its place, while it is within its cap.
     pub place: Policy,
-    /// The cap, of a period.
+    /// Its cap.
     pub share: Share,
 }
 
-/// What the guardian answers for.
+/// What the guardian has to do if the daemon dies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Charge {
-    /// Files with the values to write: the originals of protections that are off.
+    /// Files and the values to write: the originals of protections that are off.
     pub protections: Vec<(PathBuf, String)>,
-    /// Whether the kernel protects itself once those are written.
+    /// Whether the kernel's protections are on once those are written.
     pub then_protected: bool,
-    /// Whether threads of the kernel run at real-time priorities that the protections do not serve: PREEMPT_RT.
+    /// PREEMPT_RT: threads of the kernel run at real-time priorities that the protections do not serve.
     #[serde(default)]
     pub realtime: bool,
     /// Capped threads.
@@ -77,23 +83,23 @@ pub struct Charge {
     /// The period of caps, ns.
     #[serde(default)]
     pub period: u64,
-    /// vCPUs with reserved CPU time, whose pacers die with the daemon, and their originals: whatever place one stands
-    /// at this moment, without a pacer it would keep others waiting, or wait for them for ever.
+    /// vCPUs with reserved CPU time, and their original policies. Their pacers die with the daemon. A vCPU left at any
+    /// of the pacers' places would keep others waiting, or wait for ever.
     #[serde(default)]
     pub paced: Vec<(ThreadId, Policy)>,
-    /// vCPUs that are put ahead while an interrupt is pending, and their places: nobody lowers them any more.
+    /// vCPUs that may be ahead because of a pending interrupt, and their places. The watcher can no longer lower them.
     #[serde(default)]
     pub raised: Vec<(ThreadId, Policy)>,
-    /// The trace instance that told of interrupts.
+    /// The trace instance that reports interrupts.
     #[serde(default)]
     pub instance: Option<PathBuf>,
-    /// The daemon ends as it should: there is nothing to do.
+    /// The daemon ends in an orderly way: there is nothing to do.
     pub relieved: bool,
 }
 
 impl Charge {
-    /// With what is in force besides while a pass is under way: the threads of the charge before it, and what only its
-    /// end changes.
+    /// Adds what stays in force while a pass is in progress: the threads of the former charge, and the fields that
+    /// change only at the end of the pass.
     pub fn beside(mut self, former: Option<&Self>) -> Self {
         let Some(former) = former.filter(|former| !former.relieved) else { return self };
         let own: BTreeSet<ThreadId> = self.threads.iter().map(|of| of.id).collect();
@@ -103,7 +109,7 @@ impl Charge {
     }
 }
 
-/// The daemon's end.
+/// The daemon's handle to the guardian.
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
@@ -114,7 +120,7 @@ pub struct Guardian {
 }
 
 impl Guardian {
-    /// Starts the guardian, at this place.
+    /// Starts the guardian at this policy and priority.
     ///
     /// # Errors
     /// Where the process cannot be started.
@@ -123,10 +129,10 @@ impl Guardian {
             Policy::Fifo(priority) | Policy::Rr(priority) => priority,
             _ => 0,
         };
-        let (life, death) = Life::start(place).context("starting the thread that the guardian watches")?;
-        // For the child, which is told its number.
-        fcntl_setfd(&death, FdFlags::empty()).context("handing a pipe to the guardian")?;
-        let program = std::env::current_exe().context("finding our own program")?;
+        let (life, death) = Life::start(place).doing("starting the thread that the guardian watches")?;
+        // The child inherits this descriptor and gets its number as an argument.
+        fcntl_setfd(&death, FdFlags::empty()).doing("handing a pipe to the guardian")?;
+        let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let mut child = Command::new(program)
             .args(["guardian", "--priority", &priority.to_string(), "--life", &death.as_raw_fd().to_string()])
             .arg("--run-dir")
@@ -135,35 +141,38 @@ impl Guardian {
             .stdout(Stdio::null())
             .env_remove("NOTIFY_SOCKET")
             .spawn()
-            .context("starting the guardian")?;
+            .doing("starting the guardian process")?;
         let pipe = child.stdin.take().context("the guardian's pipe")?;
         Ok(Self { child, pipe, last: Charge::default(), life, place })
     }
 
-    /// Tells the guardian what it answers for now.
+    /// Sends the guardian a new charge.
     ///
     /// # Errors
-    /// Where it is dead.
+    /// Where the guardian is dead.
     pub fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            anyhow::bail!("the guardian has ended ({status})");
+            anyhow::bail!(
+                "the guardian process has ended ({status}); the next pass starts another; if it ends again, report it \
+                 (`ontime report` collects what is needed)"
+            );
         }
         if charge == self.last {
             return Ok(());
         }
         let mut line = serde_json::to_vec(&charge)?;
         line.push(b'\n');
-        self.pipe.write_all(&line).context("telling the guardian")?;
+        self.pipe.write_all(&line).doing("writing to the guardian process")?;
         self.last = charge;
         Ok(())
     }
 
-    /// The place it was started at.
+    /// The policy and priority at which it was started.
     pub fn place(&self) -> Policy {
         self.place
     }
 
-    /// What it answers for now.
+    /// Its present charge.
     pub fn charged(&self) -> &Charge {
         &self.last
     }
@@ -173,13 +182,13 @@ impl Guardian {
         self.child.id()
     }
 
-    /// Ends it: the daemon has cleaned up itself.
+    /// Ends the guardian without action: the daemon has cleaned up itself.
     pub fn relieve(mut self) {
         let _ = self.charge(Charge { relieved: true, ..Charge::default() });
         self.end();
     }
 
-    /// Ends it when it has done its last charge. The daemon ends as well.
+    /// Ends the guardian after it has carried out its last charge. The daemon ends too.
     pub fn end(self) {
         let Self { mut child, pipe, life, .. } = self;
         drop(pipe);
@@ -204,20 +213,20 @@ pub struct Args {
 /// # Errors
 /// Where its memory cannot be locked.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    // Without it the next daemon does not wait for us.
+    // If the lock cannot be taken, the next daemon does not wait for this guardian.
     let _lock = lock::take(&paths.guardian_lock());
-    // The daemon's signals are not for us: a Ctrl-C goes to the whole group.
+    // The daemon's signals must not reach the guardian: Ctrl-C goes to the whole process group.
     let _ = rustix::process::setsid();
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register(signal, std::sync::Arc::default())?;
     }
     rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
-        .context("locking the guardian's memory")?;
+        .doing("locking the guardian's memory")?;
     if args.priority > 0 {
-        // Without the right to it, protections come back all the same, only later.
+        // Without the right to SCHED_FIFO, protections are restored later, but are restored.
         let _ = place_self(Policy::Fifo(args.priority));
     }
-    // SAFETY: whoever started us left this descriptor open for us, and nothing closes it.
+    // SAFETY: the parent left this descriptor open for us, and nothing closes it.
     let life = unsafe { BorrowedFd::borrow_raw(args.life) };
     let charge = last_charge(std::io::stdin().as_fd(), life);
     if !charge.relieved {
@@ -226,7 +235,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was charged last when the daemon died, or said that it ends. What it said before it died is heard first.
+/// The last charge when the daemon died or closed the pipe. Charges that were written before its death are read first.
 fn last_charge(orders: BorrowedFd<'_>, life: BorrowedFd<'_>) -> Charge {
     let mut charge = Charge::default();
     let (mut said, mut piece) = (Vec::new(), [0; 4096]);
@@ -250,7 +259,7 @@ fn last_charge(orders: BorrowedFd<'_>, life: BorrowedFd<'_>) -> Charge {
             Err(Errno::INTR) => continue,
             Err(_) => return charge,
         }
-        // A torn last line is the daemon's death within a write: the charge before it holds.
+        // An incomplete last line means that the daemon died while writing: the charge before it holds.
         while let Some(end) = said.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = said.drain(..=end).collect();
             charge = serde_json::from_slice(&line).unwrap_or(charge);
@@ -266,17 +275,17 @@ fn act(charge: &Charge) {
         }
     }
     for (id, original) in &charge.paced {
-        // As below.
+        // As below: an error is ignored.
         let _ = id.set_policy_alone(*original);
     }
     for (id, place) in &charge.raised {
-        // One that is paused has its place back below.
+        // Paused threads get their places back below.
         if id.policy().is_ok_and(|policy| policy != Policy::Idle && policy != *place) {
             let _ = id.set_policy_alone(*place);
         }
     }
     for Capped { id, place, .. } in &charge.threads {
-        // A thread that has ended needs nothing; one that cannot be placed has nobody left to try again.
+        // A thread that has ended needs nothing. If a policy cannot be changed, there is nothing left to try.
         let _ = match id.policy() {
             Ok(Policy::Idle) if protected => id.set_policy(*place),
             Ok(_) if !protected => id.set_policy(Policy::BULK),
@@ -286,13 +295,13 @@ fn act(charge: &Charge) {
     if protected && charge.realtime {
         watch(charge);
     }
-    // Waits for grace periods: no thread may keep these from ending.
+    // Last, because it waits for grace periods, which a spinning thread could prevent from ending.
     if let Some(instance) = &charge.instance {
         ontime_trace::tracefs::remove(instance);
     }
 }
 
-/// Sends a thread that is beyond its cap to SCHED_OTHER, for [`WATCH`].
+/// For [`WATCH`], moves each thread that exceeds its cap to SCHED_OTHER.
 fn watch(charge: &Charge) {
     let start = now();
     let open = |of: &Capped| {
@@ -301,12 +310,12 @@ fn watch(charge: &Charge) {
     };
     let mut watched: Vec<_> = charge.threads.iter().filter_map(open).collect();
     let end = start.saturating_add(u64::try_from(WATCH.as_nanos()).unwrap_or(u64::MAX));
-    // A tick brings the count of a thread that runs up to date.
+    // At least a tick, because the kernel updates the run time of a running thread at ticks.
     let step = Duration::from_nanos(charge.period / 4).max(Duration::from_millis(1));
     while !watched.is_empty() && now() < end {
         std::thread::sleep(step);
         watched.retain_mut(|(of, reading, account)| {
-            // One that has ended is no more watched.
+            // A thread that has ended is no longer watched.
             let Ok(taken) = reading.take() else { return false };
             match account.charge(now(), taken.ran) {
                 Verdict::Within => true,

@@ -1,12 +1,13 @@
-//! What guests' deadline tasks ask for: the daemon's end of the device processes' `deadlines.sock`
+//! Requests of guests' deadline tasks for bandwidth: the daemon's side of the device processes' `deadlines.sock`
 //! (`ontime_sockets::deadlines`).
 //!
-//! The daemon connects, so that a device process needs no way to it, and only to VMs whose reservation allows it
-//! (`deadlines` in sched.toml). A device process serves a VM that may be hostile, and is not trusted either: lines
-//! have a limit, whoever breaks the protocol or does not take its answers is let go, and what it held is free again.
-//! Descriptors that are no memory never come here (`receiver`).
+//! The daemon connects to the device process, so that a device process needs no access to the daemon. It connects only
+//! for VMs whose reservation allows requests (`deadlines` in sched.toml). A device process serves a VM that may be
+//! hostile, so it is not trusted either. Lines have a maximum length. If a device process violates the protocol or does
+//! not read its answers, the daemon closes the connection and frees the VM's bandwidth. File descriptors that are not
+//! memory are closed in `receiver` and never reach this module.
 //!
-//! In: lines with what all vCPUs of a VM need. Out: those, checked; answers.
+//! In: lines with the needs of all vCPUs of a VM. Out: the same, checked; answers.
 
 mod lines;
 mod receiver;
@@ -23,28 +24,28 @@ use std::thread::JoinHandle;
 use ontime_plan::Nanos;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
 use ontime_sockets::deadlines::{Along, Answer, Asked};
+use ontime_tenants::Repeats;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
     recvmsg,
 };
 
 use super::events::{Event, Events};
-use crate::log::Repeats;
 
-/// The most reads of one connection at a time; what is left is read in the next round of events.
+/// The most reads of one connection in a round of events. The rest is read in the next round.
 const READS: usize = 4;
-/// Files that may come with one read: a line brings two at most; and that may wait for their line.
+/// The most files that come with one read (a line brings at most two), and that may wait for their line.
 const FILES: usize = 4;
 const FILES_MAX: usize = 16;
-/// The longest reason in an answer, bytes; the device process takes lines of 4 KiB.
+/// The longest reason in an answer, bytes. The device process accepts lines of 4 KiB.
 const WHY_MAX: usize = 1024;
 
-/// A VM's question.
+/// A VM's request for bandwidth.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Which VM.
+    /// The name of the VM.
     pub vm: String,
-    /// For the answer; None: the connection has ended, and nothing is needed any more.
+    /// Number of the request, for the answer. None: the connection has ended, and the VM needs nothing any more.
     pub seq: Option<u64>,
     /// What its vCPUs need, and where it publishes its next deadlines.
     pub ask: Ask,
@@ -56,36 +57,36 @@ impl Question {
     }
 }
 
-/// See above.
+/// All connections to device processes.
 #[derive(Debug, Default)]
 pub struct Guests {
     links: BTreeMap<String, Link>,
-    /// Threads that receive, or are still closing what came, by VM: a VM has one at a time.
+    /// Threads that receive, or that still close received files, by VM. A VM has at most one.
     receivers: BTreeMap<String, JoinHandle<()>>,
-    /// A device process may have as many lines logged as it likes to cause.
+    /// Limits log lines, because a device process could cause any number of them.
     repeats: Repeats,
 }
 
 #[derive(Debug)]
 struct Link {
-    /// For answers. Closed before `received`.
+    /// For answers. It is closed before `received`.
     stream: UnixStream,
-    /// What the device process has sent.
+    /// Data that the receiver thread has passed on from the device process.
     received: UnixStream,
     buffer: Vec<u8>,
-    /// That came, and whose line was not read yet.
+    /// Received files whose line has not been read yet.
     files: VecDeque<OwnedFd>,
-    /// The VM's memory.
+    /// The memory of the VM.
     memory: Option<OwnedFd>,
-    /// Where it publishes, as the last line said.
+    /// The page where the guest publishes its next deadlines, according to its last line.
     page: Option<Page>,
-    /// What it is offered, and takes.
+    /// The shared table of the bandwidth that the guest is offered and has taken.
     ledger: Option<Ledger>,
 }
 
 impl Guests {
-    /// Connects to these VMs' device processes, as far as they are there, and lets go of others. Returns who was let
-    /// go.
+    /// Connects to the device processes of these VMs, where they exist, and closes other connections. Returns the VMs
+    /// whose connections were closed.
     pub fn follow(&mut self, wanted: &BTreeSet<String>, run_dir: &Path, events: &Events) -> Vec<String> {
         let gone: Vec<String> = self.links.keys().filter(|vm| !wanted.contains(*vm)).cloned().collect();
         self.links.retain(|vm, _| wanted.contains(vm));
@@ -102,7 +103,7 @@ impl Guests {
                 self.repeats.warn(&line);
                 continue;
             }
-            // There is none yet, none that serves deadlines, or one that lets others wait: the next pass tries again.
+            // The socket does not exist yet, nobody listens, or its backlog is full: the next pass tries again.
             let Ok(stream) = connect(&path) else { continue };
             match self.add(vm, stream, |received| events.add(received, Event::Guests)) {
                 Ok(()) => self.repeats.info(&format!("{vm}: its guest may ask for bandwidth")),
@@ -112,7 +113,7 @@ impl Guests {
         gone
     }
 
-    /// Has a connection; `watch` is to tell when something was received.
+    /// Adds a connection. `watch` adds its receiving end to the event loop.
     fn add(
         &mut self,
         vm: &str,
@@ -132,7 +133,7 @@ impl Guests {
         self.links.contains_key(vm)
     }
 
-    /// What has come.
+    /// Reads all pending requests.
     pub fn take(&mut self) -> Vec<Question> {
         let mut questions = Vec::new();
         let Self { links, repeats, .. } = self;
@@ -150,7 +151,7 @@ impl Guests {
         questions
     }
 
-    /// Answers. Whoever does not take it is let go: true.
+    /// Sends an answer. Returns true if that failed and the connection was closed.
     pub fn answer(&mut self, vm: &str, seq: u64, refused: Option<&str>) -> bool {
         let refused = refused.map(|why| why.chars().take(WHY_MAX / 4).collect());
         let Some(link) = self.links.get_mut(vm) else { return false };
@@ -172,7 +173,7 @@ impl Link {
         Self { stream, received, buffer: Vec::new(), files: VecDeque::new(), memory: None, page: None, ledger: None }
     }
 
-    /// Takes the files that came with a line. One that it speaks of and that did not come is not there.
+    /// Takes the files that belong to a line. A file that the line names but that was not received counts as absent.
     fn unpack(&mut self, vm: &str, along: &[Along], repeats: &mut Repeats) {
         for file in along {
             let came = self.files.pop_front();
@@ -185,7 +186,7 @@ impl Link {
                         repeats.warn(&format!("{vm}: its guest is offered nothing: {error}"));
                     }
                     self.ledger = ledger.ok().flatten();
-                    // What an earlier daemon offered is offered no more.
+                    // Offers of an earlier daemon are withdrawn.
                     self.ledger.iter().for_each(|ledger| _ = ledger.withdraw());
                 }
             }
@@ -222,7 +223,8 @@ impl Link {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => {
                     self.buffer.extend(chunk.iter().take(count));
-                    // Whoever asks waits for the answer. What has come all the same is told again.
+                    // A device process waits for its answer, so usually this was the last line. epoll reports any
+                    // further data again.
                     if count < chunk.len() && self.buffer.last() == Some(&b'\n') {
                         break;
                     }
@@ -235,7 +237,7 @@ impl Link {
         lines::take(&mut self.buffer)
     }
 
-    /// Reads, and keeps the files that came along.
+    /// Reads data, and keeps the files that came with it.
     fn receive(&mut self, chunk: &mut [u8]) -> std::io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -252,7 +254,7 @@ impl Link {
     }
 }
 
-/// Connects without waiting for who listens there.
+/// Connects without waiting for the listener to accept.
 fn connect(path: &Path) -> std::io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -278,7 +280,7 @@ mod tests {
         (guests, other)
     }
 
-    /// What comes next; a thread passes it on.
+    /// The next requests. The receiver thread passes them on.
     fn next(guests: &mut Guests) -> Vec<Question> {
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         loop {
@@ -290,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Sends a line, and files with it.
+    /// Sends a line with files.
     fn send(device: &UnixStream, line: &[u8], files: &[std::os::fd::BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
@@ -299,7 +301,7 @@ mod tests {
         rustix::net::sendmsg(device, &line, &mut control, rustix::net::SendFlags::empty()).unwrap();
     }
 
-    /// A TCP connection with more to send than its reader takes: to close it waits.
+    /// A TCP connection with more to send than its peer reads: closing it blocks.
     fn lingers() -> (std::net::TcpStream, std::net::TcpStream) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -312,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_file_that_makes_who_closes_it_wait_is_left_to_the_receiver() {
-        // With a line that speaks of it, without one, and behind one that nobody will read.
+        // With a line that names the file, without a line, and behind a line that will not be read.
         for lines in [&[&b"{\"seq\":1,\"vcpus\":[],\"files\":[\"memory\"]}\n"[..]][..], &[b"x"], &[b"nonsense\n", b"x"]]
         {
             let (own, device) = UnixStream::pair().unwrap();
@@ -321,7 +323,7 @@ mod tests {
             let (last, others) = lines.split_last().unwrap();
             others.iter().for_each(|line| (&device).write_all(line).unwrap());
             send(&device, last, &[file.as_fd()]);
-            // The last one to close it waits: from now on, that is who receives it.
+            // The last holder blocks in close. From now on that is the receiver.
             drop(file);
             let mut guests = Guests::default();
             guests.add("a", own, |_| Ok(())).unwrap();
@@ -365,12 +367,12 @@ mod tests {
         assert_eq!(asked[0].seq, Some(5));
         assert_eq!(asked[0].ask.needs, [GuestNeed { vcpu: 1, budget: Nanos(7), period: Nanos(9) }]);
         assert_eq!((asked[0].ask.published, asked[0].ask.taking.is_some()), (true, false));
-        // What a later daemon adds to its answer does not concern the device process.
+        // Fields that a later daemon adds to its answer are ignored.
         let answer: Answer = serde_json::from_slice(b"{\"seq\":5,\"refused\":null,\"until\":3}").unwrap();
         assert_eq!(answer, Answer { seq: 5, refused: None });
     }
 
-    /// From the device process' end to the page that pacers read.
+    /// From the device process to the page that pacers read.
     #[test]
     fn where_a_guest_publishes_comes_with_what_it_asks() {
         assert_eq!(size_of::<ontime_sockets::abi::ontime_next_vcpu>(), ontime_sched::published::LINE);
@@ -404,7 +406,7 @@ mod tests {
         }
         device.join().unwrap();
         let there = Page::new(file, 4_096).ok();
-        // What it says at the connection, its need, a place beyond its memory, none.
+        // Page of the connection, page of the request, a page beyond the VM's memory, no page.
         assert_eq!(pages, [there.clone(), there, None, None]);
     }
 

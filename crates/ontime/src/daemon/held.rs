@@ -1,11 +1,12 @@
-//! Who holds reserved CPU time, kept for the next daemon: below the run directory, for it is of this boot.
+//! The reserved CPU time that vCPUs hold, stored for the next daemon in the run directory, because it is valid for this
+//! boot only.
 //!
-//! Without it a daemon that is restarted admits whoever started first, where it fits best: a VM that held its
-//! reservation could lose it to one that was refused before, or find its CPU taken; and what guests hold for their
-//! deadline tasks could be given to others until their device processes have told it anew.
+//! Without this file a restarted daemon would admit VMs in the order of their start, on the CPUs that fit best. A VM
+//! that held its reservation could lose it to a VM that was refused before, or lose its CPU. And what guests hold for
+//! their deadline tasks could be given to other guests until the device processes have reported it again.
 //!
-//! What is read is checked as anything that is asked for: threads that have ended, or VMs that are no more, count for
-//! nothing. Fields that only another version of Ontime knows are ignored: none changes what the others say.
+//! The content is checked like any request: threads that have ended and VMs that are gone do not count. Unknown fields
+//! of another version of Ontime are ignored: none changes the meaning of the others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,7 +30,7 @@ struct Guest {
     published: bool,
 }
 
-/// The file.
+/// The file and its content.
 #[derive(Debug)]
 pub struct Memory {
     path: PathBuf,
@@ -37,7 +38,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What an earlier daemon of this boot left there, if it can be read.
+    /// Reads what an earlier daemon of this boot has stored, if possible.
     pub fn open(path: PathBuf, boot_id: &str) -> Self {
         let read = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
@@ -45,19 +46,23 @@ impl Memory {
             Err(error) => Err(error),
         };
         let written = read.unwrap_or_else(|error| {
-            tracing::warn!("{}: {error}; who held reserved CPU time is not known", path.display());
+            tracing::warn!(
+                "{}: which vCPUs had reserved CPU time is not known: {error}; they are admitted anew, \
+                 nothing is to be done",
+                path.display()
+            );
             Record::default()
         });
         let written = if written.boot_id == boot_id { written } else { Record::default() };
         Self { path, written: Record { boot_id: boot_id.to_owned(), ..written } }
     }
 
-    /// Who held what.
+    /// The vCPUs that held reservations, and their CPUs.
     pub fn held(&self) -> Settled {
         Settled::remembered(&self.written.vcpus)
     }
 
-    /// What guests held beside.
+    /// What guests held in addition.
     pub fn asks(&self) -> Asks {
         let need = |need: &Need| GuestNeed { vcpu: need.vcpu, budget: Nanos(need.budget), period: Nanos(need.period) };
         let ask = |guest: &Guest| Ask {
@@ -69,10 +74,10 @@ impl Memory {
         self.written.guests.iter().map(|(vm, guest)| (vm.clone(), ask(guest))).collect()
     }
 
-    /// Keeps this.
+    /// Stores this.
     ///
     /// # Errors
-    /// The kernel's; then what was kept before stays.
+    /// The kernel's error; then the former content stays.
     pub fn keep(&mut self, settled: &Settled, asks: &Asks) -> io::Result<()> {
         let need = |need: &GuestNeed| Need { vcpu: need.vcpu, budget: need.budget.0, period: need.period.0 };
         let guest = |ask: &Ask| Guest { needs: ask.needs.iter().map(need).collect(), published: ask.published };
@@ -89,8 +94,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether what is kept is at least this: then it need not be written at once, for each change of a need. The next
-    /// pass does.
+    /// Whether the stored content is at least this. Then a lower need of a guest need not be written at once; the next
+    /// pass does it.
     pub fn covers(&self, settled: &Settled, asks: &Asks) -> bool {
         let covered = |need: &GuestNeed, kept: &Need| {
             kept.vcpu == need.vcpu
@@ -109,7 +114,7 @@ impl Memory {
     }
 }
 
-/// As a whole. The file is of this boot, so it need not be on a disk.
+/// Replaces the file atomically. It is valid for this boot only, so it need not be synced to a disk.
 fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     std::fs::write(&new, text)?;

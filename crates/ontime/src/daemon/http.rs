@@ -1,8 +1,9 @@
-//! The daemon's HTTP/JSON interface on its Unix socket, and its description.
+//! The daemon's HTTP/JSON interface on its Unix socket, and the OpenAPI description of it.
 //!
-//! In: requests. Out: answers of the main loop, asked through a channel, so that nothing here touches the host. Runs on
-//! a thread of its own at SCHED_OTHER; a slow or hostile client keeps nobody waiting but itself. Reading is for who may
-//! open the socket (mode 0660), changing for root only, as the kernel says who asks (SO_PEERCRED).
+//! In: requests. Out: answers of the main loop, which is asked through a queue, so that nothing here touches the host.
+//! The server runs on a thread of its own at SCHED_OTHER; a slow or hostile client delays no other client. Any client
+//! that may open the socket (mode 0660) may read; only root may change anything. The kernel identifies the client
+//! (SO_PEERCRED).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,12 +30,12 @@ use super::engine::NotApplied;
 use super::metrics::Format;
 use crate::api;
 
-/// A question to the main loop.
+/// A request to the main loop, with the channel for its answer.
 #[derive(Debug)]
 pub enum Ask {
     /// The tenants, now.
     Tenants(oneshot::Sender<Vec<api::Tenant>>),
-    /// Wanted and actual.
+    /// The plan and the present state.
     Status(oneshot::Sender<api::Status>),
     /// The NICs.
     Nics(oneshot::Sender<Vec<api::Nic>>),
@@ -50,7 +51,7 @@ pub enum Ask {
     Reset(oneshot::Sender<api::Report>),
 }
 
-/// Questions that may wait for the main loop.
+/// The number of requests that may wait for the main loop.
 pub const BACKLOG: usize = 32;
 /// The largest request body, bytes.
 const BODY_MAX: usize = 16 << 10;
@@ -77,14 +78,14 @@ enum Unanswered {
     Late(api::Error),
 }
 
-/// The way to the main loop.
+/// How HTTP handlers ask the main loop.
 #[derive(Clone)]
 pub struct Loop {
-    /// Where questions go.
+    /// The queue of requests.
     asks: SyncSender<Ask>,
-    /// Rung after each.
+    /// An eventfd that wakes the main loop; written after each request.
     bell: Arc<OwnedFd>,
-    /// How long a question waits, and a change.
+    /// How long a request that reads, and one that changes something, may take.
     patience: (Duration, Duration),
 }
 
@@ -98,24 +99,24 @@ impl IntoResponse for Refusal {
 }
 
 impl Loop {
-    /// The way through this channel, whose reader the bell wakes.
+    /// Requests go through this queue. `bell` wakes its reader.
     pub fn new(asks: SyncSender<Ask>, bell: Arc<OwnedFd>) -> Self {
         Self { asks, bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
     }
 
-    /// Asks for something that changes nothing.
+    /// Makes a request that changes nothing.
     pub async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
         self.within(self.patience.0, "see its log", question).await
     }
 
-    /// Asks for a change, which is made also where nobody waits for its end any more.
+    /// Makes a request for a change. The change is carried out even if the client no longer waits for it.
     async fn order<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
         let late = "RT threads leave this host little CPU time, or it hangs. What was asked for is still to be done: \
                     `ontime status` shows how far it is, the log why";
         self.within(self.patience.1, late, question).await
     }
 
-    /// `late`: what to say where there is no answer in that time.
+    /// `late`: the text of the error if there is no answer in that time.
     async fn within<T>(
         &self,
         patience: Duration,
@@ -129,7 +130,7 @@ impl Loop {
             }
             TrySendError::Disconnected(_) => ending(),
         })?;
-        // An eventfd is full after 2^64 - 1 rings only.
+        // An eventfd is full only after 2^64 - 1 writes.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         match tokio::time::timeout(patience, answered).await {
             Ok(answer) => answer.map_err(|_| ending()),
@@ -145,7 +146,7 @@ fn ending() -> Refusal {
     Refusal(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending".to_owned())
 }
 
-/// Who asks, as the kernel says.
+/// The client, as identified by the kernel.
 #[derive(Clone, Debug)]
 struct Peer {
     uid: Option<u32>,
@@ -164,7 +165,8 @@ impl Peer {
             Some(uid) if uid == 0 || uid == own => Ok(()),
             _ => Err(Refusal(
                 StatusCode::FORBIDDEN,
-                "only root may change what is applied; group members of the socket may read".to_owned(),
+                "only root may change what is applied, members of the socket's group may read; run the command as root"
+                    .to_owned(),
             )),
         }
     }
@@ -291,24 +293,24 @@ fn router() -> OpenApiRouter<Loop> {
         .routes(routes!(openapi))
 }
 
-/// The OpenAPI description, generated from the code; `docs/openapi.json` is this.
+/// The OpenAPI description, generated from the code; `docs/openapi.json` is a copy.
 pub fn description() -> String {
     let mut text = router().into_openapi().to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
 }
 
-/// Makes the socket, in place of one that a dead daemon left. The caller holds the daemon's lock, so nobody listens
-/// there.
+/// Creates the socket, and removes one that a dead daemon left. The caller holds the daemon's lock, so no other daemon
+/// listens there.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Between bind and chmod nobody but root may connect.
+    // Between bind and chmod only root may connect.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = std::os::unix::net::UnixListener::bind(path);
     rustix::process::umask(mask);
@@ -340,7 +342,10 @@ pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result
     std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
         let service = service(to).into_make_service_with_connect_info::<Peer>();
         if let Err(error) = runtime.block_on(async { axum::serve(listener, service).await }) {
-            tracing::error!("the HTTP server ended: {error}");
+            tracing::error!(
+                "the HTTP server ended, so no command is answered: {error}; restart the daemon: systemctl \
+                 restart ontimed"
+            );
         }
     })?;
     Ok(())
@@ -375,7 +380,7 @@ mod tests {
         let Err(Refusal(status, said)) = wait() else { panic!("nobody has answered") };
         assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
         assert!(said.ends_with("see its log"), "{said}");
-        // It takes its place until the main loop comes to it.
+        // The abandoned request stays in the queue until the main loop reads it.
         assert!(matches!(wait(), Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, _))));
         assert!(matches!(asked.try_recv(), Ok(Ask::Reset(answer)) if answer.is_closed()));
         drop(asked);
@@ -402,7 +407,7 @@ mod tests {
         }
     }
 
-    /// Answers every question well, where `well`, else refuses what can be refused.
+    /// Answers every request. If not `well`, refuses where a refusal is possible.
     fn answer(ask: Ask, well: bool) {
         const STATUS: &str = r#"{"version": "1", "pid": 1, "kernel": "7.2", "state": "applied", "method": "vatc",
             "method_by": "default", "passes": 1, "last_pass_seconds": 0.01, "polling": [], "knobs": [], "drift": 0,
@@ -448,7 +453,7 @@ mod tests {
             MainLoop::Answers | MainLoop::Refuses => {
                 asked.iter().for_each(|ask| answer(ask, kind == MainLoop::Answers))
             }
-            // Kept until everybody has gone: nobody is answered.
+            // The requests are kept until the queue is closed, and none is answered.
             MainLoop::Silent => drop(asked.iter().collect::<Vec<Ask>>()),
             MainLoop::Full => std::thread::sleep(long),
             MainLoop::Ending => {}
@@ -456,7 +461,7 @@ mod tests {
         Loop { asks, bell: Arc::new(bell), patience }
     }
 
-    /// Status and content types, of each path and verb.
+    /// Path, verb, status and content type of every answer.
     type Answers = std::collections::BTreeSet<(String, String, String, String)>;
 
     fn sent(all: &serde_json::Value) -> Answers {

@@ -1,10 +1,10 @@
-//! Reserved CPU time in the daemon: which back end keeps it, for which threads, and what a pass must know of it.
+//! Reserved CPU time in the daemon: which back end keeps it, for which threads, and what a pass must know about that.
 //!
-//! In: the configuration, tenants as found. Out: whose reservations hold ([`Keeper::settle`]); their threads looked
-//! after by a back end of `ontime_sched`; a view of policies past its changes ([`Past`]).
+//! In: the configuration and the tenants. Out: the reservations that hold ([`Keeper::settle`]); their threads, handed
+//! to a back end of `ontime_sched`; a view of policies without the back end's changes ([`Past`]).
 //!
-//! Who does what: the plan gives a thread its first place and the journal keeps its original, as for every thread; from
-//! then on the back end moves it, and the plan sees it at the place it gave. Whoever is not looked after any more is
+//! The plan gives a thread its first place and the journal records its original policy, as for every thread. From then
+//! on the back end moves the thread, and the plan sees it at its first place. A thread that leaves the back end is
 //! placed by the same pass.
 
 use std::cell::RefCell;
@@ -19,25 +19,25 @@ use ontime_sched::show::Snapshot;
 use ontime_sched::{Asks, Backend, BackendKind, Beyond, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 
-/// Whom a back end looks after, and the policy that the plan gave each.
+/// The threads of a back end, and the policy that the plan gave to each.
 type Held = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
 
-/// The back end in force, and whom it looks after.
+/// The back end in force, and its threads.
 #[derive(Debug)]
 pub struct Keeper {
     kind: BackendKind,
     beyond: Beyond,
     backend: Box<dyn Backend>,
     held: Held,
-    /// What holds since the last [`Keeper::set`].
+    /// The settlement since the last [`Keeper::set`].
     before: Settled,
-    /// Why nothing is kept although it is configured.
+    /// Why nothing is kept although reservations are configured.
     off: Option<String>,
-    /// What guests ask for beside what is declared.
+    /// What guests request in addition to the declared reservations.
     asks: Asks,
 }
 
-/// What a back end does to policies, so that they can be read past it. Follows the [`Keeper`] it is of.
+/// Hides a back end's changes of policies from readers. It shares the list of threads with its [`Keeper`].
 #[derive(Debug, Clone, Default)]
 pub struct Past {
     places: Option<Places>,
@@ -45,7 +45,7 @@ pub struct Past {
 }
 
 impl Past {
-    /// The place that the plan gave a thread which was read to have this policy.
+    /// The policy that the plan gave to a thread, if the policy just read is one of the back end's places.
     pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
         match (self.places, self.held.borrow().get(&id)) {
             (Some(places), Some(given)) if places.has(read) => *given,
@@ -60,7 +60,7 @@ impl Past {
 }
 
 impl Keeper {
-    /// The configuration's back end; it starts with the first reservation.
+    /// The configured back end. It starts with the first reservation.
     pub fn new(config: &SchedConfig, table: PriorityTable) -> Self {
         let paced = |planning, way| Box::new(Paced::new(planning, way, table.pacer()));
         let policies = Way::Policies(Places::of(table, config.beyond));
@@ -81,38 +81,38 @@ impl Keeper {
         }
     }
 
-    /// What an earlier daemon kept, and its guests asked for, holds until something else does.
+    /// Takes over what an earlier daemon kept and its guests requested.
     pub fn remember(&mut self, before: Settled, asks: Asks) {
         self.before = before;
         self.asks = asks;
     }
 
-    /// Whether the other one's back end would do the same.
+    /// Whether both have the same kind of back end with the same places.
     pub fn like(&self, other: &Keeper) -> bool {
         (self.kind, self.beyond, self.backend.places()) == (other.kind, other.beyond, other.backend.places())
     }
 
-    /// What guests ask for; counts from the next time that it settles.
+    /// The requests of guests. A change counts from the next [`Self::settle`] on.
     pub fn asks(&mut self) -> &mut Asks {
         &mut self.asks
     }
 
-    /// Its back end.
+    /// The kind of the back end.
     pub fn kind(&self) -> BackendKind {
         self.kind
     }
 
-    /// Whether its back end moves those whom it looks after.
+    /// Whether the back end changes its threads' policies.
     pub fn moves(&self) -> bool {
         self.backend.places().is_some()
     }
 
-    /// For reading policies from now on.
+    /// A view of policies without the back end's changes.
     pub fn past(&self) -> Past {
         Past { places: self.backend.places(), held: Rc::clone(&self.held) }
     }
 
-    /// Whose reservations hold, among these tenants on these CPUs.
+    /// Decides which of these tenants' reservations hold on these CPUs.
     pub fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet, method: Method) -> Settled {
         if config.reservations.is_empty() {
             return Settled::default();
@@ -132,12 +132,12 @@ impl Keeper {
         Settled { refused: tenants.iter().filter(named).map(refuse).collect(), ..Settled::default() }
     }
 
-    /// The policy that the plan is to give each thread.
+    /// The first place that the plan gives to each thread.
     pub fn places(&self, settled: &Settled) -> BTreeMap<ThreadId, Policy> {
         settled.vcpus.iter().map(|vcpu| (vcpu.id, self.backend.place(vcpu))).collect()
     }
 
-    /// Looks no longer after who is not in `settled`.
+    /// Takes threads that are not in `settled` away from the back end.
     pub fn release(&mut self, settled: &Settled) {
         if let Err(error) = self.backend.release(settled) {
             self.switch_off(&error.to_string());
@@ -147,8 +147,8 @@ impl Keeper {
         self.before.vcpus.retain(|vcpu| stay.contains(&vcpu.id));
     }
 
-    /// Looks after exactly these, which the plan has placed. False: it cannot, and they are to be placed as if nothing
-    /// were reserved.
+    /// Hands exactly these threads, which the plan has placed, to the back end. Returns false if that failed; then the
+    /// threads must be placed as if nothing were reserved.
     pub fn set(&mut self, settled: &Settled) -> bool {
         if self.off.is_some() {
             return settled.vcpus.is_empty();
@@ -168,22 +168,22 @@ impl Keeper {
 
     fn switch_off(&mut self, why: &str) {
         tracing::error!("{why}");
-        self.off = Some(format!("{why}; correct it and reload the configuration"));
+        self.off = Some(format!("{why}; correct that, then run `ontime reload`"));
         self.held.borrow_mut().clear();
         self.before = Settled::default();
     }
 
-    /// Why nothing is kept although it is configured.
+    /// Why nothing is kept although reservations are configured.
     pub fn off(&self) -> Option<&str> {
         self.off.as_deref()
     }
 
-    /// What each has had.
+    /// The counters of each thread.
     pub fn uses(&self) -> BTreeMap<ThreadId, Use> {
         self.backend.uses()
     }
 
-    /// The present slice, where there is one.
+    /// The present slice, if the back end has one.
     pub fn show(&mut self) -> Option<Snapshot> {
         self.backend.show()
     }

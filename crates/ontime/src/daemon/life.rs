@@ -1,9 +1,10 @@
-//! How the guardian learns of the daemon's death.
+//! How the guardian notices that the daemon has died.
 //!
-//! Who reads a pipe is told when its last writing end is closed. The daemon's files are closed when the last of its
-//! threads has ended, the main one: it runs at normal priority, and beside a guest that spins at real-time priority on
-//! its CPU, uncapped from that moment, it would never run again to end. So a thread of its own, at the guardian's
-//! priority, holds the only writing end in a table of files of its own: killed with the others, it ends at once.
+//! A pipe's reader gets EOF when its last writing end is closed. The daemon's files are closed only when the last of
+//! its threads, the main thread, has ended. But the main thread runs at normal priority. A guest that spins at
+//! real-time priority on its CPU, no longer capped, could keep the main thread from ever ending. So a separate thread
+//! at the guardian's priority holds the only writing end, in a descriptor table of its own. It is killed with the
+//! others and ends at once.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,7 +17,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::cap::place::place_self;
 
-/// The thread; dropped, it ends, and with it the pipe.
+/// The thread. Dropping this ends it, and closes the pipe.
 #[derive(Debug)]
 pub struct Life {
     stop: Option<OwnedFd>,
@@ -24,10 +25,10 @@ pub struct Life {
 }
 
 impl Life {
-    /// Starts the thread at this place; gives the end of the pipe that tells of its death.
+    /// Starts the thread at this policy and priority. Returns the end of the pipe that gets EOF when the thread ends.
     ///
     /// # Errors
-    /// The kernel's, where a thread, a pipe or a table of files is not to be had.
+    /// The kernel's error, where a thread, a pipe or a descriptor table cannot be created.
     pub fn start(place: Policy) -> io::Result<(Self, OwnedFd)> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -36,7 +37,7 @@ impl Life {
         let thread = std::thread::Builder::new().name("ontime-life".into()).stack_size(64 * 1024).spawn(move || {
             let alone = own_files(keep);
             let go = alone.is_ok();
-            // Without the right to it the guardian learns of the death later.
+            // Without the right to this priority the guardian notices the death later.
             let _ = place_self(place);
             let _ = tell.send(alone);
             if go {
@@ -44,7 +45,7 @@ impl Life {
             }
         })?;
         let alone = told.recv().map_err(|_| io::Error::other("the thread that the guardian watches has ended"))?;
-        // The thread has these in its own table now.
+        // The thread has copies of these in its own descriptor table.
         drop((writer, stopped));
         alone?;
         Ok((Self { stop: Some(stop), thread: Some(thread) }, reader))
@@ -60,8 +61,8 @@ impl Drop for Life {
     }
 }
 
-/// Gives the calling thread a table of files of its own with these two alone, and no signals: their handlers write to
-/// files of the other table.
+/// Gives the calling thread a descriptor table of its own with only these two, and blocks all signals: signal handlers
+/// write to descriptors of the other table.
 fn own_files(keep: [RawFd; 2]) -> io::Result<()> {
     let [low, high] = [keep[0].min(keep[1]), keep[0].max(keep[1])].map(|fd| libc::c_uint::try_from(fd).unwrap_or(0));
     let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -78,7 +79,7 @@ fn own_files(keep: [RawFd; 2]) -> io::Result<()> {
     }
     let close = |from: libc::c_uint, to: libc::c_uint| {
         if from <= to {
-            // SAFETY: closes descriptors of this thread's own table, of which it uses none but the two that stay.
+            // SAFETY: closes descriptors of this thread's own table. The thread uses only the two that stay open.
             unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
         }
     };
@@ -90,11 +91,11 @@ fn own_files(keep: [RawFd; 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// Until the other end is closed.
+/// Waits until the other end is closed.
 fn wait(stopped: RawFd) {
     let mut byte = 0u8;
-    // SAFETY: reads at most a byte into one; the descriptor is this thread's own until it ends. No signal ends the
-    // read.
+    // SAFETY: reads at most one byte into a byte. The descriptor belongs to this thread until it ends. Signals are
+    // blocked, so none interrupts the read.
     unsafe { libc::read(stopped, (&raw mut byte).cast(), 1) };
 }
 
@@ -114,7 +115,7 @@ mod tests {
     fn the_pipe_lives_as_long_as_the_thread_and_no_longer() {
         let (life, reader) = Life::start(Policy::BULK).unwrap();
         assert!(!ended(&reader, 50));
-        // This thread's files are its own still.
+        // This thread still has its own files.
         std::fs::read("/proc/self/stat").unwrap();
         let started = std::time::Instant::now();
         drop(life);

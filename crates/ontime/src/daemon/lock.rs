@@ -1,32 +1,33 @@
-//! One daemon a host, and one guardian: a lock file that names its holder.
+//! Lock files that contain the process number of their holder: one daemon per host, and one guardian.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ontime_tenants::remedy;
 use rustix::fs::FlockOperation;
 use thiserror::Error;
 
 /// Why the lock was not taken.
 #[derive(Debug, Error)]
 pub enum LockError {
-    /// Another daemon runs.
+    /// Another process holds the lock.
     #[error(
         "another daemon runs as process {pid} ({path} is locked); stop it first: systemctl stop ontimed, or kill {pid}"
     )]
     Held {
         /// The lock file.
         path: PathBuf,
-        /// What the file says of its holder.
+        /// The process number in the file.
         pid: String,
     },
     /// The file cannot be used.
-    #[error("{path}: {source}; check the directory's permissions, or name another with --run-dir")]
+    #[error("{path}: {source}; {}", remedy(source))]
     Io {
         /// The lock file.
         path: PathBuf,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -48,7 +49,7 @@ pub fn take(path: &Path) -> Result<Lock, LockError> {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut holder = String::new();
-            // Just started, it may not have written its number yet.
+            // A process that has just started may not have written its number yet.
             let _ = file.read_to_string(&mut holder);
             let pid = if holder.trim().is_empty() { "(unknown)".to_owned() } else { holder.trim().to_owned() };
             return Err(LockError::Held { path: path.to_owned(), pid });

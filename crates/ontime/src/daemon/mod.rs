@@ -1,22 +1,25 @@
 //! `ontime daemon`: keeps every thread of the path at its place.
 //!
-//! In: events (`events`), configuration (`config`), requests (`http`). Out: the host as the plan wants it (`engine`),
-//! runtime caps (`cap`), protections put back should we die (`guardian`), metrics (`metrics`).
+//! In: events (`events`), configuration (`config`), requests (`http`). Out: the host set up as planned (`engine`),
+//! runtime caps (`cap`), protections restored if the daemon dies (`guardian`), metrics (`metrics`).
 //!
 //! | thread | priority | does | waits in |
 //! |---|---|---|---|
-//! | main | SCHED_OTHER | passes over the host, answers | epoll: signals, links, tenants, hooks, requests, clock |
-//! | `ontime-cap` | FIFO base + 5 (55) | caps: takes spinning threads off their place and back | epoll: orders; its time-out: looks, pauses' ends |
-//! | `ontime-pace/CPU` | FIFO base + 4 (54) | shares of CPU time: changes vCPUs' places by the plan; there from the first reservation on | futex with time-out |
-//! | `ontime-http` | SCHED_OTHER | HTTP on the Unix socket | epoll (tokio) |
-//! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP, where daemon.toml has a port (`metrics::listener`) | epoll (tokio) |
-//! | `ontime-guest` | SCHED_OTHER | receives from a device process, in a table of descriptors of its own (`guests::receiver`) | poll |
-//! | `ontime-life` | FIFO base + 6 (56) | nothing; its end tells the guardian of the daemon's (`life`) | read of a pipe |
-//! | guardian (a process) | FIFO base + 6 (56) | puts protections back when the daemon dies | poll of two pipes |
+//! | main | SCHED_OTHER, nice -20 | passes over the host, answers | epoll: `events` |
+//! | `ontime-cap` | FIFO base + 5 (55) | caps: pauses spinning threads | epoll: orders, interrupts; time-out |
+//! | `ontime-pace/CPU` | FIFO base + 4 (54) | reserved CPU time: changes vCPUs' places | futex with time-out |
+//! | `ontime-http` | SCHED_OTHER, nice -20 | HTTP on the Unix socket | epoll (tokio) |
+//! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP (`metrics::listener`) | epoll (tokio) |
+//! | `ontime-guest` | SCHED_OTHER, nice -20 | receives from a device process (`guests::receiver`) | poll |
+//! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
+//! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
 //!
-//! Nothing polls but the caps, the pacers, while a thread is at real-time priority, the census of real-time threads
-//! while the kernel's protections are off, once a second, and adaptive busy polling where it is configured, which
-//! looks at its NICs ten times a second: a host without RT tenants costs a look every `rescan-seconds`.
+//! Pacers exist from the first reservation on. `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` has
+//! a descriptor table of its own.
+//!
+//! Only these poll: the caps and the pacers, while a thread is at real-time priority; the census of real-time threads,
+//! once a second, while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a
+//! second. A host without RT tenants costs one look every `rescan-seconds`.
 
 pub mod cap;
 mod census;
@@ -44,8 +47,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use ontime_hostnet::Report;
+use ontime_tenants::remedy;
 use ontime_tenants::watch::Watcher;
 use rustix::event::EventfdFlags;
 use sd_notify::NotifyState;
@@ -58,15 +61,15 @@ use self::guests::Guests;
 use self::http::{Ask, Loop};
 use self::metrics::Server;
 use crate::api;
-use crate::exit::Exit;
+use crate::exit::{Doing, Exit};
 use crate::paths::Paths;
 
 /// `ontime daemon`
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// The most requests answered in one round of events: passes, signals and the watchdog have their turn beside those who
-/// ask again as soon as they are answered.
+/// The most requests answered in one round of events, so that clients which ask again at once do not delay passes,
+/// signals and the watchdog.
 const ANSWERS: usize = 8;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -79,22 +82,22 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     raise_file_limit();
     stand_before_bulk();
     std::fs::create_dir_all(&paths.run_dir)
-        .with_context(|| format!("{}: making the run directory", paths.run_dir.display()))?;
+        .doing(format_args!("{}: making the run directory", paths.run_dir.display()))?;
     let lock = lock::take(&paths.lock())?;
     let config = Config::load(&paths.config_dir)?;
-    // Signals first: from here on SIGTERM ends in an orderly way.
+    // From here on SIGTERM ends the daemon in an orderly way.
     let bell = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let events = Events::new(&paths.poke(), bell.try_clone()?).context("setting up events")?;
+    let events = Events::new(&paths.poke(), bell.try_clone()?).doing("setting up events")?;
     let (asks, asked) = sync_channel(http::BACKLOG);
     guardian::wait_for_former(paths);
     let engine = Engine::new(paths.clone(), config)?;
-    // A client that asks before the engine is ready gets `no daemon` at once.
+    // A client that connects before this gets `no daemon` at once.
     let socket = paths.socket();
-    let listener = http::bind(&socket).with_context(|| format!("{}: listening", socket.display()))?;
-    let watcher = Watcher::new(engine.sources()).context("watching tenants")?;
+    let listener = http::bind(&socket).doing(format_args!("{}: listening", socket.display()))?;
+    let watcher = Watcher::new(engine.sources()).doing("watching tenants")?;
     events.add(&watcher, Event::Tenants)?;
     let to = Loop::new(asks, bell);
-    http::serve(listener, to.clone()).context("starting the HTTP server")?;
+    http::serve(listener, to.clone()).doing("starting the HTTP server")?;
     if let Some(why) = watcher.blind() {
         tracing::warn!("tenants: {why}");
     }
@@ -112,19 +115,20 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     result.map(|()| ExitCode::SUCCESS)
 }
 
-/// Refuses where the daemon could do nothing at all.
+/// Refuses to start where the daemon could do nothing at all.
 fn preflight() -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         anyhow::bail!(
             "the daemon places other users' and the kernel's threads: run it as root (systemctl start ontimed)"
         );
     }
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's version")?;
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .doing("/proc/sys/kernel/osrelease: reading the kernel's version")?;
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version < OLDEST {
         let message = format!(
-            "Linux {} has no pidfds, without which a thread cannot be named safely; {}.{} is the oldest that has",
+            "Linux {} has no pidfds, without which a thread cannot be named safely; boot Linux {}.{} or newer",
             release.trim(),
             OLDEST.0,
             OLDEST.1
@@ -134,8 +138,9 @@ fn preflight() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every capped thread takes three descriptors. A shell's soft limit is 1024, and its hard one may be the kernel's
-/// default, 4096; beyond that it takes CAP_SYS_RESOURCE, which root has outside the unit (whose limit is enough).
+/// Raises the limit of open files: every capped thread takes three descriptors. A shell's soft limit is 1024, and its
+/// hard limit may be the kernel's default, 4096. More takes CAP_SYS_RESOURCE, which root has outside the unit (the
+/// unit's own limit is enough).
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -147,15 +152,16 @@ fn raise_file_limit() {
     }
 }
 
-/// The main and the HTTP thread (this one makes both): who asks is answered also where a polling NAPI thread leaves all
-/// that is not real-time 5 %, and bulk NICs' threads at nice -20 take those. That bulk has its part is by [`Due`].
+/// Gives the main thread, and the HTTP thread that it starts, nice -20. A polling NAPI thread may leave only 5 % to all
+/// threads without real-time priority, and the threads of bulk NICs at nice -20 compete for that; requests shall be
+/// answered even then. [`Due`] makes sure that bulk work gets its part.
 fn stand_before_bulk() {
     if let Err(error) = rustix::process::setpriority_process(None, -20) {
-        tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work");
+        tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work; {}", remedy(&error.into()));
     }
 }
 
-/// pidfd_open(2).
+/// pidfd_open(2) exists from this version on.
 const OLDEST: (u32, u32) = (5, 3);
 
 struct Daemon {
@@ -163,11 +169,11 @@ struct Daemon {
     events: Events,
     watcher: Watcher,
     asked: Receiver<Ask>,
-    /// Metrics over TCP, and whom they come from.
+    /// The server of metrics over TCP, and how it asks the main loop.
     scrapes: (Server, Loop),
     guests: Guests,
     due: Due,
-    /// The passes that were followed up.
+    /// The number of passes that have been followed up.
     followed: u64,
 }
 
@@ -175,7 +181,7 @@ impl Daemon {
     fn run(&mut self) -> anyhow::Result<()> {
         loop {
             self.arm();
-            let events: BTreeSet<Event> = self.events.wait().context("waiting for events")?.into_iter().collect();
+            let events: BTreeSet<Event> = self.events.wait().doing("waiting for events")?.into_iter().collect();
             for event in events {
                 match event {
                     Event::Stop => return Ok(()),
@@ -186,7 +192,7 @@ impl Daemon {
                     }
                     Event::Links | Event::Queues | Event::Poked => self.want(event),
                     Event::Tenants => {
-                        if self.watcher.take().context("the tenants' watcher")?.is_some() {
+                        if self.watcher.take().doing("waiting for tenants' events")?.is_some() {
                             self.want(event);
                         }
                     }
@@ -208,7 +214,7 @@ impl Daemon {
         }
     }
 
-    /// Asks for a pass, soon.
+    /// Requests a pass soon.
     fn want(&mut self, event: Event) {
         self.due.want(event, self.engine.last_pass(), Instant::now());
     }
@@ -234,22 +240,22 @@ impl Daemon {
         report
     }
 
-    /// Follows up what passes have found, if there was one: also one that an answer took.
+    /// Follows up a pass, including one that a request caused.
     fn passed(&mut self) {
         if self.engine.passes() == self.followed {
             return;
         }
-        // Of the pass before those that may follow here.
+        // Read this first: the code below may run another pass.
         let insists = self.engine.insists();
         if let Err(error) = self.watcher.follow(self.engine.found(), self.engine.rules()) {
-            // Its own rescan still finds what this follow misses.
+            // The watcher's own rescan finds tenants that it fails to follow here.
             tracing::debug!("following tenants: {error}");
         }
         let wanted = self.engine.asking();
         for gone in self.guests.follow(&wanted, self.engine.run_dir(), &self.events) {
             self.engine.guest_gone(&gone);
         }
-        // Remembered of an earlier daemon, and nobody is there any more to say it.
+        // Bandwidth remembered from an earlier daemon is given up if the VM's device process is not connected.
         for vm in self.engine.asked_for() {
             if !self.guests.has(&vm) && !self.engine.looks_again() {
                 self.engine.guest_gone(&vm);
@@ -259,8 +265,8 @@ impl Daemon {
         self.due.ended(self.engine.looks_again(), insists || self.engine.insists(), Instant::now());
     }
 
-    /// Admits what guests ask for, one after the other. Who asks often waits for the answer each time, and its device
-    /// process has a limit.
+    /// Answers guests' requests for bandwidth, one after the other. A guest waits for each answer, and a device process
+    /// has a limit of its own, so one guest cannot flood this loop.
     fn answer_guests(&mut self) {
         for question in self.guests.take() {
             let Some(seq) = question.seq else {
@@ -298,18 +304,21 @@ impl Daemon {
         done
     }
 
-    /// Metrics over TCP, as the configuration says.
+    /// Serves metrics over TCP if the configuration says so.
     fn serve_metrics(&mut self) {
         let (server, to) = &mut self.scrapes;
         let address = self.engine.metrics_address();
         let done = server.follow(address, to).map_err(|error| match address {
-            Some(address) => format!("not served at {address}: {error}"),
-            None => error.to_string(),
+            Some(address) => {
+                format!("not served at {address} (metrics.port in daemon.toml): {error}; {}", remedy(&error))
+            }
+            None => format!("{error}; {}", remedy(&error)),
         });
         self.engine.metrics_served(done.err());
     }
 
-    /// Answers what waits, the rest in the next round. An asker that went away meanwhile is nobody's loss.
+    /// Answers waiting requests; those beyond [`ANSWERS`] wait for the next round. A client may have gone; then its
+    /// answer is dropped.
     fn answer(&mut self) {
         for _ in 0..ANSWERS {
             let Ok(ask) = self.asked.try_recv() else { return };
@@ -331,13 +340,13 @@ impl Daemon {
     }
 }
 
-/// Half of systemd's watchdog time, where it set one.
+/// Half of systemd's watchdog time, if the unit sets one.
 fn watchdog() -> Option<Duration> {
     let mut usec = 0;
     sd_notify::watchdog_enabled(false, &mut usec).then(|| Duration::from_micros(usec / 2))
 }
 
-/// Tells systemd, if it started us.
+/// Notifies systemd, if the daemon runs under systemd.
 fn notify(states: &[NotifyState]) {
     if let Err(error) = sd_notify::notify(false, states) {
         tracing::debug!("sd_notify: {error}");

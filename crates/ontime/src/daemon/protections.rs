@@ -1,26 +1,26 @@
-//! The kernel's own protections against threads at real-time priority: whether they are on, and what they were.
+//! The kernel's own protections against real-time threads: whether they are on, and their original values.
 //!
-//! From Linux 6.12 these are the servers in debugfs (`sched/fair_server`); before, and where groups have real-time
-//! bandwidth of their own, `kernel.sched_rt_runtime_us`.
+//! From Linux 6.12 on, these are the servers in debugfs (`sched/fair_server`). On older kernels, and where groups have
+//! real-time bandwidth of their own, it is `kernel.sched_rt_runtime_us`.
 
 use std::path::PathBuf;
 
 use super::engine::change_line;
 use ontime_hostnet::{Done, Host, Inventory, Item, Journal, Knob, Plan, Root, Roots, Stage, Value};
 
-/// The knobs of the plan that switch protections off, and those in the journal that an earlier daemon switched off.
+/// The knobs of the plan that switch protections off.
 pub fn knobs(plan: &Plan) -> Vec<&Knob> {
     plan.settings.iter().filter(|setting| setting.stage == Stage::Protection).map(|setting| &setting.knob).collect()
 }
 
-/// Whether a knob is a protection, wherever it comes from.
+/// Whether a knob is a protection.
 pub fn is_protection(knob: &Knob) -> bool {
     matches!(knob, Knob::HostFile { path, .. }
         if path == "sys/kernel/sched_rt_runtime_us"
             || (path.starts_with("sched/") && path.contains("_server/") && path.ends_with("/runtime")))
 }
 
-/// The originals of protections that the journal keeps, as files and values.
+/// The original values of protections in the journal, as files and values.
 pub fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
     journal
         .entries()
@@ -33,16 +33,16 @@ pub fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The same in the order in which they are written back: the reverse of switching off, for 6.12 takes its RT limit back
-/// only after its fair servers.
+/// The same in the order in which they are written: the reverse of switching off, because Linux 6.12 accepts its RT
+/// limit only after its fair servers.
 pub fn files(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
     let mut files = originals(journal, roots);
     files.reverse();
     files
 }
 
-/// Writes the protections' originals, in the order that kernels want. They stay in the journal: the rest of a reset is
-/// somebody else's. Gives what could not be written, and why.
+/// Writes the protections' original values, in the order that kernels need. They stay in the journal, because the
+/// caller does the rest of a reset. Returns for each knob whether it failed, and why.
 pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), String>)> {
     let report = ontime_hostnet::apply::give_back(host, journal, is_protection);
     let say = |item: &Item| {
@@ -61,10 +61,15 @@ pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), Stri
         .collect()
 }
 
-/// Whether the kernel protects itself with the originals in force: each server has a runtime, or there is none and RT
-/// throttling is on.
+/// The message to an operator about a protection that [`restore`] could not restore.
+pub fn still_off(error: &str) -> String {
+    format!("this kernel protection could not be restored: {error}; `ontime reset` tries again")
+}
+
+/// Whether the kernel's protections are on once the original values are in force: each server has a runtime, or there
+/// is no server and RT throttling is on.
 ///
-/// The inventory says which knobs there are. Their values are read now: a pass may have given them back since.
+/// The inventory only gives the list of knobs. Their values are read now, because a pass may have restored them since.
 pub fn kernel_protects(host: &dyn Host, inventory: &Inventory, journal: &Journal) -> bool {
     let original = |root, path: String| {
         let knob = Knob::HostFile { root, path };
@@ -76,12 +81,12 @@ pub fn kernel_protects(host: &dyn Host, inventory: &Inventory, journal: &Journal
     };
     let mut servers = inventory.protections.servers.get("fair_server").into_iter().flatten().peekable();
     if servers.peek().is_some() {
-        // One that cannot be read protects nobody whom we could name.
+        // A server that cannot be read does not count as a protection.
         return servers.all(|(cpu, _)| {
             original(Root::Debug, format!("sched/fair_server/cpu{cpu}/runtime")).is_some_and(|runtime| runtime > 0)
         });
     }
-    // From 6.12 the fair server is there whether or not it can be seen, on unless somebody switched it off.
+    // From Linux 6.12 on the fair server exists even if it cannot be seen, and is on by default.
     if inventory.kernel.version >= (6, 12) {
         return true;
     }

@@ -1,4 +1,4 @@
-//! From the crates' own types to the words of the API. Pure, but for a thread's number looked up in what was found.
+//! Converts the crates' own types to those of the API. Pure, except that [`knob_state`] reads a knob.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ pub fn nic_classes(inventory: &Inventory, intent: &Intent) -> impl Iterator<Item
     inventory.nics.iter().map(|nic| (nic.id.name.clone(), intent.nic_class(inventory, nic).to_string()))
 }
 
-/// The host's NICs, with what the plan wants of each; `state` says what it has.
+/// The host's NICs, with the planned value of each knob. `state` gives the present value.
 pub fn nics(
     inventory: &Inventory,
     intent: &Intent,
@@ -89,7 +89,7 @@ pub fn nics(
     inventory.nics.iter().map(of_nic).collect()
 }
 
-/// The tap of a tenant whose vhost thread this is.
+/// The tap of the tenant to which this vhost thread belongs.
 fn nic_of_vhost<'a>(inventory: &'a Inventory, intent: &Intent, knob: &Knob) -> Option<&'a inventory::Nic> {
     let Knob::ThreadPolicy { thread, .. } = knob else { return None };
     let is_it = |of: &&tenants::TenantThread| of.id == *thread && of.role == ThreadRole::Vhost;
@@ -97,7 +97,7 @@ fn nic_of_vhost<'a>(inventory: &'a Inventory, intent: &Intent, knob: &Knob) -> O
     inventory.nic(&tenant.vnics.first()?.ifname)
 }
 
-/// One knob: wanted, and read now.
+/// A knob: the planned value, and the value that was read now.
 pub fn knob_state(host: &dyn Host, setting: &hostnet::Setting) -> api::KnobState {
     let (actual, state, why) = match host.read(&setting.knob) {
         Ok(found) if found == setting.value => (Some(found), "ok", None),
@@ -108,7 +108,7 @@ pub fn knob_state(host: &dyn Host, setting: &hostnet::Setting) -> api::KnobState
                 hostnet::KnobError::Unsupported { .. } => "unsupported",
                 _ => "failed",
             };
-            (None, state, Some(error.to_string()))
+            (None, state, Some(error.why()))
         }
     };
     api::KnobState {
@@ -207,7 +207,7 @@ pub fn refused(error: &ConfigError) -> api::RefusedConfiguration {
     }
 }
 
-/// What discovery complains of.
+/// A problem that discovery found.
 pub fn problem(problem: &tenants::Problem) -> api::Problem {
     api::Problem { subject: problem.subject.clone(), message: format!("{}; {}", problem.message(), problem.remedy()) }
 }
@@ -250,7 +250,7 @@ fn change(item: &Item) -> api::Change {
     }
 }
 
-/// A thread that is held to a cap; `of` says whose it is.
+/// A capped thread. `of` has the owners.
 pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
     let watched = match &used.cover {
         _ if used.refused > 0 => "not: the kernel refuses to change its policy".to_owned(),
@@ -272,11 +272,11 @@ pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread 
     }
 }
 
-/// Whose thread it is.
+/// The owner of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owned {
-    /// The tenant's name, or the kernel thread's.
+    /// The tenant's name, or a name for a group of kernel threads.
     pub name: String,
-    /// The tenant's class, or the thread's rule.
+    /// The tenant's class, or `rt` for kernel threads.
     pub class: String,
 }

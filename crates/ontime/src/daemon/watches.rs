@@ -1,8 +1,8 @@
-//! Which threads are to be held to a cap: every thread at real-time priority that belongs to a tenant, and every
-//! interrupt and NAPI thread that Ontime placed there. Nearly pure: a kernel thread's CPUs are asked of the kernel.
+//! Which threads are held to a cap: every thread at real-time priority that belongs to a tenant, and every interrupt
+//! and NAPI thread that Ontime placed there. Nearly pure: only the affinity of kernel threads is read from the kernel.
 //!
-//! Also those that libvirt or the tenant itself placed: while the kernel's protections are off, nothing else stops
-//! them.
+//! The list also has tenants' threads whose priority libvirt or the tenant itself has set: while the kernel's
+//! protections are off, nothing else limits them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +15,20 @@ use super::cap::{Followed, Rank, Share, Watch};
 use super::census::{RealTime, priority};
 use super::view::Owned;
 
-/// The threads to watch, and whose they are.
+/// The threads to watch, and their owners.
 #[derive(Debug, Default)]
 pub struct Watches {
     /// For the cap watcher.
     pub list: Vec<Watch>,
-    /// For reports and metrics.
+    /// The owner of each thread, for reports and metrics.
     pub of: BTreeMap<ThreadId, Owned>,
     /// VMs whose vCPUs are put ahead while an interrupt is pending.
     pub followed: Vec<Followed>,
 }
 
 impl Watches {
-    /// Of tenants as they are but for pauses; `kernel` is the share of who has no cap of its own. Not of threads with
-    /// reserved time: whoever keeps their share holds them to it.
+    /// The threads of these tenants, read as if none were paused. `kernel` is the share of threads without a cap of
+    /// their own. Threads with reserved time are left out, because their back end holds them to their budget.
     pub fn of(plan: &Plan, tenants: &[Tenant], intent: &Intent, kernel: Share) -> Self {
         let mut watches = Self::default();
         let (places, table) = (planned(plan), intent.table);
@@ -66,7 +66,8 @@ impl Watches {
                 (of_kernel && is_real_time(&setting.value), &setting.knob, &setting.value)
             {
                 let cpus = thread.affinity().map(|cpus| cpus.iter().collect()).unwrap_or_default();
-                // The name holds the interface and an id that may change at every ifup: too many names for metrics.
+                // A thread's name contains the interface and an id that may change at every ifup: too many names for
+                // metrics.
                 let name = match comm {
                     _ if tells => "irq_work threads",
                     comm if comm.starts_with("irq/") => "irq threads",
@@ -85,8 +86,8 @@ impl Watches {
         watches
     }
 
-    /// Adds threads of device processes that serve no tenant: their VM has not started, or has ended. `before`: what
-    /// was watched until now, for a thread that its cap has paused has no real-time policy this moment.
+    /// Adds threads of device processes that serve no tenant, because their VM has not started or has ended. `before`:
+    /// the watches until now, because a thread that its cap has just paused has no real-time policy at the moment.
     pub fn add_devices(&mut self, found: &[RealTime], before: &Self, share: Share) {
         let owned = Owned { name: "device processes".to_owned(), class: "rt".to_owned() };
         for thread in found.iter().filter(|thread| thread.is_device() && priority(thread.policy).is_some()) {
@@ -101,7 +102,7 @@ impl Watches {
         }
     }
 
-    /// Why a thread that was read to have this policy is not at its place, where that is the cap watcher's doing.
+    /// Why a thread with this policy is not at its place, if the cap watcher has moved it.
     pub fn moved(&self, id: ThreadId, read: &str) -> Option<Moved> {
         let watch = self.list.iter().find(|watch| watch.id == id)?;
         let is = |policy: Policy| policy.to_string() == read;
@@ -119,21 +120,21 @@ impl Watches {
     }
 }
 
-/// What the cap watcher has done to a thread.
+/// How the cap watcher has moved a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moved {
-    /// It is over its cap.
+    /// Over its cap.
     Paused,
-    /// An interrupt is pending, or it has slept since the last one.
+    /// Put ahead, because an interrupt is pending or it has slept since the last one.
     Ahead,
 }
 
-/// What a thread of an RT tenant may take of a CPU. A VMM chooses which threads it calls a vCPU, and by which number:
-/// those of one number have one cap together, in equal parts.
+/// The cap of a thread of an RT tenant. A VMM chooses which threads it names as a vCPU, and by which number, so threads
+/// with the same vCPU number share one cap in equal parts.
 fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
     let like = tenant.threads.iter().filter(|other| other.role == thread.role).count().max(1);
     let parts = if matches!(thread.role, ThreadRole::Vcpu(_)) { like } else { 1 };
-    // A cap outside its range cannot be: the configuration refuses it. If it were, the default holds.
+    // The configuration refuses a cap outside its range. If there were one, the default is used.
     let whole = Share::new(tenant.runtime_cap).map_or(Share::NINETY_FIVE.fraction(), |_| tenant.runtime_cap);
     Share::new((whole / parts as f64).max(RuntimeCap::LEAST)).unwrap_or(Share::NINETY_FIVE)
 }
@@ -143,13 +144,14 @@ fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
 pub struct Excess {
     /// The tenant's name.
     pub tenant: String,
-    /// The others, which are not to be at real-time priority.
+    /// The threads beyond the quota, which must not be at real-time priority.
     pub threads: Vec<ThreadId>,
 }
 
-/// Takes out of the tenants what is beyond their quotas: `most` for each, and less where all together want more than
-/// `capacity`. What one tenant has too much of takes no place from another: each has as many as it wants, as long as
-/// that is no more than any other may have.
+/// Removes threads beyond the quotas from the tenants. The quota is `most` for each tenant, and less where all together
+/// need more than `capacity`. Then the capacity is divided fairly: a tenant that needs no more than an equal part gets
+/// all that it needs, and the rest is divided among the others. So a tenant with too many threads takes nothing from
+/// another.
 pub fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most: usize) -> Vec<Excess> {
     let wants = |tenant: &Tenant, thread: &TenantThread| place(tenant, thread, table).is_some();
     let count = |tenant: &Tenant| tenant.threads.iter().filter(|thread| wants(tenant, thread)).count();
@@ -167,7 +169,7 @@ pub fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most
     }
     let over = |tenant: &mut Tenant| {
         let mut all: Vec<&TenantThread> = tenant.threads.iter().filter(|thread| wants(tenant, thread)).collect();
-        // Those that Ontime places come first, whatever other threads the tenant raises.
+        // Threads that Ontime places come first, however many other threads the tenant raises.
         all.sort_by_key(|thread| ownership::wanted(tenant, thread, &table).is_none());
         let threads: Vec<ThreadId> = all.iter().skip(quota).map(|thread| thread.id).collect();
         let beyond: BTreeSet<ThreadId> = threads.iter().copied().collect();
@@ -177,7 +179,7 @@ pub fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most
     tenants.iter_mut().filter_map(over).collect()
 }
 
-/// Where a vCPU stands while an interrupt is pending, if Ontime placed it where such vCPUs wait.
+/// The place of a vCPU while an interrupt is pending, if the vCPU is at the entitled place and the method has the rule.
 fn ahead(tenant: &Tenant, thread: &TenantThread, intent: &Intent, place: Policy) -> Option<Policy> {
     let at = |role| intent.table.policy(tenant.class, role);
     let is_vcpu = matches!(thread.role, ThreadRole::Vcpu(_));
@@ -227,7 +229,7 @@ mod tests {
             cgroup: None,
             class,
             class_source: ClassSource::Default,
-            // As the rules say where nobody else does.
+            // As the rules set it by default.
             runtime_cap: if class == Class::Bulk { 1.0 } else { RUNTIME_CAP },
             threads,
             vnics: Vec::new(),
@@ -313,7 +315,7 @@ mod tests {
             let of: Vec<_> = all.iter().map(|watch| (watch.share, watch.rank)).collect();
             assert_eq!(of, [(share, rank)], "{class}");
         }
-        // What a container's program chose itself, wherever it is.
+        // A policy that a container's program has chosen itself.
         let own = [tenant(Class::Bulk, vec![thread(2, ThreadRole::Container, Policy::Rr(5))])];
         let all = Watches::of(&Plan::default(), &own, &Intent::default(), kernel).list;
         assert_eq!((all[0].share, all[0].rank), (kernel, Rank::Guest));
@@ -363,7 +365,7 @@ mod tests {
         let excess = limit(&mut limited, table, 300, 1024);
         assert_eq!(left(&limited), [140, 20, 140, 9000]);
         assert_eq!(excess.iter().map(|of| of.threads.len()).collect::<Vec<_>>(), [4860, 160]);
-        // Those with a place in the table go first.
+        // Threads with a place in the table come first.
         let mut raised = [many(rt, 1, 30, Policy::BULK)];
         raised[0].threads.splice(0..0, (100..120).map(|tid| thread(tid, ThreadRole::Iothread, Policy::Fifo(9))));
         let excess = limit(&mut raised, table, 4096, 30);

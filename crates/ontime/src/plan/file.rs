@@ -1,4 +1,4 @@
-//! The file that `ontime plan` reads: a host and the real-time tenants one wants on it.
+//! The input file of `ontime plan`: a host and the real-time tenants that it should run.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use ontime_tenants::config::{self, ConfigError, Text};
 use serde::Deserialize;
 use toml::Spanned;
 
-/// The most tenants, copies counted; and the most RTAs of one.
+/// The most tenants, including copies, and the most RTAs of a tenant.
 const TENANTS_MAX: u32 = 10_000;
 const RTAS_MAX: u32 = 1_000;
 /// The most CPUs of a host.
@@ -55,21 +55,21 @@ struct RtaEntry {
     copies: Option<u32>,
 }
 
-/// What is planned for.
+/// The checked content of the file.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// CPUs for tenants.
+    /// CPUs of each host for tenants.
     pub cpus: u32,
-    /// Kept for bulk.
+    /// CPU time on each host kept for bulk tenants.
     pub reserve: Bandwidth,
-    /// Copies expanded.
+    /// The tenants, with copies expanded.
     pub tenants: Vec<Tenant>,
 }
 
 /// Reads and checks a file.
 ///
 /// # Errors
-/// [`ConfigError`], with the place.
+/// [`ConfigError`], with file and line.
 pub fn load(path: &Path) -> Result<Plan, ConfigError> {
     let config::Loaded { value, text } = config::load::<File>(path)?;
     build(value, &text)
@@ -85,7 +85,7 @@ fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
         let what = format!("bulk-reserve = {} is not a number of CPUs from 0 to {}", host.bulk_reserve, host.cpus);
         return Err(refuse_host(what));
     }
-    // To the millionth of a CPU, upwards; the range was checked.
+    // Rounded up to a millionth of a CPU; the range has been checked.
     let reserve = Bandwidth::ppm((host.bulk_reserve * 1e6).ceil() as u64);
     let mut tenants = Vec::new();
     for entry in &file.tenant {
@@ -106,7 +106,7 @@ fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
     Ok(Plan { cpus: host.cpus, reserve, tenants })
 }
 
-/// What is wrong with a tenant, and where, if not with its table as a whole.
+/// What is wrong with a tenant. `at` is the place in the file, or None for the tenant's whole table.
 struct Wrong {
     at: Option<Range<usize>>,
     what: String,
@@ -137,7 +137,10 @@ fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, Wrong> {
         rtas.extend(std::iter::repeat_n(rta, copies as usize));
     }
     if rtas.is_empty() {
-        return Err(format!("{name}: no rta; a tenant without any needs no plan, take it out").into());
+        return Err(format!(
+            "{name}: no rta; add its real-time applications (rta = [...]), or take the tenant out: it needs no plan"
+        )
+        .into());
     }
     let partition = partition(rtas, entry.vcpus, slack).map_err(|error| format!("{name}: {error}"))?;
     let vcpus = partition.into_vcpus().into_iter().filter(|rtas| !rtas.is_empty());
@@ -145,10 +148,10 @@ fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, Wrong> {
     Ok(Tenant { vcpus: vcpus.map_err(|error| format!("{name}: {error}"))?, name })
 }
 
-/// Onto as many vCPUs as are said; else onto as few as can be.
+/// Partitions RTAs onto the given number of vCPUs, or else onto as few as possible.
 fn partition(rtas: Vec<Rta>, vcpus: Option<u32>, slack: Nanos) -> Result<Partition, String> {
     if vcpus.is_some_and(|count| count == 0 || count > CPUS_MAX) {
-        return Err(format!("vcpus is not one of 1 to {CPUS_MAX}"));
+        return Err(format!("vcpus = {} is not one of 1 to {CPUS_MAX}", vcpus.unwrap_or_default()));
     }
     let place = |count: usize| {
         let mut partition = Partition::new(count, slack);

@@ -1,12 +1,12 @@
-//! The simulated schedule as a picture: a row a CPU, a colour or letter a tenant.
+//! The simulated schedule as a picture: one row per CPU, one colour or letter per tenant.
 
 use std::fmt::Write;
 
 use ontime_plan::simulate::Run;
 use ontime_plan::{Nanos, Vcpu};
 
-/// Of the drawing, in pixels: its least and largest width without margins, what a millisecond asks for, a row's height,
-/// the room above, between the rows of CPUs and of tenants, and right of the drawing for half of the last time.
+/// Dimensions of the drawing, pixels: least and largest width without margins, width per millisecond, row height,
+/// margin above, gap between the rows of CPUs and of tenants, margin on the right for half of the last time label.
 const WIDTH: u64 = 1_000;
 const WIDTH_MAX: u64 = 20_000;
 const MILLISECOND: u64 = 12;
@@ -14,25 +14,25 @@ const ROW: u64 = 26;
 const TOP: u64 = 10;
 const GAP: u64 = 16;
 const RIGHT: u64 = 60;
-/// A character's width, and the longest name.
+/// The width of a character, pixels, and the length of the longest name.
 const CHARACTER: u64 = 8;
 const NAME_MAX: usize = 40;
-/// Columns in a terminal.
+/// Columns of the terminal picture.
 const COLUMNS: u64 = 100;
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
-/// A vCPU of the schedule, as its tenant counts.
+/// A vCPU of the schedule, numbered as in its tenant.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Place {
-    /// Its tenant's index.
+    /// The index of its tenant.
     tenant: usize,
-    /// Its number there.
+    /// Its number in the tenant.
     number: usize,
-    /// Its first RTA, as [`Run::rta`] counts.
+    /// The index of its first RTA, as in [`Run::rta`].
     first_rta: usize,
 }
 
-/// Places of a host's vCPUs, each with the index of its tenant.
+/// The tenants and numbers of a host's vCPUs. Each vCPU comes with the index of its tenant.
 pub fn places(vcpus: &[(usize, Vcpu)]) -> Vec<Place> {
     let mut rtas = 0;
     let place = |(at, (tenant, vcpu)): (usize, &(usize, Vcpu))| {
@@ -46,17 +46,17 @@ pub fn places(vcpus: &[(usize, Vcpu)]) -> Vec<Place> {
 
 /// A schedule to draw.
 pub struct Picture<'a> {
-    /// The runs, by CPU and time.
+    /// The runs, sorted by CPU and time.
     pub runs: &'a [Run],
-    /// The deadlines: of which RTA, and when.
+    /// The deadlines: index of the RTA, and time.
     pub deadlines: &'a [(usize, Nanos)],
-    /// Of each vCPU.
+    /// One entry per vCPU.
     pub places: Vec<Place>,
     /// Names of all tenants.
     pub names: Vec<&'a str>,
-    /// How many CPUs.
+    /// The number of CPUs.
     pub cpus: u32,
-    /// From 0 to here.
+    /// The picture shows the time from 0 to this.
     pub span: Nanos,
 }
 
@@ -76,7 +76,8 @@ impl Picture<'_> {
         used
     }
 
-    /// For a terminal: in each column, who ran longest; `.` if none did.
+    /// The picture for a terminal. Each column has the letter of the tenant that ran longest in it, or `.` if tenants
+    /// ran for less than half of the column's time.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let (span, used) = (self.span.0.max(1), self.used());
@@ -118,8 +119,9 @@ impl Picture<'_> {
         (ran * 2 >= to - from).then_some(tenant)
     }
 
-    /// As SVG: a row a CPU, and below a row a tenant, where each of its deadlines is a mark. Each run has its tenant,
-    /// RTA and times as a tooltip. The drawing is as wide as its span asks for, the left margin as its longest name.
+    /// The picture as SVG: one row per CPU, and below one row per tenant with a mark at each of its deadlines. Each run
+    /// has a tooltip with its tenant, RTA and times. The width depends on the time span, the left margin on the longest
+    /// name.
     pub fn svg(&self) -> String {
         let used = self.used();
         let span = self.span.0.max(1);
@@ -186,7 +188,7 @@ impl Picture<'_> {
         out
     }
 
-    /// A tenant's name for the drawing, shortened where it is longer than the margin may be.
+    /// A tenant's name for the drawing, shortened if it is longer than the margin allows.
     fn name(&self, tenant: usize) -> String {
         let name = crate::table::visible(self.names.get(tenant).copied().unwrap_or_default());
         if name.chars().count() <= NAME_MAX {
@@ -196,7 +198,7 @@ impl Picture<'_> {
     }
 }
 
-/// A line and a time at each tenth of the span.
+/// A line and a time label at each tenth of the span.
 fn axis(out: &mut String, (left, width): (u64, u64), (top, end): (u64, u64), span: Nanos) {
     for tick in 0..=10_u64 {
         let (time, x) = (Nanos(span.0 / 10 * tick), left + width * tick / 10);
@@ -216,7 +218,7 @@ fn letter(used: &[usize], tenant: usize) -> char {
     LETTERS.chars().nth(place(used, tenant)).unwrap_or('#')
 }
 
-/// Hues that stay apart for any number of tenants (steps of the golden angle).
+/// Hues that are distinct for any number of tenants (steps of the golden angle).
 fn colour(used: &[usize], tenant: usize) -> String {
     let place = place(used, tenant);
     let light = [45, 60, 35].get(place / 12 % 3).copied().unwrap_or(45);
@@ -295,7 +297,7 @@ mod tests {
             let end = if label.attribute("text-anchor").is_some() { width } else { lanes[0] };
             assert!(from >= 0.0 && to <= end && number(&label, "y") < height, "{label:?} from {from} to {to}");
         }
-        // A run of 2 ms is wide enough to be seen.
+        // A run of 2 ms is wide enough to be visible.
         let bars: Vec<_> =
             root.children().filter(|node| node.attribute("fill").is_some_and(|fill| fill.starts_with("hsl"))).collect();
         assert_eq!(bars.len(), 3_000);

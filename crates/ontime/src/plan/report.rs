@@ -1,4 +1,4 @@
-//! Works out what `ontime plan` says. The bandwidths are exact inside; what is shown is rounded.
+//! Calculates the report of `ontime plan`. Bandwidths are exact inside; the shown figures are rounded.
 
 use ontime_plan::compositional::{self, Task};
 use ontime_plan::simulate::{Options, Outcome, simulate};
@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use super::file::Plan;
 
-/// Where vCPUs times the shortest period, in units, is above this, MPR and DMPR interfaces are not searched for: it
-/// takes minutes.
+/// MPR and DMPR interfaces are searched only where vCPUs times the shortest period (in units) is at most this; beyond,
+/// the search takes minutes.
 const MULTI_MAX: u64 = 200;
 
-/// Everything that is said.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Whether every tenant has a place.
@@ -24,15 +24,15 @@ pub struct Report {
     pub needed_cpus: f64,
     /// What Ontime reserves, slack included, in CPUs.
     pub reserved_cpus: f64,
-    /// By host.
+    /// One entry per host.
     pub hosts: Vec<HostReport>,
     /// Tenants that have no place, and why.
     pub refused: Vec<Refused>,
-    /// By tenant.
+    /// One entry per tenant.
     pub tenants: Vec<TenantReport>,
-    /// What compositional analysis would ask for, all tenants on one host.
+    /// What compositional analysis would reserve, with all tenants on one host.
     pub compositional: Compositional,
-    /// What one should know.
+    /// Remarks for the user.
     pub notes: Vec<String>,
 }
 
@@ -41,11 +41,11 @@ pub struct Report {
 pub struct HostReport {
     /// Names of its tenants.
     pub tenants: Vec<String>,
-    /// In CPUs.
+    /// What Ontime reserves on it, in CPUs.
     pub reserved_cpus: f64,
     /// Left for more RT tenants, in CPUs.
     pub free_cpus: f64,
-    /// What a simulation found.
+    /// The result of the simulation, if requested.
     pub simulation: Option<Simulation>,
 }
 
@@ -63,15 +63,15 @@ pub struct Refused {
 pub struct TenantReport {
     /// Its name.
     pub name: String,
-    /// Without slack, in CPUs.
+    /// What its RTAs need, without slack, in CPUs.
     pub needed_cpus: f64,
     /// Under Ontime, in CPUs.
     pub reserved_cpus: f64,
     /// Under PRM, in CPUs; none if there is no such interface.
     pub prm_cpus: Option<f64>,
-    /// The unit its PRM interfaces are whole numbers of, in ns.
+    /// The time unit of its PRM interfaces, ns.
     pub prm_unit_ns: u64,
-    /// By vCPU.
+    /// One entry per vCPU.
     pub vcpus: Vec<VcpuReport>,
 }
 
@@ -86,14 +86,14 @@ pub struct VcpuReport {
     pub prm_ns: Option<(u64, u64)>,
 }
 
-/// RT-Xen's side.
+/// The results of compositional analysis, as in RT-Xen.
 #[derive(Debug, Serialize)]
 pub struct Compositional {
     /// The unit in which the host is analysed, in ns.
     pub unit_ns: u64,
-    /// What all PRM interfaces take, in CPUs ("allocated").
+    /// The sum of all PRM interfaces, in CPUs ("allocated").
     pub prm_cpus: Option<f64>,
-    /// Whole CPUs to set aside so that gEDF is proven to serve them ("claimed").
+    /// Whole CPUs to set aside so that gEDF provably serves these interfaces ("claimed").
     pub claimed_cpus: Option<u64>,
     /// The DMPR of least bandwidth over the PRM interfaces, in CPUs.
     pub dmpr_cpus: Option<f64>,
@@ -101,20 +101,20 @@ pub struct Compositional {
     pub mpr_cpus: Option<f64>,
 }
 
-/// What a simulation found. Nothing here is measured.
+/// The result of a simulation. Nothing here is measured.
 #[derive(Debug, Serialize)]
 pub struct Simulation {
     /// Seconds simulated.
     pub seconds: f64,
-    /// Jobs whose deadline came.
+    /// Jobs whose deadline was reached in the simulated time.
     pub jobs: u64,
     /// Deadlines missed.
     pub missed: u64,
-    /// How late at worst, in us.
+    /// The largest lateness, us.
     pub late_max_us: f64,
     /// Slices planned, per simulated second.
     pub slices_per_second: f64,
-    /// Plans laid anew in mid-slice, per simulated second.
+    /// Plans made again in the middle of a slice, per simulated second.
     pub replans_per_second: f64,
     /// vCPUs moved to another CPU, per simulated second.
     pub migrations_per_second: f64,
@@ -130,11 +130,12 @@ pub struct Placed {
     pub tenants: Vec<usize>,
     /// Their vCPUs, each with the index of its tenant.
     pub vcpus: Vec<(usize, Vcpu)>,
-    /// Where they run.
+    /// The CPUs on which they run.
     pub admitted: Admitted,
 }
 
-/// Puts each tenant on one host: the largest first, each on the fullest that admits it. The fullest host is the first.
+/// Assigns each tenant to a host: the largest tenant first, each to the fullest host that admits it. In the result, the
+/// fullest host is the first.
 pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
     let host = Admission::new(plan.cpus, plan.reserve);
     let empty = || host.admit(&[]).ok().map(|admitted| Placed { tenants: Vec::new(), vcpus: Vec::new(), admitted });
@@ -170,7 +171,7 @@ pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
     (placed, refused)
 }
 
-/// Why one more tenant was refused, with numbers of vCPUs as in their tenant: its own come after all that are on the
+/// Why a tenant was refused, with vCPUs numbered as in their tenant. The new tenant's vCPUs come after all vCPUs on the
 /// host.
 fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
     let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
@@ -185,7 +186,7 @@ fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
     )
 }
 
-/// The whole report, but for simulations.
+/// The whole report without simulations.
 pub fn report(plan: &Plan, placed: &[Placed], refused: Vec<Refused>) -> Report {
     let tenants: Vec<TenantReport> = plan.tenants.iter().map(tenant_report).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
@@ -210,7 +211,7 @@ pub fn report(plan: &Plan, placed: &[Placed], refused: Vec<Refused>) -> Report {
     }
 }
 
-/// The largest of 1 ms, 100 us, 10 us, 1 us and 1 ns that all times are whole numbers of.
+/// The largest of 1 ms, 100 us, 10 us, 1 us and 1 ns of which all times are multiples.
 fn unit(tenants: &[Tenant]) -> Nanos {
     let times =
         || tenants.iter().flat_map(|t| &t.vcpus).flat_map(Vcpu::rtas).flat_map(|rta| [rta.slice(), rta.period()]);
@@ -260,7 +261,7 @@ fn compositional(tenants: &[TenantReport], unit: Nanos) -> Compositional {
     }
 }
 
-/// Where slack does not cover deadlines that come close together.
+/// Notes about tenants whose slack does not cover deadlines that are close together.
 fn notes(plan: &Plan) -> Vec<String> {
     let thin = |tenant: &&Tenant| {
         let short = |vcpu: &Vcpu| vcpu.slack_for_all().is_none_or(|enough| vcpu.slack() < enough);

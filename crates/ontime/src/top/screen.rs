@@ -1,7 +1,7 @@
-//! What the live view of `ontime top` shows: the table in the order that was asked for, in as many columns and lines as
-//! the terminal has.
+//! The contents of the live view of `ontime top`: the table in the chosen order, in as many columns and lines as the
+//! terminal has.
 //!
-//! In: the daemon's answer, keys, a size. Out: lines. No line is longer than the terminal is wide.
+//! In: the daemon's answer, keys, a size. Out: lines. No line is wider than the terminal.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use super::{COLUMNS, HEAD, NONE, Used, foot, head, rows};
 use crate::api;
 use crate::table::visible;
 
-/// What the rows are sorted by; the key is the letter.
+/// An order of the rows, and the key that selects it.
 #[derive(Debug, Clone, Copy)]
 struct Order {
     key: u8,
@@ -64,23 +64,23 @@ impl Row<'_> {
     }
 }
 
-/// Columns that are left out where the terminal is too narrow, the first to go first.
+/// Columns that are left out, in this order, if the terminal is too narrow.
 const LEAST: [usize; 9] = [5, 9, 4, 7, 10, 11, 3, 0, 8];
 
 /// The view's state.
 #[derive(Debug, Default)]
 pub struct Screen {
-    /// None: as the daemon answers.
+    /// None: the daemon's order.
     order: Option<Order>,
     reversed: bool,
     help: bool,
 }
 
 impl Screen {
-    /// Takes a key. False: it ends the view.
+    /// Handles a key. Returns false if it ends the view.
     pub fn key(&mut self, key: u8) -> bool {
         match key {
-            // Ctrl-C and Ctrl-D too: the terminal makes no signals of them.
+            // Also Ctrl-C and Ctrl-D, for which the terminal sends no signals in this mode.
             b'q' | b'Q' | 3 | 4 => return false,
             b'?' | b'h' => self.help = !self.help,
             b'r' => self.reversed = !self.reversed,
@@ -95,7 +95,7 @@ impl Screen {
         true
     }
 
-    /// The view in this many columns and lines.
+    /// Draws the view in this many columns and lines.
     pub fn draw(&self, now: &api::Reservations, used: &[Used], width: usize, height: usize) -> String {
         let lines = if self.help { help() } else { self.lines(now, used, width, height) };
         let mut text = String::new();
@@ -108,7 +108,7 @@ impl Screen {
 
     fn lines(&self, now: &api::Reservations, used: &[Used], width: usize, height: usize) -> Vec<String> {
         let (mut above, mut below) = (String::new(), String::new());
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         let _ = head(&mut above, now);
         let _ = foot(&mut below, now, width.saturating_sub("CPU 0   ||".len()).max(1));
         let mut sorted: Vec<Row<'_>> =
@@ -124,7 +124,7 @@ impl Screen {
         let below: Vec<String> = below.lines().map(str::to_owned).collect();
         let by = self.order.map_or("the daemon's order", |order| order.words);
         let foot = format!("by {by}{}; ?: help, q: quit", if self.reversed { ", reversed" } else { "" });
-        // The last line is the keys', the one before says how many rows have no room.
+        // The last line has the keys, the one before it the number of rows that do not fit.
         let room = height.saturating_sub(lines.len() + below.len() + 3).max(1);
         if cells.is_empty() {
             lines.push(NONE.to_owned());
@@ -143,7 +143,7 @@ impl Screen {
     }
 }
 
-/// The rows under their head, in the columns that fit.
+/// The rows under their header, in the columns that fit.
 fn table(rows: &[[String; COLUMNS]], width: usize) -> Vec<String> {
     let head = HEAD.map(str::to_owned);
     let all = || std::iter::once(&head).chain(rows);
@@ -221,7 +221,7 @@ mod tests {
                 assert!(!text.contains('\x1b'), "{text}");
             }
         }
-        // At 80 columns name, use and misses are there.
+        // At 80 columns name, use and misses are shown.
         let text = Screen::default().draw(&now, &used, 80, 24);
         let head = text.lines().find(|line| line.contains("VM")).unwrap();
         assert!(["VCPU", "USED", "MISSES"].iter().all(|name| head.contains(name)), "{text}");

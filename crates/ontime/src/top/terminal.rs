@@ -1,4 +1,5 @@
-//! The terminal of a live view: keys one by one and unseen, its size, and everything as it was at the end.
+//! The terminal of a live view: reads single keys without echo, knows the size, and restores the terminal's state at
+//! the end.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -8,25 +9,25 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// What came within the time.
+/// What happened within the time limit.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Input {
     /// A key.
     Key(u8),
-    /// A signal, or the terminal has gone.
+    /// A signal arrived, or the terminal has gone.
     End,
-    /// Neither; the window may have another size.
+    /// Neither; the window's size may have changed.
     Nothing,
 }
 
-/// Standard input and output as a terminal of ours, until dropped.
+/// Standard input and output in raw mode, until dropped.
 pub struct Terminal {
     before: Termios,
     end: Arc<AtomicBool>,
 }
 
 impl Terminal {
-    /// Switches to the other screen, without echo and cursor.
+    /// Switches to the alternate screen, without echo and cursor.
     ///
     /// # Errors
     /// Where standard input is no terminal.
@@ -35,7 +36,7 @@ impl Terminal {
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT] {
             signal_hook::flag::register(signal, Arc::clone(&end))?;
         }
-        // Only so that a wait ends: the size is asked for each time.
+        // The handler only makes a wait end: the size is read for each drawing.
         signal_hook::flag::register(signal_hook::consts::SIGWINCH, Arc::new(AtomicBool::new(false)))?;
         let before = tcgetattr(io::stdin())?;
         let mut keys = before.clone();
@@ -48,25 +49,26 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Columns and lines; 80 by 24 where the terminal does not know.
+    /// Columns and lines; 80 by 24 if the terminal does not report them.
     pub fn size(&self) -> (usize, usize) {
         let known = tcgetwinsize(io::stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
         known.map_or((80, 24), |size| (usize::from(size.ws_col), usize::from(size.ws_row)))
     }
 
-    /// Shows these lines in place of those before, each cleared behind itself: a full clear flickers.
+    /// Shows these lines in place of the old ones. Each line's rest is cleared by itself, because clearing the whole
+    /// screen flickers.
     ///
     /// # Errors
-    /// The terminal's.
+    /// The terminal's error.
     pub fn draw(&mut self, text: &str) -> io::Result<()> {
         let lines: Vec<&str> = text.lines().collect();
         write(format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")).as_bytes())
     }
 
-    /// Waits for a key, at most so long.
+    /// Waits for a key, at most this long.
     ///
     /// # Errors
-    /// The terminal's.
+    /// The terminal's error.
     pub fn key(&mut self, patience: Duration) -> io::Result<Input> {
         let stdin = io::stdin();
         let mut ready = [PollFd::new(&stdin, PollFlags::IN)];

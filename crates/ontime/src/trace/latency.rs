@@ -1,4 +1,4 @@
-//! Histograms of the traced requests' latency, for Prometheus by way of node_exporter's textfile collector.
+//! Histograms of the latency of traced requests, for Prometheus through node_exporter's textfile collector.
 //!
 //! In: requests as they complete. Out: a file in the classic text format, replaced by a rename.
 
@@ -15,7 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::daemon::metrics::Format;
 use crate::metrics;
 
-/// Upper bounds in seconds. 40, 120 and 250 us are limits that others sign hosts off by: RHEL, VMware, IEC 61850.
+/// Upper bounds, seconds. 40, 120 and 250 us are acceptance limits for hosts by RHEL, VMware and IEC 61850.
 const BOUNDS: [f64; 14] = [1e-5, 2e-5, 4e-5, 6e-5, 8e-5, 1.2e-4, 1.8e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 1e-1, 1.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -69,7 +69,7 @@ impl Latency {
 
     fn text(&self) -> String {
         let mut open = String::new();
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         let _ = text::encode(&mut open, &self.registry);
         Format::Classic.render(&open)
     }

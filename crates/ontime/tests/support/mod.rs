@@ -1,5 +1,5 @@
-//! A daemon of the test's own: own directories, own network namespace, own (made-up) debugfs; and guests that are real
-//! QEMUs.
+//! A daemon for a test, with directories, network namespace and simulated debugfs of its own, and guests that are real
+//! QEMU processes.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The product's binary. The laboratory's test of real hosts uses this file too: there it is the one beside its own.
+/// The product's binary. The laboratory's test of real hosts uses this file too; there it is the binary beside the
+/// test's.
 pub fn ontime() -> PathBuf {
     let beside = || {
         let path = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("ontime");
@@ -29,7 +30,7 @@ pub fn ontime() -> PathBuf {
     option_env!("CARGO_BIN_EXE_ontime").map_or_else(beside, PathBuf::from)
 }
 
-/// Whether daemons can be tested here; says what is missing.
+/// Whether daemons can be tested here. Prints what is missing.
 pub fn possible() -> bool {
     let missing = if !rustix::process::geteuid().is_root() {
         Some("root")
@@ -50,18 +51,18 @@ fn works(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// A CPU that this process, and so its guests, may run on.
+/// A CPU on which this process, and so its guests, may run.
 pub fn a_cpu() -> usize {
     let may = rustix::thread::sched_getaffinity(None).unwrap();
     (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap()
 }
 
-/// A VM's name that no other run has.
+/// A VM name that no other run of the tests uses.
 pub fn name(test: &str) -> String {
     format!("{test}-{}", std::process::id())
 }
 
-/// Waits until `done` gives something, up to 60 s: the machine may have other work.
+/// Waits until `done` returns a value, up to 60 s, because the machine may have other work.
 pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -73,10 +74,11 @@ pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A daemon caps every thread at real-time priority that it finds, also other tests' guests: one daemon at a time.
+/// A daemon caps every real-time thread that it finds, including other tests' guests, so only one daemon runs at a
+/// time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Directories and namespace of one test.
+/// The directories and the network namespace of a test.
 pub struct Site {
     _alone: MutexGuard<'static, ()>,
     dir: tempfile::TempDir,
@@ -85,7 +87,7 @@ pub struct Site {
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Namespaces of tests that were interrupted: `ontime-PID-NUMBER...` of processes that are no more.
+/// Removes namespaces of interrupted tests: `ontime-PID-NUMBER...` of processes that no longer exist.
 fn remove_abandoned() {
     for name in fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|entry| entry.file_name()) {
         let name = name.to_string_lossy();
@@ -96,10 +98,10 @@ fn remove_abandoned() {
     }
 }
 
-/// Names every cgroup as one that needs no cap; a test of the census removes it.
+/// A file that exempts every cgroup from caps. A test of the census removes it.
 pub const EXEMPT: &str = "daemon.conf.d/exempt.toml";
 
-/// The fair server's runtime in the made-up debugfs, as the kernel has it.
+/// The fair server's runtime in the simulated debugfs, the kernel's default.
 pub const FAIR: &str = "50000000";
 
 impl Site {
@@ -119,7 +121,7 @@ impl Site {
             fs::write(server.join("runtime"), FAIR).unwrap();
             fs::write(server.join("period"), "1000000000").unwrap();
         }
-        // The machine may have other real-time threads, such as another test's.
+        // The machine may have other real-time threads, such as those of another test.
         fs::create_dir(site.path("etc/daemon.conf.d")).unwrap();
         site.configure(EXEMPT, "[cap]\nuncapped = [\"/\"]\n");
         site
@@ -148,12 +150,12 @@ impl Site {
             .collect()
     }
 
-    /// `ontime ARGS` in the namespace.
+    /// The command `ontime ARGS` in the namespace.
     pub fn command(&self, args: &[&str]) -> Command {
         self.command_as(&[], args)
     }
 
-    /// `BEFORE ontime ARGS` in the namespace.
+    /// The command `BEFORE ontime ARGS` in the namespace.
     pub fn command_as(&self, before: &[&str], args: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.netns]).args(before).arg(ontime());
@@ -170,12 +172,12 @@ impl Site {
         serde_json::from_slice(&out.stdout).unwrap_or_else(|error| panic!("{args:?}: {error}: {out:?}"))
     }
 
-    /// Tells the daemon to look, as the libvirt hook does.
+    /// Makes the daemon look, as the libvirt hook does.
     pub fn poke(&self) {
         fs::File::create(self.path("run/poke")).unwrap();
     }
 
-    /// A real GET with curl.
+    /// Sends a real request with curl. Returns the HTTP status and the body.
     pub fn curl(&self, args: &[&str]) -> (u16, String) {
         let socket = self.path("run/ontime.sock");
         let out = Command::new("curl")
@@ -215,7 +217,7 @@ impl Drop for Site {
     }
 }
 
-/// A running daemon; killed with its guardian's knowledge when dropped.
+/// A running daemon. When dropped, it is killed, and its guardian is waited for.
 pub struct Daemon {
     child: Child,
     log: PathBuf,
@@ -226,7 +228,7 @@ impl Daemon {
         Self::start_as(site, &[])
     }
 
-    /// `BEFORE ontime daemon`.
+    /// Starts `BEFORE ontime daemon`.
     pub fn start_as(site: &Site, before: &[&str]) -> Self {
         let log = site.path("log");
         let file = fs::File::create(&log).unwrap();
@@ -236,7 +238,7 @@ impl Daemon {
         daemon
     }
 
-    /// Its process number (`ip netns exec` becomes the daemon).
+    /// The daemon's process number (`ip netns exec` becomes the daemon by exec).
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
@@ -255,7 +257,7 @@ impl Daemon {
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and waits.
+    /// Sends SIGTERM and waits for the end.
     pub fn stop(&mut self) -> std::process::ExitStatus {
         self.signal(rustix::process::Signal::TERM);
         self.child.wait().unwrap()
@@ -273,7 +275,7 @@ impl Drop for Daemon {
         if let Ok(None) = self.child.try_wait() {
             let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid())).unwrap_or_default();
             self.kill();
-            // The guardian must find the made-up debugfs still there.
+            // The guardian still needs the simulated debugfs.
             for child in children.split_whitespace() {
                 until("the guardian is done", || (!Path::new(&format!("/proc/{child}/stat")).exists()).then_some(()));
             }
@@ -281,7 +283,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A QEMU by software emulation: its vCPU stands still, or spins in a boot sector of one jump to itself.
+/// A QEMU process with software emulation. Its vCPU is stopped, or spins in a boot sector that jumps to itself.
 pub struct Guest(Child, Option<tempfile::NamedTempFile>);
 
 impl Guest {
@@ -289,12 +291,12 @@ impl Guest {
         Self(qemu(name).arg("-S").spawn().unwrap(), None)
     }
 
-    /// With so many vCPUs, which stand still.
+    /// A guest with this many vCPUs, which are stopped.
     pub fn wide(name: &str, vcpus: usize) -> Self {
         Self(qemu(name).args(["-S", "-smp", &vcpus.to_string()]).spawn().unwrap(), None)
     }
 
-    /// Policy and priority of each vCPU's thread.
+    /// Policy and priority of each vCPU thread.
     pub fn policies(&self) -> Vec<(i32, i32)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten().map(|task| task.path());
         let is_vcpu = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.starts_with("CPU "));
@@ -316,7 +318,7 @@ impl Guest {
         self.0.id() as i32
     }
 
-    /// The vCPU's thread.
+    /// The thread of vCPU 0.
     pub fn vcpu(&self) -> i32 {
         let tasks = format!("/proc/{}/task", self.pid());
         until("QEMU has a vCPU thread", || {
@@ -349,7 +351,7 @@ fn qemu(name: &str) -> Command {
     command
 }
 
-/// Policy and real-time priority in a `stat` file (proc(5), fields 41 and 40).
+/// Policy and real-time priority from a `stat` file (proc(5), fields 41 and 40).
 pub fn policy(stat: impl AsRef<Path>) -> (i32, i32) {
     let text = fs::read_to_string(stat).unwrap();
     let fields: Vec<&str> = text[text.rfind(')').unwrap() + 2..].split(' ').collect();

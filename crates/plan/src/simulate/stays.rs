@@ -1,7 +1,6 @@
 //! vCPUs whose RTAs come and go while they run (RTVirt, section 4.3).
 //!
-//! In: who comes when, and for how long. Out: jobs and misses of each, and what every vCPU had reserved from when to
-//! when.
+//! Input: arrival and departure times of RTAs. Output: jobs and misses of each, and every vCPU's reservation over time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,44 +11,44 @@ use crate::dpwrap::Demand;
 use crate::model::{Rta, Vcpu};
 use crate::units::{Bandwidth, Nanos};
 
-/// An RTA that is there for a part of the time.
+/// An RTA that is present for a part of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stay {
     /// Index of its vCPU.
     pub vcpu: usize,
-    /// What it needs.
+    /// Its needs.
     pub rta: Rta,
-    /// Its first job comes so long after it asked, at the earliest when it is admitted.
+    /// Its first job arrives this long after its request, but not before its admission.
     pub lead: Nanos,
-    /// When it asks to be admitted; it is at the end of the slice that runs then.
+    /// Time of its request. It is admitted at the end of the slice that runs then.
     pub from: Nanos,
-    /// It ends: no job is released whose deadline is later.
+    /// Its end: no job with a later deadline is released.
     pub until: Nanos,
 }
 
-/// What a vCPU has while it has no RTA, and beside one.
+/// A vCPU's reservation without RTAs, and its slack with RTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Between {
-    /// Reserved while it has none.
+    /// The reservation without RTAs.
     pub idle: Bandwidth,
-    /// Added to the need of those it has, once in the shortest period.
+    /// Slack added to its RTAs' needs, once per shortest period.
     pub slack: Nanos,
 }
 
-/// A vCPU's bandwidth from a time on.
+/// A change of a vCPU's bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// From.
+    /// Time of the change.
     pub at: Nanos,
     /// Index of the vCPU.
     pub vcpu: usize,
-    /// What it has.
+    /// The new bandwidth.
     pub bandwidth: Bandwidth,
 }
 
-/// Simulates `vcpus` unpinned vCPUs on `cpus` CPUs whose RTAs come and go (RTVirt, section 4.3). Each coming is
-/// admitted beside what all hold then, or refused: then none of its jobs comes. Of [`RtaResult`]s there is one for each
-/// stay, in the order given, and every change of bandwidth.
+/// Simulates `vcpus` unpinned vCPUs on `cpus` CPUs whose RTAs come and go (RTVirt, section 4.3). Each new RTA is
+/// admitted beside the current reservations, or refused: then none of its jobs arrives. Returns a [`RtaResult`] per
+/// stay, in the given order, and every change of bandwidth.
 pub fn simulate_stays(
     cpus: u32,
     vcpus: usize,
@@ -71,18 +70,18 @@ pub fn simulate_stays(
         }
     }
     let mut outcome = run.finish();
-    // They were sorted by vCPU.
+    // The results are sorted by vCPU.
     outcome.rtas = turnover.given_order(outcome.rtas);
     (outcome, turnover.changes)
 }
 
-/// Who comes and goes when.
+/// The RTAs that come and go.
 struct Turnover {
     admission: Admission,
     between: Between,
-    /// By vCPU, then by time, and their places in the caller's list.
+    /// (index in the caller's list, stay), sorted by vCPU, then by time.
     stays: Vec<(usize, Stay)>,
-    /// Of each of these.
+    /// The state of each of these stays.
     standing: Vec<Standing>,
     held: Vec<Bandwidth>,
     changes: Vec<Change>,
@@ -105,7 +104,7 @@ impl Turnover {
         Self { admission, between, stays, standing, held, changes: Vec::new() }
     }
 
-    /// What a vCPU needs for those that are there.
+    /// A vCPU's reservation for its present RTAs.
     fn need(&self, vcpu: usize) -> Bandwidth {
         let there = self
             .stays
@@ -119,7 +118,7 @@ impl Turnover {
         Vcpu::new(rtas, self.between.slack, None).map_or(Bandwidth::ONE, |vcpu| vcpu.bandwidth())
     }
 
-    /// Whether all hold what this vCPU needs now; if not, nothing has changed.
+    /// Tries to admit the vCPU's current need beside all others. False: nothing has changed.
     fn admit(&mut self, vcpu: usize, now: Nanos) -> bool {
         let bandwidth = self.need(vcpu);
         let mut held = self.held.clone();
@@ -150,7 +149,7 @@ impl Turnover {
 }
 
 impl Simulation<'_> {
-    /// Takes in vCPUs without RTAs, and all who will come.
+    /// Adds vCPUs without RTAs, and the sources of all RTAs that will come.
     fn enter(&mut self, turnover: &Turnover) {
         for (vcpu, bandwidth) in turnover.held.iter().enumerate() {
             let id = self.planner.add(*bandwidth, None);
@@ -167,7 +166,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// At a slice's beginning: who is to go goes, who is to come is admitted or refused.
+    /// At the start of a slice: removes RTAs that end; admits or refuses RTAs that arrive.
     fn turn_over(&mut self, turnover: &mut Turnover) {
         let now = self.now;
         for wanted in [Standing::There, Standing::ToCome] {
@@ -223,11 +222,11 @@ mod tests {
 
     #[test]
     fn who_comes_and_goes_has_its_jobs_and_disturbs_nobody() {
-        // In the order of their places in the list, not of time or vCPU.
+        // In the order of the list, not of time or vCPU.
         let stays = [stay(1, 9, 20, 500, 1_500), stay(0, 15, 16, 0, 2_000), stay(1, 17, 20, 1_600, 1_900)];
         let (outcome, changes) = run(2, 2, &stays);
         let jobs: Vec<u64> = outcome.rtas.iter().map(|rta| rta.jobs).collect();
-        // It is admitted where a slice ends, so that up to one job of each is not there.
+        // RTAs are admitted at the end of a slice, so up to one job of each is missing.
         assert!((49..=50).contains(&jobs[0]) && jobs[1] == 125 && (14..=15).contains(&jobs[2]), "{jobs:?}");
         assert_eq!(outcome.missed(), 0);
         assert_eq!(outcome.rtas.iter().map(|rta| rta.vcpu).collect::<Vec<_>>(), [1, 0, 1]);
@@ -242,7 +241,7 @@ mod tests {
         let stays = [stay(0, 15, 16, 0, 2_000), stay(1, 17, 20, 100, 1_000), stay(1, 1, 100, 1_100, 1_900)];
         let (outcome, changes) = run(1, 2, &stays);
         assert_eq!(outcome.missed(), 0);
-        // The first is refused too: beside it another vCPU has its tenth.
+        // The first RTA is refused, too: another vCPU has a tenth beside it.
         assert_eq!(outcome.rtas.iter().map(|rta| rta.jobs).collect::<Vec<_>>(), [0, 45, 8]);
         assert!(changes.iter().all(|change| change.bandwidth <= Bandwidth::ONE));
     }

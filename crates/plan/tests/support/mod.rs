@@ -1,10 +1,10 @@
-//! What the planner's property tests share: random sets, and what every plan must be.
+//! Shared parts of the planner's property tests: random sets, and the properties of every plan.
 
 use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Planner, Reservation, Segment};
 use proptest::prelude::*;
 
-/// Every plan: no CPU with two vCPUs at once, no vCPU on two CPUs, all where they may run, at most m-1 of them on two
-/// CPUs. `admitted.home` is by [`ontime_plan::VcpuId::index`].
+/// Properties of every plan: never two vCPUs on a CPU at once, no vCPU on two CPUs at once, each on its allowed CPUs,
+/// at most m-1 vCPUs on two CPUs. `admitted.home` is indexed by [`ontime_plan::VcpuId::index`].
 pub fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
     let segments = planner.segments();
     let cpus = admitted.shared.len();
@@ -28,13 +28,13 @@ pub fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
     }
 }
 
-/// Any period, or one of some whose sums have a small divisor, so that a set can be made exactly full.
+/// Any period, or one of a few whose sums have small divisors, so that a set can be made exactly full.
 pub fn periods() -> impl Strategy<Value = u64> {
     let few = prop::sample::select(vec![3_000, 7_000, 13_000, 1_001_000, 4_096_000, 9_000_000, 100_000_000]);
     prop_oneof![1 => 1000u64..100_000_000, 8 => few]
 }
 
-/// What is left of the host, as one more vCPU: the set is exactly full.
+/// Adds a vCPU with the remaining capacity: the set is then exactly full.
 pub fn top_up(cpus: u32, asked: &mut Vec<Reservation>) -> Option<Admitted> {
     let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
     let left = u64::from(cpus).checked_mul(total.period())?.checked_sub(total.runtime())?;
@@ -46,7 +46,7 @@ pub fn top_up(cpus: u32, asked: &mut Vec<Reservation>) -> Option<Admitted> {
     Admission::new(cpus, Bandwidth::ZERO).admit(asked).ok()
 }
 
-/// What the plan still has for each vCPU after `now`, ns.
+/// The remaining time of each vCPU in the plan after `now`, ns.
 pub fn left(planner: &Planner, vcpus: usize, now: Nanos) -> Vec<u64> {
     let mut left = vec![0u64; vcpus];
     for segment in planner.segments() {

@@ -1,4 +1,4 @@
-//! Where feature `sched-ext` is not built in, there is no scheduler to load.
+//! Without feature `sched-ext` there is no scheduler to load.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,7 +7,7 @@ use ontime_tenants::ThreadId;
 use crate::config::Beyond;
 use crate::pacer::PacerError;
 
-/// There is none.
+/// Cannot exist.
 #[derive(Debug)]
 pub enum Scheduler {}
 

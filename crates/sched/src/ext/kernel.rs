@@ -1,4 +1,4 @@
-//! The scheduler in the kernel: loaded by libbpf, ended with its link.
+//! The BPF scheduler: loaded with libbpf, ended by dropping its link.
 
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
@@ -10,20 +10,20 @@ use crate::config::Beyond;
 use crate::pacer::PacerError;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scheduler.bpf.o"));
-/// Where the kernel says what is in force.
+/// Where the kernel shows which scheduler runs.
 const STATE: &str = "/sys/kernel/sched_ext";
 
-/// What libbpf said last, for the message of what failed.
+/// The last message of libbpf, for error messages.
 static SAID: Mutex<String> = Mutex::new(String::new());
 
 fn listen(_: PrintLevel, line: String) {
     *SAID.lock().unwrap_or_else(PoisonError::into_inner) = line.trim().to_owned();
 }
 
-/// See above.
+/// The loaded scheduler.
 #[derive(Debug)]
 pub struct Scheduler {
-    // Ends it, before its maps go.
+    // Dropped first: ends the scheduler before its maps go.
     _link: Link,
     object: Object,
 }
@@ -32,7 +32,8 @@ fn failed(what: &str, error: &dyn std::fmt::Display) -> PacerError {
     let said = std::mem::take(&mut *SAID.lock().unwrap_or_else(PoisonError::into_inner));
     let said = if said.is_empty() { said } else { format!(" ({said})") };
     PacerError::Ext(format!(
-        "{what}: {error}{said}; it takes Linux 7.1 or newer, CAP_SYS_ADMIN, and BTF that describes its functions"
+        "{what}: {error}{said}; it takes Linux 7.1 or newer, CAP_SYS_ADMIN, and BTF that describes its functions; \
+         else use backend = \"paced\""
     ))
 }
 
@@ -40,12 +41,16 @@ impl Scheduler {
     /// # Errors
     /// [`PacerError::Ext`].
     pub fn load(beyond: Beyond) -> Result<Self, PacerError> {
-        let state = std::fs::read_to_string(format!("{STATE}/state"))
-            .map_err(|error| PacerError::Ext(format!("{STATE}/state: {error}; this kernel has no sched_ext")))?;
+        let state = std::fs::read_to_string(format!("{STATE}/state")).map_err(|error| {
+            PacerError::Ext(format!(
+                "{STATE}/state: {error}; this kernel has no sched_ext: boot \
+                 Linux 7.1 or newer, or use backend = \"paced\""
+            ))
+        })?;
         if state.trim() != "disabled" {
             let other = std::fs::read_to_string(format!("{STATE}/root/ops")).unwrap_or_default();
             return Err(PacerError::Ext(format!(
-                "another scheduler is loaded: {} is {}; end it first",
+                "another scheduler is loaded: {} is {}; end it, or use backend = \"paced\"",
                 other.trim(),
                 state.trim()
             )));
@@ -92,11 +97,11 @@ impl Scheduler {
 
     /// Takes a thread's seat back.
     pub fn unseat(&self, id: ThreadId) {
-        // Not there any more: that is what was wanted.
+        // If it is not there, there is nothing to do.
         let _ = self.map("seats").map(|seats| seats.delete(&id.tid.to_ne_bytes()));
     }
 
-    /// Why the kernel has ended it, if it has.
+    /// Why the kernel has ended the scheduler, if it has.
     pub fn ended(&self) -> Option<String> {
         let said = self.map("fate").ok()?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
         let said = String::from_utf8_lossy(&said);

@@ -1,12 +1,11 @@
-//! The scheduler of back end `sched_ext`, from this side: a table of places, one for each vCPU that has a seat.
+//! The scheduler of back end `sched_ext`, from user space: a table of places, with an entry (seat) for each vCPU.
 //!
-//! A change of place is a store into memory that the scheduler reads (`scheduler.bpf.c`) when it next looks for
-//! somebody to run on the vCPU's CPU; the pacer of that CPU makes it do so by having run. No system call, no
-//! allocation.
+//! A change of place is a store into memory that the BPF scheduler (`scheduler.bpf.c`) reads when it next chooses a
+//! thread for the vCPU's CPU. The pacer of that CPU causes that choice by having run. No system call, no allocation.
 //!
-//! All threads of SCHED_OTHER, SCHED_BATCH and SCHED_IDLE are the scheduler's while it is loaded, so that vCPUs can
-//! stand ahead of them. It is as long as this process holds it: when the process ends, however it does, the kernel puts
-//! everybody back into its own.
+//! While the scheduler is loaded, it runs all threads of SCHED_OTHER, SCHED_BATCH and SCHED_IDLE, so that vCPUs can be
+//! ahead of them. It stays loaded while this process holds it: when the process ends in any way, the kernel moves all
+//! threads back to its own scheduler.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -14,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ontime_tenants::ThreadId;
+use ontime_tenants::{ThreadId, remedy};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::account::Place;
@@ -31,16 +30,16 @@ mod kernel;
 
 use kernel::Scheduler;
 
-/// Whether there is a scheduler to load.
+/// Whether the scheduler is built in.
 pub const BUILT_IN: bool = cfg!(feature = "sched-ext");
-/// vCPUs that may have a seat; scheduler.bpf.c has the same.
+/// The most vCPUs that can have a seat; the same as in scheduler.bpf.c.
 const SEATS: usize = 128;
 
-/// The places of all seats, in memory that the kernel's scheduler reads.
+/// The places of all seats, in memory shared with the BPF scheduler.
 #[derive(Debug)]
 struct Table(NonNull<AtomicU64>);
 
-// SAFETY: it is memory of atomics, unmapped by its one owner's drop.
+// SAFETY: memory of atomics, which only its owner unmaps, when dropped.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
@@ -56,7 +55,7 @@ impl Table {
     }
 
     fn place(&self, seat: usize) -> Option<&AtomicU64> {
-        // SAFETY: SEATS of them are mapped as long as the table lives, and aligned as a page is.
+        // SAFETY: SEATS of them are mapped as long as the table lives, with the alignment of a page.
         let all = unsafe { std::slice::from_raw_parts(self.0.as_ptr(), SEATS) };
         all.get(seat)
     }
@@ -64,7 +63,7 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`, which nobody has a reference into any more.
+        // SAFETY: the mapping made in `map`; no reference into it is left.
         let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), Self::BYTES) };
     }
 }
@@ -77,7 +76,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Gives it a place, from when its CPU next looks for somebody.
+    /// Sets the vCPU's place, for the next time that its CPU chooses a thread.
     pub fn place(&self, place: Place) {
         let place = match place {
             Place::Beyond => 0,
@@ -90,7 +89,7 @@ impl Slot {
     }
 }
 
-/// The scheduler, loaded and in force, and who has a seat.
+/// The loaded scheduler, and the vCPUs with seats.
 #[derive(Debug)]
 pub struct Ext {
     scheduler: Scheduler,
@@ -99,20 +98,21 @@ pub struct Ext {
 }
 
 impl Ext {
-    /// Loads it.
+    /// Loads and starts the scheduler.
     ///
     /// # Errors
-    /// [`PacerError::Ext`] where it is not built in, the kernel cannot take it, or another one is loaded.
+    /// [`PacerError::Ext`] if it is not built in, the kernel does not accept it, or another one is loaded.
     pub fn start(beyond: Beyond) -> Result<Self, PacerError> {
         let scheduler = Scheduler::load(beyond)?;
-        let table = Table::map(scheduler.places()?).map_err(|error| PacerError::Ext(format!("its table: {error}")))?;
+        let table = Table::map(scheduler.places()?)
+            .map_err(|error| PacerError::Ext(format!("mapping its table: {error}; {}", remedy(&error))))?;
         Ok(Self { scheduler, table: Arc::new(table), seats: BTreeMap::new() })
     }
 
-    /// Gives everybody a seat who has none.
+    /// Gives each vCPU a seat that has none.
     ///
     /// # Errors
-    /// [`PacerError::Ext`] where a vCPU may go from CPU to CPU, there are more than [`SEATS`], or the kernel has ended
+    /// [`PacerError::Ext`] if a vCPU may run on several CPUs, there are more than [`SEATS`], or the kernel has ended
     /// the scheduler.
     pub fn seat(&mut self, settled: &Settled) -> Result<(), PacerError> {
         self.stands()?;
@@ -131,7 +131,7 @@ impl Ext {
             }
             let free = (0..SEATS).find(|seat| !self.seats.values().any(|taken| taken == seat));
             let Some(seat) = free else {
-                return Err(PacerError::Ext(format!("no more than {SEATS} vCPUs; use backend = \"paced\"")));
+                return Err(PacerError::Ext(format!("it takes no more than {SEATS} vCPUs; use backend = \"paced\"")));
             };
             Slot { table: Arc::clone(&self.table), seat }.place(Place::Beyond);
             self.scheduler.seat(vcpu.id, seat)?;
@@ -140,7 +140,7 @@ impl Ext {
         Ok(())
     }
 
-    /// Takes the seats of all others back.
+    /// Takes back the seats of all other vCPUs.
     pub fn unseat_others(&mut self, settled: &Settled) {
         self.seats.retain(|id, _| {
             let stays = settled.vcpus.iter().any(|vcpu| vcpu.id == *id);
@@ -151,16 +151,21 @@ impl Ext {
         });
     }
 
-    /// The seat of one that has one.
+    /// The seat of a vCPU.
     pub fn slot(&self, id: ThreadId) -> Option<Slot> {
         let seat = *self.seats.get(&id)?;
         Some(Slot { table: Arc::clone(&self.table), seat })
     }
 
     /// # Errors
-    /// [`PacerError::Ext`] where the kernel has ended the scheduler; why.
+    /// [`PacerError::Ext`] with the reason, if the kernel has ended the scheduler.
     pub fn stands(&self) -> Result<(), PacerError> {
-        self.scheduler.ended().map_or(Ok(()), |why| Err(PacerError::Ext(format!("the kernel has ended it: {why}"))))
+        self.scheduler.ended().map_or(Ok(()), |why| {
+            Err(PacerError::Ext(format!(
+                "the kernel has ended the scheduler: {why}; report it (`ontime report` \
+                 collects what is needed), or use backend = \"paced\""
+            )))
+        })
     }
 }
 

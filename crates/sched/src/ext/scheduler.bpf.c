@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The sched_ext scheduler of back end `sched_ext`: vCPUs with reservations by the places that pacers write into a
- * table, all others by weight, in virtual time.
+ * The sched_ext scheduler of back end `sched_ext`. vCPUs with reservations run by the places that pacers write into a
+ * table, all other threads by weight, in virtual time.
  *
- * A vCPU with a seat waits in a queue of its own, whatever its place: it is asked for when a CPU looks for somebody, so
- * a place that is changed meanwhile counts. Every dispatch is SCX_ENQ_IMMED: when the pacer (SCHED_FIFO) takes the CPU,
- * the kernel gives back whoever ran there (SCX_ENQ_REENQ) instead of having it go on first (kernel/sched/ext.c, Linux
- * 7.1 and later). A vCPU that wakes takes the CPU from whoever has a lower place there.
+ * A vCPU with a seat always waits in its own queue, whatever its place. The place is read when a CPU chooses its next
+ * thread, so a place that changed meanwhile counts. Every dispatch has SCX_ENQ_IMMED: when the pacer (SCHED_FIFO)
+ * preempts the CPU, the kernel gives the thread that ran there back (SCX_ENQ_REENQ) instead of continuing it first
+ * (kernel/sched/ext.c, Linux 7.1 and later). A vCPU that wakes preempts a thread with a lower place.
  *
- * What Debian's BTF describes wrongly is not used (scx_bpf_kick_cpu(), scx_bpf_dsq_nr_queued(),
- * scx_bpf_select_cpu_dfl() on 7.2): a change is to be followed by somebody's preempting that CPU, which the pacer there
- * does by having run.
+ * Functions that Debian's BTF describes wrongly are not used (scx_bpf_kick_cpu(), scx_bpf_dsq_nr_queued(),
+ * scx_bpf_select_cpu_dfl() on 7.2). So this scheduler cannot make a CPU choose again: a change of place takes effect
+ * when another thread preempts that CPU. The pacer there does so by running.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -23,12 +23,12 @@ typedef __u64 u64;
 typedef __s64 s64;
 
 #define SEATS 128
-/* A power of two; CPUs beyond share entries. */
+/* A power of two; CPUs with higher numbers share entries. */
 #define CPUS 1024
 #define ON(cpu) ((cpu) & (CPUS - 1))
 #define SAID 128
 
-/* As in the table; ext/mod.rs has the same. */
+/* As in the table of places; the same as in ext/mod.rs. */
 enum place { BEYOND, ENTITLED, PLANNED };
 
 /* include/linux/sched/ext.h, kernel/sched/ext_internal.h */
@@ -40,15 +40,15 @@ enum place { BEYOND, ENTITLED, PLANNED };
 #define SCX_OPS_ENQ_MIGRATION_DISABLED 16ULL
 #define SCX_TASK_QUEUED 1U
 
-/* Queues: everybody without a seat, by virtual time; and one a seat. */
+/* Queues: one for all threads without a seat, by virtual time, and one for each seat. */
 #define OTHERS 1ULL
 #define SEAT(number) (0x100ULL + (number))
 
-/* Time slices, ns: they end at the tick. A vCPU within its share has the same turn after it as before. */
+/* Time slices, ns, which end at a tick. A vCPU within its share keeps its position when its slice ends. */
 #define SLICE 2000000ULL
 #define SEAT_SLICE 20000000ULL
 
-/* The kernel's own types, as far as they are used. */
+/* The kernel's own types, with the members that are used. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct cpumask {
 	unsigned long bits[1];
@@ -102,7 +102,7 @@ void bpf_iter_scx_dsq_destroy(struct bpf_iter_scx_dsq *iter) __ksym;
 s32 scx_bpf_create_dsq(u64 dsq, s32 node) __ksym;
 void scx_bpf_dsq_insert(struct task_struct *p, u64 dsq, u64 slice, u64 flags) __ksym;
 void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq, u64 slice, u64 vtime, u64 flags) __ksym;
-/* libbpf takes what stands behind the last ___ off a name. */
+/* libbpf ignores the part of a name after the last ___. */
 _Bool scx_bpf_dsq_move_to_local___v2___kernel(u64 dsq, u64 flags) __ksym;
 s32 scx_bpf_select_cpu_and(struct task_struct *p, s32 prev, u64 wake_flags, const struct cpumask *allowed,
 			   u64 flags) __ksym;
@@ -110,7 +110,7 @@ s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 _Bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym;
 _Bool scx_bpf_task_set_dsq_vtime(struct task_struct *p, u64 vtime) __ksym;
 
-/* Who has a seat, by thread number; when it started tells it from another thread that has the number after it. */
+/* vCPUs with seats, by thread number. The start time distinguishes a thread from a later one with the same number. */
 struct seat {
 	u64 number;
 	u64 started; /* clock ticks of 10 ms since the boot, as in /proc/PID/stat */
@@ -139,25 +139,25 @@ struct {
 	__type(value, char[SAID]);
 } fate SEC(".maps");
 
-/* The weight of one beyond its share, as EEVDF has it: 3 as SCHED_IDLE, 1,024 as SCHED_OTHER. Set before the load. */
+/* The weight of a vCPU beyond its share, as in EEVDF: 3 like SCHED_IDLE, 1,024 like SCHED_OTHER. Set before loading. */
 const volatile u64 beyond_weight = 3;
 
-static u64 now;		      /* the least virtual time of who waited when one was taken */
+static u64 now;		      /* the least virtual time in the queue when a thread was last taken from it */
 static u64 vtimes[SEATS];     /* of seats beyond their shares */
-static u64 arrivals;	      /* so far */
-static u64 arrived[SEATS];    /* the number of its arrival at its place */
+static u64 arrivals;	      /* arrivals so far */
+static u64 arrived[SEATS];    /* the number of the vCPU's arrival at its place */
 static u32 place_at[SEATS];   /* that place */
-static u32 waits_on[SEATS];   /* one more than its CPU, while one waits: each is bound to one */
-static u32 place_on[CPUS];    /* of who runs there */
-static s32 runs_on[CPUS];     /* its thread number */
-static u64 ran_before[CPUS];  /* its run time when it began */
+static u32 waits_on[SEATS];   /* the vCPU's CPU plus 1 while it waits (each is pinned to one), else 0 */
+static u32 place_on[CPUS];    /* place of the running thread */
+static s32 runs_on[CPUS];     /* number of the running thread */
+static u64 ran_before[CPUS];  /* run time of the running thread when it began to run */
 
 static _Bool before(u64 one, u64 other)
 {
 	return (s64)(one - other) < 0;
 }
 
-/* SEATS where it has none. */
+/* The thread's seat; SEATS if it has none. */
 static u32 seat_of(const struct task_struct *p)
 {
 	u32 tid = p->pid;
@@ -193,11 +193,11 @@ void BPF_PROG(ontime_enqueue, struct task_struct *p, u64 flags)
 	if (seat < SEATS) {
 		u32 place = place_of(seat);
 
-		/* One that was interrupted stays ahead of those that came later, as in SCHED_FIFO. */
+		/* An interrupted vCPU stays ahead of vCPUs that arrived later, as in SCHED_FIFO. */
 		if (flags & SCX_ENQ_WAKEUP || place != place_at[seat])
 			arrived[seat] = __sync_fetch_and_add(&arrivals, 1);
 		place_at[seat] = place;
-		/* Given back, somebody of a higher class has the CPU: it would be given back again. */
+		/* After SCX_ENQ_REENQ a thread of a higher class has the CPU: a dispatch would be given back again. */
 		if (!(flags & SCX_ENQ_REENQ) && place > place_on[ON(cpu)]) {
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, SEAT_SLICE, SCX_ENQ_PREEMPT | SCX_ENQ_IMMED);
 			return;
@@ -206,15 +206,16 @@ void BPF_PROG(ontime_enqueue, struct task_struct *p, u64 flags)
 		scx_bpf_dsq_insert(p, SEAT(seat), place > BEYOND ? SEAT_SLICE : SLICE, 0);
 		return;
 	}
-	/* Sleep is worth one slice. */
+	/* A thread that slept is at most one slice ahead. */
 	if (before(vtime, now - SLICE))
 		vtime = now - SLICE;
 	scx_bpf_dsq_insert_vtime(p, OTHERS, SLICE, vtime, 0);
 }
 
 /*
- * The first that waits for a CPU at this place; of those beyond their shares, whose turn it is, or with `any` all.
- * SEATS: none. Not static: so the verifier goes through it once, and not with every caller's state.
+ * The first vCPU that waits for a CPU at this place; SEATS: none. Of vCPUs beyond their shares, only one whose turn it
+ * is by virtual time, or with `any` all. Not static: so the verifier checks the function once, and not for each
+ * caller's state.
  */
 __attribute__((noinline)) u32 first(u32 cpu, u32 place, u32 any)
 {
@@ -240,12 +241,12 @@ static _Bool take(u32 cpu, u32 place, _Bool any)
 		return 0;
 	if (scx_bpf_dsq_move_to_local___v2___kernel(SEAT(seat), SCX_ENQ_IMMED))
 		return 1;
-	/* It was taken out of its queue, as one that is stopped. */
+	/* It was removed from its queue otherwise, for example because it was stopped. */
 	waits_on[seat] = 0;
 	return 0;
 }
 
-/* Whether somebody without a seat waits whose virtual time is less than this. */
+/* Whether a thread without a seat waits whose virtual time is below this. */
 static _Bool other_is_due(u64 vtime)
 {
 	struct bpf_iter_scx_dsq iter;
@@ -260,21 +261,21 @@ static _Bool other_is_due(u64 vtime)
 	return due;
 }
 
-/* What it has used since it began to run. (What is left of its slice does not tell: one that is preempted has none.) */
+/* CPU time since the thread began to run. (The rest of its slice does not show that: a preempted thread has none.) */
 static u64 used_by(const struct task_struct *p, u32 cpu)
 {
 	return runs_on[ON(cpu)] == p->pid ? p->se.sum_exec_runtime - ran_before[ON(cpu)] : 0;
 }
 
-/* Its virtual time, with that. */
+/* The thread's virtual time, with that CPU time. */
 static u64 vtime_of(const struct task_struct *p, u32 cpu)
 {
 	return p->scx.dsq_vtime + used_by(p, cpu) * 100 / (p->scx.weight ?: 100);
 }
 
 /*
- * Somebody for a CPU. Who runs there and could go on is in no queue: it is put on a par with who waits, or two would
- * take turns whatever their weights.
+ * Chooses the next thread of a CPU. The running thread, if it could go on, is in no queue. It is compared with the
+ * waiting threads: otherwise two threads would alternate whatever their weights.
  */
 SEC("struct_ops/dispatch")
 void BPF_PROG(ontime_dispatch, s32 cpu, struct task_struct *prev)
@@ -325,7 +326,7 @@ void BPF_PROG(ontime_running, struct task_struct *p)
 		return;
 	}
 	waits_on[seat] = 0;
-	/* It may have had its share since it was queued. */
+	/* It may have used up its share while it was queued. */
 	if (place_of(seat) == BEYOND)
 		scx_bpf_task_set_slice(p, SLICE);
 }
@@ -370,7 +371,7 @@ void BPF_PROG(ontime_exit, struct scx_exit_info *info)
 
 	if (!said)
 		return;
-	/* What it tells, or at least the kind of end. */
+	/* The kernel's message, or at least the kind of end. */
 	if (bpf_probe_read_kernel_str(said, SAID, info->msg) <= 1)
 		bpf_probe_read_kernel_str(said, SAID, info->reason);
 }
@@ -385,7 +386,9 @@ struct sched_ext_ops ontime_ops = {
 	.enable = (void *)ontime_enable,
 	.init = (void *)ontime_init,
 	.exit = (void *)ontime_exit,
-	/* On PREEMPT_RT most who are preempted in the kernel may not migrate; they are to be asked for their place, too. */
+	/*
+	 * Without this, threads that may not migrate (on PREEMPT_RT most preempted in the kernel) would bypass enqueue.
+	 */
 	.flags = SCX_OPS_ENQ_MIGRATION_DISABLED,
 	.name = "ontime",
 };

@@ -1,23 +1,23 @@
-//! The protocol of the ledger's page: a seqlock with one reader function that never waits, and two writers.
+//! The protocol of the ledger's page: a seqlock with two writers, whose readers never wait.
 //!
-//! A word has the generation, and whether claims may be made. Then come the offers, and two tables of what is held. The
-//! generation's parity says which table counts. The claiming thread writes the other table, then moves the word to the
-//! next generation by a compare-and-exchange; if the daemon was faster, that fails and nothing was claimed. The daemon
-//! moves the generation on by two, so that a claim under way does not write the table that counts, and marks the word
-//! as busy while it writes that table.
+//! A word holds the generation and a bit that allows claims. After it come the offers, and two tables of claims. The
+//! parity of the generation says which table is valid. The claiming thread writes the other table, then moves the word
+//! to the next generation by a compare-and-exchange. If the daemon changed the word first, the exchange fails and
+//! nothing is claimed. The daemon advances the generation by two, so that a claim in progress does not write the valid
+//! table, and sets a busy bit while it writes that table.
 //!
-//! In and out: values, through shared memory. The crate `ontime-model` compiles this file, too, with the model
+//! In and out: values, through shared memory. The crate `ontime-model` also compiles this file, with the model
 //! checker's atomics in `super::atomic`.
 
 use super::Budget;
 use super::atomic::{AtomicU64, Ordering, fence};
 
-/// Bits of the word: claims may be made; the daemon is writing what is held.
+/// Bits of the word: claims are allowed; the daemon is writing the valid table.
 const OPEN: u64 = 1;
 const BUSY: u64 = 2;
 /// The generation is above these bits.
 const SHIFT: u32 = 2;
-/// How often a reader tries again because of a claim under way.
+/// How often a reader retries because of a claim in progress.
 const TRIES: usize = 3;
 
 /// A [`Budget`] in shared memory.
@@ -39,7 +39,7 @@ impl Cell {
     }
 }
 
-/// The page, for so many vCPUs.
+/// The page, for this many vCPUs.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Page<const VCPUS: usize> {
@@ -54,7 +54,7 @@ impl<const VCPUS: usize> Page<VCPUS> {
         if generation & 1 == 0 { even } else { odd }
     }
 
-    /// As [`Ledger::generation`](super::Ledger::generation), and so on.
+    /// Each function is described at the function of [`Ledger`](super::Ledger) with its name.
     pub(super) fn generation(&self) -> u64 {
         self.word.load(Ordering::Acquire) >> SHIFT
     }
@@ -65,7 +65,8 @@ impl<const VCPUS: usize> Page<VCPUS> {
             return None;
         }
         let next = (seen >> SHIFT) + 1;
-        // A reader of the table that is written now, of the generation before the present one, sees that it is over.
+        // A reader may still be reading this table, for the previous generation. If it reads one of the new values,
+        // this fence ensures that it then sees a newer generation in the word.
         fence(Ordering::SeqCst);
         self.held(next).iter().zip(held).for_each(|(cell, held)| cell.set(*held));
         let to = next << SHIFT | OPEN;
@@ -109,7 +110,7 @@ impl<const VCPUS: usize> Page<VCPUS> {
                 return Some(held);
             }
         }
-        // Claims come faster than this reads: at the next look.
+        // Claims come faster than this thread reads. The pacer tries again at its next check.
         None
     }
 }
@@ -124,9 +125,8 @@ mod tests {
     const VCPUS: usize = 2;
     const PERIOD: u64 = 1 << 40;
 
-    /// A thread claims as fast as it can, the daemon withdraws and offers anew, a pacer reads: nobody reads half of a
-    /// table, and what the daemon finds is the last claim. Also for Miri, which finds data races and simulates weak
-    /// memory.
+    /// A thread claims as fast as it can, the daemon withdraws and makes new offers, a pacer reads. No reader sees half
+    /// a table, and the daemon finds the last claim. Also for Miri, which finds data races and simulates weak memory.
     #[test]
     fn claims_withdrawals_and_readings_at_once() {
         let cells = || from_fn::<Cell, VCPUS, _>(|_| Cell::default());

@@ -1,5 +1,5 @@
-//! A channel's thread allocates and frees nothing for a request. The device process is this program
-//! ([`super::driver`]): its allocator counts, by thread, in a file that the test reads.
+//! A channel's thread does not allocate or free memory for a request. The device process is this test program
+//! ([`super::driver`]). Its allocator counts per thread in a file that the test reads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -17,7 +17,7 @@ use ontime_sockets::abi::*;
 use super::driver::{Call, Vm};
 use super::{FREE, bind, listen, local};
 
-/// A thread and its count; no thread is 0.
+/// A thread and its count; thread 0 marks an unused row.
 #[repr(C)]
 struct Row {
     thread: AtomicU64,
@@ -25,10 +25,10 @@ struct Row {
 }
 
 const ROWS: usize = 256;
-/// Of the file, bytes.
+/// Size of the file, bytes.
 pub const SIZE: usize = ROWS * size_of::<Row>();
 
-/// The file's, of a device process.
+/// The mapped file, in a device process.
 static TABLE: AtomicPtr<Row> = AtomicPtr::new(null_mut());
 
 thread_local! {
@@ -36,7 +36,7 @@ thread_local! {
     static OWN: Cell<*const Row> = const { Cell::new(null()) };
 }
 
-/// Counts from now on, in this file of [`SIZE`].
+/// Counts into this file of [`SIZE`] bytes from now on.
 pub fn count_into(path: &Path) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
@@ -45,7 +45,7 @@ pub fn count_into(path: &Path) {
     TABLE.store(at.cast(), Ordering::Release);
 }
 
-/// What a thread has in the file.
+/// A thread's count in the file.
 pub fn of(path: &Path, thread: u32) -> u64 {
     let bytes = std::fs::read(path).unwrap();
     let numbers: Vec<u64> = bytes.chunks(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap())).collect();
@@ -65,7 +65,7 @@ fn count() {
         own = rows.iter().find(free).map_or(null(), std::ptr::from_ref);
         OWN.set(own);
     }
-    // Threads that come when there is no row left are not looked at.
+    // Threads that find no free row are not counted.
     if let Some(row) = unsafe { own.as_ref() } {
         row.count.fetch_add(1, Ordering::Relaxed);
     }
@@ -73,7 +73,7 @@ fn count() {
 
 struct Counting;
 
-// Everything is the system allocator's; counting does not allocate.
+// All memory comes from the system allocator; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -89,7 +89,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One request of each kind that a channel takes, and one that waits.
+/// One request of each kind that a channel accepts, and one that waits.
 fn requests(vm: &mut Vm, udp: (&UdpSocket, std::net::SocketAddr), listener: std::net::SocketAddr) {
     let (client, address) = udp;
     let driver = &mut vm.channels[1];
@@ -116,7 +116,7 @@ fn requests(vm: &mut Vm, udp: (&UdpSocket, std::net::SocketAddr), listener: std:
     let given_up = driver.post(Call::new(ONTIME_OP_RECV, 1).wait().room(10));
     assert_eq!(driver.result(Call::new(ONTIME_OP_CANCEL, ONTIME_SOCK_NONE).arg([given_up as i32])), Ok(0));
     assert_eq!(driver.wait(given_up).result(), Err(libc::ECANCELED));
-    // A connection, from its accept to its close, with more than goes at once.
+    // A connection from its accept to its close, with more data than fit at once.
     let accepting = driver.post(Call::new(ONTIME_OP_ACCEPT, 2).arg([3]).wait());
     let mut peer = TcpStream::connect(listener).unwrap();
     assert_eq!(driver.wait(accepting).result(), Ok(0));
@@ -131,7 +131,7 @@ fn requests(vm: &mut Vm, udp: (&UdpSocket, std::net::SocketAddr), listener: std:
     assert_eq!(driver.result(Call::new(ONTIME_OP_QUERY, 3).arg([ONTIME_QUERY_INQ as i32])), Ok(0));
     assert_eq!(driver.result(Call::new(ONTIME_OP_SHUTDOWN, 3).arg([1])), Ok(0));
     assert_eq!(driver.result(Call::new(ONTIME_OP_CLOSE, 3)), Ok(0));
-    // Refusals.
+    // Refused calls.
     assert_eq!(driver.result(Call::new(ONTIME_OP_POLL, 9)), Err(libc::EBADF));
     assert_eq!(driver.result(Call::new(ONTIME_OP_SEND, 1).arg([1 << 30]).data(b"x")), Err(libc::EINVAL));
     let beyond = Call::new(ONTIME_OP_SEND, 1).to("192.0.2.1:9".parse().unwrap()).data(b"x");
@@ -152,7 +152,7 @@ fn a_channels_thread_allocates_nothing_for_a_request() {
     let listener = listen(&mut vm, 2, 1);
     let client = UdpSocket::bind(local(0)).unwrap();
     let thread = "ontime-sock/1";
-    // The first turn makes what a thread has once (`arc_swap`'s place for the guest's memory).
+    // The first turn allocates per-thread state once (`arc_swap`'s entry for the guest's memory).
     vm.channels[1].settle();
     let before = vm.allocations(thread);
     assert_ne!(before, 0, "nothing is counted");

@@ -1,5 +1,5 @@
-//! The driver's side of the device, as a guest's module would be: rings in shared memory, calls, events; and the device
-//! process itself, the real one.
+//! The driver's side of the device, as a guest's module implements it: rings in shared memory, calls and events. The
+//! device process is the real one.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,13 +23,13 @@ use super::allocation;
 
 pub const MEMORY: u64 = 64 << 20;
 const SIZE: u16 = 256;
-/// Each device's rings and slots are in a part of the memory of its own; above FREE is for the tests.
+/// Each device's rings and slots have their own part of the memory; memory above FREE is for the tests.
 const PART: u64 = 8 << 20;
 pub const FREE: u64 = 32 << 20;
 const SLOT: u64 = 16 << 10;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running device process and a driver connected to it.
+/// A running device process and a driver that is connected to it.
 pub struct Vm {
     pub process: Child,
     pub memory: Arc<GuestMemoryMmap>,
@@ -41,7 +41,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// With this table in sockets.toml (without its head).
+    /// Starts a VM with this table in sockets.toml (without its header).
     pub fn start(table: &str) -> Self {
         let mut vm = Self::begin(table);
         let channels = vm.channels[0].config.channels;
@@ -52,7 +52,7 @@ impl Vm {
         vm
     }
 
-    /// The same, with the main device connected alone.
+    /// The same with only the main device connected.
     pub fn begin(table: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (run, config) = (directory.path().join("run"), directory.path().join("etc"));
@@ -84,7 +84,7 @@ impl Vm {
         &mut self.channels[0]
     }
 
-    /// What `ontime sockets test --json` shows.
+    /// The output of `ontime sockets test --json`.
     pub fn status(&self) -> ontime_sockets::status::Status {
         let stream =
             std::os::unix::net::UnixStream::connect(ontime_sockets::Paths::new(&self.run, "test").status()).unwrap();
@@ -95,15 +95,15 @@ impl Vm {
         self.status().counters.iter().find(|(have, _)| have == name).unwrap().1
     }
 
-    /// Memory of its own that the device process has in RAM, bytes: without the guest's and what it shares with others.
+    /// Resident private memory of the device process, bytes, without the guest's memory and shared mappings.
     pub fn own_memory(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1_024
     }
 
-    /// The device process's threads, as /proc has them; without the main one, which belongs to the test's frame and
-    /// looks at its clock now and then.
+    /// The device process's threads in /proc, without the main thread, which belongs to the test framework and polls a
+    /// clock.
     pub fn threads(&self) -> Vec<PathBuf> {
         let process = self.process.id().to_string();
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|task| task.unwrap());
@@ -119,19 +119,19 @@ impl Vm {
         Duration::from_nanos(self.threads().iter().map(ran).sum())
     }
 
-    /// The thread of the device process that has this name.
+    /// The device process's thread with this name.
     pub fn thread(&self, name: &str) -> u32 {
         let is_it = |task: &&PathBuf| std::fs::read_to_string(task.join("comm")).unwrap().trim_end() == name;
         let threads = self.threads();
         threads.iter().find(is_it).unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
     }
 
-    /// How often the thread of that name has allocated or freed memory.
+    /// Number of allocations and frees by the thread of that name.
     pub fn allocations(&self, name: &str) -> u64 {
         allocation::of(&self.allocations, self.thread(name))
     }
 
-    /// Descriptors the device process has open.
+    /// Number of open descriptors of the device process.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
     }
@@ -144,19 +144,19 @@ impl Drop for Vm {
     }
 }
 
-/// What [`device`] tells its child: the directories.
+/// Environment variable with which [`device`] passes the directories to its child.
 const AS_DEVICE: &str = "ONTIME_TEST_DEVICE";
 
-/// Set where it is to refuse what an administrator has to allow; the user to become.
+/// Environment variables: refuse what an administrator must allow; the user to change to.
 pub const STRICT: &str = "ONTIME_TEST_STRICT";
 pub const USER: &str = "ONTIME_TEST_USER";
-/// Set where a thread of it panics once it serves.
+/// Environment variable: one of its threads panics once it serves.
 pub const PANICS: &str = "ONTIME_TEST_PANICS";
 
-/// Where it counts allocations, among its configuration.
+/// Name of the allocation counters' file in the configuration directory.
 const ALLOCATIONS: &str = "allocations";
 
-/// Not a test of its own: started by [`device`], this program is the device process, all of it but the command line.
+/// Not a test of its own: [`device`] starts this program as the device process, complete except for the command line.
 #[test]
 fn device_process() {
     let Ok(directories) = std::env::var(AS_DEVICE) else { return };
@@ -173,7 +173,7 @@ fn device_process() {
             while !status.exists() {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // Beyond the start, with the filter in force.
+            // After the start, with the filter installed.
             std::thread::sleep(Duration::from_millis(300));
             panic!("as a thread that has a bug");
         });
@@ -181,7 +181,7 @@ fn device_process() {
     ontime_sockets::run(&ontime_sockets::Options { name: "test".to_owned(), vm, paths, sandbox }).unwrap();
 }
 
-/// What starts a device process.
+/// The command that starts a device process.
 pub fn command(run: &Path, config: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -210,7 +210,7 @@ pub fn write_descriptor(memory: &GuestMemoryMmap, at: u64, address: u64, len: u3
     memory.write_obj(next, GuestAddress(at + 14)).unwrap();
 }
 
-/// One virtqueue, driver's side.
+/// The driver's side of one virtqueue.
 pub struct Ring {
     memory: Arc<GuestMemoryMmap>,
     base: u64,
@@ -223,7 +223,7 @@ pub struct Ring {
 impl Ring {
     fn new(memory: Arc<GuestMemoryMmap>, base: u64) -> Self {
         let event = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        // The event queue's and another life's leftovers.
+        // Clear what the event queue and a previous driver left.
         memory.write_slice(&[0; 0x4000], GuestAddress(base)).unwrap();
         Self { memory, base, available: 0, used: 0, kick: event(), call: event() }
     }
@@ -244,7 +244,7 @@ impl Ring {
         self.write_descriptor(self.descriptors() + u64::from(index) * 16, address, len, flags, next);
     }
 
-    /// Of another table.
+    /// Writes a descriptor of an indirect table.
     pub fn write_descriptor(&self, at: u64, address: u64, len: u32, flags: u16, next: u16) {
         write_descriptor(&self.memory, at, address, len, flags, next);
     }
@@ -257,7 +257,7 @@ impl Ring {
         fence(Ordering::SeqCst);
     }
 
-    /// Pretends to have offered this many more.
+    /// Pretends to have offered this many more chains.
     pub fn jump(&mut self, by: u16) {
         self.available = self.available.wrapping_add(by);
         self.memory.store(self.available, GuestAddress(self.avail() + 2), Ordering::Release).unwrap();
@@ -267,12 +267,12 @@ impl Ring {
         self.kick.write(1).unwrap();
     }
 
-    /// How many the device has used, modulo 2^16.
+    /// The device's used index, modulo 2^16.
     pub fn used_index(&self) -> u16 {
         self.memory.load(GuestAddress(self.used_ring() + 2), Ordering::Acquire).unwrap()
     }
 
-    /// Places that the device has not used yet.
+    /// Chains that the device has not used yet.
     pub fn outstanding(&self) -> u16 {
         self.available.wrapping_sub(self.used)
     }
@@ -357,10 +357,10 @@ impl Call {
     }
 }
 
-/// What came back.
+/// An answer.
 #[derive(Debug, Clone)]
 pub struct Done {
-    /// Its place among all answers that were not drained.
+    /// Its number among all answers that were not drained.
     pub nth: u64,
     pub len: u32,
     pub header: ontime_done,
@@ -369,7 +369,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// The number, or the errno.
+    /// The returned number or the errno.
     pub fn result(&self) -> Result<u32, i32> {
         let result = self.header.result as i32;
         if result < 0 { Err(-result) } else { Ok(self.header.result) }
@@ -383,7 +383,7 @@ impl Done {
     }
 }
 
-/// One device.
+/// The driver of one device.
 pub struct Driver {
     pub frontend: Frontend,
     pub config: ontime_config,
@@ -449,13 +449,13 @@ impl Driver {
         [Some(&self.calls), Some(&self.events), self.control.as_ref()].into_iter().flatten().collect()
     }
 
-    /// Hands the rings over as they are, and enables them.
+    /// Passes the rings as they are to the device and enables them.
     pub fn start(&mut self) {
         let used: Vec<u32> = self.rings().iter().map(|ring| u32::from(ring.used)).collect();
         self.start_at(&used);
     }
 
-    /// As QEMU after a pause: from where the device stood.
+    /// Continues like QEMU after a pause, from the indexes at which the device stopped.
     pub fn start_at(&mut self, stood: &[u32]) {
         for (index, stood) in stood.iter().enumerate() {
             self.start_ring(index, *stood as u16);
@@ -483,18 +483,18 @@ impl Driver {
         frontend.set_vring_enable(index, true).unwrap();
     }
 
-    /// Stops the rings; gives where the device stood in each.
+    /// Stops the rings and returns the device's index in each.
     pub fn stop(&mut self) -> Vec<u32> {
         (0..self.rings().len()).map(|index| self.frontend.get_vring_base(index).unwrap()).collect()
     }
 
-    /// As a guest that boots anew: fresh rings.
+    /// Sets up new rings, like a rebooted guest.
     pub fn reset(&mut self) {
         self.renew();
         self.start();
     }
 
-    /// As [`Driver::reset`], but for the start.
+    /// Like [`Driver::reset`] without the start.
     pub fn renew(&mut self) {
         self.stop();
         self.calls = Ring::new(self.memory.clone(), self.calls.base);
@@ -534,7 +534,7 @@ impl Driver {
         Some(event)
     }
 
-    /// Waits until a socket's event shows one of the bits, or an error.
+    /// Waits until an event of the socket shows one of the bits, or an error.
     pub fn ready(&mut self, sock: u32, bits: u32) -> ontime_event {
         loop {
             let event = self.event().expect("no event came");
@@ -547,7 +547,7 @@ impl Driver {
         }
     }
 
-    /// Makes a call, in two descriptors.
+    /// Posts a call in two descriptors.
     pub fn post(&mut self, mut call: Call) -> u64 {
         let slot = self.free.pop().expect("too many calls in flight");
         let at = self.slots + u64::from(slot) * SLOT;
@@ -558,7 +558,7 @@ impl Driver {
         bytes.extend(&call.control);
         bytes.extend(&call.data);
         let writable = DONE_LEN + usize::from(call.words.control_room) + call.room;
-        // Large ones, up to 1 MiB in each direction, lie in the tests' memory.
+        // Large buffers, up to 1 MiB per direction, are in the tests' memory.
         let large = FREE + u64::from(slot % 16) * (2 << 20);
         let (from, to) = if bytes.len().max(writable) > SLOT as usize / 2 {
             (large, large + (1 << 20))
@@ -588,12 +588,12 @@ impl Driver {
         }
     }
 
-    /// Takes answers, to what was offered by hand too, and forgets them.
+    /// Takes and drops answers, also those to manually offered chains.
     pub fn drain(&mut self) {
         while self.take().is_some() {}
     }
 
-    /// Takes one answer: the head, and how much was written.
+    /// Takes one answer: the head and the written length.
     pub fn take(&mut self) -> Option<(u16, u32)> {
         let (head, len) = self.calls.take()?;
         if self.out.remove(&head).is_some() {
@@ -602,7 +602,7 @@ impl Driver {
         Some((head, len))
     }
 
-    /// Drains until the device has come to what was offered last.
+    /// Drains until the device has processed the last offered chain.
     pub fn settle(&mut self) {
         let last = self.post(Call::new(ONTIME_OP_POLL, ONTIME_SOCK_NONE));
         let start = Instant::now();
@@ -613,7 +613,7 @@ impl Driver {
         }
     }
 
-    /// Makes so many calls that say nothing, and waits for the answers.
+    /// Makes this many calls without effect and waits for the answers.
     pub fn settle_many(&mut self, count: u16) {
         let posted: Vec<u64> = (0..count).map(|_| self.post(Call::new(ONTIME_OP_POLL, ONTIME_SOCK_NONE))).collect();
         for id in posted {
@@ -621,7 +621,7 @@ impl Driver {
         }
     }
 
-    /// Looks for the device as a driver does before it sets it up: reads its configuration.
+    /// Probes the device as a driver does before its setup: reads the configuration.
     pub fn probe(&mut self) {
         let zeros = [0; size_of::<ontime_config>()];
         self.frontend.get_config(0, zeros.len() as u32, VhostUserConfigFlags::WRITABLE, &zeros).unwrap();
@@ -662,17 +662,17 @@ impl Driver {
         self.call(call).result()
     }
 
-    /// SOCKET.
+    /// Makes a SOCKET call.
     pub fn socket(&mut self, sock: u32, family: i32, kind: i32, channel: u32) {
         assert_eq!(self.result(Call::new(ONTIME_OP_SOCKET, sock).arg([family, kind, 0, channel as i32])), Ok(0));
     }
 
-    /// CTL_VCPU.
+    /// Makes a CTL_VCPU call.
     pub fn name_vcpu(&mut self, channel: u32, address: u64) -> i32 {
         self.control_call(ONTIME_CTL_VCPU, channel, &address.to_le_bytes())
     }
 
-    /// A call on the control queue, by hand: the ring is not the call ring.
+    /// Makes a call on the control queue. Written by hand, because `calls` is the call ring.
     pub fn control_call(&mut self, op: u32, arg: u32, data: &[u8]) -> i32 {
         let (memory, ring) = (self.memory.clone(), self.control.as_mut().unwrap());
         let words = ontime_call { op: op as u16, sock: ONTIME_SOCK_NONE, arg: [arg, 0, 0, 0], ..Default::default() };

@@ -1,5 +1,5 @@
-//! Garbage: descriptors, tables of them, calls, at random, on all queues, and changed while the device reads them. The
-//! process goes on, gives back each buffer that it was given, and keeps no descriptor.
+//! Random descriptors, descriptor tables and calls on all queues, also changed while the device reads them. The process
+//! must continue, return every buffer that it was given, and leak no descriptor.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -24,23 +24,23 @@ use super::driver::{Call, FREE, MEMORY, PATIENCE, Ring, Vm};
 use super::hostile::alive;
 use super::local;
 
-/// The places of descriptors that are garbage; good calls have those below.
+/// Slots of random descriptors; valid calls use the slots below.
 const PLACES: std::ops::Range<u16> = 128..256;
-/// Where calls are written, tables of descriptors, and what else they point to.
+/// Addresses of calls, of descriptor tables and of other data.
 const HEADERS: u64 = FREE;
 const HEADER: u64 = 0x400;
 const TABLES: u64 = FREE + 0x1_0000;
 const TABLE: u64 = 0x800;
 const DATA: u64 = FREE + 0x10_0000;
-/// Of headers, and of tables. The last headers are of calls about the VM.
+/// Number of headers and of tables. The last headers are calls about the VM.
 const COUNT: u64 = 16;
 const ABOUT_VM: std::ops::Range<u64> = 12..COUNT;
-/// Calls have one of so many ids, by which they are called off.
+/// Number of different call ids, which CANCEL uses.
 const IDS: u64 = 8;
-/// Cases until all that waits is called off, and until the guest boots anew.
+/// Number of cases until all waiting calls are cancelled, and until the guest reboots.
 const ROUND: u64 = 64;
 const LIFE: u64 = 20 * ROUND;
-/// What the process may have grown by: the buffers of calls, touched by and by.
+/// Allowed growth of the process's memory, bytes: the calls' buffers are touched gradually.
 const GROWTH: u64 = 16 << 20;
 
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +69,7 @@ impl Header {
     }
 }
 
-/// What is written, and then offered.
+/// Data to write and chains to offer.
 #[derive(Debug, Clone)]
 struct Case {
     queue: usize,
@@ -77,7 +77,7 @@ struct Case {
     chain: Vec<(u16, Descriptor)>,
     tables: Vec<(u64, Vec<Descriptor>)>,
     headers: Vec<(u64, Header)>,
-    /// Heads of chains that are in order, and where the answer goes.
+    /// Heads of valid chains and the addresses of their answers.
     answers: Vec<(u16, u64)>,
 }
 
@@ -103,12 +103,12 @@ fn length() -> impl Strategy<Value = u32> {
     ]
 }
 
-/// NEXT 1, WRITE 2, INDIRECT 4; the others mean nothing.
+/// NEXT 1, WRITE 2, INDIRECT 4; the other bits have no meaning.
 fn flags() -> impl Strategy<Value = u16> {
     prop_oneof![8 => 0u16..4, 3 => 4u16..8, 1 => any::<u16>()]
 }
 
-/// In a table loops are as short as they can be.
+/// Within a table, loops are as short as possible.
 fn descriptor() -> impl Strategy<Value = Descriptor> {
     let next = prop_oneof![3 => PLACES, 3 => 0u16..6, 1 => any::<u16>()];
     (address(), length(), flags(), next).prop_map(|(address, len, flags, next)| Descriptor {
@@ -124,7 +124,7 @@ fn table() -> impl Strategy<Value = (u64, Vec<Descriptor>)> {
     (at, proptest::collection::vec(descriptor(), 1..8))
 }
 
-/// What hardly ever comes about at random: a call's two parts, in a table or not.
+/// A combination that random data rarely produce: a call's two parts, in a table or not.
 fn ordered() -> impl Strategy<Value = (u16, bool, [Descriptor; 2])> {
     let given = prop_oneof![3 => select(vec![0u32, 8, 24, 48]), 1 => 0u32..300];
     let room = select(vec![0u32, 1, 100, 2_000, 100_000]);
@@ -139,17 +139,17 @@ fn ordered() -> impl Strategy<Value = (u16, bool, [Descriptor; 2])> {
     )
 }
 
-/// An id that may be a socket's, that of one before or after it at the same index, any, or none.
+/// A socket's id, an id with another generation at the same index, any number, or none.
 fn sock() -> impl Strategy<Value = u32> {
     let generation = (0u32..6, 0u32..1 << 12).prop_map(|(index, of)| index | of << ONTIME_SOCK_INDEX_BITS);
     prop_oneof![12 => 0u32..6, 2 => generation, 1 => any::<u32>(), 3 => Just(ONTIME_SOCK_NONE)]
 }
 
-/// The same, without most of what would only be refused.
+/// The same call without most of what would only be refused.
 fn sane(mut words: ontime_call) -> ontime_call {
     let op = u32::from(words.op);
     if op >= ONTIME_CTL_VCPU {
-        // Calls about the VM have little beside their data.
+        // Calls about the VM have few arguments beside their data.
         let arg = [u32::from(op == ONTIME_CTL_VCPU), 0, 0, 0];
         return ontime_call { op: words.op, sock: ONTIME_SOCK_NONE, id: words.id, arg, ..ontime_call::default() };
     }
@@ -213,7 +213,7 @@ fn words(place: SocketAddr, about_vm: bool) -> impl Strategy<Value = ontime_call
             let address: Option<SocketAddr> = match family {
                 0 => Some(local(port)),
                 1 => Some((std::net::Ipv6Addr::LOCALHOST, port).into()),
-                // Not to be reached.
+                // Not allowed by the policy.
                 2 => Some(([192, 0, 2, 1], port).into()),
                 _ => None,
             };
@@ -226,7 +226,7 @@ fn words(place: SocketAddr, about_vm: bool) -> impl Strategy<Value = ontime_call
     )
 }
 
-/// A header, and where it is written.
+/// A header and its address.
 fn header(place: SocketAddr) -> impl Strategy<Value = (u64, Header)> {
     let at = |range: std::ops::Range<u64>| range.prop_map(|at| HEADERS + at * HEADER);
     prop_oneof![
@@ -243,7 +243,7 @@ fn contents(place: SocketAddr, about_vm: bool) -> impl Strategy<Value = Header> 
             ontime_bw { vcpu, reserved, budget, period }.as_slice().to_vec()
         },
     );
-    // Of a vCPU word, and where deadlines are published.
+    // The address of a vCPU word, or at which deadlines are published.
     let place_of = prop_oneof![
         (0u64..64).prop_map(|at| DATA + at * 64),
         (0u64..64).prop_map(|at| DATA + at * 4096),
@@ -286,8 +286,7 @@ fn case(place: SocketAddr) -> impl Strategy<Value = Case> {
     })
 }
 
-/// Sockets that garbage can be about: it closes them, and hardly ever makes one. Connections of a listener are among
-/// them.
+/// Sockets for random calls, which often close sockets but rarely open any. Some are a listener's connections.
 struct Sockets {
     turns: u32,
     place: SocketAddr,
@@ -319,14 +318,14 @@ impl Sockets {
                 let new = 4 + self.turns / 64 % 2;
                 vm.channels[1].post(Call::new(ONTIME_OP_ACCEPT, 3).arg([new as i32]));
             }
-            // What there is to receive. A connection may have gone.
+            // Data to receive. A connection may be closed.
             12 => self.peers.iter_mut().for_each(|peer| drop(peer.write(&[0xaa; 500]))),
             _ => {}
         }
     }
 }
 
-/// Rewrites what was offered, and what it points to, as long as this lives.
+/// Rewrites offered descriptors and their data as long as this value lives.
 struct Changes {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -342,7 +341,7 @@ impl Changes {
         let ended = Arc::new(AtomicBool::new(false));
         let told = ended.clone();
         let change = move || {
-            // Numbers of entries without a common divisor: they meet in every combination.
+            // The numbers of entries have no common divisor, so all combinations occur.
             let mut turn = 0;
             while !told.load(Ordering::Relaxed) {
                 let descriptor = descriptors[turn % descriptors.len()];
@@ -363,7 +362,7 @@ impl Changes {
                     header.write(&memory, *at);
                 }
                 turn += 1;
-                // So that some of what is offered is read as it was written.
+                // Pauses, so that some calls are read as they were written.
                 if turn % 16 == 0 {
                     std::thread::sleep(Duration::from_micros(100));
                 }
@@ -380,7 +379,7 @@ impl Drop for Changes {
     }
 }
 
-/// Says what came last where a test fails.
+/// Prints the last cases if a test fails.
 #[derive(Default)]
 struct Last(VecDeque<Case>);
 
@@ -392,7 +391,7 @@ impl Drop for Last {
     }
 }
 
-/// A daemon that admits most of what is asked, until the process ends.
+/// A daemon that admits most requests until the process ends.
 fn admit(vm: &Vm) {
     let stream = UnixStream::connect(ontime_sockets::Paths::new(&vm.run, "test").deadlines()).unwrap();
     let mut answers = stream.try_clone().unwrap();
@@ -409,7 +408,7 @@ fn admit(vm: &Vm) {
     });
 }
 
-/// Calls, events, control; calls and events of the channel.
+/// The rings for calls, events and control of main, and for calls and events of the channel.
 fn rings(vm: &Vm) -> [&Ring; 5] {
     let [main, channel] = [&vm.channels[0], &vm.channels[1]];
     [&main.calls, &main.events, main.control.as_ref().unwrap(), &channel.calls, &channel.events]
@@ -424,10 +423,10 @@ fn ring(vm: &mut Vm, queue: usize) -> &mut Ring {
     }
 }
 
-/// What came of calls that were read as they were written, by result: a number, or an errno.
+/// Results of calls that were read as they were written: success or an errno, with counts.
 type Results = BTreeMap<Result<(), i32>, u64>;
 
-/// Takes what was answered, and notes how.
+/// Takes the answers and counts their results.
 fn take(vm: &mut Vm, case: &Case, results: &mut Results) {
     let memory = vm.memory.clone();
     for (channel, driver) in vm.channels.iter_mut().enumerate() {
@@ -454,14 +453,14 @@ fn offer(vm: &mut Vm, case: &Case) {
     if case.queue % 3 != 0 {
         while ring.take().is_some() {}
     }
-    // What waits for the daemon, and what waits for something to report, is not more than the ring holds.
+    // Chains that wait for the daemon or for an event to report do not exceed the ring's size.
     if ring.outstanding() < 64 {
         case.heads.iter().for_each(|head| ring.offer(*head));
     }
     ring.notify();
 }
 
-/// Each call is answered once what waits is called off; good calls are, too.
+/// After all waiting calls are cancelled, every call is answered; valid calls work, too.
 fn comes_back(vm: &mut Vm) {
     let start = Instant::now();
     while vm.channels.iter().any(|driver| driver.calls.outstanding() > 0) {
@@ -482,7 +481,7 @@ fn comes_back(vm: &mut Vm) {
     assert_eq!(vm.main().control_call(ONTIME_CTL_PING, 0, &[]), 0);
 }
 
-/// The guest boots anew: nothing is left of what it had. Gives how many descriptors the process has then.
+/// Reboots the guest: none of its state may be left. Returns the process's number of descriptors.
 fn boots_anew(vm: &mut Vm, expected: Option<usize>) -> usize {
     for channel in [1, 0] {
         vm.channels[channel].reset();
@@ -491,7 +490,7 @@ fn boots_anew(vm: &mut Vm, expected: Option<usize>) -> usize {
         driver.event_buffers(4);
         assert_eq!(driver.event().map(|event| u32::from(event.type_)), Some(ONTIME_EVENT_START));
         driver.settle();
-        // Who answers this has taken all descriptors it was sent before.
+        // A process that answers this message has received all descriptors that were sent before.
         driver.frontend.get_features().unwrap();
     }
     assert_eq!(vm.main().control_call(ONTIME_CTL_PING, 0, &[]), 0);

@@ -1,4 +1,4 @@
-//! What a guest can do that means harm, and what QEMU does in between. The process answers or ignores, and goes on.
+//! Attacks by a guest, and actions of QEMU in between. The process must answer or ignore them and continue.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::{bind, local};
 
 const EVERYTHING: &str = super::FREE;
 
-/// Still serving?
+/// Checks that the process still serves.
 pub fn alive(vm: &mut Vm) {
     assert_eq!(vm.process.try_wait().unwrap(), None, "the process is gone");
     for channel in 0..2 {
@@ -26,7 +26,7 @@ fn half_written_and_disordered_chains_are_used_up() {
     let mut vm = Vm::start(EVERYTHING);
     for channel in 0..2 {
         let ring = &mut vm.channels[channel].calls;
-        // Too short to read, too short to write, outside of memory, a loop, an index beyond the table, nothing at all.
+        // Too short to read, too short to write, outside memory, a loop, an index beyond the table, an empty chain.
         ring.descriptor(200, FREE, 10, 1, 201);
         ring.descriptor(201, FREE, 4096, 2, 0);
         ring.descriptor(202, FREE, 4096, 1, 203);
@@ -36,8 +36,8 @@ fn half_written_and_disordered_chains_are_used_up() {
         ring.descriptor(206, FREE, 72, 1, 206);
         ring.descriptor(207, FREE, 72, 1, 999);
         ring.descriptor(208, 0, 0, 0, 0);
-        // Writable first; indirect tables: of no whole number of descriptors, outside of memory, one that points to
-        // itself, one whose descriptors go round.
+        // Writable part first. Indirect tables: with a partial descriptor, outside memory, pointing to itself, with
+        // descriptors in a cycle.
         ring.descriptor(209, FREE, 4096, 3, 210);
         ring.descriptor(210, FREE, 4096, 0, 0);
         ring.descriptor(211, FREE, 15, 4, 0);
@@ -92,7 +92,7 @@ fn a_ring_whose_index_is_nonsense_stops_nobody_else() {
     vm.channels[1].events.notify();
     std::thread::sleep(Duration::from_millis(50));
     let used = |vm: &Vm| {
-        // Fields 14 and 15, in hundredths of a second; the name in field 2 may hold spaces.
+        // Fields 14 and 15, in hundredths of a second; the name in field 2 may contain spaces.
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", vm.process.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
@@ -166,8 +166,8 @@ fn a_paused_vm_goes_on_where_it_was() {
     assert_eq!(vm.channels[1].wait(waiting).result(), Ok(9));
 }
 
-/// What main's queue has done to a channel's calls is told when the channel's goes on, and not at all to another
-/// driver.
+/// Results that main's queue causes for a channel's calls are answered when the channel's ring runs again, and never to
+/// another driver.
 #[test]
 fn a_stopped_ring_is_not_answered_into() {
     let mut vm = Vm::start(EVERYTHING);
@@ -215,7 +215,7 @@ fn the_vcpu_word_decides_who_is_woken() {
         vm.channels[1].write(word, &state.to_le_bytes());
         client.send_to(b"x", address).unwrap();
         vm.channels[1].wait(waiting);
-        // The notification follows the answer: one that is due is waited for, one that is not has some time to come.
+        // The notification follows the answer: wait for expected ones, and give unexpected ones some time to arrive.
         let control = vm.channels[0].control.as_ref().unwrap();
         let (mut signs, start) = ((false, false), std::time::Instant::now());
         while signs != due || signs == (false, false) {
@@ -239,7 +239,7 @@ fn the_vcpu_word_decides_who_is_woken() {
     assert_eq!(vm.main().name_vcpu(1, 0), 0, "taken back");
 }
 
-/// A channel of a guest that boots anew may come before main: where the old guest's word was there may be anything.
+/// When a guest reboots, a channel may be set up before main. The old vCPU word's memory may then hold anything.
 #[test]
 fn an_old_drivers_vcpu_word_is_left_alone() {
     let mut vm = Vm::start(EVERYTHING);
@@ -255,19 +255,19 @@ fn an_old_drivers_vcpu_word_is_left_alone() {
     assert_eq!(vm.channels[1].read(word + 4), [0; 4], "written to");
 }
 
-/// A driver that has made no call of a channel yet, or a whole number of 2^16 calls, leaves the ring at 0, where the
-/// next one begins: at the same place, as it often is the same program. A VM that was paused goes on in the same way,
-/// but nobody looks for the device before.
+/// A driver that has made no call on a channel, or a multiple of 2^16 calls, leaves the ring at index 0. The next
+/// driver starts at 0, often at the same address because it is the same program. A paused VM continues in the same way,
+/// but without a probe of the device before.
 #[test]
 fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
     let mut vm = Vm::start(EVERYTHING);
-    // Events tell how often the device has noticed.
+    // The number of START events tells how often the device has noticed.
     vm.channels[1].event_buffers(4);
     assert_eq!(u32::from(vm.channels[1].event().unwrap().type_), ONTIME_EVENT_START);
     vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
     let word = FREE + 0x1000;
     assert_eq!(vm.main().name_vcpu(1, word), 0);
-    // As many calls as bring main's ring to 0 again. They come by hand, for speed: 128 at a time.
+    // Makes main's ring index 0 again. The calls are posted manually, 128 at a time, for speed.
     let main = vm.main();
     while main.calls.available != 0 {
         main.settle_many(main.calls.available.wrapping_neg().min(128));
@@ -293,8 +293,8 @@ fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
     alive(&mut vm);
 }
 
-/// The queues of one driver are not ordered with each other: what it says by one is not forgotten because another is
-/// new, too.
+/// The queues of one driver are not ordered with each other: what the driver set through one queue must not be dropped
+/// because another queue is new, too.
 #[test]
 fn a_new_drivers_vcpu_word_is_kept() {
     let mut vm = Vm::start(EVERYTHING);
@@ -318,7 +318,7 @@ fn a_new_drivers_vcpu_word_is_kept() {
     }
 }
 
-/// Each device has a connection of its own: a word may be named before the channel's rings are heard of.
+/// Each device has its own connection: a word may be named before the channel's rings are set up.
 #[test]
 fn a_word_named_ahead_of_its_channel_is_kept() {
     let mut vm = Vm::start(EVERYTHING);
@@ -326,7 +326,7 @@ fn a_word_named_ahead_of_its_channel_is_kept() {
     vm.channels[1].settle();
     vm.channels[1].renew();
     assert_eq!(vm.main().name_vcpu(1, word), 0);
-    // The channel's thread, whose bell was rung, sees it.
+    // The channel's thread sees the word after its bell was rung.
     std::thread::sleep(Duration::from_millis(100));
     let channel = &mut vm.channels[1];
     channel.start();
@@ -355,7 +355,7 @@ fn a_wake_up_that_shows_no_effect_is_sent_again() {
         assert!(start.elapsed() < super::driver::PATIENCE, "the guest has not gone on, and is not woken again");
     }
     vm.channels[1].write(word, &ONTIME_VCPU_LOOKING.to_le_bytes());
-    // One may be under way.
+    // A wake-up may be in progress.
     let stands = (0..10).any(|_| {
         let before = vm.counter("rewakes");
         std::thread::sleep(Duration::from_millis(100));
@@ -380,4 +380,41 @@ fn when_qemu_goes_the_process_goes_too() {
 fn another_process_has_another_generation() {
     let generation = |vm: &Vm| vm.channels[0].config.generation;
     assert_ne!(generation(&Vm::start("")), generation(&Vm::start("")));
+}
+
+/// The kernel copies as many sources of a filter as the value says, whatever the value's length: more than the process
+/// has room for must not be asked of it.
+#[test]
+fn a_source_filter_is_no_longer_than_its_room() {
+    const MCAST_MSFILTER: i32 = 48;
+    const SOURCES: u8 = 64;
+    let mut vm = Vm::start("reach = [\"ff02::/16\"]\nchannels = 1");
+    let main = vm.main();
+    main.socket(1, libc::AF_INET6, SOCK_DGRAM, 0);
+    // A sockaddr_storage with the last byte of the address in a network of two bytes.
+    let address = |network: [u8; 2], last: u8| {
+        let mut storage = [0; 128];
+        storage[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+        storage[8..10].copy_from_slice(&network);
+        storage[23] = last;
+        storage
+    };
+    let group = address([0xff, 0x02], 9);
+    let loopback = [1, 0, 0, 0, 0, 0, 0, 0];
+    for last in 1..=SOURCES {
+        // struct group_source_req
+        let join = [&loopback[..], &group, &address([0xfd, 0], last)].concat();
+        let call = Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IPV6, libc::MCAST_JOIN_SOURCE_GROUP]);
+        assert_eq!(main.result(call.data(&join)), Ok(0), "source {last}");
+    }
+    for (room, length) in [(144, 144), (144 + 2 * 128 + 127, 144 + 2 * 128), (4_000, 144 + 30 * 128)] {
+        // struct group_filter: interface, group, mode, number of sources.
+        let filter = [&loopback[..], &group, &[0; 4], &[SOURCES, 0, 0, 0]].concat();
+        let call = Call::new(ONTIME_OP_GETOPT, 1).arg([libc::IPPROTO_IPV6, MCAST_MSFILTER]);
+        let done = main.call(call.data(&filter).room(room));
+        assert_eq!(done.result(), Ok(length));
+        assert_eq!(done.data.len(), length as usize);
+        assert_eq!(done.data[140], SOURCES, "the number of all");
+    }
+    alive(&mut vm);
 }

@@ -1,5 +1,5 @@
-//! What a guest can do to the rest of the host by calls that it may make: nothing beyond its limits, and nothing to
-//! other tenants' CPUs.
+//! Effects of a guest's allowed calls on the rest of the host: none beyond the guest's limits, and none on other
+//! tenants' CPUs.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
@@ -12,18 +12,18 @@ use ontime_sockets::abi::*;
 use super::driver::{Call, PATIENCE, Vm};
 use super::{FREE, bind, listen};
 
-/// State of a connection whose end was sent and not acknowledged (include/net/tcp_states.h).
+/// State of a connection whose FIN was sent and not acknowledged (include/net/tcp_states.h).
 const FIN_WAIT1: &str = "04";
 
-/// Function call interrupts of all CPUs so far. None where /proc/interrupts does not tell of them.
+/// Function call interrupts of all CPUs so far. None if /proc/interrupts does not list them.
 fn function_calls() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/interrupts").unwrap();
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("CAL:"))?;
     Some(line.split_whitespace().map_while(|word| word.parse::<u64>().ok()).sum())
 }
 
-/// Each of these options has the kernel patch its code where the first socket of the host switches it on and where the
-/// last such socket is closed; that interrupts every CPU.
+/// The kernel patches its code when the first socket of the host enables one of these options, and when the last such
+/// socket is closed. Each patch interrupts every CPU.
 #[test]
 fn no_option_interrupts_the_hosts_cpus() {
     const ROUNDS: u32 = 200;
@@ -31,6 +31,11 @@ fn no_option_interrupts_the_hosts_cpus() {
         println!("SKIPPED: /proc/interrupts has no CAL");
         return;
     }
+    // On one CPU the test and the process wake each other without an interrupt: waking a thread on another CPU is a
+    // function call interrupt, too.
+    let mut here = rustix::thread::CpuSet::new();
+    here.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &here).unwrap();
     let mut vm = Vm::start("");
     let mut rounds = |family: i32, level: i32, option: i32| {
         let before = function_calls().unwrap();
@@ -52,8 +57,8 @@ fn no_option_interrupts_the_hosts_cpus() {
         (AF_INET, libc::IPPROTO_IP, libc::IP_MINTTL),
         (AF_INET6, libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT),
     ] {
-        // Others on this machine interrupt CPUs, too: the quietest of several tries counts, beside an option that
-        // switches nothing.
+        // Other programs on this machine interrupt CPUs, too: use the minimum of several attempts, and compare it with
+        // an option that has no static key.
         let (mut switching, mut other) = (u64::MAX, u64::MAX);
         for _ in 0..5 {
             switching = switching.min(rounds(family, level, option));
@@ -66,7 +71,7 @@ fn no_option_interrupts_the_hosts_cpus() {
     }
 }
 
-/// To join a group takes a lock of the whole host.
+/// Joining a group takes a host-wide lock.
 #[test]
 fn groups_are_joined_no_faster_than_they_may() {
     let mut vm = Vm::start("reach = [\"239.0.0.0/8\"]");
@@ -82,8 +87,8 @@ fn groups_are_joined_no_faster_than_they_may() {
     assert!(took >= Duration::from_millis(20) * (more - 2), "{more} beyond the burst took {took:?}");
 }
 
-/// Connections of this host in a state, whose end with this address is the local or the remote one. Each counts once:
-/// the kernel writes the file piece by piece, and a connection comes twice where another one was made in between.
+/// Number of the host's connections in a state whose local or remote address is this one. Each is counted once: the
+/// kernel writes the file piece by piece and repeats a connection if another one is created meanwhile.
 fn connections(local: bool, address: SocketAddr, state: &str) -> usize {
     let text = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let port = format!(":{:04X}", address.port());
@@ -96,14 +101,14 @@ fn connections(local: bool, address: SocketAddr, state: &str) -> usize {
     text.lines().filter_map(ends).collect::<BTreeSet<_>>().len()
 }
 
-/// Sends until no more fits; how many bytes that was.
+/// Sends until nothing more fits; returns the number of bytes.
 fn fill(driver: &mut super::driver::Driver, sock: u32) -> usize {
     let data = vec![0x5a; 1 << 19];
     let (mut sent, start) = (0, Instant::now());
     loop {
         match driver.result(Call::new(ONTIME_OP_SEND, sock).data(&data)) {
             Ok(bytes) => sent += bytes as usize,
-            // The other end may still take some.
+            // The other end may still receive some data.
             Err(libc::EAGAIN) if sent > 0 => return sent,
             Err(libc::EAGAIN | libc::ENOTCONN) if start.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(1))
@@ -113,7 +118,7 @@ fn fill(driver: &mut super::driver::Driver, sock: u32) -> usize {
     }
 }
 
-/// All that comes by a connection, and whether it was reset in the end.
+/// Reads all data of a connection; returns their number and whether the connection was reset.
 fn read_all(peer: &mut TcpStream) -> (usize, bool) {
     let (mut read, mut room) = (0, vec![0; 1 << 20]);
     loop {
@@ -126,15 +131,15 @@ fn read_all(peer: &mut TcpStream) -> (usize, bool) {
     }
 }
 
-/// A guest with few sockets opens, fills and closes connections of which the other end reads nothing. What was closed
-/// lives on in the kernel with its buffers; there are no more of these than the VM may have sockets. The rest is reset.
-/// What is left arrives as soon as it is read.
+/// A guest with few sockets opens, fills and closes connections whose other ends do not read. Closed connections live
+/// on in the kernel with their buffers, but at most as many as the VM may have sockets; the others are reset. The kept
+/// data arrive as soon as the other end reads.
 #[test]
 fn closed_connections_count() {
     const SOCKETS: usize = 4;
     const ROUNDS: u32 = 20;
     let mut vm = Vm::start(&format!("{FREE}\nsockets = {SOCKETS}"));
-    // By main, which has connected.
+    // Through main, which has connected.
     let server = TcpListener::bind(super::local(0)).unwrap();
     let address = server.local_addr().unwrap();
     let mut peers = Vec::new();
@@ -149,7 +154,7 @@ fn closed_connections_count() {
         assert!(connections(false, address, FIN_WAIT1) <= SOCKETS, "round {round}");
     }
     ends(&vm, SOCKETS, &mut peers);
-    // By a channel, which has accepted.
+    // Through a channel, which has accepted.
     let listener = 2;
     let address = listen(&mut vm, listener, 1);
     for round in 0..ROUNDS {
@@ -165,7 +170,7 @@ fn closed_connections_count() {
     assert_eq!(vm.counter("reset_limit"), 2 * (u64::from(ROUNDS) - SOCKETS as u64));
 }
 
-/// As many connections as there are places were kept, and are read to their end; then nothing is left of them.
+/// As many connections as there are places were kept and can be read completely; then none is left.
 fn ends(vm: &Vm, places: usize, peers: &mut Vec<(TcpStream, usize)>) {
     assert_eq!(vm.counter("closing"), places as u64);
     let read: Vec<(usize, bool)> = peers.iter_mut().map(|(peer, _)| read_all(peer)).collect();
@@ -178,7 +183,7 @@ fn ends(vm: &Vm, places: usize, peers: &mut Vec<(TcpStream, usize)>) {
     }
 }
 
-/// A guest that boots anew, in a loop, leaves no more behind.
+/// A guest that reboots in a loop leaves no more connections behind.
 #[test]
 fn sockets_of_a_guest_that_boots_anew_count() {
     const SOCKETS: usize = 3;
@@ -200,7 +205,7 @@ fn sockets_of_a_guest_that_boots_anew_count() {
     }
 }
 
-/// What a socket's buffers hold and may hold (SO_MEMINFO), bytes.
+/// Fill levels and limits of a socket's buffers (SO_MEMINFO), bytes.
 #[derive(Debug, Clone, Copy)]
 struct Buffers {
     received: u32,
@@ -213,11 +218,11 @@ fn buffers(vm: &mut Vm, sock: u32) -> Buffers {
     let call = Call::new(ONTIME_OP_GETOPT, sock).arg([libc::SOL_SOCKET, libc::SO_MEMINFO]).room(36);
     let data = vm.main().call(call).data;
     let word = |at: usize| u32::from_ne_bytes(data[at * 4..][..4].try_into().unwrap());
-    // Of UDP there is no queue to send: what is allocated counts.
+    // UDP has no send queue: the allocated memory counts.
     Buffers { received: word(0), to_receive: word(1), unsent: word(2).max(word(5)), to_send: word(3) }
 }
 
-/// Everything by which a guest could have a buffer grow. Whether the kernel takes it does not matter.
+/// All options by which a guest could enlarge a buffer. Whether the kernel accepts them does not matter.
 fn grow(vm: &mut Vm, sock: u32, tcp: bool) {
     let own = [(libc::SO_SNDBUF, 1 << 30), (libc::SO_RCVBUF, 1 << 30), (libc::SO_SNDBUF, -1), (libc::SO_RCVBUF, -1)];
     for (option, value) in own.into_iter().chain([(SO_BUF_LOCK, 0), (libc::SO_RCVLOWAT, 1 << 30), (SO_BUF_LOCK, 4)]) {
@@ -232,7 +237,7 @@ fn grow(vm: &mut Vm, sock: u32, tcp: bool) {
     let _ = vm.main().result(low);
 }
 
-/// Tries until nothing more fits into the buffers between for a while.
+/// Repeats until no data fits for a while.
 fn until_full(mut fits: impl FnMut() -> bool) {
     let mut full = 0;
     while full < 20 {
@@ -249,9 +254,9 @@ fn write_all_that_fits(peer: &mut TcpStream) {
 
 const SO_BUF_LOCK: i32 = 72;
 
-/// With `memory`, whatever the guest and its clients do: connections whose other ends send all that they can and read
-/// nothing, before they are accepted and after, read from time to time so that the kernel would make the buffers
-/// larger; and datagrams.
+/// With `memory`, the limit holds for everything that guest and clients do: connections whose other ends send all they
+/// can and read nothing, before and after they are accepted; reads from time to time that would make the kernel enlarge
+/// the buffers; and datagrams.
 #[test]
 fn no_guest_has_the_host_hold_more_than_its_memory() {
     hold_all_that_it_may(|_, _, _| ());
@@ -265,7 +270,7 @@ fn hold_all_that_it_may(grow: impl Fn(&mut Vm, u32, bool)) {
     const MEMORY: u32 = 4 * SOCKETS * (BUFFER + PACKET);
     let mut vm = Vm::start(&format!("{FREE}\nsockets = {SOCKETS}\nmemory = {MEMORY}"));
     let mut peers = Vec::new();
-    // Two by main, which connects, two by a channel, which accepts, and one of datagrams; and the listener.
+    // Two connections through main (connected), two through a channel (accepted), a datagram socket, and the listener.
     let server = TcpListener::bind(super::local(0)).unwrap();
     for sock in [0, 1] {
         vm.main().socket(sock, AF_INET, SOCK_STREAM, 0);
@@ -300,7 +305,7 @@ fn hold_all_that_it_may(grow: impl Fn(&mut Vm, u32, bool)) {
             }
         }
     }
-    // What the other end's kernel takes at last, though nobody reads it, is filled up again.
+    // The other end's kernel eventually takes data even though they are not read: fill the buffers again.
     let start = Instant::now();
     while (0..4).any(|sock| buffers(&mut vm, sock).unsent == 0) {
         assert!(start.elapsed() < PATIENCE, "the buffers do not fill");
@@ -321,11 +326,11 @@ fn hold_all_that_it_may(grow: impl Fn(&mut Vm, u32, bool)) {
     assert!(all <= MEMORY / 2, "{all} bytes in open sockets, for which half of the memory is");
 }
 
-/// Connections that nobody has accepted yet are sockets of the host, too.
+/// Connections in a backlog are sockets of the host, too.
 #[test]
 fn backlogs_count() {
     let mut vm = Vm::start("bind = [\"tcp/0\"]\nsockets = 64\nbacklog = 24");
-    // Of a listener TCP_INFO tells the backlog where it tells of `sacked` segments otherwise.
+    // For a listener, TCP_INFO has the backlog in the field `sacked`.
     let backlog = |vm: &mut Vm, sock: u32, wanted: i32| {
         vm.main().socket(sock, AF_INET, SOCK_STREAM, 0);
         bind(vm, sock);
@@ -338,9 +343,16 @@ fn backlogs_count() {
     assert_eq!(first, [24, 5, 17, 0], "no more than `backlog`, and than half of what the others have left");
     let all: u32 = first.iter().sum::<u32>() + (4..40).map(|at| backlog(&mut vm, at, 1_000)).sum::<u32>();
     assert!(all <= 64 + 40, "{all} in all");
-    // What is closed is the others' again.
+    // The backlog of closed listeners is available to others again.
     for sock in 0..40 {
         assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, sock)), Ok(0));
     }
     assert_eq!(backlog(&mut vm, 40, 1_000), 24);
+    // Connections that are queued stay queued if a listener makes its backlog smaller: they still count.
+    let mut all = 24;
+    for sock in 41..55 {
+        assert_eq!(vm.main().result(Call::new(ONTIME_OP_LISTEN, sock - 1).arg([0])), Ok(0));
+        all += backlog(&mut vm, sock, 1_000);
+    }
+    assert!(all <= 64 + 15, "{all} in all");
 }

@@ -1,5 +1,5 @@
-//! The device process with a driver in place of a guest, over real host sockets: what it serves, what it refuses, what
-//! a hostile guest can do.
+//! The device process with a test driver instead of a guest, with real host sockets: its services, its refusals, and
+//! attacks by a guest.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,7 +30,7 @@ use driver::{Call, Vm};
 use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 
-/// May do everything on this host.
+/// Everything on this host is allowed.
 const FREE: &str = "bind = [\"tcp/0-65535\", \"udp/0-65535\"]\nreach = [\"127.0.0.0/8\", \"::1/128\"]\nchannels = 1";
 
 fn local(port: u16) -> SocketAddr {
@@ -109,14 +109,14 @@ fn tcp_connections_are_taken_and_served() {
         assert_eq!(driver.result(Call::new(ONTIME_OP_SEND, new).data(b"answer")), Ok(6));
         let mut answer = [0; 6];
         client.read_exact(&mut answer).unwrap();
-        // WAITALL over two pieces.
+        // WAITALL across two pieces.
         let all = driver.post(Call::new(ONTIME_OP_RECV, new).arg([libc::MSG_WAITALL]).wait().room(8));
         client.write_all(b"half").unwrap();
         std::thread::sleep(Duration::from_millis(30));
         assert!(driver.poll(all).is_none());
         client.write_all(b"half").unwrap();
         assert_eq!(driver.wait(all).data, b"halfhalf");
-        // The same, dropped: it is waited for as well.
+        // The same with dropped data: the call waits, too.
         let flags = libc::MSG_WAITALL | libc::MSG_TRUNC;
         let all = driver.post(Call::new(ONTIME_OP_RECV, new).arg([flags]).wait().room(8));
         client.write_all(b"half").unwrap();
@@ -165,7 +165,7 @@ fn connects_succeed_and_fail_with_their_reason() {
         vm.main().socket(sock, AF_INET, SOCK_STREAM, channel);
         let connecting = vm.main().call(Call::new(ONTIME_OP_CONNECT, sock).to(server.local_addr().unwrap()));
         assert!(matches!(connecting.result(), Ok(0) | Err(libc::EINPROGRESS)));
-        // The answer itself may report it; else an event does. The unconnected socket was ready with HUP as well.
+        // The answer itself or an event may report it. The unconnected socket was ready with HUP, too.
         let connected = |ready: u32| ready & ONTIME_READY_OUT != 0 && ready & ONTIME_READY_HUP == 0;
         let mut ready = connecting.header.ready;
         while !connected(ready) {
@@ -177,7 +177,7 @@ fn connects_succeed_and_fail_with_their_reason() {
         assert_eq!(connecting.name(), peer);
         let refused = sock + 1;
         vm.main().socket(refused, AF_INET, SOCK_STREAM, channel);
-        // The unconnected socket's own report (HUP) comes first.
+        // The report of the unconnected socket (HUP) comes first.
         let answer = vm.main().result(Call::new(ONTIME_OP_CONNECT, refused).to(closed));
         if answer != Err(libc::ECONNREFUSED) {
             assert_eq!(answer, Err(libc::EINPROGRESS));
@@ -255,7 +255,7 @@ fn cancelling_ends_a_wait_and_only_that() {
     UdpSocket::bind(local(0)).unwrap().send_to(b"data", address).unwrap();
     assert_eq!(driver.wait(second).result(), Ok(4));
     let waiting = driver.post(Call::new(ONTIME_OP_RECV, 1).wait().room(10));
-    // A round trip, so that it is known to wait.
+    // A round trip, so that the call certainly waits.
     assert_eq!(driver.result(Call::new(ONTIME_OP_POLL, 1)), Ok(0));
     assert_eq!(vm.main().result(Call::new(ONTIME_OP_CHANNEL, 1).arg([0])), Err(libc::EBUSY));
     assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, 1)), Ok(0));
@@ -277,7 +277,7 @@ fn sockets_move_between_channels() {
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_CLOSE, 1)), Err(libc::EOPNOTSUPP), "the worker's");
 }
 
-/// Without the worker, and only these: what else a close does may block.
+/// Only accepted connections are closed without the worker: the close of other sockets may block.
 #[test]
 fn a_channel_closes_the_connections_it_has_accepted() {
     let mut vm = Vm::start(&FREE.replace("127.0.0.0/8", "127.0.0.0/8\", \"224.0.0.0/4"));
@@ -305,7 +305,7 @@ fn a_channel_closes_the_connections_it_has_accepted() {
     let _peer = TcpStream::connect(address).unwrap();
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_ACCEPT, 1).arg([2]).wait()), Ok(0));
     assert_eq!(vm.main().result(close(0)), Ok(0), "by the worker, too");
-    // What a guest has made more of one may block.
+    // A connection with additional state may block at its close.
     let mut group = 0u32.to_ne_bytes().repeat(34);
     group[8..16].copy_from_slice(&[2, 0, 0, 0, 224, 0, 0, 251]);
     let join = Call::new(ONTIME_OP_SETOPT, 2).arg([libc::IPPROTO_IP, libc::MCAST_JOIN_GROUP]).data(&group);
@@ -333,7 +333,7 @@ fn large_sends_wait_for_a_slow_reader_and_lose_nothing() {
         let driver = &mut vm.channels[channel as usize];
         let posted: Vec<u64> =
             (0..8).map(|_| driver.post(Call::new(ONTIME_OP_SEND, sock).wait().data(&data))).collect();
-        // Others are not held up meanwhile.
+        // Other calls are served meanwhile.
         assert_eq!(driver.result(Call::new(ONTIME_OP_NAME, sock).arg([0])), Ok(0));
         let mut received = vec![0; 8 * data.len()];
         peer.read_exact(&mut received).unwrap();

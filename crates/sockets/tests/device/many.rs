@@ -1,5 +1,5 @@
-//! Many connections in one VM: what one costs in memory of the process, what a request costs among them, and what all
-//! cost while nothing happens.
+//! Many connections in one VM: memory of the process per connection, instructions per request, and the cost of idle
+//! connections.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,26 +14,25 @@ use super::local;
 use super::steps::Steps;
 
 const CONNECTIONS: u32 = 10_000;
-/// The goal, bytes a connection beyond the kernel's own.
+/// Goal: most bytes per connection, without the kernel's memory.
 const MOST: u64 = 4_096;
-/// Open in a VM that may have no more: what the process has however many sockets there are, is in its reading.
+/// Connections of the baseline VM, which may have no more: it shows the memory that does not depend on their number.
 const FEW: u32 = 1;
-/// Nothing has run for so long: it has come to rest, which must come to pass in [`SETTLED`]. From then on nothing may
-/// run for [`QUIET`].
+/// When no thread has run for this long, the process is idle. It must become idle within [`SETTLED`]. Then no thread
+/// may run for [`QUIET`].
 const STILL: Duration = Duration::from_secs(2);
 const SETTLED: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(30);
-/// Requests whose instructions are counted; the least of them counts.
+/// Number of requests whose instructions are counted; the minimum is used.
 const COUNTED: u32 = 6;
 
-/// A VM with one channel that may have so many connections. `None`, and a line that says so, where this process may
-/// not.
+/// A VM with one channel and this many connections. Prints a line and returns `None` if the limits do not allow them.
 fn start(connections: u32) -> Option<Vm> {
     let wanted = u64::from(CONNECTIONS) + 1_000;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     let raised = libc::rlimit { rlim_cur: wanted.max(limit.rlim_cur), rlim_max: wanted.max(limit.rlim_max) };
-    // The device process inherits it.
+    // The device process inherits the limit.
     if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } != 0 {
         println!("SKIPPED: {wanted} descriptors are not allowed (RLIMIT_NOFILE)");
         return None;
@@ -41,7 +40,7 @@ fn start(connections: u32) -> Option<Vm> {
     Some(Vm::start(&format!("{}\nsockets = {}", super::FREE, connections)))
 }
 
-/// Connects sockets `from` to `to` of the VM to a server here, on the channel.
+/// Connects sockets up to `to` of the VM, on the channel, to a server in this process.
 fn connect(vm: &mut Vm, server: &TcpListener, peers: &mut Vec<TcpStream>, to: u32) {
     let address = server.local_addr().unwrap();
     for sock in peers.len() as u32..to {
@@ -59,13 +58,13 @@ fn exchange(vm: &mut Vm, peers: &mut [TcpStream], sock: u32) {
     peer.write_all(b"request").unwrap();
     assert_eq!(vm.channels[1].wait(posted).data, b"request");
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_SEND, sock).data(b"answer")), Ok(6));
-    // A guest takes reports as they come.
+    // Take the events as a guest does.
     while vm.channels[1].try_event().is_some() {}
     let mut answer = [0; 6];
     peer.read_exact(&mut answer).unwrap();
 }
 
-/// How often each of the process's threads was put on a CPU, and for how long, ns.
+/// For each of the process's threads: how often it was scheduled, and its CPU time, ns.
 fn runs(vm: &Vm) -> Vec<(String, u64, u64)> {
     let of = |task: &PathBuf| {
         let read = |file| std::fs::read_to_string(task.join(file)).unwrap();
@@ -75,10 +74,10 @@ fn runs(vm: &Vm) -> Vec<(String, u64, u64)> {
     vm.threads().iter().map(of).collect()
 }
 
-/// Instructions of the channel's thread for a request and its answer: a receive that waits, the arrival, the send.
+/// Instructions of the channel's thread for a request and its answer: a waiting receive, the arrival, the send.
 fn instructions(vm: &mut Vm, peers: &mut [TcpStream]) -> u64 {
     let steps = Steps::begin(vm.thread("ontime-sock/1"));
-    // The thread is stopped, and goes on in steps: first with what there still is to report.
+    // The thread is single-stepped. First it reports pending events.
     vm.channels[1].settle();
     while steps.of(|| while vm.channels[1].try_event().is_some() {}) > 0 {}
     let (peer, driver) = (&mut peers[0], &mut vm.channels[1]);
@@ -99,7 +98,7 @@ fn instructions(vm: &mut Vm, peers: &mut [TcpStream]) -> u64 {
     least
 }
 
-/// The system call that each thread waits in, and its arguments.
+/// The system call and its arguments in which each thread waits.
 fn waits(vm: &Vm) -> Vec<(String, Vec<u64>)> {
     let of = |task: &PathBuf| {
         let read = |file| std::fs::read_to_string(task.join(file)).unwrap();
@@ -111,13 +110,13 @@ fn waits(vm: &Vm) -> Vec<(String, Vec<u64>)> {
     vm.threads().iter().map(of).collect()
 }
 
-/// Whether a thread that waits so waits without an end.
+/// Whether this wait has no timeout.
 fn has_no_timer(wait: &[u64]) -> bool {
     let [number, arguments @ ..] = wait else { return false };
     match *number as libc::c_long {
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => arguments[3] as i32 == -1,
         libc::SYS_futex => arguments[3] == 0,
-        // No IORING_ENTER_EXT_ARG, which a time-out would come with.
+        // Without IORING_ENTER_EXT_ARG, which a timeout would need.
         libc::SYS_io_uring_enter => arguments[3] & 8 == 0,
         libc::SYS_accept4 | libc::SYS_recvmsg | libc::SYS_recvfrom | libc::SYS_read => true,
         _ => false,
@@ -127,13 +126,13 @@ fn has_no_timer(wait: &[u64]) -> bool {
 #[test]
 fn a_connection_costs_little_and_a_quiet_vm_nothing() {
     let server = TcpListener::bind(local(0)).unwrap();
-    // The tables of all places are there from the start, so that a VM of few is what many are compared to.
+    // The table has all slots from the start, so a VM with few connections is the baseline.
     let [few, many] = [FEW, CONNECTIONS].map(|connections| {
         let mut vm = start(connections)?;
         let mut peers = Vec::new();
         vm.channels[1].event_buffers(64);
         connect(&mut vm, &server, &mut peers, connections);
-        // Each of them is used, so that what is made on use counts too.
+        // Use each connection, so that memory allocated at the first use counts, too.
         for sock in 0..connections {
             exchange(&mut vm, &mut peers, sock);
         }
@@ -164,9 +163,9 @@ fn a_connection_costs_little_and_a_quiet_vm_nothing() {
     assert!(waits.iter().all(|(_, wait)| has_no_timer(wait)), "a thread has a timer: {waits:x?}");
 }
 
-/// For the figure, on a machine with nothing else to do: `cargo test --release -p ontime-sockets --test device --
-/// --ignored --nocapture among_many`. A request and its answer through one socket, alone and among many open ones, in
-/// turn.
+/// For the measurement, on an idle machine: `cargo test --release -p ontime-sockets --test device -- --ignored
+/// --nocapture among_many`. Measures a request and its answer through one socket, alone and among many open ones,
+/// alternately.
 #[test]
 #[ignore = "measures"]
 fn among_many() {

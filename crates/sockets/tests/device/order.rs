@@ -1,4 +1,4 @@
-//! What a guest learns in which order.
+//! Order in which a guest learns of data, ends and errors.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
@@ -14,7 +14,7 @@ use vhost::vhost_user::VhostUserFrontend;
 use super::driver::{Call, Done, Driver, Vm};
 use super::{FREE, bind, local};
 
-/// A reset comes with the data before it in one event: a call that waits gets the data, the one after them the error.
+/// A reset and the data before it arrive in one event: a waiting call gets the data, the next call the error.
 #[test]
 fn a_stream_gives_its_data_before_its_reset() {
     let mut vm = Vm::start(FREE);
@@ -45,7 +45,7 @@ fn a_stream_gives_its_data_before_its_reset() {
     }
 }
 
-/// What a blind receive leaves behind is told once somebody asks for it, and from then on as of any socket.
+/// Data left behind a blind receive are reported once the guest polls, and from then on as for any socket.
 #[test]
 fn a_blind_receive_hides_nothing_from_who_asks() {
     let mut vm = Vm::start(FREE);
@@ -66,7 +66,7 @@ fn a_blind_receive_hides_nothing_from_who_asks() {
         assert_eq!(driver.wait(waiting).data, [0], "channel {channel}");
         let asked = driver.call(Call::new(ONTIME_OP_POLL, channel));
         assert_ne!(asked.header.ready & ONTIME_READY_IN, 0, "channel {channel}: two datagrams are there");
-        // Now it is known that somebody polls.
+        // Now the device knows that the guest polls.
         let second = driver.call(blind());
         assert_eq!((&second.data[..], second.header.ready & ONTIME_READY_IN), (&[1][..], ONTIME_READY_IN));
         let third = driver.call(blind());
@@ -76,7 +76,7 @@ fn a_blind_receive_hides_nothing_from_who_asks() {
     }
 }
 
-/// A receive that nobody wants yet does not run over urgent data, as one that somebody waits for would.
+/// A receive posted ahead does not pass urgent data. A receive that a guest thread waits for does.
 #[test]
 fn a_receive_ahead_leaves_urgent_data_alone() {
     let mut vm = Vm::start(FREE);
@@ -101,7 +101,7 @@ fn a_receive_ahead_leaves_urgent_data_alone() {
     assert_eq!(driver.call(Call::new(ONTIME_OP_RECV, 0).wait().room(100)).data, b"again");
 }
 
-/// Not before all that came before it was received.
+/// END is reported only after all data were received.
 #[test]
 fn the_end_of_a_stream_is_told_once_nothing_is_left() {
     let mut vm = Vm::start(FREE);
@@ -123,7 +123,7 @@ fn the_end_of_a_stream_is_told_once_nothing_is_left() {
     }
 }
 
-/// The receive of the end passes it; a close with it is a reset.
+/// A receive at the end would pass the urgent byte; closing with it unread causes a reset.
 #[test]
 fn an_urgent_byte_is_something_left() {
     let mut vm = Vm::start(FREE);
@@ -142,7 +142,7 @@ fn an_urgent_byte_is_something_left() {
     assert_eq!((end.result(), end.header.ready & ONTIME_READY_END), (Ok(0), ONTIME_READY_END));
 }
 
-/// Of a message that was there already, and of one that came after the call.
+/// For a message that was queued before the call, and for one that arrived after it.
 #[test]
 fn a_receive_says_whether_it_waited() {
     let mut vm = Vm::start(FREE);
@@ -164,7 +164,7 @@ fn a_receive_says_whether_it_waited() {
     }
 }
 
-/// What nobody waits for yet does not keep an answer that somebody does wait for.
+/// A receive posted ahead must not delay an answer that a guest thread waits for.
 #[test]
 fn a_receive_ahead_comes_behind_the_calls_of_its_notification() {
     let mut vm = Vm::start(FREE);
@@ -180,7 +180,7 @@ fn a_receive_ahead_comes_behind_the_calls_of_its_notification() {
     driver.start_at(&stood);
     let [first, sent] = [ahead[0], sent].map(|call| driver.wait(call));
     assert_eq!((&first.data[..], sent.result()), (&b"request"[..], Ok(6)));
-    // Of several, only one is put off: the guest posts one a socket.
+    // Only one of several receives ahead is put off: the guest posts one per socket.
     assert!(first.nth < sent.nth, "in their order");
     client.send_to(b"another", address).unwrap();
     let second = driver.wait(ahead[1]);
@@ -201,7 +201,7 @@ fn a_receive_ahead_comes_behind_the_calls_of_its_notification() {
     assert_eq!((ahead.result(), cancel.result()), (Err(libc::ECANCELED), Ok(0)), "one that is called off at once");
 }
 
-/// The kernel is asked to tell of room to send only while there is none: each time it comes back it is told.
+/// The device watches EPOLLOUT only while the socket is not writable. Each return of EPOLLOUT is reported.
 #[test]
 fn room_to_send_is_told_each_time_it_comes_back() {
     let mut vm = Vm::start(FREE);
@@ -214,7 +214,7 @@ fn room_to_send_is_told_each_time_it_comes_back() {
         peer.set_nonblocking(true).unwrap();
         let driver = &mut vm.channels[channel as usize];
         for round in 0..3 {
-            // Room and messages that leave, as long as it is so.
+            // The socket stays writable while messages leave.
             let mut ready = ONTIME_READY_OUT;
             let mut sent = 0;
             while ready & ONTIME_READY_OUT != 0 {
@@ -236,8 +236,8 @@ fn room_to_send_is_told_each_time_it_comes_back() {
     }
 }
 
-/// Once the VMM is told that a ring stands, its memory may be anybody's; and the first event of one that was set up
-/// anew is START, whatever the device was at meanwhile.
+/// When the VMM is told that a ring is stopped, its memory may be reused at once. The first event of a ring that is set
+/// up anew is START, even if the device was busy meanwhile.
 #[test]
 fn rings_stand_at_once_and_start_with_start() {
     let mut vm = Vm::start(FREE);
@@ -248,7 +248,7 @@ fn rings_stand_at_once_and_start_with_start() {
     let client = UdpSocket::bind(local(0)).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // So that the device is always at something.
+        // Keeps the device busy at all times.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 addresses.iter().for_each(|address| drop(client.send_to(b"x", address)));
@@ -261,7 +261,7 @@ fn rings_stand_at_once_and_start_with_start() {
 }
 
 fn stop_and_start(vm: &mut Vm) {
-    // A call queue of main that is set up anew closes all sockets: its rings only pause.
+    // Setting up main's call queue anew would close all sockets, so main's rings only pause.
     vm.channels[0].event_buffers(4);
     for round in 0..200 {
         vm.channels[1].event_buffers(4);
@@ -286,7 +286,7 @@ fn stop_and_start(vm: &mut Vm) {
     }
 }
 
-/// How a guest finds out that its device process is there: also while its worker has plenty to do.
+/// A guest checks with PING that its device process is alive; this works even while the worker is busy.
 #[test]
 fn a_ping_is_answered_at_once() {
     let mut vm = Vm::start(FREE);
@@ -297,7 +297,7 @@ fn a_ping_is_answered_at_once() {
     assert_eq!(vm.main().control_call(ONTIME_CTL_INC_BW, 0, &[]), -libc::EOPNOTSUPP);
 }
 
-/// A connect that fails after its answer: not before the reason is told does any answer show that it failed.
+/// A connect that fails after its answer: no answer may show the failure before its reason is reported.
 #[test]
 fn a_socket_fails_not_before_its_reason_is_told() {
     let mut vm = Vm::start(FREE);
@@ -322,8 +322,8 @@ fn a_socket_fails_not_before_its_reason_is_told() {
     }
 }
 
-/// A report of the last owner may be taken after the new one's first: the later of them counts, in whatever queue it
-/// is.
+/// A report of the previous owner may arrive after the new owner's first report: the one with the higher count is
+/// valid, whichever queue it is in.
 #[test]
 fn the_count_of_reports_goes_on_when_a_socket_moves() {
     let mut vm = Vm::start(FREE);
@@ -340,8 +340,8 @@ fn the_count_of_reports_goes_on_when_a_socket_moves() {
     }
 }
 
-/// Doorbells are waited for by edge and not read: each ring's is answered all the same, also after pauses, where the
-/// eventfd, full of old rings, is waited for anew; and a thread that has nothing to do sleeps.
+/// Doorbells are edge-triggered and not read. Each ring's doorbell works, also after a pause, when the device watches
+/// an eventfd with an old count anew; and an idle thread sleeps.
 #[test]
 fn doorbells_are_answered_across_pauses_and_nobody_spins() {
     let mut vm = Vm::start(FREE);

@@ -1,4 +1,4 @@
-//! The process itself: what its filter lets it do, where it refuses to start, whom it serves, and what it leaves
+//! The process itself: what its system call filter allows, when it refuses to start, whom it serves, and what it leaves
 //! behind.
 
 use std::io::Read;
@@ -15,24 +15,24 @@ use ontime_sockets::sandbox;
 
 use super::driver::{self, Call, PANICS, PATIENCE, STRICT, USER, Vm};
 
-/// What comes of a system call.
+/// Result of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// The process is killed.
     Killed,
     /// EPERM.
     Refused,
-    /// The kernel is asked, whatever it says.
+    /// The call reaches the kernel; its result does not matter.
     Passed,
 }
 
-/// A signal that no filter sends and nobody waits for.
+/// A signal that no filter sends and no process waits for.
 const NONE: c_long = 0;
 /// pthread_create's flags.
 const THREAD: c_long = 0x003d_0f00;
 
-/// What each of these does with the filter in force: name, number, arguments. `own` is the process's number, `other`
-/// another's.
+/// (name, number, arguments, result with the filter installed) of system calls. `own` is the process's number, `other`
+/// another process's.
 fn calls(own: c_long, other: c_long) -> Vec<(&'static str, c_long, [c_long; 6], Outcome)> {
     use Outcome::{Killed, Passed, Refused};
     let call = |name, number, args: &[c_long], outcome| {
@@ -105,10 +105,10 @@ fn calls(own: c_long, other: c_long) -> Vec<(&'static str, c_long, [c_long; 6], 
     ]
 }
 
-/// What [`calls_are_filtered`] tells its child: which call to make.
+/// Environment variable with which [`calls_are_filtered`] tells its child which call to make.
 const MAKES: &str = "ONTIME_TEST_CALL";
 
-/// Not a test of its own: started by [`calls_are_filtered`], gives up what the device process gives up, and makes one
+/// Not a test of its own: started by [`calls_are_filtered`]. Gives up what the device process gives up and makes one
 /// call.
 #[test]
 fn makes_a_call() {
@@ -116,8 +116,14 @@ fn makes_a_call() {
     let other = unsafe { libc::getppid() };
     let (_, number, a, _) =
         calls(c_long::from(std::process::id()), c_long::from(other))[which.parse::<usize>().unwrap()];
-    sandbox::restrict(&sandbox::Options::default(), 16).unwrap();
-    // What the kernel is asked must not end this process: SIGTERM is ignored, addresses are null.
+    let vm = ontime_sockets::config::Vm { priority: 37, ..Default::default() };
+    sandbox::restrict(&sandbox::Options::default(), &vm).unwrap();
+    // No thread can get above the threads of the channels.
+    let highest = rustix::process::getrlimit(rustix::process::Resource::Rtprio);
+    if [highest.current, highest.maximum].iter().any(|most| most.is_none_or(|most| most > 37)) {
+        unsafe { libc::_exit(13) };
+    }
+    // The calls must not end this process: SIGTERM is ignored, addresses are null.
     let result = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) };
     let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     unsafe { libc::_exit(if result < 0 && error == libc::EPERM { 11 } else { 12 }) };
@@ -143,7 +149,7 @@ fn calls_are_filtered() {
     }
 }
 
-/// Directories for a device process that is started by hand.
+/// Directories for a device process that is started manually.
 struct Site(tempfile::TempDir);
 
 impl Site {
@@ -173,7 +179,7 @@ impl Site {
         driver::device(&self.path("run"), &self.path("etc"))
     }
 
-    /// The sockets that are there.
+    /// The existing sockets.
     fn sockets(&self) -> Vec<String> {
         sockets(self.status().parent().unwrap())
     }
@@ -212,7 +218,7 @@ fn is_root() -> bool {
     root
 }
 
-/// In a network namespace of its own.
+/// Runs the command in a network namespace of its own.
 fn alone(command: &mut Command) -> &mut Command {
     let unshare = || match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
         0 => Ok(()),
@@ -236,19 +242,19 @@ fn it_refuses_the_hosts_network_and_root() {
     assert!(!site.path("run").exists(), "it has made something before it was refused");
     let mut process = alone(&mut site.command()).env(STRICT, "1").env(USER, "64055").spawn().unwrap();
     let start = Instant::now();
-    // Beyond its start: it answers.
+    // The start is complete when the process answers.
     while UnixStream::connect(site.status()).is_err() {
         assert!(start.elapsed() < PATIENCE && process.try_wait().unwrap().is_none(), "{}", said(process).1);
         std::thread::sleep(Duration::from_millis(5));
     }
     UnixStream::connect(site.status()).unwrap().read_to_string(&mut String::new()).unwrap();
-    // The user that it has become may remove what root has made.
+    // The user that the process has changed to may remove what root has created.
     assert_eq!(unsafe { libc::kill(process.id() as pid_t, libc::SIGTERM) }, 0);
     ended(&mut process);
     assert_eq!(site.sockets(), [""; 0]);
 }
 
-/// QEMU's group, in which other VMs' QEMUs are as well, may connect to the devices and to nothing else.
+/// QEMU's group, which also contains the QEMUs of other VMs, may connect only to the devices.
 #[test]
 fn only_the_devices_are_for_qemu() {
     let vm = Vm::start("channels = 1\ndeadlines = true");
@@ -261,7 +267,7 @@ fn only_the_devices_are_for_qemu() {
 fn a_second_process_is_refused_and_leaves_the_first_alone() {
     let mut vm = Vm::start("channels = 1");
     let directory = vm.socket_path(0).parent().unwrap().to_owned();
-    // A socket's number may be its predecessor's.
+    // A new socket may get its predecessor's inode number.
     let made = || -> Vec<std::time::SystemTime> {
         let of = |name: &String| std::fs::metadata(directory.join(name)).ok()?.modified().ok();
         sockets(&directory).iter().filter_map(of).collect()
@@ -273,10 +279,10 @@ fn a_second_process_is_refused_and_leaves_the_first_alone() {
     assert!(!fine && text.contains("Running"), "{text}");
     assert_eq!(made(), before);
     super::hostile::alive(&mut vm);
-    // Nobody but its own user may take the lock.
+    // Only the process's own user may take the lock.
     let lock = std::fs::metadata(directory.join("lock")).unwrap();
     assert_eq!(lock.permissions().mode() & 0o777, 0o600);
-    // One that was killed holds nothing, and its sockets are in nobody's way.
+    // A killed process holds no lock, and its leftover sockets do not prevent a new start.
     vm.process.kill().unwrap();
     vm.process.wait().unwrap();
     assert_eq!(sockets(&directory).len(), 3);
@@ -301,7 +307,7 @@ fn its_sockets_are_gone_when_it_has_ended() {
         let site = Site::new("channels = 1");
         let mut process = site.start();
         assert_eq!(site.sockets().len(), 3);
-        // Beyond its start: the last socket is made before the rest.
+        // The start is complete: the last socket is created before the rest.
         UnixStream::connect(site.status()).unwrap().read_to_string(&mut String::new()).unwrap();
         assert_eq!(unsafe { libc::kill(process.id() as pid_t, signal) }, 0);
         assert!(ended(&mut process).success(), "signal {signal}");
@@ -317,14 +323,14 @@ fn it_ends_where_a_thread_panics() {
     assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
 }
 
-/// What a process that connects to a device's socket gets: true, the connection is ended; false, it stands.
+/// Result for a process that connects to a device's socket. True: the connection is closed; false: it stays open.
 fn refused(path: &Path) -> bool {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     matches!(stream.read(&mut [0; 1]), Ok(0))
 }
 
-/// What [`one_process_has_all_of_a_vms_devices`] tells its child: where to connect.
+/// Environment variable with which [`one_process_has_all_of_a_vms_devices`] tells its child where to connect.
 const CONNECTS: &str = "ONTIME_TEST_CONNECT";
 
 /// Not a test of its own: another process that connects.
@@ -346,7 +352,7 @@ fn one_process_has_all_of_a_vms_devices() {
             .unwrap();
         assert_eq!(stranger.code(), Some(11), "a second process is served");
     }
-    // The process goes on, and serves the first.
+    // The device process continues and serves the first process.
     let channel = vm.connect(1);
     vm.channels.push(channel);
     super::hostile::alive(&mut vm);

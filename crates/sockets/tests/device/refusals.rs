@@ -1,4 +1,4 @@
-//! What the policy and the limits refuse.
+//! Calls that the policy and the limits refuse.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -12,7 +12,7 @@ use vhost::VhostBackend;
 use super::driver::{Call, Vm};
 use super::{bind, listen, local};
 
-/// Not in the libc crate.
+/// Missing in the libc crate.
 const IP_LOCAL_PORT_RANGE: i32 = 51;
 
 #[test]
@@ -39,7 +39,7 @@ fn without_rules_nothing_is_allowed() {
     assert_eq!((vm.counter("refused_bind"), vm.counter("refused_reach")), (3, 5));
 }
 
-/// A connection's port goes with the connection: who listens then has one that the kernel chooses.
+/// A connection's port is released at its disconnect. A listen after that would get a port from the kernel.
 #[test]
 fn no_port_is_had_without_a_rule() {
     let port = TcpListener::bind(local(0)).unwrap().local_addr().unwrap().port();
@@ -87,7 +87,7 @@ fn a_mapped_port_is_the_guests_inside_and_the_hosts_outside() {
     let client = UdpSocket::bind(local(0)).unwrap();
     client.send_to(b"question", local(free)).unwrap();
     assert_eq!(main.result(Call::new(ONTIME_OP_RECV, 1).wait().room(20)), Ok(8));
-    // Its own server, by the guest's number.
+    // The guest's own server, by the guest's port number.
     main.socket(2, AF_INET, SOCK_DGRAM, 0);
     assert_eq!(main.result(Call::new(ONTIME_OP_SEND, 2).to(local(53)).data(b"own")), Ok(3));
     assert_eq!(main.result(Call::new(ONTIME_OP_RECV, 1).wait().room(20)), Ok(3));
@@ -114,7 +114,7 @@ fn sockets_are_limited_and_none_is_leaked() {
             assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, id)), Err(libc::EBADF));
         }
         if round == 0 {
-            // Who answers this has taken all descriptors it was sent before.
+            // A process that answers this message has received all descriptors that were sent before.
             for channel in &vm.channels {
                 channel.frontend.get_features().unwrap();
             }
@@ -124,7 +124,7 @@ fn sockets_are_limited_and_none_is_leaked() {
     assert_eq!(vm.descriptors(), before);
 }
 
-/// The process has taken all that it was sent: what comes with a message and has no place ends the connection.
+/// Waits until the process has received all descriptors: a descriptor that it cannot receive ends the connection.
 fn take_descriptors(vm: &mut Vm) {
     for channel in &mut vm.channels {
         channel.frontend.get_features().unwrap();
@@ -132,7 +132,7 @@ fn take_descriptors(vm: &mut Vm) {
     }
 }
 
-/// Those that the process has, stay.
+/// Limits the process's descriptors. Open descriptors stay open.
 fn allow_descriptors(vm: &Vm, count: u64) {
     let process = vm.process.id() as libc::pid_t;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -141,8 +141,8 @@ fn allow_descriptors(vm: &Vm, count: u64) {
     assert_eq!(unsafe { libc::prlimit(process, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) }, 0);
 }
 
-/// Where the process may have fewer descriptors than the policy has sockets: the guest is told, nothing waits for ever
-/// or spins, and it goes on as soon as one is free.
+/// The process may have fewer descriptors than the policy has sockets. The guest gets an error, nothing waits for ever
+/// or spins, and the process continues when a descriptor is free.
 #[test]
 fn out_of_descriptors_is_told_and_passes() {
     let mut vm = Vm::start(super::FREE);
@@ -153,7 +153,7 @@ fn out_of_descriptors_is_told_and_passes() {
     let listeners = [listen(&mut vm, 2, 0), listen(&mut vm, 3, 1)];
     take_descriptors(&mut vm);
     let before = vm.descriptors();
-    // Some more than it has; how many, depends on the numbers that are free below.
+    // A few more than are open; how many are usable depends on the free numbers below.
     let most = before as u64 + 4;
     allow_descriptors(&vm, most);
     for round in 0..20u32 {
@@ -169,7 +169,7 @@ fn out_of_descriptors_is_told_and_passes() {
             let accept = Call::new(ONTIME_OP_ACCEPT, 2 + channel).arg([id(30 + channel) as i32]);
             assert_eq!(driver.result(accept.clone()), Err(libc::EMFILE), "channel {channel}");
             assert_eq!(driver.result(accept.wait()), Err(libc::EMFILE), "channel {channel}");
-            // Others go on.
+            // Other sockets are served.
             let waiting = driver.post(Call::new(ONTIME_OP_RECV, channel).wait().room(10));
             UdpSocket::bind(local(0)).unwrap().send_to(b"x", bound[channel as usize]).unwrap();
             assert_eq!(driver.wait(waiting).result(), Ok(1));
@@ -186,7 +186,7 @@ fn out_of_descriptors_is_told_and_passes() {
         for channel in 0..2u32 {
             assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, id(30 + channel))), Ok(0));
         }
-        // A connection has its descriptor until the other end has acknowledged its end.
+        // A connection keeps its descriptor until the other end has acknowledged its FIN.
         let start = Instant::now();
         while vm.counter("closing") > 0 {
             assert!(start.elapsed() < super::driver::PATIENCE, "round {round}");
@@ -195,14 +195,14 @@ fn out_of_descriptors_is_told_and_passes() {
     assert_eq!(vm.descriptors(), before);
 }
 
-/// Nor does who waits for others' connections: there is one that the process cannot take.
+/// Nor does a thread that accepts connections spin when it has no descriptor for a waiting one.
 #[test]
 fn without_descriptors_nobody_spins() {
     let mut vm = Vm::start(&format!("{}\ndeadlines = true", super::FREE));
     take_descriptors(&mut vm);
     allow_descriptors(&vm, 0);
     let paths = ontime_sockets::Paths::new(&vm.run, "test");
-    // Who waits for a connection has a descriptor for it.
+    // The threads that accept connections have a descriptor for the first one.
     let _first = [paths.status(), paths.deadlines()].map(|path| UnixStream::connect(path).unwrap());
     let mut asking = UnixStream::connect(paths.status()).unwrap();
     std::thread::sleep(Duration::from_millis(100));

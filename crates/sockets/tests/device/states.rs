@@ -1,4 +1,4 @@
-//! States of sockets that a guest must be told of as its own kernel would: ends, errors, urgent data.
+//! Socket states that a guest must see as with its own kernel: ends, errors, urgent data.
 
 use std::io::Write;
 use std::net::{TcpStream, UdpSocket};
@@ -11,10 +11,10 @@ use ontime_sockets::abi::*;
 use super::driver::{Call, Done, Driver, Vm};
 use super::{FREE, listen, local};
 
-/// Not in the libc crate.
+/// Missing in the libc crate.
 const IP_MSFILTER: i32 = 41;
 
-/// Channel 1's sockets are answered there, all others on main.
+/// Runs a test on main and on channel 1. Channel 1's sockets are answered on its queue, all others on main's.
 fn both(test: impl Fn(&mut Vm, usize)) {
     for channel in 0..2 {
         let mut vm = Vm::start(FREE);
@@ -27,7 +27,7 @@ fn queue(vm: &mut Vm, channel: usize) -> &mut Driver {
     &mut vm.channels[channel]
 }
 
-/// The error that an answer tells, if it does.
+/// The error in an answer, if any.
 fn told(done: &Done) -> Option<u32> {
     let flags = done.header.msg_flags;
     (flags & ONTIME_MSG_ERROR != 0).then_some((flags & ONTIME_MSG_ERRNO_MASK) >> ONTIME_MSG_ERRNO_SHIFT)
@@ -83,8 +83,8 @@ fn a_connection_that_was_reset_while_it_waited_says_so() {
     });
 }
 
-/// An error that was read from the queue is not the socket's any more, even if no event has told it yet; the next in
-/// the queue is.
+/// An error that was read from the error queue is no longer the socket's pending error, even if no event has reported
+/// it yet. The next error in the queue is.
 #[test]
 fn the_error_queue_and_the_pending_error_move_together() {
     both(|vm, channel| {
@@ -128,7 +128,7 @@ fn what_is_behind_the_urgent_mark_is_readable() {
     });
 }
 
-/// Options with a limit of the policy's, and groups in structures of every kind.
+/// Options that the policy limits, and groups in all kinds of structures.
 #[test]
 fn the_policy_holds_for_each_kind_of_option() {
     let mut vm = Vm::start("bind = [\"tcp/0\"]\nreach = [\"239.1.0.0/16\"]\nbacklog = 7");
@@ -150,7 +150,7 @@ fn the_policy_holds_for_each_kind_of_option() {
         }
         // struct ip_msfilter: group, interface, mode (MCAST_EXCLUDE), number of sources.
         let filter = [group, [127, 0, 0, 1], [0; 4], [0; 4]].concat();
-        // The last is a struct group_req: it ends where the source begins.
+        // The last one is a struct group_req, which ends where the source begins.
         for (name, value) in [
             (libc::MCAST_JOIN_SOURCE_GROUP, &source[..]),
             (IP_MSFILTER, &filter[..]),

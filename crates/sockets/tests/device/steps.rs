@@ -1,5 +1,5 @@
-//! How many instructions a thread of the device process takes: counted one by one (ptrace), so that neither the machine
-//! nor what else runs on it has a part in the figure. The kernel's instructions are not among them.
+//! Counts the user instructions of a thread of the device process by single-stepping (ptrace), so that the machine's
+//! speed and load do not affect the figure. The kernel's instructions are not counted.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::driver::PATIENCE;
 
-/// A thread that is stepped through, until [`Steps::end`].
+/// A thread that is single-stepped until [`Steps::end`].
 pub struct Steps {
     thread: u32,
     taken: Arc<AtomicU64>,
@@ -19,7 +19,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Of a child's thread.
+    /// Starts single-stepping a child's thread.
     pub fn begin(thread: u32) -> Self {
         let (taken, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, told) = (taken.clone(), ended.clone());
@@ -29,7 +29,8 @@ impl Steps {
         Self { thread, taken, ended, tracer }
     }
 
-    /// Of what the thread does for `event`, which ends when it has begun with that, until it sleeps again.
+    /// Number of instructions that the thread executes because of `event` until it sleeps again. `event` returns after
+    /// the thread has started on it.
     pub fn of(&self, event: impl FnOnce()) -> u64 {
         self.sleeps();
         let before = self.taken.load(Ordering::SeqCst);
@@ -38,7 +39,7 @@ impl Steps {
         self.taken.load(Ordering::SeqCst) - before
     }
 
-    /// Waits until the thread sleeps. One that was woken does not sleep any more, nor does one that stops at each step.
+    /// Waits until the thread sleeps. A woken or single-stepped thread is not in the sleeping state.
     fn sleeps(&self) {
         let start = Instant::now();
         let state = || {
@@ -51,7 +52,7 @@ impl Steps {
         }
     }
 
-    /// The thread is on its own again; `wake` has it do something.
+    /// Ends the single-stepping; `wake` wakes the thread.
     pub fn end(self, wake: impl FnOnce()) {
         self.ended.store(true, Ordering::SeqCst);
         wake();

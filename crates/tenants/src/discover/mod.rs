@@ -1,7 +1,7 @@
-//! Finding tenants.
+//! Discovery of tenants.
 //!
-//! In: a host ([`Sources`]) and its [`Rules`]. Out: a [`Discovery`]: every tenant with its threads and class, and every
-//! problem on the way. One odd or vanishing process never spoils the rest.
+//! Input: a host ([`Sources`]) and its [`Rules`]. Output: a [`Discovery`] with every tenant, its threads and class, and
+//! all problems. A strange or vanishing process never affects the others.
 
 mod vm;
 
@@ -29,23 +29,23 @@ use crate::thread::ThreadId;
 use crate::vmm::{self, Vmm};
 use crate::vnic::Network;
 
-/// What runs on the host at one moment.
+/// The tenants of the host at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Discovery {
     /// VMs first, then containers; each by name.
     pub tenants: Vec<Tenant>,
-    /// What could not be read or works against the table.
+    /// What could not be read, and conflicts with the priority table.
     pub problems: Vec<Problem>,
-    /// Why tenants or threads that are there may be missing: the look failed, not they.
+    /// Why existing tenants or threads may be missing: reading failed although they may still run.
     pub incomplete: Option<String>,
-    /// How long reading took, by whom it is charged to.
+    /// Time spent reading, per account.
     #[serde(skip)]
     pub costs: Costs,
 }
 
-/// Finds all tenants of a host. Never fails as a whole.
+/// Finds all tenants of a host. Individual failures become problems; the call never fails.
 pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
-    // Of an earlier look, which has told it.
+    // Clears an error that an earlier pass has already reported.
     files::exhausted();
     let mut found = Finder {
         sources,
@@ -84,39 +84,39 @@ struct Finder<'a> {
     rules: &'a Rules,
     network: Network,
     names: Names,
-    /// Read when the first container asks; `None` inside where the kernel refused.
+    /// Read when the first container needs it. The inner `None`: the kernel refused.
     peers: Option<Option<Peers>>,
-    /// What stands on the host's interfaces, by network namespace: containers of a pod share theirs.
+    /// Interfaces on top of the host's interfaces, by network namespace: containers of a pod share theirs.
     standing: HashMap<PathBuf, Vec<Attached>>,
     budget: Budget,
-    /// Processes of conmon outside containers, with the container that each has started and its name.
+    /// conmon processes outside containers, each with the container that it has started and that container's name.
     conmons: HashMap<i32, (String, String)>,
-    /// Cgroups of containers, each for one program, that VMs' monitors are in.
+    /// Cgroups of single-program containers that contain a VM's monitor.
     of_vms: BTreeSet<String>,
     /// Tenants whose names root chose.
     named_by_root: BTreeSet<ThreadId>,
-    /// Containers for which no runtime has a name on record.
+    /// Containers whose name no runtime has recorded.
     unnamed: Vec<Unnamed>,
     tenants: Vec<Tenant>,
     problems: Vec<Problem>,
-    /// Why processes could not be listed.
+    /// Why the processes could not be listed.
     unlisted: Option<String>,
 }
 
-/// What is known of a tenant before its class is.
+/// Properties of a tenant before its class is decided.
 struct Found {
     name: String,
     uuid: Option<String>,
     kind: Kind,
     owner: u32,
     namer: Namer,
-    /// Where its processes are.
+    /// The cgroup of its processes.
     cgroup: Option<String>,
-    /// The user who chose that path.
+    /// The user who chose the cgroup's path.
     cgroup_owner: u32,
-    /// The part of that which is its alone.
+    /// The cgroup that belongs to this tenant alone.
     own_cgroup: Option<String>,
-    /// It is what a container holds beside a VM.
+    /// All its processes run beside a VM's monitor in the same container.
     beside_vm: bool,
 }
 
@@ -160,8 +160,9 @@ impl Finder<'_> {
             }
         }
         self.stale(&domains);
-        // What is in a unit beside a monitor (swtpm, virtiofsd, passt) is a helper of the VM's.
-        // What is beside a monitor in a container for one program belongs to the VM. LXC, nspawn have whole systems.
+        // Processes beside a monitor in a unit (swtpm, virtiofsd, passt) are helpers of the VM. Processes beside a
+        // monitor in a single-program container belong to the VM. Containers of LXC and nspawn run whole systems, so
+        // they stay tenants.
         let around = |vm: &VmProcess<'_>| container::innermost(vm.process.cgroup.as_deref()?);
         let of_program = vms.iter().filter_map(around).filter(|container| container.id.id().is_some());
         self.of_vms = of_program.map(|container| container.cgroup).collect();
@@ -210,8 +211,8 @@ impl Finder<'_> {
         });
     }
 
-    /// Reservations, device processes and metrics go by name: a VM whose starter has no authority may not take the name
-    /// of a tenant that root started.
+    /// Reservations, device processes and metrics refer to names. So a VM that an unprivileged user started may not use
+    /// the name of a tenant that root started.
     fn keep_names_of_roots_tenants(&mut self) {
         let (by_root, others): (Vec<_>, Vec<_>) =
             self.tenants.iter_mut().partition(|tenant| self.named_by_root.contains(&tenant.process));
@@ -233,7 +234,7 @@ impl Finder<'_> {
         }
     }
 
-    /// Whom reading a process is charged to that is in this container, or none.
+    /// The account to which reading a process in this container, or in none, is charged.
     fn account(&self, pid: i32, container: Option<&str>) -> Account {
         match container.map(|cgroup| (cgroup, self.sources.cgroup_owner(cgroup, false))) {
             Some((cgroup, 0)) => Account::Container(cgroup.to_owned()),
@@ -267,7 +268,7 @@ impl Finder<'_> {
         let mut domains = BTreeMap::new();
         let entries = match std::fs::read_dir(&self.sources.libvirt) {
             Ok(entries) => entries,
-            // No libvirt here, or not running yet.
+            // libvirt is not installed or does not run yet.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return domains,
             Err(error) => {
                 files::note(&error);
@@ -299,8 +300,8 @@ impl Finder<'_> {
                 }
             }
         }
-        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files too; they
-        // are told by their command line later.
+        // A VM whose status file is damaged or not written yet is still libvirt's. Helpers have such files, too; their
+        // command lines tell them apart later.
         for domain in by_pid_file {
             domains.entry(domain.pid).or_insert(domain);
         }
@@ -328,12 +329,12 @@ impl Finder<'_> {
         }
     }
 
-    /// The container that a path leads into.
+    /// The container on a path.
     fn container_at(&mut self, path: &str) -> Option<Container> {
         container::of_path(path).or_else(|| self.names.task(path))
     }
 
-    /// Reads what the processes of conmon were told. One inside a container may call itself what it likes.
+    /// Reads the arguments of conmon processes. A process inside a container is ignored, because it may use any name.
     fn conmons(&mut self, processes: &[&Process]) {
         for process in processes.iter().filter(|one| vmm::file_name(&one.executable) == Some("conmon")) {
             if self.container_at(process.cgroup.as_deref().unwrap_or("/")).is_some() {
@@ -347,14 +348,15 @@ impl Finder<'_> {
         }
     }
 
-    /// The name that conmon was told of the container of these processes: the container's first process is its child.
+    /// The name that conmon was given for the container of these processes. The container's first process is conmon's
+    /// child.
     fn name_by_conmon(&self, id: &str, processes: &[&Process]) -> Option<String> {
         let parents = processes.iter().take(PROBED).filter_map(|process| self.sources.main_thread(process.pid));
         let mut started = parents.filter_map(|stat| self.conmons.get(&stat.ppid));
         started.find(|(started, _)| started == id).map(|(_, name)| name.clone())
     }
 
-    /// Learns where the host's own container daemons keep their state.
+    /// Reads from the host's container daemons where they keep their state.
     fn runtimes(&mut self, processes: &[Process]) {
         for process in processes {
             let program = vmm::file_name(&process.executable);
@@ -369,7 +371,7 @@ impl Finder<'_> {
         }
     }
 
-    /// `vms` are the units that monitors are in.
+    /// `vms` are the units that contain monitors.
     fn containers(&mut self, processes: &[&Process], mut vms: BTreeSet<String>) {
         self.conmons(processes);
         vms.extend(self.tenants.iter().filter_map(|vm| vm.cgroup.clone()));
@@ -377,7 +379,7 @@ impl Finder<'_> {
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
             let Some(path) = process.cgroup.as_deref() else { continue };
-            // libvirt's monitor of a container is in the container's cgroup, and outside its PID namespace.
+            // libvirt's monitor of a container is in the container's cgroup but outside its PID namespace.
             let is_libvirts = vmm::file_name(&process.executable) == Some("libvirt_lxc");
             if is_libvirts && self.sources.has_one_number(process.pid) {
                 continue;
@@ -391,7 +393,7 @@ impl Finder<'_> {
         let lxc: BTreeSet<String> = lxc.map(|(cgroup, _)| cgroup.clone()).collect();
         for (cgroup, (identity, processes)) in members {
             let identity = match identity {
-                // Its name without the number is another's.
+                // The name without its number belongs to another container.
                 Some(Identity::Lxc(name))
                     if container::without_number(&cgroup).is_some_and(|other| lxc.contains(other)) =>
                 {
@@ -403,8 +405,8 @@ impl Finder<'_> {
         }
     }
 
-    /// A container by its cgroup's form, or the topmost cgroup that a rule names. What is in a VM's cgroup beside its
-    /// monitor is none, and neither is the monitor of a container.
+    /// The container on a path, by the cgroup's form, or else the topmost cgroup that a rule names. None for processes
+    /// beside a monitor in a VM's cgroup, and for a container's monitor.
     fn container_of(&mut self, path: &str, vms: &BTreeSet<String>) -> Option<(String, Option<Identity>)> {
         if container::libvirt_scope(path).is_some() || ancestors(path).any(|part| vms.contains(part)) {
             return None;
@@ -419,8 +421,8 @@ impl Finder<'_> {
     }
 
     fn container(&mut self, cgroup: String, identity: Option<Identity>, processes: &[&Process]) {
-        // Whoever made the directory of a cgroup that only a rule names may put processes there; a container's is its
-        // runtime's.
+        // The owner of the directory may move processes into a cgroup that only a rule names. In a container's cgroup,
+        // the runtime does that.
         let owner = self.sources.cgroup_owner(&cgroup, identity.is_none());
         let found = Found {
             name: self.container_name(&cgroup, identity.as_ref(), owner, processes),
@@ -465,14 +467,13 @@ impl Finder<'_> {
         }
     }
 
-    /// Whether a process is in the container of a VM's monitor.
+    /// Whether a process is in the same container as a VM's monitor.
     fn is_beside_vm(&self, process: &Process) -> bool {
         let path = process.cgroup.as_deref().unwrap_or("/");
         !self.of_vms.is_empty() && ancestors(path).any(|part| self.of_vms.contains(part))
     }
 
-    /// A container's name: the runtime's, where it has one on record or told it to conmon, else the first digits of its
-    /// identifier.
+    /// A container's name: as recorded by the runtime or passed to conmon, else the first digits of its identifier.
     fn container_name(
         &mut self,
         cgroup: &str,
@@ -483,7 +484,7 @@ impl Finder<'_> {
         let Some(identity) = identity else { return cgroup.rsplit('/').next().unwrap_or(cgroup).to_owned() };
         match identity.id() {
             Some(id) => {
-                // An identifier that a user chose may be that of another's container.
+                // A user may have chosen the identifier of another container.
                 let recorded = (owner == 0).then(|| self.names.recorded(identity)).flatten();
                 recorded.or_else(|| self.name_by_conmon(id, processes)).unwrap_or_else(|| short(id))
             }
@@ -491,7 +492,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The host's ends of a container's veth pairs. Where the kernel does not tell, there are none.
+    /// The host's ends of a container's veth pairs. Empty if the kernel refuses the request.
     fn container_vnics(&mut self, pid: i32) -> Vec<Vnic> {
         if !self.sources.live {
             return Vec::new();
@@ -501,8 +502,8 @@ impl Finder<'_> {
         names.iter().map(|name| self.network.vnic(name)).collect()
     }
 
-    /// The interfaces in a container's own network namespace that stand on the host's. Where they cannot be asked for,
-    /// there are none.
+    /// The interfaces in a container's own network namespace that are on top of the host's interfaces. Empty if they
+    /// cannot be read.
     fn attached(&mut self, process: ThreadId, account: &Account) -> Vec<Attached> {
         let Some(namespace) = self.sources.own_network(process.pid) else { return Vec::new() };
         let known = self.standing.entry(namespace).or_insert_with(|| {
@@ -525,7 +526,7 @@ impl Finder<'_> {
         decision
     }
 
-    /// A tenant's class, and where a rule was withheld, that.
+    /// A tenant's class, and a problem if a rule was withheld.
     fn decision(&self, found: &Found, metadata: Option<Verdict>) -> (Decision, Option<Problem>) {
         let subject = Subject {
             name: &found.name,
@@ -544,8 +545,8 @@ impl Finder<'_> {
         (decision, withheld)
     }
 
-    /// Gives the threads of device processes to the one VM that they serve. Not those that another user's session, or a
-    /// container, started: every event of a tenant's process causes a look at the host.
+    /// Assigns the threads of device processes to the VM that each one serves. Ignores processes started in another
+    /// user's session or in a container: every event of a tenant's process causes a discovery.
     fn devices(&mut self, processes: &[&Process]) {
         let known = self.sources.devices.known();
         for (process, served) in &known {
@@ -562,11 +563,11 @@ impl Finder<'_> {
             if known.iter().any(|(process, _)| *process == id) {
                 continue;
             }
-            // The system's may serve any VM.
+            // A device process of the system may serve any VM.
             let user = Some(self.sources.cgroup_owner(cgroup, true)).filter(|user| *user != 0);
             let account = user.map_or_else(|| self.account(process.pid, None), Account::User);
             let arguments = self.arguments(process.pid, &account);
-            // A unit may have been told to serve another VM: its name counts where there is such a VM.
+            // A unit may be configured to serve another VM: the VM in the unit's name counts only if it exists.
             let says = [devices::by_unit(cgroup), vmm::served(&arguments)];
             if let Some(vm) = says.into_iter().flatten().find(|vm| self.serve(process.pid, vm, user)) {
                 self.sources.devices.note(id, Served { vm: vm.to_owned(), user });
@@ -574,9 +575,9 @@ impl Finder<'_> {
         }
     }
 
-    /// Gives a device process's threads to the VM of this name, of this user's where one is given. Of several, root's
-    /// comes first, then the one that was started first: whoever starts another of that name takes no thread out of a
-    /// VM's runtime cap.
+    /// Assigns a device process's threads to the VM of this name, and of this user if given. Among several such VMs,
+    /// those started by root come first, then the oldest one. So a user who starts another VM of that name cannot take
+    /// a thread out of a VM's runtime cap.
     fn serve(&mut self, pid: i32, vm: &str, user: Option<u32>) -> bool {
         let serves = |tenant: &&Tenant| tenant.kind != Kind::Container && tenant.name == vm;
         let may = |tenant: &&Tenant| user.is_none_or(|user| user == tenant.owner);
@@ -596,7 +597,7 @@ impl Finder<'_> {
         true
     }
 
-    /// Gives kernel threads to the VM they work for.
+    /// Assigns kernel threads to the VM for which they work.
     fn kernel_threads(&mut self, kernel: Vec<KernelThread>) {
         let mut inner = None;
         for KernelThread { stat, role, works_for } in kernel {
@@ -618,7 +619,7 @@ impl Finder<'_> {
         self.tenants.iter().filter(|tenant| tenant.kind != Kind::Container)
     }
 
-    /// VMs by the numbers that their monitors have in their own PID namespaces: KVM calls its timer's thread by that
+    /// VMs by their monitors' process numbers in their own PID namespaces, which KVM uses in its timer thread's name
     /// (`arch/x86/kvm/i8254.c`, `pid_vnr`).
     fn inner_numbers(&self) -> HashMap<i32, Vec<ThreadId>> {
         let mut by_number: HashMap<i32, Vec<ThreadId>> = HashMap::new();
@@ -628,7 +629,7 @@ impl Finder<'_> {
         by_number
     }
 
-    /// The VM by its process's number, else by one of its threads'.
+    /// The VM with this process number, or else with this thread number.
     fn vm_of_thread(&self, number: i32) -> Option<ThreadId> {
         let by_process = self.vms().find(|vm| vm.process.pid == number);
         let by_thread = || self.vms().find(|vm| vm.threads.iter().any(|thread| thread.id.tid == number));
@@ -636,8 +637,8 @@ impl Finder<'_> {
     }
 }
 
-/// Which of several VMs of one number in their namespaces made a kernel thread: monitors make it when they start, so it
-/// is the last that was started before it.
+/// Which of several VMs with the same inner process number created a kernel thread. Monitors create it when they start,
+/// so this is the last VM that was started before the thread.
 fn made_by(vms: &[ThreadId], kernel: &Stat) -> Option<ThreadId> {
     match vms {
         [only] => Some(*only),
@@ -648,10 +649,10 @@ fn made_by(vms: &[ThreadId], kernel: &Stat) -> Option<ThreadId> {
     }
 }
 
-/// How many processes of a container are asked for their parent. The one that conmon started is among the first.
+/// How many processes of a container are checked for their parent. The process that conmon started is among the first.
 const PROBED: usize = 16;
 
-/// What a container is called without a name.
+/// Name of a container without a recorded name.
 fn short(id: &str) -> String {
     id.chars().take(12).collect()
 }

@@ -1,4 +1,4 @@
-//! One VM: from its process to a tenant.
+//! A VM: from its process to a tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +18,12 @@ use crate::thread::ThreadId;
 use crate::vmm::{self, QemuArguments, Sureness, Vmm};
 use crate::vnic;
 
-/// A process that is a VM, and what its command line says.
+/// A process that is a VM's monitor, and its command line.
 pub(super) struct VmProcess<'a> {
     pub(super) process: &'a Process,
     pub(super) vmm: Vmm,
     domain: Option<&'a Domain>,
-    /// The cgroup of the container that it is in.
+    /// The cgroup of the container around it.
     pub(super) container: Option<String>,
     account: Account,
     line: Vec<String>,
@@ -31,7 +31,7 @@ pub(super) struct VmProcess<'a> {
 }
 
 impl<'a> VmProcess<'a> {
-    /// Whether a process is a VM. `domain` is the libvirt domain that claims its number.
+    /// Checks whether a process is a VM's monitor. `domain` is the libvirt domain with this process number.
     pub(super) fn of(finder: &mut Finder<'_>, process: &'a Process, domain: Option<&'a Domain>) -> Option<Self> {
         let named = Vmm::of_executable(&process.executable);
         let container = finder.container_around(process);
@@ -58,14 +58,14 @@ impl<'a> VmProcess<'a> {
         Some(Self { process, vmm, domain, container, account, line, arguments })
     }
 
-    /// Whether it says itself that it is the VM of the pod's sandbox with this identifier: `-name sandbox-ID`, or a
-    /// file in a directory of that name (Kata Containers: `virtcontainers/qemu.go`; `/run/vc/vm/ID/clh-api.sock`).
+    /// Whether its command line says that it is the VM of the pod sandbox with this identifier: `-name sandbox-ID`, or
+    /// a file in a directory of that name (Kata Containers: `virtcontainers/qemu.go`; `/run/vc/vm/ID/clh-api.sock`).
     fn is_of_sandbox(&self, id: &str) -> bool {
         let named = |name: &String| name.strip_prefix("sandbox-") == Some(id);
         self.given_name().as_ref().is_some_and(named) || self.line.iter().any(|word| word.split('/').any(|at| at == id))
     }
 
-    /// The name that its monitor was told.
+    /// The name on its monitor's command line.
     fn given_name(&self) -> Option<String> {
         self.arguments.name.clone().or_else(|| vmm::other_name(&self.line))
     }
@@ -95,7 +95,7 @@ impl<'a> VmProcess<'a> {
         }
     }
 
-    /// Its own cgroup: the scope that was made for it, or where it is the only process.
+    /// The VM's own cgroup: the scope created for it, or its cgroup if no other process is in it.
     fn own_cgroup(&self, alone: bool) -> Option<String> {
         let path = self.process.cgroup.as_deref()?;
         match container::vm_scope(path) {
@@ -106,15 +106,16 @@ impl<'a> VmProcess<'a> {
 }
 
 impl Finder<'_> {
-    /// The cgroup of the container that a process is in. (A VM's scope is none, though it looks like a machine's.)
+    /// The cgroup of the container around a process. (A VM's scope is no container although it looks like a machine's.)
     fn container_around(&mut self, process: &Process) -> Option<String> {
         let path = process.cgroup.as_deref().filter(|path| container::vm_scope(path).is_none())?;
         self.container_at(path).map(|container| container.cgroup)
     }
 
-    /// Whether a process is the domain's QEMU, and not another that has its number after a crash of libvirt: it calls
-    /// itself so, and is in a cgroup that libvirt made, or it runs as the domain's user, outside users' cgroups and
-    /// containers, since before the file was written.
+    /// Whether a process is the domain's QEMU, and not another process that got its number after a crash of libvirt.
+    /// The process must have the domain's name or UUID on its command line and run as the domain's user. In addition it
+    /// must be in a cgroup that libvirt created, or be outside users' cgroups and containers and older than the status
+    /// file.
     fn is_domains(&mut self, process: &Process, domain: &Domain, arguments: &QemuArguments) -> bool {
         let called_so = arguments.name.as_deref() == Some(&domain.name)
             || (arguments.uuid.is_some() && arguments.uuid == domain.uuid);
@@ -133,8 +134,8 @@ impl Finder<'_> {
         systems && started_later() != Some(true)
     }
 
-    /// The monitor of a process whose program's name does not make sure of it: it has threads that are called like
-    /// vCPUs (of one with a likely name), or descriptors of KVM's.
+    /// The monitor of a process whose program's name is not conclusive: it must have threads with vCPU names (if the
+    /// name is likely), or descriptors of KVM.
     fn monitor_by_its_guest(&mut self, pid: i32, account: &Account, likely: Option<Vmm>) -> Option<Vmm> {
         let stats = self.threads(pid, account);
         let by_threads = likely.is_some() && stats.iter().any(|stat| vmm::vcpu_number(&stat.comm).is_some());
@@ -151,8 +152,8 @@ impl Finder<'_> {
         open.targets.iter().any(|(_, target)| target.starts_with("anon_inode:kvm-v"))
     }
 
-    /// Takes a VM in; `alone` says that no other process is in its cgroup, `monitors` which processes are VMs. False
-    /// where it is only a helper that a monitor forked.
+    /// Adds a VM as a tenant. `alone`: no other process is in its cgroup. `monitors`: the processes that are VMs.
+    /// Returns false if it is only a helper that a monitor forked.
     pub(super) fn vm(&mut self, vm: &VmProcess<'_>, alone: bool, monitors: &BTreeMap<i32, Vmm>) -> bool {
         let pid = vm.process.pid;
         let Some(main) = self.sources.main_thread(pid) else { return true };
@@ -166,7 +167,7 @@ impl Finder<'_> {
         let cgroup = vm.process.cgroup.clone();
         let owner = match vm.domain {
             Some(_) => 0,
-            // Where the owner cannot be read, it must not count as root.
+            // If the owner cannot be read, it must not count as root.
             None => self.sources.owner(pid).unwrap_or(u32::MAX),
         };
         let cgroup_owner = match (&vm.container, vm.domain) {
@@ -204,8 +205,8 @@ impl Finder<'_> {
         true
     }
 
-    /// The name and cgroup of the sandbox whose VM this is, where a runtime of the system's has it on record. Kata
-    /// starts the monitor outside the pod's PID namespace, which nothing inside a pod can do.
+    /// The name and cgroup of the pod sandbox whose VM this is, if a runtime of the system has recorded it. Kata starts
+    /// the monitor outside the pod's PID namespace, which no process inside a pod can do.
     fn sandbox_of(&mut self, vm: &VmProcess<'_>) -> Option<(String, String)> {
         let path = vm.process.cgroup.as_deref().filter(|_| vm.domain.is_none() && vm.container.is_some())?;
         let Container { cgroup, id } = container::of_path(path)?;
@@ -224,7 +225,7 @@ impl Finder<'_> {
         }
     }
 
-    /// What each thread does: by its name, and where names do not tell the vCPUs, by other means.
+    /// The role of each thread: by its name, or by other means if the names do not identify the vCPUs.
     fn roles(
         &mut self,
         name: &str,
@@ -236,7 +237,7 @@ impl Finder<'_> {
         let mut roles: Vec<ThreadRole> = stats.iter().map(|stat| vm.vmm.role(stat)).collect();
         let by_name = |role: &ThreadRole| matches!(role, ThreadRole::Vcpu(_));
         let vcpus = match vm.domain.map(|domain| &domain.vcpu_tids) {
-            // libvirt learnt them from QEMU at start: a thread that names itself so later is none.
+            // libvirt got the numbers from QEMU at the start: a thread that takes a vCPU's name later is not one.
             Some(recorded) if !recorded.is_empty() => recorded.clone(),
             _ if roles.iter().any(by_name) => return unique_vcpus(roles),
             Some(_) => return roles,
@@ -252,7 +253,7 @@ impl Finder<'_> {
         roles
     }
 
-    /// By the monitor, where it matters; else by the time that threads ran a guest.
+    /// The vCPUs according to the monitor if the VM is RT, else the threads that have run a guest.
     fn unnamed_vcpus(
         &mut self,
         name: &str,
@@ -261,9 +262,9 @@ impl Finder<'_> {
         stats: &[Stat],
         class: Class,
     ) -> VcpuThreads {
-        // A bulk VM's vCPUs are left alone, so nobody's monitor is bothered for them. That also keeps users' processes,
-        // which are bulk unless the administrator says otherwise, from holding discovery up.
-        // A QEMU with its main and RCU threads only has not made its vCPUs yet.
+        // Ontime does not change a bulk VM's vCPUs, so their monitors are not contacted. This also keeps users'
+        // processes, which are bulk unless the administrator says otherwise, from delaying discovery. A QEMU with only
+        // its main and RCU threads has not created its vCPUs yet.
         let mut why = None;
         if class != Class::Bulk && stats.len() > 2 {
             let answer = match (vm.vmm, self.sources.live) {
@@ -277,7 +278,7 @@ impl Finder<'_> {
         }
         let mut ran_guest: Vec<i32> =
             stats.iter().filter(|stat| stat.guest_time > 0 && stat.tid != process.tid).map(|stat| stat.tid).collect();
-        // QEMU makes them in the order of their numbers.
+        // QEMU creates vCPU threads in the order of their numbers.
         ran_guest.sort_unstable();
         if let Some(why) = why {
             let taken = counted(ran_guest.len(), "thread");
@@ -287,7 +288,7 @@ impl Finder<'_> {
         ran_guest.into_iter().zip(0..).collect()
     }
 
-    /// QEMU knows its threads by their numbers in its own PID namespace.
+    /// QEMU identifies its threads by their numbers in its own PID namespace.
     fn ask_monitor(&self, process: ThreadId, vm: &VmProcess<'_>, stats: &[Stat]) -> Result<VcpuThreads, String> {
         let number = |stat: &Stat| (self.sources.inner_thread(process.pid, stat.tid), stat.tid);
         let numbers: BTreeMap<i32, i32> = stats.iter().map(number).collect();
@@ -303,7 +304,7 @@ impl Finder<'_> {
             None => {
                 let limit = self.budget.allowed(account, Item::Descriptors);
                 let open = vnic::open_files(&self.sources.process_dir(pid), limit);
-                // In a namespace of its own anybody may name interfaces like the host's.
+                // In its own network namespace, a process may give interfaces the names of the host's interfaces.
                 let is_here = self.sources.own_network(pid).is_none();
                 let interfaces = open.map(|open| {
                     self.budget.charge(account, Item::Descriptors, open.looked_at, open.whole);
@@ -321,8 +322,8 @@ impl Finder<'_> {
     }
 }
 
-/// A VM has one thread for each vCPU number. A QEMU that a guest has taken over could name others alike, to have more
-/// threads at real-time priority than its caps count.
+/// Keeps one thread per vCPU number. A QEMU that a guest has taken over could give more threads vCPU names, to have
+/// more threads at real-time priority than its caps count.
 fn unique_vcpus(mut roles: Vec<ThreadRole>) -> Vec<ThreadRole> {
     let mut seen = BTreeSet::new();
     for role in &mut roles {

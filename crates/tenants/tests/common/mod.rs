@@ -1,4 +1,4 @@
-//! A built tree that looks like a host, for the odd cases and for the benchmark.
+//! A fake host: a directory tree for special cases and for the benchmark.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 use std::fs;
@@ -20,7 +20,7 @@ impl Default for Host {
 
 impl Host {
     pub fn new() -> Self {
-        // /proc has no disk below it, so the tree should have none either.
+        // /proc is not on a disk, so the tree should not be either.
         let host = Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap());
         for dir in ["proc", "run/libvirt/qemu", "sys/class/net"] {
             fs::create_dir_all(host.0.path().join(dir)).unwrap();
@@ -52,7 +52,7 @@ impl Host {
         self.thread_at(pid, tid, comm, flags, (0, 0), "0-3");
     }
 
-    /// `policy` is the kernel's number and the real-time priority.
+    /// `policy`: the kernel's policy number and the real-time priority.
     pub fn thread_at(&self, pid: i32, tid: i32, comm: &str, flags: u32, policy: (u32, u32), cpus: &str) {
         let dir = self.path(&format!("proc/{pid}/task/{tid}"));
         fs::create_dir_all(&dir).unwrap();
@@ -64,23 +64,23 @@ impl Host {
         }
     }
 
-    /// Puts a process's main thread back: forked by another, with so much time in a guest.
+    /// Changes a process's main thread: parent process and guest time.
     pub fn alter(&self, pid: i32, parent: i32, guest_time: u32) {
         let path = self.path(&format!("proc/{pid}/task/{pid}/stat"));
         let line = fs::read_to_string(&path).unwrap().replace(") S 1 ", &format!(") S {parent} "));
-        // Field 43, guest time, is the second after the policy's three.
+        // Field 43, guest time, is the second field after the three policy fields.
         let line = line.replace(" 0 0 0 0 0 0 0 0 0 0 0 0\n", &format!(" 0 0 {guest_time} 0 0 0 0 0 0 0 0 0\n"));
         fs::write(&path, &line).unwrap();
         fs::write(self.path(&format!("proc/{pid}/stat")), line).unwrap();
     }
 
-    /// A process of this user that has another number in its own PID namespace.
+    /// A process of this user with another number in its own PID namespace.
     pub fn in_namespace(&self, pid: i32, uid: u32, inner: i32) {
         let status = format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{pid}\t{inner}\n");
         fs::write(self.path(&format!("proc/{pid}/status")), status).unwrap();
     }
 
-    /// The directory of a cgroup, of this user; false where this process may not make such.
+    /// Creates a cgroup's directory, owned by this user. False: this process may not do so.
     pub fn cgroup(&self, path: &str, uid: u32) -> bool {
         let mount = self.path("sys/fs/cgroup");
         let directory = mount.join(path.trim_start_matches('/'));
@@ -113,7 +113,7 @@ impl Host {
         fs::write(dir.join("iflink"), format!("{index}\n")).unwrap();
     }
 
-    /// A whole VM: two vCPUs, an iothread, a vhost worker, RCU and pool threads, a tap.
+    /// A complete VM: two vCPUs, an iothread, a vhost worker, RCU and pool threads, a tap.
     pub fn vm(&self, pid: i32, name: &str, cgroup: &str) {
         let guest = format!("guest={name},debug-threads=on");
         self.process(pid, "/usr/bin/qemu-system-x86_64", cgroup, 0, &["qemu-system-x86_64", "-name", &guest]);
@@ -146,7 +146,7 @@ fn stat_line(tid: i32, comm: &str, flags: u32, (policy, priority): (u32, u32)) -
     )
 }
 
-/// Whether a program is to be had.
+/// Whether a program is installed.
 pub fn has(program: &str) -> bool {
     ["/usr/bin", "/bin", "/usr/sbin", "/sbin"].iter().any(|dir| Path::new(dir).join(program).exists())
 }

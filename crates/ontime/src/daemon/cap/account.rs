@@ -1,19 +1,19 @@
-//! The arithmetic of a runtime cap: how much CPU time was taken at RT priority, and whether that was too much.
+//! The arithmetic of a runtime cap: how much CPU time was taken at RT priority, and whether that exceeds the cap.
 //!
-//! Pure: time comes in as nanoseconds of one monotonic clock, verdicts go out.
+//! Pure: times come in as ns of a monotonic clock, verdicts go out.
 
 use ontime_tenants::RuntimeCap;
 use serde::{Deserialize, Serialize};
 
-/// Parts of a million: a share of one CPU without floating point.
+/// Shares are integers in parts per million, so that the watcher needs no floating point.
 pub const MILLION: u64 = 1_000_000;
 
-/// A share of one CPU, over 0 and up to 1, held in parts per million.
+/// A share of one CPU, above 0 and at most 1, in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Share(u32);
 
 impl Share {
-    /// What the kernel's own protections leave to real-time threads, and Ontime's default.
+    /// What RT throttling leaves to real-time threads, and Ontime's default.
     pub const NINETY_FIVE: Share = Share(950_000);
 
     /// A quarter of a CPU.
@@ -23,7 +23,7 @@ impl Share {
 
     /// `fraction` of one CPU. `None` unless it is at least [`RuntimeCap::LEAST`] and at most 1.
     pub fn new(fraction: f64) -> Option<Self> {
-        // The cast saturates and is in range: fraction is checked to be within 0 to 1.
+        // The cast is in range: the fraction is within 0 to 1.
         (RuntimeCap::LEAST..=1.0).contains(&fraction).then(|| Self((fraction * MILLION as f64).round() as u32))
     }
 
@@ -32,7 +32,7 @@ impl Share {
         f64::from(self.0) / MILLION as f64
     }
 
-    /// Whether this share is a whole CPU: nothing is left to cap.
+    /// Whether this share is a whole CPU, so that there is nothing to cap.
     pub fn is_whole(self) -> bool {
         u64::from(self.0) >= MILLION
     }
@@ -42,31 +42,31 @@ impl Share {
         (u128::from(length) * u128::from(self.0) / u128::from(MILLION)) as u64
     }
 
-    /// The least length, ns, of which `used` ns are no more than this share.
+    /// The shortest length, ns, of which `used` ns are no more than this share.
     pub fn stretch(self, used: u64) -> u64 {
         let length = (u128::from(used) * u128::from(MILLION)).div_ceil(u128::from(self.0));
         u64::try_from(length).unwrap_or(u64::MAX)
     }
 }
 
-/// What a charge means for the one charged.
+/// The result of a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Within the cap.
     Within,
-    /// Over it: no RT time until this instant, ns.
+    /// Over the cap: no RT priority until this instant.
     Over {
-        /// The instant, ns, at which use and cap are even again.
+        /// The instant, ns, at which the use is within the cap again.
         until: u64,
     },
 }
 
-/// One capped account: a thread's, or a CPU's.
+/// The capped account of a thread or of a CPU.
 ///
-/// Time is cut into intervals. An interval ends when at least a period has gone by and its use is within the share of
-/// its length; where the budget (the share of a period) is used up sooner, the verdict says until when to stay away,
-/// and that instant ends it. So in every interval the use is at most share x length, late readings included: what was
-/// overdrawn is paid back.
+/// Time is divided into intervals. The budget is the share of a period. An interval ends when at least one period has
+/// passed and the use is within the share of the interval's length. If the budget is used up earlier, the verdict gives
+/// the end of the necessary pause, and the interval ends there. So in every interval the use is at most share x length,
+/// even if readings come late: the pause pays back what was overdrawn.
 #[derive(Debug, Clone, Copy)]
 pub struct Account {
     share: Share,
@@ -81,19 +81,20 @@ impl Account {
         Self { share, period, start: now, used: 0 }
     }
 
-    /// The share of a period, ns.
+    /// The budget: the share of a period, ns.
     pub fn budget(&self) -> u64 {
         self.share.of(self.period)
     }
 
-    /// The least time after `looked`, ns, in which the budget can be used up. Of a pause that is under way a period
-    /// counts at most: where a small share makes it long, others of that CPU are looked at meanwhile.
+    /// The shortest time after `looked`, ns, in which the budget can be used up. A pause in progress counts for one
+    /// period at most: a small share makes pauses long, and other threads of the CPU must be looked at meanwhile.
     pub fn left_after(&self, looked: u64) -> u64 {
         let left = self.budget().saturating_sub(self.used);
         left.saturating_add(self.start.saturating_sub(looked).min(self.period))
     }
 
-    /// What was used, ns, beyond all of the time since the interval's start: in the pause before it.
+    /// The part of the use, ns, that does not fit into the time since the interval's start: it was used in the pause
+    /// before.
     pub fn used_before(&self, now: u64) -> u64 {
         self.used.saturating_sub(now.saturating_sub(self.start))
     }
@@ -103,13 +104,13 @@ impl Account {
         self.used == 0
     }
 
-    /// From this much on, an interval is judged. A little below the budget: the kernel's timer and its counter differ
-    /// by microseconds, and a reading of 99.99 % must not be taken for an early one.
+    /// The use, ns, from which an interval is judged. It is slightly below the budget: the kernel's timer and its
+    /// run-time counter differ by microseconds, and a reading of 99.99 % must not count as an early reading.
     fn judged_from(&self) -> u64 {
         self.budget() - self.budget() / 16
     }
 
-    /// Charges `ran` ns, read at `now`.
+    /// Charges `ran` ns that were read at `now`.
     pub fn charge(&mut self, now: u64, ran: u64) -> Verdict {
         self.used = self.used.saturating_add(ran);
         let even_at = self.start.saturating_add(self.share.stretch(self.used));
@@ -122,7 +123,7 @@ impl Account {
         Verdict::Within
     }
 
-    /// Starts a new interval: the cap's pause is over.
+    /// Starts a new interval: the pause is over.
     pub fn restart(&mut self, now: u64) {
         self.start = now;
         self.used = 0;
@@ -170,19 +171,20 @@ mod tests {
     fn honest_use_is_left_alone() {
         let mut account = Account::new(Share::new(0.95).unwrap(), 5 * MS, 0);
         for n in 1..1000 {
-            // 4.75 ms of CPU in each 8 ms.
+            // 4.75 ms of CPU time in each 8 ms.
             assert_eq!(account.charge(n * 8 * MS, 4_750_000), Verdict::Within);
         }
     }
 
     proptest! {
-        /// However a thread runs and sleeps, RT time in any window is at most share x window, plus what the two
-        /// intervals cut by the window's ends may hold: a budget, the grain of a reading, and the reading's delay each.
+        /// However a thread runs and sleeps, its RT time in any window is at most share x window, plus the content of
+        /// the two intervals that the window's ends cut: for each a budget, the grain of a reading, and the delay of
+        /// the reading.
         #[test]
         fn rt_time_in_any_window_is_capped(
             percent in 5u32..=99,
             period in 1u64..=20,
-            // Runs of CPU time and of sleep, microseconds, in turn; and how late each reading comes.
+            // Alternating run and sleep times, us, and the delay of each reading.
             turns in proptest::collection::vec((1u64..30_000, 0u64..30_000, 0u64..200), 1..200),
         ) {
             let share = Share::new(f64::from(percent) / 100.0).unwrap();
@@ -195,7 +197,7 @@ mod tests {
             for (run, sleep, late) in turns {
                 let mut left = run * 1000;
                 while left > 0 {
-                    // Runs until the grain is used (and the reading's delay), as the perf event does.
+                    // The thread runs until the grain is used, plus the delay of the reading.
                     let step = left.min(grain - since_reading.min(grain - 1) + late * 1000);
                     spans.push((now, now + step));
                     now += step;

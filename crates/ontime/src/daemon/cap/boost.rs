@@ -1,66 +1,67 @@
-//! When a vCPU stands ahead of others of its level, because an interrupt is to be taken (Xen-ARM, APSys'11, section 4).
+//! When a vCPU runs ahead of other vCPUs of its level, so that it can take an interrupt (Xen-ARM, APSys'11, section 4).
 //!
-//! Pure, and of one vCPU: interrupts and readings of its CPU time come in, [`Move`]s go out. It is put ahead when an
-//! interrupt becomes pending that it does not take at once, for [`GRANT`] of CPU time; then it is behind those of its
-//! level that wait. Not until the end of the interrupt (EOI): a guest's handler says that at its beginning, before the
-//! stack and the application have run. One that has slept since stands ahead still, which costs nobody anything, and is
-//! ahead already when it wakes. What it takes ahead is charged to an account of its own: at most [`SHARE`] of the time,
-//! however many interrupts come.
+//! Pure, and for one vCPU: interrupts and readings of its CPU time come in, [`Move`]s go out. The vCPU is put ahead
+//! when an interrupt becomes pending that it does not take at once. After [`GRANT`] of CPU time it goes behind the
+//! waiting vCPUs of its level. The end of the interrupt (EOI) would come too early as a limit: a guest's handler
+//! signals EOI at its beginning, before the network stack and the application have run. A vCPU that goes to sleep stays
+//! ahead, which delays no other thread, and so is ahead already when it wakes. The time that it runs ahead is charged
+//! to a separate account: at most [`SHARE`], however many interrupts come.
 
 use super::account::{Account, Share, Verdict};
 
-/// CPU time ahead for one interrupt, ns: enough for the handler, the guest's stack and a short answer. Who of a level
-/// has a pending interrupt waits for so much of each other one that has, at most.
+/// CPU time ahead for one interrupt, ns: enough for the handler, the guest's network stack and a short answer. A vCPU
+/// with a pending interrupt waits at most this long for each other vCPU of its level that also has one pending.
 pub const GRANT: u64 = 100_000;
-/// The most of a pause, ns, that a vCPU which its runtime cap paused may run after all, because of interrupts. The
-/// pause gets longer by it.
+/// How long a vCPU that its runtime cap has paused may run in that pause after all, because of interrupts, ns. The
+/// pause gets longer in proportion.
 pub const OUT: u64 = 3 * GRANT;
-/// What it may take ahead, of one CPU.
+/// The share of one CPU that a vCPU may take while ahead.
 pub const SHARE: Share = Share::HALF;
-/// A grant is used up when so little of it is left, ns: the kernel's timer and its counter differ.
+/// A grant counts as used up when no more than this is left of it, ns: the kernel's timer and its run-time counter
+/// differ.
 const GRAIN: u64 = GRANT / 8;
-/// The least time between two looks at one that is ahead, ns.
+/// The least time between two checks of a vCPU that is ahead, ns.
 const LEAST: u64 = GRANT / 4;
-/// One that did not run and does not sleep waits, or is stopped: it is looked at again after this, ns.
+/// A vCPU that neither ran nor sleeps waits for its CPU, or is stopped. It is checked again after this time, ns.
 const LINGER: u64 = 1_000_000;
 
-/// What is to be done with the thread.
+/// A change of the thread's priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
-    /// Ahead of its level.
+    /// Put it ahead of its level.
     Raise,
-    /// Ahead as it is, but behind the others that are: it has had its turn, and there are more interrupts.
+    /// Keep it ahead, but behind the other vCPUs that are: its grant is used up, and another interrupt is pending.
     Again,
-    /// To its own place, behind those who wait there.
+    /// Back to its place, behind the threads that wait there.
     Lower,
 }
 
-/// Being ahead.
+/// The present stay ahead.
 #[derive(Debug, Clone, Copy, Default)]
 struct Grant {
     used: u64,
-    /// Another interrupt came meanwhile.
+    /// Another interrupt became pending in the meantime.
     again: bool,
-    /// When to look, ns; None: it sleeps.
+    /// When to check the vCPU, ns; None: it sleeps.
     check: Option<u64>,
 }
 
-/// One vCPU.
+/// The state of one vCPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Boost {
     account: Account,
-    /// Its share of being ahead is used up until then, ns.
+    /// Not put ahead before this instant, ns, because its share is used up.
     barred: u64,
     ahead: Option<Grant>,
 }
 
 impl Boost {
-    /// One at its own place; its share is judged over this period, ns.
+    /// A vCPU at its place. Its share is judged over this period, ns.
     pub fn new(period: u64, now: u64) -> Self {
         Self { account: Account::new(SHARE, period, now), barred: 0, ahead: None }
     }
 
-    /// An interrupt is pending. `own`: the vCPU said so itself, thus runs, and takes it now.
+    /// An interrupt is pending. `own`: the vCPU raised it itself, so it runs and takes the interrupt now.
     pub fn interrupt(&mut self, own: bool, now: u64) -> Option<Move> {
         match &mut self.ahead {
             Some(grant) if grant.check.is_some() => grant.again |= !own,
@@ -74,7 +75,7 @@ impl Boost {
         None
     }
 
-    /// It took `ran` ns since the last reading.
+    /// The vCPU ran for `ran` ns since the last reading.
     pub fn charge(&mut self, ran: u64, now: u64) -> Option<Move> {
         let grant = self.ahead.as_mut()?;
         grant.used = grant.used.saturating_add(ran);
@@ -95,8 +96,7 @@ impl Boost {
         Some(Move::Lower)
     }
 
-    /// It was looked at because that was due, and charged with `ran` ns; whether it sleeps is asked where it did not
-    /// run.
+    /// A due check found, and charged, `ran` ns. `asleep` is called only if that is 0.
     pub fn checked(&mut self, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
         let Some(grant) = &mut self.ahead else { return };
         if grant.check.is_none_or(|at| at > now) {
@@ -110,22 +110,22 @@ impl Boost {
         };
     }
 
-    /// When to look at it, ns.
+    /// When to check it, ns; None: not ahead, or asleep.
     pub fn check(&self) -> Option<u64> {
         self.ahead?.check
     }
 
-    /// Whether it stands ahead.
+    /// Whether it is ahead.
     pub fn is_ahead(&self) -> bool {
         self.ahead.is_some()
     }
 
-    /// Whether it stands ahead of others for an interrupt that it has not taken yet, as far as is known.
+    /// Whether it is ahead for an interrupt that it may not have taken yet.
     pub fn is_pending(&self) -> bool {
         self.check().is_some()
     }
 
-    /// It is somewhere else now, whatever is pending.
+    /// It is no longer ahead, even if an interrupt is pending.
     pub fn end(&mut self) {
         self.ahead = None;
     }
@@ -226,11 +226,12 @@ mod tests {
     }
 
     proptest! {
-        /// However interrupts come and whatever it does, what it takes ahead is at most its share; and it is never
-        /// ahead without somebody looking, unless it sleeps.
+        /// Whatever interrupts come and however the vCPU runs, the time ahead is at most its share. And a vCPU that is
+        /// ahead always has a check scheduled, unless it sleeps.
         #[test]
         fn time_ahead_is_capped(
-            // Steps: 0 an interrupt of others, 1 its own, 2 it runs, 3 it does not; and how long, us.
+            // Steps: 0 an interrupt raised by another thread, 1 by itself, 2 the vCPU runs, 3 it does not run; and the
+            // length, us.
             steps in prop::collection::vec((0u8..4, 1u64..400), 1..400),
         ) {
             let mut boost = boost();
@@ -238,7 +239,7 @@ mod tests {
             for (what, us) in steps {
                 match what {
                     0 | 1 => {
-                        // As the watcher does: read before it is raised.
+                        // Like the watcher: read before it is raised.
                         if !boost.is_ahead() { unread = 0; }
                         boost.interrupt(what == 1, now);
                     }
@@ -259,7 +260,7 @@ mod tests {
                             }
                         }
                         if what == 2 && boost.is_ahead() && !boost.is_pending() {
-                            // Its wake-up was lost: a cap's look reads it.
+                            // The wake-up was missed: the next look for the cap reads the vCPU.
                             unseen += us * 1_000;
                             boost.charge(std::mem::take(&mut unread), now);
                         }

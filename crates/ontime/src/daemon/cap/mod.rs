@@ -1,21 +1,28 @@
-//! Runtime caps: no thread that Ontime placed at RT priority keeps a CPU for itself.
+//! Runtime caps: no thread that Ontime placed at RT priority can monopolize a CPU.
 //!
-//! In: the threads the planner placed at RT priority, each with the most of one CPU it may take there
-//! ([`Caps::set`]). Out: a thread over its cap runs at SCHED_IDLE until its use and its cap are even again, some
-//! hundred microseconds later, then has its place back; counts of that ([`Caps::report`]).
+//! Terms: a thread's place is the RT policy and priority that the planner gave it. A paused thread runs at SCHED_IDLE.
+//! A vCPU that is ahead runs at a higher FIFO priority than its place, in front of the other vCPUs of its level,
+//! because an interrupt is pending for it.
 //!
-//! `account` is the arithmetic, `table` who pauses until when and when to look next, `boost` which vCPU stands ahead of
-//! others of its level because an interrupt is pending, `who` whom an interrupt is for (all pure), `reading` how CPU
-//! time is read, `place` the change of policy, `watcher` the thread. One thread for caps and interrupts: both move the
-//! same vCPUs, and what one takes ahead is charged to its cap.
+//! In: the threads that the planner placed at RT priority, each with its cap, a share of one CPU ([`Caps::set`]). Out:
+//! a thread over its cap is paused until its use is within the cap again, some hundred microseconds later, and then
+//! gets its place back; counters of pauses and CPU time ([`Caps::report`]).
 //!
-//! Why a period of 2 ms: the pause, (1 - 0.95) x 2 ms = 0.1 ms, is all that an honest guest can lose when it computes
-//! through a whole period. Where all watched processes together took less than half of one CPU since the last look,
-//! their threads are not read. Why the watcher looks up to [`table::CALM`] budgets later where nobody took half of what
-//! it might have: looking costs a few us a thread, at the highest priority. So a guest that begins to spin keeps others
-//! waiting for up to (4 + 1) x 1.9 = 9.5 ms once (the kernel's own protection: 950 ms), which its first pause pays
-//! back, and for two budgets from then on. Why CPUs have an account too: two threads at 95 % on one CPU would leave
-//! nothing.
+//! Modules: `account` is the arithmetic. `table` decides which thread pauses until when, and when to look next. `boost`
+//! decides when a vCPU is ahead. `who` maps an interrupt to its vCPU. These four are pure. `reading` reads CPU time,
+//! `place` changes the policy, `watcher` is the thread. One thread handles both caps and interrupts, because both move
+//! the same vCPUs, and time that a vCPU runs ahead is charged to its cap.
+//!
+//! Why the period is 2 ms: an honest guest that computes through a whole period loses only one pause, (1 - 0.95) x 2 ms
+//! = 0.1 ms.
+//!
+//! Why CPUs have an account too: two threads at 95 % each on one CPU would leave nothing.
+//!
+//! Reading a thread costs a few us at the highest priority, so the watcher looks as rarely as the caps allow. If all
+//! watched processes together took less than half of one CPU since the last look, it reads none of their threads. While
+//! no thread takes more than half of the elapsed time, the interval between two looks grows to [`table::CALM`] budgets.
+//! So a guest that begins to spin can delay others once by up to (4 + 1) x 1.9 = 9.5 ms (with the kernel's own
+//! protection: 950 ms); its first pause pays that back. From then on it can delay them by two budgets at most.
 
 pub mod account;
 mod boost;
@@ -34,7 +41,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{Policy, ProcessClock, ThreadId};
+use ontime_tenants::{Policy, ProcessClock, ThreadId, remedy};
 use ontime_trace::TraceError;
 use ontime_trace::interrupts::Interrupts;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -52,21 +59,21 @@ use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};
 use self::who::{Vm, Who};
 use super::census::priority;
 
-/// The longest wait for the watcher to carry out orders.
+/// How long the planner's thread waits at most for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How caps are kept.
+/// Settings of the watcher.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// The period over which a cap is judged.
+    /// The period of every account: a cap is a share of this length.
     pub period: Duration,
     /// The most that all watched threads together may take of one CPU.
     pub cpu_share: Share,
-    /// The watcher's own place: above every thread it may have to stop.
+    /// The watcher's own policy and priority, above those of every thread that it may have to pause.
     pub watcher: Policy,
-    /// The most threads watched; memory for them is taken at the start.
+    /// The most threads watched; their memory is allocated at the start.
     pub capacity: usize,
-    /// Descriptors that the daemon needs for so many threads, and for all else.
+    /// File descriptors that the daemon needs for that many threads and for everything else.
     pub descriptors: usize,
 }
 
@@ -74,71 +81,74 @@ pub struct Settings {
 #[derive(Debug, Error)]
 pub enum CapError {
     /// The watcher could not be set up.
-    #[error("runtime caps: {what}: {source}; kernel protections stay on")]
+    #[error("runtime caps are off and kernel protections stay on: {what}: {source}; {}", remedy(source))]
     Setup {
-        /// What was tried.
+        /// What the daemon tried to do.
         what: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The process may not have enough files open.
+    /// The limit of open files (RLIMIT_NOFILE) is too low.
     #[error(
         "runtime caps: cap.threads = {threads} needs {needed} descriptors, and this process may have {allowed}: lower \
          cap.threads in /etc/ontime/daemon.toml, or raise LimitNOFILE= of the unit (ulimit -n); kernel protections \
          stay on"
     )]
     Descriptors {
-        /// The most threads watched.
+        /// The most threads watched (`cap.threads`).
         threads: usize,
-        /// Descriptors for them and all else.
+        /// Descriptors needed for these threads and for everything else.
         needed: usize,
-        /// The limit.
+        /// The present limit.
         allowed: u64,
     },
-    /// The watcher does not answer.
-    #[error("runtime caps: the watcher thread has ended or does not answer; kernel protections are restored")]
+    /// The watcher thread has ended, or did not answer in time.
+    #[error(
+        "runtime caps are off and kernel protections are restored: the watcher thread has ended or does not answer; \
+         report it (`ontime report` collects what is needed), and restart the daemon: systemctl restart ontimed"
+    )]
     Lost,
 }
 
-/// Why nobody is put ahead.
+/// Why no vCPU can be put ahead.
 #[derive(Debug, Error)]
 pub enum FollowError {
-    /// The watcher does not answer.
+    /// The watcher thread has ended, or did not answer in time.
     #[error(transparent)]
     Caps(#[from] CapError),
-    /// There is no probe.
+    /// The trace probe could not be installed.
     #[error("pending interrupts cannot be followed, so vCPUs of a level take turns as under method partitioned: {0}")]
     Probe(#[from] TraceError),
-    /// It cannot be waited for.
-    #[error("pending interrupts cannot be waited for: {0}")]
+    /// The probe's trace rings could not be added to the epoll set.
+    #[error("pending interrupts cannot be waited for: {0}; {advice}", advice = remedy(.0))]
     Wait(#[from] io::Error),
 }
 
 /// A thread to watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Watch {
-    /// Which.
+    /// The thread.
     pub id: ThreadId,
     /// Its place: SCHED_FIFO or SCHED_RR.
     pub place: Policy,
-    /// The most of one CPU it may take there.
+    /// Its cap: the most of one CPU that it may take at its place.
     pub share: Share,
     /// The CPUs it may run on.
     pub cpus: Vec<u32>,
-    /// Who goes without first where a CPU's share is used up.
+    /// Decides which threads are paused first when a CPU's share is used up.
     pub rank: Rank,
-    /// Where it stands while an interrupt is pending; None: always at its place.
+    /// The place of this vCPU while an interrupt is pending; None: never put ahead.
     pub ahead: Option<Policy>,
 }
 
 impl Watch {
-    /// Whether a watch goes on as it is.
+    /// Whether a watch can continue unchanged.
     fn is_like(&self, other: &Watch) -> bool {
         let of = |watch: &Watch| (watch.place, watch.share, watch.rank, watch.ahead, watch.only_cpu());
         of(self) == of(other)
     }
 
-    /// The CPU it may run on, where that is one.
+    /// The CPU that the thread is pinned to; None where it may run on several.
     fn only_cpu(&self) -> Option<u32> {
         match self.cpus[..] {
             [cpu] => Some(cpu),
@@ -146,36 +156,37 @@ impl Watch {
         }
     }
 
-    /// Whether both may want one CPU at one place.
+    /// Whether both threads have the same place and may run on a common CPU, so that one may have to wait for the
+    /// other.
     fn is_rival(&self, other: &Watch) -> bool {
         self.id != other.id && self.place == other.place && self.cpus.iter().any(|cpu| other.cpus.contains(cpu))
     }
 }
 
-/// A VM whose interrupts are followed.
+/// A VM whose pending interrupts are followed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// Threads that make its interrupts pending.
+    /// Threads that make interrupts of this VM pending.
     pub threads: Vec<i32>,
-    /// Its vCPUs.
+    /// Its vCPUs: number and thread.
     pub vcpus: Vec<(u32, ThreadId)>,
 }
 
-/// How well a thread is watched.
+/// Whether a thread is watched, and why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cover {
-    /// Yes.
+    /// It is watched.
     Watched,
-    /// Not at all: its share is a whole CPU.
+    /// Not watched: its share is a whole CPU.
     Whole,
-    /// Not at all: it has ended.
+    /// Not watched: it has ended.
     Gone,
-    /// Not at all, because of this.
+    /// Not watched, for this reason.
     Failed(String),
 }
 
 impl Cover {
-    /// Whether the thread cannot take its CPU for itself.
+    /// Whether the thread cannot monopolize its CPU.
     pub fn holds(&self) -> bool {
         matches!(self, Cover::Watched | Cover::Gone)
     }
@@ -188,32 +199,33 @@ struct Entry {
     tally: Arc<Tally>,
 }
 
-/// What one watched thread did.
+/// Counters of one thread.
 #[derive(Debug, Clone)]
 pub struct Use {
-    /// Which.
+    /// The thread.
     pub id: ThreadId,
-    /// How it is watched.
+    /// Whether it is watched.
     pub cover: Cover,
-    /// Times it was taken off RT priority.
+    /// How often it was paused.
     pub pauses: u64,
-    /// How long it was off RT priority, ns.
+    /// How long it was paused, ns.
     pub paused_ns: u64,
-    /// CPU time seen at RT priority, ns.
+    /// CPU time that was read while it was at RT priority, ns.
     pub ran_ns: u64,
-    /// Whether it is off RT priority now.
+    /// Whether it is paused now.
     pub paused: bool,
     /// Times the kernel refused to change its policy.
     pub refused: u64,
-    /// Times it was put ahead because of an interrupt.
+    /// How often it was put ahead because of an interrupt.
     pub raised: u64,
-    /// CPU time that it took ahead, ns.
+    /// CPU time that it took while ahead, ns.
     pub ahead_ns: u64,
 }
 
-/// Who may be paused, or ahead, while policies are read. A pause is not a thread's place: the planner would put it
-/// right, or keep it for the thread's original and give it that on reset. (Nor can pauses be off while the planner
-/// looks: on one CPU, a spinning thread at its place keeps the planner from looking.)
+/// The threads that may be paused or ahead while the planner reads policies. The planner must not take SCHED_IDLE in a
+/// pause for the thread's policy: it would correct it as drift, or record it as the original and restore it on reset.
+/// (Pauses cannot be suspended while the planner reads: on one CPU, a spinning thread at its place would keep the
+/// planner from running.)
 #[derive(Debug, Default)]
 pub struct Pauses(BTreeMap<ThreadId, Seen>);
 
@@ -228,7 +240,8 @@ struct Seen {
 }
 
 impl Pauses {
-    /// The place of a thread that was just read to have this policy, past a pause and past being ahead.
+    /// The thread's place, given the policy that was just read: SCHED_IDLE of a pause and the policy while ahead count
+    /// as the place.
     pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
         match (read, self.0.get(&id)) {
             (Policy::Idle, Some(seen)) if seen.has_been_paused() => seen.place,
@@ -244,24 +257,24 @@ impl Seen {
     }
 }
 
-/// The planner's handle of the watcher.
+/// The planner's handle to the watcher.
 #[derive(Debug)]
 pub struct Caps {
     orders: Producer<Order>,
-    /// How many orders were given, and carried out.
+    /// How many orders were given, modulo 2^32. `done` counts those that the watcher has carried out.
     ordered: u32,
     done: Arc<AtomicU32>,
     wake: Arc<OwnedFd>,
     returned: Consumer<Returned>,
-    /// The set of rings that the watcher listens to.
+    /// The epoll set of trace rings that the watcher waits for.
     rings: Arc<OwnedFd>,
-    /// What tells of interrupts, on which CPUs.
+    /// The probe that reports pending interrupts, and the CPUs that it covers.
     interrupts: Option<(Interrupts, Vec<u32>)>,
     who: Who,
-    /// Whether those that are put ahead may run into others of their level.
+    /// Whether a vCPU that may be put ahead shares a CPU with another thread of its level.
     rivals: bool,
     thread: Option<std::thread::JoinHandle<()>>,
-    /// The watcher's place.
+    /// The watcher's policy and priority.
     watcher: Policy,
     /// The watcher's thread number.
     pub watcher_tid: i32,
@@ -274,8 +287,8 @@ impl Caps {
     /// Starts the watcher.
     ///
     /// # Errors
-    /// [`CapError::Descriptors`]. [`CapError::Setup`] where memory cannot be locked, the thread cannot be started or
-    /// not placed at its priority.
+    /// [`CapError::Descriptors`]. [`CapError::Setup`] where memory cannot be locked, or the thread cannot be started or
+    /// given its priority.
     pub fn start(settings: Settings) -> Result<Self, CapError> {
         let setup = |what| move |source: io::Error| CapError::Setup { what, source };
         let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -289,9 +302,9 @@ impl Caps {
             .map_err(|error| setup("eventfd")(error.into()))?;
         let wake = Arc::new(wake);
         let capacity = settings.capacity;
-        // Room for a forget and a watch of every slot at once, and a few single orders.
+        // Room for a forget and a watch of every slot at once, and for a few single orders.
         let (orders, take_orders) = RingBuffer::new(2 * capacity + 8);
-        // And for what is heard by: one order of it is under way at a time.
+        // Room for every slot and for the former `Hearing`: at most one `Order::Hear` is in flight.
         let (give_back, returned) = RingBuffer::new(capacity + 2);
         let rings = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| setup("epoll")(error.into()))?;
         let rings = Arc::new(rings);
@@ -340,7 +353,7 @@ impl Caps {
         })
     }
 
-    /// Whom [`Self::release`] stops watching.
+    /// The threads that [`Self::release`] stops watching.
     pub fn leaving<'a>(&'a self, wanted: &'a [Watch]) -> impl Iterator<Item = ThreadId> + 'a {
         let keep: BTreeMap<ThreadId, &Watch> = wanted.iter().map(|watch| (watch.id, watch)).collect();
         self.entries.values().map(|entry| &entry.watch).filter_map(move |watch| {
@@ -349,8 +362,8 @@ impl Caps {
         })
     }
 
-    /// Stops watching every thread that is not in `wanted` at that place. After this the planner may place them: the
-    /// watcher will not touch them again.
+    /// Stops watching every thread that is not in `wanted` with the same place and cap. After this the planner may
+    /// place these threads: the watcher does not touch them again.
     ///
     /// # Errors
     /// [`CapError::Lost`].
@@ -364,7 +377,7 @@ impl Caps {
         self.sync()
     }
 
-    /// Watches exactly `wanted`: the planner has placed them.
+    /// Watches exactly the threads in `wanted`. The planner has placed them before.
     ///
     /// # Errors
     /// [`CapError::Lost`].
@@ -380,7 +393,7 @@ impl Caps {
         self.sync()
     }
 
-    /// Watches one more, which the planner has just placed, if it is not watched yet.
+    /// Watches one more thread, which the planner has just placed. Does nothing if the thread is watched already.
     ///
     /// # Errors
     /// [`CapError::Lost`].
@@ -392,11 +405,11 @@ impl Caps {
         self.sync()
     }
 
-    /// Puts vCPUs of these VMs ahead while an interrupt is pending, as far as they are watched with a place for that;
-    /// with no VMs, nobody.
+    /// From now on, puts vCPUs of these VMs ahead while an interrupt is pending for them, if they are watched and have
+    /// a place ahead. With no VMs, ends this for all vCPUs.
     ///
     /// # Errors
-    /// [`FollowError`]: then nobody is put ahead.
+    /// [`FollowError`]: then no vCPU is put ahead.
     pub fn follow(&mut self, root: &Path, cpus: &[u32], vms: &[Followed]) -> Result<(), FollowError> {
         let slot = |(vcpu, id): &(u32, ThreadId)| Some((*vcpu, id.tid, self.entries.get(id)?.index));
         let of = |vm: &Followed| Vm { threads: vm.threads.clone(), vcpus: vm.vcpus.iter().filter_map(slot).collect() };
@@ -437,31 +450,31 @@ impl Caps {
         Ok(())
     }
 
-    /// Whether one of these may wait for another thread of its place: then it is told of all its interrupts, else only
-    /// while it is paused.
+    /// Whether one of these vCPUs may have to wait for another thread of its level. If so, the watcher listens to
+    /// interrupts all the time, else only while a vCPU is paused.
     fn has_rivals(&self, who: &Who) -> bool {
         let watches = || self.entries.values().map(|entry| &entry.watch);
         let of = |thread| watches().filter(move |watch| watch.id.tid == thread);
         who.vcpus().flat_map(of).any(|watch| watches().any(|other| watch.is_rival(other)))
     }
 
-    /// Ends telling of interrupts.
+    /// Stops following interrupts.
     fn deafen(&mut self) -> Result<(), CapError> {
         let Some((interrupts, _)) = self.interrupts.take() else { return Ok(()) };
         (self.who, self.rivals) = (Who::default(), false);
         self.order(Order::Hear(Box::new(Hearing { deaf: true, ..Hearing::default() })))?;
         self.sync()?;
-        // After its rings are closed.
+        // The probe may go only after the watcher has handed its rings back and `sync` has closed them.
         drop(interrupts);
         Ok(())
     }
 
-    /// The trace instance that tells of interrupts; nobody but its maker takes it away, or who is told of it.
+    /// The trace instance that the probe uses. The guardian has to remove it if the daemon dies.
     pub fn instance(&self) -> Option<PathBuf> {
         self.interrupts.as_ref().map(|(interrupts, _)| interrupts.dir())
     }
 
-    /// For reading policies from now on.
+    /// A snapshot, to be taken before policies are read.
     pub fn pauses(&self) -> Pauses {
         let seen = |entry: &Entry| {
             let count = entry.tally.pauses.load(Ordering::Acquire);
@@ -490,7 +503,7 @@ impl Caps {
         if watch.share.is_whole() {
             return Err(Cover::Whole);
         }
-        // Threads of rank Teller are the kernel's.
+        // Threads of rank Teller belong to the kernel and keep a priority above the watcher's.
         if watch.rank != Rank::Teller && priority(watch.place) >= priority(self.watcher) {
             let (place, watcher) = (watch.place, self.watcher);
             return Err(Cover::Failed(format!("its place {place} is not below the watcher's, {watcher}")));
@@ -516,7 +529,7 @@ impl Caps {
         Ok((index, Box::new(slot)))
     }
 
-    /// What every watched thread did, and which are not watched.
+    /// Counters of every watched thread, and the threads that are not watched.
     pub fn report(&self) -> Vec<Use> {
         let watched = self.entries.values().map(|entry| Use {
             id: entry.watch.id,
@@ -549,7 +562,7 @@ impl Caps {
     }
 
     /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, and the kernel has never
-    /// refused to take it off its place.
+    /// refused a change of its policy.
     pub fn complete(&self) -> bool {
         self.uncovered.values().all(Cover::holds)
             && self.entries.values().all(|entry| entry.tally.refused.load(Ordering::Relaxed) == 0)
@@ -557,7 +570,7 @@ impl Caps {
 
     fn order(&mut self, order: Order) -> Result<(), CapError> {
         if let Err(PushError::Full(order)) = self.orders.push(order) {
-            // The watcher takes what is there, then there is room.
+            // The queue is full: wait until the watcher has emptied it.
             self.carried_out()?;
             self.orders.push(order).map_err(|_| CapError::Lost)?;
         }
@@ -565,8 +578,9 @@ impl Caps {
         Ok(())
     }
 
-    /// Waits until every order is carried out. The watcher wakes this thread, at normal priority: a sleep would end by
-    /// `ktimers/N`, which a vCPU that spins and that is still to be capped keeps from running (PREEMPT_RT).
+    /// Waits until every order is carried out. The watcher wakes this thread by a futex. The time-out is no replacement
+    /// for that: at normal priority it expires in `ktimers/N` (PREEMPT_RT), which a spinning vCPU that is not capped
+    /// yet keeps from running.
     fn carried_out(&self) -> Result<(), CapError> {
         self.ring();
         let end = Instant::now() + PATIENCE;
@@ -580,17 +594,17 @@ impl Caps {
                 return Err(CapError::Lost);
             }
             let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            // Woken, timed out, interrupted, or done before: look again.
+            // Whether woken, timed out, interrupted or done before: look again.
             let _ = futex::wait(&self.done, futex::Flags::PRIVATE, done, Some(&left));
         }
     }
 
     fn ring(&self) {
-        // Full (2^64 - 1 rings) or invalid is impossible; the sync that follows would notice.
+        // A full counter (2^64 - 1 wake-ups) or a bad descriptor is impossible; the sync that follows would notice.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Waits until all orders are done, and closes what came back.
+    /// Waits until all orders are carried out, and closes the files that the watcher handed back.
     fn sync(&mut self) -> Result<(), CapError> {
         self.carried_out()?;
         while let Ok(returned) = self.returned.pop() {
@@ -609,10 +623,10 @@ impl Caps {
 
 impl Drop for Caps {
     fn drop(&mut self) {
-        // While caps are kept: taking the trace instance away waits for grace periods, which do not end beside a thread
-        // that spins.
+        // First remove the trace instance, while caps are still kept: the removal waits for RCU grace periods, which do
+        // not end beside a spinning thread.
         let deaf = self.deafen().is_ok();
-        // A watcher that does not answer is not waited for: the planner has to go on.
+        // A watcher that does not answer is not joined: the planner has to go on.
         let answers = deaf && self.sync().is_ok();
         let stopped = self.orders.push(Order::Stop).is_ok();
         self.ring();

@@ -1,10 +1,10 @@
-//! Taking a thread off RT priority and giving it back its place: two system calls, no memory allocated.
+//! Pauses a thread and gives it its place back: two system calls, and no memory is allocated.
 //!
-//! `ThreadId::set_policy` of crate tenants is the careful way for the planner; the watcher cannot afford its
-//! allocations. The same proof is kept: the thread's `schedstat` file is held open, which names the thread and not its
-//! number (reading it fails with ESRCH once the thread has ended, whoever has the number then), and is read right
-//! before the change. `stat`, which tells when the thread started, costs three times that; it is read once, after the
-//! other was opened.
+//! The planner uses the careful `ThreadId::set_policy` of crate tenants, but that allocates, which the watcher must not
+//! do. The watcher makes sure in another way that it changes the right thread. It keeps the thread's `schedstat` file
+//! open, which refers to the thread and not to its number: reading it fails with ESRCH once the thread has ended, even
+//! if the number is in use again. The watcher reads the file right before the change. `stat`, which has the thread's
+//! start time, costs three times as much; it is read only once, after `schedstat` was opened.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,23 +14,22 @@ use ontime_tenants::{Policy, ThreadId};
 
 use super::reading::{STAT_START_TIME, stat_field};
 
-/// A thread and the place the planner gave it.
+/// A thread and the place that the planner gave it.
 #[derive(Debug)]
 pub struct Place {
     tid: i32,
     schedstat: File,
     policy: libc::c_int,
     priority: libc::c_int,
-    /// Where it stands while an interrupt is pending; 0: nowhere else.
+    /// The FIFO priority while an interrupt is pending; 0: never put ahead.
     ahead: libc::c_int,
 }
 
 impl Place {
-    /// The thread `id`, whose place is `policy`, and which is put ahead at times if `ahead` is a place at SCHED_FIFO.
-    /// `None` where that is not SCHED_FIFO or SCHED_RR: nothing to cap.
+    /// The thread `id`, whose place is `policy`. It may be put ahead if both `policy` and `ahead` are SCHED_FIFO.
+    /// `None` if `policy` is neither SCHED_FIFO nor SCHED_RR: then there is nothing to cap.
     ///
-    /// # Errors
-    /// ESRCH or ENOENT where the thread has ended.
+    /// # Errors ESRCH or ENOENT where the thread has ended.
     pub fn open(id: ThreadId, policy: Policy, ahead: Option<Policy>) -> io::Result<Option<Self>> {
         let (policy, priority) = match policy {
             Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
@@ -51,13 +50,11 @@ impl Place {
         Ok(Some(place))
     }
 
-    /// Takes the thread off RT priority, to SCHED_IDLE: anything else on its CPU goes first, so that the CPU's rest is
-    /// really the others'. At SCHED_OTHER it would compete with them for the little that the cap leaves. `fresh`: its
-    /// times were just read, by a file that names the thread and not its number, which proves as much as reading them
-    /// here.
+    /// Pauses the thread: SCHED_IDLE. Any other thread on its CPU then runs first, so the rest of the CPU really goes
+    /// to other threads. At SCHED_OTHER the thread would compete with them for the little that the cap leaves. `fresh`:
+    /// the caller has just read the thread's open `/proc` file, so the check is not necessary.
     ///
-    /// # Errors
-    /// ESRCH where it has ended; else the kernel's.
+    /// # Errors ESRCH where the thread has ended; else the kernel's error.
     pub fn leave(&self, fresh: bool) -> io::Result<()> {
         if !fresh {
             self.verify()?;
@@ -68,28 +65,27 @@ impl Place {
     /// Gives the thread its place back.
     ///
     /// # Errors
-    /// ESRCH where it has ended; else the kernel's.
+    /// ESRCH where the thread has ended; else the kernel's error.
     pub fn take(&self) -> io::Result<()> {
         self.verify()?;
         self.set(self.policy, self.priority)
     }
 
-    /// Whether it has a place ahead.
+    /// Whether it may be put ahead.
     pub fn has_ahead(&self) -> bool {
         self.ahead != 0
     }
 
-    /// Puts it ahead, behind others that are. Its times were just read, by a file that names the thread and not its
-    /// number.
+    /// Puts the thread ahead, behind other vCPUs that are. The caller has just read the thread's open `/proc` file.
     ///
-    /// # Errors
-    /// ESRCH where it has ended; else the kernel's.
+    /// # Errors ESRCH where the thread has ended; else the kernel's error.
     pub fn raise(&self) -> io::Result<()> {
         self.fifo(self.ahead)
     }
 
-    /// Puts it behind the others that are ahead: the kernel queues whom it raises last, and leaves alone whom nothing
-    /// changes for.
+    /// Puts the thread behind the other vCPUs that are ahead. The kernel queues a thread last when its priority is
+    /// raised, and does not requeue a thread whose priority does not change. So this lowers the priority and raises it
+    /// again.
     ///
     /// # Errors
     /// As [`Self::raise`].
@@ -98,8 +94,8 @@ impl Place {
         self.fifo(self.ahead)
     }
 
-    /// To its place, behind those who wait there: whom it lowers the kernel queues first, so it is lowered further and
-    /// raised.
+    /// Moves the thread to its place, behind the threads that wait there. The kernel queues a thread first when its
+    /// priority is lowered, so this lowers it to one below its place and then raises it.
     ///
     /// # Errors
     /// As [`Self::raise`].
@@ -108,7 +104,7 @@ impl Place {
         self.fifo(self.priority)
     }
 
-    /// Only of threads that Ontime placed, which have SCHED_RESET_ON_FORK.
+    /// For threads that Ontime placed only: they have SCHED_RESET_ON_FORK.
     fn fifo(&self, priority: libc::c_int) -> io::Result<()> {
         let param = libc::sched_param { sched_priority: priority };
         // SAFETY: the kernel copies param, which outlives the call.
@@ -135,16 +131,16 @@ impl Place {
         Ok(())
     }
 
-    /// That the thread is there. One read per call: the kernel looks the thread up anew.
+    /// Checks that the thread still exists. Reading at offset 0 makes the kernel look the thread up anew.
     fn verify(&self) -> io::Result<()> {
         self.schedstat.read_at(&mut [0; 64], 0).map(|_| ())
     }
 }
 
-/// Places the calling thread.
+/// Gives the calling thread this policy.
 ///
 /// # Errors
-/// The kernel's: EPERM without CAP_SYS_NICE.
+/// The kernel's error: EPERM without CAP_SYS_NICE.
 pub fn place_self(policy: Policy) -> io::Result<()> {
     let (policy, priority) = match policy {
         Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),

@@ -1,40 +1,41 @@
-//! How much CPU time a thread has taken, and on which CPU, from its `/proc` files.
+//! Reads from `/proc` how much CPU time a thread has taken, and on which CPU.
 //!
-//! A perf event on the thread's task clock would wake us exactly when it has used up a budget, but on PREEMPT_RT that
-//! wake-up goes through `irq_work/N` at FIFO 1, which is just what a spinning thread keeps from running
-//! (`kernel/events/core.c`, `perf_pending_irq`). So the watcher looks; `watcher` says when.
+//! Why not a perf event: an event on the thread's task clock would wake the watcher exactly when the budget is used up.
+//! But on PREEMPT_RT that wake-up goes through `irq_work/N` at FIFO 1, which a spinning thread keeps from running
+//! (`kernel/events/core.c`, `perf_pending_irq`). So the watcher polls; module `watcher` says when.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// CPU time taken since the last reading, and where.
+/// CPU time taken since the last reading, and the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// ns. Of a running thread it may lack up to a tick: the kernel brings the count up to date then.
+    /// ns. For a running thread up to a tick may be missing, because the kernel updates the counter at ticks.
     pub ran: u64,
-    /// The CPU it was last seen on; not looked up for less than [`WORTH_A_LOOK`].
+    /// The CPU on which the thread was last seen; None below [`WORTH_A_LOOK`] unless it is pinned.
     pub cpu: Option<u32>,
 }
 
-/// ns of CPU time from which the CPU is looked up: `stat` costs several times what `schedstat` does.
+/// CPU time, ns, from which the CPU is looked up: reading `stat` costs several times as much as reading `schedstat`.
 const WORTH_A_LOOK: u64 = 250_000;
 
-/// A thread's `/proc` files, kept open: they name the thread itself, not whatever takes over its number.
+/// A thread's `/proc` files, kept open: they refer to the thread itself, not to a later thread with the same number.
 #[derive(Debug)]
 pub struct Reading {
     schedstat: File,
     stat: File,
-    /// The one CPU it may run on.
+    /// The CPU that the thread is pinned to.
     only: Option<u32>,
     last: u64,
 }
 
 impl Reading {
-    /// Opens thread `tid`'s files; counts from now on. Where it may run on one CPU `only`, that is not looked up.
+    /// Opens the files of thread `tid` and counts from now on. `only`: the CPU that the thread is pinned to; then
+    /// `stat` is not read for it.
     ///
     /// # Errors
-    /// ENOENT or ESRCH where the thread is gone.
+    /// ENOENT or ESRCH where the thread has ended.
     pub fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let schedstat = File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?;
         let stat = File::open(format!("/proc/{pid}/task/{tid}/stat"))?;
@@ -43,17 +44,18 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Whether it sleeps: neither runs, nor waits for a CPU, nor is stopped. One that is gone does.
+    /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
+    /// ended.
     pub fn asleep(&self) -> bool {
         let mut line = [0; 64];
         let length = self.stat.read_at(&mut line, 0).unwrap_or(0);
         !matches!(state(line.get(..length).unwrap_or_default()), Some(b'R' | b'T' | b't'))
     }
 
-    /// What was taken since the last call.
+    /// CPU time since the last call.
     ///
     /// # Errors
-    /// ESRCH where the thread is gone.
+    /// ESRCH where the thread has ended.
     pub fn take(&mut self) -> io::Result<Taken> {
         let mut buffer = [0; 512];
         let length = self.schedstat.read_at(&mut buffer, 0)?;
@@ -69,18 +71,18 @@ impl Reading {
     }
 }
 
-/// The state in a `stat` line, as proc(5) names it.
+/// The state letter of a `stat` line, see proc(5).
 fn state(line: &[u8]) -> Option<u8> {
     let end_of_name = line.iter().rposition(|byte| *byte == b')')?;
     line.get(end_of_name + 2).copied()
 }
 
-/// `/proc/PID/stat` field numbers, as proc(5) counts.
+/// Field numbers of `/proc/PID/stat`, as in proc(5).
 pub const STAT_START_TIME: usize = 22;
 const STAT_PROCESSOR: usize = 39;
 
-/// A numeric field of a `stat` line, numbered as proc(5) does, from 3 on. The name (field 2) may hold anything, also
-/// ")".
+/// A numeric field of a `stat` line, numbered as in proc(5), from 3 on. The name (field 2) may contain any character,
+/// even ")".
 pub fn stat_field(line: &[u8], field: usize) -> Option<u64> {
     let end_of_name = line.iter().rposition(|byte| *byte == b')')?;
     let rest = line.get(end_of_name + 2..)?;
@@ -121,7 +123,7 @@ mod tests {
         }
     }
 
-    /// On its own thread, so that other tests of this process do not disturb the count.
+    /// On a thread of its own, so that other tests of this process do not disturb the count.
     #[test]
     fn a_threads_cpu_time_and_cpu_are_read() {
         std::thread::spawn(|| {
@@ -151,7 +153,7 @@ mod tests {
         let mut reading = Reading::open(std::process::id() as i32, tid, None).unwrap();
         end.send(()).unwrap();
         thread.join().unwrap();
-        // The kernel may take a moment to unhash it.
+        // The kernel may take a moment to unhash the thread.
         let gone = (0..100).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
             reading.take().is_err()

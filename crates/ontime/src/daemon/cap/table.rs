@@ -1,32 +1,32 @@
-//! Which threads are watched, what each and each CPU has used, and who must pause until when.
+//! The accounts of all watched threads and of their CPUs: which thread pauses until when, and when to look next.
 //!
-//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Two kinds of account are charged: the thread's own,
-//! with its tenant's cap, and the CPU's, because two threads at 95 % each on one CPU would leave nothing for anybody
-//! else.
+//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Each reading is charged to two accounts: that of the
+//! thread, with its tenant's cap, and that of the CPU, because two threads at 95 % each on one CPU would leave nothing
+//! to other threads.
 
 use super::account::{Account, Share, Verdict};
 use super::boost::{Boost, Move, OUT};
 
-/// A watched thread's place in the table.
+/// The index of a watched thread.
 pub type SlotIndex = usize;
 
-/// What the I/O side has to do.
+/// What the watcher has to do with a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Take this thread off RT priority.
+    /// Pause it: SCHED_IDLE.
     Demote(SlotIndex),
-    /// Give this thread its place back.
+    /// Give it its place back.
     Promote(SlotIndex),
-    /// Put it ahead of its level, off a pause too.
+    /// Put it ahead of its level, also from a pause.
     Raise(SlotIndex),
-    /// Put it behind the others that are ahead.
+    /// Move it behind the other vCPUs that are ahead.
     Again(SlotIndex),
-    /// From ahead to its place, behind those who wait there.
+    /// Move it from ahead to its place, behind the threads that wait there.
     Lower(SlotIndex),
 }
 
 impl Action {
-    /// Whose place changes.
+    /// The thread whose policy changes.
     pub fn slot(self) -> SlotIndex {
         match self {
             Action::Demote(slot)
@@ -46,18 +46,20 @@ impl Action {
     }
 }
 
-/// Who goes without where a CPU's share is used up: the lowest that alone took enough of it.
+/// Which threads of a CPU pause first when the CPU's share is used up ([`Table::looked`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Polls, or sends for bulk tenants, below every other: what its CPU lacks is what it took.
+    /// Polling NAPI, or vhost that sends for bulk tenants. It has the lowest RT priority, so it takes what other
+    /// threads leave: it is paused first, and alone.
     Poller,
-    /// A tenant's program: a vCPU, a container's thread. It may begin to spin at any time.
+    /// A tenant's program: a vCPU, or a thread of a container. It may begin to spin at any time.
     Guest,
-    /// Works for a VM's vCPUs: a monitor's threads.
+    /// A thread of a VMM that works for the VM's vCPUs.
     Monitor,
-    /// Moves packets and interrupts, all tenants' of its kind.
+    /// Moves packets and interrupts for all tenants of its kind.
     Backend,
-    /// Tells the watcher of interrupts. It pauses for its own cap only: what it takes is the watcher's cost.
+    /// Reports interrupts to the watcher. It pauses for its own cap only, because its CPU time is a cost of the
+    /// watcher.
     Teller,
 }
 
@@ -68,9 +70,9 @@ pub struct Watched {
     pub share: Share,
     /// The CPU that it was last seen on.
     pub cpu: u32,
-    /// Who goes without first.
+    /// Decides which threads pause first.
     pub rank: Rank,
-    /// Whether it is put ahead while an interrupt is pending.
+    /// Whether it is put ahead while an interrupt is pending for it.
     pub boosted: bool,
 }
 
@@ -80,35 +82,35 @@ struct Slot {
     account: Account,
     /// The CPU it was last seen on.
     cpu: u32,
-    /// Paused until then, ns.
+    /// Paused until this instant, ns.
     until: Option<u64>,
     rank: Rank,
-    /// It ran since the last reading.
+    /// Whether it ran since the last reading.
     ran: bool,
-    /// Its own account is even only at the end of a pause: the next interval starts there. A pause for its CPU's sake
-    /// does not forgive what it used itself.
+    /// The thread's own account is over, so its next interval starts at the end of the pause. A pause for the sake of
+    /// its CPU does not clear its own account.
     overdrawn: bool,
-    /// Ahead of its level at times.
+    /// Decides when it is ahead. None: never.
     boost: Option<Boost>,
-    /// It runs although it is paused, ahead, because an interrupt is pending.
+    /// It is paused, but runs ahead for the moment, because an interrupt is pending.
     out: bool,
-    /// How much more of this pause it may, ns.
+    /// How much longer it may run so in this pause, ns.
     out_left: u64,
-    /// The last interval of its CPU in which it took something.
+    /// The last interval of its CPU's account in which the thread ran.
     took: u64,
 }
 
-/// A CPU's account, and what the slots of the reading under way took of it, ns. Judged once a reading: each slot's time
-/// is since the last reading, so one that was judged after another's would be charged for an interval that the other
-/// had ended.
+/// A CPU's account. `taken` is the CPU time, ns, that the readings in progress found. It is judged once, after all
+/// readings: each reading covers the time since the last one, so a verdict between two readings could end the interval,
+/// and the next thread's time would be charged to the wrong interval.
 #[derive(Debug, Clone, Copy)]
 struct Cpu {
     account: Account,
     taken: u64,
-    /// What was taken in the account's interval, and what of that by tenants' programs.
+    /// CPU time in the account's present interval, ns, and the part of it that tenants' programs took.
     since: u64,
     by_guests: u64,
-    /// The account's interval, counted.
+    /// The number of the account's present interval.
     interval: u64,
 }
 
@@ -126,19 +128,19 @@ impl Cpu {
 /// The watched threads of a host and its CPUs.
 #[derive(Debug)]
 pub struct Table {
-    /// As long as the highest slot ever used; its capacity is the table's.
+    /// As long as the highest slot used so far; never longer than `capacity`.
     slots: Vec<Option<Slot>>,
     capacity: usize,
     cpus: Vec<Cpu>,
     period: u64,
-    /// When all slots, or their processes, were last looked at, ns.
+    /// When the threads or their processes were last looked at, ns.
     looked: u64,
-    /// When all slots were last read, ns.
+    /// When all threads were last read, ns.
     read: u64,
-    /// The most that one slot or CPU took since, ns.
+    /// The largest single reading since then, ns.
     most: u64,
-    /// Budgets to wait until the next look: 1 to [`Table::calmest`]; and how long somebody may have been spinning
-    /// already at the last one, ns.
+    /// How many budgets to wait until the next look, 1 to [`Table::calmest`]. `spun`: how long a thread may have been
+    /// spinning already at the last look, ns.
     calm: u64,
     spun: u64,
     /// What the last look cost the watcher, ns.
@@ -146,7 +148,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table for at most `capacity` threads on `cpus` CPUs; nothing is allocated after this.
+    /// A table for at most `capacity` threads on `cpus` CPUs. It does not allocate after this.
     pub fn new(capacity: usize, cpus: usize, cpu_share: Share, period: u64, now: u64) -> Self {
         Self {
             slots: Vec::with_capacity(capacity),
@@ -184,24 +186,25 @@ impl Table {
         self.calm = self.calm.min(self.calmest());
     }
 
-    /// Forgets the thread in this slot. Says whether it is anywhere but at its place.
+    /// Forgets the thread in this slot. Returns whether the thread is paused or ahead, so that it must be given its
+    /// place back.
     pub fn forget(&mut self, slot: SlotIndex) -> bool {
         let gone = self.slots.get_mut(slot).and_then(Option::take);
         gone.is_some_and(|slot| slot.until.is_some() || slot.boost.is_some_and(|boost| boost.is_ahead()))
     }
 
-    /// Whether the thread in this slot is off its place, paused.
+    /// Whether the thread in this slot is paused and not let out for an interrupt.
     pub fn paused(&self, slot: SlotIndex) -> bool {
         self.get(slot).is_some_and(Slot::is_off)
     }
 
-    /// Whether the thread in this slot stands ahead of its level.
+    /// Whether the thread in this slot is ahead of its level.
     pub fn ahead(&self, slot: SlotIndex) -> bool {
         self.get(slot).and_then(|slot| slot.boost).is_some_and(|boost| boost.is_ahead())
     }
 
-    /// An interrupt is pending for the vCPU in this slot; `own`: it runs, and takes it. It was read before, and
-    /// charged.
+    /// An interrupt is pending for the vCPU in this slot. `own`: the vCPU raised it itself, so it runs and takes the
+    /// interrupt. Otherwise the caller has read and charged the vCPU before.
     pub fn interrupt(&mut self, index: SlotIndex, own: bool, now: u64, mut act: impl FnMut(Action)) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let off = slot.is_off();
@@ -212,33 +215,33 @@ impl Table {
         }
     }
 
-    /// The first vCPU that is ahead and due to be looked at: to be read and charged, then [`Self::checked`].
+    /// The first vCPU that is ahead and due for a check. The caller reads it, charges it, and calls [`Self::checked`].
     pub fn due(&self, now: u64) -> Option<SlotIndex> {
         let due = |slot: &Slot| slot.check().is_some_and(|at| at <= now);
         self.slots.iter().position(|slot| slot.as_ref().is_some_and(due))
     }
 
-    /// It was looked at, and had taken `ran` ns; whether it sleeps is asked where it did not run.
+    /// The vCPU was checked and had taken `ran` ns. `asleep` is called only if that is 0.
     pub fn checked(&mut self, index: SlotIndex, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
         if let Some(boost) = self.slots.get_mut(index).and_then(Option::as_mut).and_then(|slot| slot.boost.as_mut()) {
             boost.checked(ran, now, asleep);
         }
     }
 
-    /// When the next vCPU that is ahead is to be looked at, ns.
+    /// When the next check of a vCPU that is ahead is due, ns.
     pub fn next_check(&self) -> Option<u64> {
         self.slots.iter().flatten().filter_map(Slot::check).min()
     }
 
-    /// The CPU the thread in this slot was last seen on.
+    /// The CPU on which the thread in this slot was last seen.
     pub fn cpu(&self, slot: SlotIndex) -> Option<u32> {
         self.get(slot).map(|slot| slot.cpu)
     }
 
-    /// Charges `ran` ns of RT time of a thread, seen on `cpu`, and says whether it has to pause; what its CPU has to
-    /// say comes with [`Self::looked`].
+    /// Charges `ran` ns of RT time to a thread that was seen on `cpu`, and pauses the thread if it is over its own cap.
+    /// The CPU's account is judged in [`Self::looked`].
     ///
-    /// A charge of a paused slot (a reading that was under way) only counts.
+    /// For a thread that is paused already this only counts the time, and may make the pause longer.
     pub fn charge(&mut self, index: SlotIndex, cpu: u32, ran: u64, now: u64, mut act: impl FnMut(Action)) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         slot.cpu = cpu;
@@ -276,28 +279,29 @@ impl Table {
         }
     }
 
-    /// What a look cost the watcher: the longer, the rarer they are.
+    /// Records what a look cost the watcher. Looks are at least [`COST_FACTOR`] times that apart.
     pub fn cost(&mut self, took: u64) {
         self.cost = took;
     }
 
-    /// Charges what the watcher took to the CPU it ran on: nobody else had that time either. Without it a thread that
-    /// has less than its share only because it is looked at so often, or asks for so many interrupts, is never paused,
-    /// and the two of them take all there is.
+    /// Charges the watcher's own CPU time to the CPU on which it ran, because other threads did not have that time
+    /// either. Otherwise a thread that is below its share only because the watcher looks so often, or because of the
+    /// many interrupts that it causes, would never pause, and the two would take the whole CPU.
     pub fn spent(&mut self, cpu: u32, took: u64) {
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(took);
         }
     }
 
-    /// Judges every CPU: where its slots together took too much, who polls there pauses alone; else the tenants'
-    /// programs, if they took half of it; else all. So a guest that computes does not keep packets waiting, its own
-    /// neither.
+    /// Judges every CPU. Where the threads of a CPU together took too much, the pollers of that CPU pause alone;
+    /// without pollers the tenants' programs pause, if they took at least half of the time; else all threads pause. So
+    /// a guest that computes does not delay packets, not even its own.
     ///
-    /// A change of place costs about a tenth of a pause, so who took nothing for [`IDLE_FOR`] intervals is left at its
-    /// place: a CPU may have many idle tenants. Who waits for the CPU takes nothing either, and has this pause to
-    /// itself then; it counts for the next interval, in which more was used than time went by, and then all pause. So
-    /// at least every other pause is the others', beside many that wait too.
+    /// A change of policy costs about a tenth of a pause, and a CPU may have many idle tenants. So a thread that took
+    /// nothing for [`IDLE_FOR`] intervals is not paused. But a thread that waits for the CPU takes nothing either, and
+    /// then has this pause to itself. Its time in the pause counts for the next interval, in which more time is used
+    /// than has passed; at the end of that interval all threads pause. So at least every other pause belongs to threads
+    /// without RT priority, however many RT threads wait.
     fn judge_cpus(&mut self, now: u64, mut act: impl FnMut(Action)) {
         for (number, cpu) in (0..).zip(&mut self.cpus) {
             cpu.since = cpu.since.saturating_add(cpu.taken);
@@ -315,7 +319,7 @@ impl Table {
             if until.saturating_sub(now) < LEAST_PAUSE {
                 continue;
             }
-            // One that this very reading paused for its own sake is who took the CPU's share, too.
+            // A poller that this reading has just paused for its own cap also took the CPU's share.
             let polling = |slot: &Slot| slot.cpu == number && slot.rank == Rank::Poller && (!slot.is_off() || slot.ran);
             let highest = if self.slots.iter().flatten().any(polling) {
                 Rank::Poller
@@ -345,8 +349,9 @@ impl Table {
                 if std::mem::take(&mut slot.overdrawn) {
                     slot.account.restart(now);
                 } else {
-                    // A pause for its CPU's sake ends its own interval too, where that is even by now: else it would be
-                    // looked at soon for the rest of a budget that it has again.
+                    // A pause for the sake of the CPU also ends the thread's own interval, if its use is within the cap
+                    // by now. Otherwise the next look would come soon, for the small rest of a budget that is in fact
+                    // full again.
                     let _ = slot.account.charge(now, 0);
                 }
                 if !std::mem::take(&mut slot.out) {
@@ -356,7 +361,7 @@ impl Table {
         }
     }
 
-    /// Whether somebody is paused, or let out of a pause, whom an interrupt puts ahead.
+    /// Whether a vCPU is paused that an interrupt may put ahead.
     pub fn pauses_boosted(&self) -> bool {
         self.slots.iter().flatten().any(|slot| slot.until.is_some() && slot.boost.is_some())
     }
@@ -366,8 +371,9 @@ impl Table {
         self.slots.iter().flatten().filter_map(|slot| slot.until).min()
     }
 
-    /// Whether nobody can be over a cap: all watched processes together took `ran` ns since the last look, no more than
-    /// half of one CPU. Nobody is charged then; who is read later is charged for all of the time since.
+    /// Whether no thread can be over its cap: all watched processes together took `ran` ns since the last look, which
+    /// is no more than half of one CPU. Then no thread is read or charged; a thread that is read later is charged for
+    /// the whole time since its last reading.
     pub fn may_rest(&mut self, ran: u64, now: u64) -> bool {
         let recent = now.saturating_sub(self.read) < READ_EVERY;
         let rest = recent && ran <= now.saturating_sub(self.looked) / 2;
@@ -378,13 +384,13 @@ impl Table {
         rest
     }
 
-    /// Notes that every slot was read, or is known to have taken next to nothing, and says who has to pause for its
-    /// CPU's sake. Where nobody took half of what it might have, the next look can wait twice as long, up to
-    /// [`Self::calmest`] budgets.
+    /// Records that every thread was read, or is known to have taken next to nothing. Judges the CPUs, which may pause
+    /// threads. If no thread took more than half of the time since the last look, the next interval between looks
+    /// doubles, up to [`Self::calmest`] budgets.
     pub fn looked(&mut self, now: u64, act: impl FnMut(Action)) {
         self.judge_cpus(now, act);
         for slot in self.slots.iter_mut().flatten() {
-            // Who was not read has an interval that may be over, too: what it used long ago is no reason to look soon.
+            // Also end the old interval of a thread that was not read: old use is no reason for an early look.
             if !std::mem::take(&mut slot.ran) && slot.until.is_none() {
                 let _ = slot.account.charge(now, 0);
             }
@@ -396,8 +402,9 @@ impl Table {
         self.read = now;
     }
 
-    /// When, ns, to read all slots again: nobody can be over its cap before, except after a calm time, by as much as it
-    /// was calm, what it may have taken before the last look included. `None` where nobody is at RT priority.
+    /// When to look again, ns. Until then no thread can exceed its cap, except after a calm time: then by as much as
+    /// the interval was stretched, which includes what the thread may have taken before the last look. `None` if no
+    /// thread is at RT priority.
     pub fn next_look(&self) -> Option<u64> {
         let running = self.slots.iter().flatten().filter(|slot| !slot.is_off());
         let left = running
@@ -405,7 +412,7 @@ impl Table {
                 let own = slot.account.left_after(self.looked);
                 let Some(cpu) = self.cpus.get(slot.cpu as usize) else { return own };
                 let cpus = cpu.account.left_after(self.looked);
-                // One that may have as much as its CPU cannot take that without the CPU's share being used up.
+                // A thread whose budget is not below its CPU's budget cannot use it up before the CPU's is used up.
                 if slot.account.budget() >= cpu.account.budget() { cpus } else { own.min(cpus) }
             })
             .min()?;
@@ -414,7 +421,7 @@ impl Table {
         Some(self.looked.saturating_add(left.saturating_mul(self.calm).saturating_sub(self.spun).max(left)))
     }
 
-    /// The most budgets that there may be between two looks now.
+    /// The most budgets between two looks.
     fn calmest(&self) -> u64 {
         let any = self.slots.iter().flatten().any(|slot| slot.rank == Rank::Guest);
         if any { CALM } else { CALM_BACKENDS }
@@ -425,26 +432,26 @@ impl Table {
     }
 }
 
-/// A pause, ns, that is not worth what it costs: what it should have paid back counts for the next interval, whose
-/// pause is the longer.
+/// A shorter pause, ns, is not worth its cost. The excess is carried over to the next interval, whose pause is longer
+/// by that.
 pub const LEAST_PAUSE: u64 = 75_000;
-/// Intervals of its CPU in which a thread took nothing, after which it is not paused for the CPU's sake.
+/// A thread that took nothing in this many intervals of its CPU does not pause for the CPU's sake.
 pub const IDLE_FOR: u64 = 16;
-/// The most budgets between two looks, after a calm time: one that begins to spin may keep others waiting for so long,
-/// and for one budget more, as its interval began in the calm time. At the default period 9.5 ms.
+/// The most budgets between two looks after a calm time. A thread that begins to spin may delay others for that long,
+/// plus one budget, because its interval began in the calm time: 9.5 ms at the default period.
 pub const CALM: u64 = 4;
-/// The same where no tenant's program is watched (vCPUs with reserved time are not): the others work for somebody, and
-/// have nothing to spin for.
+/// The same while no tenant's program is watched (vCPUs with reserved time are not watched). Other threads work on
+/// behalf of tenants and have no reason to spin.
 pub const CALM_BACKENDS: u64 = 16;
-/// The longest time without reading every thread, ns: how old reported CPU times may be.
+/// The longest time without reading every thread, ns: reported CPU times may be this old.
 pub const READ_EVERY: u64 = 10_000_000_000;
-/// The least time between two looks, ns.
+/// The shortest time between two looks, ns.
 pub const SHORTEST_LOOK: u64 = 250_000;
-/// The least time between two looks, in costs of one.
+/// The shortest time between two looks, as a multiple of what a look costs.
 pub const COST_FACTOR: u64 = 10;
 
 impl Slot {
-    /// Paused, and not let out.
+    /// Paused, and not let out for an interrupt.
     fn is_off(&self) -> bool {
         self.until.is_some() && !self.out
     }
@@ -461,7 +468,7 @@ impl Slot {
     }
 }
 
-/// Pauses it; one that is about to take an interrupt stays ahead until it has.
+/// Pauses the thread. If an interrupt is pending for it, it stays ahead until it has taken the interrupt.
 fn pause(slot: &mut Slot, until: u64, demote: impl FnOnce()) {
     if let Some(already) = slot.until {
         slot.until = Some(already.max(until));

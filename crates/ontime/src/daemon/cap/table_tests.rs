@@ -36,7 +36,7 @@ fn a_spinner_pauses_and_comes_back() {
 #[test]
 fn two_half_spinners_on_one_cpu_pause_together() {
     let mut table = table(3);
-    table.charge(2, 1, 1000, 1000, |_| ()); // lives on CPU 1
+    table.charge(2, 1, 1000, 1000, |_| ()); // seen on CPU 1
     let mut acts = Vec::new();
     table.charge(0, 0, 2_400_000, 4_800_000, |a| acts.push(a));
     assert!(acts.is_empty());
@@ -51,14 +51,14 @@ fn two_half_spinners_on_one_cpu_pause_together() {
 fn threads_that_were_not_read_for_long_are_not_charged_for_less() {
     let mut table = table(4);
     let mut acts = Vec::new();
-    // A tenth of a CPU each for ten seconds, then read one after the other.
+    // A tenth of a CPU for each thread in ten seconds, all read one after the other.
     let now = 10_000 * MS;
     for slot in 0..4 {
         table.charge(slot, 0, 1_000 * MS, now + slot as u64, |a| acts.push(a));
     }
     table.looked(now + 4, |a| acts.push(a));
     assert!(acts.is_empty(), "{acts:?}");
-    // Nearly all of it together is too much.
+    // Together they now take nearly all of the CPU, which is too much.
     for slot in 0..4 {
         table.charge(slot, 0, 2_450 * MS, 2 * now + slot as u64, |a| acts.push(a));
     }
@@ -71,7 +71,7 @@ fn what_looking_costs_is_not_left_to_others_either() {
     let mut table = table(1);
     let mut acts = Vec::new();
     let (mut now, mut paused) = (0, 0);
-    // A spinner that has six tenths of its CPU, because looking takes the rest.
+    // A spinner that gets 60 % of its CPU, because looking takes the rest.
     for _ in 0..100 {
         now += MS / 2;
         table.charge(0, 0, 3 * MS / 10, now, |a| acts.push(a));
@@ -82,7 +82,7 @@ fn what_looking_costs_is_not_left_to_others_either() {
         table.expire(now, |_| ());
     }
     assert!(paused >= 8, "paused {paused} times in {} ms", now / MS);
-    // And it is not looked at all the time.
+    // And the looks are not too frequent.
     let next = table.next_look().unwrap();
     assert!(next - now >= 10 * 2 * MS / 10, "the next look comes after {} ns", next - now);
 }
@@ -100,7 +100,7 @@ fn who_polls_pauses_alone() {
     };
     charge(&mut table, [2 * MS, 2_800_000], 4_800_000, &mut acts);
     assert_eq!(acts, [Action::Demote(1)]);
-    // With nobody polling any more, it was the others.
+    // Once no poller ran, the other threads took the share.
     charge(&mut table, [9 * MS, 0], 11 * MS, &mut acts);
     assert_eq!(acts, [Action::Demote(1), Action::Demote(0)]);
 }
@@ -144,29 +144,29 @@ fn a_calm_table_is_looked_at_seldom_and_a_busy_one_before_its_budget_is_used() {
     table.charge(0, 0, 3 * MS, now + 5 * MS, |_| ());
     table.looked(now + 5 * MS, |_| ());
     assert!(table.next_look().unwrap() <= now + 5 * MS + budget);
-    // A paused thread is not looked at.
+    // A paused thread needs no look.
     table.charge(0, 0, 50 * MS, now + 6 * MS, |_| ());
     assert!(table.paused(0));
     assert_eq!(table.next_look(), None);
 }
 
-/// What became of threads that all spin on CPU 0, the first slot before the second and so on.
+/// The result of threads that all spin on CPU 0. The first slot has the highest priority, and so on.
 struct Spun {
-    /// ns, from when they began to spin.
+    /// Time since they began to spin, ns.
     ran: u64,
-    /// What others had of it.
+    /// CPU time in it that was left to other threads, ns.
     others: u64,
-    /// The longest that others had nothing, in all and once the first second was over.
+    /// The longest time without CPU time for other threads, ns: in the whole run, and after the first second.
     gap: u64,
     late_gap: u64,
-    /// What each had.
+    /// CPU time of each thread, ns.
     total: Vec<u64>,
 }
 
 const CPU_SHARE: Share = Share::NINETY_FIVE;
 const STEP: u64 = 50_000;
 
-/// Of these caps, from after `calm` on for two seconds.
+/// Spins with threads of these caps for two seconds, after `calm` ns without load.
 fn spin(shares: &[Share], period: u64, calm: u64) -> Spun {
     let mut table = Table::new(shares.len(), 1, CPU_SHARE, period, 0);
     for (slot, share) in shares.iter().enumerate() {
@@ -208,8 +208,8 @@ fn spin(shares: &[Share], period: u64, calm: u64) -> Spun {
 }
 
 proptest! {
-    /// Threads that all spin on one CPU, the highest in priority first: whatever their number and caps, together they
-    /// leave the CPU its rest over any run, and after a calm time as after a busy one.
+    /// Threads of different priorities that all spin on one CPU. Whatever their number and caps, together they leave
+    /// the CPU's rest to other threads in any run, after a calm time as well as after a busy one.
     #[test]
     fn spinners_leave_their_cpu_the_rest(
         caps in proptest::collection::vec(10u32..=99, 1..6),
@@ -218,7 +218,7 @@ proptest! {
         let period = 5 * MS;
         let shares: Vec<Share> = caps.iter().map(|c| Share::new(f64::from(*c) / 100.0).unwrap()).collect();
         let spun = spin(&shares, period, calm * MS);
-        // They may begin right after a calm look, and have taken less than half at the next.
+        // They may begin right after a calm look, and have taken less than half of the time at the next.
         let calm_looks = CALM + 2;
         prop_assert!(spun.gap <= calm_looks * (CPU_SHARE.of(period) + 2 * STEP), "{} ns without a turn for \
             others", spun.gap);
@@ -229,7 +229,7 @@ proptest! {
     }
 }
 
-/// Where nothing can begin to spin, looks are rarer: a vCPU with reserved time is not watched here.
+/// Looks are rarer where no watched thread can begin to spin. vCPUs with reserved time are not watched.
 #[test]
 fn looks_are_as_rare_as_who_is_watched_allows() {
     for (rank, calm) in [(Rank::Guest, CALM), (Rank::Monitor, CALM_BACKENDS), (Rank::Backend, CALM_BACKENDS)] {
@@ -243,14 +243,14 @@ fn looks_are_as_rare_as_who_is_watched_allows() {
         }
         let gap = table.next_look().unwrap() - looked;
         assert_eq!(gap, calm * share.of(2 * MS), "{rank:?}");
-        // One that may begin to spin now is not looked for later than others of its kind.
+        // A guest thread that is watched from now on shortens the interval to that of guests.
         table.watch(1, watched(share, Rank::Guest), looked);
         assert_eq!(table.next_look().unwrap() - looked, CALM * share.of(2 * MS), "{rank:?}");
     }
 }
 
-/// One that polls on, beside threads that took some of their budget once and little since, as the watcher sees them:
-/// these are not read.
+/// A poller that never stops, beside threads that took a part of their budgets once and little since. The watcher does
+/// not read those.
 #[test]
 fn a_cpu_that_is_polled_on_is_looked_at_once_a_budget() {
     let share = Share::NINETY_FIVE;
@@ -269,7 +269,7 @@ fn a_cpu_that_is_polled_on_is_looked_at_once_a_budget() {
         now = next;
         if table.next_look().is_some_and(|at| at <= now) {
             looks += 1;
-            // The watcher's own turn.
+            // The watcher's own CPU time.
             now += 20_000;
             if !table.paused(0) {
                 table.charge(0, 0, std::mem::take(&mut since), now, |_| ());
@@ -286,7 +286,7 @@ fn a_cpu_that_is_polled_on_is_looked_at_once_a_budget() {
     assert!(looks <= 100 / 2 + 4, "{looks} looks in 100 ms");
 }
 
-/// What tells the watcher of interrupts is charged to its CPU, for which the others pause.
+/// The thread that reports interrupts is charged to its CPU, and other threads pause for that.
 #[test]
 fn who_tells_of_interrupts_is_charged_and_goes_on() {
     let mut table = table(1);
@@ -302,7 +302,7 @@ fn who_tells_of_interrupts_is_charged_and_goes_on() {
     assert_eq!(acts, [Action::Demote(0), Action::Demote(2)]);
 }
 
-/// With the default period, whatever it was looked for when it began.
+/// With the default period, at whatever point between two looks the thread begins to spin.
 #[test]
 fn one_that_begins_to_spin_keeps_others_waiting_for_10_ms_at_most() {
     for calm in (0..100).map(|tenth| 50 * MS + tenth * MS / 10) {
@@ -311,7 +311,7 @@ fn one_that_begins_to_spin_keeps_others_waiting_for_10_ms_at_most() {
     }
 }
 
-/// Those of the lowest places wait, and are not among who took the CPU's share: pauses are not theirs for that.
+/// Threads of the lowest priorities wait and take nothing of the CPU's share, so they do not pause for it.
 #[test]
 fn spinners_that_wait_leave_their_cpu_the_rest() {
     for count in [2, 5, 17, 40] {
@@ -338,7 +338,7 @@ fn who_took_nothing_for_long_is_not_paused_for_its_cpus_sake() {
         table.expire(now, |_| ());
         acts.clear();
     }
-    // Where somebody took the pause before, who waited for it is not known.
+    // If the pause before was used by an RT thread, the table cannot know which threads waited for it, so all pause.
     now += 4_700_000;
     table.charge(0, 0, 4_800_000, now, |act| acts.push(act));
     table.looked(now, |act| acts.push(act));
@@ -361,7 +361,7 @@ fn a_pause_lets_an_interrupt_be_taken_and_gets_longer_by_it() {
     table.interrupt(0, false, now, |act| acts.push(act));
     assert_eq!(acts.pop(), Some(Action::Raise(0)));
     assert!(!table.paused(0));
-    // It computes on once it has taken it.
+    // After it has taken the interrupt, it goes on computing.
     assert_eq!(table.next_check(), Some(now + GRANT));
     now += GRANT;
     assert_eq!(table.due(now), Some(0));
@@ -370,7 +370,7 @@ fn a_pause_lets_an_interrupt_be_taken_and_gets_longer_by_it() {
     assert_eq!(acts.pop(), Some(Action::Demote(0)));
     let longer = table.next_expiry().unwrap() - until;
     assert_eq!(longer, share.stretch(GRANT), "and the others lose nothing");
-    // Three interrupts a pause; the fourth waits for its end.
+    // Three interrupts are taken in a pause; the fourth waits until the pause ends.
     for _ in 0..2 {
         table.interrupt(0, false, now, |act| acts.push(act));
         assert_eq!(acts.pop(), Some(Action::Raise(0)));
@@ -412,7 +412,7 @@ fn a_guest_that_computes_does_not_stop_what_moves_packets() {
     table.charge(1, 0, 250_000, 2_800_000, |act| acts.push(act));
     table.looked(2_800_000, |act| acts.push(act));
     assert_eq!(acts, [Action::Demote(0)]);
-    // Where it is the packets that take the CPU, they pause too.
+    // If the packet threads take most of the CPU, they pause too.
     let at = table.next_expiry().unwrap();
     table.expire(at, |_| ());
     acts.clear();
@@ -426,8 +426,8 @@ fn a_guest_that_computes_does_not_stop_what_moves_packets() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// vCPUs of one level that all compute, under a storm of interrupts, beside a thread that moves packets: the rest
-    /// has its share, each is held to its cap, and who is ahead has had an interrupt.
+    /// vCPUs of one level that all compute, under a storm of interrupts, beside a thread that moves packets: other
+    /// threads get the CPU's rest, each vCPU is held to its cap, and only a vCPU with an interrupt is ahead.
     #[test]
     fn interrupts_cost_the_rest_nothing(
         caps in prop::collection::vec(10u32..=99, 1..5),
@@ -448,7 +448,7 @@ proptest! {
         while now < length {
             now += step;
             turn += 1;
-            // The one that moves packets has something to do for so many of 100 steps.
+            // The packet thread has work in this many of 100 steps.
             let moves = turn % 100 < backend && !table.paused(count);
             let ahead = (0..count).find(|slot| table.ahead(*slot) && !table.paused(*slot));
             let who = if moves { Some(count) } else { ahead.or((0..count).find(|slot| !table.paused(*slot))) };
@@ -482,8 +482,8 @@ proptest! {
             }
             table.expire(now, |_| ());
         }
-        // Caps may leave more; the CPU's share leaves a tenth, but for how late the first looks were and the last pause
-        // that is not over.
+        // The caps may leave more. The CPU's share leaves a tenth, less the delay of the first looks and the last pause
+        // if it is not over.
         let late = 4 * period;
         prop_assert!((rest + late) * 10 >= now, "the rest had {rest} of {now}");
         for (slot, share) in shares.iter().enumerate() {
@@ -498,10 +498,10 @@ fn a_pause_that_is_not_worth_its_cost_is_put_off_not_dropped() {
     let share = Share::NINETY_FIVE;
     table.watch(0, watched(share, Rank::Guest), 0);
     let mut acts = Vec::new();
-    // Read late: of the pause of 150 us, 50 are left.
+    // Read late: 50 of the 150 us of the pause are left.
     table.charge(0, 0, 2_850_000, 2_950_000, |act| acts.push(act));
     assert!(acts.is_empty() && table.next_expiry().is_none());
-    // It goes on, and is read in time: the interval began at 3 ms, with 50 us used before that.
+    // It goes on and is read in time. The interval began at 3 ms, with 50 us used before that.
     table.charge(0, 0, 2_850_000, 5_800_000, |act| acts.push(act));
     assert_eq!((acts.pop(), table.next_expiry()), (Some(Action::Demote(0)), Some(6 * MS)));
 }

@@ -1,6 +1,7 @@
-//! The caps on the running kernel: children that spin at SCHED_FIFO on one CPU, beside one that spins at SCHED_OTHER.
+//! The caps on the running kernel: child processes that spin at SCHED_FIFO on one CPU, beside one that spins at
+//! SCHED_OTHER.
 //!
-//! Shares are compared, with wide margins, never instants: the machine has other work.
+//! The tests compare shares of CPU time with wide margins, and no instants, because the machine has other work.
 
 use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,7 @@ struct Spinner(Child);
 
 impl Spinner {
     fn start(cpu: usize) -> Self {
-        // The limit ends it should this test not.
+        // The limit ends the child if the test fails to.
         let child = Command::new("sh").args(["-c", "ulimit -t 20; while :; do :; done"]).spawn().unwrap();
         let spinner = Self(child);
         let mut set = rustix::thread::CpuSet::new();
@@ -60,7 +61,7 @@ impl Spinner {
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        // A signal is taken only by running, which a neighbour at the same FIFO priority would never let it.
+        // A process must run to take a signal, and a spinner at the same FIFO priority could prevent that for ever.
         if let Ok(Some(place)) = Place::open(self.id(), Policy::Fifo(15), None) {
             let _ = place.take();
         }
@@ -162,11 +163,11 @@ fn ended_whole_and_wrong_threads_are_reported() {
     assert!(caps.complete());
 }
 
-/// Their verdict depends on how punctually this machine runs threads: `make thorough` runs them.
+/// The results of these tests depend on how punctually this machine runs threads. `make thorough` runs them.
 mod real_speed {
     use super::*;
 
-    /// The share of one CPU each of these takes in a second and a half.
+    /// The share of one CPU that each spinner takes in 1.5 seconds.
     fn shares(spinners: &[&Spinner]) -> Vec<f64> {
         let before: Vec<u64> = spinners.iter().map(|s| s.ran()).collect();
         let start = Instant::now();
@@ -189,21 +190,22 @@ mod real_speed {
         caps.set(&wanted).unwrap();
         assert!(caps.complete());
         let taken = shares(&[&rt, &other]);
-        // Half for the capped one, and what nobody wants of the other half; of that, what the machine's further load
-        // leaves to the other one. Uncapped, the first takes 95 to 100 %. How near to half it comes is the machine's
-        // punctuality (a virtual CPU that its own host holds back wakes the watcher late), and no test's business.
+        // The capped thread gets half, plus what is left unused of the other half. The rest goes to the other thread,
+        // less what further load on the machine takes. Without the cap, the first thread takes 95 to 100 %. How close
+        // to half it comes depends on the machine's punctuality (if this is a VM whose host delays its vCPU, the
+        // watcher wakes late), so the margin is wide.
         assert!((0.1..0.85).contains(&taken[0]), "the capped thread took {taken:?}");
         assert!(taken[1] > 0.0, "the other took {taken:?}");
         let report = caps.report();
         assert!(report[0].pauses > 50, "{report:?}");
         assert!(report[0].paused_ns > 100_000_000, "{report:?}");
-        // No longer watched: at its place for good.
+        // The thread is no longer watched, so it stays at its place.
         caps.set(&[]).unwrap();
         assert_eq!(rt.policy(), libc::SCHED_FIFO);
     }
 
-    /// One that goes on running while it is paused, as nobody else wants its CPU, beside a thread for which the watcher
-    /// looks meanwhile.
+    /// The spinner goes on running in its pauses, because no other thread needs its CPU. The watcher keeps looking
+    /// because of the other thread.
     #[test]
     #[ignore = "the machine's real speed decides: make thorough"]
     fn what_was_run_in_a_pause_hides_nothing_afterwards() {
@@ -222,7 +224,8 @@ mod real_speed {
         std::thread::sleep(Duration::from_secs(3));
         let (after, length) = (used(), start.elapsed().as_nanos() as f64);
         let share = (after.ran_ns - before.ran_ns) as f64 / length;
-        // It has a pause of 16 ms for each tick of 4 ms, and had one of seconds for seconds.
+        // With a share of 0.2, each tick of 4 ms is followed by a pause of 16 ms. If time that was run in a pause hid
+        // later time, the thread would run for seconds and then pause for seconds.
         assert!(after.pauses - before.pauses > 20 && share < 0.6, "{share} of the CPU: {before:?}, {after:?}");
     }
 
@@ -242,7 +245,7 @@ mod real_speed {
         let start = Instant::now();
         let taken = shares(&[&first, &second, &other]);
         let length = start.elapsed().as_nanos() as f64;
-        // What they take while paused (SCHED_IDLE) is not of interest here: with more load there would be none of it.
+        // CPU time that they take while paused (SCHED_IDLE) does not count: with more load there would be none.
         let at_rt: u64 = caps.report().iter().zip(before).map(|(after, before)| after.ran_ns - before.ran_ns).sum();
         assert!((0.1..0.85).contains(&(at_rt as f64 / length)), "both took {at_rt} of {length} ns, {taken:?}");
         assert!(taken[2] > 0.0, "the other took {taken:?}");
@@ -268,7 +271,8 @@ mod real_speed {
         };
         let before = runs();
         std::thread::sleep(Duration::from_secs(1));
-        // One look in 16 x 0.95 x 3 ms, after a few sooner ones; in every period it would be 330.
+        // One look in 4 x 0.95 x 3 ms (88 a second), after a few sooner ones. With one look in every period it would be
+        // 330.
         let looks = runs() - before;
         assert!((1..=100).contains(&looks), "the watcher ran {looks} times for a thread that slept");
     }
@@ -293,10 +297,10 @@ mod real_speed {
             paused += u32::from(read == Policy::Idle);
             assert_eq!(pauses.past(rt.id(), read), PLACE);
         }
-        // Whoever else is at SCHED_IDLE is there by its own choice.
+        // A thread that is not watched and is at SCHED_IDLE is really at SCHED_IDLE.
         idle.id().set_policy(Policy::Idle).unwrap();
         assert_eq!(caps.pauses().past(idle.id(), idle.id().policy().unwrap()), Policy::Idle);
-        // So is a thread that is not watched any more.
+        // The same holds for a thread that is no longer watched.
         caps.set(&[]).unwrap();
         rt.id().set_policy(Policy::Idle).unwrap();
         assert_eq!(caps.pauses().past(rt.id(), rt.id().policy().unwrap()), Policy::Idle);

@@ -1,20 +1,21 @@
-//! The watcher thread: sleeps until somebody may have used up a budget, a pause ends, an interrupt of a vCPU that is
-//! put ahead becomes pending, or an order comes.
+//! The watcher thread (`ontime-cap`). It sleeps until a thread may have used up its budget, a pause ends, an interrupt
+//! becomes pending for a vCPU that may be put ahead, or an order comes from the planner's thread.
 //!
-//! Runs above every thread it may have to stop, in locked memory, and allocates nothing after its start: slots are
-//! opened by the planner's thread and handed over, and handed back to be closed there. It writes no log; what happened
-//! is counted in [`Tally`]. What it shares with the planner it takes without waiting, also where the planner is
-//! preempted in the middle of an order, perhaps by the very thread that is to be stopped: both ways are wait-free
-//! (`std::sync::mpsc` is not: its receiver spins until a sender that has taken a place has filled it).
+//! It runs above every thread that it may have to pause, in locked memory, and allocates nothing after its start. The
+//! planner's thread opens the files of a slot and hands the slot over; the watcher hands it back, and the planner's
+//! thread closes the files. The watcher writes no log; it counts events in [`Tally`]. It never waits for the planner's
+//! thread, which may be preempted in the middle of an order, perhaps by the very thread that has to be paused: the
+//! queues in both directions are wait-free. (`std::sync::mpsc` is not: its receiver spins until a sender that has
+//! reserved an entry has filled it.)
 //!
-//! It sleeps by the time-out of `epoll_wait`, not by timerfds: on PREEMPT_RT a timerfd expires in `ktimers/N`, which a
-//! spinning thread keeps from running, while the time-out of a real-time thread expires in the interrupt itself
+//! It sleeps by the time-out of `epoll_wait`, not by timerfds. On PREEMPT_RT a timerfd expires in `ktimers/N`, which a
+//! spinning thread keeps from running, while the time-out of a real-time thread expires in hard interrupt context
 //! (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 //!
-//! Interrupts come by trace rings (`ontime_trace::interrupts`), a page at a time. They are listened to only while that
-//! can put somebody ahead: where vCPUs may run into another of their level, or while one is paused. What they cost is
-//! charged to the CPU's share like a look, and is at most [`HEARING`] of the time: beyond that the watcher is deaf for
-//! a while.
+//! Interrupts are reported through trace rings (`ontime_trace::interrupts`), a page at a time. The watcher waits for
+//! the rings only while that can put a vCPU ahead: where a vCPU shares a CPU with another thread of its level, or while
+//! a vCPU that may be put ahead is paused. The time that the rings take is charged to the CPU's share like a look. It
+//! is limited to the share [`HEARING`]: beyond that the watcher ignores the rings for a while.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -35,53 +36,54 @@ use super::reading::Reading;
 use super::table::{Action, Rank, SlotIndex, Table, Watched};
 use super::who::Who;
 
-/// The most of one CPU that hearing of interrupts may take, over [`HEARING_PERIOD`].
+/// The most of one CPU that the trace rings may take, over [`HEARING_PERIOD`].
 const HEARING: Share = Share::QUARTER;
-/// ns.
+/// The period of that limit, ns.
 const HEARING_PERIOD: u64 = 3_000_000;
-/// What the order bell is in epoll.
+/// The eventfd of orders, in the epoll set.
 const BELL: u64 = 0;
-/// What the set of all rings is in epoll.
+/// The set of all trace rings, in the epoll set.
 const RINGS: u64 = 1;
 
-/// What a process may have taken, ns, without its threads being read: it is charged with what comes after.
+/// CPU time of a process, ns, below which its threads are not read. The time stays in [`Slot::unread`] and is charged
+/// later.
 const QUIET: i64 = 50_000;
 
-/// What happened to one watched thread; read by others while the watcher writes.
+/// Counters of one watched thread. Other threads read them while the watcher writes.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Times it was taken off RT priority.
+    /// How often it was paused.
     pub pauses: AtomicU64,
-    /// How long it was off RT priority, ns.
+    /// How long it was paused, ns.
     pub paused_ns: AtomicU64,
-    /// CPU time seen at RT priority, ns.
+    /// CPU time that was read while it was at RT priority, ns.
     pub ran_ns: AtomicU64,
-    /// Whether it is off RT priority now.
+    /// Whether it is paused now.
     pub paused: AtomicBool,
     /// Times the kernel refused to change its policy.
     pub refused: AtomicU64,
-    /// Times it was put ahead because of an interrupt.
+    /// How often it was put ahead because of an interrupt.
     pub raised: AtomicU64,
-    /// CPU time that it took ahead, ns.
+    /// CPU time that it took while ahead, ns.
     pub ahead_ns: AtomicU64,
 }
 
-/// One watched thread: how to read it, how to place it, what it did.
+/// One watched thread: its open files, its place and cap, its counters.
 #[derive(Debug)]
 pub struct Slot {
     pub reading: Reading,
-    /// Of its process.
+    /// CPU time of the thread's process.
     pub clock: ProcessClock,
-    /// The first slot of that process, which stands for it.
+    /// The first slot of that process. Its fields `unread` and `owed` are those of the process.
     pub leader: SlotIndex,
-    /// If it stands for its process: what that took beyond what was read of its threads, ns; below zero where these
-    /// were read since.
+    /// In the first slot of a process: CPU time of the process that was not read of its threads yet, ns. Negative where
+    /// a thread was read after its process.
     pub unread: i64,
-    /// If it stands for its process: a thread of that is paused, and may have taken of what is unread.
+    /// In the first slot of a process: a thread of the process is paused and may have taken part of `unread`.
     pub owed: bool,
-    /// At the last reading it had taken [`QUIET`] or more.
+    /// Whether the last reading of this thread was [`QUIET`] or more.
     pub busy: bool,
-    /// The turn of the watcher in which it was last read.
+    /// The number of the watcher's turn in which the thread was last read.
     pub read: u64,
     pub place: Place,
     pub share: Share,
@@ -97,81 +99,84 @@ pub struct Slot {
 pub enum Order {
     /// Watch this thread.
     Watch(SlotIndex, Box<Slot>),
-    /// Stop watching; a paused thread gets its place back first.
+    /// Stop watching this thread. If it is paused or ahead, it gets its place back first.
     Forget(SlotIndex),
-    /// Interrupts come by these rings, of these vCPUs; comes back with what was before, None where there was nothing.
+    /// Follow interrupts of these vCPUs through these rings. The former [`Hearing`] is handed back.
     Hear(Box<Hearing>),
-    /// Give every paused thread its place back, and end.
+    /// Give every thread its place back, and end.
     Stop,
 }
 
-/// How interrupts are heard of; empty: not at all.
+/// How interrupts are followed; the default value: not at all.
 #[derive(Debug, Default)]
 pub struct Hearing {
-    /// What the probe says; None: what was heard before.
+    /// The trace rings of the probe; None: keep the present ones.
     pub rings: Option<Rings>,
-    /// Whom it means.
+    /// Maps an interrupt to the slot of its vCPU.
     pub who: Who,
-    /// Whether they are listened to all the time, not only while one of them is paused: some may run into another of
-    /// their level.
+    /// Whether a vCPU shares a CPU with another thread of its level: then the watcher waits for the rings all the time,
+    /// else only while a vCPU is paused.
     pub rivals: bool,
-    /// Whether the rings are to be given up.
+    /// Whether the present rings have to be handed back.
     pub deaf: bool,
 }
 
-/// What goes back to the planner, to be closed there.
+/// What the watcher hands back to the planner's thread, which closes the files.
 #[derive(Debug)]
 pub enum Returned {
-    /// A thread that is not watched any more.
+    /// The slot of a thread that is no longer watched.
     Slot(SlotIndex, Box<Slot>),
-    /// What was heard by before.
+    /// The former rings and vCPUs.
     Hearing(Box<Hearing>),
 }
 
-/// The descriptors and channels a watcher lives on.
+/// Descriptors and queues that the watcher shares with the planner's thread.
 #[derive(Debug)]
 pub struct Channels {
     pub orders: Consumer<Order>,
-    /// How many orders were carried out since the start, modulo 2^32; the futex of who waits for that.
+    /// How many orders were carried out since the start, modulo 2^32. Also the futex on which the planner's thread
+    /// waits.
     pub done: Arc<AtomicU32>,
     pub wake: Arc<OwnedFd>,
     pub returned: Producer<Returned>,
-    /// The rings, in one set: they are listened to together, or not.
+    /// The trace rings, as one epoll set: the watcher waits for all or for none.
     pub rings: Arc<OwnedFd>,
 }
 
-/// The watcher's state; [`Watcher::run`] is the thread.
+/// The watcher's state. [`Watcher::run`] is the body of the thread.
 #[derive(Debug)]
 pub struct Watcher {
     table: Table,
-    /// As long as the highest slot ever used.
+    /// As long as the highest slot used so far.
     slots: Vec<Option<Box<Slot>>>,
     channels: Channels,
-    /// Where the bell and the set of rings are waited for.
+    /// The set that the thread waits on: the eventfd and the set of rings.
     epoll: OwnedFd,
     hearing: Box<Hearing>,
-    /// Whether the rings are waited for.
+    /// Whether the thread waits for the rings.
     listening: bool,
-    /// Interrupts from before this, ns, are over.
+    /// Interrupts older than this, ns, are ignored.
     since: u64,
-    /// What hearing has taken.
+    /// Limits the time that the rings take ([`HEARING`]).
     heard: Account,
-    /// Deaf until then, ns.
+    /// The rings are ignored until this instant, ns.
     deaf: Option<u64>,
-    /// Actions of the charge under way; its capacity is the table's.
+    /// Actions of the charge in progress. Its capacity is that of the table.
     acts: Vec<Action>,
-    /// Turns, counted: what was read in this one names its thread still.
+    /// Counts turns of the loop. A thread that was read in this turn need not be verified again before its policy
+    /// changes.
     turn: u64,
 }
 
 const NO_EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
 
-/// Now, ns of CLOCK_MONOTONIC.
+/// The present time, ns of CLOCK_MONOTONIC.
 pub fn now() -> u64 {
     clock(ClockId::Monotonic)
 }
 
-/// What this thread has had of the CPUs, ns: also what waiting and waking took, which `now` around a turn leaves out.
+/// CPU time of this thread, ns. It includes sleeping and waking up, which the difference of `now` around a turn leaves
+/// out.
 fn own_time() -> u64 {
     clock(ClockId::ThreadCPUTime)
 }
@@ -189,7 +194,7 @@ impl Watcher {
     /// A watcher of at most `capacity` threads.
     ///
     /// # Errors
-    /// The kernel's, where descriptors run out.
+    /// The kernel's error, where descriptors run out.
     pub fn new(table: Table, capacity: usize, channels: Channels) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &channels.wake, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
@@ -213,7 +218,7 @@ impl Watcher {
         })
     }
 
-    /// Runs until [`Order::Stop`] or the planner's end of the channel is gone.
+    /// Runs until [`Order::Stop`], or until the planner's end of the queue is gone.
     pub fn run(mut self) {
         let mut events = [NO_EVENT; 2];
         let mut ran = own_time();
@@ -224,7 +229,7 @@ impl Watcher {
             let count = match wait(&self.epoll, &mut events, next) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => continue,
-                // Not possible with a valid descriptor; leave everybody at their place rather than spin at high
+                // Impossible with a valid descriptor. Give all threads their places back rather than spin at a high
                 // priority.
                 Err(_) => break,
             };
@@ -255,8 +260,8 @@ impl Watcher {
         self.release_all();
     }
 
-    /// Reads the rings that have something, a page each, and does what their interrupts ask for. A ring that cannot be
-    /// read (of a CPU that is gone) is not waited for any more: it would be ready for ever.
+    /// Reads one page of each ring that has data, and puts vCPUs ahead. A ring that cannot be read (its CPU is gone) is
+    /// removed from the set, because it would be ready for ever.
     fn hear(&mut self) {
         let start = now();
         let mut ready = [NO_EVENT; 8];
@@ -265,7 +270,7 @@ impl Watcher {
             let ring = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
             let flags = event.flags;
             let gone = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
-            // More than a page makes it ready again.
+            // A ring with more than a page is ready again.
             if gone || self.hear_page(ring).is_err() {
                 self.give_up(ring);
             }
@@ -286,7 +291,7 @@ impl Watcher {
             let Some(Some(slot)) = slots.get_mut(index) else { return };
             let at = now();
             if !table.ahead(index) && !own {
-                // What it took until now, it did not take ahead.
+                // The vCPU did not take the time until now while ahead: charge it before it is raised.
                 let Ok(taken) = slot.reading.take() else { return };
                 let tally = Arc::clone(&slot.tally);
                 was_read(slots, index, taken.ran, *turn);
@@ -302,8 +307,9 @@ impl Watcher {
         read.map(|_| ())
     }
 
-    /// Waits for the rings while that can put somebody ahead, and no longer. What came while nobody listened is over,
-    /// but for what a vCPU may still be at: one that answers when it is paused is let out to end that.
+    /// Waits for the rings only while that can put a vCPU ahead. If there are rivals, all pending interrupts count.
+    /// Otherwise those that came while the rings were not waited for are ignored, except in the last [`GRANT`] ns: a
+    /// vCPU that is paused in the middle of its answer may run on to finish it.
     fn listen(&mut self) {
         self.deaf = self.deaf.filter(|until| *until > now());
         let wanted = self.deaf.is_none() && (self.hearing.rivals || self.table.pauses_boosted());
@@ -313,18 +319,18 @@ impl Watcher {
         self.listening = wanted;
         self.since = if self.hearing.rivals { 0 } else { now().saturating_sub(GRANT) };
         let flags = if wanted { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        // It cannot fail for a set that was added.
+        // It cannot fail for a descriptor that is in the set.
         let _ = epoll::modify(&self.epoll, &self.channels.rings, epoll::EventData::new_u64(RINGS), flags);
     }
 
-    /// Waits for this ring no more.
+    /// Removes this ring from the set.
     fn give_up(&self, ring: usize) {
         if let Some(ring) = self.hearing.rings.iter().flat_map(Rings::fds).nth(ring) {
             let _ = epoll::delete(&self.channels.rings, ring);
         }
     }
 
-    /// Looks at those that are ahead and may have had their turn: each once.
+    /// Checks every vCPU that is ahead and whose grant may be used up, each once.
     fn check(&mut self) {
         for _ in 0..self.slots.len() {
             let at = now();
@@ -336,12 +342,12 @@ impl Watcher {
         }
     }
 
-    /// Carries out the orders that are there. False: end.
+    /// Carries out the pending orders. Returns false when the thread has to end.
     fn obey(&mut self) -> bool {
         let before = self.channels.done.load(Ordering::Relaxed);
         let goes_on = self.carry_out();
         if self.channels.done.load(Ordering::Relaxed) != before {
-            // Waking fails for an address that is none only.
+            // The wake-up fails for an invalid address only.
             let _ = futex::wake(&self.channels.done, futex::Flags::PRIVATE, 1);
         }
         goes_on
@@ -349,7 +355,7 @@ impl Watcher {
 
     fn carry_out(&mut self) -> bool {
         loop {
-            // Looked at first: what was ordered before the planner went is carried out.
+            // Read this first, so that orders given before the planner's end was dropped are still carried out.
             let abandoned = self.channels.orders.is_abandoned();
             match self.channels.orders.pop() {
                 Ok(Order::Watch(index, slot)) => self.watch(index, slot),
@@ -362,20 +368,20 @@ impl Watcher {
         }
     }
 
-    /// Takes other rings, other vCPUs, or both; gives back what it had.
+    /// Installs other rings, other vCPUs, or both, and hands the former ones back.
     fn hear_by(&mut self, mut next: Box<Hearing>) {
         if next.rings.is_none() && !next.deaf {
             next.rings = self.hearing.rings.take();
         }
         let before = std::mem::replace(&mut self.hearing, next);
-        // One place of the channel is kept for this.
+        // One entry of the queue is reserved for this.
         let _ = self.channels.returned.push(Returned::Hearing(before));
     }
 
     fn watch(&mut self, index: SlotIndex, slot: Box<Slot>) {
         let boosted = slot.place.has_ahead();
         self.table.watch(index, Watched { share: slot.share, cpu: slot.cpu, rank: slot.rank, boosted }, now());
-        // Within the capacity: indices are below it. The list is as long as it must be, for every look goes through it.
+        // Indices are below the capacity. The list is only as long as necessary, because every look goes through it.
         while self.slots.len() <= index && self.slots.len() < self.slots.capacity() {
             self.slots.push(None);
         }
@@ -386,7 +392,7 @@ impl Watcher {
         self.lead(process);
     }
 
-    /// Has the first slot of a process stand for it.
+    /// Makes the first slot of a process the leader of all its slots.
     fn lead(&mut self, clock: libc::clockid_t) {
         let of = |slot: &Option<Box<Slot>>| slot.as_ref().is_some_and(|slot| slot.clock.id() == clock);
         let Some(leader) = self.slots.iter().position(of) else { return };
@@ -405,7 +411,7 @@ impl Watcher {
             let _ = slot.place.take();
             slot.tally.paused.store(false, Ordering::Relaxed);
         }
-        // The channel holds as many as there are slots, so this neither waits nor fails while the planner lives.
+        // The queue has an entry for every slot, so this neither waits nor fails while the planner lives.
         let _ = self.channels.returned.push(Returned::Slot(index, slot));
     }
 
@@ -415,7 +421,7 @@ impl Watcher {
         }
     }
 
-    /// Looks at processes, and at their threads where those might be over a cap.
+    /// Reads the CPU time of processes, and of their threads if a thread may be over its cap.
     fn look(&mut self) {
         let start = now();
         let ran = self.processes_ran();
@@ -425,13 +431,13 @@ impl Watcher {
         self.table.cost(now().saturating_sub(start));
     }
 
-    /// Those that stand for their processes.
+    /// The first slot of each process.
     fn leaders(&mut self) -> impl Iterator<Item = &mut Slot> {
         let leaders = self.slots.iter_mut().enumerate();
         leaders.filter_map(|(index, slot)| slot.as_deref_mut().filter(|slot| slot.leader == index))
     }
 
-    /// What all watched processes took since the last look, ns.
+    /// CPU time of all watched processes since the last look, ns.
     fn processes_ran(&mut self) -> u64 {
         self.leaders().fold(0, |all, slot| {
             let ran = slot.clock.take();
@@ -440,14 +446,14 @@ impl Watcher {
         })
     }
 
-    /// Whether the slot's process took so little that none of its threads is worth a reading, which costs some us each.
+    /// Whether the process of this slot took so little that reading its threads, some us each, is not worth it.
     fn is_quiet(&self, slot: &Slot) -> bool {
         let leader = self.slots.get(slot.leader).and_then(Option::as_ref);
         leader.is_some_and(|leader| leader.unread < QUIET)
     }
 
-    /// Reads and charges every thread that is at its place, but those of quiet processes: of each process first those
-    /// that were busy, and the others only if these do not account for it.
+    /// Reads and charges the threads that are not paused. Skips quiet processes. In each process the threads that were
+    /// busy last time come first; the others are read only if those do not account for the time of the process.
     fn look_at_threads(&mut self) {
         for busy in [true, false] {
             for index in 0..self.slots.len() {
@@ -464,8 +470,10 @@ impl Watcher {
         self.act();
     }
 
-    /// What all threads do not account for was taken by those that nobody watches; or by one in its pause, which is
-    /// read, and taken off, when that ends: written off before, it would hide as much of what the process takes then.
+    /// Drops time of a process that its watched threads do not account for: threads that are not watched took it. An
+    /// exception is a process with a paused thread, which may have taken the time in its pause: that thread is read at
+    /// the end of the pause, and its time is subtracted then. If the time were dropped before, that subtraction would
+    /// hide as much of the process's later time.
     fn write_off(&mut self) {
         for index in 0..self.slots.len() {
             let slot = self.slots.get(index).and_then(Option::as_ref).filter(|_| self.table.paused(index));
@@ -481,7 +489,7 @@ impl Watcher {
         }
     }
 
-    /// Reads and charges one; what it took, ns.
+    /// Reads and charges one thread. Returns its CPU time since the last reading, ns.
     fn charge(&mut self, index: SlotIndex) -> Option<u64> {
         let slot = self.slots.get_mut(index)?.as_mut()?;
         let Ok(taken) = slot.reading.take() else {
@@ -505,7 +513,8 @@ impl Watcher {
         self.act();
     }
 
-    /// In the order in which they were asked for: a thread may be paused and let out in one reading.
+    /// Carries out actions in the order in which the table asked for them: one reading may both pause a thread and put
+    /// it ahead.
     fn act(&mut self) {
         for at in 0..self.acts.len() {
             let Some(act) = self.acts.get(at).copied() else { break };
@@ -531,8 +540,8 @@ impl Watcher {
     }
 }
 
-/// Never beyond the capacity: this thread allocates nothing. It is that of three actions for each slot, more than a
-/// turn makes; what would be too many is left undone, and found at the next look.
+/// Never pushes beyond the capacity, because this thread must not allocate. The capacity is three actions for each
+/// slot, more than a turn produces. An action that does not fit is dropped; the next look asks for it again.
 fn push(acts: &mut Vec<Action>, act: Action) {
     if acts.len() < acts.capacity() {
         acts.push(act);
@@ -540,9 +549,10 @@ fn push(acts: &mut Vec<Action>, act: Action) {
 }
 
 impl Slot {
-    /// `fresh`: it was read in this turn.
+    /// `fresh`: the thread was read in this turn.
     fn pause(&mut self, fresh: bool) -> io::Result<()> {
-        // Said before it is so: who then reads the thread's policy knows of the pause (`Pauses`).
+        // Count the pause before the policy changes, so that a reader who sees SCHED_IDLE also sees the pause
+        // (`Pauses`).
         self.tally.paused.store(true, Ordering::Relaxed);
         self.tally.pauses.fetch_add(1, Ordering::Release);
         self.since = now();
@@ -552,7 +562,7 @@ impl Slot {
         })
     }
 
-    /// Ahead, from its place or from a pause.
+    /// Puts the thread ahead, from its place or from a pause.
     fn raise(&mut self) -> io::Result<()> {
         self.place.raise()?;
         self.tally.raised.fetch_add(1, Ordering::Relaxed);
@@ -562,8 +572,8 @@ impl Slot {
         Ok(())
     }
 
-    /// At its place again; what it took meanwhile, ns. The change of policy brings the kernel's count up to date, so
-    /// that is all of it.
+    /// Gives the thread its place back. Returns the CPU time that it took in the pause, ns. The figure is complete,
+    /// because the change of policy makes the kernel update the thread's run time.
     fn resume(&mut self) -> io::Result<u64> {
         self.place.take()?;
         self.tally.paused.store(false, Ordering::Relaxed);
@@ -572,7 +582,7 @@ impl Slot {
     }
 }
 
-/// The thread in this slot was read, and had taken `ran` ns.
+/// Records that the thread in this slot was read and had taken `ran` ns.
 fn was_read(slots: &mut [Option<Box<Slot>>], index: SlotIndex, ran: u64, turn: u64) {
     let ran = i64::try_from(ran).unwrap_or(i64::MAX);
     let Some(Some(slot)) = slots.get_mut(index) else { return };
@@ -583,15 +593,15 @@ fn was_read(slots: &mut [Option<Box<Slot>>], index: SlotIndex, ran: u64, turn: u
     }
 }
 
-/// Waits for an order, or until `next`, ns of [`now`].
+/// Waits for an event, at most until `next`, ns of [`now`].
 fn wait(epoll: &OwnedFd, events: &mut [epoll::Event], next: Option<u64>) -> rustix::io::Result<usize> {
     let time_out = next.map(|at| timespec(at.saturating_sub(now())));
     epoll::wait(epoll, events, time_out.as_ref())
 }
 
 fn this_cpu() -> u32 {
-    // SAFETY: takes nothing, touches no memory of ours. It cannot fail where the kernel has its vDSO; -1 is no CPU of
-    // the table.
+    // SAFETY: takes no arguments and touches no memory of ours. It cannot fail where the kernel has a vDSO; the -1 of
+    // an error becomes u32::MAX, which is no CPU of the table.
     let cpu = unsafe { libc::sched_getcpu() };
     u32::try_from(cpu).unwrap_or(u32::MAX)
 }
@@ -609,7 +619,7 @@ mod tests {
     fn a_wait_ends_within_its_millisecond() {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let mut events = [NO_EVENT; 1];
-        // The machine may have other work: the shortest of many is what the call itself takes.
+        // The machine may have other work: the shortest of many waits shows what the call itself takes.
         let shortest = (0..200).map(|_| {
             let start = now();
             assert_eq!(wait(&epoll, &mut events, Some(start + 150_000)), Ok(0));

@@ -1,4 +1,4 @@
-//! Which vCPU an interrupt is for. Pure.
+//! Maps an interrupt to the vCPU that it is for. Pure.
 
 use ontime_trace::interrupts::Interrupt;
 
@@ -7,14 +7,14 @@ use super::table::SlotIndex;
 /// A VM whose vCPUs are put ahead while an interrupt is pending.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vm {
-    /// Threads that make interrupts of this VM pending: the VMM's, its vCPUs and vhost threads among them, and its
-    /// device process's.
+    /// Threads that make interrupts of this VM pending: those of the VMM, with its vCPU and vhost threads, and those of
+    /// its device process.
     pub threads: Vec<i32>,
-    /// Its vCPUs that are watched: number, thread, slot.
+    /// Its watched vCPUs: number, thread, slot.
     pub vcpus: Vec<(u32, i32, SlotIndex)>,
 }
 
-/// All such VMs, to be looked up without allocating.
+/// All such VMs, as sorted tables that can be searched without allocating.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Who {
     threads: Vec<(i32, usize)>,
@@ -22,7 +22,7 @@ pub struct Who {
 }
 
 impl Who {
-    /// A directory of these.
+    /// Builds the tables.
     pub fn new(vms: &[Vm]) -> Self {
         let mut who = Self::default();
         for (number, vm) in vms.iter().enumerate() {
@@ -34,17 +34,17 @@ impl Who {
         who
     }
 
-    /// The threads that are known.
+    /// All threads that make interrupts pending.
     pub fn threads(&self) -> Vec<i32> {
         self.threads.iter().map(|(thread, _)| *thread).collect()
     }
 
-    /// The threads of the vCPUs that are put ahead.
+    /// The threads of the vCPUs that may be put ahead.
     pub fn vcpus(&self) -> impl Iterator<Item = i32> {
         self.vcpus.iter().map(|(_, (thread, _))| *thread)
     }
 
-    /// The slot of the vCPU that this interrupt is for, and whether it takes it now because it made it pending itself.
+    /// The slot of the vCPU that this interrupt is for, and whether that vCPU raised it itself and so takes it now.
     pub fn find(&self, interrupt: Interrupt) -> Option<(SlotIndex, bool)> {
         let vm = self.threads.binary_search_by_key(&interrupt.by, |(thread, _)| *thread).ok()?;
         let (_, vm) = self.threads.get(vm)?;

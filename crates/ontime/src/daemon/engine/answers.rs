@@ -1,4 +1,4 @@
-//! What the engine answers: wanted and actual, tenants, NICs, metrics, and what an apply would do. Nothing here changes
+//! The engine's answers to requests: status, tenants, NICs, metrics, and what an apply would do. Nothing here changes
 //! the host.
 
 use ontime_hostnet::{self as hostnet, Knob, Method};
@@ -61,7 +61,7 @@ impl Engine {
         view::nics(&look.inventory, &look.intent, &look.plan, &|setting| self.knob_state(setting))
     }
 
-    /// Metrics, up to now.
+    /// Metrics, brought up to date, as text.
     pub fn metrics_text(&mut self) -> String {
         self.catch_up();
         self.account_caps();
@@ -73,14 +73,14 @@ impl Engine {
         self.metrics.text()
     }
 
-    /// Stolen time of the vCPUs of the last look.
+    /// Updates the stolen time of the vCPUs of the last look.
     fn account_steal(&mut self) {
         let vcpus = self.look.found.tenants.iter().flat_map(|tenant| {
             let owned = Owned { name: tenant.name.clone(), class: tenant.class.to_string() };
             let vcpus = tenant.threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
             vcpus.map(move |thread| (thread.id, owned.clone()))
         });
-        // A VMM may name as many threads as it likes.
+        // Limited, because a VMM may name any number of threads.
         let vcpus = vcpus.take(self.config.daemon.cap_threads);
         let waited = vcpus.filter_map(|(id, owned)| Some((id, (owned, id.wait_time().ok()?)))).collect();
         self.metrics.stolen(&waited);
@@ -90,7 +90,7 @@ impl Engine {
         self.look.plan.settings.iter().map(|setting| self.knob_state(setting)).collect()
     }
 
-    /// What said which method is in force.
+    /// Why this method is in force.
     pub(super) fn method_by(&self) -> &'static str {
         match (self.method, self.config.host.method) {
             (Some(_), _) => "request",
@@ -99,7 +99,7 @@ impl Engine {
         }
     }
 
-    /// Wanted and actual, read now.
+    /// The status: the value that the plan gives each knob, and the value that was read now.
     pub fn status(&self) -> api::Status {
         let knobs = self.knob_states();
         let mut problems: Vec<api::Problem> = self.look.found.problems.iter().map(view::problem).collect();

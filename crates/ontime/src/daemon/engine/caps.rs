@@ -1,5 +1,5 @@
-//! What the engine does about runtime caps, besides their place in a pass: the watcher and its pauses, what the
-//! guardian must know, and what is to be done when caps cannot be kept.
+//! The engine's part for runtime caps, besides its steps in a pass: the watcher and its pauses, the guardian's charge,
+//! and what happens when caps cannot be kept.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
 use ontime_tenants::text::counted;
-use ontime_tenants::{Policy, Tenant, ThreadId};
+use ontime_tenants::{Policy, Repeats, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
 use super::Engine;
@@ -20,12 +20,11 @@ use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
 use crate::daemon::watches::{Excess, Watches};
-use crate::log::Repeats;
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {
         self.in_force = false;
-        // The old watcher ends before the new one starts: two would fight over the same threads.
+        // End the old watcher before the new one starts. Two would both change the same threads.
         self.caps = Err("being restarted".to_owned());
         self.caps = Caps::start(self.config.daemon.caps(self.table())).map_err(|error| error.to_string());
         match &self.caps {
@@ -34,7 +33,7 @@ impl Engine {
         }
     }
 
-    /// The containers' threads of the last pass that caps have paused.
+    /// Threads of containers that caps have paused, among those of the last pass.
     pub(super) fn paused(&self) -> Vec<Paused> {
         let caps = self.caps.as_ref().map(Caps::report).unwrap_or_default();
         let paused: BTreeSet<ThreadId> = caps.iter().filter(|used| used.pauses > 0).map(|used| used.id).collect();
@@ -45,7 +44,8 @@ impl Engine {
         self.caps.as_ref().map(Caps::pauses).unwrap_or_default()
     }
 
-    /// Caps every thread of the plan and charges the guardian; says in `in_force` whether both hold.
+    /// Caps every thread of the plan and charges the guardian. Sets `in_force` if both succeeded and every real-time
+    /// thread is capped.
     pub(super) fn cap(&mut self) {
         if self.caps.is_err() {
             self.start_caps();
@@ -59,20 +59,20 @@ impl Engine {
             false
         });
         self.follow_interrupts();
-        // Threads of before the pass may have ended since, and the pass has placed others.
+        // Threads may have ended since the pass began, and the pass has given others real-time priority.
         self.census = self.take_census();
         self.hold_to_quotas();
         for (tenant, threads) in self.count_demoted() {
             let message = format!(
-                "it has {} at SCHED_OTHER instead of real-time priority: so many of a tenant are not capped \
-                 (cap.threads, cap.threads-per-tenant in /etc/ontime/daemon.toml)",
+                "it has {} at SCHED_OTHER instead of real-time priority, because no more of a tenant's threads can be \
+                 capped; raise cap.threads and cap.threads-per-tenant in /etc/ontime/daemon.toml, or start fewer",
                 counted(threads, "thread")
             );
             self.error(&tenant, &message);
         }
         self.uncapped = self.find_uncapped();
         if let Some((found, remedy)) = self.why_uncapped() {
-            // Threads, and so lines, are as many as a user likes.
+            // One key for all such lines, because a user may start any number of threads.
             self.repeats.warn_of("uncapped threads", &format!("{found}; {remedy}"));
         }
         let complete = complete && self.uncapped.is_empty() && self.look.intent.reserved.is_empty();
@@ -94,10 +94,11 @@ impl Engine {
         Census::take(&self.sources.proc, &own, self.config.daemon.census())
     }
 
-    /// Takes threads beyond their tenant's quota off real-time priority: nothing could cap them, and protections would
-    /// stay on for all. Such are those that [`limit`](crate::daemon::watches::limit) took out of the tenant, those that
-    /// discovery did not read as the tenant has so many, and those that the same processes have made since. Threads
-    /// that the tenant was found with stay as they are, capped or not.
+    /// Moves threads beyond their tenant's quota from real-time priority to SCHED_OTHER: no cap is left for them, and
+    /// they would keep protections on for the whole host. These are the threads that
+    /// [`limit`](crate::daemon::watches::limit) has removed from the tenant, the threads that discovery did not read
+    /// because the tenant has too many, and threads that the same processes have created since. Threads that belong to
+    /// the tenant as found are not touched, whether capped or not.
     fn hold_to_quotas(&mut self) {
         if self.caps.is_err() {
             return;
@@ -114,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// How many threads of each tenant are at SCHED_OTHER for its quota.
+    /// The number of threads of each tenant that are at SCHED_OTHER because of its quota.
     fn count_demoted(&self) -> BTreeMap<String, usize> {
         let mut threads: BTreeMap<String, BTreeSet<ThreadId>> = BTreeMap::new();
         for Excess { tenant, threads: beyond } in &self.look.excess {
@@ -129,7 +130,7 @@ impl Engine {
         threads.into_iter().map(|(tenant, threads)| (tenant, threads.len())).collect()
     }
 
-    /// Threads that could keep a CPU for themselves if protections were off.
+    /// Threads that could monopolize a CPU if protections were off.
     fn find_uncapped(&self) -> Vec<String> {
         let capped = self.caps.as_ref().map(Caps::watched).unwrap_or_default();
         let watcher = self.table().watcher();
@@ -138,25 +139,25 @@ impl Engine {
         self.census.uncapped(&held).map(ToString::to_string).chain(self.census.incomplete.clone()).collect()
     }
 
-    /// Why protections stay on although every thread of a tenant is capped, and what to do.
+    /// Why protections stay on although every thread of tenants is capped, and the remedy.
     pub(super) fn why_uncapped(&self) -> Option<(String, &'static str)> {
         self.census.why_protected(&self.uncapped)
     }
 
-    /// Has the finding about protections name the thread that keeps them on.
+    /// Puts the thread that keeps protections on into the finding about them.
     pub(super) fn name_uncapped(&mut self) {
         let why = self.why_uncapped();
         self.look.name_uncapped(why);
     }
 
-    /// How soon the host's real-time threads are to be looked at; none while protections are on.
+    /// When the next census is due; None while protections are on.
     pub(super) fn census_in(&self) -> Option<Duration> {
         let next = self.census.next().filter(|_| self.in_force && self.protections_off())?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks at the host's real-time threads, if it is time; a policy changes without an event. If one has no cap,
-    /// protections are back when this returns, and a pass is due.
+    /// Takes a census if it is due, because a change of policy causes no event. If a thread has no cap, this restores
+    /// the protections and returns true, and a pass is due.
     pub fn look_at_real_time(&mut self) -> bool {
         if self.census_in().is_none_or(|wait| !wait.is_zero()) {
             return false;
@@ -170,13 +171,13 @@ impl Engine {
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             self.put_back.insert(knob.key());
             if let Err(error) = done {
-                self.error(&knob.to_string(), &error);
+                self.error(&knob.to_string(), &protections::still_off(&error));
             }
         }
         true
     }
 
-    /// Has vCPUs put ahead while an interrupt is pending, where the plan says so.
+    /// Follows interrupts of the vCPUs that the plan puts ahead while an interrupt is pending.
     pub(super) fn follow_interrupts(&mut self) {
         let Ok(caps) = &mut self.caps else { return };
         let cpus: Vec<u32> = self.look.inventory.cpus.online.iter().collect();
@@ -198,7 +199,8 @@ impl Engine {
                 }
             }
         }
-        // In the reverse order of switching off, as a reset: 6.12 takes its RT limit back only after its fair servers.
+        // The reverse order of switching off, as in a reset: Linux 6.12 accepts its RT limit only after its fair
+        // servers.
         files.reverse();
         Charge {
             protections: files,
@@ -210,8 +212,8 @@ impl Engine {
         }
     }
 
-    /// What the guardian would have to do about the caps that are in force, if the daemon ended and the kernel
-    /// protected itself.
+    /// What the guardian would have to do for the present caps, if the daemon ended and the kernel's protections were
+    /// on.
     pub(super) fn charge_for_caps(&self) -> Charge {
         charge_for(&self.watches.list, self.cap_period(), &self.look.inventory)
     }
@@ -220,7 +222,7 @@ impl Engine {
         self.config.daemon.caps(self.table()).period
     }
 
-    /// Above the watcher, and so above every thread it may have to get past.
+    /// One priority above the watcher, and so above every thread that the guardian may have to preempt.
     pub(super) fn guardian_place(&self) -> Policy {
         match self.table().watcher() {
             Policy::Fifo(priority) => Policy::Fifo(priority.saturating_add(1).min(99)),
@@ -233,7 +235,7 @@ impl Engine {
         charge_guardian(&mut self.guardian, &self.paths.run_dir, &mut self.repeats, place, charge)
     }
 
-    /// Should it be dead, there is nothing that it could do.
+    /// If the guardian is dead, it could not act anyway.
     pub(super) fn charge_if_there(&mut self, charge: Charge) {
         if let Some(guardian) = &mut self.guardian {
             let _ = guardian.charge(charge);
@@ -248,7 +250,7 @@ impl Engine {
         }
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             if let Err(error) = done {
-                self.error(&knob.to_string(), &error);
+                self.error(&knob.to_string(), &protections::still_off(&error));
             }
         }
     }
@@ -269,8 +271,8 @@ impl Engine {
     }
 }
 
-/// Threads of a census that are beyond their tenants' quotas, with their policies: those that the daemon has demoted
-/// before, and those of large tenants' processes that the look has not found, or has taken out.
+/// Threads of a census that are beyond their tenants' quotas, with their policies: threads that the daemon has demoted
+/// before, and threads of large tenants' processes that the look did not find or has removed.
 pub(super) fn beyond_quotas(
     look: &Look,
     census: &Census,
@@ -289,7 +291,7 @@ pub(super) fn beyond_quotas(
     census.threads.iter().filter(|thread| is_beyond(&thread.id)).map(|thread| (thread.id, thread.policy)).collect()
 }
 
-/// What the guardian would have to do about these caps, if the daemon ended and the kernel protected itself.
+/// What the guardian would have to do for these caps, if the daemon ended and the kernel's protections were on.
 pub(super) fn charge_for(watched: &[Watch], period: Duration, inventory: &Inventory) -> Charge {
     Charge {
         then_protected: true,
@@ -300,7 +302,7 @@ pub(super) fn charge_for(watched: &[Watch], period: Duration, inventory: &Invent
     }
 }
 
-/// Tells the guardian what it answers for; starts one where there is none at this place.
+/// Charges the guardian. Starts one if none runs at this priority.
 pub(super) fn charge_guardian(
     slot: &mut Option<Guardian>,
     run_dir: &Path,
@@ -308,14 +310,14 @@ pub(super) fn charge_guardian(
     place: Policy,
     charge: Charge,
 ) -> anyhow::Result<()> {
-    // One at the place of another table may not get past the threads of this one.
+    // A guardian at the priority of another table might not preempt the threads of this one.
     if let Some(guardian) = slot.as_mut().filter(|guardian| guardian.place() == place) {
         match guardian.charge(charge.clone()) {
             Ok(()) => return Ok(()),
             Err(error) => repeats.warn(&format!("{}; starting another", crate::exit::chain(&error))),
         }
     }
-    // The old guardian must not act on its charge beside the new one.
+    // The old guardian must not carry out its charge beside the new one.
     if let Some(old) = slot.take() {
         old.relieve();
     }
@@ -326,7 +328,7 @@ pub(super) fn charge_guardian(
     Ok(())
 }
 
-/// The host, read past the pauses of caps and the changes of pacers.
+/// The host, with policies read as if no thread were paused, ahead, or moved by a pacer.
 pub(super) struct PastPauses<'a> {
     pub(super) host: &'a LiveHost,
     pub(super) pauses: Pauses,
@@ -343,21 +345,21 @@ impl Host for PastPauses<'_> {
     }
 }
 
-/// The host, where each thread is capped as soon as it is placed. Until all are, the kernel's protections are on, but
-/// these let in normal priority only: beside a vCPU that spins neither RCU nor timers go on (PREEMPT_RT has them at
-/// FIFO 1 and 2), and some of what a pass sets or reads waits for them.
+/// The host, with each thread capped as soon as it gets its place. Until all are capped the kernel's protections are
+/// on, but these serve threads at normal priority only: while a vCPU spins, RCU and timers do not proceed (on
+/// PREEMPT_RT they run at FIFO 1 and 2), and some of what a pass sets or reads waits for them.
 pub(super) struct Capping<'a> {
     pub(super) host: &'a LiveHost,
     pub(super) paced: Past,
     pub(super) state: RefCell<CappingState<'a>>,
 }
 
-/// What changes while a pass sets things.
+/// State that changes while a pass applies a plan.
 pub(super) struct CappingState<'a> {
     pub(super) caps: &'a mut Result<Caps, String>,
-    /// What is to be watched by the plan that is being applied.
+    /// The threads to be watched under the plan that is being applied.
     pub(super) watches: &'a mut Watches,
-    /// Of who is watched by now.
+    /// A snapshot of the threads that are watched by now.
     pub(super) pauses: Pauses,
     pub(super) lost: Option<CapError>,
 }

@@ -1,6 +1,6 @@
-//! One look at the host: tenants, facts, what is wanted, and the plan from them.
+//! One look at the host: tenants, inventory, intent, and the plan made from them.
 //!
-//! In: what the daemon knows already ([`Known`]). Out: a [`Look`]. Changes nothing.
+//! In: what the daemon already knows ([`Known`]). Out: a [`Look`]. Changes nothing.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -24,11 +24,11 @@ use crate::paths::Paths;
 pub struct Look {
     /// Tenants.
     pub found: Discovery,
-    /// Facts.
+    /// Facts about the host.
     pub inventory: Inventory,
-    /// What is wanted.
+    /// What the configuration and the tenants require.
     pub intent: Intent,
-    /// Threads that were made in a pause.
+    /// Threads that were created in a pause of their parent, and inherited its policy.
     pub inherited: Inherited,
     /// The plan.
     pub plan: Plan,
@@ -38,12 +38,12 @@ pub struct Look {
     pub polls: Vec<NicId>,
     /// How long discovery took.
     pub discovering: Duration,
-    /// Tenants' threads beyond their quotas of capped threads; these are not among `found`.
+    /// Threads beyond their tenants' quotas of capped threads. They are not part of `found`.
     pub excess: Vec<Excess>,
 }
 
 impl Look {
-    /// Looks at the host, and plans as from the originals that the journal keeps.
+    /// Looks at the host, and plans as if every knob had the original value that the journal has.
     pub fn at(sources: &Sources, config: &Config, paths: &Paths, known: Known<'_>) -> Self {
         let start = Instant::now();
         let mut found = known.found.cloned().unwrap_or_else(|| discover(sources, &config.rules));
@@ -75,12 +75,12 @@ impl Look {
         look
     }
 
-    /// Whether nobody has looked yet.
+    /// Whether no look has succeeded yet.
     pub fn is_none(&self) -> bool {
         self.inventory.cpus.online.iter().next().is_none()
     }
 
-    /// Why something that is there may be missing: who plans on this would give back what is to stay.
+    /// Why the look may lack something that exists. A plan from it would restore settings that shall stay.
     pub fn incomplete(&self) -> Option<&str> {
         self.found.incomplete.as_deref().or(self.inventory.incomplete.as_deref())
     }
@@ -92,7 +92,7 @@ impl Look {
         }
     }
 
-    /// Has the finding about protections say why they stay on.
+    /// Puts the reason why protections stay on into the finding about them.
     pub(super) fn name_uncapped(&mut self, why: Option<(String, &str)>) {
         let Some((found, remedy)) = why else { return };
         for finding in self.plan.findings.iter_mut().filter(|of| of.refusal == Some(Refusal::NoCaps)) {
@@ -101,8 +101,8 @@ impl Look {
         }
     }
 
-    /// Takes threads to have what this pass gives back to them: who watches them where they still are would put them
-    /// there again.
+    /// Assumes that threads already have the policy that this pass will restore. Otherwise caps would be set up with
+    /// the present policy as their place, and give that back to them.
     pub(super) fn expect_given_back(&mut self, journal: &Originals) {
         let wanted: BTreeSet<String> = self.plan.settings.iter().map(|setting| setting.knob.key()).collect();
         for thread in self.found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
@@ -119,8 +119,8 @@ impl Look {
     }
 }
 
-/// Finds conflicts anew, with every thread as it was before Ontime changed it: what an earlier pass set, and this one
-/// gives back, is no conflict.
+/// Finds conflicts again, with every thread as it was before Ontime changed it: settings of an earlier pass that this
+/// one restores are no conflict.
 fn judge_as_found(found: &mut Discovery, journal: &Originals, table: PriorityTable) {
     if journal.entries().is_empty() {
         return;
@@ -141,26 +141,26 @@ fn judge_as_found(found: &mut Discovery, journal: &Originals, table: PriorityTab
     found.problems.extend(conflicts(&tenants, &table).into_iter().map(of));
 }
 
-/// What a look starts from besides the host and its configuration.
+/// What a look needs to know besides the host and its configuration.
 #[derive(Default, Clone, Copy)]
 pub struct Known<'a> {
-    /// The tenants, where they have just been found.
+    /// The tenants, if they have just been discovered.
     pub found: Option<&'a Discovery>,
-    /// What was taken out of these.
+    /// Threads that were removed from these tenants because of quotas.
     pub excess: &'a [Excess],
-    /// Instead of the configuration's.
+    /// Overrides the method of the configuration.
     pub method: Option<Method>,
-    /// The originals.
+    /// The original values.
     pub journal: Option<&'a Originals>,
     /// Whether caps are in force.
     pub caps: bool,
-    /// NICs whose polling rests, by index.
+    /// NICs whose polling is suspended because of low traffic, by interface index.
     pub resting: Option<&'a BTreeSet<u32>>,
-    /// Containers' threads that caps have paused up to now.
+    /// Threads of containers that caps have paused so far.
     pub paused: &'a [Paused],
-    /// Who may be paused since before this look: at SCHED_IDLE by its cap, not by its own choice.
+    /// A snapshot of pauses from before this look: such threads are at SCHED_IDLE because of their caps.
     pub pauses: Option<&'a Pauses>,
-    /// Who keeps reserved CPU time; without one nothing is reserved.
+    /// Keeps reserved CPU time. None: nothing is reserved.
     pub keeper: Option<&'a Keeper>,
 }
 

@@ -1,17 +1,17 @@
-//! One pass over the host: discover, take inventory, plan (`look`), apply; and what of it is kept for the next pass and
-//! for questions (`answers`). `caps`, `reservations` and `traffic` are the engine's parts in runtime caps, reserved CPU
-//! time and adaptive polling.
+//! The engine: one pass over the host. A pass discovers tenants, takes the inventory, plans (`look`) and applies the
+//! plan. The engine keeps the result for the next pass and for requests (`answers`). `caps`, `reservations` and
+//! `traffic` are its parts for runtime caps, reserved CPU time and adaptive polling.
 //!
-//! The order within a pass is what makes it safe:
-//! 1. threads that are no longer to be capped are released, so that only the planner places them;
-//! 2. the plan is applied, with the kernel's protections on if a thread is to come to real-time priority that is not
-//!    capped yet;
-//! 3. vCPUs with reserved CPU time are kept to it (`keeper`), if their originals are kept and the guardian has learned
-//!    them; every other thread at real-time priority is capped;
-//! 4. the guardian learns what else to put back;
-//! 5. only then, and only if every real-time thread of the host is capped or named by the administrator (`census`), do
-//!    protections go off. They stay on where CPU time is reserved: the reserve is at least what they give to others, so
-//!    that they never have to.
+//! A pass is safe because of its order:
+//! 1. Threads that shall no longer be capped are released, so that only the planner changes their policies.
+//! 2. The plan is applied. If it gives a thread real-time priority that is not capped yet, the kernel's protections are
+//!    on meanwhile.
+//! 3. vCPUs with reserved CPU time are handed to `keeper`, if their original policies are recorded and the guardian
+//!    knows them. Every other thread at real-time priority is capped.
+//! 4. The guardian learns the remaining things that it would have to restore.
+//! 5. Only then the protections are switched off, and only if every real-time thread of the host is capped or exempted
+//!    by the administrator (`census`). They stay on where CPU time is reserved: the reserve leaves other threads at
+//!    least as much as the protections would, so these never have to act.
 
 mod answers;
 mod caps;
@@ -29,7 +29,7 @@ use ontime_hostnet::{
 };
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::text::counted;
-use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Rules, Sources};
+use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Rules, Sources};
 
 use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
 pub use self::look::{Known, Look};
@@ -47,21 +47,21 @@ use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::{Excess, Watches};
-use crate::log::{LineQuota, Repeats};
+use crate::log::LineQuota;
 use crate::paths::Paths;
 
-/// A look in which something that is there may be missing.
+/// Discovery or the inventory may have missed something that exists.
 #[derive(Debug, thiserror::Error)]
-#[error("it could not be looked at whole: {0}; all stays as it is, and the next look is soon")]
+#[error("the host could not be read whole: {0}; all settings stay as they are, and the daemon looks again in a second")]
 struct Incomplete(String);
 
-/// Why a request to apply changed nothing.
+/// Why an apply request changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum NotApplied {
-    /// There is no such method.
+    /// A method with this name does not exist.
     #[error("{0}")]
     NoMethod(String),
-    /// The configuration says so.
+    /// The configuration says mode `observe`.
     #[error(
         "the daemon observes and sets nothing (`mode` in daemon.toml); `ontime apply --dry-run` shows what it would \
          set; to have it set, write mode = \"enforce\" there and run `ontime reload`"
@@ -79,50 +79,51 @@ pub struct Engine {
     journal: Journal,
     caps: Result<Caps, String>,
     guardian: Option<Guardian>,
-    /// Every thread of `watches` is capped, and the guardian knows.
+    /// Whether every thread of `watches` is capped and the guardian knows.
     in_force: bool,
     watches: Watches,
     /// The real-time threads of the host, as the last look found them.
     census: Census,
-    /// Those of them that nothing holds: why protections stay on.
+    /// Threads of `census` that are neither capped nor exempted. They keep the protections on.
     uncapped: Vec<String>,
-    /// Threads beyond a tenant's quota.
+    /// Threads beyond their tenant's quota, which the daemon has moved to SCHED_OTHER.
     demoted: Demoted,
     keeper: Keeper,
     held: Memory,
-    /// Those that have metrics.
+    /// The owners of capped threads that have metrics.
     domains: BTreeSet<Owned>,
     look: Look,
     traffic: Traffic,
-    /// Protections that the pass under way put back, so that nobody else did.
+    /// Protections that the present pass itself switched on, so that this does not count as drift.
     put_back: BTreeSet<String>,
-    /// What the last pass wanted of every knob; nothing after a reset.
+    /// The value of every knob in the last pass; empty after a reset.
     applied: BTreeMap<String, Value>,
     state: api::State,
     errors: Vec<api::Problem>,
-    /// Why metrics are not served over TCP although they are to be.
+    /// Why metrics are not served over TCP although they are configured.
     unserved: Option<String>,
-    /// What was wrong with the configuration at the last reload.
+    /// The error of the last reload, if it failed.
     refused: Option<api::RefusedConfiguration>,
-    /// The last pass could not look at the whole host.
+    /// Whether the last pass could not read the whole host.
     looks_again: bool,
-    /// The last pass set something that is to be set once more, soon.
+    /// Whether the last pass set a knob that must be set once more soon.
     insists: bool,
-    /// Knobs that the last pass could not set: their state, and why.
+    /// Knobs that the last pass could not set: `failed` or `unsupported`, and why.
     failures: BTreeMap<String, (&'static str, String)>,
     /// For Prometheus.
     pub metrics: Metrics,
     repeats: Repeats,
-    /// Of lines about changes.
+    /// Limits log lines about changes.
     lines: LineQuota,
-    /// Of lines with names that tenants and users choose: as many as they like, which keep none of the others unsaid.
+    /// Limits log lines with names that tenants and users choose. It is separate, because such names can be arbitrarily
+    /// many and must not suppress other lines.
     named: Repeats,
     passes: u64,
     last_pass: Duration,
 }
 
 impl Engine {
-    /// The daemon's engine: caps and guardian are started, nothing is applied yet.
+    /// Creates the engine and starts the caps. Applies nothing yet.
     ///
     /// # Errors
     /// Where the journal cannot be opened.
@@ -173,10 +174,11 @@ impl Engine {
             last_pass: Duration::ZERO,
             config,
         };
-        // What an earlier daemon switched off and nobody caps any more, whatever the pass to come will find.
+        // Protections that an earlier daemon switched off: no watcher caps threads now, so restore them before the
+        // first pass.
         for (knob, done) in protections::restore(&engine.host, &engine.journal) {
             if let Err(error) = done {
-                tracing::error!("restoring {knob}: {error}");
+                tracing::error!("{knob}: {}", protections::still_off(&error));
             }
         }
         if engine.state == api::State::Applied {
@@ -187,12 +189,12 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The host as discovery sees it.
+    /// The sources from which discovery reads tenants.
     pub fn sources(&self) -> &Sources {
         &self.sources
     }
 
-    /// What the last pass found.
+    /// The tenants that the last pass found.
     pub fn found(&self) -> &Discovery {
         &self.look.found
     }
@@ -202,22 +204,22 @@ impl Engine {
         &self.config.rules
     }
 
-    /// How often to look for what no event tells.
+    /// The time between two passes without an event.
     pub fn rescan(&self) -> Duration {
         self.config.daemon.rescan
     }
 
-    /// Whether the last pass could not look at the whole host, and so changed nothing.
+    /// Whether the last pass could not read the whole host, and so changed nothing.
     pub fn looks_again(&self) -> bool {
         self.looks_again
     }
 
-    /// Whether the last pass set something that has to be set once more, soon ([`hostnet::Setting::insists`]).
+    /// Whether the last pass set a knob that must be set once more soon ([`hostnet::Setting::insists`]).
     pub fn insists(&self) -> bool {
         self.insists
     }
 
-    /// How many passes there were.
+    /// The number of passes.
     pub fn passes(&self) -> u64 {
         self.passes
     }
@@ -227,12 +229,12 @@ impl Engine {
         self.last_pass
     }
 
-    /// Where metrics are served over TCP.
+    /// The TCP address for metrics, if one is configured.
     pub fn metrics_address(&self) -> Option<std::net::SocketAddr> {
         self.config.daemon.metrics()
     }
 
-    /// Keeps why they are not, for `ontime status`; none: they are, or are not to be.
+    /// Records why metrics are not served over TCP, for `ontime status`. None: they are served, or are not configured.
     pub fn metrics_served(&mut self, why: Option<String>) {
         if let Some(why) = &why {
             tracing::warn!("metrics: {why}");
@@ -244,7 +246,7 @@ impl Engine {
         self.config.rules.table()
     }
 
-    /// A pass. What cannot be done is kept as a problem; the next pass tries again.
+    /// Runs a pass. What fails is recorded as a problem, and the next pass tries again.
     pub fn pass(&mut self, reason: &str) -> hostnet::Report {
         let start = Instant::now();
         self.errors.clear();
@@ -265,7 +267,7 @@ impl Engine {
         report
     }
 
-    /// As of a host without caps.
+    /// Looks at the host without capping or reserving anything.
     fn look_now(&self, paused: &[Paused]) -> Look {
         let pauses = self.pauses();
         let known = Known {
@@ -285,7 +287,7 @@ impl Engine {
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge(&paused);
-        // Before the first look that succeeds, nobody's reservation is known to have ended.
+        // Before the first look succeeds, a missing VM does not mean that its reservation has ended.
         if !(self.looks_again && self.look.is_none()) {
             self.before_pacing();
             if !self.keeper.set(&self.look.settled) {
@@ -311,8 +313,8 @@ impl Engine {
         report
     }
 
-    /// Looks, plans and applies until nothing new comes up, with protections on until all are capped; each is as soon
-    /// as it has its place.
+    /// Looks, plans and applies until a look finds nothing new. Protections are on until all threads are capped; each
+    /// thread is capped as soon as it has its place.
     fn converge(&mut self, paused: &[Paused]) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
@@ -337,7 +339,7 @@ impl Engine {
             ..
         } = self;
         let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
-        // A second look is for the threads that the first one's settings made: tenants need not be found again.
+        // A second look is only for threads that the first one's settings created. Tenants are not discovered again.
         let mut found: Option<(Discovery, Vec<Excess>)> = None;
         let mut discovering = Duration::ZERO;
         let state = CappingState { caps, watches, pauses, lost: None };
@@ -370,8 +372,7 @@ impl Engine {
             state.watches.add_devices(&census.threads, &before, kernel);
             let wanted = &state.watches.list;
             let all_capped = wanted.iter().all(|watch| capped.contains(&watch.id));
-            // One that spins would keep this thread, which is to place it, from ever running again once its cap has
-            // gone.
+            // A thread whose cap ends could spin, and so keep this thread from ever running again to change its policy.
             if *in_force && state.caps.as_ref().is_ok_and(|caps| caps.leaving(wanted).any(|id| id.verify().is_ok())) {
                 *in_force = false;
                 let restored = protections::restore(host.host, journal);
@@ -383,14 +384,15 @@ impl Engine {
                 state.lost = caps.release(wanted).err().or(state.lost.take());
             }
             keeper.release(&look.settled);
-            // Killed before the pass ends, the daemon leaves threads at real-time priority that it has capped since the
-            // last charge.
+            // If the daemon is killed before the pass ends, threads that it has capped since the last charge stay at
+            // real-time priority: the guardian must know them.
             let charge = Charge {
                 protections: protections::files(journal, host.host.roots()),
                 then_protected: protections::kernel_protects(host.host, &look.inventory, journal),
                 ..charge_for(&state.watches.list, period, &look.inventory)
             };
-            // Refused, it is refused again when the pass ends, and protections stay on.
+            // If the guardian refuses this charge, it also refuses the one at the end of the pass, and protections stay
+            // on.
             let charge = charge.beside(guardian.as_ref().map(Guardian::charged));
             let _ = charge_guardian(guardian, &paths.run_dir, repeats, place, charge);
             Ok(look.plan.clone())
@@ -400,7 +402,7 @@ impl Engine {
         }
         self.put_back.extend(put_back);
         for (knob, error) in unprotected {
-            self.error(&knob.to_string(), &error);
+            self.error(&knob.to_string(), &protections::still_off(&error));
         }
         self.look.discovering = discovering;
         result.unwrap_or_else(|error| {
@@ -415,8 +417,8 @@ impl Engine {
         self.errors.push(api::Problem { subject: subject.to_owned(), message: what.to_string() });
     }
 
-    /// Logs and counts what changed; what had been set before and was found otherwise has drifted. A protection that
-    /// this pass itself put back while a thread came that was not capped yet has not.
+    /// Logs and counts changes. A knob that had been set before and was found with another value has drifted. A
+    /// protection that this pass itself switched on for a thread without a cap has not drifted.
     fn note_changes(&mut self, report: &mut hostnet::Report, before: &BTreeMap<String, Value>) {
         self.failures = report
             .items
@@ -442,9 +444,7 @@ impl Engine {
                 }
                 Done::Changed => self.metrics.knob(rule, true),
                 Done::Failed(why) => {
-                    // The reason names the knob, where the knob gave it.
-                    let knob = item.knob.to_string();
-                    self.repeats.warn(&if why.starts_with(&knob) { why.clone() } else { format!("{knob}: {why}") });
+                    self.repeats.warn(&format!("{}: {why}", item.knob));
                     self.metrics.knob(rule, false);
                 }
                 _ => {}
@@ -465,7 +465,7 @@ impl Engine {
         }
     }
 
-    /// One line for each knob that was changed or given back, as far as the quota of lines goes.
+    /// Logs one line for each knob that was changed or restored, within the quota of lines.
     fn log_changes(&mut self, report: &hostnet::Report) {
         let mut unsaid = 0;
         for item in &report.items {
@@ -485,7 +485,8 @@ impl Engine {
         }
     }
 
-    /// Tells what discovery does not like. A rule that fits nothing now is no fault of the host: its VM may be stopped.
+    /// Logs the problems of discovery. A rule that matches nothing is logged at debug level only: its VM may be
+    /// stopped.
     fn say_problems(&mut self) {
         for problem in &self.look.found.problems {
             if matches!(problem.kind, ProblemKind::RuleUnused { .. }) {
@@ -517,10 +518,10 @@ impl Engine {
         self.account_traffic();
     }
 
-    /// Takes a new configuration, or keeps the old one. The pass that follows applies it.
+    /// Loads a new configuration, or keeps the old one. The pass that follows applies it.
     ///
     /// # Errors
-    /// What is wrong with the new one; `status` and a metric say so until a reload succeeds.
+    /// What is wrong with the new configuration. `status` and a metric report it until a reload succeeds.
     pub fn reload(&mut self) -> Result<(), api::RefusedConfiguration> {
         let config = Config::load(&self.paths.config_dir).map_err(|error| {
             let refused = view::refused(&error);
@@ -539,15 +540,16 @@ impl Engine {
             (Mode::Enforce, state) => state,
         };
         self.config = config;
-        if other_keeper {
+        // A failed keeper is rebuilt even without a change of the files, because the missing dependency may exist now.
+        if other_keeper || self.keeper.off().is_some() {
             self.rebuild_keeper();
         }
-        // A pass that observes ends the caps itself, once nothing needs them any more.
+        // In mode `observe`, the pass ends the caps, once no thread needs them.
         if other_caps && mode == Mode::Enforce {
             self.watches = Watches::default();
             for (knob, done) in protections::restore(&self.host, &self.journal) {
                 if let Err(error) = done {
-                    self.error(&knob.to_string(), &error);
+                    self.error(&knob.to_string(), &protections::still_off(&error));
                 }
             }
             self.start_caps();
@@ -555,10 +557,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Applies on request, with another method if one is given; a dry run changes nothing.
+    /// Applies on request, with another method if the request names one. A dry run changes nothing.
     ///
     /// # Errors
-    /// Where the method is none, or the configuration says that nothing is to be set.
+    /// Where the method does not exist, or the mode is `observe`.
     pub fn apply_request(&mut self, request: &api::ApplyRequest) -> Result<api::Report, NotApplied> {
         let method = match &request.method {
             Some(name) => Some(name.parse::<Method>().map_err(|error| NotApplied::NoMethod(error.to_string()))?),
@@ -576,12 +578,12 @@ impl Engine {
         Ok(self.told(&report))
     }
 
-    /// What a pass did, in the API's words.
+    /// The result of a pass, for the API.
     pub fn told(&self, report: &hostnet::Report) -> api::Report {
         view::report(report, self.look.intent.method.name(), false)
     }
 
-    /// What came of a reload: in mode `observe`, where nothing had to be given back, what would be set.
+    /// The result of a reload, for the API. In mode `observe`, if nothing had to be restored, it is what would be set.
     pub fn reloaded(&self, report: &hostnet::Report) -> api::Report {
         if self.state == api::State::Observing && report.items.is_empty() {
             return would(&self.look, &self.host, &self.journal);
@@ -589,7 +591,7 @@ impl Engine {
         self.told(report)
     }
 
-    /// What the daemon is doing, for systemd.
+    /// What the daemon is doing, for systemd's status line.
     pub fn word(&self) -> &'static str {
         match self.state {
             api::State::Applied => "applied",
@@ -598,7 +600,7 @@ impl Engine {
         }
     }
 
-    /// Gives every knob its original, and applies nothing more until asked.
+    /// Restores the original of every knob, and applies nothing until an apply request.
     pub fn reset(&mut self) -> api::Report {
         let start = Instant::now();
         if self.state == api::State::Applied {
@@ -615,7 +617,7 @@ impl Engine {
         self.told(&report)
     }
 
-    /// Gives back what is set, and what threads have inherited of it.
+    /// Restores what the daemon has set, including settings that new threads inherited.
     fn give_back(&mut self) -> hostnet::Report {
         let look = self.look_now(&self.paused());
         if let Err(error) = hostnet::adopt(&look.plan, &mut self.journal) {
@@ -625,17 +627,18 @@ impl Engine {
         self.undo()
     }
 
-    /// Protections first, then caps, then the rest: at no moment is a thread at real-time priority with neither.
+    /// Restores protections first, then ends caps, then restores the rest: at no moment is a thread at real-time
+    /// priority without protections or a cap.
     fn undo(&mut self) -> hostnet::Report {
         self.withdraw();
-        // Until each thread has its original again.
+        // The charge of the guardian until each thread has its original policy again.
         let meanwhile = Charge {
             then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
             ..self.charge_for_caps()
         };
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             if let Err(error) = done {
-                self.error(&knob.to_string(), &error);
+                self.error(&knob.to_string(), &protections::still_off(&error));
             }
         }
         self.in_force = false;
@@ -660,9 +663,9 @@ impl Engine {
         report
     }
 
-    /// The daemon ends. Settings stay, for tenants are not to be disturbed; caps end with the daemon, so protections
-    /// come back, and the guardian looks for who spins. Where the host had none before Ontime either, nothing would
-    /// hold a spinning guest: everything is reset then.
+    /// Ends the daemon. Settings stay, so that tenants are not disturbed. Caps end with the daemon, so protections are
+    /// restored, and the guardian watches for spinning threads for a while. If the host's protections were off before
+    /// Ontime too, nothing would stop a spinning guest, so then everything is reset.
     pub fn stop(mut self) {
         self.withdraw();
         let charge = self.charge_for_caps();
@@ -670,7 +673,7 @@ impl Engine {
         if protects {
             for (knob, done) in protections::restore(&self.host, &self.journal) {
                 if let Err(error) = done {
-                    tracing::error!("restoring {knob}: {error}");
+                    tracing::error!("{knob}: {}", protections::still_off(&error));
                 }
             }
             self.look.replan(&self.journal, false);
@@ -695,7 +698,7 @@ impl Engine {
             );
         }
         let Self { caps, mut guardian, .. } = self;
-        // Before the caps end: one that spins would keep this thread from saying it.
+        // Charge the guardian before the caps end: afterwards a spinning thread could keep this thread from doing so.
         let charged = guardian.as_mut().is_some_and(|guardian| protects && guardian.charge(charge).is_ok());
         drop(caps);
         match guardian {
@@ -706,7 +709,7 @@ impl Engine {
     }
 }
 
-/// The first line: what starts, and from which files.
+/// Logs the first line: mode, method and configuration files.
 fn say_start(paths: &Paths, config: &Config) {
     let method = config.host.method.unwrap_or_default();
     let by = if config.host.method.is_some() { "configuration" } else { "default" };
@@ -720,13 +723,13 @@ fn say_start(paths: &Paths, config: &Config) {
     tracing::info!("ontime {}: mode {mode}, method {method} ({by}), configuration files: {files}", crate::version());
 }
 
-/// A knob's change as a line of the log: old, new, and the rule.
+/// The log line of a knob's change: old value, new value, rule.
 pub fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) -> String {
     let from = from.map_or_else(|| "unknown".to_owned(), ToString::to_string);
     format!("knob {knob}: {from} -> {to} ({rule})")
 }
 
-/// The first report says what changed; of the second, what it adds to that.
+/// Adds the items of a second report to the first, if they are changes or about other knobs.
 fn add_new(report: &mut hostnet::Report, more: hostnet::Report) {
     let known: BTreeSet<String> = report.items.iter().map(|item| item.knob.key()).collect();
     let adds = |item: &Item| matches!(item.done, Done::Changed | Done::Restored) || !known.contains(&item.knob.key());

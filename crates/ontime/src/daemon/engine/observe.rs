@@ -1,4 +1,4 @@
-//! Mode `observe`: tenants are found and the host is read and planned for, and nothing is set.
+//! Mode `observe`: discovers tenants, reads the host and plans, but sets nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,18 +21,18 @@ use crate::paths::Paths;
 /// Why no thread is capped.
 pub(super) const NO_CAPS: &str = "mode observe: nothing is set, so no thread has a place that needs a cap";
 
-/// Looks at the host and plans what the daemon would set. Protections go off in this plan only if runtime caps would
-/// hold every real-time thread. Without the daemon `originals` are those that it left, and `keeper` has reserved
-/// nothing yet.
+/// Reads the host and plans what the daemon would set. In this plan, protections go off only if runtime caps would hold
+/// every real-time thread. Without a running daemon, `originals` are those that the last daemon left, and `keeper` has
+/// reserved nothing yet.
 pub fn to_be(config: &Config, paths: &Paths, method: Option<Method>, originals: &Originals, keeper: &Keeper) -> Look {
     let known = Known { method, journal: Some(originals), keeper: Some(keeper), ..Known::default() };
     let sources = Sources::host();
     let mut look = Look::at(&sources, config, paths, known);
     let mut census = Census::take(&sources.proc, &[std::process::id()], config.daemon.census());
-    // A daemon that is not to be asked answers for its own threads.
+    // The daemon's own threads are left out, even if a daemon runs that does not answer.
     census.threads.retain(|thread| !thread.is_daemon());
     let (caps, uncapped) = would_hold(&look, &mut census, config);
-    // Protections stay on beside reserved CPU time.
+    // Protections stay on where CPU time is reserved.
     look.replan(originals, caps && look.settled.vcpus.is_empty());
     look.name_uncapped(census.why_protected(&uncapped));
     look
@@ -62,7 +62,7 @@ fn would_hold(look: &Look, census: &mut Census, config: &Config) -> (bool, Vec<S
     (uncapped.is_empty() && capped.len() == watches.list.len(), uncapped)
 }
 
-/// What applying this plan would change: knobs that have another value, and those that would have their originals back.
+/// What applying this plan would change: knobs with another value, and knobs that would get their originals back.
 pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report {
     let mut changes = Vec::new();
     let mut unchanged = 0;
@@ -84,7 +84,7 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
                     KnobError::Unsupported { .. } => "unsupported",
                     _ => "unreadable",
                 };
-                changes.push(change(None, outcome, Some(error.to_string())));
+                changes.push(change(None, outcome, Some(error.why())));
             }
         }
     }
@@ -115,13 +115,16 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
 }
 
 impl Engine {
-    /// A pass that sets nothing, after what an earlier mode or daemon has left was given back.
+    /// A pass that sets nothing. First it restores what an earlier mode or daemon has left.
     pub(super) fn observe(&mut self) -> hostnet::Report {
         let left = !self.journal.entries().is_empty() || !self.demoted.is_empty();
         let report = if left { self.give_back() } else { hostnet::Report::default() };
         for item in &report.items {
             if let Done::Failed(why) = &item.done {
-                self.error(&item.knob.to_string(), &format!("it could not be given back: {why}"));
+                self.error(
+                    &item.knob.to_string(),
+                    &format!("it could not be given back: {why}; `ontime reset` tries again"),
+                );
             }
         }
         if self.caps.is_ok() {
@@ -156,7 +159,7 @@ mod tests {
         RealTime { id, comm: "x".to_owned(), policy, user: Some(0), cgroup: Some("/a".to_owned()) }
     }
 
-    /// What would hold these threads under a plan that gives some of them places.
+    /// Whether these threads would be held under a plan that gives some of them places, and how many would not.
     fn held(threads: Vec<RealTime>, places: &[(i32, Policy)], config: &Config) -> (bool, usize) {
         let setting = |(tid, place): &(i32, Policy)| {
             let knob = Knob::ThreadPolicy { thread: thread(*tid, *place).id, comm: "x".to_owned() };
@@ -175,12 +178,12 @@ mod tests {
         let other = thread(7, Policy::Rr(3));
         assert_eq!(held(Vec::new(), &[], &config), (true, 0));
         assert_eq!(held(vec![other.clone()], &[], &config), (false, 1), "a thread of no tenant");
-        // Capped at the place that the plan gives to it, wherever it is now; the watcher stands below 99.
+        // Capped at the place that the plan gives to it, whatever its present priority. The watcher is below 99.
         let high = vec![thread(8, Policy::Fifo(99))];
         assert_eq!(held(high.clone(), &[], &config), (false, 1));
         assert_eq!(held(high.clone(), &[(8, Policy::Fifo(47))], &config), (true, 0));
         assert_eq!(held(high, &[(8, Policy::BULK)], &config), (true, 0), "it loses its place");
-        // More than there is room for.
+        // More threads than can be capped.
         let places: Vec<(i32, Policy)> = (100..117).map(|tid| (tid, Policy::Fifo(47))).collect();
         assert_eq!(held(Vec::new(), &places, &config), (true, 0));
         config.daemon.cap_threads = 16;

@@ -1,5 +1,5 @@
-//! What the engine does about reserved CPU time, besides its place in a pass: what the guardian must know, what is
-//! given back, what is told.
+//! The engine's part for reserved CPU time, besides its steps in a pass: the guardian's charge, restoring policies,
+//! guests' requests for bandwidth, and the answer of the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,16 +14,16 @@ use crate::api;
 use crate::daemon::guardian::Charge;
 use crate::daemon::keeper::Keeper;
 
-/// Why nothing is reserved, and a guest has nothing of what it asks for.
+/// Why nothing is reserved in mode `observe`.
 const UNRESERVED: &str = "mode observe: nothing is set or reserved until daemon.toml says mode = \"enforce\"";
 
 impl Engine {
-    /// Of the threads that a back end moves, or is about to: their originals, as far as they are kept.
+    /// The recorded original policies of the threads that a back end moves, or is about to move.
     pub(super) fn paced_originals(&self) -> Vec<(ThreadId, Policy)> {
         if self.keeper.moves() { self.kept_originals() } else { Vec::new() }
     }
 
-    /// Of the threads with reservations.
+    /// The recorded original policies of the threads with reservations.
     fn kept_originals(&self) -> Vec<(ThreadId, Policy)> {
         let reserved = self.look.settled.ids();
         let of = |entry: &ontime_hostnet::Original| match (&entry.knob, &entry.value) {
@@ -35,8 +35,8 @@ impl Engine {
         self.journal.entries().iter().filter_map(of).collect()
     }
 
-    /// A back end is about to have threads: only such whose originals are kept, and the guardian has those that are
-    /// moved.
+    /// Prepares a back end that is about to get threads: drops threads whose original policy is not recorded, and
+    /// charges the guardian with those that the back end moves.
     pub(super) fn before_pacing(&mut self) {
         let kept: BTreeSet<ThreadId> = self.kept_originals().iter().map(|(id, _)| *id).collect();
         let why = "its vCPUs' original policies could not be kept, see `journal`; the next pass tries again";
@@ -44,12 +44,13 @@ impl Engine {
         let paced = self.paced_originals();
         let last = self.guardian.as_ref().map(|guardian| guardian.charged().clone()).unwrap_or_default();
         if paced != last.paced {
-            // Where it cannot be told, `cap` says so, which charges it with everything.
+            // If the guardian cannot be charged, `cap` reports it when it charges the full list.
             let _ = self.charge(Charge { paced, ..last });
         }
     }
 
-    /// The daemon ends, and the pacers with it: without them a vCPU at their places keeps others waiting.
+    /// The daemon, and with it the pacers, end. Without pacers a vCPU at its present place could keep others waiting,
+    /// so each gets its original policy.
     pub(super) fn give_back_paced(&self) {
         if !self.look.intent.planner_runs() {
             return;
@@ -59,13 +60,13 @@ impl Engine {
         apply::give_back(&self.host, &self.journal, is_paced);
     }
 
-    /// Another configuration of reservations, or another priority table: the next pass places and takes over everybody
-    /// anew, and what failed is tried again. Only a change of the back end or of its places ends the pacers.
+    /// Reservations, the back end or the priority table have changed: the next pass places all vCPUs again and hands
+    /// them over, and retries what failed. The pacers are ended only if the back end or its places have changed.
     pub(super) fn rebuild_keeper(&mut self) {
         let mut next = Keeper::new(&self.config.sched, self.table());
         if self.keeper.off().is_some() || !self.keeper.like(&next) {
             *next.asks() = std::mem::take(self.keeper.asks());
-            // Where the pacers that end leave their vCPUs is no other program's doing.
+            // The pacers leave their vCPUs at some place when they end; this does not count as drift.
             let reserved = self.look.settled.ids();
             let knobs = self.look.plan.settings.iter().map(|setting| &setting.knob);
             let is_paced =
@@ -75,30 +76,30 @@ impl Engine {
         }
     }
 
-    /// CPUs came or went: what could not be kept on those there were, or on one that went while its pacer started, may
-    /// be on those there are.
+    /// CPUs went offline or came online. If the back end failed on the former CPUs, or on a CPU that went offline while
+    /// its pacer started, it may work now.
     pub fn cpus_changed(&mut self) {
         if self.keeper.off().is_some() {
             self.rebuild_keeper();
         }
     }
 
-    /// Where device processes are.
+    /// The directory of device processes.
     pub fn run_dir(&self) -> &Path {
         &self.paths.run_dir
     }
 
-    /// VMs whose guests may ask for bandwidth: they run, and a reservation says so.
+    /// VMs that run and whose reservation allows their guests to request bandwidth.
     pub fn asking(&self) -> BTreeSet<String> {
         let may = self.config.sched.reservations.iter().filter(|declared| declared.deadlines.is_some());
         let runs = |name: &str| self.look.found.tenants.iter().any(|tenant| tenant.name == name);
         may.map(|declared| declared.name.clone()).filter(|name| runs(name)).collect()
     }
 
-    /// A guest asks for this instead of what it held, and has it when this returns.
+    /// A guest requests this bandwidth in place of what it holds. If Ok, it holds the new bandwidth when this returns.
     ///
     /// # Errors
-    /// Why not; then it holds what it held.
+    /// Why it was refused. Then the guest keeps what it held.
     pub fn guest_asks(&mut self, vm: &str, mut ask: Ask) -> Result<(), String> {
         match self.state {
             api::State::Applied => {}
@@ -107,7 +108,8 @@ impl Engine {
             }
             api::State::Observing => return Err(UNRESERVED.to_owned()),
         }
-        // What is free depends on what others have taken of their offers, and may take no more of them meanwhile.
+        // The free bandwidth depends on what other guests have claimed from their offers. They must not claim more
+        // while this is decided.
         let taken = self.withdraw();
         if let Some(taking) = &mut ask.taking {
             let known = self.keeper.asks().get(vm).and_then(|known| known.taking.as_ref());
@@ -125,7 +127,7 @@ impl Engine {
             if taken {
                 self.hold_again();
             }
-            // A guest asks as often as it likes, for as many different things.
+            // One key for all such lines, because a guest may request often and different things each time.
             let line = format!("{vm}: its guest does not have what it asks for: {why}");
             self.repeats.warn_of(&format!("{vm}: refused"), &line);
         }
@@ -138,8 +140,8 @@ impl Engine {
         self.metrics.deadlines(vm, class.map_or_else(String::new, |class| class.to_string()), admitted, times);
     }
 
-    /// What guests have taken of their offers is known from now on. Where nobody has, offers stay: anybody may ask what
-    /// is reserved.
+    /// Reads what guests have claimed from their offers. If no guest has claimed anything, offers stay as they are,
+    /// because this also runs when a user only asks for the reservations.
     pub(super) fn catch_up(&mut self) {
         let is_news = |ask: &Ask| ask.taking.as_ref().is_some_and(|taking| taking.ledger.generation() > taking.known());
         // After a reset nothing is reserved, whatever a device process writes.
@@ -152,8 +154,8 @@ impl Engine {
         self.offer();
     }
 
-    /// Nobody takes anything of his offer any more. True: somebody had, of which nothing was known; it counts from now
-    /// on.
+    /// Withdraws all offers, so that no guest can claim any more. Returns true if a guest has claimed something that
+    /// was not known yet; its needs are updated.
     pub(super) fn withdraw(&mut self) -> bool {
         let mut news = Vec::new();
         for (vm, ask) in self.keeper.asks() {
@@ -165,7 +167,7 @@ impl Engine {
             }
             let held = taking.ledger.table(generation);
             taking.claimed = generation;
-            // Whoever wrote there what was not offered holds what it held.
+            // A table that exceeds the offer is ignored: the VM keeps what it held.
             if held.iter().zip(&self.look.settled.offers(vm)).all(|(held, offer)| held.fits(offer)) {
                 ask.needs = guest::needs(&held);
                 news.push((vm.clone(), claims));
@@ -175,7 +177,7 @@ impl Engine {
         !news.is_empty()
     }
 
-    /// Offers what is settled.
+    /// Publishes the settled offers to all guests.
     pub(super) fn offer(&mut self) {
         self.withdraw();
         let settled = &self.look.settled;
@@ -191,18 +193,19 @@ impl Engine {
 
     fn admit(&mut self, vm: &str, needs: &[GuestNeed]) -> Result<(), String> {
         let settled = self.settled_again();
-        // Nobody who holds something loses it for this.
+        // No other VM may lose its reservation for this.
         let was = |name: &str| self.look.settled.refused.iter().any(|refused| refused.tenant == name);
         let loses = settled.refused.iter().find(|refused| refused.tenant == vm || !was(&refused.tenant));
         if let Some(Refused { tenant, why }) = loses {
             return Err(if tenant == vm { why.clone() } else { format!("{tenant} would lose its reservation: {why}") });
         }
         self.hold(settled)?;
-        // That may have taken a pass, which found that it cannot be kept: no room for the originals, a VM that ended.
+        // `hold` may have run a pass, which may have found that the reservation cannot be kept: an original policy
+        // could not be recorded, or the VM has ended.
         self.look.settled.has(vm, needs)
     }
 
-    /// A guest does not hold anything any more.
+    /// A guest no longer holds any bandwidth: its device process has gone.
     pub fn guest_gone(&mut self, vm: &str) {
         let Some(gone) = self.keeper.asks().remove(vm) else { return };
         gone.taking.iter().for_each(|taking| _ = taking.ledger.withdraw());
@@ -211,12 +214,12 @@ impl Engine {
         }
     }
 
-    /// VMs whose guests hold something.
+    /// VMs whose guests hold bandwidth.
     pub fn asked_for(&mut self) -> Vec<String> {
         self.keeper.asks().keys().cloned().collect()
     }
 
-    /// For the next daemon.
+    /// Stores what guests hold, for the next daemon.
     pub(super) fn keep_held(&mut self) {
         if let Err(error) = self.held.keep(&self.look.settled, self.keeper.asks()) {
             let path = self.paths.held();
@@ -226,7 +229,7 @@ impl Engine {
 
     fn hold_again(&mut self) {
         let settled = self.settled_again();
-        // Why it would not is in the keeper's `off`.
+        // The reason of a failure is in the keeper's `off`.
         let _ = self.hold(settled);
     }
 
@@ -235,18 +238,19 @@ impl Engine {
         self.keeper.settle(&self.config.sched, &self.look.found.tenants, online, self.look.intent.method)
     }
 
-    /// Without a pass where only shares change: threads have their place already.
+    /// Puts a new settlement in force. If only budgets change, no pass is needed, because the threads have their places
+    /// already.
     fn hold(&mut self, settled: Settled) -> Result<(), String> {
         if settled == self.look.settled {
             return Ok(());
         }
         let placed = self.keeper.places(&settled) == self.keeper.places(&self.look.settled);
         self.look.settled = settled;
-        // Whom nobody looks after any more is to be placed at once, too.
+        // A vCPU that no back end serves any more must also be placed at once.
         if !placed || !self.keeper.set(&self.look.settled) {
             self.pass("guests");
         }
-        // What was had is read when somebody asks for it, and in passes.
+        // A decrease is stored in passes only; here only what the stored state does not cover is written.
         if !self.held.covers(&self.look.settled, self.keeper.asks()) {
             self.keep_held();
         }
@@ -258,7 +262,7 @@ impl Engine {
         self.metrics.reservations(&self.look.settled, &self.keeper.uses());
     }
 
-    /// Reserved CPU time: whose, and how it is kept.
+    /// Reserved CPU time of each vCPU, and how it is kept, for the API.
     pub fn reservations(&mut self) -> api::Reservations {
         self.catch_up();
         let settled = &self.look.settled;

@@ -1,5 +1,5 @@
-//! Adaptive polling under method `busypoll`: reads what NICs received, and says when a pass is due because some are to
-//! begin or end polling. What it decides by is pure ([`ontime_hostnet::adaptive`]).
+//! Adaptive polling under method `busypoll`: reads how many packets NICs have received, and decides when a pass is due
+//! because a NIC has to begin or end polling. The decision itself is pure ([`ontime_hostnet::adaptive`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use ontime_hostnet::adaptive::{Adaptive, LOOK, Settings};
 use super::Engine;
 use crate::api;
 
-/// What is known of the traffic of NICs that poll.
+/// What is known about the traffic of NICs that poll.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     adaptive: Adaptive,
     last: Option<Instant>,
-    /// NICs that are to wait for interrupts now.
+    /// Interface indexes of NICs that wait for interrupts now instead of polling.
     pub(super) resting: BTreeSet<u32>,
 }
 
@@ -24,14 +24,14 @@ impl Engine {
         self.config.host.adaptive.filter(|_| self.state == api::State::Applied && !self.look.polls.is_empty())
     }
 
-    /// How soon NICs are to be looked at, where some poll adaptively, or real-time threads, while protections are off.
-    /// Else nothing is woken for it.
+    /// The time until traffic must be looked at (while NICs poll adaptively) or a census is due (while protections are
+    /// off). None: no timer is needed for either.
     pub fn look_in(&self) -> Option<Duration> {
         let traffic = || self.traffic.last.map_or(Duration::ZERO, |last| LOOK.saturating_sub(last.elapsed()));
         self.adaptive().map(|_| traffic()).into_iter().chain(self.census_in()).min()
     }
 
-    /// Looks at the traffic, if it is time. Whether a pass is due, because a NIC is to begin or end polling.
+    /// Looks at the traffic if it is time. Returns whether a pass is due, because a NIC has to begin or end polling.
     pub fn look_at_traffic(&mut self) -> bool {
         let Some(settings) = self.adaptive() else {
             self.traffic.last = None;
@@ -49,7 +49,7 @@ impl Engine {
         changed
     }
 
-    /// Packets that each NIC which polls has received. One that went meanwhile has none.
+    /// The number of packets that each polling NIC has received. A NIC that is gone is left out.
     fn received(&self) -> BTreeMap<u32, u64> {
         let net = self.host.roots().sys.join("class/net");
         let received = |nic: &NicId| {
@@ -59,7 +59,7 @@ impl Engine {
         self.look.polls.iter().filter_map(received).collect()
     }
 
-    /// What adaptive polling took and saved so far.
+    /// The CPU time that adaptive polling has taken and saved so far, by NIC.
     pub(super) fn polling(&self) -> Vec<api::Polling> {
         if self.adaptive().is_none() {
             return Vec::new();

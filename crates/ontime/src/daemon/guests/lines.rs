@@ -1,4 +1,5 @@
-//! The lines that a device process sends, which is not trusted (pure; the crate `ontime-fuzz` compiles this file, too).
+//! Parses the lines that a device process sends, which is not trusted (pure; the crate `ontime-fuzz` compiles this
+//! file, too).
 
 use ontime_sockets::deadlines::Asked;
 
@@ -8,7 +9,7 @@ pub const LINE_MAX: usize = 16 * 1024;
 /// Takes whole lines out of the buffer.
 ///
 /// # Errors
-/// A line is too long, or none that a device process sends.
+/// A line is too long, or is not a valid request.
 pub fn take(buffer: &mut Vec<u8>) -> std::io::Result<Vec<Asked>> {
     let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
         return if buffer.len() > LINE_MAX { Err(std::io::ErrorKind::InvalidData.into()) } else { Ok(Vec::new()) };

@@ -1,12 +1,13 @@
-//! Receives from one device process, in a thread with a table of descriptors of its own.
+//! Receives from one device process, in a thread with a descriptor table of its own.
 //!
-//! A device process may send any descriptor. To ask one for its size, or only to close one, may wait for the process
-//! that made it: a file system in user space answers FLUSH when it likes, and not even a signal ends that wait; a TCP
-//! socket lingers. The kernel also closes what nobody received when a connection is closed. So all that happens here:
-//! the thread can be abandoned, and since its table of descriptors is its own, it holds nothing of the daemon then.
+//! A device process may send any descriptor. Reading its size, or even closing it, may block on the process that made
+//! it: a FUSE file system may answer FLUSH as late as it likes, and not even a signal ends that wait; a TCP socket may
+//! linger. The kernel also closes descriptors that nobody has received when a connection is closed. So all of this
+//! happens in this thread, which can be abandoned: because its descriptor table is separate, it then holds no
+//! descriptor of the daemon.
 //!
-//! In: a connection. Out: the same bytes and descriptors, but memory only ([`is_memory`]), which nobody waits for; at
-//! the first descriptor of another kind the connection has ended.
+//! In: a connection. Out: the same bytes, and the descriptors that are memory ([`is_memory`]), for which no operation
+//! blocks. At the first descriptor of another kind the connection ends.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -23,14 +24,14 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-/// The daemon's memory is locked: no more of it than the thread needs.
+/// The stack size, bytes. The daemon's memory is locked, so it is not larger than necessary.
 const STACK: usize = 256 << 10;
 
-/// Starts receiving: what was received is read from the returned end, answers are written to `stream`. The thread ends
-/// some time after both are closed, `stream` first.
+/// Starts the receiver. Received data is read from the returned socket; answers are written to `stream`. The thread
+/// ends some time after both are closed; close `stream` first.
 ///
 /// # Errors
-/// The kernel's; `ENOSYS` before Linux 5.9.
+/// The kernel's error; `ENOSYS` before Linux 5.9.
 pub fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(UnixStream, JoinHandle<()>)> {
     let (received, give) = UnixStream::pair()?;
     received.set_nonblocking(true)?;
@@ -41,43 +42,44 @@ pub fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(UnixStream,
             Ok((stream, give)) => {
                 let _ = tell.send(Ok(()));
                 relay::<FILES>(&stream, &give);
-                // What nobody received is closed with the stream, by who closes it last: not by the daemon.
+                // Descriptors that were not received are closed with the last reference to the stream. Wait here, so
+                // that this thread and not the daemon closes it last.
                 let _ = give.shutdown(std::net::Shutdown::Write);
                 let _ = (&give).read(&mut [0]);
             }
             Err(error) => drop(tell.send(Err(error))),
         }
     })?;
-    // Until then the numbers are the thread's, too.
+    // Until then the thread still needs these descriptor numbers.
     told.recv().map_err(io::Error::other)??;
     drop(give);
     Ok((received, thread))
 }
 
-/// Leaves this thread nothing open but the standard streams and these two.
+/// Closes all descriptors of this thread but the standard streams and these two.
 fn own_table((stream, give): (RawFd, RawFd)) -> io::Result<(UnixStream, UnixStream)> {
-    // SAFETY: takes flags only; what it changes is this thread's own from then on.
+    // SAFETY: takes flags only; from then on this thread has a descriptor table of its own.
     if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let (first, second) = (stream.min(give), stream.max(give));
     for (from, to) in [(3, first - 1), (first + 1, second - 1), (second + 1, RawFd::MAX)] {
         if from <= to {
-            // SAFETY: takes numbers only. They are this thread's own copies, of which it has taken no other into use.
+            // SAFETY: takes numbers only. They are this thread's own copies, and the thread uses no other of them.
             let closed = unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
             if closed != 0 {
                 return Err(io::Error::last_os_error());
             }
         }
     }
-    // SAFETY: it is open in this thread's table, and nothing else in it owns it.
+    // SAFETY: it is open in this thread's table, and nothing else in this table owns it.
     let stream = unsafe { UnixStream::from_raw_fd(stream) };
     // SAFETY: as above.
     let give = unsafe { UnixStream::from_raw_fd(give) };
     Ok((stream, give))
 }
 
-/// Passes on what comes, until one end is closed or something comes that is no memory.
+/// Passes data on until one end is closed or a descriptor arrives that is not memory.
 fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream) {
     let mut chunk = [0; 4096];
     loop {

@@ -36,7 +36,7 @@ impl Format {
         if open > 0.0 && open >= classic { Self::OpenMetrics } else { Self::Classic }
     }
 
-    /// Its content type.
+    /// The content type of this format.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
@@ -44,7 +44,7 @@ impl Format {
         }
     }
 
-    /// OpenMetrics' text in this format.
+    /// Converts OpenMetrics text to this format.
     pub fn render(self, open: &str) -> String {
         match self {
             Self::Classic => classic(open),
@@ -53,7 +53,7 @@ impl Format {
     }
 }
 
-/// The classic format has no end mark and no unit, and names a counter as its samples are named.
+/// The classic format has no end mark and no units, and names a counter like its samples, with `_total`.
 fn classic(open: &str) -> String {
     let words = |line: &str| line.splitn(4, ' ').map(str::to_owned).collect::<Vec<_>>();
     let counter = |line: &str| match words(line).as_slice() {

@@ -1,9 +1,9 @@
-//! Metrics over TCP, where `daemon.toml` asks for it: `GET /metrics` and nothing else.
+//! Metrics over TCP, if `daemon.toml` has a port: `GET /metrics` and nothing else.
 //!
-//! In: connections of anybody who reaches the address. Out: the main loop's metrics. Peers are hostile: at most
-//! [`CLIENTS`] connections are served at a time and each has [`HEAD`] for its request and [`WHOLE`] in all; the others
-//! wait in the kernel's backlog. However many ask, the main loop is asked once at a time and at most once in [`FRESH`].
-//! The thread runs at SCHED_OTHER, at nice 0.
+//! In: connections of any client that can reach the address. Out: the main loop's metrics. Clients may be hostile. At
+//! most [`CLIENTS`] connections are served at a time; each has [`HEAD`] for its request and [`WHOLE`] in all. Further
+//! connections wait in the kernel's backlog. However many clients ask, the main loop gets one request at a time, and at
+//! most one in [`FRESH`]. The thread runs at SCHED_OTHER, at nice 0.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,31 +23,31 @@ use crate::daemon::http::{Ask, Loop};
 
 /// Connections served at a time.
 const CLIENTS: usize = 16;
-/// The time for a request's head.
+/// The time limit for a request's head.
 const HEAD: Duration = Duration::from_secs(2);
-/// The time for a connection; an answer of the main loop takes at most [`crate::api::PATIENCE`].
+/// The time limit for a connection. An answer of the main loop takes at most [`crate::api::PATIENCE`].
 const WHOLE: Duration = Duration::from_secs(30);
-/// How long one text serves every client.
+/// How long a text is reused for all clients.
 const FRESH: Duration = Duration::from_secs(1);
 /// The largest head of a request, bytes.
 const HEAD_MAX: usize = 16 << 10;
 
-/// The listener that runs, if any.
+/// The running listener, if any.
 #[derive(Default)]
 pub struct Server {
     running: Option<(SocketAddr, oneshot::Sender<()>)>,
 }
 
 impl Server {
-    /// Listens at this address and no other; at none where there is none.
+    /// Listens at this address and no other; None: does not listen.
     ///
     /// # Errors
-    /// The kernel's: nothing listens then, and the next call tries again.
+    /// The kernel's error. Then nothing listens, and the next call tries again.
     pub fn follow(&mut self, wanted: Option<SocketAddr>, to: &Loop) -> io::Result<()> {
         if self.running.as_ref().map(|(address, _)| *address) == wanted {
             return Ok(());
         }
-        // The old listener ends when its sender goes; a busy port of it is tried below.
+        // Dropping the sender ends the old listener. If its port is still busy, `bind` below reports it.
         self.running = None;
         let Some(address) = wanted else { return Ok(()) };
         let (end, ended) = oneshot::channel();
@@ -71,7 +71,7 @@ fn serve(listener: TcpListener, to: Loop, ended: oneshot::Receiver<()>) -> io::R
         tokio::net::TcpListener::from_std(listener)?
     };
     std::thread::Builder::new().name("ontime-metrics".into()).stack_size(1 << 20).spawn(move || {
-        // The main thread's nice -20 is for those who may open the socket, not for everybody.
+        // The main thread's nice -20 is meant for clients of the Unix socket, not for everybody.
         let _ = rustix::process::setpriority_process(None, 0);
         runtime.block_on(async {
             tokio::select! {
@@ -89,7 +89,7 @@ async fn accept(listener: tokio::net::TcpListener, source: Arc<Source>) {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            // A client that left, or no descriptor to spare: other clients go on.
+            // The client has left, or no descriptor is free. Wait a moment and go on.
             Err(error) => {
                 tracing::debug!("metrics: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -139,7 +139,7 @@ fn response(status: StatusCode, kind: &'static str, body: String) -> Response<Fu
     response
 }
 
-/// The metrics' text and when it was had.
+/// The text of the metrics, and when the main loop made it.
 struct Source {
     to: Loop,
     last: Mutex<Option<(Instant, Arc<str>)>>,
@@ -147,7 +147,7 @@ struct Source {
 
 impl Source {
     async fn text(&self) -> Result<Arc<str>, (StatusCode, String)> {
-        // Held while the main loop is asked: those who wait here have the same answer.
+        // The lock is held during the request: clients that wait here get the same answer.
         let mut last = self.last.lock().await;
         if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
             return Ok(Arc::clone(text));
@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// A server, and how often its main loop was asked.
+    /// A server, and a counter of requests to its main loop.
     fn server() -> (Server, SocketAddr, Arc<AtomicU32>) {
         let (asks, asked) = std::sync::mpsc::sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
@@ -217,7 +217,7 @@ mod tests {
         }
         let large = format!("GET /metrics HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(HEAD_MAX * 2));
         assert!(!said(address, &large).starts_with("HTTP/1.1 200"));
-        // Ten requests within less than a second cost the main loop few questions.
+        // Twenty requests within less than a second cause few requests to the main loop.
         for _ in 0..20 {
             said(address, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
         }
@@ -236,7 +236,7 @@ mod tests {
     fn clients_that_say_nothing_keep_no_place() {
         let (_server, address, _) = server();
         let silent: Vec<TcpStream> = (0..CLIENTS + 4).map(|_| TcpStream::connect(address).unwrap()).collect();
-        // Served once those before it have had their time.
+        // It is served after the time limit of the connections before it.
         let answer = said(address, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         drop(silent);

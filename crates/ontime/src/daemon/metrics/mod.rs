@@ -1,5 +1,5 @@
-//! What Prometheus reads. Names `ontime_*_seconds` and `_total`; labels domain, class, nic; never a thread's number.
-//! `format` has the two text formats, `listener` serves them over TCP.
+//! Metrics for Prometheus. Names are `ontime_*_seconds` and `_total`; labels are domain, class, nic, and never a
+//! thread's number. `format` has the two text formats, `listener` serves them over TCP.
 
 mod format;
 mod listener;
@@ -83,12 +83,12 @@ struct ByAccount {
     account: String,
 }
 
-/// The most users with a label of their own; what the others cost is under one label.
+/// The most users with a label of their own. The costs of further users have one common label.
 const USERS: usize = 64;
 
 type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
 
-/// What one thread had done when it was read last.
+/// Counters of a thread at the last reading.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     pauses: u64,
@@ -110,7 +110,7 @@ pub struct Metrics {
     failures: Family<ByRule, Counter>,
     drift: Family<ByRule, Counter>,
     reloads: Family<ByReason, Counter>,
-    /// When the configuration was last read without a mistake.
+    /// When the configuration was last read without an error.
     reloaded_at: Gauge<f64, std::sync::atomic::AtomicU64>,
     knobs: Family<OfState, Gauge>,
     method: Family<InForce, Gauge>,
@@ -136,19 +136,19 @@ pub struct Metrics {
     shares: Family<Domain, Seconds>,
     beyond: Family<Domain, Seconds>,
     overruns: Family<Domain, Counter>,
-    /// What guests' deadline tasks asked for, and what of that was refused.
+    /// Requests of guests' deadline tasks that were admitted, and that were refused.
     admitted: Family<Domain, Counter>,
     denied: Family<Domain, Counter>,
     periods: Family<Domain, Counter>,
     misses: Family<Domain, Counter>,
     refused: Gauge,
-    /// Deadline tasks that guests tell of.
+    /// Deadline tasks that guests publish.
     tasks: Family<Domain, Gauge>,
     used: BTreeMap<ThreadId, Use>,
     /// Domains with reservations, as name and class.
     reserving: BTreeSet<(String, String)>,
     seen: BTreeMap<ThreadId, Seen>,
-    /// How long vCPUs had waited when they were read last, ns.
+    /// How long each vCPU had waited for a CPU at the last reading, ns.
     waited: BTreeMap<ThreadId, u64>,
     /// Domains with stolen time.
     stealing: BTreeSet<Owned>,
@@ -161,7 +161,7 @@ fn now() -> f64 {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // From 1 ms: a pass over a host of 100 VMs is to take less than 100 ms.
+        // From 1 ms on: a pass over a host with 100 VMs must take less than 100 ms.
         let buckets = || Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]);
         let mut metrics = Self {
             registry: Registry::with_prefix("ontime"),
@@ -211,7 +211,7 @@ impl Default for Metrics {
             waited: BTreeMap::new(),
             stealing: BTreeSet::new(),
         };
-        // From zero, so that a query sees the first increase too.
+        // Counters start from zero, so that a query also sees the first increase.
         for rule in RULES {
             for family in [&metrics.changes, &metrics.failures, &metrics.drift] {
                 drop(family.get_or_create(&ByRule { rule: rule.id.name().to_owned() }));
@@ -275,18 +275,18 @@ impl Metrics {
         r.register_with_unit("rt_cpu", "CPU time at real-time priority", Unit::Seconds, self.ran.clone());
     }
 
-    /// A pass ended.
+    /// Counts a pass.
     pub fn passed(&self, reason: &str, length: f64, discovering: f64) {
         self.passes.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.pass_seconds.observe(length);
         self.discover_seconds.observe(discovering);
     }
 
-    /// What finding tenants cost, by whose processes were read.
+    /// Counts the time that discovery took, by the user whose processes were read.
     pub fn discovered(&mut self, costs: &Costs) {
         for (account, cost) in &costs.0 {
             let account = match account {
-                // Their cgroups come and go: too many names for metrics.
+                // Containers' cgroups come and go: too many names for metrics.
                 Account::Container(_) => "containers".to_owned(),
                 Account::User(user) if self.users.len() >= USERS && !self.users.contains(user) => {
                     "other users".to_owned()
@@ -301,7 +301,7 @@ impl Metrics {
         }
     }
 
-    /// What adaptive polling took and saved. A NIC that polls anew after a pause begins at zero, as a counter may.
+    /// Counts what adaptive polling has taken and saved. A NIC that starts over begins at zero, as a counter may.
     pub fn polling(&self, all: &[api::Polling]) {
         for one in all {
             let nic = OfNic { nic: one.nic.clone() };
@@ -313,18 +313,18 @@ impl Metrics {
         }
     }
 
-    /// A knob was changed, or could not be.
+    /// Counts a knob that was changed, or could not be.
     pub fn knob(&self, rule: &str, changed: bool) {
         let family = if changed { &self.changes } else { &self.failures };
         family.get_or_create(&ByRule { rule: rule.to_owned() }).inc();
     }
 
-    /// A knob was found changed.
+    /// Counts a knob that another program had changed.
     pub fn drifted(&self, rule: &str) {
         self.drift.get_or_create(&ByRule { rule: rule.to_owned() }).inc();
     }
 
-    /// A reload of the configuration.
+    /// Counts a reload of the configuration.
     pub fn reloaded(&self, taken: bool) {
         let reason = if taken { "taken" } else { "refused" };
         self.reloads.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
@@ -334,7 +334,7 @@ impl Metrics {
         }
     }
 
-    /// What the last plan found. Findings that are gone leave the metrics.
+    /// Sets the findings of the last plan. Old findings are removed.
     pub fn found(&self, findings: &[Finding]) {
         self.findings.clear();
         for finding in findings {
@@ -343,7 +343,7 @@ impl Metrics {
         }
     }
 
-    /// What the daemon does, and by which method.
+    /// Sets the daemon's state, and the method with the reason for it.
     pub fn doing(&self, state: api::State, method: &str, by: &str) {
         self.observing.set((state == api::State::Observing).into());
         for (name, of) in
@@ -355,10 +355,10 @@ impl Metrics {
         self.method.get_or_create(&InForce { method: method.to_owned(), by: by.to_owned() }).set(1);
     }
 
-    /// The state of every knob, now.
+    /// Sets the number of knobs in each state.
     pub fn knobs<'a>(&self, states: impl Iterator<Item = &'a str>) {
         self.knobs.clear();
-        // Those that an alert looks for are there also while they are none.
+        // States that alerts use are present even if their count is 0.
         for state in ["ok", "drifted", "failed", "unsupported"] {
             drop(self.knobs.get_or_create(&OfState { state: state.to_owned() }));
         }
@@ -367,8 +367,8 @@ impl Metrics {
         }
     }
 
-    /// How long vCPUs have waited so far, ns; counted from the first reading on. Domains without a vCPU leave the
-    /// metrics.
+    /// Counts how long vCPUs have waited for a CPU, from the first reading on; the values are totals, ns. Domains
+    /// without a vCPU are removed.
     pub fn stolen(&mut self, waited: &BTreeMap<ThreadId, (Owned, u64)>) {
         for (id, (owned, now)) in waited {
             let last = self.waited.insert(*id, *now).unwrap_or(*now);
@@ -383,7 +383,7 @@ impl Metrics {
         self.stealing = stealing;
     }
 
-    /// What there is now: tenants by class, NICs with class, states.
+    /// Sets the present numbers of tenants by class, the classes of NICs, and states.
     pub fn host(
         &self,
         classes: impl Iterator<Item = String>,
@@ -407,7 +407,7 @@ impl Metrics {
         self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 
-    /// What capped threads did since the last time. Domains that are gone leave the metrics.
+    /// Counts what capped threads have done since the last call. The threads that are gone are forgotten.
     pub fn caps(&mut self, uses: &[cap::Use], of: &BTreeMap<ThreadId, Owned>) {
         for used in uses {
             let Some(owned) = of.get(&used.id) else { continue };
@@ -424,7 +424,7 @@ impl Metrics {
         self.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
     }
 
-    /// Reserved CPU time, and what was had of it since the last time. Domains without any leave the metrics.
+    /// Counts reserved CPU time, and what was used of it since the last call. Domains without reservations are removed.
     pub fn reservations(&mut self, settled: &Settled, uses: &BTreeMap<ThreadId, Use>) {
         let domain = |vcpu: &Reserved| Domain { domain: vcpu.tenant.clone(), class: vcpu.class.to_string() };
         let mut reserved: BTreeMap<(String, String), f64> = BTreeMap::new();
@@ -464,14 +464,14 @@ impl Metrics {
         self.refused.set(i64::try_from(settled.refused.len()).unwrap_or(i64::MAX));
     }
 
-    /// A guest asked for bandwidth, or took what it was offered, so many times.
+    /// Counts requests of a guest for bandwidth, or claims from its offer.
     pub fn deadlines(&self, vm: &str, class: String, admitted: bool, times: u64) {
         let domain = Domain { domain: vm.to_owned(), class };
         let family = if admitted { &self.admitted } else { &self.denied };
         family.get_or_create(&domain).inc_by(times);
     }
 
-    /// Forgets a domain that is gone.
+    /// Removes a domain that is gone.
     pub fn forget(&self, owned: &Owned) {
         let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
         self.pauses.remove(&domain);
@@ -481,10 +481,10 @@ impl Metrics {
         self.ahead.remove(&domain);
     }
 
-    /// All of it, in OpenMetrics' text form.
+    /// All metrics in OpenMetrics text format.
     pub fn text(&self) -> String {
         let mut out = String::new();
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         let _ = text::encode(&mut out, &self.registry);
         out
     }
