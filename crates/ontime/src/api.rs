@@ -422,7 +422,7 @@ pub struct KnobState {
     pub actual: Option<String>,
     /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an
     /// interrupt: method `interrupt-context`), `gone`, `unsupported` or `failed`; `not-applied` where no daemon runs,
-    /// or after `ontime reset`; and `would-change` in mode `observe`.
+    /// or after `ontime reset`; and `would-change` or `would-fail` in mode `observe`.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,
@@ -498,8 +498,8 @@ pub struct Change {
     pub from: Option<String>,
     /// What it was to become.
     pub to: String,
-    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`, `would-restore`, `gone`,
-    /// `unsupported` or `unreadable`.
+    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`, `would-restore`,
+    /// `would-fail` (its cause is known beforehand), `gone`, `unsupported` or `unreadable`.
     pub outcome: String,
     /// Why, where it is neither changed nor restored.
     pub why: Option<String>,

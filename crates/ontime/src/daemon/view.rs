@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
-use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, Severity};
+use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, Setting, Severity};
 use ontime_tenants::{self as tenants, ClassSource, ConfigError, PriorityTable, ThreadId, ThreadRole, ownership};
 
 use super::cap::{Cover, Use};
@@ -73,7 +73,7 @@ pub fn nics(
     inventory: &Inventory,
     intent: &Intent,
     plan: &hostnet::Plan,
-    state: &dyn Fn(&hostnet::Setting) -> api::KnobState,
+    state: &dyn Fn(&Setting) -> api::KnobState,
 ) -> Vec<api::Nic> {
     let mut knobs: BTreeMap<u32, Vec<api::KnobState>> = BTreeMap::new();
     for setting in &plan.settings {
@@ -98,7 +98,7 @@ fn nic_of_vhost<'a>(inventory: &'a Inventory, intent: &Intent, knob: &Knob) -> O
 }
 
 /// A knob: the planned value, and the value that was read now.
-pub fn knob_state(host: &dyn Host, setting: &hostnet::Setting) -> api::KnobState {
+pub fn knob_state(host: &dyn Host, setting: &Setting) -> api::KnobState {
     let (actual, state, why) = match host.read(&setting.knob) {
         Ok(found) if found == setting.value => (Some(found), "ok", None),
         Ok(found) => (Some(found), "drifted", None),
@@ -222,6 +222,13 @@ pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
         Done::Unsupported(why) => ("unsupported", Some(why.clone())),
         Done::Failed(why) => ("failed", Some(why.clone())),
     }
+}
+
+/// What would happen to a setting that cannot be made, as a word, and why. None if no obstacle is known.
+pub fn foreseen(host: &dyn Host, setting: &Setting) -> Option<(&'static str, Option<String>)> {
+    let obstacle = host.foresee(&setting.knob, &setting.value)?;
+    let outcome = if obstacle.lasting { "unsupported" } else { "would-fail" };
+    Some((outcome, Some(format!("{}; {}", obstacle.cause, obstacle.remedy))))
 }
 
 /// What an apply or reset did.
