@@ -50,6 +50,10 @@ pub struct Nics {
     pub schema_version: u32,
     /// The interfaces.
     pub nics: Vec<Nic>,
+    /// What was found about the packet path and belongs to none of them: a name in `host.toml` that no interface has, a
+    /// network interrupt that no NIC claims.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
 }
 
 /// A virtual machine or container on this host.
@@ -121,7 +125,8 @@ pub struct Nic {
     pub up: bool,
     /// The class its interrupt and NAPI threads have.
     pub class: String,
-    /// Why: `configured`, `derived` (from the tenants that use it) or `mixed` (both classes use it).
+    /// Why: `configured`, `derived` (from the tenants that use it), `mixed` (both classes use it), or `passes-on`: it
+    /// has no interrupt and no NAPI, so its class decides nothing.
     pub class_by: String,
     /// Its NAPI instances.
     pub napis: Vec<Napi>,

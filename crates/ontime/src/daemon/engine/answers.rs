@@ -56,7 +56,7 @@ impl Engine {
     }
 
     /// The NICs as the last pass found them.
-    pub fn nics(&self) -> Vec<api::Nic> {
+    pub fn nics(&self) -> api::Nics {
         let look = &self.look;
         view::nics(&look.inventory, &look.intent, &look.plan, &|setting| self.knob_state(setting))
     }
