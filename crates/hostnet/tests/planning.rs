@@ -772,3 +772,23 @@ fn reserved_cpu_time_is_no_lack() {
     assert_eq!((places.state, protections.state), (State::Ok, State::Ok), "{places:?} {protections:?}");
     assert!(protections.found.contains("reserved"), "{protections:?}");
 }
+
+#[test]
+fn a_remedy_names_the_table_as_the_file_has_to() {
+    for (name, altnames, configured, wanted) in [
+        ("eth0", &[][..], &[][..], "nic.eth0"),
+        ("lan.1", &[], &[], "nic.\"lan.1\""),
+        ("eno1", &["enp0s31f6", "mac-bond"], &["enp0s31f6"], "nic.enp0s31f6"),
+        ("eno1", &["enp0s31f6"], &["eno1", "enp0s31f6"], "nic.eno1"),
+        ("eno1", &["up:1"], &["up:1"], "nic.\"up:1\""),
+    ] {
+        let id = NicId { ifindex: 2, name: name.to_owned() };
+        let nic = Nic { id, altnames: altnames.iter().map(ToString::to_string).collect(), ..Nic::default() };
+        let nics = configured.iter().map(|name| ((*name).to_owned(), NicConfig::default())).collect();
+        let table = Intent { nics, ..Intent::default() }.table_of(&nic);
+        assert_eq!(table, wanted);
+        let file = format!("[{table}]\nclass = \"rt\"\n").parse::<toml::Table>().unwrap();
+        let given = file["nic"].as_table().unwrap().keys().next().unwrap();
+        assert!(given == name || altnames.contains(&given.as_str()), "{table}");
+    }
+}

@@ -123,16 +123,16 @@ fn bulk_for_rt(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicCo
         return None;
     }
     let names: Vec<&str> = users.iter().map(|tenant| tenant.name.as_str()).collect();
-    let name = &nic.id.name;
+    let table = intent.table_of(nic);
     let found = format!(
         "is of class bulk, and only RT tenants use it ({}): its threads are at bulk priority",
         names.join(", ")
     );
     let remedy = format!(
-        "take class = \"bulk\" out of [nic.{name}] in /etc/ontime/host.toml, so that it has its tenants' class; or \
-         keep a receive queue for them: [nic.{name}.queue.N] class = \"rt\""
+        "take class = \"bulk\" out of [{table}] in /etc/ontime/host.toml, so that it has its tenants' class; or \
+         keep a receive queue for them: [{table}.queue.N] class = \"rt\""
     );
-    Some(finding(Severity::Warning, name, found, &remedy))
+    Some(finding(Severity::Warning, &nic.id.name, found, &remedy))
 }
 
 /// An RT tenant with interfaces of which none leads to a NIC. The kernel does not show through which NIC a switch of
