@@ -249,12 +249,13 @@ fn dotted_name(text: &Text, error: ConfigError) -> ConfigError {
 }
 
 /// The first name that TOML cut at its dots: a path through nested tables, none of which is a key of a NIC's table,
-/// down to a table that has such keys.
+/// down to a table that has such keys, or whose name is a number: a VLAN's.
 fn with_dots(nics: &toml::Table) -> Option<String> {
     fn below(path: &str, table: &toml::Table) -> Option<String> {
         let inner = table.iter().filter(|(key, _)| !OF_NIC.contains(&key.as_str()));
         inner.filter_map(|(key, value)| Some((format!("{path}.{key}"), value.as_table()?))).find_map(|(path, inner)| {
-            let is_nics = inner.keys().any(|key| OF_NIC.contains(&key.as_str()));
+            let is_vlan = path.rsplit('.').next().is_some_and(|end| end.parse::<u16>().is_ok());
+            let is_nics = is_vlan || inner.keys().any(|key| OF_NIC.contains(&key.as_str()));
             below(&path, inner).or_else(|| is_nics.then_some(path))
         })
     }
@@ -325,7 +326,9 @@ mod tests {
             ("[nic.br0]\nclass = \"rt\"\n[nic.br0.7]\nclass = \"bulk\"\n", 3, "[nic.\"br0.7\"]"),
             ("[nic.bond1.20.300]\nclass = \"rt\"\n", 1, "[nic.\"bond1.20.300\"]"),
             ("[nic.lan.2.queue.1]\nclass = \"rt\"\n", 1, "[nic.\"lan.2\"]"),
-            ("[nic.eth0.5]\nclas = \"rt\"\n", 1, "unknown field `5`"),
+            ("[nic.eth0.5]\nclas = \"rt\"\n", 1, "[nic.\"eth0.5\"]"),
+            ("[nic.bond1.20]\n", 1, "[nic.\"bond1.20\"]"),
+            ("[nic.eth0.quue]\n", 1, "unknown field `quue`"),
             ("[nic.eth0.queue.a]\nclass = \"rt\"\n", 1, "queue's number"),
             ("[nic.eth0.queue.1]\nlevel = 1\n", 1, "class"),
             ("[nic.eth0.queue.1]\nclass = \"bulk\"\nlevel = 1\n", 1, "level"),

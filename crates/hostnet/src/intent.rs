@@ -153,6 +153,14 @@ impl Intent {
         std::iter::once(&nic.id.name).chain(&nic.altnames).find_map(|name| self.nics.get(name))
     }
 
+    /// The table of `host.toml` for a NIC, without brackets: of the name by which it is configured, else of its own.
+    pub fn table_of(&self, nic: &Nic) -> String {
+        let names = || std::iter::once(&nic.id.name).chain(&nic.altnames);
+        let name = names().find(|name| self.nics.contains_key(*name)).unwrap_or(&nic.id.name);
+        let bare = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
+        if bare { format!("nic.{name}") } else { format!("nic.{}", toml::Value::from(name.as_str())) }
+    }
+
     /// The tenants whose packets pass through a NIC: those that discovery found, and those configured for the NIC or
     /// for an interface above it that has a device.
     pub fn users<'a>(&'a self, inventory: &'a Inventory, nic: &'a Nic) -> impl Iterator<Item = &'a Tenant> {

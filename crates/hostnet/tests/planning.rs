@@ -199,6 +199,51 @@ fn every_nic_of_a_bond_is_its_tenants_and_the_bond_itself_is_none() {
 }
 
 #[test]
+fn a_name_that_decides_nothing_is_told_with_the_nics_below_it() {
+    let mut inventory = host(2, 1, true);
+    let index = |name: &str| inventory.nic(name).unwrap().id.ifindex;
+    let (eth0, eth1) = (index("eth0"), index("eth1"));
+    let mut add = |ifindex, name: &str, kind: &str, lower: &[u32]| {
+        let id = NicId { ifindex, name: name.to_owned() };
+        inventory.nics.push(Nic { id, kind: Some(kind.to_owned()), lower: lower.to_vec(), up: true, ..Nic::default() });
+    };
+    add(901, "hsr0", "hsr", &[eth0, eth1]);
+    add(902, "macsec0", "macsec", &[eth1]);
+    add(903, "vx7", "vxlan", &[902]);
+    add(904, "lone", "dummy", &[]);
+    // These two are above each other, which no kernel allows.
+    add(905, "round", "macvlan", &[906]);
+    add(906, "trip", "ipvlan", &[905]);
+    // These have NAPI while they are up, or the kernel lists NAPI for them.
+    add(907, "veth9", "veth", &[]);
+    add(908, "wg0", "wireguard", &[]);
+    add(909, "tap9", "tun", &[]);
+    let napi = inventory.nic("eth0").unwrap().napis.clone();
+    inventory.nics.iter_mut().find(|nic| nic.id.name == "tap9").unwrap().napis = napi;
+    for (name, wanted) in [
+        ("hsr0", Some(": eth0, eth1")),
+        ("macsec0", Some(": eth1")),
+        ("vx7", Some(": eth1")),
+        ("lone", Some("in its place")),
+        ("round", Some("in its place")),
+        ("veth9", None),
+        ("wg0", None),
+        ("tap9", None),
+    ] {
+        let config = NicConfig { class: Some(rt(0)), ..NicConfig::default() };
+        let intent = Intent { nics: BTreeMap::from([(name.to_owned(), config)]), ..Intent::default() };
+        let told = said(&inventory, &intent);
+        match wanted {
+            Some(end) => {
+                let [(Severity::Warning, text)] = told.as_slice() else { panic!("{name}: {told:?}") };
+                assert!(text.starts_with(&format!("{name}: ")) && text.ends_with(end), "{text}");
+            }
+            None => assert!(told.is_empty(), "{name}: {told:?}"),
+        }
+    }
+}
+
+#[test]
 fn an_rt_tenant_whose_nic_nobody_can_tell_is_asked_for() {
     let (mut inventory, mut intent) = two_vms();
     for tenant in &mut intent.tenants {
@@ -726,4 +771,24 @@ fn reserved_cpu_time_is_no_lack() {
     let (places, protections) = (check(&intent, "vcpu-place"), check(&intent, "rt-protections"));
     assert_eq!((places.state, protections.state), (State::Ok, State::Ok), "{places:?} {protections:?}");
     assert!(protections.found.contains("reserved"), "{protections:?}");
+}
+
+#[test]
+fn a_remedy_names_the_table_as_the_file_has_to() {
+    for (name, altnames, configured, wanted) in [
+        ("eth0", &[][..], &[][..], "nic.eth0"),
+        ("lan.1", &[], &[], "nic.\"lan.1\""),
+        ("eno1", &["enp0s31f6", "mac-bond"], &["enp0s31f6"], "nic.enp0s31f6"),
+        ("eno1", &["enp0s31f6"], &["eno1", "enp0s31f6"], "nic.eno1"),
+        ("eno1", &["up:1"], &["up:1"], "nic.\"up:1\""),
+    ] {
+        let id = NicId { ifindex: 2, name: name.to_owned() };
+        let nic = Nic { id, altnames: altnames.iter().map(ToString::to_string).collect(), ..Nic::default() };
+        let nics = configured.iter().map(|name| ((*name).to_owned(), NicConfig::default())).collect();
+        let table = Intent { nics, ..Intent::default() }.table_of(&nic);
+        assert_eq!(table, wanted);
+        let file = format!("[{table}]\nclass = \"rt\"\n").parse::<toml::Table>().unwrap();
+        let given = file["nic"].as_table().unwrap().keys().next().unwrap();
+        assert!(given == name || altnames.contains(&given.as_str()), "{table}");
+    }
 }

@@ -194,6 +194,50 @@ fn what_cannot_be_set_is_told_once_by_its_cause() {
     assert_eq!(why(RuleId::VcpuPlace), "no budget in /machine; give it one");
 }
 
+#[test]
+fn obstacles_of_the_methods_own_rules_are_told_too() {
+    /// No thread's CPUs can be set.
+    struct Pinned;
+    impl Host for Pinned {
+        fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+            Fenced.read(knob)
+        }
+        fn write(&self, knob: &Knob, _: &Value) -> Result<(), KnobError> {
+            panic!("{knob} was written")
+        }
+        fn foresee(&self, knob: &Knob, _: &Value) -> Option<Obstacle> {
+            let obstacle =
+                || Obstacle { cause: "cpuset /vm".to_owned(), remedy: "widen it".to_owned(), lasting: false };
+            matches!(knob, Knob::ThreadAffinity { .. }).then(obstacle)
+        }
+    }
+    let (inventory, mut intent) = two_vms();
+    let refusals = |intent: &Intent| {
+        let probe = kvm::KvmProbe::Unknown(String::new());
+        let found = examine(&Pinned, &inventory, intent, &[], &Refused::new(), &probe.into());
+        found.checks.into_iter().find(|check| check.id == "refusals").unwrap()
+    };
+    assert_eq!(refusals(&intent).state, State::Ok);
+    (intent.method, intent.exclusive_cpu) = (Method::Exclusive, inventory.cpus.online.iter().next());
+    let row = refusals(&intent);
+    assert!(row.state != State::Ok && row.found.contains("cpuset /vm (settings by rule: exclusive-cpu"), "{row:?}");
+}
+
+#[test]
+fn a_look_that_missed_tenants_takes_absence_for_unknown() {
+    let (inventory, intent) = two_vms();
+    let nobody = Intent { tenants: Vec::new(), ..intent.clone() };
+    for (intent, wanted) in [(&intent, State::Warning), (&nobody, State::Unknown)] {
+        let probe = kvm::KvmProbe::Unknown(String::new());
+        let mut found = examine(&Fenced, &inventory, intent, &[], &Refused::new(), &probe.into());
+        found.doubt_absence();
+        let places = found.checks.iter().find(|check| check.id == "vcpu-place").unwrap();
+        assert_eq!(places.state, wanted, "{places:?}");
+        assert_eq!(places.remedy.contains("as root"), wanted == State::Unknown, "{places:?}");
+        assert!(found.state >= State::Unknown);
+    }
+}
+
 /// The result of one check for these tenants and this configuration.
 fn row(inventory: &Inventory, intent: &Intent, id: &str) -> (State, String) {
     let probes = kvm::KvmProbe::Unknown(String::new()).into();

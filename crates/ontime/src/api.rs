@@ -50,6 +50,10 @@ pub struct Nics {
     pub schema_version: u32,
     /// The interfaces.
     pub nics: Vec<Nic>,
+    /// What was found about the packet path and belongs to none of them: a name in `host.toml` that no interface has, a
+    /// network interrupt that no NIC claims.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
 }
 
 /// A virtual machine or container on this host.
@@ -121,7 +125,8 @@ pub struct Nic {
     pub up: bool,
     /// The class its interrupt and NAPI threads have.
     pub class: String,
-    /// Why: `configured`, `derived` (from the tenants that use it) or `mixed` (both classes use it).
+    /// Why: `configured`, `derived` (from the tenants that use it), `mixed` (both classes use it), or `passes-on`: it
+    /// has no interrupt and no NAPI, so its class decides nothing.
     pub class_by: String,
     /// Its NAPI instances.
     pub napis: Vec<Napi>,
@@ -422,7 +427,7 @@ pub struct KnobState {
     pub actual: Option<String>,
     /// `ok`, `drifted`, `paused` (its thread is over its runtime cap this moment), `ahead` (a vCPU, because of an
     /// interrupt: method `interrupt-context`), `gone`, `unsupported` or `failed`; `not-applied` where no daemon runs,
-    /// or after `ontime reset`; and `would-change` in mode `observe`.
+    /// or after `ontime reset`; and `would-change` or `would-fail` in mode `observe`.
     pub state: String,
     /// Why, where it is not `ok`.
     pub why: Option<String>,
@@ -498,8 +503,8 @@ pub struct Change {
     pub from: Option<String>,
     /// What it was to become.
     pub to: String,
-    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`, `would-restore`, `gone`,
-    /// `unsupported` or `unreadable`.
+    /// `changed`, `restored`, `gone`, `unsupported`, `failed`; of a dry run, `would-change`, `would-restore`,
+    /// `would-fail` (its cause is known beforehand), `gone`, `unsupported` or `unreadable`.
     pub outcome: String,
     /// Why, where it is neither changed nor restored.
     pub why: Option<String>,

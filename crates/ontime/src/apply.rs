@@ -1,6 +1,7 @@
 //! `ontime apply`: asks the daemon to apply, with another method if one is given. With `--dry-run` it also works
 //! without a daemon.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -61,6 +62,22 @@ fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Repo
     Ok((would(&seen, &LiveHost::with_roots(paths.roots()), &originals), missed))
 }
 
+/// What was done, in numbers: changes, then what had another outcome, then what was as wanted before.
+fn summary(report: &api::Report) -> String {
+    let mut others: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut made = 0;
+    for change in &report.changes {
+        match change.outcome.as_str() {
+            "changed" | "restored" | "would-change" | "would-restore" => made += 1,
+            other => *others.entry(other).or_default() += 1,
+        }
+    }
+    let would = if report.dry_run { "would be " } else { "" };
+    let others: String = others.iter().map(|(outcome, count)| format!("{count} {outcome}, ")).collect();
+    let (changes, unchanged) = (counted(made, "change"), counted(report.unchanged, "knob"));
+    format!("method {}: {changes} {would}made, {others}{unchanged} as wanted", report.method)
+}
+
 /// Shows a report. Returns [`exit::WARNING`] where a knob has one of the outcomes `wrong`, [`exit::CRITICAL`] where a
 /// finding is critical.
 ///
@@ -95,11 +112,41 @@ pub fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<
                 visible(&finding.remedy)
             )?;
         }
-        let would = if report.dry_run { "would be " } else { "" };
-        let (changes, unchanged) = (counted(report.changes.len(), "change"), counted(report.unchanged, "knob"));
-        writeln!(out, "method {}: {changes} {would}made, {unchanged} as wanted", report.method)?;
+        writeln!(out, "{}", summary(report))?;
     }
     let is_wrong = report.changes.iter().any(|change| wrong.contains(&change.outcome.as_str()));
     let status = if is_wrong { exit::WARNING } else { exit::OK };
     Ok(if api::any_critical(&report.findings) { exit::CRITICAL } else { status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_counts_as_made_what_was_made() {
+        let report = |dry_run, outcomes: &[&str]| {
+            let change = |outcome: &&str| api::Change {
+                rule: None,
+                knob: "x".to_owned(),
+                from: None,
+                to: "1".to_owned(),
+                outcome: (*outcome).to_owned(),
+                why: None,
+            };
+            let changes = outcomes.iter().map(change).collect();
+            let method = "partitioned".to_owned();
+            let schema_version = api::SCHEMA_VERSION;
+            summary(&api::Report { schema_version, method, dry_run, changes, unchanged: 2, findings: Vec::new() })
+        };
+        for (dry_run, outcomes, wanted) in [
+            (false, &[][..], "0 changes made, 2 knobs as wanted"),
+            (false, &["changed", "restored"], "2 changes made, 2 knobs as wanted"),
+            (false, &["unsupported"], "0 changes made, 1 unsupported, 2 knobs as wanted"),
+            (false, &["failed", "changed", "gone", "failed"], "1 change made, 2 failed, 1 gone, 2 knobs as wanted"),
+            (true, &["would-change", "would-fail"], "1 change would be made, 1 would-fail, 2 knobs as wanted"),
+        ] {
+            assert_eq!(report(dry_run, outcomes), format!("method partitioned: {wanted}"));
+        }
+    }
 }

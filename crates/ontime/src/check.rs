@@ -1,6 +1,6 @@
 //! `ontime check`: checks all configuration files before a daemon reads them.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use ontime_tenants::config::{self, ConfigError, Text};
 
 use crate::daemon::config::DaemonConfig;
 use crate::exit;
-use crate::paths::Paths;
+use crate::paths::{CONFIG_DIR, Paths};
 use crate::table::{lines, visible};
 
 /// `ontime check`
@@ -44,30 +44,40 @@ const PARTS: [Part; 5] = [
     Part { name: "sockets", one: |_| Ok(()), all: |dir| ontime_sockets::config::load(dir, "").map(drop) },
 ];
 
-/// Checks the files. Exit status 78 where one is wrong, 1 where a file has a name that Ontime does not read.
+/// Checks the files. Exit status 78 where one is wrong, 3 where one may not be read, 1 where a file has a name that
+/// Ontime does not read or the directory that was given does not exist.
 ///
 /// # Errors
 /// Where standard output is closed.
 pub fn run(_: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let found = Found::in_directory(&paths.config_dir);
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     let name = |path: &Path| visible(&path.display().to_string());
     for path in &found.files {
-        let verdict = if found.errors.iter().any(|error| path_of(error) == path) { "WRONG" } else { "ok" };
+        let verdict = match found.errors.iter().find(|error| path_of(error) == path) {
+            Some(error) if exit::of_config(error) == exit::UNKNOWN => "unknown",
+            Some(_) => "WRONG",
+            None => "ok",
+        };
         writeln!(out, "{verdict:8}  {}", name(path))?;
     }
     for path in &found.unread {
         writeln!(out, "not read  {}: Ontime reads no file of this name; rename or remove it", name(path))?;
     }
-    if found.files.is_empty() {
-        writeln!(out, "no file in {}: every setting has its default", name(&paths.config_dir))?;
+    let directory = name(&paths.config_dir);
+    if found.missing {
+        writeln!(out, "{directory} does not exist: every setting has its default")?;
+    } else if found.files.is_empty() && found.errors.is_empty() {
+        writeln!(out, "no file in {directory}: every setting has its default")?;
     }
     out.flush()?;
     for error in &found.errors {
         eprintln!("ontime: {}", lines(&error.to_string()));
     }
-    let unread = if found.unread.is_empty() { exit::OK } else { exit::WARNING };
-    Ok(ExitCode::from(found.errors.iter().map(exit::of_config).max().unwrap_or(unread)))
+    // The usual directory is missing where nothing is configured; any other one was given by hand.
+    let misspelt = found.missing && paths.config_dir != Path::new(CONFIG_DIR);
+    let least = if found.unread.is_empty() && !misspelt { exit::OK } else { exit::WARNING };
+    Ok(ExitCode::from(found.errors.iter().map(exit::of_config).max().unwrap_or(least)))
 }
 
 /// The configuration files that Ontime reads.
@@ -83,11 +93,22 @@ struct Found {
     errors: Vec<ConfigError>,
     /// Files that Ontime does not read.
     unread: Vec<PathBuf>,
+    /// The directory does not exist.
+    missing: bool,
 }
 
 impl Found {
     fn in_directory(directory: &Path) -> Self {
         let mut found = Self::default();
+        match std::fs::read_dir(directory) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Self { missing: true, ..found },
+            // One error, not one for each part.
+            Err(source) => {
+                found.errors.push(ConfigError::Read { path: directory.to_owned(), source });
+                return found;
+            }
+        }
         for part in PARTS {
             match config::files(directory, part.name) {
                 Ok(files) => {
@@ -114,22 +135,41 @@ fn path_of(error: &ConfigError) -> &Path {
     }
 }
 
-/// Files and drop-in directories that belong to no part. Usually the name is misspelt.
+/// Files and drop-in directories that look like configuration but belong to no part, in the directory itself and in the
+/// drop-in directories. Usually the name is misspelt.
 fn unread(directory: &Path) -> Vec<PathBuf> {
     let is_ours = |name: &str| {
         PARTS.iter().any(|part| name.strip_prefix(part.name).is_some_and(|end| matches!(end, ".toml" | ".conf.d")))
     };
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut unread: Vec<PathBuf> = entries
-        .filter(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            !name.starts_with('.') && (name.ends_with(".toml") || name.ends_with(".d")) && !is_ours(&name)
-        })
-        .map(|entry| entry.path())
-        .collect();
+    let looks_like_ours = |name: &str| {
+        name.contains(".toml") || PARTS.iter().any(|part| name.starts_with(part.name)) || name.ends_with(".d")
+    };
+    let drop_ins = PARTS.iter().map(|part| directory.join(format!("{}.conf.d", part.name)));
+    let mut unread = names(directory, |name| looks_like_ours(name) && !is_ours(name));
+    unread.extend(drop_ins.flat_map(|drop_ins| names(&drop_ins, |name| !name.ends_with(".toml"))));
     unread.sort();
     unread
+}
+
+/// The entries of a directory whose name passes, but no hidden files, notes, and files that editors, package managers
+/// and administrators leave beside the one that is read.
+fn names(directory: &Path, passes: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let left = |name: &str| {
+        name.starts_with('.')
+            || name.starts_with("README")
+            || name.ends_with('~')
+            || name.rsplit('.').next().is_some_and(|ending| {
+                matches!(ending, "bak" | "old" | "orig" | "save" | "disabled" | "off" | "example" | "sample")
+                    || ["dpkg-", "ucf-", "rpm"].iter().any(|manager| ending.starts_with(manager))
+            })
+    };
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        !left(&name) && passes(&name)
+    });
+    named.map(|entry| entry.path()).collect()
 }
 
 #[cfg(test)]
@@ -153,11 +193,23 @@ mod tests {
         write("tenant.toml", "");
         write("daemon.d/10.toml", "");
         write("README", "");
+        // What its writer believes to be in force.
+        write("daemon.conf.d/10-enforce.conf", "mode = \"enforce\"\n");
+        write("tenants.conf.d/plc.toml.txt", "");
+        write("sched.conf", "");
+        // What editors, package managers and administrators leave.
+        write("host.conf.d/10.toml~", "");
+        write("host.conf.d/10.toml.dpkg-old", "");
+        write("host.conf.d/README", "");
+        write("host.conf.d/.10.toml.swp", "");
+        write("host.toml.rpmnew", "");
         let found = Found::in_directory(dir.path());
         let names = |paths: &[PathBuf]| -> Vec<String> {
             paths.iter().map(|path| path.strip_prefix(dir.path()).unwrap().display().to_string()).collect()
         };
-        assert_eq!(names(&found.unread), ["daemon.d", "tenant.toml"]);
+        let unread =
+            ["daemon.conf.d/10-enforce.conf", "daemon.d", "sched.conf", "tenant.toml", "tenants.conf.d/plc.toml.txt"];
+        assert_eq!(names(&found.unread), unread);
         assert_eq!(found.files.len(), 6);
         let wrong: Vec<PathBuf> = found.errors.iter().map(|error| path_of(error).to_owned()).collect();
         let wanted = ["host.toml", "host.conf.d/10.toml", "sched.toml", "sockets.conf.d/web.toml"];
@@ -175,5 +227,21 @@ mod tests {
         let errors = Found::in_directory(dir.path()).errors;
         assert_eq!(errors.len(), 1, "{errors:?}");
         assert!(path_of(&errors[0]).ends_with("sched.conf.d/20.toml"), "{errors:?}");
+    }
+
+    #[test]
+    fn what_is_missing_or_leads_nowhere_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = Found::in_directory(&dir.path().join("ontme"));
+        assert!(missing.missing && missing.errors.is_empty());
+        assert!(!Found::in_directory(dir.path()).missing);
+        std::os::unix::fs::symlink("/nowhere/sockets.toml", dir.path().join("sockets.toml")).unwrap();
+        std::fs::write(dir.path().join("sched.conf.d"), "a file in place of a directory").unwrap();
+        let found = Found::in_directory(dir.path());
+        assert_eq!(found.files.len(), 1, "{:?}", found.files);
+        let wrong: Vec<_> = found.errors.iter().map(|error| path_of(error).file_name().unwrap()).collect();
+        assert_eq!(wrong, ["sched.conf.d", "sockets.toml"], "{:?}", found.errors);
+        let file = Found::in_directory(&dir.path().join("sched.conf.d"));
+        assert_eq!(file.errors.len(), 1, "{:?}", file.errors);
     }
 }

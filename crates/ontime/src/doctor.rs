@@ -79,13 +79,16 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     intent.reserved = reserved.map(|reserved| kept(&reserved, &intent.tenants)).unwrap_or_default();
     let (inventory, intent) = as_found(inventory, intent, &originals);
     let missed = missed.and(&found.problems);
-    let stake = Stake::of(&intent.tenants);
+    let stake = Stake::of(&intent.tenants, missed.is_none());
     let memory = placement::of_rt_tenants(&roots, &inventory, &intent);
     let smi = counting.map_or_else(|instead| instead, |counting| counting.finish(SMI_TIME));
     let kvm = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
     let probes = Probes { kvm, smi, memory };
-    let diagnosis =
+    let mut diagnosis =
         doctor::examine(&LiveHost::with_roots(roots), &inventory, &intent, &found.problems, &refused, &probes);
+    if !missed.is_none() {
+        diagnosis.doubt_absence();
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &api::Versioned::of(&diagnosis))?;
@@ -111,13 +114,15 @@ fn kept(reserved: &api::Reservations, tenants: &[Tenant]) -> BTreeMap<ThreadId, 
 struct Stake {
     vms: usize,
     containers: usize,
+    /// Whether all tenants could be seen.
+    all: bool,
 }
 
 impl Stake {
-    fn of(tenants: &[Tenant]) -> Self {
+    fn of(tenants: &[Tenant], all: bool) -> Self {
         let rt = tenants.iter().filter(|tenant| tenant.class != Class::Bulk);
         let (containers, vms) = rt.partition::<Vec<&Tenant>, _>(|tenant| tenant.kind == Kind::Container);
-        Self { vms: vms.len(), containers: containers.len() }
+        Self { vms: vms.len(), containers: containers.len(), all }
     }
 
     /// Whether a check concerns one of them. Most checks concern the host's packet path, which all tenants use.
@@ -134,8 +139,12 @@ impl Stake {
 impl std::fmt::Display for Stake {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.vms, self.containers) {
-            (0, 0) => f.write_str("no RT tenant runs"),
-            (vms, containers) => write!(f, "{}, {}", counted(vms, "RT VM"), counted(containers, "RT container")),
+            (0, 0) if self.all => f.write_str("no RT tenant runs"),
+            (0, 0) => f.write_str("no RT tenant could be seen"),
+            (vms, containers) => {
+                write!(f, "{}, {}", counted(vms, "RT VM"), counted(containers, "RT container"))?;
+                f.write_str(if self.all { "" } else { " could be seen" })
+            }
         }
     }
 }
@@ -257,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    const NOBODY: Stake = Stake { vms: 0, containers: 0 };
+    const NOBODY: Stake = Stake { vms: 0, containers: 0, all: true };
 
     fn check(id: &str, state: State, cost: &str) -> Check {
         Check {
@@ -321,15 +330,15 @@ mod tests {
         let order = |stake| -> Vec<String> {
             ranked(&diagnosis().checks, stake).iter().map(|check| check.id.clone()).collect()
         };
-        let both = order(Stake { vms: 1, containers: 1 });
+        let both = order(Stake { vms: 1, containers: 1, all: true });
         assert_eq!(both, ["kvm", "napi-threaded", "preempt-rt", "vnic-place", "veth", "idle-states", "smt"]);
-        let containers = order(Stake { vms: 0, containers: 2 });
+        let containers = order(Stake { vms: 0, containers: 2, all: true });
         assert_eq!(containers, ["napi-threaded", "preempt-rt", "kvm", "veth", "idle-states", "vnic-place", "smt"]);
     }
 
     #[test]
     fn the_summary_shows_three_and_names_the_rest() {
-        let text = page(Stake { vms: 1, containers: 1 }, false, false);
+        let text = page(Stake { vms: 1, containers: 1, all: true }, false, false);
         assert!(text.contains("1 RT VM, 1 RT container\n3 critical, 3 warnings, 1 unknown, 1 ok\n"), "{text}");
         let shown: Vec<&str> = text.lines().filter(|line| line.contains(": what was found of ")).collect();
         assert_eq!(shown.len(), 3, "{text}");

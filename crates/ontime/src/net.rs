@@ -47,24 +47,23 @@ struct Status {
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let What::Status(args) = &args.what;
     let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, Some(missed)));
-    let (mut nics, missed): (Vec<api::Nic>, Option<Missed>) =
-        match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {
-            Ok(answer) => (answer.nics, None),
-            Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Missed::rights())?,
-            Err(error @ ClientError::Denied { .. }) => {
-                own("the daemon could not be asked", Missed::rights().also(error))?
-            }
-            Err(error) => return Err(error.into()),
-        };
+    let (answer, missed): (api::Nics, Option<Missed>) = match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {
+        Ok(answer) => (answer, None),
+        Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Missed::rights())?,
+        Err(error @ ClientError::Denied { .. }) => own("the daemon could not be asked", Missed::rights().also(error))?,
+        Err(error) => return Err(error.into()),
+    };
+    let api::Nics { mut nics, mut findings, .. } = answer;
     let is_called = |nic: &api::Nic, name: &String| nic.name == *name || nic.altnames.contains(name);
     if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| is_called(nic, name))) {
         let known = nics.iter().map(|nic| visible(&nic.name)).collect::<Vec<_>>().join(", ");
         exit::usage!("there is no interface {unknown} in this network namespace; there are: {known}");
     }
+    findings.retain(|_| args.nics.is_empty());
     nics.retain(|nic| args.nics.is_empty() || args.nics.iter().any(|name| is_called(nic, name)));
     let states = |nic: &api::Nic| nic.knobs.iter().map(|knob| knob.state.clone()).collect::<Vec<_>>();
     let states: Vec<String> = nics.iter().flat_map(states).collect();
-    let critical = nics.iter().any(|nic| api::any_critical(&nic.findings));
+    let critical = api::any_critical(&findings) || nics.iter().any(|nic| api::any_critical(&nic.findings));
     let mut out = std::io::stdout().lock();
     if args.json {
         let nics: Vec<_> = nics.iter().map(api::Versioned::of).collect();
@@ -74,8 +73,13 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         if nics.is_empty() {
             writeln!(out, "no network interface in this network namespace but the loopback")?;
         }
+        let seen_all = missed.as_ref().is_none_or(Missed::is_none);
         for nic in &nics {
-            show(&mut out, nic)?;
+            show(&mut out, nic, seen_all)?;
+        }
+        for finding in &findings {
+            let (object, found, remedy) = (visible(&finding.object), visible(&finding.found), visible(&finding.remedy));
+            writeln!(out, "{object}: {} ({}): {found}\n  {remedy}", finding.severity, finding.rule)?;
         }
     }
     // If a daemon answers and does not apply, that was requested, so it is no warning.
@@ -87,7 +91,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 }
 
 /// Reads the host without a daemon. `why`: why no daemon could be asked.
-fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(Vec<api::Nic>, Missed)> {
+fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(api::Nics, Missed)> {
     let config = Config::load(&paths.config_dir)?;
     let (originals, missed) = match paths.originals() {
         Ok(originals) => (originals, missed),
@@ -111,15 +115,18 @@ fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(Vec<api::Ni
     Ok((view::nics(&look.inventory, &look.intent, &look.plan, &state), missed))
 }
 
-fn show(out: &mut impl Write, nic: &api::Nic) -> std::io::Result<()> {
-    let why = match nic.class_by.as_str() {
-        "configured" => "by host.toml".to_owned(),
-        "mixed" => format!("tenants of both classes use it: {}", visible(&nic.tenants.join(", "))),
-        _ if nic.tenants.is_empty() => "no tenant uses it".to_owned(),
-        _ => format!("used by {}", visible(&nic.tenants.join(", "))),
+/// `seen_all`: all tenants could be seen.
+fn show(out: &mut impl Write, nic: &api::Nic, seen_all: bool) -> std::io::Result<()> {
+    let class = match nic.class_by.as_str() {
+        "configured" => format!("{} (by host.toml)", nic.class),
+        "mixed" => format!("{} (tenants of both classes use it: {})", nic.class, visible(&nic.tenants.join(", "))),
+        "passes-on" if nic.tenants.is_empty() => "no class of its own (packets only pass through it)".to_owned(),
+        _ if nic.tenants.is_empty() && !seen_all => format!("{} (no tenant that could be seen uses it)", nic.class),
+        _ if nic.tenants.is_empty() => format!("{} (no tenant uses it)", nic.class),
+        _ => format!("{} (used by {})", nic.class, visible(&nic.tenants.join(", "))),
     };
     let state = if nic.up { "up" } else { "down" };
-    writeln!(out, "{}  {} ({why}), {}, {state}", visible(&nic.name), nic.class, visible(&nic.kind))?;
+    writeln!(out, "{}  {class}, {}, {state}", visible(&nic.name), visible(&nic.kind))?;
     let rows: Vec<[String; 7]> = nic
         .knobs
         .iter()
@@ -138,4 +145,42 @@ fn show(out: &mut impl Write, nic: &api::Nic) -> std::io::Result<()> {
         writeln!(out, "  {} ({}): {found}\n    {remedy}", finding.severity, finding.rule)?;
     }
     writeln!(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_of_a_class_claims_only_what_was_seen() {
+        let line = |class_by: &str, tenants: &[&str], seen_all| {
+            let nic = api::Nic {
+                name: "x0".to_owned(),
+                altnames: Vec::new(),
+                ifindex: 7,
+                kind: "bridge".to_owned(),
+                up: true,
+                class: "bulk".to_owned(),
+                class_by: class_by.to_owned(),
+                napis: Vec::new(),
+                irqs: Vec::new(),
+                tenants: tenants.iter().map(ToString::to_string).collect(),
+                knobs: Vec::new(),
+                findings: Vec::new(),
+            };
+            let mut out = Vec::new();
+            show(&mut out, &nic, seen_all).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        for (class_by, tenants, seen_all, wanted) in [
+            ("derived", &[][..], true, "bulk (no tenant uses it)"),
+            ("derived", &[], false, "bulk (no tenant that could be seen uses it)"),
+            ("derived", &["vm"], false, "bulk (used by vm)"),
+            ("passes-on", &[], true, "no class of its own (packets only pass through it)"),
+            ("passes-on", &["vm"], true, "bulk (used by vm)"),
+            ("configured", &[], false, "bulk (by host.toml)"),
+        ] {
+            assert_eq!(line(class_by, tenants, seen_all), format!("x0  {wanted}, bridge, up\n\n"));
+        }
+    }
 }

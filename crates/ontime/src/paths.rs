@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use ontime_hostnet::{Journal, JournalError, Originals, Roots, journal};
 
+/// Where the configuration usually is.
+pub const CONFIG_DIR: &str = "/etc/ontime";
+
 /// Directories, from the command line.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Paths {
@@ -14,7 +17,7 @@ pub struct Paths {
     #[arg(long, global = true, default_value = "/var/lib/ontime", value_name = "DIR", help_heading = "Directories")]
     pub state_dir: PathBuf,
     /// Configuration.
-    #[arg(long, global = true, default_value = "/etc/ontime", value_name = "DIR", help_heading = "Directories")]
+    #[arg(long, global = true, default_value = CONFIG_DIR, value_name = "DIR", help_heading = "Directories")]
     pub config_dir: PathBuf,
     /// Where debugfs is mounted.
     #[arg(

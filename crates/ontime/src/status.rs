@@ -79,8 +79,11 @@ fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Resul
     let ok = status.knobs.iter().filter(|knob| knob.state == "ok").count();
     let total = status.knobs.len();
     if status.state == api::State::Observing {
-        let would = status.knobs.iter().filter(|knob| knob.state == "would-change").count();
-        writeln!(out, "knobs      {ok} of {total} as wanted, {would} would be set in mode enforce:")?;
+        let count = |state: &str| status.knobs.iter().filter(|knob| knob.state == state).count();
+        let cannot = count("unsupported") + count("would-fail");
+        let cannot = if cannot > 0 { format!(", {cannot} cannot be set") } else { String::new() };
+        let would = count("would-change");
+        writeln!(out, "knobs      {ok} of {total} as wanted{cannot}, {would} would be set in mode enforce:")?;
         writeln!(out, "           mode = \"enforce\" in daemon.toml, then `ontime reload`")?;
     } else {
         writeln!(out, "knobs      {ok} of {total} as wanted, {} drifted", status.drift)?;

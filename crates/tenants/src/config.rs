@@ -201,10 +201,15 @@ pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Loaded<T>, ConfigError> 
 /// files are no error. Hidden files and files with another ending are ignored, because they belong to editors.
 ///
 /// # Errors
-/// [`ConfigError::Read`] if the directory exists but cannot be listed.
+/// [`ConfigError::Read`] if a directory exists but may not be searched or listed. A link that leads nowhere is listed:
+/// reading it is an error.
 pub fn files(directory: &Path, name: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let main = directory.join(format!("{name}.toml"));
-    let mut files: Vec<PathBuf> = main.exists().then_some(main).into_iter().collect();
+    let mut files = match main.symlink_metadata() {
+        Ok(_) => vec![main],
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(source) => return Err(ConfigError::Read { path: main, source }),
+    };
     let drop_ins = directory.join(format!("{name}.conf.d"));
     let failed = |source| ConfigError::Read { path: drop_ins.clone(), source };
     let entries = match std::fs::read_dir(&drop_ins) {

@@ -133,10 +133,26 @@ impl From<KvmProbe> for Probes {
     }
 }
 
+impl Diagnosis {
+    /// For a process that could not see all tenants: a rule that planned nothing may have missed some, so its check is
+    /// not ok but unknown.
+    pub fn doubt_absence(&mut self) {
+        for check in &mut self.checks {
+            if check.state == State::Ok && check.found == rule_state::NOTHING {
+                check.state = State::Unknown;
+                "nothing to set for what could be seen; not all tenants could be seen".clone_into(&mut check.found);
+                "run this as root".clone_into(&mut check.remedy);
+            }
+        }
+        self.state = self.state.max(State::Unknown);
+    }
+}
+
 /// Examines the host and changes nothing. With the probes already made, it takes some milliseconds.
 ///
 /// Every rule of the table is checked as under method `partitioned`, whatever the intent's method. Only `busypoll`,
-/// which is `partitioned` with polling, is checked as `busypoll`, so that its polling threads are not a fault.
+/// which is `partitioned` with polling, is checked as `busypoll`, so that its polling threads are not a fault. Of the
+/// rules that only the intent's method has, the obstacles are reported.
 pub fn examine(
     host: &dyn Host,
     inventory: &Inventory,
@@ -153,6 +169,10 @@ pub fn examine(
     for rule in RULES.iter().filter(|rule| everything.method.has(rule.id)) {
         let (check, found) = rule_state::check(host, inventory, &everything, refused, rule);
         checks.push(check);
+        obstacles.extend(found.into_iter().map(|obstacle| (rule.id, obstacle)));
+    }
+    for rule in RULES.iter().filter(|rule| intent.method.has(rule.id) && !everything.method.has(rule.id)) {
+        let (_, found) = rule_state::check(host, inventory, intent, refused, rule);
         obstacles.extend(found.into_iter().map(|obstacle| (rule.id, obstacle)));
     }
     checks.push(refusals::check(&obstacles));

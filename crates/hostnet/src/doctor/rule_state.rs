@@ -9,6 +9,9 @@ use crate::knob::{Host, KnobError};
 use crate::obstacle::Obstacle;
 use crate::rule::{Finding, Refusal, Rule, RuleId, Severity};
 
+/// What a check found whose rule plans no setting.
+pub(super) const NOTHING: &str = "nothing on this host to set";
+
 /// Number of differing knobs that are named; the rest is counted.
 const NAMED: usize = 3;
 
@@ -107,7 +110,7 @@ fn describe(comparison: &Comparison) -> Vec<String> {
     let total = comparison.as_wanted + comparison.differing.len() + comparison.unreadable.len();
     let mut found = Vec::new();
     if total == 0 {
-        found.push("nothing on this host to set".to_owned());
+        found.push(NOTHING.to_owned());
     } else if comparison.differing.is_empty() && comparison.unreadable.is_empty() {
         found.push(format!("{total} of {total} as wanted"));
     }

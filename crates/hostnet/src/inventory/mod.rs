@@ -188,6 +188,15 @@ pub struct Nic {
     pub tx_ring: Option<u32>,
 }
 
+impl Nic {
+    /// Whether packets only pass through this interface: it is virtual and has neither interrupts nor NAPI. A veth or a
+    /// WireGuard interface has NAPI while it is up, which kernels before 6.8 do not list.
+    pub fn passes_on(&self) -> bool {
+        let may_have_napi = matches!(self.kind.as_deref(), Some("veth" | "wireguard"));
+        !self.physical && !self.carried && self.napis.is_empty() && self.irqs.is_empty() && !may_have_napi
+    }
+}
+
 /// A transmit queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TxQueue {

@@ -134,7 +134,8 @@ fn lacks(inventory: &Inventory, intent: &Intent, nic: &Nic, rt: &[&Napi]) -> Opt
 fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outcome) -> Option<u32> {
     let cpus = &inventory.cpus;
     let named = named_cpu(intent, nic);
-    let set = format!("set poll_cpu of [nic.{}] in /etc/ontime/host.toml to an online CPU kept for it", nic.id.name);
+    let table = intent.table_of(nic);
+    let set = format!("set poll_cpu of [{table}] in /etc/ontime/host.toml to an online CPU kept for it");
     if cpus.online.len() < 2 {
         let found = match named {
             Some(cpu) if cpus.online.contains(cpu) => {
@@ -147,8 +148,7 @@ fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outc
             }
         };
         let remedy = format!(
-            "more CPUs; or, knowing this, poll_cpu in [nic.{}], best with [busypoll] adaptive = true and a bound",
-            nic.id.name
+            "more CPUs; or, knowing this, poll_cpu in [{table}], best with [busypoll] adaptive = true and a bound"
         );
         outcome.findings.push(finding(nic, Severity::Warning, found, remedy, None));
         return None;

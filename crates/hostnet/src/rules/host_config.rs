@@ -77,17 +77,41 @@ fn goes_by_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     nic.carried.then(|| finding(Severity::Info, &nic.id.name, found, "nothing; or name these in its place"))
 }
 
-/// An interface without interrupts and NAPI: its configuration has no effect.
+/// A virtual interface without interrupts and NAPI: its configuration has no effect.
 fn stands_on_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
-    let kind =
-        nic.kind.as_deref().filter(|kind| matches!(*kind, "bond" | "team" | "bridge" | "vlan" | OPEN_VSWITCH))?;
-    let below =
-        |one: &&Nic| one.physical && (one.controller == Some(nic.id.ifindex) || nic.link == Some(one.id.ifindex));
-    let names: Vec<&str> = inventory.nics.iter().filter(below).map(|one| one.id.name.as_str()).collect();
+    if !nic.passes_on() {
+        return None;
+    }
+    let kind = nic.kind.as_deref().unwrap_or("virtual");
+    let names = below(inventory, nic);
     let which = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
     let found = format!("is of kind {kind}, which has no interrupt and no NAPI of its own: nothing follows from it");
     let remedy = format!("name the NICs below it in /etc/ontime/host.toml in its place{which}");
     Some(finding(Severity::Warning, &nic.id.name, found, &remedy))
+}
+
+/// The names of the physical NICs below an interface, at any depth.
+fn below<'a>(inventory: &'a Inventory, nic: &Nic) -> Vec<&'a str> {
+    let mut known = BTreeSet::from([nic.id.ifindex]);
+    let mut next = vec![nic];
+    let mut names = BTreeSet::new();
+    while let Some(upper) = next.pop() {
+        let carries = |one: &&Nic| {
+            let index = one.id.ifindex;
+            upper.lower.contains(&index) || upper.link == Some(index) || one.controller == Some(upper.id.ifindex)
+        };
+        for lower in inventory.nics.iter().filter(carries) {
+            if !known.insert(lower.id.ifindex) {
+                continue;
+            }
+            if lower.physical && !lower.carried {
+                names.insert(lower.id.name.as_str());
+            } else {
+                next.push(lower);
+            }
+        }
+    }
+    names.into_iter().collect()
 }
 
 /// A NIC with configured class bulk that only RT tenants use. If both classes use it, rule `rt-tx-queue` reports that.
@@ -99,16 +123,16 @@ fn bulk_for_rt(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicCo
         return None;
     }
     let names: Vec<&str> = users.iter().map(|tenant| tenant.name.as_str()).collect();
-    let name = &nic.id.name;
+    let table = intent.table_of(nic);
     let found = format!(
         "is of class bulk, and only RT tenants use it ({}): its threads are at bulk priority",
         names.join(", ")
     );
     let remedy = format!(
-        "take class = \"bulk\" out of [nic.{name}] in /etc/ontime/host.toml, so that it has its tenants' class; or \
-         keep a receive queue for them: [nic.{name}.queue.N] class = \"rt\""
+        "take class = \"bulk\" out of [{table}] in /etc/ontime/host.toml, so that it has its tenants' class; or \
+         keep a receive queue for them: [{table}.queue.N] class = \"rt\""
     );
-    Some(finding(Severity::Warning, name, found, &remedy))
+    Some(finding(Severity::Warning, &nic.id.name, found, &remedy))
 }
 
 /// An RT tenant with interfaces of which none leads to a NIC. The kernel does not show through which NIC a switch of

@@ -37,7 +37,7 @@ pub fn qdisc_bypass(inventory: &Inventory, intent: &Intent) -> Outcome {
     for nic in inventory.nics.iter().filter(|nic| is_asked(inventory, intent, nic)) {
         match taps(inventory, intent, nic) {
             Ok(taps) => outcome.settings.extend(bypass(inventory, nic, &taps)),
-            Err(kept) => outcome.findings.push(kept.finding(nic)),
+            Err(kept) => outcome.findings.push(kept.finding(intent, nic)),
         }
     }
     outcome
@@ -118,22 +118,22 @@ fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob
 }
 
 impl Kept<'_> {
-    fn finding(&self, nic: &Nic) -> Finding {
+    fn finding(&self, intent: &Intent, nic: &Nic) -> Finding {
         let tenant = match self {
             Kept::Theirs(theirs) => return nic_qdisc::kept(RuleId::QdiscBypass, nic, theirs),
             Kept::Unheld(tenant) => tenant,
         };
-        let name = &nic.id.name;
+        let table = intent.table_of(nic);
         Finding {
             rule: RuleId::QdiscBypass,
             severity: Severity::Warning,
-            object: name.clone(),
+            object: nic.id.name.clone(),
             found: format!(
                 "bulk tenant {tenant} sends by it otherwise than by a VM's tap on a bridge, and nothing would hold it \
                  back"
             ),
             remedy: format!(
-                "give it a NIC of its own, or a tap in place of a macvtap; or take qdisc_bypass out of [nic.{name}] in \
+                "give it a NIC of its own, or a tap in place of a macvtap; or take qdisc_bypass out of [{table}] in \
                  /etc/ontime/host.toml"
             ),
             refusal: Some(Refusal::Device),

@@ -190,9 +190,9 @@ fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<F
         found: "RT and bulk packets are received by the same queues, whose threads are at bulk priority".to_owned(),
         remedy: format!(
             "give the RT tenant a NIC or a virtual function of its own, or in /etc/ontime/host.toml a receive queue \
-             ([nic.{0}.queue.N] class = \"rt\"), or say there: [nic.{0}] class = \"rt\", which lets bulk packets of \
+             ([{0}.queue.N] class = \"rt\"), or say there: [{0}] class = \"rt\", which lets bulk packets of \
              this NIC run at RT priority too",
-            nic.id.name
+            intent.table_of(nic)
         ),
         refusal: Some(Refusal::NotLiveSafe),
     })

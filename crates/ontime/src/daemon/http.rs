@@ -38,7 +38,7 @@ pub enum Ask {
     /// The plan and the present state.
     Status(oneshot::Sender<api::Status>),
     /// The NICs.
-    Nics(oneshot::Sender<Vec<api::Nic>>),
+    Nics(oneshot::Sender<api::Nics>),
     /// Reserved CPU time.
     Reservations(oneshot::Sender<api::Reservations>),
     /// Metrics, as text.
@@ -194,8 +194,7 @@ async fn status(State(to): State<Loop>) -> Result<Json<api::Status>, Refusal> {
     (status = 200, body = api::Nics),
     Unanswered))]
 async fn nics(State(to): State<Loop>) -> Result<Json<api::Nics>, Refusal> {
-    let nics = to.ask(Ask::Nics).await?;
-    Ok(Json(api::Nics { schema_version: api::SCHEMA_VERSION, nics }))
+    to.ask(Ask::Nics).await.map(Json)
 }
 
 /// Reserved CPU time: whose, how much of it was used, missed or overrun, and the plan of the present slice.
@@ -421,7 +420,10 @@ mod tests {
         match ask {
             Ask::Tenants(to) => drop(to.send(vec![])),
             Ask::Status(to) => drop(to.send(serde_json::from_str(STATUS).unwrap())),
-            Ask::Nics(to) => drop(to.send(vec![])),
+            Ask::Nics(to) => {
+                let schema_version = api::SCHEMA_VERSION;
+                drop(to.send(api::Nics { schema_version, nics: vec![], findings: vec![] }));
+            }
             Ask::Reservations(to) => drop(to.send(serde_json::from_str(RESERVATIONS).unwrap())),
             Ask::Metrics(to) => drop(to.send("# EOF\n".to_owned())),
             Ask::Apply(asked, to) => drop(to.send(match asked.method {

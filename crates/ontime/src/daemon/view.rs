@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
-use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, Severity};
+use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, RuleId, Setting, Severity};
 use ontime_tenants::{self as tenants, ClassSource, ConfigError, PriorityTable, ThreadId, ThreadRole, ownership};
 
 use super::cap::{Cover, Use};
@@ -73,8 +73,8 @@ pub fn nics(
     inventory: &Inventory,
     intent: &Intent,
     plan: &hostnet::Plan,
-    state: &dyn Fn(&hostnet::Setting) -> api::KnobState,
-) -> Vec<api::Nic> {
+    state: &dyn Fn(&Setting) -> api::KnobState,
+) -> api::Nics {
     let mut knobs: BTreeMap<u32, Vec<api::KnobState>> = BTreeMap::new();
     for setting in &plan.settings {
         if let Some(nic) = inventory.nic_of(&setting.knob).or_else(|| nic_of_vhost(inventory, intent, &setting.knob)) {
@@ -86,7 +86,14 @@ pub fn nics(
         findings: plan.findings.iter().filter(|of| of.object == nic.id.name).map(finding).collect(),
         ..self::nic(inventory, intent, nic)
     };
-    inventory.nics.iter().map(of_nic).collect()
+    let nics = inventory.nics.iter().map(of_nic).collect();
+    let is_left = |of: &&hostnet::Finding| {
+        let about_path =
+            matches!(of.rule, RuleId::HostConfig | RuleId::IrqThread | RuleId::NapiThread | RuleId::DeviceIrq);
+        about_path && inventory.nics.iter().all(|nic| of.object != nic.id.name)
+    };
+    let findings = plan.findings.iter().filter(is_left).map(finding).collect();
+    api::Nics { schema_version: api::SCHEMA_VERSION, nics, findings }
 }
 
 /// The tap of the tenant to which this vhost thread belongs.
@@ -98,7 +105,7 @@ fn nic_of_vhost<'a>(inventory: &'a Inventory, intent: &Intent, knob: &Knob) -> O
 }
 
 /// A knob: the planned value, and the value that was read now.
-pub fn knob_state(host: &dyn Host, setting: &hostnet::Setting) -> api::KnobState {
+pub fn knob_state(host: &dyn Host, setting: &Setting) -> api::KnobState {
     let (actual, state, why) = match host.read(&setting.knob) {
         Ok(found) if found == setting.value => (Some(found), "ok", None),
         Ok(found) => (Some(found), "drifted", None),
@@ -125,6 +132,7 @@ fn nic(inventory: &Inventory, intent: &Intent, nic: &inventory::Nic) -> api::Nic
     let used = intent.nic_use(inventory, nic);
     let class_by = match used {
         NicUse::Configured(_) => "configured",
+        NicUse::Derived(_) if nic.passes_on() => "passes-on",
         NicUse::Derived(_) => "derived",
         NicUse::Mixed(_) => "mixed",
     };
@@ -222,6 +230,13 @@ pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
         Done::Unsupported(why) => ("unsupported", Some(why.clone())),
         Done::Failed(why) => ("failed", Some(why.clone())),
     }
+}
+
+/// What would happen to a setting that cannot be made, as a word, and why. None if no obstacle is known.
+pub fn foreseen(host: &dyn Host, setting: &Setting) -> Option<(&'static str, Option<String>)> {
+    let obstacle = host.foresee(&setting.knob, &setting.value)?;
+    let outcome = if obstacle.lasting { "unsupported" } else { "would-fail" };
+    Some((outcome, Some(format!("{}; {}", obstacle.cause, obstacle.remedy))))
 }
 
 /// What an apply or reset did.

@@ -56,7 +56,7 @@ impl Engine {
     }
 
     /// The NICs as the last pass found them.
-    pub fn nics(&self) -> Vec<api::Nic> {
+    pub fn nics(&self) -> api::Nics {
         let look = &self.look;
         view::nics(&look.inventory, &look.intent, &look.plan, &|setting| self.knob_state(setting))
     }
@@ -139,7 +139,10 @@ impl Engine {
             _ if self.state == api::State::Reset => {
                 ("not-applied", "`ontime reset` was called; nothing is applied until `ontime apply`".to_owned())
             }
-            _ if self.state == api::State::Observing => ("would-change", "mode observe: nothing is set".to_owned()),
+            _ if self.state == api::State::Observing => {
+                let foreseen = view::foreseen(&self.host, setting).unwrap_or(("would-change", None));
+                (foreseen.0, foreseen.1.unwrap_or_else(|| "mode observe: nothing is set".to_owned()))
+            }
             _ if moved == Some(Moved::Paused) => ("paused", "over its runtime cap this moment".to_owned()),
             _ if moved == Some(Moved::Ahead) => ("ahead", "put ahead of its level because of an interrupt".to_owned()),
             Some((state, why)) => (*state, why.clone()),

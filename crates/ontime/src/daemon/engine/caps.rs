@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
+use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Obstacle, Paused, Plan, Value};
 use ontime_tenants::text::counted;
 use ontime_tenants::{Policy, Repeats, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
@@ -342,6 +342,10 @@ impl Host for PastPauses<'_> {
 
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
         self.host.write(knob, value)
+    }
+
+    fn foresee(&self, knob: &Knob, value: &Value) -> Option<Obstacle> {
+        self.host.foresee(knob, value)
     }
 }
 

@@ -77,7 +77,10 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
         };
         match host.read(&setting.knob) {
             Ok(found) if found == setting.value => unchanged += 1,
-            Ok(found) => changes.push(change(Some(found.to_string()), "would-change", None)),
+            Ok(found) => {
+                let (outcome, why) = view::foreseen(host, setting).unwrap_or(("would-change", None));
+                changes.push(change(Some(found.to_string()), outcome, why));
+            }
             Err(error) => {
                 let outcome = match &error {
                     KnobError::Gone(_) => "gone",
@@ -149,7 +152,7 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use ontime_hostnet::{Plan, RuleId, Setting, Stage};
+    use ontime_hostnet::{Obstacle, Plan, Root, RuleId, Setting, Stage};
 
     use super::*;
     use crate::daemon::census::RealTime;
@@ -190,5 +193,38 @@ mod tests {
         assert_eq!(held(Vec::new(), &places, &config), (false, 0));
         config.daemon.cap_uncapped = vec!["/a".to_owned()];
         assert_eq!(held(vec![other], &[], &config), (true, 0), "the administrator's word");
+    }
+    /// A host on which every knob has the value 1. Setting it to 2 has an obstacle for a while, to 3 a lasting one.
+    struct Ones;
+
+    impl Host for Ones {
+        fn read(&self, _: &Knob) -> Result<Value, KnobError> {
+            Ok(Value::Text("1".to_owned()))
+        }
+
+        fn write(&self, knob: &Knob, _: &Value) -> Result<(), KnobError> {
+            panic!("{knob} was written")
+        }
+
+        fn foresee(&self, _: &Knob, value: &Value) -> Option<Obstacle> {
+            let lasting = *value == Value::Text("3".to_owned());
+            let obstacle = || Obstacle { cause: "the cause".to_owned(), remedy: "the remedy".to_owned(), lasting };
+            (lasting || *value == Value::Text("2".to_owned())).then(obstacle)
+        }
+    }
+
+    #[test]
+    fn a_dry_run_promises_nothing_that_is_known_to_fail() {
+        let setting = |value: &str| {
+            let knob = Knob::HostFile { root: Root::Sys, path: format!("of/{value}") };
+            Setting::new(RuleId::HaltPoll, Stage::Place, knob, Value::Text(value.to_owned()))
+        };
+        let plan = Plan { settings: ["1", "2", "3", "4"].map(setting).into(), ..Plan::default() };
+        let report = would(&Look { plan, ..Look::default() }, &Ones, &Originals::default());
+        let told: Vec<(&str, Option<&str>)> =
+            report.changes.iter().map(|change| (change.outcome.as_str(), change.why.as_deref())).collect();
+        let why = Some("the cause; the remedy");
+        assert_eq!(told, [("would-fail", why), ("unsupported", why), ("would-change", None)]);
+        assert_eq!(report.unchanged, 1);
     }
 }
