@@ -111,10 +111,10 @@ images: release
 
 ## dist: what `make install` installs, in target/dist: program with its commit, man pages, completions, list of crates
 dist:
-	ONTIME_VERSION="$$(scripts/version.sh)" cargo build --release --locked
+	ONTIME_VERSION="$$(scripts/version.sh)" cargo build --profile installed --locked -p ontime -p ontime-manuals
 	rm -rf target/dist
-	target/release/ontime-manuals target/dist
-	install -m 755 target/release/ontime target/dist/ontime
+	target/installed/ontime-manuals target/dist
+	install -m 755 target/installed/ontime target/dist/ontime
 	cargo tree --locked -p ontime -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | \
 		sed 's/ (\*)$$//' | sort -u \
 		> target/dist/crates.txt
