@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ThreadId;
 
-use crate::published::Next;
+use crate::guest_page::Next;
 use crate::settle::Reserved;
 use crate::show::Standing;
 

@@ -2,7 +2,7 @@
 //!
 //! A guest requests `budget` in each `period` of a vCPU: the sum of its tasks' bandwidths, in the shortest of their
 //! periods. The guest's periods begin when its tasks are released, but the host's slices end at the deadlines of all
-//! vCPUs. A guest may publish its next deadlines ([`crate::published`]), as RTVirt's guests do. Then slices end there,
+//! vCPUs. A guest may publish its next deadlines ([`crate::guest_page`]), as RTVirt's guests do. Then slices end there,
 //! and the host supplies just what the guest requests. For other guests the host supplies a periodic resource of
 //! unknown phase (Shin and Lee's PRM): at least `Q` in each `P`, in the worst case after nothing for `2 (P - Q)`. The
 //! additional bandwidth is the price of not knowing the deadlines ([`supply`]).
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use ontime_plan::{Bandwidth, Nanos};
 
 use crate::ledger::{self, Budget, Ledger, NOTHING};
-use crate::published::Page;
+use crate::guest_page::Page;
 
 /// The shortest period of a supply: a slice costs some changes of place.
 pub(crate) const PERIOD_MIN: Nanos = Nanos::from_millis(1);

@@ -25,7 +25,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::published;
+use crate::memory_file;
 
 mod page;
 
@@ -129,7 +129,7 @@ impl Ledger {
         let size = rustix::fs::fstat(&file)?.st_size;
         if !seals.contains(SealFlags::SHRINK)
             || usize::try_from(size).unwrap_or(0) < SIZE
-            || !published::is_tmpfs(&file)?
+            || !memory_file::is_tmpfs(&file)?
         {
             return Err(io::Error::other("its ledger is no memory file of a page that is sealed against shrinking"));
         }

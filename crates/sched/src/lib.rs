@@ -8,7 +8,8 @@
 //! |---|---|
 //! | `config` | strict TOML |
 //! | `guest` | what guests request for their deadline tasks, and what the host must supply for that (pure) |
-//! | `published` | the next deadlines that guests publish, read without trusting them |
+//! | `memory_file` | which files a pacer can read without waiting for another process |
+//! | `guest_page` | the next deadlines that guests publish, read without trusting them |
 //! | `ledger` | a guest's offers and claims of bandwidth, in memory shared with its device process |
 //! | `offer` | how much a guest may claim (pure) |
 //! | `settle` | admission of the reservations of the running VMs (pure; uses `ontime_plan`) |
@@ -27,11 +28,12 @@ pub mod backend;
 pub mod config;
 pub mod ext;
 pub mod guest;
+mod guest_page;
 pub mod ledger;
+mod memory_file;
 pub mod offer;
 pub mod ordered;
 pub mod pacer;
-pub mod published;
 pub mod seat;
 pub mod settle;
 pub mod shares;
@@ -45,5 +47,11 @@ pub use config::{Beyond, Declared, SchedConfig};
 pub use guest::{Ask, Asks, GuestNeed, Taking};
 pub use ledger::Ledger;
 pub use offer::Offer;
-pub use published::{Page, Task};
+pub use guest_page::{Page, Task};
 pub use settle::{Held, Refused, Reserved, Settled, settle};
+
+/// The next deadlines that guests publish.
+pub mod published {
+    pub use crate::guest_page::{ENTRIES, Follow, LINE, tasks};
+    pub use crate::memory_file::is_memory;
+}

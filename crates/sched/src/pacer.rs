@@ -25,7 +25,7 @@ use rustix::time::Timespec;
 use thiserror::Error;
 
 use crate::account::{Counts, Place, Share, Threads};
-use crate::published::Next;
+use crate::guest_page::Next;
 use crate::seat::Seat;
 use crate::shares::{NEVER, Shares};
 use crate::show::Snapshot;

@@ -23,7 +23,7 @@ use crate::account::{Counts, Place, Share, Tally};
 use crate::config::Beyond;
 use crate::ext::Slot;
 use crate::offer::Offer;
-use crate::published::Published;
+use crate::guest_page::Published;
 use crate::settle::Reserved;
 
 /// The policies of the three places.

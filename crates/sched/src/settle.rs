@@ -20,7 +20,7 @@ use crate::config::SchedConfig;
 use crate::guest::{self, Ask, Asks, GuestNeed};
 use crate::ledger::{self, NOTHING};
 use crate::offer::{self, Offer};
-use crate::published::Page;
+use crate::guest_page::Page;
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;

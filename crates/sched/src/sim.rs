@@ -8,7 +8,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
 use crate::account::{Counts, Place, Share, Tally, Threads};
-use crate::published::{self, Follow, Next};
+use crate::guest_page::{self, Follow, Next};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
 use crate::show::Snapshot;
@@ -148,8 +148,8 @@ impl Threads for Host {
             self.calls.nexts += 1;
             let mut entries: Vec<(u64, u64)> = vm.tasks.iter().map(|task| (task.due, task.period)).collect();
             entries.sort_unstable();
-            let told: Vec<_> = entries.into_iter().filter(|(due, _)| *due > 0).take(published::ENTRIES).collect();
-            return vm.follow.next(&published::line(1, &told), after, 0);
+            let told: Vec<_> = entries.into_iter().filter(|(due, _)| *due > 0).take(guest_page::ENTRIES).collect();
+            return vm.follow.next(&guest_page::line(1, &told), after, 0);
         }
         let vm = self.vms.get(seat).filter(|vm| vm.publishes)?;
         let at = (after - after.min(vm.phase)) / vm.period * vm.period + vm.phase;

@@ -24,6 +24,7 @@ use ontime_plan::dpwrap::SLICE_MIN;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::ledger;
+use crate::memory_file::{is_memory, stays_resident};
 
 /// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] pairs of deadline and period, little endian.
 pub const LINE: usize = 128;
@@ -38,9 +39,6 @@ const BURST: u64 = 16;
 const LIVE: u64 = 2;
 /// The longest period of a task, ns (ONTIME_BW_PERIOD_MAX).
 const PERIOD_MAX: u64 = 4_000_000_000;
-/// `statfs`: hugetlbfs, tmpfs (linux/magic.h).
-const HUGETLBFS: i64 = 0x9584_58f6;
-const TMPFS: i64 = 0x0102_1994;
 
 /// Where a guest publishes: a part of the file that is its memory.
 #[derive(Debug, Clone)]
@@ -73,12 +71,7 @@ impl Page {
             return Err(io::Error::other("its memory is no memory file"));
         }
         let stat = rustix::fs::fstat(&file)?;
-        let stays = match kind(&file)? {
-            HUGETLBFS => true,
-            TMPFS => std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() <= 1),
-            _ => false,
-        };
-        if !stays {
+        if !stays_resident(&file)? {
             return Err(io::Error::other("its memory may be swapped out; use huge pages, or no swap"));
         }
         let whole = u64::from(VCPUS) * LINE as u64;
@@ -108,24 +101,6 @@ impl Page {
         let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
         (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
     }
-}
-
-/// Whether a file is memory: on tmpfs or hugetlbfs, or made by memfd_create. Only these files have seals, and the
-/// kernel answers a question about seals without asking the file system. A question about another file's size or kind
-/// may block for ever, in a process that serves the file (FUSE).
-pub fn is_memory(file: impl AsFd) -> bool {
-    rustix::fs::fcntl_get_seals(file).is_ok()
-}
-
-/// The type of the file's file system.
-#[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
-fn kind(file: impl AsFd) -> io::Result<i64> {
-    Ok(rustix::fs::fstatfs(file)?.f_type as i64)
-}
-
-/// Whether a file is memory in ordinary pages.
-pub(crate) fn is_tmpfs(file: impl AsFd) -> io::Result<bool> {
-    Ok(kind(file)? == TMPFS)
 }
 
 #[allow(clippy::unnecessary_cast, reason = "their types differ between architectures")]
