@@ -9,86 +9,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ThreadId;
 
-use crate::guest_page::Next;
+use crate::model::{Counts, Standing, Tally, Threads};
+pub use crate::model::{Place, Share};
 use crate::settle::Reserved;
-use crate::show::Standing;
 
 /// A share with at most this much left counts as used up, ns: a check for so little would cost more. The rest is added
 /// to the next share. For small budgets the limit is an eighth of the budget, but at least [`GRAIN_MIN`].
 const GRAIN: u64 = 20_000;
 const GRAIN_MIN: u64 = 2_000;
-
-/// The place of a vCPU among the host's threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// Ahead of every other vCPU.
-    Planned,
-    /// Behind the planned, ahead of bulk.
-    Entitled,
-    /// It has used up its share.
-    Beyond,
-}
-
-/// Counters of a vCPU thread since its start, ns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Time on a CPU.
-    pub ran: u64,
-    /// Time runnable but waiting for a CPU. The kernel adds a wait when the wait ends: a present wait is not included.
-    pub waited: u64,
-}
-
-/// CPU time that a vCPU is entitled to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// Part of a CPU.
-    pub bandwidth: Bandwidth,
-    /// The period in which it is to be had, ns.
-    pub period: u64,
-}
-
-/// Access to the vCPU threads by number. None: the thread has ended.
-pub trait Threads {
-    /// The thread's counters up to now.
-    fn read(&mut self, seat: usize) -> Option<Counts>;
-    /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. Costs about three readings.
-    fn sleeps(&mut self, seat: usize) -> bool;
-    /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none.
-    fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
-    /// The vCPU's new share, if its guest has claimed from its offer ([`crate::ledger`]) since the last call.
-    fn claimed(&mut self, seat: usize) -> Option<Share>;
-    /// Changes the thread's place, and reads its counters. A change that the kernel refuses counts as made; the next
-    /// change tries again.
-    fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
-}
-
-/// Counters of a vCPU, written by pacers and read by other threads at any time.
-#[derive(Debug, Default)]
-pub struct Tally {
-    /// CPU time within shares, ns.
-    pub ran: AtomicU64,
-    /// CPU time beyond them, ns.
-    pub beyond: AtomicU64,
-    /// How often a share was used up.
-    pub overruns: AtomicU64,
-    /// Periods that were judged.
-    pub periods: AtomicU64,
-    /// Periods with less than the budget although the vCPU was runnable: it waited for longer than the period less the
-    /// budget.
-    pub misses: AtomicU64,
-    /// Changes of place.
-    pub flips: AtomicU64,
-    /// Changes of place that the kernel refused.
-    pub refused: AtomicU64,
-}
-
-fn add(counter: &AtomicU64, amount: u64) {
-    counter.fetch_add(amount, Ordering::Relaxed);
-}
+/// The longest time between two checks of vCPUs that all sleep, ns.
+pub(crate) const CALM_MAX: u64 = 50_000_000;
+/// The limit of the pool of unused time, ns, which is kept for vCPUs that have used up their shares.
+pub(crate) const UNUSED_MAX: u64 = 10_000_000;
 
 /// A time as a signed amount, which may be a debt.
 pub(crate) fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
 }
 
 /// The account of one vCPU.

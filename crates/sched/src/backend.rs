@@ -12,66 +12,15 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ontime_tenants::{Policy, ThreadId};
-use serde::Deserialize;
 
-use crate::account::Tally;
-use crate::config::Beyond;
 use crate::ext::Ext;
-use crate::pacer::{PacerError, Pacers, Pacing, Seats, now};
-use crate::seat::{Files, Guest, Hand, Places, Seat};
+use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
+use crate::pacer::{Pacers, Pacing, Seats, now};
+use crate::seat::{Files, Guest, Hand, Seat};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
-use crate::show::Snapshot;
-
-/// The kinds of back ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BackendKind {
-    /// By pacers: in the order of deadlines if no vCPU has to migrate, or else by slices.
-    #[default]
-    Paced,
-    /// By pacers, always by DP-WRAP's slices.
-    DpWrap,
-    /// By pacers, through a `sched_ext` scheduler.
-    #[serde(rename = "sched_ext")]
-    SchedExt,
-    /// By SCHED_DEADLINE.
-    Deadline,
-}
-
-impl BackendKind {
-    /// The name in the configuration file.
-    pub fn name(self) -> &'static str {
-        match self {
-            BackendKind::Paced => "paced",
-            BackendKind::DpWrap => "dp-wrap",
-            BackendKind::SchedExt => "sched_ext",
-            BackendKind::Deadline => "deadline",
-        }
-    }
-}
-
-/// Counters of a vCPU since it has its reservation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Use {
-    /// CPU time within its shares, ns; with back end `deadline`, all of its CPU time.
-    pub ran: u64,
-    /// CPU time beyond its shares, ns, which no other thread needed.
-    pub beyond: u64,
-    /// How often it used up its share of a slice or window.
-    pub overruns: u64,
-    /// Periods that were judged.
-    pub periods: u64,
-    /// Periods with less than the budget although the vCPU was runnable.
-    pub misses: u64,
-    /// Changes of its place.
-    pub flips: u64,
-    /// Changes that the kernel refused.
-    pub refused: u64,
-}
 
 /// Enforces reservations.
 pub trait Backend: Debug {
@@ -148,7 +97,7 @@ impl Way {
     }
 }
 
-/// Back ends [`BackendKind::Paced`], [`BackendKind::DpWrap`] and [`BackendKind::SchedExt`].
+/// Back ends [`crate::model::BackendKind::Paced`], [`crate::model::BackendKind::DpWrap`] and [`crate::model::BackendKind::SchedExt`].
 #[derive(Debug)]
 pub struct Paced {
     planning: Planning,
@@ -269,16 +218,7 @@ impl Backend for Paced {
     }
 
     fn uses(&self) -> BTreeMap<ThreadId, Use> {
-        let used = |tally: &Tally| Use {
-            ran: tally.ran.load(Ordering::Relaxed),
-            beyond: tally.beyond.load(Ordering::Relaxed),
-            overruns: tally.overruns.load(Ordering::Relaxed),
-            periods: tally.periods.load(Ordering::Relaxed),
-            misses: tally.misses.load(Ordering::Relaxed),
-            flips: tally.flips.load(Ordering::Relaxed),
-            refused: tally.refused.load(Ordering::Relaxed),
-        };
-        self.tallies.iter().map(|(id, tally)| (*id, used(tally))).collect()
+        self.tallies.iter().map(|(id, tally)| (*id, tally.usage())).collect()
     }
 
     fn show(&mut self) -> Option<Snapshot> {
@@ -290,7 +230,7 @@ impl Backend for Paced {
     }
 }
 
-/// Back end [`BackendKind::Deadline`].
+/// Back end [`crate::model::BackendKind::Deadline`].
 #[derive(Debug, Default)]
 pub struct Deadline {
     /// CPU time of each thread when its reservation began, ns.

@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use ontime_plan::{Bandwidth, Nanos};
 
-use crate::ledger::{self, Budget, Ledger, NOTHING};
 use crate::guest_page::Page;
+use crate::ledger::Ledger;
+use crate::model::{Budget, NOTHING, Table};
 
 /// The shortest period of a supply: a slice costs some changes of place.
 pub(crate) const PERIOD_MIN: Nanos = Nanos::from_millis(1);
@@ -71,7 +72,7 @@ impl Taking {
 
 impl Ask {
     /// The claims as a table by vCPU.
-    pub fn held(&self) -> ledger::Table {
+    pub fn held(&self) -> Table {
         let mut table = NOTHING;
         for need in &self.needs {
             if let Some(held) = table.get_mut(need.vcpu as usize) {
@@ -83,7 +84,7 @@ impl Ask {
 }
 
 /// The same from a table by vCPU, without empty entries.
-pub fn needs(held: &ledger::Table) -> Vec<GuestNeed> {
+pub fn needs(held: &Table) -> Vec<GuestNeed> {
     let some = (0..).zip(held).filter(|(_, held)| held.budget > 0);
     some.map(|(vcpu, held)| GuestNeed { vcpu, budget: Nanos(held.budget), period: Nanos(held.period) }).collect()
 }

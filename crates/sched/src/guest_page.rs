@@ -23,15 +23,15 @@ use std::sync::Arc;
 use ontime_plan::dpwrap::SLICE_MIN;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::ledger;
 use crate::memory_file::{is_memory, stays_resident};
+use crate::model::{self, Next};
 
 /// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] pairs of deadline and period, little endian.
 pub const LINE: usize = 128;
 /// Deadline tasks that a vCPU can publish.
 pub const ENTRIES: usize = 7;
 /// vCPUs that have entries.
-const VCPUS: u32 = ledger::VCPUS as u32;
+const VCPUS: u32 = model::VCPUS as u32;
 /// How many slices may end for a vCPU in each of its periods: in the long run, and at once.
 const CUTS: u64 = 8;
 const BURST: u64 = 16;
@@ -134,15 +134,6 @@ pub fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
     let mut tasks: Vec<Task> = entries.chunks_exact(2).filter(|_| *paired != 0).filter_map(task).collect();
     tasks.sort_by_key(|task| task.deadline_in);
     tasks
-}
-
-/// A vCPU's next deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Next {
-    /// Its time, ns of CLOCK_MONOTONIC.
-    pub at: u64,
-    /// Whether one of the vCPU's tasks has run lately, so that its share is to be planned.
-    pub live: bool,
 }
 
 /// The deadlines of a vCPU, as its pacer reads them.

@@ -6,6 +6,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `model` | the crate's words: kinds, places, counters, budgets, errors |
 //! | `config` | strict TOML |
 //! | `guest` | what guests request for their deadline tasks, and what the host must supply for that (pure) |
 //! | `memory_file` | which files a pacer can read without waiting for another process |
@@ -17,7 +18,6 @@
 //! | `shares` | which vCPU is at which place, and until when: by one of the next two (pure) |
 //! | `ordered` | for each CPU, in the order of deadlines (pure) |
 //! | `wrapped` | by the planner's slices, which all vCPUs share (pure) |
-//! | `show` | snapshots of the pacers' state, for `ontime top` |
 //! | `seat` | one vCPU thread: reads its CPU time and changes its place |
 //! | `pacer` | the FIFO threads that enforce the plan of `shares`, and how the daemon gives them a new one |
 //! | `ext` | the scheduler of back end `sched_ext`: its BPF program (`scheduler.bpf.c`), and its table in user space |
@@ -25,33 +25,39 @@
 
 pub mod account;
 pub mod backend;
-pub mod config;
+mod config;
 pub mod ext;
 pub mod guest;
 mod guest_page;
 pub mod ledger;
 mod memory_file;
-pub mod offer;
-pub mod ordered;
-pub mod pacer;
+mod model;
+mod offer;
+mod ordered;
+mod pacer;
 pub mod seat;
-pub mod settle;
+mod settle;
 pub mod shares;
-pub mod show;
 #[cfg(test)]
 mod sim;
-pub mod wrapped;
+mod wrapped;
 
-pub use backend::{Backend, BackendKind, Use};
-pub use config::{Beyond, Declared, SchedConfig};
+pub use backend::Backend;
+pub use config::{Declared, SchedConfig};
 pub use guest::{Ask, Asks, GuestNeed, Taking};
-pub use ledger::Ledger;
-pub use offer::Offer;
 pub use guest_page::{Page, Task};
+pub use ledger::Ledger;
+pub use model::{BackendKind, Beyond, Use};
+pub use offer::Offer;
 pub use settle::{Held, Refused, Reserved, Settled, settle};
 
 /// The next deadlines that guests publish.
 pub mod published {
     pub use crate::guest_page::{ENTRIES, Follow, LINE, tasks};
     pub use crate::memory_file::is_memory;
+}
+
+/// Snapshots of the pacers' state.
+pub mod show {
+    pub use crate::model::{Planned, Snapshot, Standing};
 }

@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use ontime_plan::{Bandwidth, Nanos};
 
-use crate::account::Share;
 use crate::guest::PERIOD_MIN;
-use crate::ledger::{Budget, Ledger};
+use crate::ledger::Ledger;
+use crate::model::{Budget, Share};
 use crate::settle::{ROUNDING_PPM, Reserved, Settled, fits};
 
 /// The offer to a vCPU's guest.

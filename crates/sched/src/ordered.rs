@@ -45,10 +45,9 @@ use ontime_plan::Nanos;
 use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_tenants::ThreadId;
 
-use crate::account::{Account, Place, Tally, Threads, signed};
+use crate::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
 use crate::settle::{Reserved, Settled};
-use crate::shares::{CALM_MAX, NEVER, UNUSED_MAX};
-use crate::show::{Planned, Snapshot};
 use crate::wrapped::Wrapped;
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.

@@ -19,41 +19,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{CpuList, Policy, ThreadId, remedy};
+use ontime_tenants::{CpuList, Policy, ThreadId};
 use rustix::thread::futex;
 use rustix::time::Timespec;
-use thiserror::Error;
 
-use crate::account::{Counts, Place, Share, Threads};
-use crate::guest_page::Next;
+use crate::model::{Counts, NEVER, Next, PacerError, Place, Share, Snapshot, Threads};
 use crate::seat::Seat;
-use crate::shares::{NEVER, Shares};
-use crate::show::Snapshot;
+use crate::shares::Shares;
 
 /// The longest wait for pacers to carry out an order. A slice takes at most 100 ms.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Why reservations are not enforced.
-#[derive(Debug, Error)]
-pub enum PacerError {
-    /// The pacers could not be set up.
-    #[error("reservations are not kept: {what}: {source}; {}", remedy(source))]
-    Setup {
-        /// The step that failed.
-        what: &'static str,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// The sched_ext scheduler could not be started, or has ended.
-    #[error("reservations are not kept: sched_ext: {0}")]
-    Ext(String),
-    /// The pacers do not answer or have ended.
-    #[error(
-        "reservations are not kept any more: the pacer threads have ended or do not answer; collect what is needed \
-         with `ontime report` and report it"
-    )]
-    Lost,
-}
 
 /// The state that pacers work on.
 #[derive(Debug)]
@@ -377,22 +352,10 @@ mod tests {
     use super::*;
     use ontime_plan::Bandwidth;
 
-    use crate::seat::{Guest, Hand, Places};
+    use crate::model::Places;
+    use crate::seat::{Guest, Hand};
     use crate::settle::Settled;
     use crate::shares::Planning;
-
-    #[test]
-    fn why_reservations_are_not_kept_has_a_remedy() {
-        let setup = |what, number| PacerError::Setup { what, source: io::Error::from_raw_os_error(number) };
-        for (error, wanted) in [
-            (setup("starting a pacer thread", libc::EAGAIN), "; raise the limit of threads (TasksMax= of the unit"),
-            (setup("locking memory", libc::ENOMEM), "; free memory, or raise MemoryMax= and LimitMEMLOCK="),
-            (PacerError::Lost, "`ontime report`"),
-        ] {
-            let said = error.to_string();
-            assert!(said.starts_with("reservations are not kept") && said.contains(wanted), "{said}");
-        }
-    }
 
     /// Policies that any user may set; the real ones need CAP_SYS_NICE.
     const PLACES: Places = Places { planned: Policy::BULK, entitled: Policy::BULK, beyond: Policy::Idle };

@@ -17,67 +17,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ontime_tenants::{Class, Level, Policy, PriorityTable, ProcessClock, Role, ThreadId};
+use ontime_tenants::{Policy, ProcessClock, ThreadId};
 
-use crate::account::{Counts, Place, Share, Tally};
-use crate::config::Beyond;
 use crate::ext::Slot;
-use crate::offer::Offer;
 use crate::guest_page::Published;
+pub use crate::model::Places;
+use crate::model::{Counts, Place, Share, Tally};
+use crate::offer::Offer;
 use crate::settle::Reserved;
-
-/// The policies of the three places.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Places {
-    /// Of [`Place::Planned`].
-    pub planned: Policy,
-    /// Of [`Place::Entitled`].
-    pub entitled: Policy,
-    /// Of [`Place::Beyond`].
-    pub beyond: Policy,
-}
-
-impl Places {
-    /// The policies of the priority table. The plan divides time among reservations, so levels do not matter: all vCPUs
-    /// have the places of the first level.
-    pub fn of(table: PriorityTable, beyond: Beyond) -> Self {
-        let rt = Class::Rt(Level::HIGHEST);
-        Self {
-            planned: table.policy(rt, Role::VcpuPlanned),
-            entitled: table.policy(rt, Role::VcpuEntitled),
-            beyond: match beyond {
-                Beyond::Idle => Policy::Idle,
-                Beyond::Other => Policy::BULK,
-            },
-        }
-    }
-
-    /// Whether a vCPU of a pacer may have this policy.
-    pub fn has(&self, policy: Policy) -> bool {
-        let at_beyond = match (self.beyond, policy) {
-            // The nice value may be any.
-            (Policy::Other { .. }, Policy::Other { .. }) => true,
-            (beyond, policy) => beyond == policy,
-        };
-        at_beyond || policy == self.planned || policy == self.entitled
-    }
-
-    fn policy(&self, place: Place) -> Policy {
-        match place {
-            Place::Planned => self.planned,
-            Place::Entitled => self.entitled,
-            Place::Beyond => self.beyond,
-        }
-    }
-
-    fn raw(&self, place: Place) -> (libc::c_int, libc::c_int) {
-        match self.policy(place) {
-            Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
-            Policy::Idle => (libc::SCHED_IDLE, 0),
-            _ => (libc::SCHED_OTHER, 0),
-        }
-    }
-}
 
 /// How a thread's place is changed.
 #[derive(Debug, Clone)]
@@ -239,7 +186,7 @@ impl Seat {
                 return self.read();
             }
         };
-        let (policy, priority) = places.raw(place);
+        let (policy, priority) = raw(places.policy(place));
         let param = libc::sched_param { sched_priority: priority };
         // SAFETY: the kernel copies param, which outlives the call.
         if unsafe { libc::sched_setscheduler(self.id.tid, policy | libc::SCHED_RESET_ON_FORK, &raw const param) } != 0 {
@@ -255,6 +202,15 @@ impl Seat {
                 Err(error)
             }
         }
+    }
+}
+
+/// The kernel's numbers of a policy and its priority.
+fn raw(policy: Policy) -> (libc::c_int, libc::c_int) {
+    match policy {
+        Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
+        Policy::Idle => (libc::SCHED_IDLE, 0),
+        _ => (libc::SCHED_OTHER, 0),
     }
 }
 
@@ -280,7 +236,10 @@ fn number(digits: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use ontime_tenants::PriorityTable;
+
     use super::*;
+    use crate::model::Beyond;
 
     #[test]
     fn schedstat_is_read() {
@@ -298,15 +257,6 @@ mod tests {
         for bad in [&b""[..], b"7 (CPU", b"7 (CPU)", b"7 (CPU) "] {
             assert_eq!(state(bad), None);
         }
-    }
-
-    #[test]
-    fn places_are_the_first_levels() {
-        let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        assert_eq!((places.planned, places.entitled), (Policy::Fifo(47), Policy::Fifo(46)));
-        assert!(places.has(Policy::Idle) && places.has(Policy::Fifo(46)) && !places.has(Policy::BULK));
-        let places = Places::of(PriorityTable::default(), Beyond::Other);
-        assert!(places.has(Policy::Other { nice: 5 }) && !places.has(Policy::Idle));
     }
 
     #[test]

@@ -14,13 +14,11 @@ use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
 use serde::{Deserialize, Serialize};
 
-use crate::account::Share;
-use crate::backend::BackendKind;
 use crate::config::SchedConfig;
 use crate::guest::{self, Ask, Asks, GuestNeed};
-use crate::ledger::{self, NOTHING};
-use crate::offer::{self, Offer};
 use crate::guest_page::Page;
+use crate::model::{BackendKind, NOTHING, Share, Table};
+use crate::offer::{self, Offer};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
@@ -156,7 +154,7 @@ impl Settled {
     }
 
     /// The offers to a VM's guest, by vCPU.
-    pub fn offers(&self, tenant: &str) -> ledger::Table {
+    pub fn offers(&self, tenant: &str) -> Table {
         let mut table = NOTHING;
         for vcpu in self.vcpus.iter().filter(|vcpu| vcpu.tenant == tenant) {
             if let (Some(place), Some(offer)) = (table.get_mut(vcpu.vcpu as usize), &vcpu.offer) {

@@ -5,18 +5,10 @@ use std::sync::Arc;
 
 use ontime_tenants::ThreadId;
 
-use crate::account::{Tally, Threads};
+use crate::model::{NEVER, Snapshot, Tally, Threads};
 use crate::ordered::Ordered;
 use crate::settle::Settled;
-use crate::show::Snapshot;
 use crate::wrapped::{PROMPT, Wrapped};
-
-/// No further check.
-pub const NEVER: u64 = u64::MAX;
-/// The longest time between two checks of vCPUs that all sleep, ns.
-pub const CALM_MAX: u64 = 50_000_000;
-/// The limit of the pool of unused time, ns, which is kept for vCPUs that have used up their shares.
-pub(crate) const UNUSED_MAX: u64 = 10_000_000;
 
 /// How vCPUs are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,7 +30,7 @@ pub enum Shares {
 }
 
 impl Shares {
-    /// A plan for vCPUs that are at [`crate::account::Place::Entitled`] now. `tally` gives each vCPU its counters.
+    /// A plan for vCPUs that are at [`crate::model::Place::Entitled`] now. `tally` gives each vCPU its counters.
     pub fn new(settled: &Settled, planning: Planning, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let cpus = settled.cpus.len();
         let stay = cpus == 1 || settled.vcpus.iter().all(|vcpu| vcpu.home.is_some());

@@ -6,7 +6,8 @@ use ontime_plan::{Bandwidth, Nanos};
 use proptest::prelude::*;
 
 use super::*;
-use crate::account::Share;
+use crate::account::{CALM_MAX, UNUSED_MAX};
+use crate::model::Share;
 use crate::ordered::FLOOR;
 use crate::sim::*;
 

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
-use crate::account::{Counts, Place, Share, Tally, Threads};
-use crate::guest_page::{self, Follow, Next};
+use crate::guest_page::{self, Follow};
+use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
 use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
-use crate::show::Snapshot;
 
 pub const MS: u64 = 1_000_000;
 /// The time step of the simulation, ns.

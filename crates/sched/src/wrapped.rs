@@ -51,11 +51,10 @@ use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
-use crate::account::{Account, Place, Tally, Threads, signed};
+use crate::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
 use crate::ordered::Ordered;
 use crate::settle::Settled;
-use crate::shares::{CALM_MAX, NEVER, UNUSED_MAX};
-use crate::show::{Planned, Snapshot};
 
 /// The longest period of a prompt vCPU, ns.
 pub(crate) const PROMPT: u64 = 1_000_000;

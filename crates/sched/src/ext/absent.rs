@@ -4,8 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use ontime_tenants::ThreadId;
 
-use crate::config::Beyond;
-use crate::pacer::PacerError;
+use crate::model::{Beyond, PacerError};
 
 /// Cannot exist.
 #[derive(Debug)]

@@ -6,8 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use libbpf_rs::{Link, Map, MapCore, MapFlags, Object, ObjectBuilder, PrintLevel, set_print};
 use ontime_tenants::ThreadId;
 
-use crate::config::Beyond;
-use crate::pacer::PacerError;
+use crate::model::{Beyond, PacerError};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scheduler.bpf.o"));
 /// Where the kernel shows which scheduler runs.

@@ -16,9 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_tenants::{ThreadId, remedy};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::account::Place;
-use crate::config::Beyond;
-use crate::pacer::PacerError;
+use crate::model::{Beyond, PacerError, Place};
 use crate::settle::Settled;
 
 #[cfg(feature = "sched-ext")]

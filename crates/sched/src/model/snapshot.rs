@@ -2,7 +2,7 @@
 
 use ontime_tenants::ThreadId;
 
-use crate::account::Place;
+use crate::model::place::Place;
 
 /// Place and period of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
