@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ThreadId;
 
+use crate::admit::Reserved;
 use crate::model::{Counts, Standing, Tally, Threads};
 pub use crate::model::{Place, Share};
-use crate::settle::Reserved;
 
 /// A share with at most this much left counts as used up, ns: a check for so little would cost more. The rest is added
 /// to the next share. For small budgets the limit is an eighth of the budget, but at least [`GRAIN_MIN`].

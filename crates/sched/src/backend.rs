@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use ontime_tenants::{Policy, ThreadId};
 
+use crate::admit::{Reserved, Settled};
 use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::pacer::{Pacers, Pacing, Seats, now};
 use crate::seat::{Files, Guest, Hand, Seat};
-use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
 
 /// Enforces reservations.

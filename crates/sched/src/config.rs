@@ -1,6 +1,6 @@
 //! `/etc/ontime/sched.toml` and `sched.conf.d`: CPU time declared for VMs.
 //!
-//! In: strict TOML. Out: a [`SchedConfig`], checked as far as the text allows; [`crate::settle`] checks whether it fits
+//! In: strict TOML. Out: a [`SchedConfig`], checked as far as the text allows; [`crate::admit`] checks whether it fits
 //! this host. Without a file there are no reservations, and nothing of this crate runs.
 
 use std::collections::BTreeSet;
@@ -134,6 +134,11 @@ impl SchedConfig {
             self.reservations.push(declared);
         }
         Ok(())
+    }
+
+    /// Whether a tenant of this name has a reservation.
+    pub(crate) fn names(&self, tenant: &str) -> bool {
+        self.reservations.iter().any(|declared| declared.name == tenant)
     }
 
     fn declared(&self, text: &Text, entry: &Spanned<Entry>, slack: Nanos) -> Result<Declared, ConfigError> {

@@ -8,12 +8,10 @@
 //! |---|---|
 //! | `model` | the crate's words: kinds, places, counters, budgets, errors |
 //! | `config` | strict TOML |
-//! | `guest` | what guests request for their deadline tasks, and what the host must supply for that (pure) |
 //! | `memory_file` | which files a pacer can read without waiting for another process |
 //! | `guest_page` | the next deadlines that guests publish, read without trusting them |
 //! | `ledger` | a guest's offers and claims of bandwidth, in memory shared with its device process |
-//! | `offer` | how much a guest may claim (pure) |
-//! | `settle` | admission of the reservations of the running VMs (pure; uses `ontime_plan`) |
+//! | `admit` | which reservations hold, and how much more guests may claim (pure; uses `ontime_plan`) |
 //! | `account` | one vCPU's account: its place, what is left of its share, its periods (pure) |
 //! | `shares` | which vCPU is at which place, and until when: by one of the next two (pure) |
 //! | `ordered` | for each CPU, in the order of deadlines (pure) |
@@ -24,32 +22,33 @@
 //! | `backend` | the back ends: `paced`, `dp-wrap`, `sched_ext`, `deadline` |
 
 pub mod account;
+mod admit;
 pub mod backend;
 mod config;
 pub mod ext;
-pub mod guest;
 mod guest_page;
 pub mod ledger;
 mod memory_file;
 mod model;
-mod offer;
 mod ordered;
 mod pacer;
 pub mod seat;
-mod settle;
 pub mod shares;
 #[cfg(test)]
 mod sim;
 mod wrapped;
 
+pub use admit::{Ask, Asks, GuestNeed, Held, Offer, Refused, Reserved, Settled, Taking, settle};
 pub use backend::Backend;
 pub use config::{Declared, SchedConfig};
-pub use guest::{Ask, Asks, GuestNeed, Taking};
 pub use guest_page::{Page, Task};
 pub use ledger::Ledger;
 pub use model::{BackendKind, Beyond, Use};
-pub use offer::Offer;
-pub use settle::{Held, Refused, Reserved, Settled, settle};
+
+/// What guests request.
+pub mod guest {
+    pub use crate::admit::needs;
+}
 
 /// The next deadlines that guests publish.
 pub mod published {

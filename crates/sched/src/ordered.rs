@@ -46,8 +46,8 @@ use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_tenants::ThreadId;
 
 use crate::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::admit::{Reserved, Settled};
 use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
-use crate::settle::{Reserved, Settled};
 use crate::wrapped::Wrapped;
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.

@@ -352,9 +352,9 @@ mod tests {
     use super::*;
     use ontime_plan::Bandwidth;
 
+    use crate::admit::Settled;
     use crate::model::Places;
     use crate::seat::{Guest, Hand};
-    use crate::settle::Settled;
     use crate::shares::Planning;
 
     /// Policies that any user may set; the real ones need CAP_SYS_NICE.

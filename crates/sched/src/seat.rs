@@ -19,12 +19,12 @@ use std::sync::atomic::Ordering;
 
 use ontime_tenants::{Policy, ProcessClock, ThreadId};
 
+use crate::admit::Offer;
+use crate::admit::Reserved;
 use crate::ext::Slot;
 use crate::guest_page::Published;
 pub use crate::model::Places;
 use crate::model::{Counts, Place, Share, Tally};
-use crate::offer::Offer;
-use crate::settle::Reserved;
 
 /// How a thread's place is changed.
 #[derive(Debug, Clone)]

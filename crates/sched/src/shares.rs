@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use ontime_tenants::ThreadId;
 
+use crate::admit::Settled;
 use crate::model::{NEVER, Snapshot, Tally, Threads};
 use crate::ordered::Ordered;
-use crate::settle::Settled;
 use crate::wrapped::{PROMPT, Wrapped};
 
 /// How vCPUs are planned.

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
+use crate::admit::{Reserved, Settled};
 use crate::guest_page::{self, Follow};
 use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
-use crate::settle::{Reserved, Settled};
 use crate::shares::{Planning, Shares};
 
 pub const MS: u64 = 1_000_000;

@@ -52,9 +52,9 @@ use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
 use crate::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::admit::Settled;
 use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
 use crate::ordered::Ordered;
-use crate::settle::Settled;
 
 /// The longest period of a prompt vCPU, ns.
 pub(crate) const PROMPT: u64 = 1_000_000;

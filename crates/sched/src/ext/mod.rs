@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_tenants::{ThreadId, remedy};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::admit::Settled;
 use crate::model::{Beyond, PacerError, Place};
-use crate::settle::Settled;
 
 #[cfg(feature = "sched-ext")]
 #[path = "kernel.rs"]

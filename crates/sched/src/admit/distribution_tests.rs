@@ -4,7 +4,9 @@ use ontime_tenants::{Class, ThreadId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::guest::GuestNeed;
+use crate::admit::request::GuestNeed;
+use crate::ledger::Ledger;
+use crate::model::Share;
 use crate::sim::admitted;
 
 const MS: u64 = 1_000_000;
@@ -68,7 +70,7 @@ fn what_is_left_is_offered_in_equal_parts_up_to_what_is_allowed() {
     let homes = spread_anew(settled(2, |number| Some(number % 2), &[Some(0), Some(4), Some(0)], &ledger));
     assert_eq!(offered(&homes), [Some(374), Some(800), Some(374)]);
     let full = spread_anew(settled(1, none, &[Some(7), Some(7)], &ledger));
-    let held: Vec<_> = full.vcpus.iter().map(held).collect();
+    let held: Vec<_> = full.vcpus.iter().map(Reserved::claimed).collect();
     let offers: Vec<_> = full.vcpus.iter().map(|vcpu| vcpu.offer.as_ref().unwrap().offered).collect();
     assert!(held.iter().zip(&offers).all(|(held, offer)| held.fits(offer)), "{offers:?}");
 }
@@ -122,7 +124,7 @@ proptest! {
         prop_assert_eq!(now.vcpus.iter().filter(|vcpu| vcpu.offer.is_some()).count(), holds.iter().flatten().count());
         let mut all = now.vcpus.clone();
         for vcpu in &mut all {
-            let holds = held(vcpu);
+            let holds = vcpu.claimed();
             if let Some(offer) = &vcpu.offer {
                 prop_assert!(holds.fits(&offer.offered));
                 vcpu.bandwidth = offer.share(&offer.offered).unwrap().bandwidth;

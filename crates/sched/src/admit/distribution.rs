@@ -10,47 +10,10 @@ use std::collections::BTreeMap;
 
 use ontime_plan::{Bandwidth, Nanos};
 
-use crate::guest::PERIOD_MIN;
-use crate::ledger::Ledger;
-use crate::model::{Budget, Share};
-use crate::settle::{ROUNDING_PPM, Reserved, Settled, fits};
-
-/// The offer to a vCPU's guest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
-    /// Where the guest claims.
-    pub ledger: Ledger,
-    /// The vCPU's share without what its guest holds.
-    pub declared: Share,
-    /// The most that sched.toml allows the guest.
-    pub most: Bandwidth,
-    /// The offer: this bandwidth, including what the guest holds, in no shorter period.
-    pub offered: Budget,
-}
-
-impl Offer {
-    /// Nothing is offered yet; `shortest` is the shortest period that sched.toml allows.
-    pub(crate) fn new(ledger: Ledger, declared: Share, most: Bandwidth, shortest: Nanos) -> Self {
-        // In shorter periods slices do not end exactly enough at the deadline, so a need costs more than its bandwidth.
-        let period = shortest.max(PERIOD_MIN).0;
-        Self { ledger, declared, most, offered: Budget { budget: 0, period } }
-    }
-
-    /// The vCPU's share if its guest holds this; None if that is beyond the offer.
-    pub fn share(&self, held: &Budget) -> Option<Share> {
-        let Share { bandwidth, period } = self.declared;
-        let nothing = held.budget == 0;
-        held.fits(&self.offered).then(|| Share {
-            bandwidth: bandwidth + held.bandwidth(),
-            period: if nothing { period } else { period.min(held.period) },
-        })
-    }
-}
-
-/// What a vCPU's guest holds, from its admitted need.
-pub fn held(vcpu: &Reserved) -> Budget {
-    vcpu.guest.map_or_else(Budget::default, |need| Budget { budget: need.budget.0, period: need.period.0 })
-}
+use crate::admit::fit::{ROUNDING_PPM, fits};
+use crate::admit::offer::Offer;
+use crate::admit::reservations::{Reserved, Settled};
+use crate::model::Budget;
 
 /// Fills in all offers; removes them if they do not fit.
 pub(crate) fn spread(settled: &mut Settled, before: &Settled) {
@@ -59,13 +22,13 @@ pub(crate) fn spread(settled: &mut Settled, before: &Settled) {
     }
     let left = left(settled);
     for vcpu in &mut settled.vcpus {
-        let (home, holds) = (vcpu.home, held(vcpu));
+        let (home, holds) = (vcpu.home, vcpu.claimed());
         let Some(offer) = &mut vcpu.offer else { continue };
         let part = Bandwidth::ppm(left.get(&home).copied().unwrap_or(0));
         let most = (holds.bandwidth() + part).min(offer.most).max(holds.bandwidth());
         offer.offered.budget = most.of(Nanos(offer.offered.period)).0;
     }
-    let whole = |vcpu: &Reserved| vcpu.offer.as_ref().is_none_or(|offer| held(vcpu).fits(&offer.offered));
+    let whole = |vcpu: &Reserved| vcpu.offer.as_ref().is_none_or(|offer| vcpu.claimed().fits(&offer.offered));
     let largest = settled.vcpus.iter().map(|vcpu| Reserved {
         bandwidth: vcpu
             .offer
@@ -89,7 +52,7 @@ fn stays(settled: &mut Settled, before: &Settled) -> bool {
         match (&vcpu.offer, &old.offer) {
             (Some(new), Some(offer)) => {
                 let like = Offer { offered: new.offered, ..offer.clone() } == *new;
-                (same && like && held(vcpu).fits(&offer.offered)).then_some(Some(offer.offered))
+                (same && like && vcpu.claimed().fits(&offer.offered)).then_some(Some(offer.offered))
             }
             // Without an offer, the bandwidth must not have grown.
             (None, None) => (same && vcpu.bandwidth <= old.bandwidth).then_some(None),
@@ -125,5 +88,5 @@ fn left(settled: &Settled) -> BTreeMap<Option<u32>, u64> {
 }
 
 #[cfg(test)]
-#[path = "offer_tests.rs"]
+#[path = "distribution_tests.rs"]
 mod tests;

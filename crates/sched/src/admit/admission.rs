@@ -10,188 +10,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation};
+use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
-use serde::{Deserialize, Serialize};
 
+use crate::admit::distribution::spread;
+use crate::admit::fit::fit;
+use crate::admit::offer::Offer;
+use crate::admit::request::{self, Ask, Asks, GuestNeed};
+use crate::admit::reservations::{Refused, Reserved, Settled};
 use crate::config::SchedConfig;
-use crate::guest::{self, Ask, Asks, GuestNeed};
 use crate::guest_page::Page;
-use crate::model::{BackendKind, NOTHING, Share, Table};
-use crate::offer::{self, Offer};
-
-/// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
-pub(crate) const ROUNDING_PPM: u64 = 12;
-
-/// A vCPU with a reservation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reserved {
-    /// The vCPU's thread.
-    pub id: ThreadId,
-    /// The name of the VM.
-    pub tenant: String,
-    /// The VM's class.
-    pub class: Class,
-    /// The vCPU's number in the VM.
-    pub vcpu: u32,
-    /// CPU time in each period.
-    pub budget: Nanos,
-    /// The period.
-    pub period: Nanos,
-    /// Budget over period.
-    pub bandwidth: Bandwidth,
-    /// The part of it that the guest's deadline tasks requested.
-    pub guest: Option<GuestNeed>,
-    /// Where the guest publishes its next deadlines.
-    pub page: Option<Page>,
-    /// What the guest may claim without asking.
-    pub offer: Option<Offer>,
-    /// The CPU on which the plan keeps the vCPU, an index of [`Settled::cpus`]; None if the vCPU may migrate.
-    pub home: Option<u32>,
-}
-
-/// A vCPU with a reservation, and its CPU: what is remembered over a restart of the daemon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
-    /// The vCPU's thread.
-    pub id: ThreadId,
-    /// The host's CPU; None if the vCPU may migrate.
-    pub cpu: Option<u32>,
-}
-
-/// A VM whose reservation was refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// The VM.
-    pub tenant: String,
-    /// The reason, and the remedy.
-    pub why: String,
-}
-
-/// The result of an admission.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Settled {
-    /// The vCPUs with a reservation, in the order of admission.
-    pub vcpus: Vec<Reserved>,
-    /// The VMs without.
-    pub refused: Vec<Refused>,
-    /// The host's CPUs for reservations, by number; the planner calls them 0, 1, 2...
-    pub cpus: Vec<u32>,
-    /// For each of these CPUs: whether vCPUs without a home run there.
-    pub shared: Vec<bool>,
-    /// The part of each CPU that is kept for others.
-    pub reserve: Bandwidth,
-}
-
-impl Settled {
-    /// The sum of all reservations, in CPUs.
-    pub fn total(&self) -> Bandwidth {
-        self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum()
-    }
-
-    /// The host's CPU on which the plan keeps a vCPU; None if the vCPU may migrate.
-    pub fn cpu(&self, vcpu: &Reserved) -> Option<u32> {
-        self.cpus.get(usize::try_from(vcpu.home?).ok()?).copied()
-    }
-
-    /// Sets the admitted vCPUs, and their home CPUs.
-    fn take(&mut self, vcpus: Vec<Reserved>, admitted: Admitted) {
-        self.vcpus = vcpus;
-        let homes = admitted.home.into_iter().skip(self.cpus.len());
-        for (vcpu, home) in self.vcpus.iter_mut().zip(homes) {
-            vcpu.home = home;
-        }
-        self.shared = admitted.shared;
-    }
-
-    /// Refuses each VM that has a vCPU which is not `held`.
-    pub fn keep_only(&mut self, held: impl Fn(ThreadId) -> bool, why: &str) {
-        let unheld = self.vcpus.iter().filter(|vcpu| !held(vcpu.id));
-        let refused: BTreeSet<String> = unheld.map(|vcpu| vcpu.tenant.clone()).collect();
-        self.vcpus.retain(|vcpu| !refused.contains(&vcpu.tenant));
-        self.refused.extend(refused.into_iter().map(|tenant| Refused { tenant, why: why.to_owned() }));
-    }
-
-    /// The reservations to be remembered: which thread has one, and on which of the host's CPUs.
-    pub fn held(&self) -> Vec<Held> {
-        self.vcpus.iter().map(|vcpu| Held { id: vcpu.id, cpu: self.cpu(vcpu) }).collect()
-    }
-
-    /// A `before` for [`settle`], from remembered reservations. All else is unknown.
-    pub fn remembered(held: &[Held]) -> Self {
-        let cpus: Vec<u32> = held.iter().filter_map(|one| one.cpu).collect::<BTreeSet<_>>().into_iter().collect();
-        let vcpu = |one: &Held| Reserved {
-            id: one.id,
-            tenant: String::new(),
-            class: Class::Bulk,
-            vcpu: 0,
-            budget: Nanos(0),
-            period: Nanos(0),
-            bandwidth: Bandwidth::ZERO,
-            guest: None,
-            page: None,
-            offer: None,
-            home: one.cpu.and_then(|cpu| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at)),
-        };
-        let vcpus = held.iter().map(vcpu).collect();
-        Self { vcpus, cpus, ..Self::default() }
-    }
-
-    /// Whether a guest has the bandwidth that it requested.
-    ///
-    /// # Errors
-    /// The reason, if not.
-    pub fn has(&self, tenant: &str, needs: &[GuestNeed]) -> Result<(), String> {
-        let has = |need: &GuestNeed| {
-            self.vcpus.iter().any(|vcpu| vcpu.tenant == tenant && vcpu.vcpu == need.vcpu && vcpu.guest == Some(*need))
-        };
-        if needs.iter().all(has) {
-            return Ok(());
-        }
-        let refused = self.refused.iter().find(|refused| refused.tenant == tenant);
-        Err(refused
-            .map_or_else(|| "its VM is not found any more; see `ontime ps`".to_owned(), |refused| refused.why.clone()))
-    }
-
-    /// The offers to a VM's guest, by vCPU.
-    pub fn offers(&self, tenant: &str) -> Table {
-        let mut table = NOTHING;
-        for vcpu in self.vcpus.iter().filter(|vcpu| vcpu.tenant == tenant) {
-            if let (Some(place), Some(offer)) = (table.get_mut(vcpu.vcpu as usize), &vcpu.offer) {
-                *place = offer.offered;
-            }
-        }
-        table
-    }
-
-    /// Whether this differs from `before` only in what guests claimed from their offers: pacers read claims themselves.
-    pub fn is_heard(&self, before: &Settled) -> bool {
-        let heard = |(vcpu, old): (&Reserved, &Reserved)| {
-            let taken = Reserved {
-                budget: old.budget,
-                period: old.period,
-                bandwidth: old.bandwidth,
-                guest: old.guest,
-                ..vcpu.clone()
-            };
-            vcpu == old || vcpu.offer.is_some() && taken == *old
-        };
-        (self.vcpus.len(), &self.cpus, &self.shared, self.reserve)
-            == (before.vcpus.len(), &before.cpus, &before.shared, before.reserve)
-            && self.vcpus.iter().zip(&before.vcpus).all(heard)
-    }
-
-    /// The threads of the admitted vCPUs.
-    pub fn ids(&self) -> BTreeSet<ThreadId> {
-        self.vcpus.iter().map(|vcpu| vcpu.id).collect()
-    }
-}
+use crate::model::{BackendKind, Share};
 
 /// Decides which reservations hold. If a guest's request does not fit, its VM is admitted with the declared
 /// reservation, and is also listed as refused.
 pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &Settled, asks: &Asks) -> Settled {
     let mut settled = settle_by(at_once, config, tenants, online, before, asks);
-    offer::spread(&mut settled, before);
+    spread(&mut settled, before);
     settled
 }
 
@@ -249,12 +84,6 @@ fn settle_by(
         }
     }
     settled
-}
-
-impl SchedConfig {
-    fn names(&self, tenant: &str) -> bool {
-        self.reservations.iter().any(|declared| declared.name == tenant)
-    }
 }
 
 /// A vCPU with a declared reservation, before admission.
@@ -347,7 +176,7 @@ fn asked(
                 let most = declared.deadlines.ok_or(
                     "its [[reservation]] in sched.toml has no `deadlines`: set the share of a CPU that they may have",
                 )?;
-                let (more, period) = guest::bandwidth(need, published).ok_or_else(|| {
+                let (more, period) = request::bandwidth(need, published).ok_or_else(|| {
                     format!(
                         "vCPU {number} would need more than a CPU for {} in {}; ask for less runtime or a longer \
                          period in the guest",
@@ -450,63 +279,6 @@ fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<()
     Ok(())
 }
 
-/// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
-pub(crate) fn fits(settled: &Settled, vcpus: &[Reserved]) -> bool {
-    let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
-    fit(settled.reserve, &settled.cpus, vcpus, &wishes).is_ok_and(|admitted| {
-        let homes = admitted.home.iter().skip(settled.cpus.len());
-        admitted.shared == settled.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
-    })
-}
-
-/// The admission test for these vCPUs and the reserves of these CPUs.
-fn fit(
-    reserve: Bandwidth,
-    cpus: &[u32],
-    vcpus: &[Reserved],
-    wishes: &[Option<BTreeSet<u32>>],
-) -> Result<Admitted, String> {
-    let count = cpus.len();
-    let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let name = |at: usize| vcpus.get(at).map_or_else(String::new, |one| format!("vCPU {} of {}", one.vcpu, one.tenant));
-    let want = |vcpu: &Reserved, wish: &Option<BTreeSet<u32>>| Reservation {
-        bandwidth: vcpu.bandwidth,
-        affinity: wish.clone(),
-    };
-    let asked: Vec<Reservation> = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish)).collect();
-    let beside = reserve + Bandwidth::ppm(ROUNDING_PPM);
-    if let Some(at) = vcpus.iter().position(|vcpu| vcpu.bandwidth + beside > Bandwidth::ONE) {
-        return Err(format!(
-            "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU); ask for less, or \
-             reserve less",
-            name(at)
-        ));
-    }
-    let kept: Bandwidth = std::iter::repeat_n(reserve, count).sum();
-    let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
-    if total + kept > Bandwidth::cpus(count) {
-        return Err(Refusal::Full { total, reserve: kept, cpus: number }.to_string());
-    }
-    let reserves = (0..number).map(|cpu| Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
-    let all: Vec<Reservation> = reserves.chain(asked).collect();
-    Admission::new(number, Bandwidth::ZERO).admit(&all).map_err(|refusal| match refusal {
-        Refusal::Affinity { vcpu, bandwidth } => match (vcpu.checked_sub(count), cpus.get(vcpu)) {
-            (None, Some(cpu)) => format!(
-                "CPU {cpu} would have less than its reserve ({reserve} of each CPU) left; widen the pinning to it"
-            ),
-            (at, _) => format!(
-                "{} asks for {bandwidth} of a CPU, and no CPU that it may run on has that room; widen its pinning",
-                name(at.unwrap_or_default())
-            ),
-        },
-        // The room that is left is less than what the planner's rounding takes.
-        Refusal::Full { .. } => "it would fill the CPUs to less than the planner's rounding (10 millionths of a CPU \
-                                 for each vCPU); ask for a little less"
-            .to_owned(),
-        other => other.to_string(),
-    })
-}
-
 #[cfg(test)]
-#[path = "settle_tests.rs"]
+#[path = "admission_tests.rs"]
 mod tests;
