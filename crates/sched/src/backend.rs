@@ -19,8 +19,8 @@ use crate::admit::{Reserved, Settled};
 use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::pacer::{Pacers, Pacing, Seats, now};
+use crate::policy::{Planning, Schedule};
 use crate::seat::{Files, Guest, Hand, Seat};
-use crate::shares::{Planning, Shares};
 
 /// Enforces reservations.
 pub trait Backend: Debug {
@@ -176,7 +176,7 @@ impl Paced {
         let seats = Seats(settled.vcpus.iter().map(open).collect());
         let opened = settled.vcpus.iter().zip(&seats.0);
         self.files = opened.filter_map(|(vcpu, seat)| Some((vcpu.id, seat.as_ref()?.files()))).collect();
-        let shares = Shares::new(settled, self.planning, now(), tally);
+        let shares = Schedule::new(settled, self.planning, now(), tally);
         pacers.replace(Some(Box::new(Pacing { shares, seats })))
     }
 }

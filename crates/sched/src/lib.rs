@@ -12,16 +12,12 @@
 //! | `guest_page` | the next deadlines that guests publish, read without trusting them |
 //! | `ledger` | a guest's offers and claims of bandwidth, in memory shared with its device process |
 //! | `admit` | which reservations hold, and how much more guests may claim (pure; uses `ontime_plan`) |
-//! | `account` | one vCPU's account: its place, what is left of its share, its periods (pure) |
-//! | `shares` | which vCPU is at which place, and until when: by one of the next two (pure) |
-//! | `ordered` | for each CPU, in the order of deadlines (pure) |
-//! | `wrapped` | by the planner's slices, which all vCPUs share (pure) |
+//! | `policy` | which vCPU is at which place, and until when (pure) |
 //! | `seat` | one vCPU thread: reads its CPU time and changes its place |
-//! | `pacer` | the FIFO threads that enforce the plan of `shares`, and how the daemon gives them a new one |
+//! | `pacer` | the FIFO threads that enforce the plan of `policy`, and how the daemon gives them a new one |
 //! | `ext` | the scheduler of back end `sched_ext`: its BPF program (`scheduler.bpf.c`), and its table in user space |
 //! | `backend` | the back ends: `paced`, `dp-wrap`, `sched_ext`, `deadline` |
 
-pub mod account;
 mod admit;
 pub mod backend;
 mod config;
@@ -30,13 +26,11 @@ mod guest_page;
 pub mod ledger;
 mod memory_file;
 mod model;
-mod ordered;
 mod pacer;
+mod policy;
 pub mod seat;
-pub mod shares;
 #[cfg(test)]
 mod sim;
-mod wrapped;
 
 pub use admit::{Ask, Asks, GuestNeed, Held, Offer, Refused, Reserved, Settled, Taking, settle};
 pub use backend::Backend;
@@ -44,6 +38,11 @@ pub use config::{Declared, SchedConfig};
 pub use guest_page::{Page, Task};
 pub use ledger::Ledger;
 pub use model::{BackendKind, Beyond, Use};
+
+/// What a vCPU is entitled to, and its place among the host's threads.
+pub mod account {
+    pub use crate::model::{Place, Share};
+}
 
 /// What guests request.
 pub mod guest {
@@ -54,6 +53,11 @@ pub mod guest {
 pub mod published {
     pub use crate::guest_page::{ENTRIES, Follow, LINE, tasks};
     pub use crate::memory_file::is_memory;
+}
+
+/// How vCPUs are planned.
+pub mod shares {
+    pub use crate::policy::Planning;
 }
 
 /// Snapshots of the pacers' state.

@@ -1,4 +1,4 @@
-//! The pacers: one thread for each CPU, which enforces the plan of [`crate::shares`] and sleeps until its next check.
+//! The pacers: one thread for each CPU, which enforces the plan of [`crate::policy`] and sleeps until its next check.
 //!
 //! A pacer runs at SCHED_FIFO, just below the cap watcher, pinned to its CPU, in locked memory, and allocates
 //! nothing after its start. It sleeps on a futex with an absolute timeout. On PREEMPT_RT, the timeout of a real-time
@@ -24,8 +24,8 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use crate::model::{Counts, NEVER, Next, PacerError, Place, Share, Snapshot, Threads};
+use crate::policy::Schedule;
 use crate::seat::Seat;
-use crate::shares::Shares;
 
 /// The longest wait for pacers to carry out an order. A slice takes at most 100 ms.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Pacing {
     /// The plan.
-    pub shares: Shares,
+    pub shares: Schedule,
     /// The vCPU threads, in the same order.
     pub seats: Seats,
 }
@@ -354,8 +354,8 @@ mod tests {
 
     use crate::admit::Settled;
     use crate::model::Places;
+    use crate::policy::Planning;
     use crate::seat::{Guest, Hand};
-    use crate::shares::Planning;
 
     /// Policies that any user may set; the real ones need CAP_SYS_NICE.
     const PLACES: Places = Places { planned: Policy::BULK, entitled: Policy::BULK, beyond: Policy::Idle };
@@ -378,7 +378,7 @@ mod tests {
         let seat =
             |waiting: &&Waiting| Seat::open(waiting.0, Hand::Policy(PLACES), Arc::default(), Guest::default()).ok();
         let settled = Settled { cpus: vec![0], reserve: Bandwidth::ZERO, ..Settled::default() };
-        let shares = Shares::new(&settled, Planning::Best, now(), |_| Arc::default());
+        let shares = Schedule::new(&settled, Planning::Best, now(), |_| Arc::default());
         Box::new(Pacing { shares, seats: Seats(of.iter().map(seat).collect()) })
     }
 

@@ -10,7 +10,7 @@ use ontime_tenants::{Class, ThreadId};
 use crate::admit::{Reserved, Settled};
 use crate::guest_page::{self, Follow};
 use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
-use crate::shares::{Planning, Shares};
+use crate::policy::{Planning, Schedule};
 
 pub const MS: u64 = 1_000_000;
 /// The time step of the simulation, ns.
@@ -210,9 +210,9 @@ impl Host {
     }
 
     /// A plan for these vCPUs, as the pacers of this host begin it.
-    pub fn shares(&mut self, settled: &Settled, planning: Planning) -> Shares {
+    pub fn shares(&mut self, settled: &Settled, planning: Planning) -> Schedule {
         let number = |id: ThreadId| settled.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
-        let mut shares = Shares::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
+        let mut shares = Schedule::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
         shares.begin(self.now, self);
         shares
     }
@@ -279,7 +279,7 @@ impl Host {
     }
 
     /// Runs with pacers that come `late` ns after they are due. Returns how often they woke.
-    pub fn run(&mut self, shares: &mut Shares, until: u64, late: u64) -> u64 {
+    pub fn run(&mut self, shares: &mut Schedule, until: u64, late: u64) -> u64 {
         let mut due = vec![self.now; self.cpus];
         let mut wakes = 0;
         while self.now < until {
@@ -335,13 +335,13 @@ pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<S
     Some(Settled { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
 }
 
-pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Shares, Host) {
+pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {
     let settled = settled(cpus, 50_000, asked, false).unwrap();
     let mut host = Host::new(cpus as usize, &settled, guests);
     (host.shares(&settled, planning), host)
 }
 
-pub fn shown(shares: &Shares, host: &Host) -> Snapshot {
+pub fn shown(shares: &Schedule, host: &Host) -> Snapshot {
     let mut shown = Snapshot::with_room(host.vms.len());
     shares.show(host.now, &mut shown);
     shown

@@ -7,8 +7,8 @@ use ontime_tenants::ThreadId;
 
 use crate::admit::Settled;
 use crate::model::{NEVER, Snapshot, Tally, Threads};
-use crate::ordered::Ordered;
-use crate::wrapped::{PROMPT, Wrapped};
+use crate::policy::edf::EdfCpu;
+use crate::policy::slices::{PROMPT, Slices};
 
 /// How vCPUs are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,14 +22,14 @@ pub enum Planning {
 
 /// The plan for all vCPUs with reservations.
 #[derive(Debug)]
-pub enum Shares {
+pub enum Schedule {
     /// By slices.
-    Wrapped(Box<Wrapped>),
+    Slices(Box<Slices>),
     /// By deadline, for each CPU.
-    Ordered(Vec<Ordered>),
+    Edf(Vec<EdfCpu>),
 }
 
-impl Shares {
+impl Schedule {
     /// A plan for vCPUs that are at [`crate::model::Place::Entitled`] now. `tally` gives each vCPU its counters.
     pub fn new(settled: &Settled, planning: Planning, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let cpus = settled.cpus.len();
@@ -37,54 +37,50 @@ impl Shares {
         // Prompt vCPUs are served best by slices, within which the order is free.
         let prompt = cpus == 1 && settled.vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
         if planning == Planning::Slices || !stay || prompt {
-            return Self::Wrapped(Box::new(Wrapped::new(settled, now, tally)));
+            return Self::Slices(Box::new(Slices::new(settled, now, tally)));
         }
-        Self::Ordered((0..cpus).map(|cpu| Ordered::new(settled, cpu, now, &tally)).collect())
+        Self::Edf((0..cpus).map(|cpu| EdfCpu::new(settled, cpu, now, &tally)).collect())
     }
 
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         match self {
-            Self::Wrapped(wrapped) => wrapped.begin(now, threads),
-            Self::Ordered(cpus) => cpus.iter_mut().for_each(|cpu| cpu.begin(now, threads)),
+            Self::Slices(slices) => slices.begin(now, threads),
+            Self::Edf(cpus) => cpus.iter_mut().for_each(|cpu| cpu.begin(now, threads)),
         }
     }
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called after [`Self::begin`],
     /// when `old` [yields](Self::yields).
-    pub fn take_over(&mut self, old: &Shares) {
+    pub fn take_over(&mut self, old: &Schedule) {
         match (self, old) {
-            (Self::Wrapped(new), Self::Wrapped(old)) => new.take_over(old),
-            (Self::Ordered(new), Self::Ordered(old)) => {
+            (Self::Slices(new), Self::Slices(old)) => new.take_over(old),
+            (Self::Edf(new), Self::Edf(old)) => {
                 new.iter_mut().for_each(|cpu| old.iter().for_each(|old| cpu.take_over(old)));
             }
-            (Self::Wrapped(new), Self::Ordered(old)) => old.iter().for_each(|old| new.keep(old)),
-            (Self::Ordered(new), Self::Wrapped(old)) => new.iter_mut().for_each(|cpu| cpu.keep(old)),
-        }
-    }
-
-    /// Whether there are no vCPUs.
-    pub fn is_empty(&self) -> bool {
-        match self {
-            Self::Wrapped(wrapped) => wrapped.is_empty(),
-            Self::Ordered(cpus) => cpus.iter().all(Ordered::is_empty),
+            (Self::Slices(new), Self::Edf(old)) => {
+                new.take_over_accounts(|id, now| old.iter().find_map(|cpu| cpu.account(id, now)));
+            }
+            (Self::Edf(new), Self::Slices(old)) => {
+                new.iter_mut().for_each(|cpu| cpu.take_over_accounts(|id| old.account(id)));
+            }
         }
     }
 
     /// Whether another plan may take over now.
     pub fn yields(&self, now: u64) -> bool {
         match self {
-            Self::Wrapped(wrapped) => wrapped.is_calm() || wrapped.is_empty() || now >= wrapped.end(),
-            Self::Ordered(_) => true,
+            Self::Slices(slices) => slices.is_calm() || slices.is_empty() || now >= slices.end(),
+            Self::Edf(_) => true,
         }
     }
 
     /// Whether a calm time has just ended, so that the pacers of other CPUs must check. Clears the flag.
     pub fn take_stirred(&mut self) -> bool {
         match self {
-            Self::Wrapped(wrapped) => wrapped.take_stirred(),
-            Self::Ordered(_) => false,
+            Self::Slices(slices) => slices.take_stirred(),
+            Self::Edf(_) => false,
         }
     }
 
@@ -92,16 +88,16 @@ impl Shares {
     /// run between them.
     pub fn took(&mut self, cpu: usize, ns: u64) {
         match self {
-            Self::Wrapped(wrapped) => wrapped.took(ns),
-            Self::Ordered(cpus) => cpus.get_mut(cpu).into_iter().for_each(|cpu| cpu.took(ns)),
+            Self::Slices(slices) => slices.took(ns),
+            Self::Edf(cpus) => cpus.get_mut(cpu).into_iter().for_each(|cpu| cpu.took(ns)),
         }
     }
 
     /// Does what is due on a CPU (by the planner's number). Returns when its pacer is to check again.
     pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
         match self {
-            Self::Wrapped(wrapped) => wrapped.step(cpu, now, threads),
-            Self::Ordered(cpus) => cpus.get_mut(cpu).map_or(NEVER, |cpu| cpu.step(now, threads)),
+            Self::Slices(slices) => slices.step(cpu, now, threads),
+            Self::Edf(cpus) => cpus.get_mut(cpu).map_or(NEVER, |cpu| cpu.step(now, threads)),
         }
     }
 
@@ -109,12 +105,12 @@ impl Shares {
     pub fn show(&self, now: u64, into: &mut Snapshot) {
         into.clear();
         match self {
-            Self::Wrapped(wrapped) => wrapped.show(now, into),
-            Self::Ordered(cpus) => cpus.iter().for_each(|cpu| cpu.show(now, into)),
+            Self::Slices(slices) => slices.show(now, into),
+            Self::Edf(cpus) => cpus.iter().for_each(|cpu| cpu.show(now, into)),
         }
     }
 }
 
 #[cfg(test)]
-#[path = "shares_tests.rs"]
+#[path = "schedule_tests.rs"]
 mod tests;

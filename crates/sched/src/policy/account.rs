@@ -10,8 +10,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ThreadId;
 
 use crate::admit::Reserved;
-use crate::model::{Counts, Standing, Tally, Threads};
-pub use crate::model::{Place, Share};
+use crate::model::{Counts, Place, Share, Standing, Tally, Threads};
 
 /// A share with at most this much left counts as used up, ns: a check for so little would cost more. The rest is added
 /// to the next share. For small budgets the limit is an eighth of the budget, but at least [`GRAIN_MIN`].

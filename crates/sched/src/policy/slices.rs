@@ -42,7 +42,7 @@
 //! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
 //! check, once.
 //!
-//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Wrapped::new`], and a step reads only vCPUs for which
+//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Slices::new`], and a step reads only vCPUs for which
 //! something is due.
 
 use std::sync::Arc;
@@ -51,10 +51,9 @@ use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
-use crate::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 use crate::admit::Settled;
 use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
-use crate::ordered::Ordered;
+use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
 /// The longest period of a prompt vCPU, ns.
 pub(crate) const PROMPT: u64 = 1_000_000;
@@ -147,7 +146,7 @@ impl Seat {
 
 /// All vCPUs with reservations, and the present slice.
 #[derive(Debug)]
-pub struct Wrapped {
+pub struct Slices {
     planner: Planner,
     demands: Vec<Demand>,
     seats: Vec<Seat>,
@@ -169,7 +168,7 @@ pub struct Wrapped {
     cost: u64,
 }
 
-impl Wrapped {
+impl Slices {
     /// A plan for vCPUs that are at [`Place::Entitled`] now. `tally` gives each vCPU its counters.
     pub fn new(settled: &Settled, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let mut planner = Planner::new(&settled.shared);
@@ -237,7 +236,7 @@ impl Wrapped {
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called at the end of a slice,
     /// after [`Self::begin`].
-    pub fn take_over(&mut self, old: &Wrapped) {
+    pub fn take_over(&mut self, old: &Slices) {
         for seat in &mut self.seats {
             let is_of = |before: &&Seat| before.account.id == seat.account.id && !before.account.gone;
             let Some(before) = old.seats.iter().find(is_of) else { continue };
@@ -247,10 +246,11 @@ impl Wrapped {
         (self.slices, self.looks, self.cost, self.unused) = (old.slices, old.looks, old.cost, old.unused);
     }
 
-    /// Continues a plan in the order of deadlines: vCPUs of both keep their place, debt and period.
-    pub(crate) fn keep(&mut self, old: &Ordered) {
+    /// Continues a plan in the order of deadlines: vCPUs of both keep their place, debt and period. `old` gives a vCPU's
+    /// account there, and its share of the time from the given time to the end of its window, ns.
+    pub(crate) fn take_over_accounts<'a>(&mut self, old: impl Fn(ThreadId, u64) -> Option<(&'a Account, u64)>) {
         for seat in &mut self.seats {
-            if let Some((before, given)) = old.account(seat.account.id, self.start) {
+            if let Some((before, given)) = old(seat.account.id, self.start) {
                 seat.account.take_over(before, given);
                 seat.account.balance = -signed(before.ahead(given));
             }

@@ -6,9 +6,9 @@ use ontime_plan::{Bandwidth, Nanos};
 use proptest::prelude::*;
 
 use super::*;
-use crate::account::{CALM_MAX, UNUSED_MAX};
 use crate::model::Share;
-use crate::ordered::FLOOR;
+use crate::policy::account::{CALM_MAX, UNUSED_MAX};
+use crate::policy::edf::FLOOR;
 use crate::sim::*;
 
 const BOTH: [Planning; 2] = [Planning::Best, Planning::Slices];
@@ -21,8 +21,8 @@ fn count(counter: &AtomicU64) -> u64 {
 fn who_stays_on_a_cpu_needs_no_slices() {
     let kind = |cpus, period, pinned, planning| {
         let settled = settled(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
-        let shares = Shares::new(&settled, planning, 0, |_| Arc::default());
-        matches!(shares, Shares::Ordered(each) if each.len() == cpus as usize)
+        let shares = Schedule::new(&settled, planning, 0, |_| Arc::default());
+        matches!(shares, Schedule::Edf(each) if each.len() == cpus as usize)
     };
     assert!(kind(1, 10 * MS, false, Planning::Best) && kind(2, 10 * MS, true, Planning::Best));
     assert!(!kind(2, 10 * MS, false, Planning::Best), "they may go to another");
@@ -56,7 +56,7 @@ fn a_published_deadline_makes_the_guests_own_periods_whole() {
 }
 
 /// A request each 10 ms to a VM with 58 us in 500 us, beside two VMs that never idle.
-fn prompt(cpus: u32, work: u64) -> (Shares, Host) {
+fn prompt(cpus: u32, work: u64) -> (Schedule, Host) {
     let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS), (58_000, 500_000)];
     let guests = [Guest::Spins, Guest::Spins, Guest::Wants(work)];
     let (mut shares, mut host) = start(Planning::Best, cpus, &asked, &guests);
@@ -361,7 +361,7 @@ fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
         host.run(&mut shares, 1_009 * MS, 0);
         let had = |host: &Host| host.vms.iter().map(|vm| vm.counts.ran).collect::<Vec<_>>();
         let mut before = had(&host);
-        let mut until = |host: &mut Host, shares: &mut Shares, budget: u64| {
+        let mut until = |host: &mut Host, shares: &mut Schedule, budget: u64| {
             let bandwidth = Bandwidth::new(Nanos(budget), Nanos(20 * MS)).unwrap();
             host.vms[1].claimed = Some(Share { bandwidth, period: 20 * MS });
             let until = host.now + 1_000 * MS;

@@ -26,7 +26,7 @@
 //! Until then it may use more than its share of the others' slack, or of [`FLOOR`].
 //!
 //! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
-//! of all is long ([`Ordered::lend`]), the vCPU is checked only when that saved time is used up as well: an application
+//! of all is long ([`EdfCpu::lend`]), the vCPU is checked only when that saved time is used up as well: an application
 //! whose job comes in one piece is not interrupted by a check, and does not wait for its next grant. Unused time beyond
 //! that goes to a pool of at most [`UNUSED_MAX`], for vCPUs that have used up their shares: the earliest deadline
 //! first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together have no
@@ -37,7 +37,7 @@
 //! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
 //! check, once.
 //!
-//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`Ordered::new`].
+//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`EdfCpu::new`].
 
 use std::sync::Arc;
 
@@ -45,10 +45,9 @@ use ontime_plan::Nanos;
 use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_tenants::ThreadId;
 
-use crate::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 use crate::admit::{Reserved, Settled};
 use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
-use crate::wrapped::Wrapped;
+use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.
 pub const FLOOR: u64 = 250_000;
@@ -277,7 +276,7 @@ impl Seat {
 
 /// The vCPUs of one CPU.
 #[derive(Debug)]
-pub struct Ordered {
+pub struct EdfCpu {
     cpu: usize,
     seats: Vec<Seat>,
     /// Indices of `seats`, sorted by the ends of their windows; ended threads are left out.
@@ -299,7 +298,7 @@ pub struct Ordered {
     took: u64,
 }
 
-impl Ordered {
+impl EdfCpu {
     /// A plan for the vCPUs of this CPU (by the planner's numbers), which are at [`Place::Entitled`] now. `tally` gives
     /// each vCPU its counters.
     pub fn new(settled: &Settled, cpu: usize, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
@@ -342,7 +341,7 @@ impl Ordered {
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt, period and window. A changed bandwidth applies
     /// from now on. To be called after [`Self::begin`].
-    pub fn take_over(&mut self, old: &Ordered) {
+    pub fn take_over(&mut self, old: &EdfCpu) {
         let now = self.last;
         for seat in &mut self.seats {
             let is_of = |before: &&Seat| before.account.id == seat.account.id && !before.account.gone;
@@ -368,10 +367,10 @@ impl Ordered {
         }
     }
 
-    /// Continues a plan by slices: vCPUs of both keep their place, debt and period.
-    pub(crate) fn keep(&mut self, old: &Wrapped) {
+    /// Continues a plan by slices: vCPUs of both keep their place, debt and period. `old` gives a vCPU's account there.
+    pub(crate) fn take_over_accounts<'a>(&mut self, old: impl Fn(ThreadId) -> Option<&'a Account>) {
         for seat in &mut self.seats {
-            if let Some(before) = old.account(seat.account.id) {
+            if let Some(before) = old(seat.account.id) {
                 seat.account.take_over(before, 0);
                 seat.account.balance = seat.account.balance.min(0);
             }
@@ -382,11 +381,6 @@ impl Ordered {
     pub(crate) fn account(&self, id: ThreadId, now: u64) -> Option<(&Account, u64)> {
         let seat = self.seats.iter().find(|seat| seat.account.id == id && !seat.account.gone)?;
         Some((&seat.account, seat.account.share(seat.end.saturating_sub(now))))
-    }
-
-    /// Whether there are no vCPUs.
-    pub fn is_empty(&self) -> bool {
-        self.seats.is_empty()
     }
 
     /// Records how long a step took, ns.
