@@ -157,7 +157,7 @@ impl Published {
 
     /// Takes over what `before`, of the same vCPU, knows: the guest's clock, and how many slices have ended for the
     /// vCPU.
-    pub(crate) fn go_on(&mut self, before: &Published) {
+    pub(crate) fn take_over(&mut self, before: &Published) {
         if (&self.page, self.vcpu) == (&before.page, before.vcpu) {
             self.follow = Follow { distance: self.follow.distance, ..before.follow };
         }
@@ -339,7 +339,7 @@ mod tests {
         let stepped = AHEAD + i128::from(3_600_007 * MS);
         for (vcpu, known) in [(0, true), (1, false)] {
             let mut after = Published::new(page.clone(), vcpu, 10 * MS);
-            after.go_on(&before);
+            after.take_over(&before);
             assert_eq!((after.follow.left == 3, after.follow.distance), (known, distance(10 * MS)));
             assert_eq!(next(&mut after, stepped) == 120 * MS, known);
         }

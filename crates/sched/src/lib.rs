@@ -13,35 +13,36 @@
 //! | `ledger` | a guest's offers and claims of bandwidth, in memory shared with its device process |
 //! | `admit` | which reservations hold, and how much more guests may claim (pure; uses `ontime_plan`) |
 //! | `policy` | which vCPU is at which place, and until when (pure) |
-//! | `seat` | one vCPU thread: reads its CPU time and changes its place |
-//! | `pacer` | the FIFO threads that enforce the plan of `policy`, and how the daemon gives them a new one |
 //! | `ext` | the scheduler of back end `sched_ext`: its BPF program (`scheduler.bpf.c`), and its table in user space |
-//! | `backend` | the back ends: `paced`, `dp-wrap`, `sched_ext`, `deadline` |
+//! | `run` | the FIFO threads that enforce the plan of `policy`; the back ends |
 
 mod admit;
-pub mod backend;
 mod config;
 pub mod ext;
 mod guest_page;
 pub mod ledger;
 mod memory_file;
 mod model;
-mod pacer;
 mod policy;
-pub mod seat;
+mod run;
 #[cfg(test)]
 mod sim;
 
 pub use admit::{Ask, Asks, GuestNeed, Held, Offer, Refused, Reserved, Settled, Taking, settle};
-pub use backend::Backend;
 pub use config::{Declared, SchedConfig};
 pub use guest_page::{Page, Task};
 pub use ledger::Ledger;
 pub use model::{BackendKind, Beyond, Use};
+pub use run::Backend;
 
 /// What a vCPU is entitled to, and its place among the host's threads.
 pub mod account {
     pub use crate::model::{Place, Share};
+}
+
+/// The back ends.
+pub mod backend {
+    pub use crate::run::{Deadline, Paced, Way};
 }
 
 /// What guests request.
@@ -53,6 +54,11 @@ pub mod guest {
 pub mod published {
     pub use crate::guest_page::{ENTRIES, Follow, LINE, tasks};
     pub use crate::memory_file::is_memory;
+}
+
+/// The policies of the places.
+pub mod seat {
+    pub use crate::model::Places;
 }
 
 /// How vCPUs are planned.

@@ -24,11 +24,11 @@ impl Scheduler {
         match *self {}
     }
 
-    pub fn seat(&self, _: ThreadId, _: usize) -> Result<(), PacerError> {
+    pub fn assign(&self, _: ThreadId, _: usize) -> Result<(), PacerError> {
         match *self {}
     }
 
-    pub fn unseat(&self, _: ThreadId) {
+    pub fn remove(&self, _: ThreadId) {
         match *self {}
     }
 

@@ -87,15 +87,15 @@ impl Scheduler {
         self.map("places")
     }
 
-    /// Gives a thread a seat.
-    pub fn seat(&self, id: ThreadId, seat: usize) -> Result<(), PacerError> {
-        let value = [(seat as u64).to_ne_bytes(), id.start_time.to_ne_bytes()].concat();
+    /// Gives an entry of the table to a thread.
+    pub fn assign(&self, id: ThreadId, entry: usize) -> Result<(), PacerError> {
+        let value = [(entry as u64).to_ne_bytes(), id.start_time.to_ne_bytes()].concat();
         let seats = self.map("seats")?;
-        seats.update(&id.tid.to_ne_bytes(), &value, MapFlags::ANY).map_err(|error| failed("a seat", &error))
+        seats.update(&id.tid.to_ne_bytes(), &value, MapFlags::ANY).map_err(|error| failed("an entry", &error))
     }
 
-    /// Takes a thread's seat back.
-    pub fn unseat(&self, id: ThreadId) {
+    /// Takes a thread's entry back.
+    pub fn remove(&self, id: ThreadId) {
         // If it is not there, there is nothing to do.
         let _ = self.map("seats").map(|seats| seats.delete(&id.tid.to_ne_bytes()));
     }

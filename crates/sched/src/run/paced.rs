@@ -1,16 +1,6 @@
-//! The back ends: how reservations are enforced.
-//!
-//! | | what enforces the share | price |
-//! |---|---|---|
-//! | `paced`, `dp-wrap` | pacers change priorities ([`crate::pacer`]) | a few changes of priority for each deadline |
-//! | `sched_ext` | pacers write places for a BPF scheduler ([`crate::ext`]) | it runs all SCHED_OTHER; one CPU a vCPU |
-//! | `deadline` | SCHED_DEADLINE for each vCPU, like RT-Xen's servers | no unused time; affinity to a root domain |
-//!
-//! A back end neither sets a thread's policy for the first time nor restores it. The daemon does that by its plan,
-//! whose journal keeps the original values. The back end gives the policy for the plan ([`Backend::place`]).
+//! The back ends with pacers: they give the pacers schedules and open vCPU threads.
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use ontime_tenants::{Policy, ThreadId};
@@ -18,38 +8,12 @@ use ontime_tenants::{Policy, ThreadId};
 use crate::admit::{Reserved, Settled};
 use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
-use crate::pacer::{Pacers, Pacing, Seats, now};
 use crate::policy::{Planning, Schedule};
-use crate::seat::{Files, Guest, Hand, Seat};
-
-/// Enforces reservations.
-pub trait Backend: Debug {
-    /// The policy that the daemon's plan gives a vCPU's thread before this back end takes over, and keeps in view from
-    /// then on.
-    fn place(&self, reserved: &Reserved) -> Policy;
-
-    /// The policies between which this back end moves threads, so that the plan does not correct them; None if it moves
-    /// none.
-    fn places(&self) -> Option<Places>;
-
-    /// Stops enforcing for vCPUs that are not in `settled`: the plan may set their policies now.
-    ///
-    /// # Errors
-    /// [`PacerError`]: no reservation is enforced any more.
-    fn release(&mut self, settled: &Settled) -> Result<(), PacerError>;
-
-    /// Enforces the reservations of exactly these vCPUs, whose policies the plan has set.
-    ///
-    /// # Errors
-    /// [`PacerError`]: no reservation is enforced any more.
-    fn set(&mut self, settled: &Settled) -> Result<(), PacerError>;
-
-    /// The counters of each vCPU.
-    fn uses(&self) -> BTreeMap<ThreadId, Use>;
-
-    /// The pacers' present state, if there are pacers.
-    fn show(&mut self) -> Option<Snapshot>;
-}
+use crate::run::backend::Backend;
+use crate::run::guest::GuestReader;
+use crate::run::pacer::{Pacers, Pacing, now};
+use crate::run::threads::VcpuThreads;
+use crate::run::vcpu::{Placement, ThreadFiles, VcpuThread};
 
 /// How pacers move vCPUs between places.
 #[derive(Debug)]
@@ -68,30 +32,30 @@ impl Way {
             Some(ext) => ext,
             none => none.insert(Ext::start(*beyond)?),
         };
-        ext.seat(settled)
+        ext.assign(settled)
     }
 
     /// How a vCPU's place is changed.
-    fn hand(&self, id: ThreadId) -> Option<Hand> {
+    fn placement(&self, id: ThreadId) -> Option<Placement> {
         match self {
-            Self::Policies(places) => Some(Hand::Policy(*places)),
-            Self::Ext(_, ext) => ext.as_ref()?.slot(id).map(Hand::Table),
+            Self::Policies(places) => Some(Placement::Policy(*places)),
+            Self::Ext(_, ext) => ext.as_ref()?.entry(id).map(Placement::Table),
         }
     }
 
     /// Forgets all other vCPUs, which no pacer has any more.
     fn forget_others(&mut self, settled: &Settled) {
         if let Self::Ext(_, ext) = self {
-            ext.iter_mut().for_each(|ext| ext.unseat_others(settled));
+            ext.iter_mut().for_each(|ext| ext.release_others(settled));
             ext.take_if(|_| settled.vcpus.is_empty());
         }
     }
 
     /// # Errors
     /// [`PacerError::Ext`] if the scheduler does not run any more.
-    fn stands(&self) -> Result<(), PacerError> {
+    fn check(&self) -> Result<(), PacerError> {
         match self {
-            Self::Ext(_, Some(ext)) => ext.stands(),
+            Self::Ext(_, Some(ext)) => ext.check(),
             _ => Ok(()),
         }
     }
@@ -109,7 +73,7 @@ pub struct Paced {
     settled: Settled,
     tallies: BTreeMap<ThreadId, Arc<Tally>>,
     /// Open files of the threads that pacers have, so that a change of one VM does not open all files again.
-    files: BTreeMap<ThreadId, Arc<Files>>,
+    files: BTreeMap<ThreadId, Arc<ThreadFiles>>,
 }
 
 impl Paced {
@@ -166,18 +130,18 @@ impl Paced {
         }
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
         let open = |vcpu: &Reserved| {
-            let guest = Guest::of(vcpu);
-            let hand = self.way.hand(vcpu.id)?;
+            let guest = GuestReader::of(vcpu);
+            let placement = self.way.placement(vcpu.id)?;
             match self.files.get(&vcpu.id) {
-                Some(files) => Some(Seat::with(Arc::clone(files), vcpu.id, hand, tally(vcpu.id), guest)),
-                None => Seat::open(vcpu.id, hand, tally(vcpu.id), guest).ok(),
+                Some(files) => Some(VcpuThread::with(Arc::clone(files), vcpu.id, placement, tally(vcpu.id), guest)),
+                None => VcpuThread::open(vcpu.id, placement, tally(vcpu.id), guest).ok(),
             }
         };
-        let seats = Seats(settled.vcpus.iter().map(open).collect());
-        let opened = settled.vcpus.iter().zip(&seats.0);
-        self.files = opened.filter_map(|(vcpu, seat)| Some((vcpu.id, seat.as_ref()?.files()))).collect();
-        let shares = Schedule::new(settled, self.planning, now(), tally);
-        pacers.replace(Some(Box::new(Pacing { shares, seats })))
+        let vcpus = VcpuThreads(settled.vcpus.iter().map(open).collect());
+        let opened = settled.vcpus.iter().zip(&vcpus.0);
+        self.files = opened.filter_map(|(vcpu, thread)| Some((vcpu.id, thread.as_ref()?.files()))).collect();
+        let schedule = Schedule::new(settled, self.planning, now(), tally);
+        pacers.replace(Some(Box::new(Pacing { schedule, vcpus })))
     }
 }
 
@@ -207,12 +171,12 @@ impl Backend for Paced {
 
     fn set(&mut self, settled: &Settled) -> Result<(), PacerError> {
         if settled.is_heard(&self.settled) {
-            let stands = self.way.stands();
-            match stands {
+            let running = self.way.check();
+            match running {
                 Ok(()) => self.settled = settled.clone(),
                 Err(_) => self.end(),
             }
-            return stands;
+            return running;
         }
         self.work_on(settled.clone())
     }
@@ -227,47 +191,5 @@ impl Backend for Paced {
             return None;
         }
         self.pacers.as_mut()?.show(vcpus).ok()
-    }
-}
-
-/// Back end [`crate::model::BackendKind::Deadline`].
-#[derive(Debug, Default)]
-pub struct Deadline {
-    /// CPU time of each thread when its reservation began, ns.
-    had: BTreeMap<ThreadId, u64>,
-}
-
-impl Backend for Deadline {
-    fn place(&self, reserved: &Reserved) -> Policy {
-        Policy::Deadline { runtime: reserved.budget.0, deadline: reserved.period.0, period: reserved.period.0 }
-    }
-
-    fn places(&self) -> Option<Places> {
-        None
-    }
-
-    fn release(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        self.had.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
-        Ok(())
-    }
-
-    fn set(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        self.release(settled)?;
-        for vcpu in &settled.vcpus {
-            self.had.entry(vcpu.id).or_insert_with(|| vcpu.id.cpu_time().unwrap_or(0));
-        }
-        Ok(())
-    }
-
-    fn uses(&self) -> BTreeMap<ThreadId, Use> {
-        let used = |(id, had): (&ThreadId, &u64)| {
-            let ran = id.cpu_time().unwrap_or(0).saturating_sub(*had);
-            (*id, Use { ran, ..Use::default() })
-        };
-        self.had.iter().map(used).collect()
-    }
-
-    fn show(&mut self) -> Option<Snapshot> {
-        None
     }
 }
