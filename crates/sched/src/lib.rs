@@ -68,5 +68,5 @@ pub mod shares {
 
 /// Snapshots of the pacers' state.
 pub mod show {
-    pub use crate::model::{Planned, Snapshot, Standing};
+    pub use crate::model::Snapshot;
 }

@@ -132,38 +132,38 @@ fn rank(place: Place) -> u8 {
 }
 
 impl Threads for Host {
-    fn read(&mut self, seat: usize) -> Option<Counts> {
+    fn read(&mut self, vcpu: usize) -> Option<Counts> {
         self.calls.reads += 1;
-        self.vms.get(seat).filter(|vm| vm.alive).map(|vm| vm.counts)
+        self.vms.get(vcpu).filter(|vm| vm.alive).map(|vm| vm.counts)
     }
 
-    fn sleeps(&mut self, seat: usize) -> bool {
+    fn is_asleep(&mut self, vcpu: usize) -> bool {
         self.calls.states += 1;
-        self.vms.get(seat).is_some_and(|vm| !vm.awake)
+        self.vms.get(vcpu).is_some_and(|vm| !vm.awake)
     }
 
-    fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
-        if let Some(vm) = self.vms.get_mut(seat).filter(|vm| !vm.tasks.is_empty()) {
+    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
+        if let Some(vm) = self.vms.get_mut(vcpu).filter(|vm| !vm.tasks.is_empty()) {
             self.calls.nexts += 1;
             let mut entries: Vec<(u64, u64)> = vm.tasks.iter().map(|task| (task.due, task.period)).collect();
             entries.sort_unstable();
             let told: Vec<_> = entries.into_iter().filter(|(due, _)| *due > 0).take(guest_page::ENTRIES).collect();
             return vm.follow.next(&guest_page::line(1, &told), after, 0);
         }
-        let vm = self.vms.get(seat).filter(|vm| vm.publishes)?;
+        let vm = self.vms.get(vcpu).filter(|vm| vm.publishes)?;
         let at = (after - after.min(vm.phase)) / vm.period * vm.period + vm.phase;
         Some(Next { at: if at > after { at } else { at + vm.period }, live: true })
     }
 
-    fn claimed(&mut self, seat: usize) -> Option<Share> {
-        self.vms.get_mut(seat)?.claimed.take()
+    fn claimed(&mut self, vcpu: usize) -> Option<Share> {
+        self.vms.get_mut(vcpu)?.claimed.take()
     }
 
-    fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
+    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
         self.flips += 1;
         self.calls.places += 1;
         self.turns += 1;
-        let vm = self.vms.get_mut(seat).filter(|vm| vm.alive)?;
+        let vm = self.vms.get_mut(vcpu).filter(|vm| vm.alive)?;
         // As in SCHED_FIFO: a raised thread goes to the tail, a lowered thread to the head.
         vm.turn = if rank(place) < rank(vm.place) { self.turns } else { -self.turns };
         vm.place = place;
@@ -210,11 +210,11 @@ impl Host {
     }
 
     /// A plan for these vCPUs, as the pacers of this host begin it.
-    pub fn shares(&mut self, settled: &Settled, planning: Planning) -> Schedule {
+    pub fn schedule(&mut self, settled: &Settled, planning: Planning) -> Schedule {
         let number = |id: ThreadId| settled.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
-        let mut shares = Schedule::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
-        shares.begin(self.now, self);
-        shares
+        let mut schedule = Schedule::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
+        schedule.begin(self.now, self);
+        schedule
     }
 
     fn wants(&self, vm: &Vm) -> bool {
@@ -279,7 +279,7 @@ impl Host {
     }
 
     /// Runs with pacers that come `late` ns after they are due. Returns how often they woke.
-    pub fn run(&mut self, shares: &mut Schedule, until: u64, late: u64) -> u64 {
+    pub fn run(&mut self, schedule: &mut Schedule, until: u64, late: u64) -> u64 {
         let mut due = vec![self.now; self.cpus];
         let mut wakes = 0;
         while self.now < until {
@@ -287,12 +287,12 @@ impl Host {
                 if due[cpu] <= self.now && self.taken == 0 {
                     wakes += 1;
                     self.calls = Calls::default();
-                    due[cpu] = shares.step(cpu, self.now, self).saturating_add(late);
+                    due[cpu] = schedule.step(cpu, self.now, self).saturating_add(late);
                     let cost = if self.counted { self.calls.cost() } else { self.cost };
-                    shares.took(cpu, cost);
+                    schedule.record_cost(cpu, cost);
                     self.taken = cost;
                     self.pacing += cost;
-                    if shares.take_stirred() {
+                    if schedule.take_calm_ended() {
                         due.fill(self.now + late);
                     }
                 }
@@ -338,11 +338,11 @@ pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<S
 pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {
     let settled = settled(cpus, 50_000, asked, false).unwrap();
     let mut host = Host::new(cpus as usize, &settled, guests);
-    (host.shares(&settled, planning), host)
+    (host.schedule(&settled, planning), host)
 }
 
-pub fn shown(shares: &Schedule, host: &Host) -> Snapshot {
+pub fn shown(schedule: &Schedule, host: &Host) -> Snapshot {
     let mut shown = Snapshot::with_room(host.vms.len());
-    shares.show(host.now, &mut shown);
+    schedule.write_snapshot(host.now, &mut shown);
     shown
 }

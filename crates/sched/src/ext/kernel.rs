@@ -90,14 +90,14 @@ impl Scheduler {
     /// Gives an entry of the table to a thread.
     pub fn assign(&self, id: ThreadId, entry: usize) -> Result<(), PacerError> {
         let value = [(entry as u64).to_ne_bytes(), id.start_time.to_ne_bytes()].concat();
-        let seats = self.map("seats")?;
-        seats.update(&id.tid.to_ne_bytes(), &value, MapFlags::ANY).map_err(|error| failed("an entry", &error))
+        let entries = self.map("entries")?;
+        entries.update(&id.tid.to_ne_bytes(), &value, MapFlags::ANY).map_err(|error| failed("an entry", &error))
     }
 
     /// Takes a thread's entry back.
     pub fn remove(&self, id: ThreadId) {
         // If it is not there, there is nothing to do.
-        let _ = self.map("seats").map(|seats| seats.delete(&id.tid.to_ne_bytes()));
+        let _ = self.map("entries").map(|entries| entries.delete(&id.tid.to_ne_bytes()));
     }
 
     /// Why the kernel has ended the scheduler, if it has.

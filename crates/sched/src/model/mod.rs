@@ -12,6 +12,6 @@ pub use budget::{Budget, NOTHING, Table, VCPUS};
 pub use error::PacerError;
 pub use kind::{BackendKind, Beyond};
 pub use place::{Place, Places};
-pub use snapshot::{Planned, Snapshot, Standing};
+pub use snapshot::{Segment, Snapshot, VcpuState};
 pub use thread::{Counts, NEVER, Next, Share, Threads};
 pub use usage::{Tally, Use};

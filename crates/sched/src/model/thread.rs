@@ -37,14 +37,14 @@ pub struct Share {
 /// Access to the vCPU threads by number. None: the thread has ended.
 pub trait Threads {
     /// The thread's counters up to now.
-    fn read(&mut self, seat: usize) -> Option<Counts>;
+    fn read(&mut self, vcpu: usize) -> Option<Counts>;
     /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. Costs about three readings.
-    fn sleeps(&mut self, seat: usize) -> bool;
+    fn is_asleep(&mut self, vcpu: usize) -> bool;
     /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none.
-    fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
+    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next>;
     /// The vCPU's new share, if its guest has claimed from its offer ([`crate::ledger`]) since the last call.
-    fn claimed(&mut self, seat: usize) -> Option<Share>;
+    fn claimed(&mut self, vcpu: usize) -> Option<Share>;
     /// Changes the thread's place, and reads its counters. A change that the kernel refuses counts as made; the next
     /// change tries again.
-    fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
+    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts>;
 }

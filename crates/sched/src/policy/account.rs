@@ -10,7 +10,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ThreadId;
 
 use crate::admit::Reserved;
-use crate::model::{Counts, Place, Share, Standing, Tally, Threads};
+use crate::model::{Counts, Place, Share, Tally, Threads, VcpuState};
 
 /// A share with at most this much left counts as used up, ns: a check for so little would cost more. The rest is added
 /// to the next share. For small budgets the limit is an eighth of the budget, but at least [`GRAIN_MIN`].
@@ -39,7 +39,7 @@ pub(crate) struct Account {
     /// See [`GRAIN`].
     pub grain: u64,
     pub tally: Arc<Tally>,
-    pub gone: bool,
+    pub ended: bool,
     pub place: Place,
     pub counts: Counts,
     /// What is left of its share, ns; negative after overuse.
@@ -47,11 +47,11 @@ pub(crate) struct Account {
     /// The end of its present period.
     pub deadline: u64,
     /// When its period began, or rather the check that began it; the thread's counters then.
-    since: u64,
-    at_since: Counts,
+    period_start: u64,
+    counts_at_start: Counts,
     /// CPU time within shares since then; and the overuse before, which this period pays back.
-    had: u64,
-    owed: u64,
+    used: u64,
+    debt: u64,
 }
 
 impl Account {
@@ -63,28 +63,28 @@ impl Account {
             period: reserved.period.0,
             grain: 0,
             tally,
-            gone: false,
+            ended: false,
             place: Place::Entitled,
             counts: Counts::default(),
             balance: 0,
             deadline: 0,
-            since: now,
-            at_since: Counts::default(),
-            had: 0,
-            owed: 0,
+            period_start: now,
+            counts_at_start: Counts::default(),
+            used: 0,
+            debt: 0,
         };
-        account.regrain();
+        account.update_grain();
         account.begin_period(now);
         account
     }
 
-    fn regrain(&mut self) {
+    fn update_grain(&mut self) {
         self.grain = (self.share(self.period) / 8).clamp(GRAIN_MIN, GRAIN);
     }
 
     /// Applies a bandwidth that the guest newly claimed from its offer. Returns the change of the share up to `end`,
     /// ns.
-    pub fn hear(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
+    pub fn apply_claim(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
         let Share { bandwidth, period } = threads.claimed(index)?;
         if (bandwidth, period) == (self.bandwidth, self.period) {
             return None;
@@ -92,7 +92,7 @@ impl Account {
         let left = end.saturating_sub(now);
         let before = signed(self.share(left));
         (self.bandwidth, self.period) = (bandwidth, period);
-        self.regrain();
+        self.update_grain();
         let more = signed(self.share(left)) - before;
         self.balance = self.balance.saturating_add(more);
         Some(more)
@@ -102,7 +102,7 @@ impl Account {
     pub fn begin(&mut self, now: u64, counts: Option<Counts>) {
         match counts {
             Some(counts) => self.counts = counts,
-            None => self.gone = true,
+            None => self.ended = true,
         }
         self.begin_period(now);
     }
@@ -114,21 +114,21 @@ impl Account {
         self.counts = before.counts;
         self.balance = before.balance;
         if self.period == before.period && self.bandwidth == before.bandwidth {
-            (self.deadline, self.since) = (before.deadline, before.since);
-            (self.at_since, self.had, self.owed) = (before.at_since, before.had, before.owed);
+            (self.deadline, self.period_start) = (before.deadline, before.period_start);
+            (self.counts_at_start, self.used, self.debt) = (before.counts_at_start, before.used, before.debt);
         } else {
-            self.owed = self.ahead(given);
+            self.debt = self.overuse(given);
         }
     }
 
     /// How much the vCPU has used ahead of its share up to now, if it was given `given` ns of time still to come.
-    pub fn ahead(&self, given: u64) -> u64 {
+    pub fn overuse(&self, given: u64) -> u64 {
         self.balance.saturating_sub(signed(given)).min(0).unsigned_abs()
     }
 
     /// The vCPU's place and deadline, for a snapshot.
-    pub fn standing(&self) -> Standing {
-        Standing { id: self.id, place: self.place, deadline: self.deadline }
+    pub fn state(&self) -> VcpuState {
+        VcpuState { id: self.id, place: self.place, deadline: self.deadline }
     }
 
     /// The vCPU's share of `ns` nanoseconds.
@@ -146,7 +146,7 @@ impl Account {
         let before = self.counts.ran;
         match threads.read(index) {
             Some(counts) => self.charge(counts),
-            None => self.gone = true,
+            None => self.ended = true,
         }
         self.counts.ran - before
     }
@@ -159,22 +159,22 @@ impl Account {
             add(&self.tally.beyond, ran);
         } else {
             self.balance = self.balance.saturating_sub(signed(ran));
-            self.had = self.had.saturating_add(ran);
+            self.used = self.used.saturating_add(ran);
             add(&self.tally.ran, ran);
         }
     }
 
     /// Moves the vCPU to the place that `target` gives after a reading. Where the thread runs on another CPU, the
     /// reading before the change may lack up to a tick, and the reading after it is exact. Hence a second try.
-    pub fn advance(&mut self, index: usize, threads: &mut impl Threads, target: impl Fn(&Account) -> Place) {
+    pub fn update_place(&mut self, index: usize, threads: &mut impl Threads, target: impl Fn(&Account) -> Place) {
         for _ in 0..2 {
-            if self.gone {
+            if self.ended {
                 return;
             }
             if self.place != Place::Beyond {
                 self.read(index, threads);
             }
-            if self.gone || !self.move_to(index, target(self), threads) {
+            if self.ended || !self.move_to(index, target(self), threads) {
                 return;
             }
         }
@@ -186,14 +186,14 @@ impl Account {
             return false;
         }
         // A vCPU at another place has been read at this check, so its thread is still the one that was opened
-        // (`crate::seat`).
+        // (`run/vcpu.rs`).
         if self.place == Place::Beyond {
             self.read(index, threads);
-            if self.gone {
+            if self.ended {
                 return true;
             }
         }
-        match threads.place(index, place) {
+        match threads.set_place(index, place) {
             Some(counts) => {
                 self.charge(counts);
                 self.place = place;
@@ -202,23 +202,23 @@ impl Account {
                     add(&self.tally.overruns, 1);
                 }
             }
-            None => self.gone = true,
+            None => self.ended = true,
         }
         true
     }
 
     /// Judges the vCPU's period if it is over, and begins the next.
-    pub fn close_period(&mut self, now: u64) {
+    pub fn end_period(&mut self, now: u64) {
         if now < self.deadline {
             return;
         }
-        let length = now.saturating_sub(self.since);
+        let length = now.saturating_sub(self.period_start);
         let budget = self.share(length);
-        let waited = self.counts.waited.saturating_sub(self.at_since.waited);
+        let waited = self.counts.waited.saturating_sub(self.counts_at_start.waited);
         // A period is judged at a check, which comes microseconds late; and the last share may have left a grain.
         let tolerance = budget / 50 + 2 * self.grain;
-        let had = self.had.saturating_add(self.owed).saturating_add(tolerance);
-        if had < budget && waited > length.saturating_sub(budget) + tolerance {
+        let used = self.used.saturating_add(self.debt).saturating_add(tolerance);
+        if used < budget && waited > length.saturating_sub(budget) + tolerance {
             add(&self.tally.misses, 1);
         }
         add(&self.tally.periods, length.div_ceil(self.period.max(1)));
@@ -228,9 +228,9 @@ impl Account {
     fn begin_period(&mut self, now: u64) {
         // All periods are counted from the clock's zero: equal periods end together, which makes fewer slices.
         self.deadline = (now / self.period.max(1) + 1).saturating_mul(self.period);
-        self.since = now;
-        self.at_since = self.counts;
-        self.had = 0;
-        self.owed = self.balance.min(0).unsigned_abs();
+        self.period_start = now;
+        self.counts_at_start = self.counts;
+        self.used = 0;
+        self.debt = self.balance.min(0).unsigned_abs();
     }
 }

@@ -23,14 +23,14 @@
 //! share), was asleep. A shorter idle time proves nothing, because interrupts may have taken it. The kernel is asked
 //! whether the vCPU sleeps, at most once a window and where the answer matters. What a sleeping vCPU may still need
 //! shrinks with the time that is left (DP-Fair, for sporadic tasks). A vCPU that wakes is noticed at the next check.
-//! Until then it may use more than its share of the others' slack, or of [`FLOOR`].
+//! Until then it may use more than its share of the others' slack, or of [`CHECK_DELAY_MIN`].
 //!
 //! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
-//! of all is long ([`EdfCpu::lend`]), the vCPU is checked only when that saved time is used up as well: an application
-//! whose job comes in one piece is not interrupted by a check, and does not wait for its next grant. Unused time beyond
-//! that goes to a pool of at most [`UNUSED_MAX`], for vCPUs that have used up their shares: the earliest deadline
-//! first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together have no
-//! more than their bandwidth, and bulk has the rest.
+//! of all is long ([`EdfCpu::allow_overuse`]), the vCPU is checked only when that saved time is used up as well: an
+//! application whose job comes in one piece is not interrupted by a check, and does not wait for its next grant. Unused
+//! time beyond that goes to a pool of at most [`UNUSED_MAX`], for vCPUs that have used up their shares: the earliest
+//! deadline first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together
+//! have no more than their bandwidth, and bulk has the rest.
 //!
 //! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
 //! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
@@ -46,29 +46,29 @@ use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_tenants::ThreadId;
 
 use crate::admit::{Reserved, Settled};
-use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
+use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
 use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.
-pub const FLOOR: u64 = 250_000;
+pub const CHECK_DELAY_MIN: u64 = 250_000;
 /// Such a check also waits for this many times the duration of a check.
 const COST_FACTOR: u64 = 4;
-/// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of the
-/// time since the last check. Interrupts may have taken less.
-const IDLE: u64 = 20_000;
+/// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of
+/// the time since the last check. Interrupts may have taken less.
+const IDLE_MIN: u64 = 20_000;
 /// That part in quarters: usually, and after the vCPU used up its share.
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// A vCPU may use its saved time at once up to its share of this time, ns.
-const LENT: u64 = 20_000_000;
+const OVERUSE_TIME: u64 = 20_000_000;
 /// The pool of unused time is given away in pieces of at least this length, ns: a piece costs a check and two changes
 /// of place.
-const WORTH_A_TURN: u64 = 1_000_000;
+const POOL_PIECE_MIN: u64 = 1_000_000;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
-/// One vCPU of this plan.
+/// One vCPU of this plan: a server, whose budget is granted anew in each window.
 #[derive(Debug)]
-struct Seat {
+struct Server {
     /// The number by which [`Threads`] knows the vCPU.
     index: usize,
     account: Account,
@@ -77,12 +77,12 @@ struct Seat {
     /// The end of the present window, and the time granted for it, ns.
     end: u64,
     granted: u64,
-    /// Saved unused time, ns, which pays for overuse; and unused time beyond that limit, until it goes to the CPU's
-    /// pool.
-    spare: u64,
-    unused: u64,
+    /// Saved unused time, ns, which pays for overuse.
+    saved: u64,
+    /// Unused time beyond the limit of `saved`, ns, until it goes to the CPU's pool.
+    surplus: u64,
     /// How far the balance may go below 0 until the next check, ns.
-    lent: u64,
+    overuse_max: u64,
     /// Whether the guest publishes no deadlines; whether one of its deadline tasks has run lately.
     silent: bool,
     live: bool,
@@ -90,25 +90,28 @@ struct Seat {
     quiet: bool,
     /// Whether the vCPU was seen running at the last check, and its place until then.
     ran: bool,
-    was: Place,
-    /// Whether the vCPU is assumed to be runnable; whether it used up the share of its last window; whether it is known
-    /// to sleep.
-    wants: bool,
-    greedy: bool,
+    place_before: Place,
+    /// Whether the vCPU is assumed to be runnable.
+    runnable: bool,
+    /// Whether the vCPU used up the share of its last window.
+    exhausted: bool,
+    /// Whether the vCPU is known to sleep.
     asleep: bool,
-    /// Whether only the kernel knows if the vCPU sleeps or waits; whether the CPU was idle long enough for sleep to be
-    /// likely; how long vCPUs ran that it would have waited for, ns.
-    unsure: bool,
-    idle: bool,
-    behind: u64,
-    /// What the vCPU may still need of its window, ns; the least slack of the vCPUs behind it; whether it is to be
-    /// planned.
-    need: u64,
-    after: u64,
-    next: bool,
+    /// Whether only the kernel knows if the vCPU sleeps or waits.
+    state_unknown: bool,
+    /// Whether the CPU was idle long enough for the vCPU to be likely to sleep.
+    cpu_idle: bool,
+    /// How long vCPUs ran that this vCPU would have waited for, ns.
+    waited_for: u64,
+    /// What the vCPU may still need of its window, ns.
+    demand: u64,
+    /// The least slack of the vCPUs behind this one, ns.
+    slack_behind: u64,
+    /// Whether the vCPU is to be planned.
+    planned: bool,
 }
 
-impl Seat {
+impl Server {
     fn new(index: usize, reserved: &Reserved, now: u64, tally: Arc<Tally>) -> Self {
         let account = Account::new(reserved, now, tally);
         Self {
@@ -117,29 +120,29 @@ impl Seat {
             account,
             end: now,
             granted: 0,
-            spare: 0,
-            unused: 0,
-            lent: 0,
+            saved: 0,
+            surplus: 0,
+            overuse_max: 0,
             silent: true,
             live: false,
             quiet: false,
             ran: false,
-            was: Place::Entitled,
-            wants: true,
-            greedy: true,
+            place_before: Place::Entitled,
+            runnable: true,
+            exhausted: true,
             asleep: false,
-            unsure: false,
-            idle: false,
-            behind: 0,
-            need: 0,
-            after: 0,
-            next: false,
+            state_unknown: false,
+            cpu_idle: false,
+            waited_for: 0,
+            demand: 0,
+            slack_behind: 0,
+            planned: false,
         }
     }
 
     /// Applies the bandwidth that the guest claimed from its offer.
-    fn hear(&mut self, now: u64, threads: &mut impl Threads) {
-        if let Some(more) = self.account.hear(self.index, now, self.end, threads) {
+    fn apply_claim(&mut self, now: u64, threads: &mut impl Threads) {
+        if let Some(more) = self.account.apply_claim(self.index, now, self.end, threads) {
             self.granted = self.granted.saturating_add_signed(more);
             self.rate = self.account.share(RATE) + 1;
         }
@@ -147,7 +150,7 @@ impl Seat {
 
     /// Reads the vCPU's CPU time; returns how long it ran within its share since the last check, ns.
     fn observe(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
-        self.hear(now, threads);
+        self.apply_claim(now, threads);
         let account = &mut self.account;
         let mut ran = 0;
         if account.place != Place::Beyond {
@@ -156,13 +159,13 @@ impl Seat {
             account.read(self.index, threads);
         }
         self.ran = ran > 0;
-        account.close_period(now);
-        self.spare -= self.pay(self.spare);
+        account.end_period(now);
+        self.saved -= self.repay(self.saved);
         ran
     }
 
     /// Reduces the vCPU's debt by at most `most` ns; returns by how much.
-    fn pay(&mut self, most: u64) -> u64 {
+    fn repay(&mut self, most: u64) -> u64 {
         let paid = self.account.balance.min(0).unsigned_abs().min(most);
         self.account.balance += signed(paid);
         paid
@@ -170,59 +173,59 @@ impl Seat {
 
     /// Saves unused time, up to the vCPU's share of 100 ms; the rest is for the pool.
     fn save(&mut self, ns: u64) {
-        let spare = self.spare.saturating_add(ns);
-        self.spare = spare.min(self.account.share(SLICE_MAX.0));
-        self.unused = self.unused.saturating_add(spare - self.spare);
+        let saved = self.saved.saturating_add(ns);
+        self.saved = saved.min(self.account.share(SLICE_MAX.0));
+        self.surplus = self.surplus.saturating_add(saved - self.saved);
     }
 
     /// The most that the vCPU may run until the next check, ns.
-    fn left(&self) -> u64 {
-        u64::try_from(self.account.balance.saturating_add(signed(self.lent))).unwrap_or(0)
+    fn remaining(&self) -> u64 {
+        u64::try_from(self.account.balance.saturating_add(signed(self.overuse_max))).unwrap_or(0)
     }
 
     /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns.
-    /// `idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU that
-    /// was assumed to be runnable, because the next check depends on that.
-    fn doze(&mut self, now: u64, busy: u64, idle: bool, threads: &mut impl Threads) {
-        let may = !self.ran && idle;
-        self.idle = idle;
+    /// `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU
+    /// that was assumed to be runnable, because the next check depends on that.
+    fn update_sleep(&mut self, now: u64, busy: u64, cpu_idle: bool, threads: &mut impl Threads) {
+        let may = !self.ran && cpu_idle;
+        self.cpu_idle = cpu_idle;
         // A vCPU that was at `Beyond`, behind bulk, may have waited all the time.
-        let ask = self.wants && self.was != Place::Beyond;
-        // `idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake would
+        let ask = self.runnable && self.place_before != Place::Beyond;
+        // `cpu_idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake would
         // stand until its window ends.
-        self.asleep = may && (self.asleep || ask && threads.sleeps(self.index));
-        self.unsure = !self.ran && !self.asleep && !ask;
-        self.wants = self.ran || self.was == Place::Beyond || self.wants && !self.asleep;
-        self.behind = busy;
-        self.reckon(now);
+        self.asleep = may && (self.asleep || ask && threads.is_asleep(self.index));
+        self.state_unknown = !self.ran && !self.asleep && !ask;
+        self.runnable = self.ran || self.place_before == Place::Beyond || self.runnable && !self.asleep;
+        self.waited_for = busy;
+        self.update_demand(now);
     }
 
-    /// Asks the kernel whether the vCPU sleeps, if `doze` left that open.
-    fn make_sure(&mut self, now: u64, threads: &mut impl Threads) {
-        if std::mem::take(&mut self.unsure) {
-            self.asleep = threads.sleeps(self.index);
+    /// Asks the kernel whether the vCPU sleeps, if `update_sleep` left that open.
+    fn ask_kernel(&mut self, now: u64, threads: &mut impl Threads) {
+        if std::mem::take(&mut self.state_unknown) {
+            self.asleep = threads.is_asleep(self.index);
             // It does not sleep, so it waits for a CPU, although no check has seen it run.
-            self.wants = !self.asleep;
-            self.reckon(now);
+            self.runnable = !self.asleep;
+            self.update_demand(now);
         }
     }
 
     /// Updates what the vCPU may still need of its window.
-    fn reckon(&mut self, now: u64) {
-        let mut need = u64::try_from(self.account.balance).unwrap_or(0);
+    fn update_demand(&mut self, now: u64) {
+        let mut demand = u64::try_from(self.account.balance).unwrap_or(0);
         if self.asleep {
             // It may have woken since, and may have waited while the others ran.
-            let left = self.end.saturating_sub(now).saturating_add(self.behind);
-            need = need.min(self.account.bandwidth.of(Nanos(left)).0);
+            let left = self.end.saturating_sub(now).saturating_add(self.waited_for);
+            demand = demand.min(self.account.bandwidth.of(Nanos(left)).0);
             if !self.silent {
-                self.forfeit(signed(need));
+                self.reclaim(signed(demand));
             }
         }
-        self.need = if self.account.is_used_up() { 0 } else { need };
+        self.demand = if self.account.is_used_up() { 0 } else { demand };
     }
 
     /// Takes back what is left of the grant beyond `most`, and saves it as unused time.
-    fn forfeit(&mut self, most: i64) {
+    fn reclaim(&mut self, most: i64) {
         let account = &mut self.account;
         let less = account.balance.saturating_sub(most).max(0);
         account.balance -= less;
@@ -241,15 +244,15 @@ impl Seat {
     }
 
     /// Begins the vCPU's next window.
-    fn roll(&mut self, now: u64, threads: &mut impl Threads) {
+    fn begin_window(&mut self, now: u64, threads: &mut impl Threads) {
         let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
-        let next = threads.next(self.index, start);
+        let next = threads.next_deadline(self.index, start);
         (self.silent, self.live) = (next.is_none(), next.is_some_and(|next| next.live));
-        self.greedy = self.account.place == Place::Beyond || self.account.is_used_up();
+        self.exhausted = self.account.place == Place::Beyond || self.account.is_used_up();
         self.quiet = self.granted > 0 && self.is_quiet();
         // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
         if self.account.place != Place::Beyond {
-            self.forfeit(0);
+            self.reclaim(0);
         }
         let account = &mut self.account;
         let period = account.period.max(1);
@@ -262,8 +265,8 @@ impl Seat {
     }
 
     /// Shortens the vCPU's window if its guest has begun to publish deadlines.
-    fn listen(&mut self, now: u64, threads: &mut impl Threads) {
-        let Some(next) = threads.next(self.index, now) else { return };
+    fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
+        let Some(next) = threads.next_deadline(self.index, now) else { return };
         (self.silent, self.live) = (false, next.live);
         let end = next.at.max(now.saturating_add(SLICE_MIN.0));
         if end < self.end {
@@ -278,9 +281,9 @@ impl Seat {
 #[derive(Debug)]
 pub struct EdfCpu {
     cpu: usize,
-    seats: Vec<Seat>,
-    /// Indices of `seats`, sorted by the ends of their windows; ended threads are left out.
-    order: Vec<usize>,
+    servers: Vec<Server>,
+    /// Indices of `servers`, sorted by the ends of their windows; ended threads are left out.
+    by_deadline: Vec<usize>,
     /// Time of the last check; end of the next window or of the calm time.
     last: u64,
     end: u64,
@@ -290,12 +293,12 @@ pub struct EdfCpu {
     /// The shortest period, ns.
     shortest: u64,
     /// Pool of unused time, ns, which no vCPU has had yet.
-    unused: u64,
+    pool: u64,
     windows: u64,
-    looks: u64,
+    checks: u64,
     /// Duration of a check, ns: a moving average, and the last one.
     cost: u64,
-    took: u64,
+    last_cost: u64,
 }
 
 impl EdfCpu {
@@ -304,37 +307,37 @@ impl EdfCpu {
     pub fn new(settled: &Settled, cpu: usize, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let alone = settled.cpus.len() == 1;
         let here = |reserved: &Reserved| alone || reserved.home.is_some_and(|home| usize::try_from(home) == Ok(cpu));
-        let seats: Vec<Seat> = settled
+        let servers: Vec<Server> = settled
             .vcpus
             .iter()
             .enumerate()
             .filter(|(_, reserved)| here(reserved))
-            .map(|(index, reserved)| Seat::new(index, reserved, now, tally(reserved.id)))
+            .map(|(index, reserved)| Server::new(index, reserved, now, tally(reserved.id)))
             .collect();
-        let shortest = seats.iter().map(|seat| seat.account.period).min().unwrap_or(CALM_MAX).min(CALM_MAX);
+        let shortest = servers.iter().map(|server| server.account.period).min().unwrap_or(CALM_MAX).min(CALM_MAX);
         Self {
             cpu,
-            order: Vec::with_capacity(seats.len()),
-            seats,
+            by_deadline: Vec::with_capacity(servers.len()),
+            servers,
             last: now,
             end: now,
             calm: false,
             calm_length: shortest,
             shortest,
-            unused: 0,
+            pool: 0,
             windows: 0,
-            looks: 0,
+            checks: 0,
             cost: 0,
-            took: 0,
+            last_cost: 0,
         }
     }
 
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
-        for seat in &mut self.seats {
-            seat.account.begin(now, threads.read(seat.index));
-            seat.end = now;
+        for server in &mut self.servers {
+            server.account.begin(now, threads.read(server.index));
+            server.end = now;
         }
         (self.last, self.end) = (now, now);
     }
@@ -343,56 +346,56 @@ impl EdfCpu {
     /// from now on. To be called after [`Self::begin`].
     pub fn take_over(&mut self, old: &EdfCpu) {
         let now = self.last;
-        for seat in &mut self.seats {
-            let is_of = |before: &&Seat| before.account.id == seat.account.id && !before.account.gone;
-            let Some(before) = old.seats.iter().find(is_of) else { continue };
+        for server in &mut self.servers {
+            let is_of = |before: &&Server| before.account.id == server.account.id && !before.account.ended;
+            let Some(before) = old.servers.iter().find(is_of) else { continue };
             let left = before.end.saturating_sub(now);
             let given = before.account.share(left);
-            seat.account.take_over(&before.account, given);
+            server.account.take_over(&before.account, given);
             if old.calm {
                 // Its first window of the new plan begins now.
-                seat.account.balance = -signed(before.account.ahead(given));
+                server.account.balance = -signed(before.account.overuse(given));
                 continue;
             }
-            (seat.end, seat.silent, seat.live) = (before.end, before.silent, before.live);
-            (seat.wants, seat.greedy) = (before.wants, before.greedy);
-            seat.spare = before.spare.min(seat.account.share(SLICE_MAX.0));
-            let more = signed(seat.account.share(left)) - signed(given);
-            seat.granted = before.granted.saturating_add_signed(more);
-            seat.account.balance = seat.account.balance.saturating_add(more);
+            (server.end, server.silent, server.live) = (before.end, before.silent, before.live);
+            (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
+            server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
+            let more = signed(server.account.share(left)) - signed(given);
+            server.granted = before.granted.saturating_add_signed(more);
+            server.account.balance = server.account.balance.saturating_add(more);
         }
         if old.cpu == self.cpu {
-            (self.windows, self.looks, self.cost, self.took) = (old.windows, old.looks, old.cost, old.took);
-            self.unused = old.unused;
+            (self.windows, self.checks, self.cost, self.last_cost) = (old.windows, old.checks, old.cost, old.last_cost);
+            self.pool = old.pool;
         }
     }
 
     /// Continues a plan by slices: vCPUs of both keep their place, debt and period. `old` gives a vCPU's account there.
     pub(crate) fn take_over_accounts<'a>(&mut self, old: impl Fn(ThreadId) -> Option<&'a Account>) {
-        for seat in &mut self.seats {
-            if let Some(before) = old(seat.account.id) {
-                seat.account.take_over(before, 0);
-                seat.account.balance = seat.account.balance.min(0);
+        for server in &mut self.servers {
+            if let Some(before) = old(server.account.id) {
+                server.account.take_over(before, 0);
+                server.account.balance = server.account.balance.min(0);
             }
         }
     }
 
     /// The account of one of the vCPUs, and its share of the time from `now` to the end of its window, ns.
     pub(crate) fn account(&self, id: ThreadId, now: u64) -> Option<(&Account, u64)> {
-        let seat = self.seats.iter().find(|seat| seat.account.id == id && !seat.account.gone)?;
-        Some((&seat.account, seat.account.share(seat.end.saturating_sub(now))))
+        let server = self.servers.iter().find(|server| server.account.id == id && !server.account.ended)?;
+        Some((&server.account, server.account.share(server.end.saturating_sub(now))))
     }
 
     /// Records how long a step took, ns.
-    pub fn took(&mut self, ns: u64) {
-        self.took = ns;
+    pub fn record_cost(&mut self, ns: u64) {
+        self.last_cost = ns;
         self.cost = (3 * self.cost + ns) / 4;
     }
 
     /// Does what is due. Returns when the pacer is to check again.
     pub fn step(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
-        self.looks += 1;
-        if self.seats.is_empty() {
+        self.checks += 1;
+        if self.servers.is_empty() {
             return NEVER;
         }
         if self.calm && now < self.end {
@@ -400,93 +403,95 @@ impl EdfCpu {
         }
         // How long vCPUs ran that delay a vCPU at `Planned` (0) or at `Entitled` (1).
         let mut busy = [0_u64; 2];
-        for seat in self.seats.iter_mut().filter(|seat| !seat.account.gone) {
-            (seat.was, seat.ran) = (seat.account.place, false);
-            let ran = seat.observe(now, threads);
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            (server.place_before, server.ran) = (server.account.place, false);
+            let ran = server.observe(now, threads);
             busy[1] = busy[1].saturating_add(ran);
-            busy[0] = busy[0].saturating_add(if seat.was == Place::Planned { ran } else { 0 });
+            busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }
-        self.settle();
-        let passed = now.saturating_sub(self.last).saturating_sub(self.took);
+        self.repay_from_pool();
+        let passed = now.saturating_sub(self.last).saturating_sub(self.last_cost);
         self.last = now;
-        if self.roll(now, threads) {
-            return self.rest(now, threads);
+        if self.begin_windows(now, threads) {
+            return self.begin_calm(now, threads);
         }
-        for seat in &mut self.seats {
+        for server in &mut self.servers {
             // Behind bulk it may not have run although it was runnable.
-            let busy = match seat.was {
+            let busy = match server.place_before {
                 Place::Planned => busy[0],
                 Place::Entitled => busy[1],
                 Place::Beyond => passed,
             };
-            let [most, greedy] = IDLE_QUARTERS;
-            let least = passed / 4 * if seat.greedy { greedy } else { most };
-            seat.doze(now, busy, passed > busy.saturating_add(IDLE.max(least)), threads);
+            let [most, exhausted] = IDLE_QUARTERS;
+            let least = passed / 4 * if server.exhausted { exhausted } else { most };
+            server.update_sleep(now, busy, passed > busy.saturating_add(IDLE_MIN.max(least)), threads);
         }
-        let mut holds = self.choose(now);
+        let mut holds = self.choose_planned(now);
         // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid;
         // and where that time is too short for another check, so that a waiting vCPU must not be behind one with a
         // later deadline.
-        self.end = self.seats.iter().filter(|seat| !seat.account.gone).map(|seat| seat.end).min().unwrap_or(NEVER);
-        let unsure = |seat: &Seat| seat.unsure && seat.need > 0 && (seat.idle || holds < FLOOR);
-        if holds < self.end.saturating_sub(now) && self.seats.iter().any(unsure) {
-            self.seats.iter_mut().filter(|seat| unsure(seat)).for_each(|seat| seat.make_sure(now, threads));
-            holds = self.choose(now);
+        self.end =
+            self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
+        let ask =
+            |server: &Server| server.state_unknown && server.demand > 0 && (server.cpu_idle || holds < CHECK_DELAY_MIN);
+        if holds < self.end.saturating_sub(now) && self.servers.iter().any(ask) {
+            self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
+            holds = self.choose_planned(now);
         }
-        self.lend(holds);
-        self.place(threads);
-        self.due(now, holds)
+        self.allow_overuse(holds);
+        self.apply_places(threads);
+        self.next_check(now, holds)
     }
 
     /// The least delay, ns, of a check that is not urgent.
-    fn patience(&self) -> u64 {
+    fn delay_min(&self) -> u64 {
         self.cost.saturating_mul(COST_FACTOR)
     }
 
     /// Lets vCPUs run beyond their shares where no deadline is at risk: each for its own saved time, then the runnable
     /// vCPU with the earliest deadline for the pool.
-    fn lend(&mut self, holds: u64) {
-        let unhurried = holds >= 2 * FLOOR.max(self.patience());
-        let Self { seats, order, unused, .. } = self;
-        seats.iter_mut().for_each(|seat| seat.lent = 0);
-        let mut others = *unused;
-        for at in order.iter().filter(|_| unhurried) {
-            let Some(seat) = seats.get_mut(*at) else { continue };
-            let own = seat.spare.min(seat.account.share(LENT));
-            seat.lent = if own >= FLOOR { own } else { 0 };
-            if seat.wants && others >= WORTH_A_TURN {
-                seat.lent += std::mem::take(&mut others);
+    fn allow_overuse(&mut self, holds: u64) {
+        let unhurried = holds >= 2 * CHECK_DELAY_MIN.max(self.delay_min());
+        let Self { servers, by_deadline, pool, .. } = self;
+        servers.iter_mut().for_each(|server| server.overuse_max = 0);
+        let mut others = *pool;
+        for at in by_deadline.iter().filter(|_| unhurried) {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            let own = server.saved.min(server.account.share(OVERUSE_TIME));
+            server.overuse_max = if own >= CHECK_DELAY_MIN { own } else { 0 };
+            if server.runnable && others >= POOL_PIECE_MIN {
+                server.overuse_max += std::mem::take(&mut others);
             }
         }
     }
 
     /// Pays debts from the pool of unused time, the earliest deadline first.
-    fn settle(&mut self) {
-        let Self { seats, order, unused, .. } = self;
-        let given_up: u64 = seats.iter_mut().map(|seat| std::mem::take(&mut seat.unused)).sum();
-        *unused = unused.saturating_add(given_up).min(UNUSED_MAX);
-        for at in order.iter() {
-            *unused -= seats.get_mut(*at).map_or(0, |seat| seat.pay(*unused));
+    fn repay_from_pool(&mut self) {
+        let Self { servers, by_deadline, pool, .. } = self;
+        let given_up: u64 = servers.iter_mut().map(|server| std::mem::take(&mut server.surplus)).sum();
+        *pool = pool.saturating_add(given_up).min(UNUSED_MAX);
+        for at in by_deadline.iter() {
+            *pool -= servers.get_mut(*at).map_or(0, |server| server.repay(*pool));
         }
     }
 
     /// Begins the windows that are due. True if no vCPU needs a plan any more.
-    fn roll(&mut self, now: u64, threads: &mut impl Threads) -> bool {
+    fn begin_windows(&mut self, now: u64, threads: &mut impl Threads) -> bool {
         let calm = std::mem::take(&mut self.calm);
         let mut rolled = false;
-        for seat in self.seats.iter_mut().filter(|seat| !seat.account.gone) {
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             if calm {
-                seat.end = now;
+                server.end = now;
             }
-            if now >= seat.end {
-                seat.roll(now, threads);
+            if now >= server.end {
+                server.begin_window(now, threads);
                 rolled = true;
-            } else if seat.silent {
-                seat.listen(now, threads);
+            } else if server.silent {
+                server.shorten_window(now, threads);
             }
         }
         self.windows += u64::from(rolled);
-        let quiet = self.seats.iter().all(|seat| seat.quiet && !seat.live || seat.account.gone);
+        let quiet = self.servers.iter().all(|server| server.quiet && !server.live || server.account.ended);
         if !quiet {
             self.calm_length = self.shortest;
         }
@@ -494,42 +499,43 @@ impl EdfCpu {
     }
 
     /// Sorts the vCPUs by deadline, and computes for each the least slack of those behind it.
-    fn line_up(&mut self, now: u64) {
-        let Self { seats, order, .. } = self;
-        order.clear();
-        order.extend((0..seats.len()).filter(|at| seats.get(*at).is_some_and(|seat| !seat.account.gone)));
-        order.sort_unstable_by_key(|at| seats.get(*at).map_or(u64::MAX, |seat| seat.end));
+    fn sort_by_deadline(&mut self, now: u64) {
+        let Self { servers, by_deadline, .. } = self;
+        by_deadline.clear();
+        by_deadline
+            .extend((0..servers.len()).filter(|at| servers.get(*at).is_some_and(|server| !server.account.ended)));
+        by_deadline.sort_unstable_by_key(|at| servers.get(*at).map_or(u64::MAX, |server| server.end));
         // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
         // then.
         let (mut wanted, mut rate, mut before) = (0_u64, 0_u64, now);
-        for at in order.iter() {
-            let Some(seat) = seats.get_mut(*at) else { continue };
-            let granted = rate.saturating_mul(seat.end.saturating_sub(before)) / RATE;
-            wanted = wanted.saturating_add(granted).saturating_add(seat.need);
-            (rate, before) = (rate.saturating_add(seat.rate), seat.end);
+        for at in by_deadline.iter() {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            let granted = rate.saturating_mul(server.end.saturating_sub(before)) / RATE;
+            wanted = wanted.saturating_add(granted).saturating_add(server.demand);
+            (rate, before) = (rate.saturating_add(server.rate), server.end);
             // A vCPU that needs nothing more misses nothing.
-            let slack = seat.end.saturating_sub(now).saturating_sub(wanted);
-            seat.after = if seat.need > 0 { slack } else { u64::MAX };
+            let slack = server.end.saturating_sub(now).saturating_sub(wanted);
+            server.slack_behind = if server.demand > 0 { slack } else { u64::MAX };
         }
         let mut least = u64::MAX;
-        for at in order.iter().rev() {
-            let Some(seat) = seats.get_mut(*at) else { continue };
-            (seat.after, least) = (least, least.min(seat.after));
+        for at in by_deadline.iter().rev() {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            (server.slack_behind, least) = (least, least.min(server.slack_behind));
         }
     }
 
     /// Chooses the vCPUs to be planned, and returns for how long that choice is valid, ns.
-    fn choose(&mut self, now: u64) -> u64 {
-        self.line_up(now);
-        let Self { seats, order, .. } = self;
-        seats.iter_mut().for_each(|seat| seat.next = false);
-        let line = || order.iter().filter_map(|at| seats.get(*at)).filter(|seat| seat.need > 0);
-        let Some(first) = line().next().map(|seat| seat.end.saturating_sub(now)) else { return NEVER };
+    fn choose_planned(&mut self, now: u64) -> u64 {
+        self.sort_by_deadline(now);
+        let Self { servers, by_deadline, .. } = self;
+        servers.iter_mut().for_each(|server| server.planned = false);
+        let line = || by_deadline.iter().filter_map(|at| servers.get(*at)).filter(|server| server.demand > 0);
+        let Some(first) = line().next().map(|server| server.end.saturating_sub(now)) else { return NEVER };
         let (mut best, mut holds, mut together) = (1, 0, 0_u64);
-        for (number, seat) in (1_usize..).zip(line()) {
-            together = together.saturating_add(seat.need);
+        for (number, server) in (1_usize..).zip(line()) {
+            together = together.saturating_add(server.demand);
             let within = if number == 1 { u64::MAX } else { first.saturating_sub(together) };
-            let reach = within.min(seat.after);
+            let reach = within.min(server.slack_behind);
             if number == 1 || reach > holds {
                 (best, holds) = (number, reach);
             }
@@ -540,13 +546,13 @@ impl EdfCpu {
         // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned, so that it
         // does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay entitled: no
         // other delays it.
-        let mut eager = (1..).zip(line()).filter(|(_, seat)| seat.wants);
-        if let (true, Some((number, _))) = (holds < FLOOR, eager.next()) {
+        let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
+        if let (true, Some((number, _))) = (holds < CHECK_DELAY_MIN, eager.next()) {
             best = if eager.next().is_some() { number } else { (number - 1).max(1) };
         }
-        for at in order.iter() {
-            if let Some(seat) = seats.get_mut(*at).filter(|seat| best > 0 && seat.need > 0) {
-                seat.next = true;
+        for at in by_deadline.iter() {
+            if let Some(server) = servers.get_mut(*at).filter(|server| best > 0 && server.demand > 0) {
+                server.planned = true;
                 best -= 1;
             }
         }
@@ -555,64 +561,64 @@ impl EdfCpu {
 
     /// Moves each vCPU to its place, the earliest deadline first: when a thread is raised, SCHED_FIFO appends it to the
     /// threads of its new priority.
-    fn place(&mut self, threads: &mut impl Threads) {
-        let Self { seats, order, .. } = self;
-        for at in order.iter() {
-            let Some(seat) = seats.get_mut(*at) else { continue };
-            let place = if seat.left() <= seat.account.grain {
+    fn apply_places(&mut self, threads: &mut impl Threads) {
+        let Self { servers, by_deadline, .. } = self;
+        for at in by_deadline.iter() {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            let place = if server.remaining() <= server.account.grain {
                 Place::Beyond
-            } else if seat.next {
+            } else if server.planned {
                 Place::Planned
             } else {
                 Place::Entitled
             };
-            seat.account.move_to(seat.index, place, threads);
+            server.account.move_to(server.index, place, threads);
         }
     }
 
     /// When to check again, if the order is valid for `holds` ns.
-    fn due(&self, now: u64, holds: u64) -> u64 {
-        let there = || self.seats.iter().filter(|seat| !seat.account.gone);
-        let patience = self.patience();
-        let alone = there().filter(|seat| seat.next).count() == 1;
-        let used_up = |seat: &Seat| {
-            let runs = seat.ran || alone && seat.next && !seat.asleep;
-            let least = if runs { seat.account.grain } else { seat.account.grain.max(patience) };
-            now.saturating_add(self.cost).saturating_add(seat.left().max(least))
+    fn next_check(&self, now: u64, holds: u64) -> u64 {
+        let present = || self.servers.iter().filter(|server| !server.account.ended);
+        let delay_min = self.delay_min();
+        let alone = present().filter(|server| server.planned).count() == 1;
+        let used_up = |server: &Server| {
+            let runs = server.ran || alone && server.planned && !server.asleep;
+            let least = if runs { server.account.grain } else { server.account.grain.max(delay_min) };
+            now.saturating_add(self.cost).saturating_add(server.remaining().max(least))
         };
-        let awake = there().filter(|seat| seat.account.place != Place::Beyond && seat.wants).map(used_up);
-        let bounds = awake.chain([self.end, now.saturating_add(holds.max(FLOOR).max(patience))]);
+        let awake = present().filter(|server| server.account.place != Place::Beyond && server.runnable).map(used_up);
+        let bounds = awake.chain([self.end, now.saturating_add(holds.max(CHECK_DELAY_MIN).max(delay_min))]);
         bounds.min().unwrap_or(self.end)
     }
 
     /// Begins a calm time, without a plan. Returns when it ends.
-    fn rest(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
-        let ran = self.seats.iter().any(|seat| seat.ran);
+    fn begin_calm(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+        let ran = self.servers.iter().any(|server| server.ran);
         self.calm = true;
         self.calm_length = if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) };
         self.end = now.saturating_add(self.calm_length);
-        for seat in self.seats.iter_mut().filter(|seat| !seat.account.gone) {
-            seat.end = self.end;
-            seat.granted = seat.account.share(self.calm_length);
-            seat.account.balance = signed(seat.granted);
-            seat.account.move_to(seat.index, Place::Planned, threads);
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            server.end = self.end;
+            server.granted = server.account.share(self.calm_length);
+            server.account.balance = signed(server.granted);
+            server.account.move_to(server.index, Place::Planned, threads);
         }
         self.end
     }
 
     /// Adds the present state to the snapshot.
-    pub fn show(&self, now: u64, into: &mut Snapshot) {
-        into.span(now, self.last, self.end, self.calm);
+    pub fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
+        into.add_span(now, self.last, self.end, self.calm);
         into.slices += self.windows;
-        into.looks += self.looks;
-        for seat in self.seats.iter().filter(|seat| !seat.account.gone) {
-            into.stand(seat.account.standing());
+        into.looks += self.checks;
+        for server in self.servers.iter().filter(|server| !server.account.ended) {
+            into.add_vcpu(server.account.state());
         }
         let mut start = self.last;
-        let line = self.order.iter().filter_map(|at| self.seats.get(*at));
-        for seat in line.filter(|seat| !self.calm && seat.need > 0) {
-            let end = start.saturating_add(seat.need);
-            into.plan(Planned { cpu: self.cpu, id: seat.account.id, start, end });
+        let line = self.by_deadline.iter().filter_map(|at| self.servers.get(*at));
+        for server in line.filter(|server| !self.calm && server.demand > 0) {
+            let end = start.saturating_add(server.demand);
+            into.add_segment(Segment { cpu: self.cpu, id: server.account.id, start, end });
             start = end;
         }
     }

@@ -1,5 +1,6 @@
-//! Scheduling policies: which vCPU is at which place, and until when. Pure: readings of the threads' counters and of the
-//! clock come in, changes of place go out ([`crate::model::Threads`]). Nothing is allocated after a schedule is made.
+//! Scheduling policies: which vCPU is at which place, and until when. Pure: readings of the threads' counters and of
+//! the clock come in, changes of place go out ([`crate::model::Threads`]). Nothing is allocated after a schedule is
+//! made.
 //!
 //! | file | content |
 //! |---|---|

@@ -52,7 +52,7 @@ impl Schedule {
     }
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called after [`Self::begin`],
-    /// when `old` [yields](Self::yields).
+    /// when `old` [can be replaced](Self::can_be_replaced).
     pub fn take_over(&mut self, old: &Schedule) {
         match (self, old) {
             (Self::Slices(new), Self::Slices(old)) => new.take_over(old),
@@ -69,7 +69,7 @@ impl Schedule {
     }
 
     /// Whether another plan may take over now.
-    pub fn yields(&self, now: u64) -> bool {
+    pub fn can_be_replaced(&self, now: u64) -> bool {
         match self {
             Self::Slices(slices) => slices.is_calm() || slices.is_empty() || now >= slices.end(),
             Self::Edf(_) => true,
@@ -77,19 +77,19 @@ impl Schedule {
     }
 
     /// Whether a calm time has just ended, so that the pacers of other CPUs must check. Clears the flag.
-    pub fn take_stirred(&mut self) -> bool {
+    pub fn take_calm_ended(&mut self) -> bool {
         match self {
-            Self::Slices(slices) => slices.take_stirred(),
+            Self::Slices(slices) => slices.take_calm_ended(),
             Self::Edf(_) => false,
         }
     }
 
     /// Records how long a step on a CPU took, ns. Checks must not follow each other so fast that vCPUs have no time to
     /// run between them.
-    pub fn took(&mut self, cpu: usize, ns: u64) {
+    pub fn record_cost(&mut self, cpu: usize, ns: u64) {
         match self {
-            Self::Slices(slices) => slices.took(ns),
-            Self::Edf(cpus) => cpus.get_mut(cpu).into_iter().for_each(|cpu| cpu.took(ns)),
+            Self::Slices(slices) => slices.record_cost(ns),
+            Self::Edf(cpus) => cpus.get_mut(cpu).into_iter().for_each(|cpu| cpu.record_cost(ns)),
         }
     }
 
@@ -102,11 +102,11 @@ impl Schedule {
     }
 
     /// Writes the present state to the snapshot, as far as its lists have room.
-    pub fn show(&self, now: u64, into: &mut Snapshot) {
+    pub fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
         into.clear();
         match self {
-            Self::Slices(slices) => slices.show(now, into),
-            Self::Edf(cpus) => cpus.iter().for_each(|cpu| cpu.show(now, into)),
+            Self::Slices(slices) => slices.write_snapshot(now, into),
+            Self::Edf(cpus) => cpus.iter().for_each(|cpu| cpu.write_snapshot(now, into)),
         }
     }
 }

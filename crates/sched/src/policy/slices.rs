@@ -52,7 +52,7 @@ use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
 use crate::admit::Settled;
-use crate::model::{NEVER, Place, Planned, Snapshot, Tally, Threads};
+use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
 use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
 /// The longest period of a prompt vCPU, ns.
@@ -62,7 +62,7 @@ pub(crate) const PROMPT: u64 = 1_000_000;
 const COST_FACTOR: u64 = 4;
 /// A segment of the present plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Part {
+struct Interval {
     cpu: usize,
     start: u64,
     end: u64,
@@ -70,55 +70,56 @@ struct Part {
 
 /// One vCPU of the plan.
 #[derive(Debug)]
-struct Seat {
+struct Server {
     account: Account,
     vcpu: VcpuId,
     home: Option<u32>,
     /// The most unused time that a prompt vCPU keeps, ns; 0 if the vCPU cannot be prompt.
-    keeps: i64,
+    prompt_limit: i64,
     /// CPU time of the thread when the slice began; whether it did not run in the slice before.
-    at_start: u64,
+    ran_at_start: u64,
     asleep: bool,
     /// Whether it is planned for the whole slice: it sleeps and its guest publishes deadlines, or it is prompt.
-    waits: bool,
+    whole_slice: bool,
     /// Whether the vCPU is prompt in this slice: ahead of all, and its period ends no slice; whether another vCPU is.
     prompt: bool,
-    below: bool,
+    behind_prompt: bool,
     /// What the vCPU was granted for this slice, and what it had kept from before, ns.
     granted: u64,
-    kept: i64,
-    parts: [Part; 2],
+    carried: i64,
+    intervals: [Interval; 2],
     /// The CPU whose pacer checks it in this slice, and the time of its next check.
     cpu: usize,
-    look: u64,
+    next_check: u64,
     /// The next deadline that its guest published when the slice began.
-    next: Option<u64>,
+    deadline: Option<u64>,
 }
 
-impl Seat {
+impl Server {
     /// Whether the vCPU used more than 1/`part` of its grant.
     fn used_over(&self, part: u64) -> bool {
-        let used = signed(self.granted).saturating_add(self.kept).saturating_sub(self.account.balance);
+        let used = signed(self.granted).saturating_add(self.carried).saturating_sub(self.account.balance);
         used.saturating_mul(signed(part)) > signed(self.granted)
     }
 
     /// Applies the bandwidth that the guest claimed from its offer: for the rest of the slice, which ends at `end`,
     /// without a segment. The plan has room for it.
-    fn hear(&mut self, index: usize, now: u64, end: u64, planner: &mut Planner, threads: &mut impl Threads) {
-        if let Some(more) = self.account.hear(index, now, end, threads) {
+    fn apply_claim(&mut self, index: usize, now: u64, end: u64, planner: &mut Planner, threads: &mut impl Threads) {
+        if let Some(more) = self.account.apply_claim(index, now, end, threads) {
             self.granted = self.granted.saturating_add_signed(more);
             planner.change(self.vcpu, self.account.bandwidth, self.home);
         }
     }
 
     /// Moves the vCPU to the place that it should have now.
-    fn advance(&mut self, index: usize, now: u64, threads: &mut impl Threads) {
-        let in_turn = self.waits || !self.asleep && self.parts.iter().any(|part| (part.start..part.end).contains(&now));
-        let below = self.below;
-        self.account.advance(index, threads, |account| {
+    fn update_place(&mut self, index: usize, now: u64, threads: &mut impl Threads) {
+        let in_turn = self.whole_slice
+            || !self.asleep && self.intervals.iter().any(|interval| (interval.start..interval.end).contains(&now));
+        let behind_prompt = self.behind_prompt;
+        self.account.update_place(index, threads, |account| {
             if account.is_used_up() {
                 Place::Beyond
-            } else if in_turn && !below {
+            } else if in_turn && !behind_prompt {
                 Place::Planned
             } else {
                 Place::Entitled
@@ -128,9 +129,9 @@ impl Seat {
 
     /// When the vCPU's place may have to change next, at most `end`. A check takes `cost` ns, in which the vCPU does
     /// not run. `waited`: it did not run since the last check.
-    fn due(&self, now: u64, end: u64, cost: u64, waited: bool) -> u64 {
-        let Account { gone, place, grain, balance, .. } = self.account;
-        if gone || self.asleep || place == Place::Beyond {
+    fn next_check_time(&self, now: u64, end: u64, cost: u64, waited: bool) -> u64 {
+        let Account { ended, place, grain, balance, .. } = self.account;
+        if ended || self.asleep || place == Place::Beyond {
             return end;
         }
         let patience = if waited && place == Place::Entitled { cost.saturating_mul(COST_FACTOR) } else { 0 };
@@ -138,8 +139,9 @@ impl Seat {
         let left = u64::try_from(balance).unwrap_or(0).max(least);
         let used_up = now.saturating_add(cost).saturating_add(left);
         // Where a vCPU is prompt, segments decide nothing.
-        let in_turn = !self.prompt && !self.below;
-        let borders = self.parts.iter().flat_map(|part| [part.start, part.end]).filter(|at| in_turn && *at > now);
+        let in_turn = !self.prompt && !self.behind_prompt;
+        let borders =
+            self.intervals.iter().flat_map(|interval| [interval.start, interval.end]).filter(|at| in_turn && *at > now);
         borders.chain([used_up, end]).min().unwrap_or(end)
     }
 }
@@ -149,21 +151,21 @@ impl Seat {
 pub struct Slices {
     planner: Planner,
     demands: Vec<Demand>,
-    seats: Vec<Seat>,
+    servers: Vec<Server>,
     start: u64,
     end: u64,
     calm: bool,
     /// Nothing is known of the vCPUs yet: the first slice is planned.
-    fresh: bool,
+    first: bool,
     /// Length of the last calm time, ns.
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
     /// Pool of unused time, ns, which no vCPU has had yet.
-    unused: u64,
-    stirred: bool,
+    pool: u64,
+    calm_ended: bool,
     slices: u64,
-    looks: u64,
+    checks: u64,
     /// Duration of a check, ns, as a moving average.
     cost: u64,
 }
@@ -176,50 +178,50 @@ impl Slices {
             planner.add(settled.reserve, Some(cpu));
         }
         let alone = settled.cpus.len() == 1;
-        let seats: Vec<Seat> = settled
+        let servers: Vec<Server> = settled
             .vcpus
             .iter()
             .map(|reserved| {
                 let account = Account::new(reserved, now, tally(reserved.id));
                 let prompt = alone && account.period <= PROMPT;
-                Seat {
+                Server {
                     vcpu: planner.add(reserved.bandwidth, reserved.home),
                     home: reserved.home,
-                    keeps: if prompt { signed(account.share(account.period)) } else { 0 },
+                    prompt_limit: if prompt { signed(account.share(account.period)) } else { 0 },
                     account,
-                    at_start: 0,
+                    ran_at_start: 0,
                     asleep: false,
-                    waits: false,
+                    whole_slice: false,
                     prompt: false,
-                    below: false,
+                    behind_prompt: false,
                     granted: 0,
-                    kept: 0,
-                    parts: [Part::default(); 2],
+                    carried: 0,
+                    intervals: [Interval::default(); 2],
                     cpu: 0,
-                    look: 0,
-                    next: None,
+                    next_check: 0,
+                    deadline: None,
                 }
             })
             .collect();
         // A prompt vCPU is ahead of all others anyway: checks that the others need are enough.
-        let period = |seat: &Seat| seat.account.period;
-        let others = seats.iter().filter(|seat| seat.keeps == 0).map(period).min();
-        let shortest = others.or(seats.iter().map(period).min()).unwrap_or(CALM_MAX);
-        let demands = vec![Demand { deadline: Nanos::MAX, idle: false }; settled.cpus.len() + seats.len()];
+        let period = |server: &Server| server.account.period;
+        let others = servers.iter().filter(|server| server.prompt_limit == 0).map(period).min();
+        let shortest = others.or(servers.iter().map(period).min()).unwrap_or(CALM_MAX);
+        let demands = vec![Demand { deadline: Nanos::MAX, idle: false }; settled.cpus.len() + servers.len()];
         Self {
             planner,
             demands,
-            seats,
+            servers,
             start: now,
             end: now,
             calm: false,
-            fresh: true,
+            first: true,
             calm_length: shortest,
             shortest: shortest.min(CALM_MAX),
-            unused: 0,
-            stirred: false,
+            pool: 0,
+            calm_ended: false,
             slices: 0,
-            looks: 0,
+            checks: 0,
             cost: 0,
         }
     }
@@ -227,9 +229,9 @@ impl Slices {
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
-        for (index, seat) in self.seats.iter_mut().enumerate() {
-            seat.account.begin(now, threads.read(index));
-            seat.at_start = seat.account.counts.ran;
+        for (index, server) in self.servers.iter_mut().enumerate() {
+            server.account.begin(now, threads.read(index));
+            server.ran_at_start = server.account.counts.ran;
         }
         (self.start, self.end) = (now, now);
     }
@@ -237,34 +239,35 @@ impl Slices {
     /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called at the end of a slice,
     /// after [`Self::begin`].
     pub fn take_over(&mut self, old: &Slices) {
-        for seat in &mut self.seats {
-            let is_of = |before: &&Seat| before.account.id == seat.account.id && !before.account.gone;
-            let Some(before) = old.seats.iter().find(is_of) else { continue };
-            seat.account.take_over(&before.account, 0);
-            (seat.granted, seat.kept, seat.at_start) = (before.granted, before.kept, before.at_start);
+        for server in &mut self.servers {
+            let is_of = |before: &&Server| before.account.id == server.account.id && !before.account.ended;
+            let Some(before) = old.servers.iter().find(is_of) else { continue };
+            server.account.take_over(&before.account, 0);
+            (server.granted, server.carried, server.ran_at_start) =
+                (before.granted, before.carried, before.ran_at_start);
         }
-        (self.slices, self.looks, self.cost, self.unused) = (old.slices, old.looks, old.cost, old.unused);
+        (self.slices, self.checks, self.cost, self.pool) = (old.slices, old.checks, old.cost, old.pool);
     }
 
-    /// Continues a plan in the order of deadlines: vCPUs of both keep their place, debt and period. `old` gives a vCPU's
-    /// account there, and its share of the time from the given time to the end of its window, ns.
+    /// Continues a plan in the order of deadlines: vCPUs of both keep their place, debt and period. `old` gives a
+    /// vCPU's account there, and its share of the time from the given time to the end of its window, ns.
     pub(crate) fn take_over_accounts<'a>(&mut self, old: impl Fn(ThreadId, u64) -> Option<(&'a Account, u64)>) {
-        for seat in &mut self.seats {
-            if let Some((before, given)) = old(seat.account.id, self.start) {
-                seat.account.take_over(before, given);
-                seat.account.balance = -signed(before.ahead(given));
+        for server in &mut self.servers {
+            if let Some((before, given)) = old(server.account.id, self.start) {
+                server.account.take_over(before, given);
+                server.account.balance = -signed(before.overuse(given));
             }
         }
     }
 
     /// The account of one of the vCPUs.
     pub(crate) fn account(&self, id: ThreadId) -> Option<&Account> {
-        self.seats.iter().map(|seat| &seat.account).find(|account| account.id == id && !account.gone)
+        self.servers.iter().map(|server| &server.account).find(|account| account.id == id && !account.ended)
     }
 
     /// Whether there are no vCPUs.
     pub fn is_empty(&self) -> bool {
-        self.seats.is_empty()
+        self.servers.is_empty()
     }
 
     /// When the slice or the calm time ends: another set of vCPUs may take over from then on.
@@ -278,24 +281,24 @@ impl Slices {
     }
 
     /// Whether a calm time has just ended, so that the pacers of other CPUs must check. Clears the flag.
-    pub fn take_stirred(&mut self) -> bool {
-        std::mem::take(&mut self.stirred)
+    pub fn take_calm_ended(&mut self) -> bool {
+        std::mem::take(&mut self.calm_ended)
     }
 
     /// Records how long a step took, ns. Checks must not follow each other so fast that vCPUs have no time to run
     /// between them.
-    pub fn took(&mut self, ns: u64) {
+    pub fn record_cost(&mut self, ns: u64) {
         self.cost = (3 * self.cost + ns) / 4;
     }
 
     /// Does what is due on a CPU (by the planner's number). Returns when its pacer is to check again.
     pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
-        self.looks += 1;
-        if self.seats.is_empty() {
+        self.checks += 1;
+        if self.servers.is_empty() {
             return NEVER;
         }
         if now >= self.end {
-            self.turn(now, threads);
+            self.begin_slice(now, threads);
         }
         if self.calm {
             return if cpu == 0 { self.end } else { NEVER };
@@ -303,140 +306,147 @@ impl Slices {
         let (end, cost) = (self.end, self.cost);
         let mut due = end;
         // Beside a prompt vCPU all are read at each check: all of them wait, and one check serves all.
-        let all = self.seats.iter().any(|seat| (seat.prompt || seat.below) && seat.look <= now);
-        for (index, seat) in self.seats.iter_mut().enumerate() {
-            if seat.cpu == cpu {
-                if all || now >= seat.look {
-                    seat.hear(index, now, end, &mut self.planner, threads);
-                    let before = seat.account.counts.ran;
-                    seat.advance(index, now, threads);
-                    seat.look = seat.due(now, end, cost, seat.account.counts.ran == before);
+        let all = self.servers.iter().any(|server| (server.prompt || server.behind_prompt) && server.next_check <= now);
+        for (index, server) in self.servers.iter_mut().enumerate() {
+            if server.cpu == cpu {
+                if all || now >= server.next_check {
+                    server.apply_claim(index, now, end, &mut self.planner, threads);
+                    let before = server.account.counts.ran;
+                    server.update_place(index, now, threads);
+                    server.next_check = server.next_check_time(now, end, cost, server.account.counts.ran == before);
                 }
-                due = due.min(seat.look);
+                due = due.min(server.next_check);
             }
         }
         due
     }
 
     /// Ends a slice and begins the next, or a calm time.
-    fn turn(&mut self, now: u64, threads: &mut impl Threads) {
+    fn begin_slice(&mut self, now: u64, threads: &mut impl Threads) {
         // Slices follow each other without a gap, unless the check comes very late.
         let late = now.saturating_sub(self.end);
         self.start = if late < SLICE_MIN.0 { self.end } else { now };
-        let fresh = std::mem::take(&mut self.fresh);
-        let (mut busy, mut ran, mut prompt) = (fresh, false, false);
-        for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.account.gone) {
-            seat.account.read(index, threads);
-            seat.hear(index, now, now, &mut self.planner, threads);
-            let next = threads.next(index, self.start);
-            seat.next = next.map(|next| next.at);
+        let first = std::mem::take(&mut self.first);
+        let (mut busy, mut ran, mut prompt) = (first, false, false);
+        for (index, server) in self.servers.iter_mut().enumerate().filter(|(_, server)| !server.account.ended) {
+            server.account.read(index, threads);
+            server.apply_claim(index, now, now, &mut self.planner, threads);
+            let next = threads.next_deadline(index, self.start);
+            server.deadline = next.map(|next| next.at);
             let live = next.is_some_and(|next| next.live);
             busy |= live;
             // Behind bulk it may not have run although it was runnable. Interrupt threads may have taken a short slice:
             // so the kernel is asked.
-            let idle = !fresh && !live && seat.account.place != Place::Beyond;
-            let slept = idle && seat.account.counts.ran == seat.at_start && threads.sleeps(index);
+            let idle = !first && !live && server.account.place != Place::Beyond;
+            let slept = idle && server.account.counts.ran == server.ran_at_start && threads.is_asleep(index);
             let silent = next.is_none();
-            seat.prompt = seat.keeps > 0 && silent && seat.account.balance >= seat.keeps / 2;
-            prompt |= seat.prompt;
-            busy |= seat.used_over(8) && !seat.prompt;
-            (seat.asleep, seat.waits) = (slept && silent && !seat.prompt, slept && !silent || seat.prompt);
-            seat.at_start = seat.account.counts.ran;
+            server.prompt = server.prompt_limit > 0 && silent && server.account.balance >= server.prompt_limit / 2;
+            prompt |= server.prompt;
+            busy |= server.used_over(8) && !server.prompt;
+            (server.asleep, server.whole_slice) =
+                (slept && silent && !server.prompt, slept && !silent || server.prompt);
+            server.ran_at_start = server.account.counts.ran;
             ran |= !(slept && silent);
-            let account = &mut seat.account;
+            let account = &mut server.account;
             busy |= account.balance < 0 || account.place == Place::Beyond;
-            account.close_period(now);
+            account.end_period(now);
             // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
             if account.place != Place::Beyond {
-                let kept = account.balance.min(if silent { seat.keeps } else { 0 });
-                self.unused = self.unused.saturating_add((account.balance - kept).unsigned_abs()).min(UNUSED_MAX);
-                account.balance = kept;
+                let carried = account.balance.min(if silent { server.prompt_limit } else { 0 });
+                self.pool = self.pool.saturating_add((account.balance - carried).unsigned_abs()).min(UNUSED_MAX);
+                account.balance = carried;
             }
         }
-        for seat in &mut self.seats {
-            seat.below = prompt && !seat.prompt;
+        for server in &mut self.servers {
+            server.behind_prompt = prompt && !server.prompt;
         }
         if busy {
-            self.stirred |= std::mem::take(&mut self.calm);
+            self.calm_ended |= std::mem::take(&mut self.calm);
             self.calm_length = self.shortest;
             self.plan();
         } else {
-            self.rest(if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) }, now, threads);
+            self.begin_calm(if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) }, now, threads);
         }
     }
 
     fn plan(&mut self) {
-        for seat in &self.seats {
-            if let Some(demand) = self.demands.get_mut(seat.vcpu.index()) {
-                let deadline = seat.next.unwrap_or(seat.account.deadline);
-                demand.deadline = if seat.account.gone || seat.prompt { Nanos::MAX } else { Nanos(deadline) };
+        for server in &self.servers {
+            if let Some(demand) = self.demands.get_mut(server.vcpu.index()) {
+                let deadline = server.deadline.unwrap_or(server.account.deadline);
+                demand.deadline = if server.account.ended || server.prompt { Nanos::MAX } else { Nanos(deadline) };
             }
         }
         self.end = self.planner.plan(Nanos(self.start), &self.demands).0;
         self.slices += 1;
-        for seat in &mut self.seats {
-            seat.parts = [Part::default(); 2];
-            seat.granted = 0;
+        for server in &mut self.servers {
+            server.intervals = [Interval::default(); 2];
+            server.granted = 0;
         }
-        // The planner's vCPUs: first a reserve for each CPU, then the seats in their order.
-        let reserves = self.demands.len() - self.seats.len();
+        // The planner's vCPUs: first a reserve for each CPU, then the servers in their order.
+        let reserves = self.demands.len() - self.servers.len();
         for segment in self.planner.segments() {
-            let seat = segment.vcpu.index().checked_sub(reserves).and_then(|at| self.seats.get_mut(at));
-            let Some(seat) = seat else { continue };
+            let server = segment.vcpu.index().checked_sub(reserves).and_then(|at| self.servers.get_mut(at));
+            let Some(server) = server else { continue };
             let cpu = usize::try_from(segment.cpu).unwrap_or(0);
-            let [first, second] = &mut seat.parts;
-            let part = if first.end == 0 { first } else { second };
-            *part = Part { cpu, start: segment.start.0, end: segment.end.0 };
-            seat.granted += segment.end.0 - segment.start.0;
+            let [first, second] = &mut server.intervals;
+            let interval = if first.end == 0 { first } else { second };
+            *interval = Interval { cpu, start: segment.start.0, end: segment.end.0 };
+            server.granted += segment.end.0 - segment.start.0;
         }
-        for seat in &mut self.seats {
-            seat.parts.sort_unstable_by_key(|part| (part.end == 0, part.start));
-            (seat.cpu, seat.look) = (seat.parts.first().map_or(0, |part| part.cpu), 0);
-            let balance = &mut seat.account.balance;
-            seat.kept = (*balance).max(0);
-            *balance = balance.saturating_add(signed(seat.granted));
+        for server in &mut self.servers {
+            server.intervals.sort_unstable_by_key(|interval| (interval.end == 0, interval.start));
+            (server.cpu, server.next_check) = (server.intervals.first().map_or(0, |interval| interval.cpu), 0);
+            let balance = &mut server.account.balance;
+            server.carried = (*balance).max(0);
+            *balance = balance.saturating_add(signed(server.granted));
         }
-        self.lend();
+        self.grant_pool();
     }
 
     /// Adds the pool of unused time to the share of one vCPU: the one with the earliest deadline among those at
     /// `Beyond`. Not beside a prompt vCPU: there the order within the slice is free, so the extra time could delay a
     /// share beyond the slice.
-    fn lend(&mut self) {
-        if self.seats.iter().any(|seat| seat.below) {
+    fn grant_pool(&mut self) {
+        if self.servers.iter().any(|server| server.behind_prompt) {
             return;
         }
-        let waits = self.seats.iter_mut().filter(|seat| seat.account.place == Place::Beyond && !seat.account.gone);
-        if let Some(seat) = waits.min_by_key(|seat| seat.next.unwrap_or(seat.account.deadline)) {
-            let more = signed(std::mem::take(&mut self.unused));
-            seat.kept += more;
-            seat.account.balance = seat.account.balance.saturating_add(more);
+        let throttled =
+            self.servers.iter_mut().filter(|server| server.account.place == Place::Beyond && !server.account.ended);
+        if let Some(server) = throttled.min_by_key(|server| server.deadline.unwrap_or(server.account.deadline)) {
+            let more = signed(std::mem::take(&mut self.pool));
+            server.carried += more;
+            server.account.balance = server.account.balance.saturating_add(more);
         }
     }
 
     /// Begins a calm time of `length` ns, without a plan.
-    fn rest(&mut self, length: u64, now: u64, threads: &mut impl Threads) {
+    fn begin_calm(&mut self, length: u64, now: u64, threads: &mut impl Threads) {
         self.calm = true;
         self.calm_length = length;
         self.start = now;
         self.end = now.saturating_add(length);
-        for (index, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| !seat.account.gone) {
-            let account = &mut seat.account;
-            seat.granted = account.share(length);
-            seat.kept = account.balance.clamp(0, seat.keeps);
-            account.balance = signed(seat.granted).saturating_add(seat.kept);
+        for (index, server) in self.servers.iter_mut().enumerate().filter(|(_, server)| !server.account.ended) {
+            let account = &mut server.account;
+            server.granted = account.share(length);
+            server.carried = account.balance.clamp(0, server.prompt_limit);
+            account.balance = signed(server.granted).saturating_add(server.carried);
             account.move_to(index, Place::Planned, threads);
         }
     }
 
     /// Writes the present state to the snapshot.
-    pub fn show(&self, now: u64, into: &mut Snapshot) {
-        into.span(now, self.start, self.end, self.calm);
-        (into.slices, into.looks) = (self.slices, self.looks);
-        for seat in self.seats.iter().filter(|seat| !seat.account.gone) {
-            into.stand(seat.account.standing());
-            for part in seat.parts.iter().filter(|part| !self.calm && part.end > part.start) {
-                into.plan(Planned { cpu: part.cpu, id: seat.account.id, start: part.start, end: part.end });
+    pub fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
+        into.add_span(now, self.start, self.end, self.calm);
+        (into.slices, into.looks) = (self.slices, self.checks);
+        for server in self.servers.iter().filter(|server| !server.account.ended) {
+            into.add_vcpu(server.account.state());
+            for interval in server.intervals.iter().filter(|interval| !self.calm && interval.end > interval.start) {
+                into.add_segment(Segment {
+                    cpu: interval.cpu,
+                    id: server.account.id,
+                    start: interval.start,
+                    end: interval.end,
+                });
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! | | what enforces the share | price |
 //! |---|---|---|
-//! | `paced`, `dp-wrap` | pacers change priorities ([`crate::run::pacer`]) | a few changes of priority for each deadline |
+//! | `paced`, `dp-wrap` | pacers change priorities (`run/pacer.rs`) | a few changes of priority for each deadline |
 //! | `sched_ext` | pacers write places for a BPF scheduler ([`crate::ext`]) | it runs all SCHED_OTHER; one CPU a vCPU |
 //! | `deadline` | SCHED_DEADLINE for each vCPU, like RT-Xen's servers | no unused time; affinity to a root domain |
 //!

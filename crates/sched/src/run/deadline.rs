@@ -8,7 +8,7 @@ use crate::admit::{Reserved, Settled};
 use crate::model::{PacerError, Places, Snapshot, Use};
 use crate::run::backend::Backend;
 
-/// Back end [`crate::model::BackendKind::Deadline`].
+/// Back end `deadline`.
 #[derive(Debug, Default)]
 pub struct Deadline {
     /// CPU time of each thread when its reservation began, ns.

@@ -1,5 +1,5 @@
-//! What a pacer reads of a vCPU's guest: its next deadlines, and its claims from its offer. At most two system calls, no
-//! allocation.
+//! What a pacer reads of a vCPU's guest: its next deadlines, and its claims from its offer. At most two system calls,
+//! no allocation.
 
 use crate::admit::{Offer, Reserved};
 use crate::guest_page::Published;
@@ -34,7 +34,7 @@ impl GuestReader {
     }
 
     /// The next deadline after `after`, ns, that the guest publishes.
-    pub fn next(&mut self, after: u64) -> Option<Next> {
+    pub fn next_deadline(&mut self, after: u64) -> Option<Next> {
         self.published.as_mut()?.next(after)
     }
 

@@ -61,7 +61,7 @@ impl Way {
     }
 }
 
-/// Back ends [`crate::model::BackendKind::Paced`], [`crate::model::BackendKind::DpWrap`] and [`crate::model::BackendKind::SchedExt`].
+/// Back ends `paced`, `dp-wrap` and `sched_ext`.
 #[derive(Debug)]
 pub struct Paced {
     planning: Planning,
@@ -190,6 +190,6 @@ impl Backend for Paced {
         if vcpus == 0 {
             return None;
         }
-        self.pacers.as_mut()?.show(vcpus).ok()
+        self.pacers.as_mut()?.snapshot(vcpus).ok()
     }
 }

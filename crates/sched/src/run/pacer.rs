@@ -114,10 +114,10 @@ impl Shared {
         let due = state.pacing.as_mut().map_or(NEVER, |pacing| {
             let start = now();
             let due = pacing.schedule.step(cpu, start, &mut pacing.vcpus);
-            pacing.schedule.took(cpu, now().saturating_sub(start));
+            pacing.schedule.record_cost(cpu, now().saturating_sub(start));
             due
         });
-        let stirred = state.pacing.as_mut().is_some_and(|pacing| pacing.schedule.take_stirred());
+        let calm_ended = state.pacing.as_mut().is_some_and(|pacing| pacing.schedule.take_calm_ended());
         drop(state);
         if let Some(command) = done {
             // At most one command is in progress, so no command is dropped here.
@@ -125,7 +125,7 @@ impl Shared {
             debug_assert!(before.is_none());
             wake(&self.done);
         }
-        if stirred {
+        if calm_ended {
             self.wake_all();
         }
         due
@@ -133,7 +133,7 @@ impl Shared {
 
     /// Moves all vCPUs to `Beyond`. A spinning vCPU ahead of others and without a pacer would keep the daemon itself
     /// off its CPU, and the daemon must set the vCPU's policy.
-    fn leave(&self) {
+    fn release_vcpus(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pacing) = &mut state.pacing {
             pacing.vcpus.place_others(None, Place::Beyond);
@@ -145,7 +145,7 @@ impl Shared {
         loop {
             let seen = self.word.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
-                self.leave();
+                self.release_vcpus();
                 return;
             }
             let due = self.work(cpu);
@@ -163,11 +163,11 @@ impl State {
         match self.waiting.as_deref_mut()? {
             Command::Snapshot(snapshot) => {
                 if let Some(pacing) = &self.pacing {
-                    pacing.schedule.show(now, snapshot);
+                    pacing.schedule.write_snapshot(now, snapshot);
                 }
             }
             Command::Replace(next) => {
-                if self.pacing.as_deref().is_some_and(|old| !old.schedule.yields(now)) {
+                if self.pacing.as_deref().is_some_and(|old| !old.schedule.can_be_replaced(now)) {
                     return None;
                 }
                 let old = self.pacing.as_deref();
@@ -178,7 +178,8 @@ impl State {
                         next.schedule.take_over(&old.schedule);
                     }
                 }
-                // New vCPUs go to the place that the plan assumes; those that leave go to `Beyond`, as in `leave`.
+                // New vCPUs go to the place that the plan assumes; those that leave go to `Beyond`, as in
+                // `release_vcpus`.
                 let mut next = next.as_deref_mut().map(|next| &mut next.vcpus);
                 let mut old = self.pacing.as_deref_mut().map(|old| &mut old.vcpus);
                 if let Some(next) = &mut next {
@@ -240,24 +241,24 @@ impl Pacers {
     /// # Errors
     /// [`PacerError::Lost`].
     pub fn replace(&mut self, pacing: Option<Box<Pacing>>) -> Result<(), PacerError> {
-        self.command(Command::Replace(pacing)).map(drop)
+        self.send(Command::Replace(pacing)).map(drop)
     }
 
     /// The pacers' present state; `vcpus`: how many vCPUs they have.
     ///
     /// # Errors
     /// [`PacerError::Lost`].
-    pub fn show(&mut self, vcpus: usize) -> Result<Snapshot, PacerError> {
-        match *self.command(Command::Snapshot(Snapshot::with_room(vcpus)))? {
+    pub fn snapshot(&mut self, vcpus: usize) -> Result<Snapshot, PacerError> {
+        match *self.send(Command::Snapshot(Snapshot::with_room(vcpus)))? {
             Command::Snapshot(snapshot) => Ok(snapshot),
             Command::Replace(_) => Err(PacerError::Lost),
         }
     }
 
-    /// Gives the pacers a command and waits, at normal priority, until a pacer has carried it out and wakes this thread.
-    /// This is no sleep: a timer would need `ktimers/N`, and a spinning vCPU that this thread still has to cap keeps
-    /// that from running.
-    fn command(&mut self, command: Command) -> Result<Box<Command>, PacerError> {
+    /// Gives the pacers a command and waits, at normal priority, until a pacer has carried it out and wakes this
+    /// thread. This is no sleep: a timer would need `ktimers/N`, and a spinning vCPU that this thread still has to cap
+    /// keeps that from running.
+    fn send(&mut self, command: Command) -> Result<Box<Command>, PacerError> {
         drop(Shared::put(&self.shared.inbox, Box::new(command)));
         self.shared.wake_all();
         let end = Instant::now() + PATIENCE;

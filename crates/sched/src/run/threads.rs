@@ -23,7 +23,7 @@ impl VcpuThreads {
             |vcpu: &VcpuThread| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(vcpu)));
         for vcpu in self.0.iter_mut().flatten().filter(|vcpu| !is_there(vcpu)) {
             // If the thread has ended, or the change is not permitted, nothing changes.
-            let _ = vcpu.read_schedstat().and_then(|_| vcpu.place(place));
+            let _ = vcpu.read_schedstat().and_then(|_| vcpu.set_place(place));
         }
     }
 }
@@ -33,19 +33,19 @@ impl Threads for VcpuThreads {
         self.0.get_mut(vcpu)?.as_mut()?.read().ok()
     }
 
-    fn sleeps(&mut self, vcpu: usize) -> bool {
-        self.0.get(vcpu).and_then(Option::as_ref).is_none_or(VcpuThread::sleeps)
+    fn is_asleep(&mut self, vcpu: usize) -> bool {
+        self.0.get(vcpu).and_then(Option::as_ref).is_none_or(VcpuThread::is_asleep)
     }
 
-    fn next(&mut self, vcpu: usize, after: u64) -> Option<Next> {
-        self.0.get_mut(vcpu)?.as_mut()?.guest.next(after)
+    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
+        self.0.get_mut(vcpu)?.as_mut()?.guest.next_deadline(after)
     }
 
     fn claimed(&mut self, vcpu: usize) -> Option<Share> {
         self.0.get_mut(vcpu)?.as_mut()?.guest.claimed()
     }
 
-    fn place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
-        self.0.get_mut(vcpu)?.as_mut()?.place(place).ok()
+    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
+        self.0.get_mut(vcpu)?.as_mut()?.set_place(place).ok()
     }
 }

@@ -47,7 +47,7 @@ pub struct VcpuThread {
     clock: ProcessClock,
     /// The last reading, and whether the thread had not run since the reading before.
     last: Counts,
-    still: bool,
+    unchanged: bool,
     placement: Placement,
     /// Counts changes that the kernel refuses.
     pub(crate) tally: Arc<Tally>,
@@ -81,7 +81,7 @@ impl VcpuThread {
         guest: GuestReader,
     ) -> Self {
         let clock = ProcessClock::new(id.pid);
-        Self { id, files, clock, last: Counts::default(), still: false, placement, tally, guest }
+        Self { id, files, clock, last: Counts::default(), unchanged: false, placement, tally, guest }
     }
 
     /// The open files, for [`VcpuThread::with`].
@@ -100,11 +100,11 @@ impl VcpuThread {
     /// ESRCH if the thread has ended.
     pub fn read(&mut self) -> io::Result<Counts> {
         // The clock is read before the counters: CPU time in between shows at the next call.
-        if self.still && self.clock.take() == 0 {
+        if self.unchanged && self.clock.take() == 0 {
             return Ok(self.last);
         }
         let counts = self.read_schedstat()?;
-        self.still = counts.ran == self.last.ran;
+        self.unchanged = counts.ran == self.last.ran;
         self.last = counts;
         Ok(counts)
     }
@@ -119,7 +119,7 @@ impl VcpuThread {
     /// Whether the thread sleeps, is stopped, or has ended. A thread that waits for a CPU or for a kernel lock does not
     /// sleep. For this file the kernel takes the process's signal lock; on PREEMPT_RT the lock's holder inherits the
     /// pacer's priority.
-    pub fn sleeps(&self) -> bool {
+    pub fn is_asleep(&self) -> bool {
         // The number and the name, which the kernel limits to 15 bytes, fit well within 64 bytes.
         let mut line = [0; 64];
         let length = self.files.stat.read_at(&mut line, 0).unwrap_or(0);
@@ -131,7 +131,7 @@ impl VcpuThread {
     ///
     /// # Errors
     /// ESRCH if the thread has ended. If another thread has its number by now, that thread gets its policy back.
-    pub fn place(&mut self, place: Place) -> io::Result<Counts> {
+    pub fn set_place(&mut self, place: Place) -> io::Result<Counts> {
         let places = match &self.placement {
             Placement::Policy(places) => *places,
             Placement::Table(entry) => {
@@ -147,7 +147,7 @@ impl VcpuThread {
         }
         match self.read_schedstat() {
             Ok(counts) => {
-                (self.last, self.still) = (counts, false);
+                (self.last, self.unchanged) = (counts, false);
                 Ok(counts)
             }
             Err(error) => {
@@ -226,10 +226,10 @@ mod tests {
         for (place, policy) in
             [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
         {
-            vcpu.place(place).unwrap();
+            vcpu.set_place(place).unwrap();
             assert_eq!(id.policy().unwrap(), policy);
         }
-        while !vcpu.sleeps() {
+        while !vcpu.is_asleep() {
             std::thread::yield_now();
         }
         let mut again =
@@ -239,7 +239,7 @@ mod tests {
         child.wait().unwrap();
         for mut vcpu in [vcpu, again] {
             assert!(vcpu.read().is_err());
-            assert_eq!(vcpu.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+            assert_eq!(vcpu.set_place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         }
         assert!(VcpuThread::open(id, Placement::Policy(places), Arc::default(), GuestReader::default()).is_err());
     }
@@ -262,7 +262,7 @@ mod tests {
         let before = id(&successor).policy().unwrap();
         let mut vcpu = VcpuThread::with(files, id(&successor), placement, Arc::default(), GuestReader::default());
         for place in [Place::Planned, Place::Beyond] {
-            assert_eq!(vcpu.place(place).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+            assert_eq!(vcpu.set_place(place).unwrap_err().raw_os_error(), Some(libc::ESRCH));
             assert_eq!(id(&successor).policy().unwrap(), before);
         }
         successor.kill().unwrap();
