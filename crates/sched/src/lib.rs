@@ -28,7 +28,9 @@ mod run;
 #[cfg(test)]
 mod sim;
 
-pub use admit::{Ask, Asks, GuestNeed, Held, Offer, Refused, Reserved, Settled, Taking, settle};
+pub use admit::{
+    Ask, Asks, GuestNeed, Held, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
+};
 pub use config::{Declared, SchedConfig};
 pub use guest_page::{Page, Task};
 pub use ledger::Ledger;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
-use crate::admit::{Reserved, Settled};
+use crate::admit::{Reservations, Reserved};
 use crate::guest_page::{self, Follow};
 use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
 use crate::policy::{Planning, Schedule};
@@ -172,7 +172,7 @@ impl Threads for Host {
 }
 
 impl Host {
-    pub fn new(cpus: usize, settled: &Settled, guests: &[Guest]) -> Self {
+    pub fn new(cpus: usize, reservations: &Reservations, guests: &[Guest]) -> Self {
         let vm = |(reserved, guest): (&Reserved, &Guest)| Vm {
             guest: *guest,
             period: reserved.period.0,
@@ -193,7 +193,7 @@ impl Host {
         };
         Self {
             cpus,
-            vms: settled.vcpus.iter().zip(guests).map(vm).collect(),
+            vms: reservations.vcpus.iter().zip(guests).map(vm).collect(),
             now: 0,
             bulk: 0,
             flips: 0,
@@ -205,14 +205,14 @@ impl Host {
             counted: false,
             calls: Calls::default(),
             pacing: 0,
-            tallies: settled.vcpus.iter().map(|_| Arc::default()).collect(),
+            tallies: reservations.vcpus.iter().map(|_| Arc::default()).collect(),
         }
     }
 
     /// A plan for these vCPUs, as the pacers of this host begin it.
-    pub fn schedule(&mut self, settled: &Settled, planning: Planning) -> Schedule {
-        let number = |id: ThreadId| settled.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
-        let mut schedule = Schedule::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
+    pub fn schedule(&mut self, reservations: &Reservations, planning: Planning) -> Schedule {
+        let number = |id: ThreadId| reservations.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
+        let mut schedule = Schedule::new(reservations, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
         schedule.begin(self.now, self);
         schedule
     }
@@ -304,7 +304,7 @@ impl Host {
 }
 
 /// VMs whose vCPUs may run anywhere, or are pinned to the CPUs in turn.
-pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Settled> {
+pub fn reservations(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Reservations> {
     let home = |number: u32| pinned.then_some(number % cpus);
     let reserved = |(number, (budget, period)): (u32, &(u64, u64))| Reserved {
         id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
@@ -323,7 +323,7 @@ pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) 
 }
 
 /// A result with these vCPUs, if they are admitted.
-pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Settled> {
+pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Reservations> {
     let reserves =
         (0..cpus).map(|cpu| ontime_plan::Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
     let free = vcpus.iter().map(|vcpu| ontime_plan::Reservation {
@@ -332,13 +332,13 @@ pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<S
     });
     let all: Vec<_> = reserves.chain(free).collect();
     let admitted = ontime_plan::Admission::new(cpus, Bandwidth::ZERO).admit(&all).ok()?;
-    Some(Settled { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
+    Some(Reservations { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
 }
 
 pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {
-    let settled = settled(cpus, 50_000, asked, false).unwrap();
-    let mut host = Host::new(cpus as usize, &settled, guests);
-    (host.schedule(&settled, planning), host)
+    let reservations = reservations(cpus, 50_000, asked, false).unwrap();
+    let mut host = Host::new(cpus as usize, &reservations, guests);
+    (host.schedule(&reservations, planning), host)
 }
 
 pub fn shown(schedule: &Schedule, host: &Host) -> Snapshot {

@@ -13,40 +13,46 @@ use std::collections::{BTreeMap, BTreeSet};
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
 
-use crate::admit::distribution::spread;
+use crate::admit::distribution::distribute;
 use crate::admit::fit::fit;
 use crate::admit::offer::Offer;
 use crate::admit::request::{self, Ask, Asks, GuestNeed};
-use crate::admit::reservations::{Refused, Reserved, Settled};
+use crate::admit::reservations::{Refused, Reservations, Reserved};
 use crate::config::SchedConfig;
 use crate::guest_page::Page;
 use crate::model::{BackendKind, Share};
 
 /// Decides which reservations hold. If a guest's request does not fit, its VM is admitted with the declared
 /// reservation, and is also listed as refused.
-pub fn settle(config: &SchedConfig, tenants: &[Tenant], online: &CpuList, before: &Settled, asks: &Asks) -> Settled {
-    let mut settled = settle_by(at_once, config, tenants, online, before, asks);
-    spread(&mut settled, before);
-    settled
-}
-
-/// A way to admit all at once; false if it could not.
-type Quick = fn(&mut Settled, Vec<(&Tenant, Result<Vec<Asked>, String>)>) -> bool;
-
-fn settle_by(
-    quick: Quick,
+pub fn admit(
     config: &SchedConfig,
     tenants: &[Tenant],
     online: &CpuList,
-    before: &Settled,
+    before: &Reservations,
     asks: &Asks,
-) -> Settled {
+) -> Reservations {
+    let mut reservations = admit_by(admit_at_once, config, tenants, online, before, asks);
+    distribute(&mut reservations, before);
+    reservations
+}
+
+/// A way to admit all at once; false if it could not.
+type Shortcut = fn(&mut Reservations, Vec<(&Tenant, Result<Vec<Candidate>, String>)>) -> bool;
+
+fn admit_by(
+    shortcut: Shortcut,
+    config: &SchedConfig,
+    tenants: &[Tenant],
+    online: &CpuList,
+    before: &Reservations,
+    asks: &Asks,
+) -> Reservations {
     let cpus: Vec<u32> =
         online.iter().filter(|cpu| config.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect();
     let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
     let held: BTreeMap<ThreadId, Option<u32>> =
         before.vcpus.iter().map(|vcpu| (vcpu.id, before.cpu(vcpu).and_then(place))).collect();
-    let mut settled = Settled { cpus, reserve: config.reserve, ..Settled::default() };
+    let mut reservations = Reservations { cpus, reserve: config.reserve, ..Reservations::default() };
     let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk;
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     for tenant in tenants.iter().filter(is_rt) {
@@ -59,35 +65,35 @@ fn settle_by(
     order.sort_by_key(|tenant| (is_new(tenant), tenant.process.start_time, tenant.process.pid));
     let nothing = Ask::default();
     let ask = |tenant: &Tenant| asks.get(&tenant.name).unwrap_or(&nothing);
-    let cpus = settled.cpus.clone();
-    let asked = |tenant: &Tenant, ask: &Ask| {
+    let cpus = reservations.cpus.clone();
+    let candidates = |tenant: &Tenant, ask: &Ask| {
         if names.get(tenant.name.as_str()).is_some_and(|count| *count > 1) {
             return Err("several tenants have this name; give them different names".to_owned());
         }
-        asked(config, tenant, &cpus, &held, ask)
+        candidates(config, tenant, &cpus, &held, ask)
     };
-    if quick(&mut settled, order.iter().map(|tenant| (*tenant, asked(tenant, ask(tenant)))).collect()) {
-        return settled;
+    if shortcut(&mut reservations, order.iter().map(|tenant| (*tenant, candidates(tenant, ask(tenant)))).collect()) {
+        return reservations;
     }
     for tenant in order {
-        let mut admit = |ask: &Ask| admit(&mut settled, tenant, asked(tenant, ask)?);
+        let mut try_admit = |ask: &Ask| admit_vm(&mut reservations, tenant, candidates(tenant, ask)?);
         let ask = ask(tenant);
-        let mut admitted = admit(ask);
+        let mut admitted = try_admit(ask);
         if let (Err(why), false) = (&mut admitted, ask.needs.is_empty()) {
-            *why = match admit(&nothing) {
+            *why = match try_admit(&nothing) {
                 Ok(()) => format!("its guest's deadline tasks: {why}"),
                 Err(declared) => declared,
             };
         }
         if let Err(why) = admitted {
-            settled.refused.push(Refused { tenant: tenant.name.clone(), why });
+            reservations.refused.push(Refused { tenant: tenant.name.clone(), why });
         }
     }
-    settled
+    reservations
 }
 
 /// A vCPU with a declared reservation, before admission.
-struct Asked {
+struct Candidate {
     id: ThreadId,
     vcpu: u32,
     bandwidth: Bandwidth,
@@ -101,7 +107,7 @@ struct Asked {
     home: Option<u32>,
 }
 
-impl Asked {
+impl Candidate {
     fn reserved(&self, tenant: &Tenant) -> Reserved {
         Reserved {
             id: self.id,
@@ -119,13 +125,13 @@ impl Asked {
     }
 }
 
-fn asked(
+fn candidates(
     config: &SchedConfig,
     tenant: &Tenant,
     cpus: &[u32],
     held: &BTreeMap<ThreadId, Option<u32>>,
     ask: &Ask,
-) -> Result<Vec<Asked>, String> {
+) -> Result<Vec<Candidate>, String> {
     if tenant.class == Class::Bulk {
         // The class decides who may have reserved time, because its rules know who chose the VM's name.
         return Err(
@@ -136,7 +142,7 @@ fn asked(
     let reads = config.backend != BackendKind::Deadline;
     let page = ask.page.as_ref().filter(|_| reads);
     let published = page.is_some() || reads && ask.published;
-    let mut asked = Vec::new();
+    let mut candidates = Vec::new();
     for declared in config.reservations.iter().filter(|declared| declared.name == tenant.name) {
         let mut found = BTreeSet::new();
         for thread in &tenant.threads {
@@ -153,7 +159,7 @@ fn asked(
             found.insert(number);
             let affinity = affinity(number, thread, cpus)?;
             let had = held.get(&thread.id).copied().flatten();
-            let mut one = Asked {
+            let mut one = Candidate {
                 id: thread.id,
                 vcpu: number,
                 bandwidth: declared.bandwidth,
@@ -202,23 +208,23 @@ fn asked(
                 one.guest = Some(*need);
                 one.page = page.cloned();
             }
-            asked.push(one);
+            candidates.push(one);
         }
         if let Some(missing) = declared.vcpus.iter().flatten().find(|number| !found.contains(number)) {
             return Err(format!("it has no vCPU {missing}; correct `vcpus` in sched.toml"));
         }
     }
-    if let Some(need) = ask.needs.iter().find(|need| !asked.iter().any(|one| one.vcpu == need.vcpu)) {
+    if let Some(need) = ask.needs.iter().find(|need| !candidates.iter().any(|one| one.vcpu == need.vcpu)) {
         return Err(format!(
             "vCPU {} has no reservation that its deadlines could be added to; name the vCPU in `vcpus` of a \
              [[reservation]] with `deadlines` in sched.toml",
             need.vcpu
         ));
     }
-    if asked.is_empty() {
+    if candidates.is_empty() {
         return Err("it has no vCPU threads that are known; see `ontime ps`".to_owned());
     }
-    Ok(asked)
+    Ok(candidates)
 }
 
 /// The allowed CPUs as indices of `cpus`; None: all of them.
@@ -241,14 +247,14 @@ fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<B
 /// Admits all VMs at once, if no home CPU has to be chosen and all fit. The result is the same as admitting one VM
 /// after the other, because each part of a fitting set fits too. But that takes longer by the number of VMs, for each
 /// request of a guest.
-fn at_once(settled: &mut Settled, all: Vec<(&Tenant, Result<Vec<Asked>, String>)>) -> bool {
+fn admit_at_once(reservations: &mut Reservations, all: Vec<(&Tenant, Result<Vec<Candidate>, String>)>) -> bool {
     if all.is_empty() {
         return true;
     }
     let (mut vcpus, mut wishes) = (Vec::new(), Vec::new());
-    for (tenant, asked) in all {
-        let Ok(asked) = asked else { return false };
-        for one in asked {
+    for (tenant, candidates) in all {
+        let Ok(candidates) = candidates else { return false };
+        for one in candidates {
             if one.affinity.is_some() && one.home.is_none() {
                 return false;
             }
@@ -256,26 +262,26 @@ fn at_once(settled: &mut Settled, all: Vec<(&Tenant, Result<Vec<Asked>, String>)
             vcpus.push(one.reserved(tenant));
         }
     }
-    let Ok(admitted) = fit(settled.reserve, &settled.cpus, &vcpus, &wishes) else { return false };
-    settled.take(vcpus, admitted);
+    let Ok(admitted) = fit(reservations.reserve, &reservations.cpus, &vcpus, &wishes) else { return false };
+    reservations.set_admitted(vcpus, admitted);
     true
 }
 
-fn admit(settled: &mut Settled, tenant: &Tenant, asked: Vec<Asked>) -> Result<(), String> {
-    let mut all = settled.vcpus.clone();
+fn admit_vm(reservations: &mut Reservations, tenant: &Tenant, candidates: Vec<Candidate>) -> Result<(), String> {
+    let mut all = reservations.vcpus.clone();
     // A home CPU is kept: a move would do no harm to the vCPU's guarantee, but to its caches, and to vCPUs whose home
     // is the other CPU.
     let only = |home: u32| BTreeSet::from([home]);
-    let mut stay: Vec<Option<BTreeSet<u32>>> = settled.vcpus.iter().map(|vcpu| vcpu.home.map(only)).collect();
+    let mut stay: Vec<Option<BTreeSet<u32>>> = reservations.vcpus.iter().map(|vcpu| vcpu.home.map(only)).collect();
     let mut free = stay.clone();
-    for one in asked {
+    for one in candidates {
         all.push(one.reserved(tenant));
         stay.push(one.home.map(only).or_else(|| one.affinity.clone()));
         free.push(one.affinity);
     }
-    let fit = |wishes| fit(settled.reserve, &settled.cpus, &all, wishes);
+    let fit = |wishes| fit(reservations.reserve, &reservations.cpus, &all, wishes);
     let admitted = fit(&stay).or_else(|_| fit(&free))?;
-    settled.take(all, admitted);
+    reservations.set_admitted(all, admitted);
     Ok(())
 }
 

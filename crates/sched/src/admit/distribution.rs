@@ -12,42 +12,43 @@ use ontime_plan::{Bandwidth, Nanos};
 
 use crate::admit::fit::{ROUNDING_PPM, fits};
 use crate::admit::offer::Offer;
-use crate::admit::reservations::{Reserved, Settled};
+use crate::admit::reservations::{Reservations, Reserved};
 use crate::model::Budget;
 
 /// Fills in all offers; removes them if they do not fit.
-pub(crate) fn spread(settled: &mut Settled, before: &Settled) {
-    if settled.vcpus.iter().all(|vcpu| vcpu.offer.is_none()) || stays(settled, before) {
+pub(crate) fn distribute(reservations: &mut Reservations, before: &Reservations) {
+    if reservations.vcpus.iter().all(|vcpu| vcpu.offer.is_none()) || keep_offers(reservations, before) {
         return;
     }
-    let left = left(settled);
-    for vcpu in &mut settled.vcpus {
+    let free_parts = free_parts(reservations);
+    for vcpu in &mut reservations.vcpus {
         let (home, holds) = (vcpu.home, vcpu.claimed());
         let Some(offer) = &mut vcpu.offer else { continue };
-        let part = Bandwidth::ppm(left.get(&home).copied().unwrap_or(0));
+        let part = Bandwidth::ppm(free_parts.get(&home).copied().unwrap_or(0));
         let most = (holds.bandwidth() + part).min(offer.most).max(holds.bandwidth());
         offer.offered.budget = most.of(Nanos(offer.offered.period)).0;
     }
     let whole = |vcpu: &Reserved| vcpu.offer.as_ref().is_none_or(|offer| vcpu.claimed().fits(&offer.offered));
-    let largest = settled.vcpus.iter().map(|vcpu| Reserved {
+    let largest = reservations.vcpus.iter().map(|vcpu| Reserved {
         bandwidth: vcpu
             .offer
             .as_ref()
             .map_or(vcpu.bandwidth, |offer| offer.declared.bandwidth + offer.offered.bandwidth()),
         ..vcpu.clone()
     });
-    if !settled.vcpus.iter().all(whole) || !fits(settled, &largest.collect::<Vec<_>>()) {
-        settled.vcpus.iter_mut().for_each(|vcpu| vcpu.offer = None);
+    if !reservations.vcpus.iter().all(whole) || !fits(reservations, &largest.collect::<Vec<_>>()) {
+        reservations.vcpus.iter_mut().for_each(|vcpu| vcpu.offer = None);
     }
 }
 
 /// Whether the offers of `before` are still right: the same vCPUs on the same CPUs. If so, keeps them.
-fn stays(settled: &mut Settled, before: &Settled) -> bool {
-    let place = |settled: &Settled| (settled.cpus.clone(), settled.shared.clone(), settled.reserve);
-    if settled.vcpus.len() != before.vcpus.len() || place(settled) != place(before) {
+fn keep_offers(reservations: &mut Reservations, before: &Reservations) -> bool {
+    let place =
+        |reservations: &Reservations| (reservations.cpus.clone(), reservations.shared.clone(), reservations.reserve);
+    if reservations.vcpus.len() != before.vcpus.len() || place(reservations) != place(before) {
         return false;
     }
-    let kept = settled.vcpus.iter().zip(&before.vcpus).map(|(vcpu, old)| {
+    let kept = reservations.vcpus.iter().zip(&before.vcpus).map(|(vcpu, old)| {
         let same = (vcpu.id, vcpu.home) == (old.id, old.home);
         match (&vcpu.offer, &old.offer) {
             (Some(new), Some(offer)) => {
@@ -60,7 +61,7 @@ fn stays(settled: &mut Settled, before: &Settled) -> bool {
         }
     });
     let Some(kept) = kept.collect::<Option<Vec<Option<Budget>>>>() else { return false };
-    for (vcpu, offered) in settled.vcpus.iter_mut().zip(kept) {
+    for (vcpu, offered) in reservations.vcpus.iter_mut().zip(kept) {
         if let (Some(offer), Some(offered)) = (&mut vcpu.offer, offered) {
             offer.offered = offered;
         }
@@ -70,21 +71,21 @@ fn stays(settled: &mut Settled, before: &Settled) -> bool {
 
 /// For each home CPU (None: all shared CPUs together), an equal part of what is free there for each vCPU with an offer,
 /// in millionths of a CPU.
-fn left(settled: &Settled) -> BTreeMap<Option<u32>, u64> {
+fn free_parts(reservations: &Reservations) -> BTreeMap<Option<u32>, u64> {
     let ppm = |bandwidth: Bandwidth| {
         let parts = (u128::from(bandwidth.runtime()) * 1_000_000).div_ceil(u128::from(bandwidth.period()));
         u64::try_from(parts).unwrap_or(u64::MAX)
     };
-    let free = 1_000_000_u64.saturating_sub(ppm(settled.reserve));
+    let free = 1_000_000_u64.saturating_sub(ppm(reservations.reserve));
     let of = |home: Option<u32>| {
-        let here = || settled.vcpus.iter().filter(move |vcpu| vcpu.home == home);
-        let shared = settled.shared.iter().filter(|shared| **shared).count() as u64;
+        let here = || reservations.vcpus.iter().filter(move |vcpu| vcpu.home == home);
+        let shared = reservations.shared.iter().filter(|shared| **shared).count() as u64;
         let whole = if home.is_some() { free } else { free.saturating_mul(shared) };
         let taken: u64 = here().map(|vcpu| ppm(vcpu.bandwidth) + 2 * ROUNDING_PPM).sum();
         let parts = here().filter(|vcpu| vcpu.offer.is_some()).count().max(1) as u64;
         whole.saturating_sub(taken + 2 * ROUNDING_PPM) / parts
     };
-    settled.vcpus.iter().map(|vcpu| (vcpu.home, of(vcpu.home))).collect()
+    reservations.vcpus.iter().map(|vcpu| (vcpu.home, of(vcpu.home))).collect()
 }
 
 #[cfg(test)]

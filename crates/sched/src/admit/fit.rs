@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
-use crate::admit::reservations::{Reserved, Settled};
+use crate::admit::reservations::{Reservations, Reserved};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
 
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
-pub(crate) fn fits(settled: &Settled, vcpus: &[Reserved]) -> bool {
+pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
-    fit(settled.reserve, &settled.cpus, vcpus, &wishes).is_ok_and(|admitted| {
-        let homes = admitted.home.iter().skip(settled.cpus.len());
-        admitted.shared == settled.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
+    fit(reservations.reserve, &reservations.cpus, vcpus, &wishes).is_ok_and(|admitted| {
+        let homes = admitted.home.iter().skip(reservations.cpus.len());
+        admitted.shared == reservations.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
     })
 }
 

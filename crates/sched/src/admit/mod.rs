@@ -16,7 +16,7 @@ mod offer;
 mod request;
 mod reservations;
 
-pub use admission::settle;
+pub use admission::admit;
 pub use offer::Offer;
 pub use request::{Ask, Asks, GuestNeed, Taking, needs};
-pub use reservations::{Held, Refused, Reserved, Settled};
+pub use reservations::{Held, Refused, Reservations, Reserved};

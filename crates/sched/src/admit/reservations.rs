@@ -34,7 +34,7 @@ pub struct Reserved {
     pub page: Option<Page>,
     /// What the guest may claim without asking.
     pub offer: Option<Offer>,
-    /// The CPU on which the plan keeps the vCPU, an index of [`Settled::cpus`]; None if the vCPU may migrate.
+    /// The CPU on which the plan keeps the vCPU, an index of [`Reservations::cpus`]; None if the vCPU may migrate.
     pub home: Option<u32>,
 }
 
@@ -65,7 +65,7 @@ pub struct Refused {
 
 /// The result of an admission.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Settled {
+pub struct Reservations {
     /// The vCPUs with a reservation, in the order of admission.
     pub vcpus: Vec<Reserved>,
     /// The VMs without.
@@ -78,7 +78,7 @@ pub struct Settled {
     pub reserve: Bandwidth,
 }
 
-impl Settled {
+impl Reservations {
     /// The sum of all reservations, in CPUs.
     pub fn total(&self) -> Bandwidth {
         self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum()
@@ -90,7 +90,7 @@ impl Settled {
     }
 
     /// Sets the admitted vCPUs, and their home CPUs.
-    pub(crate) fn take(&mut self, vcpus: Vec<Reserved>, admitted: Admitted) {
+    pub(crate) fn set_admitted(&mut self, vcpus: Vec<Reserved>, admitted: Admitted) {
         self.vcpus = vcpus;
         let homes = admitted.home.into_iter().skip(self.cpus.len());
         for (vcpu, home) in self.vcpus.iter_mut().zip(homes) {
@@ -112,7 +112,7 @@ impl Settled {
         self.vcpus.iter().map(|vcpu| Held { id: vcpu.id, cpu: self.cpu(vcpu) }).collect()
     }
 
-    /// A `before` for [`crate::settle`], from remembered reservations. All else is unknown.
+    /// A `before` for [`crate::admit::admit`], from remembered reservations. All else is unknown.
     pub fn remembered(held: &[Held]) -> Self {
         let cpus: Vec<u32> = held.iter().filter_map(|one| one.cpu).collect::<BTreeSet<_>>().into_iter().collect();
         let vcpu = |one: &Held| Reserved {
@@ -160,20 +160,20 @@ impl Settled {
     }
 
     /// Whether this differs from `before` only in what guests claimed from their offers: pacers read claims themselves.
-    pub fn is_heard(&self, before: &Settled) -> bool {
-        let heard = |(vcpu, old): (&Reserved, &Reserved)| {
-            let taken = Reserved {
+    pub fn differs_only_in_claims(&self, before: &Reservations) -> bool {
+        let only_claims = |(vcpu, old): (&Reserved, &Reserved)| {
+            let as_before = Reserved {
                 budget: old.budget,
                 period: old.period,
                 bandwidth: old.bandwidth,
                 guest: old.guest,
                 ..vcpu.clone()
             };
-            vcpu == old || vcpu.offer.is_some() && taken == *old
+            vcpu == old || vcpu.offer.is_some() && as_before == *old
         };
         (self.vcpus.len(), &self.cpus, &self.shared, self.reserve)
             == (before.vcpus.len(), &before.cpus, &before.shared, before.reserve)
-            && self.vcpus.iter().zip(&before.vcpus).all(heard)
+            && self.vcpus.iter().zip(&before.vcpus).all(only_claims)
     }
 
     /// The threads of the admitted vCPUs.

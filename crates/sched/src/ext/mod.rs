@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_tenants::{ThreadId, remedy};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::admit::Settled;
+use crate::admit::Reservations;
 use crate::model::{Beyond, PacerError, Place};
 
 #[cfg(feature = "sched-ext")]
@@ -112,10 +112,10 @@ impl Ext {
     /// # Errors
     /// [`PacerError::Ext`] if a vCPU may run on several CPUs, there are more than [`ENTRIES`], or the kernel has ended
     /// the scheduler.
-    pub fn assign(&mut self, settled: &Settled) -> Result<(), PacerError> {
+    pub fn assign(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
         self.check()?;
-        if settled.cpus.len() > 1 {
-            if let Some(vcpu) = settled.vcpus.iter().find(|vcpu| vcpu.home.is_none()) {
+        if reservations.cpus.len() > 1 {
+            if let Some(vcpu) = reservations.vcpus.iter().find(|vcpu| vcpu.home.is_none()) {
                 return Err(PacerError::Ext(format!(
                     "vCPU {} of {} may run on several CPUs; pin it to one (libvirt: vcpupin), or use backend \
                      = \"paced\"",
@@ -123,7 +123,7 @@ impl Ext {
                 )));
             }
         }
-        for vcpu in &settled.vcpus {
+        for vcpu in &reservations.vcpus {
             if self.entries.contains_key(&vcpu.id) {
                 continue;
             }
@@ -139,9 +139,9 @@ impl Ext {
     }
 
     /// Takes back the entries of all other vCPUs.
-    pub fn release_others(&mut self, settled: &Settled) {
+    pub fn release_others(&mut self, reservations: &Reservations) {
         self.entries.retain(|id, _| {
-            let stays = settled.vcpus.iter().any(|vcpu| vcpu.id == *id);
+            let stays = reservations.vcpus.iter().any(|vcpu| vcpu.id == *id);
             if !stays {
                 self.scheduler.remove(*id);
             }

@@ -45,7 +45,7 @@ use ontime_plan::Nanos;
 use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_tenants::ThreadId;
 
-use crate::admit::{Reserved, Settled};
+use crate::admit::{Reservations, Reserved};
 use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
 use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
@@ -304,10 +304,10 @@ pub struct EdfCpu {
 impl EdfCpu {
     /// A plan for the vCPUs of this CPU (by the planner's numbers), which are at [`Place::Entitled`] now. `tally` gives
     /// each vCPU its counters.
-    pub fn new(settled: &Settled, cpu: usize, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
-        let alone = settled.cpus.len() == 1;
+    pub fn new(reservations: &Reservations, cpu: usize, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
+        let alone = reservations.cpus.len() == 1;
         let here = |reserved: &Reserved| alone || reserved.home.is_some_and(|home| usize::try_from(home) == Ok(cpu));
-        let servers: Vec<Server> = settled
+        let servers: Vec<Server> = reservations
             .vcpus
             .iter()
             .enumerate()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ontime_tenants::ThreadId;
 
-use crate::admit::Settled;
+use crate::admit::Reservations;
 use crate::model::{NEVER, Snapshot, Tally, Threads};
 use crate::policy::edf::EdfCpu;
 use crate::policy::slices::{PROMPT, Slices};
@@ -31,15 +31,20 @@ pub enum Schedule {
 
 impl Schedule {
     /// A plan for vCPUs that are at [`crate::model::Place::Entitled`] now. `tally` gives each vCPU its counters.
-    pub fn new(settled: &Settled, planning: Planning, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
-        let cpus = settled.cpus.len();
-        let stay = cpus == 1 || settled.vcpus.iter().all(|vcpu| vcpu.home.is_some());
+    pub fn new(
+        reservations: &Reservations,
+        planning: Planning,
+        now: u64,
+        tally: impl Fn(ThreadId) -> Arc<Tally>,
+    ) -> Self {
+        let cpus = reservations.cpus.len();
+        let stay = cpus == 1 || reservations.vcpus.iter().all(|vcpu| vcpu.home.is_some());
         // Prompt vCPUs are served best by slices, within which the order is free.
-        let prompt = cpus == 1 && settled.vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
+        let prompt = cpus == 1 && reservations.vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
         if planning == Planning::Slices || !stay || prompt {
-            return Self::Slices(Box::new(Slices::new(settled, now, tally)));
+            return Self::Slices(Box::new(Slices::new(reservations, now, tally)));
         }
-        Self::Edf((0..cpus).map(|cpu| EdfCpu::new(settled, cpu, now, &tally)).collect())
+        Self::Edf((0..cpus).map(|cpu| EdfCpu::new(reservations, cpu, now, &tally)).collect())
     }
 
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on

@@ -20,8 +20,8 @@ fn count(counter: &AtomicU64) -> u64 {
 #[test]
 fn who_stays_on_a_cpu_needs_no_slices() {
     let kind = |cpus, period, pinned, planning| {
-        let settled = settled(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
-        let schedule = Schedule::new(&settled, planning, 0, |_| Arc::default());
+        let reservations = reservations(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
+        let schedule = Schedule::new(&reservations, planning, 0, |_| Arc::default());
         matches!(schedule, Schedule::Edf(each) if each.len() == cpus as usize)
     };
     assert!(kind(1, 10 * MS, false, Planning::Best) && kind(2, 10 * MS, true, Planning::Best));
@@ -310,7 +310,7 @@ fn another_set_takes_over_without_a_gap_for_who_stays() {
             while !schedule.can_be_replaced(host.now) {
                 host.run(&mut schedule, host.now + TICK, 0);
             }
-            let again = settled(1, 50_000, &[(3 * MS, 10 * MS)], false).unwrap();
+            let again = reservations(1, 50_000, &[(3 * MS, 10 * MS)], false).unwrap();
             let old = schedule;
             schedule = host.schedule(&again, planning);
             schedule.take_over(&old);
@@ -338,7 +338,7 @@ fn another_bandwidth_holds_from_the_change_on() {
             let before = [host.vms[0].counts.ran, host.vms[1].counts.ran];
             let (begin, first) = (host.now, if number % 2 == 0 { 2 } else { 6 });
             let old = schedule;
-            schedule = host.schedule(&settled(1, 50_000, &asked(first), false).unwrap(), planning);
+            schedule = host.schedule(&reservations(1, 50_000, &asked(first), false).unwrap(), planning);
             schedule.take_over(&old);
             host.run(&mut schedule, host.now + 200 * MS, 0);
             for (vm, share) in [first, 9 - first].into_iter().enumerate() {
@@ -422,14 +422,14 @@ fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
             .collect();
         let mut asked = tasks.clone();
         asked.push(((10 + draw(30)) * MS / 10, 10 * MS));
-        let Some(settled) = settled(1, 50_000, &asked, false) else { continue };
+        let Some(reservations) = reservations(1, 50_000, &asked, false) else { continue };
         let mut guests = vec![Guest::Tasks; tasks.len()];
         guests.push(Guest::Spins);
-        let mut host = Host::new(1, &settled, &guests);
+        let mut host = Host::new(1, &reservations, &guests);
         for (vm, (work, period)) in host.vms.iter_mut().zip(&tasks) {
             vm.tasks = vec![Job::new(work.saturating_sub(60_000).max(TICK), *period, 20 * MS)];
         }
-        let mut schedule = host.schedule(&settled, Planning::Best);
+        let mut schedule = host.schedule(&reservations, Planning::Best);
         host.run(&mut schedule, 100 * MS, 0);
         host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
         host.run(&mut schedule, 700 * MS, 0);
@@ -491,11 +491,11 @@ proptest! {
         let periods = [5 * MS, 10 * MS, 20 * MS, 40 * MS];
         let wants: Vec<(u64, u64)> =
             asked.iter().map(|(percent, period, _)| (periods[*period] / 100 * percent, periods[*period])).collect();
-        let Some(settled) = settled(cpus, 50_000, &wants, pinned) else { return Ok(()) };
+        let Some(reservations) = reservations(cpus, 50_000, &wants, pinned) else { return Ok(()) };
         let guests: Vec<Guest> =
             asked.iter().map(|(_, _, spins)| if *spins { Guest::Spins } else { Guest::Sleeps }).collect();
-        let mut host = Host::new(cpus as usize, &settled, &guests);
-        let mut schedule = host.schedule(&settled, planning);
+        let mut host = Host::new(cpus as usize, &reservations, &guests);
+        let mut schedule = host.schedule(&reservations, planning);
         let length = 800 * MS;
         host.run(&mut schedule, length, late * TICK);
         let (mut spinning, mut shared, mut slacks) = (0, 0, 0);
@@ -534,10 +534,10 @@ proptest! {
             })
             .collect();
         asked.push((spins * MS / 10, 10 * MS));
-        let Some(settled) = settled(1, 50_000, &asked, false) else { return Ok(()) };
+        let Some(reservations) = reservations(1, 50_000, &asked, false) else { return Ok(()) };
         let mut guests = vec![Guest::Tasks; vms.len()];
         guests.push(Guest::Spins);
-        let mut host = Host::new(1, &settled, &guests);
+        let mut host = Host::new(1, &reservations, &guests);
         for (vm, tasks) in host.vms.iter_mut().zip(&vms) {
             // A share may be short of its grain, which is kept for the next share, and of ticks.
             let job = |(percent, period, phase): &(u64, u64, u64)| {
@@ -547,7 +547,7 @@ proptest! {
             vm.tasks = tasks.iter().map(job).collect();
         }
         host.noise = noise;
-        let mut schedule = host.schedule(&settled, planning);
+        let mut schedule = host.schedule(&reservations, planning);
         // A task without a job so far is unknown. Its first job may find its vCPU's share used up by other tasks.
         host.run(&mut schedule, 100 * MS, 0);
         host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);

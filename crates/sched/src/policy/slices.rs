@@ -51,7 +51,7 @@ use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
-use crate::admit::Settled;
+use crate::admit::Reservations;
 use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
 use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
@@ -172,13 +172,13 @@ pub struct Slices {
 
 impl Slices {
     /// A plan for vCPUs that are at [`Place::Entitled`] now. `tally` gives each vCPU its counters.
-    pub fn new(settled: &Settled, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
-        let mut planner = Planner::new(&settled.shared);
-        for cpu in (0..).take(settled.cpus.len()) {
-            planner.add(settled.reserve, Some(cpu));
+    pub fn new(reservations: &Reservations, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
+        let mut planner = Planner::new(&reservations.shared);
+        for cpu in (0..).take(reservations.cpus.len()) {
+            planner.add(reservations.reserve, Some(cpu));
         }
-        let alone = settled.cpus.len() == 1;
-        let servers: Vec<Server> = settled
+        let alone = reservations.cpus.len() == 1;
+        let servers: Vec<Server> = reservations
             .vcpus
             .iter()
             .map(|reserved| {
@@ -207,7 +207,7 @@ impl Slices {
         let period = |server: &Server| server.account.period;
         let others = servers.iter().filter(|server| server.prompt_limit == 0).map(period).min();
         let shortest = others.or(servers.iter().map(period).min()).unwrap_or(CALM_MAX);
-        let demands = vec![Demand { deadline: Nanos::MAX, idle: false }; settled.cpus.len() + servers.len()];
+        let demands = vec![Demand { deadline: Nanos::MAX, idle: false }; reservations.cpus.len() + servers.len()];
         Self {
             planner,
             demands,

@@ -14,7 +14,7 @@ use std::fmt::Debug;
 
 use ontime_tenants::{Policy, ThreadId};
 
-use crate::admit::{Reserved, Settled};
+use crate::admit::{Reservations, Reserved};
 use crate::model::{PacerError, Places, Snapshot, Use};
 
 /// Enforces reservations.
@@ -27,17 +27,17 @@ pub trait Backend: Debug {
     /// none.
     fn places(&self) -> Option<Places>;
 
-    /// Stops enforcing for vCPUs that are not in `settled`: the plan may set their policies now.
+    /// Stops enforcing for vCPUs that are not in `reservations`: the plan may set their policies now.
     ///
     /// # Errors
     /// [`PacerError`]: no reservation is enforced any more.
-    fn release(&mut self, settled: &Settled) -> Result<(), PacerError>;
+    fn release(&mut self, reservations: &Reservations) -> Result<(), PacerError>;
 
     /// Enforces the reservations of exactly these vCPUs, whose policies the plan has set.
     ///
     /// # Errors
     /// [`PacerError`]: no reservation is enforced any more.
-    fn set(&mut self, settled: &Settled) -> Result<(), PacerError>;
+    fn set(&mut self, reservations: &Reservations) -> Result<(), PacerError>;
 
     /// The counters of each vCPU.
     fn uses(&self) -> BTreeMap<ThreadId, Use>;

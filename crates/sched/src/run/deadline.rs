@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ontime_tenants::{Policy, ThreadId};
 
-use crate::admit::{Reserved, Settled};
+use crate::admit::{Reservations, Reserved};
 use crate::model::{PacerError, Places, Snapshot, Use};
 use crate::run::backend::Backend;
 
@@ -24,14 +24,14 @@ impl Backend for Deadline {
         None
     }
 
-    fn release(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        self.had.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
+    fn release(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
+        self.had.retain(|id, _| reservations.vcpus.iter().any(|vcpu| vcpu.id == *id));
         Ok(())
     }
 
-    fn set(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        self.release(settled)?;
-        for vcpu in &settled.vcpus {
+    fn set(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
+        self.release(reservations)?;
+        for vcpu in &reservations.vcpus {
             self.had.entry(vcpu.id).or_insert_with(|| vcpu.id.cpu_time().unwrap_or(0));
         }
         Ok(())

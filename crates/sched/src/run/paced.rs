@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ontime_tenants::{Policy, ThreadId};
 
-use crate::admit::{Reserved, Settled};
+use crate::admit::{Reservations, Reserved};
 use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::policy::{Planning, Schedule};
@@ -26,13 +26,13 @@ pub enum Way {
 
 impl Way {
     /// Prepares for these vCPUs.
-    fn prepare(&mut self, settled: &Settled) -> Result<(), PacerError> {
+    fn prepare(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
         let Self::Ext(beyond, ext) = self else { return Ok(()) };
         let ext = match ext {
             Some(ext) => ext,
             none => none.insert(Ext::start(*beyond)?),
         };
-        ext.assign(settled)
+        ext.assign(reservations)
     }
 
     /// How a vCPU's place is changed.
@@ -44,10 +44,10 @@ impl Way {
     }
 
     /// Forgets all other vCPUs, which no pacer has any more.
-    fn forget_others(&mut self, settled: &Settled) {
+    fn forget_others(&mut self, reservations: &Reservations) {
         if let Self::Ext(_, ext) = self {
-            ext.iter_mut().for_each(|ext| ext.release_others(settled));
-            ext.take_if(|_| settled.vcpus.is_empty());
+            ext.iter_mut().for_each(|ext| ext.release_others(reservations));
+            ext.take_if(|_| reservations.vcpus.is_empty());
         }
     }
 
@@ -70,7 +70,7 @@ pub struct Paced {
     // Declared before `way`, so dropped before it: pacers that end still move their vCPUs to `Beyond`.
     pacers: Option<Pacers>,
     way: Way,
-    settled: Settled,
+    reservations: Reservations,
     tallies: BTreeMap<ThreadId, Arc<Tally>>,
     /// Open files of the threads that pacers have, so that a change of one VM does not open all files again.
     files: BTreeMap<ThreadId, Arc<ThreadFiles>>,
@@ -84,48 +84,48 @@ impl Paced {
             place: pacer,
             pacers: None,
             way,
-            settled: Settled::default(),
+            reservations: Reservations::default(),
             tallies: BTreeMap::new(),
             files: BTreeMap::new(),
         }
     }
 
     /// Has the pacers enforce these; ends them if that fails.
-    fn work_on(&mut self, settled: Settled) -> Result<(), PacerError> {
-        if settled.cpus != self.settled.cpus {
+    fn work_on(&mut self, reservations: Reservations) -> Result<(), PacerError> {
+        if reservations.cpus != self.reservations.cpus {
             // A CPU came or went. The vCPUs stay at `Beyond` until there are new pacers.
             self.pacers = None;
         }
-        let done = self.try_work_on(&settled);
+        let done = self.try_work_on(&reservations);
         if done.is_err() {
             self.end();
             return done;
         }
-        self.way.forget_others(&settled);
-        self.tallies.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
-        self.settled = settled;
+        self.way.forget_others(&reservations);
+        self.tallies.retain(|id, _| reservations.vcpus.iter().any(|vcpu| vcpu.id == *id));
+        self.reservations = reservations;
         done
     }
 
     /// Ends all enforcement.
     fn end(&mut self) {
         self.pacers = None;
-        self.settled = Settled::default();
+        self.reservations = Reservations::default();
         self.files.clear();
-        self.way.forget_others(&self.settled);
+        self.way.forget_others(&self.reservations);
     }
 
-    fn try_work_on(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        if settled.vcpus.is_empty() {
+    fn try_work_on(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
+        if reservations.vcpus.is_empty() {
             self.files.clear();
             return self.pacers.as_mut().map_or(Ok(()), |pacers| pacers.replace(None));
         }
-        self.way.prepare(settled)?;
+        self.way.prepare(reservations)?;
         let pacers = match &mut self.pacers {
             Some(pacers) => pacers,
-            none => none.insert(Pacers::start(&settled.cpus, self.place)?),
+            none => none.insert(Pacers::start(&reservations.cpus, self.place)?),
         };
-        for vcpu in &settled.vcpus {
+        for vcpu in &reservations.vcpus {
             self.tallies.entry(vcpu.id).or_default();
         }
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
@@ -137,10 +137,10 @@ impl Paced {
                 None => VcpuThread::open(vcpu.id, placement, tally(vcpu.id), guest).ok(),
             }
         };
-        let vcpus = VcpuThreads(settled.vcpus.iter().map(open).collect());
-        let opened = settled.vcpus.iter().zip(&vcpus.0);
+        let vcpus = VcpuThreads(reservations.vcpus.iter().map(open).collect());
+        let opened = reservations.vcpus.iter().zip(&vcpus.0);
         self.files = opened.filter_map(|(vcpu, thread)| Some((vcpu.id, thread.as_ref()?.files()))).collect();
-        let schedule = Schedule::new(settled, self.planning, now(), tally);
+        let schedule = Schedule::new(reservations, self.planning, now(), tally);
         pacers.replace(Some(Box::new(Pacing { schedule, vcpus })))
     }
 }
@@ -159,26 +159,26 @@ impl Backend for Paced {
         }
     }
 
-    fn release(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        let stays = |vcpu: &Reserved| settled.vcpus.iter().any(|other| other.id == vcpu.id);
-        if self.settled.vcpus.iter().all(stays) {
+    fn release(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
+        let stays = |vcpu: &Reserved| reservations.vcpus.iter().any(|other| other.id == vcpu.id);
+        if self.reservations.vcpus.iter().all(stays) {
             return Ok(());
         }
-        let mut rest = self.settled.clone();
+        let mut rest = self.reservations.clone();
         rest.vcpus.retain(stays);
         self.work_on(rest)
     }
 
-    fn set(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        if settled.is_heard(&self.settled) {
+    fn set(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
+        if reservations.differs_only_in_claims(&self.reservations) {
             let running = self.way.check();
             match running {
-                Ok(()) => self.settled = settled.clone(),
+                Ok(()) => self.reservations = reservations.clone(),
                 Err(_) => self.end(),
             }
             return running;
         }
-        self.work_on(settled.clone())
+        self.work_on(reservations.clone())
     }
 
     fn uses(&self) -> BTreeMap<ThreadId, Use> {
@@ -186,7 +186,7 @@ impl Backend for Paced {
     }
 
     fn show(&mut self) -> Option<Snapshot> {
-        let vcpus = self.settled.vcpus.len();
+        let vcpus = self.reservations.vcpus.len();
         if vcpus == 0 {
             return None;
         }

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
     use ontime_plan::Bandwidth;
 
-    use crate::admit::Settled;
+    use crate::admit::Reservations;
     use crate::model::Places;
     use crate::policy::Planning;
     use crate::run::guest::GuestReader;
@@ -334,8 +334,8 @@ mod tests {
         let vcpu = |waiting: &&Waiting| {
             VcpuThread::open(waiting.0, Placement::Policy(PLACES), Arc::default(), GuestReader::default()).ok()
         };
-        let settled = Settled { cpus: vec![0], reserve: Bandwidth::ZERO, ..Settled::default() };
-        let schedule = Schedule::new(&settled, Planning::Best, now(), |_| Arc::default());
+        let reservations = Reservations { cpus: vec![0], reserve: Bandwidth::ZERO, ..Reservations::default() };
+        let schedule = Schedule::new(&reservations, Planning::Best, now(), |_| Arc::default());
         Box::new(Pacing { schedule, vcpus: VcpuThreads(of.iter().map(vcpu).collect()) })
     }
 
