@@ -46,7 +46,7 @@ use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_tenants::ThreadId;
 
 use crate::admit::{Reservations, Reserved};
-use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
+use crate::model::{NEVER, Next, Place, Segment, Snapshot, Tally, Threads};
 use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.
@@ -66,6 +66,38 @@ const POOL_PIECE_MIN: u64 = 1_000_000;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
+/// What a vCPU's guest publishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deadlines {
+    /// No deadlines.
+    None,
+    /// Deadlines of tasks that all sleep.
+    Asleep,
+    /// Deadlines, and one of the tasks has run lately.
+    Live,
+}
+
+impl Deadlines {
+    fn of(next: Option<Next>) -> Self {
+        match next {
+            None => Self::None,
+            Some(Next { live: false, .. }) => Self::Asleep,
+            Some(Next { live: true, .. }) => Self::Live,
+        }
+    }
+}
+
+/// Whether a vCPU sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    /// It was seen running, or nothing says that it sleeps.
+    Awake,
+    /// Only the kernel knows whether it sleeps or waits.
+    Unknown,
+    /// The kernel said so, and it has not run since.
+    Asleep,
+}
+
 /// One vCPU of this plan: a server, whose budget is granted anew in each window.
 #[derive(Debug)]
 struct Server {
@@ -83,9 +115,7 @@ struct Server {
     surplus: u64,
     /// How far the balance may go below 0 until the next check, ns.
     overuse_max: u64,
-    /// Whether the guest publishes no deadlines; whether one of its deadline tasks has run lately.
-    silent: bool,
-    live: bool,
+    deadlines: Deadlines,
     /// Whether the last window gave no reason for a plan.
     quiet: bool,
     /// Whether the vCPU was seen running at the last check, and its place until then.
@@ -95,10 +125,7 @@ struct Server {
     runnable: bool,
     /// Whether the vCPU used up the share of its last window.
     exhausted: bool,
-    /// Whether the vCPU is known to sleep.
-    asleep: bool,
-    /// Whether only the kernel knows if the vCPU sleeps or waits.
-    state_unknown: bool,
+    sleep: Sleep,
     /// Whether the CPU was idle long enough for the vCPU to be likely to sleep.
     cpu_idle: bool,
     /// How long vCPUs ran that this vCPU would have waited for, ns.
@@ -123,15 +150,13 @@ impl Server {
             saved: 0,
             surplus: 0,
             overuse_max: 0,
-            silent: true,
-            live: false,
+            deadlines: Deadlines::None,
             quiet: false,
             ran: false,
             place_before: Place::Entitled,
             runnable: true,
             exhausted: true,
-            asleep: false,
-            state_unknown: false,
+            sleep: Sleep::Awake,
             cpu_idle: false,
             waited_for: 0,
             demand: 0,
@@ -193,19 +218,24 @@ impl Server {
         let ask = self.runnable && self.place_before != Place::Beyond;
         // `cpu_idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake would
         // stand until its window ends.
-        self.asleep = may && (self.asleep || ask && threads.is_asleep(self.index));
-        self.state_unknown = !self.ran && !self.asleep && !ask;
-        self.runnable = self.ran || self.place_before == Place::Beyond || self.runnable && !self.asleep;
+        let asleep = may && (self.sleep == Sleep::Asleep || ask && threads.is_asleep(self.index));
+        self.sleep = match asleep {
+            true => Sleep::Asleep,
+            false if self.ran || ask => Sleep::Awake,
+            false => Sleep::Unknown,
+        };
+        self.runnable = self.ran || self.place_before == Place::Beyond || self.runnable && !asleep;
         self.waited_for = busy;
         self.update_demand(now);
     }
 
     /// Asks the kernel whether the vCPU sleeps, if `update_sleep` left that open.
     fn ask_kernel(&mut self, now: u64, threads: &mut impl Threads) {
-        if std::mem::take(&mut self.state_unknown) {
-            self.asleep = threads.is_asleep(self.index);
+        if self.sleep == Sleep::Unknown {
+            let asleep = threads.is_asleep(self.index);
+            self.sleep = if asleep { Sleep::Asleep } else { Sleep::Awake };
             // It does not sleep, so it waits for a CPU, although no check has seen it run.
-            self.runnable = !self.asleep;
+            self.runnable = !asleep;
             self.update_demand(now);
         }
     }
@@ -213,11 +243,11 @@ impl Server {
     /// Updates what the vCPU may still need of its window.
     fn update_demand(&mut self, now: u64) {
         let mut demand = u64::try_from(self.account.balance).unwrap_or(0);
-        if self.asleep {
+        if self.sleep == Sleep::Asleep {
             // It may have woken since, and may have waited while the others ran.
             let left = self.end.saturating_sub(now).saturating_add(self.waited_for);
             demand = demand.min(self.account.bandwidth.of(Nanos(left)).0);
-            if !self.silent {
+            if self.deadlines != Deadlines::None {
                 self.reclaim(signed(demand));
             }
         }
@@ -240,14 +270,17 @@ impl Server {
 
     /// Whether this vCPU needs no plan.
     fn is_quiet(&self) -> bool {
-        !self.live && !self.used_over(8) && self.account.balance >= 0 && self.account.place != Place::Beyond
+        self.deadlines != Deadlines::Live
+            && !self.used_over(8)
+            && self.account.balance >= 0
+            && self.account.place != Place::Beyond
     }
 
     /// Begins the vCPU's next window.
     fn begin_window(&mut self, now: u64, threads: &mut impl Threads) {
         let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
         let next = threads.next_deadline(self.index, start);
-        (self.silent, self.live) = (next.is_none(), next.is_some_and(|next| next.live));
+        self.deadlines = Deadlines::of(next);
         self.exhausted = self.account.place == Place::Beyond || self.account.is_used_up();
         self.quiet = self.granted > 0 && self.is_quiet();
         // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
@@ -261,13 +294,13 @@ impl Server {
         self.end = end.clamp(bound(SLICE_MIN), bound(SLICE_MAX));
         self.granted = account.share(self.end - start);
         account.balance = account.balance.saturating_add(signed(self.granted));
-        self.asleep = false;
+        self.sleep = Sleep::Awake;
     }
 
     /// Shortens the vCPU's window if its guest has begun to publish deadlines.
     fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
-        (self.silent, self.live) = (false, next.live);
+        self.deadlines = Deadlines::of(Some(next));
         let end = next.at.max(now.saturating_add(SLICE_MIN.0));
         if end < self.end {
             self.end = end;
@@ -357,7 +390,7 @@ impl EdfCpu {
                 server.account.balance = -signed(before.account.overuse(given));
                 continue;
             }
-            (server.end, server.silent, server.live) = (before.end, before.silent, before.live);
+            (server.end, server.deadlines) = (before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
             server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
             let more = signed(server.account.share(left)) - signed(given);
@@ -432,8 +465,9 @@ impl EdfCpu {
         // later deadline.
         self.end =
             self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
-        let ask =
-            |server: &Server| server.state_unknown && server.demand > 0 && (server.cpu_idle || holds < CHECK_DELAY_MIN);
+        let ask = |server: &Server| {
+            server.sleep == Sleep::Unknown && server.demand > 0 && (server.cpu_idle || holds < CHECK_DELAY_MIN)
+        };
         if holds < self.end.saturating_sub(now) && self.servers.iter().any(ask) {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
             holds = self.choose_planned(now);
@@ -486,12 +520,15 @@ impl EdfCpu {
             if now >= server.end {
                 server.begin_window(now, threads);
                 rolled = true;
-            } else if server.silent {
+            } else if server.deadlines == Deadlines::None {
                 server.shorten_window(now, threads);
             }
         }
         self.windows += u64::from(rolled);
-        let quiet = self.servers.iter().all(|server| server.quiet && !server.live || server.account.ended);
+        let quiet = self
+            .servers
+            .iter()
+            .all(|server| server.quiet && server.deadlines != Deadlines::Live || server.account.ended);
         if !quiet {
             self.calm_length = self.shortest;
         }
@@ -582,7 +619,7 @@ impl EdfCpu {
         let delay_min = self.delay_min();
         let alone = present().filter(|server| server.planned).count() == 1;
         let used_up = |server: &Server| {
-            let runs = server.ran || alone && server.planned && !server.asleep;
+            let runs = server.ran || alone && server.planned && server.sleep != Sleep::Asleep;
             let least = if runs { server.account.grain } else { server.account.grain.max(delay_min) };
             now.saturating_add(self.cost).saturating_add(server.remaining().max(least))
         };

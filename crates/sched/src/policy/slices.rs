@@ -68,6 +68,19 @@ struct Interval {
     end: u64,
 }
 
+/// How a vCPU is served in a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// It is planned in its intervals.
+    Intervals,
+    /// It slept in the slice before and its guest publishes no deadlines: it is only entitled.
+    Asleep,
+    /// It slept in the slice before and its guest publishes deadlines: it is planned for the whole slice.
+    WholeSlice,
+    /// It is planned for the whole slice, ahead of all others, and its period ends no slice.
+    Prompt,
+}
+
 /// One vCPU of the plan.
 #[derive(Debug)]
 struct Server {
@@ -76,13 +89,10 @@ struct Server {
     home: Option<u32>,
     /// The most unused time that a prompt vCPU keeps, ns; 0 if the vCPU cannot be prompt.
     prompt_limit: i64,
-    /// CPU time of the thread when the slice began; whether it did not run in the slice before.
+    /// CPU time of the thread when the slice began, ns.
     ran_at_start: u64,
-    asleep: bool,
-    /// Whether it is planned for the whole slice: it sleeps and its guest publishes deadlines, or it is prompt.
-    whole_slice: bool,
-    /// Whether the vCPU is prompt in this slice: ahead of all, and its period ends no slice; whether another vCPU is.
-    prompt: bool,
+    mode: Mode,
+    /// Whether another vCPU is prompt, so that this one is behind it.
     behind_prompt: bool,
     /// What the vCPU was granted for this slice, and what it had kept from before, ns.
     granted: u64,
@@ -113,8 +123,11 @@ impl Server {
 
     /// Moves the vCPU to the place that it should have now.
     fn update_place(&mut self, index: usize, now: u64, threads: &mut impl Threads) {
-        let in_turn = self.whole_slice
-            || !self.asleep && self.intervals.iter().any(|interval| (interval.start..interval.end).contains(&now));
+        let in_turn = match self.mode {
+            Mode::Intervals => self.intervals.iter().any(|interval| (interval.start..interval.end).contains(&now)),
+            Mode::Asleep => false,
+            Mode::WholeSlice | Mode::Prompt => true,
+        };
         let behind_prompt = self.behind_prompt;
         self.account.update_place(index, threads, |account| {
             if account.is_used_up() {
@@ -131,7 +144,7 @@ impl Server {
     /// not run. `waited`: it did not run since the last check.
     fn next_check_time(&self, now: u64, end: u64, cost: u64, waited: bool) -> u64 {
         let Account { ended, place, grain, balance, .. } = self.account;
-        if ended || self.asleep || place == Place::Beyond {
+        if ended || self.mode == Mode::Asleep || place == Place::Beyond {
             return end;
         }
         let patience = if waited && place == Place::Entitled { cost.saturating_mul(COST_FACTOR) } else { 0 };
@@ -139,7 +152,7 @@ impl Server {
         let left = u64::try_from(balance).unwrap_or(0).max(least);
         let used_up = now.saturating_add(cost).saturating_add(left);
         // Where a vCPU is prompt, segments decide nothing.
-        let in_turn = !self.prompt && !self.behind_prompt;
+        let in_turn = self.mode != Mode::Prompt && !self.behind_prompt;
         let borders =
             self.intervals.iter().flat_map(|interval| [interval.start, interval.end]).filter(|at| in_turn && *at > now);
         borders.chain([used_up, end]).min().unwrap_or(end)
@@ -190,9 +203,7 @@ impl Slices {
                     prompt_limit: if prompt { signed(account.share(account.period)) } else { 0 },
                     account,
                     ran_at_start: 0,
-                    asleep: false,
-                    whole_slice: false,
-                    prompt: false,
+                    mode: Mode::Intervals,
                     behind_prompt: false,
                     granted: 0,
                     carried: 0,
@@ -306,7 +317,10 @@ impl Slices {
         let (end, cost) = (self.end, self.cost);
         let mut due = end;
         // Beside a prompt vCPU all are read at each check: all of them wait, and one check serves all.
-        let all = self.servers.iter().any(|server| (server.prompt || server.behind_prompt) && server.next_check <= now);
+        let all = self
+            .servers
+            .iter()
+            .any(|server| (server.mode == Mode::Prompt || server.behind_prompt) && server.next_check <= now);
         for (index, server) in self.servers.iter_mut().enumerate() {
             if server.cpu == cpu {
                 if all || now >= server.next_check {
@@ -340,11 +354,15 @@ impl Slices {
             let idle = !first && !live && server.account.place != Place::Beyond;
             let slept = idle && server.account.counts.ran == server.ran_at_start && threads.is_asleep(index);
             let silent = next.is_none();
-            server.prompt = server.prompt_limit > 0 && silent && server.account.balance >= server.prompt_limit / 2;
-            prompt |= server.prompt;
-            busy |= server.used_over(8) && !server.prompt;
-            (server.asleep, server.whole_slice) =
-                (slept && silent && !server.prompt, slept && !silent || server.prompt);
+            let is_prompt = server.prompt_limit > 0 && silent && server.account.balance >= server.prompt_limit / 2;
+            server.mode = match (is_prompt, slept, silent) {
+                (true, ..) => Mode::Prompt,
+                (_, true, true) => Mode::Asleep,
+                (_, true, false) => Mode::WholeSlice,
+                (_, false, _) => Mode::Intervals,
+            };
+            prompt |= is_prompt;
+            busy |= server.used_over(8) && !is_prompt;
             server.ran_at_start = server.account.counts.ran;
             ran |= !(slept && silent);
             let account = &mut server.account;
@@ -358,7 +376,7 @@ impl Slices {
             }
         }
         for server in &mut self.servers {
-            server.behind_prompt = prompt && !server.prompt;
+            server.behind_prompt = prompt && server.mode != Mode::Prompt;
         }
         if busy {
             self.calm_ended |= std::mem::take(&mut self.calm);
@@ -373,7 +391,8 @@ impl Slices {
         for server in &self.servers {
             if let Some(demand) = self.demands.get_mut(server.vcpu.index()) {
                 let deadline = server.deadline.unwrap_or(server.account.deadline);
-                demand.deadline = if server.account.ended || server.prompt { Nanos::MAX } else { Nanos(deadline) };
+                demand.deadline =
+                    if server.account.ended || server.mode == Mode::Prompt { Nanos::MAX } else { Nanos(deadline) };
             }
         }
         self.end = self.planner.plan(Nanos(self.start), &self.demands).0;
