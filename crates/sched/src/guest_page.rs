@@ -138,7 +138,7 @@ pub fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
 
 /// The deadlines of a vCPU, as its pacer reads them.
 #[derive(Debug)]
-pub struct Published {
+pub(crate) struct Published {
     page: Page,
     vcpu: u32,
     follow: Follow,
@@ -146,7 +146,7 @@ pub struct Published {
 
 impl Published {
     /// For a vCPU that was admitted with this period, ns.
-    pub fn new(page: Page, vcpu: u32, period: u64) -> Self {
+    pub(crate) fn new(page: Page, vcpu: u32, period: u64) -> Self {
         Self { page, vcpu, follow: Follow::new(period) }
     }
 
@@ -164,7 +164,7 @@ impl Published {
     }
 
     /// The next deadline after `after`. Called by a pacer: at most two system calls, no allocation.
-    pub fn next(&mut self, after: u64) -> Option<Next> {
+    pub(crate) fn next(&mut self, after: u64) -> Option<Next> {
         let line = self.page.read(self.vcpu)?;
         let ns = |clock| {
             let time = clock_gettime(clock);

@@ -31,7 +31,7 @@ mod page;
 
 /// The atomics of `page`. The model checker compiles `page` with its own.
 mod atomic {
-    pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
 /// Bytes of the file.

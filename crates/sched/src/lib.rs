@@ -15,6 +15,10 @@
 //! | `policy` | which vCPU is at which place, and until when (pure) |
 //! | `ext` | the scheduler of back end `sched_ext`: its BPF program (`scheduler.bpf.c`), and its table in user space |
 //! | `run` | the FIFO threads that enforce the plan of `policy`; the back ends |
+//!
+//! A module imports only modules above it in this table. The small modules below give other crates their paths.
+
+#![cfg_attr(not(test), warn(unreachable_pub))]
 
 mod admit;
 mod config;
@@ -34,7 +38,7 @@ pub use admit::{
 pub use config::{Declared, SchedConfig};
 pub use guest_page::{Page, Task};
 pub use ledger::Ledger;
-pub use model::{BackendKind, Beyond, Use};
+pub use model::{BackendKind, Beyond, PacerError, Use};
 pub use run::Backend;
 
 /// What a vCPU is entitled to, and its place among the host's threads.
@@ -56,6 +60,7 @@ pub mod guest {
 pub mod published {
     pub use crate::guest_page::{ENTRIES, Follow, LINE, tasks};
     pub use crate::memory_file::is_memory;
+    pub use crate::model::Next;
 }
 
 /// The policies of the places.
@@ -70,5 +75,5 @@ pub mod shares {
 
 /// Snapshots of the pacers' state.
 pub mod show {
-    pub use crate::model::Snapshot;
+    pub use crate::model::{Segment, Snapshot, VcpuState};
 }

@@ -97,7 +97,7 @@ pub type Asks = BTreeMap<String, Ask>;
 ///
 /// The smallest Q with Q (t - 2 (P - Q)) / P >= t budget / period for t = period. The left side is the least supply in
 /// any interval of length t (its linear bound); for longer t it grows faster than the right side.
-pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
+pub(crate) fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
     let own = Nanos((period.0 / PART).clamp(PERIOD_MIN.0, PERIOD_MAX.0));
     let (need, length, per) = (i128::from(budget.0), i128::from(period.0), i128::from(own.0));
     let enough = |q: u64| {
@@ -117,7 +117,7 @@ pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
 }
 
 /// The host's bandwidth and period for a need: exactly the guest's own if the guest publishes its deadlines.
-pub fn bandwidth(need: &GuestNeed, published: bool) -> Option<(Bandwidth, Nanos)> {
+pub(crate) fn bandwidth(need: &GuestNeed, published: bool) -> Option<(Bandwidth, Nanos)> {
     // In shorter periods, of a few least slices, slices do not end exactly enough at the deadline.
     if published && need.period >= PERIOD_MIN {
         let bandwidth = Bandwidth::new(need.budget, need.period)?;

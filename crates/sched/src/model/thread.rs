@@ -5,7 +5,7 @@ use ontime_plan::Bandwidth;
 use crate::model::place::Place;
 
 /// No further check.
-pub const NEVER: u64 = u64::MAX;
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// A vCPU's next deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Next {
 
 /// Counters of a vCPU thread since its start, ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Time on a CPU.
     pub ran: u64,
     /// Time runnable but waiting for a CPU. The kernel adds a wait when the wait ends: a present wait is not included.
@@ -35,7 +35,7 @@ pub struct Share {
 }
 
 /// Access to the vCPU threads by number. None: the thread has ended.
-pub trait Threads {
+pub(crate) trait Threads {
     /// The thread's counters up to now.
     fn read(&mut self, vcpu: usize) -> Option<Counts>;
     /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. Costs about three readings.

@@ -23,7 +23,7 @@ pub struct Use {
 
 /// Counters of a vCPU, written by pacers and read by other threads at any time.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     /// CPU time within shares, ns.
     pub ran: AtomicU64,
     /// CPU time beyond them, ns.
@@ -43,7 +43,7 @@ pub struct Tally {
 
 impl Tally {
     /// The present values.
-    pub fn usage(&self) -> Use {
+    pub(crate) fn usage(&self) -> Use {
         Use {
             ran: self.ran.load(Ordering::Relaxed),
             beyond: self.beyond.load(Ordering::Relaxed),

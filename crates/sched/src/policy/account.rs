@@ -56,7 +56,7 @@ pub(crate) struct Account {
 
 impl Account {
     /// An account of a vCPU at [`Place::Entitled`].
-    pub fn new(reserved: &Reserved, now: u64, tally: Arc<Tally>) -> Self {
+    pub(crate) fn new(reserved: &Reserved, now: u64, tally: Arc<Tally>) -> Self {
         let mut account = Self {
             id: reserved.id,
             bandwidth: reserved.bandwidth,
@@ -84,7 +84,7 @@ impl Account {
 
     /// Applies a bandwidth that the guest newly claimed from its offer. Returns the change of the share up to `end`,
     /// ns.
-    pub fn apply_claim(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
+    pub(crate) fn apply_claim(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
         let Share { bandwidth, period } = threads.claimed(index)?;
         if (bandwidth, period) == (self.bandwidth, self.period) {
             return None;
@@ -99,7 +99,7 @@ impl Account {
     }
 
     /// Takes the first reading; earlier CPU time is not counted.
-    pub fn begin(&mut self, now: u64, counts: Option<Counts>) {
+    pub(crate) fn begin(&mut self, now: u64, counts: Option<Counts>) {
         match counts {
             Some(counts) => self.counts = counts,
             None => self.ended = true,
@@ -109,7 +109,7 @@ impl Account {
 
     /// Continues another account of the same thread, which had been given `given` ns of time still to come. Place and
     /// debt are kept; the period too, if the reservation is the same.
-    pub fn take_over(&mut self, before: &Account, given: u64) {
+    pub(crate) fn take_over(&mut self, before: &Account, given: u64) {
         self.place = before.place;
         self.counts = before.counts;
         self.balance = before.balance;
@@ -122,27 +122,27 @@ impl Account {
     }
 
     /// How much the vCPU has used ahead of its share up to now, if it was given `given` ns of time still to come.
-    pub fn overuse(&self, given: u64) -> u64 {
+    pub(crate) fn overuse(&self, given: u64) -> u64 {
         self.balance.saturating_sub(signed(given)).min(0).unsigned_abs()
     }
 
     /// The vCPU's place and deadline, for a snapshot.
-    pub fn state(&self) -> VcpuState {
+    pub(crate) fn state(&self) -> VcpuState {
         VcpuState { id: self.id, place: self.place, deadline: self.deadline }
     }
 
     /// The vCPU's share of `ns` nanoseconds.
-    pub fn share(&self, ns: u64) -> u64 {
+    pub(crate) fn share(&self, ns: u64) -> u64 {
         self.bandwidth.of(Nanos(ns)).0
     }
 
     /// Whether the share is used up.
-    pub fn is_used_up(&self) -> bool {
+    pub(crate) fn is_used_up(&self) -> bool {
         self.balance <= signed(self.grain)
     }
 
     /// Reads the thread's counters; returns how long it ran since the last reading, ns.
-    pub fn read(&mut self, index: usize, threads: &mut impl Threads) -> u64 {
+    pub(crate) fn read(&mut self, index: usize, threads: &mut impl Threads) -> u64 {
         let before = self.counts.ran;
         match threads.read(index) {
             Some(counts) => self.charge(counts),
@@ -166,7 +166,12 @@ impl Account {
 
     /// Moves the vCPU to the place that `target` gives after a reading. Where the thread runs on another CPU, the
     /// reading before the change may lack up to a tick, and the reading after it is exact. Hence a second try.
-    pub fn update_place(&mut self, index: usize, threads: &mut impl Threads, target: impl Fn(&Account) -> Place) {
+    pub(crate) fn update_place(
+        &mut self,
+        index: usize,
+        threads: &mut impl Threads,
+        target: impl Fn(&Account) -> Place,
+    ) {
         for _ in 0..2 {
             if self.ended {
                 return;
@@ -181,7 +186,7 @@ impl Account {
     }
 
     /// Moves the vCPU to a place. True if it had another.
-    pub fn move_to(&mut self, index: usize, place: Place, threads: &mut impl Threads) -> bool {
+    pub(crate) fn move_to(&mut self, index: usize, place: Place, threads: &mut impl Threads) -> bool {
         if self.place == place {
             return false;
         }
@@ -208,7 +213,7 @@ impl Account {
     }
 
     /// Judges the vCPU's period if it is over, and begins the next.
-    pub fn end_period(&mut self, now: u64) {
+    pub(crate) fn end_period(&mut self, now: u64) {
         if now < self.deadline {
             return;
         }

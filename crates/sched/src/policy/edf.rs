@@ -50,7 +50,7 @@ use crate::model::{NEVER, Next, Place, Segment, Snapshot, Tally, Threads};
 use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.
-pub const CHECK_DELAY_MIN: u64 = 250_000;
+pub(crate) const CHECK_DELAY_MIN: u64 = 250_000;
 /// Such a check also waits for this many times the duration of a check.
 const COST_FACTOR: u64 = 4;
 /// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of
@@ -312,7 +312,7 @@ impl Server {
 
 /// The vCPUs of one CPU.
 #[derive(Debug)]
-pub struct EdfCpu {
+pub(crate) struct EdfCpu {
     cpu: usize,
     servers: Vec<Server>,
     /// Indices of `servers`, sorted by the ends of their windows; ended threads are left out.
@@ -337,7 +337,12 @@ pub struct EdfCpu {
 impl EdfCpu {
     /// A plan for the vCPUs of this CPU (by the planner's numbers), which are at [`Place::Entitled`] now. `tally` gives
     /// each vCPU its counters.
-    pub fn new(reservations: &Reservations, cpu: usize, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
+    pub(crate) fn new(
+        reservations: &Reservations,
+        cpu: usize,
+        now: u64,
+        tally: impl Fn(ThreadId) -> Arc<Tally>,
+    ) -> Self {
         let alone = reservations.cpus.len() == 1;
         let here = |reserved: &Reserved| alone || reserved.home.is_some_and(|home| usize::try_from(home) == Ok(cpu));
         let servers: Vec<Server> = reservations
@@ -367,7 +372,7 @@ impl EdfCpu {
 
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
-    pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
+    pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for server in &mut self.servers {
             server.account.begin(now, threads.read(server.index));
             server.end = now;
@@ -377,7 +382,7 @@ impl EdfCpu {
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt, period and window. A changed bandwidth applies
     /// from now on. To be called after [`Self::begin`].
-    pub fn take_over(&mut self, old: &EdfCpu) {
+    pub(crate) fn take_over(&mut self, old: &EdfCpu) {
         let now = self.last;
         for server in &mut self.servers {
             let is_of = |before: &&Server| before.account.id == server.account.id && !before.account.ended;
@@ -420,13 +425,13 @@ impl EdfCpu {
     }
 
     /// Records how long a step took, ns.
-    pub fn record_cost(&mut self, ns: u64) {
+    pub(crate) fn record_cost(&mut self, ns: u64) {
         self.last_cost = ns;
         self.cost = (3 * self.cost + ns) / 4;
     }
 
     /// Does what is due. Returns when the pacer is to check again.
-    pub fn step(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+    pub(crate) fn step(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
         self.checks += 1;
         if self.servers.is_empty() {
             return NEVER;
@@ -644,7 +649,7 @@ impl EdfCpu {
     }
 
     /// Adds the present state to the snapshot.
-    pub fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
+    pub(crate) fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
         into.add_span(now, self.last, self.end, self.calm);
         into.slices += self.windows;
         into.looks += self.checks;

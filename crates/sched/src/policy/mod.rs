@@ -14,4 +14,5 @@ mod edf;
 mod schedule;
 mod slices;
 
-pub use schedule::{Planning, Schedule};
+pub use schedule::Planning;
+pub(crate) use schedule::Schedule;

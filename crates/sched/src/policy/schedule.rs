@@ -22,7 +22,7 @@ pub enum Planning {
 
 /// The plan for all vCPUs with reservations.
 #[derive(Debug)]
-pub enum Schedule {
+pub(crate) enum Schedule {
     /// By slices.
     Slices(Box<Slices>),
     /// By deadline, for each CPU.
@@ -31,7 +31,7 @@ pub enum Schedule {
 
 impl Schedule {
     /// A plan for vCPUs that are at [`crate::model::Place::Entitled`] now. `tally` gives each vCPU its counters.
-    pub fn new(
+    pub(crate) fn new(
         reservations: &Reservations,
         planning: Planning,
         now: u64,
@@ -49,7 +49,7 @@ impl Schedule {
 
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
-    pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
+    pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         match self {
             Self::Slices(slices) => slices.begin(now, threads),
             Self::Edf(cpus) => cpus.iter_mut().for_each(|cpu| cpu.begin(now, threads)),
@@ -58,7 +58,7 @@ impl Schedule {
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called after [`Self::begin`],
     /// when `old` [can be replaced](Self::can_be_replaced).
-    pub fn take_over(&mut self, old: &Schedule) {
+    pub(crate) fn take_over(&mut self, old: &Schedule) {
         match (self, old) {
             (Self::Slices(new), Self::Slices(old)) => new.take_over(old),
             (Self::Edf(new), Self::Edf(old)) => {
@@ -74,7 +74,7 @@ impl Schedule {
     }
 
     /// Whether another plan may take over now.
-    pub fn can_be_replaced(&self, now: u64) -> bool {
+    pub(crate) fn can_be_replaced(&self, now: u64) -> bool {
         match self {
             Self::Slices(slices) => slices.is_calm() || slices.is_empty() || now >= slices.end(),
             Self::Edf(_) => true,
@@ -82,7 +82,7 @@ impl Schedule {
     }
 
     /// Whether a calm time has just ended, so that the pacers of other CPUs must check. Clears the flag.
-    pub fn take_calm_ended(&mut self) -> bool {
+    pub(crate) fn take_calm_ended(&mut self) -> bool {
         match self {
             Self::Slices(slices) => slices.take_calm_ended(),
             Self::Edf(_) => false,
@@ -91,7 +91,7 @@ impl Schedule {
 
     /// Records how long a step on a CPU took, ns. Checks must not follow each other so fast that vCPUs have no time to
     /// run between them.
-    pub fn record_cost(&mut self, cpu: usize, ns: u64) {
+    pub(crate) fn record_cost(&mut self, cpu: usize, ns: u64) {
         match self {
             Self::Slices(slices) => slices.record_cost(ns),
             Self::Edf(cpus) => cpus.get_mut(cpu).into_iter().for_each(|cpu| cpu.record_cost(ns)),
@@ -99,7 +99,7 @@ impl Schedule {
     }
 
     /// Does what is due on a CPU (by the planner's number). Returns when its pacer is to check again.
-    pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
+    pub(crate) fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
         match self {
             Self::Slices(slices) => slices.step(cpu, now, threads),
             Self::Edf(cpus) => cpus.get_mut(cpu).map_or(NEVER, |cpu| cpu.step(now, threads)),
@@ -107,7 +107,7 @@ impl Schedule {
     }
 
     /// Writes the present state to the snapshot, as far as its lists have room.
-    pub fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
+    pub(crate) fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
         into.clear();
         match self {
             Self::Slices(slices) => slices.write_snapshot(now, into),

@@ -161,7 +161,7 @@ impl Server {
 
 /// All vCPUs with reservations, and the present slice.
 #[derive(Debug)]
-pub struct Slices {
+pub(crate) struct Slices {
     planner: Planner,
     demands: Vec<Demand>,
     servers: Vec<Server>,
@@ -185,7 +185,7 @@ pub struct Slices {
 
 impl Slices {
     /// A plan for vCPUs that are at [`Place::Entitled`] now. `tally` gives each vCPU its counters.
-    pub fn new(reservations: &Reservations, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
+    pub(crate) fn new(reservations: &Reservations, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let mut planner = Planner::new(&reservations.shared);
         for cpu in (0..).take(reservations.cpus.len()) {
             planner.add(reservations.reserve, Some(cpu));
@@ -239,7 +239,7 @@ impl Slices {
 
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
-    pub fn begin(&mut self, now: u64, threads: &mut impl Threads) {
+    pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for (index, server) in self.servers.iter_mut().enumerate() {
             server.account.begin(now, threads.read(index));
             server.ran_at_start = server.account.counts.ran;
@@ -249,7 +249,7 @@ impl Slices {
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt and period. To be called at the end of a slice,
     /// after [`Self::begin`].
-    pub fn take_over(&mut self, old: &Slices) {
+    pub(crate) fn take_over(&mut self, old: &Slices) {
         for server in &mut self.servers {
             let is_of = |before: &&Server| before.account.id == server.account.id && !before.account.ended;
             let Some(before) = old.servers.iter().find(is_of) else { continue };
@@ -277,33 +277,33 @@ impl Slices {
     }
 
     /// Whether there are no vCPUs.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.servers.is_empty()
     }
 
     /// When the slice or the calm time ends: another set of vCPUs may take over from then on.
-    pub fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
     /// Whether no slice is planned: another set of vCPUs may take over at any time.
-    pub fn is_calm(&self) -> bool {
+    pub(crate) fn is_calm(&self) -> bool {
         self.calm
     }
 
     /// Whether a calm time has just ended, so that the pacers of other CPUs must check. Clears the flag.
-    pub fn take_calm_ended(&mut self) -> bool {
+    pub(crate) fn take_calm_ended(&mut self) -> bool {
         std::mem::take(&mut self.calm_ended)
     }
 
     /// Records how long a step took, ns. Checks must not follow each other so fast that vCPUs have no time to run
     /// between them.
-    pub fn record_cost(&mut self, ns: u64) {
+    pub(crate) fn record_cost(&mut self, ns: u64) {
         self.cost = (3 * self.cost + ns) / 4;
     }
 
     /// Does what is due on a CPU (by the planner's number). Returns when its pacer is to check again.
-    pub fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
+    pub(crate) fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
         self.checks += 1;
         if self.servers.is_empty() {
             return NEVER;
@@ -454,7 +454,7 @@ impl Slices {
     }
 
     /// Writes the present state to the snapshot.
-    pub fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
+    pub(crate) fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
         into.add_span(now, self.start, self.end, self.calm);
         (into.slices, into.looks) = (self.slices, self.checks);
         for server in self.servers.iter().filter(|server| !server.account.ended) {

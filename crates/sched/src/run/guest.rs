@@ -7,7 +7,7 @@ use crate::model::{Next, Share};
 
 /// Reads what a vCPU's guest publishes and claims.
 #[derive(Debug, Default)]
-pub struct GuestReader {
+pub(crate) struct GuestReader {
     /// The guest's next deadlines.
     published: Option<Published>,
     /// The guest's claims from its offer.
@@ -25,7 +25,7 @@ struct Claims {
 
 impl GuestReader {
     /// For this vCPU.
-    pub fn of(vcpu: &Reserved) -> Self {
+    pub(crate) fn of(vcpu: &Reserved) -> Self {
         Self {
             published: vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0)),
             // Generation 0: the first check reads the claim.
@@ -34,12 +34,12 @@ impl GuestReader {
     }
 
     /// The next deadline after `after`, ns, that the guest publishes.
-    pub fn next_deadline(&mut self, after: u64) -> Option<Next> {
+    pub(crate) fn next_deadline(&mut self, after: u64) -> Option<Next> {
         self.published.as_mut()?.next(after)
     }
 
     /// The vCPU's share, if its guest has made a new claim since the last call. No system call.
-    pub fn claimed(&mut self) -> Option<Share> {
+    pub(crate) fn claimed(&mut self) -> Option<Share> {
         let Claims { offer, vcpu, seen } = self.claims.as_mut()?;
         let held = offer.ledger.news(*vcpu, seen)?;
         // None for a claim beyond the offer, which only a faulty or hostile device process writes.
@@ -49,7 +49,7 @@ impl GuestReader {
     }
 
     /// Takes over what another reader of the same vCPU's guest knows.
-    pub fn take_over(&mut self, before: &GuestReader) {
+    pub(crate) fn take_over(&mut self, before: &GuestReader) {
         if let (Some(published), Some(before)) = (&mut self.published, &before.published) {
             published.take_over(before);
         }

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The state that pacers work on.
 #[derive(Debug)]
-pub struct Pacing {
+pub(crate) struct Pacing {
     /// Which vCPU is at which place.
     pub schedule: Schedule,
     /// The vCPU threads, in the same order.
@@ -69,7 +69,7 @@ struct State {
 }
 
 /// The present time, ns of CLOCK_MONOTONIC.
-pub fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
@@ -200,7 +200,7 @@ impl State {
 
 /// The daemon's handle on the pacers.
 #[derive(Debug)]
-pub struct Pacers {
+pub(crate) struct Pacers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -210,7 +210,7 @@ impl Pacers {
     ///
     /// # Errors
     /// [`PacerError::Setup`] if memory cannot be locked, or a thread cannot be started, pinned or given its policy.
-    pub fn start(cpus: &[u32], place: Policy) -> Result<Self, PacerError> {
+    pub(crate) fn start(cpus: &[u32], place: Policy) -> Result<Self, PacerError> {
         let setup = |what| move |source: io::Error| PacerError::Setup { what, source };
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
             .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
@@ -240,7 +240,7 @@ impl Pacers {
     ///
     /// # Errors
     /// [`PacerError::Lost`].
-    pub fn replace(&mut self, pacing: Option<Box<Pacing>>) -> Result<(), PacerError> {
+    pub(crate) fn replace(&mut self, pacing: Option<Box<Pacing>>) -> Result<(), PacerError> {
         self.send(Command::Replace(pacing)).map(drop)
     }
 
@@ -248,7 +248,7 @@ impl Pacers {
     ///
     /// # Errors
     /// [`PacerError::Lost`].
-    pub fn snapshot(&mut self, vcpus: usize) -> Result<Snapshot, PacerError> {
+    pub(crate) fn snapshot(&mut self, vcpus: usize) -> Result<Snapshot, PacerError> {
         match *self.send(Command::Snapshot(Snapshot::with_room(vcpus)))? {
             Command::Snapshot(snapshot) => Ok(snapshot),
             Command::Replace(_) => Err(PacerError::Lost),

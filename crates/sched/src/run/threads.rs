@@ -5,7 +5,7 @@ use crate::run::vcpu::VcpuThread;
 
 /// vCPU threads; None: the thread had ended when it was to be opened.
 #[derive(Debug, Default)]
-pub struct VcpuThreads(pub Vec<Option<VcpuThread>>);
+pub(crate) struct VcpuThreads(pub Vec<Option<VcpuThread>>);
 
 impl VcpuThreads {
     /// Takes over what `old` knows of the threads that are in both.

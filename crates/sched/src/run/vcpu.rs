@@ -25,7 +25,7 @@ use crate::run::guest::GuestReader;
 
 /// How a thread's place is changed.
 #[derive(Debug, Clone)]
-pub enum Placement {
+pub(crate) enum Placement {
     /// By setting its policy.
     Policy(Places),
     /// By an entry in the table of the sched_ext scheduler.
@@ -34,14 +34,14 @@ pub enum Placement {
 
 /// A thread's open files.
 #[derive(Debug)]
-pub struct ThreadFiles {
+pub(crate) struct ThreadFiles {
     schedstat: File,
     stat: File,
 }
 
 /// A vCPU thread, as its pacer sees it.
 #[derive(Debug)]
-pub struct VcpuThread {
+pub(crate) struct VcpuThread {
     id: ThreadId,
     files: Arc<ThreadFiles>,
     clock: ProcessClock,
@@ -60,7 +60,7 @@ impl VcpuThread {
     ///
     /// # Errors
     /// ESRCH or ENOENT if the thread has ended.
-    pub fn open(id: ThreadId, placement: Placement, tally: Arc<Tally>, guest: GuestReader) -> io::Result<Self> {
+    pub(crate) fn open(id: ThreadId, placement: Placement, tally: Arc<Tally>, guest: GuestReader) -> io::Result<Self> {
         let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
         let files = ThreadFiles { schedstat: open("schedstat")?, stat: open("stat")? };
         // The files are open, and the number still means this thread: so they are its files.
@@ -73,7 +73,7 @@ impl VcpuThread {
     /// A thread whose files are open already. If it has ended meanwhile, the first reading shows
     /// that. The pacer makes that reading: a file is read under a lock of its own (`fs/seq_file.c`), which the daemon's
     /// thread must not hold.
-    pub fn with(
+    pub(crate) fn with(
         files: Arc<ThreadFiles>,
         id: ThreadId,
         placement: Placement,
@@ -85,7 +85,7 @@ impl VcpuThread {
     }
 
     /// The open files, for [`VcpuThread::with`].
-    pub fn files(&self) -> Arc<ThreadFiles> {
+    pub(crate) fn files(&self) -> Arc<ThreadFiles> {
         Arc::clone(&self.files)
     }
 
@@ -98,7 +98,7 @@ impl VcpuThread {
     ///
     /// # Errors
     /// ESRCH if the thread has ended.
-    pub fn read(&mut self) -> io::Result<Counts> {
+    pub(crate) fn read(&mut self) -> io::Result<Counts> {
         // The clock is read before the counters: CPU time in between shows at the next call.
         if self.unchanged && self.clock.take() == 0 {
             return Ok(self.last);
@@ -119,7 +119,7 @@ impl VcpuThread {
     /// Whether the thread sleeps, is stopped, or has ended. A thread that waits for a CPU or for a kernel lock does not
     /// sleep. For this file the kernel takes the process's signal lock; on PREEMPT_RT the lock's holder inherits the
     /// pacer's priority.
-    pub fn is_asleep(&self) -> bool {
+    pub(crate) fn is_asleep(&self) -> bool {
         // The number and the name, which the kernel limits to 15 bytes, fit well within 64 bytes.
         let mut line = [0; 64];
         let length = self.files.stat.read_at(&mut line, 0).unwrap_or(0);
@@ -131,7 +131,7 @@ impl VcpuThread {
     ///
     /// # Errors
     /// ESRCH if the thread has ended. If another thread has its number by now, that thread gets its policy back.
-    pub fn set_place(&mut self, place: Place) -> io::Result<Counts> {
+    pub(crate) fn set_place(&mut self, place: Place) -> io::Result<Counts> {
         let places = match &self.placement {
             Placement::Policy(places) => *places,
             Placement::Table(entry) => {
