@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_are_told_as_the_guest_says_and_nonsense_is_left_out() {
+    fn tasks_are_listed_and_impossible_entries_are_left_out() {
         let entries = [
             (real(130), 40 * MS),
             (real(50), 20 * MS),
@@ -325,7 +325,7 @@ mod tests {
     /// Pacers are replaced whenever a VM comes or goes. A guest gains nothing by that: a step of the clock before it
     /// moves no deadline, and the limit for ends of slices stays.
     #[test]
-    fn who_takes_over_knows_what_was_known() {
+    fn a_new_reader_keeps_the_clock_and_the_limit_of_the_old_reader() {
         let file = tempfile::tempfile().unwrap();
         let whole = u64::from(VCPUS) * LINE as u64;
         file.set_len(whole).unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_changes_its_mind_at_every_read_is_held_to_its_period() {
+    fn a_guest_that_changes_its_deadlines_at_every_read_is_held_to_its_period() {
         let mut follow = Follow::new(20 * MS);
         let (mut now, mut slices) = (1_000 * MS, 0);
         while now < 2_000 * MS {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_that_nobody_waits_for_is_read() {
+    fn only_memory_that_stays_resident_is_read() {
         let swaps = std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1);
         let file = || File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         let memory = file();

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_is_claimed_and_nothing_beyond() {
+    fn claims_succeed_only_within_the_offers() {
         let ledger = Ledger::create().unwrap();
         let own = table(&[(0, MS, 10 * MS)]);
         assert_eq!(ledger.claim(&own), None, "nothing is offered");

@@ -47,16 +47,16 @@ fn online(count: u32) -> CpuList {
     (0..count).collect()
 }
 
-fn who(reservations: &Reservations) -> Vec<(&str, u32)> {
+fn admitted_vcpus(reservations: &Reservations) -> Vec<(&str, u32)> {
     reservations.vcpus.iter().map(|vcpu| (vcpu.tenant.as_str(), vcpu.vcpu)).collect()
 }
 
 #[test]
-fn the_one_that_does_not_fit_is_named_and_the_others_stay() {
+fn a_vm_that_does_not_fit_is_named_and_the_others_stay() {
     let config = config(&[("a", 3_000), ("b", 4_000), ("c", 3_000), ("d", 2_000)]);
     let tenants = [vm("c", 30, 1, "0"), vm("a", 10, 1, "0"), vm("b", 20, 1, "0"), vm("d", 40, 1, "0")];
     let reservations = admit(&config, &tenants, &online(1), &Reservations::default(), &Asks::new());
-    assert_eq!(who(&reservations), [("a", 0), ("b", 0), ("d", 0)]);
+    assert_eq!(admitted_vcpus(&reservations), [("a", 0), ("b", 0), ("d", 0)]);
     assert_eq!(reservations.refused.len(), 1);
     assert_eq!(reservations.refused[0].tenant, "c");
     assert!(
@@ -67,12 +67,12 @@ fn the_one_that_does_not_fit_is_named_and_the_others_stay() {
     // d came when c had a reservation: c keeps it.
     let before = admit(&config, &tenants[..1], &online(1), &Reservations::default(), &Asks::new());
     let reservations = admit(&config, &tenants, &online(1), &before, &Asks::new());
-    assert_eq!(who(&reservations), [("c", 0), ("a", 0), ("d", 0)]);
+    assert_eq!(admitted_vcpus(&reservations), [("c", 0), ("a", 0), ("d", 0)]);
     assert_eq!(reservations.refused[0].tenant, "b");
 }
 
 #[test]
-fn who_stays_has_its_cpu_when_another_ends() {
+fn remaining_vcpus_keep_their_cpus_when_another_vm_ends() {
     let three = config(&[("v1", 4_500), ("v2", 5_000), ("v3", 4_500)]);
     let tenants = [vm("v1", 10, 1, "0-1"), vm("v2", 20, 1, "0-1"), vm("v3", 30, 1, "1")];
     let homes =
@@ -86,7 +86,7 @@ fn who_stays_has_its_cpu_when_another_ends() {
     assert_eq!((homes(&rest), rest.refused), (vec![Some(0), Some(1)], vec![]));
     // CPU 0 goes away. v2 may run on CPU 1 only, together with v1 or v3.
     let without = admit(&three, &tenants[1..], &[1, 2].into_iter().collect(), &reservations, &Asks::new());
-    assert_eq!((who(&without), homes(&without)), (vec![("v2", 0)], vec![Some(1)]));
+    assert_eq!((admitted_vcpus(&without), homes(&without)), (vec![("v2", 0)], vec![Some(1)]));
     let why = &without.refused[0].why;
     assert!(why.contains("CPU 1 would have less than its reserve (0.050"), "{why}");
 
@@ -96,7 +96,7 @@ fn who_stays_has_its_cpu_when_another_ends() {
     let first = admit(&two, &tenants[..1], &online(3), &Reservations::default(), &Asks::new());
     let both = admit(&two, &tenants, &online(3), &first, &Asks::new());
     let again = admit(&two, &tenants, &online(3), &both, &Asks::new());
-    assert_eq!(who(&again), [("y", 0), ("x", 0)]);
+    assert_eq!(admitted_vcpus(&again), [("y", 0), ("x", 0)]);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_vm_is_admitted_whole_or_not_at_all_and_pins_are_honoured() {
     let config = config(&[("a", 6_000), ("b", 5_000)]);
     let tenants = [vm("a", 10, 2, "0-1"), vm("b", 20, 2, "1")];
     let reservations = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
-    assert_eq!(who(&reservations), [("a", 0), ("a", 1)]);
+    assert_eq!(admitted_vcpus(&reservations), [("a", 0), ("a", 1)]);
     assert!(reservations.refused[0].why.contains("more than the 2 there are"), "{:?}", reservations.refused);
     let reservations = admit(&config, &tenants[1..], &online(2), &Reservations::default(), &Asks::new());
     assert!(reservations.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", reservations.refused);
@@ -119,7 +119,7 @@ fn a_vm_with_a_vcpu_that_cannot_be_had_is_refused_whole() {
         admit(&config(&[("a", 1_000), ("b", 1_000)]), &tenants, &online(2), &Reservations::default(), &Asks::new());
     let lost = reservations.vcpus[1].id;
     reservations.keep_only(|id| id != lost, "no room");
-    assert_eq!(who(&reservations), [("b", 0), ("b", 1)]);
+    assert_eq!(admitted_vcpus(&reservations), [("b", 0), ("b", 1)]);
     assert_eq!(reservations.refused, [Refused { tenant: "a".to_owned(), why: "no room".to_owned() }]);
 }
 
@@ -149,7 +149,7 @@ fn a_bulk_tenant_with_an_rt_ones_name_changes_nothing() {
     let (rt, impostor) = (vm("a", 10, 1, "0"), Tenant { class: Class::Bulk, ..vm("a", 5, 1, "0") });
     let alone = admit(&config, std::slice::from_ref(&rt), &online(1), &Reservations::default(), &asks);
     let beside = admit(&config, &[impostor, rt], &online(1), &alone, &asks);
-    assert_eq!(who(&beside), [("a", 0)]);
+    assert_eq!(admitted_vcpus(&beside), [("a", 0)]);
     assert_eq!(beside, alone);
 }
 
@@ -191,7 +191,7 @@ fn a_guest_has_what_fits_and_else_what_is_declared() {
         let reservations = reservations(vm, needs);
         let refused = reservations.refused.iter().find(|refused| refused.tenant == vm).unwrap();
         assert!(refused.why.contains(why) && refused.why.contains("deadline tasks"), "{refused:?}");
-        assert_eq!(who(&reservations), [("a", 0), ("b", 0)], "what is declared holds all the same");
+        assert_eq!(admitted_vcpus(&reservations), [("a", 0), ("b", 0)], "what is declared holds all the same");
     }
     // In an admission of all, a's guest would take the time of b; the daemon refuses that (`guest_asks`).
     let full = reservations("a", vec![need(0, 10_000)]);
@@ -199,7 +199,7 @@ fn a_guest_has_what_fits_and_else_what_is_declared() {
 }
 
 #[test]
-fn what_a_guest_publishes_counts_for_who_reads_it() {
+fn published_deadlines_count_only_for_back_ends_that_read_them() {
     let memory = std::fs::File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     memory.set_len(8_192).unwrap();
     let Ok(page) = Page::new(memory, 0) else {
@@ -223,9 +223,9 @@ fn a_cpu_that_goes_offline_takes_the_reservation_that_does_not_fit_and_gives_it_
     let config = config(&[("a", 6_000), ("b", 5_000)]);
     let tenants = [vm("a", 10, 1, "0-1"), vm("b", 20, 1, "0-1")];
     let both = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
-    assert_eq!(who(&both), [("a", 0), ("b", 0)]);
+    assert_eq!(admitted_vcpus(&both), [("a", 0), ("b", 0)]);
     let one = admit(&config, &tenants, &online(1), &both, &Asks::new());
-    assert_eq!((who(&one), one.cpus.as_slice()), (vec![("a", 0)], &[0][..]));
+    assert_eq!((admitted_vcpus(&one), one.cpus.as_slice()), (vec![("a", 0)], &[0][..]));
     assert_eq!(one.refused[0].tenant, "b");
     assert_eq!(admit(&config, &tenants, &online(2), &one, &Asks::new()), both);
     // A CPU in the middle goes away: the planner's numbers are still 0 and 1.
@@ -234,7 +234,7 @@ fn a_cpu_that_goes_offline_takes_the_reservation_that_does_not_fit_and_gives_it_
 }
 
 #[test]
-fn with_no_cpu_left_everybody_is_refused() {
+fn with_no_cpu_left_all_vms_are_refused() {
     let mut config = config(&[("a", 100)]);
     config.cpus = Some([9].into_iter().collect());
     let reservations = admit(&config, &[vm("a", 10, 1, "0")], &online(1), &Reservations::default(), &Asks::new());
@@ -244,7 +244,7 @@ fn with_no_cpu_left_everybody_is_refused() {
 /// After a restart of the daemon. Otherwise v3 would be on CPU 0 by best fit, and VMs would be in the order of their
 /// start.
 #[test]
-fn who_held_a_reservation_holds_it_where_it_was() {
+fn a_remembered_reservation_keeps_its_cpu() {
     let config = config(&[("v1", 4_500), ("v2", 5_000), ("v3", 4_000), ("v4", 4_000)]);
     let tenants = [vm("v1", 10, 1, "0-1"), vm("v2", 20, 1, "0-1"), vm("v3", 30, 1, "0-1"), vm("v4", 40, 1, "1")];
     let some = |names: &[&str]| -> Vec<Tenant> {

@@ -62,7 +62,7 @@ fn distribute_anew(reservations: Option<Reservations>) -> Reservations {
 }
 
 #[test]
-fn what_is_left_is_offered_in_equal_parts_up_to_what_is_allowed() {
+fn free_time_is_offered_in_equal_parts_up_to_the_allowed_limit() {
     let ledger = Ledger::create().unwrap();
     let none = |_| None;
     // 0.95 of a CPU can be reserved, 0.1 is declared.
@@ -105,7 +105,7 @@ fn offers_stay_while_all_hold_within_them() {
 }
 
 #[test]
-fn what_was_not_offered_counts_for_nothing() {
+fn a_claim_beyond_the_offer_is_ignored() {
     let ledger = Ledger::create().unwrap();
     let one = distribute_anew(reservations(1, |_| None, &[Some(0)], &ledger));
     let offer = one.vcpus[0].offer.as_ref().unwrap();

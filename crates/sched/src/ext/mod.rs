@@ -110,7 +110,7 @@ impl Ext {
     /// Gives an entry to each vCPU that has none.
     ///
     /// # Errors
-    /// [`PacerError::Ext`] if a vCPU may run on several CPUs, there are more than [`ENTRIES`], or the kernel has ended
+    /// [`PacerError::Ext`] if a vCPU may run on several CPUs, there are more than `ENTRIES`, or the kernel has ended
     /// the scheduler.
     pub fn assign(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
         self.check()?;

@@ -18,7 +18,7 @@
 //! choose the number whose order stays valid longest. The pacer checks again when that time is over, usually at the
 //! next end of a window.
 //!
-//! **Checks** (`looks`). A vCPU that ran since the last check is checked again when its share may be used up. A vCPU
+//! **Checks.** A vCPU that ran since the last check is checked again when its share may be used up. A vCPU
 //! that did not run, although none of them ran for a quarter of the time (three quarters, if it used up its last
 //! share), was asleep. A shorter idle time proves nothing, because interrupts may have taken it. The kernel is asked
 //! whether the vCPU sleeps, at most once a window and where the answer matters. What a sleeping vCPU may still need

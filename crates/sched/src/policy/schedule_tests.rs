@@ -18,7 +18,7 @@ fn count(counter: &AtomicU64) -> u64 {
 }
 
 #[test]
-fn who_stays_on_a_cpu_needs_no_slices() {
+fn edf_is_used_where_no_vcpu_migrates() {
     let kind = |cpus, period, pinned, planning| {
         let reservations = reservations(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
         let schedule = Schedule::new(&reservations, planning, 0, |_| Arc::default());
@@ -49,7 +49,7 @@ fn a_published_deadline_makes_the_guests_own_periods_whole() {
         // All of the CPU but 0.7 % is reserved, and the order is checked at intervals of CHECK_DELAY_MIN at least.
         assert!(
             with[0] >= 4_500_000 && with[1] >= 2_200_000 - CHECK_DELAY_MIN,
-            "{planning:?}: nobody else loses by it: {with:?}"
+            "{planning:?}: no other vCPU loses by it: {with:?}"
         );
         assert!(least(false)[2] < work, "{planning:?}: it would have it anyway");
     }
@@ -66,7 +66,7 @@ fn prompt(cpus: u32, work: u64) -> (Schedule, Host) {
 }
 
 #[test]
-fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
+fn a_prompt_vcpu_is_served_at_once_and_ends_no_slice() {
     let (schedule, host) = prompt(1, 50_000);
     let requests = 2_000 / 10;
     // A check takes a tick or two of each request's time.
@@ -94,7 +94,7 @@ fn a_prompt_vcpu_does_not_wait_for_the_end_of_a_short_slice() {
 }
 
 #[test]
-fn who_says_to_be_prompt_and_spins_has_its_share_and_no_more() {
+fn a_spinning_prompt_vcpu_gets_only_its_share() {
     let (schedule, host) = prompt(1, 10 * MS);
     let ran = host.vms[2].counts.ran;
     let share = 2_000 * MS / 500_000 * 58_000;
@@ -133,14 +133,14 @@ fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
 /// Unused time goes to the vCPU with the earliest deadline among those that used up their shares. Bulk loses nothing of
 /// its own.
 #[test]
-fn what_sleepers_do_not_use_those_have_first_who_have_used_theirs_up() {
+fn time_unused_by_sleepers_goes_first_to_throttled_vcpus() {
     for planning in BOTH {
         let guests = [Guest::Spins, Guest::Spins, Guest::Sleeps];
         let asked = [(3 * MS, 10 * MS), (2 * MS, 20 * MS), (2 * MS, 10 * MS)];
         let (mut schedule, mut host) = start(planning, 1, &asked, &guests);
         let wakes = host.run(&mut schedule, 2_000 * MS, 0);
-        println!("{planning:?}: {wakes} looks");
-        assert!(wakes <= 2_000, "{planning:?}: {wakes} looks in two seconds");
+        println!("{planning:?}: {wakes} checks");
+        assert!(wakes <= 2_000, "{planning:?}: {wakes} checks in two seconds");
         let ran: Vec<u64> = host.vms.iter().map(|vm| vm.counts.ran).collect();
         assert!(host.vms[0].least >= 3 * MS && host.vms[1].least >= 2 * MS, "{planning:?}: {:?}", host.vms);
         assert!(ran[0] + ran[1] >= 1_150 * MS && ran[0] >= 650 * MS, "{planning:?}: of 0.6 they had {ran:?}");
@@ -150,7 +150,7 @@ fn what_sleepers_do_not_use_those_have_first_who_have_used_theirs_up() {
 }
 
 #[test]
-fn what_one_does_not_use_another_has_at_once_and_then_bulk() {
+fn unused_time_goes_to_other_vcpus_and_then_to_bulk() {
     for planning in BOTH {
         // The first vCPU is planned first and needs little; the second starts when the first is done.
         let guests = [Guest::Wants(MS), Guest::Wants(4 * MS)];
@@ -218,8 +218,8 @@ fn looks_leave_time_to_run() {
             // It may have been late for the last check, and pays that back.
             assert!(least + share / 50 + 4 * cost >= share, "{planning:?}, {cost}: VM {vm}: {least} of {share}");
         }
-        let looks = wakes * cost;
-        assert!(looks <= 4_000 * MS / 8, "{planning:?}, {cost}: looks record_cost {looks}");
+        let checks = wakes * cost;
+        assert!(checks <= 4_000 * MS / 8, "{planning:?}, {cost}: checks took {checks}");
         assert!(host.bulk >= 1_000 * MS, "{planning:?}, {cost}: bulk had {}", host.bulk);
     }
 }
@@ -227,7 +227,7 @@ fn looks_leave_time_to_run() {
 /// At `Beyond` a vCPU may not run although it is runnable. If it were taken to sleep, it would be entitled for a slice
 /// again and again.
 #[test]
-fn who_pays_back_is_not_asleep() {
+fn a_vcpu_that_repays_is_not_taken_to_sleep() {
     for planning in BOTH {
         let guests = [Guest::Spins, Guest::SpinsFrom(705 * MS)];
         let (mut schedule, mut host) = start(planning, 1, &[(6 * MS, 20 * MS), (4 * MS, 20 * MS)], &guests);
@@ -245,7 +245,7 @@ fn who_pays_back_is_not_asleep() {
 /// On an emulated or busy host, interrupt threads take 50 us and more between two checks. A vCPU that waits for them
 /// does not sleep.
 #[test]
-fn who_waits_for_interrupt_threads_is_not_asleep() {
+fn a_vcpu_that_waits_for_interrupt_threads_is_not_taken_to_sleep() {
     let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
     for planning in BOTH {
         for length in [60_000, 120_000, 300_000] {
@@ -268,7 +268,7 @@ fn who_waits_for_interrupt_threads_is_not_asleep() {
 
 /// The daemon's thread may wait for long between making a plan and the pacers' taking it over. vCPUs run meanwhile.
 #[test]
-fn what_was_had_before_anybody_looked_is_nobodys_debt() {
+fn cpu_time_before_the_first_reading_is_not_charged() {
     for planning in BOTH {
         let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS)];
         let (mut schedule, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
@@ -300,7 +300,7 @@ fn one_that_ends_is_left_alone_and_the_others_go_on() {
 }
 
 #[test]
-fn another_set_takes_over_without_a_gap_for_who_stays() {
+fn vcpus_of_both_schedules_keep_their_share_without_a_gap() {
     // Also from one kind of plan to the other.
     for (first, second) in [(BOTH[0], BOTH[0]), (BOTH[1], BOTH[1]), (BOTH[0], BOTH[1])] {
         let (mut schedule, mut host) = start(first, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
@@ -354,7 +354,7 @@ fn another_bandwidth_holds_from_the_change_on() {
 
 /// Claimed in the middle of a window, and given back, without a new plan.
 #[test]
-fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
+fn a_claim_counts_from_the_next_check_on() {
     for planning in BOTH {
         let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS)];
         let (mut schedule, mut host) = start(planning, 1, &asked, &[Guest::Spins; 2]);
@@ -382,7 +382,7 @@ fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
 }
 
 #[test]
-fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
+fn a_vcpu_delayed_by_other_threads_has_missed() {
     for planning in BOTH {
         // A thread outside of this plan takes the only CPU: no place helps the VM.
         let (mut schedule, mut host) = start(planning, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
@@ -467,7 +467,7 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
     let (jobs, late): (u64, u64) = (tasks().map(|task| task.jobs).sum(), tasks().map(|task| task.late).sum());
     let share = host.pacing as f64 / host.now as f64;
     let told = format!(
-        "{late} of {jobs} jobs late; {wakes} looks, {} slices, {} changes; pacers {share:.3}",
+        "{late} of {jobs} jobs late; {wakes} checks, {} slices, {} changes; pacers {share:.3}",
         shown(&schedule, &host).slices,
         host.flips
     );

@@ -14,7 +14,7 @@
 //! Use is *measured*, at every change of place and whenever a share may have been used up. Time that a planned vCPU
 //! does not use goes to the entitled vCPUs. Time that no vCPU of a slice used is added to the next share of one vCPU:
 //! the one with the earliest deadline among those that have used up their share. Bulk has the rest. So while others
-//! need the CPU, a vCPU that never idles has no more than that. A check (`looks`) takes time itself. The next check of
+//! need the CPU, a vCPU that never idles has no more than that. A check takes time itself. The next check of
 //! a vCPU comes only after it could have run for what it has left; a vCPU that waits for its segment is checked so
 //! seldom that such checks take at most a fifth of the CPU. Overuse (a check comes some microseconds late) is taken off
 //! the next share; unused time is taken back. In which order vCPUs use their shares within a slice does not matter: no

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_left_ahead_with_nobody_to_look_after_them() {
+    fn vcpus_without_a_pacer_are_moved_behind_bulk() {
         let (stays, goes, comes) = (waiting(), waiting(), waiting());
         let shared = Shared::default();
         let replace = |next: &[&Waiting]| {

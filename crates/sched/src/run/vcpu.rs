@@ -246,7 +246,7 @@ mod tests {
 
     /// The files of a thread that has ended with the number of another thread, as if the number had been reused.
     #[test]
-    fn who_took_over_a_number_keeps_its_policy() {
+    fn a_thread_that_reuses_a_number_keeps_its_policy() {
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED: placing threads needs root");
             return;
