@@ -1,6 +1,6 @@
 //! `/etc/ontime/sched.toml` and `sched.conf.d`: CPU time declared for VMs.
 //!
-//! In: strict TOML. Out: a [`SchedConfig`], checked as far as the text allows; [`crate::settle`] checks whether it fits
+//! In: strict TOML. Out: a [`SchedConfig`], checked as far as the text allows; [`crate::admit`] checks whether it fits
 //! this host. Without a file there are no reservations, and nothing of this crate runs.
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use ontime_tenants::config::{self, ConfigError, Place, Text};
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::backend::BackendKind;
+use crate::model::{BackendKind, Beyond};
 
 /// The shortest and longest period of a reservation. A period must hold two slices, each of which costs some changes of
 /// policy.
@@ -24,17 +24,6 @@ const DEADLINE_PERIOD: Nanos = Nanos::from_millis(4);
 
 /// Default for the part of each CPU that is never reserved, in millionths: what the kernel's own protections leave.
 const RESERVE_PPM: u64 = 50_000;
-
-/// The policy of a vCPU that has used up its share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Beyond {
-    /// SCHED_IDLE: it runs only when no other thread needs the CPU.
-    #[default]
-    Idle,
-    /// SCHED_OTHER: it competes with bulk tenants.
-    Other,
-}
 
 /// A `[[reservation]]`: CPU time for each of some vCPUs of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,6 +134,11 @@ impl SchedConfig {
             self.reservations.push(declared);
         }
         Ok(())
+    }
+
+    /// Whether a tenant of this name has a reservation.
+    pub(crate) fn names(&self, tenant: &str) -> bool {
+        self.reservations.iter().any(|declared| declared.name == tenant)
     }
 
     fn declared(&self, text: &Text, entry: &Spanned<Entry>, slack: Nanos) -> Result<Declared, ConfigError> {

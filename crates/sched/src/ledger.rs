@@ -21,54 +21,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ontime_plan::{Bandwidth, Nanos};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::published;
+use crate::memory_file;
+pub use crate::model::{Budget, NOTHING, Table, VCPUS};
 
 mod page;
 
 /// The atomics of `page`. The model checker compiles `page` with its own.
 mod atomic {
-    pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-/// vCPUs that have an entry in the page.
-pub const VCPUS: usize = 64;
 /// Bytes of the file.
 const SIZE: usize = 4096;
-
-/// CPU time in each period, ns; both 0: none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Budget {
-    /// CPU time within each period.
-    pub budget: u64,
-    /// The period.
-    pub period: u64,
-}
-
-impl Budget {
-    /// Whether this is within an offer: no more bandwidth, in no shorter period.
-    pub fn fits(&self, offer: &Budget) -> bool {
-        self.budget == 0
-            || self.period >= offer.period
-                && offer.period > 0
-                && u128::from(self.budget) * u128::from(offer.period)
-                    <= u128::from(offer.budget) * u128::from(self.period)
-    }
-
-    /// Budget over period.
-    pub fn bandwidth(&self) -> Bandwidth {
-        Bandwidth::new(Nanos(self.budget), Nanos(self.period)).unwrap_or_default()
-    }
-}
-
-/// Budgets by vCPU.
-pub type Table = [Budget; VCPUS];
-
-/// A table in which no vCPU holds anything.
-pub const NOTHING: Table = [Budget { budget: 0, period: 0 }; VCPUS];
 
 type Page = page::Page<VCPUS>;
 
@@ -129,7 +96,7 @@ impl Ledger {
         let size = rustix::fs::fstat(&file)?.st_size;
         if !seals.contains(SealFlags::SHRINK)
             || usize::try_from(size).unwrap_or(0) < SIZE
-            || !published::is_tmpfs(&file)?
+            || !memory_file::is_tmpfs(&file)?
         {
             return Err(io::Error::other("its ledger is no memory file of a page that is sealed against shrinking"));
         }
@@ -203,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_is_claimed_and_nothing_beyond() {
+    fn claims_succeed_only_within_the_offers() {
         let ledger = Ledger::create().unwrap();
         let own = table(&[(0, MS, 10 * MS)]);
         assert_eq!(ledger.claim(&own), None, "nothing is offered");

@@ -6,44 +6,74 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `model` | the crate's words: kinds, places, counters, budgets, errors |
 //! | `config` | strict TOML |
-//! | `guest` | what guests request for their deadline tasks, and what the host must supply for that (pure) |
-//! | `published` | the next deadlines that guests publish, read without trusting them |
+//! | `memory_file` | which files a pacer can read without waiting for another process |
+//! | `guest_page` | the next deadlines that guests publish, read without trusting them |
 //! | `ledger` | a guest's offers and claims of bandwidth, in memory shared with its device process |
-//! | `offer` | how much a guest may claim (pure) |
-//! | `settle` | admission of the reservations of the running VMs (pure; uses `ontime_plan`) |
-//! | `account` | one vCPU's account: its place, what is left of its share, its periods (pure) |
-//! | `shares` | which vCPU is at which place, and until when: by one of the next two (pure) |
-//! | `ordered` | for each CPU, in the order of deadlines (pure) |
-//! | `wrapped` | by the planner's slices, which all vCPUs share (pure) |
-//! | `show` | snapshots of the pacers' state, for `ontime top` |
-//! | `seat` | one vCPU thread: reads its CPU time and changes its place |
-//! | `pacer` | the FIFO threads that enforce the plan of `shares`, and how the daemon gives them a new one |
+//! | `admit` | which reservations hold, and how much more guests may claim (pure; uses `ontime_plan`) |
+//! | `policy` | which vCPU is at which place, and until when (pure) |
 //! | `ext` | the scheduler of back end `sched_ext`: its BPF program (`scheduler.bpf.c`), and its table in user space |
-//! | `backend` | the back ends: `paced`, `dp-wrap`, `sched_ext`, `deadline` |
+//! | `run` | the FIFO threads that enforce the plan of `policy`; the back ends |
+//!
+//! A module imports only modules above it in this table. The small modules below give other crates their paths.
 
-pub mod account;
-pub mod backend;
-pub mod config;
+#![cfg_attr(not(test), warn(unreachable_pub))]
+
+mod admit;
+mod config;
 pub mod ext;
-pub mod guest;
+mod guest_page;
 pub mod ledger;
-pub mod offer;
-pub mod ordered;
-pub mod pacer;
-pub mod published;
-pub mod seat;
-pub mod settle;
-pub mod shares;
-pub mod show;
+mod memory_file;
+mod model;
+mod policy;
+mod run;
 #[cfg(test)]
 mod sim;
-pub mod wrapped;
 
-pub use backend::{Backend, BackendKind, Use};
-pub use config::{Beyond, Declared, SchedConfig};
-pub use guest::{Ask, Asks, GuestNeed, Taking};
+pub use admit::{
+    Ask, Asks, GuestNeed, Held, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
+};
+pub use config::{Declared, SchedConfig};
+pub use guest_page::{Page, Task};
 pub use ledger::Ledger;
-pub use offer::Offer;
-pub use published::{Page, Task};
-pub use settle::{Held, Refused, Reserved, Settled, settle};
+pub use model::{BackendKind, Beyond, PacerError, Use};
+pub use run::Backend;
+
+/// What a vCPU is entitled to, and its place among the host's threads.
+pub mod account {
+    pub use crate::model::{Place, Share};
+}
+
+/// The back ends.
+pub mod backend {
+    pub use crate::run::{Deadline, Paced, Way};
+}
+
+/// What guests request.
+pub mod guest {
+    pub use crate::admit::needs;
+}
+
+/// The next deadlines that guests publish.
+pub mod published {
+    pub use crate::guest_page::{ENTRIES, Follow, LINE, tasks};
+    pub use crate::memory_file::is_memory;
+    pub use crate::model::Next;
+}
+
+/// The policies of the places.
+pub mod seat {
+    pub use crate::model::Places;
+}
+
+/// How vCPUs are planned.
+pub mod shares {
+    pub use crate::policy::Planning;
+}
+
+/// Snapshots of the pacers' state.
+pub mod show {
+    pub use crate::model::{Segment, Snapshot, VcpuState};
+}

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
-use crate::account::{Counts, Place, Share, Tally, Threads};
-use crate::published::{self, Follow, Next};
-use crate::settle::{Reserved, Settled};
-use crate::shares::{Planning, Shares};
-use crate::show::Snapshot;
+use crate::admit::{Reservations, Reserved};
+use crate::guest_page::{self, Follow};
+use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
+use crate::policy::{Planning, Schedule};
 
 pub const MS: u64 = 1_000_000;
 /// The time step of the simulation, ns.
@@ -133,38 +132,38 @@ fn rank(place: Place) -> u8 {
 }
 
 impl Threads for Host {
-    fn read(&mut self, seat: usize) -> Option<Counts> {
+    fn read(&mut self, vcpu: usize) -> Option<Counts> {
         self.calls.reads += 1;
-        self.vms.get(seat).filter(|vm| vm.alive).map(|vm| vm.counts)
+        self.vms.get(vcpu).filter(|vm| vm.alive).map(|vm| vm.counts)
     }
 
-    fn sleeps(&mut self, seat: usize) -> bool {
+    fn is_asleep(&mut self, vcpu: usize) -> bool {
         self.calls.states += 1;
-        self.vms.get(seat).is_some_and(|vm| !vm.awake)
+        self.vms.get(vcpu).is_some_and(|vm| !vm.awake)
     }
 
-    fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
-        if let Some(vm) = self.vms.get_mut(seat).filter(|vm| !vm.tasks.is_empty()) {
+    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
+        if let Some(vm) = self.vms.get_mut(vcpu).filter(|vm| !vm.tasks.is_empty()) {
             self.calls.nexts += 1;
             let mut entries: Vec<(u64, u64)> = vm.tasks.iter().map(|task| (task.due, task.period)).collect();
             entries.sort_unstable();
-            let told: Vec<_> = entries.into_iter().filter(|(due, _)| *due > 0).take(published::ENTRIES).collect();
-            return vm.follow.next(&published::line(1, &told), after, 0);
+            let told: Vec<_> = entries.into_iter().filter(|(due, _)| *due > 0).take(guest_page::ENTRIES).collect();
+            return vm.follow.next(&guest_page::line(1, &told), after, 0);
         }
-        let vm = self.vms.get(seat).filter(|vm| vm.publishes)?;
+        let vm = self.vms.get(vcpu).filter(|vm| vm.publishes)?;
         let at = (after - after.min(vm.phase)) / vm.period * vm.period + vm.phase;
         Some(Next { at: if at > after { at } else { at + vm.period }, live: true })
     }
 
-    fn claimed(&mut self, seat: usize) -> Option<Share> {
-        self.vms.get_mut(seat)?.claimed.take()
+    fn claimed(&mut self, vcpu: usize) -> Option<Share> {
+        self.vms.get_mut(vcpu)?.claimed.take()
     }
 
-    fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
+    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
         self.flips += 1;
         self.calls.places += 1;
         self.turns += 1;
-        let vm = self.vms.get_mut(seat).filter(|vm| vm.alive)?;
+        let vm = self.vms.get_mut(vcpu).filter(|vm| vm.alive)?;
         // As in SCHED_FIFO: a raised thread goes to the tail, a lowered thread to the head.
         vm.turn = if rank(place) < rank(vm.place) { self.turns } else { -self.turns };
         vm.place = place;
@@ -173,7 +172,7 @@ impl Threads for Host {
 }
 
 impl Host {
-    pub fn new(cpus: usize, settled: &Settled, guests: &[Guest]) -> Self {
+    pub fn new(cpus: usize, reservations: &Reservations, guests: &[Guest]) -> Self {
         let vm = |(reserved, guest): (&Reserved, &Guest)| Vm {
             guest: *guest,
             period: reserved.period.0,
@@ -194,7 +193,7 @@ impl Host {
         };
         Self {
             cpus,
-            vms: settled.vcpus.iter().zip(guests).map(vm).collect(),
+            vms: reservations.vcpus.iter().zip(guests).map(vm).collect(),
             now: 0,
             bulk: 0,
             flips: 0,
@@ -206,16 +205,16 @@ impl Host {
             counted: false,
             calls: Calls::default(),
             pacing: 0,
-            tallies: settled.vcpus.iter().map(|_| Arc::default()).collect(),
+            tallies: reservations.vcpus.iter().map(|_| Arc::default()).collect(),
         }
     }
 
     /// A plan for these vCPUs, as the pacers of this host begin it.
-    pub fn shares(&mut self, settled: &Settled, planning: Planning) -> Shares {
-        let number = |id: ThreadId| settled.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
-        let mut shares = Shares::new(settled, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
-        shares.begin(self.now, self);
-        shares
+    pub fn schedule(&mut self, reservations: &Reservations, planning: Planning) -> Schedule {
+        let number = |id: ThreadId| reservations.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
+        let mut schedule = Schedule::new(reservations, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
+        schedule.begin(self.now, self);
+        schedule
     }
 
     fn wants(&self, vm: &Vm) -> bool {
@@ -280,7 +279,7 @@ impl Host {
     }
 
     /// Runs with pacers that come `late` ns after they are due. Returns how often they woke.
-    pub fn run(&mut self, shares: &mut Shares, until: u64, late: u64) -> u64 {
+    pub fn run(&mut self, schedule: &mut Schedule, until: u64, late: u64) -> u64 {
         let mut due = vec![self.now; self.cpus];
         let mut wakes = 0;
         while self.now < until {
@@ -288,12 +287,12 @@ impl Host {
                 if due[cpu] <= self.now && self.taken == 0 {
                     wakes += 1;
                     self.calls = Calls::default();
-                    due[cpu] = shares.step(cpu, self.now, self).saturating_add(late);
+                    due[cpu] = schedule.step(cpu, self.now, self).saturating_add(late);
                     let cost = if self.counted { self.calls.cost() } else { self.cost };
-                    shares.took(cpu, cost);
+                    schedule.record_cost(cpu, cost);
                     self.taken = cost;
                     self.pacing += cost;
-                    if shares.take_stirred() {
+                    if schedule.take_calm_ended() {
                         due.fill(self.now + late);
                     }
                 }
@@ -305,7 +304,7 @@ impl Host {
 }
 
 /// VMs whose vCPUs may run anywhere, or are pinned to the CPUs in turn.
-pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Settled> {
+pub fn reservations(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Reservations> {
     let home = |number: u32| pinned.then_some(number % cpus);
     let reserved = |(number, (budget, period)): (u32, &(u64, u64))| Reserved {
         id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
@@ -324,7 +323,7 @@ pub fn settled(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) 
 }
 
 /// A result with these vCPUs, if they are admitted.
-pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Settled> {
+pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Reservations> {
     let reserves =
         (0..cpus).map(|cpu| ontime_plan::Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
     let free = vcpus.iter().map(|vcpu| ontime_plan::Reservation {
@@ -333,17 +332,17 @@ pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<S
     });
     let all: Vec<_> = reserves.chain(free).collect();
     let admitted = ontime_plan::Admission::new(cpus, Bandwidth::ZERO).admit(&all).ok()?;
-    Some(Settled { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
+    Some(Reservations { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
 }
 
-pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Shares, Host) {
-    let settled = settled(cpus, 50_000, asked, false).unwrap();
-    let mut host = Host::new(cpus as usize, &settled, guests);
-    (host.shares(&settled, planning), host)
+pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {
+    let reservations = reservations(cpus, 50_000, asked, false).unwrap();
+    let mut host = Host::new(cpus as usize, &reservations, guests);
+    (host.schedule(&reservations, planning), host)
 }
 
-pub fn shown(shares: &Shares, host: &Host) -> Snapshot {
+pub fn shown(schedule: &Schedule, host: &Host) -> Snapshot {
     let mut shown = Snapshot::with_room(host.vms.len());
-    shares.show(host.now, &mut shown);
+    schedule.write_snapshot(host.now, &mut shown);
     shown
 }

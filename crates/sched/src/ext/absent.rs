@@ -4,36 +4,35 @@ use std::os::fd::BorrowedFd;
 
 use ontime_tenants::ThreadId;
 
-use crate::config::Beyond;
-use crate::pacer::PacerError;
+use crate::model::{Beyond, PacerError};
 
 /// Cannot exist.
 #[derive(Debug)]
-pub enum Scheduler {}
+pub(crate) enum Scheduler {}
 
 impl Scheduler {
     /// # Errors
     /// Always.
-    pub fn load(_: Beyond) -> Result<Self, PacerError> {
+    pub(crate) fn load(_: Beyond) -> Result<Self, PacerError> {
         Err(PacerError::Ext(
             "this ontime is built without it; build it with --features sched-ext, or use backend = \"paced\""
                 .to_owned(),
         ))
     }
 
-    pub fn places(&self) -> Result<BorrowedFd<'_>, PacerError> {
+    pub(crate) fn places(&self) -> Result<BorrowedFd<'_>, PacerError> {
         match *self {}
     }
 
-    pub fn seat(&self, _: ThreadId, _: usize) -> Result<(), PacerError> {
+    pub(crate) fn assign(&self, _: ThreadId, _: usize) -> Result<(), PacerError> {
         match *self {}
     }
 
-    pub fn unseat(&self, _: ThreadId) {
+    pub(crate) fn remove(&self, _: ThreadId) {
         match *self {}
     }
 
-    pub fn ended(&self) -> Option<String> {
+    pub(crate) fn ended(&self) -> Option<String> {
         match *self {}
     }
 }

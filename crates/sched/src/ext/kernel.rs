@@ -6,8 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use libbpf_rs::{Link, Map, MapCore, MapFlags, Object, ObjectBuilder, PrintLevel, set_print};
 use ontime_tenants::ThreadId;
 
-use crate::config::Beyond;
-use crate::pacer::PacerError;
+use crate::model::{Beyond, PacerError};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scheduler.bpf.o"));
 /// Where the kernel shows which scheduler runs.
@@ -22,7 +21,7 @@ fn listen(_: PrintLevel, line: String) {
 
 /// The loaded scheduler.
 #[derive(Debug)]
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     // Dropped first: ends the scheduler before its maps go.
     _link: Link,
     object: Object,
@@ -40,7 +39,7 @@ fn failed(what: &str, error: &dyn std::fmt::Display) -> PacerError {
 impl Scheduler {
     /// # Errors
     /// [`PacerError::Ext`].
-    pub fn load(beyond: Beyond) -> Result<Self, PacerError> {
+    pub(crate) fn load(beyond: Beyond) -> Result<Self, PacerError> {
         let state = std::fs::read_to_string(format!("{STATE}/state")).map_err(|error| {
             PacerError::Ext(format!(
                 "{STATE}/state: {error}; this kernel has no sched_ext: boot \
@@ -84,25 +83,25 @@ impl Scheduler {
     }
 
     /// The table of places, to be mapped.
-    pub fn places(&self) -> Result<impl AsFd + use<'_>, PacerError> {
+    pub(crate) fn places(&self) -> Result<impl AsFd + use<'_>, PacerError> {
         self.map("places")
     }
 
-    /// Gives a thread a seat.
-    pub fn seat(&self, id: ThreadId, seat: usize) -> Result<(), PacerError> {
-        let value = [(seat as u64).to_ne_bytes(), id.start_time.to_ne_bytes()].concat();
-        let seats = self.map("seats")?;
-        seats.update(&id.tid.to_ne_bytes(), &value, MapFlags::ANY).map_err(|error| failed("a seat", &error))
+    /// Gives an entry of the table to a thread.
+    pub(crate) fn assign(&self, id: ThreadId, entry: usize) -> Result<(), PacerError> {
+        let value = [(entry as u64).to_ne_bytes(), id.start_time.to_ne_bytes()].concat();
+        let entries = self.map("entries")?;
+        entries.update(&id.tid.to_ne_bytes(), &value, MapFlags::ANY).map_err(|error| failed("an entry", &error))
     }
 
-    /// Takes a thread's seat back.
-    pub fn unseat(&self, id: ThreadId) {
+    /// Takes a thread's entry back.
+    pub(crate) fn remove(&self, id: ThreadId) {
         // If it is not there, there is nothing to do.
-        let _ = self.map("seats").map(|seats| seats.delete(&id.tid.to_ne_bytes()));
+        let _ = self.map("entries").map(|entries| entries.delete(&id.tid.to_ne_bytes()));
     }
 
     /// Why the kernel has ended the scheduler, if it has.
-    pub fn ended(&self) -> Option<String> {
+    pub(crate) fn ended(&self) -> Option<String> {
         let said = self.map("fate").ok()?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
         let said = String::from_utf8_lossy(&said);
         let said = said.trim_end_matches('\0').trim();

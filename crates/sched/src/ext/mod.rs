@@ -1,4 +1,4 @@
-//! The scheduler of back end `sched_ext`, from user space: a table of places, with an entry (seat) for each vCPU.
+//! The scheduler of back end `sched_ext`, from user space: a table of places, with an entry for each vCPU.
 //!
 //! A change of place is a store into memory that the BPF scheduler (`scheduler.bpf.c`) reads when it next chooses a
 //! thread for the vCPU's CPU. The pacer of that CPU causes that choice by having run. No system call, no allocation.
@@ -16,10 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_tenants::{ThreadId, remedy};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::account::Place;
-use crate::config::Beyond;
-use crate::pacer::PacerError;
-use crate::settle::Settled;
+use crate::admit::Reservations;
+use crate::model::{Beyond, PacerError, Place};
 
 #[cfg(feature = "sched-ext")]
 #[path = "kernel.rs"]
@@ -32,10 +30,10 @@ use kernel::Scheduler;
 
 /// Whether the scheduler is built in.
 pub const BUILT_IN: bool = cfg!(feature = "sched-ext");
-/// The most vCPUs that can have a seat; the same as in scheduler.bpf.c.
-const SEATS: usize = 128;
+/// The most vCPUs that can have an entry; the same as in scheduler.bpf.c.
+const ENTRIES: usize = 128;
 
-/// The places of all seats, in memory shared with the BPF scheduler.
+/// The places of all vCPUs, in memory shared with the BPF scheduler.
 #[derive(Debug)]
 struct Table(NonNull<AtomicU64>);
 
@@ -45,7 +43,7 @@ unsafe impl Send for Table {}
 unsafe impl Sync for Table {}
 
 impl Table {
-    const BYTES: usize = SEATS * size_of::<u64>();
+    const BYTES: usize = ENTRIES * size_of::<u64>();
 
     fn map(places: impl AsFd) -> std::io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -54,10 +52,10 @@ impl Table {
         NonNull::new(at.cast()).map(Self).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
     }
 
-    fn place(&self, seat: usize) -> Option<&AtomicU64> {
-        // SAFETY: SEATS of them are mapped as long as the table lives, with the alignment of a page.
-        let all = unsafe { std::slice::from_raw_parts(self.0.as_ptr(), SEATS) };
-        all.get(seat)
+    fn place(&self, index: usize) -> Option<&AtomicU64> {
+        // SAFETY: ENTRIES of them are mapped as long as the table lives, with the alignment of a page.
+        let all = unsafe { std::slice::from_raw_parts(self.0.as_ptr(), ENTRIES) };
+        all.get(index)
     }
 }
 
@@ -68,14 +66,14 @@ impl Drop for Table {
     }
 }
 
-/// A vCPU's seat.
+/// A vCPU's entry in the table.
 #[derive(Debug, Clone)]
-pub struct Slot {
+pub struct TableEntry {
     table: Arc<Table>,
-    seat: usize,
+    index: usize,
 }
 
-impl Slot {
+impl TableEntry {
     /// Sets the vCPU's place, for the next time that its CPU chooses a thread.
     pub fn place(&self, place: Place) {
         let place = match place {
@@ -83,18 +81,18 @@ impl Slot {
             Place::Entitled => 1,
             Place::Planned => 2,
         };
-        if let Some(cell) = self.table.place(self.seat) {
+        if let Some(cell) = self.table.place(self.index) {
             cell.store(place, Ordering::Release);
         }
     }
 }
 
-/// The loaded scheduler, and the vCPUs with seats.
+/// The loaded scheduler, and the entries of vCPUs.
 #[derive(Debug)]
 pub struct Ext {
     scheduler: Scheduler,
     table: Arc<Table>,
-    seats: BTreeMap<ThreadId, usize>,
+    entries: BTreeMap<ThreadId, usize>,
 }
 
 impl Ext {
@@ -106,18 +104,18 @@ impl Ext {
         let scheduler = Scheduler::load(beyond)?;
         let table = Table::map(scheduler.places()?)
             .map_err(|error| PacerError::Ext(format!("mapping its table: {error}; {}", remedy(&error))))?;
-        Ok(Self { scheduler, table: Arc::new(table), seats: BTreeMap::new() })
+        Ok(Self { scheduler, table: Arc::new(table), entries: BTreeMap::new() })
     }
 
-    /// Gives each vCPU a seat that has none.
+    /// Gives an entry to each vCPU that has none.
     ///
     /// # Errors
-    /// [`PacerError::Ext`] if a vCPU may run on several CPUs, there are more than [`SEATS`], or the kernel has ended
+    /// [`PacerError::Ext`] if a vCPU may run on several CPUs, there are more than `ENTRIES`, or the kernel has ended
     /// the scheduler.
-    pub fn seat(&mut self, settled: &Settled) -> Result<(), PacerError> {
-        self.stands()?;
-        if settled.cpus.len() > 1 {
-            if let Some(vcpu) = settled.vcpus.iter().find(|vcpu| vcpu.home.is_none()) {
+    pub fn assign(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
+        self.check()?;
+        if reservations.cpus.len() > 1 {
+            if let Some(vcpu) = reservations.vcpus.iter().find(|vcpu| vcpu.home.is_none()) {
                 return Err(PacerError::Ext(format!(
                     "vCPU {} of {} may run on several CPUs; pin it to one (libvirt: vcpupin), or use backend \
                      = \"paced\"",
@@ -125,41 +123,43 @@ impl Ext {
                 )));
             }
         }
-        for vcpu in &settled.vcpus {
-            if self.seats.contains_key(&vcpu.id) {
+        for vcpu in &reservations.vcpus {
+            if self.entries.contains_key(&vcpu.id) {
                 continue;
             }
-            let free = (0..SEATS).find(|seat| !self.seats.values().any(|taken| taken == seat));
-            let Some(seat) = free else {
-                return Err(PacerError::Ext(format!("it takes no more than {SEATS} vCPUs; use backend = \"paced\"")));
+            let free = (0..ENTRIES).find(|index| !self.entries.values().any(|taken| taken == index));
+            let Some(index) = free else {
+                return Err(PacerError::Ext(format!("it takes no more than {ENTRIES} vCPUs; use backend = \"paced\"")));
             };
-            Slot { table: Arc::clone(&self.table), seat }.place(Place::Beyond);
-            self.scheduler.seat(vcpu.id, seat)?;
-            self.seats.insert(vcpu.id, seat);
+            TableEntry { table: Arc::clone(&self.table), index }.place(Place::Beyond);
+            self.scheduler.assign(vcpu.id, index)?;
+            self.entries.insert(vcpu.id, index);
         }
         Ok(())
     }
 
-    /// Takes back the seats of all other vCPUs.
-    pub fn unseat_others(&mut self, settled: &Settled) {
-        self.seats.retain(|id, _| {
-            let stays = settled.vcpus.iter().any(|vcpu| vcpu.id == *id);
+    /// Takes back the entries of all other vCPUs.
+    pub fn release_others(&mut self, reservations: &Reservations) {
+        self.entries.retain(|id, _| {
+            let stays = reservations.vcpus.iter().any(|vcpu| vcpu.id == *id);
             if !stays {
-                self.scheduler.unseat(*id);
+                self.scheduler.remove(*id);
             }
             stays
         });
     }
 
-    /// The seat of a vCPU.
-    pub fn slot(&self, id: ThreadId) -> Option<Slot> {
-        let seat = *self.seats.get(&id)?;
-        Some(Slot { table: Arc::clone(&self.table), seat })
+    /// A vCPU's entry.
+    pub fn entry(&self, id: ThreadId) -> Option<TableEntry> {
+        let index = *self.entries.get(&id)?;
+        Some(TableEntry { table: Arc::clone(&self.table), index })
     }
 
+    /// Checks that the scheduler still runs.
+    ///
     /// # Errors
     /// [`PacerError::Ext`] with the reason, if the kernel has ended the scheduler.
-    pub fn stands(&self) -> Result<(), PacerError> {
+    pub fn check(&self) -> Result<(), PacerError> {
         self.scheduler.ended().map_or(Ok(()), |why| {
             Err(PacerError::Ext(format!(
                 "the kernel has ended the scheduler: {why}; report it (`ontime report` \
@@ -178,16 +178,16 @@ mod tests {
         let file = rustix::fs::memfd_create("places", rustix::fs::MemfdFlags::empty()).unwrap();
         rustix::fs::ftruncate(&file, Table::BYTES as u64).unwrap();
         let table = Arc::new(Table::map(&file).unwrap());
-        let slot = |seat| Slot { table: Arc::clone(&table), seat };
-        slot(SEATS - 1).place(Place::Planned);
-        slot(3).place(Place::Entitled);
-        slot(SEATS).place(Place::Planned);
+        let entry = |index| TableEntry { table: Arc::clone(&table), index };
+        entry(ENTRIES - 1).place(Place::Planned);
+        entry(3).place(Place::Entitled);
+        entry(ENTRIES).place(Place::Planned);
         let mut read = [1; Table::BYTES];
         rustix::io::pread(&file, &mut read, 0).unwrap();
         let places: Vec<u64> = read.chunks_exact(8).map(|cell| u64::from_ne_bytes(cell.try_into().unwrap())).collect();
-        let wanted = |seat| u64::from(seat == 3) + 2 * u64::from(seat == SEATS - 1);
-        assert_eq!(places, (0..SEATS).map(wanted).collect::<Vec<_>>());
-        slot(3).place(Place::Beyond);
+        let wanted = |index| u64::from(index == 3) + 2 * u64::from(index == ENTRIES - 1);
+        assert_eq!(places, (0..ENTRIES).map(wanted).collect::<Vec<_>>());
+        entry(3).place(Place::Beyond);
         assert_eq!(table.place(3).unwrap().load(Ordering::Relaxed), 0);
     }
 

@@ -3,7 +3,7 @@
  * The sched_ext scheduler of back end `sched_ext`. vCPUs with reservations run by the places that pacers write into a
  * table, all other threads by weight, in virtual time.
  *
- * A vCPU with a seat always waits in its own queue, whatever its place. The place is read when a CPU chooses its next
+ * A vCPU with an entry always waits in its own queue, whatever its place. The place is read when a CPU chooses its next
  * thread, so a place that changed meanwhile counts. Every dispatch has SCX_ENQ_IMMED: when the pacer (SCHED_FIFO)
  * preempts the CPU, the kernel gives the thread that ran there back (SCX_ENQ_REENQ) instead of continuing it first
  * (kernel/sched/ext.c, Linux 7.1 and later). A vCPU that wakes preempts a thread with a lower place.
@@ -22,7 +22,7 @@ typedef __s32 s32;
 typedef __u64 u64;
 typedef __s64 s64;
 
-#define SEATS 128
+#define ENTRIES 128
 /* A power of two; CPUs with higher numbers share entries. */
 #define CPUS 1024
 #define ON(cpu) ((cpu) & (CPUS - 1))
@@ -40,13 +40,13 @@ enum place { BEYOND, ENTITLED, PLANNED };
 #define SCX_OPS_ENQ_MIGRATION_DISABLED 16ULL
 #define SCX_TASK_QUEUED 1U
 
-/* Queues: one for all threads without a seat, by virtual time, and one for each seat. */
+/* Queues: one for all threads without an entry, by virtual time, and one for each entry. */
 #define OTHERS 1ULL
-#define SEAT(number) (0x100ULL + (number))
+#define ENTRY_QUEUE(number) (0x100ULL + (number))
 
 /* Time slices, ns, which end at a tick. A vCPU within its share keeps its position when its slice ends. */
 #define SLICE 2000000ULL
-#define SEAT_SLICE 20000000ULL
+#define ENTRY_SLICE 20000000ULL
 
 /* The kernel's own types, with the members that are used. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -110,23 +110,23 @@ s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 _Bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym;
 _Bool scx_bpf_task_set_dsq_vtime(struct task_struct *p, u64 vtime) __ksym;
 
-/* vCPUs with seats, by thread number. The start time distinguishes a thread from a later one with the same number. */
-struct seat {
+/* vCPUs with entries, by thread number. The start time distinguishes a thread from a later one with the same number. */
+struct entry {
 	u64 number;
 	u64 started; /* clock ticks of 10 ms since the boot, as in /proc/PID/stat */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, SEATS);
+	__uint(max_entries, ENTRIES);
 	__type(key, u32);
-	__type(value, struct seat);
-} seats SEC(".maps");
+	__type(value, struct entry);
+} entries SEC(".maps");
 
-/* The place of each seat; mapped by the daemon, whose pacers write it. */
+/* The place of each entry; mapped by the daemon, whose pacers write it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, SEATS);
+	__uint(max_entries, ENTRIES);
 	__type(key, u32);
 	__type(value, u64);
 } places SEC(".maps");
@@ -143,11 +143,11 @@ struct {
 const volatile u64 beyond_weight = 3;
 
 static u64 now;		      /* the least virtual time in the queue when a thread was last taken from it */
-static u64 vtimes[SEATS];     /* of seats beyond their shares */
+static u64 vtimes[ENTRIES];     /* of entries beyond their shares */
 static u64 arrivals;	      /* arrivals so far */
-static u64 arrived[SEATS];    /* the number of the vCPU's arrival at its place */
-static u32 place_at[SEATS];   /* that place */
-static u32 waits_on[SEATS];   /* the vCPU's CPU plus 1 while it waits (each is pinned to one), else 0 */
+static u64 arrived[ENTRIES];    /* the number of the vCPU's arrival at its place */
+static u32 place_at[ENTRIES];   /* that place */
+static u32 waits_on[ENTRIES];   /* the vCPU's CPU plus 1 while it waits (each is pinned to one), else 0 */
 static u32 place_on[CPUS];    /* place of the running thread */
 static s32 runs_on[CPUS];     /* number of the running thread */
 static u64 ran_before[CPUS];  /* run time of the running thread when it began to run */
@@ -157,20 +157,20 @@ static _Bool before(u64 one, u64 other)
 	return (s64)(one - other) < 0;
 }
 
-/* The thread's seat; SEATS if it has none. */
-static u32 seat_of(const struct task_struct *p)
+/* The thread's entry; ENTRIES if it has none. */
+static u32 entry_of(const struct task_struct *p)
 {
 	u32 tid = p->pid;
-	const struct seat *seat = bpf_map_lookup_elem(&seats, &tid);
+	const struct entry *entry = bpf_map_lookup_elem(&entries, &tid);
 
-	if (!seat || seat->started != p->start_boottime / 10000000 || seat->number >= SEATS)
-		return SEATS;
-	return seat->number;
+	if (!entry || entry->started != p->start_boottime / 10000000 || entry->number >= ENTRIES)
+		return ENTRIES;
+	return entry->number;
 }
 
-static u32 place_of(u32 seat)
+static u32 place_of(u32 entry)
 {
-	u64 *place = seat < SEATS ? bpf_map_lookup_elem(&places, &seat) : NULL;
+	u64 *place = entry < ENTRIES ? bpf_map_lookup_elem(&places, &entry) : NULL;
 
 	return place ? *(volatile u64 *)place : BEYOND;
 }
@@ -186,24 +186,24 @@ s32 BPF_PROG(ontime_select_cpu, struct task_struct *p, s32 prev, u64 flags)
 SEC("struct_ops/enqueue")
 void BPF_PROG(ontime_enqueue, struct task_struct *p, u64 flags)
 {
-	u32 seat = seat_of(p);
+	u32 entry = entry_of(p);
 	u32 cpu = scx_bpf_task_cpu(p);
 	u64 vtime = p->scx.dsq_vtime;
 
-	if (seat < SEATS) {
-		u32 place = place_of(seat);
+	if (entry < ENTRIES) {
+		u32 place = place_of(entry);
 
 		/* An interrupted vCPU stays ahead of vCPUs that arrived later, as in SCHED_FIFO. */
-		if (flags & SCX_ENQ_WAKEUP || place != place_at[seat])
-			arrived[seat] = __sync_fetch_and_add(&arrivals, 1);
-		place_at[seat] = place;
+		if (flags & SCX_ENQ_WAKEUP || place != place_at[entry])
+			arrived[entry] = __sync_fetch_and_add(&arrivals, 1);
+		place_at[entry] = place;
 		/* After SCX_ENQ_REENQ a thread of a higher class has the CPU: a dispatch would be given back again. */
 		if (!(flags & SCX_ENQ_REENQ) && place > place_on[ON(cpu)]) {
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, SEAT_SLICE, SCX_ENQ_PREEMPT | SCX_ENQ_IMMED);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, ENTRY_SLICE, SCX_ENQ_PREEMPT | SCX_ENQ_IMMED);
 			return;
 		}
-		waits_on[seat] = cpu + 1;
-		scx_bpf_dsq_insert(p, SEAT(seat), place > BEYOND ? SEAT_SLICE : SLICE, 0);
+		waits_on[entry] = cpu + 1;
+		scx_bpf_dsq_insert(p, ENTRY_QUEUE(entry), place > BEYOND ? ENTRY_SLICE : SLICE, 0);
 		return;
 	}
 	/* A thread that slept is at most one slice ahead. */
@@ -213,40 +213,40 @@ void BPF_PROG(ontime_enqueue, struct task_struct *p, u64 flags)
 }
 
 /*
- * The first vCPU that waits for a CPU at this place; SEATS: none. Of vCPUs beyond their shares, only one whose turn it
- * is by virtual time, or with `any` all. Not static: so the verifier checks the function once, and not for each
+ * The first vCPU that waits for a CPU at this place; ENTRIES: none. Of vCPUs beyond their shares, only one whose turn
+ * it is by virtual time, or with `any` all. Not static: so the verifier checks the function once, and not for each
  * caller's state.
  */
 __attribute__((noinline)) u32 first(u32 cpu, u32 place, u32 any)
 {
-	u32 found = SEATS;
+	u32 found = ENTRIES;
 	u64 at = ~0ULL;
 
-	for (u32 seat = 0; seat < SEATS; seat++) {
-		if (waits_on[seat] != cpu + 1 || arrived[seat] >= at || place_of(seat) != place)
+	for (u32 entry = 0; entry < ENTRIES; entry++) {
+		if (waits_on[entry] != cpu + 1 || arrived[entry] >= at || place_of(entry) != place)
 			continue;
-		if (place == BEYOND && !any && !before(vtimes[seat], now))
+		if (place == BEYOND && !any && !before(vtimes[entry], now))
 			continue;
-		found = seat;
-		at = arrived[seat];
+		found = entry;
+		at = arrived[entry];
 	}
 	return found;
 }
 
 static _Bool take(u32 cpu, u32 place, _Bool any)
 {
-	u32 seat = first(cpu, place, any);
+	u32 entry = first(cpu, place, any);
 
-	if (seat >= SEATS)
+	if (entry >= ENTRIES)
 		return 0;
-	if (scx_bpf_dsq_move_to_local___v2___kernel(SEAT(seat), SCX_ENQ_IMMED))
+	if (scx_bpf_dsq_move_to_local___v2___kernel(ENTRY_QUEUE(entry), SCX_ENQ_IMMED))
 		return 1;
 	/* It was removed from its queue otherwise, for example because it was stopped. */
-	waits_on[seat] = 0;
+	waits_on[entry] = 0;
 	return 0;
 }
 
-/* Whether a thread without a seat waits whose virtual time is below this. */
+/* Whether a thread without an entry waits whose virtual time is below this. */
 static _Bool other_is_due(u64 vtime)
 {
 	struct bpf_iter_scx_dsq iter;
@@ -281,21 +281,21 @@ SEC("struct_ops/dispatch")
 void BPF_PROG(ontime_dispatch, s32 cpu, struct task_struct *prev)
 {
 	_Bool stays = prev && prev->scx.flags & SCX_TASK_QUEUED;
-	u32 seat = stays ? seat_of(prev) : SEATS;
-	u32 place = place_of(seat);
+	u32 entry = stays ? entry_of(prev) : ENTRIES;
+	u32 place = place_of(entry);
 
-	if (seat < SEATS && place > BEYOND) {
-		waits_on[seat] = cpu + 1;
-		if ((place == PLANNED || first(cpu, PLANNED, 0) == SEATS) && first(cpu, place, 0) == seat) {
-			waits_on[seat] = 0;
-			scx_bpf_task_set_slice(prev, SEAT_SLICE);
+	if (entry < ENTRIES && place > BEYOND) {
+		waits_on[entry] = cpu + 1;
+		if ((place == PLANNED || first(cpu, PLANNED, 0) == ENTRIES) && first(cpu, place, 0) == entry) {
+			waits_on[entry] = 0;
+			scx_bpf_task_set_slice(prev, ENTRY_SLICE);
 			return;
 		}
-		waits_on[seat] = 0;
+		waits_on[entry] = 0;
 	}
 	if (take(cpu, PLANNED, 0) || take(cpu, ENTITLED, 0))
 		return;
-	if (stays && seat == SEATS) {
+	if (stays && entry == ENTRIES) {
 		u64 vtime = vtime_of(prev, cpu);
 
 		if (!other_is_due(vtime)) {
@@ -314,36 +314,36 @@ void BPF_PROG(ontime_dispatch, s32 cpu, struct task_struct *prev)
 SEC("struct_ops/running")
 void BPF_PROG(ontime_running, struct task_struct *p)
 {
-	u32 seat = seat_of(p);
+	u32 entry = entry_of(p);
 	u32 cpu = scx_bpf_task_cpu(p);
 
-	place_on[ON(cpu)] = place_of(seat);
+	place_on[ON(cpu)] = place_of(entry);
 	runs_on[ON(cpu)] = p->pid;
 	ran_before[ON(cpu)] = p->se.sum_exec_runtime;
-	if (seat >= SEATS) {
+	if (entry >= ENTRIES) {
 		if (before(now, p->scx.dsq_vtime))
 			now = p->scx.dsq_vtime;
 		return;
 	}
-	waits_on[seat] = 0;
+	waits_on[entry] = 0;
 	/* It may have used up its share while it was queued. */
-	if (place_of(seat) == BEYOND)
+	if (place_of(entry) == BEYOND)
 		scx_bpf_task_set_slice(p, SLICE);
 }
 
 SEC("struct_ops/stopping")
 void BPF_PROG(ontime_stopping, struct task_struct *p, _Bool runnable)
 {
-	u32 seat = seat_of(p);
+	u32 entry = entry_of(p);
 	u32 cpu = scx_bpf_task_cpu(p);
 
 	place_on[ON(cpu)] = BEYOND;
-	if (seat >= SEATS) {
+	if (entry >= ENTRIES) {
 		scx_bpf_task_set_dsq_vtime(p, vtime_of(p, cpu));
-	} else if (place_of(seat) == BEYOND) {
-		if (before(vtimes[seat], now))
-			vtimes[seat] = now;
-		vtimes[seat] += used_by(p, cpu) * 1024 / (beyond_weight ?: 1024);
+	} else if (place_of(entry) == BEYOND) {
+		if (before(vtimes[entry], now))
+			vtimes[entry] = now;
+		vtimes[entry] += used_by(p, cpu) * 1024 / (beyond_weight ?: 1024);
 	}
 }
 
@@ -358,8 +358,8 @@ s32 BPF_PROG(ontime_init)
 {
 	s32 error = scx_bpf_create_dsq(OTHERS, -1);
 
-	for (u32 seat = 0; !error && seat < SEATS; seat++)
-		error = scx_bpf_create_dsq(SEAT(seat), -1);
+	for (u32 entry = 0; !error && entry < ENTRIES; entry++)
+		error = scx_bpf_create_dsq(ENTRY_QUEUE(entry), -1);
 	return error;
 }
 

@@ -2,11 +2,11 @@
 
 use ontime_tenants::ThreadId;
 
-use crate::account::Place;
+use crate::model::place::Place;
 
 /// Place and period of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct VcpuState {
     /// Its thread.
     pub id: ThreadId,
     /// Its place.
@@ -17,7 +17,7 @@ pub struct Standing {
 
 /// A segment of the present plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Planned {
+pub struct Segment {
     /// The CPU, by the planner's number.
     pub cpu: usize,
     /// The vCPU's thread.
@@ -44,9 +44,9 @@ pub struct Snapshot {
     /// Checks by pacers since the start.
     pub looks: u64,
     /// All vCPUs.
-    pub standings: Vec<Standing>,
+    pub standings: Vec<VcpuState>,
     /// Segments of the present plan.
-    pub plan: Vec<Planned>,
+    pub plan: Vec<Segment>,
 }
 
 impl Snapshot {
@@ -58,7 +58,7 @@ impl Snapshot {
     }
 
     /// With several CPUs, each with windows of its own, the window that ends first counts.
-    pub(crate) fn span(&mut self, now: u64, start: u64, end: u64, calm: bool) {
+    pub(crate) fn add_span(&mut self, now: u64, start: u64, end: u64, calm: bool) {
         self.now = now;
         if end < self.end {
             (self.start, self.end) = (start, end);
@@ -66,15 +66,15 @@ impl Snapshot {
         self.calm &= calm;
     }
 
-    pub(crate) fn stand(&mut self, standing: Standing) {
+    pub(crate) fn add_vcpu(&mut self, state: VcpuState) {
         if self.standings.len() < self.standings.capacity() {
-            self.standings.push(standing);
+            self.standings.push(state);
         }
     }
 
-    pub(crate) fn plan(&mut self, planned: Planned) {
+    pub(crate) fn add_segment(&mut self, segment: Segment) {
         if self.plan.len() < self.plan.capacity() {
-            self.plan.push(planned);
+            self.plan.push(segment);
         }
     }
 

@@ -6,8 +6,9 @@ use ontime_plan::{Bandwidth, Nanos};
 use proptest::prelude::*;
 
 use super::*;
-use crate::account::Share;
-use crate::ordered::FLOOR;
+use crate::model::Share;
+use crate::policy::account::{CALM_MAX, UNUSED_MAX};
+use crate::policy::edf::CHECK_DELAY_MIN;
 use crate::sim::*;
 
 const BOTH: [Planning; 2] = [Planning::Best, Planning::Slices];
@@ -17,11 +18,11 @@ fn count(counter: &AtomicU64) -> u64 {
 }
 
 #[test]
-fn who_stays_on_a_cpu_needs_no_slices() {
+fn edf_is_used_where_no_vcpu_migrates() {
     let kind = |cpus, period, pinned, planning| {
-        let settled = settled(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
-        let shares = Shares::new(&settled, planning, 0, |_| Arc::default());
-        matches!(shares, Shares::Ordered(each) if each.len() == cpus as usize)
+        let reservations = reservations(cpus, 50_000, &[(period / 10, period); 2], pinned).unwrap();
+        let schedule = Schedule::new(&reservations, planning, 0, |_| Arc::default());
+        matches!(schedule, Schedule::Edf(each) if each.len() == cpus as usize)
     };
     assert!(kind(1, 10 * MS, false, Planning::Best) && kind(2, 10 * MS, true, Planning::Best));
     assert!(!kind(2, 10 * MS, false, Planning::Best), "they may go to another");
@@ -38,35 +39,35 @@ fn a_published_deadline_makes_the_guests_own_periods_whole() {
         let least = |publishes: bool| {
             let asked = [(4_600_000, 13 * MS), (2_200_000, 7 * MS), (work + 100_000, 20 * MS)];
             let guests = [Guest::Spins, Guest::Spins, Guest::Wants(work)];
-            let (mut shares, mut host) = start(planning, 1, &asked, &guests);
+            let (mut schedule, mut host) = start(planning, 1, &asked, &guests);
             (host.vms[2].phase, host.vms[2].publishes) = (9 * MS, publishes);
-            host.run(&mut shares, 5_000 * MS, 0);
+            host.run(&mut schedule, 5_000 * MS, 0);
             host.vms.iter().map(|vm| vm.least).collect::<Vec<_>>()
         };
         let with = least(true);
         assert!(with[2] >= work, "{planning:?}: {with:?}");
-        // All of the CPU but 0.7 % is reserved, and the order is checked at intervals of FLOOR at least.
+        // All of the CPU but 0.7 % is reserved, and the order is checked at intervals of CHECK_DELAY_MIN at least.
         assert!(
-            with[0] >= 4_500_000 && with[1] >= 2_200_000 - FLOOR,
-            "{planning:?}: nobody else loses by it: {with:?}"
+            with[0] >= 4_500_000 && with[1] >= 2_200_000 - CHECK_DELAY_MIN,
+            "{planning:?}: no other vCPU loses by it: {with:?}"
         );
         assert!(least(false)[2] < work, "{planning:?}: it would have it anyway");
     }
 }
 
 /// A request each 10 ms to a VM with 58 us in 500 us, beside two VMs that never idle.
-fn prompt(cpus: u32, work: u64) -> (Shares, Host) {
+fn prompt(cpus: u32, work: u64) -> (Schedule, Host) {
     let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS), (58_000, 500_000)];
     let guests = [Guest::Spins, Guest::Spins, Guest::Wants(work)];
-    let (mut shares, mut host) = start(Planning::Best, cpus, &asked, &guests);
+    let (mut schedule, mut host) = start(Planning::Best, cpus, &asked, &guests);
     (host.vms[2].period, host.vms[2].phase) = (10 * MS, 3_330_000);
-    host.run(&mut shares, 2_000 * MS, 0);
-    (shares, host)
+    host.run(&mut schedule, 2_000 * MS, 0);
+    (schedule, host)
 }
 
 #[test]
-fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
-    let (shares, host) = prompt(1, 50_000);
+fn a_prompt_vcpu_is_served_at_once_and_ends_no_slice() {
+    let (schedule, host) = prompt(1, 50_000);
     let requests = 2_000 / 10;
     // A check takes a tick or two of each request's time.
     assert!(host.vms[2].counts.waited <= requests * 2 * TICK, "{} in {requests}", host.vms[2].counts.waited);
@@ -74,7 +75,7 @@ fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
     for (vm, share) in [(0, 3 * MS), (1, 8 * MS)] {
         assert!(host.vms[vm].least + share / 50 >= share, "VM {vm}: {}", host.vms[vm].least);
     }
-    let slices = shown(&shares, &host).slices;
+    let slices = shown(&schedule, &host).slices;
     assert!(slices <= 2_000 / 10 + 2, "{slices} slices in 200 periods of 10 ms");
 }
 
@@ -83,25 +84,25 @@ fn a_prompt_vcpu_is_served_at_once_and_cuts_nobodys_slices() {
 fn a_prompt_vcpu_does_not_wait_for_the_end_of_a_short_slice() {
     let asked = [(3 * MS, 10 * MS), (2 * MS, 10 * MS), (58_000, 500_000)];
     let guests = [Guest::Spins, Guest::Wants(2 * MS), Guest::Wants(50_000)];
-    let (mut shares, mut host) = start(Planning::Best, 1, &asked, &guests);
+    let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &guests);
     (host.vms[1].phase, host.vms[1].publishes) = (300_000, true);
     (host.vms[2].period, host.vms[2].phase) = (10 * MS, 100_000);
-    host.run(&mut shares, 2_000 * MS, 0);
+    host.run(&mut schedule, 2_000 * MS, 0);
     assert!(host.vms[2].counts.waited <= 200 * 2 * TICK, "{}", host.vms[2].counts.waited);
     assert_eq!(host.vms[2].least, 50_000);
     assert!(host.vms[0].least + 3 * MS / 50 >= 3 * MS && host.vms[1].least + 2 * MS / 50 >= 2 * MS, "{:?}", host.vms);
 }
 
 #[test]
-fn who_says_to_be_prompt_and_spins_has_its_share_and_no_more() {
-    let (shares, host) = prompt(1, 10 * MS);
+fn a_spinning_prompt_vcpu_gets_only_its_share() {
+    let (schedule, host) = prompt(1, 10 * MS);
     let ran = host.vms[2].counts.ran;
     let share = 2_000 * MS / 500_000 * 58_000;
     assert!(ran <= share + share / 50 + MS, "{ran} of {share}");
     for (vm, share) in [(0, 3 * MS), (1, 8 * MS)] {
         assert!(host.vms[vm].least + share / 50 >= share, "VM {vm}: {}", host.vms[vm].least);
     }
-    let slices = shown(&shares, &host).slices;
+    let slices = shown(&schedule, &host).slices;
     assert!(slices >= 2_000, "its period ends slices: {slices}");
 }
 
@@ -110,9 +111,9 @@ fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
     let asked = [(3 * MS, 10 * MS), (4 * MS, 20 * MS)];
     for planning in BOTH {
         for noise in [0, 40] {
-            let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
+            let (mut schedule, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
             host.noise = noise;
-            host.run(&mut shares, 2_000 * MS, TICK);
+            host.run(&mut schedule, 2_000 * MS, TICK);
             for (vm, share) in [(0, 3 * MS), (1, 4 * MS)] {
                 let least = host.vms[vm].least;
                 assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
@@ -121,8 +122,8 @@ fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
                 assert!(ran.abs_diff(expected) <= expected / 200, "{planning:?}: VM {vm}: {ran} of {expected}");
             }
             assert!(host.bulk >= 940 * MS, "{planning:?}: {}", host.bulk);
-            for (seat, tally) in host.tallies.iter().enumerate() {
-                assert_eq!(count(&tally.misses), 0, "{planning:?}: seat {seat}");
+            for (vcpu, tally) in host.tallies.iter().enumerate() {
+                assert_eq!(count(&tally.misses), 0, "{planning:?}: vcpu {vcpu}");
             }
             assert!(count(&host.tallies[0].overruns) >= 190);
         }
@@ -132,14 +133,14 @@ fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
 /// Unused time goes to the vCPU with the earliest deadline among those that used up their shares. Bulk loses nothing of
 /// its own.
 #[test]
-fn what_sleepers_do_not_use_those_have_first_who_have_used_theirs_up() {
+fn time_unused_by_sleepers_goes_first_to_throttled_vcpus() {
     for planning in BOTH {
         let guests = [Guest::Spins, Guest::Spins, Guest::Sleeps];
         let asked = [(3 * MS, 10 * MS), (2 * MS, 20 * MS), (2 * MS, 10 * MS)];
-        let (mut shares, mut host) = start(planning, 1, &asked, &guests);
-        let wakes = host.run(&mut shares, 2_000 * MS, 0);
-        println!("{planning:?}: {wakes} looks");
-        assert!(wakes <= 2_000, "{planning:?}: {wakes} looks in two seconds");
+        let (mut schedule, mut host) = start(planning, 1, &asked, &guests);
+        let wakes = host.run(&mut schedule, 2_000 * MS, 0);
+        println!("{planning:?}: {wakes} checks");
+        assert!(wakes <= 2_000, "{planning:?}: {wakes} checks in two seconds");
         let ran: Vec<u64> = host.vms.iter().map(|vm| vm.counts.ran).collect();
         assert!(host.vms[0].least >= 3 * MS && host.vms[1].least >= 2 * MS, "{planning:?}: {:?}", host.vms);
         assert!(ran[0] + ran[1] >= 1_150 * MS && ran[0] >= 650 * MS, "{planning:?}: of 0.6 they had {ran:?}");
@@ -149,17 +150,17 @@ fn what_sleepers_do_not_use_those_have_first_who_have_used_theirs_up() {
 }
 
 #[test]
-fn what_one_does_not_use_another_has_at_once_and_then_bulk() {
+fn unused_time_goes_to_other_vcpus_and_then_to_bulk() {
     for planning in BOTH {
         // The first vCPU is planned first and needs little; the second starts when the first is done.
         let guests = [Guest::Wants(MS), Guest::Wants(4 * MS)];
-        let (mut shares, mut host) = start(planning, 1, &[(5 * MS, 10 * MS), (4 * MS, 10 * MS)], &guests);
-        host.run(&mut shares, 20 * MS, 0);
+        let (mut schedule, mut host) = start(planning, 1, &[(5 * MS, 10 * MS), (4 * MS, 10 * MS)], &guests);
+        host.run(&mut schedule, 20 * MS, 0);
         let before = host.vms[1].counts.ran;
-        host.run(&mut shares, 26 * MS, 0);
+        host.run(&mut schedule, 26 * MS, 0);
         let ran = host.vms[1].counts.ran - before;
         assert!(ran >= 4 * MS, "{planning:?}: {ran}");
-        host.run(&mut shares, 1_000 * MS, 0);
+        host.run(&mut schedule, 1_000 * MS, 0);
         assert!(host.bulk >= 490 * MS, "{planning:?}: {}", host.bulk);
         assert_eq!(host.vms[1].least, 4 * MS);
         assert_eq!(count(&host.tallies[0].overruns), 0, "who stays below its share is never put behind");
@@ -169,10 +170,10 @@ fn what_one_does_not_use_another_has_at_once_and_then_bulk() {
 #[test]
 fn sleepers_cost_nearly_nothing_and_no_change_of_place() {
     for (planning, cpus) in [(Planning::Best, 1), (Planning::Slices, 1), (Planning::Slices, 2)] {
-        let (mut shares, mut host) = start(planning, cpus, &[(2 * MS, 10 * MS); 4], &[Guest::Sleeps; 4]);
-        host.run(&mut shares, 500 * MS, 0);
+        let (mut schedule, mut host) = start(planning, cpus, &[(2 * MS, 10 * MS); 4], &[Guest::Sleeps; 4]);
+        host.run(&mut schedule, 500 * MS, 0);
         let flips = host.flips;
-        let wakes = host.run(&mut shares, 10_500 * MS, 0);
+        let wakes = host.run(&mut schedule, 10_500 * MS, 0);
         assert_eq!(host.flips, flips);
         assert!(wakes <= 10_000 / 50 + 2, "{planning:?}: {wakes} wake-ups in 10 s");
     }
@@ -182,11 +183,11 @@ fn sleepers_cost_nearly_nothing_and_no_change_of_place() {
 fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_then_on() {
     for planning in BOTH {
         let guests = [Guest::SpinsFrom(700 * MS), Guest::SpinsFrom(701 * MS)];
-        let (mut shares, mut host) = start(planning, 1, &[(3 * MS, 10 * MS), (2 * MS, 10 * MS)], &guests);
-        host.run(&mut shares, 700 * MS + CALM_MAX + 10 * MS, 0);
+        let (mut schedule, mut host) = start(planning, 1, &[(3 * MS, 10 * MS), (2 * MS, 10 * MS)], &guests);
+        host.run(&mut schedule, 700 * MS + CALM_MAX + 10 * MS, 0);
         let waited = host.vms[1].counts.ran;
         assert!(waited > 0, "{planning:?}: the second was never served");
-        host.run(&mut shares, 5_000 * MS, 0);
+        host.run(&mut schedule, 5_000 * MS, 0);
         for (vm, share) in [(0, 30), (1, 20)] {
             let ran = host.vms[vm].counts.ran;
             // It did not use up its share of the calm time in which it woke, and it may use its unused time of the last
@@ -209,16 +210,16 @@ fn looks_leave_time_to_run() {
         .flat_map(|planning| [20_000, 30_000, 40_000, 60_000, 90_000].into_iter().map(move |cost| (planning, cost)))
     {
         let guests = [Guest::Spins, Guest::Spins, Guest::Wants(100_000)];
-        let (mut shares, mut host) = start(planning, 1, &asked, &guests);
+        let (mut schedule, mut host) = start(planning, 1, &asked, &guests);
         host.cost = cost;
-        let wakes = host.run(&mut shares, 4_000 * MS, 0);
+        let wakes = host.run(&mut schedule, 4_000 * MS, 0);
         for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
             let least = host.vms[vm].least;
             // It may have been late for the last check, and pays that back.
             assert!(least + share / 50 + 4 * cost >= share, "{planning:?}, {cost}: VM {vm}: {least} of {share}");
         }
-        let looks = wakes * cost;
-        assert!(looks <= 4_000 * MS / 8, "{planning:?}, {cost}: looks took {looks}");
+        let checks = wakes * cost;
+        assert!(checks <= 4_000 * MS / 8, "{planning:?}, {cost}: checks took {checks}");
         assert!(host.bulk >= 1_000 * MS, "{planning:?}, {cost}: bulk had {}", host.bulk);
     }
 }
@@ -226,14 +227,14 @@ fn looks_leave_time_to_run() {
 /// At `Beyond` a vCPU may not run although it is runnable. If it were taken to sleep, it would be entitled for a slice
 /// again and again.
 #[test]
-fn who_pays_back_is_not_asleep() {
+fn a_vcpu_that_repays_is_not_taken_to_sleep() {
     for planning in BOTH {
         let guests = [Guest::Spins, Guest::SpinsFrom(705 * MS)];
-        let (mut shares, mut host) = start(planning, 1, &[(6 * MS, 20 * MS), (4 * MS, 20 * MS)], &guests);
+        let (mut schedule, mut host) = start(planning, 1, &[(6 * MS, 20 * MS), (4 * MS, 20 * MS)], &guests);
         // It woke in a slice in which no check saw it.
-        host.run(&mut shares, 1_000 * MS, 0);
+        host.run(&mut schedule, 1_000 * MS, 0);
         host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
-        host.run(&mut shares, 3_000 * MS, 0);
+        host.run(&mut schedule, 3_000 * MS, 0);
         for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
             let least = host.vms[vm].least;
             assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
@@ -244,16 +245,16 @@ fn who_pays_back_is_not_asleep() {
 /// On an emulated or busy host, interrupt threads take 50 us and more between two checks. A vCPU that waits for them
 /// does not sleep.
 #[test]
-fn who_waits_for_interrupt_threads_is_not_asleep() {
+fn a_vcpu_that_waits_for_interrupt_threads_is_not_taken_to_sleep() {
     let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
     for planning in BOTH {
         for length in [60_000, 120_000, 300_000] {
             let guests = [Guest::Spins, Guest::Spins, Guest::Wants(50_000)];
-            let (mut shares, mut host) = start(planning, 1, &asked, &guests);
+            let (mut schedule, mut host) = start(planning, 1, &asked, &guests);
             host.cost = 20_000;
             // The storms meet every moment of a period in turn.
             host.storms = (7_770_000, length);
-            host.run(&mut shares, 6_000 * MS, 0);
+            host.run(&mut schedule, 6_000 * MS, 0);
             for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
                 let least = host.vms[vm].least;
                 assert!(
@@ -267,17 +268,17 @@ fn who_waits_for_interrupt_threads_is_not_asleep() {
 
 /// The daemon's thread may wait for long between making a plan and the pacers' taking it over. vCPUs run meanwhile.
 #[test]
-fn what_was_had_before_anybody_looked_is_nobodys_debt() {
+fn cpu_time_before_the_first_reading_is_not_charged() {
     for planning in BOTH {
         let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS)];
-        let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
+        let (mut schedule, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
         while host.now < 500 * MS {
             host.tick();
         }
-        shares.begin(host.now, &mut host);
-        host.run(&mut shares, 520 * MS, 0);
+        schedule.begin(host.now, &mut host);
+        host.run(&mut schedule, 520 * MS, 0);
         host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
-        host.run(&mut shares, 1_000 * MS, 0);
+        host.run(&mut schedule, 1_000 * MS, 0);
         for (vm, share) in [(0, 6 * MS), (1, 4 * MS)] {
             let least = host.vms[vm].least;
             assert!(least + share / 50 >= share, "{planning:?}: VM {vm}: {least} of {share}");
@@ -289,30 +290,30 @@ fn what_was_had_before_anybody_looked_is_nobodys_debt() {
 fn one_that_ends_is_left_alone_and_the_others_go_on() {
     for planning in BOTH {
         let guests = [Guest::Spins, Guest::Spins];
-        let (mut shares, mut host) = start(planning, 1, &[(3 * MS, 10 * MS), (3 * MS, 10 * MS)], &guests);
-        host.run(&mut shares, 104 * MS, 0);
+        let (mut schedule, mut host) = start(planning, 1, &[(3 * MS, 10 * MS), (3 * MS, 10 * MS)], &guests);
+        host.run(&mut schedule, 104 * MS, 0);
         host.vms[0].alive = false;
-        host.run(&mut shares, 1_104 * MS, 0);
+        host.run(&mut schedule, 1_104 * MS, 0);
         assert!(host.vms[1].least >= 29 * MS / 10, "{planning:?}: {}", host.vms[1].least);
-        assert_eq!(shown(&shares, &host).standings.len(), 1);
+        assert_eq!(shown(&schedule, &host).standings.len(), 1);
     }
 }
 
 #[test]
-fn another_set_takes_over_without_a_gap_for_who_stays() {
+fn vcpus_of_both_schedules_keep_their_share_without_a_gap() {
     // Also from one kind of plan to the other.
     for (first, second) in [(BOTH[0], BOTH[0]), (BOTH[1], BOTH[1]), (BOTH[0], BOTH[1])] {
-        let (mut shares, mut host) = start(first, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
+        let (mut schedule, mut host) = start(first, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
         for planning in [first, second].into_iter().cycle().take(20) {
             // In the middle of a period, where the plan allows that.
-            host.run(&mut shares, host.now + 17 * MS, 0);
-            while !shares.yields(host.now) {
-                host.run(&mut shares, host.now + TICK, 0);
+            host.run(&mut schedule, host.now + 17 * MS, 0);
+            while !schedule.can_be_replaced(host.now) {
+                host.run(&mut schedule, host.now + TICK, 0);
             }
-            let again = settled(1, 50_000, &[(3 * MS, 10 * MS)], false).unwrap();
-            let old = shares;
-            shares = host.shares(&again, planning);
-            shares.take_over(&old);
+            let again = reservations(1, 50_000, &[(3 * MS, 10 * MS)], false).unwrap();
+            let old = schedule;
+            schedule = host.schedule(&again, planning);
+            schedule.take_over(&old);
         }
         if first == second {
             assert!(host.vms[0].least >= 29 * MS / 10, "{first:?}: {}", host.vms[0].least);
@@ -328,18 +329,18 @@ fn another_set_takes_over_without_a_gap_for_who_stays() {
 fn another_bandwidth_holds_from_the_change_on() {
     for planning in BOTH {
         let asked = |first: u64| [(first * MS, 10 * MS), ((9 - first) * MS, 10 * MS)];
-        let (mut shares, mut host) = start(planning, 1, &asked(6), &[Guest::Spins; 2]);
+        let (mut schedule, mut host) = start(planning, 1, &asked(6), &[Guest::Spins; 2]);
         for number in 0..40 {
-            host.run(&mut shares, host.now + 23 * MS, 0);
-            while !shares.yields(host.now) {
-                host.run(&mut shares, host.now + TICK, 0);
+            host.run(&mut schedule, host.now + 23 * MS, 0);
+            while !schedule.can_be_replaced(host.now) {
+                host.run(&mut schedule, host.now + TICK, 0);
             }
             let before = [host.vms[0].counts.ran, host.vms[1].counts.ran];
             let (begin, first) = (host.now, if number % 2 == 0 { 2 } else { 6 });
-            let old = shares;
-            shares = host.shares(&settled(1, 50_000, &asked(first), false).unwrap(), planning);
-            shares.take_over(&old);
-            host.run(&mut shares, host.now + 200 * MS, 0);
+            let old = schedule;
+            schedule = host.schedule(&reservations(1, 50_000, &asked(first), false).unwrap(), planning);
+            schedule.take_over(&old);
+            host.run(&mut schedule, host.now + 200 * MS, 0);
             for (vm, share) in [first, 9 - first].into_iter().enumerate() {
                 let (ran, expected) = (host.vms[vm].counts.ran - before[vm], (host.now - begin) / 10 * share);
                 assert!(ran.abs_diff(expected) <= 5 * MS, "{planning:?}: VM {vm} had {ran} of {expected}");
@@ -353,18 +354,18 @@ fn another_bandwidth_holds_from_the_change_on() {
 
 /// Claimed in the middle of a window, and given back, without a new plan.
 #[test]
-fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
+fn a_claim_counts_from_the_next_check_on() {
     for planning in BOTH {
         let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS)];
-        let (mut shares, mut host) = start(planning, 1, &asked, &[Guest::Spins; 2]);
-        host.run(&mut shares, 1_009 * MS, 0);
+        let (mut schedule, mut host) = start(planning, 1, &asked, &[Guest::Spins; 2]);
+        host.run(&mut schedule, 1_009 * MS, 0);
         let had = |host: &Host| host.vms.iter().map(|vm| vm.counts.ran).collect::<Vec<_>>();
         let mut before = had(&host);
-        let mut until = |host: &mut Host, shares: &mut Shares, budget: u64| {
+        let mut until = |host: &mut Host, schedule: &mut Schedule, budget: u64| {
             let bandwidth = Bandwidth::new(Nanos(budget), Nanos(20 * MS)).unwrap();
             host.vms[1].claimed = Some(Share { bandwidth, period: 20 * MS });
             let until = host.now + 1_000 * MS;
-            host.run(shares, until, 0);
+            host.run(schedule, until, 0);
             let now = had(host);
             let periods = [0, 1].map(|vm: usize| (now[vm] - before[vm]) / 50);
             before = now;
@@ -375,21 +376,21 @@ fn what_a_guest_takes_of_its_offer_it_has_from_the_next_look_on() {
             assert!(first.abs_diff(6 * MS) < 6 * MS / 20, "{planning:?}: {first}");
             assert!(second.abs_diff(budget) < tolerance, "{planning:?}: {second}, not {budget}");
         };
-        near(until(&mut host, &mut shares, 9 * MS), 9 * MS);
-        near(until(&mut host, &mut shares, 2 * MS), 2 * MS);
+        near(until(&mut host, &mut schedule, 9 * MS), 9 * MS);
+        near(until(&mut host, &mut schedule, 2 * MS), 2 * MS);
     }
 }
 
 #[test]
-fn who_is_kept_waiting_by_others_than_the_plan_has_missed() {
+fn a_vcpu_delayed_by_other_threads_has_missed() {
     for planning in BOTH {
         // A thread outside of this plan takes the only CPU: no place helps the VM.
-        let (mut shares, mut host) = start(planning, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
+        let (mut schedule, mut host) = start(planning, 1, &[(3 * MS, 10 * MS)], &[Guest::Spins]);
         host.cpus = 0;
         let mut due = 0;
         while host.now < 1_000 * MS {
             if due <= host.now {
-                due = shares.step(0, host.now, &mut host);
+                due = schedule.step(0, host.now, &mut host);
             }
             // The count of waiting grows only when the thread has run.
             if host.now % (7 * MS) == 0 {
@@ -421,17 +422,17 @@ fn released_together(seeds: std::ops::Range<u64>) -> (u64, u64, u64) {
             .collect();
         let mut asked = tasks.clone();
         asked.push(((10 + draw(30)) * MS / 10, 10 * MS));
-        let Some(settled) = settled(1, 50_000, &asked, false) else { continue };
+        let Some(reservations) = reservations(1, 50_000, &asked, false) else { continue };
         let mut guests = vec![Guest::Tasks; tasks.len()];
         guests.push(Guest::Spins);
-        let mut host = Host::new(1, &settled, &guests);
+        let mut host = Host::new(1, &reservations, &guests);
         for (vm, (work, period)) in host.vms.iter_mut().zip(&tasks) {
             vm.tasks = vec![Job::new(work.saturating_sub(60_000).max(TICK), *period, 20 * MS)];
         }
-        let mut shares = host.shares(&settled, Planning::Best);
-        host.run(&mut shares, 100 * MS, 0);
+        let mut schedule = host.schedule(&reservations, Planning::Best);
+        host.run(&mut schedule, 100 * MS, 0);
         host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
-        host.run(&mut shares, 700 * MS, 0);
+        host.run(&mut schedule, 700 * MS, 0);
         let missed: u64 = host.vms.iter().flat_map(|vm| &vm.tasks).map(|task| task.late).sum();
         (sets, late_sets, late) = (sets + 1, late_sets + u64::from(missed > 0), late + missed);
     }
@@ -443,7 +444,7 @@ fn vcpus_of_one_place_run_by_deadline() {
     let counted = released_together(0..400);
     println!("figures: {counted:?}");
     // Without an order among vCPUs of one place, and without noticing waiting ones, 59 sets and 688 jobs were late. The
-    // two sets that remain have less slack than FLOOR, the least time between checks.
+    // two sets that remain have less slack than CHECK_DELAY_MIN, the least time between checks.
     assert!(counted.1 > 300 && counted.0 <= 2 && counted.2 <= 11, "sets with late jobs, sets, late jobs: {counted:?}");
 }
 
@@ -455,19 +456,19 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
     // Each guest requests the time of its ten tasks, and 0.4 ms in 20 ms for itself.
     let asked: Vec<(u64, u64)> =
         groups.iter().map(|(slice, period)| (slice * MS / 3 + 400_000 * period / 20, period * MS)).collect();
-    let (mut shares, mut host) = start(Planning::Best, 1, &asked, &[Guest::Tasks; 10]);
+    let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Tasks; 10]);
     host.counted = true;
     for ((vm, (slice, period)), number) in host.vms.iter_mut().zip(groups).zip(1_u64..) {
         let release = |copy: u64| 20 * MS + (number * 7_919 + copy * 17_389) % 200_000 * 1_000;
         vm.tasks = (0..10).map(|copy| Job::new(slice * MS / 30 * 8 / 10, period * MS, release(copy))).collect();
     }
-    let wakes = host.run(&mut shares, 3_000 * MS, 0);
+    let wakes = host.run(&mut schedule, 3_000 * MS, 0);
     let tasks = || host.vms.iter().flat_map(|vm| &vm.tasks);
     let (jobs, late): (u64, u64) = (tasks().map(|task| task.jobs).sum(), tasks().map(|task| task.late).sum());
     let share = host.pacing as f64 / host.now as f64;
     let told = format!(
-        "{late} of {jobs} jobs late; {wakes} looks, {} slices, {} changes; pacers {share:.3}",
-        shown(&shares, &host).slices,
+        "{late} of {jobs} jobs late; {wakes} checks, {} slices, {} changes; pacers {share:.3}",
+        shown(&schedule, &host).slices,
         host.flips
     );
     println!("{told}");
@@ -490,13 +491,13 @@ proptest! {
         let periods = [5 * MS, 10 * MS, 20 * MS, 40 * MS];
         let wants: Vec<(u64, u64)> =
             asked.iter().map(|(percent, period, _)| (periods[*period] / 100 * percent, periods[*period])).collect();
-        let Some(settled) = settled(cpus, 50_000, &wants, pinned) else { return Ok(()) };
+        let Some(reservations) = reservations(cpus, 50_000, &wants, pinned) else { return Ok(()) };
         let guests: Vec<Guest> =
             asked.iter().map(|(_, _, spins)| if *spins { Guest::Spins } else { Guest::Sleeps }).collect();
-        let mut host = Host::new(cpus as usize, &settled, &guests);
-        let mut shares = host.shares(&settled, planning);
+        let mut host = Host::new(cpus as usize, &reservations, &guests);
+        let mut schedule = host.schedule(&reservations, planning);
         let length = 800 * MS;
-        host.run(&mut shares, length, late * TICK);
+        host.run(&mut schedule, length, late * TICK);
         let (mut spinning, mut shared, mut slacks) = (0, 0, 0);
         for ((vm, guest), (budget, period)) in host.vms.iter().zip(&guests).zip(&wants) {
             let share = length / period * budget;
@@ -533,10 +534,10 @@ proptest! {
             })
             .collect();
         asked.push((spins * MS / 10, 10 * MS));
-        let Some(settled) = settled(1, 50_000, &asked, false) else { return Ok(()) };
+        let Some(reservations) = reservations(1, 50_000, &asked, false) else { return Ok(()) };
         let mut guests = vec![Guest::Tasks; vms.len()];
         guests.push(Guest::Spins);
-        let mut host = Host::new(1, &settled, &guests);
+        let mut host = Host::new(1, &reservations, &guests);
         for (vm, tasks) in host.vms.iter_mut().zip(&vms) {
             // A share may be short of its grain, which is kept for the next share, and of ticks.
             let job = |(percent, period, phase): &(u64, u64, u64)| {
@@ -546,16 +547,16 @@ proptest! {
             vm.tasks = tasks.iter().map(job).collect();
         }
         host.noise = noise;
-        let mut shares = host.shares(&settled, planning);
+        let mut schedule = host.schedule(&reservations, planning);
         // A task without a job so far is unknown. Its first job may find its vCPU's share used up by other tasks.
-        host.run(&mut shares, 100 * MS, 0);
+        host.run(&mut schedule, 100 * MS, 0);
         host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
         let before = host.vms.last().unwrap().counts.ran;
-        host.run(&mut shares, 700 * MS, 0);
+        host.run(&mut schedule, 700 * MS, 0);
         let tasks = || host.vms.iter().flat_map(|vm| &vm.tasks);
         let (late, jobs) = (tasks().map(|task| task.late).sum::<u64>(), tasks().map(|task| task.jobs).sum::<u64>());
-        // Where there is no slack, the order is only checked at intervals of FLOOR: of some thousand such sets one has
-        // a late job.
+        // Where there is no slack, the order is only checked at intervals of CHECK_DELAY_MIN: of some thousand such
+        // sets one has a late job.
         prop_assert!(late <= 2 + jobs / 500, "{} of {} jobs late", late, jobs);
         let (ran, share) = (host.vms.last().unwrap().counts.ran - before, 60 * spins * MS / 10);
         prop_assert!(ran + share / 50 + MS >= share, "the spinner had {} of {}", ran, share);

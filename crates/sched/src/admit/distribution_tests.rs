@@ -4,14 +4,21 @@ use ontime_tenants::{Class, ThreadId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::guest::GuestNeed;
+use crate::admit::request::GuestNeed;
+use crate::ledger::Ledger;
+use crate::model::Share;
 use crate::sim::admitted;
 
 const MS: u64 = 1_000_000;
 
 /// VMs of one vCPU each, with a tenth of a CPU declared. Each holds `holds` ms in 20 ms (None: the vCPU has no offer).
 /// None if they are not admitted.
-fn settled(cpus: u32, home: impl Fn(u32) -> Option<u32>, holds: &[Option<u64>], ledger: &Ledger) -> Option<Settled> {
+fn reservations(
+    cpus: u32,
+    home: impl Fn(u32) -> Option<u32>,
+    holds: &[Option<u64>],
+    ledger: &Ledger,
+) -> Option<Reservations> {
     let declared = Bandwidth::ppm(100_000);
     let vcpu = |(number, holds): (u32, &Option<u64>)| {
         let need = holds.filter(|ms| *ms > 0);
@@ -43,32 +50,32 @@ fn settled(cpus: u32, home: impl Fn(u32) -> Option<u32>, holds: &[Option<u64>], 
 }
 
 /// The offers in thousandths of a CPU; None: no offer.
-fn offered(settled: &Settled) -> Vec<Option<u64>> {
+fn offered(reservations: &Reservations) -> Vec<Option<u64>> {
     let of = |vcpu: &Reserved| vcpu.offer.as_ref().map(|offer| offer.offered.budget * 1_000 / offer.offered.period);
-    settled.vcpus.iter().map(of).collect()
+    reservations.vcpus.iter().map(of).collect()
 }
 
-fn spread_anew(settled: Option<Settled>) -> Settled {
-    let mut settled = settled.unwrap();
-    spread(&mut settled, &Settled::default());
-    settled
+fn distribute_anew(reservations: Option<Reservations>) -> Reservations {
+    let mut reservations = reservations.unwrap();
+    distribute(&mut reservations, &Reservations::default());
+    reservations
 }
 
 #[test]
-fn what_is_left_is_offered_in_equal_parts_up_to_what_is_allowed() {
+fn free_time_is_offered_in_equal_parts_up_to_the_allowed_limit() {
     let ledger = Ledger::create().unwrap();
     let none = |_| None;
     // 0.95 of a CPU can be reserved, 0.1 is declared.
-    assert_eq!(offered(&spread_anew(settled(1, none, &[Some(0)], &ledger))), [Some(800)]);
-    let two = spread_anew(settled(1, none, &[Some(0), Some(4)], &ledger));
+    assert_eq!(offered(&distribute_anew(reservations(1, none, &[Some(0)], &ledger))), [Some(800)]);
+    let two = distribute_anew(reservations(1, none, &[Some(0), Some(4)], &ledger));
     // 0.55 is free.
     assert_eq!(offered(&two), [Some(274), Some(474)]);
-    assert_eq!(offered(&spread_anew(settled(1, none, &[Some(0), None], &ledger))), [Some(749), None]);
+    assert_eq!(offered(&distribute_anew(reservations(1, none, &[Some(0), None], &ledger))), [Some(749), None]);
     // For each CPU if all vCPUs have a home.
-    let homes = spread_anew(settled(2, |number| Some(number % 2), &[Some(0), Some(4), Some(0)], &ledger));
+    let homes = distribute_anew(reservations(2, |number| Some(number % 2), &[Some(0), Some(4), Some(0)], &ledger));
     assert_eq!(offered(&homes), [Some(374), Some(800), Some(374)]);
-    let full = spread_anew(settled(1, none, &[Some(7), Some(7)], &ledger));
-    let held: Vec<_> = full.vcpus.iter().map(held).collect();
+    let full = distribute_anew(reservations(1, none, &[Some(7), Some(7)], &ledger));
+    let held: Vec<_> = full.vcpus.iter().map(Reserved::claimed).collect();
     let offers: Vec<_> = full.vcpus.iter().map(|vcpu| vcpu.offer.as_ref().unwrap().offered).collect();
     assert!(held.iter().zip(&offers).all(|(held, offer)| held.fits(offer)), "{offers:?}");
 }
@@ -76,28 +83,31 @@ fn what_is_left_is_offered_in_equal_parts_up_to_what_is_allowed() {
 #[test]
 fn offers_stay_while_all_hold_within_them() {
     let ledger = Ledger::create().unwrap();
-    let at = |holds: &[Option<u64>], before: &Settled| {
-        let mut now = settled(1, |_| None, holds, &ledger).unwrap();
-        spread(&mut now, before);
+    let at = |holds: &[Option<u64>], before: &Reservations| {
+        let mut now = reservations(1, |_| None, holds, &ledger).unwrap();
+        distribute(&mut now, before);
         now
     };
-    let first = spread_anew(settled(1, |_| None, &[Some(0), Some(4), None], &ledger));
+    let first = distribute_anew(reservations(1, |_| None, &[Some(0), Some(4), None], &ledger));
     let (second, third) = (at(&[Some(3), Some(4), None], &first), at(&[Some(9), Some(0), None], &first));
     assert_eq!(offered(&second), offered(&first), "taken within");
     assert_ne!(offered(&third), offered(&first), "beyond: all anew");
     assert_ne!(offered(&at(&[Some(3), Some(4)], &first)), offered(&first)[..2], "one is gone");
     let mut pinned = first.clone();
     pinned.vcpus[0].home = Some(0);
-    assert!(!stays(&mut settled(1, |_| None, &[Some(0), Some(4), None], &ledger).unwrap(), &pinned), "elsewhere");
+    assert!(
+        !keep_offers(&mut reservations(1, |_| None, &[Some(0), Some(4), None], &ledger).unwrap(), &pinned),
+        "elsewhere"
+    );
     let another = Ledger::create().unwrap();
-    let mut other = settled(1, |_| None, &[Some(0), Some(4), None], &another).unwrap();
-    assert!(!stays(&mut other, &first), "another device process");
+    let mut other = reservations(1, |_| None, &[Some(0), Some(4), None], &another).unwrap();
+    assert!(!keep_offers(&mut other, &first), "another device process");
 }
 
 #[test]
-fn what_was_not_offered_counts_for_nothing() {
+fn a_claim_beyond_the_offer_is_ignored() {
     let ledger = Ledger::create().unwrap();
-    let one = spread_anew(settled(1, |_| None, &[Some(0)], &ledger));
+    let one = distribute_anew(reservations(1, |_| None, &[Some(0)], &ledger));
     let offer = one.vcpus[0].offer.as_ref().unwrap();
     let share = |budget, period| offer.share(&Budget { budget, period });
     let is = |ppm, period| Some(Share { bandwidth: Bandwidth::ppm(ppm), period });
@@ -116,13 +126,13 @@ proptest! {
         let ledger = Ledger::create().unwrap();
         let holds: Vec<Option<u64>> = holds.into_iter().map(|(offered, ms)| offered.then_some(ms)).collect();
         let home = |number: u32| (pinned && cpus > 1).then_some(number % cpus);
-        let before = settled(cpus, home, &holds, &ledger);
+        let before = reservations(cpus, home, &holds, &ledger);
         prop_assume!(before.is_some());
-        let now = spread_anew(before);
+        let now = distribute_anew(before);
         prop_assert_eq!(now.vcpus.iter().filter(|vcpu| vcpu.offer.is_some()).count(), holds.iter().flatten().count());
         let mut all = now.vcpus.clone();
         for vcpu in &mut all {
-            let holds = held(vcpu);
+            let holds = vcpu.claimed();
             if let Some(offer) = &vcpu.offer {
                 prop_assert!(holds.fits(&offer.offered));
                 vcpu.bandwidth = offer.share(&offer.offered).unwrap().bandwidth;

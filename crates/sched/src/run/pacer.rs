@@ -1,4 +1,4 @@
-//! The pacers: one thread for each CPU, which enforces the plan of [`crate::shares`] and sleeps until its next check.
+//! The pacers: one thread for each CPU, which enforces the plan of [`crate::policy`] and sleeps until its next check.
 //!
 //! A pacer runs at SCHED_FIFO, just below the cap watcher, pinned to its CPU, in locked memory, and allocates
 //! nothing after its start. It sleeps on a futex with an absolute timeout. On PREEMPT_RT, the timeout of a real-time
@@ -7,8 +7,8 @@
 //!
 //! Pacers share their state under a mutex that no other thread takes. They all have the same priority, run on different
 //! CPUs, and hold the mutex for a few changes of place. The daemon's thread may be preempted for long, so it never
-//! takes the mutex. It exchanges [`Order`]s with the pacers through two atomic cells: orders go in, and come back when
-//! they are carried out, so that the thread that allocated them frees them.
+//! takes the mutex. It exchanges [`Command`]s with the pacers through two atomic cells: commands go in, and come back
+//! when they are carried out, so that the thread that allocated them frees them.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -19,104 +19,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{CpuList, Policy, ThreadId, remedy};
+use ontime_tenants::{CpuList, Policy, ThreadId};
 use rustix::thread::futex;
 use rustix::time::Timespec;
-use thiserror::Error;
 
-use crate::account::{Counts, Place, Share, Threads};
-use crate::published::Next;
-use crate::seat::Seat;
-use crate::shares::{NEVER, Shares};
-use crate::show::Snapshot;
+use crate::model::{NEVER, PacerError, Place, Snapshot};
+use crate::policy::Schedule;
+use crate::run::threads::VcpuThreads;
 
-/// The longest wait for pacers to carry out an order. A slice takes at most 100 ms.
+/// The longest wait for pacers to carry out a command. A slice takes at most 100 ms.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Why reservations are not enforced.
-#[derive(Debug, Error)]
-pub enum PacerError {
-    /// The pacers could not be set up.
-    #[error("reservations are not kept: {what}: {source}; {}", remedy(source))]
-    Setup {
-        /// The step that failed.
-        what: &'static str,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// The sched_ext scheduler could not be started, or has ended.
-    #[error("reservations are not kept: sched_ext: {0}")]
-    Ext(String),
-    /// The pacers do not answer or have ended.
-    #[error(
-        "reservations are not kept any more: the pacer threads have ended or do not answer; collect what is needed \
-         with `ontime report` and report it"
-    )]
-    Lost,
-}
 
 /// The state that pacers work on.
 #[derive(Debug)]
-pub struct Pacing {
-    /// The plan.
-    pub shares: Shares,
+pub(crate) struct Pacing {
+    /// Which vCPU is at which place.
+    pub schedule: Schedule,
     /// The vCPU threads, in the same order.
-    pub seats: Seats,
-}
-
-/// vCPU threads; None: the thread had ended when it was to be opened.
-#[derive(Debug, Default)]
-pub struct Seats(pub Vec<Option<Seat>>);
-
-impl Seats {
-    /// Takes over what `old` knows of the threads that are in both.
-    fn go_on(&mut self, old: &Seats) {
-        for seat in self.0.iter_mut().flatten() {
-            if let Some(before) = old.0.iter().flatten().find(|before| before.is_of(seat)) {
-                seat.go_on(before);
-            }
-        }
-    }
-
-    /// Moves the threads that are not in `other` to a place.
-    fn place_others(&mut self, other: Option<&Seats>, place: Place) {
-        let is_there = |seat: &Seat| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(seat)));
-        for seat in self.0.iter_mut().flatten().filter(|seat| !is_there(seat)) {
-            // If the thread has ended, or the change is not permitted, nothing changes.
-            let _ = seat.look().and_then(|_| seat.place(place));
-        }
-    }
-}
-
-impl Threads for Seats {
-    fn read(&mut self, seat: usize) -> Option<Counts> {
-        self.0.get_mut(seat)?.as_mut()?.read().ok()
-    }
-
-    fn sleeps(&mut self, seat: usize) -> bool {
-        self.0.get(seat).and_then(Option::as_ref).is_none_or(Seat::sleeps)
-    }
-
-    fn next(&mut self, seat: usize, after: u64) -> Option<Next> {
-        self.0.get_mut(seat)?.as_mut()?.published.as_mut()?.next(after)
-    }
-
-    fn claimed(&mut self, seat: usize) -> Option<Share> {
-        self.0.get_mut(seat)?.as_mut()?.claimed()
-    }
-
-    fn place(&mut self, seat: usize, place: Place) -> Option<Counts> {
-        self.0.get_mut(seat)?.as_mut()?.place(place).ok()
-    }
+    pub vcpus: VcpuThreads,
 }
 
 /// A request of the daemon to the pacers.
 #[derive(Debug)]
-enum Order {
-    /// Work on this state, from the end of the present slice on. The order comes back with the old state.
+enum Command {
+    /// Work on this state, from the end of the present slice on. The command comes back with the old state.
     Replace(Option<Box<Pacing>>),
     /// Fill in this snapshot.
-    Show(Snapshot),
+    Snapshot(Snapshot),
 }
 
 /// Shared by pacers and the daemon.
@@ -126,9 +55,9 @@ struct Shared {
     /// The pacers' futex. Changes when all pacers are to check.
     word: AtomicU32,
     stop: AtomicBool,
-    inbox: AtomicPtr<Order>,
-    outbox: AtomicPtr<Order>,
-    /// The daemon's futex. Changes when an order has been carried out.
+    inbox: AtomicPtr<Command>,
+    outbox: AtomicPtr<Command>,
+    /// The daemon's futex. Changes when a command has been carried out.
     done: AtomicU32,
 }
 
@@ -136,11 +65,11 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     pacing: Option<Box<Pacing>>,
-    waiting: Option<Box<Order>>,
+    waiting: Option<Box<Command>>,
 }
 
 /// The present time, ns of CLOCK_MONOTONIC.
-pub fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
@@ -153,16 +82,16 @@ fn wake(word: &AtomicU32) {
 }
 
 impl Shared {
-    /// Takes the order out of a cell.
-    fn take(cell: &AtomicPtr<Order>) -> Option<Box<Order>> {
+    /// Takes the command out of a cell.
+    fn take(cell: &AtomicPtr<Command>) -> Option<Box<Command>> {
         let raw = cell.swap(ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: every pointer in a cell comes from Box::into_raw (`put`), and the swap gives it to one taker only.
         (!raw.is_null()).then(|| unsafe { Box::from_raw(raw) })
     }
 
-    /// Puts an order into a cell; returns the order that was there.
-    fn put(cell: &AtomicPtr<Order>, order: Box<Order>) -> Option<Box<Order>> {
-        let raw = cell.swap(Box::into_raw(order), Ordering::AcqRel);
+    /// Puts a command into a cell; returns the command that was there.
+    fn put(cell: &AtomicPtr<Command>, command: Box<Command>) -> Option<Box<Command>> {
+        let raw = cell.swap(Box::into_raw(command), Ordering::AcqRel);
         // SAFETY: as in `take`.
         (!raw.is_null()).then(|| unsafe { Box::from_raw(raw) })
     }
@@ -181,22 +110,22 @@ impl Shared {
         if state.waiting.is_none() {
             state.waiting = Self::take(&self.inbox);
         }
-        let done = state.obey(now());
+        let done = state.execute(now());
         let due = state.pacing.as_mut().map_or(NEVER, |pacing| {
             let start = now();
-            let due = pacing.shares.step(cpu, start, &mut pacing.seats);
-            pacing.shares.took(cpu, now().saturating_sub(start));
+            let due = pacing.schedule.step(cpu, start, &mut pacing.vcpus);
+            pacing.schedule.record_cost(cpu, now().saturating_sub(start));
             due
         });
-        let stirred = state.pacing.as_mut().is_some_and(|pacing| pacing.shares.take_stirred());
+        let calm_ended = state.pacing.as_mut().is_some_and(|pacing| pacing.schedule.take_calm_ended());
         drop(state);
-        if let Some(order) = done {
-            // At most one order is in progress, so no order is dropped here.
-            let before = Self::put(&self.outbox, order);
+        if let Some(command) = done {
+            // At most one command is in progress, so no command is dropped here.
+            let before = Self::put(&self.outbox, command);
             debug_assert!(before.is_none());
             wake(&self.done);
         }
-        if stirred {
+        if calm_ended {
             self.wake_all();
         }
         due
@@ -204,10 +133,10 @@ impl Shared {
 
     /// Moves all vCPUs to `Beyond`. A spinning vCPU ahead of others and without a pacer would keep the daemon itself
     /// off its CPU, and the daemon must set the vCPU's policy.
-    fn leave(&self) {
+    fn release_vcpus(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pacing) = &mut state.pacing {
-            pacing.seats.place_others(None, Place::Beyond);
+            pacing.vcpus.place_others(None, Place::Beyond);
         }
     }
 
@@ -216,7 +145,7 @@ impl Shared {
         loop {
             let seen = self.word.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
-                self.leave();
+                self.release_vcpus();
                 return;
             }
             let due = self.work(cpu);
@@ -229,37 +158,38 @@ impl Shared {
 }
 
 impl State {
-    /// Carries out the waiting order, if the present plan can be replaced now.
-    fn obey(&mut self, now: u64) -> Option<Box<Order>> {
+    /// Carries out the waiting command, if the present plan can be replaced now.
+    fn execute(&mut self, now: u64) -> Option<Box<Command>> {
         match self.waiting.as_deref_mut()? {
-            Order::Show(snapshot) => {
+            Command::Snapshot(snapshot) => {
                 if let Some(pacing) = &self.pacing {
-                    pacing.shares.show(now, snapshot);
+                    pacing.schedule.write_snapshot(now, snapshot);
                 }
             }
-            Order::Replace(next) => {
-                if self.pacing.as_deref().is_some_and(|old| !old.shares.yields(now)) {
+            Command::Replace(next) => {
+                if self.pacing.as_deref().is_some_and(|old| !old.schedule.can_be_replaced(now)) {
                     return None;
                 }
                 let old = self.pacing.as_deref();
                 if let Some(next) = next {
                     // The daemon's thread may have been preempted since it made this state.
-                    next.shares.begin(now, &mut next.seats);
+                    next.schedule.begin(now, &mut next.vcpus);
                     if let Some(old) = old {
-                        next.shares.take_over(&old.shares);
+                        next.schedule.take_over(&old.schedule);
                     }
                 }
-                // New vCPUs go to the place that the plan assumes; those that leave go to `Beyond`, as in `leave`.
-                let mut next = next.as_deref_mut().map(|next| &mut next.seats);
-                let mut old = self.pacing.as_deref_mut().map(|old| &mut old.seats);
+                // New vCPUs go to the place that the plan assumes; those that leave go to `Beyond`, as in
+                // `release_vcpus`.
+                let mut next = next.as_deref_mut().map(|next| &mut next.vcpus);
+                let mut old = self.pacing.as_deref_mut().map(|old| &mut old.vcpus);
                 if let Some(next) = &mut next {
-                    old.iter().for_each(|old| next.go_on(old));
+                    old.iter().for_each(|old| next.take_over(old));
                     next.place_others(old.as_deref(), Place::Entitled);
                 }
                 if let Some(old) = &mut old {
                     old.place_others(next.as_deref(), Place::Beyond);
                 }
-                if let Some(Order::Replace(next)) = self.waiting.as_deref_mut() {
+                if let Some(Command::Replace(next)) = self.waiting.as_deref_mut() {
                     std::mem::swap(next, &mut self.pacing);
                 }
             }
@@ -270,7 +200,7 @@ impl State {
 
 /// The daemon's handle on the pacers.
 #[derive(Debug)]
-pub struct Pacers {
+pub(crate) struct Pacers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -280,7 +210,7 @@ impl Pacers {
     ///
     /// # Errors
     /// [`PacerError::Setup`] if memory cannot be locked, or a thread cannot be started, pinned or given its policy.
-    pub fn start(cpus: &[u32], place: Policy) -> Result<Self, PacerError> {
+    pub(crate) fn start(cpus: &[u32], place: Policy) -> Result<Self, PacerError> {
         let setup = |what| move |source: io::Error| PacerError::Setup { what, source };
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
             .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
@@ -310,26 +240,26 @@ impl Pacers {
     ///
     /// # Errors
     /// [`PacerError::Lost`].
-    pub fn replace(&mut self, pacing: Option<Box<Pacing>>) -> Result<(), PacerError> {
-        self.order(Order::Replace(pacing)).map(drop)
+    pub(crate) fn replace(&mut self, pacing: Option<Box<Pacing>>) -> Result<(), PacerError> {
+        self.send(Command::Replace(pacing)).map(drop)
     }
 
     /// The pacers' present state; `vcpus`: how many vCPUs they have.
     ///
     /// # Errors
     /// [`PacerError::Lost`].
-    pub fn show(&mut self, vcpus: usize) -> Result<Snapshot, PacerError> {
-        match *self.order(Order::Show(Snapshot::with_room(vcpus)))? {
-            Order::Show(snapshot) => Ok(snapshot),
-            Order::Replace(_) => Err(PacerError::Lost),
+    pub(crate) fn snapshot(&mut self, vcpus: usize) -> Result<Snapshot, PacerError> {
+        match *self.send(Command::Snapshot(Snapshot::with_room(vcpus)))? {
+            Command::Snapshot(snapshot) => Ok(snapshot),
+            Command::Replace(_) => Err(PacerError::Lost),
         }
     }
 
-    /// Gives the pacers an order and waits, at normal priority, until a pacer has carried it out and wakes this thread.
-    /// This is no sleep: a timer would need `ktimers/N`, and a spinning vCPU that this thread still has to cap keeps
-    /// that from running.
-    fn order(&mut self, order: Order) -> Result<Box<Order>, PacerError> {
-        drop(Shared::put(&self.shared.inbox, Box::new(order)));
+    /// Gives the pacers a command and waits, at normal priority, until a pacer has carried it out and wakes this
+    /// thread. This is no sleep: a timer would need `ktimers/N`, and a spinning vCPU that this thread still has to cap
+    /// keeps that from running.
+    fn send(&mut self, command: Command) -> Result<Box<Command>, PacerError> {
+        drop(Shared::put(&self.shared.inbox, Box::new(command)));
         self.shared.wake_all();
         let end = Instant::now() + PATIENCE;
         loop {
@@ -377,22 +307,11 @@ mod tests {
     use super::*;
     use ontime_plan::Bandwidth;
 
-    use crate::seat::{Guest, Hand, Places};
-    use crate::settle::Settled;
-    use crate::shares::Planning;
-
-    #[test]
-    fn why_reservations_are_not_kept_has_a_remedy() {
-        let setup = |what, number| PacerError::Setup { what, source: io::Error::from_raw_os_error(number) };
-        for (error, wanted) in [
-            (setup("starting a pacer thread", libc::EAGAIN), "; raise the limit of threads (TasksMax= of the unit"),
-            (setup("locking memory", libc::ENOMEM), "; free memory, or raise MemoryMax= and LimitMEMLOCK="),
-            (PacerError::Lost, "`ontime report`"),
-        ] {
-            let said = error.to_string();
-            assert!(said.starts_with("reservations are not kept") && said.contains(wanted), "{said}");
-        }
-    }
+    use crate::admit::Reservations;
+    use crate::model::Places;
+    use crate::policy::Planning;
+    use crate::run::guest::GuestReader;
+    use crate::run::vcpu::{Placement, VcpuThread};
 
     /// Policies that any user may set; the real ones need CAP_SYS_NICE.
     const PLACES: Places = Places { planned: Policy::BULK, entitled: Policy::BULK, beyond: Policy::Idle };
@@ -412,11 +331,12 @@ mod tests {
     }
 
     fn pacing(of: &[&Waiting]) -> Box<Pacing> {
-        let seat =
-            |waiting: &&Waiting| Seat::open(waiting.0, Hand::Policy(PLACES), Arc::default(), Guest::default()).ok();
-        let settled = Settled { cpus: vec![0], reserve: Bandwidth::ZERO, ..Settled::default() };
-        let shares = Shares::new(&settled, Planning::Best, now(), |_| Arc::default());
-        Box::new(Pacing { shares, seats: Seats(of.iter().map(seat).collect()) })
+        let vcpu = |waiting: &&Waiting| {
+            VcpuThread::open(waiting.0, Placement::Policy(PLACES), Arc::default(), GuestReader::default()).ok()
+        };
+        let reservations = Reservations { cpus: vec![0], reserve: Bandwidth::ZERO, ..Reservations::default() };
+        let schedule = Schedule::new(&reservations, Planning::Best, now(), |_| Arc::default());
+        Box::new(Pacing { schedule, vcpus: VcpuThreads(of.iter().map(vcpu).collect()) })
     }
 
     fn is_behind(waiting: &Waiting) -> bool {
@@ -426,18 +346,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_left_ahead_with_nobody_to_look_after_them() {
+    fn vcpus_without_a_pacer_are_moved_behind_bulk() {
         let (stays, goes, comes) = (waiting(), waiting(), waiting());
         let shared = Shared::default();
         let replace = |next: &[&Waiting]| {
             let mut state = shared.state.lock().unwrap();
-            state.waiting = Some(Box::new(Order::Replace(Some(pacing(next)))));
-            assert!(state.obey(now()).is_some());
+            state.waiting = Some(Box::new(Command::Replace(Some(pacing(next)))));
+            assert!(state.execute(now()).is_some());
         };
         replace(&[&stays, &goes]);
         assert!(!is_behind(&stays) && !is_behind(&goes));
         // A vCPU that other pacers left at `Beyond` goes to the place that the new plan assumes.
-        pacing(&[&comes]).seats.place_others(None, Place::Beyond);
+        pacing(&[&comes]).vcpus.place_others(None, Place::Beyond);
         assert!(is_behind(&comes));
         replace(&[&comes, &stays]);
         assert!(is_behind(&goes) && !is_behind(&stays) && !is_behind(&comes));

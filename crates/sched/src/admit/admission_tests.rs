@@ -47,75 +47,80 @@ fn online(count: u32) -> CpuList {
     (0..count).collect()
 }
 
-fn who(settled: &Settled) -> Vec<(&str, u32)> {
-    settled.vcpus.iter().map(|vcpu| (vcpu.tenant.as_str(), vcpu.vcpu)).collect()
+fn admitted_vcpus(reservations: &Reservations) -> Vec<(&str, u32)> {
+    reservations.vcpus.iter().map(|vcpu| (vcpu.tenant.as_str(), vcpu.vcpu)).collect()
 }
 
 #[test]
-fn the_one_that_does_not_fit_is_named_and_the_others_stay() {
+fn a_vm_that_does_not_fit_is_named_and_the_others_stay() {
     let config = config(&[("a", 3_000), ("b", 4_000), ("c", 3_000), ("d", 2_000)]);
     let tenants = [vm("c", 30, 1, "0"), vm("a", 10, 1, "0"), vm("b", 20, 1, "0"), vm("d", 40, 1, "0")];
-    let settled = settle(&config, &tenants, &online(1), &Settled::default(), &Asks::new());
-    assert_eq!(who(&settled), [("a", 0), ("b", 0), ("d", 0)]);
-    assert_eq!(settled.refused.len(), 1);
-    assert_eq!(settled.refused[0].tenant, "c");
-    assert!(settled.refused[0].why.contains("1.000 CPUs asked, 0.050 kept for bulk"), "{:?}", settled.refused);
+    let reservations = admit(&config, &tenants, &online(1), &Reservations::default(), &Asks::new());
+    assert_eq!(admitted_vcpus(&reservations), [("a", 0), ("b", 0), ("d", 0)]);
+    assert_eq!(reservations.refused.len(), 1);
+    assert_eq!(reservations.refused[0].tenant, "c");
+    assert!(
+        reservations.refused[0].why.contains("1.000 CPUs asked, 0.050 kept for bulk"),
+        "{:?}",
+        reservations.refused
+    );
     // d came when c had a reservation: c keeps it.
-    let before = settle(&config, &tenants[..1], &online(1), &Settled::default(), &Asks::new());
-    let settled = settle(&config, &tenants, &online(1), &before, &Asks::new());
-    assert_eq!(who(&settled), [("c", 0), ("a", 0), ("d", 0)]);
-    assert_eq!(settled.refused[0].tenant, "b");
+    let before = admit(&config, &tenants[..1], &online(1), &Reservations::default(), &Asks::new());
+    let reservations = admit(&config, &tenants, &online(1), &before, &Asks::new());
+    assert_eq!(admitted_vcpus(&reservations), [("c", 0), ("a", 0), ("d", 0)]);
+    assert_eq!(reservations.refused[0].tenant, "b");
 }
 
 #[test]
-fn who_stays_has_its_cpu_when_another_ends() {
+fn remaining_vcpus_keep_their_cpus_when_another_vm_ends() {
     let three = config(&[("v1", 4_500), ("v2", 5_000), ("v3", 4_500)]);
     let tenants = [vm("v1", 10, 1, "0-1"), vm("v2", 20, 1, "0-1"), vm("v3", 30, 1, "1")];
-    let homes = |settled: &Settled| settled.vcpus.iter().map(|vcpu| settled.cpu(vcpu)).collect::<Vec<_>>();
-    let mut settled = Settled::default();
+    let homes =
+        |reservations: &Reservations| reservations.vcpus.iter().map(|vcpu| reservations.cpu(vcpu)).collect::<Vec<_>>();
+    let mut reservations = Reservations::default();
     for some in 1..=3 {
-        settled = settle(&three, &tenants[..some], &online(3), &settled, &Asks::new());
+        reservations = admit(&three, &tenants[..some], &online(3), &reservations, &Asks::new());
     }
-    assert_eq!(homes(&settled), [Some(1), Some(0), Some(1)]);
-    let rest = settle(&three, &tenants[1..], &online(3), &settled, &Asks::new());
+    assert_eq!(homes(&reservations), [Some(1), Some(0), Some(1)]);
+    let rest = admit(&three, &tenants[1..], &online(3), &reservations, &Asks::new());
     assert_eq!((homes(&rest), rest.refused), (vec![Some(0), Some(1)], vec![]));
     // CPU 0 goes away. v2 may run on CPU 1 only, together with v1 or v3.
-    let without = settle(&three, &tenants[1..], &[1, 2].into_iter().collect(), &settled, &Asks::new());
-    assert_eq!((who(&without), homes(&without)), (vec![("v2", 0)], vec![Some(1)]));
+    let without = admit(&three, &tenants[1..], &[1, 2].into_iter().collect(), &reservations, &Asks::new());
+    assert_eq!((admitted_vcpus(&without), homes(&without)), (vec![("v2", 0)], vec![Some(1)]));
     let why = &without.refused[0].why;
     assert!(why.contains("CPU 1 would have less than its reserve (0.050"), "{why}");
 
     // y started before x, and is declared after it.
     let two = config(&[("x", 6_000), ("y", 5_000)]);
     let tenants = [vm("x", 20, 1, "1"), vm("y", 10, 1, "0-1")];
-    let first = settle(&two, &tenants[..1], &online(3), &Settled::default(), &Asks::new());
-    let both = settle(&two, &tenants, &online(3), &first, &Asks::new());
-    let again = settle(&two, &tenants, &online(3), &both, &Asks::new());
-    assert_eq!(who(&again), [("y", 0), ("x", 0)]);
+    let first = admit(&two, &tenants[..1], &online(3), &Reservations::default(), &Asks::new());
+    let both = admit(&two, &tenants, &online(3), &first, &Asks::new());
+    let again = admit(&two, &tenants, &online(3), &both, &Asks::new());
+    assert_eq!(admitted_vcpus(&again), [("y", 0), ("x", 0)]);
 }
 
 #[test]
 fn a_vm_is_admitted_whole_or_not_at_all_and_pins_are_honoured() {
     let config = config(&[("a", 6_000), ("b", 5_000)]);
     let tenants = [vm("a", 10, 2, "0-1"), vm("b", 20, 2, "1")];
-    let settled = settle(&config, &tenants, &online(2), &Settled::default(), &Asks::new());
-    assert_eq!(who(&settled), [("a", 0), ("a", 1)]);
-    assert!(settled.refused[0].why.contains("more than the 2 there are"), "{:?}", settled.refused);
-    let settled = settle(&config, &tenants[1..], &online(2), &Settled::default(), &Asks::new());
-    assert!(settled.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", settled.refused);
-    let settled = settle(&config, &tenants, &online(4), &Settled::default(), &Asks::new());
-    assert_eq!(settled.refused.len(), 1, "both vCPUs of b need CPU 1: {settled:?}");
+    let reservations = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!(admitted_vcpus(&reservations), [("a", 0), ("a", 1)]);
+    assert!(reservations.refused[0].why.contains("more than the 2 there are"), "{:?}", reservations.refused);
+    let reservations = admit(&config, &tenants[1..], &online(2), &Reservations::default(), &Asks::new());
+    assert!(reservations.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", reservations.refused);
+    let reservations = admit(&config, &tenants, &online(4), &Reservations::default(), &Asks::new());
+    assert_eq!(reservations.refused.len(), 1, "both vCPUs of b need CPU 1: {reservations:?}");
 }
 
 #[test]
 fn a_vm_with_a_vcpu_that_cannot_be_had_is_refused_whole() {
     let tenants = [vm("a", 10, 2, "0-1"), vm("b", 20, 2, "0-1")];
-    let mut settled =
-        settle(&config(&[("a", 1_000), ("b", 1_000)]), &tenants, &online(2), &Settled::default(), &Asks::new());
-    let lost = settled.vcpus[1].id;
-    settled.keep_only(|id| id != lost, "no room");
-    assert_eq!(who(&settled), [("b", 0), ("b", 1)]);
-    assert_eq!(settled.refused, [Refused { tenant: "a".to_owned(), why: "no room".to_owned() }]);
+    let mut reservations =
+        admit(&config(&[("a", 1_000), ("b", 1_000)]), &tenants, &online(2), &Reservations::default(), &Asks::new());
+    let lost = reservations.vcpus[1].id;
+    reservations.keep_only(|id| id != lost, "no room");
+    assert_eq!(admitted_vcpus(&reservations), [("b", 0), ("b", 1)]);
+    assert_eq!(reservations.refused, [Refused { tenant: "a".to_owned(), why: "no room".to_owned() }]);
 }
 
 #[test]
@@ -126,9 +131,9 @@ fn what_cannot_be_reserved_is_said() {
     lv.threads[0].libvirt.sched = Some(Policy::Fifo(1));
     let tenants =
         [vm("a", 10, 1, "0"), bulk, vm("twin", 40, 1, "0"), vm("twin", 50, 1, "0"), lv, vm("far", 60, 1, "7")];
-    let settled = settle(&config, &tenants, &online(2), &Settled::default(), &Asks::new());
-    assert!(settled.vcpus.is_empty(), "{settled:?}");
-    let why: Vec<&str> = settled.refused.iter().map(|refused| refused.why.as_str()).collect();
+    let reservations = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
+    assert!(reservations.vcpus.is_empty(), "{reservations:?}");
+    let why: Vec<&str> = reservations.refused.iter().map(|refused| refused.why.as_str()).collect();
     for (why, word) in
         why.iter().zip(["beside the reserve", "class bulk", "<vcpusched>", "this name", "this name", "7 only"])
     {
@@ -142,9 +147,9 @@ fn a_bulk_tenant_with_an_rt_ones_name_changes_nothing() {
     let config = config(&[("a", 4_000)]);
     let asks = Asks::new();
     let (rt, impostor) = (vm("a", 10, 1, "0"), Tenant { class: Class::Bulk, ..vm("a", 5, 1, "0") });
-    let alone = settle(&config, std::slice::from_ref(&rt), &online(1), &Settled::default(), &asks);
-    let beside = settle(&config, &[impostor, rt], &online(1), &alone, &asks);
-    assert_eq!(who(&beside), [("a", 0)]);
+    let alone = admit(&config, std::slice::from_ref(&rt), &online(1), &Reservations::default(), &asks);
+    let beside = admit(&config, &[impostor, rt], &online(1), &alone, &asks);
+    assert_eq!(admitted_vcpus(&beside), [("a", 0)]);
     assert_eq!(beside, alone);
 }
 
@@ -154,15 +159,15 @@ fn a_guest_has_what_fits_and_else_what_is_declared() {
     config.reservations[0].deadlines = Some(Bandwidth::ppm(700_000));
     let tenants = [vm("a", 10, 1, "0"), vm("b", 20, 1, "0")];
     let need = |vcpu, budget| GuestNeed { vcpu, budget: Nanos::from_micros(budget), period: Nanos::from_millis(20) };
-    let settled = |vm: &str, needs: Vec<GuestNeed>| {
+    let reservations = |vm: &str, needs: Vec<GuestNeed>| {
         let asks = Asks::from([(vm.to_owned(), Ask { needs, ..Ask::default() })]);
-        settle(&config, &tenants, &online(1), &Settled::default(), &asks)
+        admit(&config, &tenants, &online(1), &Reservations::default(), &asks)
     };
-    let fits = settled("a", vec![need(0, 6_000)]);
+    let fits = reservations("a", vec![need(0, 6_000)]);
     assert!(fits.refused.is_empty(), "{fits:?}");
     assert_eq!(fits.vcpus[0].guest, Some(need(0, 6_000)));
     assert_eq!((fits.vcpus[0].period, fits.vcpus[0].budget.0 / 1_000), (Nanos::from_micros(2_500), 1_143));
-    assert_eq!(settled("a", vec![]), settle(&config, &tenants, &online(1), &Settled::default(), &Asks::new()));
+    assert_eq!(reservations("a", vec![]), admit(&config, &tenants, &online(1), &Reservations::default(), &Asks::new()));
     for (vm, needs, why) in [
         ("a", vec![need(0, 14_000)], "`deadlines` in sched.toml allows it 0.700"),
         ("a", vec![need(0, 14_000)], "; raise that, or ask for less in the guest"),
@@ -183,18 +188,18 @@ fn a_guest_has_what_fits_and_else_what_is_declared() {
             "more than a CPU for 2 ns in 1 ns; ask for less",
         ),
     ] {
-        let settled = settled(vm, needs);
-        let refused = settled.refused.iter().find(|refused| refused.tenant == vm).unwrap();
+        let reservations = reservations(vm, needs);
+        let refused = reservations.refused.iter().find(|refused| refused.tenant == vm).unwrap();
         assert!(refused.why.contains(why) && refused.why.contains("deadline tasks"), "{refused:?}");
-        assert_eq!(who(&settled), [("a", 0), ("b", 0)], "what is declared holds all the same");
+        assert_eq!(admitted_vcpus(&reservations), [("a", 0), ("b", 0)], "what is declared holds all the same");
     }
     // In an admission of all, a's guest would take the time of b; the daemon refuses that (`guest_asks`).
-    let full = settled("a", vec![need(0, 10_000)]);
+    let full = reservations("a", vec![need(0, 10_000)]);
     assert_eq!(full.refused[0].tenant, "b");
 }
 
 #[test]
-fn what_a_guest_publishes_counts_for_who_reads_it() {
+fn published_deadlines_count_only_for_back_ends_that_read_them() {
     let memory = std::fs::File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     memory.set_len(8_192).unwrap();
     let Ok(page) = Page::new(memory, 0) else {
@@ -206,10 +211,10 @@ fn what_a_guest_publishes_counts_for_who_reads_it() {
     for (backend, read) in [(BackendKind::Paced, true), (BackendKind::DpWrap, true), (BackendKind::Deadline, false)] {
         let mut config = SchedConfig { backend, ..config(&[("a", 1_000)]) };
         config.reservations[0].deadlines = Some(Bandwidth::ppm(700_000));
-        let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &Settled::default(), &asks);
-        assert_eq!(settled.vcpus[0].page, read.then(|| page.clone()), "{backend:?}");
-        let exact = settled.vcpus[0].bandwidth == Bandwidth::ppm(400_000);
-        assert_eq!(exact, read, "{backend:?}: {:?}", settled.vcpus[0].bandwidth);
+        let reservations = admit(&config, &[vm("a", 10, 1, "0")], &online(1), &Reservations::default(), &asks);
+        assert_eq!(reservations.vcpus[0].page, read.then(|| page.clone()), "{backend:?}");
+        let exact = reservations.vcpus[0].bandwidth == Bandwidth::ppm(400_000);
+        assert_eq!(exact, read, "{backend:?}: {:?}", reservations.vcpus[0].bandwidth);
     }
 }
 
@@ -217,49 +222,51 @@ fn what_a_guest_publishes_counts_for_who_reads_it() {
 fn a_cpu_that_goes_offline_takes_the_reservation_that_does_not_fit_and_gives_it_back() {
     let config = config(&[("a", 6_000), ("b", 5_000)]);
     let tenants = [vm("a", 10, 1, "0-1"), vm("b", 20, 1, "0-1")];
-    let both = settle(&config, &tenants, &online(2), &Settled::default(), &Asks::new());
-    assert_eq!(who(&both), [("a", 0), ("b", 0)]);
-    let one = settle(&config, &tenants, &online(1), &both, &Asks::new());
-    assert_eq!((who(&one), one.cpus.as_slice()), (vec![("a", 0)], &[0][..]));
+    let both = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!(admitted_vcpus(&both), [("a", 0), ("b", 0)]);
+    let one = admit(&config, &tenants, &online(1), &both, &Asks::new());
+    assert_eq!((admitted_vcpus(&one), one.cpus.as_slice()), (vec![("a", 0)], &[0][..]));
     assert_eq!(one.refused[0].tenant, "b");
-    assert_eq!(settle(&config, &tenants, &online(2), &one, &Asks::new()), both);
+    assert_eq!(admit(&config, &tenants, &online(2), &one, &Asks::new()), both);
     // A CPU in the middle goes away: the planner's numbers are still 0 and 1.
-    let gap = settle(&config, &tenants, &[0, 2].into_iter().collect(), &both, &Asks::new());
+    let gap = admit(&config, &tenants, &[0, 2].into_iter().collect(), &both, &Asks::new());
     assert_eq!((gap.vcpus.len(), gap.cpus.as_slice()), (1, &[0, 2][..]), "both are pinned to 0-1: {gap:?}");
 }
 
 #[test]
-fn with_no_cpu_left_everybody_is_refused() {
+fn with_no_cpu_left_all_vms_are_refused() {
     let mut config = config(&[("a", 100)]);
     config.cpus = Some([9].into_iter().collect());
-    let settled = settle(&config, &[vm("a", 10, 1, "0")], &online(1), &Settled::default(), &Asks::new());
-    assert!(settled.vcpus.is_empty() && settled.refused.len() == 1, "{settled:?}");
+    let reservations = admit(&config, &[vm("a", 10, 1, "0")], &online(1), &Reservations::default(), &Asks::new());
+    assert!(reservations.vcpus.is_empty() && reservations.refused.len() == 1, "{reservations:?}");
 }
 
 /// After a restart of the daemon. Otherwise v3 would be on CPU 0 by best fit, and VMs would be in the order of their
 /// start.
 #[test]
-fn who_held_a_reservation_holds_it_where_it_was() {
+fn a_remembered_reservation_keeps_its_cpu() {
     let config = config(&[("v1", 4_500), ("v2", 5_000), ("v3", 4_000), ("v4", 4_000)]);
     let tenants = [vm("v1", 10, 1, "0-1"), vm("v2", 20, 1, "0-1"), vm("v3", 30, 1, "0-1"), vm("v4", 40, 1, "1")];
     let some = |names: &[&str]| -> Vec<Tenant> {
         tenants.iter().filter(|vm| names.contains(&vm.name.as_str())).cloned().collect()
     };
-    let settled = |names: &[&str], before: &Settled| settle(&config, &some(names), &online(3), before, &Asks::new());
-    let mut before = Settled::default();
+    let reservations =
+        |names: &[&str], before: &Reservations| admit(&config, &some(names), &online(3), before, &Asks::new());
+    let mut before = Reservations::default();
     for names in [&["v2"][..], &["v2", "v3"], &["v2", "v3", "v4"], &["v3", "v4"], &["v1", "v3", "v4"]] {
-        before = settled(names, &before);
+        before = reservations(names, &before);
     }
-    let restarted = Settled::remembered(&before.held());
+    let restarted = Reservations::remembered(&before.held());
     let names = ["v1", "v3", "v4"];
-    let homes = |settled: &Settled| {
-        let mut homes: Vec<_> = settled.vcpus.iter().map(|vcpu| (vcpu.tenant.clone(), settled.cpu(vcpu))).collect();
+    let homes = |reservations: &Reservations| {
+        let mut homes: Vec<_> =
+            reservations.vcpus.iter().map(|vcpu| (vcpu.tenant.clone(), reservations.cpu(vcpu))).collect();
         homes.sort();
-        (homes, settled.refused.clone())
+        (homes, reservations.refused.clone())
     };
-    assert_eq!(homes(&settled(&names, &restarted)), homes(&before));
-    assert_ne!(homes(&settled(&names, &Settled::default())), homes(&before), "it makes a difference");
-    assert!(Settled::remembered(&[]) == Settled::default());
+    assert_eq!(homes(&reservations(&names, &restarted)), homes(&before));
+    assert_ne!(homes(&reservations(&names, &Reservations::default())), homes(&before), "it makes a difference");
+    assert!(Reservations::remembered(&[]) == Reservations::default());
 }
 
 proptest! {
@@ -280,16 +287,16 @@ proptest! {
             .zip(1..)
             .map(|((name, (_, vcpus, affinity)), started)| vm(name, started, *vcpus, affinities[*affinity]))
             .collect();
-        let settled = |tenants: &[Tenant], before: &Settled| {
-            let [quick, slow] = [at_once as Quick, |_, _| false]
-                .map(|quick| settle_by(quick, &config, tenants, &online(cpus), before, &Asks::new()));
-            (quick, slow)
+        let reservations = |tenants: &[Tenant], before: &Reservations| {
+            let [shortcut, slow] = [admit_at_once as Shortcut, |_, _| false]
+                .map(|shortcut| admit_by(shortcut, &config, tenants, &online(cpus), before, &Asks::new()));
+            (shortcut, slow)
         };
-        let (some, slow) = settled(&tenants[..some.min(tenants.len())], &Settled::default());
+        let (some, slow) = reservations(&tenants[..some.min(tenants.len())], &Reservations::default());
         prop_assert_eq!(&some, &slow);
-        let (all, slow) = settled(&tenants, &some);
+        let (all, slow) = reservations(&tenants, &some);
         prop_assert_eq!(&all, &slow);
-        let (again, slow) = settled(&tenants, &all);
+        let (again, slow) = reservations(&tenants, &all);
         prop_assert_eq!(&again, &slow);
     }
 }

@@ -9,86 +9,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::ThreadId;
 
-use crate::published::Next;
-use crate::settle::Reserved;
-use crate::show::Standing;
+use crate::admit::Reserved;
+use crate::model::{Counts, Place, Share, Tally, Threads, VcpuState};
 
 /// A share with at most this much left counts as used up, ns: a check for so little would cost more. The rest is added
 /// to the next share. For small budgets the limit is an eighth of the budget, but at least [`GRAIN_MIN`].
 const GRAIN: u64 = 20_000;
 const GRAIN_MIN: u64 = 2_000;
-
-/// The place of a vCPU among the host's threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// Ahead of every other vCPU.
-    Planned,
-    /// Behind the planned, ahead of bulk.
-    Entitled,
-    /// It has used up its share.
-    Beyond,
-}
-
-/// Counters of a vCPU thread since its start, ns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Time on a CPU.
-    pub ran: u64,
-    /// Time runnable but waiting for a CPU. The kernel adds a wait when the wait ends: a present wait is not included.
-    pub waited: u64,
-}
-
-/// CPU time that a vCPU is entitled to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// Part of a CPU.
-    pub bandwidth: Bandwidth,
-    /// The period in which it is to be had, ns.
-    pub period: u64,
-}
-
-/// Access to the vCPU threads by number. None: the thread has ended.
-pub trait Threads {
-    /// The thread's counters up to now.
-    fn read(&mut self, seat: usize) -> Option<Counts>;
-    /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. Costs about three readings.
-    fn sleeps(&mut self, seat: usize) -> bool;
-    /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none.
-    fn next(&mut self, seat: usize, after: u64) -> Option<Next>;
-    /// The vCPU's new share, if its guest has claimed from its offer ([`crate::ledger`]) since the last call.
-    fn claimed(&mut self, seat: usize) -> Option<Share>;
-    /// Changes the thread's place, and reads its counters. A change that the kernel refuses counts as made; the next
-    /// change tries again.
-    fn place(&mut self, seat: usize, place: Place) -> Option<Counts>;
-}
-
-/// Counters of a vCPU, written by pacers and read by other threads at any time.
-#[derive(Debug, Default)]
-pub struct Tally {
-    /// CPU time within shares, ns.
-    pub ran: AtomicU64,
-    /// CPU time beyond them, ns.
-    pub beyond: AtomicU64,
-    /// How often a share was used up.
-    pub overruns: AtomicU64,
-    /// Periods that were judged.
-    pub periods: AtomicU64,
-    /// Periods with less than the budget although the vCPU was runnable: it waited for longer than the period less the
-    /// budget.
-    pub misses: AtomicU64,
-    /// Changes of place.
-    pub flips: AtomicU64,
-    /// Changes of place that the kernel refused.
-    pub refused: AtomicU64,
-}
-
-fn add(counter: &AtomicU64, amount: u64) {
-    counter.fetch_add(amount, Ordering::Relaxed);
-}
+/// The longest time between two checks of vCPUs that all sleep, ns.
+pub(crate) const CALM_MAX: u64 = 50_000_000;
+/// The limit of the pool of unused time, ns, which is kept for vCPUs that have used up their shares.
+pub(crate) const UNUSED_MAX: u64 = 10_000_000;
 
 /// A time as a signed amount, which may be a debt.
 pub(crate) fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
 }
 
 /// The account of one vCPU.
@@ -100,7 +39,7 @@ pub(crate) struct Account {
     /// See [`GRAIN`].
     pub grain: u64,
     pub tally: Arc<Tally>,
-    pub gone: bool,
+    pub ended: bool,
     pub place: Place,
     pub counts: Counts,
     /// What is left of its share, ns; negative after overuse.
@@ -108,44 +47,44 @@ pub(crate) struct Account {
     /// The end of its present period.
     pub deadline: u64,
     /// When its period began, or rather the check that began it; the thread's counters then.
-    since: u64,
-    at_since: Counts,
+    period_start: u64,
+    counts_at_start: Counts,
     /// CPU time within shares since then; and the overuse before, which this period pays back.
-    had: u64,
-    owed: u64,
+    used: u64,
+    debt: u64,
 }
 
 impl Account {
     /// An account of a vCPU at [`Place::Entitled`].
-    pub fn new(reserved: &Reserved, now: u64, tally: Arc<Tally>) -> Self {
+    pub(crate) fn new(reserved: &Reserved, now: u64, tally: Arc<Tally>) -> Self {
         let mut account = Self {
             id: reserved.id,
             bandwidth: reserved.bandwidth,
             period: reserved.period.0,
             grain: 0,
             tally,
-            gone: false,
+            ended: false,
             place: Place::Entitled,
             counts: Counts::default(),
             balance: 0,
             deadline: 0,
-            since: now,
-            at_since: Counts::default(),
-            had: 0,
-            owed: 0,
+            period_start: now,
+            counts_at_start: Counts::default(),
+            used: 0,
+            debt: 0,
         };
-        account.regrain();
+        account.update_grain();
         account.begin_period(now);
         account
     }
 
-    fn regrain(&mut self) {
+    fn update_grain(&mut self) {
         self.grain = (self.share(self.period) / 8).clamp(GRAIN_MIN, GRAIN);
     }
 
     /// Applies a bandwidth that the guest newly claimed from its offer. Returns the change of the share up to `end`,
     /// ns.
-    pub fn hear(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
+    pub(crate) fn apply_claim(&mut self, index: usize, now: u64, end: u64, threads: &mut impl Threads) -> Option<i64> {
         let Share { bandwidth, period } = threads.claimed(index)?;
         if (bandwidth, period) == (self.bandwidth, self.period) {
             return None;
@@ -153,61 +92,61 @@ impl Account {
         let left = end.saturating_sub(now);
         let before = signed(self.share(left));
         (self.bandwidth, self.period) = (bandwidth, period);
-        self.regrain();
+        self.update_grain();
         let more = signed(self.share(left)) - before;
         self.balance = self.balance.saturating_add(more);
         Some(more)
     }
 
     /// Takes the first reading; earlier CPU time is not counted.
-    pub fn begin(&mut self, now: u64, counts: Option<Counts>) {
+    pub(crate) fn begin(&mut self, now: u64, counts: Option<Counts>) {
         match counts {
             Some(counts) => self.counts = counts,
-            None => self.gone = true,
+            None => self.ended = true,
         }
         self.begin_period(now);
     }
 
     /// Continues another account of the same thread, which had been given `given` ns of time still to come. Place and
     /// debt are kept; the period too, if the reservation is the same.
-    pub fn take_over(&mut self, before: &Account, given: u64) {
+    pub(crate) fn take_over(&mut self, before: &Account, given: u64) {
         self.place = before.place;
         self.counts = before.counts;
         self.balance = before.balance;
         if self.period == before.period && self.bandwidth == before.bandwidth {
-            (self.deadline, self.since) = (before.deadline, before.since);
-            (self.at_since, self.had, self.owed) = (before.at_since, before.had, before.owed);
+            (self.deadline, self.period_start) = (before.deadline, before.period_start);
+            (self.counts_at_start, self.used, self.debt) = (before.counts_at_start, before.used, before.debt);
         } else {
-            self.owed = self.ahead(given);
+            self.debt = self.overuse(given);
         }
     }
 
     /// How much the vCPU has used ahead of its share up to now, if it was given `given` ns of time still to come.
-    pub fn ahead(&self, given: u64) -> u64 {
+    pub(crate) fn overuse(&self, given: u64) -> u64 {
         self.balance.saturating_sub(signed(given)).min(0).unsigned_abs()
     }
 
     /// The vCPU's place and deadline, for a snapshot.
-    pub fn standing(&self) -> Standing {
-        Standing { id: self.id, place: self.place, deadline: self.deadline }
+    pub(crate) fn state(&self) -> VcpuState {
+        VcpuState { id: self.id, place: self.place, deadline: self.deadline }
     }
 
     /// The vCPU's share of `ns` nanoseconds.
-    pub fn share(&self, ns: u64) -> u64 {
+    pub(crate) fn share(&self, ns: u64) -> u64 {
         self.bandwidth.of(Nanos(ns)).0
     }
 
     /// Whether the share is used up.
-    pub fn is_used_up(&self) -> bool {
+    pub(crate) fn is_used_up(&self) -> bool {
         self.balance <= signed(self.grain)
     }
 
     /// Reads the thread's counters; returns how long it ran since the last reading, ns.
-    pub fn read(&mut self, index: usize, threads: &mut impl Threads) -> u64 {
+    pub(crate) fn read(&mut self, index: usize, threads: &mut impl Threads) -> u64 {
         let before = self.counts.ran;
         match threads.read(index) {
             Some(counts) => self.charge(counts),
-            None => self.gone = true,
+            None => self.ended = true,
         }
         self.counts.ran - before
     }
@@ -220,41 +159,46 @@ impl Account {
             add(&self.tally.beyond, ran);
         } else {
             self.balance = self.balance.saturating_sub(signed(ran));
-            self.had = self.had.saturating_add(ran);
+            self.used = self.used.saturating_add(ran);
             add(&self.tally.ran, ran);
         }
     }
 
     /// Moves the vCPU to the place that `target` gives after a reading. Where the thread runs on another CPU, the
     /// reading before the change may lack up to a tick, and the reading after it is exact. Hence a second try.
-    pub fn advance(&mut self, index: usize, threads: &mut impl Threads, target: impl Fn(&Account) -> Place) {
+    pub(crate) fn update_place(
+        &mut self,
+        index: usize,
+        threads: &mut impl Threads,
+        target: impl Fn(&Account) -> Place,
+    ) {
         for _ in 0..2 {
-            if self.gone {
+            if self.ended {
                 return;
             }
             if self.place != Place::Beyond {
                 self.read(index, threads);
             }
-            if self.gone || !self.move_to(index, target(self), threads) {
+            if self.ended || !self.move_to(index, target(self), threads) {
                 return;
             }
         }
     }
 
     /// Moves the vCPU to a place. True if it had another.
-    pub fn move_to(&mut self, index: usize, place: Place, threads: &mut impl Threads) -> bool {
+    pub(crate) fn move_to(&mut self, index: usize, place: Place, threads: &mut impl Threads) -> bool {
         if self.place == place {
             return false;
         }
         // A vCPU at another place has been read at this check, so its thread is still the one that was opened
-        // (`crate::seat`).
+        // (`run/vcpu.rs`).
         if self.place == Place::Beyond {
             self.read(index, threads);
-            if self.gone {
+            if self.ended {
                 return true;
             }
         }
-        match threads.place(index, place) {
+        match threads.set_place(index, place) {
             Some(counts) => {
                 self.charge(counts);
                 self.place = place;
@@ -263,23 +207,23 @@ impl Account {
                     add(&self.tally.overruns, 1);
                 }
             }
-            None => self.gone = true,
+            None => self.ended = true,
         }
         true
     }
 
     /// Judges the vCPU's period if it is over, and begins the next.
-    pub fn close_period(&mut self, now: u64) {
+    pub(crate) fn end_period(&mut self, now: u64) {
         if now < self.deadline {
             return;
         }
-        let length = now.saturating_sub(self.since);
+        let length = now.saturating_sub(self.period_start);
         let budget = self.share(length);
-        let waited = self.counts.waited.saturating_sub(self.at_since.waited);
+        let waited = self.counts.waited.saturating_sub(self.counts_at_start.waited);
         // A period is judged at a check, which comes microseconds late; and the last share may have left a grain.
         let tolerance = budget / 50 + 2 * self.grain;
-        let had = self.had.saturating_add(self.owed).saturating_add(tolerance);
-        if had < budget && waited > length.saturating_sub(budget) + tolerance {
+        let used = self.used.saturating_add(self.debt).saturating_add(tolerance);
+        if used < budget && waited > length.saturating_sub(budget) + tolerance {
             add(&self.tally.misses, 1);
         }
         add(&self.tally.periods, length.div_ceil(self.period.max(1)));
@@ -289,9 +233,9 @@ impl Account {
     fn begin_period(&mut self, now: u64) {
         // All periods are counted from the clock's zero: equal periods end together, which makes fewer slices.
         self.deadline = (now / self.period.max(1) + 1).saturating_mul(self.period);
-        self.since = now;
-        self.at_since = self.counts;
-        self.had = 0;
-        self.owed = self.balance.min(0).unsigned_abs();
+        self.period_start = now;
+        self.counts_at_start = self.counts;
+        self.used = 0;
+        self.debt = self.balance.min(0).unsigned_abs();
     }
 }

@@ -17,180 +17,80 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ontime_tenants::{Class, Level, Policy, PriorityTable, ProcessClock, Role, ThreadId};
+use ontime_tenants::{Policy, ProcessClock, ThreadId};
 
-use crate::account::{Counts, Place, Share, Tally};
-use crate::config::Beyond;
-use crate::ext::Slot;
-use crate::offer::Offer;
-use crate::published::Published;
-use crate::settle::Reserved;
-
-/// The policies of the three places.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Places {
-    /// Of [`Place::Planned`].
-    pub planned: Policy,
-    /// Of [`Place::Entitled`].
-    pub entitled: Policy,
-    /// Of [`Place::Beyond`].
-    pub beyond: Policy,
-}
-
-impl Places {
-    /// The policies of the priority table. The plan divides time among reservations, so levels do not matter: all vCPUs
-    /// have the places of the first level.
-    pub fn of(table: PriorityTable, beyond: Beyond) -> Self {
-        let rt = Class::Rt(Level::HIGHEST);
-        Self {
-            planned: table.policy(rt, Role::VcpuPlanned),
-            entitled: table.policy(rt, Role::VcpuEntitled),
-            beyond: match beyond {
-                Beyond::Idle => Policy::Idle,
-                Beyond::Other => Policy::BULK,
-            },
-        }
-    }
-
-    /// Whether a vCPU of a pacer may have this policy.
-    pub fn has(&self, policy: Policy) -> bool {
-        let at_beyond = match (self.beyond, policy) {
-            // The nice value may be any.
-            (Policy::Other { .. }, Policy::Other { .. }) => true,
-            (beyond, policy) => beyond == policy,
-        };
-        at_beyond || policy == self.planned || policy == self.entitled
-    }
-
-    fn policy(&self, place: Place) -> Policy {
-        match place {
-            Place::Planned => self.planned,
-            Place::Entitled => self.entitled,
-            Place::Beyond => self.beyond,
-        }
-    }
-
-    fn raw(&self, place: Place) -> (libc::c_int, libc::c_int) {
-        match self.policy(place) {
-            Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
-            Policy::Idle => (libc::SCHED_IDLE, 0),
-            _ => (libc::SCHED_OTHER, 0),
-        }
-    }
-}
+use crate::ext::TableEntry;
+use crate::model::{Counts, Place, Places, Tally};
+use crate::run::guest::GuestReader;
 
 /// How a thread's place is changed.
 #[derive(Debug, Clone)]
-pub enum Hand {
+pub(crate) enum Placement {
     /// By setting its policy.
     Policy(Places),
     /// By an entry in the table of the sched_ext scheduler.
-    Table(Slot),
+    Table(TableEntry),
 }
 
 /// A thread's open files.
 #[derive(Debug)]
-pub struct Files {
+pub(crate) struct ThreadFiles {
     schedstat: File,
     stat: File,
 }
 
-/// What the pacer reads of a vCPU's guest.
-#[derive(Debug, Default)]
-pub struct Guest {
-    /// The guest's next deadlines.
-    pub published: Option<Published>,
-    /// The guest's claims from its offer.
-    pub claims: Option<Claims>,
-}
-
-impl Guest {
-    /// For this vCPU.
-    pub fn of(vcpu: &Reserved) -> Self {
-        Self {
-            published: vcpu.page.clone().map(|page| Published::new(page, vcpu.vcpu, vcpu.period.0)),
-            // Generation 0: the first check reads the claim.
-            claims: vcpu.offer.clone().map(|offer| Claims { offer, vcpu: vcpu.vcpu, seen: 0 }),
-        }
-    }
-}
-
-/// The claims of a vCPU's guest, as its pacer reads them.
-#[derive(Debug)]
-pub struct Claims {
-    offer: Offer,
-    vcpu: u32,
-    /// The generation that was read last.
-    seen: u64,
-}
-
 /// A vCPU thread, as its pacer sees it.
 #[derive(Debug)]
-pub struct Seat {
+pub(crate) struct VcpuThread {
     id: ThreadId,
-    files: Arc<Files>,
+    files: Arc<ThreadFiles>,
     clock: ProcessClock,
     /// The last reading, and whether the thread had not run since the reading before.
     last: Counts,
-    still: bool,
-    hand: Hand,
+    unchanged: bool,
+    placement: Placement,
     /// Counts changes that the kernel refuses.
     pub(crate) tally: Arc<Tally>,
-    /// The guest's published deadlines.
-    pub(crate) published: Option<Published>,
-    /// The guest's claims.
-    pub(crate) claims: Option<Claims>,
+    /// What the vCPU's guest publishes and claims.
+    pub(crate) guest: GuestReader,
 }
 
-impl Seat {
+impl VcpuThread {
     /// Opens the files of thread `id`.
     ///
     /// # Errors
     /// ESRCH or ENOENT if the thread has ended.
-    pub fn open(id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> io::Result<Self> {
+    pub(crate) fn open(id: ThreadId, placement: Placement, tally: Arc<Tally>, guest: GuestReader) -> io::Result<Self> {
         let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
-        let files = Files { schedstat: open("schedstat")?, stat: open("stat")? };
+        let files = ThreadFiles { schedstat: open("schedstat")?, stat: open("stat")? };
         // The files are open, and the number still means this thread: so they are its files.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let seat = Self::with(Arc::new(files), id, hand, tally, guest);
-        seat.look()?;
-        Ok(seat)
+        let vcpu = Self::with(Arc::new(files), id, placement, tally, guest);
+        vcpu.read_schedstat()?;
+        Ok(vcpu)
     }
 
-    /// The same thread as an earlier seat, with its open files. If it has ended meanwhile, the first reading shows
+    /// A thread whose files are open already. If it has ended meanwhile, the first reading shows
     /// that. The pacer makes that reading: a file is read under a lock of its own (`fs/seq_file.c`), which the daemon's
     /// thread must not hold.
-    pub fn with(files: Arc<Files>, id: ThreadId, hand: Hand, tally: Arc<Tally>, guest: Guest) -> Self {
+    pub(crate) fn with(
+        files: Arc<ThreadFiles>,
+        id: ThreadId,
+        placement: Placement,
+        tally: Arc<Tally>,
+        guest: GuestReader,
+    ) -> Self {
         let clock = ProcessClock::new(id.pid);
-        let Guest { published, claims } = guest;
-        Self { id, files, clock, last: Counts::default(), still: false, hand, tally, published, claims }
+        Self { id, files, clock, last: Counts::default(), unchanged: false, placement, tally, guest }
     }
 
-    /// The open files, for [`Seat::with`].
-    pub fn files(&self) -> Arc<Files> {
+    /// The open files, for [`VcpuThread::with`].
+    pub(crate) fn files(&self) -> Arc<ThreadFiles> {
         Arc::clone(&self.files)
     }
 
-    /// The vCPU's share, if its guest has made a new claim since the last call. Called by a pacer: no system call, no
-    /// allocation.
-    pub(crate) fn claimed(&mut self) -> Option<Share> {
-        let Claims { offer, vcpu, seen } = self.claims.as_mut()?;
-        let held = offer.ledger.news(*vcpu, seen)?;
-        // None for a claim beyond the offer, which only a faulty or hostile device process writes.
-        let share = offer.share(&held)?;
-        self.published.iter_mut().for_each(|published| published.set_period(share.period));
-        Some(share)
-    }
-
-    /// Takes over what another seat of the same thread knows.
-    pub(crate) fn go_on(&mut self, before: &Seat) {
-        if let (Some(published), Some(before)) = (&mut self.published, &before.published) {
-            published.go_on(before);
-        }
-    }
-
-    /// Whether both seats are of the same thread.
-    pub(crate) fn is_of(&self, other: &Seat) -> bool {
+    /// Whether both are the same thread.
+    pub(crate) fn is_of(&self, other: &VcpuThread) -> bool {
         self.id == other.id
     }
 
@@ -198,19 +98,19 @@ impl Seat {
     ///
     /// # Errors
     /// ESRCH if the thread has ended.
-    pub fn read(&mut self) -> io::Result<Counts> {
+    pub(crate) fn read(&mut self) -> io::Result<Counts> {
         // The clock is read before the counters: CPU time in between shows at the next call.
-        if self.still && self.clock.take() == 0 {
+        if self.unchanged && self.clock.take() == 0 {
             return Ok(self.last);
         }
-        let counts = self.look()?;
-        self.still = counts.ran == self.last.ran;
+        let counts = self.read_schedstat()?;
+        self.unchanged = counts.ran == self.last.ran;
         self.last = counts;
         Ok(counts)
     }
 
     /// Reads and parses `schedstat`.
-    pub(crate) fn look(&self) -> io::Result<Counts> {
+    pub(crate) fn read_schedstat(&self) -> io::Result<Counts> {
         let mut line = [0; 96];
         let length = self.files.schedstat.read_at(&mut line, 0)?;
         counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -219,7 +119,7 @@ impl Seat {
     /// Whether the thread sleeps, is stopped, or has ended. A thread that waits for a CPU or for a kernel lock does not
     /// sleep. For this file the kernel takes the process's signal lock; on PREEMPT_RT the lock's holder inherits the
     /// pacer's priority.
-    pub fn sleeps(&self) -> bool {
+    pub(crate) fn is_asleep(&self) -> bool {
         // The number and the name, which the kernel limits to 15 bytes, fit well within 64 bytes.
         let mut line = [0; 64];
         let length = self.files.stat.read_at(&mut line, 0).unwrap_or(0);
@@ -231,23 +131,23 @@ impl Seat {
     ///
     /// # Errors
     /// ESRCH if the thread has ended. If another thread has its number by now, that thread gets its policy back.
-    pub fn place(&mut self, place: Place) -> io::Result<Counts> {
-        let places = match &self.hand {
-            Hand::Policy(places) => *places,
-            Hand::Table(slot) => {
-                slot.place(place);
+    pub(crate) fn set_place(&mut self, place: Place) -> io::Result<Counts> {
+        let places = match &self.placement {
+            Placement::Policy(places) => *places,
+            Placement::Table(entry) => {
+                entry.place(place);
                 return self.read();
             }
         };
-        let (policy, priority) = places.raw(place);
+        let (policy, priority) = raw(places.policy(place));
         let param = libc::sched_param { sched_priority: priority };
         // SAFETY: the kernel copies param, which outlives the call.
         if unsafe { libc::sched_setscheduler(self.id.tid, policy | libc::SCHED_RESET_ON_FORK, &raw const param) } != 0 {
             self.tally.refused.fetch_add(1, Ordering::Relaxed);
         }
-        match self.look() {
+        match self.read_schedstat() {
             Ok(counts) => {
-                (self.last, self.still) = (counts, false);
+                (self.last, self.unchanged) = (counts, false);
                 Ok(counts)
             }
             Err(error) => {
@@ -255,6 +155,15 @@ impl Seat {
                 Err(error)
             }
         }
+    }
+}
+
+/// The kernel's numbers of a policy and its priority.
+fn raw(policy: Policy) -> (libc::c_int, libc::c_int) {
+    match policy {
+        Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
+        Policy::Idle => (libc::SCHED_IDLE, 0),
+        _ => (libc::SCHED_OTHER, 0),
     }
 }
 
@@ -280,7 +189,10 @@ fn number(digits: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use ontime_tenants::PriorityTable;
+
     use super::*;
+    use crate::model::Beyond;
 
     #[test]
     fn schedstat_is_read() {
@@ -301,15 +213,6 @@ mod tests {
     }
 
     #[test]
-    fn places_are_the_first_levels() {
-        let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        assert_eq!((places.planned, places.entitled), (Policy::Fifo(47), Policy::Fifo(46)));
-        assert!(places.has(Policy::Idle) && places.has(Policy::Fifo(46)) && !places.has(Policy::BULK));
-        let places = Places::of(PriorityTable::default(), Beyond::Other);
-        assert!(places.has(Policy::Other { nice: 5 }) && !places.has(Policy::Idle));
-    }
-
-    #[test]
     fn a_thread_takes_its_places_and_one_that_ended_is_noticed() {
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED: placing threads needs root");
@@ -319,29 +222,31 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let id = ThreadId::of(pid, pid).unwrap();
         let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        let mut seat = Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).unwrap();
+        let mut vcpu = VcpuThread::open(id, Placement::Policy(places), Arc::default(), GuestReader::default()).unwrap();
         for (place, policy) in
             [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
         {
-            seat.place(place).unwrap();
+            vcpu.set_place(place).unwrap();
             assert_eq!(id.policy().unwrap(), policy);
         }
-        while !seat.sleeps() {
+        while !vcpu.is_asleep() {
             std::thread::yield_now();
         }
-        let mut again = Seat::with(seat.files(), id, Hand::Policy(places), Arc::default(), Guest::default());
-        assert!(again.is_of(&seat) && again.read().is_ok());
+        let mut again =
+            VcpuThread::with(vcpu.files(), id, Placement::Policy(places), Arc::default(), GuestReader::default());
+        assert!(again.is_of(&vcpu) && again.read().is_ok());
         child.kill().unwrap();
         child.wait().unwrap();
-        for mut seat in [seat, again] {
-            assert!(seat.read().is_err());
-            assert_eq!(seat.place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        for mut vcpu in [vcpu, again] {
+            assert!(vcpu.read().is_err());
+            assert_eq!(vcpu.set_place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         }
-        assert!(Seat::open(id, Hand::Policy(places), Arc::default(), Guest::default()).is_err());
+        assert!(VcpuThread::open(id, Placement::Policy(places), Arc::default(), GuestReader::default()).is_err());
     }
+
     /// The files of a thread that has ended with the number of another thread, as if the number had been reused.
     #[test]
-    fn who_took_over_a_number_keeps_its_policy() {
+    fn a_thread_that_reuses_a_number_keeps_its_policy() {
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED: placing threads needs root");
             return;
@@ -349,14 +254,15 @@ mod tests {
         let sleeper = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let id = |child: &std::process::Child| ThreadId::of(child.id() as i32, child.id() as i32).unwrap();
         let (mut ended, mut successor) = (sleeper(), sleeper());
-        let hand = Hand::Policy(Places::of(PriorityTable::default(), Beyond::Idle));
-        let files = Seat::open(id(&ended), hand.clone(), Arc::default(), Guest::default()).unwrap().files();
+        let placement = Placement::Policy(Places::of(PriorityTable::default(), Beyond::Idle));
+        let files =
+            VcpuThread::open(id(&ended), placement.clone(), Arc::default(), GuestReader::default()).unwrap().files();
         ended.kill().unwrap();
         ended.wait().unwrap();
         let before = id(&successor).policy().unwrap();
-        let mut seat = Seat::with(files, id(&successor), hand, Arc::default(), Guest::default());
+        let mut vcpu = VcpuThread::with(files, id(&successor), placement, Arc::default(), GuestReader::default());
         for place in [Place::Planned, Place::Beyond] {
-            assert_eq!(seat.place(place).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+            assert_eq!(vcpu.set_place(place).unwrap_err().raw_os_error(), Some(libc::ESRCH));
             assert_eq!(id(&successor).policy().unwrap(), before);
         }
         successor.kill().unwrap();

@@ -2,7 +2,7 @@
 //!
 //! A guest requests `budget` in each `period` of a vCPU: the sum of its tasks' bandwidths, in the shortest of their
 //! periods. The guest's periods begin when its tasks are released, but the host's slices end at the deadlines of all
-//! vCPUs. A guest may publish its next deadlines ([`crate::published`]), as RTVirt's guests do. Then slices end there,
+//! vCPUs. A guest may publish its next deadlines ([`crate::guest_page`]), as RTVirt's guests do. Then slices end there,
 //! and the host supplies just what the guest requests. For other guests the host supplies a periodic resource of
 //! unknown phase (Shin and Lee's PRM): at least `Q` in each `P`, in the worst case after nothing for `2 (P - Q)`. The
 //! additional bandwidth is the price of not knowing the deadlines ([`supply`]).
@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use ontime_plan::{Bandwidth, Nanos};
 
-use crate::ledger::{self, Budget, Ledger, NOTHING};
-use crate::published::Page;
+use crate::guest_page::Page;
+use crate::ledger::Ledger;
+use crate::model::{Budget, NOTHING, Table};
 
 /// The shortest period of a supply: a slice costs some changes of place.
 pub(crate) const PERIOD_MIN: Nanos = Nanos::from_millis(1);
@@ -71,7 +72,7 @@ impl Taking {
 
 impl Ask {
     /// The claims as a table by vCPU.
-    pub fn held(&self) -> ledger::Table {
+    pub fn held(&self) -> Table {
         let mut table = NOTHING;
         for need in &self.needs {
             if let Some(held) = table.get_mut(need.vcpu as usize) {
@@ -83,7 +84,7 @@ impl Ask {
 }
 
 /// The same from a table by vCPU, without empty entries.
-pub fn needs(held: &ledger::Table) -> Vec<GuestNeed> {
+pub fn needs(held: &Table) -> Vec<GuestNeed> {
     let some = (0..).zip(held).filter(|(_, held)| held.budget > 0);
     some.map(|(vcpu, held)| GuestNeed { vcpu, budget: Nanos(held.budget), period: Nanos(held.period) }).collect()
 }
@@ -96,7 +97,7 @@ pub type Asks = BTreeMap<String, Ask>;
 ///
 /// The smallest Q with Q (t - 2 (P - Q)) / P >= t budget / period for t = period. The left side is the least supply in
 /// any interval of length t (its linear bound); for longer t it grows faster than the right side.
-pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
+pub(crate) fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
     let own = Nanos((period.0 / PART).clamp(PERIOD_MIN.0, PERIOD_MAX.0));
     let (need, length, per) = (i128::from(budget.0), i128::from(period.0), i128::from(own.0));
     let enough = |q: u64| {
@@ -116,7 +117,7 @@ pub fn supply(budget: Nanos, period: Nanos) -> Option<(Nanos, Nanos)> {
 }
 
 /// The host's bandwidth and period for a need: exactly the guest's own if the guest publishes its deadlines.
-pub fn bandwidth(need: &GuestNeed, published: bool) -> Option<(Bandwidth, Nanos)> {
+pub(crate) fn bandwidth(need: &GuestNeed, published: bool) -> Option<(Bandwidth, Nanos)> {
     // In shorter periods, of a few least slices, slices do not end exactly enough at the deadline.
     if published && need.period >= PERIOD_MIN {
         let bandwidth = Bandwidth::new(need.budget, need.period)?;

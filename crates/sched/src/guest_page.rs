@@ -23,14 +23,15 @@ use std::sync::Arc;
 use ontime_plan::dpwrap::SLICE_MIN;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::ledger;
+use crate::memory_file::{is_memory, stays_resident};
+use crate::model::{self, Next};
 
 /// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] pairs of deadline and period, little endian.
 pub const LINE: usize = 128;
 /// Deadline tasks that a vCPU can publish.
 pub const ENTRIES: usize = 7;
 /// vCPUs that have entries.
-const VCPUS: u32 = ledger::VCPUS as u32;
+const VCPUS: u32 = model::VCPUS as u32;
 /// How many slices may end for a vCPU in each of its periods: in the long run, and at once.
 const CUTS: u64 = 8;
 const BURST: u64 = 16;
@@ -38,9 +39,6 @@ const BURST: u64 = 16;
 const LIVE: u64 = 2;
 /// The longest period of a task, ns (ONTIME_BW_PERIOD_MAX).
 const PERIOD_MAX: u64 = 4_000_000_000;
-/// `statfs`: hugetlbfs, tmpfs (linux/magic.h).
-const HUGETLBFS: i64 = 0x9584_58f6;
-const TMPFS: i64 = 0x0102_1994;
 
 /// Where a guest publishes: a part of the file that is its memory.
 #[derive(Debug, Clone)]
@@ -73,12 +71,7 @@ impl Page {
             return Err(io::Error::other("its memory is no memory file"));
         }
         let stat = rustix::fs::fstat(&file)?;
-        let stays = match kind(&file)? {
-            HUGETLBFS => true,
-            TMPFS => std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() <= 1),
-            _ => false,
-        };
-        if !stays {
+        if !stays_resident(&file)? {
             return Err(io::Error::other("its memory may be swapped out; use huge pages, or no swap"));
         }
         let whole = u64::from(VCPUS) * LINE as u64;
@@ -108,24 +101,6 @@ impl Page {
         let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
         (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
     }
-}
-
-/// Whether a file is memory: on tmpfs or hugetlbfs, or made by memfd_create. Only these files have seals, and the
-/// kernel answers a question about seals without asking the file system. A question about another file's size or kind
-/// may block for ever, in a process that serves the file (FUSE).
-pub fn is_memory(file: impl AsFd) -> bool {
-    rustix::fs::fcntl_get_seals(file).is_ok()
-}
-
-/// The type of the file's file system.
-#[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
-fn kind(file: impl AsFd) -> io::Result<i64> {
-    Ok(rustix::fs::fstatfs(file)?.f_type as i64)
-}
-
-/// Whether a file is memory in ordinary pages.
-pub(crate) fn is_tmpfs(file: impl AsFd) -> io::Result<bool> {
-    Ok(kind(file)? == TMPFS)
 }
 
 #[allow(clippy::unnecessary_cast, reason = "their types differ between architectures")]
@@ -161,18 +136,9 @@ pub fn tasks(line: &[u8; LINE], now: i128) -> Vec<Task> {
     tasks
 }
 
-/// A vCPU's next deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Next {
-    /// Its time, ns of CLOCK_MONOTONIC.
-    pub at: u64,
-    /// Whether one of the vCPU's tasks has run lately, so that its share is to be planned.
-    pub live: bool,
-}
-
 /// The deadlines of a vCPU, as its pacer reads them.
 #[derive(Debug)]
-pub struct Published {
+pub(crate) struct Published {
     page: Page,
     vcpu: u32,
     follow: Follow,
@@ -180,7 +146,7 @@ pub struct Published {
 
 impl Published {
     /// For a vCPU that was admitted with this period, ns.
-    pub fn new(page: Page, vcpu: u32, period: u64) -> Self {
+    pub(crate) fn new(page: Page, vcpu: u32, period: u64) -> Self {
         Self { page, vcpu, follow: Follow::new(period) }
     }
 
@@ -191,14 +157,14 @@ impl Published {
 
     /// Takes over what `before`, of the same vCPU, knows: the guest's clock, and how many slices have ended for the
     /// vCPU.
-    pub(crate) fn go_on(&mut self, before: &Published) {
+    pub(crate) fn take_over(&mut self, before: &Published) {
         if (&self.page, self.vcpu) == (&before.page, before.vcpu) {
             self.follow = Follow { distance: self.follow.distance, ..before.follow };
         }
     }
 
     /// The next deadline after `after`. Called by a pacer: at most two system calls, no allocation.
-    pub fn next(&mut self, after: u64) -> Option<Next> {
+    pub(crate) fn next(&mut self, after: u64) -> Option<Next> {
         let line = self.page.read(self.vcpu)?;
         let ns = |clock| {
             let time = clock_gettime(clock);
@@ -323,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_are_told_as_the_guest_says_and_nonsense_is_left_out() {
+    fn tasks_are_listed_and_impossible_entries_are_left_out() {
         let entries = [
             (real(130), 40 * MS),
             (real(50), 20 * MS),
@@ -359,7 +325,7 @@ mod tests {
     /// Pacers are replaced whenever a VM comes or goes. A guest gains nothing by that: a step of the clock before it
     /// moves no deadline, and the limit for ends of slices stays.
     #[test]
-    fn who_takes_over_knows_what_was_known() {
+    fn a_new_reader_keeps_the_clock_and_the_limit_of_the_old_reader() {
         let file = tempfile::tempfile().unwrap();
         let whole = u64::from(VCPUS) * LINE as u64;
         file.set_len(whole).unwrap();
@@ -373,7 +339,7 @@ mod tests {
         let stepped = AHEAD + i128::from(3_600_007 * MS);
         for (vcpu, known) in [(0, true), (1, false)] {
             let mut after = Published::new(page.clone(), vcpu, 10 * MS);
-            after.go_on(&before);
+            after.take_over(&before);
             assert_eq!((after.follow.left == 3, after.follow.distance), (known, distance(10 * MS)));
             assert_eq!(next(&mut after, stepped) == 120 * MS, known);
         }
@@ -409,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_changes_its_mind_at_every_read_is_held_to_its_period() {
+    fn a_guest_that_changes_its_deadlines_at_every_read_is_held_to_its_period() {
         let mut follow = Follow::new(20 * MS);
         let (mut now, mut slices) = (1_000 * MS, 0);
         while now < 2_000 * MS {
@@ -421,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_that_nobody_waits_for_is_read() {
+    fn only_memory_that_stays_resident_is_read() {
         let swaps = std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1);
         let file = || File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         let memory = file();

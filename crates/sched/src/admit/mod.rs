@@ -1,0 +1,22 @@
+//! Admission: which reservations hold on this host, and how much more each guest may claim. Pure.
+//!
+//! | file | content |
+//! |---|---|
+//! | `request` | what guests request for their deadline tasks, and what the host must supply for that |
+//! | `offer` | what a guest may claim without asking the daemon |
+//! | `reservations` | the result of an admission |
+//! | `fit` | the admission test of `ontime_plan`, with the reserve of each CPU |
+//! | `distribution` | how free CPU time is divided among offers |
+//! | `admission` | the admission of the running VMs |
+
+mod admission;
+mod distribution;
+mod fit;
+mod offer;
+mod request;
+mod reservations;
+
+pub use admission::admit;
+pub use offer::Offer;
+pub use request::{Ask, Asks, GuestNeed, Taking, needs};
+pub use reservations::{Held, Refused, Reservations, Reserved};

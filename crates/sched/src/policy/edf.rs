@@ -1,0 +1,667 @@
+//! Plan for one CPU: its vCPUs run in the order of their deadlines (EDF). Pure: readings and the clock come in, changes
+//! of place go out.
+//!
+//! No vCPU of this plan can migrate, so time does not have to be cut into slices that all vCPUs share. Earliest
+//! deadline first keeps every set of shares that fits (Liu and Layland 1973; for servers: Spuri and Buttazzo,
+//! "Scheduling aperiodic tasks in dynamic priority systems", 1996), and a deadline of one vCPU costs the others
+//! nothing. Each vCPU has *windows* that follow each other without a gap. A window ends at the next deadline that the
+//! guest publishes, or else at the end of the vCPU's period; it lasts 250 us to 100 ms. At the start of a window the
+//! vCPU is granted its *share*: its bandwidth times the window's length, to be used before the window ends. The unused
+//! rest is taken back, and overuse is paid back later. So by each of its own deadlines a vCPU has had as much time as
+//! DP-WRAP would have given it.
+//!
+//! **Two places for an order.** SCHED_FIFO has no order by deadline among threads of one priority. So the first vCPUs
+//! in the order are at [`Place::Planned`], and the others with time left are at [`Place::Entitled`]. The *slack* of a
+//! vCPU is the time that vCPUs behind it may run before it misses its deadline: the time to its deadline, less what it
+//! and all vCPUs ahead of it may still need until then, including their grants of later windows. Either the vCPU with
+//! the earliest deadline alone is planned, or as many as can all finish before the earliest deadline in any order. We
+//! choose the number whose order stays valid longest. The pacer checks again when that time is over, usually at the
+//! next end of a window.
+//!
+//! **Checks.** A vCPU that ran since the last check is checked again when its share may be used up. A vCPU
+//! that did not run, although none of them ran for a quarter of the time (three quarters, if it used up its last
+//! share), was asleep. A shorter idle time proves nothing, because interrupts may have taken it. The kernel is asked
+//! whether the vCPU sleeps, at most once a window and where the answer matters. What a sleeping vCPU may still need
+//! shrinks with the time that is left (DP-Fair, for sporadic tasks). A vCPU that wakes is noticed at the next check.
+//! Until then it may use more than its share of the others' slack, or of [`CHECK_DELAY_MIN`].
+//!
+//! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
+//! of all is long ([`EdfCpu::allow_overuse`]), the vCPU is checked only when that saved time is used up as well: an
+//! application whose job comes in one piece is not interrupted by a check, and does not wait for its next grant. Unused
+//! time beyond that goes to a pool of at most [`UNUSED_MAX`], for vCPUs that have used up their shares: the earliest
+//! deadline first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together
+//! have no more than their bandwidth, and bulk has the rest.
+//!
+//! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
+//! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
+//! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
+//! check, once.
+//!
+//! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`EdfCpu::new`].
+
+use std::sync::Arc;
+
+use ontime_plan::Nanos;
+use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
+use ontime_tenants::ThreadId;
+
+use crate::admit::{Reservations, Reserved};
+use crate::model::{NEVER, Next, Place, Segment, Snapshot, Tally, Threads};
+use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+
+/// The least time between two checks, ns, unless the next one is certain to be needed.
+pub(crate) const CHECK_DELAY_MIN: u64 = 250_000;
+/// Such a check also waits for this many times the duration of a check.
+const COST_FACTOR: u64 = 4;
+/// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of
+/// the time since the last check. Interrupts may have taken less.
+const IDLE_MIN: u64 = 20_000;
+/// That part in quarters: usually, and after the vCPU used up its share.
+const IDLE_QUARTERS: [u64; 2] = [1, 3];
+/// A vCPU may use its saved time at once up to its share of this time, ns.
+const OVERUSE_TIME: u64 = 20_000_000;
+/// The pool of unused time is given away in pieces of at least this length, ns: a piece costs a check and two changes
+/// of place.
+const POOL_PIECE_MIN: u64 = 1_000_000;
+/// A bandwidth of one CPU, as a rate.
+const RATE: u64 = 1 << 20;
+
+/// What a vCPU's guest publishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deadlines {
+    /// No deadlines.
+    None,
+    /// Deadlines of tasks that all sleep.
+    Asleep,
+    /// Deadlines, and one of the tasks has run lately.
+    Live,
+}
+
+impl Deadlines {
+    fn of(next: Option<Next>) -> Self {
+        match next {
+            None => Self::None,
+            Some(Next { live: false, .. }) => Self::Asleep,
+            Some(Next { live: true, .. }) => Self::Live,
+        }
+    }
+}
+
+/// Whether a vCPU sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    /// It was seen running, or nothing says that it sleeps.
+    Awake,
+    /// Only the kernel knows whether it sleeps or waits.
+    Unknown,
+    /// The kernel said so, and it has not run since.
+    Asleep,
+}
+
+/// One vCPU of this plan: a server, whose budget is granted anew in each window.
+#[derive(Debug)]
+struct Server {
+    /// The number by which [`Threads`] knows the vCPU.
+    index: usize,
+    account: Account,
+    /// The vCPU's bandwidth in parts of [`RATE`], rounded up.
+    rate: u64,
+    /// The end of the present window, and the time granted for it, ns.
+    end: u64,
+    granted: u64,
+    /// Saved unused time, ns, which pays for overuse.
+    saved: u64,
+    /// Unused time beyond the limit of `saved`, ns, until it goes to the CPU's pool.
+    surplus: u64,
+    /// How far the balance may go below 0 until the next check, ns.
+    overuse_max: u64,
+    deadlines: Deadlines,
+    /// Whether the last window gave no reason for a plan.
+    quiet: bool,
+    /// Whether the vCPU was seen running at the last check, and its place until then.
+    ran: bool,
+    place_before: Place,
+    /// Whether the vCPU is assumed to be runnable.
+    runnable: bool,
+    /// Whether the vCPU used up the share of its last window.
+    exhausted: bool,
+    sleep: Sleep,
+    /// Whether the CPU was idle long enough for the vCPU to be likely to sleep.
+    cpu_idle: bool,
+    /// How long vCPUs ran that this vCPU would have waited for, ns.
+    waited_for: u64,
+    /// What the vCPU may still need of its window, ns.
+    demand: u64,
+    /// The least slack of the vCPUs behind this one, ns.
+    slack_behind: u64,
+    /// Whether the vCPU is to be planned.
+    planned: bool,
+}
+
+impl Server {
+    fn new(index: usize, reserved: &Reserved, now: u64, tally: Arc<Tally>) -> Self {
+        let account = Account::new(reserved, now, tally);
+        Self {
+            index,
+            rate: account.share(RATE) + 1,
+            account,
+            end: now,
+            granted: 0,
+            saved: 0,
+            surplus: 0,
+            overuse_max: 0,
+            deadlines: Deadlines::None,
+            quiet: false,
+            ran: false,
+            place_before: Place::Entitled,
+            runnable: true,
+            exhausted: true,
+            sleep: Sleep::Awake,
+            cpu_idle: false,
+            waited_for: 0,
+            demand: 0,
+            slack_behind: 0,
+            planned: false,
+        }
+    }
+
+    /// Applies the bandwidth that the guest claimed from its offer.
+    fn apply_claim(&mut self, now: u64, threads: &mut impl Threads) {
+        if let Some(more) = self.account.apply_claim(self.index, now, self.end, threads) {
+            self.granted = self.granted.saturating_add_signed(more);
+            self.rate = self.account.share(RATE) + 1;
+        }
+    }
+
+    /// Reads the vCPU's CPU time; returns how long it ran within its share since the last check, ns.
+    fn observe(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+        self.apply_claim(now, threads);
+        let account = &mut self.account;
+        let mut ran = 0;
+        if account.place != Place::Beyond {
+            ran = account.read(self.index, threads);
+        } else if now >= self.end || now >= account.deadline {
+            account.read(self.index, threads);
+        }
+        self.ran = ran > 0;
+        account.end_period(now);
+        self.saved -= self.repay(self.saved);
+        ran
+    }
+
+    /// Reduces the vCPU's debt by at most `most` ns; returns by how much.
+    fn repay(&mut self, most: u64) -> u64 {
+        let paid = self.account.balance.min(0).unsigned_abs().min(most);
+        self.account.balance += signed(paid);
+        paid
+    }
+
+    /// Saves unused time, up to the vCPU's share of 100 ms; the rest is for the pool.
+    fn save(&mut self, ns: u64) {
+        let saved = self.saved.saturating_add(ns);
+        self.saved = saved.min(self.account.share(SLICE_MAX.0));
+        self.surplus = self.surplus.saturating_add(saved - self.saved);
+    }
+
+    /// The most that the vCPU may run until the next check, ns.
+    fn remaining(&self) -> u64 {
+        u64::try_from(self.account.balance.saturating_add(signed(self.overuse_max))).unwrap_or(0)
+    }
+
+    /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns.
+    /// `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU
+    /// that was assumed to be runnable, because the next check depends on that.
+    fn update_sleep(&mut self, now: u64, busy: u64, cpu_idle: bool, threads: &mut impl Threads) {
+        let may = !self.ran && cpu_idle;
+        self.cpu_idle = cpu_idle;
+        // A vCPU that was at `Beyond`, behind bulk, may have waited all the time.
+        let ask = self.runnable && self.place_before != Place::Beyond;
+        // `cpu_idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake would
+        // stand until its window ends.
+        let asleep = may && (self.sleep == Sleep::Asleep || ask && threads.is_asleep(self.index));
+        self.sleep = match asleep {
+            true => Sleep::Asleep,
+            false if self.ran || ask => Sleep::Awake,
+            false => Sleep::Unknown,
+        };
+        self.runnable = self.ran || self.place_before == Place::Beyond || self.runnable && !asleep;
+        self.waited_for = busy;
+        self.update_demand(now);
+    }
+
+    /// Asks the kernel whether the vCPU sleeps, if `update_sleep` left that open.
+    fn ask_kernel(&mut self, now: u64, threads: &mut impl Threads) {
+        if self.sleep == Sleep::Unknown {
+            let asleep = threads.is_asleep(self.index);
+            self.sleep = if asleep { Sleep::Asleep } else { Sleep::Awake };
+            // It does not sleep, so it waits for a CPU, although no check has seen it run.
+            self.runnable = !asleep;
+            self.update_demand(now);
+        }
+    }
+
+    /// Updates what the vCPU may still need of its window.
+    fn update_demand(&mut self, now: u64) {
+        let mut demand = u64::try_from(self.account.balance).unwrap_or(0);
+        if self.sleep == Sleep::Asleep {
+            // It may have woken since, and may have waited while the others ran.
+            let left = self.end.saturating_sub(now).saturating_add(self.waited_for);
+            demand = demand.min(self.account.bandwidth.of(Nanos(left)).0);
+            if self.deadlines != Deadlines::None {
+                self.reclaim(signed(demand));
+            }
+        }
+        self.demand = if self.account.is_used_up() { 0 } else { demand };
+    }
+
+    /// Takes back what is left of the grant beyond `most`, and saves it as unused time.
+    fn reclaim(&mut self, most: i64) {
+        let account = &mut self.account;
+        let less = account.balance.saturating_sub(most).max(0);
+        account.balance -= less;
+        self.save(less.unsigned_abs());
+    }
+
+    /// Whether the vCPU used more than 1/`part` of its grant.
+    fn used_over(&self, part: u64) -> bool {
+        let used = signed(self.granted).saturating_sub(self.account.balance);
+        used.saturating_mul(signed(part)) > signed(self.granted)
+    }
+
+    /// Whether this vCPU needs no plan.
+    fn is_quiet(&self) -> bool {
+        self.deadlines != Deadlines::Live
+            && !self.used_over(8)
+            && self.account.balance >= 0
+            && self.account.place != Place::Beyond
+    }
+
+    /// Begins the vCPU's next window.
+    fn begin_window(&mut self, now: u64, threads: &mut impl Threads) {
+        let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
+        let next = threads.next_deadline(self.index, start);
+        self.deadlines = Deadlines::of(next);
+        self.exhausted = self.account.place == Place::Beyond || self.account.is_used_up();
+        self.quiet = self.granted > 0 && self.is_quiet();
+        // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
+        if self.account.place != Place::Beyond {
+            self.reclaim(0);
+        }
+        let account = &mut self.account;
+        let period = account.period.max(1);
+        let end = next.map_or((start / period + 1).saturating_mul(period), |next| next.at);
+        let bound = |length: Nanos| start.saturating_add(length.0);
+        self.end = end.clamp(bound(SLICE_MIN), bound(SLICE_MAX));
+        self.granted = account.share(self.end - start);
+        account.balance = account.balance.saturating_add(signed(self.granted));
+        self.sleep = Sleep::Awake;
+    }
+
+    /// Shortens the vCPU's window if its guest has begun to publish deadlines.
+    fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
+        let Some(next) = threads.next_deadline(self.index, now) else { return };
+        self.deadlines = Deadlines::of(Some(next));
+        let end = next.at.max(now.saturating_add(SLICE_MIN.0));
+        if end < self.end {
+            self.end = end;
+            let most = self.account.share(end - now);
+            (self.granted, self.account.balance) = (most, self.account.balance.min(signed(most)));
+        }
+    }
+}
+
+/// The vCPUs of one CPU.
+#[derive(Debug)]
+pub(crate) struct EdfCpu {
+    cpu: usize,
+    servers: Vec<Server>,
+    /// Indices of `servers`, sorted by the ends of their windows; ended threads are left out.
+    by_deadline: Vec<usize>,
+    /// Time of the last check; end of the next window or of the calm time.
+    last: u64,
+    end: u64,
+    calm: bool,
+    /// Length of the last calm time, ns.
+    calm_length: u64,
+    /// The shortest period, ns.
+    shortest: u64,
+    /// Pool of unused time, ns, which no vCPU has had yet.
+    pool: u64,
+    windows: u64,
+    checks: u64,
+    /// Duration of a check, ns: a moving average, and the last one.
+    cost: u64,
+    last_cost: u64,
+}
+
+impl EdfCpu {
+    /// A plan for the vCPUs of this CPU (by the planner's numbers), which are at [`Place::Entitled`] now. `tally` gives
+    /// each vCPU its counters.
+    pub(crate) fn new(
+        reservations: &Reservations,
+        cpu: usize,
+        now: u64,
+        tally: impl Fn(ThreadId) -> Arc<Tally>,
+    ) -> Self {
+        let alone = reservations.cpus.len() == 1;
+        let here = |reserved: &Reserved| alone || reserved.home.is_some_and(|home| usize::try_from(home) == Ok(cpu));
+        let servers: Vec<Server> = reservations
+            .vcpus
+            .iter()
+            .enumerate()
+            .filter(|(_, reserved)| here(reserved))
+            .map(|(index, reserved)| Server::new(index, reserved, now, tally(reserved.id)))
+            .collect();
+        let shortest = servers.iter().map(|server| server.account.period).min().unwrap_or(CALM_MAX).min(CALM_MAX);
+        Self {
+            cpu,
+            by_deadline: Vec::with_capacity(servers.len()),
+            servers,
+            last: now,
+            end: now,
+            calm: false,
+            calm_length: shortest,
+            shortest,
+            pool: 0,
+            windows: 0,
+            checks: 0,
+            cost: 0,
+            last_cost: 0,
+        }
+    }
+
+    /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
+    /// calls this: what vCPUs use between this call and the first check is charged to them.
+    pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {
+        for server in &mut self.servers {
+            server.account.begin(now, threads.read(server.index));
+            server.end = now;
+        }
+        (self.last, self.end) = (now, now);
+    }
+
+    /// Continues the plan `old`: vCPUs of both keep their place, debt, period and window. A changed bandwidth applies
+    /// from now on. To be called after [`Self::begin`].
+    pub(crate) fn take_over(&mut self, old: &EdfCpu) {
+        let now = self.last;
+        for server in &mut self.servers {
+            let is_of = |before: &&Server| before.account.id == server.account.id && !before.account.ended;
+            let Some(before) = old.servers.iter().find(is_of) else { continue };
+            let left = before.end.saturating_sub(now);
+            let given = before.account.share(left);
+            server.account.take_over(&before.account, given);
+            if old.calm {
+                // Its first window of the new plan begins now.
+                server.account.balance = -signed(before.account.overuse(given));
+                continue;
+            }
+            (server.end, server.deadlines) = (before.end, before.deadlines);
+            (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
+            server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
+            let more = signed(server.account.share(left)) - signed(given);
+            server.granted = before.granted.saturating_add_signed(more);
+            server.account.balance = server.account.balance.saturating_add(more);
+        }
+        if old.cpu == self.cpu {
+            (self.windows, self.checks, self.cost, self.last_cost) = (old.windows, old.checks, old.cost, old.last_cost);
+            self.pool = old.pool;
+        }
+    }
+
+    /// Continues a plan by slices: vCPUs of both keep their place, debt and period. `old` gives a vCPU's account there.
+    pub(crate) fn take_over_accounts<'a>(&mut self, old: impl Fn(ThreadId) -> Option<&'a Account>) {
+        for server in &mut self.servers {
+            if let Some(before) = old(server.account.id) {
+                server.account.take_over(before, 0);
+                server.account.balance = server.account.balance.min(0);
+            }
+        }
+    }
+
+    /// The account of one of the vCPUs, and its share of the time from `now` to the end of its window, ns.
+    pub(crate) fn account(&self, id: ThreadId, now: u64) -> Option<(&Account, u64)> {
+        let server = self.servers.iter().find(|server| server.account.id == id && !server.account.ended)?;
+        Some((&server.account, server.account.share(server.end.saturating_sub(now))))
+    }
+
+    /// Records how long a step took, ns.
+    pub(crate) fn record_cost(&mut self, ns: u64) {
+        self.last_cost = ns;
+        self.cost = (3 * self.cost + ns) / 4;
+    }
+
+    /// Does what is due. Returns when the pacer is to check again.
+    pub(crate) fn step(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+        self.checks += 1;
+        if self.servers.is_empty() {
+            return NEVER;
+        }
+        if self.calm && now < self.end {
+            return self.end;
+        }
+        // How long vCPUs ran that delay a vCPU at `Planned` (0) or at `Entitled` (1).
+        let mut busy = [0_u64; 2];
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            (server.place_before, server.ran) = (server.account.place, false);
+            let ran = server.observe(now, threads);
+            busy[1] = busy[1].saturating_add(ran);
+            busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
+        }
+        self.repay_from_pool();
+        let passed = now.saturating_sub(self.last).saturating_sub(self.last_cost);
+        self.last = now;
+        if self.begin_windows(now, threads) {
+            return self.begin_calm(now, threads);
+        }
+        for server in &mut self.servers {
+            // Behind bulk it may not have run although it was runnable.
+            let busy = match server.place_before {
+                Place::Planned => busy[0],
+                Place::Entitled => busy[1],
+                Place::Beyond => passed,
+            };
+            let [most, exhausted] = IDLE_QUARTERS;
+            let least = passed / 4 * if server.exhausted { exhausted } else { most };
+            server.update_sleep(now, busy, passed > busy.saturating_add(IDLE_MIN.max(least)), threads);
+        }
+        let mut holds = self.choose_planned(now);
+        // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid;
+        // and where that time is too short for another check, so that a waiting vCPU must not be behind one with a
+        // later deadline.
+        self.end =
+            self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
+        let ask = |server: &Server| {
+            server.sleep == Sleep::Unknown && server.demand > 0 && (server.cpu_idle || holds < CHECK_DELAY_MIN)
+        };
+        if holds < self.end.saturating_sub(now) && self.servers.iter().any(ask) {
+            self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
+            holds = self.choose_planned(now);
+        }
+        self.allow_overuse(holds);
+        self.apply_places(threads);
+        self.next_check(now, holds)
+    }
+
+    /// The least delay, ns, of a check that is not urgent.
+    fn delay_min(&self) -> u64 {
+        self.cost.saturating_mul(COST_FACTOR)
+    }
+
+    /// Lets vCPUs run beyond their shares where no deadline is at risk: each for its own saved time, then the runnable
+    /// vCPU with the earliest deadline for the pool.
+    fn allow_overuse(&mut self, holds: u64) {
+        let unhurried = holds >= 2 * CHECK_DELAY_MIN.max(self.delay_min());
+        let Self { servers, by_deadline, pool, .. } = self;
+        servers.iter_mut().for_each(|server| server.overuse_max = 0);
+        let mut others = *pool;
+        for at in by_deadline.iter().filter(|_| unhurried) {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            let own = server.saved.min(server.account.share(OVERUSE_TIME));
+            server.overuse_max = if own >= CHECK_DELAY_MIN { own } else { 0 };
+            if server.runnable && others >= POOL_PIECE_MIN {
+                server.overuse_max += std::mem::take(&mut others);
+            }
+        }
+    }
+
+    /// Pays debts from the pool of unused time, the earliest deadline first.
+    fn repay_from_pool(&mut self) {
+        let Self { servers, by_deadline, pool, .. } = self;
+        let given_up: u64 = servers.iter_mut().map(|server| std::mem::take(&mut server.surplus)).sum();
+        *pool = pool.saturating_add(given_up).min(UNUSED_MAX);
+        for at in by_deadline.iter() {
+            *pool -= servers.get_mut(*at).map_or(0, |server| server.repay(*pool));
+        }
+    }
+
+    /// Begins the windows that are due. True if no vCPU needs a plan any more.
+    fn begin_windows(&mut self, now: u64, threads: &mut impl Threads) -> bool {
+        let calm = std::mem::take(&mut self.calm);
+        let mut rolled = false;
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            if calm {
+                server.end = now;
+            }
+            if now >= server.end {
+                server.begin_window(now, threads);
+                rolled = true;
+            } else if server.deadlines == Deadlines::None {
+                server.shorten_window(now, threads);
+            }
+        }
+        self.windows += u64::from(rolled);
+        let quiet = self
+            .servers
+            .iter()
+            .all(|server| server.quiet && server.deadlines != Deadlines::Live || server.account.ended);
+        if !quiet {
+            self.calm_length = self.shortest;
+        }
+        quiet
+    }
+
+    /// Sorts the vCPUs by deadline, and computes for each the least slack of those behind it.
+    fn sort_by_deadline(&mut self, now: u64) {
+        let Self { servers, by_deadline, .. } = self;
+        by_deadline.clear();
+        by_deadline
+            .extend((0..servers.len()).filter(|at| servers.get(*at).is_some_and(|server| !server.account.ended)));
+        by_deadline.sort_unstable_by_key(|at| servers.get(*at).map_or(u64::MAX, |server| server.end));
+        // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
+        // then.
+        let (mut wanted, mut rate, mut before) = (0_u64, 0_u64, now);
+        for at in by_deadline.iter() {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            let granted = rate.saturating_mul(server.end.saturating_sub(before)) / RATE;
+            wanted = wanted.saturating_add(granted).saturating_add(server.demand);
+            (rate, before) = (rate.saturating_add(server.rate), server.end);
+            // A vCPU that needs nothing more misses nothing.
+            let slack = server.end.saturating_sub(now).saturating_sub(wanted);
+            server.slack_behind = if server.demand > 0 { slack } else { u64::MAX };
+        }
+        let mut least = u64::MAX;
+        for at in by_deadline.iter().rev() {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            (server.slack_behind, least) = (least, least.min(server.slack_behind));
+        }
+    }
+
+    /// Chooses the vCPUs to be planned, and returns for how long that choice is valid, ns.
+    fn choose_planned(&mut self, now: u64) -> u64 {
+        self.sort_by_deadline(now);
+        let Self { servers, by_deadline, .. } = self;
+        servers.iter_mut().for_each(|server| server.planned = false);
+        let line = || by_deadline.iter().filter_map(|at| servers.get(*at)).filter(|server| server.demand > 0);
+        let Some(first) = line().next().map(|server| server.end.saturating_sub(now)) else { return NEVER };
+        let (mut best, mut holds, mut together) = (1, 0, 0_u64);
+        for (number, server) in (1_usize..).zip(line()) {
+            together = together.saturating_add(server.demand);
+            let within = if number == 1 { u64::MAX } else { first.saturating_sub(together) };
+            let reach = within.min(server.slack_behind);
+            if number == 1 || reach > holds {
+                (best, holds) = (number, reach);
+            }
+            if holds >= first || within == 0 {
+                break;
+            }
+        }
+        // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned, so that it
+        // does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay entitled: no
+        // other delays it.
+        let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
+        if let (true, Some((number, _))) = (holds < CHECK_DELAY_MIN, eager.next()) {
+            best = if eager.next().is_some() { number } else { (number - 1).max(1) };
+        }
+        for at in by_deadline.iter() {
+            if let Some(server) = servers.get_mut(*at).filter(|server| best > 0 && server.demand > 0) {
+                server.planned = true;
+                best -= 1;
+            }
+        }
+        holds
+    }
+
+    /// Moves each vCPU to its place, the earliest deadline first: when a thread is raised, SCHED_FIFO appends it to the
+    /// threads of its new priority.
+    fn apply_places(&mut self, threads: &mut impl Threads) {
+        let Self { servers, by_deadline, .. } = self;
+        for at in by_deadline.iter() {
+            let Some(server) = servers.get_mut(*at) else { continue };
+            let place = if server.remaining() <= server.account.grain {
+                Place::Beyond
+            } else if server.planned {
+                Place::Planned
+            } else {
+                Place::Entitled
+            };
+            server.account.move_to(server.index, place, threads);
+        }
+    }
+
+    /// When to check again, if the order is valid for `holds` ns.
+    fn next_check(&self, now: u64, holds: u64) -> u64 {
+        let present = || self.servers.iter().filter(|server| !server.account.ended);
+        let delay_min = self.delay_min();
+        let alone = present().filter(|server| server.planned).count() == 1;
+        let used_up = |server: &Server| {
+            let runs = server.ran || alone && server.planned && server.sleep != Sleep::Asleep;
+            let least = if runs { server.account.grain } else { server.account.grain.max(delay_min) };
+            now.saturating_add(self.cost).saturating_add(server.remaining().max(least))
+        };
+        let awake = present().filter(|server| server.account.place != Place::Beyond && server.runnable).map(used_up);
+        let bounds = awake.chain([self.end, now.saturating_add(holds.max(CHECK_DELAY_MIN).max(delay_min))]);
+        bounds.min().unwrap_or(self.end)
+    }
+
+    /// Begins a calm time, without a plan. Returns when it ends.
+    fn begin_calm(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+        let ran = self.servers.iter().any(|server| server.ran);
+        self.calm = true;
+        self.calm_length = if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) };
+        self.end = now.saturating_add(self.calm_length);
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            server.end = self.end;
+            server.granted = server.account.share(self.calm_length);
+            server.account.balance = signed(server.granted);
+            server.account.move_to(server.index, Place::Planned, threads);
+        }
+        self.end
+    }
+
+    /// Adds the present state to the snapshot.
+    pub(crate) fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
+        into.add_span(now, self.last, self.end, self.calm);
+        into.slices += self.windows;
+        into.looks += self.checks;
+        for server in self.servers.iter().filter(|server| !server.account.ended) {
+            into.add_vcpu(server.account.state());
+        }
+        let mut start = self.last;
+        let line = self.by_deadline.iter().filter_map(|at| self.servers.get(*at));
+        for server in line.filter(|server| !self.calm && server.demand > 0) {
+            let end = start.saturating_add(server.demand);
+            into.add_segment(Segment { cpu: self.cpu, id: server.account.id, start, end });
+            start = end;
+        }
+    }
+}

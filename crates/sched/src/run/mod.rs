@@ -1,0 +1,23 @@
+//! Enforcement: pacer threads, vCPU threads and the back ends that use them.
+//!
+//! | file | content |
+//! |---|---|
+//! | `guest` | reads what a vCPU's guest publishes and claims |
+//! | `vcpu` | one vCPU thread: reads its CPU time and changes its place |
+//! | `threads` | all vCPU threads of a schedule |
+//! | `pacer` | the FIFO threads that enforce a schedule, and how the daemon gives them a new one |
+//! | `backend` | what a back end does for the daemon |
+//! | `paced` | back ends `paced`, `dp-wrap` and `sched_ext` |
+//! | `deadline` | back end `deadline` |
+
+mod backend;
+mod deadline;
+mod guest;
+mod paced;
+mod pacer;
+mod threads;
+mod vcpu;
+
+pub use backend::Backend;
+pub use deadline::Deadline;
+pub use paced::{Paced, Way};

@@ -1,0 +1,51 @@
+//! The vCPU threads of a schedule, by number.
+
+use crate::model::{Counts, Next, Place, Share, Threads};
+use crate::run::vcpu::VcpuThread;
+
+/// vCPU threads; None: the thread had ended when it was to be opened.
+#[derive(Debug, Default)]
+pub(crate) struct VcpuThreads(pub Vec<Option<VcpuThread>>);
+
+impl VcpuThreads {
+    /// Takes over what `old` knows of the threads that are in both.
+    pub(crate) fn take_over(&mut self, old: &VcpuThreads) {
+        for vcpu in self.0.iter_mut().flatten() {
+            if let Some(before) = old.0.iter().flatten().find(|before| before.is_of(vcpu)) {
+                vcpu.guest.take_over(&before.guest);
+            }
+        }
+    }
+
+    /// Moves the threads that are not in `other` to a place.
+    pub(crate) fn place_others(&mut self, other: Option<&VcpuThreads>, place: Place) {
+        let is_there =
+            |vcpu: &VcpuThread| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(vcpu)));
+        for vcpu in self.0.iter_mut().flatten().filter(|vcpu| !is_there(vcpu)) {
+            // If the thread has ended, or the change is not permitted, nothing changes.
+            let _ = vcpu.read_schedstat().and_then(|_| vcpu.set_place(place));
+        }
+    }
+}
+
+impl Threads for VcpuThreads {
+    fn read(&mut self, vcpu: usize) -> Option<Counts> {
+        self.0.get_mut(vcpu)?.as_mut()?.read().ok()
+    }
+
+    fn is_asleep(&mut self, vcpu: usize) -> bool {
+        self.0.get(vcpu).and_then(Option::as_ref).is_none_or(VcpuThread::is_asleep)
+    }
+
+    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
+        self.0.get_mut(vcpu)?.as_mut()?.guest.next_deadline(after)
+    }
+
+    fn claimed(&mut self, vcpu: usize) -> Option<Share> {
+        self.0.get_mut(vcpu)?.as_mut()?.guest.claimed()
+    }
+
+    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
+        self.0.get_mut(vcpu)?.as_mut()?.set_place(place).ok()
+    }
+}
