@@ -11,7 +11,7 @@ use crate::apply::{Done, apply, reset};
 use crate::journal::{BOOT_ID, Journal, JournalError, Original, Originals};
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 use crate::live::{Roots, meaning};
-use crate::obstacle::{explain, with_remedy};
+use crate::obstacle::{explain, file_error, netlink_error};
 use crate::plan::Plan;
 use crate::rule::{RuleId, Setting, Stage};
 
@@ -108,7 +108,7 @@ const REMEDIES: [&str; 26] = [
     "wait until it is up: ip link show dev ens9",
     "see its messages: journalctl -k -g ens9",
     "free memory",
-    "raise LimitNOFILE=",
+    "LimitNOFILE=",
     "sysctl fs.file-max",
     "journalctl -k -g 'blocked for more than'",
     "let RestrictAddressFamilies=",
@@ -224,13 +224,17 @@ fn errors_without_a_known_cause_end_at_a_report() {
     let changing = || io::Error::new(io::ErrorKind::Interrupted, "the kernel's table went on changing");
     let busy = explain(&roots(dir.path(), None), &clsact, None, meaning(&clsact, changing()));
     is_complete(&busy.to_string(), &clsact.to_string(), &["wait until that ends; ip monitor"]);
-    for (code, remedy) in [
-        (libc::EMFILE, "LimitNOFILE="),
-        (libc::ENOBUFS, "free memory"),
-        (libc::EPERM, "run it as root"),
-        (libc::EIO, "journalctl -k"),
+    let right = ontime_tenants::remedy(&io::Error::from_raw_os_error(libc::EPERM));
+    for (code, netlink, file) in [
+        (libc::EMFILE, "LimitNOFILE=", "LimitNOFILE="),
+        (libc::ENOBUFS, "free memory", "free memory"),
+        (libc::EPERM, right, right),
+        (libc::EIO, "journalctl -k", "journalctl -k"),
+        (libc::EAGAIN, "blocked for more than", "see the kernel's log"),
     ] {
-        is_complete(&with_remedy("rtnetlink", &io::Error::from_raw_os_error(code)), "rtnetlink", &[remedy]);
+        let error = io::Error::from_raw_os_error(code);
+        is_complete(&netlink_error("rtnetlink", &error), "rtnetlink", &[netlink]);
+        is_complete(&file_error("/proc/9/status", &error), "/proc/9/status", &[file]);
     }
 }
 
