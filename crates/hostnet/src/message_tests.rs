@@ -12,7 +12,7 @@ use crate::journal::{BOOT_ID, Journal, JournalError, Original, Originals};
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 use crate::live::{Roots, meaning};
 use crate::obstacle::{explain, file_error, netlink_error};
-use crate::plan::Plan;
+use crate::plan::{Plan, contradiction};
 use crate::rule::{RuleId, Setting, Stage};
 
 const THREAD: ThreadId = ThreadId { pid: 811, tid: 812, start_time: 5 };
@@ -287,6 +287,16 @@ fn a_journal_that_cannot_be_read_says_what_follows_for_a_look_and_for_a_change()
     assert!(look.contains("is shown as if the administrator had set it; move away"), "{look}");
     let change = Journal::open(&path, "boot").unwrap_err().to_string();
     assert!(change.contains("no setting was changed") && change.contains("move away"), "{change}");
+}
+
+/// No two rules of the table do this.
+#[test]
+fn two_rules_that_want_different_values_are_named_with_a_remedy() {
+    let on = |rule, priority| Setting::new(rule, Stage::Place, place(), Value::Policy(Policy::Fifo(priority)));
+    let found = contradiction(&on(RuleId::IrqThread, 50), &on(RuleId::DeviceIrq, 2));
+    assert_eq!((found.object, found.rule), (place().to_string(), RuleId::DeviceIrq));
+    assert_eq!(found.found, "irq-thread wants FIFO 50, device-irq wants FIFO 2");
+    assert!(found.remedy.starts_with("give it one class in /etc/ontime"), "{}", found.remedy);
 }
 
 /// A host on which each write fails.
