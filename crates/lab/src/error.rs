@@ -50,7 +50,8 @@ pub enum LabError {
         tail: String,
     },
     /// The emulator could not be built, or failed its self-test.
-    #[error("the lab's emulator cannot be {what}: {said}\nmore in {files}", files = files.display())]
+    #[error("the lab's emulator cannot be {what}; end the cause below, of which {files} has more, then begin anew: \
+             `ontime-lab images --several-cpus`\n{said}", files = files.display())]
     Emulator {
         /// "built" or "used".
         what: &'static str,
@@ -162,6 +163,10 @@ mod tests {
             (
                 LabError::Ended { status: "signal: 9".into(), log: log(), tail: String::new() }.to_string(),
                 "Out of memory",
+            ),
+            (
+                LabError::Emulator { what: "built", said: "no space left".into(), files: log() }.to_string(),
+                "`ontime-lab images --several-cpus`\nno space left",
             ),
             (LabError::Crashed { line: "Kernel panic".into(), log: log() }.to_string(), "--out DIR"),
             (LabError::Hung { seconds: 60, log: log(), tail: String::new() }.to_string(), "--silence"),
