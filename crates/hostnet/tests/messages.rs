@@ -1,7 +1,7 @@
 //! Every finding and every row of `ontime doctor` names the thing, the cause and the remedy.
 //!
-//! The tables below make each kind once. `found_by` is exhaustive: a rule of its own needs an arm. `SITES` has the number
-//! of places at which rules make findings: a new one needs a case.
+//! The tables below make each kind once. `found_by` is exhaustive: a new rule needs an arm. `SITES` has the number of
+//! places at which rules make findings: a new one needs a case.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]

@@ -88,9 +88,9 @@ pub enum LabError {
         tail: String,
     },
     /// The emulator ended by itself.
-    #[error("the emulator ended ({status}) before it was asked to; see its own messages below: another program may have \
-             killed it (journalctl -k -g 'Out of memory'), else run it again with --out DIR to keep its files\nits \
-             console log: {log}\n{tail}", log = log.display())]
+    #[error("the emulator ended ({status}) before it was asked to; see its own messages below: another program may \
+             have killed it (journalctl -k -g 'Out of memory'), else run it again with --out DIR to keep its files\n\
+             its console log: {log}\n{tail}", log = log.display())]
     Ended {
         /// The emulator's exit status.
         status: String,

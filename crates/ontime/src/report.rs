@@ -1,9 +1,9 @@
 //! `ontime report`: collects what a support request needs in one tar file.
 //!
 //! In: the output of this program's own commands and of some of the system's, files of Ontime and of `/proc`. Out: a
-//! tar file that only its owner may read. Every part is limited in size and time: a long log keeps its newest lines, any
-//! other part its beginning, and a line in the part says how much was left out. A part that cannot be collected is listed
-//! in `manifest.json`, and the rest is collected anyway. Configuration files are opened without following
+//! tar file that only its owner may read. Every part is limited in size and time: a long log keeps its newest lines,
+//! any other part its beginning, and a line in the part says how much was left out. A part that cannot be collected is
+//! listed in `manifest.json`, and the rest is collected anyway. Configuration files are opened without following
 //! symbolic links.
 
 use std::fs::File;

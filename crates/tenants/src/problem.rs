@@ -103,7 +103,8 @@ impl Problem {
             }
             ProblemKind::Unreadable(_) => "run as root, on the host and not in a container".to_owned(),
             ProblemKind::StaleDomain(_) => {
-                "wait a moment; if it stays, libvirt has lost track of the domain: systemctl restart libvirtd (or virtqemud)"
+                "wait a moment; if it stays, libvirt has lost track of the domain: systemctl restart libvirtd (or \
+                 virtqemud)"
                     .to_owned()
             }
             ProblemKind::BadStatus(_) => "check the file; libvirt rewrites it when the domain changes".to_owned(),

@@ -147,7 +147,8 @@ fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outc
             }
         };
         let remedy = format!(
-            "run it on a host with more CPUs; or, knowing this, set poll_cpu in [nic.{}], best with [busypoll] adaptive = true and a bound",
+            "run it on a host with more CPUs; or, knowing this, set poll_cpu in [nic.{}], best with [busypoll] \
+             adaptive = true and a bound",
             nic.id.name
         );
         outcome.findings.push(finding(nic, Severity::Warning, found, remedy, None));

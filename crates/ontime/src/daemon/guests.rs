@@ -173,8 +173,8 @@ impl Guests {
 /// A fault of a VM's device process, with the cause and the remedy.
 fn at_device(vm: &str, what: &str, cause: &dyn std::fmt::Display) -> String {
     format!(
-        "{vm}: {what}: {cause}; see the device process's log (journalctl -u ontime-device@{vm}), and if it stays, start \
-         the VM again"
+        "{vm}: {what}: {cause}; see the device process's log (journalctl -u ontime-device@{vm}), and if it stays, \
+         start the VM again"
     )
 }
 

@@ -255,14 +255,14 @@ fn change(item: &Item) -> api::Change {
 pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
     let watched = match &used.cover {
         _ if used.refused > 0 => format!(
-            "not: the kernel has refused {} to change its policy; journalctl -k and `ontime doctor` (row refusals) show \
-             the cause",
+            "not: the kernel has refused {} to change its policy; journalctl -k and `ontime doctor` (row refusals) \
+             show the cause",
             counted(used.refused, "time")
         ),
         Cover::Watched => "yes".to_owned(),
         Cover::Whole => {
-            "not: its runtime cap is a whole CPU; give it a runtime-cap below 1 in /etc/ontime/tenants.toml, unless this \
-             is meant"
+            "not: its runtime cap is a whole CPU; give it a runtime-cap below 1 in /etc/ontime/tenants.toml, unless \
+             this is meant"
                 .to_owned()
         }
         Cover::Gone => "not: it has ended; nothing to do".to_owned(),
