@@ -17,13 +17,13 @@ use std::io::{self, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
+use ontime_tenants::remedy::of_limits;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use thiserror::Error;
 
 use crate::knob::{Knob, Value};
-use crate::obstacle::general;
 
 /// The file in which the kernel shows the identifier of this boot.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -340,7 +340,7 @@ fn remedy(path: &Path, source: &io::Error) -> String {
         Some(libc::EIO) => {
             "the disk or its file system fails: journalctl -k; another place is --state-dir DIR".to_owned()
         }
-        _ => match general(source) {
+        _ => match of_limits(source) {
             Some((cause, remedy)) => format!("{cause}: {remedy}"),
             None => format!("see whether root may write there: ls -ld {dir}, df {dir}, journalctl -k"),
         },

@@ -466,7 +466,7 @@ fn route_error(knob: &Knob, error: io::Error) -> KnobError {
                 _ => "cls_flower or act_skbedit",
             };
             let cause = format!("the kernel is built or installed without {modules}");
-            unsupported(knob, &cause, "a kernel package that has it (modinfo tells)")
+            unsupported(knob, &cause, "install a kernel package that has it (modinfo tells)")
         }
         (_, io::ErrorKind::AddrInUse) => {
             let name = knob.nic().map(|nic| nic.name.as_str()).unwrap_or_default();
@@ -484,7 +484,7 @@ fn ethtool_error(knob: &Knob, error: io::Error) -> KnobError {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::EINVAL) => {
             let option = if matches!(knob, Knob::Moderation { .. }) { "-c" } else { "-k" };
-            let remedy = format!("a kernel or NIC whose driver does (ethtool {option} shows)");
+            let remedy = format!("use a kernel or NIC whose driver does (ethtool {option} shows)");
             unsupported(knob, "its driver does not let this be set", &remedy)
         }
         _ => os(knob, "asking netlink family ethtool", error),
@@ -573,16 +573,16 @@ fn file_error(knob: &Knob, what: &'static str, error: io::Error) -> KnobError {
         (Knob::IrqAffinity { .. }, Some(libc::ENOSPC)) => unsupported(
             knob,
             "these CPUs have no interrupt vector left",
-            "fewer queues of NICs whose interrupts are there (ethtool -L), or more CPUs",
+            "set up fewer queues of NICs whose interrupts are there (ethtool -L), or more CPUs",
         ),
         (Knob::HostFile { .. } | Knob::HostCpus { .. }, Some(libc::ENOENT)) => {
-            unsupported(knob, "this kernel has no such file", "a kernel that has it")
+            unsupported(knob, "this kernel has no such file", "boot a kernel that has it")
         }
         (Knob::HostFile { root: Root::Debug, .. }, Some(libc::EPERM)) => {
             unsupported(knob, "kernel lockdown denies debugfs", "boot without lockdown (it comes with Secure Boot)")
         }
         (Knob::NicFile { .. }, Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
-            unsupported(knob, "the driver or device does not have this", "a kernel or NIC whose driver does")
+            unsupported(knob, "the driver or device does not have this", "use a kernel or NIC whose driver does")
         }
         (Knob::XpsCpus { nic, .. }, Some(libc::EOPNOTSUPP | libc::EINVAL)) => unsupported(
             knob,

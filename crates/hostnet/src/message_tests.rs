@@ -11,8 +11,8 @@ use crate::apply::{Done, apply, reset};
 use crate::journal::{BOOT_ID, Journal, JournalError, Original, Originals};
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
 use crate::live::{Roots, meaning};
-use crate::obstacle::{explain, with_remedy};
-use crate::plan::Plan;
+use crate::obstacle::{explain, file_error, netlink_error};
+use crate::plan::{Plan, contradiction};
 use crate::rule::{RuleId, Setting, Stage};
 
 const THREAD: ThreadId = ThreadId { pid: 811, tid: 812, start_time: 5 };
@@ -108,7 +108,7 @@ const REMEDIES: [&str; 26] = [
     "wait until it is up: ip link show dev ens9",
     "see its messages: journalctl -k -g ens9",
     "free memory",
-    "raise LimitNOFILE=",
+    "LimitNOFILE=",
     "sysctl fs.file-max",
     "journalctl -k -g 'blocked for more than'",
     "let RestrictAddressFamilies=",
@@ -224,13 +224,17 @@ fn errors_without_a_known_cause_end_at_a_report() {
     let changing = || io::Error::new(io::ErrorKind::Interrupted, "the kernel's table went on changing");
     let busy = explain(&roots(dir.path(), None), &clsact, None, meaning(&clsact, changing()));
     is_complete(&busy.to_string(), &clsact.to_string(), &["wait until that ends; ip monitor"]);
-    for (code, remedy) in [
-        (libc::EMFILE, "LimitNOFILE="),
-        (libc::ENOBUFS, "free memory"),
-        (libc::EPERM, "run it as root"),
-        (libc::EIO, "journalctl -k"),
+    let right = ontime_tenants::remedy(&io::Error::from_raw_os_error(libc::EPERM));
+    for (code, netlink, file) in [
+        (libc::EMFILE, "LimitNOFILE=", "LimitNOFILE="),
+        (libc::ENOBUFS, "free memory", "free memory"),
+        (libc::EPERM, right, right),
+        (libc::EIO, "journalctl -k", "journalctl -k"),
+        (libc::EAGAIN, "blocked for more than", "see the kernel's log"),
     ] {
-        is_complete(&with_remedy("rtnetlink", &io::Error::from_raw_os_error(code)), "rtnetlink", &[remedy]);
+        let error = io::Error::from_raw_os_error(code);
+        is_complete(&netlink_error("rtnetlink", &error), "rtnetlink", &[netlink]);
+        is_complete(&file_error("/proc/9/status", &error), "/proc/9/status", &[file]);
     }
 }
 
@@ -283,6 +287,16 @@ fn a_journal_that_cannot_be_read_says_what_follows_for_a_look_and_for_a_change()
     assert!(look.contains("is shown as if the administrator had set it; move away"), "{look}");
     let change = Journal::open(&path, "boot").unwrap_err().to_string();
     assert!(change.contains("no setting was changed") && change.contains("move away"), "{change}");
+}
+
+/// No two rules of the table do this.
+#[test]
+fn two_rules_that_want_different_values_are_named_with_a_remedy() {
+    let on = |rule, priority| Setting::new(rule, Stage::Place, place(), Value::Policy(Policy::Fifo(priority)));
+    let found = contradiction(&on(RuleId::IrqThread, 50), &on(RuleId::DeviceIrq, 2));
+    assert_eq!((found.object, found.rule), (place().to_string(), RuleId::DeviceIrq));
+    assert_eq!(found.found, "irq-thread wants FIFO 50, device-irq wants FIFO 2");
+    assert!(found.remedy.starts_with("give it one class in /etc/ontime"), "{}", found.remedy);
 }
 
 /// A host on which each write fails.

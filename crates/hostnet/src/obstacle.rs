@@ -15,6 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use ontime_tenants::proc::{parse_stat, printable};
+use ontime_tenants::remedy::{of_limits, remedy};
 use ontime_tenants::{Policy, ThreadId};
 
 use crate::cpus::CpuSet;
@@ -152,7 +153,7 @@ fn read_only(file: &Path, root: Root, path: &str, value: &Value) -> Option<Obsta
              on the kernel's \
              command line where it is built in"
         ),
-        None => "a kernel that lets it be written".to_owned(),
+        None => "boot a kernel that lets it be written".to_owned(),
     };
     Some(Obstacle { cause: format!("{root}/{path} is read-only in this kernel"), remedy, lasting: true })
 }
@@ -215,7 +216,8 @@ fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
         Some(Obstacle { cause: cause.to_owned(), remedy: remedy.to_owned(), lasting: true })
     };
     let found = |cause: &str, remedy: &str| Some(Obstacle::new(cause.to_owned(), remedy.to_owned()));
-    if let Some((cause, remedy)) = general(source) {
+    let known = if by_netlink(knob) { of_netlink(source) } else { of_limits(source) };
+    if let Some((cause, remedy)) = known {
         return found(cause, remedy);
     }
     let code = source.raw_os_error()?;
@@ -235,7 +237,7 @@ fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
             "put one online (echo 1 > /sys/devices/system/cpu/cpuN/online), or name another in /etc/ontime/host.toml",
         ),
         (Knob::HostFile { .. }, libc::EINVAL | libc::ERANGE | libc::EOPNOTSUPP) => {
-            lasting("this kernel does not take that value there", "a kernel that takes it")
+            lasting("this kernel does not take that value there", "boot a kernel that takes it")
         }
         (Knob::TapBatch { process, .. } | Knob::SendBuffer { process, .. }, libc::EBUSY) => found(
             "the process replaced files while they were taken, and these are not closed yet",
@@ -269,16 +271,13 @@ fn takes_deadline_time(knob: &Knob) -> bool {
     }
 }
 
-/// The meaning of an error number for this process or host, whatever the request: cause and remedy.
-pub(crate) fn general(error: &io::Error) -> Option<(&'static str, &'static str)> {
+/// The meaning of an error of netlink: cause and remedy.
+fn of_netlink(error: &io::Error) -> Option<(&'static str, &'static str)> {
     if error.kind() == io::ErrorKind::Interrupted {
         let cause = "interfaces, queues or filters change all the time";
         return Some((cause, "wait until that ends; ip monitor and tc monitor show what changes"));
     }
     Some(match error.raw_os_error()? {
-        libc::EMFILE => ("this process has too many files open", "raise LimitNOFILE= of ontimed.service"),
-        libc::ENFILE => ("the host has too many files open", "raise it: sysctl fs.file-max"),
-        libc::ENOMEM | libc::ENOBUFS => ("the kernel has no memory for it", "free memory on the host"),
         libc::EAGAIN | libc::ETIMEDOUT => (
             "the kernel did not answer in 2 s, because a driver or a hung task holds its network lock (RTNL)",
             "see which: journalctl -k -g 'blocked for more than'",
@@ -286,16 +285,48 @@ pub(crate) fn general(error: &io::Error) -> Option<(&'static str, &'static str)>
         libc::EAFNOSUPPORT => {
             ("this process may not open netlink sockets", "let RestrictAddressFamilies= of the unit contain AF_NETLINK")
         }
-        _ => return None,
+        _ => return of_limits(error),
     })
 }
 
-/// An error and its remedy, for a request to the kernel that concerns no single knob.
-pub(crate) fn with_remedy(what: &str, error: &io::Error) -> String {
-    match general(error) {
+/// Whether this knob is read and set through netlink.
+fn by_netlink(knob: &Knob) -> bool {
+    match knob {
+        Knob::ThreadPolicy { .. }
+        | Knob::ThreadAffinity { .. }
+        | Knob::IrqAffinity { .. }
+        | Knob::HostFile { .. }
+        | Knob::HostCpus { .. }
+        | Knob::NicFile { .. }
+        | Knob::XpsCpus { .. }
+        | Knob::TapBatch { .. }
+        | Knob::SendBuffer { .. } => false,
+        Knob::NapiThreaded { .. }
+        | Knob::Moderation { .. }
+        | Knob::Feature { .. }
+        | Knob::PeerFeature { .. }
+        | Knob::Clsact { .. }
+        | Knob::TxSteer { .. }
+        | Knob::TxPriority { .. }
+        | Knob::RootQdisc { .. } => true,
+    }
+}
+
+/// An error of netlink with cause and remedy, for a request that concerns no single knob.
+pub(crate) fn netlink_error(what: &str, error: &io::Error) -> String {
+    with_cause(what, error, of_netlink(error))
+}
+
+/// The error of a file of the kernel that is no knob, with cause and remedy.
+pub(crate) fn file_error(what: &str, error: &io::Error) -> String {
+    with_cause(what, error, of_limits(error))
+}
+
+fn with_cause(what: &str, error: &io::Error, known: Option<(&str, &str)>) -> String {
+    match known {
         Some((cause, remedy)) => format!("{what}: {error}: {cause}; {remedy}"),
         None if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
-            format!("{what}: {error}; run it as root")
+            format!("{what}: {error}; {}", remedy(error))
         }
         None => format!("{what}: {error}; see the kernel's log (journalctl -k)"),
     }
@@ -451,7 +482,7 @@ mod tests {
         for (path, remedy) in [
             ("module/kvm/parameters/halt_poll_ns", "options kvm halt_poll_ns=0 in /etc/modprobe.d"),
             ("module/vhost_net/parameters/experimental_zcopytx", "options vhost_net experimental_zcopytx=0"),
-            ("kernel/some/value", "a kernel that lets it be written"),
+            ("kernel/some/value", "boot a kernel that lets it be written"),
         ] {
             let file = format!("sys/{path}");
             tree.put(&file, "200000\n");

@@ -48,13 +48,13 @@ pub fn plan(inventory: &Inventory, intent: &Intent) -> Plan {
     result
 }
 
-fn contradiction(first: &Setting, second: &Setting) -> Finding {
+pub(crate) fn contradiction(first: &Setting, second: &Setting) -> Finding {
     Finding {
         rule: second.rule,
         severity: Severity::Warning,
         object: second.knob.to_string(),
         found: format!("{} wants {}, {} wants {}", first.rule, first.value, second.rule, second.value),
-        remedy: "one NIC, queue or thread is claimed twice: give it one class in /etc/ontime".to_owned(),
+        remedy: "give it one class in /etc/ontime: a NIC, queue or thread is claimed twice".to_owned(),
         refusal: None,
     }
 }

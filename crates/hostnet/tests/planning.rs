@@ -355,7 +355,7 @@ fn an_rt_nic_does_not_hold_its_interrupts_back() {
     assert!(of_rule(&found, RuleId::Moderation).is_empty());
     let finding = found.findings.iter().find(|finding| finding.rule == RuleId::Moderation).unwrap();
     assert!(finding.found.contains("held back (rx-usecs 8, adaptive)"), "{finding:?}");
-    assert_eq!(finding.remedy, "while it is idle: ethtool -C eth0 adaptive-rx off rx-usecs 0");
+    assert_eq!(finding.remedy, "run while it is idle: ethtool -C eth0 adaptive-rx off rx-usecs 0");
     inventory.nics[0].moderation = Some(Moderation { rx_usecs: 0, adaptive: Some(false) });
     assert!(refusals(&plan(&inventory, &intent), RuleId::Moderation).is_empty());
 }
@@ -445,7 +445,7 @@ fn polls_that_rt_packets_wait_for_are_short_where_softirqs_share_a_lock() {
     inventory.kernel.version = (6, 16);
     let found = plan(&inventory, &intent);
     let finding = found.findings.iter().find(|finding| finding.rule == RuleId::NapiWeight).unwrap();
-    assert_eq!(finding.remedy, "a kernel of 6.18 or later (Debian: from backports)");
+    assert_eq!(finding.remedy, "boot a kernel of 6.18 or later (Debian: from backports)");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum LabError {
     /// An operation on a file or directory failed.
-    #[error("{what} {path}: {source}{remedy}", path = path.display(), remedy = remedy(source))]
+    #[error("{what} {path}: {source}; {remedy}", path = path.display(), remedy = remedy(source))]
     File {
         /// The operation.
         what: &'static str,
@@ -28,12 +28,14 @@ pub enum LabError {
         remedy: &'static str,
     },
     /// A program the lab needs failed.
-    #[error("{command} failed: {output}")]
+    #[error("{command} failed: {output}; {remedy}")]
     Command {
         /// The command line.
         command: String,
         /// The command's output.
         output: String,
+        /// The remedy.
+        remedy: &'static str,
     },
     /// The lab was not started as root.
     #[error("the lab makes network namespaces and disks: run it as root")]
@@ -48,7 +50,8 @@ pub enum LabError {
         tail: String,
     },
     /// The emulator could not be built, or failed its self-test.
-    #[error("the lab's emulator cannot be {what}: {said}\nmore in {files}", files = files.display())]
+    #[error("the lab's emulator cannot be {what}; end the cause below, of which {files} has more, then begin anew: \
+             `ontime-lab images --several-cpus`\n{said}", files = files.display())]
     Emulator {
         /// "built" or "used".
         what: &'static str,
@@ -85,8 +88,9 @@ pub enum LabError {
         tail: String,
     },
     /// The emulator ended by itself.
-    #[error("the emulator ended ({status}) before it was asked to; its console log: \
-        {log}\n{tail}", log = log.display())]
+    #[error("the emulator ended ({status}) before it was asked to; see its own messages below: another program may \
+             have killed it (journalctl -k -g 'Out of memory'), else run it again with --out DIR to keep its files\n\
+             its console log: {log}\n{tail}", log = log.display())]
     Ended {
         /// The emulator's exit status.
         status: String,
@@ -116,17 +120,18 @@ pub enum LabError {
     Machine(String),
 }
 
-/// The remedy for a file error; empty for an error that explains itself.
+/// The remedy for a file error.
 fn remedy(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind as K;
     match source.kind() {
         K::StorageFull | K::QuotaExceeded => {
-            "; make room there, or give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images"
+            "make room there, or give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images"
         }
-        K::NotFound => "; correct the path, or make what is missing in it",
-        K::PermissionDenied => "; run the lab as root, or correct the permissions there",
-        K::ReadOnlyFilesystem => "; give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images",
-        _ => "",
+        K::NotFound => "correct the path, or make what is missing in it",
+        K::PermissionDenied => "run the lab as root, or correct the permissions there",
+        K::ReadOnlyFilesystem => "give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images",
+        K::OutOfMemory => "free memory on this machine, or give the emulated host less (--memory)",
+        _ => "see that machine's kernel log (journalctl -k), and try again",
     }
 }
 
@@ -154,6 +159,21 @@ mod tests {
             (on_file(libc::ENOENT), "make what is missing"),
             (on_file(libc::EACCES), "as root"),
             (on_file(libc::ENOSPC), "TMPDIR"),
+            (on_file(libc::EROFS), "ONTIME_LAB_CACHE"),
+            (on_file(libc::EIO), "journalctl -k"),
+            (
+                LabError::Command { command: "ip link".into(), output: "denied".into(), remedy: "see `ip`" }
+                    .to_string(),
+                "see `ip`",
+            ),
+            (
+                LabError::Ended { status: "signal: 9".into(), log: log(), tail: String::new() }.to_string(),
+                "Out of memory",
+            ),
+            (
+                LabError::Emulator { what: "built", said: "no space left".into(), files: log() }.to_string(),
+                "`ontime-lab images --several-cpus`\nno space left",
+            ),
             (LabError::Crashed { line: "Kernel panic".into(), log: log() }.to_string(), "--out DIR"),
             (LabError::Hung { seconds: 60, log: log(), tail: String::new() }.to_string(), "--silence"),
             (LabError::Timeout { command: "x".into(), seconds: 9, state: String::new() }.to_string(), "--timeout"),

@@ -61,7 +61,9 @@ impl Outcome {
             return Ok(self.text());
         }
         let output = format!("status {}: {}{}", self.status, self.text(), String::from_utf8_lossy(&self.stderr));
-        Err(LabError::Command { command: argv.join(" "), output: output.trim().to_owned() })
+        let (command, output) = (argv.join(" "), output.trim().to_owned());
+        let remedy = "try it by hand in `ontime-lab shell`, or see the console log that --out DIR keeps";
+        Err(LabError::Command { command, output, remedy })
     }
 }
 

@@ -105,7 +105,9 @@ impl Module {
                 return Ok(());
             }
             let command = format!("{} for kernel {version}", script.display());
-            Err(LabError::Command { command, output: "what went wrong stands above".into() })
+            let output = "the compiler's messages are above".into();
+            let remedy = "correct what they name; where the kernel's headers are missing: `ontime-lab images`";
+            Err(LabError::Command { command, output, remedy })
         })?;
         Ok(dir.join("out").join(version).join(self.file))
     }

@@ -65,5 +65,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<(), LabError> {
     Err(LabError::Command {
         command: format!("{program} {}", arguments.join(" ")),
         output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        remedy: "run the lab as root on a machine, or in a container with CAP_NET_ADMIN, whose kernel has taps \
+                 (CONFIG_TUN) and whose /proc/sys is writable",
     })
 }

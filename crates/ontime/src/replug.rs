@@ -3,7 +3,7 @@
 //! QEMU (10.2 to 11.1) cannot reconnect such a device: with `reconnect-ms` it ends with a failed assertion, because it
 //! clears the device's state when the first process goes (`hw/virtio/vhost-user-base.c`).
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,8 +13,10 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Exit};
 
-/// How long a guest may take to release a device. It waits 5 s for a new process.
+/// How long QEMU may take to answer a command.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a guest may take to release a device. It waits 5 s for a new process.
+const RELEASE: Duration = Duration::from_secs(60);
 
 /// QEMU has ended, or has closed its monitor.
 const GONE: &str = "QEMU closed the connection; see whether the VM still runs, then try again";
@@ -77,18 +79,22 @@ pub fn commands(plugs: &[Plug]) -> Vec<Command> {
 /// # Errors
 /// Where its monitor cannot be reached, or refuses a command.
 pub fn run(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
-    replace(monitor, commands).map_err(|error| {
+    run_within(monitor, commands, RELEASE)
+}
+
+fn run_within(monitor: &Path, commands: &[Command], release: Duration) -> anyhow::Result<()> {
+    replace(monitor, commands, release).map_err(|error| {
         // The chain ends with the system's error, which caused the failure.
         let said = exit::chain(&error);
         Exit::unknown(format!("{}: {said}", monitor.display())).into()
     })
 }
 
-fn replace(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
+fn replace(monitor: &Path, commands: &[Command], release: Duration) -> anyhow::Result<()> {
     let stream = UnixStream::connect(monitor)
         .context("QEMU does not listen there; name the socket of its option `-qmp unix:SOCKET,server=on`")?;
-    stream.set_read_timeout(Some(PATIENCE))?;
     let mut talk = Talk { lines: BufReader::new(&stream), gone: Vec::new() };
+    let mut ignored = String::new();
     talk.next().context("QEMU does not greet; end the other client of this monitor, or give QEMU a second `-qmp`")?;
     let enter = Command { json: json!({ "execute": "qmp_capabilities" }), optional: false, deleted: None };
     for command in std::iter::once(&enter).chain(commands) {
@@ -97,12 +103,18 @@ fn replace(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
         let reason = |error: &Value| error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
         let refused = reply.get("error").map(reason);
         match (refused, &command.deleted) {
-            (Some(_), _) if command.optional => {}
+            // It may be the cause of a later refusal.
+            (Some(reason), _) if command.optional => {
+                if ignored.is_empty() {
+                    ignored = format!(" (before that it refused {}: {reason})", command.json);
+                }
+            }
             (Some(reason), _) => bail!(
-                "QEMU refuses {}: {reason}; see that the VM was started with the devices that `ontime attach` prints",
+                "QEMU refuses {}: {reason}{ignored}; see that the VM was started with the devices that `ontime attach` \
+                 prints",
                 command.json
             ),
-            (None, Some(device)) => talk.gone(device)?,
+            (None, Some(device)) => talk.gone(device, release)?,
             (None, None) => {}
         }
     }
@@ -116,13 +128,18 @@ struct Talk<'a> {
 
 impl Talk<'_> {
     fn next(&mut self) -> anyhow::Result<Value> {
+        self.receive(PATIENCE)?.context("QEMU does not answer; see whether the VM still runs, then try again")
+    }
+
+    /// The next message; none if it does not come in this time.
+    fn receive(&mut self, within: Duration) -> anyhow::Result<Option<Value>> {
+        self.lines.get_ref().set_read_timeout(Some(within))?;
         let mut line = String::new();
-        if self
-            .lines
-            .read_line(&mut line)
-            .context("QEMU does not answer; see whether the VM still runs, then try again")?
-            == 0
-        {
+        let read = self.lines.read_line(&mut line);
+        if read.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)) {
+            return Ok(None);
+        }
+        if read.context(GONE)? == 0 {
             bail!(GONE);
         }
         let value: Value = serde_json::from_str(&line)
@@ -130,7 +147,7 @@ impl Talk<'_> {
         let deleted = value.get("event").is_some_and(|event| event == "DEVICE_DELETED");
         let device = value.pointer("/data/device").and_then(Value::as_str).filter(|_| deleted);
         self.gone.extend(device.map(str::to_owned));
-        Ok(value)
+        Ok(Some(value))
     }
 
     fn reply(&mut self) -> anyhow::Result<Value> {
@@ -142,15 +159,19 @@ impl Talk<'_> {
         }
     }
 
-    fn gone(&mut self, device: &str) -> anyhow::Result<()> {
-        let until = Instant::now() + PATIENCE;
+    /// Waits until the guest has released a device.
+    fn gone(&mut self, device: &str, release: Duration) -> anyhow::Result<()> {
+        let until = Instant::now() + release;
         while !self.gone.iter().any(|gone| gone == device) {
-            if Instant::now() > until {
+            let left = until.saturating_duration_since(Instant::now());
+            let came = if left.is_zero() { None } else { self.receive(left)? };
+            if came.is_none() {
                 bail!(
-                    "the guest does not let {device} go; wait until it is up, and see that its machine has PCIe (q35)"
+                    "QEMU has asked the guest to release {device}, and the guest has not within {} s; wait until it is \
+                     up, see that its machine has PCIe (q35) and that its kernel has PCIe hotplug, then try again",
+                    release.as_secs()
                 );
             }
-            self.next()?;
         }
         Ok(())
     }
@@ -178,7 +199,8 @@ mod tests {
         assert_eq!(device["num_vqs"], 2);
     }
 
-    /// A monitor that sends these answers, one after each command. Returns the commands that it received.
+    /// A monitor that sends these answers, one after each command, and then waits for the client's end. Returns the
+    /// commands that it answered.
     fn monitor(answers: Vec<&'static str>) -> (tempfile::TempDir, std::thread::JoinHandle<Vec<String>>) {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("qmp")).unwrap();
@@ -191,7 +213,9 @@ mod tests {
                 stream.write_all(answer.as_bytes()).unwrap();
                 line
             });
-            told.collect()
+            let told = told.collect();
+            commands.for_each(drop);
+            told
         });
         (dir, thread)
     }
@@ -215,6 +239,26 @@ mod tests {
         let error = run(&dir.path().join("qmp"), &two()).unwrap_err().to_string();
         assert!(error.contains("no such bus") && error.contains("device_add"), "{error}");
         assert!(error.ends_with("with the devices that `ontime attach` prints"), "{error}");
+    }
+
+    /// QEMU answers, and the guest does not do its part: that is what the message says.
+    #[test]
+    fn a_guest_that_keeps_its_device_is_told_from_a_monitor_that_is_silent() {
+        let (dir, thread) = monitor(vec![DONE, "{\"return\":{}}\n{\"event\":\"X\"}\n"]);
+        let qmp = dir.path().join("qmp");
+        let error = run_within(&qmp, &two(), Duration::from_millis(1)).unwrap_err().to_string();
+        assert!(error.contains("has asked the guest to release ontime-dev0, and the guest has not"), "{error}");
+        assert!(error.contains("; wait until it is up") && !error.contains("does not answer"), "{error}");
+        assert_eq!(thread.join().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn an_earlier_refusal_is_told_where_it_may_be_the_cause() {
+        let pending = "{\"error\":{\"desc\":\"ontime-dev0 is already in the process of unplug\"}}\n";
+        let refusal = "{\"error\":{\"desc\":\"Chardev 'ontime0' already exists\"}}\n";
+        let (dir, _thread) = monitor(vec![DONE, pending, refusal, pending, refusal, refusal]);
+        let error = run(&dir.path().join("qmp"), &two()).unwrap_err().to_string();
+        assert!(error.contains("already exists (before that it refused ") && error.contains("of unplug)"), "{error}");
     }
 
     /// A failed write to the monitor is a broken pipe. It must not count as a closed standard output, which would end

@@ -1,7 +1,8 @@
 //! `ontime report`: collects what a support request needs in one tar file.
 //!
 //! In: the output of this program's own commands and of some of the system's, files of Ontime and of `/proc`. Out: a
-//! tar file that only its owner may read. Every part is limited in size and time. A part that cannot be collected is
+//! tar file that only its owner may read. Every part is limited in size and time: a long log keeps its newest lines,
+//! any other part its beginning, and a line in the part says how much was left out. A part that cannot be collected is
 //! listed in `manifest.json`, and the rest is collected anyway. Configuration files are opened without following
 //! symbolic links.
 
@@ -20,8 +21,10 @@ use crate::exit::Doing;
 use crate::paths::Paths;
 use crate::{api, check, exit};
 
-/// The most bytes of one part; the rest is left out.
-const MOST: u64 = 8 << 20;
+/// The most bytes of a file, or of each output of a command; the rest is left out.
+const MOST: usize = 8 << 20;
+/// The most bytes of a longer file that are counted.
+const COUNTED: u64 = 1 << 30;
 /// The longest time that a command may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -42,6 +45,8 @@ struct Part {
     bytes: usize,
     /// Whether the source had more than [`MOST`] bytes.
     cut: bool,
+    /// How many bytes were left out.
+    cut_bytes: u64,
     /// The command's exit status.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<i32>,
@@ -82,10 +87,13 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     append(&mut tar, "manifest.json", &serde_json::to_vec_pretty(&manifest)?, seconds)?;
     tar.into_inner()?.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
     let missing = parts.iter().filter(|part| part.missing.is_some()).count();
+    let cut = parts.iter().filter(|part| part.cut).count();
     println!(
-        "{}: {} parts, {missing} of them missing or incomplete (manifest.json says why)",
+        "{}: {} parts, {missing} of them missing or incomplete, {cut} cut to {} MiB (manifest.json says why and by how \
+         much)",
         path.display(),
-        parts.len()
+        parts.len(),
+        MOST >> 20
     );
     println!("It has names of VMs and interfaces, addresses and logs: look at it before you send it.");
     Ok(ExitCode::from(if rustix::process::geteuid().is_root() { exit::OK } else { exit::UNKNOWN }))
@@ -110,16 +118,26 @@ const OWN: [(&str, &[&str]); 9] = [
     ("metrics.txt", &["metrics"]),
 ];
 
+/// The part of a text of more than [`MOST`] bytes that the report keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// The beginning.
+    First,
+    /// The end: of a log, the newest lines.
+    Last,
+}
+
 /// Parts from the system's commands.
-const SYSTEM: [(&str, &[&str]); 5] = [
+const SYSTEM: [(&str, &[&str], Keep); 5] = [
     (
         "log.txt",
         &["journalctl", "-u", "ontimed", "-u", "ontime-device@*", "-b", "--no-pager", "-n", "20000", "-o", "short-iso"],
+        Keep::Last,
     ),
-    ("unit.txt", &["systemctl", "show", "ontimed", "--no-pager"]),
-    ("links.txt", &["ip", "-details", "-statistics", "link"]),
-    ("qdiscs.txt", &["tc", "-statistics", "qdisc"]),
-    ("cpus.txt", &["lscpu"]),
+    ("unit.txt", &["systemctl", "show", "ontimed", "--no-pager"], Keep::First),
+    ("links.txt", &["ip", "-details", "-statistics", "link"], Keep::First),
+    ("qdiscs.txt", &["tc", "-statistics", "qdisc"], Keep::First),
+    ("cpus.txt", &["lscpu"], Keep::First),
 ];
 
 const FILES: [&str; 6] =
@@ -136,13 +154,13 @@ impl Report {
         for (name, args) in OWN {
             let mut command = Command::new(&program);
             command.args(args).args(&directories);
-            self.command(name, &format!("ontime {}", args.join(" ")), command)?;
+            self.command(name, &format!("ontime {}", args.join(" ")), command, Keep::First)?;
         }
-        for (name, args) in SYSTEM {
+        for (name, args, keep) in SYSTEM {
             let Some((program, rest)) = args.split_first() else { continue };
             let mut command = Command::new(program);
             command.args(rest);
-            self.command(name, &args.join(" "), command)?;
+            self.command(name, &args.join(" "), command, keep)?;
         }
         for file in FILES {
             self.file(&format!("system{file}"), Path::new(file))?;
@@ -155,24 +173,25 @@ impl Report {
         Ok(())
     }
 
-    fn command(&mut self, name: &str, source: &str, command: Command) -> anyhow::Result<()> {
+    fn command(&mut self, name: &str, source: &str, command: Command, keep: Keep) -> anyhow::Result<()> {
         eprint!("{source} ... ");
         let start = Instant::now();
-        let (text, status, missing) = match output(command, PATIENCE) {
+        let (text, status, missing) = match output(command, PATIENCE, keep) {
             Ok((text, status)) => {
                 (text, status, status.is_none().then(|| format!("ended after {} s", PATIENCE.as_secs())))
             }
-            Err(error) => (Vec::new(), None, Some(error.to_string())),
+            Err(error) => (Kept::default(), None, Some(error.to_string())),
         };
         let said = missing.clone().unwrap_or_else(|| format!("{:.1} s", start.elapsed().as_secs_f64()));
-        eprintln!("{said}");
+        let cut = if text.cut > 0 { format!(", {} bytes left out", text.cut) } else { String::new() };
+        eprintln!("{said}{cut}");
         self.add(name, source, text, status, missing)
     }
 
     fn file(&mut self, name: &str, path: &Path) -> anyhow::Result<()> {
         let (text, missing) = match read(path) {
-            Ok(text) => (without_secrets(&text), None),
-            Err(error) => (Vec::new(), Some(error.to_string())),
+            Ok(Kept { text, cut }) => (Kept { text: without_secrets(&text), cut }, None),
+            Err(error) => (Kept::default(), Some(error.to_string())),
         };
         self.add(name, &path.display().to_string(), text, None, missing)
     }
@@ -181,17 +200,50 @@ impl Report {
         &mut self,
         name: &str,
         source: &str,
-        mut text: Vec<u8>,
+        Kept { text, cut }: Kept,
         status: Option<i32>,
         missing: Option<String>,
     ) -> anyhow::Result<()> {
-        let cut = text.len() as u64 > MOST;
-        text.truncate(usize::try_from(MOST).unwrap_or(usize::MAX));
         append(&mut self.tar, name, &text, self.seconds)?;
         let (name, source) = (name.to_owned(), source.to_owned());
-        self.parts.push(Part { name, source, bytes: text.len(), cut, status, missing });
+        self.parts.push(Part { name, source, bytes: text.len(), cut: cut > 0, cut_bytes: cut, status, missing });
         Ok(())
     }
+}
+
+/// A text of limited size. A line in it says how many bytes were left out at that place.
+#[derive(Debug, Default)]
+struct Kept {
+    text: Vec<u8>,
+    cut: u64,
+}
+
+/// Reads a source to its end, because a full pipe would block the command, and keeps at most `most` bytes of it, in
+/// whole lines if the beginning is left out.
+fn keep(mut source: impl Read, most: usize, keep: Keep) -> io::Result<Kept> {
+    let (mut text, mut cut) = (Vec::new(), 0);
+    if keep == Keep::First {
+        source.by_ref().take(most as u64).read_to_end(&mut text)?;
+        cut = io::copy(&mut source, &mut io::sink())?;
+        if cut > 0 {
+            text.extend_from_slice(format!("\n[ontime report: {cut} more bytes were left out here]\n").as_bytes());
+        }
+        return Ok(Kept { text, cut });
+    }
+    // The text is cut whenever it has twice the size, so that each byte is moved at most once on average.
+    while source.by_ref().take(most as u64).read_to_end(&mut text)? > 0 {
+        let more = text.len().saturating_sub(most);
+        text.drain(..more);
+        cut += more as u64;
+    }
+    if cut > 0 {
+        let part_of_a_line = text.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        text.drain(..part_of_a_line);
+        cut += part_of_a_line as u64;
+        let note = format!("[ontime report: {cut} bytes were left out here, the oldest]\n");
+        text.splice(..0, note.into_bytes());
+    }
+    Ok(Kept { text, cut })
 }
 
 fn append(tar: &mut tar::Builder<impl Write>, name: &str, text: &[u8], seconds: u64) -> io::Result<()> {
@@ -202,8 +254,8 @@ fn append(tar: &mut tar::Builder<impl Write>, name: &str, text: &[u8], seconds: 
     tar.append_data(&mut header, format!("ontime-report/{name}"), text)
 }
 
-/// Reads a regular file, without following a symbolic link. Reads at most one byte more than [`MOST`].
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+/// Reads a regular file, without following a symbolic link.
+fn read(path: &Path) -> io::Result<Kept> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(match rustix::fs::open(path, flags, Mode::empty()) {
         Err(rustix::io::Errno::LOOP) => return Err(io::Error::other("a symbolic link: not followed")),
@@ -212,29 +264,19 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
-    let mut text = Vec::new();
-    file.take(MOST + 1).read_to_end(&mut text)?;
-    Ok(text)
+    keep(file.take(COUNTED), MOST, Keep::First)
 }
 
-/// Runs a command and returns what it prints on both outputs, limited in size. The status is None if the command did
-/// not end in time.
-fn output(mut command: Command, patience: Duration) -> io::Result<(Vec<u8>, Option<i32>)> {
+/// Runs a command and returns what it prints on both outputs, limited in size: of standard output the part that `kept`
+/// says, of standard error the beginning. The status is None if the command did not end in time.
+fn output(mut command: Command, patience: Duration, kept: Keep) -> io::Result<(Kept, Option<i32>)> {
     // A process group of its own, so that processes which the command starts are killed with it.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
-    let reader = |pipe: Option<Box<dyn Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut text = Vec::new();
-            let Some(mut pipe) = pipe else { return text };
-            let _ = pipe.by_ref().take(MOST + 1).read_to_end(&mut text);
-            // Read the rest too, because a full pipe would block the command.
-            let _ = io::copy(&mut pipe, &mut io::sink());
-            text
-        })
-    };
-    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _));
-    let err = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let reader =
+        |pipe: Option<Box<dyn Read + Send>>, kept| std::thread::spawn(move || pipe.map(|pipe| keep(pipe, MOST, kept)));
+    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _), kept);
+    let err = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _), Keep::First);
     let end = Instant::now() + patience;
     let status = loop {
         match child.try_wait()? {
@@ -249,13 +291,16 @@ fn output(mut command: Command, patience: Duration) -> io::Result<(Vec<u8>, Opti
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    let mut text = out.join().unwrap_or_default();
-    let err = err.join().unwrap_or_default();
-    if !err.is_empty() {
-        text.extend_from_slice(b"\nstandard error:\n");
-        text.extend(err);
+    let read = |thread: std::thread::JoinHandle<Option<io::Result<Kept>>>| {
+        thread.join().ok().flatten().unwrap_or_else(|| Ok(Kept::default()))
+    };
+    let (mut all, err) = (read(out)?, read(err)?);
+    if !err.text.is_empty() {
+        all.text.extend_from_slice(b"\nstandard error:\n");
+        all.text.extend(err.text);
+        all.cut += err.cut;
     }
-    Ok((text, status))
+    Ok((all, status))
 }
 
 /// Replaces the value of every key that looks like a secret by `left out`, in lines with `KEY = VALUE` or `KEY=VALUE`.
@@ -302,8 +347,46 @@ mod tests {
         assert!(read(dir.path()).unwrap_err().to_string().contains("not a regular file"));
         assert!(read(Path::new("/dev/zero")).is_err());
         let file = File::create(at("large")).unwrap();
-        file.set_len(MOST * 3).unwrap();
-        assert_eq!(read(&at("large")).unwrap().len() as u64, MOST + 1);
+        file.set_len(3 * MOST as u64).unwrap();
+        let large = read(&at("large")).unwrap();
+        assert_eq!((large.cut, large.text.iter().filter(|byte| **byte == 0).count()), (2 * MOST as u64, MOST));
+        assert!(large.text.ends_with(format!("{} more bytes were left out here]\n", 2 * MOST).as_bytes()));
+    }
+
+    /// Sources that end at, below and beyond the limits at which the text is cut.
+    #[test]
+    fn a_long_log_keeps_its_newest_lines_in_order_and_says_how_much_was_cut() {
+        for (lines, most) in [(0, 10), (3, 64), (8, 64), (9, 64), (16, 64), (100, 64), (1000, 64), (4096, 4096)] {
+            let all: Vec<String> = (0..lines).map(|line| format!("line {line:4}\n")).collect();
+            let text = all.concat();
+            let kept = keep(text.as_bytes(), most, Keep::Last).unwrap();
+            let kept_text = String::from_utf8(kept.text).unwrap();
+            if text.len() <= most {
+                assert_eq!((kept_text, kept.cut), (text, 0));
+                continue;
+            }
+            let (note, rest) = kept_text.split_once('\n').unwrap();
+            assert_eq!(note, format!("[ontime report: {} bytes were left out here, the oldest]", kept.cut));
+            assert!(text.ends_with(rest) && rest.starts_with("line "), "{lines} {most}: {rest:?}");
+            assert_eq!(rest.len() as u64 + kept.cut, text.len() as u64);
+            assert!(rest.len() <= most && rest.len() + 10 > most, "{lines} {most}: {}", rest.len());
+        }
+        // One line without an end is kept as far as it fits.
+        let kept = keep([b'x'; 100].as_slice(), 64, Keep::Last).unwrap();
+        assert_eq!((kept.cut, kept.text.iter().filter(|byte| **byte == b'x').count()), (36, 64));
+    }
+
+    /// Of the commands, only the log is cut at its beginning: others are read from the top.
+    #[test]
+    fn a_command_with_a_long_log_loses_its_oldest_lines() {
+        let newest: Vec<&str> =
+            SYSTEM.iter().filter(|(.., keep)| *keep == Keep::Last).map(|(name, ..)| *name).collect();
+        assert_eq!(newest, ["log.txt"]);
+        let mut command = Command::new("seq");
+        command.args(["1", "2000000"]);
+        let (kept, status) = output(command, PATIENCE, Keep::Last).unwrap();
+        assert!(status == Some(0) && kept.cut > 0, "{status:?} {}", kept.cut);
+        assert!(kept.text.ends_with(b"\n1999999\n2000000\n"));
     }
 
     #[test]
@@ -313,12 +396,12 @@ mod tests {
             command.args(["-c", script]);
             command
         };
-        let (text, status) = output(shell("echo a; echo b >&2; exit 3"), PATIENCE).unwrap();
-        assert_eq!((text.as_slice(), status), (b"a\n\nstandard error:\nb\n".as_slice(), Some(3)));
-        let (text, status) = output(shell("head -c 40000000 /dev/zero"), PATIENCE).unwrap();
-        assert_eq!((text.len() as u64, status), (MOST + 1, Some(0)));
-        let (_, status) = output(shell("sleep 600 & sleep 600"), Duration::from_millis(50)).unwrap();
+        let (text, status) = output(shell("echo a; echo b >&2; exit 3"), PATIENCE, Keep::First).unwrap();
+        assert_eq!((text.text.as_slice(), status), (b"a\n\nstandard error:\nb\n".as_slice(), Some(3)));
+        let (text, status) = output(shell("head -c 40000000 /dev/zero"), PATIENCE, Keep::First).unwrap();
+        assert_eq!((text.cut + MOST as u64, status), (40_000_000, Some(0)));
+        let (_, status) = output(shell("sleep 600 & sleep 600"), Duration::from_millis(50), Keep::Last).unwrap();
         assert_eq!(status, None);
-        assert!(output(Command::new("/nonexistent/program"), PATIENCE).is_err());
+        assert!(output(Command::new("/nonexistent/program"), PATIENCE, Keep::First).is_err());
     }
 }

@@ -103,7 +103,9 @@ impl Problem {
             }
             ProblemKind::Unreadable(_) => "run as root, on the host and not in a container".to_owned(),
             ProblemKind::StaleDomain(_) => {
-                "if it stays, libvirt lost track of the domain: systemctl restart libvirtd (or virtqemud)".to_owned()
+                "wait a moment; if it stays, libvirt has lost track of the domain: systemctl restart libvirtd (or \
+                 virtqemud)"
+                    .to_owned()
             }
             ProblemKind::BadStatus(_) => "check the file; libvirt rewrites it when the domain changes".to_owned(),
             ProblemKind::BadMetadata(_) => {
@@ -118,7 +120,7 @@ impl Problem {
                 "add the container's `cgroup` to the rule, if what runs in there may have real-time priority".to_owned()
             }
             ProblemKind::VnicElsewhere(_) => {
-                "none needed if intended; its path outside this namespace is not covered".to_owned()
+                "nothing, if that is meant; else move the interface here: its path elsewhere is not covered".to_owned()
             }
             ProblemKind::Delay(delay) => delay.remedy(),
             ProblemKind::SameName => "give them different names: metrics and rules go by name".to_owned(),
@@ -194,15 +196,15 @@ impl Problem {
             ProblemKind::RuleWithheld { rule, namer } => {
                 let who = match namer {
                     Namer::User(user) => format!("user {user}"),
-                    Namer::Container => "a container's inhabitant".to_owned(),
+                    Namer::Container => "a process in a container".to_owned(),
                 };
-                format!("rule {rule} fits by what {who} chose to call it; not applied")
+                format!("rule {rule} is not applied: it matches only a name that {who} chose")
             }
             ProblemKind::VnicElsewhere(ifname) => format!("its interface `{ifname}` is not in this network namespace"),
             ProblemKind::Delay(delay) => delay.to_string(),
             ProblemKind::SameName => "another tenant has the same name".to_owned(),
             ProblemKind::NameTaken(name) => {
-                format!("it calls itself `{name}`, as another tenant does that root started; it is not called so here")
+                format!("its name is `{name}`, as that of a tenant that root started; Ontime shows it under another")
             }
             ProblemKind::RuleUnused { pattern, unnamed } if unnamed.is_empty() => {
                 format!("no tenant that runs has a name like `{pattern}`")
@@ -269,32 +271,85 @@ impl Serialize for Problem {
 mod tests {
     use super::*;
 
+    /// The kind after this one. A kind of its own has to be entered here.
+    fn after(kind: &ProblemKind) -> Option<ProblemKind> {
+        use crate::class::Policy;
+        let (thread, policy) = ("CPU 3/KVM".to_owned(), Policy::Fifo(80));
+        let user = |user| Unnamed { digits: "0123456789ab".to_owned(), user };
+        let unused = |unnamed| ProblemKind::RuleUnused { pattern: "plc-*".to_owned(), unnamed };
+        let above = |by_libvirt| {
+            let (thread, limit) = (thread.clone(), Policy::Fifo(50));
+            ProblemKind::Conflict(Conflict::AbovePath { thread, policy, limit, by_libvirt })
+        };
+        Some(match kind {
+            ProblemKind::Unreadable(_) => ProblemKind::StaleDomain(812),
+            ProblemKind::StaleDomain(_) => ProblemKind::BadStatus("it has no element <domstatus>".to_owned()),
+            ProblemKind::BadStatus(_) => ProblemKind::BadMetadata("it has no class `fast`".to_owned()),
+            ProblemKind::BadMetadata(_) => {
+                ProblemKind::VcpusUnnamed { vmm: Vmm::Qemu, why: "QEMU closed the connection".to_owned() }
+            }
+            ProblemKind::VcpusUnnamed { vmm: Vmm::Qemu, why } => {
+                let (vmm, _) = Vmm::of_executable("/usr/bin/firecracker").unwrap();
+                ProblemKind::VcpusUnnamed { vmm, why: why.clone() }
+            }
+            ProblemKind::VcpusUnnamed { .. } => {
+                ProblemKind::RuleWithheld { rule: "tenants.toml:4".to_owned(), namer: Namer::User(1000) }
+            }
+            ProblemKind::RuleWithheld { rule, namer: Namer::User(_) } => {
+                ProblemKind::RuleWithheld { rule: rule.clone(), namer: Namer::Container }
+            }
+            ProblemKind::RuleWithheld { .. } => ProblemKind::VnicElsewhere("tap7".to_owned()),
+            ProblemKind::VnicElsewhere(_) => ProblemKind::Delay(Delay::NoIrqchip),
+            ProblemKind::Delay(Delay::NoIrqchip) => ProblemKind::Delay(Delay::NoVectors("virtio-net-pci".to_owned())),
+            ProblemKind::Delay(Delay::NoVectors(device)) => ProblemKind::Delay(Delay::NoDoorbell(device.clone())),
+            ProblemKind::Delay(Delay::NoDoorbell(_)) => ProblemKind::Delay(Delay::HiddenIdle),
+            ProblemKind::Delay(Delay::HiddenIdle) => ProblemKind::SameName,
+            ProblemKind::SameName => ProblemKind::NameTaken("plc".to_owned()),
+            ProblemKind::NameTaken(_) => unused(Vec::new()),
+            ProblemKind::RuleUnused { unnamed, .. } if unnamed.is_empty() => unused(vec![user(0)]),
+            ProblemKind::RuleUnused { unnamed, .. } if unnamed.len() == 1 => unused(vec![user(0), user(1000)]),
+            ProblemKind::RuleUnused { .. } => ProblemKind::RuntimeUnknown,
+            ProblemKind::RuntimeUnknown => ProblemKind::CgroupV1(2),
+            ProblemKind::CgroupV1(_) => ProblemKind::NotRead("9000 threads of 2 processes".to_owned()),
+            ProblemKind::NotRead(_) => above(true),
+            ProblemKind::Conflict(Conflict::AbovePath { by_libvirt: true, .. }) => above(false),
+            ProblemKind::Conflict(Conflict::AbovePath { .. }) => {
+                ProblemKind::Conflict(Conflict::BelowKernel { thread, policy })
+            }
+            ProblemKind::Conflict(Conflict::BelowKernel { .. }) => {
+                ProblemKind::Conflict(Conflict::BulkAtRealTime { thread, policy })
+            }
+            ProblemKind::Conflict(Conflict::BulkAtRealTime { .. }) => {
+                let (vhost, vhost_cpus, vcpu_cpus) = ("vhost-812".to_owned(), "0-1".to_owned(), "2-3".to_owned());
+                ProblemKind::Conflict(Conflict::VhostApart { vhost, vhost_cpus, vcpu_cpus })
+            }
+            ProblemKind::Conflict(Conflict::VhostApart { .. }) => {
+                ProblemKind::Conflict(Conflict::SharedCpu { cpu: 3, other: "plc-2".to_owned() })
+            }
+            ProblemKind::Conflict(Conflict::SharedCpu { .. }) => return None,
+        })
+    }
+
     /// The remedy is an instruction, and neither part has a word that names no thing.
     #[test]
-    fn a_problem_names_its_thing_and_what_to_do() {
-        use crate::class::Policy;
-        let thread = || "CPU 3/KVM".to_owned();
-        let policy = Policy::Fifo(80);
-        for (kind, order) in [
-            (ProblemKind::NotRead("9000 threads of 2 processes".to_owned()), "end"),
-            (ProblemKind::NameTaken("plc".to_owned()), "give"),
-            (ProblemKind::CgroupV1(2), "boot"),
-            (
-                ProblemKind::Conflict(Conflict::AbovePath {
-                    thread: thread(),
-                    policy,
-                    limit: Policy::Fifo(50),
-                    by_libvirt: false,
-                }),
-                "give",
-            ),
-            (ProblemKind::Conflict(Conflict::BulkAtRealTime { thread: thread(), policy }), "give"),
-        ] {
+    fn every_problem_names_its_thing_the_cause_and_what_to_do() {
+        const ORDERS: [&str; 20] = [
+            "add", "boot", "check", "correct", "end", "give", "let", "nothing", "pin", "remove", "run", "start",
+            "take", "this", "wait", "write", "move", "free", "set", "if",
+        ];
+        let first = ProblemKind::Unreadable("Permission denied".to_owned());
+        let mut words = std::collections::BTreeSet::new();
+        for kind in std::iter::successors(Some(first), after) {
             let problem = Problem::new("web", kind);
-            assert!(problem.remedy().starts_with(order), "{problem}");
+            words.insert(problem.word());
+            let (message, remedy) = (problem.message(), problem.remedy());
+            assert!(problem.to_string().starts_with("web: ") && message.len() > 10, "{problem}");
+            let first = remedy.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap();
+            assert!(ORDERS.contains(&first) && remedy.len() > 10, "{problem}");
             let text = problem.to_string();
             assert!(!["anybody", "somebody", "nobody", "whoever"].iter().any(|word| text.contains(word)), "{text}");
         }
+        assert_eq!(words.len(), 19, "{words:?}");
     }
 
     #[test]

@@ -2,12 +2,33 @@
 
 use std::io;
 
+/// Cause and remedy of an error that means the same whatever was asked of the kernel: a limit is reached.
+pub fn of_limits(error: &io::Error) -> Option<(&'static str, &'static str)> {
+    Some(match error.raw_os_error()? {
+        libc::EMFILE => (
+            "this process has as many files open as it may",
+            "raise the limit of open files (LimitNOFILE= of the unit, ulimit -n)",
+        ),
+        libc::ENFILE => {
+            ("the host has too many files open", "raise the host's limit of open files (sysctl fs.file-max)")
+        }
+        libc::ENOMEM | libc::ENOBUFS => (
+            "the kernel has no memory for it",
+            "free memory on the host, or raise MemoryMax= and LimitMEMLOCK= of the unit",
+        ),
+        _ => return None,
+    })
+}
+
 /// What to do about an OS error. If its errno is not conclusive, the remedy is to report it.
 pub fn remedy(error: &io::Error) -> &'static str {
     remedy_for(error, rustix::process::geteuid().is_root())
 }
 
 fn remedy_for(error: &io::Error, root: bool) -> &'static str {
+    if let Some((_, remedy)) = of_limits(error) {
+        return remedy;
+    }
     let of_kind = match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WriteZero | io::ErrorKind::UnexpectedEof => Some("try again"),
         io::ErrorKind::InvalidData => Some("move the file away, or write it anew"),
@@ -19,10 +40,7 @@ fn remedy_for(error: &io::Error, root: bool) -> &'static str {
              ontimed.service"
         }
         Some(libc::EPERM | libc::EACCES) => "run it as root, or as a user who has that right",
-        Some(libc::EMFILE) => "raise the limit of open files (LimitNOFILE= of the unit, ulimit -n)",
-        Some(libc::ENFILE) => "raise the host's limit of open files (sysctl fs.file-max)",
         Some(libc::EAGAIN) => "raise the limit of threads (TasksMax= of the unit, ulimit -u)",
-        Some(libc::ENOMEM) => "free memory, or raise MemoryMax= and LimitMEMLOCK= of the unit",
         Some(libc::ENOSPC | libc::EDQUOT) => "make room on that file system, or choose another place",
         Some(libc::EROFS) => "choose a place that is not read-only (ReadWritePaths= of the unit)",
         Some(libc::ENOENT) => "make what is missing in that path, or correct the path",
@@ -48,6 +66,7 @@ mod tests {
             (libc::ENFILE, false, "fs.file-max"),
             (libc::EAGAIN, true, "TasksMax="),
             (libc::ENOMEM, true, "LimitMEMLOCK="),
+            (libc::ENOBUFS, false, "free memory"),
             (libc::EDQUOT, true, "make room"),
             (libc::EROFS, true, "ReadWritePaths="),
             (libc::ENOTDIR, false, "is a file"),

@@ -58,7 +58,7 @@ pub enum ThreadError {
     #[error("thread {} of process {} has ended; nothing was changed, and nothing is to be done", .0.tid, .0.pid)]
     Gone(ThreadId),
     /// The kernel refused.
-    #[error("thread {tid}: {what}: {source}{}", remedy(source))]
+    #[error("thread {tid}: {what}: {source}; {}", remedy(source))]
     Os {
         /// Thread number.
         tid: i32,
@@ -82,12 +82,12 @@ impl From<ThreadError> for io::Error {
 /// The remedy for an errno, as the end of a message.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => "; run as root (CAP_SYS_NICE, and CAP_SYS_PTRACE to look)",
-        Some(libc::EBUSY) => "; SCHED_DEADLINE admission refused the bandwidth: lower runtime/period or free some",
+        Some(libc::EPERM | libc::EACCES) => "run as root (CAP_SYS_NICE, and CAP_SYS_PTRACE to look)",
+        Some(libc::EBUSY) => "SCHED_DEADLINE admission refused the bandwidth: lower runtime/period or free some",
         Some(libc::EINVAL) => {
-            "; the kernel has no such policy or range, or the thread is bound to its CPU by the kernel (see its flags)"
+            "the kernel has no such policy or range, or the thread is bound to its CPU by the kernel (see its flags)"
         }
-        _ => "",
+        _ => crate::remedy(error),
     }
 }
 
@@ -349,6 +349,23 @@ mod tests {
             println!("SKIPPED: placing threads needs root");
         }
         root
+    }
+
+    #[test]
+    fn every_refusal_names_the_thread_and_has_a_remedy() {
+        for (number, wanted) in [
+            (libc::EPERM, "run as root"),
+            (libc::EBUSY, "lower runtime/period"),
+            (libc::EINVAL, "bound to its CPU"),
+            (libc::EMFILE, "LimitNOFILE="),
+            (libc::ENOMEM, "free memory"),
+            (libc::EIO, "`ontime report`"),
+        ] {
+            let source = io::Error::from_raw_os_error(number);
+            let said = ThreadError::Os { tid: 812, what: "setting its policy", source }.to_string();
+            let remedy = said.strip_prefix("thread 812: setting its policy: ").and_then(|rest| rest.split_once("; "));
+            assert!(remedy.is_some_and(|(cause, remedy)| !cause.is_empty() && remedy.contains(wanted)), "{said}");
+        }
     }
 
     /// A thread that sleeps until it must end.

@@ -3,8 +3,12 @@
 //! Input: `/proc/stat`, `/dev/cpu/N/msr`. Output: the changes since the last read.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
 
+use ontime_tenants::remedy;
+use ontime_tenants::text::counted;
+use rustix::io::Errno;
 use serde::Serialize;
 
 /// MSR_SMI_COUNT: system management interrupts since boot (Intel SDM, volume 4).
@@ -17,7 +21,7 @@ pub struct Hints {
     pub stolen_s: f64,
     /// System management interrupts, sum of all watched CPUs. None if they cannot be counted.
     pub smis: Option<u64>,
-    /// Why they cannot be counted.
+    /// Why they cannot be counted, with the remedy.
     pub smis_unknown: Option<String>,
 }
 
@@ -40,7 +44,7 @@ impl Counters {
             match File::open(&path).and_then(|file| read(&file).map(|_| file)) {
                 Ok(file) => msrs.push(file),
                 Err(error) => {
-                    why = Some(format!("{path}: {error} (Intel only; modprobe msr)"));
+                    why = Some(uncounted(&path, &error));
                     msrs.clear();
                     break;
                 }
@@ -74,25 +78,48 @@ impl Hints {
         self.smis_unknown = later.smis_unknown;
     }
 
-    /// What may have delayed requests of this interval, as text.
+    /// What may have delayed requests of this interval of a tenth of a second, with the remedy.
     pub fn words(&self) -> Option<String> {
         let mut words = Vec::new();
         if let Some(smis) = self.smis.filter(|smis| *smis > 0) {
-            words.push(format!(
-                "{smis} system management interrupts in this tenth of a second (firmware: BIOS settings, rtla hwnoise)"
-            ));
+            words.push(format!("{} within 0.1 s{BY_FIRMWARE}", counted(smis, "system management interrupt")));
         }
         if self.stolen_s > 0.0 {
-            words.push(format!(
-                "{:.0} ms stolen by the hypervisor below in this tenth of a second",
-                self.stolen_s * 1e3
-            ));
+            let stolen_ms = self.stolen_s * 1e3;
+            words.push(format!("a hypervisor below this host took {stolen_ms:.0} ms of its CPUs within 0.1 s{BELOW}"));
         }
-        (!words.is_empty()).then(|| words.join("; "))
+        (!words.is_empty()).then(|| words.join(". "))
+    }
+
+    /// What the whole trace had of such delays, a line each, with the remedy.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let stolen = (self.stolen_s > 0.0)
+            .then(|| format!("a hypervisor below this host took {:.2} s of its CPUs{BELOW}", self.stolen_s));
+        let smis = self.smis.filter(|smis| *smis > 0);
+        let smis = smis.map(|smis| format!("{}{BY_FIRMWARE}", counted(smis, "system management interrupt")));
+        stolen.into_iter().chain(smis)
     }
 }
 
-fn read(file: &File) -> std::io::Result<u64> {
+/// Cause and remedy of system management interrupts.
+const BY_FIRMWARE: &str = ", in which the firmware stops every CPU; turn off legacy USB and power capping in the \
+    firmware's set-up, and look for more with rtla hwnoise";
+/// Remedy for stolen time.
+const BELOW: &str = "; pin this host's vCPUs there, or run RT tenants on a host that is no guest";
+
+fn uncounted(path: &str, error: &io::Error) -> String {
+    let advice = match Errno::from_io_error(error) {
+        Some(Errno::NOENT | Errno::NXIO | Errno::NODEV) => "load the driver: modprobe msr",
+        Some(Errno::IO) => {
+            "this processor has no such counter, which only Intel's have: `ontime doctor` counts AMD's by perf, and \
+             rtla hwnoise finds gaps on any"
+        }
+        _ => remedy(error),
+    };
+    format!("{path}: {error}; {advice}")
+}
+
+fn read(file: &File) -> io::Result<u64> {
     let mut bytes = [0; 8];
     file.read_exact_at(&mut bytes, SMI_COUNT)?;
     // The upper half is reserved. The register is never written.
@@ -120,7 +147,31 @@ mod tests {
         let mut sum = Hints { smis: Some(0), ..Hints::default() };
         assert_eq!(sum.words(), None);
         sum.add(Hints { stolen_s: 0.02, smis: Some(2), smis_unknown: None });
-        assert!(sum.words().unwrap().contains("2 system management interrupts"));
-        assert!(sum.words().unwrap().contains("20 ms stolen"));
+        let said = sum.words().unwrap();
+        assert!(said.contains("2 system management interrupts within 0.1 s") && said.contains("took 20 ms"), "{said}");
+    }
+
+    #[test]
+    fn each_hint_has_a_cause_and_a_remedy() {
+        let hints = |smis, stolen_s| Hints { smis: Some(smis), stolen_s, smis_unknown: None };
+        for (hints, wanted) in [(hints(1, 0.0), "firmware's set-up"), (hints(0, 0.3), "pin this host's vCPUs")] {
+            let lines: Vec<String> = hints.lines().chain(hints.words()).collect();
+            assert_eq!(lines.len(), 2);
+            for said in lines {
+                assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
+            }
+        }
+        assert!(hints(1, 0.0).lines().all(|line| line.starts_with("1 system management interrupt,")));
+        for (number, wanted) in [
+            (Errno::NOENT, "modprobe msr"),
+            (Errno::NXIO, "modprobe msr"),
+            (Errno::ACCESS, "root"),
+            (Errno::IO, "`ontime doctor`"),
+            (Errno::MFILE, "LimitNOFILE="),
+        ] {
+            let said = uncounted("/dev/cpu/3/msr", &number.into());
+            assert!(said.starts_with("/dev/cpu/3/msr: "), "{said}");
+            assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
+        }
     }
 }

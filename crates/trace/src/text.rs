@@ -119,20 +119,20 @@ fn footer(out: &mut String, document: &Document) {
             tracing.lost.iter().map(|(cpu, count)| format!("CPU {cpu}: {}", number::count(*count))).collect();
         let _ = writeln!(
             out,
-            "LOST at least {} events ({}): use a larger --ring",
+            "LOST at least {} events ({}): the ring was full; use a larger --ring",
             number::count(document.lost()),
             of_cpus.join(", ")
         );
     }
     if tracing.undecoded > 0 {
-        let _ = writeln!(out, "{} records could not be read", number::count(tracing.undecoded));
+        let _ = writeln!(
+            out,
+            "{} records could not be read: their format is not this kernel's; report it (`ontime report`)",
+            number::count(tracing.undecoded)
+        );
     }
-    let hints = &document.hints;
-    if hints.stolen_s > 0.0 {
-        let _ = writeln!(out, "hint: a hypervisor below this host took {:.2} s from its CPUs", hints.stolen_s);
-    }
-    if let Some(smis) = hints.smis.filter(|smis| *smis > 0) {
-        let _ = writeln!(out, "hint: {smis} system management interrupts (firmware)");
+    for hint in document.hints.lines() {
+        let _ = writeln!(out, "hint: {hint}");
     }
     for note in &document.notes {
         let _ = writeln!(out, "note: {note}");

@@ -79,7 +79,7 @@ pub fn ledger(data: &[u8]) {
 /// Property: each deadline is later than the time after which it is requested; in the long run slices end for the vCPU
 /// at most eight times per period; tasks are sorted by their deadlines.
 pub fn published(data: &[u8]) {
-    /// As in `published.rs`.
+    /// As in `guest_page.rs`.
     const CUTS: u64 = 8;
     const BURST: u64 = 16;
     const SLICE_MIN: u64 = ontime_plan::dpwrap::SLICE_MIN.0;

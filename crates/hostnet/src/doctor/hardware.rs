@@ -23,7 +23,7 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
     if kernel.version < THREADED_NAPI {
         Check::new("kernel", title, State::Critical, found("cannot thread NAPI"))
             .costs("7.2-rt without threaded NAPI: 584/1180/1680 us, with it 46/87/115", source)
-            .remedy("a kernel of 6.18 or later with PREEMPT_RT")
+            .remedy("boot a kernel of 6.18 or later with PREEMPT_RT")
     } else if kernel.version < NO_BH_LOCK {
         let listed = if kernel.version < NAPI_LISTED { ", and NAPI threads are known by name only (6.8)" } else { "" };
         let what = format!("softirqs of a CPU still share one lock on PREEMPT_RT{listed}");
@@ -45,7 +45,7 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
         };
         Check::new("kernel", title, State::Warning, found(&what))
             .costs(cost, source)
-            .remedy("a kernel of 6.18 or later (Debian: from backports)")
+            .remedy("boot a kernel of 6.18 or later (Debian: from backports)")
     } else {
         Check::new("kernel", title, State::Ok, found("has all that the core rules use"))
     }
@@ -362,6 +362,6 @@ pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
         return Check::new(id, title, State::Ok, "none of those that are known runs");
     }
     Check::new(id, title, State::Warning, format!("running: {}", told.join("; ")))
-        .costs("interrupts and threads move or change priority behind Ontime's back until it puts them back", "")
+        .costs("interrupts and threads move or change priority until Ontime's next pass corrects them", "")
         .remedy(remedies.join("; "))
 }

@@ -17,8 +17,8 @@ pub(super) fn smi(count: &SmiCount) -> Check {
     match count {
         SmiCount::NoSuchThing => Check::new(id, title, State::Ok, "this processor architecture has none"),
         SmiCount::Unknown(why) => Check::new(id, title, State::Unknown, why.clone()).costs(cost, "").remedy(
-            "hwlatdetect (rt-tests) on the machine itself finds them by the gaps that they leave; turbostat counts \
-             them on Intel's processors",
+            "run hwlatdetect (rt-tests) on the machine itself, which finds them by the gaps that they leave, or \
+             turbostat, which counts them on Intel's processors",
         ),
         SmiCount::Counted { most, during, .. } if *most == 0 => Check::new(
             id,

@@ -1,5 +1,7 @@
 //! The state of one rule on this host: its planned values compared with the knobs' values.
 
+use std::collections::BTreeSet;
+
 use ontime_tenants::text::counted;
 
 use super::{Check, Refused, State};
@@ -72,7 +74,12 @@ pub(super) fn check(
     let mut check = Check::new(rule.id.name(), rule.title, state, found.join("; "));
     check.ontime_can_apply = comparison.differing.len() > comparison.refused;
     if state != State::Ok {
-        check = check.costs(rule.cost.text, rule.cost.source).remedy(remedies(&comparison, rule, &outcome.findings));
+        check = check.costs(rule.cost.text, rule.cost.source).remedy(remedies(
+            &comparison,
+            unthreaded,
+            rule,
+            &outcome.findings,
+        ));
     }
     (check, comparison.obstacles)
 }
@@ -136,21 +143,24 @@ fn without_thread(inventory: &Inventory) -> usize {
     inventory.nics.iter().flat_map(|nic| &nic.napis).filter(|napi| napi.pid.is_none()).count()
 }
 
-fn remedies(comparison: &Comparison, rule: &Rule, findings: &[Finding]) -> String {
-    let mut remedies: Vec<&str> = Vec::new();
+fn remedies(comparison: &Comparison, unthreaded: usize, rule: &Rule, findings: &[Finding]) -> String {
+    let mut remedies: Vec<String> = Vec::new();
     // Ontime's own setting is not a remedy if Ontime cannot make it.
-    if comparison.differing.len() > comparison.refused || comparison.obstacles.is_empty() && comparison.refused > 0 {
-        remedies.push(rule.cure);
+    if comparison.differing.len() > comparison.refused {
+        remedies.push(rule.cure.to_owned());
+    } else if comparison.obstacles.is_empty() && comparison.refused > 0 {
+        remedies.push(format!("end the cause that stands with each of them; the daemon then sets: {}", rule.cure));
     }
-    for obstacle in &comparison.obstacles {
-        if !remedies.contains(&obstacle.remedy.as_str()) {
-            remedies.push(&obstacle.remedy);
-        }
+    remedies.extend(comparison.obstacles.iter().map(|obstacle| obstacle.remedy.clone()));
+    let told = findings.iter().filter(|finding| finding.severity > Severity::Info);
+    remedies.extend(told.map(|finding| finding.remedy.clone()));
+    if !comparison.unreadable.is_empty() {
+        remedies.push("end the cause that stands with each knob that cannot be read, and look again".to_owned());
     }
-    for finding in findings.iter().filter(|finding| finding.severity > Severity::Info) {
-        if !remedies.contains(&finding.remedy.as_str()) {
-            remedies.push(&finding.remedy);
-        }
+    if unthreaded > 0 {
+        remedies.push("end what row napi-threaded has found: it makes these threads".to_owned());
     }
-    if remedies.is_empty() { rule.cure.to_owned() } else { remedies.join("; ") }
+    let mut known = BTreeSet::new();
+    remedies.retain(|remedy| known.insert(remedy.clone()));
+    remedies.join("; ")
 }

@@ -17,7 +17,7 @@ use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
-use crate::obstacle::with_remedy;
+use crate::obstacle::netlink_error;
 use crate::rules::{POLL_FILE, WEIGHT_FILE};
 
 pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
@@ -25,7 +25,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let roots_of =
         Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| qdisc::roots(&mut netlink));
     let mut qdiscs = roots_of.unwrap_or_else(|error| {
-        let why = with_remedy("rtnetlink", &error);
+        let why = netlink_error("rtnetlink", &error);
         // Without this list, a qdisc that the administrator chose would be replaced and could not be restored.
         if !is_old(&error) {
             inventory.incomplete = Some(format!("root qdiscs: {why}"));
@@ -36,7 +36,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let found = match found {
         Ok(found) => found,
         Err(error) => {
-            let why = with_remedy("rtnetlink", &error);
+            let why = netlink_error("rtnetlink", &error);
             inventory.incomplete = Some(format!("interfaces: {why}"));
             inventory.notes.push(note("interfaces", why));
             return;
@@ -49,7 +49,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
                 "this kernel does not list them (netlink family netdev, 6.8): those with a thread are known by its name"
                     .to_owned()
             } else {
-                let why = with_remedy("netlink family netdev", &error);
+                let why = netlink_error("netlink family netdev", &error);
                 inventory.incomplete = Some(format!("NAPI instances: {why}"));
                 why
             };
@@ -239,7 +239,7 @@ fn said<T>(
         answer => answer,
     };
     answer.unwrap_or_else(|error| {
-        let why = with_remedy("netlink family ethtool", &error);
+        let why = netlink_error("netlink family ethtool", &error);
         inventory.incomplete = Some(format!("{about}: {why}"));
         inventory.notes.push(note(about, why));
         BTreeMap::new()

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::cpus::CpuSet;
 use crate::live::Roots;
-use crate::obstacle::with_remedy;
+use crate::obstacle::file_error;
 use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 
 /// Sysctls that rules and checks read, below `/proc/sys`.
@@ -198,7 +198,7 @@ fn without_debugfs(debug: &Path, lockdown: Lockdown) -> String {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             format!("{}: {error}; use a kernel with CONFIG_DEBUG_FS", debug.display())
         }
-        Err(error) => with_remedy(&debug.display().to_string(), &error),
+        Err(error) => file_error(&debug.display().to_string(), &error),
     }
 }
 

@@ -117,7 +117,7 @@ fn lacks(inventory: &Inventory, intent: &Intent, nic: &Nic, rt: &[&Napi]) -> Opt
             let found =
                 "module ontime_napi polls all of a NIC's queues, and some of these are bulk: it waits for interrupts"
                     .to_owned();
-            let remedy = "give RT tenants a NIC of their own, or a kernel of 6.19 or later".to_owned();
+            let remedy = "give RT tenants a NIC of their own, or boot a kernel of 6.19 or later".to_owned();
             finding(nic, Severity::Warning, found, remedy, Some(Refusal::Kernel))
         });
     }
@@ -126,7 +126,7 @@ fn lacks(inventory: &Inventory, intent: &Intent, nic: &Nic, rt: &[&Napi]) -> Opt
     }
     let found = format!("kernel {} has no polling NAPI threads: it waits for interrupts", inventory.kernel.release);
     let install = if inventory.kernel.version < MODULE_UNTIL { INSTALL } else { "" };
-    let remedy = format!("{install} a kernel of 6.19 or later (Debian: from backports)").trim_start().to_owned();
+    let remedy = format!("{install} boot a kernel of 6.19 or later (Debian: from backports)").trim_start().to_owned();
     Some(finding(nic, Severity::Warning, found, remedy, Some(Refusal::Kernel)))
 }
 
@@ -148,7 +148,8 @@ fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outc
             }
         };
         let remedy = format!(
-            "more CPUs; or, knowing this, poll_cpu in [{table}], best with [busypoll] adaptive = true and a bound"
+            "run it on a host with more CPUs; or, knowing this, set poll_cpu in [{table}], best with [busypoll] \
+             adaptive = true and a bound"
         );
         outcome.findings.push(finding(nic, Severity::Warning, found, remedy, None));
         return None;

@@ -109,7 +109,7 @@ fn left(thread: &KernelThread, severity: Severity, why: &str, remedy: &str) -> F
         severity,
         object: thread.comm.clone(),
         found: format!("thread {} {why} and stays at {}, where RT threads wait for it", thread.id.tid, thread.policy),
-        remedy: remedy.to_owned(),
+        remedy: remedy.replace("THREAD", &thread.id.tid.to_string()),
         refusal: None,
     }
 }

@@ -203,7 +203,8 @@ fn queues(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicConfig,
             Severity::Warning,
             &nic.id.name,
             "its driver does not say which NAPI serves which queue, so all have the NIC's class".to_owned(),
-            "a kernel and driver that report queues by netlink (6.8), or a class for the whole NIC",
+            "boot a kernel (6.8) with a driver that reports queues by netlink, or give the whole NIC one class in \
+             /etc/ontime/host.toml",
         ));
     }
 }

@@ -43,7 +43,7 @@ fn held_back(nic: &Nic, found: Moderation) -> Finding {
         found: format!(
             "receive interrupts are held back ({found}), and driver {driver} may stop its queues to change that"
         ),
-        remedy: format!("while it is idle: ethtool -C {} {adaptive}rx-usecs 0", nic.id.name),
+        remedy: format!("run while it is idle: ethtool -C {} {adaptive}rx-usecs 0", nic.id.name),
         refusal: Some(Refusal::NotLiveSafe),
     }
 }

@@ -85,7 +85,7 @@ fn no_module(inventory: &Inventory) -> Finding {
         object: format!("kernel {}", kernel.release),
         found: "an RT packet waits for a bulk NIC's poll of 64 packets, and module ontime_napi is not loaded"
             .to_owned(),
-        remedy: format!("{module} a kernel of 6.18 or later (Debian: from backports)").trim_start().to_owned(),
+        remedy: format!("{module} boot a kernel of 6.18 or later (Debian: from backports)").trim_start().to_owned(),
         refusal: Some(Refusal::Kernel),
     }
 }

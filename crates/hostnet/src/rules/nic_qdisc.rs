@@ -53,7 +53,7 @@ pub fn kept(rule: RuleId, nic: &Nic, theirs: &str) -> Finding {
         found: format!(
             "its root qdisc {theirs} was set by the administrator or another program, and a reset could not restore it"
         ),
-        remedy: format!("if it may go: tc qdisc del dev {} root, which drops what waits in it", nic.id.name),
+        remedy: format!("if it may go, run: tc qdisc del dev {} root, which drops what waits in it", nic.id.name),
         refusal: Some(Refusal::NotLiveSafe),
     }
 }

@@ -29,7 +29,7 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
                 severity: Severity::Critical,
                 object: nic.id.name.clone(),
                 found: format!("kernel {} cannot thread NAPI", inventory.kernel.release),
-                remedy: "a kernel of 5.12 or later".to_owned(),
+                remedy: "boot a kernel of 5.12 or later".to_owned(),
                 refusal: Some(Refusal::Kernel),
             });
             continue;
@@ -221,7 +221,7 @@ fn told(rule: RuleId, shared: Shared) -> impl Iterator<Item = Finding> {
     } else {
         (
             "has a name that this kernel cut, and may be that of",
-            "rename all but one while it is down (ip link set NIC name SHORTER), or a kernel of 5.17 or later",
+            "rename all but one while it is down (ip link set NIC name SHORTER), or boot a kernel of 5.17 or later",
         )
     };
     shared.into_iter().map(move |((nic, nics), threads)| Finding {

@@ -45,11 +45,12 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
     let remedy_own = "give the RT tenant a NIC or a virtual function of its own";
     if inventory.kernel.version < SKBEDIT_DECIDES_SINCE {
         let found = format!("kernel {} does not let a filter choose the transmit queue", inventory.kernel.release);
-        outcome.findings.push(shared(nic, &found, "a kernel of 5.19 or later", Refusal::Kernel));
+        outcome.findings.push(shared(nic, &found, "boot a kernel of 5.19 or later", Refusal::Kernel));
         return;
     }
     if queues < 2 {
-        let remedy = format!("{remedy_own}, or more queues while it is idle: ethtool -L {} combined 2", nic.id.name);
+        let remedy =
+            format!("{remedy_own}, or give it more queues while it is idle: ethtool -L {} combined 2", nic.id.name);
         outcome.findings.push(shared(nic, "one transmit queue for both classes", &remedy, Refusal::Device));
         return;
     }
@@ -62,7 +63,7 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
         }
         other => {
             let found = format!("root qdisc {} is one queue for both classes", other.unwrap_or("unknown"));
-            let remedy = format!("while it is idle: tc qdisc replace dev {} root mq; or {remedy_own}", nic.id.name);
+            let remedy = format!("run while it is idle: tc qdisc replace dev {} root mq; or {remedy_own}", nic.id.name);
             outcome.findings.push(shared(nic, &found, &remedy, Refusal::NotLiveSafe));
             return;
         }
@@ -76,7 +77,7 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
     let steering = filters(RuleId::RtTxQueue, nic, sources(inventory, users).map(steer));
     if steering.is_empty() {
         let found = "RT packets have the NIC's own address, as bulk ones may: nothing tells them apart";
-        let remedy = format!("a macvlan in place of an ipvlan or VLAN; or {remedy_own}");
+        let remedy = format!("give it a macvlan in place of an ipvlan or VLAN; or {remedy_own}");
         outcome.findings.push(shared(nic, found, &remedy, Refusal::Device));
         return;
     }

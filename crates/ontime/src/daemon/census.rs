@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use ontime_tenants::container;
 use ontime_tenants::proc::{parse_cgroup, parse_stat, parse_uids};
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, ThreadId, remedy};
 
 /// The time from the end of a census to the next one while protections are off, and its minimum as a multiple of what a
 /// census costs.
@@ -120,7 +120,7 @@ impl Census {
                     let pid = match entry {
                         Ok(entry) => number(&entry),
                         Err(error) => {
-                            census.misses(format!("{}: {error}", proc.display()));
+                            census.misses(format!("{}: {error}; {}", proc.display(), remedy(&error)));
                             break;
                         }
                     };
@@ -130,10 +130,13 @@ impl Census {
                     }
                 }
             }
-            Err(error) => census.incomplete = Some(format!("{}: {error}", proc.display())),
+            Err(error) => census.incomplete = Some(format!("{}: {error}; {}", proc.display(), remedy(&error))),
         }
         if left == 0 {
-            census.misses(format!("more than {THREADS_MAX} threads, of which some were not looked at"));
+            census.misses(format!(
+                "this host has more than {THREADS_MAX} threads, of which some were not looked at; end processes that \
+                 are not needed"
+            ));
         }
         census.taken = Some(Instant::now());
         census.took = start.elapsed();
@@ -152,13 +155,13 @@ impl Census {
         let tasks = match fs::read_dir(process.join("task")) {
             Ok(tasks) => tasks,
             Err(error) if is_gone(&error) => return,
-            Err(error) => return self.misses(format!("process {pid}: {error}")),
+            Err(error) => return self.misses(format!("process {pid}: {error}; {}", remedy(&error))),
         };
         for entry in tasks {
             let tid = match entry {
                 Ok(entry) => number(&entry),
                 Err(error) if is_gone(&error) => return,
-                Err(error) => return self.misses(format!("process {pid}: {error}")),
+                Err(error) => return self.misses(format!("process {pid}: {error}; {}", remedy(&error))),
             };
             let Some(tid) = tid else { continue };
             if *left == 0 {
@@ -170,12 +173,15 @@ impl Census {
             }
             if self.threads.len() >= self.most {
                 let most = self.most;
-                return self.misses(format!("more than {most} real-time threads, process {pid}'s among them"));
+                return self.misses(format!(
+                    "this host has more than {most} real-time threads, process {pid}'s among them; raise cap.threads \
+                     in /etc/ontime/daemon.toml, or lower their priority"
+                ));
             }
             match read(&process, pid, tid) {
                 Ok(thread) => self.threads.extend(thread),
                 Err(error) if is_gone(&error) => {}
-                Err(error) => self.misses(format!("thread {tid} of process {pid}: {error}")),
+                Err(error) => self.misses(format!("thread {tid} of process {pid}: {error}; {}", remedy(&error))),
             }
         }
     }
@@ -385,13 +391,17 @@ mod tests {
         let not_too_many = Census::take(proc.path(), &[], 1);
         drop(end);
         idle.join().unwrap();
-        assert!(missing.incomplete.is_some());
+        // Whatever is missing is said with the remedy.
+        let said = |census: &Census| census.why_protected(&[]).unwrap().0;
+        assert!(said(&missing).contains("; make what is missing in that path"), "{}", said(&missing));
         if !may {
             println!("SKIPPED: this test needs the right to real-time priority");
             return;
         }
         assert_eq!(gone.incomplete, None);
         assert!(unreadable.incomplete.is_some() && nonsense.incomplete.is_some());
+        assert!(said(&unreadable).contains("; name a file"), "{}", said(&unreadable));
+        assert!(said(&too_many).contains("; raise cap.threads in"), "{}", said(&too_many));
         assert!(too_many.incomplete.is_some_and(|why| why.contains("more than 0 real-time threads")));
         assert_eq!((not_too_many.incomplete, not_too_many.threads.len()), (None, 1));
     }

@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use ontime_plan::Nanos;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
 use ontime_sockets::deadlines::{Along, Answer, Asked};
-use ontime_tenants::Repeats;
+use ontime_tenants::{Repeats, remedy};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
     recvmsg,
@@ -97,17 +97,19 @@ impl Guests {
             }
             let path = ontime_sockets::Paths::new(run_dir, vm).deadlines();
             if self.receivers.contains_key(vm) {
-                let line = format!(
-                    "{vm}: its device process's last connection is not closed yet, as a file that it sent waits"
-                );
-                self.repeats.warn(&line);
+                let what = "its guest gets no bandwidth";
+                let cause = "the last connection of its device process is not closed yet, as a file that it sent waits";
+                self.repeats.warn(&at_device(vm, what, &cause));
                 continue;
             }
             // The socket does not exist yet, nobody listens, or its backlog is full: the next pass tries again.
             let Ok(stream) = connect(&path) else { continue };
             match self.add(vm, stream, |received| events.add(received, Event::Guests)) {
                 Ok(()) => self.repeats.info(&format!("{vm}: its guest may ask for bandwidth")),
-                Err(error) => self.repeats.warn(&format!("{}: {error}", path.display())),
+                Err(error) => {
+                    let (path, advice) = (path.display(), remedy(&error));
+                    self.repeats.warn(&format!("{path}: receiving what the guest of {vm} asks for: {error}; {advice}"));
+                }
             }
         }
         gone
@@ -161,11 +163,19 @@ impl Guests {
         });
         let done = line.map_err(std::io::Error::other).and_then(|line| link.stream.write_all(&line));
         if let Err(error) = &done {
-            self.repeats.warn(&format!("{vm}: its device process does not take answers: {error}"));
+            self.repeats.warn(&at_device(vm, "its device process does not take answers", error));
             self.links.remove(vm);
         }
         done.is_err()
     }
+}
+
+/// A fault of a VM's device process, with the cause and the remedy.
+fn at_device(vm: &str, what: &str, cause: &dyn std::fmt::Display) -> String {
+    format!(
+        "{vm}: {what}: {cause}; see the device process's log (journalctl -u ontime-device@{vm}), and if it stays, \
+         start the VM again"
+    )
 }
 
 impl Link {
@@ -183,7 +193,7 @@ impl Link {
                 Along::Ledger => {
                     let ledger = came.map(Ledger::accept).transpose();
                     if let Err(error) = &ledger {
-                        repeats.warn(&format!("{vm}: its guest is offered nothing: {error}"));
+                        repeats.warn(&at_device(vm, "its guest is offered nothing", error));
                     }
                     self.ledger = ledger.ok().flatten();
                     // Offers of an earlier daemon are withdrawn.
@@ -201,7 +211,7 @@ impl Link {
             }
             let page = memory.try_clone().and_then(|memory| Page::new(File::from(memory), offset));
             if let Err(error) = &page {
-                repeats.warn(&format!("{vm}: the next deadlines that its guest publishes are not read: {error}"));
+                repeats.warn(&at_device(vm, "the deadlines that its guest publishes are not read", error));
             }
             page.ok()
         });
@@ -271,6 +281,16 @@ mod tests {
     use ontime_sockets::deadlines::{Deadlines, Place};
 
     use super::*;
+
+    #[test]
+    fn a_fault_of_a_device_process_names_the_vm_the_cause_and_where_to_look() {
+        for cause in ["the file can shrink", "Broken pipe (os error 32)"] {
+            let said = at_device("plc", "its guest is offered nothing", &cause);
+            let (fault, remedy) = said.split_once("; ").unwrap();
+            assert_eq!(fault, format!("plc: its guest is offered nothing: {cause}"));
+            assert!(remedy.contains("ontime-device@plc") && remedy.contains("start the VM again"), "{remedy}");
+        }
+    }
 
     fn guests() -> (Guests, UnixStream) {
         let (own, other) = UnixStream::pair().unwrap();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
 use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, RuleId, Setting, Severity};
+use ontime_tenants::text::counted;
 use ontime_tenants::{self as tenants, ClassSource, ConfigError, PriorityTable, ThreadId, ThreadRole, ownership};
 
 use super::cap::{Cover, Use};
@@ -268,10 +269,18 @@ fn change(item: &Item) -> api::Change {
 /// A capped thread. `of` has the owners.
 pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
     let watched = match &used.cover {
-        _ if used.refused > 0 => "not: the kernel refuses to change its policy".to_owned(),
+        _ if used.refused > 0 => format!(
+            "not: the kernel has refused {} to change its policy; journalctl -k and `ontime doctor` (row refusals) \
+             show the cause",
+            counted(used.refused, "time")
+        ),
         Cover::Watched => "yes".to_owned(),
-        Cover::Whole => "not: its runtime cap is a whole CPU".to_owned(),
-        Cover::Gone => "not: it has ended".to_owned(),
+        Cover::Whole => {
+            "not: its runtime cap is a whole CPU; give it a runtime-cap below 1 in /etc/ontime/tenants.toml, unless \
+             this is meant"
+                .to_owned()
+        }
+        Cover::Gone => "not: it has ended; nothing to do".to_owned(),
         Cover::Failed(why) => format!("not: {why}"),
     };
     api::CapThread {

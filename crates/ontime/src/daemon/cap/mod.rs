@@ -182,7 +182,37 @@ pub enum Cover {
     /// Not watched: it has ended.
     Gone,
     /// Not watched, for this reason.
-    Failed(String),
+    Failed(Unwatched),
+}
+
+/// Why a thread is not watched. The text has the cause and the remedy, but not the thread.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Unwatched {
+    /// The watcher could not preempt it.
+    #[error(
+        "its place {place} is not below the watcher's, {watcher}; lower the thread (chrt, libvirt: <vcpusched>), or \
+         raise priorities.base in /etc/ontime/tenants.toml"
+    )]
+    Above {
+        /// The thread's place.
+        place: Policy,
+        /// The watcher's policy and priority.
+        watcher: Policy,
+    },
+    /// The planner asked for a cap of a thread without real-time priority.
+    #[error("its place {0} is no real-time priority, a defect of Ontime; report it with the output of `ontime report`")]
+    NotRealTime(Policy),
+    /// All slots are in use.
+    #[error("there are more RT threads than cap.threads = {0}; raise that in /etc/ontime/daemon.toml")]
+    NoRoom(usize),
+    /// The kernel refuses to show or change the thread.
+    #[error("the kernel does not show how much CPU time it takes: {error}; {advice}")]
+    Unreadable {
+        /// The kernel's error.
+        error: String,
+        /// The remedy.
+        advice: &'static str,
+    },
 }
 
 impl Cover {
@@ -281,6 +311,8 @@ pub struct Caps {
     entries: BTreeMap<ThreadId, Entry>,
     uncovered: BTreeMap<ThreadId, Cover>,
     free: Vec<SlotIndex>,
+    /// The most threads watched (`cap.threads`).
+    capacity: usize,
 }
 
 impl Caps {
@@ -350,6 +382,7 @@ impl Caps {
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
             free: (0..capacity).rev().collect(),
+            capacity,
         })
     }
 
@@ -506,17 +539,14 @@ impl Caps {
         // Threads of rank Teller belong to the kernel and keep a priority above the watcher's.
         if watch.rank != Rank::Teller && priority(watch.place) >= priority(self.watcher) {
             let (place, watcher) = (watch.place, self.watcher);
-            return Err(Cover::Failed(format!("its place {place} is not below the watcher's, {watcher}")));
+            return Err(Cover::Failed(Unwatched::Above { place, watcher }));
         }
         let place = Place::open(watch.id, watch.place, watch.ahead)
             .map_err(refused)?
-            .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
+            .ok_or(Cover::Failed(Unwatched::NotRealTime(watch.place)))?;
         let reading = Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu()).map_err(refused)?;
-        let index = self.free.pop().ok_or_else(|| {
-            Cover::Failed(
-                "more RT threads than it has room for: raise cap.threads in /etc/ontime/daemon.toml".to_owned(),
-            )
-        })?;
+        let room = self.capacity;
+        let index = self.free.pop().ok_or(Cover::Failed(Unwatched::NoRoom(room)))?;
         let cpu = watch.cpus.first().copied().unwrap_or(0);
         let clock = ProcessClock::new(watch.id.pid);
         let tally = Arc::default();
@@ -639,7 +669,7 @@ impl Drop for Caps {
 fn refused(error: io::Error) -> Cover {
     match error.raw_os_error() {
         Some(libc::ESRCH | libc::ENOENT) => Cover::Gone,
-        _ => Cover::Failed(error.to_string()),
+        _ => Cover::Failed(Unwatched::Unreadable { error: error.to_string(), advice: remedy(&error) }),
     }
 }
 

@@ -149,7 +149,7 @@ fn ended_whole_and_wrong_threads_are_reported() {
     let cover = |id: ThreadId| report.iter().find(|used| used.id == id).unwrap().cover.clone();
     assert_eq!(cover(gone), Cover::Gone);
     assert_eq!(cover(reused), Cover::Gone);
-    assert!(matches!(cover(alive.id()), Cover::Failed(_)));
+    assert_eq!(cover(alive.id()), Cover::Failed(Unwatched::NotRealTime(Policy::BULK)));
     assert!(!caps.complete());
     caps.set(&[Watch { share: Share::new(1.0).unwrap(), ..watch(&alive, 0.5, 0) }]).unwrap();
     assert_eq!(caps.report()[0].cover, Cover::Whole);
@@ -305,6 +305,34 @@ mod real_speed {
         rt.id().set_policy(Policy::Idle).unwrap();
         assert_eq!(caps.pauses().past(rt.id(), rt.id().policy().unwrap()), Policy::Idle);
     }
+}
+
+#[test]
+fn why_a_thread_is_not_watched_has_a_remedy() {
+    for why in [
+        Unwatched::Above { place: Policy::Fifo(90), watcher: Policy::Fifo(55) },
+        Unwatched::NotRealTime(Policy::BULK),
+        Unwatched::NoRoom(512),
+    ] {
+        let wanted = match why {
+            Unwatched::Above { .. } => "priorities.base",
+            Unwatched::NotRealTime(_) | Unwatched::Unreadable { .. } => "`ontime report`",
+            Unwatched::NoRoom(_) => "raise that in /etc/ontime/daemon.toml",
+        };
+        let said = why.to_string();
+        assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
+    }
+    for (number, wanted) in [
+        (libc::EMFILE, "LimitNOFILE="),
+        (libc::EACCES, "root"),
+        (libc::ENOMEM, "free memory"),
+        (libc::EIO, "report it"),
+    ] {
+        let Cover::Failed(why) = refused(io::Error::from_raw_os_error(number)) else { panic!("{number}") };
+        let said = why.to_string();
+        assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
+    }
+    assert_eq!(refused(io::Error::from_raw_os_error(libc::ESRCH)), Cover::Gone);
 }
 
 /// A daemon that runs out of descriptors could not even read the host.

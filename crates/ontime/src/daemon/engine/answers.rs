@@ -159,9 +159,10 @@ impl Engine {
                 let report = caps.report();
                 let open = report.iter().find(|used| !used.cover.holds());
                 let open = open.or_else(|| report.iter().find(|used| used.refused > 0));
-                let why = open.map(|used| view::cap_thread(used, &self.watches.of));
-                let why =
-                    why.map(|thread| format!("thread {} of {} is watched {}", thread.tid, thread.of, thread.watched));
+                let why = open.map(|used| view::cap_thread(used, &self.watches.of)).map(|thread| {
+                    let cause = thread.watched.strip_prefix("not: ").unwrap_or(&thread.watched);
+                    format!("thread {} of {} is not held to its runtime cap: {cause}", thread.tid, thread.of)
+                });
                 let why = why.or_else(|| self.why_uncapped().map(|(found, remedy)| format!("{found}; {remedy}")));
                 let by_plan = "vCPUs with reserved CPU time are held to that; kernel protections stay on beside them";
                 let why = why.or_else(|| (!self.look.settled.vcpus.is_empty()).then(|| by_plan.to_owned()));

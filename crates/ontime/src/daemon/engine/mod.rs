@@ -139,7 +139,7 @@ impl Engine {
             demoted: Demoted::open(paths.demoted()),
             paths,
             sources: Sources::host(),
-            caps: Err("not started".to_owned()),
+            caps: Err("nothing is applied, so no thread is capped; `ontime apply` starts the caps".to_owned()),
             keeper,
             held,
             method: None,
@@ -479,7 +479,9 @@ impl Engine {
             }
         }
         if unsaid > 0 {
-            self.repeats.warn_of("changes without a line", &format!("{unsaid} more changes, too many for a line each"));
+            let line =
+                format!("{unsaid} more changes, too many for a line each; `ontime status --all` shows all knobs");
+            self.repeats.warn_of("changes without a line", &line);
         }
     }
 

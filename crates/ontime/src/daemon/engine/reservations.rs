@@ -223,7 +223,11 @@ impl Engine {
     pub(super) fn keep_held(&mut self) {
         if let Err(error) = self.held.keep(&self.look.settled, self.keeper.asks()) {
             let path = self.paths.held();
-            self.repeats.warn(&format!("{}: {error}; a daemon that is restarted will not know it", path.display()));
+            let (path, advice) = (path.display(), ontime_tenants::remedy(&error));
+            self.repeats.warn(&format!(
+                "{path}: which vCPUs have reserved CPU time cannot be written: {error}; {advice}; until then a daemon \
+                 that is restarted admits them anew"
+            ));
         }
     }
 
