@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use ontime_tenants::container;
 use ontime_tenants::proc::{parse_cgroup, parse_stat, parse_uids};
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, ThreadId, limit_waits};
 
 /// The time from the end of a census to the next one while protections are off, and its minimum as a multiple of what a
 /// census costs.
@@ -172,7 +172,7 @@ impl Census {
                 let most = self.most;
                 return self.misses(format!("more than {most} real-time threads, process {pid}'s among them"));
             }
-            match read(&process, pid, tid) {
+            match limit_waits(|| read(&process, pid, tid)) {
                 Ok(thread) => self.threads.extend(thread),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => self.misses(format!("thread {tid} of process {pid}: {error}")),

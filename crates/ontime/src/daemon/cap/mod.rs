@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{Policy, ProcessClock, ThreadId, remedy};
+use ontime_tenants::{Policy, ProcessClock, ThreadId, limit_waits, remedy};
 use ontime_trace::TraceError;
 use ontime_trace::interrupts::Interrupts;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -511,7 +511,7 @@ impl Caps {
         let place = Place::open(watch.id, watch.place, watch.ahead)
             .map_err(refused)?
             .ok_or_else(|| Cover::Failed(format!("its place {} is no RT priority", watch.place)))?;
-        let reading = Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu()).map_err(refused)?;
+        let reading = limit_waits(|| Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu())).map_err(refused)?;
         let index = self.free.pop().ok_or_else(|| {
             Cover::Failed(
                 "more RT threads than it has room for: raise cap.threads in /etc/ontime/daemon.toml".to_owned(),
