@@ -157,7 +157,7 @@ fn in_thread<T: Send + 'static>(
 ) -> io::Result<T> {
     let counted = Counted(running);
     if running.fetch_add(1, Ordering::Relaxed) >= THREADS {
-        return Err(io::Error::other("other monitors have not let go of those who asked them"));
+        return Err(io::Error::other(format!("{THREADS} threads wait for other monitors already")));
     }
     let (tell, told) = sync_channel(1);
     let run = move || {
@@ -168,7 +168,8 @@ fn in_thread<T: Send + 'static>(
         });
     };
     std::thread::Builder::new().name("ontime-ask".to_owned()).stack_size(STACK).spawn(run)?;
-    told.recv_timeout(patience).map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it does not let go"))?
+    told.recv_timeout(patience)
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the thread that asked did not end in time"))?
 }
 
 /// Gives the thread a descriptor table of its own, with the standard streams only: a thread that is abandoned keeps no
@@ -336,7 +337,8 @@ mod tests {
         }
     }
 
-    /// Each line carries a socket that lingers, of which only the connection has a reference. The last line is not read.
+    /// Each line carries a socket that lingers, to which only the connection has a reference. The last line is not
+    /// read.
     #[test]
     fn descriptors_that_a_monitor_sends_along_are_not_waited_for() {
         use std::os::fd::AsFd;
@@ -382,7 +384,7 @@ mod tests {
             assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
         let answer = || in_thread(&RUNNING, Duration::from_secs(60), |tell| tell(Ok(5)));
-        assert!(answer().unwrap_err().to_string().contains("let go"));
+        assert!(answer().unwrap_err().to_string().contains("wait for other monitors"));
         drop(holding);
         while RUNNING.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();

@@ -12,8 +12,8 @@
 //! The kernel ends the wait if the thread has a signal pending: TCP and MPTCP (`net/core/stream.c`,
 //! `sk_stream_wait_close`), SCTP (`sctp_wait_for_close`), vsock (`virtio_transport_wait_close`), SMC
 //! (`smc_close_stream_wait`) and Bluetooth (`bt_sock_wait_state`). So while a thread reads, a timer sends the thread a
-//! signal every [`LIMIT`]. The handler does nothing, and the read itself is complete: its result is not lost. Files that
-//! one system call closes together wait for [`LIMIT`] together, because the signal stays pending until the thread
+//! signal every [`LIMIT`]. The handler does nothing, and the read itself is complete: its result is not lost. Files
+//! that one system call closes together wait for [`LIMIT`] together, because the signal stays pending until the thread
 //! returns from the system call.
 //!
 //! The alternative is a thread for each read that is abandoned if it takes too long. It would also cover closes that no
@@ -37,7 +37,8 @@ thread_local! {
     static RUNS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reads another process's files, or from its Unix socket, by `read`, in which no close of a socket waits longer than [`LIMIT`]. May be nested.
+/// Reads another process's files, or from its Unix socket, by `read`, in which no close of a socket waits longer than
+/// [`LIMIT`]. May be nested.
 /// System calls that wait for other things must stay outside, unless they are restarted after a signal (SA_RESTART).
 pub fn limit_waits<T>(read: impl FnOnce() -> T) -> T {
     let _running = Running::start();
