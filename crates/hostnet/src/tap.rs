@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ontime_tenants::ThreadId;
+use ontime_tenants::{ThreadId, limit_waits};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
@@ -103,6 +103,10 @@ fn result(returned: libc::c_int) -> io::Result<()> {
 
 /// A copy of the process's descriptor of an interface.
 fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
+    limit_waits(|| find(process, tap))
+}
+
+fn find(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(process.pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     // The number still belonged to this process when the pidfd was opened.

@@ -8,6 +8,8 @@ use rustix::fs::{CWD, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
+use crate::wait_limit::limit_waits;
+
 /// Buffer size, bytes. `/proc` creates a file's text at the read, so text that fits comes in one read.
 const ONE_READ: usize = 4096;
 /// Size of a directory entry with a short name, bytes.
@@ -47,6 +49,10 @@ pub(crate) fn directory(path: impl Arg) -> Result<OwnedFd, Errno> {
 
 /// Reads a file, at most its first MiB.
 pub(crate) fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
+    limit_waits(|| read_whole(directory, path))
+}
+
+fn read_whole(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
     let file = noted(rustix::fs::openat(directory, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;
     let mut text = Vec::with_capacity(ONE_READ);
     loop {
@@ -62,7 +68,7 @@ pub(crate) fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, E
 
 /// The target of a symbolic link.
 pub(crate) fn link_at(directory: impl AsFd, path: impl Arg) -> Result<String, Errno> {
-    let target = noted(rustix::fs::readlinkat(directory, path, Vec::new()))?;
+    let target = limit_waits(|| noted(rustix::fs::readlinkat(directory, path, Vec::new())))?;
     Ok(target.to_string_lossy().into_owned())
 }
 

@@ -18,6 +18,7 @@ use crate::files;
 use crate::proc::{self, Stat};
 use crate::qmp::Monitors;
 use crate::thread::ThreadId;
+use crate::wait_limit::limit_waits;
 use crate::{sched, vmm};
 
 /// Units of a process's start time (`USER_HZ`) per second.
@@ -93,7 +94,7 @@ impl Sources {
         let opened = std::fs::File::open(self.process_dir(pid).join("cmdline"));
         if let Ok(file) = opened.inspect_err(files::note) {
             // A process that vanished, or removed its command line, has none.
-            let _ = io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes);
+            let _ = limit_waits(|| io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes));
         }
         (proc::parse_cmdline(&bytes), bytes.len())
     }
@@ -140,7 +141,7 @@ impl Sources {
             let stat = proc::parse_stat(&files::read_at(&tasks, format!("{tid}/stat")).ok()?)?;
             (!stat.has_ended()).then_some(stat)
         });
-        (stats.collect(), whole)
+        (limit_waits(|| stats.collect()), whole)
     }
 
     /// Whether a process has run a KVM guest, by the guest time of all its threads.
@@ -228,6 +229,10 @@ pub(crate) struct Processes {
 
 impl Processes {
     pub(crate) fn read(sources: &Sources) -> io::Result<Self> {
+        limit_waits(|| Self::read_all(sources))
+    }
+
+    fn read_all(sources: &Sources) -> io::Result<Self> {
         let mut all = Self::default();
         for pid in files::numbers(&files::directory(&sources.proc)?) {
             let Ok(dir) = files::directory(sources.process_dir(pid)) else { continue };

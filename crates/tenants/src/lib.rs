@@ -12,6 +12,7 @@
 //! | `budget` | limits on the time that discovery spends on other users' processes |
 //! | `watch`, `connector` | notification of changes |
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source of information each |
+//! | `wait_limit` | a limit on waiting for sockets of a process whose files are read |
 //! | `namespace` | running code in a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
 //! | `text` | helpers for the text of messages |
@@ -52,6 +53,7 @@ pub mod thread;
 pub mod users;
 pub mod vmm;
 pub mod vnic;
+mod wait_limit;
 pub mod watch;
 
 pub use class::{Class, Level, Policy, PriorityTable, Role};
@@ -68,4 +70,5 @@ pub use remedy::remedy;
 pub use repeats::Repeats;
 pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
+pub use wait_limit::limit_waits;
 pub use watch::Watcher;

@@ -6,11 +6,17 @@
 //! A monitor serves one client at a time. So it is asked only if names do not identify the vCPUs, with a short timeout,
 //! and never if libvirt uses it. An answer is kept while its threads live. The socket's path comes from a process of
 //! any user: nothing is sent before the socket is known to belong to that process (`SO_PEERCRED`).
+//!
+//! A monitor may send any descriptors along with its answer. Nobody receives them, so the kernel closes them in the
+//! reading thread, which may wait for the process (`wait_limit`), and not every such wait ends at a signal. So a thread
+//! of its own asks, and is abandoned if it does not end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +25,7 @@ use serde::Deserialize;
 
 use crate::proc::printable;
 use crate::thread::ThreadId;
+use crate::wait_limit::limit_waits;
 
 /// Larger than any answer, bytes: 1,024 vCPUs give about 200 KiB.
 const ANSWER_MAX: u64 = 1 << 20;
@@ -30,6 +37,12 @@ const RETRY: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How long an answer is kept while its threads live (vCPUs may be hot-plugged).
 const KEEP: Duration = Duration::from_secs(60);
+/// How long a thread has, beyond the timeout of its monitor, until it is abandoned.
+const MARGIN: Duration = Duration::from_secs(1);
+/// The most threads that ask or are abandoned at a time.
+const THREADS: usize = 8;
+/// Stack size of such a thread, bytes: enough for nested JSON. The daemon's memory is locked.
+const STACK: usize = 1 << 20;
 
 /// vCPU numbers by thread number.
 pub type VcpuThreads = BTreeMap<i32, u32>;
@@ -115,9 +128,65 @@ fn absolute(pid: i32, socket: &str) -> PathBuf {
 }
 
 fn ask(pid: i32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
-    let until = Instant::now() + timeout;
-    let stream = connect(pid, path)?;
-    converse(Bounded { stream: &stream, until }, |command| (&stream).write_all(command.as_bytes()))
+    static RUNNING: AtomicUsize = AtomicUsize::new(0);
+    let (until, path) = (Instant::now() + timeout, path.to_owned());
+    in_thread(&RUNNING, timeout + MARGIN, move |tell| match own_table().and_then(|()| connect(pid, &path)) {
+        Ok(stream) => talk(stream, until, tell),
+        Err(error) => tell(Err(error)),
+    })
+}
+
+fn talk(stream: UnixStream, until: Instant, tell: &dyn Fn(io::Result<VcpuThreads>)) {
+    let says = Bounded { stream: &stream, until };
+    tell(converse(says, |command| (&stream).write_all(command.as_bytes())));
+    // Closes what was sent and not read.
+    limit_waits(|| drop(stream));
+}
+
+/// Counts a thread until it ends or is not started.
+struct Counted(&'static AtomicUsize);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience`. `running`
+/// counts the threads that have not ended.
+fn in_thread<T: Send + 'static>(
+    running: &'static AtomicUsize,
+    patience: Duration,
+    ask: impl FnOnce(&dyn Fn(io::Result<T>)) + Send + 'static,
+) -> io::Result<T> {
+    let counted = Counted(running);
+    if running.fetch_add(1, Ordering::Relaxed) >= THREADS {
+        return Err(io::Error::other(format!("{THREADS} threads wait for other monitors already")));
+    }
+    let (tell, told) = sync_channel(1);
+    let run = move || {
+        let _counted = counted;
+        ask(&|answer| {
+            // Nobody waits any more if the thread was abandoned.
+            let _ = tell.try_send(answer);
+        });
+    };
+    std::thread::Builder::new().name("ontime-ask".to_owned()).stack_size(STACK).spawn(run)?;
+    told.recv_timeout(patience)
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the thread that asked did not end in time"))?
+}
+
+/// Gives the thread a descriptor table of its own, with the standard streams only: a thread that is abandoned keeps no
+/// descriptor of the daemon open. Nothing may be logged from then on.
+fn own_table() -> io::Result<()> {
+    // The first use of the timer may log.
+    limit_waits(|| {
+        // SAFETY: takes numbers only. The descriptors that are closed are this thread's own copies.
+        let closed = unsafe {
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE as libc::c_uint)
+        };
+        if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })
 }
 
 /// Runs the QMP dialog: sends commands by `say` and reads the replies from `says`.
@@ -202,7 +271,7 @@ impl Read for Bounded<'_> {
                 "it did not answer in time, as while it serves another client",
             ));
         }
-        self.stream.read(buffer)
+        limit_waits(|| self.stream.read(buffer))
     }
 }
 
@@ -280,6 +349,61 @@ mod tests {
             assert!(said.contains(cause), "{lines:?}: {said}");
             assert!(start.elapsed() < Duration::from_secs(60));
         }
+    }
+
+    /// Each line carries a socket that lingers, to which only the connection has a reference. The last line is not
+    /// read.
+    #[test]
+    fn descriptors_that_a_monitor_sends_along_are_not_waited_for() {
+        use std::os::fd::AsFd;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (stream, monitor) = UnixStream::pair().unwrap();
+        let mut fars = Vec::new();
+        for line in [
+            "{\"QMP\":{}}\n",
+            "{\"return\":{}}\n",
+            "{\"return\":[{\"cpu-index\":0,\"thread-id\":11}]}\n",
+            "{\"event\":\"X\"}\n",
+        ] {
+            let (near, far) = crate::testing::lingering(&listener);
+            let files = [near.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+            let line = [io::IoSlice::new(line.as_bytes())];
+            rustix::net::sendmsg(&monitor, &line, &mut control, rustix::net::SendFlags::empty()).unwrap();
+            fars.push(far);
+        }
+        let (tell, told) = sync_channel(1);
+        let asking = std::thread::spawn(move || {
+            talk(stream, Instant::now() + Duration::from_secs(3600), &|answer| tell.send(answer).unwrap());
+            tell.send(Err(io::Error::other("closed"))).unwrap();
+        });
+        let next = || told.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(next().unwrap(), BTreeMap::from([(11, 0)]));
+        assert_eq!(next().unwrap_err().to_string(), "closed");
+        asking.join().unwrap();
+    }
+
+    #[test]
+    fn threads_that_do_not_end_are_abandoned_and_limited() {
+        static RUNNING: AtomicUsize = AtomicUsize::new(0);
+        let (mut holding, short) = (Vec::new(), Duration::from_millis(10));
+        for _ in 0..THREADS {
+            let (hold, held) = sync_channel::<()>(0);
+            holding.push(hold);
+            let stuck = in_thread(&RUNNING, short, move |_: &dyn Fn(io::Result<()>)| {
+                let _ = held.recv();
+            });
+            assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
+        let answer = || in_thread(&RUNNING, Duration::from_secs(60), |tell| tell(Ok(5)));
+        assert!(answer().unwrap_err().to_string().contains("wait for other monitors"));
+        drop(holding);
+        while RUNNING.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(answer().unwrap(), 5);
     }
 
     #[test]

@@ -1,4 +1,8 @@
-//! Tenants and threads for tests of pure logic.
+//! Tenants and threads for tests of pure logic; sockets that linger.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
 use crate::class::{Class, Policy};
 use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole};
@@ -31,4 +35,15 @@ pub(crate) fn thread(role: ThreadRole, policy: Policy) -> TenantThread {
         last_cpu: 0,
         libvirt: LibvirtTuning::default(),
     }
+}
+
+/// A connection that lingers for a day when it is closed, because the other side reads nothing.
+pub(crate) fn lingering(listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    near.set_nonblocking(true).unwrap();
+    while near.write(&[0; 65_536]).is_ok() {}
+    near.set_nonblocking(false).unwrap();
+    rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
+    (near, far)
 }

@@ -33,7 +33,7 @@ use thiserror::Error;
 
 use crate::class::Policy;
 use crate::cpus::CpuList;
-use crate::{proc, sched};
+use crate::{files, proc, sched};
 
 /// A pidfd of a single thread (`include/uapi/linux/pidfd.h`), Linux 6.9.
 const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
@@ -288,7 +288,8 @@ impl ThreadId {
     }
 
     fn read(self, file: &str, what: &'static str) -> Result<Vec<u8>, ThreadError> {
-        std::fs::read(format!("/proc/{}/task/{}/{file}", self.pid, self.tid)).map_err(|error| self.os(what, error))
+        let path = format!("/proc/{}/task/{}/{file}", self.pid, self.tid);
+        files::read_at(rustix::fs::CWD, path).map_err(|error| self.os(what, error.into()))
     }
 
     fn os(self, what: &'static str, source: io::Error) -> ThreadError {

@@ -12,6 +12,7 @@ use rustix::fs::CWD;
 use crate::files;
 use crate::model::Vnic;
 use crate::proc;
+use crate::wait_limit::limit_waits;
 
 /// The host's interfaces, read at the first use.
 #[derive(Debug)]
@@ -116,7 +117,7 @@ fn is_interface_name(name: &str) -> bool {
 /// system, which may be the process's own, is not asked.
 fn device_at(path: &Path) -> Option<String> {
     let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
-    let file = rustix::fs::statx(CWD, path, flags, rustix::fs::StatxFlags::TYPE).ok()?;
+    let file = limit_waits(|| rustix::fs::statx(CWD, path, flags, rustix::fs::StatxFlags::TYPE)).ok()?;
     let kind = rustix::fs::FileType::from_raw_mode(file.stx_mode.into());
     kind.is_char_device().then(|| format!("{}:{}", file.stx_rdev_major, file.stx_rdev_minor))
 }
@@ -138,6 +139,10 @@ pub struct OpenFiles {
 /// # Errors
 /// If `/proc/PID/fd` cannot be listed, which needs root for other users' processes.
 pub fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
+    limit_waits(|| first_files(process, limit))
+}
+
+fn first_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
     let open = files::directory(process.join("fd"))?;
     let (descriptors, whole) = files::names(&open, limit);
     let looked_at = descriptors.len();

@@ -25,7 +25,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, epoll};
-use rustix::fs::inotify;
+use rustix::fs::{CWD, inotify};
+use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -234,7 +235,7 @@ impl Watcher {
             match rustix::event::poll(&mut polled, left.as_ref()) {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => continue,
+                Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
             if let Some(change) = self.take()? {
@@ -322,7 +323,7 @@ impl Watcher {
         let mut count = [0u8; 8];
         match rustix::io::read(&self.timer, &mut count) {
             Ok(_) => Ok(true),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -402,16 +403,16 @@ impl Watcher {
     /// Whether a thread has a place now. Until it sets its name it has its creator's; the renaming is an event, too.
     fn matters(&self, pid: i32, tid: i32) -> bool {
         let Some(named) = self.named.get(&pid) else { return true };
-        match std::fs::read(self.proc.join(format!("{pid}/task/{tid}/stat"))) {
+        match files::read_at(CWD, self.proc.join(format!("{pid}/task/{tid}/stat"))) {
             Ok(text) => proc::parse_stat(&text).is_none_or(|stat| !is_bystander(named.vmm.role(&stat), stat.policy)),
             // It has already ended.
-            Err(error) => !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
+            Err(error) => !matches!(error, Errno::NOENT | Errno::SRCH),
         }
     }
 
     fn vmm(&self, pid: i32) -> Option<Vmm> {
-        let executable = std::fs::read_link(self.proc.join(pid.to_string()).join("exe")).ok()?;
-        Vmm::of_executable(&executable.to_string_lossy()).map(|(vmm, _)| vmm)
+        let executable = files::link_at(CWD, self.proc.join(pid.to_string()).join("exe")).ok()?;
+        Vmm::of_executable(&executable).map(|(vmm, _)| vmm)
     }
 
     fn is_vms_kernel_thread(&self, tid: i32) -> bool {

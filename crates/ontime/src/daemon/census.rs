@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use ontime_tenants::container;
 use ontime_tenants::proc::{parse_cgroup, parse_stat, parse_uids};
-use ontime_tenants::{Policy, ThreadId, remedy};
+use ontime_tenants::{Policy, ThreadId, limit_waits, remedy};
 
 /// The time from the end of a census to the next one while protections are off, and its minimum as a multiple of what a
 /// census costs.
@@ -178,7 +178,7 @@ impl Census {
                      in /etc/ontime/daemon.toml, or lower their priority"
                 ));
             }
-            match read(&process, pid, tid) {
+            match limit_waits(|| read(&process, pid, tid)) {
                 Ok(thread) => self.threads.extend(thread),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => self.misses(format!("thread {tid} of process {pid}: {error}; {}", remedy(&error))),

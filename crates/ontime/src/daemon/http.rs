@@ -9,8 +9,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Json;
@@ -19,8 +21,10 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::serve::IncomingStream;
-use tokio::net::UnixListener;
+use axum::serve::{IncomingStream, Listener};
+use ontime_tenants::limit_waits;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -152,9 +156,64 @@ struct Peer {
     uid: Option<u32>,
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Self { uid: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
+impl Connected<IncomingStream<'_, Clients>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Clients>) -> Self {
+        let Client(stream) = stream.io();
+        Self { uid: stream.as_ref().and_then(|stream| stream.peer_cred().ok()).map(|peer| peer.uid()) }
+    }
+}
+
+/// Accepts [`Client`]s.
+struct Clients(UnixListener);
+
+impl Listener for Clients {
+    type Io = Client;
+    type Addr = <UnixListener as Listener>::Addr;
+
+    async fn accept(&mut self) -> (Client, Self::Addr) {
+        let (stream, address) = Listener::accept(&mut self.0).await;
+        (Client(Some(stream)), address)
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Listener::local_addr(&self.0)
+    }
+}
+
+/// A client's connection; `None` while it is dropped. A client may send descriptors along with a request. This thread,
+/// which serves every client, closes them when it reads or closes the connection, and so limits its waits.
+struct Client(Option<UnixStream>);
+
+impl Client {
+    fn stream(&mut self) -> io::Result<Pin<&mut UnixStream>> {
+        self.0.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        limit_waits(|| drop(self.0.take()));
+    }
+}
+
+impl AsyncRead for Client {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let stream = self.stream()?;
+        limit_waits(|| stream.poll_read(context, to))
+    }
+}
+
+impl AsyncWrite for Client {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.stream()?.poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_shutdown(context)
     }
 }
 
@@ -336,7 +395,7 @@ pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listener = {
         let _in_runtime = runtime.enter();
-        UnixListener::from_std(listener)?
+        Clients(UnixListener::from_std(listener)?)
     };
     std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
         let service = service(to).into_make_service_with_connect_info::<Peer>();
@@ -404,6 +463,45 @@ mod tests {
             let error: api::Error = serde_json::from_str(body).unwrap();
             assert!(error.error.contains("/openapi.json"), "{line}: {answer}");
         }
+    }
+
+    /// Each client has sent a socket that lingers before it is served, and only its connection has a reference to it.
+    #[test]
+    fn descriptors_that_a_client_sends_along_delay_no_other_client() {
+        use std::io::{IoSlice, Read, Write};
+        use std::net::{TcpListener, TcpStream};
+        use std::os::fd::AsFd;
+        use std::os::unix::net::UnixStream;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ontime.sock");
+        let (asks, _asked) = std::sync::mpsc::sync_channel(1);
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let bound = bind(&path).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut clients = Vec::new();
+        for request in ["GET /v1/no HTTP/1.1\r\n", "no request\r\n\r\n"] {
+            let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let far = listener.accept().unwrap().0;
+            near.set_nonblocking(true).unwrap();
+            while near.write(&[0; 65_536]).is_ok() {}
+            near.set_nonblocking(false).unwrap();
+            rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
+            let stream = UnixStream::connect(&path).unwrap();
+            let files = [near.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+            let bytes = [IoSlice::new(request.as_bytes())];
+            rustix::net::sendmsg(&stream, &bytes, &mut control, rustix::net::SendFlags::empty()).unwrap();
+            clients.push((stream, far));
+        }
+        serve(bound, Loop::new(asks, Arc::new(bell))).unwrap();
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(b"GET /v1/no HTTP/1.1\r\nhost: ontime\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer.split(' ').nth(1), Some("404"), "{answer}");
     }
 
     /// Answers every request. If not `well`, refuses where a refusal is possible.

@@ -11,11 +11,12 @@
 //! | `ontime-http` | SCHED_OTHER, nice -20 | HTTP on the Unix socket | epoll (tokio) |
 //! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP (`metrics::listener`) | epoll (tokio) |
 //! | `ontime-guest` | SCHED_OTHER, nice -20 | receives from a device process (`guests::receiver`) | poll |
+//! | `ontime-ask` | SCHED_OTHER, nice -20 | asks a QEMU's monitor (`tenants::qmp`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
 //!
-//! Pacers exist from the first reservation on. `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` has
-//! a descriptor table of its own.
+//! Pacers exist from the first reservation on. `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and
+//! `ontime-ask` have descriptor tables of their own, and are abandoned if they do not end.
 //!
 //! Only these poll: the caps and the pacers, while a thread is at real-time priority; the census of real-time threads,
 //! once a second, while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a

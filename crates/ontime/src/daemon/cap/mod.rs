@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{Policy, ProcessClock, ThreadId, remedy};
+use ontime_tenants::{Policy, ProcessClock, ThreadId, limit_waits, remedy};
 use ontime_trace::TraceError;
 use ontime_trace::interrupts::Interrupts;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -544,7 +544,7 @@ impl Caps {
         let place = Place::open(watch.id, watch.place, watch.ahead)
             .map_err(refused)?
             .ok_or(Cover::Failed(Unwatched::NotRealTime(watch.place)))?;
-        let reading = Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu()).map_err(refused)?;
+        let reading = limit_waits(|| Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu())).map_err(refused)?;
         let room = self.capacity;
         let index = self.free.pop().ok_or(Cover::Failed(Unwatched::NoRoom(room)))?;
         let cpu = watch.cpus.first().copied().unwrap_or(0);

@@ -6,13 +6,11 @@
 //! if the number is in use again. The watcher reads the file right before the change. `stat`, which has the thread's
 //! start time, costs three times as much; it is read only once, after `schedstat` was opened.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use ontime_tenants::{Policy, ThreadId};
-
-use super::reading::{STAT_START_TIME, stat_field};
 
 /// A thread and the place that the planner gave it.
 #[derive(Debug)]
@@ -41,10 +39,7 @@ impl Place {
             Some(Policy::Fifo(priority)) if policy == libc::SCHED_FIFO => priority.into(),
             _ => 0,
         };
-        let stat = fs::read(format!("/proc/{}/task/{}/stat", id.pid, id.tid))?;
-        if stat_field(&stat, STAT_START_TIME) != Some(id.start_time) {
-            return Err(io::Error::from_raw_os_error(libc::ESRCH));
-        }
+        id.verify()?;
         let place = Self { tid: id.tid, schedstat, policy, priority, ahead };
         place.verify()?;
         Ok(Some(place))

@@ -77,13 +77,12 @@ fn state(line: &[u8]) -> Option<u8> {
     line.get(end_of_name + 2).copied()
 }
 
-/// Field numbers of `/proc/PID/stat`, as in proc(5).
-pub const STAT_START_TIME: usize = 22;
+/// The field number of the CPU in `/proc/PID/stat`, as in proc(5).
 const STAT_PROCESSOR: usize = 39;
 
 /// A numeric field of a `stat` line, numbered as in proc(5), from 3 on. The name (field 2) may contain any character,
 /// even ")".
-pub fn stat_field(line: &[u8], field: usize) -> Option<u64> {
+fn stat_field(line: &[u8], field: usize) -> Option<u64> {
     let end_of_name = line.iter().rposition(|byte| *byte == b')')?;
     let rest = line.get(end_of_name + 2..)?;
     number(rest.split(|byte| byte.is_ascii_whitespace()).nth(field.checked_sub(3)?)?)
@@ -104,7 +103,7 @@ mod tests {
     #[test]
     fn a_stat_line_is_read_past_any_name() {
         let line = b"77 (a) b (CPU 0/KVM)) R 1 77 77 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 1 0 4242 100 5";
-        assert_eq!(stat_field(line, STAT_START_TIME), Some(4242));
+        assert_eq!(stat_field(line, 22), Some(4242));
         assert_eq!((state(line), state(b""), state(b"1 (x)")), (Some(b'R'), None, None));
         assert_eq!(stat_field(line, 99), None);
         assert_eq!(stat_field(b"", 22), None);

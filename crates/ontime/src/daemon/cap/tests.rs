@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use ontime_tenants::{Policy, ThreadId};
 
 use super::place::place_self;
-use super::reading::{STAT_START_TIME, stat_field};
 use super::*;
 
 /// Spinners of two tests on one CPU at one priority would wait for each other.
@@ -39,8 +38,7 @@ impl Spinner {
     }
 
     fn id(&self) -> ThreadId {
-        let stat = std::fs::read(format!("/proc/{0}/task/{0}/stat", self.pid())).unwrap();
-        ThreadId { pid: self.pid(), tid: self.pid(), start_time: stat_field(&stat, STAT_START_TIME).unwrap() }
+        ThreadId::of(self.pid(), self.pid()).unwrap()
     }
 
     fn place(&self, place: Policy) {
