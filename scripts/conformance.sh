@@ -19,7 +19,8 @@ work=$(mktemp -d)
 trap 'status=$?; [ $status -eq 0 ] || tail -n 20 "$work/made" >&2 2> /dev/null; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
-# Makes $cache/conformance-NAME by the function make_NAME, once. No package installs these tests: the sources have them.
+# Creates $cache/conformance-NAME with the function make_NAME, once. No package installs these tests; they are only in
+# the sources.
 made() { # NAME
     dir=$cache/conformance-$1
     exec 9> "$dir.lock"
@@ -44,12 +45,12 @@ source_of() { # PACKAGE DIR: Debian 13's, as published by its authors
     mkdir -p "$2"
     tar -C "$2" --strip-components=1 -xf "$(ls "$work/$1"_*.orig.tar.*z)"
 }
-# Of the guest's own Perl, and of its modules for sockets.
+# From the source of the guest's own Perl, with its socket modules.
 make_perl() {
     source_of perl "$work/perl"
     (cd "$work/perl" && cp -a --parents t/test.pl t/charset_tools.pl t/loc_tools.pl t/lib/common.pl t/io/socket*.t \
         dist/IO/t cpan/Socket/t cpan/IO-Socket-IP/t "$1")
-    # They are for the installed Perl, not for one that was just built.
+    # The tests are for the installed Perl, not for a newly built one.
     sed -i 's/^sub set_up_inc *{/& return;/' "$1/t/test.pl"
 }
 make_libuv() {
@@ -58,7 +59,7 @@ make_libuv() {
     cmake --build "$work/libuv/build" --target uv_run_tests_a -j 2
     cp -a "$work/libuv/build/uv_run_tests_a" "$work/libuv/test" "$1"
 }
-# Of this machine's Go.
+# From this machine's Go.
 make_go() {
     export CGO_ENABLED=0 GOTOOLCHAIN=local
     for package in net net/http net/rpc net/smtp; do

@@ -1,9 +1,8 @@
 #!/bin/bash
-# deb-test.sh [SUITE...]: tries the packages of target/deb in fresh roots of Debian 12 (bookworm) and 13 (trixie):
-# install, the command, files and modes, upgrade, remove, purge, what is left; the Ansible role, cloud-init's file and
-# the plugin for sos; the DKMS packages; lintian. Needs root,
-# mmdebstrap and the mirror of the system's apt. No systemd runs in the roots. Packages of Debian 13 do not suit Debian
-# 12, so there it leaves that suite out.
+# deb-test.sh [SUITE...]: tests the packages of target/deb in new roots of Debian 12 (bookworm) and 13 (trixie):
+# installation, the command, files and modes, upgrade, removal, purge, files left over; the Ansible role, cloud-init's
+# file and the plugin for sos; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of the system's apt.
+# No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it skips that suite.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
@@ -92,7 +91,7 @@ the_program() {
         fail "$suite: ontime-metrics.timer is enabled"
     [ -z "$(inside dpkg --verify ontime)" ] || fail "$suite: $(inside dpkg --verify ontime)"
 
-    # An upgrade keeps what was changed and gives nothing back: the journal, here a damaged one, stays untouched.
+    # An upgrade keeps changed files and does not reset: the journal, here a damaged one, stays untouched.
     sed -i 's/^mode = .*/mode = "enforce"/' "$root/etc/ontime/daemon.toml"
     echo '[[tenant]]' > "$root/etc/ontime/tenants.toml"
     mkdir -p "$root/var/lib/ontime" "$root/run/ontime" "$root/etc/systemd/system/multi-user.target.wants"

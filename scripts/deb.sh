@@ -1,6 +1,6 @@
 #!/bin/sh
-# deb.sh: builds the Debian packages of this tree, into target/deb: ontime, ontime-guest-dkms, ontime-napi-dkms.
-# As root it installs the Debian packages that the build needs; it never installs the laboratory's.
+# deb.sh: builds the Debian packages of this tree in target/deb: ontime, ontime-guest-dkms, ontime-napi-dkms. As root it
+# installs the Debian packages that the build needs; it never installs those of the lab.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "deb: $*" >&2; exit 3; }
@@ -8,10 +8,10 @@ cd "$here"
 [ "$(dpkg --print-architecture 2> /dev/null)" = amd64 ] || fail "this is no Debian for amd64"
 cargo --version 2> /dev/null | awk '{split($2, v, "."); exit !(v[1] > 1 || v[2] >= 85)}' ||
     fail "Rust 1.85 or newer is needed. Debian 13: apt-get install cargo. Debian 12: rustup, from https://rustup.rs"
-# What make was told is for this tree, not for the makes below.
+# Options of the calling make are for this tree, not for the makes below.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-# The tree that debhelper works in: this one stays as it is.
+# debhelper works in a copy: this tree is not changed.
 out=$here/target/deb
 tree=$out/tree
 rm -rf "$out"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# The documentation as a site in target/docs, by mdBook, which is built into target/tools: docs.sh
-# Ends with 3 where mdBook cannot be built. That every link leads somewhere is a test
-# (crates/ontime/tests/documents.rs).
+# Builds the documentation as a site in target/docs, with mdBook, which is built into target/tools. Ends with 3 where
+# mdBook cannot be built. A test checks the links (crates/ontime/tests/documents.rs).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=0.5.4
@@ -20,7 +19,7 @@ if [ "$(mdbook --version 2> /dev/null)" != "mdbook v$version" ]; then
     }
 fi
 
-# Pages also link to files outside docs, so the source is a copy of docs and of these files at their places.
+# Pages also link to files outside docs, so the source is a copy of docs and of these files in the same layout.
 rm -rf $pages target/docs
 mkdir -p $pages
 cp -r docs ./*.md LICENSE $pages

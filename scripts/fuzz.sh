@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Coverage-guided fuzzing of the crate ontime-fuzz by libFuzzer, on stable Rust: fuzz.sh [MINUTES [TARGET...]]
-# MINUTES is the time of the whole run without the build. CORES in the environment says how many cores are used (all),
-# SEED from which number the mutations come (another one each time).
-# Inputs that reach new code stay in target/fuzz/TARGET/corpus, and the next run goes on from there. An input that
-# crashes, hangs for 10 s or takes 1 GiB of memory stays in target/fuzz/TARGET/found. Ends with 1 after such a finding,
-# with 3 where the targets cannot be built.
+# MINUTES is the time of the whole run without the build. Environment variables: CORES, the number of cores used (all),
+# and SEED, the seed of the mutations (another one each time). Inputs that reach new code stay in
+# target/fuzz/TARGET/corpus, and the next run starts with them. An input that crashes, hangs for 10 s or takes 1 GiB of
+# memory stays in target/fuzz/TARGET/found. Ends with 1 after such a finding, with 3 where the targets cannot be built.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 minutes=${1:-2}
@@ -50,7 +49,7 @@ for job in "${jobs[@]}"; do wait "$job" || failed=1; done
 
 printf '%-14s %12s %8s %8s\n' target executions edges corpus
 for target in "${targets[@]}"; do
-    # Of the last line of progress: `#N DONE cov: EDGES ft: FEATURES corp: INPUTS/BYTES ...`
+    # From the last progress line: `#N DONE cov: EDGES ft: FEATURES corp: INPUTS/BYTES ...`
     edges=$(sed -n 's/^#[0-9]*.* cov: \([0-9]*\) .*/\1/p' "$out/$target/log" | tail -n 1)
     printf '%-14s %12s %8s %8s\n' "$target" "$(stat_of "$target" number_of_executed_units)" "$edges" \
         "$(find "$out/$target/corpus" -type f | wc -l)"

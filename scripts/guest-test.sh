@@ -49,8 +49,8 @@ echo "$words wake=$wake channels=$channels" > "$tree/lab/args"
 cp --reflink=auto "$disk" "$files/disk.img"
 cp "$here/lab/outsourced.sh" "$files/"
 
-# The lab's image with this machine's kernel and clock, in name spaces that end with it; what is written to it is
-# forgotten.
+# The lab's image with this machine's kernel and clock, in namespaces that end with this script. Writes to the image are
+# discarded.
 direct() {
     image=$(ls -t "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/host.img 2> /dev/null | head -n 1)
     [ -n "$image" ] || { echo "guest test: no lab image; run \`ontime-lab run -- true\` once" >&2; return 3; }

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each is a function; output is kept and
-# shown on failure. $CYCLES: how often path.sh applies and resets under traffic (3), with instructions of $INSTRUCTION
-# ns (4). $KILLS: processes that guest_sockets_are_the_hosts kills (100).
+# Tests that need a host of their own: lab-test.sh ONTIME [TEST... | by-name]. Each test is a function; its output is
+# kept, and shown if it fails. $CYCLES: how often path.sh applies and resets under traffic (3), with instructions of
+# $INSTRUCTION ns (4). $KILLS: number of processes that guest_sockets_are_the_hosts kills (100).
 set -u
 ontime=$1
 shift
 wanted=$*
 here=$(dirname "$0")
 work=$(mktemp -d)
-# $RESULTS: a file for a line of each test, "ok NAME" or "failed NAME"; what a failed one printed is kept beside it as
-# NAME.log. A test that failed shows the last lines of what ran inside, and keeps its files.
+# $RESULTS: a file for one line per test, "ok NAME" or "failed NAME". The output of a failed test is kept beside it as
+# NAME.log. A failed test shows the last lines of its output from the emulated host, and its files are kept.
 passed=0 failed=0
 trap 'rm -rf "$work"; exit 130' INT TERM
 
@@ -52,7 +52,7 @@ signalled() { # NAME SIGNAL
     wait $first || status=$?
 }
 
-# A killed one leaves its directory, which the next lab removes.
+# A lab that is killed leaves its directory, which the next lab removes.
 nothing_stays_behind() {
     lsns -n -t net -o NS > "$work/namespaces"
     signalled killed KILL
@@ -83,8 +83,8 @@ too_long_is_told() {
     [ $? -eq 124 ] && [ -z "$(ls "$work/long")" ]
 }
 
-# In the emulated host: scripts/lab/NAME.sh, with what the scripts there share in /lab. By bash, which knows what it
-# ended at.
+# In the emulated host: scripts/lab/NAME.sh, with the files that those scripts share in /lab. It runs in bash, which
+# provides the command at which it ended.
 inside() { # NAME OPTIONS...
     name=$1
     shift
@@ -118,7 +118,7 @@ a_hang_is_told() {
     "$ontime-lab" run --silence 60 --out "$work/hung" -- sh -c 'touch up; sleep 600' 2> "$work/said" &
     first=$!
     for _ in $(seq 1200); do [ -e "$work/hung/files/up" ] && break; sleep 0.1; done
-    # The emulator, stopped as a whole, is what a host that hangs looks like from outside.
+    # Seen from outside, a stopped emulator looks like a host that hangs.
     pkill -STOP -f "$work/hung/agent.sock"
     status=0
     wait $first || status=$?
@@ -126,10 +126,10 @@ a_hang_is_told() {
     [ $status -eq 125 ] && grep -q 'hangs: no sign of life for 60 s' "$work/said" && ! pgrep -f "$work/hung/agent.sock"
 }
 
-# The module is built for every kernel it is made for, then runs in a guest, its RT sockets on a channel that wakes.
+# The module is built for all its kernels, then runs in a guest, its RT sockets on a channel that can wake the vCPU.
 guest_sockets_are_the_hosts() {
-    # A second of the lab's time is four to twenty of the machine's: a thousand processes are killed in the directly
-    # emulated guest.
+    # A second in the lab takes 4 to 20 s of the machine's time. A thousand processes are killed only in the guest that
+    # this machine emulates directly.
     "$here/guest-module.sh" "$work/modules" && "$here/guest-test.sh" "$ontime" "$work/modules" 1 "wake=idle cycles=${KILLS:-100}"
 }
 
@@ -140,10 +140,10 @@ a_send_waits_for_short_polls_only() {
 }
 rt_queues_are_polled_on_an_old_kernel() { inside host-poll --kernel 6.12-rt --host-module --clock real --cpus 2; }
 levels_have_their_places() { inside levels; }
-# The test of the crate, as cargo builds it, on a kernel whose process namespaces have numbers of their own. With one
-# CPU no thread ends while another places it.
+# The crate's test, as cargo builds it, on a kernel whose process namespaces number their processes separately. With one
+# CPU no thread would end while another places it.
 a_reused_thread_number_is_not_left_changed() {
-    # As `make test` builds it: for one crate alone its libraries would be built anew, with fewer features.
+    # Built as `make test` builds it: for one crate alone, cargo would rebuild its libraries with fewer features.
     test=$(cargo test -q --manifest-path "$here/../Cargo.toml" --workspace --no-run --message-format json |
         sed -n 's/.*"executable":"\([^"]*reuse[^"]*\)".*/\1/p' | tail -n 1)
     mkdir -p "$work/reuse/files" && cp "$test" "$work/reuse/files/reuse" || return 1
@@ -159,7 +159,7 @@ a_podman_container_has_its_place() {
     mkdir -p "$work/podman/files" && cp "$(command -v busybox)" "$work/podman/files/" && inside podman
 }
 a_spinning_vm_leaves_the_rest() { inside cap; }
-# The life of it, then what it is for: beside a VM of its level that computes, a request waits under partitioned, and
+# First its functions, then the benefit: beside a computing VM of the same level, a request waits under partitioned, but
 # not under interrupt-context.
 who_has_something_pending_goes_first() {
     inside pending || return 1
@@ -190,7 +190,7 @@ with_deadlines() { # NAME OPTIONS...: as `inside`
 }
 deadlines_of_a_guest_are_kept() { with_deadlines deadlines; }
 deadline_tasks_have_their_vcpus() { with_deadlines deadlines-vcpus --clock real --cpus 2; }
-# The guest's first process is brought as `ontime_lab::role` does.
+# The guest's first process is provided as in `ontime_lab::role`.
 a_vcpu_does_not_wait_for_its_vmm() {
     files=$work/vmm/files tree=$work/vmm/tree
     mkdir -p "$files" "$tree"
@@ -210,14 +210,14 @@ path_holds_under_traffic_and_faults() {
     inside path --instruction "${INSTRUCTION:-4}" --timeout $((1800 + 60 * ${CYCLES:-3})) --client 'sh client.sh'
 }
 
-# Each test of a list in a process of its own, so many at a time; all results go to one file.
+# Each test of a list in a process of its own, COUNT at a time; all results go to one file.
 lanes() { # COUNT TEST...
     count=$1
     shift
     printf '%s\n' "$@" | xargs -P "$count" -n 1 sh "$0" "$ontime"
 }
 
-# The first one alone, for it counts the machine's network namespaces; then two at a time, on two cores, the longest
+# The first one alone, because it counts the machine's network namespaces; then two at a time, on two cores, the longest
 # first.
 everyday() {
     lanes 1 nothing_stays_behind
@@ -231,10 +231,10 @@ everyday() {
         real_clock_has_two_cpus an_interrupted_lab_leaves_nothing && [ $alone -eq 0 ]
 }
 
-# By name only (`make thorough`: more than an hour), for they are long, need a build of their own, or run on the real
-# clock. reserved_cpu_time_is_kept_by_sched_ext needs the binary of `make sched-ext`. Those on the real clock run alone:
-# where the machine is so busy that the emulated CPUs stand for seconds, the RCU readers of the CPU that
-# busypoll_takes_no_interrupts polls on do, and the host with them.
+# By name only (`make thorough`: more than an hour), because they are long, need a build of their own, or run on the
+# real clock. reserved_cpu_time_is_kept_by_sched_ext needs the binary of `make sched-ext`. Those on the real clock run
+# alone: on a machine so busy that the emulated CPUs stop for seconds, the CPU on which busypoll_takes_no_interrupts
+# polls delays RCU grace periods, and with them the host.
 by_name() {
     lanes 2 guest_sockets_are_the_hosts trace_names_the_inversions trace_follows_a_vm \
         reserved_cpu_time_is_kept_by_sched_ext who_has_something_pending_goes_first reserved_cpu_time_is_kept \
@@ -258,7 +258,7 @@ for test in $wanted; do
     check "$test"
 done
 [ -n "${RESULTS:-}" ] || echo "$passed passed, $failed failed"
-# What a message named stays.
+# Files that a message names are kept.
 if [ "$failed" -gt 0 ]; then
     echo "their files: $work"
     exit 1

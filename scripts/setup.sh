@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that building, testing and the lab need, and those that are named besides, and says what
+# Installs the Debian packages that building, testing and the lab need, and those given as arguments, and prints what
 # else is missing. setup.sh [PACKAGE...]
 set -eu
 [ "$(id -u)" = 0 ] || { echo "setup: run it as root: it installs packages, and the lab makes namespaces" >&2; exit 3; }
@@ -9,7 +9,7 @@ debian:12 | debian:13) ;;
 *) echo "setup: made for Debian 12 and 13; this is ${PRETTY_NAME:-unknown}, going on all the same" ;;
 esac
 
-# Building, the lab's images, the clients outside the emulated host, and what the tests run for real.
+# Packages for the build, the lab's images, the clients outside the emulated host, and the programs that tests run.
 packages="gcc libc6-dev linux-libc-dev libclang-dev pkg-config make
     mmdebstrap debian-archive-keyring busybox-static cpio zstd xz-utils e2fsprogs python3-minimal kmod
     iproute2 iperf3 procps util-linux ethtool

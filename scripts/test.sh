@@ -8,7 +8,7 @@ here=$(dirname "$0")
 logs=$here/../target/test
 mkdir -p "$logs"
 
-# What passing tests print is for the log; the terminal has the rest.
+# The output of passing tests goes to the log only; the terminal shows the rest.
 cargo test --workspace --no-fail-fast -- --show-output 2>&1 | tee "$logs/cargo.log" |
     awk '/^successes:$/ { hidden = 1 } /^failures:$|^test result: / { hidden = 0 } !hidden { print; fflush() }'
 unit=$?
@@ -16,13 +16,13 @@ unit=$?
 RESULTS=$logs/lab.results "$here/lab-test.sh" "$ontime"
 lab=$?
 
-# Lines "skipped NAME REASON"; a test that only runs inside another one is no test of its own.
+# Lines "skipped NAME REASON". A test that only runs inside another one is not counted.
 awk '/^---- .* stdout ----$/ { name = $2 }
     /^SKIPPED/ && !seen[name]++ { sub(/^SKIPPED:? */, ""); print "skipped", name, $0 }
     /^test .* \.\.\. ignored/ && !/, run by / { name = $2; sub(/^.* \.\.\. ignored,? */, ""); print "ignored", name, $0 }' \
     "$logs/cargo.log" > "$logs/skipped"
 sed 's/^[a-z]* \([^ ]*\) /skipped: \1: /' "$logs/skipped"
-# Failures once more, at the end of the output.
+# The failures again, at the end of the output.
 sed -n 's/^test \(.*\) \.\.\. FAILED$/failed: \1/p' "$logs/cargo.log"
 sed -n 's/^failed //p' "$logs/lab.results" | while read -r name; do
     echo "failed: $name; the end of target/test/$name.log:"
@@ -33,7 +33,7 @@ awk -v results="$logs/lab.results" -v skips="$logs/skipped" '
     /^error: could not compile|^error: no test target/ { failed++ }
     END {
         while ((getline line < results) > 0) { if (line ~ /^ok /) passed++; else if (line ~ /^failed /) failed++ }
-        # A test that found itself unable to run counts as passed in the lines of cargo.
+        # cargo counts a test that skipped itself as passed.
         while ((getline line < skips) > 0) { skipped++; if (line ~ /^skipped /) passed-- }
         printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
     }' "$logs/cargo.log"

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What 100 VMs and 64 queues cost the daemon: hundred.sh ONTIME [SECONDS]. Real processes with QEMU's name, arguments
-# and thread names (no guest runs in them), a veth pair with 64 queues, a daemon of its own; all in namespaces that end
-# with it. Prints what discovering takes, what a pass takes that places everything, what one takes that finds all in
-# place, and the CPU time of the daemon in SECONDS (60) of idleness.
+# Measures the daemon's cost with 100 VMs and 64 queues: hundred.sh ONTIME [SECONDS]. Real processes with QEMU's name,
+# arguments and thread names (no guest runs in them), a veth pair with 64 queues, and a separate daemon, all in
+# namespaces that end with this script. Prints the time of a discovery, of a pass that places everything, and of a pass
+# that finds everything in place, and the daemon's CPU time in SECONDS (60) without changes.
 set -eu
 [ "${ONTIME_BENCH_INSIDE:-}" = yes ] ||
     exec env ONTIME_BENCH_INSIDE=yes unshare --net --mount --pid --fork --kill-child --mount-proc "$0" "$@"

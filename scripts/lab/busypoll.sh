@@ -1,5 +1,5 @@
-# In the emulated host, with two CPUs: method busypoll polls the RT NIC without interrupts or softirqs, leaves the rest
-# alive, and is undone.
+# In the emulated host, with two CPUs: method busypoll polls the RT NIC without interrupts or softirqs, the rest of the
+# host continues to work, and a reset undoes it.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -49,10 +49,10 @@ expect "receive interrupts while polling" 0 $(($(interrupts) - before))
 expect "NET_RX softirqs while polling" 0 $(($(softirqs) - soft))
 for thread in $(pgrep '^napi/rt0'); do
     expect "CPU of the polling thread" 1 "$(taskset -cp "$thread" | sed 's/.*: //')"
-    # The cap pauses it for an instant now and then.
+    # The cap watcher pauses it briefly now and then.
     within 10 placed "$thread" "SCHED_FIFO 1"
 done
-# Timers, RCU, workqueues and bulk work go on, also on the CPU that polls.
+# Timers, RCU, workqueues and bulk work continue, also on the CPU that polls.
 from=$(uptime_ms)
 timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null' ||
     fail "bulk work on the CPU that polls starves ($?)"
@@ -61,7 +61,8 @@ echo "figures: busypoll: bulk work on the CPU that polls and an interface made a
 ! dmesg | grep -qi 'rcu.*stall' || fail "RCU stalled"
 ontime net status rt0 | grep -q 'other threads may run on CPU 1' || fail "nobody says that its CPU is not isolated"
 
-# Adaptive: rests without traffic, polls with it, rests again; says what it saved; reset undoes all.
+# Adaptive: the thread sleeps without traffic, polls with it, and sleeps again. The time saved is reported, and a reset
+# undoes everything.
 printf '[nic.rt0]\nclass = "rt"\npoll_cpu = 1\n[busypoll]\nadaptive = true\nlinger_ms = 2000\n' > /etc/ontime/host.toml
 kill -HUP $daemon
 becomes() { within 60 sh -c "ontime status | grep -q '^polling *rt0 $1:'"; }

@@ -1,5 +1,5 @@
-# In the emulated host: a VM of class rt that spins is held to its cap while the kernel's protections are off, and
-# leaves the rest of the CPU to housekeeping and to a bulk VM that could use all of it as well.
+# In the emulated host: a spinning VM of class rt is held to its cap while the kernel's protections are off, and leaves
+# the rest of the CPU to housekeeping and to a bulk VM, each of which could use all of it.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -14,7 +14,8 @@ spin=$(thread "$spinner" 'CPU 0/KVM') busy=$(thread "$(cat /run/lab-vm/busy.pid)
 daemon_starts
 sh -c 'while :; do :; done' &
 housekeeping=$!
-# What any thread below the guest may have to wait, as the kernel's own at FIFO 1 and 2: told at its end, in us.
+# The longest delay of a thread at FIFO 1, below the guest, as the kernel's own threads at FIFO 1 and 2 are: printed in
+# us when it ends.
 /run/measures perl -e '
     my $most = 0;
     sub now { my $t = pack("qq", 0, 0); syscall(228, 1, $t); my ($s, $n) = unpack("qq", $t); $s * 1000000000 + $n }
@@ -49,7 +50,8 @@ work_share=$((($(ran $housekeeping) - work_ran) * 100 / took))
 busy_share=$((($(ran "$busy") - busy_ran) * 100 / took))
 kill $housekeeping
 
-# Another cap, another place, no class at all: whoever spins is held at every moment, or nothing would ever run again.
+# With another cap, another level and no class: the spinning vCPU is held at every moment of the change. Otherwise no
+# other thread would ever run again.
 reloads=0
 reloaded() { [ "$(metric 'ontime_passes_total{reason="reload"')" -ge $reloads ]; }
 for change in 'class = "rt"\nruntime-cap = 0.4' 'class = "rt"\nlevel = 1\nruntime-cap = 0.4' 'class = "bulk"' 'class = "rt"\nruntime-cap = 0.5'; do
@@ -66,17 +68,18 @@ stalls=$(dmesg | grep -c 'rcu:.*stall' || true)
 echo "figures: a spinning RT VM $spin_share % of the CPU (cap 50), housekeeping $work_share %, a busy bulk VM $busy_share %; who is below it waited for $gap us at the most, $stalls RCU stalls"
 [ "$gap" -le 10000 ] || fail "a thread below it waited for $gap us"
 [ "$stalls" = 0 ] || fail "RCU stalls: $(dmesg | grep 'rcu:.*stall')"
-# Below it by what the watcher itself takes at the emulated CPU's pace.
+# The share is below the cap by the time that the cap watcher itself takes at the emulated CPU's speed.
 [ $spin_share -le 55 ] && [ $spin_share -ge 25 ] || fail "the spinning VM's share is not its cap"
 [ $work_share -ge 12 ] && [ $busy_share -ge 12 ] || fail "the others have no share"
 
-# Nobody caps it after the daemon's end. Beside a thread that spins at real-time priority this kernel's timers and grace
-# periods would stand, whatever its fair server does: it is slowed, until the next daemon.
+# After the daemon's death nothing enforces the cap. Beside a thread that spins at real-time priority this kernel's
+# timers and RCU grace periods would stall, even with its fair server. So the vCPU runs at SCHED_OTHER until the next
+# daemon.
 daemon_dies
 within 10 placed "$spin" "SCHED_OTHER 0"
-# The same where it dies in the middle of a pass: the moment it has placed that vCPU, and the moment a reset has put
-# protections back. What kills it has timers that no real-time thread holds up; a vCPU that goes on spinning for 5 s it
-# stops itself.
+# The same where the daemon dies in the middle of a pass: when it has just placed that vCPU, and when a reset has just
+# restored the protections. The process that kills it uses timers that no real-time thread delays. If the vCPU still
+# spins at real-time priority after 5 s, that process resets its policy.
 killed_when() { # placed | protected
     /run/measures chrt -f 60 perl -e '
         my ($when, $thread, $daemon) = @ARGV;

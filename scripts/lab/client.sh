@@ -1,6 +1,6 @@
-# The clients' side of path.sh: floods the bulk VM while there is a file 'flood', asks the RT VM for answers while there
-# is a file 'ask', and keeps what this side's kernel has counted in 'counters': segments sent again, and those that the
-# receiver said it had had already.
+# The clients' side of path.sh: floods the bulk VM while a file 'flood' exists, sends requests to the RT VM while a file
+# 'ask' exists, and writes the counters of this side's kernel to 'counters': retransmitted segments, and those that the
+# receiver reported as duplicates.
 flood= ask=
 count() { # TABLE NAME, of /proc/net/snmp or netstat
     awk -v table="$1:" -v name="$2" '$1 == table && !at {for (i = 2; i <= NF; i++) if ($i == name) at = i; next}

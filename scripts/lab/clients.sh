@@ -1,5 +1,5 @@
-# In the emulated host: the clients' side on a CPU of its own. It reaches VMs on both networks, in the host's time; none
-# of the host's threads is on its CPU, and its work moves none of the host's interrupts.
+# In the emulated host: the clients' side on a CPU of its own. It reaches VMs on both networks, on the host's clock.
+# None of the host's threads is on its CPU, and its work moves none of the host's interrupts.
 set -eu
 . /lab/lib.sh
 clients=$(($(nproc --all) - 1))
@@ -29,7 +29,7 @@ lab-client ontime-lab client "${order/11111/9}" 2> /lab/said || status=$?
     fail "a port that nobody answers: $status, $(cat /lab/said)"
 rate=$(lab-client iperf3 -c 10.2.0.2 -t 1 -i 0 | awk '/receiver/ { print $7, $8 }')
 echo "figures: TCP to a bulk VM for a second: $rate"
-# A vector moves at its first interrupt, which is still the former CPU's.
+# A vector moves at its first interrupt, which still arrives on the former CPU.
 astray=$(($(on_the_other_side) - before))
 [ $astray -le 6 ] || fail "$astray interrupts on the other side's CPU: $(grep -E ' (rt|bulk)' /proc/interrupts)"
 own='client-spin|ontime-lab|iperf3|lab-client'

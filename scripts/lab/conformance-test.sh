@@ -8,7 +8,7 @@ before=$(awk '{print $1}' /sys/module/ontime/parameters/bypassed | xargs)
 prefix=
 # A real-time thread on the vCPU that has the channel.
 grep -q 'channels=[1-9]' /lab/args && prefix='taskset -c 0 chrt -f 40'
-# Without it every test would pass on the guest's own stack.
+# Without the module every test would pass on the guest's own stack.
 python3 -c '
 import socket
 with socket.socket():

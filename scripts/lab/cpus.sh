@@ -1,5 +1,5 @@
-# In the emulated host: several CPUs on the virtual clock. Each has its share and its idle process, and VMs run on all
-# of them.
+# In the emulated host: several CPUs on the virtual clock. Each gets its share and has its idle process, and VMs run on
+# all of them.
 set -eu
 . /lab/lib.sh
 cpus=$(nproc)
@@ -7,7 +7,7 @@ expect "CPUs with an idle process" "$(seq 0 $((cpus - 1)) | xargs)" \
     "$(for pid in $(pgrep -x lab-spin); do taskset -cp "$pid" | sed 's/.*: //'; done | sort -n | xargs)"
 expect "clock source" tsc "$(cat /sys/devices/system/clocksource/clocksource0/current_clocksource)"
 
-# What a process on each CPU does in a second of the host's time, beside the others.
+# The loops that a process on each CPU completes in a second of the host's time, all at once.
 for cpu in $(seq 0 $((cpus - 1))); do
     taskset -c "$cpu" bash -c 'end=$((${EPOCHREALTIME/./} + 1000000)) n=0
         while [ "${EPOCHREALTIME/./}" -lt "$end" ]; do n=$((n + 1)); done; echo $n' > "/tmp/did-$cpu" &

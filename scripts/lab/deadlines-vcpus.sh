@@ -1,23 +1,24 @@
-# In the emulated host, with two CPUs: deadline tasks of a guest with two vCPUs. Best fit, and all anew where bandwidth
-# is fragmented; what they fork, leave, or hold when the module is unloaded is given back; a device process that is
-# replaced is told everything again; who is moved takes its bandwidth along.
+# In the emulated host, with two CPUs: deadline tasks of a guest with two vCPUs. They are placed by best fit, and all of
+# them are placed again where the free bandwidth is fragmented. Bandwidth is released when a task forks a child without
+# a guarantee, leaves SCHED_DEADLINE, or when the module is unloaded. A replaced device process gets the complete state
+# again. A task that is moved takes its bandwidth along.
 set -eu
 . /lab/lib.sh
 . /lab/deadlines-guest.sh
 printf '[[reservation]]\nname = "plc"\nbudget = "0.5ms"\nperiod = "20ms"\ndeadlines = 0.9\n' > /etc/ontime/sched.toml
 
-# 0 or 1: offline or online
+# 0: offline, 1: online
 vcpu1() { guest "echo $1 > /sys/devices/system/cpu/cpu1/online && echo set" | grep -q set || fail "vCPU 1 does not go to $1"; }
 hold() { # NAME RUNTIME [POLICY]: a task that holds so many us in 20 ms; what it says, however long that takes
     guest "rm -f /tmp/$1; /lab/rta ${3:-deadline} $2 20000 0 0 > /tmp/$1 & echo \$! > /tmp/$1.pid; \
         until [ -s /tmp/$1 ] || ! kill -0 \$! 2> /dev/null; do sleep 0.1; done; cat /tmp/$1"
 }
-# NAME RUNTIME: one that has jobs, of 10 us
+# NAME RUNTIME: a task with jobs of 10 us
 runs() { guest "/lab/rta deadline $2 20000 10 1000000 > /tmp/$1 & echo \$! > /tmp/$1.pid" > /dev/null; }
 vcpus() { guest "sed -n 's/^Cpus_allowed_list:.//p' /proc/\$(cat /tmp/$1.pid)/status"; } # NAME
 policy() { guest "sed 's/.*) //' /proc/$1/stat" | cut -d' ' -f39; } # PID, as in the guest
 ends() { guest "kill -9 \$(cat /tmp/$1.pid)" > /dev/null; } # NAME
-# What the host holds for the guest's tasks: us of vCPU 0 and 1.
+# What the host reserves for the guest's tasks: us of vCPU 0 and of vCPU 1.
 held() {
     ontime top --once --json --interval 0.1 | sed 's/{"vm":/\n&/g' |
         sed -n 's/.*"vm":"plc".*"vcpu":\([01]\),.*"guest":\(null\|{"budget_us":\([0-9]*\)\).*/\1 0\3/p' | sort | cut -d' ' -f2 | tr '\n' ' '
@@ -32,11 +33,12 @@ grep -q HOOKED /lab/console || fail "the module does not take deadline tasks"
 daemon_starts
 within 60 holds '' ''
 
-# Best fit: on the fullest vCPU that has room, and the other only then.
+# Best fit: the fullest vCPU that has room. The other vCPU is used only when that one is full.
 fits a 10000; runs b 8000; within 60 is_on b 0; runs c 6000; within 60 is_on c 1; fits d 6000
 on a 0; on d 1
 within 60 holds 18000 12000
-# A CPU is left over in all, but neither vCPU has room for 12 ms of 20: all are placed anew, the largest first.
+# The free bandwidth suffices in total, but neither vCPU has room for 12 ms of 20: all tasks are placed again, the
+# largest first.
 ends a
 within 60 holds 8000 12000
 fits e 12000
@@ -46,23 +48,23 @@ said=$(hold f 6000)
 [ "$said" = "refused: EBUSY" ] || fail "6 ms more than fit: $said"
 within 60 holds 18000 14000
 
-# An affinity that others lift is kept to one vCPU again.
+# A task whose affinity another process widens is pinned to one vCPU again.
 guest "taskset -p 3 \$(cat /tmp/c.pid)" > /lab/said || fail "taskset: $(cat /lab/said)"
 within 60 is_on c 0
 holds 18000 14000 || fail "the host holds $(cat /lab/held) for a task whose affinity was lifted"
-# Tasks of a vCPU that goes offline take what the host holds to another, and stay there. (A kernel lets a CPU go only
-# where its deadline tasks fit on the rest.)
+# Tasks of a vCPU that goes offline move to another vCPU with their bandwidth, and stay there. (The kernel takes a CPU
+# offline only where its deadline tasks fit on the others.)
 ends e
 ends d
 within 60 holds 6000 8000
-# One that sleeps on it, too.
+# The same for a task that sleeps on that vCPU.
 fits s 2000
 on s 1
 vcpu1 0
 within 60 holds 16000 ''
 within 60 is_on b 0
 vcpu1 1
-# It may have again what it might before, when it leaves.
+# A task that leaves SCHED_DEADLINE gets its former affinity again.
 guest "/lab/rta leave \$(cat /tmp/s.pid)" > /dev/null
 on s 0-1
 ends s
@@ -72,7 +74,7 @@ within 60 is_on d 1
 within 60 holds 14000 6000
 ends b
 within 60 holds 6000 6000
-# With nobody to ask they go on without a guarantee until there is somebody.
+# Without a daemon that admits them, the tasks continue without a guarantee until a daemon runs again.
 kill $daemon
 wait $daemon || fail "the daemon ended with $?"
 vcpu1 0
@@ -87,13 +89,14 @@ fits b 8000
 on b 1
 within 60 holds 12000 8000
 
-# What a task forks is no deadline task and may run anywhere; a task that leaves gives back what it held.
+# The child of a deadline task is no deadline task and may run anywhere. A task that leaves SCHED_DEADLINE releases its
+# bandwidth.
 said=$(hold f 4000 forks)
 child=${said#holds, child }
 [ "$child" != "$said" ] || fail "forks: $said"
 within 60 holds 16000 8000
 on f 0
-# It may run anywhere as soon as the module's worker has come to it.
+# The module's worker widens the child's affinity, so this takes a moment.
 spread() { [ "$(guest "sed -n 's/^Cpus_allowed_list:.//p' /proc/$child/status")" = 0-1 ]; }
 within 60 spread
 [ "$(policy "$child")" = 0 ] || fail "the child of a deadline task has policy $(policy "$child")"
@@ -105,7 +108,7 @@ on f 0-1
 guest "kill -9 $child" > /dev/null
 ends f
 
-# A device process that is replaced while they run is told what they hold.
+# A device process that is replaced while the tasks run gets the bandwidth that they hold.
 kill -9 $device
 wait $device 2> /dev/null || true
 device_starts
@@ -115,7 +118,8 @@ fits g 4000
 on g 0
 within 60 holds 16000 8000
 
-# Without the module they go on, without a guarantee; with it the host is asked again.
+# Without the module the tasks continue without a guarantee. With the module loaded again, new tasks are admitted by the
+# host.
 guest 'rmmod ontime && echo unloaded' | grep -q unloaded || fail "the module does not go"
 within 60 holds '' ''
 on g 0-1
@@ -124,8 +128,8 @@ g=$(guest 'cat /tmp/g.pid')
 guest 'insmod /lab/ontime.ko && echo loaded' | grep -q loaded || fail "the module does not come back"
 hooked() { [ "$(guest "dmesg | grep -c 'SCHED_DEADLINE is guaranteed'")" = 2 ]; }
 within 60 hooked
-# Of a deadline task from before, the host takes what its kernel then refuses (less than 1,024 ns): it is as before, and
-# may ask again.
+# The host accepts a new runtime of a deadline task from before, but the guest's kernel refuses it (less than 1,024 ns).
+# The task stays as it was, and may ask again.
 said=$(guest "/lab/rta change $g 1 20000")
 [ "$said" = "refused: Invalid argument" ] || fail "1 us of 20 ms: $said"
 within 60 holds '' ''

@@ -1,15 +1,15 @@
-# In the emulated host: an unmodified application in a VM asks its kernel for SCHED_DEADLINE and has its CPU time from
-# the host, beside bulk work that takes what it can get; without that it misses. What does not fit is refused: EBUSY in
-# the guest. A killed application, a killed VM give back what they held, and after kill -9 of the daemon the next one
-# keeps it.
+# In the emulated host: an unmodified application in a VM sets SCHED_DEADLINE in its kernel and gets its CPU time from
+# the host, beside bulk work that uses all remaining time. Without SCHED_DEADLINE it misses deadlines. A request that
+# does not fit is refused: EBUSY in the guest. An application or a VM that is killed releases its bandwidth. After kill
+# -9 of the daemon the next one keeps the guarantees.
 set -eu
 . /lab/lib.sh
 . /lab/deadlines-guest.sh
-# For the guest's kernel 1 ms, and half of the CPU for its deadline tasks.
+# 1 ms for the VM without deadline tasks, and half of the CPU for its deadline tasks.
 printf '[[reservation]]\nname = "plc"\nbudget = "1ms"\nperiod = "20ms"\ndeadlines = 0.5\n' > /etc/ontime/sched.toml
 missed() { echo "$1" | sed -n 's/.*missed \([0-9]*\).*/\1/p'; }
 
-# The application's needs: 6 ms in 20 ms, of which it uses 5. Four bulk threads want the CPU as well.
+# The application reserves 6 ms in 20 ms and uses 5 ms. Four bulk threads spin as well.
 boot 1
 grep -q HOOKED /lab/console || fail "the module does not take deadline tasks"
 hogs=
@@ -27,11 +27,12 @@ echo "figures: 5 ms each 20 ms beside 4 bulk threads: without SCHED_DEADLINE $wi
 [ "$(missed "$with")" = 0 ] || fail "deadlines missed: $with"
 within 40 reserves '"guest":null'
 
-# A deadline below 100 us is invalid, not too much.
+# A deadline below 100 us is refused as invalid, not for lack of bandwidth.
 short=$(guest /lab/rta deadline 20 50 10 10)
 [ "$short" = "refused: Invalid argument" ] || fail "20 us of 50: $short"
 
-# Too much; then as much as is allowed, held; then no more, until its holder is killed.
+# First more than is allowed. Then as much as is allowed, held by a task: a second task is refused until the first one
+# is killed.
 much=$(guest /lab/rta deadline 14000 20000 1000 10)
 [ "$much" = "refused: EBUSY" ] || fail "14 ms of 20: $much"
 guest "/lab/rta deadline 6000 20000 0 0 > /tmp/held & echo \$! > /tmp/pid; sleep 1; cat /tmp/held" > /lab/said
@@ -43,7 +44,7 @@ second=$(guest /lab/rta deadline 6000 20000 1000 10)
 echo "metrics: admitted $(metric ontime_deadlines_admitted), refused $(metric ontime_deadlines_refused)"
 [ "$(metric ontime_deadlines_refused | cut -d. -f1)" -ge 2 ] || fail "refusals are not counted"
 
-# The next daemon keeps what is held.
+# The next daemon keeps the guarantee.
 daemon_dies
 daemon_starts
 within 30 reserves '"guest":{"budget_us":6000.0,"period_us":20000.0}'
@@ -52,8 +53,8 @@ within 40 reserves '"guest":null'
 again=$(guest /lab/rta deadline 6000 20000 1000 10)
 [ "$(missed "$again")" = 0 ] || fail "after its holder was killed: $again"
 
-# Something spare is held before anybody asks; who fits into it is admitted and keeps its deadlines; what is promised
-# goes before it.
+# With deadline_spare set, the host reserves that bandwidth before any task needs it. A task that fits into it is
+# admitted and meets its deadlines. A guarantee takes precedence over spare bandwidth.
 spare=/sys/module/ontime/parameters/deadline_spare
 guest "echo 3000/20000 > $spare" > /dev/null
 within 40 reserves '"guest":{"budget_us":3000.0,"period_us":20000.0}'
@@ -74,7 +75,7 @@ done
 guest "echo 0 > $spare" > /dev/null
 within 40 reserves '"guest":null'
 
-# A VM that dies gives all back.
+# A VM that is killed releases its bandwidth.
 guest "/lab/rta deadline 6000 20000 0 0 & sleep 1" > /dev/null
 within 40 reserves '"guest":{"budget_us":6000.0'
 kill -9 $vm

@@ -1,10 +1,10 @@
-# In the emulated host, 6.12 with PREEMPT_RT: what the kernel lacks is said, the rest is applied and given back.
+# In the emulated host, 6.12 with PREEMPT_RT: missing kernel features are reported, the rest is applied and reset.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
 uname -r
 case $(uname -r) in 6.12*) ;; *) fail "this is no 6.12" ;; esac
-# Before 6.17 the kernel keeps the threads of a NAPI that is no longer threaded, asleep.
+# Before 6.17 the kernel keeps the threads of a NAPI that is no longer threaded; they sleep.
 knobs() { snapshot | grep -v '^napi/'; }
 knobs > /lab/before
 status=0

@@ -1,7 +1,7 @@
-# The clients' side of device-cap.sh and pending-device.sh: eight clients of the RT server while there is a file 'ask',
-# each of which asks again as soon as it has its answer. So the host has always something to do, however fast this
-# machine is, and never more than eight packets of it. Where the file holds a number, it is one client, which asks again
-# so many seconds later.
+# The clients' side of device-cap.sh and pending-device.sh: while a file 'ask' exists, eight clients of the RT server
+# send requests. Each sends its next request as soon as it has its answer, so the host always has work, however fast
+# this machine is, and never more than eight packets. Where the file holds a number greater than 0, there is one client,
+# which waits that many seconds between an answer and its next request.
 ask=
 while sleep 0.2; do
     if [ -e ask ] && ! kill -0 "$ask" 2> /dev/null; then

@@ -1,6 +1,6 @@
-# In the emulated host: an RT VM with outsourced sockets whose server is never without a question. The thread of its
-# device process that owns the server's socket is held to the VM's runtime cap, as its vCPU is, and leaves the rest to
-# housekeeping.
+# In the emulated host: an RT VM with outsourced sockets whose server always has a request to answer. The thread of its
+# device process that owns the server's socket is held to the VM's runtime cap, as its vCPU is, and leaves the rest of
+# the CPU to housekeeping.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -14,7 +14,7 @@ daemon_starts
 touch /lab/ask
 sh -c 'while :; do :; done' &
 housekeeping=$!
-# It has its place and its name since its server's first call.
+# The thread is named and placed at its server's first call.
 shown() { ontime ps | grep -q ' device .*ontime-sock/1 .*FIFO 48 '; }
 within 60 shown
 sock=$(ontime ps | awk '/ontime-sock\/1/ {for (i = 1; i <= NF; i++) if ($i == "ontime-sock/1") print $(i + 1)}')

@@ -1,5 +1,5 @@
-# What happens to links, drivers, queues, sysctls and the daemon itself under traffic; sourced by path.sh, the daemon
-# runs with rescan-seconds = 1 and has applied.
+# Changes of links, drivers, queues, sysctls and of the daemon itself under traffic. Sourced by path.sh; the daemon runs
+# with rescan-seconds = 1 and has applied.
 napi_placed() { # NIC 'PLACE' [FORMER-NAME]: it is threaded, and every one of its threads is there
     # A thread keeps the name that the NIC had when the daemon made it threaded.
     threads=$(pgrep "^napi/($1|${3:-$1})-")
@@ -38,7 +38,8 @@ ip link set rt0 master br-rt up
 within 40 napi_placed rt0 "SCHED_FIFO 49" "$new"
 
 echo "== given back while an interface is down"
-# The kernel would wait for ever to end its NAPI threads, and every program that asks for an interface after it.
+# On an interface that is down the kernel would never finish ending the NAPI threads, and every program that uses an
+# interface would block after that.
 ip link set bulk0 down
 status=0
 ontime reset > /lab/reset 2>&1 || status=$?
@@ -48,7 +49,8 @@ expect "threading of an interface that is down" 1 "$(cat /sys/class/net/bulk0/th
 ip link set bulk0 up
 resets
 expect "threading of an interface that is up again" 0 "$(cat /sys/class/net/bulk0/threaded)"
-# One that is down when Ontime is applied is threaded when it comes up, so that it can be given back before.
+# An interface that is down when Ontime is applied becomes threaded only when it comes up, so that a reset before that
+# is possible.
 ip link set bulk0 down
 ontime apply > /dev/null
 expect "threading of an interface that is down" 0 "$(cat /sys/class/net/bulk0/threaded)"
@@ -86,7 +88,7 @@ mkdir -p /run/small
 mount -t tmpfs -o size=64k tmpfs /run/small
 head -c 1M /dev/zero > /run/small/filler 2> /dev/null || true
 daemon_starts --state-dir /run/small
-full() { ontime status | grep -q 'file system is full'; }
+full() { ontime status | grep -q 'No space left on device'; }
 within 10 full
 expect "the RT vCPU where originals cannot be kept" "SCHED_OTHER 0 " "$(place "$rt_vcpu")"
 expect "skb_defer_max where originals cannot be kept" "$(sed -n 's|^/proc/sys/net/core/skb_defer_max ||p' /lab/before)" \
@@ -112,7 +114,7 @@ for delay in 0.02 0.1 0.3; do
     asked=$!
     sleep $delay
     daemon_dies
-    # One that finds no daemon any more resets by itself.
+    # A client that finds no daemon any more resets by itself.
     within 30 is_over $asked
     resets
     expect "the RT vCPU after kill -9 and reset" "SCHED_OTHER 0 " "$(place "$rt_vcpu")"

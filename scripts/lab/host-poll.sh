@@ -1,6 +1,6 @@
-# In the emulated host, 6.12 with PREEMPT_RT, two CPUs: the host module's polling threads by themselves, then method
-# busypoll with them: no receive interrupt and no NET_RX softirq of that NIC, the rest alive, everything given back by
-# reset, by ifdown and by rmmod.
+# In the emulated host, 6.12 with PREEMPT_RT, two CPUs: first the polling threads of the host module alone, then method
+# busypoll with them. That NIC has no receive interrupt and no NET_RX softirq, the rest of the host continues to work,
+# and a reset, ifdown or rmmod restores everything.
 set -eu
 . /lab/lib.sh
 file=/sys/class/net/rt0/ontime/busy_poll
@@ -34,9 +34,9 @@ traffic 3
 before=$(interrupts)
 traffic 50
 echo "figures: the module's threads: $(($(interrupts) - before)) receive interrupts for 50 replies"
-# A thread that gets no CPU for 4 ms, here or of this machine's, has its interrupt opened.
+# If a thread gets no CPU time for 4 ms, because of this host or of the machine, its interrupt is enabled.
 [ $(($(interrupts) - before)) -le 10 ] || fail "$(($(interrupts) - before)) receive interrupts while it is polled"
-# Who takes a tracer away waits for every task, also for one that never sleeps.
+# Removing a tracer waits for every task, also for one that never sleeps.
 mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 tracer=/sys/kernel/tracing/instances/away
 mkdir $tracer
@@ -45,7 +45,7 @@ echo function > $tracer/current_tracer
 { echo nop > $tracer/current_tracer; touch /run/away; } &
 within 30 [ -e /run/away ]
 rmdir $tracer
-# Down and up, as drivers and people do; unloaded while it polls.
+# ifdown and ifup, also in quick succession; then the module is unloaded while it polls.
 ip link set rt0 down
 expect "threads while it is down" 0 "$(threads)"
 ip link set rt0 up
@@ -58,7 +58,7 @@ expect "threads after the module" 0 "$(threads)"
 expect "deferral after the module" "$own" "$(knobs)"
 traffic 10
 
-# The method, by the module.
+# Method busypoll with the module.
 mkdir -p /etc/ontime
 printf '[nic.rt0]\nclass = "rt"\npoll_cpu = 1\n' > /etc/ontime/host.toml
 daemon_starts

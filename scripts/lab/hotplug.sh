@@ -1,13 +1,14 @@
-# In the emulated host, two CPUs (so on the real clock: no figure here is one): a CPU goes and comes while vCPUs are
-# paced. What fits one CPU is kept, the VM that does not is refused by name and not disturbed otherwise; both have
-# theirs again when the CPU is back. Ten times at any moment, and once with the daemon killed meanwhile. Bulk work goes
-# on, and after a reset all is as found.
+# In the emulated host with two CPUs, therefore on the real clock (no time here is a result): a CPU goes offline and
+# comes back while vCPUs are paced. The reservation that fits on one CPU is kept. The other is refused, the report names
+# its VM, and the VM continues to run. Both are enforced again when the CPU is back. This is repeated ten times at
+# arbitrary moments, and once with the daemon killed meanwhile. Bulk work continues, and a reset restores every policy.
 set -eu
 . /lab/lib.sh
 cpu=/sys/devices/system/cpu/cpu1/online
 mkdir -p /etc/ontime
 for vm in a b; do
-    # Refused, one spins at real-time priority under its cap: what is watched here needs CPU time as well.
+    # When its reservation is refused, a VM spins at real-time priority under its cap. This script needs CPU time as
+    # well.
     printf '[[tenant]]\nname = "%s"\nclass = "rt"\nruntime-cap = 0.2\n' $vm >> /etc/ontime/tenants.toml
     LAB_VM_MB=128 lab-vm start $vm spin rt "10.1.0.$([ $vm = a ] && echo 2 || echo 3)"
     lab-vm wait $vm
@@ -16,7 +17,7 @@ for vm in a b; do
     kill -STOP "$(cat /run/lab-vm/$vm.pid)" # it would only make the rest slow
 done
 reserve() { printf '[[reservation]]\nname = "%s"\nbudget = "%s"\nperiod = "20ms"\n' "$1" "$2"; }
-# An emulated CPU on the real clock is slow: most of it is for the daemon and for what watches here.
+# An emulated CPU on the real clock is slow: most of it is left for the daemon and for this script.
 { echo 'reserve = 0.8'; reserve a 2ms; reserve b 3ms; } > /etc/ontime/sched.toml
 snapshot > /lab/before
 look() { ontime top --once --json --interval 0.1; }
@@ -45,7 +46,7 @@ echo "one CPU: a ran $a ms, b $b ms, bulk $bulk_ms ms of 5,000"
 echo 1 > $cpu
 within 240 both
 
-# At any moment of a slice, and faster than the daemon looks.
+# At arbitrary moments of a slice, and faster than the daemon checks the CPUs.
 for pause in 0.01 0.3 0.07 1.1 0 0.5 0.02 2 0.15 0.003; do
     echo 0 > $cpu
     sleep $pause
@@ -56,7 +57,7 @@ done
 within 240 both
 kill -0 $daemon || fail "the daemon is gone"
 
-# Its pacers end with it while their CPU goes.
+# The daemon and its pacers die while their CPU is offline.
 echo 0 > $cpu
 daemon_dies
 for vm in a b; do eval "within 60 placed \$vcpu_$vm 'SCHED_OTHER 0'"; done

@@ -1,5 +1,5 @@
-# In the emulated host: two RT levels, each VM on a NIC of its own; every thread of the path has its level's place, and
-# interrupt threads of disks and consoles are below; a rule that is switched off gives back what it set.
+# In the emulated host: two RT levels, each VM on a NIC of its own. Every thread of a VM's path has its level's
+# priority, and interrupt threads of disks and consoles are below. A rule that is switched off restores what it set.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -43,7 +43,7 @@ for level in 0 1; do
 done
 devices_are SCHED_OTHER 0 -20
 dd if=/dev/vdb of=/dev/null bs=4k count=100 iflag=direct 2> /dev/null || fail "the disk does not answer"
-# Switched off: as found, with a finding, and the doctor sees it.
+# Switched off: the former values are restored, there is a finding, and the doctor reports it.
 printf 'without = ["device-irq"]\n' > /etc/ontime/host.toml
 kill -HUP $daemon
 sleep 1
@@ -51,7 +51,7 @@ devices_are SCHED_FIFO 50
 ontime status | grep -q 'rule device-irq is switched off'
 ontime doctor --json | tr -d '\n' | grep -q '"id": "device-irq"[^}]*"state": "warning"[^}]*wanted OTHER nice -20' ||
     { ontime doctor --all; exit 1; }
-# One NIC for both levels: its threads have the higher.
+# One NIC for both levels: its threads have the priority of the higher level.
 printf '[nic.bulk0]\nclass = "bulk"\n[nic.rt0]\ntenants = ["rt1"]\n[nic.nowhere]\nclass = "rt"\n' > /etc/ontime/host.toml
 kill -HUP $daemon
 sleep 1

@@ -1,7 +1,6 @@
-# What the tests in the emulated host share; sourced. Each works in /lab, where the test's files are.
-# `set -e` says nothing by itself.
-# The daemon writes into /run: a write to /lab is a call to the emulator, in which a process that is killed waits for
-# its answer.
+# Functions that the tests in the emulated host share; sourced. Each test works in /lab, which holds its files. A trap
+# prints where a test ended, because `set -e` prints nothing. The daemon's log is in /run: a write to /lab is a call to
+# the emulator, and a process that is killed during the call waits for its reply.
 log=/run/daemon.log
 trap 'status=$?; [ $status -eq 0 ] || echo "ended with $status at: ${BASH_COMMAND:-}"; [ ! -e $log ] || cp $log /lab/' EXIT
 fail() {
@@ -20,8 +19,8 @@ blocked() { # threads in uninterruptible sleep, and where in the kernel
 }
 expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
 within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take seconds
-    # there, beside VMs at real-time priority on one CPU, and rests for three; the tenants' watcher looks by itself
-    # after 60.
+    # there, beside VMs at real-time priority on one CPU, and the daemon pauses for three seconds after it. The tenants'
+    # watcher rescans after 60 s.
     end=$(($(uptime_ms) + $1 * 1000))
     shift
     until "$@" > /dev/null 2>&1; do
@@ -35,8 +34,8 @@ place() { chrt -p "$1" | sed -n 's/|SCHED_RESET_ON_FORK//; s/.*policy: //p; s/.*
 placed() { [ "$(place "$1")" = "$2 " ]; }
 # PID PATTERN
 thread() { for task in /proc/"$1"/task/*; do case $(cat "$task/comm") in $2) echo "${task##*/}" ;; esac; done; }
-# /run/measures COMMAND...: in a cgroup whose real-time threads need no cap, for what asks and measures beside the
-# daemon.
+# /run/measures COMMAND...: runs COMMAND in a cgroup whose real-time threads need no cap, for clients and measurements
+# beside the daemon.
 mkdir -p /sys/fs/cgroup/measures /etc/ontime/daemon.conf.d
 printf '[cap]\nuncapped = ["/measures"]\n' > /etc/ontime/daemon.conf.d/measures.toml
 printf '#!/bin/sh\necho $$ > /sys/fs/cgroup/measures/cgroup.procs && exec "$@"\n' > /run/measures
@@ -53,7 +52,7 @@ daemon_dies() { # by SIGKILL
     wait "$daemon" || true
 }
 is_over() { case $(ps -o stat= -q "$1") in '' | Z*) ;; *) false ;; esac; } # PID: it has ended
-# METHOD, whatever it finds
+# METHOD, with any findings
 applies() { ontime apply --method "$1" > /lab/applied 2>&1 || [ $? -le 2 ] || fail "$1 was not applied: $(cat /lab/applied)"; }
 resets() { ontime reset > /lab/reset 2>&1 || fail "reset: $(cat /lab/reset)"; }
 snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after

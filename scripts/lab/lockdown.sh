@@ -1,4 +1,5 @@
-# In the emulated host under kernel lockdown: debugfs is denied, that is said, protections stay on, the rest is applied.
+# In the emulated host under kernel lockdown: debugfs is denied. This is reported, the kernel's protections stay on, and
+# the rest is applied.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime

@@ -1,5 +1,5 @@
-# In the emulated host, 6.12 with PREEMPT_RT: the host module by itself, then rule napi-weight, against what the
-# kernel's own tracepoint says of each round's budget. Traffic is pings to the client's side.
+# In the emulated host, 6.12 with PREEMPT_RT: the host module alone, then rule napi-weight, compared with the budget of
+# each poll in the kernel's own tracepoint. The traffic is pings to the client's side.
 set -eu
 . /lab/lib.sh
 weight() { cat "/sys/class/net/$1/ontime/napi_weight"; }
@@ -40,7 +40,8 @@ expect "budget after ifdown and ifup" 8 "$(budget bulk0 br-bulk)"
 echo default > /sys/class/net/bulk0/ontime/napi_weight
 expect "budget of the driver again" 64 "$(budget bulk0 br-bulk)"
 
-# Instances that come later have it; with the interface, or its move, it ends.
+# NAPI instances that are added later get the weight too. It ends with the interface, or when that moves to another
+# namespace.
 ip netns add away
 ip link add v0 type veth peer name v1
 echo 2 > /sys/class/net/v0/ontime/napi_weight
@@ -66,7 +67,7 @@ rmmod ontime_napi
 [ ! -e /sys/class/net/bulk0/ontime ] || fail "a file outlives the module"
 expect "budget after the module" 64 "$(budget bulk0 br-bulk)"
 
-# The rule: said while the module is missing, followed while it is there, given back.
+# The rule: reported while the module is missing, applied while it is loaded, undone by a reset.
 row() { # WORD: what `ontime doctor` says of the rule has it
     ontime doctor --json > /lab/doctor.json || true
     perl -0777 -ne 'print $1 if /\{[^{}]*"id":\s*"napi-weight"([^{}]*)/' /lab/doctor.json > /lab/row

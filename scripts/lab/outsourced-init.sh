@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# First process of the guest that tests outsourced sockets: its disk read-only, what the test brought along in /lab.
+# First process of the guest that tests outsourced sockets: a read-only disk, and the test's files in /lab.
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev

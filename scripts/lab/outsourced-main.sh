@@ -1,5 +1,5 @@
 #!/bin/sh
-# In the guest: runs /lab/test.sh, writes what it left in /lab/out to the second disk as a tar, goes off.
+# In the guest: runs /lab/test.sh, writes its output in /lab/out to the second disk as a tar, and powers off.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/lab
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /run
@@ -7,7 +7,7 @@ mkdir -p /dev/shm /dev/pts /lab/out
 mount -t tmpfs shm /dev/shm
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 ip link set lo up
-# Multicast of IPv6 on the loopback has no route by itself.
+# IPv6 multicast has no route on the loopback by default.
 ip -6 route add ff01::/16 dev lo
 hostname guest 2> /dev/null
 cd /lab

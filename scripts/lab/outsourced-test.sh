@@ -1,6 +1,6 @@
-# In the guest: the module on outsourced sockets against the guest's own stack, and unmodified programs on them.
-# In /lab/args: channels=N, wake=idle or interrupt; cycles=N: so many processes killed (1000); limit=S: how long a check
-# may take (600); only=NAME,NAME: these checks.
+# In the guest: compares outsourced sockets (the module) with the guest's own stack, and runs unmodified programs on
+# outsourced sockets. Parameters in /lab/args: channels=N; wake=idle or interrupt; cycles=N: number of processes killed
+# (1000); limit=S: time limit of each check (600); only=NAME,NAME: run only these checks.
 failed=0
 word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /lab/args; }
 limit=$(word limit)
@@ -50,8 +50,8 @@ same_calls() {
     steer all
     tail -n 1 out/own | grep -q end && diff out/own out/outsourced
 }
-# Every operation in every state of a socket, and options with values of odd lengths: on main, and on the channel where
-# there is one.
+# Every operation in every state of a socket, and options with values of odd lengths: on the main queues, and on the
+# channel if there is one.
 same_edges() {
     for mode in none all; do
         steer $mode
@@ -63,7 +63,7 @@ same_edges() {
     diff out/edges-none out/edges-rt
 }
 
-# What conform leaves out, compared in the same way.
+# What conform does not cover, compared in the same way.
 unusual() {
     for mode in none all; do
         steer $mode
@@ -72,8 +72,8 @@ unusual() {
     tail -n 1 out/unusual-none | grep -q end && diff out/unusual-none out/unusual-all
 }
 
-# Small messages of streams under a real-time priority on the vCPU that has a channel, which outsourced sockets receive
-# before they are asked for.
+# Small messages on streams, at a real-time priority on the vCPU that has a channel: outsourced sockets receive them
+# before the program calls recv.
 received_ahead() {
     for mode in none all; do
         steer $mode
@@ -82,15 +82,15 @@ received_ahead() {
     tail -n 1 out/ahead-none | grep -q end && diff out/ahead-none out/ahead-all
 }
 
-# What is promised for sockets on a channel: its places for receives ahead go to who is busy; what computes below a
-# receiver does not keep it waiting.
+# Guarantees for sockets on a channel: busy sockets get its places for receiving ahead, and a thread that computes at a
+# lower priority does not delay a receiver.
 on_channel() {
     grep -q 'channels=[1-9]' /lab/args || return 0
     python "$1"
 }
 
-# The same under a real-time priority: the sockets are on the vCPU's channel. With wake=idle that ends halts and
-# interrupts nobody.
+# The same calls at a real-time priority: the sockets are on the vCPU's channel. With wake=idle the channel ends halts
+# and causes no interrupt.
 channel_interrupts() {
     device=$(dmesg | sed -n 's/.*ontime \(virtio[0-9]*\): channel 1:.*/\1/p' | tail -n 1)
     awk -v name="$device-config" '$NF == name {for (i = 2; $i ~ /^[0-9]+$/; i++) n += $i} END {print n + 0}' /proc/interrupts
@@ -110,7 +110,7 @@ rt_channel() {
     fi
 }
 
-# The module's own sockets are in use: what is steered and what is not.
+# Which sockets are outsourced and which are not, by the number of the module's sockets in use.
 in_use() { awk '/^ONTIME/ {n += $3} END {print n + 0}' /proc/net/protocols; }
 steering() {
     cat /proc/net/protocols | grep ONTIME
@@ -125,11 +125,12 @@ steering() {
          python3 -c 'import socket; s = socket.socket(); print(open("/proc/net/tcp").read().count(":1389") if not s.bind(("127.0.0.1", 5001)) and not s.listen() else 0)') > "out/steer-${group##*/}"
     done
     steer all
-    # A listener of the guest's own stack is in its table, an outsourced one is not.
+    # A listener of the guest's own stack is in the guest's table, an outsourced one is not.
     [ "$(cat out/steer-in) $(cat out/steer-below) $(cat out/steer-out)" = "0 0 1" ]
 }
 
-# However a socket comes to be it is outsourced; one that cannot be is counted, and the log says which program made it.
+# A socket is outsourced whichever call creates it. A socket that cannot be outsourced is counted, and the log names its
+# program.
 bypassed() { awk -v why="$1" 'index($0, why) {print $1}' /sys/module/ontime/parameters/bypassed; }
 every_way() {
     for mode in none all; do
@@ -143,8 +144,8 @@ every_way() {
     [ "$(bypassed 'not served')" -gt "$before" ] && dmesg | grep 'ontime: python3.*protocol 132 stays'
 }
 
-# Programs at a control group would not see what an outsourced socket does: there sockets are the guest's own, below the
-# group as well.
+# BPF programs attached to a control group would not see the operations of outsourced sockets. In such a group, and
+# below it, sockets stay on the guest's own stack.
 filtered_groups_stay() {
     mkdir -p /sys/fs/cgroup/filtered/below
     ./conform filtered /sys/fs/cgroup/filtered || return 1
@@ -158,7 +159,8 @@ filtered_groups_stay() {
     [ "$(bypassed 'BPF')" -gt "$before" ]
 }
 
-# Also where a program names the protocol of outsourced sockets itself; a control group that is listed may leave.
+# Sockets in another network namespace stay on the guest's own stack, also where a program names the protocol of
+# outsourced sockets. Control groups listed in `cgroups` are an exception.
 own_namespace_stays() {
     unshare -n sh -c 'ip link set lo up; python3 -c "
 import errno, socket
@@ -173,18 +175,18 @@ else:
     mkdir -p /sys/fs/cgroup/leaves
     steer cgroup
     echo /leaves > /sys/module/ontime/parameters/cgroups
-    # No interface is up in that one: only the host's stack has the address.
+    # No interface is up in this namespace: only the host's stack has the address.
     (echo 0 > /sys/fs/cgroup/leaves/cgroup.procs
      unshare -n python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); socket.create_connection(s.getsockname())')
     status=$?
-    # The port is the VM's: the rights of a container's root are none there.
+    # The port belongs to the VM: root of a container has no right to it.
     [ "$(echo 0 > /sys/fs/cgroup/leaves/cgroup.procs; unshare -n ./conform low-port; unshare -Urn ./conform low-port)" = " low port: 0
  low port: EACCES" ] || status=1
     steer all
     return $status
 }
 
-# ontime-ss shows outsourced sockets as ss shows the guest's own; to every user, but not in another network namespace.
+# ontime-ss shows outsourced sockets as ss shows the guest's own: to every user, but not in another network namespace.
 seen() {
     steer none
     python3 /lab/sees.py ss > out/seen-none || return 1
@@ -207,7 +209,8 @@ for sock in sockets[::2]: sock.close()
 assert lines("dd", "if=/proc/net/ontime", "bs=100") == 150'
 }
 
-# The last sockets of the VM are root's: another user gets the guest's own instead, and the host is told how many.
+# The VM's last sockets are reserved for root: another user gets sockets of the guest's own stack, and the guest reports
+# their number to the host.
 reserved() {
     echo 100 > /sys/module/ontime/parameters/reserve
     before=$(bypassed 'kept for root')
@@ -219,7 +222,7 @@ reserved() {
     [ "$(in_use)" = 500 ] && [ "$(($(bypassed 'kept for root') - before))" = 91 ] || { in_use; bypassed 'kept for root'; return 1; }
     python3 -c 'import socket; s = [socket.socket() for _ in range(90)]; print(open("/proc/net/protocols").read())' |
         awk '/^ONTIME/ {n += $3} END {exit n != 590}' || return 1
-    # The next sign of life tells it; then the host looks (outsourced.sh).
+    # The module reports the number with its next heartbeat. Then the host reads it (outsourced.sh).
     sleep 8
     echo RESERVED > /dev/console
     sleep 3
@@ -275,7 +278,7 @@ nginx_serves() {
     nginx -c /tmp/nginx.conf || return 1
     nginx_client
     status=$?
-    # One that is left over has sockets, which other checks count.
+    # A process that is left over has sockets, which other checks would count.
     nginx -c /tmp/nginx.conf -s quit
     return $status
 }
@@ -305,12 +308,12 @@ go_serves() {
     against 'caddy file-server --root /tmp/www --listen :8081' go_client
 }
 
-# SIPp calls SIPp through Kamailio, by UDP.
+# SIPp calls SIPp through Kamailio, over UDP.
 sip_client() {
     outsourced udp 5060 || return 1
     sipp -sn uas -i 127.0.0.1 -p 5070 -nostdin > out/uas.log 2>&1 &
     callee=$!
-    # Calls that come before Kamailio is up are sent again.
+    # Calls that arrive before Kamailio is up are sent again.
     timeout 200 sipp -sn uac -i 127.0.0.1 -p 5080 -rsa 127.0.0.1:5060 127.0.0.1:5070 -m 20 -r 2 -nostdin > out/uac.log 2>&1
     status=$?
     kill $callee
@@ -330,14 +333,14 @@ iperf_runs() {
     wait $!
 }
 
-# Nobody has a socket: the host counts what the device process has. NAME: before, after.
+# While the guest has no socket, the host measures what the device process holds. NAME: before, after.
 rests() { # NAME
     echo "RESTS-$1" > /dev/console
     sleep 15
     echo "GOES-ON-$1" > /dev/console
 }
 
-# Killed while they wait, connect or receive: nothing is left. The host counts by itself what is left there.
+# Processes killed while they wait, connect or receive leave nothing. The host checks its own side.
 killed() {
     for round in $(seq "${1:-30}"); do
         timeout -s KILL 0.$((round % 9 + 1)) python3 /lab/busy.py
@@ -346,14 +349,14 @@ killed() {
     [ "$(in_use)" = 0 ]
 }
 
-# The vCPU of a real-time server goes and comes back; where there is more than one.
+# The vCPU of a real-time server goes offline and comes back, where there is more than one vCPU.
 vcpu_offline() {
     [ "$(nproc)" -gt 1 ] || { echo "one vCPU: nothing to take offline"; return 0; }
     python3 /lab/offline.py && ! dmesg | grep -E 'WARNING|BUG|Oops'
 }
 
-# Each wait ends with an error, and what comes after is picked up: another process, or the same that was stopped for
-# long.
+# The device process is replaced by another one, or stopped for long and continued. Each waiting call ends with an
+# error, and later calls work again.
 device_replaced() { python3 /lab/restart.py DEVICE; }
 
 insmod /lab/ontime.ko || exit 1

@@ -1,9 +1,9 @@
 # In the emulated host, or in its image on this machine (ACCEL=tcg): outsourced.sh [CHANNELS [WAKE]]: boots the guest of
-# /lab (disk.img, extra.cpio), its sockets served by `ontime device`. What the guest left is in /lab/out; ends with its
-# status, and fails where the device process has more than before it was put to the test, or a socket is left over. A
-# first run of the VM is killed, with sockets open (not with $ONE_RUN); in the second one the guest says when the device
-# process is to be stopped, killed and replaced, when what it has is to be counted, and when the network is to go down
-# and come back.
+# /lab (disk.img, extra.cpio), whose sockets `ontime device` serves. The guest's output is in /lab/out. The script ends
+# with the guest's status. It fails if the device process holds more than before the tests, or if a socket is left over.
+# A first run of the VM is killed with sockets open (not with $ONE_RUN). In the second run the guest requests, by
+# messages on its console, that the device process is stopped, killed and replaced, that its resources are counted, and
+# that the network goes down and comes back.
 set -eu
 channels=${1:-0}
 mkdir -p /etc/ontime /lab/out /run/outsourced
@@ -19,7 +19,7 @@ END
 accel=${ACCEL:-kvm}
 memory="memory-backend-memfd,id=ram,size=${GUEST_MB:-512}M,share=on"
 cpu=qemu64,+x2apic,+rdrand,-cx16
-# The lab's hosts keep guests' memory in huge pages.
+# The lab's hosts back the guests' memory with huge pages.
 [ "$accel" = tcg ] && cpu=max || memory=$memory,hugetlb=on,prealloc=on
 
 start_device() {
@@ -29,7 +29,7 @@ start_device() {
     for _ in $(seq 100); do [ -S /run/ontime/device/guest/main.sock ] && break; sleep 0.2; done
 }
 boot() { # MORE-KERNEL-PARAMETERS
-    # All but the memory.
+    # All arguments that `ontime attach` prints except the memory: see $memory.
     devices=$(ontime attach guest | grep -E '^-(chardev|device)' | tr -d '\\\n')
     qemu-system-x86_64 -name guest=outsourced,debug-threads=on -m "${GUEST_MB:-512}" \
         -machine "q35,accel=$accel,memory-backend=ram" -object "$memory" -smp "${GUEST_CPUS:-1}" \
@@ -52,7 +52,7 @@ tick() {
     exit 1
 }
 said() { grep -qs "$1" /lab/out/console; }
-# What the device process has while the guest has no socket: descriptors, sockets, memory of its own (kB).
+# Resources of the device process while the guest has no socket: descriptors, sockets, anonymous memory (kB).
 device_has() { # NAME, of the moment
     [ ! -e "/run/outsourced/$1" ] && said "RESTS-$1" || return 0
     descriptors=$(ls "/proc/$device/fd" | wc -l)
@@ -61,7 +61,7 @@ device_has() { # NAME, of the moment
     ! said "GOES-ON-$1" || sockets="counted too late,"
     echo "$descriptors $sockets $memory" > "/run/outsourced/$1"
 }
-# Its calls' buffers are touched by and by: 8.5 MB of main's, and 0.5 MB a channel.
+# The pages of its calls' buffers are touched over time: 8.5 MB for the main queues, and 0.5 MB for each channel.
 growth=$((8704 + 512 * channels))
 has_no_more() {
     [ -e /run/outsourced/before ] || return 0
@@ -72,15 +72,15 @@ has_no_more() {
         NR == 2 && ($1 != descriptors || $3 > memory + growth) {bad = 1}
         END {exit bad || NR != 2}'
 }
-# By inode: a socket comes twice in these files where another one is made while they are read.
+# By inode: a socket is listed twice in these files if another one is created while they are read.
 host_sockets() {
     awk 'FNR > 1 && $10 != 0 { print $10 }' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 | sort -u | wc -l
 }
 
-# As in the guest: multicast of IPv6 on the loopback. Besides, a route that is there as long as that is up.
+# As in the guest: a route for IPv6 multicast on the loopback. Also a route that exists only while the loopback is up.
 ip -6 route add ff01::/16 dev lo
 ip route replace 192.0.2.0/24 dev lo
-# Another kernel than the lab's guests have.
+# A kernel other than that of the lab's guests.
 kernel=/lab/vmlinux initrd=/lab/initrd
 [ -e "$kernel" ] || kernel=/boot/vmlinux-guest initrd=/boot/initrd-guest
 cat "$initrd" /lab/extra.cpio > /run/outsourced/initrd
@@ -107,12 +107,12 @@ while kill -0 $vm 2> /dev/null; do
     tick
     device_has before
     device_has after
-    # What the guest's other users were left of the sockets.
+    # The number of sockets that stayed on the guest's own stack.
     if [ -z "$reserved" ] && said RESERVED; then
         reserved=$(ontime sockets guest | sed -n 's/.*stayed_local \([0-9]*\).*/\1/p')
         [ "${reserved:-0}" -ge 91 ] || { echo "FAILED: the host was not told of local sockets: $reserved"; lost=1; }
     fi
-    # For less than the module's patience; then until the guest has given it up.
+    # First shorter than the module's timeout, then until the guest has given up the device.
     if said "PAUSED$paused-NOW"; then
         paused=-RT$paused
         kill -STOP $device
@@ -130,7 +130,7 @@ while kill -0 $vm 2> /dev/null; do
         replaced=$seconds
         kill -9 $device
     fi
-    # The network that its sockets are in: here the host's own.
+    # The network of the outsourced sockets: here the host's own.
     if [ $network = up ] && said NETWORK-DOWN; then
         network=down
         ip link set lo down
@@ -139,7 +139,7 @@ while kill -0 $vm 2> /dev/null; do
         ip link set lo up
         ip route replace 192.0.2.0/24 dev lo
     fi
-    # The guest is to find out by itself that nobody answers, before another device comes.
+    # The guest must detect by itself that the device process is gone, before another one starts.
     if [ -n "$replaced" ] && [ "$replaced" != done ] && said DEVICE-GONE; then
         replaced=done
         start_device

@@ -1,6 +1,6 @@
-# In the emulated host: an RT VM that answers and a bulk VM under flood run on, while Ontime is applied and reset CYCLES
-# times, killed, starved of disk, and links, drivers, queues and sysctls change under it. client.sh is the clients'
-# side.
+# In the emulated host: an RT VM that answers requests and a bulk VM that is flooded run on while Ontime is applied and
+# reset CYCLES times, killed, and left without disk space, and while links, drivers, queues and sysctls change.
+# client.sh is the clients' side.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime

@@ -1,6 +1,6 @@
-# In the emulated host, method interrupt-context: an RT VM with outsourced sockets beside one of its level that spins.
-# What its device process makes pending puts its vCPU ahead, as what vhost does; and where that never ends, housekeeping
-# has its part all the same.
+# In the emulated host, method interrupt-context: an RT VM with outsourced sockets beside a spinning VM of its level. An
+# interrupt that its device process makes pending raises its vCPU, as one from vhost does. When requests never stop,
+# housekeeping still gets its share.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -16,7 +16,7 @@ ontime apply --method interrupt-context > /lab/applied || { cat /lab/applied; fa
 ontime status | grep 'interrupt-context:' && fail "interrupts cannot be followed"
 raised() { metric 'ontime_boosts_total{domain="rt"'; }
 
-# One question at a time.
+# One request at a time.
 quiet=$(raised)
 sleep 2
 quiet=$(($(raised) - quiet))
@@ -27,8 +27,8 @@ within 60 enough
 rm /lab/ask
 echo "figures: put ahead $quiet times in 2 s without a question, $(($(raised) - before)) times while asked"
 
-# Without a pause: the next question comes as soon as one is answered, of eight. Looked at from above, for the shell is
-# housekeeping too.
+# Without a pause: eight clients, each of which sends its next request as soon as it has its answer. A process at FIFO
+# 60 measures this, because the shell itself is part of housekeeping.
 sh -c 'while :; do :; done' &
 housekeeping=$!
 /run/measures chrt -f 60 sh -c '

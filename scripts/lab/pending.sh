@@ -1,7 +1,7 @@
-# In the emulated host, method interrupt-context: two RT VMs of one level, one that spins and one that is asked. The one
-# with a pending interrupt is put ahead, the other stays where it is and leaves the rest its share; kill -9, restart and
-# reset leave nobody ahead, no trace instance, and every place as found. How long a request takes then is `ontime-lab
-# bench xen-arm --beside rt`.
+# In the emulated host, method interrupt-context: two RT VMs of one level. One spins, the other receives requests. A
+# vCPU with a pending interrupt is raised above the other, which keeps its priority and its cap. kill -9, a restart and
+# a reset leave no raised vCPU and no trace instance; the reset restores every policy. The latency of a request is
+# measured by `ontime-lab bench xen-arm --beside rt`.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -22,14 +22,14 @@ expect "trace instances" 1 "$(instances)"
 for teller in $(pgrep '^irq_work/'); do expect "place of irq_work" "SCHED_FIFO 55 " "$(place "$teller")"; done
 ontime status | grep 'interrupt-context:' && fail "interrupts cannot be followed"
 
-# Asked, it is put ahead; above it only vhost and what moves packets.
+# A request raises the vCPU. Only vhost and the threads that move packets have higher priorities.
 raised() { metric 'ontime_boosts_total{domain="rt"'; }
 ask() {
     /run/measures chrt -f 60 ping -q -i 0.02 -c "$1" -W 2 10.1.0.2 > /lab/ping || { cat /lab/ping; fail "no answer"; }
 }
 ask 20
 [ "$(raised)" -ge 1 ] || fail "20 requests have put it ahead $(raised) times"
-# What nobody wants it may have: somebody does.
+# The spinning VM may use CPU time beyond its cap that no other thread uses. So another thread spins.
 sh -c 'while :; do :; done' &
 hog=$!
 kill -CONT "$spinner"
@@ -43,7 +43,7 @@ kill $hog
 standing() { case $(place "$spin") in "SCHED_FIFO 46 " | "SCHED_IDLE 0 ") ;; *) return 1 ;; esac; }
 for _ in 1 2 3 4 5; do standing || fail "the spinning VM stands at $(place "$spin")"; done
 
-# Its death leaves nobody ahead, no probe, and nobody who spins at real-time priority on the one CPU.
+# The daemon's death leaves no raised vCPU, no probe, and no thread that spins at real-time priority on the only CPU.
 daemon_dies
 gone() { [ "$(instances)" = 0 ]; }
 within 40 gone
@@ -55,7 +55,7 @@ ontime apply --method interrupt-context > /lab/applied || fail "apply after kill
 ask 20
 [ "$(raised)" -ge 1 ] || fail "nothing is told after a restart"
 
-# With nobody of its level beside it, its interrupts are not listened to.
+# A vCPU without another one of its level is not raised: its interrupts are not traced.
 lab-vm stop spin
 settled() { [ "$(ontime ps | grep -c 'CPU 0/KVM')" = 1 ]; }
 within 20 settled

@@ -1,14 +1,14 @@
-# In the emulated host: containers that Podman makes with crun, one RT and one bulk, from an image made here of
-# /lab/busybox. The RT one is found by its name, it and what is executed in it later have their place, and both ends of
-# its veth pair hand packets over by the receiver's NAPI; the bulk one is left as it is. Both answer, and after a reset
-# all is as found.
+# In the emulated host: containers that Podman creates with crun, one RT and one bulk, from an image made here of
+# /lab/busybox. The RT container is found by its name. Its process, and a process that is started in it later by exec,
+# are placed, and both ends of its veth pair hand packets over by the receiver's NAPI. The bulk container is left
+# unchanged. Both answer, and a reset restores everything.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
 printf '[[tenant]]\nname = "plc"\nkind = "container"\nclass = "rt"\nlevel = 0\n' > /etc/ontime/tenants.toml
 ip address add 10.1.0.1/24 dev br-rt
 
-# An image of busybox and a server that sends back what comes. No registry is asked.
+# An image with busybox. No registry is used.
 install -D -m 755 /lab/busybox /run/image/bin/busybox
 tar -C /run/image -c . | podman import --quiet - lab-image
 start() { # NAME ADDRESS: behind a veth pair on br-rt, as a network plugin makes it
@@ -46,7 +46,7 @@ within 40 pgrep '^napi/v-plc'
 for thread in $(pgrep '^napi/v-plc'); do expect "NAPI of v-plc" "SCHED_FIFO 49 " "$(place "$thread")"; done
 for address in 10.1.0.8 10.1.0.9; do ping -q -c 20 -i 0.02 $address || fail "$address does not answer"; done
 
-# Stopped and started again it is another process, and has its place again; removed it is no tenant.
+# After a restart the container has another process, which is placed again. A removed container is no tenant.
 podman restart --time 0 plc > /dev/null
 plc=$(podman inspect --format '{{.State.Pid}}' plc)
 within 40 placed "$plc" "SCHED_FIFO 47"

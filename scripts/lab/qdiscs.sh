@@ -1,4 +1,4 @@
-# In the emulated host: methods vatc, prio and fq_codel on a shared NIC with real VMs; everything is given back.
+# In the emulated host: methods vatc, prio and fq_codel on a shared NIC with real VMs; a reset restores everything.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -24,7 +24,7 @@ tc filter show dev rt0 egress | grep -q 'priority :6\|priority 6\|prio' ||
 applies vatc
 expect "vatc: root qdisc of rt0" "$before" "$(root rt0)"
 expect "vatc: the RT VM's vhost thread" "SCHED_FIFO 48 " "$(place "$(vhost rt)")"
-# The NIC has one transmit queue: who sends by it for a bulk tenant is ahead of all that is not real-time.
+# The NIC has one transmit queue. So a thread that sends on it for a bulk tenant is above all non-real-time threads.
 expect "vatc: the bulk VM's vhost thread" "SCHED_FIFO 1 " "$(place "$(vhost bulk)")"
 for thread in $(pgrep '^napi/rt0'); do expect "vatc: receive thread of the shared NIC" "SCHED_FIFO 49 " "$(place "$thread")"; done
 applies prio
@@ -32,7 +32,7 @@ expect "prio after vatc: the bulk VM's vhost thread" "SCHED_OTHER 0 " "$(place "
 resets
 tc qdisc show > /lab/after
 diff /lab/before /lab/after || fail "not all qdiscs are as before"
-# What an administrator chose is not replaced.
+# A qdisc that an administrator configured is not replaced.
 tc qdisc add dev rt0 root handle 1: pfifo limit 500
 ontime apply --method prio > /lab/refused || true
 expect "the administrator's qdisc" pfifo "$(root rt0)"

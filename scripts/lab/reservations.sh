@@ -1,14 +1,16 @@
-# In the emulated host: two VMs that never idle have the CPU time they reserved in every period, and what an idle one
-# does not use of its own, beside bulk work that takes what it can get. A VM too many is refused by name. After kill -9
-# of the daemon every vCPU goes on, a new daemon takes the reservations up again, and after a reset every policy is as
-# found. $BACKEND: by which back end (paced).
+# In the emulated host, with bulk work that uses all remaining CPU time: two VMs that never idle get their reserved CPU
+# time in every period, and the time that an idle VM leaves of its reservation. A reservation that does not fit is
+# refused, and the report names its VM. After kill -9 of the daemon every vCPU continues to run, a new daemon enforces
+# the reservations again, and a reset restores every policy. $BACKEND: the back end that enforces the reservations
+# (paced).
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
 rt() { printf '[[tenant]]\nname = "%s"\nclass = "rt"\nlevel = %s\n' "$1" "$2"; }
 backend() { printf 'backend = "%s"\n' "${BACKEND:-paced}"; }
 reserve() { printf '[[reservation]]\nname = "%s"\nbudget = "%s"\nperiod = "20ms"\n' "$1" "$2"; }
-# Refused, b spins at real-time priority under its cap; the default would leave 5 % to all that is watched here.
+# When its reservation is refused, b spins at real-time priority under its cap. The default cap would leave only 5 % for
+# the VMs and processes that this test measures.
 { rt a 0; rt b 1; echo 'runtime-cap = 0.3'; rt idle 0; } > /etc/ontime/tenants.toml
 { backend; reserve a 6ms; reserve b 4ms; reserve idle 2ms; } > /etc/ontime/sched.toml
 for vm in a b idle; do
@@ -23,8 +25,8 @@ for vm in a b idle; do
 done
 snapshot > /lab/before
 
-# CPU time of vCPU threads in each of COUNT periods, read at their borders ahead of everybody: 'least most mean' in us,
-# a line each.
+# CPU time of vCPU threads in each of COUNT periods, read at the ends of the periods at a priority above all others:
+# 'least most mean' in us, one line per thread.
 periods() { # MS COUNT TID...
     perl -e '
         my ($ms, $count, @tids) = @ARGV;
@@ -63,7 +65,7 @@ near() { # WHAT WANTED ACTUAL PERCENT
         fail "$1: $3 is not within $4 % of $2"
 }
 
-# Calm: nobody runs but an idle guest. Looks are few, and change nothing.
+# Only an idle guest runs: the daemon checks the vCPUs rarely.
 kill -STOP "$pid_idle"
 daemon_starts
 within 40 standing a '"period_us":20000'
@@ -74,7 +76,7 @@ looks=$(awk -v a="${calm#* }" -v b="${later#* }" -v s="${later% *}" 'BEGIN { pri
 [ "$looks" -le 30 ] || fail "$looks looks a second at vCPUs that all sleep"
 kill -CONT "$pid_idle"
 
-# Everybody wants the CPU.
+# Both VMs and the bulk work compete for the CPU.
 sh -c 'while :; do :; done' &
 bulk=$!
 kill -CONT "$pid_a" "$pid_b"
@@ -89,8 +91,9 @@ took=$(($(uptime_ms) - start))
 pacer_share=$((($(cut -d' ' -f1 "/proc/$pacer/schedstat") - pacer_before) / took / 1000)) # tenths of a percent
 bulk_share=$((($(cut -d' ' -f1 /proc/$bulk/schedstat) - bulk_before) / took / 10000))
 misses_after="$(misses a) $(misses b)"
-# Of each period, us: SCHED_IDLE's part of what nobody has reserved. It is in what they had, and so is what the first
-# looks came late for: what they did not want while they were stopped pays for that (docs/sched.md).
+# CPU time beyond the reservation per period, in us: the SCHED_IDLE share of the unreserved time. The measured times
+# include it. They also include the delay of the daemon's first checks, which is compensated by the time that the
+# stopped VMs did not use (docs/sched.md).
 # BEFORE VM
 beyond() { echo "$1 $(so_far "$2" beyond_seconds) $(($(uptime_ms) - beyond_since))" | awk '{ printf "%d", ($2 - $1) * 20e6 / $3 }'; }
 beyond_a=$(beyond "$beyond_a" a) beyond_b=$(beyond "$beyond_b" b)
@@ -103,14 +106,14 @@ kept() { # WHEN MEAN_A MEAN_B: each has its share, and both have the idle one's 
     near "$1: what a and b have together" 12000 $(($2 + $3)) 3
 }
 kept "beside bulk" "$mean_a" "$mean_b"
-# The borders of these periods are not the slices': what the idle one takes in a slice moves the others' shares, and a
-# border may lie in one.
+# These periods do not start where the daemon's slices start: the time that the idle VM uses in a slice moves the slices
+# of the others, and a slice may be split between two periods.
 moved=$(echo "$rest" | cut -d' ' -f2)
 [ $((least_a + moved)) -ge 5880 ] && [ $((least_b + moved)) -ge 3920 ] || fail "a period with less than was reserved"
 [ "$bulk_share" -ge 30 ] || fail "bulk had $bulk_share %, and 40 % was nobody's"
 
-# One more than fits is refused by name, the others keep what they have. (Not by sched_ext: there
-# an RT VM without a reservation, which stays real-time, is ahead of those that have one, docs/sched.md.)
+# A reservation that does not fit is refused, and the report names its VM; the other VMs keep theirs. Not with
+# sched_ext: there an RT VM without a reservation stays real-time and runs before those that have one (docs/sched.md).
 refused_by_name() {
     { backend; reserve a 6ms; reserve b 14ms; reserve idle 2ms; } > /etc/ontime/sched.toml
     kill -HUP $daemon
@@ -122,7 +125,7 @@ refused_by_name() {
 }
 [ "${BACKEND:-paced}" = sched_ext ] || refused_by_name
 
-# kill -9: at once every vCPU is where it was before Ontime, and runs.
+# kill -9: every vCPU immediately gets the policy that it had before Ontime, and continues to run.
 daemon_dies
 for vm in a b idle; do eval "within 5 placed \$vcpu_$vm 'SCHED_OTHER 0'"; done
 ran_a=$(cut -d' ' -f1 "/proc/$vcpu_a/schedstat") ran_b=$(cut -d' ' -f1 "/proc/$vcpu_b/schedstat")
@@ -130,7 +133,7 @@ sleep 1
 [ $(($(cut -d' ' -f1 "/proc/$vcpu_a/schedstat") - ran_a)) -ge 100000000 ] || fail "a starves while no daemon runs"
 [ $(($(cut -d' ' -f1 "/proc/$vcpu_b/schedstat") - ran_b)) -ge 100000000 ] || fail "b starves while no daemon runs"
 
-# A new daemon takes them up.
+# A new daemon enforces the reservations again.
 daemon_starts
 within 40 standing a '"period_us":20000'
 sleep 1
@@ -139,7 +142,7 @@ periods 20 50 "$vcpu_a" "$vcpu_b" > /lab/periods
 echo "after a restart: $mean_a and $mean_b us"
 kept "after the restart" "$mean_a" "$mean_b"
 
-# A VM that ends while it is paced takes nothing along.
+# A paced VM that ends does not disturb the others.
 lab-vm stop b
 within 40 sh -c "! ontime top --once --interval 0.1 | grep -q '^[A-Z]  *b '"
 periods 20 50 "$vcpu_a" > /lab/periods

@@ -1,5 +1,5 @@
-# In the emulated host: a libvirt VM, a plain QEMU VM and a container (systemd-nspawn), all running, are found side by
-# side, classed and placed; they come and go; libvirt's hook tells the daemon.
+# In the emulated host: a libvirt VM, a plain QEMU VM and a container (systemd-nspawn) that already run are found,
+# classified and placed. Tenants start and stop; libvirt's hook notifies the daemon.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime /etc/libvirt/hooks/qemu.d /run/box
@@ -28,7 +28,7 @@ lab-vm start plain rt bulk 10.2.0.2
 lab-vm wait plain
 daemon_starts
 
-# Two more come: nothing but events tells the daemon.
+# Two more tenants start: only events notify the daemon.
 virsh -q start lv
 mount --bind / /run/box
 # As systemd-nspawn@.service does, without systemd.
@@ -64,17 +64,17 @@ grep -q ' emulator .*qemu-system' /lab/ps || fail "no emulator thread in ontime 
 ontime ps --json | grep -q '"runtime_cap": *0.8' || fail "the cap of the metadata is not known"
 wait $traffic || fail "the libvirt VM does not answer"
 
-# The hook, as libvirt calls it: it touches a file, and that wakes the daemon.
+# The hook, as libvirt calls it: it touches a file, which wakes the daemon.
 touch -d @1 /run/ontime/poke
 virsh -q destroy lv
 [ "$(stat -c %Y /run/ontime/poke)" -gt 1 ] || fail "libvirt did not run the hook"
 gone() { ! ontime ps --json | grep -q '"lv"'; }
 within 40 gone
 within 40 sh -c '. /lab/lib.sh; [ "$(metric "ontime_tenants{class=\"rt0\"}")" = 0 ]'
-# Together with another event it would not be the pass's first reason.
+# Together with another event the hook would not be recorded as the reason of the pass.
 within 40 sh -c '. /lab/lib.sh; touch /run/ontime/poke; [ "$(metric "ontime_passes_total{reason=\"hook\"}")" -gt 0 ]'
 
-# It comes again, with other threads, and is given another class while it runs.
+# The VM starts again, with other threads, and its class changes while it runs.
 virsh -q start lv
 lv=$(cat /run/libvirt/qemu/lv.pid)
 within 40 placed "$(thread "$lv" 'CPU 0/KVM')" "SCHED_FIFO 47"
@@ -83,7 +83,7 @@ within 40 placed "$(thread "$lv" 'CPU 0/KVM')" "SCHED_OTHER 0"
 virsh -q metadata lv https://ontime.dev/xmlns/tenant/1 --key ontime --live --set '<tenant class="rt" level="2"/>' > /dev/null
 within 40 placed "$(thread "$lv" 'CPU 0/KVM')" "SCHED_FIFO 37"
 
-# A storm of VMs that start and end, beside one that runs.
+# VMs start and end in quick succession, beside one that runs.
 storm=0
 while [ $storm -lt 5 ]; do
     virsh -q destroy lv
@@ -97,10 +97,10 @@ within 40 placed "$(thread "$lv" 'CPU 0/KVM')" "SCHED_FIFO 47"
 ping -q -c 20 -i 0.02 10.2.0.2 > /dev/null || fail "the VM beside the storm was hurt"
 expect "threads placed that could not be" 0 "$(metric ontime_knob_failures_total)"
 
-# All given back, to those that run too.
+# A reset restores all, also the tenants that still run.
 resets
 expect "the vCPU after reset" "SCHED_OTHER 0 " "$(place "$(thread "$lv" 'CPU 0/KVM')")"
-# Also what the container forked after it was placed.
+# Also processes that the container forked after it was placed.
 for thread in $(cat $(find $box -name cgroup.threads)); do
     expect "the container after reset: $(cat "/proc/$thread/comm")" "SCHED_OTHER 0 " "$(place "$thread")"
 done

@@ -1,6 +1,6 @@
-# The clients' side of trace.sh: asks the RT server while there is a file 'ask', floods the bulk NIC with small packets
-# while there is a file 'flood'. It asks as sockperf does (the VM's server is sockperf's), but sleeps between requests,
-# where sockperf would spin.
+# The clients' side of trace.sh: sends requests to the RT server while a file 'ask' exists, and floods the bulk NIC with
+# small packets while a file 'flood' exists. Its requests are those of sockperf (the VM's server is sockperf's), but it
+# sleeps between them where sockperf would spin.
 flood= ask=
 while sleep 0.2; do
     if [ -e flood ] && ! kill -0 "$flood" 2> /dev/null; then

@@ -1,3 +1,3 @@
-# As trace.sh, with a VM as the RT server.
+# trace.sh with a VM as the RT server.
 vm=1
 . /lab/trace.sh

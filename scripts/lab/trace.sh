@@ -1,7 +1,7 @@
-# In the emulated host: an RT server that answers, and a flood of small packets on the other NIC. `ontime trace` names
-# the inversions under `vanilla`, and finds none under `partitioned`; what it costs, what it leaves behind, what it says
-# when it cannot. The server is a process in a cgroup of its own, or with $vm set (trace-vm.sh) a VM. trace-client.sh is
-# the clients' side.
+# In the emulated host: an RT server that answers, and a flood of small packets on the other NIC. `ontime trace` reports
+# the inversions under `vanilla`, and none under `partitioned`. The script also checks its cost, that nothing of it is
+# left, and its messages when it cannot trace. The server is a process in a cgroup of its own, or a VM if $vm is set
+# (trace-vm.sh). trace-client.sh is the clients' side.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -33,8 +33,8 @@ traced() { # METHOD: what trace says of ten seconds under flood
     touch /lab/flood /lab/ask
     within 60 flooded
     from=$(received)
-    # The floor: a wake-up and its switch, with their records, take 40 to 50 us of instructions here, a kernel section
-    # up to 90. Under vanilla the flood leaves nothing to write the report with.
+    # The floor: a wake-up and its switch, with their records, take 40 to 50 us of instructions here, and a kernel
+    # section takes up to 90. The flood stops because under vanilla it would leave no CPU time to write the report.
     { sleep $((seconds + 1)); rm /lab/flood; } &
     ontime trace $tenant --floor 100 --duration "$seconds" --json "/lab/$1.json" --html "/lab/$1.html" --perfetto "/lab/$1.pftrace" \
         > "/lab/$1.txt" || fail "trace under $1 ended with $?"
@@ -51,10 +51,10 @@ grep -q 'cure \[napi-threaded\]' /lab/vanilla.txt || fail "the cure is not named
 
 echo "== partitioned: none"
 traced partitioned
-# Each reply belongs to its own request: also where other packets (ARP) come while the server is awake.
+# Each reply must be matched with its own request, also where other packets (ARP) arrive while the server is awake.
 median=$(awk '/^  in all/ {gsub(",", ""); print int($5)}' /lab/partitioned.txt)
 [ "$median" -lt 2000 ] || fail "half of the requests took $median us and more under partitioned: not their own replies"
-# Ontime's cap watcher is above all by right, and told all the same.
+# Ontime's cap watcher has the highest priority on purpose, but is reported too.
 grep -E '^ +[0-9,]+ x, max' /lab/partitioned.txt | grep -v 'behind ontime-cap ' && fail "an inversion under partitioned"
 for file in json html pftrace; do [ -s "/lab/partitioned.$file" ] || fail "no $file"; done
 
@@ -67,8 +67,8 @@ kill -9 $trace
 within 40 sh -c '[ -z "$(ls /sys/kernel/tracing/instances)" ]'
 
 echo "== a flood of events and small rings: the loss is told"
-# Its reader stands until the kernel has counted lost records, so that there is a loss however fast the machine is.
-# It stands only when it reads requests: before that no event is on, and nothing would be lost.
+# The reader is stopped until the kernel has counted lost records, so that records are lost however fast the machine is.
+# It is stopped only once it reads requests: before that no event is enabled, and nothing would be lost.
 counted() { grep -qh "^$1: [1-9]" /sys/kernel/tracing/instances/ontime-trace-*/per_cpu/cpu*/stats; } # WHAT
 touch /lab/flood
 ontime trace $tenant --duration 600 --ring 64 > /lab/lossy.txt &
@@ -92,7 +92,7 @@ rm /lab/flood /lab/ask
 
 if [ -z "${vm:-}" ]; then
     echo "== the cost, at the answers"
-    # Asked from a namespace beside the bridge, on the emulated clock, without flood.
+    # The requests come from a namespace beside the bridge, on the emulated clock, without the flood.
     ip netns add ask
     ip link add v-ask master br-rt type veth peer name ask netns ask
     ip -n ask address add 10.1.0.50/24 dev ask

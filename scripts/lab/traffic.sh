@@ -1,4 +1,4 @@
-# Traffic of an RT VM 'rt' and a bulk VM 'bulk1' that run, and what became of it; sourced after lib.sh.
+# Traffic of a running RT VM 'rt' and a running bulk VM 'bulk1', and its results; sourced after lib.sh.
 rt=$(cat /run/lab-vm/rt.pid) bulk=$(cat /run/lab-vm/bulk1.pid)
 rt_vcpu=$(thread "$rt" 'CPU 0/KVM') bulk_vcpu=$(thread "$bulk" 'CPU 0/KVM')
 received() { cat /sys/class/net/t-bulk1/statistics/tx_bytes; }

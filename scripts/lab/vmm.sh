@@ -1,6 +1,6 @@
 # In the emulated host: an RT VM whose vCPU leaves its guest for a device of QEMU's, four threads that never idle, and a
-# tool that asks QEMU something fifty times a second, as monitoring does. Rule vmm-place is what keeps the vCPU from
-# waiting for QEMU's main thread while that waits for the four. vmm-init.sh is the guest's first process.
+# tool that sends QEMU a query fifty times a second, as monitoring does. Rule vmm-place prevents the vCPU from waiting
+# for QEMU's main thread while that waits for the four. vmm-init.sh is the guest's first process.
 set -eu
 . /lab/lib.sh
 mkdir -p /etc/ontime
@@ -45,7 +45,7 @@ kill -0 $monitor || fail "the tool that asks has ended"
 rm /etc/ontime/host.toml
 kill -HUP "$daemon"
 within 40 placed "$main" "SCHED_FIFO 3"
-# What it starts has no part in its place.
+# Threads that the main thread starts do not inherit its policy.
 expect "threads of QEMU with the place of its main thread" 1 "$(for task in /proc/"$main"/task/*; do place "${task##*/}"; echo; done | grep -c '^SCHED_FIFO 3 ')"
 resets
 expect "QEMU's main thread after reset" "SCHED_OTHER 0 " "$(place "$main")"

@@ -1,11 +1,11 @@
-//! Bulk throughput, read off the bulk NIC's capture.
+//! Bulk throughput, read from the bulk NIC's capture.
 //!
-//! In: a pcap cut to headers (snap length of 96 bytes or more), the ports the bulk VMs receive on, and the stretch of
-//! the capture's clock to look at. Out: goodput toward each VM.
+//! In: a pcap cut to headers (snap length of 96 bytes or more), the bulk VMs' receiving ports, and the range of the
+//! capture's clock. Out: goodput toward each VM.
 //!
-//! Goodput is what the receiving VMs acknowledged: per TCP connection the advance of the acknowledgement number in the
-//! window. Retransmissions and packets that the host dropped do not count. Where the capture has no acknowledgement
-//! (only one direction was captured) the advance of the sender's sequence numbers is used, and said.
+//! Goodput is what the receiving VMs acknowledged: the advance of the acknowledgement number in the window, per TCP
+//! connection. Retransmissions and packets that the host dropped do not count. If the capture has no acknowledgements
+//! (only one direction was captured), the advance of the sender's sequence numbers is used, and the result states that.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -18,13 +18,13 @@ use crate::frame::{Frame, Segment, parse};
 use crate::pcap::{PcapError, Record, Tail};
 use crate::tcp::Counter;
 
-/// What to count.
+/// The connections to count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BulkFlows {
     /// TCP ports of the receivers (iperf3: 5201); empty for every port.
     pub ports: Vec<u16>,
-    /// The stretch of the capture's clock, ns, both ends included; `None` for all of it. Give the first and last RT
-    /// request, and the throughput is that beside the measurement.
+    /// Range of the capture's clock, ns, both ends included; `None` for all. With the first and last RT request as the
+    /// range, the result is the throughput during the measurement.
     pub window: Option<(u64, u64)>,
 }
 
@@ -54,28 +54,28 @@ pub struct BulkReceiver {
     pub basis: BulkBasis,
 }
 
-/// Goodput toward all.
+/// Goodput toward all VMs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BulkAnalysis {
-    /// By address.
+    /// Goodput by address.
     pub receivers: Vec<BulkReceiver>,
     /// Length of the window, ns.
     pub window_ns: u64,
-    /// Payload bytes that were sent more than once in the window, over all connections.
+    /// Payload bytes that were retransmitted in the window, over all connections.
     pub resent_bytes: u64,
-    /// Why the capture could not be read to its end, where it could not.
+    /// The error at which reading the capture stopped, if there was one.
     pub damage: Option<String>,
 }
 
 impl BulkAnalysis {
-    /// Gbit/s toward all VMs; `None` where the window is empty.
+    /// Gbit/s toward all VMs; `None` if the window is empty.
     pub fn gbps(&self) -> Option<f64> {
         // An empty sum of floats is -0.
         (self.window_ns > 0).then(|| self.receivers.iter().fold(0.0, |sum, receiver| sum + receiver.gbps))
     }
 }
 
-/// One TCP connection toward a VM. SYN and FIN take a sequence number each that is no byte.
+/// One TCP connection toward a VM. SYN and FIN use a sequence number each, which is not a byte.
 #[derive(Debug, Default, Clone, Copy)]
 struct Connection {
     sent: Option<Counter>,
@@ -85,7 +85,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// A counter that begins at `value`, on the zero that both directions share.
+    /// A counter that begins at `value`, relative to the zero that both directions share.
     fn begin(&self, value: u32) -> Counter {
         let near = self.sent.or(self.acknowledged);
         near.map_or_else(|| Counter::begin(value), |counter| Counter::at(counter.unwrap(value)))
@@ -126,7 +126,7 @@ impl Connection {
     }
 }
 
-/// Gathers the bulk NIC's packets one by one. Pure.
+/// Collects the bulk NIC's packets one by one. Does no I/O.
 #[derive(Debug)]
 pub struct BulkMonitor {
     flows: BulkFlows,
@@ -135,7 +135,7 @@ pub struct BulkMonitor {
 }
 
 impl BulkMonitor {
-    /// A monitor of these flows.
+    /// A monitor for these flows.
     pub fn new(flows: BulkFlows) -> Self {
         Self { flows, connections: HashMap::new(), span: None }
     }
@@ -144,7 +144,7 @@ impl BulkMonitor {
         self.flows.ports.is_empty() || self.flows.ports.contains(&socket.port())
     }
 
-    /// Takes a packet, of the flows or not.
+    /// Takes a packet, whether or not it belongs to the flows.
     pub fn record(&mut self, record: &Record<'_>) {
         let at_ns = record.at_ns;
         if self.flows.window.is_some_and(|(from, to)| !(from..=to).contains(&at_ns)) {
@@ -165,7 +165,7 @@ impl BulkMonitor {
         }
     }
 
-    /// Sums up.
+    /// Adds up the result.
     pub fn finish(self) -> BulkAnalysis {
         let window = self.flows.window.or(self.span);
         let window_ns = window.map_or(0, |(from, to)| to.saturating_sub(from));
@@ -198,10 +198,10 @@ impl BulkMonitor {
     }
 }
 
-/// Reads a whole capture. A damaged end is told in the result.
+/// Analyses a whole capture. A damaged end is noted in the result.
 ///
 /// # Errors
-/// [`PcapError::Io`], [`PcapError::NotPcap`] and [`PcapError::LinkType`]: then there is nothing to analyse.
+/// [`PcapError::Io`], [`PcapError::NotPcap`] and [`PcapError::LinkType`]: nothing can be analysed then.
 pub fn analyse(path: &Path, flows: BulkFlows) -> Result<BulkAnalysis, PcapError> {
     let mut tail = Tail::open(path)?;
     let mut monitor = BulkMonitor::new(flows);

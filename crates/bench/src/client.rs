@@ -1,12 +1,12 @@
-//! The RT client: sends a request, waits for the reply, waits 1 to 10 ms, and again.
+//! The RT client: sends a request, waits for the reply, waits 1 to 10 ms, and repeats.
 //!
 //! In: a [`ClientConfig`] and a [`Clock`]. Out: requests on the wire, [`Progress`] while it runs, a [`ClientReport`].
-//! It measures no latency: that is the monitor's work ([`crate::wire`]).
+//! The client measures no latency; the monitor does ([`crate::wire`]).
 //!
-//! The load is Access'18, IV-A: netperf's UDP request/response, changed to send at random inter-arrival times of 1 to
-//! 10 ms; here uniform, seeded, counted from the reply, on the clock of the host under test. It is a closed loop: one
-//! request is out at a time, so a slow reply delays the requests after it, in the paper's client as in this one.
-//! The server is a stock `sockperf server` (see [`crate::sockperf`]), or whatever a [`Peer`] asks.
+//! The load is that of Access'18, IV-A: netperf's UDP request/response, changed to random inter-arrival times of 1 to
+//! 10 ms. Here the gaps are uniform, seeded, start at the reply, and run on the clock of the host under test. The loop
+//! is closed: one request is in flight at a time, so a slow reply delays later requests, as with the paper's client.
+//! The server is a stock `sockperf server` (see [`crate::sockperf`]), or the server of another [`Peer`].
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -24,40 +24,40 @@ use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::pcap::PcapError;
 use crate::sockperf;
 
-/// Size of a message where nothing else is said, bytes.
+/// Default message size, bytes.
 pub const MESSAGE_BYTES: usize = 16;
 
-/// What the client is to do. Times are on the clock of the host under test.
+/// Configuration of the client. Times are on the clock of the host under test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientConfig {
     /// The server.
     pub server: SocketAddr,
-    /// Size of a message, bytes, [`sockperf::HEADER`] to [`sockperf::LONGEST`].
+    /// Message size, bytes, [`sockperf::HEADER`] to [`sockperf::LONGEST`].
     pub message_bytes: usize,
-    /// The shortest time from a reply to the next request, us.
+    /// Shortest time from a reply to the next request, us.
     pub min_gap_us: u64,
-    /// The longest, us.
+    /// Longest time from a reply to the next request, us.
     pub max_gap_us: u64,
-    /// Whether gaps are normally distributed around the middle of that range, as a sum of twelve uniform ones is: the
-    /// standard deviation is a twelfth of the range. Else they are uniform.
+    /// Gaps are about normally distributed around the middle of that range: each is the mean of twelve uniform values,
+    /// so the standard deviation is a twelfth of the range. Otherwise gaps are uniform.
     pub normal_gaps: bool,
-    /// A request without reply for so long is given up, us.
+    /// Time after which a request without a reply counts as lost, us.
     pub timeout_us: u64,
-    /// Ends after so many answered requests.
+    /// Number of answered requests after which the client ends.
     pub requests: Option<u64>,
-    /// Fails after so many requests in a row without a reply.
+    /// Number of lost requests in a row after which the client fails.
     pub give_up_after: u64,
     /// Seed of the gaps.
     pub seed: u64,
-    /// Captures whose stamps are the host's clock; empty for the real clock.
+    /// Captures whose time stamps are the host's clock; empty for the real clock.
     pub captures: Vec<PathBuf>,
-    /// The first guess of real seconds a virtual second.
+    /// Initial estimate of real seconds per virtual second.
     pub scale: f64,
 }
 
 impl ClientConfig {
-    /// The paper's load against `server` on the real clock: 1 to 10 ms, messages of [`MESSAGE_BYTES`] bytes, `requests`
-    /// replies.
+    /// The paper's load against `server` on the real clock: gaps of 1 to 10 ms, messages of [`MESSAGE_BYTES`] bytes,
+    /// `requests` replies.
     pub fn new(server: SocketAddr, requests: u64, seed: u64) -> Self {
         Self {
             server,
@@ -74,7 +74,7 @@ impl ClientConfig {
         }
     }
 
-    /// Asks until the server answers once: every 0.1 s, `tries` times. For waiting until a guest has booted.
+    /// Sends a request every 0.1 s, `tries` times, until the server answers once. For waiting until a guest has booted.
     pub fn probe(server: SocketAddr, tries: u64) -> Self {
         let (min_gap_us, max_gap_us) = (1_000, 1_000);
         Self { min_gap_us, max_gap_us, timeout_us: 100_000, give_up_after: tries, ..Self::new(server, 1, 0) }
@@ -99,23 +99,23 @@ impl ClientConfig {
     }
 }
 
-/// Why the client could not do its work.
+/// Why the client failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The order makes no sense.
+    /// The configuration is invalid.
     #[error("the RT client's configuration is wrong: {0}")]
     Config(String),
     /// A socket call failed.
     #[error("the RT client cannot {what} {address}: {source}; check the client's namespace, address and route")]
     Socket {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// With which address.
+        /// The address.
         address: SocketAddr,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Nothing answers.
+    /// The server does not answer.
     #[error(
         "{server} did not answer {requests} requests in a row; check that the server (`sockperf server`, memcached) \
          runs there, by the guest's console"
@@ -123,28 +123,28 @@ pub enum ClientError {
     NoReply {
         /// The server.
         server: SocketAddr,
-        /// How many requests it left unanswered.
+        /// Number of requests without a reply.
         requests: u64,
-        /// What was reached until then.
+        /// The report so far.
         report: Box<ClientReport>,
     },
-    /// What came is no answer of the server that is asked.
+    /// The data received is not a reply of the expected server.
     #[error("{server} answered {said:?}, which is no answer to what was asked; check what runs there")]
     Answer {
         /// The server.
         server: SocketAddr,
-        /// The beginning of what it said.
+        /// The beginning of the data.
         said: String,
     },
     /// The clock's capture cannot be read.
     #[error(transparent)]
     Clock(#[from] PcapError),
-    /// What the peer does beside asking failed, in its own words.
+    /// A failure in the peer outside the requests, with the peer's own message.
     #[error("{0}")]
     Told(String),
 }
 
-/// How far it is.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
     /// Requests sent.
@@ -153,11 +153,11 @@ pub struct Progress {
     pub answered: u64,
     /// Requests given up.
     pub lost: u64,
-    /// Of so many, where a number was ordered.
+    /// Number of requests to be answered, if limited.
     pub requests: Option<u64>,
     /// Elapsed on the clock of the host under test, us.
     pub elapsed_us: u64,
-    /// Real seconds a second of that clock, at present.
+    /// Real seconds per second of that clock, at present.
     pub scale: f64,
 }
 
@@ -173,7 +173,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// What the client saw. Latency is not in it.
+/// Counters of the client. They contain no latency.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ClientReport {
     /// Requests sent.
@@ -184,36 +184,37 @@ pub struct ClientReport {
     pub lost: u64,
     /// Replies to requests that had been given up.
     pub late: u64,
-    /// Datagrams that are no reply to any request.
+    /// Datagrams that are not a reply to any request.
     pub foreign: u64,
-    /// Sends or receives that the system refused (port closed, no route yet).
+    /// Sends or receives that failed with a system error (port closed, no route yet).
     pub refused: u64,
     /// Elapsed on the clock of the host under test, us.
     pub elapsed_us: u64,
-    /// Elapsed really, us.
+    /// Elapsed real time, us.
     pub real_us: u64,
-    /// Ended early, because the caller said so.
+    /// The caller ended the run early.
     pub stopped: bool,
 }
 
-/// The wait of a look that is to find only what is there already.
+/// Timeout of the last receive, which is to find only a reply that is already there.
 const LAST_LOOK: Duration = Duration::from_micros(10);
 
-/// What is asked, and how: a protocol and its sockets.
+/// The server side of the exchange: a protocol and its sockets.
 pub trait Peer {
-    /// Sends request number `sequence`, from 1. Whether the system took it (port closed, no route yet).
+    /// Sends request number `sequence`, from 1. Returns false if the system refused to send it (port closed, no route
+    /// yet).
     ///
     /// # Errors
     /// No further request can be sent.
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError>;
 
-    /// Waits for the answer to request `sequence`, the last that was sent, at most `limit` of real time.
+    /// Waits for the reply to request `sequence`, the last one sent, for at most `limit` of real time.
     ///
     /// # Errors
-    /// What came cannot be an answer, or no other will come.
+    /// The data received cannot be a reply, or no other reply can come.
     fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError>;
 
-    /// The last request is given up: its answer may still come.
+    /// Gives up the last request. Its reply may still come.
     ///
     /// # Errors
     /// No further request can be sent.
@@ -222,23 +223,23 @@ pub trait Peer {
     }
 }
 
-/// What was heard.
+/// The result of waiting for a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
-    /// The answer.
+    /// The reply.
     Answer,
-    /// The answer to a request that had been given up.
+    /// The reply to a request that had been given up.
     Late,
-    /// Something else.
+    /// Other data.
     Foreign,
-    /// The system's word that nobody listens.
+    /// A system error: no socket listens there.
     Refused,
-    /// Nothing, or not all of it yet.
+    /// Nothing, or an incomplete reply.
     Nothing,
 }
 
-/// Runs the load on the clock that the configuration names, against a `sockperf server`. `progress` is called at least
-/// every 0.2 s and may end it.
+/// Runs the load on the configured clock, against a `sockperf server`. `progress` is called at least every 0.2 s and
+/// may end the run.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -250,7 +251,7 @@ pub fn run(
     run_with(config, &mut sockperf(config)?, progress)
 }
 
-/// Who asks the `sockperf server` of a configuration.
+/// A peer for the configuration's `sockperf server`.
 ///
 /// # Errors
 /// [`ClientError::Socket`].
@@ -285,7 +286,7 @@ enum Wait {
     Stopped,
 }
 
-/// A socket for datagrams to `server` and from it alone.
+/// A UDP socket that sends to `server`, and receives only from it.
 ///
 /// # Errors
 /// [`ClientError::Socket`].
@@ -300,7 +301,7 @@ pub(crate) fn connected(server: SocketAddr) -> Result<UdpSocket, ClientError> {
     Ok(socket)
 }
 
-/// sockperf's protocol: a datagram a message.
+/// sockperf's protocol: one datagram per message.
 struct Sockperf {
     socket: UdpSocket,
     server: SocketAddr,
@@ -317,7 +318,7 @@ impl Sockperf {
 impl Peer for Sockperf {
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
         sockperf::write_request(&mut self.message, sequence);
-        // A refusal of the request before shows here too.
+        // An ICMP error for the previous request also appears here.
         Ok(self.socket.send(&self.message).is_ok())
     }
 
@@ -371,7 +372,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Requests until an end is reached.
+    /// Sends requests until the run ends.
     fn load(&mut self) -> Result<(), ClientError> {
         let mut unanswered = 0;
         loop {
@@ -402,7 +403,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// The next, us.
+    /// The next gap, us.
     fn gap(&mut self) -> u64 {
         let range = self.config.min_gap_us..=self.config.max_gap_us;
         if !self.config.normal_gaps {
@@ -415,8 +416,8 @@ impl<'a> Client<'a> {
     fn exchange(&mut self) -> Result<Wait, ClientError> {
         self.report.sent += 1;
         let sequence = self.report.sent;
-        // One that is not out is given up after its timeout, so that a server which is not there yet is not asked in a
-        // tight loop.
+        // A request that could not be sent is given up after its timeout too, so that a server which is not there yet
+        // causes no tight loop.
         self.report.refused += u64::from(!self.peer.ask(sequence)?);
         let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
         loop {
@@ -424,7 +425,8 @@ impl<'a> Client<'a> {
             if self.tell()? == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
-            // Once more after the time is over: on a busy machine the answer came while this process waited for a CPU.
+            // Look once more after the timeout: on a busy machine the reply arrived while this process waited for a
+            // CPU.
             match (self.peer.hear(sequence, left.unwrap_or(LAST_LOOK))?, left) {
                 (Heard::Answer, _) => return Ok(Wait::Replied),
                 (_, None) => {
@@ -436,7 +438,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Counts what is no answer.
+    /// Counts results that are not the reply.
     fn unwanted(&mut self, heard: Heard) {
         match heard {
             Heard::Late => self.report.late += 1,
@@ -459,7 +461,7 @@ impl<'a> Client<'a> {
         Ok(Wait::Passed)
     }
 
-    /// Real time to sleep before looking again whether `due_ns` has come; `None` once it has.
+    /// Real time to sleep before the next check of whether `due_ns` has come; `None` once it has.
     fn real_left(&mut self, due_ns: u64) -> Result<Option<Duration>, ClientError> {
         let left = due_ns.saturating_sub(self.clock.now_ns()?);
         if left == 0 {
@@ -475,7 +477,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Tells the caller, every 0.2 s.
+    /// Reports progress to the caller, every 0.2 s.
     fn tell(&mut self) -> Result<Wait, ClientError> {
         if self.told.elapsed() < Duration::from_millis(200) {
             return Ok(Wait::Passed);

@@ -1,9 +1,9 @@
-//! The clients' side inside the emulated machine, on a CPU of its own ([`ontime_lab::Machine::client_cpu`]).
+//! The clients' side inside the emulated machine, on its own CPU ([`ontime_lab::Machine::client_cpu`]).
 //!
-//! In: an [`Order`], by the lab. Out: packets, by the emulated machine's own clock. Each order is a process of the
-//! hidden command `ontime-lab client`, which `lab-client` starts in the clients' namespace and on their CPU: the code
-//! that sends from outside, with the system's clock, which is the host's there. No capture has to be followed, and what
-//! the load is does not depend on the machine that emulates.
+//! In: an [`Order`] from the lab. Out: packets, paced by the emulated machine's own clock. Each order is a process of
+//! the hidden command `ontime-lab client`, which `lab-client` starts in the clients' namespace and on their CPU. The
+//! code is the same as for sending from outside, with the system's clock, which is the host's clock there. No capture
+//! has to be followed, and the load does not depend on the machine that emulates.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ use crate::flood;
 use crate::host::MeasureError;
 use crate::paced::Paced;
 
-/// The command's name.
+/// Name of the command.
 pub(crate) const COMMAND: &str = "client";
-/// Real time that an order may take: the lab notices earlier that the host hangs.
+/// Limit of the real time for an order. If the host hangs, the lab notices it earlier.
 const LIMIT: Duration = Duration::from_secs(86_400);
-/// Between lines about how far it is.
+/// Interval between progress lines.
 const TELL: Duration = Duration::from_secs(1);
 
-/// What one process of the clients' side does.
+/// The load that one process of the clients' side sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Order {
@@ -32,23 +32,23 @@ pub(crate) enum Order {
     Requests(ClientConfig),
     /// Sends datagrams at a steady rate.
     Paced(Paced),
-    /// Sends datagrams of so many bytes to this IP address at [`flood::RATE`], until it is killed.
+    /// Sends datagrams to this IP address at [`flood::RATE`], until the process is killed.
     Flood {
-        /// To which VM.
+        /// The VM's address.
         address: String,
-        /// Their payload.
+        /// Size of the payload, bytes.
         bytes: u16,
     },
 }
 
 impl Order {
-    /// The command line that carries it out.
+    /// The command line for this order.
     pub(crate) fn command(&self) -> Result<Vec<String>, ClientError> {
         let order = serde_json::to_string(self).map_err(|error| ClientError::Config(error.to_string()))?;
         Ok(["lab-client", "ontime-lab", COMMAND, &order].map(str::to_owned).into())
     }
 
-    /// Has it carried out; `tell` gets a line now and then.
+    /// Runs the order in the emulated machine. `tell` gets progress lines.
     pub(crate) fn run(&self, lab: &mut Lab, tell: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
         let command = self.command()?;
         let argv: Vec<&str> = command.iter().map(String::as_str).collect();
@@ -64,7 +64,7 @@ impl Order {
         Err(MeasureError::Program { program: format!("the clients' side ({COMMAND})"), said })
     }
 
-    /// Carries it out in this process.
+    /// Executes the order in this process.
     pub(crate) fn carry_out(&self) -> Result<(), ClientError> {
         let mut told = Instant::now();
         let mut tell = |line: &dyn std::fmt::Display| {

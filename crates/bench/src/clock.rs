@@ -1,10 +1,11 @@
-//! The clock of the host under test, as the client outside can know it.
+//! The clock of the host under test, as far as the client outside can know it.
 //!
-//! In: captures that the emulator writes while it runs; their stamps are its virtual clock. Out: an estimate of the
-//! virtual time now and of the scale, real seconds a virtual second. On a real machine the clock is the real one.
+//! In: captures that the emulator writes while it runs, with the virtual clock's time stamps. Out: an estimate of the
+//! present virtual time and of the scale, in real seconds per virtual second. On a real machine the clock is the real
+//! one.
 //!
-//! Between packets the estimate runs on at the scale of the last two seconds, so it is no better than the packets are
-//! frequent: give the bulk NIC's capture too. What the intervals really were is measured at the wire afterwards.
+//! Between packets the estimate advances at the scale of the last two seconds, so its quality depends on the frequency
+//! of packets: use the bulk NIC's capture too. The actual gaps are measured on the wire afterwards.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -12,16 +13,16 @@ use std::time::{Duration, Instant};
 
 use crate::pcap::{PcapError, Tail};
 
-/// A clock that the client waits on.
+/// A clock by which the client waits.
 pub trait Clock {
-    /// Now, ns since some start; never goes back.
+    /// The present time, ns since some start. It never decreases.
     ///
     /// # Errors
-    /// [`PcapError`] where the clock is read from a capture that cannot be read.
+    /// [`PcapError`] if the clock's capture cannot be read.
     fn now_ns(&mut self) -> Result<u64, PcapError>;
-    /// Real seconds a second of this clock, at present.
+    /// Real seconds per second of this clock, at present.
     fn scale(&self) -> f64;
-    /// The longest real time to sleep before looking at the clock again.
+    /// The longest real time to sleep before the clock must be read again.
     fn patience(&self) -> Duration;
 }
 
@@ -47,38 +48,39 @@ impl Clock for RealClock {
     }
 }
 
-/// How much real time the scale is taken over, ns.
+/// Real time over which the scale is computed, ns.
 const MEMORY_NS: u64 = 2_000_000_000;
-/// The least virtual time that gives a scale, ns.
+/// Minimum virtual time for computing a scale, ns.
 const LEAST_NS: u64 = 1_000_000;
-/// Scales that are believed.
+/// Plausible scales.
 const SCALES: std::ops::RangeInclusive<f64> = 1e-3..=1e4;
 
-/// Estimates a virtual clock from pairs of (real, virtual) time. Pure: both are passed in.
+/// Estimates a virtual clock from pairs of (real, virtual) time, which the caller passes in.
 #[derive(Debug)]
 pub struct ClockModel {
     seen: VecDeque<(u64, u64)>,
-    /// The first pair of all.
+    /// The first of all pairs.
     first: Option<(u64, u64)>,
     scale: f64,
     latest_ns: u64,
 }
 
 impl ClockModel {
-    /// A model that supposes `scale` real seconds a virtual second until it has seen better.
+    /// A model that assumes `scale` real seconds per virtual second until it has observations.
     pub fn new(scale: f64) -> Self {
         let scale = if scale.is_finite() { scale.clamp(*SCALES.start(), *SCALES.end()) } else { 1.0 };
         Self { seen: VecDeque::new(), first: None, scale, latest_ns: 0 }
     }
 
-    /// At real time `real_ns` the virtual clock was seen at `virtual_ns` or later. Older news is ignored.
+    /// Notes that at real time `real_ns` the virtual clock was at `virtual_ns` or later. Older observations are
+    /// ignored.
     pub fn observe(&mut self, real_ns: u64, virtual_ns: u64) {
         if self.seen.back().is_some_and(|&(real, seen)| virtual_ns <= seen || real_ns < real) {
             return;
         }
         self.seen.push_back((real_ns, virtual_ns));
         self.first.get_or_insert((real_ns, virtual_ns));
-        // One pair older than the memory stays, so that the scale always spans at least the memory.
+        // One pair older than MEMORY_NS stays, so that the scale always covers at least that time.
         while self.seen.get(1).is_some_and(|&(real, _)| real_ns - real >= MEMORY_NS) {
             self.seen.pop_front();
         }
@@ -90,11 +92,11 @@ impl ClockModel {
         }
     }
 
-    /// The virtual time at real time `real_ns`, ns; never goes back. 0 until something was observed.
+    /// The virtual time at real time `real_ns`, ns. It never decreases, and is 0 before the first observation.
     ///
-    /// Without news it goes on as it last went, and after a while at the speed it had on the whole: it may have stood
-    /// still when it was seen last, and who waits for it to go on, and is the only one who sends, would see no news for
-    /// ever.
+    /// Without new observations it advances at the last scale, and after some time at the mean scale. The clock may
+    /// have seemed to stand still in the last observation. A client that waits for it to advance, and is the only
+    /// sender, would otherwise never see another packet.
     pub fn now_ns(&mut self, real_ns: u64) -> u64 {
         if let Some(&(real, virtual_ns)) = self.seen.back() {
             let since = real_ns.saturating_sub(real);
@@ -105,7 +107,7 @@ impl ClockModel {
         self.latest_ns
     }
 
-    /// Real seconds a virtual second, since the first news; infinite where that is too short to tell.
+    /// Mean of real seconds per virtual second since the first observation; infinite if that time is too short.
     fn on_the_whole(&self) -> f64 {
         match (self.first, self.seen.back()) {
             (Some((first_real, first)), Some(&(real, last))) if last - first >= LEAST_NS => {
@@ -115,31 +117,31 @@ impl ClockModel {
         }
     }
 
-    /// Real seconds a virtual second.
+    /// Real seconds per virtual second.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 }
 
-/// The virtual clock of an emulated host, followed in the captures it writes.
+/// The virtual clock of an emulated host, read from the captures that it writes.
 #[derive(Debug)]
 pub struct VirtualClock {
     tails: Vec<Tail>,
     model: ClockModel,
     start: Instant,
     looked: Option<Instant>,
-    /// The first stamp seen, and what this clock stood at then.
+    /// The first time stamp, and this clock's time then.
     origin: Option<(u64, u64)>,
 }
 
 impl VirtualClock {
-    /// How often the captures are looked at, at most.
+    /// Minimum interval between reads of the captures.
     const LOOK: Duration = Duration::from_micros(500);
 
-    /// Follows these captures; `scale` is the first guess.
+    /// Follows these captures. `scale` is the initial estimate.
     ///
     /// # Errors
-    /// [`PcapError::Io`] where one cannot be opened.
+    /// [`PcapError::Io`] if a capture cannot be opened.
     pub fn open<P: AsRef<Path>>(captures: &[P], scale: f64) -> Result<Self, PcapError> {
         let tails = captures.iter().map(|path| Tail::open(path.as_ref())).collect::<Result<_, _>>()?;
         Ok(Self { tails, model: ClockModel::new(scale), start: Instant::now(), looked: None, origin: None })
@@ -159,7 +161,7 @@ impl VirtualClock {
 }
 
 impl Clock for VirtualClock {
-    /// Before the first packet there is no virtual clock to follow: the real one, scaled, stands for it.
+    /// Before the first packet the virtual time is unknown, and the scaled real time replaces it.
     fn now_ns(&mut self) -> Result<u64, PcapError> {
         if self.looked.is_none_or(|looked| looked.elapsed() >= Self::LOOK) {
             self.look()?;
@@ -194,7 +196,7 @@ mod tests {
     #[test]
     fn the_model_learns_a_slow_clock_and_runs_on_between_packets() {
         let mut model = ClockModel::new(1.0);
-        // Ten real milliseconds a virtual one.
+        // Ten real milliseconds per virtual millisecond.
         for step in 0..100_u64 {
             model.observe(step * 10_000_000, step * 1_000_000);
         }
@@ -222,7 +224,7 @@ mod tests {
         for step in 0..1_000_u64 {
             model.observe(step * 70_000_000, step * 10_000_000);
         }
-        // The emulator has no CPU for 20 s.
+        // The emulator gets no CPU for 20 s.
         let (real, seen) = (69_930_000_000 + 20_000_000_000, 9_990_000_000 + 2_000_000);
         model.observe(real, seen);
         assert!(model.scale() > 1_000.0, "{}", model.scale());

@@ -1,9 +1,9 @@
-//! Bulk traffic of the experiments, from this process's namespace: iperf3, whose server runs in the bulk VMs; and bare
-//! packets, under which iperf3's own control connection would starve.
+//! Bulk traffic of the experiments, from this process's namespace: iperf3, whose server runs in the bulk VMs, or bare
+//! datagrams where iperf3's own control connection would starve.
 //!
-//! In: the VMs, what flows, the capture that shows it. Out: a [`Flood`] that flows, ended by [`Flood::stop`] or with
-//! its value. Senders outside live in real time: a machine with other work thins a flood that the emulated host could
-//! still take. Those of the emulated machine's own clients' side ([`crate::client_side`]) do not.
+//! In: the VMs, the kind of traffic, and the capture that shows it. Out: a running [`Flood`], which [`Flood::stop`] or
+//! dropping ends. Senders outside the host run in real time: on a busy machine they send less than the emulated host
+//! could receive. Senders in the emulated machine's clients' side ([`crate::client_side`]) do not have this problem.
 
 use std::io::Read;
 use std::net::UdpSocket;
@@ -23,10 +23,10 @@ use crate::host::{Host, MeasureError, size};
 
 /// iperf3's port.
 pub const PORT: u16 = 5_201;
-/// Real time until a server that is busy with the last test, or a VM that is slow, is given up.
+/// Limit of the real time to wait for a server that is busy with the previous test, or for a slow VM.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What flows between the client's side and a bulk VM.
+/// The traffic between the clients' side and a bulk VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The VM receives TCP at full speed over this many connections.
@@ -39,28 +39,28 @@ pub enum Kind {
         /// Connections.
         streams: u8,
     },
-    /// The VM is sent UDP datagrams, [`RATE`] a second of real time: more than an emulated host can take.
+    /// The VM receives UDP datagrams, [`RATE`] per second of real time: more than an emulated host can receive.
     ReceiveUdp {
-        /// Of so many bytes: [`SMALL`] or [`LARGE`].
+        /// Size of the payload, bytes: [`SMALL`] or [`LARGE`].
         bytes: u16,
     },
     /// The VM sends UDP datagrams.
     SendUdp {
-        /// Of so many bytes: [`SMALL`] or [`LARGE`].
+        /// Size of the payload, bytes: [`SMALL`] or [`LARGE`].
         bytes: u16,
-        /// So many a second of its own time; `None`: as fast as it can.
+        /// Datagrams per second of the VM's time; `None` for as fast as possible.
         rate: Option<u32>,
     },
 }
 
-/// Payload of a small datagram, bytes: iperf3 sends none of 1 byte, and both are the same frame of minimal length.
+/// Payload of a small datagram, bytes. iperf3 cannot send 1 byte, and both sizes are the same frame of minimum length.
 pub const SMALL: u16 = 16;
-/// Payload of the largest datagram that an MTU of 1,500 takes in one frame, bytes.
+/// Largest payload of a datagram in one frame with an MTU of 1,500, bytes.
 pub const LARGE: u16 = 1_472;
-/// Datagrams a second of real time to each VM.
+/// Datagrams per second of real time to each VM.
 pub const RATE: u32 = 200_000;
-/// Datagrams in a row at most, between two sleeps of a millisecond: what a tap's queue takes. A sender that was kept
-/// from running makes good for that much.
+/// Maximum of datagrams in a row, between two sleeps of a millisecond: the capacity of a tap's queue. A sender that did
+/// not get the CPU catches up with this many.
 const BURST: u128 = 1_000;
 
 /// Traffic to or from bulk VMs.
@@ -69,17 +69,17 @@ pub struct Flood {
 }
 
 enum Flow {
-    /// A process of the clients' side in the emulated machine, by its number there.
+    /// A process of the clients' side in the emulated machine; its process id there.
     Inside(String),
     /// A test that runs until it is stopped.
     Iperf3(Child),
-    /// A thread that sends until it is told.
+    /// A thread that sends until `stop` is set.
     Datagrams { stop: Arc<AtomicBool>, sender: JoinHandle<()> },
 }
 
 impl Flood {
-    /// Starts a flow for each VM (name and address), one after the other, each seen in the network's capture before the
-    /// next.
+    /// Starts a flow for each VM (name and address), one after the other. Each must appear in the network's capture
+    /// before the next starts.
     pub fn start(
         host: &mut Host,
         network: &str,
@@ -104,7 +104,7 @@ impl Flood {
         Ok(flood)
     }
 
-    /// Ends it; it must have flowed until now.
+    /// Ends the flood. It is an error if a flow has ended earlier.
     pub fn stop(mut self, host: &mut Host) -> Result<(), MeasureError> {
         let mut ended = None;
         for (vm, flow) in &mut self.flows {
@@ -132,7 +132,7 @@ impl Flood {
     }
 }
 
-/// A flow to this VM (name and address), once the capture shows it.
+/// A flow to this VM (name and address), after the capture has shown it.
 fn flowing(host: &mut Host, capture: &Path, kind: Kind, (vm, address): (&str, &str)) -> Result<Flow, MeasureError> {
     let (before, start) = (size(capture), Instant::now());
     let mut flow = Flow::start(host, kind, address)?;
@@ -144,7 +144,7 @@ fn flowing(host: &mut Host, capture: &Path, kind: Kind, (vm, address): (&str, &s
         if start.elapsed() > LIMIT {
             return Err(flow.said(host, vm));
         }
-        // A server that has not yet noticed the end of the last test is busy: ask again.
+        // A server that has not yet noticed the end of the previous test is busy: try again.
         if flow.has_ended(host)? {
             thread::sleep(Duration::from_millis(500));
             flow = Flow::start(host, kind, address)?;
@@ -163,7 +163,7 @@ impl Drop for Flood {
 }
 
 impl Kind {
-    /// Growth of the capture, bytes, that shows that it flows.
+    /// The growth of the capture, bytes, from which the flow counts as running.
     fn flowing(self) -> u64 {
         match self {
             Kind::Receive { .. } | Kind::Send { .. } => 2_000_000,
@@ -178,7 +178,7 @@ impl Flow {
             Kind::Receive { streams } => vec!["-P".to_owned(), streams.to_string()],
             Kind::Send { streams } => vec!["-R".to_owned(), "-P".to_owned(), streams.to_string()],
             Kind::SendUdp { bytes, rate } => {
-                // iperf3 counts the payload's bits; 0 is without limit.
+                // iperf3 counts bits of the payload; 0 is no limit.
                 let bits = rate.map_or(0, |rate| u64::from(rate) * u64::from(bytes) * 8);
                 ["-R", "-u", "-b", &bits.to_string(), "-l", &bytes.to_string()].map(str::to_owned).into()
             }
@@ -206,16 +206,16 @@ impl Flow {
         })
     }
 
-    /// Ends it. One inside ends with its machine where no host is given.
+    /// Ends the flow. A flow inside the emulated machine ends with the machine if no host is given.
     fn end(self, host: Option<&mut Host>) {
         match self {
             Flow::Inside(pid) => {
                 let told = host.map(|host| host.ask(&format!("kill -INT -{pid} 2> /dev/null; sleep 0.2; true")));
-                // A host that is no more is told by what is asked next.
+                // If the host has ended, the next operation on it reports that.
                 drop(told);
             }
             Flow::Iperf3(mut client) => {
-                // SIGINT, so that iperf3 takes leave of its server.
+                // SIGINT makes iperf3 end the test with its server.
                 let _ = kill_process(Pid::from_child(&client), Signal::INT);
                 let _ = client.wait();
             }
@@ -226,7 +226,7 @@ impl Flow {
         }
     }
 
-    /// The error of a flow that does not flow; ends it.
+    /// The error for a flow that does not run. Ends the flow.
     fn said(self, host: &mut Host, vm: &str) -> MeasureError {
         let said = match self {
             Flow::Inside(pid) => {
@@ -251,7 +251,7 @@ impl Flow {
     }
 }
 
-/// Starts a command of the clients' side in the emulated machine, at the head of a process group.
+/// Starts a command of the clients' side in the emulated machine, as the leader of a process group.
 fn inside(host: &mut Host, words: &[String]) -> Result<Flow, MeasureError> {
     let words: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let start =
@@ -263,12 +263,12 @@ fn iperf3(words: &[String]) -> Result<Flow, MeasureError> {
     let (program, arguments) = words.split_first().map_or(("", words), |(program, rest)| (program.as_str(), rest));
     let mut client = Command::new(program);
     client.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    // On a real host's network nothing else would end it.
+    // On a real host's network nothing else would end the process.
     let client = isolate::end_with_parent(&mut client, Signal::KILL).spawn();
     client.map(Flow::Iperf3).map_err(|source| MeasureError::File { path: "iperf3".into(), source })
 }
 
-/// Nobody needs to listen: the path to the VM and the VM's stack are what is loaded.
+/// No receiver is needed: the load is on the path to the VM and on the VM's network stack.
 fn datagrams(address: &str, bytes: u16) -> Result<Flow, MeasureError> {
     let failed = |source| MeasureError::File { path: format!("UDP to {address}").into(), source };
     let socket = socket(address).map_err(failed)?;
@@ -286,7 +286,7 @@ pub(crate) fn socket(address: &str) -> std::io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends datagrams of so many bytes, [`RATE`] a second of this process's clock, until it is told to stop.
+/// Sends datagrams with a payload of `bytes`, [`RATE`] per second of this process's clock, until `stop` returns true.
 pub(crate) fn send(socket: &UdpSocket, bytes: u16, stop: impl Fn() -> bool) {
     let payload = vec![0; usize::from(bytes)];
     let mut last = Instant::now();
@@ -295,7 +295,7 @@ pub(crate) fn send(socket: &UdpSocket, bytes: u16, stop: impl Fn() -> bool) {
         let due = last.elapsed().as_micros() * u128::from(RATE) / 1_000_000;
         last = Instant::now();
         for _ in 0..due.min(BURST) {
-            // "Port unreachable" comes back from a VM that finds the time; a full queue drops. Neither ends a flood.
+            // A VM with free CPU time answers "port unreachable", and a full queue drops. Neither ends the flood.
             let _ = socket.send(&payload);
         }
     }

@@ -1,7 +1,7 @@
-//! What the monitor needs of one Ethernet frame, however short it was cut: addresses, ports, TCP's counters.
+//! Parses the fields of an Ethernet frame that the monitors need, even if it was cut: addresses, ports, TCP's counters.
 //!
-//! In: a [`Record`]. Out: a [`Datagram`] or a [`Segment`], or nothing for all else. VLAN tags and IPv6 are passed
-//! through. Of TCP's counters the first 20 bytes of its header are enough, and so a snap length of 96 bytes.
+//! In: a [`Record`]. Out: a [`Datagram`] or a [`Segment`], or nothing for other frames. VLAN tags and IPv6 are
+//! supported. For TCP's counters the first 20 bytes of the header suffice, and therefore a snap length of 96 bytes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,20 +9,20 @@ use etherparse::{IpNumber, LaxNetSlice, LaxSlicedPacket};
 
 use crate::pcap::Record;
 
-/// Lengths of a virtio-net header that QEMU before 8.0 leaves in front of a dumped frame: none, 10 and 12 bytes.
+/// Sizes of the virtio-net header that QEMU before 8.0 leaves in front of a dumped frame: none, 10 and 12 bytes.
 const PREFIXES: [usize; 3] = [0, 10, 12];
 
-/// The largest IP packet whose length field can hold its length, bytes.
+/// The largest IP packet whose length fits into the length field, bytes.
 const MAX_STATED: usize = 65_535;
 
-/// A frame of interest.
+/// A parsed frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// A UDP datagram.
     Udp(Datagram<'a>),
     /// A TCP segment.
     Tcp(Segment<'a>),
-    /// A fragment of an IP packet: it has no ports to tell it by.
+    /// A fragment of an IP packet, which has no ports.
     Fragment,
 }
 
@@ -33,32 +33,32 @@ pub struct Datagram<'a> {
     pub from: SocketAddr,
     /// Receiver.
     pub to: SocketAddr,
-    /// As much of the payload as was captured.
+    /// The captured part of the payload.
     pub payload: &'a [u8],
 }
 
-/// A TCP segment's counters, and what was captured of its payload.
+/// A TCP segment's counters, and the captured part of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment<'a> {
     /// Sender.
     pub from: SocketAddr,
     /// Receiver.
     pub to: SocketAddr,
-    /// Sequence number of its first byte.
+    /// Sequence number of the first byte.
     pub sequence: u32,
-    /// The next byte its sender expects, where it has the ACK flag.
+    /// The next byte that the sender expects, if the segment has the ACK flag.
     pub acknowledged: Option<u32>,
-    /// Payload on the wire, bytes, also where the capture was cut.
+    /// Size of the payload on the wire, bytes, even if the capture was cut.
     pub len: u32,
-    /// Has the SYN flag, which takes one sequence number.
+    /// The SYN flag, which uses one sequence number.
     pub syn: bool,
-    /// Has the FIN flag, which takes one sequence number.
+    /// The FIN flag, which uses one sequence number.
     pub fin: bool,
-    /// As much of the payload as was captured, at most `len` bytes.
+    /// The captured part of the payload, at most `len` bytes.
     pub payload: &'a [u8],
 }
 
-/// Reads a frame; `None` for what is neither UDP nor TCP over IP, or is cut too short to tell.
+/// Parses a frame. `None` if it is not UDP or TCP over IP, or was cut too short.
 pub fn parse<'a>(record: &Record<'a>) -> Option<Frame<'a>> {
     PREFIXES.iter().find_map(|&prefix| {
         let data = record.data.get(prefix..)?;
@@ -88,7 +88,7 @@ fn parse_ethernet(data: &[u8], wire_len: usize) -> Option<Frame<'_>> {
     if ip.fragmented {
         return Some(Frame::Fragment);
     }
-    // A packet larger than 64 KiB on its way to segmentation states no length: it ends with the frame (BIG TCP).
+    // A packet larger than 64 KiB before segmentation has no length: it ends with the frame (BIG TCP).
     let total = if stated <= headers && wire_len > MAX_STATED { wire_len.checked_sub(ip_at)? } else { stated };
     let transport_len = total.checked_sub(headers)?;
     let from = |port| SocketAddr::new(source, port);

@@ -2,13 +2,13 @@
 //!
 //! In: samples, ns. Out: [`LogLinear`] bins.
 //!
-//! Bins are logarithmic by octave and linear within it, as HDR histograms are: values below 256 ns have a bin
-//! each; above, every octave is cut into [`SUB_BINS`] bins of equal width, so a bin is never wider than 1/128 (0.8 %)
-//! of its lower edge. A bin holds its lower edge and not its upper one.
+//! Bins are logarithmic by octave and linear within an octave, as in HDR histograms. Values below 256 ns have a bin
+//! each. Above, every octave has [`SUB_BINS`] bins of equal width, so a bin is at most 1/128 (0.8 %) of its lower edge
+//! wide. A bin includes its lower edge and excludes its upper edge.
 
 use std::collections::BTreeMap;
 
-/// Bins an octave.
+/// Bins per octave.
 pub const SUB_BINS: u64 = 128;
 
 /// One bin, ns: `low <= sample < high`.
@@ -16,9 +16,9 @@ pub const SUB_BINS: u64 = 128;
 pub struct Bin {
     /// Lower edge, ns.
     pub low_ns: u64,
-    /// Upper edge, ns; not in the bin.
+    /// Upper edge, ns; excluded.
     pub high_ns: u64,
-    /// Samples.
+    /// Number of samples.
     pub count: u64,
 }
 
@@ -32,7 +32,7 @@ impl LogLinear {
         Self::counted(samples_ns.iter().map(|&sample| (sample, 1)))
     }
 
-    /// Sorts values into bins, ns, each with how often it was measured.
+    /// Sorts values, ns, into bins. Each value comes with its number of samples.
     pub fn counted(values: impl Iterator<Item = (u64, u64)>) -> Self {
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
         for (value, times) in values {

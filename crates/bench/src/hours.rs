@@ -1,11 +1,12 @@
-//! Response times of a steady rate for hours: an open loop, read while its capture grows.
+//! Response times of a steady request rate over hours: an open loop, read while its capture grows.
 //!
-//! In: a [`Paced`] rate and how long, on the clock of the host under test. Out: a [`MethodResult`]. What is kept does
-//! not grow with the time: packets of the last [`PATIENCE_NS`] twice over and a counter for each response time that
-//! occurred, in whole us, so that percentiles are exact. What was read of the captures goes back to the file system.
+//! In: a [`Paced`] rate and a duration, on the clock of the host under test. Out: a [`MethodResult`]. The memory use
+//! does not grow with the duration: it holds packets of the last two [`PATIENCE_NS`], and a counter for each response
+//! time that occurred, in whole us, so that percentiles are exact. The parts of the captures that were read are given
+//! back to the file system.
 //!
-//! The reader is a thread of its own: one that sends would be late whenever it judges, and the datagrams that it makes
-//! good for would wait for each other.
+//! The reader is a separate thread. A thread that reads and sends would send late whenever it evaluates, and the
+//! datagrams with which it catches up would wait for each other.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,34 +30,34 @@ use crate::trial::{self, SETTLED};
 use crate::wire::{Exchange, Monitor, Phases, RtFlow, WireAnalysis};
 use crate::workload::Workload;
 
-/// A request that has no reply after so much time is lost, ns of the host's clock. Longer than all queues on the way
-/// take at any rate that is worth hours.
+/// A request without reply after this time is lost, ns of the host's clock. It is longer than the delay of all queues
+/// on the way, at any rate that is useful for hours.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
-/// Response times are counted in these, ns: stamps of an emulated host have no finer ones.
+/// Resolution of response times, ns: the time stamps of an emulated host are not finer.
 const GRAIN_NS: u64 = 1_000;
-/// Real time between two looks at the captures.
+/// Real time between two reads of the captures.
 const LOOK: Duration = Duration::from_millis(200);
-/// Real time between two lines about how far it is.
+/// Real time between two progress messages.
 const TOLD: Duration = Duration::from_secs(30);
-/// Real time without a packet after which there is no clock to go by any more.
+/// Real time without a packet after which the host's clock counts as lost.
 const SILENCE: Duration = Duration::from_secs(300);
-/// The least that is given back to the file system at once, bytes.
+/// Minimum that is given back to the file system at once, bytes.
 const PIECE: u64 = 1 << 20;
-/// What is given back begins and ends at a multiple of this, bytes; the file's header stays.
+/// A part that is given back begins and ends at a multiple of this, bytes. The file's header stays.
 const BLOCK: u64 = 4_096;
 
-/// What is measured.
+/// The measurement.
 #[derive(Debug)]
 pub struct Hours<'a> {
     /// The case's name in results.
     pub case: &'a str,
     /// The case in words.
     pub label: &'a str,
-    /// What the bulk VMs receive: nothing or datagrams.
+    /// Traffic of the bulk VMs: none, or datagrams.
     pub load: Load,
-    /// The rate; its count is not looked at.
+    /// The rate. Its count is ignored.
     pub paced: Paced,
-    /// So long, ns of the host's clock.
+    /// Duration, ns of the host's clock.
     pub length_ns: u64,
 }
 
@@ -66,7 +67,7 @@ pub fn length_ns(hours: f64) -> u64 {
 }
 
 impl Hours<'_> {
-    /// Measures.
+    /// Runs the measurement.
     pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
         let captures = [host.capture("rt"), host.capture("bulk")];
         let workload = Workload::Sockperf { message_bytes: self.paced.message_bytes };
@@ -115,7 +116,7 @@ impl Hours<'_> {
             let said = format!("nothing was captured for {} s", SILENCE.as_secs());
             return Err(MeasureError::Flood { vm: "the RT server".to_owned(), said });
         }
-        // What is still under way at the last one is answered meanwhile.
+        // Requests that are in flight at the last one are answered meanwhile.
         host.shell(SETTLED)?;
         host.catch_up()
     }
@@ -150,7 +151,7 @@ impl Hours<'_> {
     }
 }
 
-/// What reader and sender tell each other.
+/// State shared by reader and sender.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
@@ -163,18 +164,18 @@ impl Shared {
     }
 }
 
-/// How far it is.
+/// Progress of the reader.
 #[derive(Debug, Clone, Copy)]
 struct SoFar {
-    /// From the first packet to the last, ns of the host's clock.
+    /// Time from the first packet to the last, ns of the host's clock.
     length_ns: u64,
-    /// Requests that were judged: answered, lost.
+    /// Number of evaluated requests: answered, lost.
     judged: (u64, u64),
-    /// Of those, ns.
+    /// p99 and maximum of these, ns.
     p99_and_max: Option<(u64, u64)>,
-    /// When the last packet was read.
+    /// Time at which the last packet was read.
     heard: Instant,
-    /// The capture cannot be read on.
+    /// The capture cannot be read any further.
     ended: bool,
 }
 
@@ -204,14 +205,14 @@ struct Reader {
 }
 
 impl Reader {
-    /// Of the RT NIC's capture; the bulk NIC's is not looked at.
+    /// Opens the captures. The RT NIC's is read; the bulk NIC's is only given back.
     fn open(captures: &[PathBuf; 2], flow: RtFlow) -> Result<Self, MeasureError> {
         let [rt, bulk] = captures;
         let captures = [Spent::open(rt)?, Spent::open(bulk)?];
         Ok(Self { tail: Tail::open_at_end(rt)?, rolling: Rolling::new(flow), captures })
     }
 
-    /// Until it is told to stop, and then once more.
+    /// Reads until the sender sets `stop`, and then once more.
     fn run(&mut self, shared: &Shared) {
         loop {
             let last = shared.stop.load(Ordering::Acquire);
@@ -247,15 +248,15 @@ impl Reader {
     }
 }
 
-/// Judges requests while packets come, with [`PATIENCE_NS`]. Pure.
+/// Evaluates requests while packets arrive, with a delay of [`PATIENCE_NS`]. Does no I/O.
 #[derive(Debug)]
 struct Rolling {
     monitor: Monitor,
-    /// First packet.
+    /// Time of the first packet.
     first_ns: Option<u64>,
-    /// Requests before this are judged.
+    /// Requests before this time have been evaluated.
     judged_ns: u64,
-    /// Sums; response times are in `times`.
+    /// Counters. Response times are in `times`.
     wire: WireAnalysis,
     times: Tally,
     slowest: Option<Exchange>,
@@ -291,7 +292,7 @@ impl Rolling {
         self.first_ns.map_or(0, |first| self.monitor.last_ns().saturating_sub(first))
     }
 
-    /// Judges what is old enough, where that is much. True where it did.
+    /// Evaluates requests that are old enough, if there are many. Returns whether it did.
     fn judge(&mut self) -> bool {
         let until = self.monitor.last_ns().saturating_sub(PATIENCE_NS);
         let due = until >= self.judged_ns.saturating_add(PATIENCE_NS);
@@ -317,7 +318,7 @@ impl Rolling {
         }
     }
 
-    /// Judges the rest: counts, response times, the slowest.
+    /// Evaluates the remaining requests. Returns counters, response times, and the slowest request.
     fn finish(mut self) -> (WireAnalysis, Tally, Option<Exchange>) {
         let rest = std::mem::replace(&mut self.monitor, Monitor::new(RtFlow::new(0))).finish();
         self.add(rest);
@@ -328,12 +329,12 @@ impl Rolling {
     }
 }
 
-/// A capture whose beginning nobody reads any more. Its length, and where things stand in it, do not change.
+/// A capture whose beginning is not needed any more. Its length, and the offsets in it, do not change.
 struct Spent {
     path: PathBuf,
     file: File,
     given_back: u64,
-    /// The file system cannot.
+    /// The error, if the file system does not support holes.
     refused: Option<io::Error>,
 }
 
@@ -344,7 +345,7 @@ impl Spent {
         Ok(Self { path: path.to_owned(), file, given_back: BLOCK, refused: None })
     }
 
-    /// What stands before `end`.
+    /// Gives back the part before `end`.
     fn give_back(&mut self, end: u64) {
         let length = (end / BLOCK * BLOCK).saturating_sub(self.given_back);
         if length < PIECE || self.refused.is_some() {
@@ -402,7 +403,7 @@ mod tests {
         let mut rolling = Rolling::new(RtFlow::new(PORT));
         let (mut most, mut whole) = (0, Vec::new());
         let mut late: Vec<(u64, u64)> = Vec::new();
-        // 100 s, a request each 10 ms; each 1,000th has no reply, one has it after 6 s, another after 15.
+        // 100 s with a request every 10 ms. Every 1,000th has no reply; one reply comes after 6 s, another after 15 s.
         for number in 1..=10_000 {
             let at_us = number * 10_000;
             while let Some(position) = late.iter().position(|(due, _)| *due <= at_us) {
@@ -450,7 +451,7 @@ mod tests {
     fn a_growing_capture_is_read_from_where_it_stood_and_given_back() {
         let dir = tempfile::tempdir().unwrap();
         let captures = ["rt", "bulk"].map(|nic| dir.path().join(nic));
-        // What was measured before was given back: no frames stand there.
+        // The part that was measured earlier has been given back: it contains no frames.
         let before: Vec<u8> = crafted(&[]).into_iter().chain(vec![0; 10_000]).collect();
         for path in &captures {
             fs::write(path, &before).unwrap();
@@ -469,7 +470,7 @@ mod tests {
             assert!(!so_far.ended);
         }
         assert_eq!(so_far.length_ns, 29_000_060_000);
-        // Up to 10 s before the last packet; the rest is judged at the end.
+        // Up to 10 s before the last packet. The rest is evaluated at the end.
         assert_eq!((so_far.judged, so_far.p99_and_max), ((20, 0), Some((60_000, 60_000))));
         assert!(so_far.words(60_000_000_000).contains("20 answered, 0 lost, p99 60.0 us, slowest 60.0 us"));
         let data = fs::metadata(&captures[1]).unwrap();

@@ -1,7 +1,7 @@
-//! The experiments and their report: what an experiment needs besides the host it measures.
+//! The experiments and their reports: everything that an experiment needs besides the host under test.
 //!
-//! In: captures of the RT NIC and the bulk NIC (from the lab's monitors or a real host's), the papers' figures.
-//! Out: a [`schema::Report`], as JSON, CSV, a terminal table, an HTML page, rtla's and HDR's histograms.
+//! In: captures of the RT NIC and the bulk NIC (from the lab's monitors or a real host's), and the papers' figures.
+//! Out: a [`schema::Report`], as JSON, CSV, terminal table, HTML page, and histograms of rtla and HDR.
 //!
 //! ```text
 //! client  --requests-->  host under test  <--bulk--        (client, clock, sockperf)
@@ -19,23 +19,23 @@
 //!
 //! - [`client::run`] sends the paper's load from outside the host. [`clock::VirtualClock`] follows an emulated host's
 //!   clock in its captures.
-//! - [`wire::analyse`] gives the response times and books every request; [`bulk::analyse`] gives goodput.
-//! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the one schema of every experiment.
-//! - [`goals::evaluate`] judges, [`paper::Figures`] compares, [`report`] shows.
+//! - [`wire::analyse`] computes the response times and counts every request; [`bulk::analyse`] computes the goodput.
+//! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the common schema of all experiments.
+//! - [`goals::evaluate`] evaluates the goals, [`paper::Figures`] has the papers' figures, [`report`] formats reports.
 //!
-//! [`experiments`] has a file for each experiment: each starts an emulated host ([`host`], [`ontime_lab`]) and runs its
-//! load ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces it meanwhile.
-//! [`server`] is where the RT server runs: in a VM, in one with outsourced sockets, in a container, on the host;
-//! [`workload`] what it is and who asks it: sockperf, memcached ([`memcached`]), Kamailio between two SIPp ([`voip`]),
-//! a subscriber of raw frames ([`sampled`]). `experiments::rta` has no wire: real-time applications in guests say
-//! themselves how they met their deadlines.
+//! [`experiments`] has a file for each experiment. An experiment starts an emulated host ([`host`], [`ontime_lab`]) and
+//! runs its load ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces the host
+//! meanwhile. [`server`] runs the RT server: in a VM, in a VM with outsourced sockets, in a container, or on the host.
+//! [`workload`] has the servers and their clients: sockperf, memcached ([`memcached`]), Kamailio between two SIPp
+//! ([`voip`]), a subscriber of raw frames ([`sampled`]). `experiments::rta` needs no network: real-time applications in
+//! guests log how they met their deadlines.
 //!
-//! [`path`] has no times: it counts the instructions of requests, function by function.
+//! [`path`] has no times: it counts the instructions of requests per function.
 //!
-//! [`hardware`] is what stands for the emulated host where `--hardware` names a real one: the same experiments, its
-//! owner's VMs.
+//! [`hardware`] replaces the emulated host if `--hardware` names a real one: the same experiments run with VMs of its
+//! owner.
 //!
-//! Definitions are in `docs/bench.md`. Nothing but the experiments, the client and the two file readers does I/O.
+//! Definitions are in `docs/bench.md`. Only the experiments, the client and the two file readers do I/O.
 
 pub mod bulk;
 pub mod client;

@@ -1,12 +1,12 @@
-//! An open loop: datagrams at a steady rate, whether or not replies come.
+//! An open loop: sends datagrams at a steady rate, whether or not replies arrive.
 //!
-//! In: a [`Paced`] load. Out: datagrams on the wire. What was lost, and the rate that it really was, the captures say.
+//! In: a [`Paced`] load. Out: datagrams on the wire. Losses and the actual rate are read from the captures.
 //!
-//! On the real clock the sender keeps the rate, and makes good for at most [`BURST`] datagrams at once where its
-//! machine is late. A clock that counts instructions it cannot follow: there the emulator keeps the rate, which
-//! releases what has arrived at the NIC at fixed times of its own ([`Pace`]). The sender gives it the datagrams of the
-//! next release as soon as the capture shows those of the last one; where it is too late for that, a release goes by
-//! without, which is a gap and never a burst.
+//! On the real clock the sender keeps the rate, and catches up with at most [`BURST`] datagrams at once if its machine
+//! is late. It cannot follow a clock that counts instructions. There the emulator keeps the rate: it releases the
+//! packets that have arrived at the NIC at fixed times of its own clock ([`Pace`]). The sender provides the datagrams
+//! of the next release as soon as the capture shows those of the last one. If it is too late, a release passes without
+//! datagrams, which is a gap and never a burst.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
@@ -21,17 +21,17 @@ use crate::frame::{Frame, parse};
 use crate::pcap::{PcapError, Tail};
 use crate::sockperf;
 
-/// Datagrams in a row at most, which a NIC's ring holds many times.
+/// Maximum of datagrams in a row. A NIC's ring holds many times as many.
 pub const BURST: u64 = 16;
-/// Releases in a second of the emulated host's time, where no burst has to be longer for it: for a real machine a
-/// millisecond of it is long enough to have the next datagrams ready.
+/// Releases per second of the emulated host's time, unless bursts would become too long. On a real machine, a
+/// millisecond of that time is long enough to prepare the next datagrams.
 const RELEASES: f64 = 1_000.0;
-/// Real time after which a datagram that no capture shows is taken for lost on the way there.
+/// Real time after which a datagram that no capture shows counts as lost on the way to the NIC.
 const UNSEEN: Duration = Duration::from_secs(10);
-/// Real time between looks at the capture.
+/// Real time between reads of the capture.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// What to send.
+/// The load to send.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Paced {
     /// The server.
@@ -40,21 +40,21 @@ pub struct Paced {
     pub message_bytes: usize,
     /// Datagrams a second, on the clock of the host under test.
     pub rate: f64,
-    /// So many in all.
+    /// Number of datagrams.
     pub count: u64,
 }
 
-/// A rate as an emulated host's NIC has it: so many datagrams at each release.
+/// A rate as the release times of an emulated host's NIC: a number of datagrams at each release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Datagrams, 1 to [`BURST`].
     pub burst: u64,
-    /// From one release to the next, us of the emulated host's clock.
+    /// Time between two releases, us of the emulated host's clock.
     pub every_us: u32,
 }
 
 impl Pace {
-    /// Of so many datagrams a second.
+    /// The pace for this number of datagrams per second.
     pub fn of(rate: f64) -> Self {
         let burst = (rate / RELEASES).ceil().clamp(1.0, BURST as f64);
         Self { burst: burst as u64, every_us: (burst / rate * 1e6).round().clamp(1.0, f64::from(u32::MAX)) as u32 }
@@ -62,7 +62,7 @@ impl Pace {
 }
 
 impl Paced {
-    /// Refuses what is no load.
+    /// Returns an error if the load is invalid.
     pub fn check(&self) -> Result<(), ClientError> {
         let Self { message_bytes, rate, .. } = self;
         if (sockperf::HEADER..=sockperf::LONGEST).contains(message_bytes) && rate.is_finite() && *rate > 0.0 {
@@ -71,12 +71,12 @@ impl Paced {
         Err(ClientError::Config(format!("no load: messages of {message_bytes} bytes, {rate} a second")))
     }
 
-    /// Sends by the real clock. `go_on` is asked all the while and may end it.
+    /// Sends by the real clock. `go_on` is called repeatedly, and may end the load.
     pub fn send(&self, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
         self.send_by(&mut RealClock::default(), go_on)
     }
 
-    /// Sends to an emulated host that releases what arrives by [`Pace::of`] this rate; `nic` is its NIC's capture.
+    /// Sends to an emulated host that releases arrivals by [`Pace::of`] this rate. `nic` is its NIC's capture.
     pub fn send_by_releases(&self, nic: &Path, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
         let mut seen = Seen::at_end(nic, self.server.port())?;
         self.send_as_seen(|sent| seen.of(sent), go_on)
@@ -89,7 +89,7 @@ impl Paced {
             let now = clock.now_ns()?;
             let due = started.1 + (now.saturating_sub(started.0) as f64 * self.rate / 1e9) as u64;
             if due > sender.sent + BURST {
-                // What was missed longer ago stays missed: a burst of all of it would be another load.
+                // Older missed datagrams stay missed: a burst of all of them would be a different load.
                 started = (now, sender.sent + BURST);
             }
             sender.send_up_to(due.min(sender.sent + BURST).min(self.count));
@@ -102,7 +102,7 @@ impl Paced {
         Ok(())
     }
 
-    /// `seen` says how many of those sent have got to the NIC.
+    /// `seen` returns how many of the sent datagrams have reached the NIC.
     fn send_as_seen(
         &self,
         mut seen: impl FnMut(u64) -> Result<u64, PcapError>,
@@ -123,7 +123,7 @@ impl Paced {
     }
 }
 
-/// A socket, and how many datagrams it has sent.
+/// A socket, and the number of datagrams that it has sent.
 struct Sender {
     socket: UdpSocket,
     message: Vec<u8>,
@@ -140,13 +140,13 @@ impl Sender {
         while self.sent < up_to {
             self.sent += 1;
             sockperf::write_request(&mut self.message, self.sent);
-            // A full queue drops, and "port unreachable" comes back from a server that is not there; the capture tells.
+            // A full queue drops, and a missing server causes "port unreachable". The capture shows both.
             let _ = self.socket.send(&self.message);
         }
     }
 }
 
-/// What the capture of the server's NIC has shown of the datagrams.
+/// The datagrams that the capture of the server's NIC has shown.
 struct Seen {
     tail: Tail,
     port: u16,
@@ -159,7 +159,7 @@ impl Seen {
         Ok(Self { tail: Tail::open_at_end(nic)?, port, count: 0, changed: Instant::now() })
     }
 
-    /// How many, of so many that were sent.
+    /// The number of datagrams shown, of `sent` datagrams.
     fn of(&mut self, sent: u64) -> Result<u64, PcapError> {
         let (port, before) = (self.port, self.count);
         let count = &mut self.count;
@@ -179,7 +179,7 @@ impl Seen {
 mod tests {
     use super::*;
 
-    /// A clock that goes on by a step each time it is looked at.
+    /// A clock that advances by a step each time it is read.
     struct Steps(u64, u64);
 
     impl Clock for Steps {
@@ -203,7 +203,7 @@ mod tests {
     fn it_sends_at_its_rate_and_makes_good_for_a_burst_at_most() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        // 2 ms a look: two datagrams each.
+        // 2 ms per reading: two datagrams each.
         let mut sent = Vec::new();
         let each = |count| {
             sent.push(count);
@@ -216,7 +216,7 @@ mod tests {
             assert_eq!(server.recv(&mut buffer).unwrap(), 18);
             assert_eq!(buffer[..8], number.to_be_bytes());
         }
-        // A second at a time: a thousand would be due.
+        // One second per reading: a thousand datagrams would be due.
         let mut most = 0;
         let mut last = 0;
         let each = |count| {
@@ -247,7 +247,7 @@ mod tests {
     fn the_next_datagrams_wait_until_the_nic_has_shown_the_last_ones() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (mut looks, mut last) = (0_u64, 0);
-        // The emulator releases all that is there at each sixth look, and once only a part of it.
+        // The emulator releases all packets at every sixth reading, and once only some of them.
         let seen = |sent: u64| {
             looks += 1;
             Ok(if looks % 6 == 0 {

@@ -1,8 +1,8 @@
-//! Reading a packet capture that may still be growing.
+//! Reads a packet capture that may still be growing.
 //!
-//! In: bytes of a classic pcap file (microsecond or nanosecond stamps, either byte order), as QEMU's `filter-dump`
-//! and tcpdump write them. Out: one [`Record`] a packet. A record that is cut off at the end is not an error: it is
-//! what a capture looks like while it is being written, and its bytes are told by [`Decoder::pending`].
+//! In: bytes of a classic pcap file (microsecond or nanosecond stamps, either byte order), as written by QEMU's
+//! `filter-dump` and tcpdump. Out: one [`Record`] per packet. A record that is cut off at the end is not an error,
+//! because a capture looks like that while it is being written. [`Decoder::pending`] returns the number of its bytes.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,38 +11,38 @@ use std::path::{Path, PathBuf};
 use pcap_parser::nom::Err as NomErr;
 use pcap_parser::{PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header};
 
-/// The longest captured packet that is believed, bytes: libpcap's own MAXIMUM_SNAPLEN.
+/// Maximum length of a captured packet that counts as valid, bytes: libpcap's MAXIMUM_SNAPLEN.
 pub const MAX_CAPTURED: u32 = 262_144;
 /// LINKTYPE_ETHERNET of the pcap format.
 const LINKTYPE_ETHERNET: i32 = 1;
-/// Bytes of the file's header.
+/// Size of the file's header, bytes.
 pub const HEADER: usize = 24;
-/// Bytes that are read at once.
+/// Number of bytes per read.
 const CHUNK: usize = 1 << 18;
 
 /// Why a capture could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PcapError {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot {what} capture {path}: {source}; check that the monitor was started and the file is readable")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It does not begin as a pcap file does.
+    /// The file does not begin like a pcap file.
     #[error(
         "not a pcap file (it begins with {start:02x?}); pcapng is not read, write classic pcap (filter-dump, tcpdump \
          -w)"
     )]
     NotPcap {
-        /// Its first bytes, at most four.
+        /// The file's first bytes, at most four.
         start: Vec<u8>,
     },
-    /// It does not hold Ethernet frames.
+    /// The file does not contain Ethernet frames.
     #[error(
         "the capture has link type {linktype}, only Ethernet (1) is read; capture on an Ethernet interface, not on \
          `any`"
@@ -51,14 +51,14 @@ pub enum PcapError {
         /// The pcap link type.
         linktype: i32,
     },
-    /// A record's length cannot be true.
+    /// The length of a record is impossible.
     #[error(
         "the capture is damaged at byte {offset}: a packet of {captured} bytes (at most {MAX_CAPTURED} are possible)"
     )]
     Damaged {
         /// Offset of the record in the file, bytes.
         offset: u64,
-        /// The length it claims, bytes.
+        /// The stated length, bytes.
         captured: u32,
     },
 }
@@ -66,15 +66,15 @@ pub enum PcapError {
 /// One captured packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// When it passed the monitor, ns on the monitor's clock.
+    /// Time at which it passed the monitor, ns on the monitor's clock.
     pub at_ns: u64,
-    /// Its length on the wire, bytes; `data` is shorter where the monitor cuts packets.
+    /// Length on the wire, bytes. `data` is shorter if the monitor cuts packets.
     pub wire_len: u32,
-    /// What was captured of it.
+    /// The captured bytes.
     pub data: &'a [u8],
 }
 
-/// Turns a growing sequence of bytes into packets. Pure: it reads no file.
+/// Decodes a growing sequence of bytes into packets. Does no I/O.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
@@ -84,7 +84,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Adds bytes that follow those added before.
+    /// Appends bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 {
             self.buffer.drain(..self.start);
@@ -93,17 +93,17 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Bytes that were added and do not make a whole packet yet.
+    /// Number of bytes that do not form a whole packet yet.
     pub fn pending(&self) -> usize {
         self.buffer.len() - self.start
     }
 
-    /// The resolution of the stamps, ns: 1,000 or 1; `None` before the file's header was read.
+    /// Resolution of the time stamps, ns: 1,000 or 1; `None` before the file's header has been read.
     pub fn resolution_ns(&self) -> Option<u64> {
         self.header.as_ref().map(|header| if header.is_nanosecond_precision() { 1 } else { 1_000 })
     }
 
-    /// The next whole packet, or `None` until more bytes are added.
+    /// The next whole packet, or `None` until more bytes are appended.
     ///
     /// # Errors
     /// [`PcapError::NotPcap`], [`PcapError::LinkType`], [`PcapError::Damaged`]. After an error the same error is
@@ -150,14 +150,14 @@ impl Decoder {
     }
 }
 
-/// Refuses a record whose length field is impossible, before anything waits for that many bytes.
+/// Refuses a record with an impossible length, before anything waits for that many bytes.
 fn check_length(header: &PcapHeader, record: &[u8], offset: u64) -> Result<(), PcapError> {
     let Some(field) = record.get(8..12).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok()) else { return Ok(()) };
     let captured = if header.is_bigendian() { u32::from_be_bytes(field) } else { u32::from_le_bytes(field) };
     if captured > MAX_CAPTURED { Err(PcapError::Damaged { offset, captured }) } else { Ok(()) }
 }
 
-/// A capture file, read from where the last read ended.
+/// A capture file. Each read continues where the last one ended.
 #[derive(Debug)]
 pub struct Tail {
     path: PathBuf,
@@ -170,17 +170,17 @@ impl Tail {
     /// Opens a capture at its beginning.
     ///
     /// # Errors
-    /// [`PcapError::Io`] where it cannot be opened.
+    /// [`PcapError::Io`] if it cannot be opened.
     pub fn open(path: &Path) -> Result<Self, PcapError> {
         let file =
             File::open(path).map_err(|source| PcapError::Io { what: "open", path: path.to_path_buf(), source })?;
         Ok(Self { path: path.to_path_buf(), file, decoder: Decoder::default(), chunk: vec![0; CHUNK] })
     }
 
-    /// Opens a capture behind what it holds now. Whoever writes it appends whole records.
+    /// Opens a capture at its present end. The writer must append whole records.
     ///
     /// # Errors
-    /// As [`Self::open`]; it is no capture, or its header is not there yet.
+    /// As [`Self::open`]; or the file is not a capture, or its header is incomplete.
     pub fn open_at_end(path: &Path) -> Result<Self, PcapError> {
         let mut tail = Self::open(path)?;
         let failed = |source| PcapError::Io { what: "read", path: path.to_path_buf(), source };
@@ -192,7 +192,7 @@ impl Tail {
         Ok(tail)
     }
 
-    /// Reads what was written since the last call and hands on every whole packet; returns how many they were.
+    /// Reads the data written since the last call and passes on every whole packet. Returns the number of packets.
     ///
     /// # Errors
     /// Those of [`Decoder::next_record`], and [`PcapError::Io`].
@@ -226,7 +226,7 @@ impl Tail {
     }
 }
 
-/// A classic capture of these frames: stamp in us, bytes.
+/// A classic capture of these frames: time stamp in us, bytes.
 #[cfg(test)]
 pub(crate) fn crafted(frames: &[(u32, Vec<u8>)]) -> Vec<u8> {
     let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0];

@@ -1,9 +1,9 @@
-//! `segments`: Access'18, IV-D (Figure 11). Where a request's time goes, by `ontime trace` in the host, while the wire
-//! is measured outside.
+//! `segments`: Access'18, IV-D (Figure 11). The parts of a request's response time, from `ontime trace` in the host,
+//! while the response times are measured outside.
 //!
-//! In: a host, a case's name. Out: metrics of the segments of that case's requests, and of inversions where these are
-//! looked for. The load is `rt-server`'s. Unless they are, the trace runs with `--segments-only`, so that it costs few
-//! probes a request; what a probe cost is in the result's notes, and the wire's figures contain it.
+//! In: a host, and a case's name. Out: metrics of the segments of that case's requests, and of priority inversions if
+//! these are traced. The load is `rt-server`'s. Without inversions the trace runs with `--segments-only`, which needs
+//! few probes per request. The cost of a probe is in the result's notes, and is included in the response times.
 
 use std::collections::BTreeMap;
 
@@ -15,20 +15,20 @@ use crate::schema::{MethodResult, Metric, Unit};
 
 /// The segments, in the order of the way.
 pub const SEGMENTS: [&str; 3] = ["host receive", "guest", "host send"];
-/// The kernel's ring, KiB: what an emulated host under vanilla's flood writes in the seconds in which the reader does
-/// not run.
+/// Size of the kernel's ring, KiB. Under vanilla's flood, an emulated host writes that much while the reader does not
+/// run for seconds.
 const RING_KIB: u32 = 65_536;
 
-/// What a trace looks for.
+/// What a trace records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// Where the time goes.
+    /// The segments of the time.
     Segments,
-    /// That, and which requests met a priority inversion: more probes.
+    /// The segments, and the requests that met a priority inversion, which needs more probes.
     Inversions,
 }
 
-/// The part of `ontime trace --json` (docs/trace.md) that is looked at.
+/// The fields of `ontime trace --json` (docs/trace.md) that are used.
 #[derive(Debug, Deserialize)]
 struct Document {
     duration_s: f64,
@@ -76,14 +76,14 @@ struct Tracing {
     four_probes_us: Option<f64>,
 }
 
-/// A trace of the VM `rt` that runs in the host.
+/// A trace of the VM `rt` in the host.
 #[derive(Debug)]
 pub struct Trace<'a> {
     name: &'a str,
 }
 
 impl<'a> Trace<'a> {
-    /// Starts it; its report will be `/lab/trace-NAME.json`.
+    /// Starts the trace. Its report will be `/lab/trace-NAME.json`.
     pub fn start(host: &mut Host, name: &'a str, depth: Depth) -> Result<Self, MeasureError> {
         let depth = if depth == Depth::Segments { "--segments-only" } else { "" };
         host.shell(&format!(
@@ -95,7 +95,7 @@ impl<'a> Trace<'a> {
         Ok(Self { name })
     }
 
-    /// Ends it.
+    /// Ends the trace and reads its report.
     pub fn finish(self, host: &mut Host) -> Result<Found, MeasureError> {
         let name = self.name;
         host.shell(&format!(
@@ -111,12 +111,12 @@ impl<'a> Trace<'a> {
     }
 }
 
-/// What a trace found.
+/// The report of a trace.
 #[derive(Debug)]
 pub struct Found(Document);
 
 impl Found {
-    /// Adds it to the result of the case that was traced.
+    /// Adds the report to the result of the traced case.
     pub fn add_to(self, result: &mut MethodResult) {
         add(self.0, result);
     }
@@ -130,7 +130,7 @@ fn add(document: Document, result: &mut MethodResult) {
             Metric::number("traced-for", Unit::S, document.duration_s),
             Metric::count("not-named", document.inversions_unnamed),
         ]);
-        // Without a request there is nothing to judge.
+        // Without a request there is nothing to evaluate.
         result.metrics.extend((requests > 0).then(|| Metric::count("hindered", document.hindered)));
     }
     let path = document.paths.into_iter().next();
@@ -171,7 +171,7 @@ impl Figures {
 }
 
 impl Inversion {
-    /// In words.
+    /// The inversion in words.
     fn words(&self) -> String {
         let who = self.waiter.as_deref().unwrap_or("the packet");
         let cure = self.rule.as_deref().unwrap_or("no rule");

@@ -1,9 +1,8 @@
-//! Where the RT server of Access'18's experiments runs: in a VM with a NIC, in one with outsourced sockets, or on the
-//! host.
+//! The place of the RT server in Access'18's experiments: a VM with a NIC, a VM with outsourced sockets, or the host.
 //!
-//! One at a time, always at the same address and with the same program: the guests' own, of the guests' disk. A VM
+//! One server runs at a time, always at the same address and from the same program, which is on the guests' disk. A VM
 //! without a NIC and a host process are in a network namespace with a macvlan on the RT NIC, which leaves its bridge
-//! meanwhile (`lab-netns`): the shortest path that a namespace of its own allows, and the same for both.
+//! meanwhile (`lab-netns`). This is the shortest path for a separate namespace, and the same for both.
 
 use std::net::Ipv4Addr;
 
@@ -15,62 +14,62 @@ use crate::host::{Ground, Host, MeasureError, RT_VM, Site, Vm, boot_vm};
 
 /// The server's address on the RT network: that of [`RT_VM`].
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
-/// A container's own address behind address translation (`lab-netns nat`).
+/// A container's own address behind NAT (`lab-netns nat`).
 const NAT_ADDRESS: &str = "172.17.0.2";
-/// The name of the VM, and of what stands in its place.
+/// The name of the VM, and of the process in its place.
 const NAME: &str = RT_VM.name;
-/// Files of `/etc/ontime`: the RT NIC is RT, also while it is in a namespace where no tenant of the host's own is seen
-/// to use it.
+/// Files for `/etc/ontime`: the RT NIC has class RT, also while it is in a namespace and no tenant of the host seems to
+/// use it.
 pub const CONFIG: [(&str, &str); 1] = [("host.toml", "[nic.rt0]\nclass = \"rt\"\nlevel = 0\n")];
 
-/// How a guest with outsourced sockets is woken (Access'18, III-C).
+/// How a guest with outsourced sockets is woken up (Access'18, III-C).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
-    /// Its halt ends, and its idle loop looks at the queues.
+    /// Its halt ends, and its idle loop checks the queues.
     Idle,
     /// By an interrupt, for comparison.
     Interrupt,
 }
 
-/// Where the server runs.
+/// Place of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// In an ordinary VM: virtio-net, vhost-net, the bridge.
     Vm,
     /// In a VM whose sockets are those of `ontime device`.
     Outsourced(Wake),
-    /// On the host, at the place of a vCPU: what no VM can be better than.
+    /// On the host, with the priority of a vCPU: the limit for any VM.
     Process,
-    /// In a cgroup and a network namespace of its own, where Ontime places it.
+    /// In its own cgroup and network namespace, placed by Ontime.
     Container(Net),
 }
 
 /// A container's way to the RT NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Net {
-    /// A veth pair to a bridge, and address translation, as Docker does.
+    /// A veth pair to a bridge, and NAT, as in Docker.
     Nat,
     /// A macvlan.
     Macvlan,
 }
 
-/// A server program and the port that it answers.
+/// A server program and its port.
 #[derive(Debug, Clone, Copy)]
 pub struct Server {
     /// The guest's role (`lab-vm`).
     pub role: &'static str,
-    /// Its command line on the host; it runs in the guests' file system.
+    /// The command line on the host. It runs in the guests' file system.
     pub command: &'static str,
-    /// What the device's policy lets it bind.
+    /// The port that the device's policy lets it bind.
     pub bind: &'static str,
-    /// Its port: the program's own default.
+    /// The port: the program's default.
     pub port: u16,
 }
 
 /// `sockperf server`, UDP.
 pub const SOCKPERF: Server =
     Server { role: "rt", command: "sockperf server -i 10.1.0.2 -p 11111", bind: "udp/11111", port: 11_111 };
-/// memcached, TCP; a thread for requests, as there is a vCPU.
+/// memcached, TCP; one thread for requests, as there is one vCPU.
 pub const MEMCACHED: Server = Server {
     role: "memcached",
     command: "memcached -u root -l 10.1.0.2 -p 11211 -t 1",
@@ -85,13 +84,13 @@ pub const KAMAILIO: Server = Server {
     port: 5_060,
 };
 
-/// `sockperf server`, UDP, in a VM with a CPU load of its own (`ontime_lab::role`); in a VM only.
+/// `sockperf server`, UDP, in a VM with its own CPU load (`ontime_lab::role`); in a VM only.
 pub const LOADED_SOCKPERF: Server = Server { role: LOADED.name, ..SOCKPERF };
 
-/// What answers Sampled Values (`ontime_lab::role`): raw frames, in a VM only.
+/// The subscriber of Sampled Values (`ontime_lab::role`): raw frames, in a VM only.
 pub const SUBSCRIBER: Server = Server { role: SAMPLED_VALUES.name, command: "", bind: "", port: 0 };
 
-/// The server and where it runs now.
+/// The server and its present place.
 #[derive(Debug)]
 pub struct Seat {
     server: Server,
@@ -99,7 +98,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Nowhere yet. Where `outsourced`, the guest module is built, if it is missing, and given to the host.
+    /// No place yet. If `outsourced`, the guest module is built, if missing, and copied to the host's files.
     pub fn new(
         server: Server,
         ground: &Ground<'_>,
@@ -113,17 +112,18 @@ impl Seat {
         Ok(Self { server, place: None })
     }
 
-    /// Where it runs now.
+    /// The present place.
     pub fn place(&self) -> Option<Place> {
         self.place
     }
 
-    /// Has the server run there, and nowhere else. On a real host it runs in its owner's VM and is left alone.
+    /// Runs the server at this place, and nowhere else. On a real host the server runs in its owner's VM and is not
+    /// changed.
     pub fn put(&mut self, host: &mut Host, place: Place, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
         if self.place == Some(place) || (place == Place::Vm && host.target().is_some()) {
             return Ok(());
         }
-        // Any other place is one that the experiment makes.
+        // Every other place is set up by the experiment.
         host.lab()?;
         self.place = None;
         vacate(host, NAME)?;
@@ -157,9 +157,9 @@ impl Seat {
         Ok(())
     }
 
-    /// The server in the namespace that stands by now, at `address` there; `place` is what the shell does for it first.
-    /// As in a guest (`recipe/guest-init.sh`), the disk is read-only with /tmp and /run in memory: Kamailio does not
-    /// start without its directory in /run.
+    /// Runs the server in the existing namespace, at `address` there. `place` is a shell command for its priority,
+    /// which runs first. As in a guest (`recipe/guest-init.sh`), the disk is read-only, and /tmp and /run are in
+    /// memory: Kamailio does not start without its directory in /run.
     fn run_in_namespace(&self, host: &mut Host, address: &str, place: &str) -> Result<(), MeasureError> {
         let command = self.server.command.replace(RT_VM.address, address);
         host.shell(&format!(
@@ -172,13 +172,13 @@ impl Seat {
     }
 }
 
-/// Gives the host the guest module; before it boots. Built first where it is missing.
+/// Copies the guest module to the host's files, before it boots. Builds it first if it is missing.
 pub fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let module = GUEST.ready(&images.guest_version()?, progress)?;
     Ok(module::write_archive(&module, &site.dir.join("files/module.cpio"))?)
 }
 
-/// Ends a VM of this name, or a process in its place; also what a failed attempt left behind.
+/// Ends a VM with this name, or the process in its place, and removes what a failed attempt left behind.
 pub fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
     host.shell(&format!(
         "[ ! -e /run/{name}.pid ] || {{ kill $(cat /run/{name}.pid); rm /run/{name}.pid; }}; \
@@ -187,23 +187,23 @@ pub fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// What a VM's device process may do for it.
+/// The policy of a VM's device process.
 #[derive(Debug, Clone, Copy)]
 pub struct Sockets {
     /// The VM.
     pub vm: &'static str,
-    /// The one port it may bind.
+    /// The single port that it may bind.
     pub bind: &'static str,
-    /// The network it may reach.
+    /// The network that it may reach.
     pub reach: &'static str,
-    /// RT channels, at level 0's place.
+    /// Number of RT channels, with level 0's priority.
     pub channels: u32,
-    /// How they wake.
+    /// How the channels wake the guest up.
     pub wake: Wake,
 }
 
 impl Sockets {
-    /// Writes its table; a device process reads it when it starts.
+    /// Writes the policy's table. A device process reads it when it starts.
     pub fn write(&self, host: &mut Host) -> Result<(), MeasureError> {
         host.shell(&format!("echo '{}' > /etc/ontime/sockets.toml", self.table()))?;
         Ok(())

@@ -1,4 +1,4 @@
-//! The message that a stock `sockperf server` answers.
+//! The messages of a stock `sockperf server`.
 //!
 //! Source: sockperf's `src/message.h` and `src/server.h` (3.7 to 3.10), all fields in network byte order:
 //!
@@ -9,18 +9,18 @@
 //!  +--------+--------+---------+--------------
 //! ```
 //!
-//! The server answers a datagram that has the flags client and pong, echoes it with the client flag cleared, and
-//! trusts `length`: it must be the whole datagram's.
+//! The server answers a datagram with the flags client and pong. It echoes the datagram with the client flag cleared.
+//! It trusts `length`, which must be the length of the whole datagram.
 
-/// Bytes of the header; the shortest message.
+/// Size of the header, and of the shortest message, bytes.
 pub const HEADER: usize = 14;
-/// The longest message that fits an untagged 1500-byte MTU over IPv4, bytes.
+/// The longest message for an untagged 1500-byte MTU over IPv4, bytes.
 pub const LONGEST: usize = 1_472;
 const CLIENT: u16 = 1;
 const PONG: u16 = 2;
 
-/// Writes a request over the first bytes of `message`, which is the whole datagram (at least [`HEADER`] long; a
-/// shorter one stays as it is and no server answers it).
+/// Writes a request into the first bytes of `message`, which is the whole datagram (at least [`HEADER`] long; a shorter
+/// one stays unchanged, and no server answers it).
 pub fn write_request(message: &mut [u8], sequence: u64) {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     if let Some(header) = message.first_chunk_mut::<HEADER>() {
@@ -32,7 +32,7 @@ pub fn write_request(message: &mut [u8], sequence: u64) {
     }
 }
 
-/// The sequence number of a server's reply; `None` where it is none.
+/// The sequence number of a server's reply; `None` if the message is not a reply.
 pub fn read_reply(message: &[u8]) -> Option<u64> {
     let (sequence, rest) = message.split_first_chunk::<8>()?;
     let (flags, rest) = rest.split_first_chunk::<2>()?;

@@ -1,8 +1,8 @@
-//! TCP's counters as the monitor sees them: 32 bits that wrap.
+//! TCP's counters in captures: 32 bits that wrap.
 //!
-//! In: sequence numbers as they pass. Out: 64-bit places in a byte stream.
+//! In: sequence numbers in the order of capture. Out: 64-bit positions in a byte stream.
 
-/// A 32-bit TCP counter unwrapped to 64 bits, and how far it went.
+/// A 32-bit TCP counter unwrapped to 64 bits, with its range.
 #[derive(Debug, Clone, Copy)]
 pub struct Counter {
     /// The lowest value.
@@ -12,25 +12,25 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// One that stands at `start`.
+    /// A counter at `start`.
     pub fn at(start: u64) -> Self {
         Self { first: start, last: start }
     }
 
-    /// One that begins at a 32-bit value. Its zero is far from 0, so that a value from before the start (reordering)
-    /// does not wrap below.
+    /// A counter that begins at a 32-bit value. Its 64-bit value is far from 0, so that a value from before the start
+    /// (reordering) does not become negative.
     pub fn begin(value: u32) -> Self {
         Self::at((1 << 32) + u64::from(value))
     }
 
-    /// The 64-bit value next to the highest one so far. Steps of 2 GiB or more cannot be told from steps back; TCP's
-    /// window is at most 1 GiB (RFC 7323).
+    /// The 64-bit value nearest to the highest one so far. Steps of 2 GiB or more look like steps back; TCP's window is
+    /// at most 1 GiB (RFC 7323).
     pub fn unwrap(self, value: u32) -> u64 {
         let step = value.wrapping_sub(self.last as u32) as i32;
         self.last.saturating_add_signed(i64::from(step))
     }
 
-    /// How far it went.
+    /// The distance from the lowest to the highest value.
     pub fn advance(self) -> u64 {
         self.last - self.first
     }

@@ -1,7 +1,7 @@
-//! One measured stretch: requests from outside, while the bulk VMs do something.
+//! One measured stretch: requests from outside under a load on the bulk VMs.
 //!
-//! In: a [`Trial`] and the host it runs on. Out: a [`MethodResult`] from what passed the NICs meanwhile. The RT VM and
-//! the bulk VMs have a network each; how the host is set up, and where the server runs, is the experiment's matter.
+//! In: a [`Trial`] and the host. Out: a [`MethodResult`] from the captures of the NICs. The RT VM and the bulk VMs have
+//! separate networks. The experiment decides on the host's settings, and on the server's place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::paced::Paced;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
 
-/// Which case of how many a measurement is at, and how long it takes yet.
+/// Counts the cases of a measurement, and estimates the remaining time.
 #[derive(Debug)]
 pub(crate) struct CaseCount {
     total: usize,
-    /// Cases that are measured at the same time.
+    /// Number of cases that are measured at the same time.
     at_once: usize,
     begun: usize,
     start: Instant,
@@ -31,12 +31,13 @@ impl CaseCount {
         Self { total, at_once, begun: 0, start: Instant::now() }
     }
 
-    /// A case begins.
+    /// Counts the start of a case. Returns the progress message.
     pub(crate) fn begin(&mut self, name: &str) -> String {
         self.begin_after(name, self.start.elapsed())
     }
 
-    /// The same, so long after the first case began. Those that are left are expected to take as long as those before.
+    /// As [`Self::begin`], `elapsed` after the first case began. The remaining cases are expected to take as long as
+    /// the others.
     fn begin_after(&mut self, name: &str, elapsed: Duration) -> String {
         self.begun += 1;
         let line = format!("case {} of {}: {name}", self.begun, self.total);
@@ -53,7 +54,7 @@ impl CaseCount {
     }
 }
 
-/// As [`each_of`]; before each case `progress` is told which of how many it is.
+/// As [`each_of`]; before each case `progress` gets its number, name and the remaining time.
 pub fn each<C, R>(
     host: Host,
     cases: impl IntoIterator<Item = C>,
@@ -70,8 +71,8 @@ pub fn each<C, R>(
     })
 }
 
-/// Measures cases on one host, then ends it. A case that fails is passed to `missing` by its name, and the rest is
-/// measured, as long as the host lives; what was measured before its end counts.
+/// Measures cases on one host, then ends the host. A failed case goes to `missing` with its name, and the remaining
+/// cases are measured while the host lives. Results from before the host's end count.
 pub(crate) fn each_of<C, R>(
     mut host: Host,
     cases: impl IntoIterator<Item = C>,
@@ -101,27 +102,27 @@ pub(crate) fn each_of<C, R>(
     Ok(results)
 }
 
-/// TCP connections to each bulk VM.
+/// Number of TCP connections to each bulk VM.
 const STREAMS: u8 = 4;
 
-/// How requests are sent.
+/// The requests and their timing.
 #[derive(Debug, Clone)]
 pub enum Requests {
-    /// By the workload's client, at its pace.
+    /// By the workload's client, at its own pace.
     Client {
-        /// What answers, and who asks.
+        /// The server and its client.
         workload: Workload,
-        /// So many in all, at least.
+        /// Minimum number of requests.
         count: u64,
         /// Seed of everything random.
         seed: u64,
     },
-    /// sockperf's, at a steady rate.
+    /// sockperf's requests, at a steady rate.
     Paced(Paced),
 }
 
 impl Requests {
-    /// The workload, how many requests and their seed; at a steady rate nothing is random.
+    /// The workload, the number of requests and their seed. At a steady rate nothing is random.
     fn workload(&self) -> (Workload, u64, u64) {
         match self {
             Requests::Client { workload, count, seed } => (*workload, *count, *seed),
@@ -132,7 +133,7 @@ impl Requests {
     }
 }
 
-/// What flows to the bulk VMs.
+/// The traffic to the bulk VMs.
 pub(crate) fn flood(load: Load) -> Option<Kind> {
     match load {
         Load::None => None,
@@ -142,20 +143,20 @@ pub(crate) fn flood(load: Load) -> Option<Kind> {
     }
 }
 
-/// In the host, after the last datagram of a steady rate.
+/// A shell command for the host after the last datagram of a steady rate: waits for the last replies.
 pub(crate) const SETTLED: &str = "sleep 0.3";
 
-/// What is known of the host while requests were sent.
+/// Data about the host during a stretch of requests.
 pub(crate) struct Stretch<const N: usize> {
-    /// How long each capture was before.
+    /// Size of each capture before the stretch, bytes.
     pub from: [u64; N],
     /// Busy share of the CPUs, 0 to 1.
     pub cpu_share: Option<f64>,
-    /// Frames that the monitor had missed before.
+    /// Frames that the monitor had missed before the stretch.
     pub missed: u64,
 }
 
-/// Has requests sent while the flood flows, which is ended then.
+/// Runs `ask` while the flood flows, then ends the flood.
 pub(crate) fn stretch<const N: usize>(
     host: &mut Host,
     captures: [PathBuf; N],
@@ -175,23 +176,24 @@ pub(crate) fn stretch<const N: usize>(
     Ok(Stretch { from, cpu_share: after.share_since(&before, host.cpus), missed })
 }
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Debug)]
 pub struct Trial<'a> {
     /// The method's name in results.
     pub method: &'a str,
     /// The method in words.
     pub label: &'a str,
-    /// What the bulk VMs receive.
+    /// Traffic of the bulk VMs.
     pub load: Load,
-    /// The requests, those of the warm-up among them.
+    /// The requests, including the warm-up.
     pub requests: Requests,
-    /// Requests at the start that do not count: caches, ARP, the client learning the clock.
+    /// Requests at the start that do not count: they fill caches, resolve ARP, and let the client learn the clock.
     pub warmup: u64,
 }
 
 impl Trial<'_> {
-    /// Measures. The captures' cuts go to the host's directory; that of the RT NIC stays there.
+    /// Runs the measurement. The cuts of the captures are put into the host's directory; only that of the RT NIC is
+    /// kept.
     pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
         let dir = &host.dir.clone();
         let captures = [host.capture("rt"), host.capture("bulk")];
@@ -207,7 +209,7 @@ impl Trial<'_> {
                 let load = workload::Load { requests, seed, captures: &captures, dir, name: &name };
                 workload.send(client, host, &load, progress)
             }
-            // What is still under way at the last one is answered meanwhile.
+            // Requests that are in flight at the last one are answered meanwhile.
             Requests::Paced(paced) => host.paced(&paced).and_then(|()| host.shell(SETTLED).map(|_| ())),
         })?;
         let cut = |capture: &Path, from, nic: &str| {
@@ -221,7 +223,7 @@ impl Trial<'_> {
             workload.analyse(&rt_capture, host.server(workload).port(), self.warmup, (requests, seed))?;
         let flows = BulkFlows { ports: vec![flood::PORT], window: wire.span_ns };
         let bulk = if self.load == Load::Tcp { Some(bulk::analyse(&bulk_capture, flows)?) } else { None };
-        // A flood's capture is large, and its sums are in the result.
+        // The capture of a flood is large, and its sums are in the result.
         let _ = fs::remove_file(&bulk_capture);
         let mut result = MethodResult::new(&Run {
             method: self.method,
@@ -254,7 +256,7 @@ mod tests {
         let told: Vec<String> = (3..=18).map(|case| begin((case - 1) * 60)).collect();
         assert_eq!(told[4], "case 7 of 18: vanilla; about 12 min left");
         assert_eq!(told[15], "case 18 of 18: vanilla; about 60 s left");
-        // Of two hosts side by side, the first case that ended is the third that begins.
+        // With two hosts side by side, the first case has ended when the third begins.
         let mut count = CaseCount::new(4, 2);
         let mut begin = |seconds| count.begin_after("threaded", Duration::from_secs(seconds));
         assert_eq!([begin(0), begin(1)], ["case 1 of 4: threaded", "case 2 of 4: threaded"]);

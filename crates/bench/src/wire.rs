@@ -1,12 +1,12 @@
-//! The hardware monitor: response times of a UDP request/response server, read off the RT NIC's capture.
+//! The hardware monitor: response times of a UDP request/response server, read from the RT NIC's capture.
 //!
-//! In: a pcap of the RT NIC (Access'18, IV-A: a splitter and a stamping capture card; in the lab QEMU's
-//! `filter-dump`), and which server to look at. Out: one [`Exchange`] a counted request and [`WireCounts`] for all
-//! the others: every request that was seen is in exactly one of them (see [`WireCounts::requests`]).
+//! In: a pcap of the RT NIC, and the server's flow. In Access'18, IV-A, a splitter and a stamping capture card take the
+//! capture; in the lab QEMU's `filter-dump` does. Out: one [`Exchange`] per counted request, and [`WireCounts`] for all
+//! others. Every request in the capture is counted in exactly one of the two (see [`WireCounts::requests`]).
 //!
-//! A request and its reply belong together by both addresses, both ports and the 64-bit big-endian sequence number
-//! at [`RtFlow::sequence_at`] of the payload. The client's own delays are outside: the clock starts when the request
-//! passes the NIC and stops when the reply does.
+//! A request and its reply match by both addresses, both ports and the 64-bit big-endian sequence number at
+//! [`RtFlow::sequence_at`] of the payload. Delays in the client are not included: the time runs from the request's
+//! passage of the NIC to the reply's.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use crate::frame::{Datagram, Frame, parse};
 use crate::pcap::{PcapError, Record, Tail};
 
-/// A request without reply counts as still open, not as lost, when the capture ends less than this after it, ns.
+/// A request without reply counts as open, not as lost, if the capture ends less than this time after it, ns.
 pub const SETTLE_NS: u64 = 100_000_000;
 
-/// Which exchanges to look at.
+/// The exchanges to analyse.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RtFlow {
     /// The server's UDP port.
@@ -31,17 +31,17 @@ pub struct RtFlow {
     pub address: Option<IpAddr>,
     /// Offset of the sequence number in the payload, bytes (sockperf: 0).
     pub sequence_at: usize,
-    /// Only requests of this stretch of the capture's clock count, ns, both ends included; others are warm-up.
+    /// Only requests within this range of the capture's clock count, ns, both ends included. Others are warm-up.
     pub window: Option<(u64, u64)>,
-    /// Requests at the start of the window that do not count either.
+    /// Number of requests at the start of the window that do not count either.
     pub warmup: u64,
-    /// Requests closer together than this were released by the emulator in one batch: only the first counts. Ns; 0
-    /// means equal stamps.
+    /// If requests are closer together than this, the emulator released them in one batch, and only the first counts.
+    /// In ns; 0 for equal stamps.
     pub batch_ns: u64,
 }
 
 impl RtFlow {
-    /// A sockperf server on `port`: nothing skipped, batches told by equal stamps.
+    /// A sockperf server on `port`: no warm-up, and batches are requests with equal stamps.
     pub fn new(port: u16) -> Self {
         Self { port, address: None, sequence_at: 0, window: None, warmup: 0, batch_ns: 0 }
     }
@@ -58,11 +58,11 @@ impl RtFlow {
 /// A counted request and the time to its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
-    /// When the request passed the NIC, ns on the capture's clock.
+    /// Time at which the request passed the NIC, ns on the capture's clock.
     pub at_ns: u64,
-    /// Until its first reply passed the NIC, ns.
+    /// Time until its first reply passed the NIC, ns.
     pub latency_ns: u64,
-    /// Its sequence number.
+    /// Sequence number.
     pub sequence: u64,
 }
 
@@ -127,22 +127,22 @@ impl AddAssign for WireCounts {
     }
 }
 
-/// The monitor's findings.
+/// The result of an analysis.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WireAnalysis {
     /// The counted requests, by time.
     pub exchanges: Vec<Exchange>,
-    /// What became of all.
+    /// Counters of all packets of the flow.
     pub counts: WireCounts,
-    /// From a counted request back to the reply before it of the same client, ns: the intervals as the wire saw them.
+    /// Time from each counted request back to the previous reply of the same client, ns: the gaps as seen on the wire.
     pub intervals_ns: Vec<u64>,
-    /// The period on which arrivals sit, ns, where they do: the emulator released packets at fixed times.
+    /// The period of the arrivals, ns, if they have one: then the emulator released packets at fixed times.
     pub arrival_quantum_ns: Option<u64>,
-    /// Resolution of the capture's stamps, ns.
+    /// Resolution of the capture's time stamps, ns.
     pub resolution_ns: u64,
     /// First and last request in the window, ns on the capture's clock.
     pub span_ns: Option<(u64, u64)>,
-    /// Why the capture could not be read to its end, where it could not.
+    /// The error at which reading the capture stopped, if there was one.
     pub damage: Option<String>,
 }
 
@@ -153,7 +153,7 @@ impl WireAnalysis {
     }
 }
 
-/// Which way a datagram of the flow goes.
+/// Direction of a datagram of the flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Request,
@@ -169,7 +169,7 @@ struct Event {
     sequence: u64,
 }
 
-/// What a request and its reply have in common.
+/// The fields in which a request and its reply agree.
 type Key = (SocketAddr, SocketAddr, u64);
 
 impl Event {
@@ -178,7 +178,7 @@ impl Event {
     }
 }
 
-/// Gathers the flow's packets one by one; [`Monitor::finish`] matches them. Pure.
+/// Collects the flow's packets one by one; [`Monitor::finish`] matches them. Does no I/O.
 #[derive(Debug)]
 pub struct Monitor {
     flow: RtFlow,
@@ -188,12 +188,12 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// A monitor of one flow.
+    /// A monitor for one flow.
     pub fn new(flow: RtFlow) -> Self {
         Self { flow, events: Vec::new(), counts: WireCounts::default(), last_ns: 0 }
     }
 
-    /// Takes a packet, of the flow or not.
+    /// Takes a packet, whether or not it belongs to the flow.
     pub fn record(&mut self, record: &Record<'_>) {
         self.saw(record.at_ns);
         match parse(record) {
@@ -203,32 +203,32 @@ impl Monitor {
         }
     }
 
-    /// The capture goes on until here at least.
+    /// Notes that the capture extends at least to this time.
     fn saw(&mut self, at_ns: u64) {
         self.last_ns = self.last_ns.max(at_ns);
     }
 
-    /// A request passed; the same `sequence` of the same two again is a duplicate.
+    /// Notes a request. The same `sequence` between the same two sockets again is a duplicate.
     pub fn request(&mut self, at_ns: u64, client: SocketAddr, server: SocketAddr, sequence: u64) {
         self.events.push(Event { at_ns, way: Way::Request, client, server, sequence });
     }
 
-    /// Its reply passed.
+    /// Notes the reply to a request.
     pub fn reply(&mut self, at_ns: u64, client: SocketAddr, server: SocketAddr, sequence: u64) {
         self.events.push(Event { at_ns, way: Way::Reply, client, server, sequence });
     }
 
-    /// Something of the server that is neither.
+    /// Notes a packet of the server that is neither a request nor a reply.
     pub fn malformed(&mut self) {
         self.counts.malformed += 1;
     }
 
-    /// Data that answers nothing.
+    /// Notes data that replies to no request.
     pub fn stray(&mut self) {
         self.counts.stray_replies += 1;
     }
 
-    /// An answer's data again.
+    /// Notes repeated data of a reply.
     pub fn repeated(&mut self) {
         self.counts.duplicate_replies += 1;
     }
@@ -249,20 +249,20 @@ impl Monitor {
         }
     }
 
-    /// Packets of the flow that it holds.
+    /// Number of packets of the flow in memory.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         self.events.len()
     }
 
-    /// The last packet's stamp, ns; 0 before the first.
+    /// Time stamp of the last packet, ns; 0 before the first.
     pub fn last_ns(&self) -> u64 {
         self.last_ns
     }
 
-    /// Matches the requests before `until_ns` with the replies so far, and forgets both; the rest stays. For captures
-    /// that are looked at while they grow, of a flow without warm-up: a reply that comes later still is one to no
-    /// request.
+    /// Matches the requests before `until_ns` with the replies so far, and drops both; later packets stay. For captures
+    /// that are read while they grow, and for flows without warm-up. A reply that arrives later counts as a stray
+    /// reply.
     pub fn take_before(&mut self, until_ns: u64) -> WireAnalysis {
         let is_request = |event: &&Event| event.way == Way::Request && event.at_ns < until_ns;
         let requests: HashSet<_> = self.events.iter().filter(is_request).map(Event::key).collect();
@@ -276,13 +276,13 @@ impl Monitor {
 
     /// Matches requests and replies.
     pub fn finish(mut self) -> WireAnalysis {
-        // Captures of several CPUs may be out of order; equal stamps keep the file's order.
+        // Captures from several CPUs may be out of order. Equal stamps keep the file's order.
         self.events.sort_by_key(|event| event.at_ns);
         let requests = self.match_replies();
         self.classify(&requests)
     }
 
-    /// One entry a distinct request, by time, with its first reply.
+    /// One entry per distinct request, in order of time, with its first reply.
     fn match_replies(&mut self) -> Vec<Matched> {
         let mut requests: Vec<Matched> = Vec::new();
         let mut places: HashMap<Key, usize> = HashMap::new();
@@ -316,7 +316,7 @@ impl Monitor {
                 released_ns = Some(at_ns);
             }
             let before = last_reply.get(&event.client).copied();
-            // After a request without reply the next gap has no beginning.
+            // After a request without reply, the start of the next gap is unknown.
             match *replied_ns {
                 Some(replied) => last_reply.insert(event.client, replied),
                 None => last_reply.remove(&event.client),
@@ -353,16 +353,16 @@ struct Matched {
     replied_ns: Option<u64>,
 }
 
-/// Tells requests and replies of an application from its packets. Pure.
+/// Finds the requests and replies of an application in its packets. Does no I/O.
 pub trait Reader {
-    /// Takes a packet, of the application or not.
+    /// Takes a packet, whether or not it belongs to the application.
     fn record(&mut self, record: &Record<'_>, monitor: &mut Monitor);
 
-    /// There are no more packets.
+    /// Called after the last packet.
     fn finish(&mut self, _: &mut Monitor) {}
 }
 
-/// sockperf's: what a [`Monitor`] reads by itself.
+/// Reader for sockperf, whose packets [`Monitor`] parses itself.
 struct Sockperf;
 
 impl Reader for Sockperf {
@@ -371,16 +371,15 @@ impl Reader for Sockperf {
     }
 }
 
-/// Reads a whole capture of sockperf's. A damaged or unfinished end is told in the result; what stands before it
-/// counts.
+/// Reads a whole capture of sockperf. A damaged or unfinished end is noted in the result; the packets before it count.
 ///
 /// # Errors
-/// [`PcapError::Io`], [`PcapError::NotPcap`] and [`PcapError::LinkType`]: then there is nothing to analyse.
+/// [`PcapError::Io`], [`PcapError::NotPcap`] and [`PcapError::LinkType`]: nothing can be analysed then.
 pub fn analyse(path: &Path, flow: RtFlow) -> Result<WireAnalysis, PcapError> {
     analyse_by(&mut Sockperf, path, flow)
 }
 
-/// As [`analyse`], of another application; the flow's port and address are the reader's business then.
+/// As [`analyse`], for another application. Its reader applies the flow's port and address.
 ///
 /// # Errors
 /// As [`analyse`].
@@ -404,18 +403,18 @@ pub fn analyse_by(reader: &mut dyn Reader, path: &Path, flow: RtFlow) -> Result<
     Ok(analysis)
 }
 
-/// Periods that are tried, us.
+/// Periods to test, us.
 const QUANTA_US: [u64; 12] = [10, 20, 50, 100, 200, 250, 500, 1_000, 2_000, 2_500, 5_000, 10_000];
-/// How sharply arrivals must sit on a period: the length of their mean phase vector, 1 for all in one phase.
+/// Minimum length of the arrivals' mean phase vector for a period to count; 1 if all arrivals have the same phase.
 const SHARPNESS: f64 = 0.95;
-/// Fewer arrivals than this say nothing about a period.
+/// Minimum of arrivals for finding a period.
 const QUANTUM_ARRIVALS: usize = 50;
 
-/// Arrivals' phases in each of [`QUANTA_US`].
+/// Phases of the arrivals for each of [`QUANTA_US`].
 #[derive(Debug, Clone, Default)]
 pub struct Phases {
     arrivals: usize,
-    /// Sums of cosines and sines.
+    /// Sums of the phases' cosines and sines.
     sums: [(f64, f64); QUANTA_US.len()],
 }
 
@@ -431,9 +430,8 @@ impl Phases {
         }
     }
 
-    /// The longest period on which arrivals sit, ns. An emulator that releases packets at fixed times
-    /// (`filter-buffer`) shows here; the response times are then those of requests in a few phases of the host's
-    /// timers.
+    /// The longest period of the arrivals, ns. An emulator that releases packets at fixed times (`filter-buffer`)
+    /// causes such a period; the response times are then those of requests in only a few phases of the host's timers.
     pub fn quantum(&self) -> Option<u64> {
         let sharp = |(cosines, sines): (f64, f64)| cosines.hypot(sines) / self.arrivals as f64 >= SHARPNESS;
         let quanta = QUANTA_US.iter().zip(self.sums).rev();

@@ -1,7 +1,7 @@
-//! What an RT server is and who asks it: the server program, the client outside, and how the wire is read.
+//! The RT servers and their clients: the server program, the client outside, and the analysis of the capture.
 //!
-//! In: a [`Workload`] and the host. Out: requests on the wire, and response times of its capture. Where the server runs
-//! is [`crate::server`]'s business, and the same for all.
+//! In: a [`Workload`] and the host. Out: requests on the wire, and response times from its capture. [`crate::server`]
+//! decides on the server's place, in the same way for all workloads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
@@ -23,15 +23,15 @@ use crate::server::{self, Server};
 use crate::voip;
 use crate::wire::{self, RtFlow, WireAnalysis};
 
-/// Real time until a TCP server that does not listen yet is given up.
+/// Limit of the real time until a TCP server listens.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Requests until a server of a real host that does not answer is given up: 3 s.
+/// Number of requests until a real host's server without answers counts as missing: 3 s.
 const PROBES: u64 = 30;
-/// A request over TCP may take so long on the host's clock, us: retransmissions begin at 0.2 s and double.
+/// Limit of a request's time over TCP on the host's clock, us: retransmissions begin at 0.2 s and double.
 const TCP_TIMEOUT_US: u64 = 10_000_000;
-/// Bytes of a frame that hold a whole SIP message.
+/// Bytes of a frame that contain a whole SIP message.
 const WHOLE_FRAME: u32 = 2_048;
-/// Bytes of a frame that hold its headers.
+/// Bytes of a frame that contain its headers.
 pub const HEADERS: u32 = 96;
 
 /// A server and its load.
@@ -44,16 +44,16 @@ pub enum Workload {
     },
     /// memcached, TCP (IV-G 2; RTVirt, section 4.4).
     Memcached {
-        /// What is asked of it.
+        /// The requests.
         traffic: memcached::Traffic,
-        /// The client's connections; requests go by each in turn.
+        /// Number of the client's connections. Requests use them in turn.
         connections: u8,
     },
     /// Kamailio, UDP, between two SIPp (IV-G 1).
     Voip,
-    /// `sockperf server`, UDP, in a VM with a CPU load of its own (`xen-arm`).
+    /// `sockperf server`, UDP, in a VM with its own CPU load (`xen-arm`).
     Loaded {
-        /// Of its CPU, percent.
+        /// CPU load, percent.
         percent: u8,
     },
     /// A subscriber of raw Ethernet frames in a VM ([`crate::sampled`]); it has no address.
@@ -63,35 +63,35 @@ pub enum Workload {
 /// sockperf with the client's own messages.
 pub const SOCKPERF: Workload = Workload::Sockperf { message_bytes: client::MESSAGE_BYTES };
 
-/// A client that is ready: the server is up and knows it.
+/// A client that is ready: the server is up.
 pub enum Client {
-    /// Its first request is the first that the server sees.
+    /// The client for sockperf. Its first request is the first that the server receives.
     Sockperf {
         /// As in [`Workload::Sockperf`].
         message_bytes: usize,
     },
-    /// Connected, every key has a value.
+    /// Connected, and every key has a value.
     Memcached(memcached::Traffic, Box<memcached::client::Client>),
-    /// The guest has its load.
+    /// The guest has its CPU load.
     Loaded,
     /// The proxy has answered.
     Voip,
-    /// Its socket is open.
+    /// The publisher's socket is open.
     SampledValues(Publisher),
 }
 
 /// One measured stretch.
 #[derive(Debug)]
 pub struct Load<'a> {
-    /// Requests that are to count, and some before them that are not.
+    /// Number of requests, including those that do not count.
     pub requests: u64,
     /// Seed of everything random.
     pub seed: u64,
     /// Captures of the RT NIC and the bulk NIC.
     pub captures: &'a [PathBuf],
-    /// Where logs go.
+    /// Directory for logs.
     pub dir: &'a Path,
-    /// The case, for progress.
+    /// Name of the case, for progress messages.
     pub name: &'a str,
 }
 
@@ -107,24 +107,24 @@ impl Workload {
         }
     }
 
-    /// Its address on the RT network.
+    /// Address of the server on the RT network.
     pub fn address(self) -> SocketAddr {
         SocketAddr::new(IpAddr::from(server::ADDRESS), self.server().port)
     }
 
-    /// Bytes of a frame that the RT NIC's capture must hold.
+    /// Bytes of a frame that the RT NIC's capture must contain.
     pub fn captured(self) -> u32 {
         if self == Workload::Voip { WHOLE_FRAME } else { HEADERS }
     }
 
-    /// Makes the client ready, before anything is measured.
+    /// Prepares the client, before the measurement.
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
         if !matches!(self, Workload::Sockperf { .. } | Workload::Loaded { .. }) {
             host.needs_clients_outside("this server")?;
         }
         match self {
             Workload::Sockperf { message_bytes } => {
-                // An experiment knows that its own VM answers; a real host's may not.
+                // An experiment has checked that its own VM answers; a real host's may not.
                 if host.target().is_some() {
                     client::run(&ClientConfig::probe(host.server(self), PROBES), |_| ControlFlow::Continue(()))?;
                 }
@@ -149,7 +149,7 @@ impl Workload {
         }
     }
 
-    /// Sends the load by the host's clock.
+    /// Sends the load, paced by the host's clock.
     pub fn send(
         self,
         client: Client,
@@ -194,7 +194,7 @@ impl Workload {
         }
     }
 
-    /// Response times of so many `requests` with that `seed` to this `port`, and what a reader must know of them.
+    /// Response times of `requests` with this `seed` to this `port`, and notes for the reader.
     pub fn analyse(
         self,
         capture: &Path,
@@ -247,7 +247,7 @@ impl Workload {
         }
     }
 
-    /// Options of the command line that it is not without.
+    /// Command-line options that select this workload.
     pub fn options(self) -> Vec<String> {
         match self {
             Workload::Memcached { connections, .. } => vec!["--connections".to_owned(), connections.to_string()],
@@ -257,7 +257,7 @@ impl Workload {
         }
     }
 
-    /// From here on an answer is late, ns; `None` where none is.
+    /// Time after which an answer is late, ns; `None` for never.
     pub fn late_ns(self) -> Option<u64> {
         match self {
             Workload::SampledValues => Some(sampled::LATE_NS),

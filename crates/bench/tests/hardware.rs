@@ -1,6 +1,6 @@
-//! `ontime-lab bench --hardware` from end to end, with two network namespaces for the two machines and veth pairs for
-//! the cables: the real command, the real daemon, a stock sockperf and a stock iperf3 for the VMs' servers. No hardware
-//! is in it, and the report must say so.
+//! `ontime-lab bench --hardware` from end to end. Two network namespaces replace the two machines, and veth pairs the
+//! cables. The command, the daemon, sockperf and iperf3 (for the VMs' servers) are real. No hardware is involved, and
+//! the report must state that.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ use support::{Daemon, Guest, Site, possible};
 const RT: &str = "192.0.2.2";
 const BULK: &str = "198.51.100.2";
 
-/// Whether this can be tested here; says what is missing.
+/// Whether this test can run here; prints what is missing.
 fn able() -> bool {
     let installed = |program: &str| {
         let there = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
@@ -44,7 +44,7 @@ impl Drop for Background {
     }
 }
 
-/// The client's side: a namespace with one end of each cable.
+/// The clients' side: a namespace with one end of each cable.
 struct Bench {
     site: Site,
     client: String,
@@ -96,7 +96,7 @@ impl Bench {
         )
     }
 
-    /// `ontime-lab bench ARGS --hardware` with this site's file, as if typed on the host.
+    /// Runs `ontime-lab bench ARGS --hardware` with this site's file, as if typed on the host.
     fn bench(&self, site: &str, args: &[&str]) -> Output {
         let file = self.site.path("site.toml");
         fs::write(&file, site).unwrap();
@@ -155,7 +155,7 @@ fn a_host_is_measured_by_its_client_and_keeps_its_method() {
     assert!(output.status.success(), "{}", said(&output));
 
     let report = bench.report();
-    // No device is behind a veth: that is no hardware, and no reader may take it for that.
+    // A veth has no device, so this is not hardware, and the report must not look as if it were.
     assert_eq!(report["clock"], "real");
     let notes = report["notes"].to_string();
     assert!(notes.contains("no hardware") && notes.contains("the host: "), "{notes}");
@@ -169,10 +169,10 @@ fn a_host_is_measured_by_its_client_and_keeps_its_method() {
         assert!(result(&report, method, "tcp")["bulk_gbps"].as_f64().unwrap() > 0.01);
     }
     assert!(fs::read_to_string(bench.site.path("report.html")).unwrap().contains("as-is"));
-    // The method that was in force before is again.
+    // The previous method is in force again.
     assert_eq!(bench.site.json(&["status", "--json"])["method"], "threaded");
 
-    // The other experiments' ways over the same wire.
+    // Other experiments over the same wire.
     let output = bench
         .bench(&bench.describe(&rt, &bulk), &["vatc", "--method", "as-is,vatc", "--streams", "0", "--requests", "20"]);
     assert!(output.status.success(), "{}", said(&output));
@@ -198,13 +198,13 @@ fn a_host_is_measured_by_its_client_and_keeps_its_method() {
     assert!(output.status.success(), "{}", said(&output));
     let report = bench.report();
     let long = result(&report, "napi-tuned-vm-64-hours", "small-packets");
-    // What a busy machine did not send is no loss.
+    // Requests that a busy machine did not send are not losses.
     assert!(long["duration_s"].as_f64().unwrap() > 3.0 && long["count"].as_u64().unwrap() > 100, "{long}");
     assert!(long["notes"].to_string().contains("judged while the capture grew"), "{long}");
     let output = bench.bench(&bench.describe(&rt, &bulk), &["kbp", "--place", "macvlan"]);
     assert!(said(&output).contains("place 'macvlan'"), "{}", said(&output));
 
-    // A tenant that is not what the site says is not measured as if it were.
+    // A tenant that does not match the site is not measured.
     let output = bench.bench(
         &bench.describe(&bulk, &rt),
         &["rt-server", "--method", "partitioned", "--load", "none", "--requests", "5"],
@@ -224,7 +224,7 @@ fn a_frame_a_period_is_published_to_whoever_answers() {
         return;
     }
     let bench = Bench::new();
-    // As the guest of the emulated host (crates/lab/src/guest/sampled-values.sh) and the manual's subscriber.
+    // As in the guest of the emulated host (crates/lab/src/guest/sampled-values.sh), and as the manual's subscriber.
     let script = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/subscriber.pl")).unwrap();
     let file = bench.site.path("subscriber.pl");
     fs::write(&file, script).unwrap();
@@ -238,7 +238,7 @@ fn a_frame_a_period_is_published_to_whoever_answers() {
     assert!(output.status.success(), "{}", said(&output));
     let of = bench.report();
     let of = result(&of, "as-is", "none");
-    // How many came back in time is this machine's affair; that each of them is accounted for is the command's.
+    // How many answers are in time depends on this machine. The command must account for each of them.
     let number = |of: &Value| of.as_u64().unwrap();
     let wire = &of["wire"];
     let ends = ["counted", "lost", "open_at_end", "batched"].map(|name| number(&wire[name]));
@@ -267,10 +267,10 @@ fn what_is_missing_is_named() {
         let output = bench.bench(&site, &args);
         assert!(!output.status.success() && said(&output).contains(words), "{to}: {}", said(&output));
     }
-    // Nobody listens.
+    // No server listens.
     let output = bench.bench(&good, &args);
     assert!(said(&output).contains(&format!("{RT}:11111 did not answer")), "{}", said(&output));
-    // No right to capture.
+    // No privilege to capture.
     let output = Command::new("setpriv")
         .args(["--bounding-set=-net_raw", "--inh-caps=-net_raw", "ip", "netns", "exec", &bench.client])
         .args([env!("CARGO_BIN_EXE_ontime-lab"), "bench"])
@@ -280,7 +280,7 @@ fn what_is_missing_is_named() {
         .output()
         .unwrap();
     assert!(said(&output).contains("not permitted"), "{}", said(&output));
-    // What only an emulated host has, and what only a real one has.
+    // Options that only an emulated host allows, and options that only a real host allows.
     let output = bench.bench(&good, &["rt-server", "--method", "outsourcing", "--load", "none", "--requests", "5"]);
     assert!(said(&output).contains("its owner's"), "{}", said(&output));
     let output = bench.bench(&good, &["ablation"]);

@@ -1,4 +1,4 @@
-//! The real client against the real sockperf server, watched by the real tcpdump, on loopback.
+//! The real client with the real sockperf server, captured by the real tcpdump, on loopback.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -21,7 +21,7 @@ use ontime_figures::stats::Summary;
 
 mod common;
 
-/// Its answers are there, and this process is kept from a CPU between two looks.
+/// A peer whose answers have arrived, while this process does not get a CPU between two checks.
 struct Starved(bool);
 
 impl Peer for Starved {
@@ -46,7 +46,7 @@ fn an_answer_that_came_while_the_client_waited_for_a_cpu_is_not_lost() {
     assert_eq!((report.answered, report.lost), (3, 0));
 }
 
-/// A free UDP port below the range of ephemeral ones, so that no client's own port can take it before the server does.
+/// A free UDP port below the ephemeral range, so that no client's own port can take it before the server does.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = u16::try_from(std::process::id() % 10_000).unwrap();
@@ -62,7 +62,7 @@ fn sockperf(port: u16) -> Option<Background> {
     Some(server)
 }
 
-/// What a capture holds, once it holds so many exchanges: who writes it may be late.
+/// A capture's analysis, once the capture has this many exchanges: its writer may be late.
 fn captured(file: &Path, port: u16, exchanges: u64) -> wire::WireAnalysis {
     let begun = Instant::now();
     loop {
@@ -84,7 +84,7 @@ fn the_client_and_a_stock_sockperf_server_as_tcpdump_sees_them() {
     let Some(_server) = sockperf(port) else { return };
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("lo.pcap");
-    // Whole frames leave room for eight in tcpdump's ring, and one that waits for a CPU would lose the ninth.
+    // With whole frames tcpdump's ring has room for eight, and would lose the ninth while tcpdump waits for a CPU.
     let Some(_dump) = tcpdump(&format!("udp port {port}"), 256, &file) else { return };
 
     let report = client::run(&config(port, 200), |_| ControlFlow::Continue(())).unwrap();
@@ -97,7 +97,7 @@ fn the_client_and_a_stock_sockperf_server_as_tcpdump_sees_them() {
     assert_eq!(sequences, (1..=200).collect::<Vec<_>>());
     let latency = Summary::of(&analysis.latencies_ns()).unwrap();
     assert!(latency.p50 > 0, "{latency:?}");
-    // Gaps are 1 to 10 ms and never shorter; a busy machine may lengthen them.
+    // Gaps are 1 to 10 ms and never shorter. A busy machine may lengthen them.
     let gaps = Summary::of(&analysis.intervals_ns).unwrap();
     assert!(gaps.min >= 990_000, "{gaps:?}");
     assert!(gaps.p50 >= 4_500_000, "{gaps:?}");
@@ -112,7 +112,7 @@ fn a_growing_capture_slows_the_client_to_its_clock() {
     let file = directory.path().join("slow.pcap");
     let header: Vec<u8> = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 96, 1].iter().flat_map(|v| v.to_le_bytes()).collect();
     std::fs::write(&file, header).unwrap();
-    // A host whose clock runs at a fifth of real time: a packet every real 2 ms, stamped 0.4 ms apart.
+    // A host whose clock runs at a fifth of real time: a packet per 2 ms of real time, with stamps 0.4 ms apart.
     let running = AtomicBool::new(true);
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -196,7 +196,7 @@ fn the_caller_is_told_how_far_it_is_and_can_end_it() {
     assert!(told.contains(" of 1,000,000 replies, 0 lost, "), "{told}");
 }
 
-/// Two UDP ports, as QEMU's socket back end takes frames: the frame is the datagram.
+/// Two UDP ports for QEMU's socket back end, whose datagrams are frames.
 #[test]
 fn a_capture_by_qemu_itself_is_read_while_it_grows() {
     let directory = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn a_capture_by_qemu_itself_is_read_while_it_grows() {
     let back_end = format!("socket,id=n0,udp={},localaddr=127.0.0.1:{theirs}", ours.local_addr().unwrap());
     let dump = format!("filter-dump,id=f0,netdev=n0,maxlen=96,file={}", file.display());
     let arguments = ["-machine", "none", "-display", "none", "-nodefaults", "-netdev", &back_end];
-    // A hub takes frames only while another port can.
+    // A hub accepts frames only while another port can receive them.
     let other = format!("socket,id=n1,udp={},localaddr=127.0.0.1:{}", ours.local_addr().unwrap(), free_port());
     let hub =
         ["-netdev", "hubport,id=h0,hubid=0,netdev=n0", "-netdev", &other, "-netdev", "hubport,id=h1,hubid=0,netdev=n1"];
@@ -230,7 +230,7 @@ fn a_capture_by_qemu_itself_is_read_while_it_grows() {
     let analysis = captured(&file, 11_111, 20);
     assert_eq!((analysis.counts.requests, analysis.counts.counted), (20, 20), "{:?}", analysis.counts);
     let latency = Summary::of(&analysis.latencies_ns()).unwrap();
-    // A busy machine may wake QEMU late for some requests and some replies, not for half of them.
+    // A busy machine may wake QEMU late for some requests and replies, but not for half of them.
     assert!(latency.p50 >= 4_000_000, "{latency:?}");
     assert!(seen.is_sorted() && seen[19] - seen[0] >= 100_000_000, "{seen:?}");
     // Without -icount QEMU's clock is the machine's.

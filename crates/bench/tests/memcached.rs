@@ -1,4 +1,4 @@
-//! GET response times from crafted captures, and the real client against the real memcached, watched by the real
+//! GET response times from synthetic captures, and the real client with the real memcached, captured by the real
 //! tcpdump.
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ use proptest::prelude::*;
 
 const PORT: u16 = 11_211;
 const SERVER: &str = "10.1.0.2:11211";
-/// As the lab's RT NIC is captured.
+/// The format of the lab's capture of the RT NIC.
 const CUT: Format = Format { nanoseconds: true, big_endian: false, snaplen: Some(96), virtio_header: 0, vlan: None };
 
 fn read(capture: &Capture) -> Analysis {
@@ -39,7 +39,7 @@ fn set() -> Vec<u8> {
     [b"set ".as_slice(), &[b'k'; 64], b" 0 0 1024\r\n", &[b'v'; 1_026]].concat()
 }
 
-/// A connection that is told what passes.
+/// A connection that writes its packets into a capture.
 struct Connection {
     client: String,
     to_server: u32,
@@ -123,27 +123,28 @@ fn an_answer_counts_when_its_last_byte_passed_and_a_get_when_its_last_did() {
 fn retransmissions_losses_misses_and_strays_are_counted_not_dropped() {
     let (mut capture, mut tcp) = (Capture::new(CUT), Connection::new(40_000, 9));
     tcp.opens(&mut capture, T0);
-    // Asked again before it is answered, answered twice: the first of each counts.
+    // Requested again before the answer, and answered twice: the first of each counts.
     tcp.asks(&mut capture, T0 + MS, &get());
     tcp.to_server -= get().len() as u32;
     tcp.asks(&mut capture, T0 + 2 * MS, &get());
     tcp.is_answered(&mut capture, T0 + 3 * MS, ACCESS.answer_bytes());
     tcp.to_client -= ACCESS.answer_bytes() as u32;
     tcp.is_answered(&mut capture, T0 + 4 * MS, ACCESS.answer_bytes());
-    // A miss is no response time.
+    // A miss has no response time.
     tcp.asks(&mut capture, T0 + 10 * MS, &get());
     tcp.is_answered(&mut capture, T0 + 11 * MS, 5);
-    // Data that answers nothing: the request before is answered, none is open, or it does not acknowledge the open one.
+    // Data that is no answer: the last request has been answered, no request is outstanding, or the data does not
+    // acknowledge the outstanding one.
     tcp.asks(&mut capture, T0 + 20 * MS, &get());
     tcp.to_server -= 1;
     tcp.is_answered(&mut capture, T0 + 21 * MS, 3);
     tcp.to_server += 1;
-    // That one is given up, and another connection takes its place, by the same port.
+    // The request is given up, and a new connection with the same port replaces the connection.
     let mut next = Connection::new(40_000, 70_000);
     next.opens(&mut capture, T0 + 30 * MS);
     next.asks(&mut capture, T0 + 40 * MS, &get());
     next.is_answered(&mut capture, T0 + 41 * MS, ACCESS.answer_bytes());
-    // The last is open when the capture ends.
+    // The last request is outstanding when the capture ends.
     next.asks(&mut capture, T0 + 200 * MS, &get());
     let Analysis { gets, .. } = read(&capture);
     assert_eq!(gets.latencies_ns(), [2 * MS, MS]);
@@ -166,7 +167,7 @@ fn warm_up_and_other_ports_do_not_count() {
 }
 
 proptest! {
-    /// Several connections, one request open on each, answers in any order and in pieces.
+    /// Several connections with one outstanding request each, and answers in any order and in parts.
     #[test]
     fn gets_meet_their_answers_on_several_connections(
         plan in prop::collection::vec((0_usize..5, any::<bool>(), 1_u64..900, 1_usize..ACCESS.answer_bytes()), 1..80),
@@ -174,12 +175,12 @@ proptest! {
     ) {
         let mut connections: Vec<Connection> =
             starts.iter().enumerate().map(|(n, &start)| Connection::new(40_000 + n as u16, start)).collect();
-        // What happens, by time; a connection is asked again only after its answer.
+        // Events in order of time. A connection gets another request only after its answer.
         let mut free = [T0; 5];
         let mut happens: Vec<(u64, usize, Option<usize>, bool)> = Vec::new();
         let mut expected = Vec::new();
         for (n, &(which, is_get, takes_us, piece)) in plan.iter().enumerate() {
-            // No two in one instant.
+            // No two events at the same time.
             let asked = (free[which].max(T0 + n as u64 * 100 * US) / 8 + 1) * 8 + which as u64;
             let answered = asked + takes_us * US;
             happens.push((asked, which, None, is_get));
@@ -208,7 +209,7 @@ proptest! {
         prop_assert_eq!(gets.counts.malformed + gets.counts.stray_replies + gets.counts.lost, 0);
     }
 
-    /// Whatever stands in a capture, every request is booked once.
+    /// Whatever a capture contains, every request is counted once.
     #[test]
     fn garbage_is_booked(
         frames in prop::collection::vec((any::<bool>(), 0_u16..3, any::<u32>(), any::<Option<u32>>(), any::<bool>(), 0_usize..90), 0..60),
@@ -236,7 +237,7 @@ fn memcached(port: u16) -> Option<(Background, SocketAddr)> {
     Some((start("memcached", &arguments)?, SocketAddr::from((Ipv4Addr::LOCALHOST, port))))
 }
 
-/// Until it listens.
+/// Connects repeatedly until the server listens.
 fn open(server: SocketAddr, traffic: Traffic, connections: u8) -> Client {
     let begun = Instant::now();
     loop {
@@ -266,7 +267,7 @@ fn the_real_server_answers_and_the_wire_agrees() {
         };
         let report = client::run_with(&config, &mut client, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!((report.sent, report.answered, report.lost, report.refused), (requests, requests, 0, 0));
-        // tcpdump writes what it saw a little later.
+        // tcpdump writes the packets a little later.
         let begun = Instant::now();
         let found = loop {
             let found = analyse(&file, port, traffic, 0).unwrap();

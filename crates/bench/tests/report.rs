@@ -1,4 +1,4 @@
-//! From captures to the page: everything a report shows comes out of the analysis, and every form shows it.
+//! From captures to the page: everything in a report comes from the analysis, and every format shows it.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ use ontime_bench::wire::{self, RtFlow, WireAnalysis};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// What a made-up server does: most replies within `usual` us, one in `rare` within `slow` us more.
+/// A synthetic server: most replies within `usual` us, and one in `rare` takes up to `slow` us more.
 #[derive(Clone, Copy)]
 struct Server {
     usual: (u64, u64),
@@ -155,7 +155,7 @@ fn json_goes_round_and_other_versions_are_refused_clearly() {
 fn a_figure_that_is_no_number_is_never_written() {
     let mut report = a_report(200);
     report.results[0].bulk_gbps = Some(f64::NAN);
-    // JSON has no NaN: it would come back as "not measured", which it is not.
+    // JSON has no NaN: it would be read back as "not measured", which is wrong.
     assert!(matches!(report.to_json(), Err(SchemaError::NotANumber)));
     report.results[0].bulk_gbps = None;
     assert!(report.to_json().is_ok());
@@ -227,10 +227,10 @@ fn the_terminal_table_has_both_sides_and_what_is_unfavourable() {
     assert!(text.replace(" \\\n    ", " ").contains(&format!("Again: {}\n", report.command)));
 }
 
-/// Columns of a terminal that a table has at most.
+/// Maximum width of a table in a terminal, columns.
 const COLUMNS: usize = 100;
 
-/// What an experiment measures besides response times, with values of the usual size.
+/// Metrics of an experiment besides response times, with values of the usual size.
 fn metrics(experiment: &str, place: usize) -> Vec<Metric> {
     let n = place as u64;
     let count = |key: &str, value: u64| Metric::count(key, value);
@@ -299,7 +299,7 @@ fn metrics(experiment: &str, place: usize) -> Vec<Metric> {
     }
 }
 
-/// A report with a result of every case that an experiment can measure; in the last one nothing was answered.
+/// A report with a result for every case of an experiment. The last one has no answers.
 fn a_report_of(experiment: &dyn experiments::Experiment) -> Report {
     let base = a_report(200);
     let times = base.results[0].latency_us.unwrap();
@@ -333,7 +333,7 @@ fn a_report_of(experiment: &dyn experiments::Experiment) -> Report {
     report
 }
 
-/// The rows of the last table, which is that of the results as a whole, and its head.
+/// The rows and the head of the last table, the one of the results as a whole.
 fn last_table(terminal: &str) -> (String, Vec<&str>) {
     let lines: Vec<&str> = terminal.lines().collect();
     let rule = lines.iter().rposition(|line| line.starts_with('─')).unwrap_or_else(|| panic!("{terminal}"));
@@ -374,7 +374,7 @@ fn the_terminal_table_of_every_experiment_has_room_in_a_terminal() {
                 }
             }
         }
-        // What a goal judges is in the table, or above it where it is the same in every case.
+        // Figures that a goal evaluates are in the table, or above it if they are the same in every case.
         let above = terminal.split("In every case: ").nth(1).unwrap_or_default().replace("\n  ", " ");
         let above = above.lines().next().unwrap_or_default();
         for goal in experiment.goals() {
@@ -440,7 +440,7 @@ fn what_is_the_same_in_every_case_is_told_once() {
     }
     assert_eq!(terminal.matches("requests arrived on a grid").count(), 1);
     assert!(terminal.contains("every case: requests arrived on a grid"));
-    // Results of two runs of the same case are told apart.
+    // Results of two runs of the same case are distinguished.
     report.results.push(report.results[1].clone());
     let terminal = report::terminal(&report);
     assert!(last_table(&terminal).1[3].starts_with("rt-default #2 "), "{terminal}");
@@ -535,7 +535,7 @@ fn metrics_of_results_and_of_their_parts_are_in_every_form() {
     let line = |word: &str| terminal.lines().find(|line| line.contains(word)).unwrap_or_else(|| panic!("{terminal}"));
     assert!(line("host receive").contains("rt-default") && line("host receive").contains("1,234"));
     assert!(line("warning").contains("threaded") && !terminal.contains("napi/rt0"), "a sentence is for the page");
-    // A result has many parts in the page and the JSON, and not in a terminal.
+    // The page and the JSON show all parts of a result; a terminal does not.
     for number in 0..20 {
         report.results[1].metrics.push(Metric::count("requests", 1).of(&format!("inversion {number}")));
     }
@@ -655,12 +655,12 @@ fn the_page_is_self_contained_escaped_and_complete() {
         assert!(!page.contains(outside), "the page refers to something outside: {outside}");
     }
     assert!(page.contains("prefers-color-scheme: dark"));
-    // An SVG element left open would swallow what follows it.
+    // An unclosed SVG element would hide the following ones.
     for element in ["svg", "g", "line", "path", "rect", "circle", "text", "title", "desc"] {
         let open = page.matches(&format!("<{element}>")).count() + page.matches(&format!("<{element} ")).count();
         assert_eq!(open, page.matches(&format!("</{element}>")).count(), "{element}");
     }
-    // A CDF and a tail for 7.2 virtual, 6.12 virtual and 7.2 real, and a histogram a result.
+    // A CDF and a tail for 7.2 virtual, 6.12 virtual and 7.2 real, and a histogram per result.
     assert_eq!(page.matches("role=\"img\"").count(), 3 * 2 + report.results.len());
     assert!(page.contains(&report.command) && page.contains("&lt;Xeon&gt; &amp; friends"));
     for result in &report.results {

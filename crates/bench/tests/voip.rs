@@ -1,4 +1,4 @@
-//! Forward delays of a SIP proxy, from crafted captures.
+//! Forward delays of a SIP proxy, from synthetic captures.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -19,7 +19,7 @@ const CALLER: &str = "10.1.0.1:5080";
 const CALLED: &str = "10.1.0.1:5070";
 const WHOLE: Format =
     Format { nanoseconds: true, big_endian: false, snaplen: Some(2_048), virtio_header: 0, vlan: None };
-/// A call's six: the start line, CSeq, whether it comes from the caller.
+/// The six messages of a call: the start line, CSeq, and whether the caller sends it.
 const SIX: [(&str, &str, bool); 6] = [
     ("INVITE sip:service@10.1.0.1:5070 SIP/2.0", "1 INVITE", true),
     ("SIP/2.0 180 Ringing", "1 INVITE", false),
@@ -42,7 +42,7 @@ fn message(start: &str, call: u64, sequence: &str, vias: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A message comes in, and goes out with one more Via (a request) or one less (an answer).
+/// A message arrives, and leaves with one more Via (a request) or one less (an answer).
 fn forwarded(capture: &mut Capture, (in_ns, out_ns): (u64, u64), call: u64, which: usize) {
     comes(capture, in_ns, call, which);
     goes(capture, out_ns, call, which);
@@ -69,7 +69,7 @@ fn the_six_messages_of_a_call_are_six_delays() {
             let comes = at_ns + which * 2 * MS;
             forwarded(&mut capture, (comes, comes + (100 + which) * US), call, which as usize);
             if which == 0 {
-                // The proxy's own word.
+                // The proxy's own message.
                 capture.udp(comes + 50 * US, PROXY, CALLER, &message("SIP/2.0 100 trying", call, "1 INVITE", 1));
             }
         }
@@ -146,12 +146,12 @@ fn warm_up_does_not_count() {
 }
 
 proptest! {
-    /// Calls that overlap in any way keep their messages apart.
+    /// Messages of overlapping calls are kept apart.
     #[test]
     fn overlapping_calls_are_kept_apart(delays in prop::collection::vec((0_u64..50_000, 1_u64..20_000), 1..60)) {
         let mut happens = Vec::new();
         for (number, (starts_us, takes_us)) in delays.iter().enumerate() {
-            // Six messages a call; no two in one instant.
+            // Six messages per call; no two at the same time.
             let (call, which) = (number as u64 / 6, number % 6);
             let comes = T0 + starts_us * US + number as u64;
             happens.push((comes, false, call, which));
@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// Whatever comes to the proxy's port is read without a panic.
+    /// Any data to the proxy's port is parsed without a panic.
     #[test]
     fn garbage_is_read(payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)) {
         let mut capture = Capture::new(WHOLE);

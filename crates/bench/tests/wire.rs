@@ -1,4 +1,4 @@
-//! The monitor's analysis on crafted captures: what it counts, and what it survives.
+//! The monitor's analysis of synthetic captures: what it counts, and which errors it tolerates.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

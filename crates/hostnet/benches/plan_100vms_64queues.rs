@@ -1,4 +1,4 @@
-//! Planning for the size: 100 VMs, 64 queues.
+//! Planning time for 100 VMs and 64 queues.
 #![allow(missing_docs)] // criterion's macro makes an undocumented function
 #![allow(clippy::unwrap_used)] // of the made-up host
 

@@ -1,30 +1,31 @@
-//! Polling only while packets come, within a bound: when a NIC's RT queues poll and when they wait for interrupts.
-//! Pure.
+//! Adaptive polling: decides when a NIC's RT queues poll and when they use interrupts, within a limit of CPU time. Does
+//! no I/O.
 //!
-//! In: packet counts of NICs, read now and then. Out: the NICs that are to rest, and how much CPU that saved against
-//! polling always (KBP, IEICE'22, section 4.1, names the polling thread's CPU as its price).
+//! In: packet counts of NICs, read at intervals. Out: the NICs that must not poll, and the CPU time saved compared with
+//! permanent polling (KBP, IEICE'22, section 4.1, names the polling thread's CPU as its cost).
 //!
-//! The bound is a token bucket: credit grows by `bound` for each unit of time, up to what [`WINDOW`] brings, and
-//! polling spends one; what a look that came late let it take too much is owed. So over any time T polling takes at
-//! most `bound` x (T + [`WINDOW`]), and once more the time between two looks.
+//! The limit is a token bucket. Credit grows by `bound` per unit of time, up to the amount for [`WINDOW`], and polling
+//! consumes one per unit of time. If a check is late, the credit may become negative, and must be earned first. So over
+//! any time T, polling takes at most `bound` x (T + [`WINDOW`]) plus the time between two checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long credit may be saved up for.
+/// The time for which credit accumulates at most.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// How often packet counts are to be read: a queue begins to poll at most this long after its first packet, which until
-/// then comes by its interrupt, as under `partitioned`.
+/// Interval between reads of packet counts. A queue starts to poll at most this long after its first packet. Until then
+/// its packets come by interrupt, as under `partitioned`.
 pub const LOOK: Duration = Duration::from_millis(100);
-/// Polling that ended for want of credit begins again with this part of all credit, so that it does not flicker.
+/// After polling has ended for lack of credit, it restarts with this share of the full credit, so that it does not
+/// toggle.
 const RESTART: f64 = 0.1;
 
-/// What the administrator wants of it.
+/// The administrator's settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Most of one CPU that a NIC's polling may take, over 0 to 1, on average.
+    /// Limit of a NIC's polling time on average, as a share of one CPU, above 0 and at most 1.
     pub bound: f64,
-    /// Polling goes on this long after the last packet.
+    /// Time for which polling continues after the last packet.
     pub linger: Duration,
 }
 
@@ -34,18 +35,18 @@ impl Default for Settings {
     }
 }
 
-/// What a NIC's polling has taken, and saved.
+/// Polling times of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Account {
-    /// Polls now.
+    /// Whether the NIC is polled now.
     pub polling: bool,
-    /// Time in which it polled, a CPU's worth.
+    /// Time of polling, which uses a whole CPU.
     pub polled: Duration,
-    /// Time in which it waited for interrupts: the CPU saved.
+    /// Time with interrupts, during which that CPU was saved.
     pub rested: Duration,
-    /// Times it began to poll.
+    /// Number of times that polling started.
     pub starts: u64,
-    /// Times it stopped because the bound was reached, while packets came.
+    /// Number of times that polling stopped because of the limit, while packets arrived.
     pub bounded: u64,
 }
 
@@ -53,22 +54,22 @@ pub struct Account {
 struct Nic {
     packets: u64,
     quiet: Duration,
-    /// Seconds that it may poll; below zero while it owes some.
+    /// Remaining polling time, s; negative after a late check.
     credit: f64,
-    /// Out of credit, until [`RESTART`] of it is back.
+    /// Credit is used up; ends when [`RESTART`] of the full credit is back.
     exhausted: bool,
     account: Account,
 }
 
-/// All NICs that poll under the method.
+/// State of all NICs that poll under the method.
 #[derive(Debug, Clone, Default)]
 pub struct Adaptive {
     nics: BTreeMap<u32, Nic>,
 }
 
 impl Adaptive {
-    /// Takes the received packets of each NIC, by interface index, `elapsed` after the last time. Gives those that are
-    /// to rest. One not seen before rests until its first packet; one not named any more is forgotten.
+    /// Takes the received packets of each NIC, by interface index, `elapsed` after the previous call. Returns the NICs
+    /// that must not poll. A new NIC does not poll before its first packet; a NIC that is not in `packets` is removed.
     pub fn look(&mut self, settings: Settings, elapsed: Duration, packets: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
         self.nics.retain(|nic, _| packets.contains_key(nic));
         for (nic, count) in packets {
@@ -85,7 +86,7 @@ impl Adaptive {
         self.nics.iter().filter(|(_, nic)| !nic.account.polling).map(|(index, _)| *index).collect()
     }
 
-    /// What each NIC's polling has taken, by interface index.
+    /// Polling times of each NIC, by interface index.
     pub fn accounts(&self) -> impl Iterator<Item = (u32, Account)> + '_ {
         self.nics.iter().map(|(index, nic)| (*index, nic.account))
     }
@@ -102,7 +103,7 @@ impl Nic {
             self.account.rested += elapsed;
         }
         self.credit = (self.credit + seconds * settings.bound).min(full);
-        // A counter that went back was reset by its driver, which a packet's arrival is the likeliest reason to notice.
+        // A counter that decreased was reset by its driver. That counts as an arrival too.
         let came = packets != self.packets;
         self.packets = packets;
         self.quiet = if came { Duration::ZERO } else { self.quiet + elapsed };
@@ -126,7 +127,7 @@ mod tests {
 
     const NIC: u32 = 3;
 
-    /// Looks every 100 ms for `seconds`; packets come while `comes` says so. Gives the account.
+    /// Checks every 100 ms for `seconds`. Packets arrive in the tenths for which `comes` is true. Returns the account.
     fn run(adaptive: &mut Adaptive, settings: Settings, seconds: u64, comes: impl Fn(u64) -> bool) -> Account {
         let mut count = adaptive.nics.get(&NIC).map_or(0, |nic| nic.packets);
         for tenth in 0..seconds * 10 {
@@ -143,10 +144,10 @@ mod tests {
         let idle = run(&mut adaptive, settings, 10, |_| false);
         assert!(!idle.polling);
         assert_eq!((idle.polled, idle.starts), (Duration::ZERO, 0));
-        // One packet: polls from that look on, and half a second longer.
+        // One packet: polling starts at that check and continues for half a second.
         let once = run(&mut adaptive, settings, 10, |tenth| tenth == 0);
         assert_eq!((once.polled, once.starts, once.polling), (Duration::from_millis(500), 1, false));
-        // A request each 10 ms: all the time.
+        // Packets in every interval: polls all the time.
         let busy = run(&mut adaptive, settings, 10, |_| true);
         assert!(busy.polling);
         assert_eq!((busy.starts, busy.bounded), (2, 0));
@@ -162,10 +163,10 @@ mod tests {
             let account = run(&mut adaptive, settings, seconds, |_| true);
             let most = (Duration::from_secs(seconds) + WINDOW).mul_f64(bound) + LOOK;
             assert!(account.polled <= most, "{bound}: {account:?}");
-            // It is used, too.
+            // The limit is used almost fully.
             assert!(account.polled >= Duration::from_secs(seconds).mul_f64(bound * 0.8), "{bound}: {account:?}");
             assert!(account.bounded > 0);
-            // Never more than a start a second: it does not flicker.
+            // At most one start per second: polling does not toggle.
             assert!(account.starts <= seconds, "{bound}: {account:?}");
             assert_eq!(account.polled + account.rested, Duration::from_secs(seconds) - LOOK);
         }

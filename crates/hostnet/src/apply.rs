@@ -1,8 +1,8 @@
-//! Applying a plan, undoing it, and noticing what drifted.
+//! Applies a plan, undoes it, and finds drift.
 //!
 //! In: a [`Host`], a [`Plan`], the [`Journal`]. Out: a [`Report`]. Every original is in the journal, durably, before
-//! its knob is written. Applying twice changes nothing the second time; what an earlier plan changed and this one does
-//! not want gets its original back.
+//! its knob is written. Applying a plan twice changes nothing the second time. A knob that an earlier plan changed and
+//! this plan does not contain gets its original value back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,68 +14,68 @@ use crate::knob::{Host, Knob, KnobError, Value};
 use crate::plan::Plan;
 use crate::rule::{Finding, RuleId, Setting, Stage};
 
-/// What became of one knob.
+/// The outcome for one knob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
 pub enum Done {
-    /// It has the wanted value now, and had another.
+    /// The knob had another value and has the planned value now.
     Changed,
-    /// It had the wanted value.
+    /// The knob already had the planned value.
     Already,
-    /// It has its original value again.
+    /// The knob has its original value again.
     Restored,
-    /// The thread ended, the NIC or queue is gone: nothing to do.
+    /// The thread has ended, or the NIC or queue no longer exists: nothing to do.
     Gone,
-    /// This kernel or device has no such knob, or others hold it: cause and remedy. On reset its original stays in the
-    /// journal.
+    /// This kernel or device has no such knob, or another program holds it: cause and remedy. On reset, its original
+    /// stays in the journal.
     Unsupported(String),
-    /// The kernel refused: cause and remedy; on reset its original stays in the journal.
+    /// The kernel refused: cause and remedy. On reset, its original stays in the journal.
     Failed(String),
 }
 
 /// One knob of a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Item {
-    /// The rule that wanted it; none where it was given back.
+    /// The rule that planned it; none for a restored knob.
     pub rule: Option<RuleId>,
-    /// Which knob.
+    /// The knob.
     pub knob: Knob,
-    /// What it was, where it could be read.
+    /// The value before, if it could be read.
     pub from: Option<Value>,
-    /// What it was to become.
+    /// The planned value, or the original.
     pub to: Value,
-    /// What became of it.
+    /// The outcome.
     pub done: Done,
 }
 
-/// What an apply or a reset did.
+/// The result of an apply or a reset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Every knob looked at.
+    /// Every knob that was read.
     pub items: Vec<Item>,
-    /// What no knob cures.
+    /// Problems that no knob removes.
     pub findings: Vec<Finding>,
 }
 
-/// How many knobs a report has of each outcome.
+/// Number of knobs per outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// See [`Done::Changed`].
+    /// Knobs with [`Done::Changed`].
     pub changed: usize,
-    /// See [`Done::Already`].
+    /// Knobs with [`Done::Already`].
     pub already: usize,
-    /// See [`Done::Restored`].
+    /// Knobs with [`Done::Restored`].
     pub restored: usize,
-    /// See [`Done::Gone`].
+    /// Knobs with [`Done::Gone`].
     pub gone: usize,
-    /// See [`Done::Unsupported`].
+    /// Knobs with [`Done::Unsupported`].
     pub unsupported: usize,
-    /// See [`Done::Failed`].
+    /// Knobs with [`Done::Failed`].
     pub failed: usize,
 }
 
 impl Report {
-    /// How many knobs had each outcome.
+    /// Counts the knobs per outcome.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for item in &self.items {
@@ -96,13 +96,13 @@ impl Report {
         self.items.push(Item { rule, knob: knob.clone(), from, to: to.clone(), done });
     }
 
-    /// Whether something was changed that is to be written once more, soon ([`Setting::insists`]).
+    /// Whether a changed knob must be written once more soon ([`Setting::insists`]).
     pub fn insists(&self, plan: &Plan) -> bool {
         let insisting: BTreeSet<_> = plan.settings.iter().filter(|set| set.insists).map(|set| set.knob.key()).collect();
         self.items.iter().any(|item| item.done == Done::Changed && insisting.contains(&item.knob.key()))
     }
 
-    /// Whether something was changed that makes threads appear which this report's plan did not know.
+    /// Whether a changed knob creates threads that this report's plan did not know.
     fn reveals_threads(&self, plan: &Plan) -> bool {
         let revealing: BTreeSet<_> =
             plan.settings.iter().filter(|setting| setting.stage == Stage::Thread).map(|s| s.knob.key()).collect();
@@ -110,14 +110,14 @@ impl Report {
     }
 }
 
-/// A knob that has another value than the plan wants.
+/// A knob whose value is not the planned one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Drift {
-    /// What is wanted.
+    /// The planned setting.
     pub setting: Setting,
-    /// What it has.
+    /// The value found.
     pub found: Value,
-    /// Whether Ontime had set it, so that someone changed it since.
+    /// Whether Ontime had set the knob, so that another program changed it later.
     pub was_applied: bool,
 }
 
@@ -127,18 +127,19 @@ pub enum ConvergeError<E: std::error::Error + 'static> {
     /// The host's facts could not be read.
     #[error(transparent)]
     Look(E),
-    /// The originals could not be kept.
+    /// The originals could not be stored.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Passes [`converge`] makes at most: one makes threads, one places them, one for what came up meanwhile.
+/// Upper limit of [`converge`]'s passes: one creates threads, one places them, one is for threads that appeared
+/// meanwhile.
 const PASSES: usize = 3;
 
-/// Looks, plans and applies until no pass makes new threads. `look` reads the host anew and plans.
+/// Plans and applies until a pass creates no new threads. `look` reads the host again and plans.
 ///
 /// # Errors
-/// Those of `look`, and [`JournalError`]; what was applied before stays applied and in the journal.
+/// Those of `look`, and [`JournalError`]. Settings that were already applied stay applied and in the journal.
 pub fn converge<E: std::error::Error + 'static>(
     host: &dyn Host,
     journal: &mut Journal,
@@ -157,7 +158,7 @@ pub fn converge<E: std::error::Error + 'static>(
     Ok(total)
 }
 
-/// The later report, in which what the earlier one changed still counts as changed.
+/// Merges two reports into the later one. A knob that the earlier pass changed still counts as changed.
 fn merge(earlier: Report, mut later: Report) -> Report {
     let mut before: BTreeMap<String, Item> = earlier.items.into_iter().map(|item| (item.knob.key(), item)).collect();
     for item in &mut later.items {
@@ -173,18 +174,18 @@ fn merge(earlier: Report, mut later: Report) -> Report {
     Report { items, findings: later.findings }
 }
 
-/// Makes one pass: keeps the originals of what it will change, gives back what the plan no longer wants, makes the
-/// settings stage by stage.
+/// Makes one pass: stores the originals of the knobs that it will change, restores knobs that the plan no longer
+/// contains, then makes the settings stage by stage.
 ///
 /// # Errors
-/// [`JournalError`] where the originals could not be kept: then nothing was changed. A knob that cannot be set is no
+/// [`JournalError`] if the originals could not be stored; then nothing was changed. A knob that cannot be set is not an
 /// error of the pass, but an item of the report.
 pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Report, JournalError> {
     journal.reach(plan.settings.iter().map(|setting| &setting.knob))?;
     let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
     let mut pending: Vec<(&Setting, Value)> = Vec::new();
     let mut originals = Vec::new();
-    // What this pass gives back is lacking as what cannot be set is.
+    // A knob that this pass restores counts as missing for its dependents, as a knob that cannot be set does.
     let wanted = wanted(plan.settings.iter());
     let mut missing: BTreeSet<String> =
         journal.entries().iter().map(|entry| entry.knob.key()).filter(|key| !wanted.contains(key)).collect();
@@ -238,13 +239,13 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
         }
         report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
     }
-    // Nothing was ever changed there, so that it is not as wanted is no drift.
+    // These knobs were never changed, so another value there is not drift: remove their originals again.
     journal.forget(&refused)?;
     Ok(report)
 }
 
-/// Keeps the originals that are not what is found ([`Setting::original`]), and by which processes knobs are reached
-/// now, and changes nothing: before a reset, so that it gives those too.
+/// Stores the originals that differ from the values found ([`Setting::original`]), and the processes through which
+/// knobs are reached now. Changes no knob. Called before a reset, so that the reset restores these originals too.
 ///
 /// # Errors
 /// [`JournalError`].
@@ -254,12 +255,12 @@ pub fn adopt(plan: &Plan, journal: &mut Journal) -> Result<(), JournalError> {
     journal.keep(plan.settings.iter().filter_map(original).collect())
 }
 
-/// The keys of what settings set and overwrite.
+/// The keys of the knobs that these settings set and overwrite.
 fn wanted<'a>(settings: impl Iterator<Item = &'a Setting>) -> BTreeSet<String> {
     settings.flat_map(|setting| std::iter::once(&setting.knob).chain(&setting.overwrites)).map(Knob::key).collect()
 }
 
-/// Gives back every kept knob that none of these settings wants, in the reverse order of keeping.
+/// Restores every stored knob that is not in these settings, in reverse order of storing.
 fn release<'a>(
     host: &dyn Host,
     settings: impl Iterator<Item = &'a Setting>,
@@ -273,10 +274,10 @@ fn release<'a>(
     journal.forget(&finished)
 }
 
-/// Restores every original and empties the journal of those that are restored or gone.
+/// Restores every original, and removes from the journal those that are restored or no longer exist.
 ///
 /// # Errors
-/// [`JournalError`] where the journal could not be rewritten: all originals are restored then, and still kept.
+/// [`JournalError`] if the journal could not be rewritten. All originals are restored then, and still stored.
 pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalError> {
     let mut report = Report::default();
     let all = journal.entries().to_vec();
@@ -285,9 +286,9 @@ pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalEr
     Ok(report)
 }
 
-/// Restores the originals of some knobs at once, in the reverse order of keeping, and goes on keeping them: for what
-/// must not wait for a pass or a whole reset, as the kernel's protections when runtime caps fail. The order matters:
-/// 6.12 takes its RT limit back only after its fair servers.
+/// Restores the originals of some knobs at once, in reverse order of storing, and keeps them in the journal. This is
+/// for knobs that must not wait for a pass or a whole reset, such as the kernel's protections when runtime caps fail.
+/// The order matters: kernel 6.12 accepts its RT limit again only after its fair servers.
 pub fn give_back(host: &dyn Host, journal: &Journal, which: impl Fn(&Knob) -> bool) -> Report {
     let mut report = Report::default();
     let chosen: Vec<Original> = journal.entries().iter().filter(|entry| which(&entry.knob)).cloned().collect();
@@ -299,7 +300,7 @@ pub fn give_back(host: &dyn Host, journal: &Journal, which: impl Fn(&Knob) -> bo
 const NEXT_PASS: &str = "the next pass tries again";
 const NEXT_RESET: &str = "its original value stays in the journal, and `ontime reset` tries again";
 
-/// What a failed read or write means while knobs are given back.
+/// The outcome of a failed read or write during restoring.
 fn not_given_back(error: &KnobError, when: &str) -> Done {
     match outcome(error) {
         Done::Failed(why) => Done::Failed(format!("{why}; {when}")),
@@ -308,7 +309,7 @@ fn not_given_back(error: &KnobError, when: &str) -> Done {
     }
 }
 
-/// What a failed read or write of a setting means.
+/// The outcome of a failed read or write of a setting.
 fn not_set(setting: &Setting, error: &KnobError) -> Done {
     match outcome(error) {
         Done::Failed(why) => Done::Failed(format!("{why}; {NEXT_PASS}")),
@@ -317,7 +318,7 @@ fn not_set(setting: &Setting, error: &KnobError) -> Done {
     }
 }
 
-/// Restores in reverse order; gives the keys that need no further restoring.
+/// Restores in reverse order. Returns the keys that need no further restoring.
 fn restore(host: &dyn Host, originals: &[Original], report: &mut Report, when: &str) -> BTreeSet<String> {
     let mut finished = BTreeSet::new();
     for original in originals.iter().rev() {
@@ -339,7 +340,7 @@ fn restore(host: &dyn Host, originals: &[Original], report: &mut Report, when: &
     finished
 }
 
-/// The knobs that have another value than the plan wants. Those that are gone or unsupported have none.
+/// The knobs whose value is not the planned one. Knobs that no longer exist or are unsupported are left out.
 pub fn drift(host: &dyn Host, plan: &Plan, journal: &Journal) -> Vec<Drift> {
     plan.settings
         .iter()
@@ -350,7 +351,7 @@ pub fn drift(host: &dyn Host, plan: &Plan, journal: &Journal) -> Vec<Drift> {
         .collect()
 }
 
-/// How to live with a value of the host or of a NIC that cannot be set.
+/// How to accept a value of the host or of a NIC that cannot be set.
 fn accepting(setting: &Setting) -> String {
     let whole = match &setting.knob {
         _ if !setting.rule.may_be_left_out() => return String::new(),

@@ -1,7 +1,7 @@
-//! A set of CPUs, in the two forms the kernel writes: the list (`0-3,8`) and the mask (`ff,ffffffff`).
+//! A set of CPUs, in the kernel's two formats: the list (`0-3,8`) and the mask (`ff,ffffffff`).
 //!
-//! The list is the tenants crate's [`CpuList`]; here it gets the mask, set arithmetic, and a place in files.
-//! Source: `lib/bitmap-str.c` (`bitmap_print_to_pagebuf`, `bitmap_parse`).
+//! The list is the tenants crate's [`CpuList`]. This file adds the mask, set operations and serialization. Source:
+//! `lib/bitmap-str.c` (`bitmap_print_to_pagebuf`, `bitmap_parse`).
 
 use std::fmt;
 
@@ -15,43 +15,43 @@ use thiserror::Error;
 #[serde(try_from = "String", into = "String")]
 pub struct CpuSet(CpuList);
 
-/// Why a text is no set of CPUs.
+/// Why a text is not a set of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuSetError {
-    /// It is no list.
+    /// The text is not a list.
     #[error("{0}")]
     List(String),
-    /// It is no mask.
+    /// The text is not a mask.
     #[error("'{text}' is not a mask of CPUs as in ff,ffffffff (CPUs 0 to {max}): {why}", max = CpuSet::MAX)]
     Mask {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The error.
         why: &'static str,
     },
 }
 
 impl CpuSet {
-    /// The highest CPU number taken.
+    /// The highest valid CPU number.
     pub const MAX: u32 = CPU_MAX;
 
-    /// No CPU.
+    /// An empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Reads the kernel's list form, `0-3,8`; an empty text is an empty set.
+    /// Parses the kernel's list format, `0-3,8`. An empty text is an empty set.
     ///
     /// # Errors
-    /// Where the text is not such a list, or names a CPU above [`CpuSet::MAX`].
+    /// If the text is not such a list, or names a CPU above [`CpuSet::MAX`].
     pub fn from_list(text: &str) -> Result<Self, CpuSetError> {
         text.parse().map(Self).map_err(CpuSetError::List)
     }
 
-    /// Reads the kernel's mask form: hexadecimal words of 32 bits, most significant first, joined by commas.
+    /// Parses the kernel's mask format: hexadecimal words of 32 bits, most significant first, separated by commas.
     ///
     /// # Errors
-    /// Where the text is not such a mask, or names a CPU above [`CpuSet::MAX`].
+    /// If the text is not such a mask, or names a CPU above [`CpuSet::MAX`].
     pub fn from_mask(text: &str) -> Result<Self, CpuSetError> {
         let bad = |why| CpuSetError::Mask { text: text.to_owned(), why };
         let mut set = Vec::new();
@@ -71,7 +71,7 @@ impl CpuSet {
         Ok(set.into_iter().collect())
     }
 
-    /// The mask form, without leading zero words.
+    /// The mask format, without leading zero words.
     pub fn to_mask(&self) -> String {
         let highest = self.iter().last().map_or(0, |cpu| cpu / 32);
         (0..=highest)

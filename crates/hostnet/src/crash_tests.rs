@@ -1,7 +1,7 @@
-//! The journal's promise, kept under `kill -9`: a process is killed at every point of apply, of switching plans and of
-//! reset, and a reset by another process brings every knob back.
+//! Tests of the journal under `kill -9`: a process is killed at every point of apply, of a change of plans and of
+//! reset, and then a reset by another process restores every knob.
 //!
-//! The victim is this test program, started again with the point at which it kills itself; the knobs are real files.
+//! The victim is this test program, started again with the point at which it kills itself. The knobs are real files.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -42,7 +42,7 @@ fn fresh() -> (tempfile::TempDir, Vec<String>) {
     (dir, values)
 }
 
-/// Sets these knobs; the first is of an earlier stage and overwrites the last.
+/// Sets these knobs. The first has an earlier stage, and overwrites the last.
 fn plan(numbers: &[usize], word: &str) -> Plan {
     let setting = |number: &usize| {
         let stage = if *number == 0 { Stage::Thread } else { Stage::Host };
@@ -66,7 +66,7 @@ fn act(dir: &Path, what: &str) -> Report {
     }
 }
 
-/// The victim: does nothing unless it was started as one.
+/// The victim: does nothing unless it was started as a victim.
 #[test]
 fn victim() {
     let (Ok(dir), Ok(what), Ok(point)) =
@@ -78,7 +78,7 @@ fn victim() {
     act(Path::new(&dir), &what);
 }
 
-/// Starts a victim; whether it was killed rather than came to its end.
+/// Starts a victim. Returns true if it was killed, false if it ended normally.
 fn kill_at(dir: &Path, what: &str, point: i64) -> bool {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash_tests::victim", "--test-threads=1"])
@@ -114,13 +114,13 @@ fn killed_everywhere(before: &[&str], what: &str, at_least: i64) {
 
 #[test]
 fn killed_at_any_point_of_apply() {
-    // Four points of one journal write, four knobs.
+    // Four points of one journal write, and four knobs.
     killed_everywhere(&[], "apply", 8);
 }
 
 #[test]
 fn killed_at_any_point_of_switching() {
-    // Two journal writes (keep, forget), two knobs given back and one overwritten, three set.
+    // Two journal writes (keep, forget), two knobs restored and one overwritten, three set.
     killed_everywhere(&["apply"], "switch", 14);
 }
 
@@ -147,7 +147,7 @@ fn the_first_original_wins_and_the_second_apply_changes_nothing() {
     assert_eq!(act(dir.path(), "apply").counts().changed, 4);
     let second = act(dir.path(), "apply").counts();
     assert_eq!((second.changed, second.already), (0, 4));
-    // Someone changes a knob behind our back: it is set again, and on reset still gets the first original.
+    // Another program changes a knob. It is set again, and a reset still restores the first original.
     fs::write(dir.path().join("sys/knob1"), "admin").unwrap();
     let found = crate::drift(&host(dir.path()), &plan(&[0, 1, 2, 3], "ours"), &journal(dir.path()));
     assert_eq!(found.len(), 1);
@@ -199,7 +199,7 @@ fn a_full_disk_refuses_before_anything_is_changed() {
     assert!(refused.to_string().contains("free some space"), "{refused}");
     assert_eq!(value_of(dir.path()), original);
     assert!(kept.entries().is_empty() && !state.join("originals.new").exists());
-    // With room again, the same journal goes on.
+    // With free space again, the same journal works.
     drop(full);
     fs::remove_file(filler).unwrap();
     assert_eq!(apply(&host(dir.path()), &plan(&[0, 1, 2], "ours"), &mut kept).unwrap().counts().changed, 3);

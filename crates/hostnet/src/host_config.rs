@@ -1,7 +1,7 @@
-//! What the administrator says of this host's packet path: `/etc/ontime/host.toml` and `host.conf.d`.
+//! The administrator's configuration of this host's packet path: `/etc/ontime/host.toml` and `host.conf.d`.
 //!
-//! In: strict TOML. Out: a [`HostConfig`], checked as far as text can be; what it names and the host does not have is
-//! for the rules to find (`host-config`).
+//! In: strict TOML. Out: a [`HostConfig`], checked as far as the text allows. Whether the host has the objects that the
+//! file names is checked later, by rule `host-config`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,40 +16,39 @@ use crate::adaptive;
 use crate::method::Method;
 use crate::rule::RuleId;
 
-/// Most packets a poll (`include/linux/netdevice.h`), and what drivers have.
+/// Upper limit of packets per poll (`include/linux/netdevice.h`), and the value that drivers use.
 const NAPI_POLL_WEIGHT: u32 = 64;
 
-/// What the administrator says of this host.
+/// The configuration of this host.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostConfig {
-    /// The method; where none is said, [`Method::Partitioned`].
+    /// The method; [`Method::Partitioned`] if not configured.
     pub method: Option<Method>,
     /// The CPU kept for the RT group by [`Method::Exclusive`].
     pub exclusive_cpu: Option<u32>,
-    /// At most how many packets a poll that RT packets may wait for takes, on kernels where that matters
-    /// ([`RuleId::NapiWeight`]).
+    /// Packet limit of polls that RT packets may wait for, on kernels where it matters ([`RuleId::NapiWeight`]).
     pub bulk_napi_weight: Option<u32>,
-    /// Rules that are not in force whatever the method says: their knobs stay somebody else's.
+    /// Rules that are switched off under every method. Ontime leaves their knobs to other programs.
     pub without: BTreeSet<RuleId>,
     /// NICs, by interface name.
     pub nics: BTreeMap<String, NicConfig>,
-    /// Whether [`Method::Busypoll`] polls only while packets come; without it, always.
+    /// Settings for [`Method::Busypoll`] that polls only while packets arrive. `None`: it polls always.
     pub adaptive: Option<adaptive::Settings>,
 }
 
-/// What the administrator says of a NIC. Every part may be left out.
+/// The configuration of a NIC. Every part is optional.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NicConfig {
-    /// Its class; where none is said, that of the tenants that use it.
+    /// The class; if not configured, that of the tenants that use the NIC.
     pub class: Option<Class>,
     /// Classes of single receive queues, by number.
     pub queues: BTreeMap<u32, Class>,
-    /// Names of tenants whose packets pass it, besides those that discovery finds to: behind a router, NAT, a VRF or
-    /// Open vSwitch.
+    /// Names of tenants whose packets pass through the NIC, in addition to those that discovery finds: tenants behind a
+    /// router, NAT, a VRF or Open vSwitch.
     pub tenants: Vec<String>,
     /// The CPU for its polling threads ([`Method::Busypoll`]).
     pub poll_cpu: Option<u32>,
-    /// Whether nothing but VMs sends by it, so that packets may bypass its qdisc ([`RuleId::QdiscBypass`]).
+    /// Whether only VMs send through the NIC, so that packets may bypass its qdisc ([`RuleId::QdiscBypass`]).
     pub qdisc_bypass: bool,
 }
 
@@ -113,10 +112,10 @@ impl ClassName {
 }
 
 impl HostConfig {
-    /// Reads `DIRECTORY/host.toml` and `DIRECTORY/host.conf.d/*.toml`; a later file has the last word on what it names.
+    /// Reads `DIRECTORY/host.toml` and `DIRECTORY/host.conf.d/*.toml`. A later file overrides an earlier one.
     ///
     /// # Errors
-    /// [`ConfigError`], with file, line, what is wrong and what is allowed.
+    /// [`ConfigError`], with file, line, the error and the allowed values.
     pub fn load(directory: &Path) -> Result<Self, ConfigError> {
         let mut all = Self::default();
         for path in config::files(directory, "host")? {
@@ -125,7 +124,7 @@ impl HostConfig {
         Ok(all)
     }
 
-    /// Adds what one file says.
+    /// Adds the content of one file.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -230,10 +229,10 @@ fn nic(text: &Text, name: &str, entry: Spanned<NicEntry>) -> Result<NicConfig, C
     Ok(config)
 }
 
-/// What a NIC's table may hold.
+/// The keys of a NIC's table.
 const OF_NIC: [&str; 6] = ["class", "level", "queue", "tenants", "poll_cpu", "qdisc_bypass"];
 
-/// Explains what TOML makes of a name with a dot that is not quoted: `[nic.enp1s0.100]` is key `100` of `enp1s0`.
+/// Explains the error for an unquoted name with a dot: TOML reads `[nic.enp1s0.100]` as key `100` of `enp1s0`.
 fn dotted_name(text: &Text, error: ConfigError) -> ConfigError {
     let nics = text.parse::<toml::Table>().ok().and_then(|mut file| file.remove("nic"));
     let Some(name) = nics.as_ref().and_then(toml::Value::as_table).and_then(with_dots) else { return error };
@@ -249,8 +248,8 @@ fn dotted_name(text: &Text, error: ConfigError) -> ConfigError {
     }
 }
 
-/// The first name that was cut at its dots: of tables within each other, none of which is a part of a NIC's, down to
-/// one that is a NIC's.
+/// The first name that TOML cut at its dots: a path through nested tables, none of which is a key of a NIC's table,
+/// down to a table that has such keys.
 fn with_dots(nics: &toml::Table) -> Option<String> {
     fn below(path: &str, table: &toml::Table) -> Option<String> {
         let inner = table.iter().filter(|(key, _)| !OF_NIC.contains(&key.as_str()));

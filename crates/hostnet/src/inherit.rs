@@ -1,9 +1,11 @@
-//! Threads that a placed thread made while its runtime cap paused it: a fork passes SCHED_IDLE on (sched(7)), so such a
-//! thread was never found at what it would have had without Ontime, and looks as if its program had chosen that. Pure.
+//! Threads that a placed thread created while its runtime cap paused it. A fork passes SCHED_IDLE on (sched(7)), so
+//! such a thread never had the policy that it would have without Ontime, and looks as if its program had chosen
+//! SCHED_IDLE. This file does no I/O.
 //!
-//! In: the tenants as found, and who had been placed and paused ([`Paused`]). Out: for each such thread its maker's
-//! original policy ([`Inherited`]), from which rules start, and which the journal keeps. Only containers' threads: a
-//! vCPU's are no tenant's own. A real-time place itself is not passed on (`ThreadId::set_policy_alone`).
+//! In: the tenants as found, and the threads that had been placed and paused ([`Paused`]). Out: for each such thread
+//! the original policy of its parent ([`Inherited`]), from which the rules start, and which the journal stores. Only
+//! containers' threads are handled: a tenant does not create vCPU threads itself. A real-time policy is not inherited
+//! (`ThreadId::set_policy_alone`).
 
 use std::collections::BTreeMap;
 
@@ -13,19 +15,19 @@ use crate::journal::Originals;
 use crate::knob::{Knob, Value};
 use crate::plan::Plan;
 
-/// A container's thread that Ontime placed and a cap has paused; it may have ended since.
+/// A container's thread that Ontime placed and a cap has paused. It may have ended since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paused {
-    /// Which.
+    /// The thread.
     pub id: ThreadId,
-    /// Its container's name.
+    /// Name of its container.
     pub tenant: String,
-    /// What it had before it was placed.
+    /// Its policy before it was placed.
     pub original: Policy,
 }
 
 impl Paused {
-    /// Those of these tenants' threads that are in the journal and have been paused.
+    /// The threads of these tenants that are in the journal and have been paused.
     pub fn of(tenants: &[Tenant], journal: &Originals, paused: impl Fn(ThreadId) -> bool) -> Vec<Self> {
         let placed = |tenant: &Tenant, thread: &TenantThread| match journal.original(&knob(thread)) {
             Some(Value::Policy(original)) => {
@@ -41,12 +43,12 @@ impl Paused {
     }
 }
 
-/// Threads that inherited a pause, and what they would have without it.
+/// Threads that inherited a pause, with the policy that they would have without it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inherited(BTreeMap<ThreadId, Policy>);
 
 impl Inherited {
-    /// Finds them among `tenants`: at SCHED_IDLE, not in the journal, of a container of which somebody has been paused.
+    /// Finds them in `tenants`: threads at SCHED_IDLE that are not in the journal, in a container with a paused thread.
     pub fn find(tenants: &[Tenant], paused: &[Paused], journal: &Originals) -> Self {
         let mut inherited = BTreeMap::new();
         for tenant in tenants {
@@ -60,7 +62,7 @@ impl Inherited {
         Self(inherited)
     }
 
-    /// Gives them, in these facts, the policy they would have.
+    /// Sets, in these facts, the policy that the threads would have.
     pub fn put_right(&self, tenants: &mut [Tenant]) {
         for thread in tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
             if let Some(original) = self.0.get(&thread.id) {
@@ -69,7 +71,7 @@ impl Inherited {
         }
     }
 
-    /// Notes in a plan what the journal is to keep for them.
+    /// Sets, in a plan, the originals that the journal must store for them.
     pub fn note(&self, plan: &mut Plan) {
         for setting in &mut plan.settings {
             if let Knob::ThreadPolicy { thread, .. } = &setting.knob {
@@ -135,7 +137,8 @@ mod tests {
             .map(|(thread, policy)| Original { knob: knob(thread), value: Value::Policy(policy) });
         journal.keep(originals.to_vec()).unwrap();
         let before = [container("box", vec![first, second])];
-        // Its maker may have ended; one of another process is some thread's of the container.
+        // The thread's parent may have ended. The parent of another process's thread is any paused thread of the
+        // container.
         let mut now = [
             container("box", vec![thread(20, 21, Policy::Idle), thread(30, 30, Policy::Idle), thread(40, 40, NICE)]),
             container("other", vec![thread(70, 70, Policy::Idle)]),

@@ -1,13 +1,15 @@
-//! Original values, kept before any change and until each is restored.
+//! The journal of original values. Each value is stored before its knob is changed, and kept until it is restored.
 //!
-//! In: a knob and the value it had before Ontime touched it. Out: those of this boot, in the order in which they were
-//! kept. The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are written:
-//! whatever moment the process or the machine dies at, the file on disk names every knob that may have changed. The
-//! first original of a knob is kept; applying again never replaces it. Knobs are kernel state and do not outlive the
-//! kernel, so entries of an earlier boot are dropped, also those in a form that this version cannot read. Entries of
-//! this boot that another version wrote, and that this version does not understand whole, are not used and not lost:
-//! only a reset goes on beside them ([`Journal::open_to_reset`]). One process holds the journal at a time (flock);
-//! anybody may read what it keeps ([`Originals::read`]).
+//! In: a knob and the value it had before Ontime changed it. Out: the originals of this boot, in the order of storing.
+//! The file is replaced as a whole (temporary file, fsync, rename) *before* the knobs of a batch are written. If the
+//! process or the machine dies at any moment, the file on disk names every knob that may have changed. Only the first
+//! original of a knob is kept; a later apply never replaces it.
+//!
+//! Knobs are kernel state and do not outlive the kernel. Entries of an earlier boot are therefore dropped, even if this
+//! version cannot read their format. If another version wrote entries in this boot and this version does not understand
+//! them completely, these entries are kept in the file but not used, and only a reset can continue beside them
+//! ([`Journal::open_to_reset`]). One process at a time holds the journal (flock). Reading ([`Originals::read`]) needs
+//! no lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -23,23 +25,23 @@ use thiserror::Error;
 use crate::knob::{Knob, Value};
 use crate::obstacle::general;
 
-/// Where the kernel tells the identifier of this boot.
+/// The file in which the kernel shows the identifier of this boot.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where the original values are kept.
+/// Default path of the journal.
 pub const DEFAULT_PATH: &str = "/var/lib/ontime/originals";
 const FORMAT: u32 = 1;
-/// A process that is just ending, or a child between fork and exec, holds the lock a moment longer: on a busy machine
-/// more than 200 ms.
+/// How often to try the lock. A process that is exiting, or a child between fork and exec, holds the lock a moment
+/// longer: more than 200 ms on a busy machine.
 const LOCK_TRIES: usize = 100;
 const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// A knob's value from before Ontime changed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
-    /// Which knob.
+    /// The knob.
     pub knob: Knob,
-    /// What it was.
+    /// The value.
     pub value: Value,
 }
 
@@ -50,13 +52,13 @@ pub struct Originals {
     keys: BTreeSet<String>,
 }
 
-/// The kept originals, and the right to change them.
+/// The open journal: the originals, and the lock that allows changing them.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     boot_id: String,
     originals: Originals,
-    /// Lines of another version, as they were written.
+    /// Lines that another version wrote, unchanged.
     foreign: Vec<String>,
     stale: usize,
     _lock: File,
@@ -77,14 +79,14 @@ pub enum JournalError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
-        /// What follows from it.
+        /// The consequence.
         effect: &'static str,
     },
-    /// Another process holds it.
+    /// Another process holds the lock.
     #[error(
         "{path}: another Ontime process holds the journal; let the daemon do the work (`ontime apply`, `ontime \
          reset`), or stop it first (systemctl stop ontimed)"
@@ -125,20 +127,20 @@ struct AnyHeader {
     boot_id: String,
 }
 
-/// What a journal's file holds for the running boot.
+/// The content of a journal file for the running boot.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Kept {
     entries: Vec<Original>,
     /// Lines of this boot that another version wrote.
     foreign: Vec<String>,
-    /// What this version does not understand in the first of them.
+    /// Why this version does not understand the first foreign line.
     why: Option<String>,
-    /// Entries of an earlier boot, which are dropped unread.
+    /// Number of entries of an earlier boot. They are dropped unread.
     stale: usize,
 }
 
 impl Kept {
-    /// The same, unless another version wrote a part of it.
+    /// Passes the content on, unless another version wrote a part of it.
     fn whole(self, path: &Path) -> Result<Self, JournalError> {
         match self.why {
             Some(why) => Err(JournalError::OtherVersion { path: path.to_owned(), why }),
@@ -156,14 +158,14 @@ struct Header {
 }
 
 impl Originals {
-    /// Of these entries.
+    /// Builds the set from these entries.
     fn new(entries: Vec<Original>) -> Self {
         let keys = entries.iter().map(|entry| entry.knob.key()).collect();
         Self { entries, keys }
     }
 
-    /// What the journal keeps, for who changes nothing: its file is replaced as a whole, so that it is read without the
-    /// lock, also while another process holds that. Where there is none, nothing is kept.
+    /// Reads the journal without the lock, for callers that change nothing. The file is replaced as a whole, so reading
+    /// is safe while another process holds the lock. A missing file means no originals.
     ///
     /// # Errors
     /// [`JournalError::Io`], [`JournalError::OtherVersion`], [`JournalError::Damaged`].
@@ -172,7 +174,7 @@ impl Originals {
         Ok(Self::new(kept.whole(path)?.entries))
     }
 
-    /// What a journal's file of these bytes holds for this boot.
+    /// Parses the bytes of a journal file for this boot.
     ///
     /// # Errors
     /// [`JournalError::OtherVersion`], [`JournalError::Damaged`].
@@ -182,12 +184,12 @@ impl Originals {
         Ok(Self::new(parse(path, bytes, boot_id)?.whole(path)?.entries))
     }
 
-    /// In the order in which they were kept.
+    /// The originals, in the order of storing.
     pub fn entries(&self) -> &[Original] {
         &self.entries
     }
 
-    /// The original of a knob, if it is kept.
+    /// The original of a knob, if stored.
     pub fn original(&self, knob: &Knob) -> Option<&Value> {
         let key = knob.key();
         if !self.keys.contains(&key) {
@@ -201,15 +203,15 @@ impl Originals {
         self.entries.iter().map(|entry| (entry.knob.key(), &entry.value)).collect()
     }
 
-    /// Whether a knob's original is kept.
+    /// Whether the journal has an original of this knob.
     pub fn has(&self, knob: &Knob) -> bool {
         self.keys.contains(&knob.key())
     }
 }
 
 impl Journal {
-    /// Opens the journal, made with its directory where there is none, for this boot
-    /// (`/proc/sys/kernel/random/boot_id`).
+    /// Opens the journal for this boot (`/proc/sys/kernel/random/boot_id`). Makes its directory if needed; a missing
+    /// file means no originals.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -217,7 +219,7 @@ impl Journal {
         Self::open_if(path, boot_id, Kept::whole)
     }
 
-    /// The same for who only gives back: originals that another version kept stay in the file ([`Self::foreign`]).
+    /// As [`Self::open`], for a reset only: originals that another version stored stay in the file ([`Self::foreign`]).
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -240,25 +242,25 @@ impl Journal {
         Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), originals, foreign, stale, _lock: lock })
     }
 
-    /// Originals of this boot that only the version that kept them can give back, as lines of the file.
+    /// Originals of this boot that only the version that wrote them can restore, as lines of the file.
     pub fn foreign(&self) -> &[String] {
         &self.foreign
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many entries of an earlier boot were dropped when it was opened.
+    /// How many entries of an earlier boot were dropped at opening.
     pub fn stale(&self) -> usize {
         self.stale
     }
 
-    /// Keeps originals durably; of a knob that has one already, the first stays. Writes only if there is a new one.
+    /// Stores originals durably. A knob that already has an original keeps it. Writes the file only for new entries.
     ///
     /// # Errors
-    /// See [`JournalError`]; nothing is kept then, and nothing may be changed.
+    /// See [`JournalError`]. Nothing was stored then, and the caller must not change any knob.
     pub fn keep(&mut self, originals: Vec<Original>) -> Result<(), JournalError> {
         let mut keys = self.keys.clone();
         let new: Vec<_> = originals.into_iter().filter(|original| keys.insert(original.knob.key())).collect();
@@ -270,10 +272,11 @@ impl Journal {
         self.store(entries, UNCHANGED)
     }
 
-    /// Reaches knobs by the processes that these name, durably; their originals stay.
+    /// Updates, durably, the process through which stored knobs are reached, from these knobs. Originals stay as they
+    /// are.
     ///
     /// # Errors
-    /// See [`JournalError`]; all are kept as they were then.
+    /// See [`JournalError`]. All entries stay as they were then.
     pub fn reach<'a>(&mut self, knobs: impl Iterator<Item = &'a Knob>) -> Result<(), JournalError> {
         let led_to = knobs.filter(|knob| knob.process().is_some() && self.has(knob));
         let now: BTreeMap<String, &Knob> = led_to.map(|knob| (knob.key(), knob)).collect();
@@ -286,10 +289,10 @@ impl Journal {
         if entries == self.entries { Ok(()) } else { self.store(entries, UNCHANGED) }
     }
 
-    /// Forgets the knobs with these keys, durably: they were restored, or are gone.
+    /// Removes the knobs with these keys, durably: they were restored, or no longer exist.
     ///
     /// # Errors
-    /// See [`JournalError`]; all are still kept then.
+    /// See [`JournalError`]. All entries are still in the file then.
     pub fn forget(&mut self, keys: &BTreeSet<String>) -> Result<(), JournalError> {
         if keys.is_disjoint(&self.keys) {
             return Ok(());
@@ -307,20 +310,20 @@ impl Journal {
     }
 }
 
-/// Before anything is changed.
+/// Effect of a failure before any change.
 const UNCHANGED: &str = "no setting was changed, for its original value could not be kept";
-/// After settings were given back.
+/// Effect of a failure after settings were restored.
 const NOT_FORGOTTEN: &str = "what was given back stays in it, which does no harm";
-/// Without the running boot's id.
+/// Effect if the id of the running boot cannot be read.
 const NO_BOOT: &str = "so original values are neither read nor kept, and no setting is changed";
-/// For a command that only looks.
+/// Effect for a command that only reads.
 const NOT_KNOWN: &str = "so what Ontime has set is shown as if the administrator had set it";
 
 fn io_error(path: &Path, what: &'static str, source: io::Error, effect: &'static str) -> JournalError {
     JournalError::Io { path: path.to_owned(), what, source, effect }
 }
 
-/// What to do about an error at the journal's file.
+/// The remedy for an I/O error at the journal's file.
 fn remedy(path: &Path, source: &io::Error) -> String {
     if path == Path::new(BOOT_ID) {
         return "mount /proc: mount -t proc proc /proc".to_owned();
@@ -353,7 +356,7 @@ pub fn running_boot_id() -> Result<String, JournalError> {
     Ok(text.trim().to_owned())
 }
 
-/// What a journal's file holds for this boot; nothing where there is no file.
+/// Reads the file's content for this boot; empty if there is no file.
 fn load(path: &Path, boot_id: &str, effect: &'static str) -> Result<Kept, JournalError> {
     match fs::read(path) {
         Ok(bytes) => parse(path, &bytes, boot_id),
@@ -364,7 +367,7 @@ fn load(path: &Path, boot_id: &str, effect: &'static str) -> Result<Kept, Journa
 
 fn lock(path: &Path) -> Result<File, JournalError> {
     let path_of_lock = path.with_extension("lock");
-    // The lock has a file of its own: the journal's is replaced, and a lock would stay with the old one.
+    // The lock has its own file. The journal's file gets replaced, and a lock on it would stay with the old inode.
     let file = File::options()
         .create(true)
         .truncate(false)
@@ -390,8 +393,8 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         file.write_all(bytes.get(..half).unwrap_or_default())?;
         crash::point("journal-half");
         file.write_all(bytes.get(half..).unwrap_or_default())?;
-        // Against a torn file after a power loss, which would be taken for damage. The name need not be on the disk
-        // too: whatever file comes back then is of another boot, whose knobs are gone.
+        // Without the sync, a power loss could leave a torn file, which would count as damaged. The directory entry
+        // needs no sync: after a power loss any file is of an earlier boot, whose knobs are gone.
         file.sync_data()?;
         crash::point("journal-synced");
         fs::rename(&temporary, path)?;
@@ -408,11 +411,12 @@ fn damaged(path: &Path, why: impl ToString) -> JournalError {
     JournalError::Damaged { path: path.to_owned(), why: why.to_string() }
 }
 
-/// A header line, then one line an entry, so that people can read it and a torn or edited file is noticed. Entries of
-/// another version come first: the version that wrote them gives them back last, over what was kept since.
+/// Formats a header line, then one line per entry, so that people can read the file and a torn or edited file is
+/// detected. Entries of another version come first, because the restore order is reversed: that version restores them
+/// last, over everything stored since.
 ///
 /// # Errors
-/// An entry cannot be written.
+/// An entry could not be serialized.
 #[doc(hidden)]
 pub fn format(boot_id: &str, foreign: &[String], entries: &[Original]) -> Result<String, serde_json::Error> {
     let mut body: String = foreign.iter().flat_map(|line| [line, "\n"]).collect();
@@ -429,7 +433,7 @@ pub fn format(boot_id: &str, foreign: &[String], entries: &[Original]) -> Result
     Ok(format!("{}\n{body}", serde_json::to_string(&header)?))
 }
 
-/// Reads the boot id first: what was kept in an earlier boot is dropped, whatever version wrote it in whatever form.
+/// Parses a journal file. Checks the boot id first: entries of an earlier boot are dropped, in whatever format.
 fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError> {
     if bytes.is_empty() {
         return Ok(Kept::default());
@@ -454,7 +458,7 @@ fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError>
     if let Some(name) = unknown(&header, first) {
         return Err(other(format!("line 1: unknown field {name}")));
     }
-    // The file is as it was written, so what cannot be read is a knob that only another version has.
+    // The checksum matches, so an unreadable entry is a knob that only another version knows.
     let mut kept = Kept::default();
     for (line, number) in body.lines().zip(2..) {
         let entry = serde_json::from_str::<Original>(line).map_err(|error| error.to_string());
@@ -479,8 +483,8 @@ fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError>
     Ok(kept)
 }
 
-/// The first field of this JSON that was not taken into what was read from it: what it says may change the meaning of
-/// the rest.
+/// The first field of this JSON that the parsed value does not contain. An unknown field may change the meaning of the
+/// other fields.
 fn unknown(read: &impl Serialize, text: &str) -> Option<String> {
     fn beyond(found: &Json, read: Option<&Json>) -> Option<String> {
         match found {
@@ -500,16 +504,17 @@ fn unknown(read: &impl Serialize, text: &str) -> Option<String> {
     beyond(&found, serde_json::to_value(read).ok().as_ref())
 }
 
-/// Whether a boot id in a file is another boot's. Ids are random, so two of them differ in nearly every digit: one that
-/// differs from the running boot's in a few bytes may be this boot's, damaged, and only the checksum can tell.
+/// Whether a boot id in a file is another boot's. Ids are random, so two ids differ in nearly every digit. An id that
+/// differs from the running boot's in a few bytes only may be a damaged id of this boot; the checksum decides then.
 fn is_other_boot(found: &str, running: &str) -> bool {
     let same = found.bytes().zip(running.bytes()).filter(|(one, other)| one == other).count();
     let longest = found.len().max(running.len());
     longest - same > longest / 4
 }
 
-/// FNV-1a, 64 bits, over boot id and entries: enough to notice a torn, edited or rotten file; it is no defence against
-/// malice, root owns the file. A boot id changed by one bit would make all entries those of another boot.
+/// FNV-1a, 64 bits, over boot id and entries. The checksum detects a torn, edited or corrupted file. It does not
+/// protect against an attacker: root owns the file. It covers the boot id, because one flipped bit there would turn all
+/// entries into those of another boot.
 #[doc(hidden)]
 pub fn checksum(boot_id: &str, body: &str) -> String {
     let bytes = boot_id.bytes().chain([b'\n']).chain(body.bytes());
@@ -519,7 +524,7 @@ pub fn checksum(boot_id: &str, body: &str) -> String {
 }
 
 pub(crate) mod crash {
-    //! Points at which a test ends the process, as `kill -9` would; nothing in other builds.
+    //! Points at which a test kills the process as `kill -9` would. They do nothing in other builds.
 
     #[cfg(not(test))]
     pub(crate) fn point(_name: &str) {}
@@ -531,7 +536,7 @@ pub(crate) mod crash {
     pub(crate) mod testing {
         use std::sync::atomic::{AtomicI64, Ordering};
 
-        /// Points still to be passed; negative for no crash.
+        /// Number of points to pass before the crash; negative for no crash.
         static LEFT: AtomicI64 = AtomicI64::new(-1);
 
         pub(crate) fn arm(points: i64) {
@@ -571,7 +576,7 @@ mod tests {
             let at = at % bytes.len();
             if bytes[at].is_ascii() && bytes[at] != byte {
                 bytes[at] = byte;
-                // Only blanks between the header's words may differ unnoticed.
+                // Only blanks between the header's fields may differ unnoticed.
                 if let Ok(read) = parse(path, &bytes, "boot") {
                     proptest::prop_assert_eq!((read.entries, read.stale), (entries, 0));
                 }
@@ -600,7 +605,7 @@ mod tests {
         Original { knob, value: Value::Text("200000".to_owned()) }
     }
 
-    /// Opens a journal whose file is this text, for the running boot.
+    /// Opens a journal whose file contains these bytes, in the running boot.
     fn opened(bytes: &[u8]) -> Result<(usize, usize), JournalError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("originals");
@@ -608,14 +613,14 @@ mod tests {
         let mut journal = Journal::open(&path, THIS_BOOT)?;
         let found = (journal.entries().len(), journal.stale());
         assert_eq!(Originals::read(&path, THIS_BOOT).unwrap().entries(), journal.entries());
-        // It goes on: what is kept now is found again.
+        // The journal is usable: a new original is found again after reopening.
         journal.keep(vec![halt_poll()])?;
         drop(journal);
         assert!(Journal::open(&path, THIS_BOOT)?.has(&halt_poll().knob));
         Ok(found)
     }
 
-    /// As a later version might write it: with what this one does not know, and a checksum that fits.
+    /// A file as a later version might write it: with a knob that this version does not know, and a valid checksum.
     fn with_knob_of_another_version(boot: &str) -> String {
         let body = "{\"knob\":{\"knob\":\"uclamp\",\"thread\":7},\"value\":{\"clamp\":[0,1024]}}\n";
         let sum = checksum(boot, body);
@@ -651,7 +656,7 @@ mod tests {
         }
     }
 
-    /// This version's entry, one with a field that it does not know, and one of a knob that it does not have.
+    /// Three lines: an entry of this version, one with an unknown field, and one with an unknown knob.
     fn later_lines() -> [String; 3] {
         let own = serde_json::to_string(&halt_poll()).unwrap();
         let limited = own.replace("\"path\"", "\"cgroup\":\"rt.slice\",\"path\"").replace("halt_poll_ns", "avic");

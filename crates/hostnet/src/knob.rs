@@ -1,8 +1,8 @@
-//! A knob: one setting of the running host that a rule may change, with the identity it keeps.
+//! A knob: one setting of the running host that a rule may change, with a stable identity.
 //!
-//! In: a [`Knob`] and, to write it, a [`Value`]. Out: its present value, or why it has none.
-//! A knob names a thing, not a path: a NIC by ifindex (it may be renamed), a thread by start time (its number may be
-//! reused), an interrupt by its place in the interrupt controller (its number may be reused). A thing that ended is
+//! In: a [`Knob`] and, to write it, a [`Value`]. Out: its present value, or why it cannot be read. A knob identifies an
+//! object, not a path: a NIC by ifindex (it may be renamed), a thread by start time (its number may be reused), an
+//! interrupt by its place in the interrupt controller (its number may be reused). An object that no longer exists is
 //! [`KnobError::Gone`], never an error of the host.
 
 use std::fmt;
@@ -13,16 +13,16 @@ use serde::{Deserialize, Serialize};
 use crate::cpus::CpuSet;
 use crate::obstacle::Obstacle;
 
-/// A network interface: the index decides, the name is what it was called when seen.
+/// A network interface. The index identifies it; the name is the one at the time of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NicId {
     /// Interface index, unique in its network namespace as long as the interface lives.
     pub ifindex: u32,
-    /// Its name when it was seen.
+    /// The name at the time of reading.
     pub name: String,
 }
 
-/// An interrupt: its number, and what tells a new owner of the number from the old one.
+/// An interrupt: its number, and the fields that distinguish a new owner of the number from the old one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct IrqId {
     /// Linux interrupt number.
@@ -33,7 +33,7 @@ pub struct IrqId {
     pub hwirq: String,
 }
 
-/// Which file system a host-wide file lies in; tests put others in their place.
+/// The file system of a host-wide file. Tests replace it with a directory of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Root {
@@ -45,13 +45,13 @@ pub enum Root {
     Debug,
 }
 
-/// Which packets a steering filter sends to the RT queue.
+/// The packets that a steering filter sends to the RT queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SteerFrom {
-    /// Those that came in by this interface (a tap or veth on the same bridge).
+    /// Packets received on this interface (a tap or veth on the same bridge).
     Interface(NicId),
-    /// Those with this source address (a macvtap's: they have no ingress interface).
+    /// Packets with this source address (those of a macvtap have no ingress interface).
     SourceMac([u8; 6]),
 }
 
@@ -61,21 +61,21 @@ pub enum SteerFrom {
 pub enum Knob {
     /// A thread's scheduling policy and priority.
     ThreadPolicy {
-        /// Which thread.
+        /// The thread.
         thread: ThreadId,
         /// Its name, for people.
         comm: String,
     },
     /// The CPUs a thread may run on.
     ThreadAffinity {
-        /// Which thread.
+        /// The thread.
         thread: ThreadId,
         /// Its name, for people.
         comm: String,
     },
     /// The CPUs an interrupt may be delivered to.
     IrqAffinity {
-        /// Which interrupt.
+        /// The interrupt.
         irq: IrqId,
     },
     /// A host-wide file with one value: a sysctl, a module parameter, debugfs.
@@ -94,95 +94,94 @@ pub enum Knob {
     },
     /// A file with one value below `/sys/class/net/NAME/`: `threaded`, `queues/tx-0/byte_queue_limits/limit_max`.
     NicFile {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
         /// The path below the NIC's directory.
         path: String,
     },
     /// The CPUs whose packets leave by a transmit queue (`queues/tx-N/xps_cpus`).
     XpsCpus {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
-        /// Which transmit queue.
+        /// The transmit queue.
         queue: u32,
     },
     /// How one NAPI instance is polled: 0 in softirq, 1 by its thread (6.17), 2 by its thread without interrupts
     /// (6.19).
     NapiThreaded {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
-        /// NAPI id, as netlink family `netdev` gives it.
+        /// NAPI id, as netlink family `netdev` reports it.
         napi: u32,
     },
     /// How long a NIC may hold a receive interrupt back (`ethtool -C`, netlink family `ethtool`).
     Moderation {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
     },
-    /// A feature as `ethtool -K` switches it (netlink family `ethtool`), by the kernel's name for it: `on` or `off`.
+    /// A feature that `ethtool -K` switches (netlink family `ethtool`), by the kernel's name: `on` or `off`.
     Feature {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
         /// `rx-gro`, `tx-tcp-segmentation`.
         feature: String,
     },
-    /// A feature of a veth pair's other end, which a tenant has in a network namespace of its own.
+    /// A feature of the other end of a veth pair, which is in a tenant's network namespace.
     PeerFeature {
-        /// The end that is here.
+        /// The end in this namespace.
         nic: NicId,
         /// A process in the other end's namespace.
         process: ThreadId,
-        /// The other end's index there.
+        /// Interface index of the other end, in its namespace.
         peer: u32,
-        /// As [`Knob::Feature`]'s.
+        /// As in [`Knob::Feature`].
         feature: String,
     },
-    /// The clsact qdisc, the place of filters that stands beside the root qdisc. Taken away only while it is empty.
+    /// The clsact qdisc, which holds filters beside the root qdisc. It is removed only while it has no filters.
     Clsact {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
     },
     /// A clsact egress filter that puts packets of one source on a transmit queue (`skbedit queue_mapping`).
     TxSteer {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
         /// The transmit queue.
         queue: u16,
-        /// Which packets.
+        /// The packets.
         from: SteerFrom,
     },
     /// A clsact egress filter that gives packets of one source the priority of a `prio` qdisc's first band.
     TxPriority {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
-        /// Which packets.
+        /// The packets.
         from: SteerFrom,
     },
-    /// The root qdisc: `default` for what the kernel attaches by itself, or a kind. Replacing it drops what waits in
-    /// it.
+    /// The root qdisc: `default` for the kernel's default, or a kind. Replacing it drops the packets queued in it.
     RootQdisc {
-        /// Which NIC.
+        /// The NIC.
         nic: NicId,
     },
-    /// Whether a VM's packets come from its tap in batches ([`crate::tap`]): vhost makes them where the send buffer has
-    /// no limit.
+    /// Whether a VM's packets leave its tap in batches ([`crate::tap`]). vhost sends batches if the send buffer has no
+    /// limit.
     TapBatch {
         /// The tap.
         nic: NicId,
-        /// The monitor, which has it open.
+        /// The VMM, which has the tap open.
         process: ThreadId,
     },
-    /// Bytes of a VM's packets that may be on their way from its tap before its sender waits ([`crate::tap`]).
+    /// Bytes of a VM's packets that may be in flight from its tap before its sender waits ([`crate::tap`]).
     SendBuffer {
         /// The tap.
         nic: NicId,
-        /// The monitor, which has it open.
+        /// The VMM, which has the tap open.
         process: ThreadId,
     },
 }
 
 impl Knob {
-    /// The process that leads to it, by its namespace or an open file. Another one may lead to the same knob.
+    /// The process through whose namespace or open file the knob is reached. Several processes may reach the same knob.
     pub fn process(&self) -> Option<ThreadId> {
         match self {
             Knob::PeerFeature { process, .. } | Knob::SendBuffer { process, .. } | Knob::TapBatch { process, .. } => {
@@ -192,7 +191,7 @@ impl Knob {
         }
     }
 
-    /// The interface that it is a setting of.
+    /// The interface that has this setting.
     pub fn nic(&self) -> Option<&NicId> {
         match self {
             Knob::ThreadPolicy { .. }
@@ -215,7 +214,8 @@ impl Knob {
         }
     }
 
-    /// What tells this knob from all others; names and processes that lead there, which may change, are no part of it.
+    /// The identity of the knob. Names, and processes through which it is reached, may change and are not part of the
+    /// key.
     pub fn key(&self) -> String {
         match self {
             Knob::ThreadPolicy { thread, .. } => format!("{}/policy", thread_key(*thread)),
@@ -249,7 +249,7 @@ fn thread_key(thread: ThreadId) -> String {
     format!("thread:{}:{}", thread.tid, thread.start_time)
 }
 
-/// A hardware address as people write it.
+/// A hardware address in the usual notation.
 pub fn mac_text(mac: &[u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
@@ -302,26 +302,26 @@ impl fmt::Display for Knob {
     }
 }
 
-/// How a NIC holds its receive interrupts back, to take several packets with one.
+/// Receive interrupt moderation of a NIC: the NIC delays interrupts, so that one interrupt serves several packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moderation {
-    /// Microseconds an interrupt may wait after a packet; 0: none does. Some drivers give small numbers meanings of
-    /// their own (e1000e and igb: 1 and 3 are adaptive).
+    /// Longest delay of an interrupt after a packet, us; 0 for no delay. Some drivers give small numbers a special
+    /// meaning (e1000e and igb: 1 and 3 are adaptive).
     pub rx_usecs: u32,
-    /// Whether the driver changes that by the traffic; `None` where it has no such switch.
+    /// Whether the driver adapts the delay to the traffic; `None` if it has no such switch.
     pub adaptive: Option<bool>,
 }
 
 impl Moderation {
-    /// What a driver is told, one after the other, to have it. While it changes the interval by the traffic, or is to,
-    /// some take no other one than they have (`drivers/net/ethernet/intel/ice/ice_ethtool.c`, `ice_set_rc_coalesce`;
-    /// `drivers/net/virtio_net.c`, `virtnet_send_rx_notf_coal_cmds`).
+    /// The values to write in order to reach this one, in sequence. While the delay is adaptive, or is being made
+    /// adaptive, some drivers accept no new delay (`drivers/net/ethernet/intel/ice/ice_ethtool.c`,
+    /// `ice_set_rc_coalesce`; `drivers/net/virtio_net.c`, `virtnet_send_rx_notf_coal_cmds`).
     pub fn steps(self) -> impl Iterator<Item = Self> {
         let fixed = Self { adaptive: Some(false), ..self };
         (self.adaptive == Some(true)).then_some(fixed).into_iter().chain([self])
     }
 
-    /// Some other one that every driver takes, with no packet held back for long.
+    /// A different value that every driver accepts, with a short delay.
     pub fn other(self) -> Self {
         Self { rx_usecs: if self.rx_usecs == 10 { 20 } else { 10 }, ..self }
     }
@@ -338,18 +338,18 @@ impl fmt::Display for Moderation {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Value {
-    /// Of [`Knob::ThreadPolicy`].
+    /// For [`Knob::ThreadPolicy`].
     Policy(Policy),
-    /// Of [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
+    /// For [`Knob::ThreadAffinity`], [`Knob::IrqAffinity`], [`Knob::XpsCpus`], [`Knob::HostCpus`].
     Cpus(CpuSet),
-    /// Of [`Knob::HostFile`] and [`Knob::NicFile`], without white space around it, of [`Knob::RootQdisc`],
+    /// For [`Knob::HostFile`] and [`Knob::NicFile`], without surrounding white space; for [`Knob::RootQdisc`],
     /// [`Knob::SendBuffer`], [`Knob::Feature`] and [`Knob::PeerFeature`].
     Text(String),
-    /// Of [`Knob::NapiThreaded`].
+    /// For [`Knob::NapiThreaded`].
     Threaded(u32),
-    /// Of [`Knob::Moderation`].
+    /// For [`Knob::Moderation`].
     Moderation(Moderation),
-    /// Of [`Knob::Clsact`], [`Knob::TxSteer`], [`Knob::TxPriority`] and [`Knob::TapBatch`]: whether it is there.
+    /// For [`Knob::Clsact`], [`Knob::TxSteer`], [`Knob::TxPriority`] and [`Knob::TapBatch`]: whether the object exists.
     Present(bool),
 }
 
@@ -368,51 +368,51 @@ impl fmt::Display for Value {
     }
 }
 
-/// Why a knob could not be read or written. Its text names the knob, the cause and the remedy.
+/// Why a knob could not be read or written. The text names the knob, the cause and the remedy.
 #[derive(Debug)]
 pub enum KnobError {
-    /// The thread ended, the NIC was unplugged, the interrupt was freed: there is nothing to set or restore.
+    /// The thread ended, the NIC was unplugged or the interrupt was freed: there is nothing to set or restore.
     Gone(String),
-    /// This kernel, driver or device has no such knob, or others hold it.
+    /// This kernel, driver or device has no such knob, or another program holds it.
     Unsupported {
         /// The knob.
         knob: String,
-        /// The cause, and what to do.
+        /// The cause and the remedy.
         why: String,
     },
-    /// The kernel refused or failed, and Ontime knows no cause.
+    /// The kernel refused or failed, for a cause that Ontime does not know.
     Os {
         /// The knob.
         knob: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// The kernel refused, for a cause that is known and can be ended.
+    /// The kernel refused, for a known cause that can be removed.
     Refused {
         /// The knob.
         knob: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The kernel's word.
+        /// The kernel's error.
         source: std::io::Error,
         /// The cause, with the cgroup or file.
         cause: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// The kernel gave, or a rule asked, a value this knob cannot have.
+    /// The kernel reported, or a rule planned, a value that this knob cannot have.
     Value {
         /// The knob.
         knob: String,
-        /// What is wrong with the value.
+        /// Why the value is wrong.
         why: String,
     },
 }
 
 impl KnobError {
-    /// The cause and the remedy, for a place that names the knob itself.
+    /// The cause and the remedy, for output that names the knob itself.
     pub fn why(&self) -> String {
         match self {
             KnobError::Gone(_) => {
@@ -444,7 +444,7 @@ impl fmt::Display for KnobError {
 
 impl std::error::Error for KnobError {}
 
-/// A host whose knobs can be read and written; the running one is [`crate::LiveHost`].
+/// A host whose knobs can be read and written. [`crate::LiveHost`] is the running host.
 pub trait Host {
     /// The knob's present value.
     ///
@@ -458,7 +458,7 @@ pub trait Host {
     /// See [`KnobError`].
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError>;
 
-    /// What would stand against setting the knob, as far as the host's files tell without trying.
+    /// The obstacle to setting the knob, as far as the host's files show it without trying.
     fn foresee(&self, _knob: &Knob, _value: &Value) -> Option<Obstacle> {
         None
     }

@@ -1,9 +1,10 @@
-//! Whether `/dev/kvm` can run guests: a guest of some fifty bytes shows it.
+//! Tests with a tiny guest whether `/dev/kvm` can run guests.
 //!
-//! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest is no proof: on a host with paravirtual nested KVM it runs to
-//! its end while every ordinary kernel hangs or fails at its first exception. So the guest here is in long mode with
-//! paging, takes an exception through its own IDT, returns, writes a control register and an MSR, and counts; at each
-//! step it writes to a port. One VM with one vCPU and 64 KiB is made and thrown away; nothing of the host is changed.
+//! In: `/dev/kvm`. Out: a [`KvmProbe`]. A real-mode guest proves nothing: on a host with paravirtual nested KVM it runs
+//! to its end, although every ordinary kernel hangs or fails at its first exception. This guest therefore runs in long
+//! mode with paging, takes an exception through its own IDT, returns, writes a control register and an MSR, and counts.
+//! At each step it writes to a port. The VM has one vCPU and 64 KiB and is destroyed afterwards; the host is not
+//! changed.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -14,26 +15,26 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use serde::Serialize;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
-/// Longest the guest may take; on hardware it takes well under 1 ms, under emulation some ms.
+/// Limit of the guest's run time. On hardware it takes much less than 1 ms, under emulation some ms.
 pub const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the probe found.
+/// The result of the probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state", content = "why")]
 pub enum KvmProbe {
     /// The guest ran to its end.
     Works,
-    /// There is no `/dev/kvm`, or nothing behind it.
+    /// There is no `/dev/kvm`, or it has no driver.
     Absent(String),
-    /// The guest stopped before its end: ordinary guests will too.
+    /// The guest stopped before its end. Ordinary guests will stop too.
     Broken(String),
     /// The guest did not end in time.
     Hangs(String),
-    /// No guest for this processor architecture is at hand, or this user may not open `/dev/kvm`.
+    /// There is no probe guest for this processor architecture, or this user may not open `/dev/kvm`.
     Unknown(String),
 }
 
-/// What the guest writes to [`PORT`], step by step.
+/// The values that the guest writes to [`PORT`], step by step.
 const STEPS: [(u8, &str); 6] = [
     (1, "start in long mode"),
     (2, "write CR3"),
@@ -71,7 +72,7 @@ const CODE_BYTES: &[u8] = &[
 ];
 const HANDLER_BYTES: &[u8] = &[0xb0, 3, 0xe6, 0x10, 0x48, 0xcf]; // out 3; iretq
 
-/// Runs the guest, for at most [`TIMEOUT`]. Makes `SIGRTMIN` of this process a signal without effect.
+/// Runs the guest for at most [`TIMEOUT`]. Installs a handler without effect for this process's `SIGRTMIN`.
 pub fn probe(device: &Path) -> KvmProbe {
     if !cfg!(target_arch = "x86_64") {
         return KvmProbe::Unknown("there is no probe guest for this architecture".to_owned());
@@ -86,7 +87,7 @@ pub fn probe(device: &Path) -> KvmProbe {
     let (sender, receiver) = mpsc::channel();
     let path = device.to_owned();
     let runner = std::thread::Builder::new().name("kvm-probe".to_owned()).spawn(move || {
-        // The receiver has gone where it waited too long.
+        // The receiver is gone if it timed out.
         let _ = sender.send(run(&path));
     });
     let runner = match runner {
@@ -96,7 +97,7 @@ pub fn probe(device: &Path) -> KvmProbe {
     match receiver.recv_timeout(TIMEOUT) {
         Ok(result) => result,
         Err(_) => {
-            // Ends KVM_RUN with EINTR; a guest that even this does not stop ends with the process.
+            // The signal ends KVM_RUN with EINTR. A guest that does not stop even then ends with the process.
             let _ = runner.kill(0);
             match receiver.recv_timeout(TIMEOUT) {
                 Ok(KvmProbe::Hangs(at)) => KvmProbe::Hangs(at),
@@ -130,7 +131,7 @@ fn unopened(device: &Path, error: &std::io::Error) -> KvmProbe {
 }
 
 struct Guest {
-    // Dropped in this order: the memory outlives what maps it.
+    // Dropped in this order: the memory must outlive the VM that maps it.
     vcpu: VcpuFd,
     _vm: VmFd,
     _memory: Box<Memory>,
@@ -150,7 +151,7 @@ impl Memory {
         self.put(at, &value.to_le_bytes());
     }
 
-    /// Long mode's tables: the first 2 MiB mapped to themselves, code and data segments, a handler of #BP.
+    /// Tables for long mode: the first 2 MiB mapped one to one, code and data segments, a handler for #BP.
     fn image() -> Box<Self> {
         let mut memory = Box::new(Self([0; MEMORY]));
         memory.put_u64(PML4, PDPT as u64 | 3);
@@ -236,7 +237,7 @@ mod tests {
     #[test]
     fn a_host_without_kvm_says_so() {
         assert!(matches!(probe(Path::new("/nonexistent/kvm")), KvmProbe::Absent(_)));
-        // A device that is no KVM.
+        // A device that is not KVM.
         assert!(matches!(probe(Path::new("/dev/null")), KvmProbe::Absent(_) | KvmProbe::Broken(_)));
     }
 

@@ -1,11 +1,12 @@
 //! The packet path by class: typed rules for interrupts, NAPI, vhost, queues and the kernel's own threads.
 //!
-//! In: facts of the running host ([`inventory`]) and what is wanted ([`intent`]: method, priority table, classes,
-//! tenants). Out: a pure plan of knobs and values with findings, applying it with every original value kept in a
-//! write-ahead journal, undoing it, noticing what drifted, and the checks behind `ontime doctor`.
+//! In: facts of the running host ([`inventory`]) and the configuration ([`intent`]: method, priority table, classes,
+//! tenants). Out: a plan of knobs and values with findings, computed by pure functions. This crate also applies the
+//! plan and keeps every original value in a write-ahead journal, undoes the plan, finds drift, and makes the checks of
+//! `ontime doctor`.
 //!
-//! Nothing here resets a NIC or moves a running vCPU, and only the two methods for comparison replace a root qdisc, and
-//! `vatc` where it is told to.
+//! Nothing here resets a NIC or moves a running vCPU. Only the two comparison methods replace a root qdisc, and `vatc`
+//! where the configuration asks for it.
 
 pub mod adaptive;
 pub mod apply;

@@ -1,7 +1,7 @@
-//! The running host: knobs read and written through `/proc`, `/sys`, netlink and the scheduler's system calls.
+//! The running host: reads and writes knobs through `/proc`, `/sys`, netlink and the scheduler's system calls.
 //!
-//! In: a [`Knob`]. Out: its value, or it is set. Nothing is cached between calls but open netlink sockets, so that an
-//! interface renamed or unplugged a moment ago is noticed.
+//! In: a [`Knob`]. Out: its value, or an error. Only open netlink sockets are kept between calls, so that a renamed or
+//! unplugged interface is noticed at once.
 
 use std::cell::RefCell;
 use std::fs;
@@ -23,7 +23,7 @@ use crate::obstacle::{self, Obstacle};
 use crate::rules::UNTHREADING_WAITS;
 use crate::tap::{self, Tap};
 
-/// Where the host's file systems are mounted; tests put others in their place.
+/// Mount points of the host's file systems. Tests use other directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
     /// `/proc`.
@@ -34,7 +34,7 @@ pub struct Roots {
     pub debug: PathBuf,
     /// `/dev`.
     pub dev: PathBuf,
-    /// `/`, below which other programs have their files.
+    /// `/`, for files of other programs.
     pub root: PathBuf,
 }
 
@@ -76,7 +76,7 @@ impl LiveHost {
         Self { roots, ..Self::default() }
     }
 
-    /// Where its file systems are.
+    /// Mount points of the file systems.
     pub fn roots(&self) -> &Roots {
         &self.roots
     }
@@ -115,14 +115,14 @@ impl LiveHost {
             _ => os(knob, "opening netlink family ethtool", error),
         })?;
         run(ethtool).map_err(|error| match error.raw_os_error() {
-            // Of a device that is being reset, or sleeps, the kernel says that too (net/ethtool/netlink.c,
-            // ethnl_ops_begin): it comes back as it was.
+            // The kernel returns ENODEV also for a device that is being reset or is suspended (net/ethtool/netlink.c,
+            // ethnl_ops_begin). Such a device comes back unchanged.
             Some(libc::ENODEV) if self.nic_dir(knob, nic).is_err() => gone(knob),
             _ => ethtool_error(knob, error),
         })
     }
 
-    /// The NIC's directory in sysfs under the name it has now.
+    /// The NIC's directory in sysfs, under its present name.
     fn nic_dir(&self, knob: &Knob, nic: &NicId) -> Result<PathBuf, KnobError> {
         let class = self.roots.sys.join("class/net");
         let last = class.join(&nic.name);
@@ -167,7 +167,7 @@ impl LiveHost {
 
     fn write_file(&self, knob: &Knob, text: &str) -> Result<(), KnobError> {
         let path = self.path_of(knob)?;
-        // One write call: sysfs and procfs take each call as a whole value. Never creates a file.
+        // Writes with one call, because sysfs and procfs treat each call as a complete value. Never creates a file.
         let written = fs::OpenOptions::new()
             .write(true)
             .truncate(true)
@@ -176,12 +176,13 @@ impl LiveHost {
         written.map_err(|error| file_error(knob, "writing", error))
     }
 
-    /// New NAPI threads start at nice 0, where a ring overflows while the pass that will place them looks again: a bulk
-    /// driver's place is theirs until then. Where the kernel does not name them (before 6.8) they wait.
+    /// New NAPI threads start at nice 0. There a ring may overflow before the next pass gives them their place. Until
+    /// then they get the place of bulk drivers. Before 6.8 the kernel does not report the threads, and they stay at
+    /// nice 0.
     fn lift_new_napi_threads(&self, knob: &Knob, nic: &NicId) {
         let napis = self.with_netdev(knob, Netdev::napis).unwrap_or_default();
         for pid in napis.get(&nic.ifindex).into_iter().flatten().filter_map(|napi| napi.pid) {
-            // A thread that has ended, or that was placed by another program, is not ours to lift.
+            // A thread that has ended, or that another program has placed, stays as it is.
             if let Ok(thread) = ThreadId::of(pid, pid) {
                 if thread.policy().is_ok_and(|policy| policy == Policy::BULK) {
                     let _ = thread.set_policy(Policy::BULK_DRIVER);
@@ -190,8 +191,8 @@ impl LiveHost {
         }
     }
 
-    /// Refuses where the kernel would wait for ever, with the RTNL lock held ([`UNTHREADING_WAITS`]). An interface that
-    /// goes down between this look and the write still blocks it.
+    /// Returns an error if the kernel would wait forever while it holds the RTNL lock ([`UNTHREADING_WAITS`]). If the
+    /// interface goes down between this check and the write, the write still blocks.
     fn may_end_threads(&self, knob: &Knob, nic: &NicId) -> Result<(), KnobError> {
         let dir = self.nic_dir(knob, nic)?;
         let release = fs::read_to_string(self.roots.proc.join("sys/kernel/osrelease")).unwrap_or_default();
@@ -211,13 +212,13 @@ impl LiveHost {
         })
     }
 
-    /// Asks at a tap, under the name it has now.
+    /// Runs an operation on a tap, under its present name.
     fn at_tap<T>(&self, knob: &Knob, nic: &NicId, run: impl FnOnce(&Tap<'_>) -> io::Result<T>) -> Result<T, KnobError> {
         let dir = self.nic_dir(knob, nic)?;
         run(&Tap::of(&dir)).map_err(|error| tap_error(knob, error))
     }
 
-    /// The source of a steering filter under the name it has now.
+    /// The source of a steering filter, under its present name.
     fn source_now(&self, knob: &Knob, from: &SteerFrom) -> Result<SteerFrom, KnobError> {
         let SteerFrom::Interface(source) = from else { return Ok(from.clone()) };
         let dir = self.nic_dir(knob, source)?;
@@ -331,8 +332,8 @@ impl LiveHost {
             }),
             (Knob::Moderation { nic }, Value::Moderation(wanted)) => {
                 self.with_ethtool(knob, nic, |ethtool| {
-                    // The driver is not told what is so already by its own word (net/ethtool/coalesce.c,
-                    // ethnl_set_coalesce).
+                    // The kernel does not call the driver if the driver reports this value already
+                    // (net/ethtool/coalesce.c, ethnl_set_coalesce).
                     if ethtool.moderation(nic.ifindex)? == *wanted {
                         ethtool.set_moderation(nic.ifindex, wanted.other())?;
                     }
@@ -378,7 +379,7 @@ impl LiveHost {
     }
 }
 
-/// A feature's value.
+/// The text of a feature's value.
 fn switch(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
@@ -386,7 +387,8 @@ fn switch(on: bool) -> &'static str {
 /// `include/uapi/linux/if.h`.
 const IFF_UP: u32 = 1;
 
-/// Asks at the other end of a veth pair, once the kernel says that it is that: numbers are given again.
+/// Runs an operation on the other end of a veth pair. First checks that it is that end, because the kernel reuses
+/// interface indices.
 fn at_peer<T: Send>(
     knob: &Knob,
     nic: &NicId,
@@ -406,13 +408,14 @@ fn at_peer<T: Send>(
     asked.map_err(|error| peer_error(knob, process, error))
 }
 
-/// Whether a thread is of a program, and may make others: those are not to be at a real-time place that no cap watches
-/// yet, for one that spins keeps the planner from ever capping it. Kernel threads have no executable.
+/// Whether a thread belongs to a user program, which may create more threads. Such threads must not inherit a real-time
+/// policy before a cap watches them: one that spins would keep the planner from ever capping it. Kernel threads have no
+/// executable.
 fn is_user(thread: ThreadId) -> bool {
     fs::read_link(format!("/proc/{}/exe", thread.pid)).is_ok()
 }
 
-/// What a filter knob's filter changes. 6 is TC_PRIO_INTERACTIVE, of the first band.
+/// The change that a filter knob's filter makes. 6 is TC_PRIO_INTERACTIVE, which belongs to the first band.
 fn edit_of(knob: &Knob) -> Edit {
     match knob {
         Knob::TxSteer { queue, .. } => Edit::Queue(*queue),
@@ -424,7 +427,7 @@ fn index_of(dir: &Path) -> Option<u32> {
     fs::read_to_string(dir.join("ifindex")).ok()?.trim().parse().ok()
 }
 
-/// The socket in `slot`, opened where there is none.
+/// The socket in `slot`; opens it if there is none.
 fn opened<T>(slot: &mut Option<T>, open: impl FnOnce() -> io::Result<T>) -> io::Result<&mut T> {
     match slot {
         Some(open) => Ok(open),
@@ -520,7 +523,7 @@ fn tap_error(knob: &Knob, error: io::Error) -> KnobError {
     }
 }
 
-/// What a failed request means, by the means by which a knob is set.
+/// The error for a failed request, depending on the interface through which the knob is set.
 #[cfg(test)]
 pub(crate) fn meaning(knob: &Knob, error: io::Error) -> KnobError {
     match knob {
@@ -555,10 +558,11 @@ fn thread_error(knob: &Knob, error: ThreadError) -> KnobError {
     }
 }
 
-/// What a failed read or write of a one-value file means, by the kernel's word and the kind of file.
+/// The error for a failed read or write of a one-value file, depending on the error number and the kind of file.
 fn file_error(knob: &Knob, what: &'static str, error: io::Error) -> KnobError {
     match (knob, error.raw_os_error()) {
-        // A queue or CPU that was taken away takes its files with it; a whole host file is missing in other kernels.
+        // The files of a removed queue or CPU vanish with it. A missing host-wide file is a missing feature of the
+        // kernel.
         (Knob::NicFile { .. } | Knob::XpsCpus { .. }, Some(libc::ENOENT | libc::ENODEV)) => gone(knob),
         (Knob::IrqAffinity { .. }, Some(libc::ENOENT)) => gone(knob),
         (Knob::IrqAffinity { .. }, Some(libc::EIO | libc::EPERM)) => unsupported(
@@ -621,7 +625,7 @@ mod tests {
             let (done, threaded) = end(release, flags);
             assert_eq!((done.is_ok(), threaded.as_str()), (true, "0"), "{release} {flags}");
         }
-        // A virtual interface's instances are not there while it is down, or stay enabled.
+        // A virtual interface has no NAPI instances while it is down, or they stay enabled.
         fs::remove_dir(dir.join("device")).unwrap();
         assert_eq!(end("7.2.12", "0x1002").1, "0");
     }
@@ -630,7 +634,7 @@ mod tests {
     fn a_device_that_is_away_is_not_gone() {
         let sys = tempfile::tempdir().unwrap();
         let host = LiveHost::with_roots(Roots { sys: sys.path().to_owned(), ..Roots::default() });
-        // No interface has this index: the kernel says of it what it says of one that is being reset.
+        // No interface has this index. The kernel returns the same error for an interface that is being reset.
         let nic = NicId { ifindex: 0x7fff_fff0, name: "away0".to_owned() };
         let knob = Knob::Moderation { nic: nic.clone() };
         let gone = host.read(&knob);

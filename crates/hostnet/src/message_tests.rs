@@ -1,4 +1,4 @@
-//! Every error names its thing, its cause and its remedy.
+//! Every error names its object, its cause and its remedy.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 use std::fs;
@@ -51,7 +51,7 @@ fn cpus() -> Knob {
     Knob::ThreadAffinity { thread: THREAD, comm: "irq/9-ens9".to_owned() }
 }
 
-/// One of each kind, and a value that it may have.
+/// One knob of each kind, with a possible value.
 fn knobs() -> Vec<(Knob, Value)> {
     let (text, on) = (|| Value::Text("0".to_owned()), || Value::Present(true));
     let two = || Value::Cpus([2].into_iter().collect());
@@ -81,7 +81,7 @@ fn knobs() -> Vec<(Knob, Value)> {
     ]
 }
 
-/// A process's rights: all, none, or not known.
+/// A process's capabilities: all, none, or unknown.
 fn roots(dir: &Path, rights: Option<u64>) -> Roots {
     let proc = dir.join("proc");
     fs::create_dir_all(proc.join("self")).unwrap();
@@ -95,7 +95,7 @@ fn met(roots: &Roots, knob: &Knob, value: Option<&Value>, code: i32) -> KnobErro
     explain(roots, knob, value, meaning(knob, io::Error::from_raw_os_error(code)))
 }
 
-/// What an operator can do: a command, a configuration line, a kernel, a thing to wait for.
+/// What an operator can do: a command, a configuration line, a kernel, an event to wait for.
 const REMEDIES: [&str; 26] = [
     "run it as root",
     "run Ontime on the host",

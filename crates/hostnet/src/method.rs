@@ -1,6 +1,6 @@
-//! The papers' methods, as presets of the same knobs: Access'18, section IV; KBP, section 4; VATC, sections III and IV.
+//! The papers' methods, as sets of rules: Access'18, section IV; KBP, section 4; VATC, sections III and IV.
 //!
-//! A method is the set of rules that are in force; what each rule does does not depend on the method.
+//! A method is the set of rules that are in force. Few rules depend on the method beyond that.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,42 +10,43 @@ use thiserror::Error;
 
 use crate::rule::RuleId;
 
-/// A method of the papers, on today's kernels.
+/// A method of the papers, on present kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Method {
-    /// Table 2's priorities of vCPU and vNIC threads; interrupts and softirqs as the kernel has them.
+    /// Table 2's priorities of vCPU and vNIC threads. Interrupts and softirqs have the kernel's defaults.
     Vanilla,
-    /// Also Table 2's priorities of interrupt threads (needs PREEMPT_RT or `threadirqs`); NAPI not threaded.
+    /// As `vanilla`, with Table 2's priorities of interrupt threads (needs PREEMPT_RT or `threadirqs`). NAPI is not
+    /// threaded.
     Threaded,
-    /// As `threaded`, and one CPU kept for the RT group.
+    /// As `threaded`, with one CPU reserved for the RT group.
     Exclusive,
-    /// RT and bulk softirq work kept apart: every core rule.
+    /// Separate softirq work for RT and bulk: every core rule.
     #[default]
     Partitioned,
-    /// As `partitioned`, and a polling thread per RT receive queue: no interrupt, no softirq (KBP, IEICE'22).
+    /// As `partitioned`, with a polling thread per RT receive queue: no interrupt, no softirq (KBP, IEICE'22).
     Busypoll,
-    /// A thread for each priority level moves that level's packets, both ways, and receive threads stand before them
-    /// (VATC).
+    /// A thread per priority level processes that level's packets in both directions, and receive threads run before
+    /// them (VATC).
     Vatc,
-    /// As `partitioned`, and among vCPUs of one level those with a pending interrupt first (Xen-ARM, APSys'11).
+    /// As `partitioned`; among vCPUs of one level, those with a pending interrupt run first (Xen-ARM, APSys'11).
     InterruptContext,
-    /// To compare with, as VATC does: a `prio` root qdisc, vhost threads as found.
+    /// For comparison, as in VATC: a `prio` root qdisc, vhost threads unchanged.
     Prio,
-    /// To compare with, as VATC does: a `fq_codel` root qdisc, vhost threads as found.
+    /// For comparison, as in VATC: a `fq_codel` root qdisc, vhost threads unchanged.
     FqCodel,
-    /// To compare with, as Xen-ARM does its credit scheduler: fair shares. Everything as Linux has it, nothing is set.
+    /// For comparison, as in Xen-ARM with its credit scheduler: fair shares, and all of Linux's defaults.
     Credit,
 }
 
-/// Why a text names no method of this version.
+/// Why a text is not a method of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MethodError {
-    /// A method of the papers that is not of the packet path.
+    /// A method of the papers that does not concern the packet path.
     #[error("'outsourcing' is no method of the packet path: it is `partitioned` and an `ontime device` for the VM; \
         methods are {names}", names = Method::names())]
     Outsourcing,
-    /// No method.
+    /// An unknown method.
     #[error("'{0}' is not a method; this version has {names}", names = Method::names())]
     Unknown(String),
 }
@@ -87,7 +88,7 @@ impl Method {
         Method::Credit,
     ];
 
-    /// Its name.
+    /// The method's name.
     pub fn name(self) -> &'static str {
         match self {
             Method::Vanilla => "vanilla",
@@ -103,12 +104,12 @@ impl Method {
         }
     }
 
-    /// The names of all, for messages.
+    /// All names, for messages.
     pub fn names() -> String {
         Method::ALL.map(Method::name).join(", ")
     }
 
-    /// Whether a rule is in force under it.
+    /// Whether the method includes a rule.
     pub fn has(self, rule: RuleId) -> bool {
         use RuleId as Id;
         match self {

@@ -1,13 +1,13 @@
-//! Why the kernel does not let a knob be set, and what to do about it.
+//! Why the kernel refuses to set a knob, and what to do about it.
 //!
-//! In: a knob, a value, and for a refusal the kernel's error. Out: an [`Obstacle`], from the files that decide it. The
-//! kernel says EPERM or EINVAL for many causes; these are the ones that a host with rights to everything meets:
+//! In: a knob, a value, and for a refusal the kernel's error. Out: an [`Obstacle`], found from the files that decide.
+//! The kernel returns EPERM or EINVAL for many causes. A host with all privileges meets these:
 //!
 //! - a cgroup without real-time budget (CONFIG_RT_GROUP_SCHED; `kernel/sched/syscalls.c`, `__sched_setscheduler`);
 //! - a cpuset without the CPU (`kernel/sched/syscalls.c`, `__sched_setaffinity`), or a kernel thread that is bound to
-//!   its own;
-//! - a module parameter or sysfs file that nobody may write (`fs/kernfs/file.c`, `kernfs_fop_open`), or a file system
-//!   mounted read-only.
+//!   its own CPU;
+//! - a module parameter or sysfs file without write permission (`fs/kernfs/file.c`, `kernfs_fop_open`), or a file
+//!   system mounted read-only.
 
 use std::fs;
 use std::io;
@@ -23,14 +23,14 @@ use crate::knob::{Knob, KnobError, Root, Value};
 use crate::live::Roots;
 use crate::rules::RT_RUNTIME;
 
-/// What stands against a setting.
+/// The obstacle to a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
     /// The cause, with the cgroup or file.
     pub cause: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
-    /// Nothing ends it while this kernel runs and the modules are loaded as they are.
+    /// The obstacle stays as long as this kernel runs with the modules as loaded.
     pub lasting: bool,
 }
 
@@ -40,7 +40,7 @@ impl Obstacle {
     }
 }
 
-/// What would stand against a setting, before it is tried.
+/// The obstacle to a setting, found before it is tried.
 pub(crate) fn foresee(roots: &Roots, knob: &Knob, value: &Value) -> Option<Obstacle> {
     match (knob, value) {
         (Knob::ThreadPolicy { thread, .. }, Value::Policy(policy)) if is_fixed(*policy) => no_budget(roots, *thread),
@@ -50,7 +50,7 @@ pub(crate) fn foresee(roots: &Roots, knob: &Knob, value: &Value) -> Option<Obsta
     }
 }
 
-/// The kernel's refusal with its cause, where that is known; `value` is none where the knob was read.
+/// Adds the cause, if known, to the kernel's refusal. `value` is none if the knob was read.
 pub(crate) fn explain(roots: &Roots, knob: &Knob, value: Option<&Value>, error: KnobError) -> KnobError {
     let KnobError::Os { knob: name, what, source } = error else { return error };
     let found = match source.raw_os_error() {
@@ -67,13 +67,13 @@ pub(crate) fn explain(roots: &Roots, knob: &Knob, value: Option<&Value>, error: 
     }
 }
 
-/// FIFO and RR: what RT group scheduling has budgets for.
+/// FIFO and RR: the policies for which RT group scheduling has budgets.
 fn is_fixed(policy: Policy) -> bool {
     matches!(policy, Policy::Fifo(_) | Policy::Rr(_))
 }
 
-/// The cgroup of a thread in the hierarchy of this controller: in version 1 the controller's own, in version 2 (an
-/// empty name) the one.
+/// The thread's cgroup in this controller's hierarchy: the controller's own in version 1, the single one in version 2
+/// (an empty name).
 fn cgroup_of(roots: &Roots, thread: ThreadId, controller: &str) -> Option<String> {
     let path = roots.proc.join(format!("{}/task/{}/cgroup", thread.pid, thread.tid));
     let text = fs::read(path).ok()?;
@@ -85,7 +85,7 @@ fn cgroup_of(roots: &Roots, thread: ThreadId, controller: &str) -> Option<String
     })
 }
 
-/// A thread's cgroup of a controller of version 1: where its files are, and its path.
+/// A thread's cgroup of a version 1 controller: the directory of its files, and its path.
 fn of_version_1(roots: &Roots, thread: ThreadId, controller: &str) -> Option<(PathBuf, String)> {
     let path = cgroup_of(roots, thread, controller)?;
     let mounts = fs::read_dir(roots.sys.join("fs/cgroup")).ok()?.flatten();
@@ -96,7 +96,7 @@ fn of_version_1(roots: &Roots, thread: ThreadId, controller: &str) -> Option<(Pa
     Some((mount.join(path.trim_start_matches('/')), path))
 }
 
-/// Without a limit on RT threads at all (-1) no cgroup's budget is asked for (`rt_bandwidth_enabled`).
+/// If RT threads have no limit at all (-1), the kernel checks no cgroup budget (`rt_bandwidth_enabled`).
 fn no_budget(roots: &Roots, thread: ThreadId) -> Option<Obstacle> {
     let limit = read(&roots.proc.join("sys").join(RT_RUNTIME));
     let (dir, path) = of_version_1(roots, thread, "cpu")?;
@@ -128,7 +128,7 @@ fn outside_cpuset(roots: &Roots, thread: ThreadId, wanted: &CpuSet) -> Option<Ob
     };
     let allowed = files.iter().find_map(|file| read(&dir.join(file))).and_then(|text| CpuSet::from_list(&text).ok())?;
     let outside: CpuSet = wanted.iter().filter(|cpu| !allowed.contains(*cpu)).collect();
-    // Of several CPUs the kernel takes those that are allowed.
+    // If only some of the CPUs are allowed, the kernel uses these.
     if allowed.is_empty() || outside.is_empty() || outside.len() < wanted.len() {
         return None;
     }
@@ -165,7 +165,7 @@ fn mounted_read_only() -> Obstacle {
     Obstacle { cause, remedy, lasting: true }
 }
 
-/// What only the refusal tells, and this process's rights.
+/// Obstacles that show only in the kernel's error and in this process's capabilities.
 fn hidden(roots: &Roots, knob: &Knob, value: Option<&Value>, source: &io::Error) -> Option<Obstacle> {
     let code = source.raw_os_error()?;
     if let (Knob::ThreadAffinity { thread, .. }, libc::EINVAL) = (knob, code) {
@@ -209,7 +209,7 @@ fn hidden(roots: &Roots, knob: &Knob, value: Option<&Value>, source: &io::Error)
     Some(Obstacle::new(cause, "run Ontime on the host, not in a container".to_owned()))
 }
 
-/// What an error number means for a kind of knob.
+/// The meaning of an error number for a kind of knob.
 fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
     let lasting = |cause: &str, remedy: &str| {
         Some(Obstacle { cause: cause.to_owned(), remedy: remedy.to_owned(), lasting: true })
@@ -245,7 +245,7 @@ fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
     }
 }
 
-/// What an error number means of a NIC.
+/// The meaning of an error number for a NIC.
 fn of_device(name: &str, code: i32) -> Option<Obstacle> {
     let (cause, remedy) = match code {
         libc::EBUSY | libc::ENODEV | libc::ENETDOWN => {
@@ -259,8 +259,8 @@ fn of_device(name: &str, code: i32) -> Option<Obstacle> {
     Some(Obstacle::new(cause.to_owned(), remedy))
 }
 
-/// Whether a setting is admitted by what SCHED_DEADLINE leaves (`kernel/sched/deadline.c`, `sched_dl_overflow`,
-/// `dl_server_apply_params`, `sched_dl_global_validate`).
+/// Whether the kernel admits this setting only within the bandwidth that SCHED_DEADLINE leaves
+/// (`kernel/sched/deadline.c`, `sched_dl_overflow`, `dl_server_apply_params`, `sched_dl_global_validate`).
 fn takes_deadline_time(knob: &Knob) -> bool {
     match knob {
         Knob::ThreadPolicy { .. } => true,
@@ -269,7 +269,7 @@ fn takes_deadline_time(knob: &Knob) -> bool {
     }
 }
 
-/// What an error number means of this process or host, whatever was asked: the cause and the remedy.
+/// The meaning of an error number for this process or host, whatever the request: cause and remedy.
 pub(crate) fn general(error: &io::Error) -> Option<(&'static str, &'static str)> {
     if error.kind() == io::ErrorKind::Interrupted {
         let cause = "interfaces, queues or filters change all the time";
@@ -290,7 +290,7 @@ pub(crate) fn general(error: &io::Error) -> Option<(&'static str, &'static str)>
     })
 }
 
-/// An error with its remedy, of what is asked of the kernel for no single knob.
+/// An error and its remedy, for a request to the kernel that concerns no single knob.
 pub(crate) fn with_remedy(what: &str, error: &io::Error) -> String {
     match general(error) {
         Some((cause, remedy)) => format!("{what}: {error}: {cause}; {remedy}"),
@@ -301,7 +301,7 @@ pub(crate) fn with_remedy(what: &str, error: &io::Error) -> String {
     }
 }
 
-/// The capability without which the kernel gives this error, and its number (`include/uapi/linux/capability.h`).
+/// The capability whose absence causes this error, and its number (`include/uapi/linux/capability.h`).
 fn right_for(knob: &Knob, code: i32) -> Option<(&'static str, u32)> {
     match (knob, code) {
         (Knob::ThreadPolicy { .. } | Knob::ThreadAffinity { .. }, libc::EPERM | libc::EACCES) => {
@@ -362,7 +362,7 @@ mod tests {
         (knob, Value::Cpus(CpuSet::from_list(cpus).unwrap()))
     }
 
-    /// What a refused write becomes.
+    /// The error that a refused write becomes.
     fn refused(tree: &Tree, (knob, value): &(Knob, Value), code: i32) -> KnobError {
         let source = io::Error::from_raw_os_error(code);
         explain(&tree.roots(), knob, Some(value), KnobError::Os { knob: knob.to_string(), what: "setting it", source })
@@ -382,7 +382,7 @@ mod tests {
             assert!(found.remedy.contains(&budget) && !found.lasting, "{found:?}");
             let error = refused(&tree, &place(Policy::Rr(3)), libc::EPERM);
             assert!(matches!(&error, KnobError::Refused { cause, .. } if *cause == found.cause), "{error}");
-            // What needs no budget, and a cgroup that has one; and no cgroup is asked where there is no limit at all.
+            // Policies that need no budget, and a cgroup that has one. Without an RT limit no cgroup is read.
             for policy in [Policy::BULK, Policy::Deadline { runtime: 1, deadline: 2, period: 2 }] {
                 assert_eq!(foresee(&tree.roots(), &knob, &Value::Policy(policy)), None);
             }
@@ -435,7 +435,7 @@ mod tests {
                 );
             }
         }
-        // A kernel thread that has its CPU; a cgroup that says nothing.
+        // A kernel thread that is bound to its CPU, in a cgroup without limits.
         let bound = Tree::new("0::/\n");
         bound.put(
             "proc/700/task/701/stat",

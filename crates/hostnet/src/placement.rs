@@ -1,9 +1,9 @@
-//! On which NUMA nodes the memory of RT tenants lies.
+//! The NUMA nodes of RT tenants' memory.
 //!
-//! In: the accounts of a tenant's cgroup (`memory.numa_stat`, `hugetlb.*.numa_stat`), else `numa_maps` of its process.
-//! Out: bytes by node. The cgroup's accounts cost nothing. For `numa_maps` the kernel walks every page with the lock of
-//! the process's mappings held (`fs/proc/task_mmu.c`), for which a vCPU's page faults may wait: it is read only of
-//! processes with little memory in small pages.
+//! In: the counters of a tenant's cgroup (`memory.numa_stat`, `hugetlb.*.numa_stat`), or else `numa_maps` of its
+//! process. Out: bytes by node. The cgroup's counters cost nothing. For `numa_maps` the kernel walks every page while
+//! it holds the lock of the process's mappings (`fs/proc/task_mmu.c`), and a vCPU's page faults may wait for that. The
+//! file is therefore read only for processes with little memory in small pages.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,10 +20,10 @@ use crate::obstacle::with_remedy;
 /// Bytes by NUMA node.
 pub type ByNode = BTreeMap<u32, u64>;
 
-/// Most memory in small pages of a process whose `numa_maps` is read, KiB: it takes about 10 ms.
+/// Limit of the memory in small pages for reading `numa_maps`, KiB. A walk of this size takes about 10 ms.
 const WALKED_MAX_KIB: u64 = 1 << 20;
 
-/// Where the memory of each RT tenant lies, or why that is not known; of none on a host with one node.
+/// The nodes of each RT tenant's memory, or why they are not known. Empty on a host with one node.
 pub fn of_rt_tenants(
     roots: &Roots,
     inventory: &Inventory,
@@ -36,7 +36,7 @@ pub fn of_rt_tenants(
 }
 
 fn of_tenant(roots: &Roots, tenant: &Tenant) -> Result<ByNode, String> {
-    // The path of one outside this process's cgroup namespace leads upwards.
+    // The path of a cgroup outside this process's cgroup namespace begins with `..`.
     let cgroup = tenant.cgroup.as_deref().filter(|path| !path.split('/').any(|part| part == ".."));
     let by_cgroup = ["fs/cgroup", "fs/cgroup/unified"].iter().find_map(|mount| {
         let directory = roots.sys.join(mount).join(cgroup?.trim_start_matches('/'));
@@ -45,7 +45,7 @@ fn of_tenant(roots: &Roots, tenant: &Tenant) -> Result<ByNode, String> {
     by_cgroup.map_or_else(|| of_process(&roots.proc.join(tenant.process.pid.to_string())), Ok)
 }
 
-/// What the cgroup and those below it have, without the page cache of files.
+/// Memory of the cgroup and its children, without the page cache of files.
 fn of_cgroup(directory: &Path) -> ByNode {
     let mut found = ByNode::new();
     let ordinary = read(&directory.join("memory.numa_stat")).unwrap_or_default();
@@ -81,15 +81,15 @@ fn of_process(process: &Path) -> Result<ByNode, String> {
     Ok(found)
 }
 
-/// Whether a line of `numa_maps` is of the process's own memory, or of memory that it shares as a guest's: not a
-/// program's or a library's file.
+/// Whether a line of `numa_maps` is for the process's own memory, or for a guest's shared memory, and not for the file
+/// of a program or library.
 fn is_own(line: &str) -> bool {
     let mut words = line.split_ascii_whitespace();
     let file = words.clone().find_map(|word| word.strip_prefix("file="));
     words.any(|word| word == "huge") || file.is_none_or(|file| file.starts_with("/memfd:") || file.starts_with("/dev/"))
 }
 
-/// Adds the words `N0=7` of a line, in units of so many bytes.
+/// Adds the words `N0=7` of a line; `unit` is the size of one, bytes.
 fn add(found: &mut ByNode, line: &str, unit: u64) {
     let words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix('N')?.split_once('='));
     for (node, count) in words.filter_map(|(node, count)| Some((node.parse().ok()?, count.parse::<u64>().ok()?))) {

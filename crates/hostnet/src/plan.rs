@@ -1,6 +1,6 @@
-//! The plan: what every rule in force wants on this host, in the order in which it is made.
+//! The plan: the settings of all rules in force on this host, in the order of applying.
 //!
-//! In: an [`Inventory`] and an [`Intent`]. Out: a [`Plan`]. Pure.
+//! In: an [`Inventory`] and an [`Intent`]. Out: a [`Plan`]. Does no I/O.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Setting, Severity};
 use crate::rules::RULES;
 
-/// What is wanted of this host's knobs, and what no knob cures.
+/// The planned knob values, and the problems that no knob removes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// Settings by stage, each knob once.
+    /// Settings in order of stage, each knob once.
     pub settings: Vec<Setting>,
-    /// What stays.
+    /// Remaining problems.
     pub findings: Vec<Finding>,
 }
 
-/// Asks every rule that is in force.
+/// Collects the settings of every rule that is in force.
 ///
-/// Where two rules want different values of one knob, the later in [`RULES`] is not followed and a finding says so; the
-/// core rules never do (tested).
+/// If two rules plan different values for one knob, the rule that is later in [`RULES`] loses, and a finding reports
+/// it. This never happens among the core rules (tested).
 pub fn plan(inventory: &Inventory, intent: &Intent) -> Plan {
     let mut result = Plan::default();
     let mut taken: BTreeMap<String, Setting> = BTreeMap::new();
@@ -43,7 +43,7 @@ pub fn plan(inventory: &Inventory, intent: &Intent) -> Plan {
             }
         }
     }
-    // Stable: within a stage, rules keep the order of the table.
+    // The sort is stable: within a stage, rules keep the order of the table.
     result.settings.sort_by_key(|setting| setting.stage);
     result
 }
@@ -59,16 +59,16 @@ fn contradiction(first: &Setting, second: &Setting) -> Finding {
     }
 }
 
-/// As [`plan`], on the host as it was before Ontime changed it.
+/// As [`plan`], for the host as it was before Ontime changed it.
 pub fn replan(inventory: Inventory, intent: Intent, journal: &Originals) -> Plan {
     let (inventory, intent) = as_found(inventory, intent, journal);
     plan(&inventory, &intent)
 }
 
-/// The host as it was before Ontime changed it, as far as rules start from what they find: where one takes something
-/// away (a CPU from an interrupt's or a thread's CPUs, a queue from XPS), a changed wish is not to add up with an
-/// earlier one; and that an instance polls, or where a kernel thread stands, is somebody's choice only if Ontime did
-/// not do it.
+/// Restores, in the data, the host as it was before Ontime changed it, for the facts that rules start from. Where a
+/// rule removes something (a CPU from an interrupt's or a thread's affinity, a queue from XPS), a changed configuration
+/// must not add to an earlier one. And where an instance polls, or a kernel thread has a policy, it is another
+/// program's choice only if Ontime has not set it.
 pub fn as_found(mut inventory: Inventory, mut intent: Intent, journal: &Originals) -> (Inventory, Intent) {
     let originals = journal.by_key();
     let cpus = |knob: Knob| match originals.get(&knob.key()) {

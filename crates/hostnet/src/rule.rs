@@ -1,7 +1,7 @@
 //! The typed rule: one row of the table "what an RT packet can wait behind".
 //!
-//! In: an [`Inventory`] (facts) and an [`Intent`] (what is wanted). Out, by a pure
-//! function: the [`Setting`]s that cure the row on this host, and [`Finding`]s for what no setting can cure.
+//! In: an [`Inventory`] (facts) and an [`Intent`] (configuration). Out, by a pure function: the [`Setting`]s that
+//! remove the wait on this host, and [`Finding`]s for waits that no setting removes.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,60 +13,60 @@ use crate::inventory::Inventory;
 use crate::knob::{Knob, Value};
 use crate::method::Method;
 
-/// A rule's name, stable in reports, metrics and configuration.
+/// A rule's name. It is stable in reports, metrics and configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleId {
-    /// What `host.toml` names is there, and is claimed by one class.
+    /// Everything that `host.toml` names exists, and only one class claims it.
     HostConfig,
-    /// Every NAPI polled by a thread of its own.
+    /// Each NAPI instance is polled by its own thread.
     NapiThreaded,
-    /// Interrupt threads placed by the class of their NIC.
+    /// Interrupt threads get the place of their NIC's class.
     IrqThread,
-    /// NAPI threads placed by the class of their NIC.
+    /// NAPI threads get the place of their NIC's class.
     NapiThread,
-    /// Polls of NICs that RT packets can wait for kept short, where softirqs share a lock.
+    /// Short polls on NICs that RT packets can wait for, on kernels where softirqs share a lock.
     NapiWeight,
-    /// Packets of VMs that RT packets can wait for handed over one by one, where softirqs share a lock.
+    /// VMs' packets that RT packets can wait for are passed on one by one, on kernels where softirqs share a lock.
     TapBatch,
-    /// Interrupt threads of devices that are no NIC placed below every RT thread.
+    /// Interrupt threads of devices other than NICs run below all RT threads.
     DeviceIrq,
-    /// A polling thread for each RT receive queue, placed where it delays no vCPU.
+    /// Each RT receive queue has a polling thread, placed where it delays no vCPU.
     BusyPoll,
-    /// `backlog_napi/N` placed below the vCPUs.
+    /// `backlog_napi/N` run below the vCPUs.
     Backlog,
-    /// Veth pairs of RT containers handed over by NAPI, not by the backlog.
+    /// Veth pairs of RT containers pass packets by NAPI, not through the backlog.
     Veth,
-    /// `ktimers/N`, `ksoftirqd/N`, `rcuc/N` placed below the vCPUs.
+    /// `ktimers/N`, `ksoftirqd/N`, `rcuc/N` run below the vCPUs.
     SoftirqThreads,
-    /// Receive interrupts of RT NICs not held back.
+    /// RT NICs do not delay receive interrupts.
     Moderation,
-    /// vCPU threads placed by their tenant's class.
+    /// vCPU threads get the place of their tenant's class.
     VcpuPlace,
-    /// vhost and kvm-pit threads placed by their tenant's class.
+    /// vhost and kvm-pit threads get the place of their tenant's class.
     VnicPlace,
-    /// The main threads of RT VMs' monitors ahead of bulk.
+    /// The main threads of RT VMs' VMMs run before bulk threads.
     VmmPlace,
-    /// Among vCPUs of one level those with a pending interrupt first.
+    /// Among vCPUs of one level, those with a pending interrupt run first.
     InterruptContext,
-    /// One CPU kept for the RT group.
+    /// One CPU is reserved for the RT group.
     ExclusiveCpu,
-    /// A transmit queue of its own for RT packets on a NIC that both classes use.
+    /// RT packets have their own transmit queue on a NIC that both classes use.
     RtTxQueue,
-    /// No qdisc on a NIC that both classes send by with one queue.
+    /// No qdisc on a NIC with one transmit queue that both classes use.
     QdiscBypass,
     /// The root qdisc of a comparison method.
     NicQdisc,
-    /// Buffers freed where they are used up.
+    /// Socket buffers are freed on the CPU that has used them up.
     SkbDefer,
-    /// No busy waiting in KVM by FIFO vCPUs.
+    /// FIFO vCPUs do not halt-poll in KVM.
     HaltPoll,
-    /// The fair server, the ext server and RT throttling off, where runtime caps stand in for them.
+    /// The fair server, the ext server and RT throttling are off, where runtime caps replace them.
     RtProtections,
 }
 
 impl RuleId {
-    /// Its name.
+    /// The name as in reports and configuration.
     pub fn name(self) -> &'static str {
         match self {
             RuleId::HostConfig => "host-config",
@@ -97,7 +97,8 @@ impl RuleId {
 }
 
 impl RuleId {
-    /// Whether `without` in `host.toml` may name it: not what is checked always, nor what another method is made of.
+    /// Whether `without` in `host.toml` may name this rule. Excluded: the rule that always runs, and rules that are not
+    /// part of [`Method::Partitioned`].
     pub fn may_be_left_out(self) -> bool {
         self != RuleId::HostConfig && Method::Partitioned.has(self)
     }
@@ -109,41 +110,41 @@ impl fmt::Display for RuleId {
     }
 }
 
-/// What a row costs while it is not cured.
+/// The cost of a row while its wait is not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Cost {
-    /// The cost in words and figures (us, p50/p99/max where three figures stand together).
+    /// The cost in words and figures (us; three figures together are p50/p99/max).
     pub text: &'static str,
-    /// Where the figures are from: kernel, clock, load. Empty where there is no figure yet.
+    /// Source of the figures: kernel, clock, load. Empty while there is no figure.
     pub source: &'static str,
 }
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// Its name.
+    /// The rule's name.
     pub id: RuleId,
-    /// One line of what it wants.
+    /// The aim, in one line.
     pub title: &'static str,
-    /// What an RT packet can wait behind.
+    /// The work that an RT packet can wait behind.
     pub waits_behind: &'static str,
-    /// What that costs.
+    /// The cost of that wait.
     pub cost: Cost,
-    /// The cure.
+    /// How the rule removes the wait.
     pub cure: &'static str,
-    /// Why applying it is live-safe, with the kernel file that shows it.
+    /// Why applying the rule on a live host is safe, with the kernel file that shows it.
     pub live_safe: &'static str,
-    /// What is wanted on this host.
+    /// Plans the settings and findings for this host.
     pub plan: fn(&Inventory, &Intent) -> Outcome,
 }
 
-/// When, within one pass, a setting is made. Settings of an earlier stage are all made before those of a later one.
+/// The step within a pass in which a setting is made. All settings of a stage are made before those of a later stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
-    /// Creates threads: a plan made before it does not know them yet.
+    /// Settings that create threads. A plan that was made before does not know these threads yet.
     Thread,
-    /// Where threads and interrupts run.
+    /// The CPUs of threads and interrupts.
     Affinity,
     /// Priorities.
     Place,
@@ -151,105 +152,105 @@ pub enum Stage {
     Steer,
     /// Host-wide values.
     Host,
-    /// Kernel protections off: last, when everything else stands; on reset first.
+    /// Switching kernel protections off: last on apply, when everything else is set; first on reset.
     Protection,
 }
 
-/// A knob and the value a rule wants it to have.
+/// A knob and the value that a rule plans for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Setting {
-    /// The rule that wants it.
+    /// The rule that plans it.
     pub rule: RuleId,
-    /// When it is made.
+    /// The step of the pass in which it is made.
     pub stage: Stage,
-    /// Which knob.
+    /// The knob.
     pub knob: Knob,
-    /// Which value.
+    /// The planned value.
     pub value: Value,
-    /// Other knobs that this one overwrites: their originals are kept with its own, and restored after it.
+    /// Other knobs that this one overwrites. Their originals are stored with its own, and restored after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overwrites: Vec<Knob>,
-    /// Knobs without which it would do harm, or could not be given back: where one of these cannot be set, or is given
-    /// back, it is not made, and given back if it was. One that is gone is no lack.
+    /// Dependencies. If one of them cannot be set, or is being restored, this setting is not made, and is restored if
+    /// it was made before. A knob that no longer exists is ignored.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Knob>,
-    /// What the journal is to keep for its original, where that is not what is found ([`crate::inherit`]).
+    /// The original to store, if not the value found on the host ([`crate::inherit`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub original: Option<Value>,
-    /// Somebody else changes it from here on: its original is kept although it has the wanted value already.
+    /// Another component changes the knob from now on. Its original is stored even if it has the planned value already.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub handed_on: bool,
-    /// It is written in every pass, and once more soon after it was first: that it reads as wanted does not say that
-    /// the device has it.
+    /// Written in every pass, and once more soon after the first write: reading the planned value back does not prove
+    /// that the device uses it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub insists: bool,
 }
 
 impl Setting {
-    /// One of what it needs that is among these keys of knobs.
+    /// The first of the dependencies whose key is in this set.
     pub(crate) fn lacks(&self, missing: &BTreeSet<String>) -> Option<&Knob> {
         self.needs.iter().find(|knob| missing.contains(&knob.key()))
     }
 
-    /// A setting that overwrites no other knob, and needs none.
+    /// A setting that overwrites no other knob and has no dependencies.
     pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
         let (overwrites, needs) = (Vec::new(), Vec::new());
         Self { rule, stage, knob, value, overwrites, needs, original: None, handed_on: false, insists: false }
     }
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// Good to know; costs an RT packet nothing.
+    /// For information; no effect on an RT packet.
     Info,
-    /// An RT packet waits longer than it must.
+    /// An RT packet waits longer than necessary.
     Warning,
     /// The class guarantee does not hold.
     Critical,
 }
 
-/// Why something that would help is not done.
+/// Why a helpful change is not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Refusal {
-    /// Kernel lockdown denies it.
+    /// Kernel lockdown forbids it.
     Lockdown,
-    /// Runtime caps of the RT tenants are not in force.
+    /// The RT tenants have no runtime caps in force.
     NoCaps,
     /// The kernel lacks the feature.
     Kernel,
     /// The device or driver lacks the feature.
     Device,
-    /// It could not be done without disturbing live traffic.
+    /// It would disturb live traffic.
     NotLiveSafe,
     /// The host's facts could not be read.
     Unreadable,
 }
 
-/// Something no setting cures.
+/// A wait or a problem that no setting removes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The rule it is about.
+    /// The rule that found it.
     pub rule: RuleId,
-    /// How bad it is.
+    /// How severe it is.
     pub severity: Severity,
-    /// The NIC, tenant, thread or file it is about.
+    /// The NIC, tenant, thread or file concerned.
     pub object: String,
     /// What was found.
     pub found: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
-    /// Why Ontime does not do it.
+    /// Why Ontime does not apply the remedy.
     pub refusal: Option<Refusal>,
 }
 
-/// What a rule wants on this host.
+/// The result of planning a rule on this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
-    /// Settings that cure it.
+    /// Settings that remove the wait.
     pub settings: Vec<Setting>,
-    /// What stays, and why.
+    /// Remaining problems, and their reasons.
     pub findings: Vec<Finding>,
 }

@@ -1,9 +1,9 @@
-//! System management interrupts: the firmware stops all CPUs, and the kernel is not told.
+//! Counts system management interrupts (SMIs), during which the firmware stops all CPUs unnoticed by the kernel.
 //!
-//! In: the processor's counter of them, by perf. Out: an [`SmiCount`]. Intel has a counter in an MSR, which the kernel
-//! offers as event `smi` of event source `msr` (`arch/x86/events/msr.c`); AMD from family 17h on has event 0x2b of its
-//! core counters (`ls_smi_rx`). An SMI stops every CPU, so one CPU of each package is enough to count on, and that is
-//! none of those kept free for RT tenants where there is another.
+//! In: the processor's SMI counter, through perf. Out: an [`SmiCount`]. Intel has a counter in an MSR, which the kernel
+//! offers as event `smi` of event source `msr` (`arch/x86/events/msr.c`). AMD from family 17h on has event 0x2b of its
+//! core counters (`ls_smi_rx`). An SMI stops every CPU, so one CPU per package is counted. If possible it is not a CPU
+//! that is reserved for RT tenants.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,39 +16,39 @@ use serde::Serialize;
 use crate::inventory::{Cpus, Inventory, read, read_number};
 use crate::live::Roots;
 
-/// What a count of SMIs found.
+/// The result of a count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SmiCount {
-    /// So many on the CPU with the most of them, in that time.
+    /// The count of the CPU with the most SMIs.
     Counted {
-        /// How many.
+        /// Number of SMIs.
         most: u64,
-        /// Where.
+        /// The CPU.
         cpu: u32,
-        /// In which time.
+        /// Duration of the count.
         during: Duration,
     },
-    /// There are none on this processor architecture.
+    /// This processor architecture has no SMIs.
     NoSuchThing,
-    /// They cannot be counted here, for this reason.
+    /// SMIs cannot be counted here; the reason.
     Unknown(String),
 }
 
-/// An event as `perf_event_open` takes it.
+/// An event for `perf_event_open`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Event {
     source: u32,
     config: u64,
 }
 
-/// The source of processors' own events (`PERF_TYPE_RAW`).
+/// The event source of the processor's own events (`PERF_TYPE_RAW`).
 const RAW: u32 = 4;
-/// AMD's `ls_smi_rx`, and the first family with it.
+/// AMD's event `ls_smi_rx`, and the first family that has it.
 const LS_SMI_RX: u64 = 0x2b;
 const ZEN: u32 = 0x17;
 
-/// A count that goes on.
+/// A count in progress.
 #[derive(Debug)]
 pub struct Counting {
     since: Instant,
@@ -56,10 +56,10 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// Begins to count.
+    /// Starts counting.
     ///
     /// # Errors
-    /// Where SMIs cannot be counted: what is to be said instead.
+    /// If SMIs cannot be counted: the result to report instead.
     pub fn start(roots: &Roots, inventory: &Inventory) -> Result<Self, SmiCount> {
         let unknown = |why: &str| Err(SmiCount::Unknown(why.to_owned()));
         if !cfg!(target_arch = "x86_64") {
@@ -84,7 +84,7 @@ impl Counting {
         Ok(Self { since: Instant::now(), counters })
     }
 
-    /// Ends the count, once it went on for a time.
+    /// Ends the count, at least `at_least` after its start.
     pub fn finish(mut self, at_least: Duration) -> SmiCount {
         std::thread::sleep(at_least.saturating_sub(self.since.elapsed()));
         let during = self.since.elapsed();
@@ -113,7 +113,7 @@ fn event(roots: &Roots) -> Option<Event> {
         .then_some(Event { source: RAW, config: LS_SMI_RX })
 }
 
-/// The number in `event=0x04`; the source's format says that it is all of the configuration.
+/// The number in `event=0x04`. According to the source's format, it is the whole configuration.
 fn config_of(text: &str) -> Option<u64> {
     let number = text.strip_prefix("event=")?;
     match number.strip_prefix("0x") {
@@ -136,7 +136,7 @@ fn one_of_each_package(roots: &Roots, cpus: &Cpus) -> Vec<u32> {
     packages.into_values().collect()
 }
 
-/// `struct perf_event_attr` of the interface's first version (`include/uapi/linux/perf_event.h`).
+/// The first version of `struct perf_event_attr` (`include/uapi/linux/perf_event.h`).
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -160,12 +160,12 @@ fn open(event: Event, cpu: u32) -> std::io::Result<File> {
     let attributes = Attributes { source: event.source, size: SIZE, config: event.config, ..Attributes::default() };
     let cpu = i32::try_from(cpu).map_err(std::io::Error::other)?;
     let (every_process, no_group): (libc::pid_t, libc::c_int) = (-1, -1);
-    // SAFETY: the attributes are of the size that they name, and live longer than the call, which only reads them.
+    // SAFETY: the attributes have the size that they state, and outlive the call, which only reads them.
     let fd = unsafe {
         libc::syscall(libc::SYS_perf_event_open, &raw const attributes, every_process, cpu, no_group, FD_CLOEXEC)
     };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(std::io::Error::last_os_error)?;
-    // SAFETY: the kernel has just made this descriptor for this process, and nothing else has it.
+    // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
@@ -208,8 +208,8 @@ mod tests {
             (&[(kind.as_str(), "12\n"), (&smi, "event=0x04\n")][..], Some((12, 4))),
             (&[(&kind, "9\n"), (&smi, "event=7\n"), core, zen], Some((9, 7))),
             (&[core, zen], Some((4, 0x2b))),
-            // A source without the event, as on AMD; an AMD before Zen; no core counters, as in some guests; Intel's
-            // without the event; what cannot be read.
+            // A source without the event, as on AMD; an AMD processor before Zen; no core counters, as in some guests;
+            // Intel's source without the event; a file that cannot be read.
             (&[(&kind, "12\n"), core, zen], Some((4, 0x2b))),
             (&[core, ("proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 16\n")], None),
             (&[zen], None),
@@ -257,7 +257,7 @@ mod tests {
         assert!(refused(&std::io::Error::from_raw_os_error(libc::EMFILE)).contains("perf_event_open failed"));
     }
 
-    /// An event that any processor has, in place of an SMI: the software source's clock of a CPU counts by itself.
+    /// An event that every processor has, in place of an SMI: the software source's CPU clock, which counts by itself.
     #[test]
     fn what_the_kernel_counts_is_read() {
         let (source, cpu_clock) = (1, 0);

@@ -1,15 +1,16 @@
-//! The send buffer of a VM's tap: bytes of its packets that may be on their way before whoever sends for it (vhost,
+//! The send buffer of a VM's tap: the bytes of its packets that may be in flight before the sending thread (vhost,
 //! QEMU) waits.
 //!
-//! A packet counts from when it is taken from the VM until the NIC has sent and freed it. The size belongs to the
-//! device, but neither netlink nor sysfs tells or sets it: only who has it open can. So its monitor's descriptor is
-//! taken (`pidfd_getfd`, 5.6) for the length of a call, once the kernel says that it is of the driver, and the driver
-//! that it is the interface that was meant. What a process has open by such a name may be anything, a file of its own
-//! file system too, which answers when it likes: nothing is asked of it before (`AT_STATX_DONT_SYNC`).
+//! A packet counts from the moment it is taken from the VM until the NIC has sent and freed it. The size belongs to the
+//! device, but neither netlink nor sysfs can read or set it: only a process that has the device open can. Therefore a
+//! descriptor of the VMM is copied (`pidfd_getfd`, 5.6) for the duration of a call, after the kernel has reported that
+//! it belongs to the tun driver, and the driver that it is the right interface. A descriptor of a process may be any
+//! file, also one of the process's own file system, which may never answer. Before the check nothing is requested from
+//! it (`AT_STATX_DONT_SYNC`).
 //!
 //! Source: `drivers/net/tun.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`,
-//! `sock_wfree`), `drivers/vhost/net.c` (`handle_tx`: what the device does not take stays in the VM's ring until it
-//! can).
+//! `sock_wfree`), `drivers/vhost/net.c` (`handle_tx`: packets that the device does not take stay in the VM's ring until
+//! it can).
 
 use std::ffi::{CStr, OsStr};
 use std::fs;
@@ -22,28 +23,28 @@ use ontime_tenants::ThreadId;
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-/// The most descriptors at a time that turned out to be another file's and are not closed yet. A process that races to
-/// make more of them is not asked any more.
+/// Maximum of copied descriptors that turned out to be another file's and are not closed yet. A process that races to
+/// cause more of them gets no further calls.
 const STRANGERS: usize = 8;
-/// How many there are.
+/// Their present number.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// The driver's number of `/dev/net/tun` (`include/linux/miscdevice.h`: MISC_MAJOR, TUN_MINOR).
+/// Device number of `/dev/net/tun` (`include/linux/miscdevice.h`: MISC_MAJOR, TUN_MINOR).
 const TUN: (u32, u32) = (10, 200);
 
-/// An interface that a monitor has open.
+/// An interface that a VMM has open.
 pub(crate) struct Tap<'a> {
     name: &'a str,
 }
 
 impl<'a> Tap<'a> {
-    /// The one of this directory in `/sys/class/net`.
+    /// The interface of this directory in `/sys/class/net`.
     pub(crate) fn of(dir: &'a Path) -> Self {
         Self { name: dir.file_name().and_then(OsStr::to_str).unwrap_or_default() }
     }
 }
 
-/// Whether this is the character device of that number.
+/// Whether the file is the character device with this number.
 fn is_device(found: rustix::io::Result<Statx>, number: (u32, u32)) -> bool {
     found.is_ok_and(|of| {
         FileType::from_raw_mode(of.stx_mode.into()) == FileType::CharacterDevice
@@ -51,12 +52,12 @@ fn is_device(found: rustix::io::Result<Statx>, number: (u32, u32)) -> bool {
     })
 }
 
-/// Without a limit vhost hands packets over in batches (`drivers/vhost/net.c`, `sock_can_batch`).
+/// Without a limit, vhost sends packets in batches (`drivers/vhost/net.c`, `sock_can_batch`).
 const UNLIMITED: i32 = i32::MAX;
-/// A limit that no sender reaches: of packets one by one.
+/// A limit that no sender reaches, but that makes vhost send packets one by one.
 const ONE_BY_ONE: i32 = i32::MAX - 1;
 
-/// Whether vhost makes batches of its packets.
+/// Whether vhost sends this tap's packets in batches.
 ///
 /// # Errors
 /// As [`send_buffer`].
@@ -64,7 +65,7 @@ pub(crate) fn batches(process: ThreadId, tap: &Tap<'_>) -> io::Result<bool> {
     Ok(send_buffer(process, tap)? == UNLIMITED)
 }
 
-/// Whether it is to. A limit that somebody set stays.
+/// Switches batches on or off. A limit that another program set stays.
 ///
 /// # Errors
 /// As [`send_buffer`].
@@ -73,11 +74,11 @@ pub(crate) fn set_batches(process: ThreadId, tap: &Tap<'_>, on: bool) -> io::Res
     if send_buffer(process, tap)? == from { set_send_buffer(process, tap, to) } else { Ok(()) }
 }
 
-/// Bytes.
+/// Size of the send buffer, bytes.
 ///
 /// # Errors
-/// `ENODEV` where the process has no such device open, `ESRCH` where it has ended, `EPERM` without CAP_SYS_PTRACE,
-/// `ENOSYS` before 5.6.
+/// `ENODEV` if the process has no such device open, `ESRCH` if it has ended, `EPERM` without CAP_SYS_PTRACE, `ENOSYS`
+/// before 5.6.
 pub(crate) fn send_buffer(process: ThreadId, tap: &Tap<'_>) -> io::Result<i32> {
     let device = open(process, tap)?;
     let mut size = 0_i32;
@@ -86,7 +87,7 @@ pub(crate) fn send_buffer(process: ThreadId, tap: &Tap<'_>) -> io::Result<i32> {
     Ok(size)
 }
 
-/// Sets it; a positive number.
+/// Sets the size of the send buffer, bytes; it must be positive.
 ///
 /// # Errors
 /// As [`send_buffer`]; `EINVAL` for other numbers.
@@ -100,11 +101,11 @@ fn result(returned: libc::c_int) -> io::Result<()> {
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The process's descriptor of an interface.
+/// A copy of the process's descriptor of an interface.
 fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(process.pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    // The number was still this process's when its descriptor was opened.
+    // The number still belonged to this process when the pidfd was opened.
     process.verify()?;
     if CLOSING.load(Ordering::Relaxed) >= STRANGERS {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
@@ -116,7 +117,7 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
         let (Some(number), true) = (number, is_device(theirs, TUN)) else { continue };
         match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()) {
             Ok(device) => {
-                // It may have become another since.
+                // The descriptor may have become another file since the check.
                 let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
                 let ours = statx(&device, "", flags, StatxFlags::BASIC_STATS);
                 if !is_device(ours, TUN) {
@@ -134,12 +135,12 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
     Err(io::Error::from_raw_os_error(refused))
 }
 
-/// Closes a file of which nothing is known: a file system or a socket may make the closing thread wait as long as it
-/// likes. So a thread of its own does that.
+/// Closes a file of unknown type. A file system or a socket may block the closing thread for any time, so a separate
+/// thread closes it.
 fn close_elsewhere(file: OwnedFd) {
     CLOSING.fetch_add(1, Ordering::Relaxed);
     let raw = file.into_raw_fd();
-    // Where no thread can be made, the descriptor stays open, and counts.
+    // If no thread can be created, the descriptor stays open, and counts.
     let closing = std::thread::Builder::new().name("ontime-close".into()).stack_size(64 * 1024).spawn(move || {
         // SAFETY: this descriptor was given up above, and belongs to this thread alone.
         drop(unsafe { OwnedFd::from_raw_fd(raw) });
@@ -148,7 +149,7 @@ fn close_elsewhere(file: OwnedFd) {
     drop(closing);
 }
 
-/// The interface of an open tap.
+/// The name of an open tap's interface.
 fn name_of(device: &OwnedFd) -> io::Result<String> {
     // SAFETY: zeroes are a valid ifreq: numbers and a name without letters.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -161,7 +162,12 @@ fn name_of(device: &OwnedFd) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+
+    /// Held by the test that looks at this process's descriptors.
+    static DESCRIPTORS: Mutex<()> = Mutex::new(());
 
     #[test]
     fn devices_are_told_by_their_drivers_number() {
@@ -171,12 +177,13 @@ mod tests {
         assert!(!is_null("/nowhere"));
     }
 
-    /// A connection that lingers at its end while the other side takes nothing, as a stand-in for a file system of the
-    /// process's own. The test ends the waiting, so the closing thread is seen to wait.
+    /// A connection that lingers at its end while the other side reads nothing stands for a process's own file system.
+    /// The test ends the wait, so it sees the closing thread wait.
     #[test]
     fn a_file_that_became_another_is_closed_by_a_thread_that_may_wait() {
         use std::io::Write;
         use std::net::{TcpListener, TcpStream};
+        let _one = DESCRIPTORS.lock().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut pairs: Vec<(TcpStream, TcpStream)> = Vec::new();
         for _ in 0..STRANGERS {
@@ -191,12 +198,16 @@ mod tests {
         let pid = i32::try_from(std::process::id()).unwrap();
         let own = ThreadId::of(pid, pid).unwrap();
         let asked = || send_buffer(own, &Tap { name: "tap0" }).unwrap_err().raw_os_error();
-        let mut fars = Vec::new();
-        for (near, far) in pairs {
-            assert_ne!(asked(), Some(libc::EBUSY));
-            close_elsewhere(near.into());
-            fars.push(far);
-        }
+        assert_ne!(asked(), Some(libc::EBUSY));
+        let fars: Vec<TcpStream> = pairs
+            .into_iter()
+            .map(|(near, far)| {
+                close_elsewhere(near.into());
+                far
+            })
+            .collect();
+        // Asked when the limit is reached, or this thread would look at the descriptors that are being closed, and the
+        // last to use a file is the one that waits for its end.
         assert_eq!((CLOSING.load(Ordering::Relaxed), asked()), (STRANGERS, Some(libc::EBUSY)));
         // The other side resets the connections.
         drop(fars);
@@ -208,12 +219,12 @@ mod tests {
 
     #[test]
     fn who_has_no_such_device_open_is_told_so() {
+        let _one = DESCRIPTORS.lock().unwrap();
         let pid = i32::try_from(std::process::id()).unwrap();
         let own = ThreadId::of(pid, pid).unwrap();
         let tap = Tap { name: "tap0" };
         let error = send_buffer(own, &tap).unwrap_err().raw_os_error();
-        // EBUSY: beside the test above.
-        assert!(matches!(error, Some(libc::ENODEV | libc::ENOSYS | libc::EBUSY)), "{error:?}");
+        assert!(matches!(error, Some(libc::ENODEV | libc::ENOSYS)), "{error:?}");
         let ended = ThreadId { start_time: own.start_time + 1, ..own };
         assert!(set_send_buffer(ended, &tap, 4096).is_err());
     }

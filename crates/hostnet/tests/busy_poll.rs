@@ -1,4 +1,4 @@
-//! Method busypoll, planned on made-up hosts.
+//! Plans of method busypoll on synthetic hosts.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
@@ -14,14 +14,14 @@ use ontime_hostnet::{
 };
 use ontime_tenants::{Policy, Role};
 
-/// `two_vms` under method busypoll on a kernel that can.
+/// `two_vms` under method busypoll, on a kernel that can poll.
 fn polling() -> (Inventory, Intent) {
     let (mut inventory, intent) = two_vms();
     inventory.kernel.version = (7, 2);
     (inventory, Intent { method: Method::Busypoll, ..intent })
 }
 
-/// What is wanted of NAPI instances one by one, and of the CPUs of NAPI threads.
+/// Planned settings of single NAPI instances, and of the CPUs of NAPI threads.
 fn napi_settings(plan: &Plan) -> Vec<(String, String)> {
     let of = plan.settings.iter().filter(|setting| {
         matches!(&setting.knob, Knob::NapiThreaded { .. })
@@ -83,13 +83,13 @@ fn a_polling_thread_has_the_cpu_that_is_named_for_it() {
     let found = plan(&inventory, &intent);
     assert!(words(&found, "not online"));
     assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(1));
-    // The only CPU cannot be its own, and is not polled on unasked.
+    // The only CPU cannot be exclusive, and is not used for polling by default.
     inventory.cpus.online = CpuSet::from_iter([0]);
     intent.nics = on(0);
     let found = plan(&inventory, &intent);
     assert!(words(&found, "polls on the only CPU"));
     assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(1));
-    // Nor where the one that was named for it has gone.
+    // Nor is it used if the configured CPU does not exist any more.
     intent.nics = on(5);
     let found = plan(&inventory, &intent);
     assert!(words(&found, "poll_cpu 5 is not online; does not poll"), "{:?}", found.findings);
@@ -101,7 +101,7 @@ fn a_polling_thread_has_the_cpu_that_is_named_for_it() {
     assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(44));
 }
 
-/// A host that has what this plan wants.
+/// A host whose knobs have the values of this plan.
 struct AsPlanned(Plan);
 
 impl Host for AsPlanned {
@@ -163,7 +163,7 @@ fn a_resting_nic_waits_for_interrupts_at_its_place() {
 #[test]
 fn a_kernel_that_cannot_poll_is_a_finding_and_a_method_without_it_takes_polling_back() {
     let (mut inventory, intent) = polling();
-    // Ours polls; the original tells that it is ours.
+    // Ontime made the instance poll; the original in the journal shows that.
     inventory.nics[0].napis[0].threaded = Some(2);
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
@@ -175,7 +175,7 @@ fn a_kernel_that_cannot_poll_is_a_finding_and_a_method_without_it_takes_polling_
     assert_eq!(value_of(&replan(inventory.clone(), partitioned, &journal)), Some(Value::Threaded(1)));
     assert_eq!(value_of(&replan(inventory.clone(), intent.clone(), &journal)), Some(Value::Threaded(2)));
 
-    // Adaptive polling goes on looking at a NIC whose queues poll this moment by our doing.
+    // Adaptive polling still checks a NIC whose queues poll at present because Ontime set it.
     let (before, wanted) = as_found(inventory.clone(), intent.clone(), &journal);
     assert!(rules::polling_nics(&before, &wanted).any(|nic| nic.napis.iter().any(|napi| napi.id == 8193)));
     for napi in &mut inventory.nics[0].napis {
@@ -189,7 +189,7 @@ fn a_kernel_that_cannot_poll_is_a_finding_and_a_method_without_it_takes_polling_
     assert!(!napi_settings(&found).iter().any(|(_, value)| value == "2"));
 }
 
-/// `two_vms` under method busypoll on 6.12, whose kernel shows no instance's own mode.
+/// `two_vms` under method busypoll on 6.12, where the kernel shows no mode of single instances.
 fn polling_by_module() -> (Inventory, Intent) {
     let (mut inventory, intent) = polling();
     inventory.kernel.version = (6, 12);
@@ -224,7 +224,7 @@ fn before_6_19_the_host_module_polls_and_its_threads_have_the_place() {
         "{:?}",
         file(&found)
     );
-    // It rests, or the method ends: the file is given back.
+    // When the NIC rests, or the method ends, the file is restored.
     intent.resting = std::collections::BTreeSet::from([inventory.nic("eth0").unwrap().id.ifindex]);
     assert!(!file(&plan(&inventory, &intent)).iter().any(|line| line.contains("ontime/busy_poll")));
     assert_eq!(rules::polling_nics(&inventory, &intent).count(), 1);
@@ -232,7 +232,7 @@ fn before_6_19_the_host_module_polls_and_its_threads_have_the_place() {
     let partitioned = plan(&inventory, &Intent { method: Method::Partitioned, ..intent.clone() });
     assert!(file(&partitioned).is_empty());
 
-    // A NIC that has bulk queues too is not polled, and without the module none is.
+    // A NIC with bulk queues too is not polled, and without the module no NIC is.
     let mut mixed = intent.clone();
     let queues = BTreeMap::from([(1, ontime_tenants::Class::Bulk)]);
     mixed.nics = BTreeMap::from([("eth0".to_owned(), NicConfig { queues, ..NicConfig::default() })]);

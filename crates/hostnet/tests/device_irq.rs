@@ -1,4 +1,4 @@
-//! Interrupt threads of disks, consoles and the like, planned on made-up hosts.
+//! Plans for interrupt threads of disks, consoles and other devices, on synthetic hosts.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
@@ -11,7 +11,7 @@ use ontime_tenants::{Policy, ThreadId};
 
 const RULE: RuleId = RuleId::DeviceIrq;
 
-/// Adds interrupt `number` with its thread, named as the kernel does.
+/// Adds interrupt `number` with its thread, named as by the kernel.
 fn device(inventory: &mut Inventory, number: u32, handler: &str, policy: Policy) -> ThreadId {
     let tid = 70_000 + i32::try_from(number).unwrap();
     let id = ThreadId { pid: tid, tid, start_time: 9 };
@@ -37,7 +37,7 @@ fn disks_and_consoles_go_below_every_rt_thread_and_ahead_of_bulk() {
     let found = policies(&plan(&inventory, &intent));
     assert_eq!(found["irq/9001-ahci"], Policy::BULK_DRIVER);
     assert_eq!(found["irq/9002-ttyS0"], Policy::BULK_DRIVER);
-    // NICs' stay the other rule's, and other kernel threads nobody's.
+    // NICs' interrupts belong to the other rule, and other kernel threads to no rule.
     assert_eq!(found["irq/100-eth0-TxRx-0"], Policy::Fifo(45));
     assert_eq!(of_rule(&plan(&inventory, &intent), RULE).len(), 2);
     for (method, count) in [(Method::Vanilla, 0), (Method::Threaded, 0), (Method::Vatc, 0), (Method::Busypoll, 2)] {
@@ -67,7 +67,7 @@ fn a_passed_through_device_and_a_nic_elsewhere_are_left_alone() {
     device(&mut inventory, 9_001, "vfio-msix[0](0000:01:00.0)", Policy::Fifo(50));
     device(&mut inventory, 9_002, "mlx5_comp0@pci:0000:02:00.0", Policy::Fifo(50));
     inventory.irqs.iter_mut().find(|irq| irq.id.irq == 9_002).unwrap().network = true;
-    // Its handlers could not be read.
+    // An interrupt whose handlers could not be read.
     device(&mut inventory, 9_003, "ahci", Policy::Fifo(50));
     inventory.irqs.retain(|irq| irq.id.irq != 9_003);
     let found = plan(&inventory, &intent);
@@ -86,7 +86,7 @@ fn a_network_interrupt_that_no_interface_here_claims_is_reported() {
         (9_001, Some("0000:5e:02.3"), Policy::Fifo(50)),
         (9_002, Some("virtio11"), Policy::Fifo(42)),
         (9_003, None, Policy::Fifo(50)),
-        // Below the entitled place of the VM's level nothing waits for it.
+        // Below the entitled place of the VM's level, no RT thread waits for the interrupt.
         (9_004, Some("0000:5e:02.4"), Policy::Fifo(40)),
         (9_005, Some("0000:5e:02.5"), Policy::BULK),
     ] {
@@ -111,7 +111,7 @@ fn a_network_interrupt_that_no_interface_here_claims_is_reported() {
         let found = plan(&inventory, &intent);
         assert!(found.findings.iter().any(|one| one.rule == RULE && one.found.contains(words)), "{function}");
     }
-    // An interface that has it is enough, whatever its class.
+    // One interface with this interrupt is enough, whatever its class.
     inventory.nics[1].irqs.extend([9_001, 9_002, 9_003, 9_004, 9_005]);
     assert!(plan(&inventory, &intent).findings.iter().all(|finding| finding.rule != RULE));
 }
@@ -128,7 +128,8 @@ fn where_it_was_found_counts_while_it_is_applied() {
     let (mut inventory, intent) = two_vms();
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
-    // Placed by the rule, then changed by somebody: drift, which is set again, not a choice that gives it up.
+    // The rule placed the thread, then another program changed it: this is drift and is set again, not a choice to
+    // respect.
     let thread = device(&mut inventory, 9_001, "ahci", Policy::Fifo(33));
     let knob = Knob::ThreadPolicy { thread, comm: "irq/9001-ahci".to_owned() };
     assert!(of_rule(&replan(inventory.clone(), intent.clone(), &journal), RULE).is_empty());

@@ -1,4 +1,4 @@
-//! Whose interrupts are whose, and which way packets go down, read from made-up device trees.
+//! Assignment of interrupts to interfaces, and the way of packets down to NICs, from synthetic device trees.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
@@ -17,7 +17,7 @@ use ontime_tenants::{Class, Level, Policy, Tenant, ThreadId};
 
 const RT: Class = Class::Rt(Level::HIGHEST);
 
-/// A made-up `/sys` and `/proc` beside real links of the test's own network namespace.
+/// A synthetic `/sys` and `/proc`, with real links of the test's own network namespace.
 struct Tree {
     dir: tempfile::TempDir,
 }
@@ -41,7 +41,7 @@ impl Tree {
         fs::write(path, text).unwrap();
     }
 
-    /// A link, and in `/sys` its device.
+    /// Adds a link, and its device in `/sys`.
     fn nic(&self, name: &str, device: &str) {
         support::run("ip", &format!("link add {name} type ifb"));
         self.device(name, device);
@@ -59,14 +59,14 @@ impl Tree {
         self.put(&format!("sys/class/net/{nic}/{name}"), text);
     }
 
-    /// As the kernel shows that one interface stands on another.
+    /// Adds the link by which the kernel shows that one interface is below another.
     fn lower(&self, upper: &str, lower: &str) {
         let class = self.dir.path().join("sys/class/net");
         fs::create_dir_all(class.join(upper)).unwrap();
         symlink(Path::new("..").join(lower), class.join(upper).join(format!("lower_{lower}"))).unwrap();
     }
 
-    /// The name of a NIC's driver, as its device shows it.
+    /// Sets the name of a NIC's driver in its device.
     fn driver(&self, device: &str, driver: &str) {
         let device = self.dir.path().join("sys/devices").join(device);
         symlink(Path::new("/sys/bus/any/drivers").join(driver), device.join("driver")).unwrap();
@@ -104,7 +104,7 @@ fn devices_that_are_on_no_pci_bus_have_the_interrupts_named_after_them() {
         tree.irq(38, "dwc3-hcd:usb5");
         tree.nic("ens4", "platform/b000c00.virtio_mmio/virtio7");
         tree.irq(52, "virtio7");
-        // Another bus's, and others whose numbers only begin alike.
+        // Another bus's interrupt, and others whose numbers only begin with the same digits.
         tree.irq(39, "xhci-hcd:usb50");
         tree.irq(53, "virtio70");
         tree.irq(54, "2f00100000.ethernet");
@@ -114,7 +114,7 @@ fn devices_that_are_on_no_pci_bus_have_the_interrupts_named_after_them() {
 
 #[test]
 fn a_name_that_an_interface_took_over_gives_it_no_interrupt() {
-    // Two NICs swapped names after their drivers had asked for interrupts; in each order of appearance.
+    // Two NICs swapped names after their drivers had requested interrupts, in each order of appearance.
     for order in [["nic-a", "nic-b"], ["nic-b", "nic-a"]] {
         support::in_namespace(|_| {
             let tree = Tree::new();
@@ -136,7 +136,7 @@ fn a_name_that_an_interface_took_over_gives_it_no_interrupt() {
 fn a_nic_that_is_called_like_a_device_or_a_handler_has_its_own_interrupts_only() {
     support::in_namespace(|_| {
         let tree = Tree::new();
-        // On PCI; called as a disk's virtio device, a controller's bus, a handler.
+        // NICs on PCI with the names of a disk's virtio device, a controller's bus, and a handler.
         for (name, device, irq) in
             [("virtio2", "0000:05:00.0", 60), ("usb3", "0000:06:00.0", 61), ("ahci", "0000:07:00.0", 62)]
         {
@@ -144,7 +144,7 @@ fn a_nic_that_is_called_like_a_device_or_a_handler_has_its_own_interrupts_only()
             tree.msi(&format!("pci0000:00/{device}"), &[irq]);
             tree.irq(irq, &format!("{name}-TxRx-0"));
         }
-        // Without a bus that says anything; called as the word before a disk controller's address.
+        // A NIC without such a bus, whose name is the word before a disk controller's address.
         tree.nic("mmc0", "platform/switch-mac");
         tree.irq(70, "virtio2-requests");
         tree.irq(71, "ehci_hcd:usb3");
@@ -162,7 +162,7 @@ fn interfaces_of_one_function_share_what_none_of_them_alone_has() {
         let tree = Tree::new();
         let function = "pci0000:80/0000:81:00.0";
         tree.msi(function, &[120, 121, 122, 123, 124]);
-        // Two ports and a representor on the function; a scalable function of it that names its own interrupt.
+        // Two ports and a representor on the function, and a scalable function that lists its own interrupt.
         for name in ["port0", "port1", "rep0"] {
             tree.nic(name, function);
         }
@@ -180,7 +180,7 @@ fn interfaces_of_one_function_share_what_none_of_them_alone_has() {
         tree.irq(124, "comp4@pci:0000:81:00.0");
         let wanted = owned([("port0", &[120, 121, 123]), ("port1", &[120, 122, 123]), ("sub0", &[124])]);
         assert_eq!(tree.irqs(), wanted);
-        // A shared interrupt's thread has the place of the more urgent port, and it is said.
+        // The thread of a shared interrupt gets the place of the more urgent port, and a finding reports it.
         let mut inventory = tree.scan();
         let id = ThreadId { pid: 9, tid: 9, start_time: 1 };
         let comm = "irq/123-comp3@pci:0000:81:00.0".to_owned();
@@ -217,7 +217,7 @@ fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
             tree.nic(port, "platform/c000000.ethernet/mdio/mdio-bus:1f");
             tree.lower(port, "cpu0");
         }
-        // `iflink` alone, as kernels before 5.5 show it.
+        // Only `iflink`, as kernels before 5.5 show it.
         tree.nic("lan6", "platform/c000000.ethernet/mdio/mdio-bus:1f");
         let index = |name: &str| tree.scan().nic(name).unwrap().id.ifindex;
         for port in ["lan4", "lan5", "lan6"] {
@@ -231,7 +231,7 @@ fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
         }
         let both = intent(&[("lan4", RT), ("lan5", Class::Bulk)], Vec::new());
         assert_eq!(used(&inventory, &both, "cpu0"), NicUse::Mixed(RT));
-        // A VM whose tap discovery followed down to the switch's port, and one that is named there.
+        // A VM whose tap discovery followed down to the switch's port, and a VM that is configured there.
         let mut inventory = inventory;
         let found = fleet::vm(&mut inventory, 1, RT, 1, "lan5");
         let by_tap = intent(&[], vec![found.clone()]);
@@ -240,7 +240,7 @@ fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
         let mut by_name = intent(&[], vec![elsewhere.clone()]);
         by_name.nics.insert("lan6".to_owned(), NicConfig { tenants: vec![elsewhere.name], ..NicConfig::default() });
         assert_eq!(used(&inventory, &by_name, "cpu0"), NicUse::Derived(RT));
-        // What is said of the port counts, not who uses it.
+        // The port's configuration counts, not its users.
         let said = intent(&[("lan5", Class::Bulk)], vec![found]);
         assert_eq!(used(&inventory, &said, "cpu0"), NicUse::Configured(Class::Bulk));
         let itself = intent(&[("lan4", RT), ("cpu0", Class::Bulk)], Vec::new());
@@ -252,12 +252,12 @@ fn what_is_said_of_a_switchs_port_holds_for_the_nic_below_it() {
 fn a_synthetic_nic_and_a_failover_pair_lead_to_what_is_below_them() {
     support::in_namespace(|_| {
         let tree = Tree::new();
-        // Hyper-V: the synthetic NIC is the upper one of a virtual function, and has rings of its own.
+        // Hyper-V: the synthetic NIC is above a virtual function, and has its own rings.
         tree.nic("syn0", "VMBUS:01/f8615163-df3e-46c5-913f-f2d2f965ed0e");
         tree.nic("vf0", "pci0002:00/0002:00:02.0");
         tree.msi("pci0002:00/0002:00:02.0", &[40, 41]);
         tree.lower("syn0", "vf0");
-        // net_failover: the upper one is on the standby's device, which has the interrupts.
+        // net_failover: the upper interface shows the standby's device, which has the interrupts.
         for name in ["fail0", "stby0"] {
             tree.nic(name, "pci0000:00/0000:00:03.0/virtio1");
         }
@@ -312,7 +312,7 @@ fn a_representor_leads_to_the_uplink_of_its_function() {
 fn a_nic_on_either_bus_of_a_usb_controller_has_the_controllers_interrupt() {
     support::in_namespace(|_| {
         let tree = Tree::new();
-        // Each controller of USB 3 has two buses, and calls its interrupt after the first.
+        // A USB 3 controller has two buses, and names its interrupt after the first.
         for (name, controller, bus, others) in
             [("fast", "xhci-hcd.2.auto", 4, 3), ("slow", "xhci-hcd.5.auto", 7, 8), ("alone", "fe980000.usb", 1, 1)]
         {
@@ -352,7 +352,7 @@ fn handlers_that_are_called_after_a_driver_or_a_portal_are_the_nics_of_that_driv
             (54, "QMan portal 0"),
             (55, "BMan portal 0"),
             (60, "pci"),
-            // Its driver's name counts for a NIC without any interrupt only.
+            // The driver's name counts only for a NIC without any interrupt.
             (61, "8139too"),
         ] {
             tree.irq(irq, handler);
@@ -363,8 +363,8 @@ fn handlers_that_are_called_after_a_driver_or_a_portal_are_the_nics_of_that_driv
     });
 }
 
-/// Handlers as drivers call them, on the buses where their NICs are: clouds' NICs, ports of one function, SoCs, USB,
-/// SDIO, Thunderbolt, Xen's front end; some after the interface was renamed.
+/// Handlers with the names that drivers use, on the buses of their NICs: clouds' NICs, ports of one function, SoCs,
+/// USB, SDIO, Thunderbolt, Xen's front end. Some interfaces were renamed later.
 #[test]
 fn interrupts_of_many_drivers_are_their_nics() {
     support::in_namespace(|_| {
@@ -481,7 +481,7 @@ fn while_an_rt_nics_interrupt_is_not_known_it_is_said_and_no_thread_is_taken_for
         assert!(told.iter().any(|one| one.contains("may be that of odd0")), "{told:?}");
         let (count, told) = placed(&inventory, Class::Bulk);
         assert!(count == 3 && !told.iter().any(|one| one.contains("odd0")), "{told:?}");
-        // Hyper-V's interrupts are no device's.
+        // Hyper-V's interrupts belong to no device.
         inventory.nics.iter_mut().for_each(|nic| nic.driver = Some("hv_netvsc".to_owned()));
         assert_eq!(placed(&inventory, RT).0, 3);
     });

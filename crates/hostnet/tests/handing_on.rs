@@ -1,5 +1,5 @@
-//! A vCPU with reserved CPU time is handed on to who changes its policy from then on: wherever that leaves it, a reset
-//! gives it what it had.
+//! A vCPU with reserved CPU time is handed on to another component, which changes its policy from then on. Whatever
+//! policy it has then, a reset restores its original.
 #![allow(clippy::unwrap_used)] // a test that cannot go on fails
 
 use std::process::{Child, Command};
@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use ontime_hostnet::{Done, Journal, Knob, LiveHost, Plan, RuleId, Setting, Stage, Value, apply, reset};
 use ontime_tenants::{Policy, ThreadId};
 
-/// Stands for a vCPU; ends with the test.
+/// A process that stands for a vCPU; it ends with the test.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -35,7 +35,7 @@ fn plan(thread: ThreadId, handed_on: bool) -> Plan {
 #[test]
 fn its_original_is_kept_although_it_has_the_wanted_policy_already() {
     let (_sleeper, thread) = Sleeper::start();
-    // Whoever runs the tests may have made them nice.
+    // The user who runs the tests may have set another nice value.
     thread.set_policy(Policy::BULK).unwrap();
     let host = LiveHost::default();
     let dir = tempfile::tempdir().unwrap();

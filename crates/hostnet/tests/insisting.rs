@@ -1,5 +1,5 @@
-//! Settings that are more than a value: one whose driver says that it is so and may do otherwise is written in every
-//! pass, one that needs others only with them.
+//! Settings with special handling: a setting whose driver may report a value that the device does not use is written in
+//! every pass, and a setting with dependencies is made only with them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use ontime_hostnet::{
     Done, Host, Journal, Knob, KnobError, Moderation, NicId, Plan, Root, RuleId, Setting, Stage, Value, apply, reset,
 };
 
-/// Says that it has what it was told last.
+/// A driver that reports the value written last.
 struct Driver {
     has: Cell<Moderation>,
     writes: Cell<u32>,
@@ -59,7 +59,7 @@ fn it_is_written_in_every_pass_and_once_more_after_a_change() {
     assert_eq!(driver.has.get(), adaptive);
 }
 
-/// Files, of which some cannot be read and some not be written.
+/// Files of which some cannot be read and some cannot be written.
 #[derive(Default)]
 struct Files(RefCell<BTreeMap<String, String>>);
 
@@ -108,7 +108,7 @@ fn what_needs_others_is_set_only_with_them() {
             done => assert!(is_set && *done == Done::Changed, "{done:?}"),
         }
     }
-    // One more that is needed and cannot be set: what stands without it is given back.
+    // A further dependency that cannot be set: the setting that was made without it is restored.
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
     let files = Files::default();

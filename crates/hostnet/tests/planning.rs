@@ -1,4 +1,4 @@
-//! What every method wants, planned on made-up hosts.
+//! Plans of every method on synthetic hosts.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
@@ -36,7 +36,7 @@ fn partitioned_places_every_thread_by_the_table() {
     ] {
         assert_eq!(found.get(comm), Some(&policy), "{comm}");
     }
-    // Threads of bulk tenants are left alone.
+    // Threads of bulk tenants stay as they are.
     assert!(!found.contains_key("vhost-1000200"));
     assert_eq!(of_rule(&plan(&inventory, &intent), RuleId::VmmPlace).len(), 1);
 }
@@ -112,7 +112,7 @@ fn exclusive_keeps_one_cpu_for_the_rt_group() {
         assert!(of_rule(&refused, RuleId::ExclusiveCpu).is_empty());
         assert!(refused.findings.iter().any(|finding| finding.found.contains(word)), "{refused:?}");
     }
-    // libvirt's pinning stays libvirt's.
+    // libvirt's pinning stays.
     intent.tenants[1].threads[1].libvirt.cpus = Some("3".to_owned());
     intent.tenants[1].threads[1].affinity = "3".to_owned();
     let found = plan(&inventory, &intent);
@@ -148,7 +148,7 @@ fn a_nic_has_the_class_of_its_tenants_unless_configured() {
     assert_eq!(used(&intent, "eth0").class(), Class::Bulk);
 }
 
-/// What rule `host-config` says, how gravely.
+/// Findings of rule `host-config`, with their severity.
 fn said(inventory: &Inventory, intent: &Intent) -> Vec<(Severity, String)> {
     let found = plan(inventory, intent).findings.into_iter().filter(|finding| finding.rule == RuleId::HostConfig);
     found.map(|of| (of.severity, format!("{}: {}; {}", of.object, of.found, of.remedy))).collect()
@@ -162,8 +162,8 @@ fn a_nic_configured_as_bulk_that_only_rt_tenants_use_is_told() {
     let told = said(&inventory, &intent);
     let [(Severity::Warning, text)] = told.as_slice() else { panic!("one, of the RT VM's NIC: {told:?}") };
     assert!(text.starts_with("eth0: ") && text.contains("(vm1)") && text.contains("[nic.eth0]"), "{text}");
-    // A bulk tenant there too is rule rt-tx-queue's to tell, a queue for RT packets is an answer, and without a class
-    // there is no question.
+    // A bulk tenant on the NIC too is reported by rule rt-tx-queue; a queue for RT packets is a solution; without a
+    // class there is no conflict.
     let mut shared = intent.clone();
     shared.nics.insert("eth0".to_owned(), NicConfig { tenants: vec!["vm2".to_owned()], ..bulk.clone() });
     assert!(said(&inventory, &shared).is_empty());
@@ -207,7 +207,7 @@ fn an_rt_tenant_whose_nic_nobody_can_tell_is_asked_for() {
     let told = said(&inventory, &intent);
     let [(Severity::Info, text)] = told.as_slice() else { panic!("one, of the RT VM: {told:?}") };
     assert!(text.starts_with("vm1: tap1 ") && text.contains("tenants = [\"vm1\"]"), "{text}");
-    // A port of a datapath, whatever its name, and one that stands on an internal port.
+    // A port of a datapath, whatever its name, and an interface above an internal port.
     let port = |ifindex, name: &str| Nic {
         id: NicId { ifindex, name: name.to_owned() },
         kind: Some("openvswitch".to_owned()),
@@ -241,7 +241,7 @@ fn a_queue_kept_for_rt_has_its_own_threads_class() {
     ] {
         assert_eq!(threads.get(comm), Some(&policy), "{comm}");
     }
-    // Reception is kept apart now: what remains is to have the NIC put RT packets there.
+    // Reception is now separated. It remains to make the NIC put RT packets there.
     assert!(found.findings.iter().all(|finding| finding.severity < Severity::Critical), "{:?}", found.findings);
     assert!(found.findings.iter().any(|finding| finding.found.contains("receive queues 3 are kept")));
 }
@@ -270,15 +270,15 @@ fn what_host_toml_names_and_the_host_has_not_is_found() {
             "eth9: there is no such interface",
         ]
     );
-    // The RT VM, which discovery sees on eth0 only, makes eth1 a shared NIC.
+    // Discovery sees the RT VM on eth0 only; the configuration makes eth1 a shared NIC.
     assert_eq!(intent.nic_use(&inventory, inventory.nic("eth1").unwrap()), NicUse::Mixed(rt(1)));
-    // One NAPI that serves queues of both classes runs at the more urgent one, and that is said.
+    // A NAPI instance that serves queues of both classes runs at the more urgent class, and a finding reports it.
     inventory.nics[1].napis[0].rx_queues = vec![0, 1];
     intent.nics = BTreeMap::from([("eth1".to_owned(), config(&[(1, rt(0))], &[]))]);
     let found = plan(&inventory, &intent);
     assert_eq!(policies(&found)["napi/eth1-9193"], Policy::Fifo(49));
     assert!(words(&found).iter().any(|words| words.contains("serves queues of rt0 and bulk")), "{:?}", words(&found));
-    // A driver that does not say which NAPI serves which queue.
+    // A driver that does not report which NAPI instance serves which queue.
     for napi in &mut inventory.nics[1].napis {
         napi.rx_queues.clear();
     }
@@ -303,7 +303,7 @@ fn an_rt_nic_does_not_hold_its_interrupts_back() {
     assert!(insists(&inventory), "e1000e may write its adaptive mode's last word after that");
     inventory.nics[0].driver = Some("igb".to_owned());
     assert!(!insists(&inventory));
-    // What another driver would do to its queues is not known: it is said once, and not where there is nothing to gain.
+    // Another driver's effect on its queues is unknown: one finding reports it, and none if nothing can be gained.
     inventory.nics[0].driver = Some("mlx5_core".to_owned());
     inventory.nics[0].moderation = Some(Moderation { rx_usecs: 8, adaptive: Some(true) });
     let found = plan(&inventory, &intent);
@@ -332,8 +332,8 @@ fn packets_of_vms_that_rt_packets_wait_for_come_one_by_one_where_softirqs_share_
     let batches = |tap: &str, process| (format!("{tap} batches of packets, by process {process}"), "absent".to_owned());
     let found = plan(&inventory, &intent);
     assert_eq!(of_rule(&found, RuleId::TapBatch), [batches("tap2", 1_000_200)], "not the RT VM's");
-    // A lower level's are waited for by a higher one too; under a method that leaves RT packets in softirqs anyway
-    // nothing is gained.
+    // A higher level also waits for the taps of a lower level. A method that leaves RT packets in softirqs gains
+    // nothing.
     intent.tenants[1].class = rt(3);
     assert_eq!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).len(), 1);
     assert!(
@@ -342,14 +342,14 @@ fn packets_of_vms_that_rt_packets_wait_for_come_one_by_one_where_softirqs_share_
     intent.tenants[1].class = intent.tenants[0].class;
     assert!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).is_empty(), "all are of the highest level");
     intent.tenants[1].class = Class::Bulk;
-    // Its driver disables softirqs for a packet at a time.
+    // A macvtap's driver disables softirqs for one packet at a time.
     let kinds = |inventory: &mut Inventory, kind: &str| {
         inventory.nics.iter_mut().filter(|nic| nic.id.name == "tap2").for_each(|nic| nic.kind = Some(kind.to_owned()));
     };
     kinds(&mut inventory, "macvtap");
     assert!(of_rule(&plan(&inventory, &intent), RuleId::TapBatch).is_empty());
     kinds(&mut inventory, "tun");
-    // QEMU itself hands over one by one.
+    // QEMU itself sends packets one by one.
     let mut emulated = intent.clone();
     emulated.tenants[1].threads.retain(|thread| thread.role != ThreadRole::Vhost);
     assert!(of_rule(&plan(&inventory, &emulated), RuleId::TapBatch).is_empty());
@@ -384,18 +384,18 @@ fn polls_that_rt_packets_wait_for_are_short_where_softirqs_share_a_lock() {
         "not the RT NIC's, nor a tap's, which has none"
     );
     assert!(refusals(&found, RuleId::NapiWeight).is_empty());
-    // A NIC of a lower level is waited for by a higher one too.
+    // A higher level also waits for a NIC of a lower level.
     intent.bulk_napi_weight = Some(8);
     intent.nics.insert("eth1".to_owned(), NicConfig { class: Some(rt(3)), ..NicConfig::default() });
     assert!(of_rule(&plan(&inventory, &intent), RuleId::NapiWeight).contains(&bulk("8")));
-    // Without PREEMPT_RT there is no such lock, without RT tenants nobody who would wait.
+    // Without PREEMPT_RT there is no such lock; without RT tenants nothing waits.
     inventory.kernel.realtime = false;
     assert!(of_rule(&plan(&inventory, &intent), RuleId::NapiWeight).is_empty());
     inventory.kernel.realtime = true;
     intent.nics.clear();
     intent.tenants.clear();
     assert!(of_rule(&plan(&inventory, &intent), RuleId::NapiWeight).is_empty());
-    // Kernels for which the module is not made.
+    // Kernels that the module does not support.
     let (mut inventory, intent) = two_vms();
     inventory.kernel.version = (6, 16);
     let found = plan(&inventory, &intent);
@@ -421,7 +421,7 @@ fn a_shared_nic_keeps_its_last_transmit_queue_for_rt() {
     let filters = ["eth0 clsact qdisc", "eth0 filter: from tap1 to transmit queue 3"];
     let first: Vec<_> = settings.iter().take(2).map(|(knob, _)| knob.as_str()).collect();
     assert_eq!(first, filters);
-    // No filter where its place is another qdisc's, and no queue is kept for whom no filter brings there.
+    // No filter if another qdisc is in clsact's place, and no reserved queue without a filter that uses it.
     let needs = |setting: &Setting| setting.needs.iter().map(ToString::to_string).collect::<Vec<_>>();
     for setting in found.settings.iter().filter(|setting| setting.rule == RuleId::RtTxQueue) {
         let wanted = match setting.knob {
@@ -471,7 +471,7 @@ fn a_containers_macvlan_is_its_nics_tenant_and_known_by_its_address() {
         knobs.filter_map(|knob| if let Knob::TxSteer { from, .. } = knob { Some(from) } else { None }).collect()
     };
     assert_eq!(filters(&intent), [SteerFrom::SourceMac(mac)]);
-    // An ipvlan has the address of its NIC, as everybody's packets there.
+    // An ipvlan has the address of its NIC, as all packets there.
     intent.tenants[0].attached = vec![attached(None)];
     assert!(filters(&intent).is_empty());
     let found = plan(&inventory, &intent);
@@ -513,7 +513,7 @@ fn protections_go_off_only_under_caps_and_never_under_lockdown() {
     let settings = of_rule(&off, RuleId::RtProtections);
     assert_eq!(settings.len(), 2 * fleet::CPUS as usize);
     assert!(settings.contains(&("/sys/kernel/debug/sched/fair_server/cpu63/runtime".to_owned(), "0".to_owned())));
-    // They are the last to go off.
+    // The protections are switched off last.
     assert_eq!(off.settings.last().unwrap().rule, RuleId::RtProtections);
 
     let uncapped = plan(&inventory, &Intent { caps_in_force: false, ..intent.clone() });
@@ -526,7 +526,7 @@ fn protections_go_off_only_under_caps_and_never_under_lockdown() {
         assert!(of_rule(&locked, RuleId::RtProtections).is_empty());
         assert_eq!(refusals(&locked, RuleId::RtProtections), [Refusal::Lockdown]);
     }
-    // 6.12 refuses to stop a server while there is a limit, so that goes first, and on reset comes back last.
+    // 6.12 refuses to stop a server while there is a limit. The limit is therefore removed first, and restored last.
     let kernel = Kernel { version: (6, 12), ..inventory.kernel.clone() };
     let settings = of_rule(&plan(&Inventory { kernel, ..inventory.clone() }, &intent), RuleId::RtProtections);
     assert_eq!(settings.len(), 1 + 2 * fleet::CPUS as usize);
@@ -581,7 +581,7 @@ fn an_interrupt_shared_by_two_classes_is_a_finding() {
     assert_eq!(policies(&found)["irq/100-eth0-TxRx-0"], Policy::Fifo(45));
     let said = found.findings.iter().find(|finding| finding.found.contains("eth0 (rt1), eth1 (bulk)")).unwrap();
     assert!(said.found.contains("interrupt that is shared by"), "{}", said.found);
-    // In the order of the NICs it makes no difference.
+    // The order of the NICs makes no difference.
     inventory.nics[1].irqs.clear();
     inventory.nics[0].irqs.extend([1_100, 1_101]);
     let found = plan(&inventory, &intent);
@@ -631,7 +631,7 @@ fn levels_stay_apart_down_to_the_last() {
     }
 }
 
-/// A host on which nothing is as wanted.
+/// A host whose knobs all have other values.
 struct Otherwise;
 
 impl Host for Otherwise {
@@ -720,7 +720,7 @@ fn reserved_cpu_time_is_no_lack() {
     intent.caps_in_force = false;
     let (places, protections) = (check(&intent, "vcpu-place"), check(&intent, "rt-protections"));
     assert_eq!((places.state, protections.state), (State::Warning, State::Warning));
-    // Who keeps it moves these threads, and no protection goes off beside it.
+    // The component that provides the reservation changes these threads, and no protection is switched off beside it.
     let vcpus = intent.tenants[0].threads.iter().filter(|thread| matches!(thread.role, ThreadRole::Vcpu(_)));
     intent.reserved = vcpus.map(|thread| (thread.id, Policy::BULK)).collect();
     let (places, protections) = (check(&intent, "vcpu-place"), check(&intent, "rt-protections"));

@@ -1,5 +1,5 @@
-//! Root qdiscs of real interfaces: told apart by who chose them, set, given back. What stands in for one: a tap's send
-//! buffer.
+//! Root qdiscs of real interfaces: who attached them, setting and restoring them. Also a tap's send buffer, which
+//! replaces a qdisc.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)] // a test that cannot go on fails
 
 mod support;
@@ -25,7 +25,7 @@ fn text(text: &str) -> Value {
     Value::Text(text.to_owned())
 }
 
-/// Whether the kernel has what a write needed; says so where not.
+/// Whether the kernel has the needed feature; prints a message if not.
 fn done(result: Result<(), KnobError>) -> bool {
     match result {
         Ok(()) => true,
@@ -51,14 +51,14 @@ fn a_root_qdisc_is_set_and_the_kernels_own_comes_back() {
                 return;
             }
             assert_eq!(host.read(&knob).unwrap(), text(kind));
-            // Ours is nobody's choice.
+            // Ontime's qdisc does not count as another program's choice.
             assert_eq!(Inventory::scan(roots).nic("va0").unwrap().qdisc_by_others, None);
             host.write(&knob, &text(kind)).unwrap();
         }
         host.write(&knob, &text("default")).unwrap();
         assert_eq!(host.read(&knob).unwrap(), text("default"));
         host.write(&knob, &text("default")).unwrap();
-        // An administrator's is told from it.
+        // An administrator's qdisc is distinguished from Ontime's.
         run("tc", "qdisc add dev va0 root handle 1a: pfifo limit 77");
         assert_eq!(host.read(&knob).unwrap(), text("pfifo 1a:"));
         assert_eq!(Inventory::scan(roots).nic("va0").unwrap().qdisc_by_others.as_deref(), Some("pfifo 1a:"));
@@ -68,7 +68,7 @@ fn a_root_qdisc_is_set_and_the_kernels_own_comes_back() {
     });
 }
 
-/// Opens a tap, as a monitor does.
+/// Opens a tap, as a VMM does.
 fn tap(name: &str) -> File {
     let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun").unwrap();
     // SAFETY: zeroes are a valid ifreq.
@@ -94,7 +94,7 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
         for (name, more) in [("vm0", "master br0 up"), ("va0", "master br0 up"), ("br0", "up"), ("va1", "up")] {
             run("ip", &format!("link set {name} {more}"));
         }
-        // Another process has them open, as a monitor does.
+        // Another process has the taps open, as a VMM does.
         let open = |tap: &File| Stdio::from(tap.try_clone().unwrap());
         let mut monitor = Command::new("sleep").arg("1000").stdin(open(&vm)).stdout(open(&other)).spawn().unwrap();
         let pid = i32::try_from(monitor.id()).unwrap();
@@ -108,7 +108,7 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
         for bad in ["0", "-1", "much", "99999999999"] {
             assert!(host.write(&knob("vm0"), &text(bad)).is_err(), "{bad}");
         }
-        // Whether vhost makes batches is a matter of the limit; one that somebody set stays, and is no batch.
+        // The limit decides whether vhost sends batches. A limit that another program set stays, and means no batches.
         let batches = |name| Knob::TapBatch { nic: id(roots, name), process };
         let present = |name| host.read(&batches(name)).unwrap() == Value::Present(true);
         assert_eq!([present("vm0"), present("vm1")], [false, true]);
@@ -120,7 +120,7 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
             host.write(&batches("vm1"), &Value::Present(on)).unwrap();
             assert_eq!((present("vm1"), host.read(&knob("vm1")).unwrap()), (on, text(size)));
         }
-        // What the NIC has not sent: here, what waits in a qdisc for a very long time.
+        // Packets that the NIC has not sent: here, packets that wait in a qdisc for a very long time.
         let stuck = Command::new("tc")
             .args("qdisc add dev va0 root tbf rate 8bit burst 2000 limit 1000000".split(' '))
             .output();
@@ -129,10 +129,10 @@ fn a_send_buffer_holds_a_vms_packets_back_until_what_is_on_its_way_has_gone() {
             monitor.wait().unwrap();
             return println!("SKIPPED: the kernel has no tbf");
         }
-        // To one station: a bridge sends copies of what is for all, which belong to nobody.
+        // A unicast frame: a bridge sends copies of broadcasts, which belong to no sender.
         let frame = [&[2, 0, 0, 0, 0, 2][..], &[2, 0, 0, 0, 0, 1], &[0x88, 0xba], &[0; 46]].concat();
         let sent = (0..1_000).take_while(|_| vm.write(&frame).is_ok()).count();
-        // Those that its first burst lets through, and as many as the buffer has room for.
+        // The packets of the first burst, and as many as the buffer has room for.
         assert!((2_000 / 60..=2_000 / 60 + 16_384 / 768 + 1).contains(&sent), "{sent} packets");
         assert_eq!(vm.write(&frame).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         run("tc", "qdisc del dev va0 root");
@@ -171,7 +171,7 @@ fn a_filter_gives_packets_the_first_band() {
             return;
         }
         assert_eq!(host.read(&knob).unwrap(), Value::Present(true));
-        // It is no filter that chooses a queue.
+        // The filter does not choose a queue.
         let steer = Knob::TxSteer { nic, queue: 0, from: SteerFrom::Interface(id(roots, "vb0")) };
         assert_eq!(host.read(&steer).unwrap(), Value::Present(false));
         host.write(&knob, &Value::Present(false)).unwrap();

@@ -1,4 +1,4 @@
-//! Facts and checks of the machine the tests run on: whatever it is, they are read, and nothing is changed.
+//! Facts and checks of the machine on which the tests run. They are read on any machine, and nothing is changed.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 use std::fs;
@@ -52,12 +52,12 @@ fn the_doctor_examines_this_host() {
         let bad = check.state != ontime_hostnet::State::Ok;
         assert!(!bad || !check.remedy.is_empty(), "{check:?} has no remedy");
     }
-    // What a guest cannot know of SMIs does not count.
+    // Unknown SMIs of a guest do not count.
     let counts = diagnosis.checks.iter().filter(|check| check.id != "smi" || !inventory.kernel.hypervisor);
     assert_eq!(counts.map(|check| check.state).max(), Some(diagnosis.state));
 }
 
-/// A process that sleeps in a cgroup of its own, and the cgroup; both end with the test.
+/// A process that sleeps in its own cgroup, and the cgroup; both end with the test.
 struct Sleeper(Child, std::path::PathBuf);
 
 impl Drop for Sleeper {

@@ -1,4 +1,4 @@
-//! Method vatc and what it is compared with, planned on made-up hosts.
+//! Plans of method vatc, and of the methods it is compared with, on synthetic hosts.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
@@ -35,7 +35,7 @@ fn vatc_has_a_thread_for_each_level_and_receives_before_them_all() {
     }
     assert!(!threads.contains_key("vhost-1000300"), "a bulk VM's thread stays as it was found");
     assert!(!of_rule(&found, RuleId::RtTxQueue).is_empty(), "lower levels' packets do not hold up the RT queue");
-    // Reception is settled by that; under `partitioned` it would be a critical finding.
+    // This settles reception; under `partitioned` it would be a critical finding.
     assert!(found.findings.iter().all(|of| of.severity < Severity::Critical), "{:?}", found.findings);
     let partitioned = plan(&inventory, &Intent { method: Method::Partitioned, ..intent });
     assert_eq!(policies(&partitioned)["napi/eth0-8193"], Policy::BULK_DRIVER);
@@ -51,7 +51,7 @@ fn on_a_nic_of_one_queue_bulk_senders_go_before_other_bulk_threads() {
     assert_eq!(policies(&found)["vhost-1000200"], Policy::Fifo(1), "below every thread on an RT path");
     assert!(!policies(&found).contains_key("CPU 0/KVM") || policies(&found)["CPU 0/KVM"] != Policy::Fifo(1));
     assert!(refusals(&found, RuleId::RtTxQueue).contains(&Refusal::Device), "and it is still said that they share it");
-    // Under `partitioned` bulk threads are left alone, and without an RT tenant on the NIC they are under `vatc` too.
+    // Under `partitioned` bulk threads stay as they are; under `vatc` too if the NIC has no RT tenant.
     let partitioned = plan(&inventory, &Intent { method: Method::Partitioned, ..intent.clone() });
     assert!(!policies(&partitioned).contains_key("vhost-1000200"));
     let alone = plan(&inventory, &Intent { tenants: intent.tenants[1..].to_vec(), ..intent });
@@ -67,7 +67,7 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
     let said = |qdisc_bypass| BTreeMap::from([("eth0".to_owned(), NicConfig { qdisc_bypass, ..NicConfig::default() })]);
     let intent = Intent { tenants, method: Method::Vatc, nics: said(true), ..Intent::default() };
     let found = plan(&inventory, &intent);
-    // Half of the ring for both, by packets of the least size.
+    // Half of the ring for both VMs, counted in packets of the minimum size.
     let wanted = [
         ("tap2 send buffer, bytes, by process 1000200", "98304"),
         ("tap3 send buffer, bytes, by process 1000300", "98304"),
@@ -77,7 +77,7 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
     ];
     let wanted = wanted.map(|(knob, value)| (knob.to_owned(), value.to_owned()));
     assert_eq!(of_rule(&found, RuleId::QdiscBypass), wanted);
-    // Batches end with the limit: whoever had ended them before has that given back after it.
+    // Batches end with the limit. If they had ended before, that setting is restored after it.
     let held = found.settings.iter().filter(|of| matches!(of.knob, Knob::SendBuffer { .. }));
     assert!(held.map(|of| of.overwrites.len()).eq([1, 1]));
     assert!(!policies(&found).contains_key("vhost-1000200"), "a bulk VM's thread stays as it was found");
@@ -91,7 +91,7 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
         none(&inventory, &Intent { nics: said(false), ..intent.clone() }).is_empty(),
         "it is the administrator's word"
     );
-    // Under `partitioned` it is left alone, and without an RT tenant on the NIC under `vatc` too.
+    // Under `partitioned` nothing changes; under `vatc` neither if the NIC has no RT tenant.
     assert!(none(&inventory, &Intent { method: Method::Partitioned, ..intent.clone() }).is_empty());
     assert!(none(&inventory, &Intent { tenants: intent.tenants[1..].to_vec(), ..intent.clone() }).is_empty());
     let with = |change: fn(&mut Inventory)| {
@@ -100,8 +100,8 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
         inventory
     };
     assert!(none(&with(|of| of.nics[0].tx_queues.push(TxQueue::default())), &intent).is_empty());
-    // Somebody's qdisc is not given up for it, nor is anything that would fill the ring unheld; then senders go before
-    // other bulk threads.
+    // Another program's qdisc is not replaced, nor is a qdisc if some sender could fill the ring without a limit. Then
+    // senders run before other bulk threads.
     let at_sender = |inventory: &Inventory| policies(&plan(inventory, &intent)).get("vhost-1000200").copied();
     assert_eq!(at_sender(&inventory), None);
     let theirs = with(|of| of.nics[0].qdisc_by_others = Some("htb 1:".to_owned()));
@@ -110,7 +110,7 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
         of.nics.iter_mut().filter(|nic| nic.id.name == "tap3").for_each(|nic| nic.kind = Some("veth".to_owned()))
     });
     assert_eq!(none(&container, &intent), [Refusal::Device]);
-    // Whose size the kernel sets and does not tell.
+    // A macvtap, whose buffer size the kernel sets but does not report.
     let macvtap = with(|of| {
         of.nics.iter_mut().filter(|nic| nic.id.name == "tap3").for_each(|nic| nic.kind = Some("macvtap".to_owned()))
     });
@@ -123,7 +123,7 @@ fn where_only_vms_send_packets_bypass_the_qdisc_and_bulk_vms_wait_at_their_taps(
         tap.tx_queues = vec![TxQueue::default(); 3];
     });
     assert_eq!(of_rule(&plan(&queues, &intent), RuleId::QdiscBypass)[1].1, "49152", "four queues in all");
-    // A driver that says nothing, and many VMs.
+    // A driver that reports nothing, and many VMs.
     inventory.nics[0].tx_ring = None;
     inventory.nics[0].tx_queues[0].bql_limit_max = None;
     let mut intent = intent;

@@ -27,7 +27,7 @@ fn intent(nic: &str, level: u8) -> Intent {
     Intent { nics: BTreeMap::from([(nic.to_owned(), config)]), ..Intent::default() }
 }
 
-/// Only what concerns interfaces of the namespace: the machine's own knobs stay alone.
+/// Plans only for the namespace's interfaces; the machine's own knobs stay unchanged.
 fn look(roots: &Roots, intent: &Intent) -> Plan {
     let mut found = plan(&Inventory::scan(roots), intent);
     found.settings.retain(|setting| matches!(setting.rule, RuleId::NapiThreaded | RuleId::NapiThread));
@@ -51,7 +51,7 @@ fn journal(dir: &Path) -> Journal {
     Journal::open(&dir.join("originals"), "boot").unwrap()
 }
 
-/// A pair with NAPI on both ends, up.
+/// Makes a veth pair with NAPI on both ends, up.
 fn pair(queues: u32) {
     run(
         "ip",
@@ -99,14 +99,14 @@ fn napi_is_threaded_placed_and_given_back() {
         let second = apply(roots, &intent("va", 1), &mut journal).counts();
         assert_eq!((second.changed, second.restored), (0, 0));
 
-        // Another level moves the threads; the originals stay those of the kernel.
+        // Another level moves the threads. The originals are still the kernel's policies.
         apply(roots, &intent("va", 0), &mut journal);
         assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 4]);
         assert!(journal.entries().iter().all(|kept| !matches!(kept.value, Value::Policy(Policy::Fifo(_)))));
 
         undo(roots, &mut journal);
         assert_eq!(threaded(roots, "va"), Some(0));
-        // Before 6.17 the threads stay, asleep, with the policy they were born with.
+        // Before 6.17 the threads stay, asleep, with their initial policy.
         assert!(threads(roots, "va").iter().all(|policy| *policy == Policy::BULK));
         assert!(journal.entries().is_empty());
         undo(roots, &mut journal);
@@ -118,7 +118,7 @@ fn a_nic_without_napi_refuses_and_nothing_is_kept_of_it() {
     in_namespace(|roots| {
         let state = tempfile::tempdir().unwrap();
         let mut journal = journal(state.path());
-        // A veth has instances only where it merges packets.
+        // A veth has instances only if it has GRO.
         run("ip", "link add plain type veth peer name other");
         run("ethtool", "-K plain gro off");
         run("ip", "link set plain up");
@@ -126,7 +126,7 @@ fn a_nic_without_napi_refuses_and_nothing_is_kept_of_it() {
         for _ in 0..2 {
             let report = converge(&host, &mut journal, |_| {
                 let mut inventory = Inventory::scan(roots);
-                // A virtual one without instances is not asked.
+                // Rules skip a virtual interface without instances.
                 inventory.nics.iter_mut().for_each(|nic| nic.physical |= nic.id.name == "plain");
                 let mut found = plan(&inventory, &intent("plain", 0));
                 found.settings.retain(|setting| setting.rule == RuleId::NapiThreaded);
@@ -179,7 +179,8 @@ fn down_up_rename_queues_and_deletion_while_applied() {
         let wanted = intent("va", 0);
         apply(roots, &wanted, &mut journal);
 
-        // Down and up makes new instances, threaded from birth, whose threads are at SCHED_OTHER until placed.
+        // Down and up creates new instances, which are threaded from the start. Their threads are at SCHED_OTHER until
+        // placed.
         run("ip", "link set va down");
         let down = apply(roots, &wanted, &mut journal);
         assert!(down.items.iter().all(|item| matches!(item.done, Done::Already | Done::Gone)), "{down:?}");
@@ -196,11 +197,11 @@ fn down_up_rename_queues_and_deletion_while_applied() {
         apply(roots, &wanted, &mut journal);
         assert_eq!(threads(roots, "va"), [Policy::Fifo(49); 3]);
 
-        // Entries of threads that ended do not pile up: two NICs, two NAPIs of the bulk one, their threads and the RT
-        // one's three.
+        // Entries of ended threads do not accumulate: two NICs, two NAPI instances of the bulk NIC, their threads, and
+        // three threads of the RT NIC.
         assert!(journal.entries().len() <= 2 + 2 + 2 + 3, "{:?}", journal.entries());
 
-        // Renamed: the journal's entry still finds it.
+        // After a rename, the journal's entry still finds the interface.
         run("ip", "link set va down");
         run("ip", "link set va name vc");
         run("ip", "link set vc up");
@@ -270,14 +271,14 @@ fn steer_round_trip(host: &LiveHost, knob: &Knob) {
         other => other.unwrap(),
     }
     assert_eq!(host.read(knob).unwrap(), Value::Present(true));
-    // Putting it there twice leaves one.
+    // Setting the filter twice leaves one filter.
     host.write(knob, &Value::Present(true)).unwrap();
     host.write(knob, &Value::Present(false)).unwrap();
     assert_eq!(host.read(knob).unwrap(), Value::Present(false));
     host.write(knob, &Value::Present(false)).unwrap();
 }
 
-/// What became of a bulk TCP flow while `cycles` ran: packets as both ends' kernels count them, segment by segment.
+/// The bulk TCP flow while `cycles` ran: packets as both ends' kernels count them, per segment.
 struct Flow {
     bytes: u64,
     sent: i64,
@@ -294,7 +295,7 @@ fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
         std::thread::scope(|scope| {
             let moved = &bytes;
             let receiver_thread = scope.spawn(move || receive(hello, ready, moved));
-            // The receiver is a thread with a namespace of its own, which vb moves to.
+            // The receiver is a thread with its own namespace, into which vb is moved.
             let receiver: i32 = peer.recv().unwrap();
             run("ip", &format!("link set vb netns {receiver}"));
             run("ip", "addr add 10.99.0.1/24 dev va");
@@ -313,7 +314,7 @@ fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
             cycles(roots);
             stop.store(true, Ordering::Relaxed);
             sender.join().unwrap();
-            // The receiver has all bytes: nothing is sent any more but what is on its way.
+            // The receiver has all bytes; only packets that are in flight can still arrive.
             let _: i32 = peer.recv().unwrap();
             let sent = sent();
             go.send(sent).unwrap();
@@ -324,8 +325,8 @@ fn with_flow(cycles: impl FnOnce(&Roots) + Send) -> Option<Flow> {
     flow
 }
 
-/// Receives all of one stream; then waits, 10 s at most, for as many packets as `ready` says were sent. Returns how
-/// many came.
+/// Receives the whole stream, then waits, 10 s at most, for as many packets as `ready` reports as sent. Returns the
+/// number of packets received.
 fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<i64>, bytes: &AtomicU64) -> i64 {
     unshare();
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
@@ -355,12 +356,12 @@ fn receive(hello: mpsc::Sender<i32>, ready: mpsc::Receiver<i64>, bytes: &AtomicU
     received()
 }
 
-/// TCP segments sent from this network namespace, again or for the first time.
+/// TCP segments sent from this network namespace, including retransmissions.
 fn sent() -> i64 {
     counter("snmp", "Tcp: ", "OutSegs") + counter("snmp", "Tcp: ", "RetransSegs")
 }
 
-/// IPv4 packets that came into this network namespace, an aggregate as the segments it was made from.
+/// IPv4 packets received in this network namespace. An aggregate counts as the segments from which it was made.
 fn received() -> i64 {
     ["InNoECTPkts", "InECT1Pkts", "InECT0Pkts", "InCEPkts"].map(|name| counter("netstat", "IpExt: ", name)).iter().sum()
 }
@@ -422,7 +423,7 @@ fn sleepers(count: usize) -> Sleepers {
     Sleepers { threads, _wake: wake }
 }
 
-/// A process in a network namespace of its own, with the other end of `va`; all goes with it.
+/// A process in its own network namespace, with the other end of `va`. Everything ends with it.
 struct Container(std::process::Child);
 
 impl Container {
@@ -446,7 +447,7 @@ impl Container {
         run("nsenter", &format!("-t {} -n {command}", self.0.id()));
     }
 
-    /// Sends datagrams to the host, apart from each other.
+    /// Sends datagrams to the host, with pauses between them.
     fn send(&self, count: u32) {
         let each = "echo > /dev/udp/10.99.0.1/9; sleep 0.02";
         let all = format!("for one in $(seq {count}); do {each}; done");
@@ -465,7 +466,7 @@ impl Container {
         tenant
     }
 
-    /// GRO and TSO as ethtool(8) sees them, of both ends.
+    /// GRO and TSO of both ends, as ethtool(8) shows them.
     fn offloads(&self) -> [String; 2] {
         let of = |command: &str| {
             let (program, arguments) = command.split_once(' ').unwrap();
@@ -485,7 +486,7 @@ impl Drop for Container {
     }
 }
 
-/// As [`look`], with what concerns an RT container's pair.
+/// As [`look`], with the rules for an RT container's pair.
 fn look_at_veth(roots: &Roots, intent: &Intent) -> Plan {
     let mut found = plan(&Inventory::scan(roots), intent);
     let ours = [RuleId::Veth, RuleId::NapiThreaded, RuleId::NapiThread];
@@ -537,9 +538,9 @@ fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
         let failed = report.items.iter().find(|item| matches!(item.done, Done::Failed(_) | Done::Unsupported(_)));
         assert!(failed.is_none(), "{failed:?}");
         assert_eq!(container.offloads(), ["off on", "off on"]);
-        // What the container sends comes by the NAPI thread of the host's end.
+        // The container's packets arrive through the NAPI thread of the host's end.
         let inventory = Inventory::scan(roots);
-        // By its number: other tests' namespaces have devices, and so threads, of this name.
+        // The thread is found by id, because other tests' namespaces have devices, and so threads, of this name.
         let nic = inventory.nics.iter().find(|nic| nic.id.name == "va").unwrap();
         let napi = nic.napis.iter().find_map(|napi| napi.pid).unwrap();
         let thread = inventory.threads.iter().find(|thread| thread.id.tid == napi).unwrap();
@@ -569,7 +570,7 @@ fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
         assert_eq!(container.offloads(), ["on off", "on off"]);
         assert!(journal.entries().is_empty());
 
-        // One that ends while it is applied takes its end along.
+        // A container that ends while the rule is applied takes its end of the pair along.
         converge(&host, &mut journal, look).unwrap();
         drop(container);
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -582,7 +583,7 @@ fn an_rt_containers_veth_leaves_the_backlog_at_both_ends_and_comes_back() {
     });
 }
 
-/// Its NAPI goes with the merging that makes it, and what is set of it cannot be given back afterwards.
+/// The NAPI instances end when GRO is switched off, and settings of the instances cannot be restored afterwards.
 #[test]
 fn what_no_rt_container_has_any_longer_is_given_back_in_order() {
     in_namespace(|roots| {
@@ -591,7 +592,7 @@ fn what_no_rt_container_has_any_longer_is_given_back_in_order() {
         let container = Container::start();
         let host = LiveHost::with_roots(roots.clone());
         let wanted = Intent { tenants: vec![container.tenant()], ..intent("va", 0) };
-        // The last forgets the thread, which is gone.
+        // The last pass removes the thread from the journal, because it no longer exists.
         for intent in [wanted, Intent::default(), Intent::default()] {
             converge(&host, &mut journal, |_| Ok::<_, Infallible>(look_at_veth(roots, &intent))).unwrap();
             assert_eq!(threaded(roots, "va"), Some(u32::from(!intent.tenants.is_empty())));
@@ -601,8 +602,7 @@ fn what_no_rt_container_has_any_longer_is_given_back_in_order() {
     });
 }
 
-/// GRO makes the NAPI of a veth, and switching GRO off by hand ends the NAPI with its thread: one pass brings back
-/// both.
+/// GRO creates the NAPI of a veth, and switching GRO off by hand ends the NAPI and its thread. One pass restores both.
 #[test]
 fn a_veth_whose_gro_is_switched_off_by_hand_is_threaded_again_by_the_next_pass() {
     in_namespace(|roots| {
@@ -632,7 +632,7 @@ fn a_veth_whose_gro_is_switched_off_by_hand_is_threaded_again_by_the_next_pass()
             assert_eq!((after != before, policy), (true, Policy::Fifo(49)), "{by_hand}");
             assert_eq!(container.offloads(), ["off on", "off on"], "{by_hand}");
             pass(&mut journal);
-            // The former NAPI and its thread are forgotten.
+            // The former NAPI and its thread are removed from the journal.
             assert!(journal.entries().len() <= kept, "{by_hand}: {:?}", journal.entries());
         }
         undo(roots, &mut journal);

@@ -1,5 +1,5 @@
-//! Every method on a whole host, its own global knobs included: for a host that may be changed, as the lab's emulated
-//! one.
+//! Every method on a whole host, including its global knobs. For a host that may be changed, such as the lab's emulated
+//! host.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ fn look(method: Method, journal: &Journal) -> Plan {
     replan(Inventory::scan(&Roots::default()), intent(method), journal)
 }
 
-/// Every knob that any method would touch, but threads that come and go with NAPI threading.
+/// Every knob that any method sets, except those of NAPI threads, which NAPI threading creates and ends.
 fn snapshot(host: &LiveHost) -> BTreeMap<String, (Knob, Value)> {
     let inventory = Inventory::scan(&Roots::default());
     let plans = Method::ALL.iter().map(|method| plan(&inventory, &intent(*method)));

@@ -1,4 +1,4 @@
-//! What is said of processors, clocks and configured names, on made-up hosts.
+//! Messages about processors, clocks and configured names, on synthetic hosts.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
@@ -15,7 +15,7 @@ use ontime_hostnet::{
 };
 use ontime_tenants::{Class, ThreadRole};
 
-/// A host whose knobs cannot be asked.
+/// A host whose knobs cannot be read.
 struct Mute;
 
 impl Host for Mute {
@@ -114,7 +114,7 @@ fn a_nic_is_known_by_its_alternative_names() {
             of_rule(&polls, RuleId::BusyPoll).iter().any(|(knob, to)| knob.contains("napi/eth1") && to == "CPUs 5")
         );
     }
-    // Said twice: the name counts, and it is told.
+    // Configured under both names: the name counts, and a finding reports it.
     let twice = plan(&inventory, &with(&[("eth1", rt(4)), ("enp7s0f1", rt(1))]));
     assert_eq!(policies(&twice)["irq/1100-eth1-TxRx-0"], ontime_tenants::Policy::Fifo(30));
     let said = twice.findings.iter().find(|finding| finding.rule == RuleId::HostConfig).unwrap();
@@ -136,7 +136,7 @@ fn a_name_as_ip_shows_it_is_explained() {
     }
 }
 
-/// A host on which everything differs and nothing can be set, for a cause by knob.
+/// A host on which every knob differs and none can be set, with a cause per knob.
 struct Fenced;
 
 impl Host for Fenced {
@@ -178,7 +178,7 @@ fn what_cannot_be_set_is_told_once_by_its_cause() {
     }
     assert_eq!(check("vcpu-place").remedy, "give it one");
     assert!(check("irq-thread").ontime_can_apply);
-    // What is applied says of a host-wide value how to accept it, and of a tenant's thread not.
+    // A report says how to accept a host-wide value; it does not for a tenant's thread.
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
     let report = apply(&Fenced, &plan(&inventory, &intent), &mut journal).unwrap();
@@ -194,7 +194,7 @@ fn what_cannot_be_set_is_told_once_by_its_cause() {
     assert_eq!(why(RuleId::VcpuPlace), "no budget in /machine; give it one");
 }
 
-/// A row for these tenants and this configuration.
+/// The result of one check for these tenants and this configuration.
 fn row(inventory: &Inventory, intent: &Intent, id: &str) -> (State, String) {
     let probes = kvm::KvmProbe::Unknown(String::new()).into();
     let check = row_with(inventory, intent, &probes, id);

@@ -1,4 +1,4 @@
-//! Where the lab keeps what it built, by content: `/var/cache/ontime/lab/KEY`, or below `$ONTIME_LAB_CACHE`.
+//! The cache of the lab's builds, by content: `/var/cache/ontime/lab/KEY`, or below `$ONTIME_LAB_CACHE`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -11,16 +11,16 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{LabError, file};
 
-/// The cache's directory: `$ONTIME_LAB_CACHE`, else `/var/cache/ontime/lab`.
+/// The cache's directory: `$ONTIME_LAB_CACHE`, or else `/var/cache/ontime/lab`.
 pub fn root() -> PathBuf {
     std::env::var_os("ONTIME_LAB_CACHE").map_or_else(|| PathBuf::from("/var/cache/ontime/lab"), PathBuf::from)
 }
 
-/// The directory of what `files` (name and text) make: the same texts, the same directory.
+/// The cache directory for a build from `files` (name and text). The same texts give the same directory.
 pub fn entry(root: &Path, files: &[(&str, &str)]) -> PathBuf {
     let mut hash = Sha256::new();
     for (name, text) in files {
-        // Lengths first, so that no two lists of files read the same.
+        // The lengths come first, so that two different lists never hash the same bytes.
         hash.update((name.len() as u64).to_le_bytes());
         hash.update(name);
         hash.update((text.len() as u64).to_le_bytes());
@@ -30,11 +30,11 @@ pub fn entry(root: &Path, files: &[(&str, &str)]) -> PathBuf {
     root.join(key)
 }
 
-/// Has `build` fill a directory of the cache, once: the same directory is given to all who ask, complete. A second
-/// caller waits for the first. A directory that was left half-built is removed before.
+/// Runs `build` once to fill a directory of the cache. All callers get the same, complete directory; a second caller
+/// waits for the first. A directory that was left incomplete is removed first.
 ///
 /// # Errors
-/// What `build` says; the directory or its lock cannot be made.
+/// The error of `build`; the directory or its lock cannot be made.
 pub fn once(
     dir: &Path,
     progress: &mut dyn FnMut(&str),
@@ -60,7 +60,7 @@ pub fn once(
     File::create(&complete).map_err(file("write", &complete)).map(drop)
 }
 
-/// Writes files (path below `dir`, and text); scripts may be executed.
+/// Writes files (path below `dir`, and text). Scripts are made executable.
 ///
 /// # Errors
 /// [`LabError::File`].
@@ -78,7 +78,7 @@ pub fn write(dir: &Path, files: &[(&str, &str)]) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs a build script; each line it prints is progress. Whether it succeeded.
+/// Runs a build script, and reports each line of its output as progress. Returns whether it succeeded.
 ///
 /// # Errors
 /// There is no shell.

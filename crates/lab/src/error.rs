@@ -1,30 +1,30 @@
-//! What can go wrong in the lab, and what to do about it.
+//! Errors of the lab, with their remedies.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why the lab could not do what it was asked.
+/// Why an operation of the lab failed.
 #[derive(Debug, Error)]
 pub enum LabError {
-    /// A file or directory of the lab.
+    /// An operation on a file or directory failed.
     #[error("{what} {path}: {source}{remedy}", path = path.display(), remedy = remedy(source))]
     File {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// The system's word.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A program the lab needs could not be started.
     #[error("cannot start {program}: {source}; {remedy}")]
     Program {
-        /// Its name.
+        /// The program's name.
         program: String,
-        /// The system's word.
+        /// The system's error.
         source: std::io::Error,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A program the lab needs failed.
@@ -32,10 +32,10 @@ pub enum LabError {
     Command {
         /// The command line.
         command: String,
-        /// What it printed.
+        /// The command's output.
         output: String,
     },
-    /// Not root.
+    /// The lab was not started as root.
     #[error("the lab makes network namespaces and disks: run it as root")]
     NotRoot,
     /// The images could not be built.
@@ -44,36 +44,36 @@ pub enum LabError {
     Images {
         /// The build's log.
         log: PathBuf,
-        /// Its end.
+        /// The end of the log.
         tail: String,
     },
-    /// The emulator could not be built, or its self-test refuses it.
+    /// The emulator could not be built, or failed its self-test.
     #[error("the lab's emulator cannot be {what}: {said}\nmore in {files}", files = files.display())]
     Emulator {
         /// "built" or "used".
         what: &'static str,
-        /// Why: the log's end, or the figures that are out of their bounds.
+        /// The reason: the log's end, or the figures out of bounds.
         said: String,
-        /// The log, or the directory of the figures.
+        /// The log, or the directory with the figures.
         files: PathBuf,
     },
-    /// The emulated host panicked, or its user land gave up.
+    /// The emulated host's kernel panicked, or its user land gave up.
     #[error("the emulated host crashed: {line}; run it again, with --out DIR to keep its files\nits console log: \
         {log}", log = log.display())]
     Crashed {
-        /// The console's line that says so.
+        /// The console line that shows it.
         line: String,
         /// The console log.
         log: PathBuf,
     },
-    /// The emulated host crashed by a race of the emulator, on the real clock.
+    /// The emulated host crashed because of a race in the emulator, on the real clock.
     #[error("the emulated host crashed at a breakpoint that its kernel had taken away again, which the emulator \
              missed; run it again\nits console log: {log}", log = log.display())]
     StaleCode {
         /// The console log.
         log: PathBuf,
     },
-    /// The emulated host said nothing for too long.
+    /// The emulated host has sent no sign of life for too long.
     #[error("the emulated host hangs: no sign of life for {seconds} s; on a busy machine give it more with --silence; \
         its console log: {log}\n{tail}", log = log.display())]
     Hung {
@@ -81,21 +81,21 @@ pub enum LabError {
         seconds: u64,
         /// The console log.
         log: PathBuf,
-        /// Its end.
+        /// The end of the log.
         tail: String,
     },
     /// The emulator ended by itself.
     #[error("the emulator ended ({status}) before it was asked to; its console log: \
         {log}\n{tail}", log = log.display())]
     Ended {
-        /// How it ended.
+        /// The emulator's exit status.
         status: String,
         /// The console log.
         log: PathBuf,
-        /// Its end.
+        /// The end of the log.
         tail: String,
     },
-    /// A command inside took longer than it was given.
+    /// A command in the emulated host exceeded its time limit.
     #[error(
         "'{command}' did not end within {seconds} s in the emulated host; give it more time with --timeout, or see \
          what its threads did then:\n{state}"
@@ -103,20 +103,20 @@ pub enum LabError {
     Timeout {
         /// The command.
         command: String,
-        /// Real seconds.
+        /// The limit, real seconds.
         seconds: u64,
-        /// The threads that ran or were blocked at that moment.
+        /// The threads that were running or blocked at that moment.
         state: String,
     },
-    /// The agent inside spoke what is not its protocol.
+    /// The agent in the emulated host sent an invalid message.
     #[error("the lab's agent: {0}; run it again, with an ontime-lab and images of one version (`ontime-lab images`)")]
     Protocol(String),
-    /// A machine that cannot be.
+    /// The machine's parameters are invalid.
     #[error("{0}")]
     Machine(String),
 }
 
-/// What can be done about what the system said of a file; empty where that says it.
+/// The remedy for a file error; empty for an error that explains itself.
 fn remedy(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind as K;
     match source.kind() {
@@ -130,7 +130,7 @@ fn remedy(source: &std::io::Error) -> &'static str {
     }
 }
 
-/// `map_err` for file operations.
+/// For `map_err` of file operations.
 pub(crate) fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> LabError {
     let path = path.into();
     move |source| LabError::File { what, path, source }

@@ -1,4 +1,4 @@
-//! The lab's images: built once by `recipe/build.sh` from Debian's packages, then kept.
+//! The lab's images. `recipe/build.sh` builds them once from Debian's packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::emulator::Emulator;
 use crate::error::{LabError, file};
 use crate::qemu::Kernel;
 
-/// The recipe: what it holds decides the images' key.
+/// The recipe. Its content determines the images' key.
 const RECIPE: &[(&str, &str)] = &[
     ("backports.pref", include_str!("recipe/backports.pref")),
     ("build.sh", include_str!("recipe/build.sh")),
@@ -22,7 +22,7 @@ const RECIPE: &[(&str, &str)] = &[
     ("unpack-kernel.py", include_str!("recipe/unpack-kernel.py")),
 ];
 
-/// Scripts that go into `/usr/local/bin` of the host at each boot, so that a change of theirs needs no new images.
+/// Scripts that are copied to the host's `/usr/local/bin` at each boot, so that changing them needs no new images.
 pub(crate) const OVERLAY: &[(&str, &str)] = &[
     ("lab-client", include_str!("overlay/lab-client.sh")),
     ("lab-init", include_str!("overlay/lab-init.sh")),
@@ -39,21 +39,21 @@ pub struct Images {
 }
 
 impl Images {
-    /// The images of this version of the recipe, built first where they are missing; `progress` gets a line a step.
-    /// A second caller waits for the first.
+    /// The images for this version of the recipe, built first if they are missing. `progress` gets a line per step. A
+    /// second caller waits for the first.
     ///
     /// # Errors
-    /// [`LabError::Images`] with the log's end where a step fails; the half-built directory is not used later.
+    /// [`LabError::Images`] with the log's end if a step fails. The incomplete directory is not used later.
     pub fn ready(progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
         let dir = cache::entry(&cache::root(), RECIPE);
         cache::once(&dir, progress, build)?;
         Ok(Self { dir, turns: None })
     }
 
-    /// Also the emulator whose CPUs take turns ([`Machine::takes_turns`]), built and tested first where it is missing.
+    /// Adds the emulator whose CPUs take turns ([`Machine::takes_turns`]), built and tested first if it is missing.
     ///
     /// # Errors
-    /// [`LabError::Emulator`] where the emulator cannot be built, or fails its self-test.
+    /// [`LabError::Emulator`] if the emulator cannot be built, or fails its self-test.
     ///
     /// [`Machine::takes_turns`]: crate::Machine::takes_turns
     pub fn with_turns(self, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
@@ -62,7 +62,7 @@ impl Images {
         Ok(Self { turns: Some(emulator), ..self })
     }
 
-    /// The emulator's program and first arguments: the one whose CPUs take turns, or Debian's.
+    /// The emulator's program and first arguments: the emulator whose CPUs take turns, or Debian's.
     pub fn emulator(&self, turns: bool) -> Vec<String> {
         match &self.turns {
             Some(emulator) if turns => emulator.command(),
@@ -70,13 +70,13 @@ impl Images {
         }
     }
 
-    /// Debian's emulator, its loader first: it runs on any distribution, with the libraries it came with.
+    /// Debian's emulator, started by its own loader: with its own libraries it runs on any distribution.
     fn debians(&self) -> Vec<String> {
         let tools = self.dir.join("tools");
         let at = |path: &str| tools.join(path).to_string_lossy().into_owned();
         let libraries = at("usr/lib/x86_64-linux-gnu");
         vec![
-            // Not the one in lib64: that is a link to the system's, which may be of another release.
+            // Not the loader in lib64, which is a link to the system's, perhaps of another release.
             format!("{libraries}/ld-linux-x86-64.so.2"),
             "--library-path".into(),
             format!("{libraries}:{libraries}/pulseaudio"),
@@ -90,22 +90,22 @@ impl Images {
         ]
     }
 
-    /// Where Debian's emulator finds its modules (`QEMU_MODULE_DIR`).
+    /// The directory of Debian's emulator modules (`QEMU_MODULE_DIR`).
     pub fn emulator_modules(&self) -> String {
         self.path("tools/usr/lib/x86_64-linux-gnu/qemu")
     }
 
-    /// A host kernel's image.
+    /// The image of a host kernel.
     pub fn kernel(&self, kernel: Kernel) -> String {
         self.path(&format!("vmlinuz-{kernel}"))
     }
 
-    /// A host kernel's first user land.
+    /// The initrd of a host kernel.
     pub fn initrd(&self, kernel: Kernel) -> String {
         self.path(&format!("initrd-{kernel}"))
     }
 
-    /// The host kernel's full version, as `uname -r` prints it.
+    /// The full version of a host kernel, as printed by `uname -r`.
     ///
     /// # Errors
     /// The images are damaged.
@@ -113,7 +113,7 @@ impl Images {
         self.version(&kernel.to_string())
     }
 
-    /// The guests' kernel's full version.
+    /// The full version of the guests' kernel.
     ///
     /// # Errors
     /// As [`Self::kernel_version`].
@@ -126,7 +126,7 @@ impl Images {
         Ok(fs::read_to_string(&path).map_err(file("read", &path))?.trim().to_owned())
     }
 
-    /// The host's disk, ext4; never written to.
+    /// The host's disk, ext4. It is never written to.
     pub fn host_disk(&self) -> String {
         self.path("host.img")
     }

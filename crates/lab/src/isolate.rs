@@ -1,8 +1,9 @@
-//! The lab's own namespaces (network, processes, mounts) and its own directory, which end with the command.
+//! The lab's namespaces (network, processes, mounts) and its directory, which end with the command.
 //!
-//! Every tap, emulator, client and server of a lab lives in namespaces that end with their first process; the kernel
-//! then removes all of it, also after `kill -9`. The process that made them stays outside: it ends them at SIGINT,
-//! SIGTERM and SIGHUP, and removes the directory. One that was killed leaves its directory, which the next lab removes.
+//! All taps, emulators, clients and servers of a lab are in namespaces that end with their first process. The kernel
+//! then removes everything, also after `kill -9`. The process that made the namespaces stays outside. It ends them on
+//! SIGINT, SIGTERM and SIGHUP, and removes the directory. If it is killed, its directory stays, and the next lab
+//! removes it.
 
 use std::env;
 use std::fs::{self, File};
@@ -22,18 +23,18 @@ use tempfile::TempDir;
 
 use crate::error::{LabError, file};
 
-/// Set in the isolated process: its directory.
+/// Environment variable of the isolated process: its directory.
 const MARK: &str = "ONTIME_LAB_ISOLATED";
-/// How directories' names begin.
+/// Prefix of the directories' names.
 const PREFIX: &str = "ontime-lab-";
-/// In a directory that stays.
+/// File that marks a directory to be kept.
 const KEPT: &str = "kept";
-/// A directory may be this old before its owner has locked it.
+/// Minimum age of an abandoned directory: a younger one may not be locked by its owner yet.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// Goes on inside namespaces of its own: starts the same command line there, and ends with its status (128 and a
-/// signal's number after that signal). Returns in the process started so, with its directory, in `$TMPDIR` or
-/// `/var/tmp`: captures are large, and /tmp may be memory. It is removed at the end, unless [`keep`] was called.
+/// Continues in new namespaces: starts the same command line there, and exits with its status (128 plus the number of a
+/// fatal signal). Returns in the new process, with its directory, which is in `$TMPDIR` or `/var/tmp`, because captures
+/// are large and /tmp may be in memory. The directory is removed at the end, unless [`keep`] was called.
 ///
 /// # Errors
 /// [`LabError::NotRoot`]; `unshare` is missing or refused; no directory can be made.
@@ -47,9 +48,9 @@ pub fn enter() -> Result<PathBuf, LabError> {
     let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&base).map_err(file("make a directory in", &base))?;
     let path = dir.path().canonicalize().map_err(file("find", dir.path()))?;
     let _owned = lock(&path).map_err(file("lock", &path))?;
-    // Before the process that they are about.
+    // Must be registered before the child process is started.
     let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM, SIGHUP]).map_err(file("catch signals for", &path))?;
-    // So that the end of the namespaces' first process, which comes after that of all others there, is seen here.
+    // Makes this process see the end of the namespaces' first process, which is the last process there to end.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| file("await the processes of", &path)(error.into()))?;
     let unshare = unshare(&path)?;
@@ -58,7 +59,7 @@ pub fn enter() -> Result<PathBuf, LabError> {
     process::exit(status)
 }
 
-/// Whether this process may make the lab's namespaces and images.
+/// Checks that this process may make the lab's namespaces and images.
 ///
 /// # Errors
 /// [`LabError::NotRoot`].
@@ -66,15 +67,15 @@ pub fn possible() -> Result<(), LabError> {
     if rustix::process::geteuid().is_root() { Ok(()) } else { Err(LabError::NotRoot) }
 }
 
-/// Leaves the directory that [`enter`] gave there when the command ends, where `named` lies in it: a message names it.
+/// Keeps the directory from [`enter`] after the command's end, if `named` is in it, because a message refers to it.
 pub fn keep(named: &Path) {
     if let Some(own) = env::var_os(MARK).filter(|own| named.starts_with(own)) {
-        // Without it the message names what is no more.
+        // If this fails, the message refers to a removed directory.
         let _ = File::create(Path::new(&own).join(KEPT));
     }
 }
 
-/// Has a command's process end by `signal` when the thread that starts it does, however it ends.
+/// Sends `signal` to the command's process when the thread that starts it ends, for whatever reason.
 pub fn end_with_parent(command: &mut Command, signal: Signal) -> &mut Command {
     // SAFETY: between fork and exec only prctl(2) is called, which is async-signal-safe.
     unsafe { command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?)) }
@@ -97,14 +98,14 @@ fn unshare(dir: &Path) -> Result<Pid, LabError> {
     Ok(Pid::from_child(&child))
 }
 
-/// Waits until nobody is left. Returns the status to end with, and whether a signal ended it.
+/// Waits until all processes have ended. Returns the exit status, and whether a signal caused the end.
 fn attend(signals: &mut Signals, unshare: Pid) -> (i32, bool) {
     let (mut status, mut interrupted) = (None, None);
     for signal in signals.forever() {
         if signal != SIGCHLD {
             interrupted.get_or_insert(signal);
             if status.is_none() {
-                // It takes the namespaces along.
+                // Killing this process ends the namespaces.
                 let _ = rustix::process::kill_process(unshare, Signal::KILL);
             }
             continue;
@@ -123,7 +124,7 @@ fn attend(signals: &mut Signals, unshare: Pid) -> (i32, bool) {
     (1, false)
 }
 
-/// As a shell tells it.
+/// The status as in a shell.
 fn shell_status(ended: WaitStatus) -> i32 {
     ended.exit_status().or(ended.terminating_signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
@@ -142,7 +143,7 @@ fn lock(dir: &Path) -> io::Result<File> {
     Ok(held)
 }
 
-/// Removes what killed ones left in `base`. Whatever cannot be looked at is left alone.
+/// Removes directories that killed labs left in `base`. A directory that cannot be examined stays.
 fn remove_abandoned(base: &Path) {
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
         let path = entry.path();

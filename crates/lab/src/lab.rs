@@ -1,4 +1,4 @@
-//! An emulated host from start to end: boots, runs commands, is watched all the while.
+//! An emulated host from start to end: boots it, runs commands in it, and checks all the time that it lives.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
 use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
 
-/// What a console says when the host is beyond help.
+/// Console messages after which the host cannot be used any more.
 const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "Unable to mount root"];
 
-/// What a kernel says of a breakpoint that nobody has set. It sets one for a moment where it changes its code (static
-/// keys, `smp_text_poke_batch_finish`). Where one emulated CPU translates that code while another changes it back, the
-/// emulator may miss the change: it asks whether the page has translations before it enters the page as writable, and
-/// another CPU's first one may come between (QEMU's `tlb_set_page_full` and `tlb_protect_code`). The breakpoint stays
-/// in the translation then.
+/// The kernel's message for an unknown breakpoint. The kernel sets a breakpoint for a moment when it changes its code
+/// (static keys, `smp_text_poke_batch_finish`). If one emulated CPU translates that code while another changes it back,
+/// the emulator may miss the change: it checks whether the page has translations before it enters the page as writable,
+/// and another CPU's first translation may come in between (QEMU's `tlb_set_page_full` and `tlb_protect_code`). The
+/// breakpoint then stays in the translation.
 const STALE_CODE: &str = "Oops: int3";
 
 /// Prints the host's clock, its threads that run or are blocked (policy, priority, state, CPU time, kernel function,
@@ -35,27 +35,27 @@ const STATE: &str = "echo up $(cut -d' ' -f1 /proc/uptime) s; format=tid,cls,rtp
     /proc/$task/stack; done; echo started last:; ps -eo pid,cls,rtprio,ni,stat,time,wchan:24,args --sort=start_time | \
     tail -n 12 | cut -c1-150; echo w > /proc/sysrq-trigger";
 
-/// How long an answer to [`STATE`] may take, of real time.
+/// Limit of real time for the answer to [`STATE`].
 const STATE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How a command in the emulated host ended.
+/// The result of a command in the emulated host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// As a shell gives it: 128 + N for signal N, 127 where it could not be started.
+    /// Exit status as in a shell: 128 + N for signal N, 127 if the command could not be started.
     pub status: i32,
-    /// Its standard output.
+    /// Standard output.
     pub stdout: Vec<u8>,
-    /// Its standard error.
+    /// Standard error.
     pub stderr: Vec<u8>,
 }
 
 impl Outcome {
-    /// Its standard output as text.
+    /// Standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Its standard output, where it succeeded.
+    /// Standard output, or an error if the command failed.
     fn checked(self, argv: &[&str]) -> Result<String, LabError> {
         if self.status == 0 {
             return Ok(self.text());
@@ -65,7 +65,7 @@ impl Outcome {
     }
 }
 
-/// The binaries that go into the emulated host.
+/// The binaries that are copied into the emulated host.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// `ontime`, the program under test.
@@ -74,7 +74,7 @@ pub struct Programs {
     pub lab: PathBuf,
 }
 
-/// An emulated host. It ends when this is dropped.
+/// An emulated host. Dropping it kills the emulator.
 #[derive(Debug)]
 pub struct Lab {
     dir: PathBuf,
@@ -82,7 +82,7 @@ pub struct Lab {
     connection: Option<Connection>,
     clock: Clock,
     takes_turns: bool,
-    /// In which steps what arrives at the RT NIC is released, us, where it is.
+    /// The interval at which arrivals at the RT NIC are released, us; none if they are not held back.
     release_us: Option<u32>,
     silence: Duration,
     next: u64,
@@ -93,7 +93,7 @@ impl Lab {
     /// `console.log` and the captures; `programs` go to `/usr/local/bin` inside. Call [`crate::isolate::enter`] first.
     ///
     /// # Errors
-    /// The machine cannot be; a program is missing; the host hangs, crashes or ends while it boots.
+    /// The machine is invalid; a program is missing; the host hangs, crashes or ends while it boots.
     pub fn start(machine: &Machine, images: &Images, dir: &Path, programs: &Programs) -> Result<Self, LabError> {
         machine.check()?;
         fs::create_dir_all(dir.join("files")).map_err(file("make", dir))?;
@@ -104,7 +104,8 @@ impl Lab {
             network::set_up()?;
         }
         match Self::boot(machine, images, &dir, &initrd) {
-            // A kernel changes most of its code while it boots. Nothing of the caller's has begun then.
+            // A kernel changes most of its code while it boots. The caller has not started anything yet, so a second
+            // boot is safe.
             Err(error @ LabError::StaleCode { .. }) => {
                 eprintln!("ontime-lab: {error}; it boots again");
                 Self::boot(machine, images, &dir, &initrd)
@@ -115,7 +116,7 @@ impl Lab {
 
     fn boot(machine: &Machine, images: &Images, dir: &Path, initrd: &Path) -> Result<Self, LabError> {
         for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap"] {
-            // Nothing of an earlier run in the same directory may be taken for this one's.
+            // A file of an earlier run in the same directory must not be mistaken for a file of this run.
             let _ = fs::remove_file(dir.join(old));
         }
         let arguments = machine.arguments(images, dir, initrd);
@@ -160,16 +161,16 @@ impl Lab {
         self.keep(argv, false, limit)
     }
 
-    /// Runs a command that must succeed, and gives its standard output.
+    /// Runs a command that must succeed, and returns its standard output.
     ///
     /// # Errors
-    /// [`LabError::Command`] with what it printed where it fails; else as [`Lab::run`].
+    /// [`LabError::Command`] with the output if the command fails; otherwise as [`Lab::run`].
     pub fn check(&mut self, argv: &[&str], limit: Duration) -> Result<String, LabError> {
         self.output(argv, limit)?.checked(argv)
     }
 
-    /// As [`Lab::check`], at nice -20, as is whatever the command starts: for short questions to a host that leaves
-    /// normal priority little CPU time.
+    /// As [`Lab::check`], at nice -20 for the command and its children. For short commands while normal priority gets
+    /// little CPU time.
     ///
     /// # Errors
     /// As [`Lab::check`].
@@ -186,10 +187,10 @@ impl Lab {
         Ok(Outcome { status, stdout, stderr })
     }
 
-    /// Runs a command; `sink` gets its output as it comes. Returns its status.
+    /// Runs a command and returns its status. `sink` gets the output as it arrives.
     ///
     /// # Errors
-    /// The host hangs, crashes or ends; the command takes longer than `limit` of real time (it is killed then).
+    /// The host hangs, crashes or ends; the command takes longer than `limit` of real time (then it is killed).
     pub fn run(
         &mut self,
         argv: &[&str],
@@ -219,7 +220,7 @@ impl Lab {
         }
     }
 
-    /// Starts a command; gives its number.
+    /// Starts a command and returns its number.
     fn begin(&mut self, argv: &[&str], ahead: bool, environment: &[(&str, &str)]) -> Result<u64, LabError> {
         self.next += 1;
         let id = self.next;
@@ -229,7 +230,7 @@ impl Lab {
         Ok(id)
     }
 
-    /// Passes on what a command prints until it ends (its status) or `limit` of real time is over.
+    /// Passes on a command's output until it ends (then returns its status) or `limit` of real time is over.
     fn follow(
         &mut self,
         id: u64,
@@ -252,7 +253,7 @@ impl Lab {
         }
     }
 
-    /// What the host's threads do at this moment, as far as it still answers.
+    /// The present state of the host's threads, as far as the host still answers.
     fn state(&mut self) -> String {
         let mut said = Vec::new();
         let asked = self.begin(&["sh", "-c", STATE], true, &[]);
@@ -264,34 +265,35 @@ impl Lab {
         String::from_utf8_lossy(&said).trim_end().to_owned()
     }
 
-    /// Whether the emulated host still lives; call it now and then while waiting for something else.
+    /// Checks that the emulated host lives. To be called regularly while the caller waits for something else.
     ///
     /// # Errors
-    /// It hangs, crashed or ended.
+    /// The host hangs, crashed or ended.
     pub fn alive(&mut self) -> Result<(), LabError> {
         while self.reply_within(Duration::ZERO)?.is_some() {}
         Ok(())
     }
 
-    /// Stamps arrivals on the RT NIC exactly from now on (or no longer). On the real clock, and from clients that have
-    /// a CPU of the emulated machine, they always are.
+    /// Switches exact time stamps of arrivals on the RT NIC on or off. They are always exact on the real clock, and
+    /// from clients that have a CPU of the emulated machine.
     ///
     /// # Errors
-    /// The emulator refuses.
+    /// The emulator refuses the setting.
     pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), LabError> {
         self.set_release("status", if on { "on" } else { "off" }.into())
     }
 
-    /// Has what arrives at the RT NIC released in these steps of its clock, us; `None`: as it was started. From the
-    /// next release on, on the virtual clock, while arrivals are stamped ([`Self::stamp_arrivals`]).
+    /// Sets the interval, us of the host's clock, at which arrivals at the RT NIC are released; `None` for the value at
+    /// start. Effective from the next release, on the virtual clock, while arrivals are stamped
+    /// ([`Self::stamp_arrivals`]).
     ///
     /// # Errors
-    /// The emulator refuses.
+    /// The emulator refuses the setting.
     pub fn release_every(&self, us: Option<u32>) -> Result<(), LabError> {
         self.release_us.map_or(Ok(()), |default| self.set_release("interval", us.unwrap_or(default).into()))
     }
 
-    /// Of the object that releases arrivals, where there is one.
+    /// Sets a property of the emulator's object that releases arrivals, if there is one.
     fn set_release(&self, property: &str, value: serde_json::Value) -> Result<(), LabError> {
         if self.release_us.is_none() {
             return Ok(());
@@ -301,12 +303,12 @@ impl Lab {
         Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
     }
 
-    /// A log of every instruction of the host and its guests, to this pipe; it is off at first. While it is kept,
-    /// nothing else can be asked of the emulator ([`Lab::stamp_arrivals`]).
+    /// Opens a log of every instruction of the host and its guests, to this pipe; it is off at first. While it is open,
+    /// the emulator takes no other requests ([`Lab::stamp_arrivals`]).
     ///
     /// # Errors
-    /// The clock is the real one, on which it would show a host that is thousands of times too slow; the host has
-    /// several CPUs, whose lines nothing tells apart yet; the emulator refuses.
+    /// The clock is the real one, on which the log would slow the host down by a factor of thousands; the host has
+    /// several CPUs, whose lines cannot be told apart yet; the emulator refuses.
     pub fn instruction_log(&self, pipe: &Path) -> Result<InstructionLog, LabError> {
         if self.clock == Clock::Real {
             let said = "instructions are traced on the virtual clock, which such a trace does not slow down; use \
@@ -320,10 +322,10 @@ impl Lab {
         InstructionLog::open(&self.dir, pipe)
     }
 
-    /// Ends the emulated host in order.
+    /// Shuts the emulated host down in order.
     ///
     /// # Errors
-    /// It does not end; it is killed then all the same.
+    /// The host does not shut down; the emulator is killed then.
     pub fn power_off(mut self) -> Result<(), LabError> {
         self.send(&Request::PowerOff)?;
         let end = Instant::now() + self.silence;
@@ -336,10 +338,10 @@ impl Lab {
         Err(self.hung(self.silence.as_secs()))
     }
 
-    /// Waits until the emulator ends by itself: for a machine with a shell on its console.
+    /// Waits until the emulator ends by itself, for a machine with a shell on its console.
     ///
     /// # Errors
-    /// The system refuses to wait.
+    /// The wait failed.
     pub fn wait(mut self) -> Result<i32, LabError> {
         let status = self.emulator.wait().map_err(file("wait for the emulator in", &self.dir))?;
         Ok(status.code().unwrap_or(1))
@@ -407,7 +409,7 @@ impl Lab {
     }
 }
 
-/// What a console says of a host that is beyond help, if it is.
+/// The crash that the console shows, if any.
 fn crash(console: &str, clock: Clock, log: &Path) -> Option<LabError> {
     let line = console.lines().find(|line| LAST_WORDS.iter().any(|words| line.contains(words)))?;
     let log = log.to_path_buf();
@@ -419,15 +421,15 @@ fn crash(console: &str, clock: Clock, log: &Path) -> Option<LabError> {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // Already ended, or ended now: either way it is gone.
+        // The emulator may have ended already; errors do not matter.
         let _ = self.emulator.kill();
         let _ = self.emulator.wait();
         let _ = fs::remove_file(self.dir.join("initrd"));
     }
 }
 
-/// The kernel's first user land with the programs and the lab's scripts in `/overlay`: the kernel unpacks archives that
-/// follow each other.
+/// Appends the programs and the lab's scripts, in `/overlay`, to the kernel's first user land. The kernel unpacks
+/// concatenated archives.
 fn with_overlay(initrd: &str, programs: &Programs, out: &Path) -> Result<(), LabError> {
     let mut archive = fs::read(initrd).map_err(file("read", initrd))?;
     archive.resize(archive.len().next_multiple_of(4), 0);
@@ -441,10 +443,10 @@ fn with_overlay(initrd: &str, programs: &Programs, out: &Path) -> Result<(), Lab
     fs::write(out, &archive).map_err(file("write", out))
 }
 
-/// The name that ends an archive.
+/// The name of an archive's last entry.
 const TRAILER: &str = "TRAILER!!!";
 
-/// Writes an archive of executable files that goes behind a guest's initrd.
+/// Writes an archive of executable files, to be appended to a guest's initrd.
 ///
 /// # Errors
 /// [`LabError::File`].
@@ -460,7 +462,7 @@ pub(crate) fn write_archive(files: &[(&str, &[u8])], out: &Path) -> Result<(), L
     fs::write(out, &archive).map_err(file("write", out))
 }
 
-/// An executable file in the kernel's archive format ("newc", Documentation/driver-api/early-userspace).
+/// Appends an executable file in the kernel's archive format ("newc", Documentation/driver-api/early-userspace).
 fn cpio_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
     let [mode, links] = [0o100_755, 1];
     let fields = [0, mode, 0, 0, links, 0, data.len(), 0, 0, 0, 0, name.len() + 1, 0];
@@ -485,7 +487,7 @@ mod tests {
         let console = "[    5.2] Oops: int3: 0000 [#1] SMP NOPTI\n[    5.3] Kernel panic - not syncing: Fatal \
             exception in interrupt\n";
         assert!(matches!(crash(console, Clock::Real, log), Some(LabError::StaleCode { .. })));
-        // With one CPU there is nobody else to change the code.
+        // With one CPU, no other CPU can change the code.
         assert!(matches!(crash(console, Clock::Virtual, log), Some(LabError::Crashed { .. })));
         let other = "[    5.3] Kernel panic - not syncing: Attempted to kill init! exitcode=0x00007e00\n";
         assert!(

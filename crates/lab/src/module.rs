@@ -1,6 +1,6 @@
-//! Kernel modules of this repository for the lab's kernels: built once for a kernel, kept by their sources, brought
-//! along, so that the images need not know of them: the guest's by an archive behind the guests' initrd, the host's as
-//! a file in `/lab`.
+//! The repository's kernel modules for the lab's kernels. Each is built once per kernel and state of its sources, and
+//! stored. The images do not contain them: the guest module is in an archive appended to the guests' initrd, the host
+//! module is a file in `/lab`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,28 +9,27 @@ use crate::cache;
 use crate::error::{LabError, file};
 use crate::lab;
 
-/// A module: what it is built of, as it was when this was built, and the script that builds it, where it looks for the
-/// rest.
+/// A module: its sources, as of this program's build, and the script that builds it.
 #[derive(Debug)]
 pub struct Module {
-    /// Its folder in the repository.
+    /// Its directory in the repository.
     folder: &'static str,
     /// The file that the build makes.
     file: &'static str,
-    /// Names below the repository, and texts.
+    /// Paths in the repository, and texts.
     sources: &'static [(&'static str, &'static str)],
-    /// Builds it: OUT VERSION.
+    /// The build script, with arguments OUT VERSION.
     script: (&'static str, &'static str),
 }
 
-/// What both scripts use.
+/// Scripts that both build scripts use.
 const SCRIPTS: [(&str, &str); 3] = [
     ("scripts/build-module.sh", include_str!("../../../scripts/build-module.sh")),
     ("scripts/debian.sh", include_str!("../../../scripts/debian.sh")),
     ("scripts/kernel-headers.sh", include_str!("../../../scripts/kernel-headers.sh")),
 ];
 
-/// Sockets that the host executes, and deadlines, for the guests.
+/// The guest module: outsourced sockets and deadlines.
 pub const GUEST: Module = Module {
     folder: "guest",
     file: "ontime.ko",
@@ -67,7 +66,7 @@ pub const GUEST: Module = Module {
     script: ("scripts/guest-module.sh", include_str!("../../../scripts/guest-module.sh")),
 };
 
-/// NAPI weight and polling threads, for hosts whose kernel takes it ([`crate::Kernel::takes_host_module`]).
+/// The host module: NAPI weight and polling threads, for kernels that need it ([`crate::Kernel::takes_host_module`]).
 pub const HOST: Module = Module {
     folder: "host",
     file: "ontime_napi.ko",
@@ -83,17 +82,17 @@ pub const HOST: Module = Module {
     script: ("scripts/host-module.sh", include_str!("../../../scripts/host-module.sh")),
 };
 
-/// First process of a guest that has the module: it is one more of those that the initrd's own first process loads. A
+/// First process of a guest with the module: it adds the module to those that the initrd's own first process loads. A
 /// role comes after it.
 const INIT: &str =
     "#!/bin/busybox sh\necho ontime.ko >> /modules\n[ ! -e /with-role ] || exec /with-role\nexec /init\n";
 
 impl Module {
-    /// The module for the kernel of this version (`uname -r`), built first where it is missing; `progress` gets a line
-    /// a step.
+    /// The module for the kernel of this version (`uname -r`), built first if it is missing. `progress` gets a line per
+    /// step.
     ///
     /// # Errors
-    /// [`LabError::Command`] where the build fails, with what to do.
+    /// [`LabError::Command`] with the remedy if the build fails.
     pub fn ready(&self, version: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, LabError> {
         let files: Vec<(&str, &str)> = self.sources.iter().copied().chain(SCRIPTS).chain([self.script]).collect();
         let key: Vec<(&str, &str)> = files.iter().copied().chain([("version", version)]).collect();
@@ -111,7 +110,7 @@ impl Module {
         Ok(dir.join("out").join(version).join(self.file))
     }
 
-    /// Gives a lab's directory the module, built first where it is missing: as a file in `/lab` inside.
+    /// Copies the module, built first if it is missing, to a lab's directory: a file in `/lab` inside.
     ///
     /// # Errors
     /// As [`Self::ready`]; [`LabError::File`].
@@ -123,7 +122,7 @@ impl Module {
     }
 }
 
-/// Writes the archive that goes behind a guest's initrd (`lab-vm`, NET `sockets:...`).
+/// Writes the archive that is appended to a guest's initrd (`lab-vm`, NET `sockets:...`).
 ///
 /// # Errors
 /// [`LabError::File`].
@@ -142,7 +141,7 @@ mod tests {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(module.folder);
             for entry in fs::read_dir(folder).unwrap().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                // Not what a build leaves (ontime.mod.c, ontime.o).
+                // Files left by a build (ontime.mod.c, ontime.o) do not count.
                 if name.ends_with(".h") || name == "Kbuild" || (name.ends_with(".c") && !name.ends_with(".mod.c")) {
                     let path = format!("{}/{name}", module.folder);
                     assert!(module.sources.iter().any(|(known, _)| *known == path), "{path} is not among the sources");

@@ -1,7 +1,7 @@
-//! The emulator's monitor (QMP): a connection, and what is asked over it.
+//! The emulator's monitor (QMP): a connection, and the commands used.
 //!
-//! In: the lab's directory, in which its socket lies. Out: the emulator's answers. It serves one connection at a time:
-//! a [`Monitor`] that is kept keeps all others waiting.
+//! In: the lab's directory, which contains the monitor's socket. Out: the emulator's answers. The monitor serves one
+//! connection at a time: while a [`Monitor`] exists, other connections wait.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error::{LabError, file};
 
-/// Real time that the emulator has for an answer: it may be in the middle of a long stretch.
+/// Limit of the real time for an answer. The emulator may be executing a long stretch of instructions.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A connection to the monitor.
@@ -34,10 +34,10 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// One command; gives what it returns.
+    /// Runs one command and returns its result.
     ///
     /// # Errors
-    /// [`LabError::Protocol`] where the emulator refuses it; [`LabError::File`] where it does not answer.
+    /// [`LabError::Protocol`] if the emulator refuses the command; [`LabError::File`] if it does not answer.
     pub(crate) fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value, LabError> {
         let request = json!({ "execute": command, "arguments": arguments });
         writeln!(self.stream.get_mut(), "{request}").map_err(file("write to", &self.path))?;
@@ -51,17 +51,17 @@ impl Monitor {
             if answer.get("error").is_some() {
                 return Err(refused(line.trim()));
             }
-            // Greetings and events have neither.
+            // Greetings and events have neither field.
             if let Some(found) = answer.get_mut("return") {
                 return Ok(found.take());
             }
         }
     }
 
-    /// One command of the human monitor, for what QMP itself has not.
+    /// Runs one command of the human monitor, for functions that QMP does not have.
     ///
     /// # Errors
-    /// As [`Self::ask`]; what it prints is why it did not do it.
+    /// As [`Self::ask`]. Any output of the command is an error message.
     pub(crate) fn tell(&mut self, line: &str) -> Result<(), LabError> {
         let said = self.ask("human-monitor-command", &json!({ "command-line": line }))?;
         match said.as_str().map(str::trim) {
@@ -71,14 +71,14 @@ impl Monitor {
     }
 }
 
-/// A path as a word of the human monitor.
+/// Quotes a path as one word for the human monitor.
 fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The emulator's log of every instruction (`-d exec`, one instruction a translated block): a line an instruction that
-/// is executed while it is on. An instruction takes the virtual time that it takes without, but some 2.5 us of real
-/// time.
+/// The emulator's log of every instruction (`-d exec`, one instruction per translated block): one line per executed
+/// instruction while the log is on. An instruction takes the same virtual time as without the log, but about 2.5 us of
+/// real time.
 #[derive(Debug)]
 pub struct InstructionLog {
     monitor: Monitor,
@@ -90,8 +90,8 @@ impl InstructionLog {
         Ok(Self { monitor: Monitor::open(dir)?, pipe: quoted(pipe) })
     }
 
-    /// Writes a line for every instruction from now on. What reads the pipe must do so until [`Self::off`] has
-    /// returned, or else the host stands still.
+    /// Starts writing a line for every instruction. The pipe must be read until [`Self::off`] has returned; otherwise
+    /// the host stops.
     ///
     /// # Errors
     /// [`LabError::Protocol`], [`LabError::File`].
@@ -101,14 +101,14 @@ impl InstructionLog {
         self.monitor.tell("log exec,nochain")
     }
 
-    /// No longer; the emulator closes the pipe.
+    /// Stops writing. The emulator closes the pipe.
     ///
     /// # Errors
     /// As [`Self::on`].
     pub fn off(&mut self) -> Result<(), LabError> {
         self.monitor.tell("log none")?;
         self.monitor.tell("singlestep off")?;
-        // With its traces in the same log the emulator never thinks that it is done with a file.
+        // If its trace messages go to the same log, the emulator never closes the file.
         self.monitor.tell("logfile /dev/null")
     }
 }
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// An emulator that greets and then answers each line by the next of `answers`.
+    /// An emulator that sends a greeting, and then answers each line with the next of `answers`.
     fn emulator(dir: &Path, answers: &'static [&'static str]) -> thread::JoinHandle<Vec<String>> {
         let listener = UnixListener::bind(dir.join("qmp.sock")).unwrap();
         thread::spawn(move || {

@@ -1,6 +1,6 @@
-//! The clients' side of the wire: two taps with addresses, in the lab's own network namespace.
+//! The clients' side of the wire: two taps with addresses, in the lab's network namespace.
 //!
-//! The taps offload nothing, so that what the monitor sees is frames as they are on a wire (MTU 1500).
+//! The taps have no offloads, so that the monitor sees frames as on a wire (MTU 1500).
 
 use std::process::Command;
 
@@ -15,32 +15,32 @@ const RT_CLIENT: &str = "10.1.0.1";
 /// The clients' address on the bulk network, /24.
 const BULK_CLIENT: &str = "10.2.0.1";
 
-/// The clients' TCP congestion control: it fills queues until something is lost, and every kernel lets a namespace
-/// choose it (cubic not).
+/// The clients' TCP congestion control. Reno fills queues until a packet is lost, and every kernel allows a namespace
+/// to choose it (unlike cubic).
 const CONGESTION_CONTROL: &str = "reno";
 
-/// Frames the bulk network's tap holds while the emulated host is busy. The clients send in the machine's time, many
-/// times faster than the host's clock goes: with the default of 1,000 the tap loses some of each burst, TCP stands
-/// still for its timeouts, and the host has less to do than a link at full speed would give it. As many are left when a
-/// flood ends: some 50 ms of the host's time.
+/// Queue length of the bulk network's tap, frames, for the time while the emulated host is busy. The clients send in
+/// the machine's time, much faster than the host's clock advances. With the default of 1,000 the tap drops some of each
+/// burst, TCP waits for its timeouts, and the host gets less load than from a link at full speed. When a flood ends,
+/// this many frames are left: about 50 ms of the host's time.
 const BULK_QUEUE: &str = "10000";
 
-/// Segments that the clients' TCP hands to a tap at once, at least: 64 KiB, the most. It has as many as the connection
-/// sends in a millisecond (`tcp_tso_autosize`), of the machine's time, in which the emulated host is slow: a few, as if
-/// the link were slow. Each such packet's last segment has PSH, where the host's GRO ends what it puts together, so
-/// that a byte would cost the host the more the less time the machine has for it. What feeds a host at full speed sends
-/// full packets.
+/// Minimum of segments that the clients' TCP passes to a tap at once: 64 KiB, the maximum. TCP would otherwise pass as
+/// many as the connection sends in a millisecond (`tcp_tso_autosize`) of the machine's time, in which the emulated host
+/// is slow: only a few, as for a slow link. The last segment of each such packet has PSH, at which the host's GRO ends
+/// an aggregate. So a byte would cost the host more if the machine has less CPU time for it. A sender at full speed
+/// sends full packets.
 const SEGMENTS_AT_ONCE: &str = "44";
 
-/// Makes the taps and gives them their addresses.
+/// Makes the taps and sets their addresses.
 ///
 /// # Errors
-/// `ip` is missing or refuses.
+/// `ip` is missing or fails.
 pub fn set_up() -> Result<(), LabError> {
-    // There is nothing to switch off on a machine without IPv6.
+    // On a machine without IPv6 there is nothing to switch off.
     run("sysctl", &["-eqw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])?;
-    // A machine's default may be BBR, which paces by the machine's clock, not by the emulated host's: the host then has
-    // as much to do as the machine had time for.
+    // The machine's default may be BBR, which paces by the machine's clock and not by the emulated host's. The host's
+    // load would then depend on the machine's CPU time.
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")])?;
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_min_tso_segs={SEGMENTS_AT_ONCE}")])?;
     run("ip", &["link", "set", "lo", "up"])?;

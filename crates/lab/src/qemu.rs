@@ -1,4 +1,4 @@
-//! The emulated host as the emulator's command line. Pure: no file is opened here.
+//! The emulator's command line for an emulated host. No file is opened here.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,38 +10,39 @@ use crate::error::LabError;
 use crate::images::Images;
 use crate::network::{BULK_TAP, RT_TAP};
 
-/// Nanoseconds of virtual time an instruction takes, as a power of two, where nothing else is said: 4 ns.
+/// Default virtual time per instruction, ns, as a power of two: 4 ns.
 const ICOUNT_SHIFT: u8 = 2;
-/// The emulated CPU. `erms` and `fsrm` off: the kernel would copy by `rep movsb`, a byte an instruction, and
-/// instructions are time. `cx16` off: TCG's CMPXCHG16B takes the flags from a stale condition code (translate.c, case
-/// 0x1c7, does not store the current one before its helper), and where the instruction budget ends just behind it,
-/// garbage in RFLAGS stays: a guest's next VM exit saves it, and the guest dies of it. Kernels have another way without
-/// the feature.
+/// The emulated CPU. `erms` and `fsrm` are off because the kernel would otherwise copy with `rep movsb`, one byte per
+/// instruction, and instructions are time. `cx16` is off because of a bug of TCG: CMPXCHG16B takes the flags from a
+/// stale condition code (translate.c, case 0x1c7, does not store the current code before its helper). If the
+/// instruction budget ends right after it, RFLAGS stays wrong. The guest's next VM exit saves that value, and the guest
+/// crashes. Kernels work without the feature.
 pub(crate) const CPU: &str = "max,-erms,-fsrm,-cx16";
-/// Beside it, that the TSC is invariant, which TCG does not offer by itself though its TSC is: KVM of an RT kernel
-/// refuses to load without. From 6.15 on the kernel is told so by `setcpuid`.
+/// Also sets the invariant TSC flag. TCG does not offer it although its TSC is invariant, and KVM of an RT kernel does
+/// not load without it. From 6.15 on, the kernel parameter `setcpuid` sets it.
 const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
-/// Instructions of a turn, on average, where several CPUs take turns on the virtual clock. An event of one CPU is seen
-/// by another within a round, which takes the time of one turn: 1 us where an instruction takes 1 ns. A wake-up of a
-/// thread on another CPU costs 5 us of instructions; shorter turns cost more emulation.
+/// Mean number of instructions per turn, if several CPUs take turns on the virtual clock. Another CPU sees an event
+/// within one round, which takes the virtual time of one turn: 1 us at 1 ns per instruction. A wake-up of a thread on
+/// another CPU costs 5 us of instructions. Shorter turns make the emulation slower.
 pub(crate) const TURN: u32 = 1000;
-/// The object that releases arriving packets of the RT NIC.
+/// The emulator's object that releases packets arriving at the RT NIC.
 pub const RELEASE: &str = "release";
-/// Virtual microseconds between releases of arriving packets, where nothing else is said: an arrival is stamped when it
-/// is released.
+/// Default of virtual microseconds between releases of arriving packets. The time stamp of an arrival is that of its
+/// release.
 const RELEASE_US: u32 = 100;
-/// Bounds of [`Machine::cpus`]: the emulator's self-test covers them.
+/// Range of [`Machine::cpus`], which the emulator's self-test covers.
 const CPUS: std::ops::RangeInclusive<u8> = 1..=8;
-/// Bounds of [`Machine::silence_seconds`]: the agent's heart beats every 2 s of the host's time; and a day.
+/// Range of [`Machine::silence_seconds`]: the agent sends a heartbeat every 2 s of the host's time; the maximum is a
+/// day.
 const SILENCE: std::ops::RangeInclusive<u64> = 30..=86_400;
 
-/// What time is in the emulated host.
+/// The emulated host's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
-    /// Instructions executed; several CPUs take turns. The same on any machine.
+    /// The number of executed instructions; several CPUs take turns. Results are the same on every machine.
     Virtual,
-    /// This machine's time: CPUs in parallel, noisy.
+    /// This machine's time: CPUs run in parallel, and results are noisy.
     Real,
 }
 
@@ -56,7 +57,7 @@ impl FromStr for Clock {
     }
 }
 
-/// The emulated host's kernel; all are Debian's own.
+/// The emulated host's kernel. All kernels are Debian's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kernel {
     /// 7.2 with PREEMPT_RT (trixie-backports).
@@ -74,7 +75,7 @@ impl Kernel {
     /// All of them.
     pub const ALL: [Kernel; 3] = [Kernel::Rt72, Kernel::Plain72, Kernel::Rt612];
 
-    /// Whether its softirqs share a lock on each CPU, so that the host module shortens what an RT packet waits for.
+    /// Whether this kernel's softirqs share a lock on each CPU, so that the host module shortens an RT packet's wait.
     pub fn takes_host_module(self) -> bool {
         self == Kernel::Rt612
     }
@@ -100,7 +101,7 @@ impl FromStr for Kernel {
     }
 }
 
-/// Where the emulated host's console goes.
+/// Destination of the emulated host's console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Console {
     /// To `console.log` in the lab's directory.
@@ -112,39 +113,39 @@ pub enum Console {
 /// An emulated host.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Its clock.
+    /// Clock of the machine.
     pub clock: Clock,
-    /// Its CPUs: 1 to 8.
+    /// Number of CPUs, 1 to 8.
     pub cpus: u8,
-    /// Its memory, MiB.
+    /// Memory, MiB.
     pub memory_mib: u32,
-    /// Of that, pages of 2 MiB for its guests, 96 a guest.
+    /// Number of 2 MiB pages of that memory for guests, 96 per guest.
     pub huge_pages: u32,
-    /// Its kernel.
+    /// Kernel of the host.
     pub kernel: Kernel,
-    /// Words added to its kernel's command line.
+    /// Words added to the kernel's command line.
     pub kernel_arguments: Vec<String>,
-    /// Its console.
+    /// Destination of the console.
     pub console: Console,
-    /// Real seconds without a sign of life after which it counts as hung, 30 to 86,400.
+    /// Real seconds without a sign of life after which the host counts as hung, 30 to 86,400.
     pub silence_seconds: u64,
-    /// Bytes of a frame that the RT NIC's capture holds, at most; the bulk NIC's holds headers.
+    /// Bytes captured of each frame of the RT NIC, at most. The bulk NIC's capture has headers only.
     pub captured_bytes: u32,
-    /// Nanoseconds of virtual time an instruction takes, as a power of two. 2 (4 ns) is quickest to run, and enough
-    /// where time is not what is asked for; experiments take 0 (1 ns).
+    /// Virtual time per instruction, ns, as a power of two. 2 (4 ns) runs fastest, and is sufficient if time is not
+    /// measured; experiments use 0 (1 ns).
     pub icount_shift: u8,
     /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
     pub release_us: u32,
-    /// Whether the clients' side is in the emulated machine, too: on one more CPU, by NICs of its own, in its time
-    /// (virtual clock). Else it is this process's namespace.
+    /// Whether the clients' side is in the emulated machine too, on one more CPU, with its own NICs and in the
+    /// machine's time (virtual clock). Otherwise it is in this process's namespace.
     pub client_cpu: bool,
 }
 
-/// Bytes of a frame that hold its headers.
+/// Bytes of a frame that contain its headers.
 const HEADERS: u32 = 96;
 
 impl Machine {
-    /// A machine of this clock and kernel: 4 GiB; one CPU on the virtual clock, two on the real one.
+    /// A machine with this clock and kernel: 4 GiB; one CPU on the virtual clock, two on the real clock.
     pub fn new(clock: Clock, kernel: Kernel) -> Self {
         let cpus = if clock == Clock::Virtual { 1 } else { 2 };
         Self {
@@ -181,18 +182,18 @@ impl Machine {
         Ok(())
     }
 
-    /// The emulated CPUs: the host's, and the last one for the clients where they have one.
+    /// The number of emulated CPUs: the host's, and the last one for clients if they have one.
     fn emulated_cpus(&self) -> u8 {
         self.cpus.saturating_add(self.client_cpu.into())
     }
 
-    /// Whether several CPUs take turns, which Debian's emulator cannot ([`Images::with_turns`]).
+    /// Whether several CPUs take turns, which Debian's emulator does not support ([`Images::with_turns`]).
     pub fn takes_turns(&self) -> bool {
         self.clock == Clock::Virtual && self.emulated_cpus() > 1
     }
 
-    /// Whether what arrives at the RT NIC is released in steps of the clock ([`RELEASE`]): where it comes from a client
-    /// in this machine's time.
+    /// Whether arrivals at the RT NIC are held back and released at intervals ([`RELEASE`]): if the clients are outside
+    /// and the clock is virtual.
     pub(crate) fn releases_arrivals(&self) -> bool {
         self.clock == Clock::Virtual && !self.client_cpu
     }
@@ -204,21 +205,21 @@ impl Machine {
             "panic=-1".into(),
             "ontime.root=/dev/vda".into(),
             "init=/usr/local/bin/lab-init".into(),
-            // KVM marks the TSC unstable without it, and guests then lose their clock.
+            // Without it, KVM marks the TSC unstable, and guests lose their clock.
             "setcpuid=constant_tsc".into(),
             "tsc=reliable".into(),
-            // On the real clock of a loaded machine ten ticks may not come while the kernel waits for four, and it
-            // panics.
+            // On the real clock of a loaded machine, ten ticks may fail to arrive while the kernel waits for four, and
+            // it panics.
             "no_timer_check".into(),
             "mitigations=off".into(),
-            // Guests' memory: few nested page faults, as on any host set up for RT VMs.
+            // Guests' memory: few nested page faults, as on a host set up for RT VMs.
             format!("hugepages={}", self.huge_pages),
         ];
         if self.clock == Clock::Virtual {
             words.push("ontime.spin".into());
         }
         if self.client_cpu {
-            // The host's processes and interrupts stay off the last CPU.
+            // The host's processes and interrupts do not use the last CPU.
             let last = self.cpus;
             words.push(format!("ontime.clients={last}"));
             words.push(format!("isolcpus=domain,managed_irq,{last}"));
@@ -265,9 +266,9 @@ impl Machine {
             let outside = format!("tap,id={nic},ifname={tap},script=no,downscript=no,vnet_hdr=off");
             line.option("-netdev", &if self.client_cpu { hub(nic) } else { outside });
             if nic == "rt" && self.releases_arrivals() {
-                // Without it an arrival is stamped with the time the emulated CPU last looked at its clock. Its timer
-                // stops the CPU often, so that it is on while something is measured only. Before the capture, which is
-                // of what was released.
+                // Without this object an arrival gets the time at which the emulated CPU last read its clock. Its timer
+                // stops the CPU often, so it is on only during measurements. It comes before the capture, which records
+                // the released packets.
                 let every = self.release_us;
                 let filter = format!("filter-buffer,id={RELEASE},netdev=rt,queue=tx,interval={every},status=off");
                 line.option("-object", &filter);

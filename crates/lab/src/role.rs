@@ -1,5 +1,5 @@
-//! Roles of the lab's guests that their disk does not know: a first process of their own, brought along behind their
-//! initrd, so that the images need not know of it.
+//! Roles of the lab's guests that are not on their disk: each has its own first process, in an archive appended to the
+//! guests' initrd, so that the images do not contain it.
 
 use std::fs;
 use std::path::Path;
@@ -14,20 +14,20 @@ pub const SAMPLED_VALUES: Role = Role {
     more: &[("role-subscriber.pl", include_bytes!("../../../docs/examples/subscriber.pl"))],
 };
 
-/// Real-time applications by stock rt-app, at the word of its console (`lab-vm tell`).
+/// Real-time applications by stock rt-app, on orders from the console (`lab-vm tell`).
 pub const RTA: Role = Role { name: "rta", init: include_str!("guest/rta.sh"), more: &[] };
 
-/// An RT server with a CPU load of its own, which a datagram sets (`lab-vm`, ROLE `loaded`).
+/// An RT server with its own CPU load, which a datagram sets (`lab-vm`, ROLE `loaded`).
 pub const LOADED: Role = Role { name: "loaded", init: include_str!("guest/loaded.sh"), more: &[] };
 
-/// The RT server of the guest's own disk, and a process that once tells this kernel's symbols and the programs'
-/// mappings to the client's address, TCP port [`SYMBOLS_PORT`] (`lab-vm`, ROLE `rt`).
+/// The RT server of the guest's disk, and a process that sends the kernel's symbols and the programs' mappings once to
+/// the client's address, TCP port [`SYMBOLS_PORT`] (`lab-vm`, ROLE `rt`).
 pub const SYMBOLS: Role = Role { name: "rt", init: include_str!("guest/symbols.sh"), more: &[] };
-/// Where [`SYMBOLS`] tells them.
+/// The port to which [`SYMBOLS`] sends them.
 pub const SYMBOLS_PORT: u16 = 11_113;
 
-/// First process of the initrd: has its own one put `/role` and what else is called so where the guest's root, which is
-/// read-only, can run it.
+/// First process of the initrd: it makes the initrd's own first process copy `/role*` to a place where the guest, whose
+/// root is read-only, can run it.
 const INIT: &str = "#!/bin/busybox sh\n\
                     /bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role* /root/dev/; &|' /init\n\
                     exec /init\n";
@@ -35,15 +35,15 @@ const INIT: &str = "#!/bin/busybox sh\n\
 /// A role.
 #[derive(Debug, Clone, Copy)]
 pub struct Role {
-    /// Its name: `/lab/role-NAME.cpio` is its archive.
+    /// Name of the role; `/lab/role-NAME.cpio` is its archive.
     pub name: &'static str,
     init: &'static str,
-    /// What it needs besides, as `/dev/role-*` of the guest.
+    /// Further files, in the guest as `/dev/role-*`.
     more: &'static [(&'static str, &'static [u8])],
 }
 
 impl Role {
-    /// Gives it to a host; `files` is its `/lab`.
+    /// Writes the archive into a host's files; `files` is its `/lab`.
     ///
     /// # Errors
     /// [`LabError::File`].
@@ -51,7 +51,7 @@ impl Role {
         self.archive(files, &[])
     }
 
-    /// The same with the guest module, as `/dev/role-ontime.ko` of the guest; it is not loaded.
+    /// As [`Self::bring`], with the guest module as `/dev/role-ontime.ko` in the guest. The module is not loaded.
     ///
     /// # Errors
     /// [`LabError::File`].

@@ -1,10 +1,7 @@
-//! Logs to journald if systemd started the program, else to standard error. Leaves out a line that was logged within
-//! the last minute.
+//! Logs to journald if systemd started the program, else to standard error.
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use ontime_tenants::text::counted;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 use tracing_subscriber::layer::SubscriberExt;
@@ -32,62 +29,6 @@ fn filter(said: Option<String>) -> EnvFilter {
     let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
     quiet.into_iter().fold(filter, EnvFilter::add_directive)
-}
-
-/// Lines that were logged recently, so that a repeated error does not fill the journal.
-#[derive(Debug, Default)]
-pub struct Repeats {
-    said: HashMap<String, (Instant, u64)>,
-}
-
-/// The same line is logged at most once in this time.
-const EVERY: Duration = Duration::from_secs(60);
-/// The most different lines that are remembered.
-const KEPT: usize = 1024;
-
-impl Repeats {
-    /// Whether to log this line, or a line of this kind, now. Returns how often it was left out since it was last
-    /// logged, or `None` to leave it out. Lines beyond [`KEPT`] different ones in a minute are left out too.
-    pub fn say(&mut self, line: &str, now: Instant) -> Option<u64> {
-        if let Some((at, left_out)) = self.said.get_mut(line) {
-            if now.duration_since(*at) < EVERY {
-                *left_out += 1;
-                return None;
-            }
-            *at = now;
-            return Some(std::mem::take(left_out));
-        }
-        if self.said.len() >= KEPT {
-            self.said.retain(|_, (at, _)| now.duration_since(*at) < EVERY);
-        }
-        if self.said.len() >= KEPT {
-            return None;
-        }
-        self.said.insert(line.to_owned(), (now, 0));
-        Some(0)
-    }
-
-    /// Logs a warning, unless it was logged within the last minute.
-    pub fn warn(&mut self, line: &str) {
-        self.warn_of(line, line);
-    }
-
-    /// Logs a warning, unless a warning of the same kind was logged within the last minute. For lines with numbers or
-    /// reasons that another party chooses.
-    pub fn warn_of(&mut self, kind: &str, line: &str) {
-        match self.say(kind, Instant::now()) {
-            Some(0) => tracing::warn!("{line}"),
-            Some(more) => tracing::warn!("{line} (and {} since)", counted(more, "time")),
-            None => {}
-        }
-    }
-
-    /// Logs a message at level info, unless it was logged within the last minute.
-    pub fn info(&mut self, line: &str) {
-        if self.say(line, Instant::now()).is_some() {
-            tracing::info!("{line}");
-        }
-    }
 }
 
 /// Limits log lines about changes. Tenants may start and end any number of threads, and journald drops all lines of a
@@ -124,6 +65,8 @@ impl LineQuota {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -145,20 +88,5 @@ mod tests {
         assert_eq!((0..10_000).filter(|_| quota.take(start)).count(), 4096);
         assert_eq!((0..100).filter(|_| quota.take(start + Duration::from_secs(2))).count(), 40);
         assert_eq!((0..10_000).filter(|_| quota.take(start + Duration::from_secs(86_400))).count(), 4096);
-    }
-
-    #[test]
-    fn a_line_is_said_once_a_minute_with_its_count() {
-        let mut repeats = Repeats::default();
-        let start = Instant::now();
-        assert_eq!(repeats.say("a", start), Some(0));
-        assert_eq!(repeats.say("a", start + Duration::from_secs(1)), None);
-        assert_eq!(repeats.say("b", start + Duration::from_secs(1)), Some(0));
-        assert_eq!(repeats.say("a", start + Duration::from_secs(2)), None);
-        assert_eq!(repeats.say("a", start + Duration::from_secs(61)), Some(2));
-        let said = (0..5000).filter(|n| repeats.say(&format!("line {n}"), start + Duration::from_secs(62)).is_some());
-        assert!(said.count() <= KEPT, "a flood of different lines is a flood, too");
-        assert!(repeats.said.len() <= KEPT);
-        assert_eq!(repeats.say("line 4999", start + Duration::from_secs(123)), Some(0));
     }
 }

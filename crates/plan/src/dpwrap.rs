@@ -322,7 +322,7 @@ impl Planner {
             }
         }
         if spare > 0 {
-            // No vCPU is behind, so no time ahead must be paid back.
+            // No vCPU is behind, so the recorded lead of removed vCPUs no longer matters.
             self.ahead = 0;
         }
     }

@@ -236,7 +236,7 @@ impl Engine {
     }
 
     fn give_back(&mut self, vring: &Vring, call: Box<Call>, len: u32) {
-        // If the used ring is outside guest memory the guest cannot be told.
+        // If the used ring is outside guest memory, the answer is lost: the guest cannot be notified.
         let _ = vring.add_used(call.head, len);
         self.used[0] = true;
         self.pool.put(call);

@@ -28,6 +28,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ontime_sched::ledger::{Budget, Ledger, NOTHING};
+use ontime_tenants::Repeats;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +130,8 @@ struct State {
     daemon: Option<BufReader<UnixStream>>,
     seq: u64,
     bucket: Bucket,
+    /// For log lines that the guest causes.
+    repeats: Repeats,
 }
 
 impl Deadlines {
@@ -143,6 +146,7 @@ impl Deadlines {
             daemon: None,
             seq: 0,
             bucket: Bucket::default(),
+            repeats: Repeats::default(),
         };
         Self { state: Mutex::new(state) }
     }
@@ -168,13 +172,12 @@ impl Deadlines {
             // The daemon receives the new table when it connects again.
             Ok(Some(_)) | Err(_) if less => state.held = next,
             Ok(Some(why)) => {
-                tracing::warn!("the guest's deadlines are refused: {why}");
+                state.repeats.warn_of("refused", &format!("the guest's deadlines are refused: {why}"));
                 return Err(Errno(libc::EBUSY));
             }
             Err(error) => {
-                tracing::warn!(
-                    "the guest's deadlines are refused: no daemon answers: {error}; start it: systemctl start ontimed"
-                );
+                let why = format!("no daemon answers: {error}; start it: systemctl start ontimed");
+                state.repeats.warn_of("no daemon", &format!("the guest's deadlines are refused: {why}"));
                 return Err(Errno(libc::EBUSY));
             }
         }
@@ -221,9 +224,10 @@ impl Deadlines {
 
     /// Accepts connections of daemons, one at a time. Runs on its own thread.
     pub fn serve(&self, listener: &UnixListener) {
+        let mut repeats = Repeats::default();
         for stream in connections(listener) {
             if let Err(error) = self.connect(stream) {
-                tracing::warn!("a daemon that wants to admit the guest's deadlines is refused: {error}");
+                repeats.warn(&format!("a daemon that wants to admit the guest's deadlines is refused: {error}"));
             }
         }
     }

@@ -45,7 +45,7 @@ pub(crate) struct Local {
     pub error: u16,
     pub ready: u32,
     pub seq: u32,
-    /// Waiting calls: [receive and accept, send].
+    /// Waiting calls: first those to receive or accept, then those to send.
     pub waiting: [List; 2],
 }
 
@@ -136,8 +136,7 @@ impl Engine {
         let queue = Some(calls).filter(|_| !answered);
         let mut later = None;
         while let Some(call) = queue.and_then(|calls| self.next(memory, calls, &mut left)) {
-            // A receive that no thread waits for yet is run after the call that follows it, so that a send's answer
-            // comes first.
+            // A receive that no guest thread waits for yet is put off behind the sends that directly follow it.
             let ahead = u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0;
             let sends = u32::from(call.words.op) == ONTIME_OP_SEND;
             let first = later.take_if(|_| !sends);

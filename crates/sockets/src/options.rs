@@ -3,6 +3,7 @@
 //! Only options whose value contains no pointer are passed: with a pointer from the guest the host's kernel would read
 //! this process's memory. Options that are not listed get ENOPROTOOPT; docs/sockets.md has the reasons.
 
+use crate::abi::Errno;
 use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as V6, IPPROTO_TCP as TCP, IPPROTO_UDP as UDP, SOL_SOCKET as SOCKET};
 
 /// How a guest may use an option.
@@ -43,6 +44,29 @@ impl Group {
             Self::V6First => 16,
             Self::Storage => 8 + size_of::<libc::sockaddr_in>(),
         }
+    }
+
+    /// Limits the number of sources in a value for reading a source filter to those that the value has room for. The
+    /// kernel copies as many sources as that number says, whatever the value's length (`net/ipv4/igmp.c`,
+    /// `ip_mc_msfget`, `ip_mc_gsfget`; `net/ipv6/mcast.c`, `ip6_mc_msfget`).
+    ///
+    /// # Errors
+    /// EINVAL if the value is too short for a filter without sources; ENOPROTOOPT if no filter names its group this
+    /// way.
+    pub fn limit_sources(self, value: &mut [u8]) -> Result<(), Errno> {
+        // Where the number is, where the first source is, and the length of a source, bytes.
+        let (number, first, each) = match self {
+            // struct ip_msfilter
+            Self::V4First => (12, 16, 4),
+            // struct group_filter
+            Self::Storage => (140, 144, size_of::<libc::sockaddr_storage>()),
+            Self::V6First => return Err(Errno(libc::ENOPROTOOPT)),
+        };
+        let short = Errno(libc::EINVAL);
+        let room = value.len().checked_sub(first).ok_or(short)? / each;
+        let number = value.get_mut(number..).and_then(<[u8]>::first_chunk_mut).ok_or(short)?;
+        *number = u32::from_ne_bytes(*number).min(room as u32).to_ne_bytes();
+        Ok(())
     }
 }
 
@@ -310,6 +334,30 @@ mod tests {
             "docs/sockets.md, \"What reaches the host's socket\", should have:\n{}",
             rows()
         );
+    }
+
+    /// The kernel is never told of more sources than it has room for.
+    #[test]
+    fn a_filter_asks_for_as_many_sources_as_its_value_has_room_for() {
+        for (group, number, first, each) in [(Group::V4First, 12, 16, 4), (Group::Storage, 140, 144, 128)] {
+            assert_eq!(group.limit_sources(&mut vec![0xff; first - 1]), Err(Errno(libc::EINVAL)));
+            for (len, wanted, limited) in [
+                (first, u32::MAX, 0),
+                (first + 2 * each - 1, 64, 1),
+                (first + 2 * each, 3, 2),
+                (first + 9 * each, 8, 8),
+            ] {
+                let mut value = vec![0xa5; len];
+                value[number..number + 4].copy_from_slice(&u32::to_ne_bytes(wanted));
+                let before = value.clone();
+                group.limit_sources(&mut value).unwrap();
+                let said = u32::from_ne_bytes(value[number..number + 4].try_into().unwrap());
+                assert_eq!(said, limited, "{group:?}, {len} bytes, {wanted} sources");
+                value[number..number + 4].copy_from_slice(&u32::to_ne_bytes(wanted));
+                assert_eq!(value, before, "nothing else is changed");
+            }
+        }
+        assert_eq!(Group::V6First.limit_sources(&mut [0; 4096]), Err(Errno(libc::ENOPROTOOPT)));
     }
 
     #[test]

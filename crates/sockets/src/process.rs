@@ -144,7 +144,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("waiting for signals"))?;
     let mut rings = rings(options, channels);
     let ledger = options.vm.deadlines.then(Ledger::create).transpose().map_err(system("making a ledger"))?;
-    sandbox::restrict(&options.sandbox, options.vm.policy.limits.sockets)?;
+    sandbox::restrict(&options.sandbox, &options.vm)?;
 
     let held = Held::open().map_err(|Errno(error)| ProcessError::System {
         what: "making sockets that keep the kernel from being switched",

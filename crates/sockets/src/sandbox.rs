@@ -8,6 +8,8 @@ use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
 
+use crate::config::Vm;
+
 /// The filters in seccompiler's JSON, with a reason per system call. `PID` stands for this process's number.
 const FILTERS: &str = include_str!("seccomp.json");
 /// The filters' names, in the order in which they are installed: a call that glibc can do without; calls that neither a
@@ -120,9 +122,10 @@ fn stays_privileged(options: &Options) -> bool {
 ///
 /// # Errors
 /// [`SandboxError`]
-pub fn restrict(options: &Options, sockets: u32) -> Result<(), SandboxError> {
+pub fn restrict(options: &Options, vm: &Vm) -> Result<(), SandboxError> {
     let system = |what| move |source: rustix::io::Errno| SandboxError::System { what, source: source.into() };
-    limits(sockets);
+    limits(vm.policy.limits.sockets);
+    limit_priority(vm.priority.unsigned_abs().into());
     if let Some((user, group)) = options.user {
         become_user(user, group)?;
     }
@@ -157,9 +160,7 @@ fn lock_memory() {
 fn limits(sockets: u32) {
     // Each socket, and as many again for closed connections.
     let wanted = 2 * u64::from(sockets) + OTHER_DESCRIPTORS;
-    for (resource, wanted) in
-        [(Resource::Nofile, Some(wanted)), (Resource::Memlock, None), (Resource::Rtprio, Some(99))]
-    {
+    for (resource, wanted) in [(Resource::Nofile, Some(wanted)), (Resource::Memlock, None)] {
         let now = rustix::process::getrlimit(resource);
         let enough =
             |have: Option<u64>| have.is_none() || wanted.is_some_and(|wanted| have.is_some_and(|have| have >= wanted));
@@ -178,6 +179,17 @@ fn limits(sockets: u32) {
                 );
             }
         }
+    }
+}
+
+/// Lets no thread of this process have a real-time priority above that of the channels' threads, so that a guest that
+/// takes the process over cannot get above the daemon's watcher, which keeps the VM within its runtime cap. A limit that
+/// is lower already stays.
+fn limit_priority(priority: u64) {
+    let highest = |most| Rlimit { current: most, maximum: most };
+    if rustix::process::setrlimit(Resource::Rtprio, highest(Some(priority))).is_err() {
+        let allowed = rustix::process::getrlimit(Resource::Rtprio).maximum;
+        let _ = rustix::process::setrlimit(Resource::Rtprio, highest(allowed));
     }
 }
 

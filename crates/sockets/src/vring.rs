@@ -102,7 +102,7 @@ impl Vring {
     }
 
     /// Sets or clears one of the two bits: cleared before the ring's own state changes, set after it. SeqCst, because
-    /// the thread that stops a ring then checks what the other threads do (`device::Turns`).
+    /// the thread that stops a ring then checks what the other threads do (`turns::Turns`).
     fn note(&self, bit: u8, on: bool, set: impl FnOnce()) {
         if on {
             set();
@@ -139,7 +139,7 @@ impl Vring {
         }
     }
 
-    /// Whether the ring runs and was set up anew since `seen`, which is updated.
+    /// Whether the ring runs and was set up anew since `seen`. Updates `seen` if the ring runs.
     pub fn anew_since(&self, seen: &mut u32) -> bool {
         let now = self.set_up();
         self.running() && std::mem::replace(seen, now) != now

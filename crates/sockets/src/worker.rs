@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use ontime_tenants::Repeats;
 use vm_memory::GuestMemoryAtomic;
 
 use crate::abi::*;
@@ -62,6 +63,8 @@ pub struct Worker {
     groups: Bucket,
     refused: u64,
     said: Option<Instant>,
+    /// For other log lines that the guest causes.
+    repeats: Repeats,
 }
 
 /// Refusals are logged at most this often.
@@ -83,6 +86,7 @@ impl Worker {
             groups: Bucket::default(),
             refused: 0,
             said: None,
+            repeats: Repeats::default(),
         }
     }
 
@@ -153,7 +157,8 @@ impl Worker {
             let _ = self.ticket(After::Forget { channel }, 0, None, channel, |ticket| Order::Forget { ticket });
         }
         self.close_ownerless();
-        tracing::info!(vm = self.shared().name, "the guest's driver was set up anew: its sockets are closed");
+        let vm = &self.engine.shared.name;
+        self.repeats.info(&format!("VM {vm}: the guest's driver was set up again, so its sockets are closed"));
     }
 
     /// Withdraws orders that were not sent to a channel yet. After a reset the channel releases all its sockets anyway.
@@ -396,28 +401,29 @@ impl Worker {
             self.may_bind(socket, (Ipv4Addr::UNSPECIFIED, 0).into())?;
         }
         self.shared().table.set_more(socket.index);
-        let granted = self.grant(socket, backlog);
-        if let Err(error) = host::listen(socket.fd, granted) {
-            self.backlogs.pop();
-            return Err(error);
-        }
+        let [before, granted] = self.grant(socket, backlog);
+        host::listen(socket.fd, granted as i32)?;
+        // Connections that are queued already stay queued if the backlog becomes smaller.
+        self.backlogs.retain(|(id, _)| *id != socket.id);
+        self.backlogs.push((socket.id, granted.max(before)));
         self.shared().table.set_bound(socket.index);
         Ok(Reply::done().named(self.local_name(socket)))
     }
 
-    /// The backlog that a listener gets. Connections in a backlog also use host sockets. All listeners together may
-    /// queue about as many connections as the VM may have sockets, and no listener gets more than half of the rest.
-    fn grant(&mut self, socket: &Socket, backlog: i32) -> i32 {
+    /// The backlog that a listener had and the one that it gets. Connections in a backlog also use host sockets. All
+    /// listeners together may queue about as many connections as the VM may have sockets, and no listener gets more
+    /// than half of the rest.
+    fn grant(&mut self, socket: &Socket, backlog: i32) -> [u32; 2] {
         let shared = self.engine.shared.clone();
         let listens = |id: u32| shared.table.find(id).is_ok_and(|of| host::tcp_state(of.fd) == host::tcp::LISTEN);
-        self.backlogs.retain(|(id, _)| *id != socket.id && listens(*id));
+        self.backlogs.retain(|(id, _)| listens(*id));
+        let own = self.backlogs.iter().find(|(id, _)| *id == socket.id);
+        let before = own.map_or(0, |(_, granted)| *granted);
         let limits = shared.vm.policy.limits;
-        let taken: u32 = self.backlogs.iter().map(|(_, granted)| *granted).sum();
+        let taken = self.backlogs.iter().map(|(_, granted)| *granted).sum::<u32>() - before;
         let fair = (limits.sockets.saturating_sub(taken) / 2).max(1);
         // As an unsigned number, a negative backlog is very large, as it is for the kernel.
-        let granted = (backlog as u32).min(limits.backlog as u32).min(fair);
-        self.backlogs.push((socket.id, granted));
-        granted as i32
+        [before, (backlog as u32).min(limits.backlog as u32).min(fair)]
     }
 
     fn connect(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
@@ -496,7 +502,8 @@ impl Worker {
         level: i32,
         name: i32,
     ) -> Result<Reply, Errno> {
-        match self.access(level, name)? {
+        let access = self.access(level, name)?;
+        match access {
             Access::Group(_) => return Err(Errno(libc::ENOPROTOOPT)),
             // Reading a source filter takes `rtnl`, too (`getsockopt_needs_rtnl`).
             Access::Filter(_) => self.groups.wait(),
@@ -507,6 +514,9 @@ impl Worker {
         value.fill(0);
         let given = value.get_mut(..call.parts.data).ok_or(Errno(libc::EINVAL))?;
         call.buffers.readable.read(memory, call.data_at(), given)?;
+        if let Access::Filter(group) = access {
+            group.limit_sources(value)?;
+        }
         let len = host::get_option(socket.fd, level, name, value)?;
         call.buffers.writable.write(memory, call.room_at(), value.get(..len).unwrap_or_default())?;
         Ok(Reply { data: len, ..Reply::number(Ok(len as u32)) })

@@ -69,7 +69,7 @@ impl From<Level> for u8 {
     }
 }
 
-/// How urgent a tenant, a NIC or a queue is.
+/// The urgency of a tenant, a NIC or a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {

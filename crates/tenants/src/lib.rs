@@ -14,7 +14,7 @@
 //! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source of information each |
 //! | `namespace` | running code in a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
-//! | `text` | words of messages |
+//! | `text` | helpers for the text of messages |
 
 // `tests/common`, which builds a fake host, names the crate.
 #[cfg(test)]
@@ -42,6 +42,7 @@ pub mod problem;
 pub mod proc;
 pub mod qmp;
 pub mod remedy;
+pub mod repeats;
 pub mod rules;
 mod sched;
 #[cfg(test)]
@@ -64,6 +65,7 @@ pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
 pub use remedy::remedy;
+pub use repeats::Repeats;
 pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
 pub use watch::Watcher;

@@ -79,11 +79,11 @@ pub struct LibvirtTuning {
 pub struct TenantThread {
     /// The thread's identity, safe against reuse of its number.
     pub id: ThreadId,
-    /// What it does.
+    /// Its role.
     pub role: ThreadRole,
     /// Its name, which the kernel truncates to 15 bytes.
     pub comm: String,
-    /// Its policy when it was found.
+    /// Its policy at the time of discovery.
     pub policy: Policy,
     /// The CPUs that it may run on, in the kernel's list form (`0-3,8`).
     pub affinity: String,
@@ -122,9 +122,9 @@ pub struct Attached {
 pub struct Tenant {
     /// The name of the domain, guest or container.
     pub name: String,
-    /// Its UUID, where it has one.
+    /// Its UUID, if any.
     pub uuid: Option<String>,
-    /// What kind of thing it is.
+    /// Its kind.
     pub kind: Kind,
     /// The user who controls the tenant, and with it its name: 0 for libvirt's system instance and for system
     /// containers, else the process's real user or the owner of the user slice.

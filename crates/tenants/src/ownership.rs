@@ -12,7 +12,7 @@ use crate::model::{Tenant, TenantThread, ThreadRole};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Owner {
-    /// libvirt, because the domain's `<cputune>` says something about it.
+    /// libvirt sets it: the domain's `<cputune>` has a policy for the thread.
     Libvirt,
     /// Ontime sets it, by the priority table.
     Ontime,

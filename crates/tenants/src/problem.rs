@@ -40,7 +40,7 @@ pub enum ProblemKind {
     },
     /// An RT rule (`FILE:LINE`) matches only a name that an unprivileged user chose.
     RuleWithheld {
-        /// Who chose the name.
+        /// The user or container that chose the name.
         rule: String,
         /// Who chose.
         namer: Namer,
@@ -66,7 +66,7 @@ pub enum ProblemKind {
     CgroupV1(usize),
     /// Some data was not read completely because of the limits per user or container.
     NotRead(String),
-    /// Settings that work against the priority table.
+    /// Settings that conflict with the priority table.
     Conflict(Conflict),
 }
 

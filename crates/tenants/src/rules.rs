@@ -72,14 +72,14 @@ pub struct Subject<'a> {
     pub kind: Kind,
     /// The user who controls it.
     pub owner: u32,
-    /// Who chose its name, UUID and kind.
+    /// The user or container that chose its name, UUID and kind.
     pub namer: Namer,
     /// Its processes run beside a VM's monitor in the same container (such as KubeVirt's virt-launcher). They are the
     /// VM's helpers, unless a rule names the container or its kind.
     pub beside_vm: bool,
 }
 
-/// Who chose a tenant's name. A user must not get real-time priority by choosing a name.
+/// The origin of a tenant's name. A user must not get real-time priority by choosing a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Namer {
     /// A user of the host. Root (0) may choose any name.

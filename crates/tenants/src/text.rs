@@ -1,4 +1,4 @@
-//! Words of messages.
+//! Helpers for the text of messages.
 
 use std::fmt::Display;
 

@@ -7,7 +7,7 @@
 //!
 //! `sched_setattr(2)` takes a thread *number*; no call takes a pidfd. A change is therefore made in four steps:
 //!
-//! 1. Open a pidfd. From now on the descriptor refers to one thread, whatever happens to the number.
+//! 1. Open a pidfd. From now on the descriptor refers to one thread, even if its number is reused.
 //! 2. Compare the start time in `/proc`: the number, and so the descriptor, means the thread that was found.
 //! 3. Make the change.
 //! 4. Check by the pidfd whether the thread still lives. If it does, it had its number throughout step 3, so the change

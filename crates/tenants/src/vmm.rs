@@ -264,7 +264,7 @@ pub fn qemu_arguments(arguments: &[String]) -> QemuArguments {
     found
 }
 
-/// QEMU options that delay the guest's requests, whatever priority its threads have.
+/// QEMU options that delay the guest's requests at any priority of its threads.
 ///
 /// `kernel-irqchip=split` is not one: interrupts of devices with MSI-X still use irqfd (`target/i386/kvm/kvm.c`,
 /// `kvm_arch_init_irq_routing`), and many vCPUs or a guest IOMMU require it.

@@ -305,7 +305,7 @@ fn stale_files_of_libvirts_give_a_later_process_nothing() {
         ("/system.slice/cron.service", 1000, dac, 10_500, Class::Bulk),
         (users, 1000, "", 10_500, Class::Bulk),
         (&container, 107, "", 10_500, Class::Bulk),
-        // Only libvirt moves a process there, whatever the clock was before it was set.
+        // Only libvirt moves a process there, so the time does not matter if the clock was set.
         (libvirts, 107, dac, 9000, RT),
     ] {
         for file in ["xml", "pid"] {

@@ -16,9 +16,9 @@ use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate}
 use super::product::Product;
 use crate::client_side::Order;
 
-/// Status of `ontime-lab run` where the command took too long, as timeout(1) gives it.
+/// Status of `ontime-lab run` if the command exceeded its time limit, as in timeout(1).
 const TIMED_OUT: u8 = 124;
-/// Status of `ontime-lab run` where the emulated host itself failed.
+/// Status of `ontime-lab run` if the emulated host itself failed.
 const LAB_FAILED: u8 = 125;
 
 /// The commands of the emulated host.
@@ -102,7 +102,7 @@ pub struct Run {
     command: Vec<String>,
 }
 
-/// An instruction's time in nanoseconds as [`Machine::icount_shift`] has it.
+/// Converts an instruction's time in nanoseconds into [`Machine::icount_shift`].
 fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
     match nanoseconds {
         "1" => Ok(0),
@@ -124,7 +124,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.machine().check()?;
-            // Here, where there is a network: the namespaces have none.
+            // The images are built here, with network access; the namespaces have none.
             let images = images(run.machine().takes_turns())?;
             if run.host_module {
                 host_module(&images, run.host.kernel)?;
@@ -143,8 +143,8 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The lab's images, built first where they are missing, with progress on standard error; `turns`: with the emulator
-/// of several CPUs on the virtual clock.
+/// The lab's images, built first if they are missing, with progress on standard error. `turns`: with the emulator for
+/// several CPUs on the virtual clock.
 pub fn images(turns: bool) -> anyhow::Result<Images> {
     isolate::possible().map_err(unsupported)?;
     let mut progress = |line: &str| eprintln!("{line}");
@@ -152,13 +152,13 @@ pub fn images(turns: bool) -> anyhow::Result<Images> {
     Ok(if turns { images.with_turns(&mut progress)? } else { images })
 }
 
-/// The guest's module for the lab's guests, built first where it is missing, with progress on standard error.
+/// Builds the guest module for the lab's guests if it is missing, with progress on standard error.
 pub fn guest_module(images: &Images) -> anyhow::Result<()> {
     GUEST.ready(&images.guest_version()?, &mut |line| eprintln!("{line}"))?;
     Ok(())
 }
 
-/// The host's module for an emulated host's kernel, where that takes one; as [`guest_module`].
+/// As [`guest_module`], for the host module, if the emulated host's kernel needs one.
 pub fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()> {
     if kernel.takes_host_module() {
         HOST.ready(&images.kernel_version(kernel)?, &mut |line| eprintln!("{line}"))?;
@@ -206,7 +206,7 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
     };
     let client = run.client.as_deref().map(|shell| Client::start(shell, &dir.join("files"))).transpose()?;
     let status = lab.run(&argv, &[], Duration::from_secs(run.timeout), &mut |stream, bytes| {
-        // A reader that went away changes nothing for the command.
+        // If the reader of the output has gone, the command still continues.
         let _ = match stream {
             Stream::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
             Stream::Err => std::io::stderr().write_all(bytes),
@@ -227,7 +227,8 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
     }
 }
 
-/// The clients' side of a run; ends when dropped. What it started itself ends with the lab's namespaces.
+/// The clients' side of a run; dropping it ends its shell. Processes that the shell started end with the lab's
+/// namespaces.
 struct Client(Child);
 
 impl Client {
@@ -239,13 +240,13 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // One that has ended already is as good.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Says what went wrong with the emulated host, and keeps its console log.
+/// Makes the error for a failure of the emulated host, and keeps the host's console log.
 fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
     if matches!(error, LabError::NotRoot | LabError::Program { .. }) {
         return Err(unsupported(error));

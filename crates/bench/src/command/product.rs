@@ -49,7 +49,7 @@ mod tests {
         assert!(error.contains(&*beside.to_string_lossy()) && error.contains("--ontime"), "{error}");
         std::fs::write(&beside, "").unwrap();
         assert_eq!(find(None, &lab).unwrap(), beside);
-        // A file that was named is not replaced by the one beside.
+        // If the named file is missing, the one beside the program is not used instead.
         assert!(find(Some(&other), &lab).unwrap_err().to_string().contains("other"));
         std::fs::write(&other, "").unwrap();
         assert_eq!(find(Some(&other), &lab).unwrap(), other);

@@ -1,10 +1,10 @@
-//! `bulk`: Access'18, IV-F (Figure 13). What a byte of bulk TCP costs the host and the guest, received and sent,
-//! through vhost-net and by outsourced sockets.
+//! `bulk`: Access'18, IV-F (Figure 13). The cost of a byte of bulk TCP for the host and the guest, received and sent,
+//! through vhost-net and with outsourced sockets.
 //!
-//! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`:
-//! throughput at the NIC, and CPU time a byte. One bulk VM runs a stock `iperf3` server; the client is outside. On the
-//! virtual clock CPU time is instructions (1 ns each). The guest's part is what the host's tick accounts to guests
-//! (`/proc/stat`), the host's is all the rest.
+//! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`, with the
+//! throughput at the NIC and the CPU time per byte. One bulk VM runs a stock `iperf3` server; the client is outside. On
+//! the virtual clock CPU time is counted in instructions (1 ns each). The guest's part is the time that the host's tick
+//! accounts to guests (`/proc/stat`); the host's part is all the rest.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -22,24 +22,24 @@ use crate::server::{self, Sockets, Wake};
 use crate::trial;
 use crate::wire::WireAnalysis;
 
-/// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
+/// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
 const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
 /// TCP connections, as in `rt-server`.
 const STREAMS: u8 = 4;
-/// The one that is measured.
+/// The measured VM.
 const VM: Vm<'static> = BULK_VMS[0];
-/// The client, outside.
+/// Address of the client, outside.
 const CLIENT: [u8; 4] = [10, 2, 0, 1];
-/// Its policy.
+/// The socket policy of the measured VM.
 const SOCKETS: Sockets = Sockets { vm: VM.name, bind: "tcp/5201", reach: "10.2.0.0/24", channels: 0, wake: Wake::Idle };
 
-/// A case's name in results.
+/// Name of a case in results.
 fn name(method: &str, send: bool) -> String {
     format!("{method}-{}", if send { "send" } else { "receive" })
 }
 
-/// Boots the host and measures every method both ways. A case that fails is passed to `missing` with its name, and the
-/// rest is measured, as long as the host lives.
+/// Boots the host and measures every method in both directions. A failed case goes to `missing` with its name, and the
+/// remaining cases are measured while the host lives.
 fn measure(
     args: &Options,
     site: &Site,
@@ -67,7 +67,7 @@ fn measure(
     )
 }
 
-/// Has the VM run with a NIC or with outsourced sockets; `seat` is which it has.
+/// Runs the VM with a NIC or with outsourced sockets. `seat` is the present kind.
 fn put(
     host: &mut Host,
     seat: &mut Option<bool>,
@@ -108,7 +108,7 @@ fn measure_case(
     host.cut(&capture, from, &cut)?;
     flood.stop(host)?;
     let bulk = toward(&cut, IpAddr::from(if send { CLIENT } else { [10, 2, 0, 2] }))?;
-    // Its sums are in the result.
+    // The capture's sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
         method: &case,
@@ -126,17 +126,17 @@ fn measure_case(
     Ok(result)
 }
 
-/// What flowed toward one side; of a cut that may end in the middle of a packet.
+/// The throughput toward one side, from a cut that may end in the middle of a packet.
 fn toward(capture: &Path, side: IpAddr) -> Result<BulkAnalysis, MeasureError> {
     let mut bulk = bulk::analyse(capture, BulkFlows { ports: Vec::new(), window: None })?;
     bulk.receivers.retain(|receiver| receiver.address == side);
     Ok(bulk)
 }
 
-/// CPU time of a byte of bulk payload, ns; on the virtual clock an instruction is 1 ns.
+/// CPU time per byte of bulk payload, ns. On the virtual clock an instruction is 1 ns.
 #[derive(Debug)]
 struct Cost {
-    /// The host's: everything but idle and guests.
+    /// The host's: everything except idle time and guests.
     host_ns_per_byte: f64,
     /// The guests', by the host's tick.
     guest_ns_per_byte: f64,
@@ -147,7 +147,7 @@ fn metrics(Cost { host_ns_per_byte: host, guest_ns_per_byte: guest }: Cost) -> V
     all.map(|(key, ns)| Metric::number(key, Unit::NsPerByte, ns)).to_vec()
 }
 
-/// CPU time a byte, by rates, since readings and capture do not begin and end in the same instant.
+/// CPU time per byte. It is computed from rates, because the readings and the capture do not start and end together.
 fn cost(before: &CpuTime, after: &CpuTime, cpus: u16, bulk: &BulkAnalysis) -> Option<Cost> {
     let bytes_per_ns = bulk.gbps().filter(|gbps| *gbps > 0.0)? / 8.0;
     let (all, guest) = (after.share_since(before, cpus)?, after.guest_share_since(before, cpus)?);
@@ -252,7 +252,7 @@ mod tests {
         let address = IpAddr::from(CLIENT);
         let receiver = BulkReceiver { address, connections: 1, bytes: 1, gbps: 0.8, basis: BulkBasis::Acknowledged };
         let bulk = BulkAnalysis { receivers: vec![receiver], window_ns: 1, ..BulkAnalysis::default() };
-        // 80 % busy, 40 % of it in guests, 0.1 bytes a ns.
+        // 80 % busy, 40 % in guests, 0.1 bytes per ns.
         let cost = cost(&before, &after, 1, &bulk).unwrap();
         assert!((cost.host_ns_per_byte - 4.0).abs() < 1e-9 && (cost.guest_ns_per_byte - 4.0).abs() < 1e-9, "{cost:?}");
         assert!(super::cost(&before, &after, 1, &BulkAnalysis::default()).is_none());

@@ -1,10 +1,10 @@
-//! `connections`: how many TCP connections a second a VM can take, each of one request, its reply and its end, through
-//! vhost-net and by outsourced sockets. No paper has it: it is where others who outsource sockets collapsed
-//! (docs/bench/outsourcing.md).
+//! `connections`: the number of TCP connections per second that a VM can accept, each with one request, one reply and
+//! its end, through vhost-net and with outsourced sockets. No paper has this experiment. Other systems that outsource
+//! sockets collapsed in it (docs/bench/outsourcing.md).
 //!
-//! In: methods on one emulated host, nobody beside. Out: a [`MethodResult`] for each, with the rate at the NIC. The RT
-//! VM runs a stock `memcached`; clients outside connect, ask for a key that it does not have, read the answer and
-//! close, each as fast as it can.
+//! In: methods on one emulated host, without load. Out: a [`MethodResult`] per method, with the rate at the NIC. The RT
+//! VM runs a stock `memcached`. Clients outside connect, request a key that does not exist, read the answer and close,
+//! each as fast as possible.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -27,16 +27,16 @@ use crate::server::{self, Place, Seat, Wake};
 use crate::trial;
 use crate::wire::WireAnalysis;
 
-/// What is compared: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
+/// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
 const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
-/// What a client asks, and the answer (memcached's text protocol).
+/// A client's request, and the answer (memcached's text protocol).
 const REQUEST: &[u8] = b"get nothing\r\n";
 const ANSWER: &[u8] = b"END\r\n";
-/// Real time that a connection may take.
+/// Limit of the real time of a connection.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Boots the host and measures every method. A case that fails is passed to `missing` with its name, and the rest is
-/// measured, as long as the host lives.
+/// Boots the host and measures every method. A failed method goes to `missing` with its name, and the remaining methods
+/// are measured while the host lives.
 fn measure(
     args: &Options,
     site: &Site,
@@ -86,7 +86,7 @@ fn measure_case(
     let cut = host.dir.join(format!("{method}.pcap"));
     host.cut(&capture, from, &cut)?;
     let seen = analyse(&cut, server.port())?;
-    // Its sums are in the result.
+    // The capture's sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
         method,
@@ -135,7 +135,7 @@ fn failed(error: &io::Error) -> MeasureError {
     MeasureError::Program { program: "a connection to memcached".to_owned(), said: error.to_string() }
 }
 
-/// All connections, by so many clients at once.
+/// Makes all connections, with `clients` clients at a time.
 fn connect(server: SocketAddr, args: &Options) -> Result<(), MeasureError> {
     let begun = AtomicU64::new(0);
     let client = || {
@@ -149,13 +149,13 @@ fn connect(server: SocketAddr, args: &Options) -> Result<(), MeasureError> {
         let ended = |client: thread::ScopedJoinHandle<'_, io::Result<()>>| {
             client.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))
         };
-        // The scope waits for the others, too.
+        // The scope waits for the other clients too.
         clients.into_iter().try_for_each(ended)
     })
     .map_err(|error| failed(&error))
 }
 
-/// One connection, from its first packet until its end is sent.
+/// Makes one connection, from its first packet until its end has been sent.
 fn ask(server: SocketAddr) -> io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -165,12 +165,12 @@ fn ask(server: SocketAddr) -> io::Result<()> {
     if answer == *ANSWER { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, "another answer")) }
 }
 
-/// What passed the NIC.
+/// The connections seen at the NIC.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 struct Seen {
     /// Connections that were answered and closed by both sides.
     completed: u64,
-    /// When the first and the last were, ns.
+    /// Time of the first and the last of these, ns.
     span: Option<(u64, u64)>,
 }
 
@@ -181,7 +181,7 @@ impl Seen {
     }
 }
 
-/// How far a connection is.
+/// Progress of a connection.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
     answered: bool,
@@ -189,7 +189,7 @@ struct Progress {
     server_ended: bool,
 }
 
-/// Counts connections to a port, packet by packet. Pure.
+/// Counts connections to a port, packet by packet. Does no I/O.
 #[derive(Debug)]
 struct Monitor {
     port: u16,
@@ -215,10 +215,10 @@ impl Monitor {
             _ => return,
         };
         if by_client && segment.syn {
-            // Also where the port is used again.
+            // Also if the client's port is used again.
             self.open.insert(client, Progress::default());
         }
-        // One of before the capture, or that is over: its last packets say nothing.
+        // A connection from before the capture, or a finished one: further packets are ignored.
         let Some(of) = self.open.get_mut(&client) else { return };
         of.answered |= !by_client && segment.len as usize >= ANSWER.len();
         of.client_ended |= by_client && segment.fin;
@@ -270,7 +270,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
-/// Fresh connections.
+/// New TCP connections.
 #[derive(Debug)]
 pub struct Connections;
 
@@ -336,7 +336,7 @@ mod tests {
             monitor.segment(at as u64, &segment(from_client, flags, len));
         }
         assert_eq!(monitor.seen, Seen { completed: 1, span: Some((5, 5)) });
-        // Sent again, and another one without an answer, on the same port.
+        // A retransmission, and another connection without an answer, on the same port.
         monitor.segment(6, &segment(false, "F", 0));
         for (from_client, flags, len) in [(true, "S", 0), (true, "", 13), (true, "F", 0), (false, "F", 0)] {
             monitor.segment(7, &segment(from_client, flags, len));

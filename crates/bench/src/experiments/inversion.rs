@@ -1,10 +1,10 @@
-//! `inversion`: each row of hostnet's table switched off alone, under a flood: what the RT server's requests take then,
-//! and what `ontime doctor` says of it.
+//! `inversion`: switches off each row of hostnet's table alone, under a flood, and measures the response times of the
+//! RT server and the result of `ontime doctor`.
 //!
-//! In: the rows' names, on one emulated host. Out: a [`MethodResult`] for `all` (every rule in force, measured first
-//! and again last) and for `without-RULE`. The load is `rt-server`'s, small packets; besides, a bulk process of the
-//! host reads a disk all the time, for the rule of disks' interrupts. A rule is switched off by `without` of
-//! `host.toml`, as an administrator would.
+//! In: names of rows, on one emulated host. Out: a [`MethodResult`] for `all` (every rule in force, measured first and
+//! again last) and for each `without-RULE`. The load is `rt-server`'s, with small packets. In addition, a bulk process
+//! of the host reads a disk all the time, for the rule of disks' interrupts. A rule is switched off by `without` in
+//! `host.toml`, as an administrator would do it.
 
 use std::fs;
 use std::process::ExitCode;
@@ -24,18 +24,18 @@ use crate::workload::SOCKPERF;
 
 /// Every rule in force.
 const ALL: &str = "all";
-/// The same, measured again at the end: what differs is noise.
+/// The same, measured again at the end: the difference is noise.
 const AGAIN: &str = "all-again";
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
 
-/// A row's name in results.
+/// Name of a row in results.
 fn name(rule: &str) -> String {
     format!("without-{rule}")
 }
 
-/// What a row needs to make a difference and this set-up has not; a figure equal to `all`'s is no proof against such a
-/// row.
+/// What a row needs to have an effect, but this setup lacks. For such a row, a figure equal to that of `all` proves
+/// nothing.
 fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
     Some(match rule {
         "rt-tx-queue" => {
@@ -71,8 +71,8 @@ fn lacks(rule: &str, kernel: Kernel) -> Option<&'static str> {
     })
 }
 
-/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
-/// measured, as long as the host lives.
+/// Boots the host and its VMs and measures every case. A failed case goes to `missing`, and the remaining cases are
+/// measured while the host lives.
 fn measure(
     args: &Options,
     site: &Site,
@@ -82,7 +82,7 @@ fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let mut host = Host::start(site, images, &BULK_VMS, &server::CONFIG, progress)?;
     boot_vm(host.lab()?, &RT_VM, progress)?;
-    // Direct, so that every block is an interrupt of the disk; ended with the host.
+    // Direct I/O, so that every block causes an interrupt of the disk. The process ends with the host.
     host.shell(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null \
          2>&1 < /dev/null &",
@@ -130,7 +130,7 @@ fn measure_case(
     Ok(result)
 }
 
-/// Has the daemon read `host.toml` with this rule switched off, or none, and waits until it is applied.
+/// Gives the daemon a `host.toml` that switches off this rule, or none, and waits until that is applied.
 fn switch_off(host: &mut Host, rule: Option<&str>) -> Result<(), MeasureError> {
     let without = rule.map_or_else(String::new, |rule| format!("without = [\"{rule}\"]\n"));
     let text: String = server::CONFIG.iter().map(|(_, text)| *text).collect();
@@ -144,7 +144,7 @@ fn switch_off(host: &mut Host, rule: Option<&str>) -> Result<(), MeasureError> {
     host.apply("partitioned")
 }
 
-/// The part of `ontime doctor --json` (docs/doctor.md) that is looked at.
+/// The fields of `ontime doctor --json` (docs/doctor.md) that are used.
 #[derive(Debug, Deserialize)]
 struct Diagnosis {
     checks: Vec<Check>,
@@ -211,20 +211,20 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
-/// What can be switched off: the rules of `partitioned` that set something.
+/// The rules that can be switched off: those of `partitioned` that set something.
 fn rules() -> Vec<String> {
     let rows = RULES.iter().map(|rule| rule.id);
     rows.filter(|id| Method::Partitioned.has(*id) && *id != RuleId::HostConfig).map(|id| id.to_string()).collect()
 }
 
-/// The 99th percentile by that of every rule in force, where that was measured first.
+/// The p99 divided by that with every rule in force, if that was measured.
 fn against(result: &MethodResult, all: Option<&MethodResult>) -> Option<Metric> {
     let all = all.filter(|all| all.method == ALL)?.latency_us?.p99;
     let own = result.latency_us?.p99;
     (all > 0.0).then(|| Metric::number("p99-by-all", Unit::Times, own / all))
 }
 
-/// Each rule switched off alone.
+/// Every rule switched off alone.
 #[derive(Debug)]
 pub struct Inversion;
 

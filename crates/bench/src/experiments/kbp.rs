@@ -1,12 +1,12 @@
 //! `kbp`: KBP (IEICE'22), sections 5 and 6. Round trips and zero-loss throughput of a UDP echo in a VM and in
-//! containers, by polling and by interrupts.
+//! containers, with polling and with interrupts.
 //!
-//! In: methods, places and frame sizes, on one emulated host. Out: for each a [`MethodResult`] named
-//! `METHOD-PLACE-FRAME`: round trips of a closed loop while two bulk VMs are flooded with small packets on the other
-//! NIC, and the highest rate without loss (RFC 2544, 26.1: a binary search) without that flood; and one named
-//! `METHOD-PLACE-FRAME-fast`: round trips of an open loop at a steady rate, under the flood. Where hours are asked for,
-//! one named `METHOD-PLACE-FRAME-hours` in place of them: the same open loop for as long. On the virtual clock a rate
-//! is a count of instructions, not of a machine's time.
+//! In: methods, places and frame sizes, on one emulated host. Out: for each combination a [`MethodResult`] named
+//! `METHOD-PLACE-FRAME`. It has the round trips of a closed loop while two bulk VMs are flooded with small packets on
+//! the other NIC, and the highest rate without loss (RFC 2544, 26.1: a binary search) without that flood. A second
+//! result, named `METHOD-PLACE-FRAME-fast`, has the round trips of an open loop at a steady rate, under the flood. With
+//! `--hours` a result named `METHOD-PLACE-FRAME-hours` replaces both: the same open loop for that time. On the virtual
+//! clock a rate refers to instructions, not to a machine's time.
 
 use std::process::ExitCode;
 
@@ -27,44 +27,44 @@ use crate::trial::{self, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::{self, Workload};
 
-/// Nothing applied; the paper's tuned baseline; KBP by the kernel's own means; the same, polling only while packets
-/// come.
+/// The methods: no settings; the paper's tuned baseline; Ontime without polling; KBP with the kernel's polling; the
+/// same, polling only while packets arrive.
 const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
-/// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as Docker's, a container with a macvlan.
+/// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as in Docker, a container with a macvlan.
 const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
-/// The paper's frames, bytes with the frame check sequence.
+/// The paper's frame sizes, bytes with the frame check sequence.
 const FRAMES: [u16; 3] = [64, 512, 1518];
-/// Ethernet's header and check sequence, IPv4's and UDP's headers.
+/// Headers of Ethernet (with the check sequence), IPv4 and UDP, bytes.
 const HEADERS: u16 = 14 + 4 + 20 + 8;
 /// Requests at the start of each closed loop that do not count.
 const WARM_UP: u64 = 10;
-/// The first rate that is tried, frames a second.
+/// The first rate of the search, frames per second.
 const FIRST_RATE: f64 = 1_000.0;
-/// The search ends where the lossy rate is at most so many times the lossless one.
+/// The search ends when the lossy rate is at most this multiple of the lossless rate.
 const CLOSE: f64 = 1.1;
-/// Or after so many trials, where nothing else is said.
+/// Default limit of trials, after which the search ends too.
 const TRIALS: u32 = 12;
-/// A trial is so long at least, s of the host's clock (RFC 2544: 60): what rings and buffers on the way hold, some
-/// hundred frames, takes no rate to get through.
+/// Minimum duration of a trial, s of the host's clock (RFC 2544: 60). Rings and buffers on the way hold some hundred
+/// frames, which pass at any rate.
 const TRIAL_S: f64 = 0.25;
 
-/// A case's name in results.
+/// Name of a case in results.
 fn name(method: &str, place: &str, frame: u16) -> String {
     format!("{method}-{place}-{frame}")
 }
 
-/// The name of its open loop, in results.
+/// Name of the case's open loop in results.
 fn fast(case: &str) -> String {
     format!("{case}-fast")
 }
 
-/// The name of its open loop for hours, in results.
+/// Name of the case's open loop for hours in results.
 fn long(case: &str) -> String {
     format!("{case}-hours")
 }
 
-/// Boots the host and its VMs and measures every case. A case that fails is passed to `missing`, and the rest is
-/// measured, as long as the host lives.
+/// Boots the host and its VMs and measures every case. A failed case goes to `missing`, and the remaining cases are
+/// measured while the host lives.
 fn measure(
     args: &Options,
     ground: Ground<'_>,
@@ -77,7 +77,8 @@ fn measure(
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
     trial::each(host, cases, name, progress, missing, |host, &(method, place), results, progress| {
         if seat.place().is_some_and(|before| before != seat_of(place)) {
-            // Beside a thread that polls, making the next place has a twentieth of the one CPU, and takes minutes.
+            // Beside a polling thread, the setup of the next place would get a twentieth of the one CPU and take
+            // minutes.
             apply(host, "napi")?;
         }
         seat.put(host, seat_of(place), progress)?;
@@ -94,7 +95,7 @@ fn seat_of(place: &str) -> Place {
     }
 }
 
-/// Puts a method in force.
+/// Applies a method.
 fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     if host.target().is_none() {
         configure(host, method)?;
@@ -110,7 +111,7 @@ fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     }
 }
 
-/// Gives an emulated host's polling threads their CPU; a real one's owner has.
+/// Assigns the CPU to an emulated host's polling threads. The owner of a real host does that.
 fn configure(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     let config: String = server::CONFIG.iter().map(|(_, text)| *text).collect();
     let poll = format!("poll_cpu = {}", host.cpus - 1);
@@ -177,7 +178,7 @@ fn measure_case(
     Ok(())
 }
 
-/// The part of `ontime status --json` that is looked at.
+/// The fields of `ontime status --json` that are used.
 #[derive(Debug, Deserialize)]
 struct Status {
     polling: Vec<NicPolling>,
@@ -190,8 +191,8 @@ struct NicPolling {
     saved_seconds: f64,
 }
 
-/// How long the RT NIC has polled and rested under this method, after a rest as long as the linger time twice; of
-/// adaptive polling only.
+/// Polling times of the RT NIC under this method, read after a pause of twice the linger time. For adaptive polling
+/// only.
 fn polling(host: &mut Host, method: &str) -> Result<Vec<Metric>, MeasureError> {
     if method != "busypoll-adaptive" {
         return Ok(Vec::new());
@@ -209,11 +210,11 @@ fn polling(host: &mut Host, method: &str) -> Result<Vec<Metric>, MeasureError> {
     }))
 }
 
-/// A binary search for the highest rate without loss. Pure.
+/// A binary search for the highest rate without loss. Does no I/O.
 #[derive(Debug)]
 struct Search {
     next: f64,
-    /// Asked for and without loss; the rate that it was at the wire.
+    /// The highest requested rate without loss, and the actual rate on the wire.
     good: Option<(f64, f64)>,
     bad: Option<(f64, f64)>,
     trials: u32,
@@ -225,7 +226,7 @@ impl Search {
         Self { next: rate, good: None, bad: None, trials: 0, most }
     }
 
-    /// Takes a trial's outcome: frames a second at the wire, frames lost. False where the search is over.
+    /// Takes a trial's result: frames per second on the wire, and lost frames. Returns false when the search is over.
     fn take(&mut self, at_wire: f64, lost: u64) -> bool {
         self.trials += 1;
         if lost == 0 {
@@ -241,12 +242,12 @@ impl Search {
             (Some((good, _)), Some((bad, _))) => (good + bad) / 2.0,
             (None, None) => last,
         };
-        // A sender that cannot go faster, or a host that loses at any rate.
+        // The sender cannot go faster, or the host loses frames at any rate.
         let stuck = self.bad.is_none() && at_wire < last / 2.0;
         self.trials < self.most && self.next >= 10.0 && !stuck
     }
 
-    /// What it found. Where the sender could not send so fast that frames were lost, the highest rate is not known.
+    /// The result. If the sender could not send fast enough to cause losses, the highest rate is unknown.
     fn metrics(&self, frames_each: u64) -> Vec<Metric> {
         let at_wire = |of: Option<(f64, f64)>| of.map(|(_, at_wire)| at_wire);
         let key = if self.bad.is_some() { "no-loss" } else { "no-loss-at-least" };
@@ -274,7 +275,7 @@ fn zero_loss(host: &mut Host, args: &Options, load: &dyn Fn(f64) -> Paced) -> Re
     Ok(search.metrics(args.frames_each))
 }
 
-/// Frames a second at the wire, and how many of them were not answered within 0.3 s.
+/// Frames per second on the wire, and the number of frames that were not answered within 0.3 s.
 fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
     let capture = host.capture("rt");
     host.stamp_arrivals(true)?;
@@ -290,7 +291,7 @@ fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
     let wire = wire::analyse(&cut, RtFlow::new(port))?;
     let requests = wire.counts.requests;
     let span = wire.span_ns.map_or(0, |(first, last)| last - first);
-    // Those that came at the first instant are before the span.
+    // Frames of the first instant come before the span.
     let first = if host.clock == Clock::Virtual { Pace::of(load.rate).burst } else { 1 };
     if requests <= first || span == 0 {
         return Err(MeasureError::Flood { vm: "the RT server".to_owned(), said: "nothing was captured".to_owned() });
@@ -333,11 +334,11 @@ struct Options {
     output: Output,
 }
 
-/// Measures every method at every place with every frame on one emulated host.
+/// Measures every method at every place with every frame size on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
     let real = args.host.hardware.hardware.is_some();
-    // A real host's server is where its owner has it.
+    // The owner of a real host decides on the server's place.
     let places = chosen("place", &args.places, if real { &["vm"] } else { &PLACES })?;
     let frames = if args.frames.is_empty() { FRAMES.to_vec() } else { args.frames.clone() };
     if let Some(unknown) = frames.iter().find(|frame| !FRAMES.contains(frame)) {
@@ -361,7 +362,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
-/// The longest that may be asked for.
+/// Upper limit of the duration.
 const MOST_HOURS: f64 = 1_000.0;
 
 fn hours(text: &str) -> Result<f64, String> {
@@ -369,7 +370,7 @@ fn hours(text: &str) -> Result<f64, String> {
     hours.ok_or_else(|| format!("'{text}' is no number of hours above 0 and up to {MOST_HOURS}"))
 }
 
-/// A goal: the slowest round trip of a case with polling is so many times below NAPI's.
+/// A goal: the slowest round trip of a case with polling is this many times below NAPI's.
 macro_rules! slowest {
     ($case:literal, $words:literal, $times:literal $(, $paper:literal)?) => {{
         const TIMES: u32 = $times;
@@ -379,7 +380,7 @@ macro_rules! slowest {
     }};
 }
 
-/// Polling against interrupts.
+/// Polling compared with interrupts.
 #[derive(Debug)]
 pub struct Kbp;
 
@@ -499,7 +500,7 @@ mod tests {
             search.metrics(200).into_iter().map(|metric| metric.key).collect::<Vec<_>>()
         };
         assert_eq!(found(|rate| rate > 1_300.0), ["no-loss", "lossy", "trials", "frames-each"]);
-        // No goal compares it.
+        // No goal uses this metric.
         assert_eq!(found(|_| false), ["no-loss-at-least", "trials", "frames-each"]);
     }
 

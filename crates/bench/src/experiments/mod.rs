@@ -1,8 +1,8 @@
 //! The experiments, one file each: name, arguments, cases, measurement, figures, goals and the paper's figures.
 //!
-//! To add one: its file with an implementation of [`Experiment`], then a `mod` line and a line in [`EXPERIMENTS`]
-//! below. Its figures besides response times are [`crate::schema::Metric`]s; table, CSV, page and JSON are made of
-//! them.
+//! To add an experiment: write its file with an implementation of [`Experiment`], then add a `mod` line and a line in
+//! [`EXPERIMENTS`] below. Figures besides response times are [`crate::schema::Metric`]s, which appear in table, CSV,
+//! page and JSON.
 
 mod bulk;
 mod connections;
@@ -27,66 +27,66 @@ use crate::goals::{Figure, GoalSpec};
 use crate::paper::Figures;
 use crate::schema::{Load, PaperRow};
 
-/// An experiment, as the command line, the reports and the goals know it.
+/// The interface of an experiment for the command line, the reports and the goals.
 pub trait Experiment: Debug + Sync {
-    /// Its name on the command line and in reports.
+    /// The name on the command line and in reports.
     fn name(&self) -> &'static str;
 
     /// A line of help.
     fn about(&self) -> &'static str;
 
-    /// Adds its options to its command.
+    /// Adds the experiment's options to its command.
     fn arguments(&self, command: Command) -> Command;
 
-    /// Measures, and shows what was measured.
+    /// Measures, and shows the results.
     ///
     /// # Errors
-    /// Arguments that it cannot take; nothing could be measured.
+    /// The arguments are invalid; nothing could be measured.
     fn run(&self, arguments: &ArgMatches) -> anyhow::Result<ExitCode>;
 
-    /// Every case that it can measure: its name in results, and what the bulk tenants do. Goals name these.
+    /// Every case: its name in results, and the traffic of the bulk tenants. Goals refer to these.
     fn cases(&self) -> Vec<(String, Load)> {
         Vec::new()
     }
 
-    /// The figures of every result that its own table shows before the experiment's metrics.
+    /// Figures of every result that the experiment's own table shows before its metrics.
     fn columns(&self) -> &'static [Figure] {
         &[]
     }
 
-    /// What is to be reached on the virtual clock, for the kernel series that the project promises.
+    /// The goals on the virtual clock, for the kernel series that the project promises.
     fn goals(&self) -> &'static [GoalSpec] {
         &[]
     }
 
-    /// The rows of the paper's table that it repeats.
+    /// The rows of the paper's table that the experiment reproduces.
     fn paper(&self, _: &Figures) -> Vec<PaperRow> {
         Vec::new()
     }
 
-    /// What the paper states besides, in sentences.
+    /// Other statements of the paper, as sentences.
     fn remarks(&self, _: &Figures) -> Vec<String> {
         Vec::new()
     }
 
-    /// What the times are.
+    /// The meaning of the times.
     fn timed(&self) -> &'static str {
         "response time at the NIC"
     }
 
-    /// Whether its results have response times: a result without any then says that nothing could be counted.
+    /// Whether results have response times. If so, a result without any states that nothing could be counted.
     fn has_response_times(&self) -> bool {
         true
     }
 
-    /// What its metrics are, for the page.
+    /// The meaning of the metrics, for the page.
     fn meaning(&self) -> &'static str {
         ""
     }
 }
 
-/// The first four functions of an [`Experiment`]: name, help, options that clap derives, and a function that takes
-/// them.
+/// Implements the first four functions of an [`Experiment`]: name, help, options that clap derives, and a function that
+/// takes them.
 macro_rules! command {
     ($name:literal, $about:literal, $options:ty, $execute:expr) => {
         fn name(&self) -> &'static str {
@@ -133,7 +133,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &rt_server::Memcached,
 ];
 
-/// The experiment of this name.
+/// The experiment with this name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
     EXPERIMENTS.iter().copied().find(|experiment| experiment.name() == name)
 }
@@ -156,7 +156,7 @@ mod tests {
                     assert!(cases.iter().any(is_case), "{}: {case:?} is no case of it", experiment.name());
                 }
             }
-            // A misspelt case would make a goal that is never judged.
+            // A misspelt case would make a goal that is never evaluated.
             assert_eq!(cases.iter().map(|(name, load)| (name, *load)).collect::<BTreeSet<_>>().len(), cases.len());
         }
     }

@@ -1,5 +1,5 @@
-//! What experiments share on the command line: the host that is measured, where a report goes, and how it is put
-//! together.
+//! Shared code of the experiments' command lines: the host that is measured, the output files of a report, and its
+//! assembly.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,14 +46,14 @@ pub(crate) struct Emulated {
 }
 
 impl Emulated {
-    /// Measures on it, in namespaces of its own; `with_module` where guests need the module.
+    /// Measures on this host, in separate namespaces. `with_module` if guests need the module.
     pub(crate) fn measure<T>(
         &self,
         with_module: bool,
         measure: impl FnOnce(Site, &Images) -> Result<T, MeasureError>,
     ) -> anyhow::Result<T> {
         self.product.find()?;
-        // What is missing is built where there is a network: the namespaces have none.
+        // Missing parts are built here, with network access; the namespaces have none.
         let images = lab::images(self.machine().takes_turns())?;
         if with_module {
             lab::guest_module(&images)?;
@@ -70,7 +70,7 @@ impl Emulated {
         machine
     }
 
-    /// Measures on it, in namespaces of its own, where all that it takes has been built.
+    /// Measures on this host, in separate namespaces, after all parts have been built.
     pub(crate) fn measure_inside<T>(
         &self,
         images: &Images,
@@ -82,7 +82,7 @@ impl Emulated {
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
         let programs = self.product.find()?;
         measure(Site { machine, dir: dir.clone(), programs }, images).map_err(|error| {
-            // The console log that the message names must outlive this process.
+            // The error message names the console log, so it must outlive this process.
             isolate::keep(&dir);
             error.into()
         })
@@ -99,8 +99,8 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// Measures on it, with what a reader must know of it; `captured` bytes of an RT frame are kept. `None` where the
-    /// host is emulated.
+    /// Measures on the real host, and returns notes for the reader too. `captured` is the number of bytes kept of an RT
+    /// frame. `None` if the host is emulated.
     pub(crate) fn measure<T>(
         &self,
         out: Option<&Path>,
@@ -117,8 +117,7 @@ impl Hardware {
         Ok(Some((measure(Ground::Real(Box::new(target)))?, notes)))
     }
 
-    /// The methods asked for, or else `defaults`. Refuses what only the other kind of host has; `all` are the
-    /// experiment's own.
+    /// The chosen methods, or `defaults`. Refuses methods of the other kind of host; `all` are the experiment's own.
     pub(crate) fn methods(&self, asked: &[String], defaults: &[&str], all: &[&str]) -> anyhow::Result<Vec<String>> {
         let (as_is, own): (Vec<_>, Vec<_>) = asked.iter().cloned().partition(|method| method == AS_IS);
         if !as_is.is_empty() && self.hardware.is_none() {
@@ -139,8 +138,8 @@ pub(crate) struct HostArgs {
 }
 
 impl HostArgs {
-    /// Measures on it, with what a reader must know of a real one; `captured` bytes of a real host's RT frame are kept,
-    /// `prepare` sets the emulated machine up.
+    /// Measures on the host, and returns notes for the reader too if it is real. `captured` is the number of bytes kept
+    /// of a real host's RT frame; `prepare` sets the emulated machine up.
     pub(crate) fn measure<T>(
         &self,
         captured: u32,
@@ -155,7 +154,7 @@ impl HostArgs {
     }
 }
 
-/// What was asked for, or all there are.
+/// The chosen values, or all.
 pub(crate) fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Result<Vec<String>> {
     if let Some(unknown) = asked.iter().find(|name| !all.contains(&name.as_str())) {
         usage!("{what} '{unknown}' is not one of {}", all.join(", "));
@@ -163,12 +162,12 @@ pub(crate) fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Resu
     Ok(if asked.is_empty() { all.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
 }
 
-/// Shows how far an experiment is.
+/// Prints a progress message.
 pub(crate) fn say(line: &str) {
     eprintln!("{line}");
 }
 
-/// Keeps why a case has no figures.
+/// Notes why a case has no result.
 pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError) {
     |case, error| missing.push(format!("{case}: not measured: {error}"))
 }
@@ -203,19 +202,19 @@ pub(crate) struct Show {
     pub(crate) output: Output,
 }
 
-/// What an experiment measured, and the cases that it could not.
+/// The results of an experiment, and the cases without results.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) experiment: &'static str,
     pub(crate) seed: u64,
     pub(crate) results: Vec<MethodResult>,
     pub(crate) missing: Vec<String>,
-    /// What a reader must know besides.
+    /// Further notes for the reader.
     pub(crate) notes: Vec<String>,
 }
 
 impl Measured {
-    /// Puts the report together and shows it. The status says whether anything is missing.
+    /// Builds the report and shows it. The exit status shows whether a case is missing.
     pub(crate) fn report(self, output: &Output) -> anyhow::Result<ExitCode> {
         let Self { experiment, seed, results, missing, mut notes } = self;
         let Some(clock) = results.first().map(|result| result.clock) else {
@@ -249,13 +248,13 @@ impl Measured {
     }
 }
 
-/// Now, RFC 3339.
+/// The present time, RFC 3339.
 pub(crate) fn created() -> anyhow::Result<String> {
     let said = Command::new("date").arg("--iso-8601=seconds").output().context("date")?.stdout;
     Ok(String::from_utf8_lossy(&said).trim().to_owned())
 }
 
-/// The processor this ran on: of interest on the real clock only.
+/// The processor of this machine. It matters on the real clock only.
 fn machine_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split(':').nth(1));
@@ -288,7 +287,7 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
     write(&report, &args.output)
 }
 
-/// The kernel that a report is about: the newest, and of one version the one with PREEMPT_RT.
+/// The kernel of a report: the newest, and with equal versions the one with PREEMPT_RT.
 fn kernel_of(results: &[MethodResult]) -> String {
     results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned()
 }

@@ -12,7 +12,7 @@ use super::{Emulated, Experiment, chosen, command, created, noted, say};
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 use crate::report;
 
-/// What is traced where nothing is said.
+/// Methods that are traced by default.
 const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
 
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     report(args, measured, missing)
 }
 
-/// What to trace. Refuses what this cannot have.
+/// The methods to trace. Refuses options that this experiment does not support.
 fn methods(args: &Options) -> anyhow::Result<Vec<String>> {
     if args.hardware.is_some() {
         usage!(
@@ -106,7 +106,7 @@ fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyh
     Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
 }
 
-/// A request's instructions.
+/// The instructions of a request.
 #[derive(Debug)]
 pub struct Path;
 

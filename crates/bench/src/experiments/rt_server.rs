@@ -1,10 +1,10 @@
 //! `rt-server`: Access'18, IV-A and B. A simple RT server in a VM, beside two VMs that receive TCP at full speed.
 //!
-//! In: which [`Case`]s on which emulated host. Out: a [`MethodResult`] for each. One [`measure`] is one boot of the
-//! host: three VMs are started as a user would (QEMU, vhost-net, bridges), `ontime daemon` runs, and each case is a
-//! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). Requests come from outside;
-//! so does the flood ([`crate::flood`]); so do all times. `ablation` and `segments` are the same with other cases,
-//! `memcached` and `voip` with another [`Workload`].
+//! In: [`Case`]s and an emulated host. Out: a [`MethodResult`] per case. One [`measure`] is one boot of the host. Three
+//! VMs are started as a user would start them (QEMU, vhost-net, bridges), and `ontime daemon` runs. Each case is a
+//! method that `ontime apply` switches to, and a place of the server ([`crate::server`]). The requests and the flood
+//! ([`crate::flood`]) come from outside the host, and all times are taken there. `ablation` and `segments` measure
+//! other cases in the same way; `memcached` and `voip` use another [`Workload`].
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -34,11 +34,12 @@ use crate::server::{self, Place, Seat, Wake};
 use crate::trial::{self, CaseCount, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
-/// Requests at the start of each case that do not count: caches, ARP, the client learning the clock.
+/// Requests at the start of each case that do not count: they fill caches, resolve ARP, and let the client learn the
+/// clock.
 const WARM_UP: u64 = 20;
 
-/// What can be measured: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced
-/// sockets; the limit; and whatever is in force on a real host.
+/// The cases: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced sockets; the
+/// limit ([`HOST_PROCESS`]); and the present state of a real host.
 const CASES: [&str; 10] = [
     "vanilla",
     "rt-default",
@@ -52,7 +53,7 @@ const CASES: [&str; 10] = [
     AS_IS,
 ];
 
-/// The limit: the same server without a VM.
+/// The limit: the same server as a process of the host, without a VM.
 pub(crate) const HOST_PROCESS: &str = "host-process";
 
 /// A method under a load.
@@ -60,12 +61,12 @@ pub(crate) const HOST_PROCESS: &str = "host-process";
 pub(crate) struct Case {
     /// The name in results: one of [`CASES`].
     pub(crate) name: String,
-    /// What the bulk VMs receive.
+    /// The traffic that the bulk VMs receive.
     pub(crate) load: Load,
 }
 
 impl Case {
-    /// The method of `ontime apply` that it is measured under.
+    /// The method of `ontime apply` for this case.
     pub(crate) fn method(&self) -> &str {
         match self.name.as_str() {
             "rt-default" => "vanilla",
@@ -75,7 +76,7 @@ impl Case {
         }
     }
 
-    /// Whether it needs the guest module.
+    /// Whether the case needs the guest module.
     pub(crate) fn is_outsourced(&self) -> bool {
         matches!(self.place(), Place::Outsourced(_))
     }
@@ -90,7 +91,7 @@ impl Case {
         }
     }
 
-    /// In progress, and where it could not be measured.
+    /// Text for progress messages, and for cases that could not be measured.
     fn words(&self) -> String {
         format!("{}, {}", self.name, self.load.words())
     }
@@ -116,24 +117,25 @@ impl Case {
 /// What to measure on one host.
 #[derive(Debug, Clone)]
 struct Plan {
-    /// What answers, and who asks.
+    /// The server and its client.
     workload: Workload,
-    /// Lines of the host's `host.toml`, above what names its NICs.
+    /// Lines for the host's `host.toml`, placed above its NIC tables.
     settings: Vec<String>,
     /// Words for the command line of the RT guest's kernel (emulated hosts).
     appended: Vec<String>,
-    /// In this order.
+    /// The cases, in order of measurement.
     cases: Vec<Case>,
-    /// What `ontime trace` looks for in the host meanwhile ([`crate::segments`]); none where it does not run.
+    /// What `ontime trace` records in the host during the case ([`crate::segments`]); none without a trace.
     traced: Option<Depth>,
-    /// Counted requests a case, at least.
+    /// Minimum of counted requests per case.
     requests: u64,
     /// Seed of the gaps between requests.
     seed: u64,
 }
 
-/// Boots the host, starts the VMs (a real one has both) and measures every case, which `begun` is told first. A case
-/// that fails is passed to `missing` with its name, and the rest is measured, as long as the host lives.
+/// Boots the host, starts the VMs (a real host has both already) and measures every case. Before each case, `begun`
+/// gets its name. A failed case goes to `missing` with its name, and the remaining cases are measured while the host
+/// lives.
 fn measure(
     plan: &Plan,
     ground: Ground<'_>,
@@ -167,7 +169,7 @@ fn measure(
     )
 }
 
-/// Has these words on the command line of the RT guest's kernel (`lab-vm`).
+/// Adds these words to the command line of the RT guest's kernel (`lab-vm`).
 fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
     let path = site.dir.join("files").join(format!("append-{}", RT_VM.name));
     let write = || {
@@ -204,23 +206,23 @@ fn measure_case(
     host.lab()?;
     let trace = Trace::start(host, &name, depth)?;
     let measured = trial.run(host, progress);
-    // Now that the flood is over it has the time to write its report; and it must not be there in the next case.
+    // The flood has ended, so the trace has CPU time to write its report. It must have ended before the next case.
     let segments = trace.finish(host);
     let mut result = measured?;
     segments?.add_to(&mut result);
     Ok(result)
 }
 
-/// An experiment of an RT server.
+/// An experiment with an RT server.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
-    /// Its name on the command line and in reports.
+    /// The name on the command line and in reports.
     name: &'static str,
-    /// What answers, and who asks.
+    /// The server and its client.
     workload: Workload,
-    /// What is measured where nothing is said.
+    /// Methods that are measured by default.
     methods: &'static [&'static str],
-    /// What a trace looks for meanwhile; none where the host is not traced.
+    /// What a trace records during the measurement; none without a trace.
     traced: Option<Depth>,
 }
 
@@ -231,7 +233,7 @@ const RT_SERVER: Kind = Kind {
     methods: &["vanilla", "rt-default", "threaded", "partitioned", "outsourcing", "host-process"],
     traced: None,
 };
-/// Figure 9, a to d, and what both techniques are left out of.
+/// Figure 9, a to d, and the case without both techniques.
 const ABLATION: Kind = Kind {
     name: "ablation",
     workload: SOCKPERF,
@@ -250,7 +252,7 @@ const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot witho
     with partitioned softirqs; four probes cost under 0.5 us. The paper's figures beside ours are the whole \
     response's, Table 3";
 
-/// What an application is measured with where nothing is said: as the RT server.
+/// Default methods for an application: as for the RT server.
 const APPLICATION: &[&str] = &["vanilla", "threaded", "partitioned", "outsourcing", "host-process"];
 /// Figure 14.
 const VOIP: Kind = Kind { name: "voip", workload: Workload::Voip, methods: APPLICATION, traced: None };
@@ -261,7 +263,7 @@ const MEMCACHED: Kind = Kind {
     methods: APPLICATION,
     traced: None,
 };
-/// The memcached client's connections where nothing is said; the paper does not say how many it had.
+/// Default number of the memcached client's connections. The paper does not state its number.
 const CONNECTIONS: u8 = 4;
 
 #[derive(Debug, clap::Args)]
@@ -273,7 +275,7 @@ struct MemcachedOptions {
     connections: u8,
 }
 
-/// Measures memcached.
+/// Runs the memcached experiment.
 fn memcached(args: &MemcachedOptions) -> anyhow::Result<ExitCode> {
     execute(
         &args.args,
@@ -290,7 +292,7 @@ struct SegmentsOptions {
     inversions: bool,
 }
 
-/// Measures where requests' time goes.
+/// Runs the experiment on the segments of a request's way.
 fn segments(args: &SegmentsOptions) -> anyhow::Result<ExitCode> {
     let depth = if args.inversions { Depth::Inversions } else { Depth::Segments };
     execute(&args.args, &Kind { traced: Some(depth), ..SEGMENTS })
@@ -357,7 +359,7 @@ impl Args {
     }
 }
 
-/// One emulated host: its kernel and what is measured on it.
+/// One emulated host: its kernel and the methods measured on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Part {
     kernel: Kernel,
@@ -365,7 +367,7 @@ struct Part {
     methods: Vec<String>,
 }
 
-/// What to measure on one host: these methods, each under every load.
+/// The plan for one host: these methods, each under every load.
 fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
     let of = |name: &String| args.loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
     Plan {
@@ -379,7 +381,7 @@ fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
     }
 }
 
-/// Which hosts the wanted methods need: `vanilla` a kernel without PREEMPT_RT, `exclusive` two CPUs.
+/// The hosts that the chosen methods need: `vanilla` needs a kernel without PREEMPT_RT, `exclusive` needs two CPUs.
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
     let wanted = args.hardware.methods(&args.methods, kind.methods, &CASES)?;
     let cpus = args.cpus.unwrap_or(host::machine(args.clock, Kernel::Rt72).cpus);
@@ -395,7 +397,7 @@ fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
         if *kernel == Kernel::Plain72 {
             usage!("--kernel is the RT kernel, 7.2-rt or 6.12-rt; vanilla brings 7.2 without PREEMPT_RT by itself");
         }
-        // The virtual clock is the same in every host, and hosts run side by side.
+        // The virtual clock is not affected by other processes, so hosts can run at the same time.
         let at_most = if args.clock == Clock::Virtual { 3 } else { of_rt.len().max(1) };
         let host = |methods: &[String]| Part { kernel: *kernel, clock: args.clock, methods: methods.to_vec() };
         hosts.extend(of_rt.chunks(at_most).map(host));
@@ -403,7 +405,8 @@ fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
     Ok(hosts)
 }
 
-/// Measures every host, two at a time on the virtual clock, whose time is instructions, one on the real clock.
+/// Measures every host. On the virtual clock, where time is counted in instructions, two hosts run at a time; on the
+/// real clock one.
 fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if args.part {
         return measure_part(args, kind);
@@ -413,7 +416,7 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     }
     let hosts = hosts(args, kind)?;
     args.product.find()?;
-    // Here, where there is a network: a part is in a namespace without one.
+    // The modules are built here because this process has network access: a part runs in a namespace without a network.
     let kernel = hosts.first().map_or(Kernel::Rt72, |host| host.kernel);
     let machine = args.emulated(kernel).machine();
     machine.check()?;
@@ -464,10 +467,10 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
-/// What a real host can be asked where nothing is said.
+/// Default methods on a real host.
 const ON_HARDWARE: &[&str] = &["rt-default", "threaded", "partitioned"];
 
-/// Measures a real host, whose server is its owner's.
+/// Measures a real host, whose administrator runs the server.
 fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if kind.name != RT_SERVER.name {
         usage!("{} has no --hardware: rt-server, sampled-values, kbp, vatc and vatc-network have", kind.name);
@@ -499,13 +502,13 @@ enum Told {
 }
 
 impl Told {
-    /// Tells the command that started this part.
+    /// Writes the line for the command that started this part.
     fn tell(&self) -> anyhow::Result<()> {
         Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(self)?)?)
     }
 }
 
-/// Shows which case begins in a part until that ends.
+/// Shows each case that a part begins, until the part ends.
 fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<Found> {
     let mut found = None;
     for line in BufReader::new(told).lines().map_while(Result::ok) {
@@ -521,7 +524,7 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<F
     found
 }
 
-/// What a part measured.
+/// The results of a part.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
     results: Vec<MethodResult>,
@@ -563,7 +566,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
     isolate::end_with_parent(&mut command, Signal::TERM).spawn().context("starting a part of the measurement")
 }
 
-/// Measures one host in namespaces of its own.
+/// Measures one host in its own namespaces.
 fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
@@ -573,7 +576,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let results = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
-        // Where the command that started this part is gone, this process ends, too.
+        // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(Told::Case(case.to_owned()).tell());
         measure(&plan, ground, &mut begun, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
             missing.push(format!("{case} on {kernel}: not measured: {error}"));
@@ -687,7 +690,7 @@ impl Experiment for Ablation {
         all_cases()
     }
 
-    // Figure 9's own figures are plots; its a is Table 3's last line.
+    // Figure 9 has only plots; its case a is Table 3's last line.
     fn paper(&self, figures: &Figures) -> Vec<PaperRow> {
         figures.table3(&["outsourcing", "threaded"])
     }
@@ -724,7 +727,7 @@ impl Experiment for Segments {
         all_cases()
     }
 
-    // Figure 11 is a plot; its load, and so the whole of its three segments, is Table 3's.
+    // Figure 11 is a plot. Its load is Table 3's, so Table 3 has the total of the three segments.
     fn paper(&self, figures: &Figures) -> Vec<PaperRow> {
         figures.table3(&["vanilla", "threaded"])
     }

@@ -1,9 +1,9 @@
 //! `sampled-values`: frames of IEC 61850-9-2 into a VM, one every 250 us, beside bulk VMs ([`crate::sampled`]).
 //!
-//! In: methods and loads on one emulated host. Out: a [`MethodResult`] for each: from a frame's passage of the RT NIC
-//! to that of the answer, which a subscriber in the RT VM (raw socket, FIFO 50; `ontime_lab::role`) gives to each. That
-//! is more than the frame's own way, so a frame is late here sooner than for a subscriber that does not answer. Frames
-//! wait for no answer.
+//! In: methods and loads on one emulated host. Out: a [`MethodResult`] for each: the time from a frame's passage of the
+//! RT NIC to that of its answer. A subscriber in the RT VM (raw socket, FIFO 50; `ontime_lab::role`) answers each
+//! frame. The time includes the way of the answer, so a frame counts as late sooner than for a subscriber without
+//! answers. The frames do not wait for answers.
 
 use std::process::ExitCode;
 
@@ -23,14 +23,14 @@ const METHODS: [&str; 3] = ["rt-default", "threaded", "partitioned"];
 /// Frames at the start of each case that do not count: 25 ms.
 const WARM_UP: u64 = 100;
 
-/// The machine that the experiment needs: what arrives is released once a period.
+/// The machine of the experiment: arrivals are released once per period.
 fn prepare(mut site: Site) -> Site {
     site.machine.release_us = (frame::PERIOD_NS / 1_000) as u32;
     site
 }
 
-/// Boots the host and its VMs and measures every method under every load. A case that fails is passed to `missing`, and
-/// the rest is measured, as long as the host lives.
+/// Boots the host and its VMs and measures every method under every load. A failed case goes to `missing`, and the
+/// remaining cases are measured while the host lives.
 fn measure(
     args: &Options,
     ground: Ground<'_>,
@@ -99,7 +99,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
-/// A frame every 250 us.
+/// Sampled Values: a frame every 250 us.
 #[derive(Debug)]
 pub struct SampledValues;
 
@@ -147,7 +147,7 @@ mod tests {
             frame.copy_within(6..12, 0);
             frame
         };
-        // Frame 0 is warm-up, 1 in time, 2 late, 3 lost, 4 in time; the capture goes on for 0.2 s.
+        // Frame 0 is warm-up, 1 in time, 2 late, 3 lost, 4 in time. The capture continues for 0.2 s.
         let frames: Vec<(u32, Vec<u8>)> = [
             (0, frame::write(0)),
             (250, frame::write(1)),

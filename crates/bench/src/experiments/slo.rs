@@ -1,10 +1,10 @@
-//! `memcached-slo`: a memcached in an RT VM with a small reservation, by itself, beside VMs that never idle and beside
-//! VMs with deadlines of their own (RTVirt, section 4.4, Table 4, Figures 5a and 5b), on one CPU.
+//! `memcached-slo`: a memcached in an RT VM with a small reservation, alone, beside VMs that never idle, and beside VMs
+//! with deadlines (RTVirt, section 4.4, Table 4, Figures 5a and 5b), on one CPU.
 //!
-//! In: methods and neighbours on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-NEIGHBOURS`:
-//! response times of GETs at the wire, against an objective of 500 us ([`memcached::RTVIRT`]); beside video VMs, their
-//! deadlines too. The reservation is declared for the VM (`sched.toml`), as the paper's is: the paper's time and
-//! period, no slack.
+//! In: methods and neighbours on one emulated host. Out: a [`MethodResult`] per pair, named `METHOD-NEIGHBOURS`:
+//! response times of GETs on the wire, with an objective of 500 us ([`memcached::RTVIRT`]), and beside video VMs their
+//! deadlines. The reservation is declared for the VM (`sched.toml`), as in the paper: the paper's budget and period, no
+//! slack.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,21 +24,21 @@ use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
-/// The methods, in the order in which they are measured: the guests' module cannot be there for the first, which is
-/// Linux as it is.
+/// The methods, in the order of measurement. `credit`, Linux's defaults, is first because the guest module cannot be
+/// unloaded.
 const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
-/// What the paper's video slices are divided by: ten VMs and five memcached had 7.44 CPUs of 15 there, four and one
-/// have half a CPU here.
+/// Divisor of the paper's video slices: ten VMs and five memcached had 7.44 of 15 CPUs there, four and one have half a
+/// CPU here.
 const VIDEO_SCALE: u64 = 7;
-/// VMs that never idle, as many a CPU as the paper's 19 on two.
+/// Number of VMs that never idle, per CPU as many as the paper's 19 on two.
 const NEIGHBOURS: u8 = 9;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
 
-/// Who is beside the memcached VM.
+/// The neighbours of the memcached VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// Nobody (Table 4).
+    /// None (Table 4).
     Nobody,
     /// VMs that never idle (Figure 5a).
     Cpu,
@@ -50,7 +50,7 @@ enum Beside {
 const BESIDE: [Beside; 3] = [Beside::Nobody, Beside::Cpu, Beside::Video];
 
 impl Beside {
-    /// As on the command line.
+    /// The name on the command line.
     fn name(self) -> &'static str {
         match self {
             Beside::Nobody => "alone",
@@ -67,7 +67,7 @@ impl Beside {
         }
     }
 
-    /// The paper's p99.9, us, of the method that stands where ours does.
+    /// The paper's p99.9, us, for the method that corresponds to ours.
     fn paper(self, method: &str, figures: &Rtvirt) -> Option<f64> {
         let tails = &figures.table4_us;
         let of = |credit, rtxen, rtvirt| match method {
@@ -98,13 +98,13 @@ impl std::str::FromStr for Beside {
     }
 }
 
-/// A case's name in results.
+/// Name of a case in results.
 fn name(method: &str, beside: Beside) -> String {
     format!("{method}-{}", beside.name())
 }
 
-/// Boots the host and its VMs and measures every method beside everybody. A case that fails is passed to `missing`, and
-/// the rest is measured, as long as the host lives.
+/// Boots the host and its VMs and measures every method with all neighbours. A failed case goes to `missing`, and the
+/// remaining cases are measured while the host lives.
 fn measure(
     args: &Options,
     figures: &Figures,
@@ -152,7 +152,7 @@ fn measure(
     )
 }
 
-/// The VMs beside it, and what is in force.
+/// The neighbouring VMs, and the method in force.
 #[derive(Debug)]
 struct Setting {
     hogs: Vec<String>,
@@ -224,7 +224,7 @@ impl Setting {
         Ok(result)
     }
 
-    /// Has the video VMs stream for as long as requests are sent; what is reserved for them.
+    /// Makes the video VMs stream as long as requests are sent. Returns the bandwidth reserved for them.
     fn stream(
         &self,
         host: &mut Host,
@@ -234,7 +234,7 @@ impl Setting {
         video: &[Rta],
     ) -> Result<Option<f64>, MeasureError> {
         let delay_us = rta::delay_us(method);
-        // A request each 10 ms, what is slow about it, and the client's beginning.
+        // A request every 10 ms, with time for slow ones and for the client's start.
         let seconds = (args.requests + WARM_UP) / 90 + 6;
         let order = |rta: &Rta| {
             let releases = Releases::Periodic(seconds * 1_000_000 / rta.period_us);
@@ -284,14 +284,14 @@ struct Options {
     output: Output,
 }
 
-/// Measures every method beside everybody on one emulated host.
+/// Measures every method with all neighbours on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
     let methods = chosen("method", &args.methods, &METHODS)?;
     let mut missing = Vec::new();
     let args = &Options { methods, ..args.clone() };
     let results = args.emulated.measure(true, |site, images| {
-        // Room for the VMs that never idle, besides the others.
+        // Memory for the VMs that never idle, in addition to the others.
         measure(
             args,
             &figures,
@@ -312,7 +312,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
-/// Requests to a VM with a small reservation.
+/// RTVirt 4.4: requests to a VM with a small reservation.
 #[derive(Debug)]
 pub struct MemcachedSlo;
 

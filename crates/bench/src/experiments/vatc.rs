@@ -1,8 +1,8 @@
-//! `vatc` and `vatc-network`: VATC, sections IV-B and IV-C. A periodic RT request through a NIC by which up to four
-//! bulk VMs send small packets, or one sends large ones.
+//! `vatc` and `vatc-network`: VATC, sections IV-B and IV-C. A periodic RT request goes through a NIC through which up
+//! to four bulk VMs send small packets, or one bulk VM sends large packets.
 //!
-//! In: methods and what the bulk VMs do, on one emulated host. Out: a [`MethodResult`] for each pair, named by
-//! [`name`]. One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains
+//! In: methods and the traffic of the bulk VMs, on one host. Out: a [`MethodResult`] per pair, named by [`Case`]'s
+//! `Display`. One [`measure`] is one boot: the RT VM and the bulk VMs share one NIC and bridge, as the paper's domains
 //! share one NIC. Bulk VMs are stock `iperf3` servers (`-R`).
 
 use std::fmt;
@@ -27,32 +27,33 @@ use crate::trial;
 use crate::wire::{self, RtFlow};
 use crate::workload::{HEADERS, SOCKPERF};
 
-/// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, VATC where packets go
-/// through the NIC's qdisc and where they bypass it.
+/// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, Ontime, and VATC with
+/// packets that go through the NIC's qdisc or bypass it.
 const METHODS: [&str; 6] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc-qdisc", "vatc"];
-/// The most bulk VMs, as in the paper.
+/// Maximum of bulk VMs, as in the paper.
 const STREAMS_MAX: u8 = 4;
 
-/// From a reply to the next request, us (section IV: a ping every 10 ms).
+/// Time from a reply to the next request, us (section IV: a ping every 10 ms).
 const PERIOD_US: u64 = 10_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 10;
-/// The emulated host's NIC that all VMs use here.
+/// The emulated host's NIC, which all VMs use in this experiment.
 const NIC: &str = "rt0";
 
-/// What the bulk VMs send meanwhile.
+/// The traffic of the bulk VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// So many VMs (0 to [`STREAMS_MAX`]) datagrams of [`flood::SMALL`] bytes: the CPU is contended for (IV-B).
+    /// Number of VMs (0 to [`STREAMS_MAX`]) that send datagrams of [`flood::SMALL`] bytes: they compete for the CPU
+    /// (IV-B).
     Small(u8),
-    /// One VM datagrams of [`flood::LARGE`] bytes, as fast as it can: the link is (IV-C).
+    /// One VM sends datagrams of [`flood::LARGE`] bytes as fast as possible: it saturates the link (IV-C).
     LargeUdp,
-    /// One VM a TCP stream (IV-C).
+    /// One VM sends a TCP stream (IV-C).
     Tcp,
 }
 
 impl Beside {
-    /// VMs that send.
+    /// Number of sending VMs.
     fn vms(self) -> u8 {
         match self {
             Beside::Small(streams) => streams,
@@ -69,7 +70,7 @@ impl Beside {
         }
     }
 
-    /// Each VM's flow, where all together send `total` datagrams a second.
+    /// The flow of each VM, if all VMs together send `total` datagrams per second.
     fn flow(self, total: Option<u32>) -> Kind {
         let bytes = if self == Beside::LargeUdp { flood::LARGE } else { flood::SMALL };
         match self {
@@ -89,15 +90,15 @@ impl Beside {
     }
 }
 
-/// Time between two interrupts of the NIC (Figures 6 and 7), as the driver of an emulated host's takes it: `ethtool -C
-/// rx-usecs`, where e1000e has numbers for its adaptive modes.
+/// Minimum time between two interrupts of the NIC (Figures 6 and 7), in the form that the driver of an emulated host
+/// takes: `ethtool -C rx-usecs`. e1000e uses some numbers for its adaptive modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Interval {
-    /// So many us, 0 (none) or 10 to 10,000.
+    /// Fixed, us: 0 (no limit) or 10 to 10,000.
     Micros(u16),
-    /// 14 to 250 us, by traffic.
+    /// 14 to 250 us, depending on the traffic.
     Dynamic,
-    /// 50 to 250 us, by traffic: the driver's default.
+    /// 50 to 250 us, depending on the traffic: the driver's default.
     Conservative,
 }
 
@@ -140,30 +141,30 @@ impl fmt::Display for Interval {
 /// What to measure on one host.
 #[derive(Debug, Clone)]
 struct Plan {
-    /// Of [`METHODS`].
+    /// Methods from [`METHODS`].
     methods: Vec<String>,
-    /// What the bulk VMs send.
+    /// Traffic of the bulk VMs.
     beside: Vec<Beside>,
-    /// Datagrams a second of all bulk VMs together (Figure 11); `None`: as many as they can.
+    /// Datagrams per second of all bulk VMs together (Figure 11); `None` for as many as possible.
     total_rate: Option<u32>,
-    /// Times between the NIC's interrupts (emulated hosts); none: as the driver has it.
+    /// Interrupt intervals of the NIC (emulated hosts); empty for the driver's setting.
     intervals: Vec<Interval>,
-    /// Counted requests a case, at least (1000 in the paper).
+    /// Minimum of counted requests per case (1000 in the paper).
     requests: u64,
 }
 
-/// What is measured at a time.
+/// One measurement.
 #[derive(Debug, Clone, Copy)]
 struct Case<'a> {
-    /// Of [`METHODS`].
+    /// A method from [`METHODS`].
     method: &'a str,
-    /// What the bulk VMs send.
+    /// Traffic of the bulk VMs.
     beside: Beside,
-    /// Of [`Plan::intervals`].
+    /// An interval from [`Plan::intervals`].
     interval: Option<Interval>,
 }
 
-/// Its name in results: `METHOD-STREAMS`, `METHOD-udp` or `METHOD-tcp`, and behind it the interval, if one is set.
+/// The name in results: `METHOD-STREAMS`, `METHOD-udp` or `METHOD-tcp`, and `-INTERVAL` if an interval is set.
 impl fmt::Display for Case<'_> {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
@@ -191,8 +192,8 @@ impl Plan {
     }
 }
 
-/// Boots the host, starts the VMs and measures every method beside everything asked for. A case that fails is passed to
-/// `missing`, and the rest is measured, as long as the host lives.
+/// Boots the host, starts the VMs and measures every method with every traffic and interval. A failed case goes to
+/// `missing`, and the remaining cases are measured while the host lives.
 fn measure(
     plan: &Plan,
     ground: Ground<'_>,
@@ -209,12 +210,12 @@ fn measure(
     })
 }
 
-/// Names and addresses of the first bulk VMs.
+/// Names and addresses of the first `count` bulk VMs.
 fn bulk_vms(count: u8) -> Vec<(String, String)> {
     (1..=count).map(|number| (format!("bulk{number}"), format!("10.1.0.{}", 10 + number))).collect()
 }
 
-/// Those that send: of a real host the first of its bulk tenants.
+/// The VMs that send; on a real host the first of its bulk tenants.
 fn senders(host: &Host, count: u8) -> Result<Vec<(String, String)>, MeasureError> {
     if host.target().is_none() {
         return Ok(bulk_vms(count));
@@ -263,10 +264,10 @@ fn measure_case(
     flow.warmup = WARM_UP;
     let wire = wire::analyse(&cut, flow)?;
     let sent = bulk_rate(&cut)?;
-    // The VM is the sender, so that the receiver's port is any; nothing else here is TCP.
+    // The VM is the sender, so the receiver's port may be any. The capture has no other TCP.
     let flows = BulkFlows { ports: Vec::new(), window: wire.span_ns };
     let bulk = if load == Load::Tcp { Some(bulk::analyse(&cut, flows)?) } else { None };
-    // A flood's capture is large, and its sums are in the result.
+    // The capture of a flood is large, and its sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
         method: &case,
@@ -287,7 +288,7 @@ fn measure_case(
     Ok(result)
 }
 
-/// Puts a method in force.
+/// Applies a method.
 fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     let with_qdisc = method.strip_suffix("-qdisc");
     if host.target().is_none() {
@@ -300,18 +301,18 @@ fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     host.apply(with_qdisc.unwrap_or(method))
 }
 
-/// Sets the time between two interrupts of the emulated host's NIC.
+/// Sets the interrupt interval of the emulated host's NIC.
 fn moderate(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
     if host.target().is_some() {
-        // It is its owner's, and its driver may count otherwise.
+        // The NIC belongs to the host's owner, and its driver may use other units.
         let said = "--interval is for the emulated host's NIC: set a real one's by ethtool -C and leave --interval out";
         return Err(HardwareError::NotHere(said.to_owned()).into());
     }
     let wanted = interval.rx_usecs();
-    // ethtool fails where nothing is to be changed.
+    // ethtool fails if the value does not change.
     if rx_usecs(host)? != wanted.to_string() {
-        // Ends the adaptive mode, whose last word e1000e may still write: at the next interrupt, of which there is one
-        // in 2 s at least.
+        // The other value ends the adaptive mode. After that e1000e may still write an interval of that mode, at the
+        // next interrupt; there is one at least every 2 s.
         let other = if wanted == 20 { 30 } else { 20 };
         host.shell(&format!(
             "{{ ethtool -C {NIC} rx-usecs {other} && sleep 3 && ethtool -C {NIC} rx-usecs {wanted}; }} 2>&1"
@@ -320,7 +321,7 @@ fn moderate(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Nobody has set another interval meanwhile: rule `moderation` does, where the method has it for this NIC.
+/// Checks that the interval is still set. Rule `moderation` changes it, if the method has the rule for this NIC.
 fn still_moderated(host: &mut Host, interval: Interval) -> Result<(), MeasureError> {
     let (wanted, found) = (interval.rx_usecs().to_string(), rx_usecs(host)?);
     if found == wanted {
@@ -330,7 +331,7 @@ fn still_moderated(host: &mut Host, interval: Interval) -> Result<(), MeasureErr
     Err(MeasureError::Program { program: "ethtool".to_owned(), said })
 }
 
-/// What the NIC's interval is now, in the driver's numbers.
+/// The NIC's present interval, in the driver's numbers.
 fn rx_usecs(host: &mut Host) -> Result<String, MeasureError> {
     let said = host.shell(&format!("ethtool -c {NIC} | sed -n 's/^rx-usecs:[[:space:]]*//p'"))?;
     Ok(said.trim().to_owned())
@@ -349,7 +350,7 @@ fn words(method: &str) -> &str {
     }
 }
 
-/// Datagrams that bulk VMs sent, a second of the capture's clock; 0 where there are fewer than two.
+/// Datagrams per second of the capture's clock that bulk VMs sent; 0 if there are fewer than two.
 fn bulk_rate(capture: &Path) -> Result<f64, PcapError> {
     let (mut count, mut span) = (0u64, None::<(u64, u64)>);
     Tail::open(capture)?.read_new(|record| {
@@ -442,7 +443,7 @@ fn small(args: &SmallOptions) -> anyhow::Result<ExitCode> {
     execute("vatc", beside, args.total_rate, &args.common, words)
 }
 
-/// Measures every method beside every kind of large packets on one host.
+/// Measures every method with every kind of large packets on one host.
 fn large(args: &LargeOptions) -> anyhow::Result<ExitCode> {
     let beside = args.stream.iter().copied().map(Beside::from).collect();
     let words = vec![
@@ -545,7 +546,7 @@ mod tests {
         for (text, usecs) in [("0", 0), ("10", 10), ("10000", 10_000), ("dynamic", 1), ("conservative", 3)] {
             assert_eq!(text.parse::<Interval>().map(Interval::rx_usecs), Ok(usecs), "{text}");
         }
-        // 1 to 4 are e1000e's names of its modes, and 5 to 9 it refuses.
+        // 1 to 4 are e1000e's names for its modes; it refuses 5 to 9.
         for text in ["1", "9", "10001", "-1", "adaptive", ""] {
             assert!(text.parse::<Interval>().is_err(), "{text}");
         }

@@ -1,13 +1,13 @@
 //! `xen-arm`: Yoo, Kwak, Jo, Yoo, "Toward Under-Millisecond I/O Latency in Xen-ARM" (APSys'11), Figures 1, 3 and 6.
-//! Requests at random to a guest that has a CPU load of its own, beside a VM that never idles.
+//! Random requests to a guest with its own CPU load, beside a VM that never idles.
 //!
 //! In: methods, loads and neighbours on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-LOAD` beside
-//! a bulk VM and `METHOD-LOAD-rt` beside one of the same class and level. A request is an answered datagram (`sockperf
-//! server` at FIFO 50 in the guest), as the paper's is an answered ping; what is measured is its whole way, from its
-//! passage of the NIC to that of the answer. The load is a process of normal priority in the guest that works its share
-//! of each 10 ms (`ontime_lab::role::LOADED`).
+//! a bulk VM, and `METHOD-LOAD-rt` beside a VM of the same class and level. A request is an answered datagram
+//! (`sockperf server` at FIFO 50 in the guest); the paper's is an answered ping. The response time is measured at the
+//! NIC, from the request to the answer. The load is a process of normal priority in the guest that computes for its
+//! share of each 10 ms (`ontime_lab::role::LOADED`).
 //!
-//! An instruction takes 1 ns here: at 4 the VM's own path alone is longer than what is to be shown
+//! An instruction takes 1 ns here. With 4 ns the path of the VM alone would take longer than the effect to be shown
 //! (docs/bench/xen-arm.md).
 
 use std::net::SocketAddr;
@@ -29,35 +29,35 @@ use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
 
-/// The methods, in the order of the report. `credit` is what Linux does where nothing is applied: every vCPU and vhost
-/// thread has its fair share.
+/// The methods, in the order of the report. `credit` means Linux's defaults: every vCPU and vhost thread has its fair
+/// share.
 const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
 /// The paper's CPU loads of the RT guest, percent.
 const LOADS: [u8; 4] = [20, 40, 60, 80];
-/// From an answer to the next request, us: uniform, as the paper's interval.
+/// Time from an answer to the next request, us: uniform, as in the paper.
 pub(crate) const GAPS_US: (u64, u64) = (0, 40_000);
-/// The paper's delay spike.
+/// Delay from which the paper counts a spike, ns.
 pub(crate) const SPIKE_NS: u64 = 1_000_000;
-/// The paper's million.
+/// Number of requests in the paper.
 const LONG: u64 = 1_000_000;
 /// Requests at the start of each case that do not count.
 const WARM_UP: u64 = 20;
 /// The guest's port for its load.
 const LOAD_PORT: u16 = 11_112;
-/// An answer about the load is waited for so often, 2 s of real time each.
+/// Number of tries for an answer about the load, 2 s of real time each.
 const TRIES: u32 = 60;
 
-/// Who never idles beside the RT VM.
+/// The VM that never idles beside the RT VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Neighbour {
     /// A bulk VM, as in the paper.
     Bulk,
-    /// An RT VM of the same level, with a runtime cap of one half: beyond the paper.
+    /// An RT VM of the same level, with a runtime cap of one half. The paper does not have this case.
     Rt,
 }
 
 impl Neighbour {
-    /// Its VM's name and address: what the name is decides its class.
+    /// Name and address of the VM. The name decides its class.
     fn vm(self) -> Vm<'static> {
         match self {
             Neighbour::Bulk => Vm { name: "hog", role: "spin", net: "bulk", address: "10.2.0.2" },
@@ -84,7 +84,7 @@ impl std::str::FromStr for Neighbour {
     }
 }
 
-/// A case's name in results.
+/// Name of a case in results.
 fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     match neighbour {
         Neighbour::Bulk => format!("{method}-{load}"),
@@ -92,8 +92,8 @@ fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     }
 }
 
-/// Boots the host and its VMs and measures every method with every load beside every neighbour. A case that fails is
-/// passed to `missing`, and the rest is measured, as long as the host lives.
+/// Boots the host and its VMs and measures every method with every load and every neighbour. A failed case goes to
+/// `missing`, and the remaining cases are measured while the host lives.
 fn measure(
     args: &Options,
     site: &Site,
@@ -131,7 +131,7 @@ fn measure(
     )
 }
 
-/// Has a neighbour run, or stand still as a whole.
+/// Continues or stops a neighbour as a whole.
 fn run(host: &mut Host, neighbour: Neighbour, runs: bool) -> Result<(), MeasureError> {
     let (signal, name) = (if runs { "CONT" } else { "STOP" }, neighbour.vm().name);
     host.shell(&format!("kill -{signal} $(cat /run/lab-vm/{name}.pid)")).map(|_| ())
@@ -179,7 +179,7 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
     Ok((|| Some((numbers.next()?? / 1e9, numbers.next()??)))())
 }
 
-/// Gives the RT guest its load.
+/// Sets the load in the RT guest.
 pub(crate) fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError> {
     let address = SocketAddr::from((server::ADDRESS, LOAD_PORT));
     let failed = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
@@ -189,7 +189,7 @@ pub(crate) fn set_load(host: &mut Host, percent: u8) -> Result<(), MeasureError>
     let mut heard = [0; 32];
     for _ in 0..TRIES {
         host.alive()?;
-        // A refusal is the guest's that is not up yet; the next try tells.
+        // The send fails while the guest is not up yet; then the next try follows.
         let _ = socket.send(percent.to_string().as_bytes());
         if let Ok(length) = socket.recv(&mut heard) {
             if heard.get(..length) == Some(wanted.as_bytes()) {
@@ -258,7 +258,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     measured.report(&args.output)
 }
 
-/// A goal: the worst delay of a method at a CPU load of the guest's own.
+/// A goal: the maximum delay of a method at a CPU load of the guest.
 macro_rules! worst {
     ($id:literal, $method:literal, $load:literal) => {
         goal(
@@ -270,7 +270,7 @@ macro_rules! worst {
     };
 }
 
-/// A guest that computes, beside another VM.
+/// Xen-ARM: a guest that computes, beside another VM.
 #[derive(Debug)]
 pub struct XenArm;
 

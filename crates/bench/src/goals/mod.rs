@@ -1,7 +1,7 @@
-//! Goals of an experiment, typed, and whether a report meets them.
+//! The goals of an experiment as types, and whether a report meets them.
 //!
-//! In: [`GoalSpec`]s and the results. Out: [`Goal`]s with the figures they were computed from. A goal whose results are
-//! missing is neither met nor not met, and says what is missing.
+//! In: [`GoalSpec`]s and the results. Out: [`Goal`]s with the figures from which they were computed. A goal with
+//! missing results is neither met nor not met, and states what is missing.
 
 use ontime_figures::number;
 
@@ -15,7 +15,7 @@ use crate::schema::{
 pub struct Case {
     /// The method's name on the command line.
     pub method: &'static str,
-    /// What the bulk tenants do.
+    /// Traffic of the bulk tenants.
     pub load: Load,
 }
 
@@ -34,23 +34,23 @@ pub const fn idle(method: &'static str) -> Case {
     Case { method, load: Load::None }
 }
 
-/// A goal of [`Measure::LeastCount`], where [`GoalSpec::of`], [`GoalSpec::only`] or [`GoalSpec::late`] says nothing
-/// else.
+/// A goal of [`Measure::LeastCount`], unless [`GoalSpec::of`], [`GoalSpec::only`] or [`GoalSpec::late`] sets another
+/// measure.
 pub const fn goal(id: &'static str, text: &'static str) -> GoalSpec {
     GoalSpec { id, text, measure: Measure::LeastCount, bound: Bound::AtLeast, target: 0.0 }
 }
 
-/// The goals of an experiment; none where it has none.
+/// The goals of an experiment; empty if it has none.
 pub fn of_experiment(experiment: &str) -> &'static [GoalSpec] {
     experiments::find(experiment).map_or(&[], |experiment| experiment.goals())
 }
 
-/// A figure of a result: what goals compare, and tables show.
+/// A figure of a result, which goals compare and tables show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
-    /// Requests that the statistics rest on.
+    /// Requests in the statistics.
     Count,
-    /// Requests that were never answered.
+    /// Requests without an answer.
     Lost,
     /// Arithmetic mean of response times.
     Mean,
@@ -66,7 +66,7 @@ pub enum Figure {
     P99_9,
     /// 99.99th percentile.
     P99_99,
-    /// The largest.
+    /// Maximum.
     Max,
     /// Standard deviation.
     Sd,
@@ -78,25 +78,25 @@ pub enum Figure {
     Own(&'static str),
 }
 
-/// What a goal looks at.
+/// The quantity that a goal evaluates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// The figure of the first divided by that of the second.
     Ratio(Figure, Case, Case),
-    /// By how much the figure of the first is above the sum of the others'; 0 where it is not.
+    /// The amount by which the figure of the first exceeds the sum of the others' figures; at least 0.
     Beyond(Figure, Case, &'static [Case]),
     /// The figure itself.
     Only(Figure, Case),
-    /// Frames that came late, or never.
+    /// Frames that arrived late, or never.
     Late(Case),
-    /// Deadlines that applications missed; not judged where an application did no job.
+    /// Deadlines that applications missed. Not evaluated if an application did no job.
     Missed(Case),
     /// The smallest count of all results of the series.
     LeastCount,
 }
 
 impl Measure {
-    /// The cases it looks at; none where it looks at all.
+    /// The cases that it uses; empty if it uses all.
     pub fn cases(self) -> Vec<Case> {
         match self {
             Measure::Ratio(_, over, under) => vec![over, under],
@@ -107,14 +107,14 @@ impl Measure {
     }
 }
 
-/// A goal, before it is looked at.
+/// The definition of a goal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GoalSpec {
     /// A short name.
     pub id: &'static str,
-    /// In words.
+    /// The goal in words.
     pub text: &'static str,
-    /// What is compared.
+    /// The quantity that is evaluated.
     pub measure: Measure,
     /// Which side of the target is good.
     pub bound: Bound,
@@ -123,22 +123,22 @@ pub struct GoalSpec {
 }
 
 impl GoalSpec {
-    /// The goal with another measure or target.
+    /// The goal with a ratio of two cases as its measure.
     pub const fn of(self, figure: Figure, over: Case, under: Case) -> Self {
         Self { measure: Measure::Ratio(figure, over, under), ..self }
     }
 
-    /// The goal with another measure or target.
+    /// The goal with the excess of one case over others as its measure.
     pub const fn beyond(self, figure: Figure, above: Case, bases: &'static [Case]) -> Self {
         Self { measure: Measure::Beyond(figure, above, bases), ..self }
     }
 
-    /// The goal with another measure or target.
+    /// The goal with a single figure as its measure.
     pub const fn only(self, figure: Figure, case: Case) -> Self {
         Self { measure: Measure::Only(figure, case), ..self }
     }
 
-    /// The goal with another measure or target.
+    /// The goal with late frames as its measure.
     pub const fn late(self, case: Case) -> Self {
         Self { measure: Measure::Late(case), ..self }
     }
@@ -148,20 +148,20 @@ impl GoalSpec {
         Self { measure: Measure::Missed(case), ..self }.at_most(0.0)
     }
 
-    /// The goal with another measure or target.
+    /// The goal with a lower limit.
     pub const fn at_least(self, target: f64) -> Self {
         Self { bound: Bound::AtLeast, target, ..self }
     }
 
-    /// The goal with another measure or target.
+    /// The goal with an upper limit.
     pub const fn at_most(self, target: f64) -> Self {
         Self { bound: Bound::AtMost, target, ..self }
     }
 }
 
-/// Looks at every goal for every kernel series that has a result on `clock`. Those of `promised` (a release or series)
-/// come first and are binding, but on a real clock, where other work of the machine counts; the others are for
-/// information. Where a case was measured more than once, the first result counts.
+/// Evaluates every goal for every kernel series that has a result on `clock`. Goals for the series of `promised` (a
+/// release or a series) come first. They are binding, except on a real clock, where other work of the machine has an
+/// influence; all others are for information. If a case was measured more than once, the first result counts.
 pub fn evaluate(specs: &[GoalSpec], results: &[MethodResult], clock: Clock, promised: &str) -> Vec<Goal> {
     let promised = kernel_series(promised);
     let exact = !matches!(clock, Clock::Real | Clock::Hardware);
@@ -204,7 +204,7 @@ impl GoalSpec {
 }
 
 impl Measure {
-    /// The figure and what it was computed from, or what is missing.
+    /// The figure and the figures from which it was computed, or what is missing.
     fn take(self, results: &[&MethodResult]) -> Result<(f64, String), String> {
         match self {
             Measure::Ratio(figure, over, under) => ratio(results, figure, over, under),
@@ -249,7 +249,7 @@ fn ratio(results: &[&MethodResult], figure: Figure, over: Case, under: Case) -> 
     Ok((above / below, format!("{words}, {others}")))
 }
 
-/// And in words.
+/// A figure of a case, and the figure in words.
 fn value(results: &[&MethodResult], figure: Figure, case: Case) -> Result<(f64, String), String> {
     let result = case.find(results)?;
     let missing = || match figure {
@@ -262,7 +262,7 @@ fn value(results: &[&MethodResult], figure: Figure, case: Case) -> Result<(f64, 
 }
 
 impl Figure {
-    /// The figure of a result, and its unit; `None` where it was not measured.
+    /// The figure of a result, and its unit; `None` if it was not measured.
     pub fn of(self, result: &MethodResult) -> Option<(f64, Unit)> {
         let latency = |pick: fn(&Distribution) -> f64| Some((pick(result.latency_us.as_ref()?), Unit::Us));
         match self {
@@ -283,7 +283,7 @@ impl Figure {
         }
     }
 
-    /// The head of its column.
+    /// The head of the figure's column.
     pub fn head(self) -> &'static str {
         match self {
             Figure::Count => "count",
@@ -313,7 +313,7 @@ impl Case {
         format!("{} was not measured", self.name())
     }
 
-    /// The first result of it.
+    /// The first result of the case.
     fn find<'a>(self, results: &[&'a MethodResult]) -> Result<&'a MethodResult, String> {
         let is_case = |result: &&&MethodResult| result.method == self.method && result.load == self.load;
         results.iter().find(is_case).copied().ok_or_else(|| self.missing())

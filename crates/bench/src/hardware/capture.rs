@@ -1,5 +1,4 @@
-//! A packet socket with time stamps: the kernel's calls, nothing else (packet(7),
-//! `Documentation/networking/timestamping.rst`).
+//! A packet socket with time stamps: only the system calls (packet(7), `Documentation/networking/timestamping.rst`).
 
 use std::ffi::CStr;
 use std::io;
@@ -8,9 +7,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::site::Stamps;
 
-/// Most of a frame that is kept, bytes.
+/// Maximum of bytes that are kept of a frame.
 pub const LONGEST: usize = 2_048;
-/// Room for frames that wait to be read, bytes.
+/// Size of the receive buffer, bytes.
 const BUFFER: libc::c_int = 256 << 20;
 /// `HWTSTAMP_FILTER_NONE`, `HWTSTAMP_FILTER_ALL` (`include/uapi/linux/net_tstamp.h`).
 const FILTER_ALL: libc::c_int = 1;
@@ -49,18 +48,18 @@ struct Request<T> {
     rest: [u8; 16],
 }
 
-/// A frame as it was read.
+/// A received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// When it passed, ns since the stamp's epoch; `None` where it has no stamp of the wanted kind.
+    /// Time of passage, ns since the epoch of the stamp; `None` if the frame has no stamp of the chosen kind.
     pub at_ns: Option<u64>,
-    /// Bytes that were kept.
+    /// Number of bytes kept.
     pub kept: usize,
-    /// Bytes that it has.
+    /// Length of the frame, bytes.
     pub length: usize,
 }
 
-/// An open packet socket on one interface, both directions.
+/// An open packet socket on one interface, for both directions.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
@@ -72,12 +71,12 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 impl Socket {
-    /// Opens it on interface `index`.
+    /// Opens a socket on interface `index`.
     pub fn open(index: u32, stamps: Stamps) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: takes integers, touches no memory. Protocol 0: nothing is received before it is bound.
+        // SAFETY: takes integers and accesses no memory. Protocol 0: nothing is received before the socket is bound.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-        // SAFETY: the descriptor was just made and is nobody else's.
+        // SAFETY: the descriptor was just created and has no other owner.
         let socket = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, stamps };
         let wanted = match stamps {
             Stamps::Kernel => libc::SOF_TIMESTAMPING_RX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE,
@@ -87,7 +86,7 @@ impl Socket {
         if socket.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &BUFFER).is_err() {
             socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, &BUFFER)?;
         }
-        // A mirror port's frames are addressed to others.
+        // Frames at a mirror port have other hosts' addresses.
         let all = libc::packet_mreq {
             mr_ifindex: index as libc::c_int,
             mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
@@ -98,7 +97,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Begins to receive: what passes the interface from now on.
+    /// Starts receiving the frames that pass the interface.
     pub fn bind(&self, index: u32) -> io::Result<()> {
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as libc::sa_family_t,
@@ -114,8 +113,8 @@ impl Socket {
         check(unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), length) }).map(|_| ())
     }
 
-    /// Lets only TCP pass, and of all else one frame in 64: a flood's sums need no more. IPv4 and IPv6 without tags or
-    /// options.
+    /// Passes only TCP, and one in 64 of all other frames, which is enough for a flood's sums. For IPv4 and IPv6
+    /// without tags or options.
     pub fn thin(&self) -> io::Result<()> {
         let code = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         const RANDOM: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_RANDOM) as u32;
@@ -138,15 +137,15 @@ impl Socket {
         self.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
     }
 
-    /// The next frame, into `buffer`; `None` where there is none yet.
+    /// The next frame, in `buffer`; `None` if there is none yet.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Frame>> {
-        // SAFETY: all zeros is a msghdr.
+        // SAFETY: a msghdr of zeros is valid.
         let mut message: libc::msghdr = unsafe { zeroed() };
         let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let mut control = [0u64; 16];
         (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
         (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
-        // SAFETY: message names a live buffer and live room for control messages, with their lengths.
+        // SAFETY: the message contains a live buffer and live space for control messages, with their lengths.
         let length = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_TRUNC) };
         let Ok(length) = usize::try_from(length) else {
             let error = io::Error::last_os_error();
@@ -155,57 +154,57 @@ impl Socket {
         Ok(Some(Frame { at_ns: self.stamp(&message), kept: length.min(buffer.len()), length }))
     }
 
-    /// The stamp of the wanted kind: of `struct scm_timestamping` the first is the kernel's, the third the NIC's.
+    /// The stamp of the chosen kind. In `struct scm_timestamping` the first is the kernel's, and the third the NIC's.
     fn stamp(&self, message: &libc::msghdr) -> Option<u64> {
-        // SAFETY: message is as recvmsg(2) left it, its control buffer lives.
+        // SAFETY: the message is unchanged since recvmsg(2), and its control buffer is alive.
         let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
         while !header.is_null() {
-            // SAFETY: not null, so within the control buffer.
+            // SAFETY: the pointer is not null, so it is within the control buffer.
             let of = unsafe { header.read_unaligned() };
             if of.cmsg_level == libc::SOL_SOCKET && of.cmsg_type == libc::SCM_TIMESTAMPING {
-                // SAFETY: the kernel wrote a cmsghdr there, whose data follow it.
+                // SAFETY: the kernel wrote a cmsghdr there, which is followed by its data.
                 let data = unsafe { libc::CMSG_DATA(header) };
-                // SAFETY: a message of this type holds three timespecs.
+                // SAFETY: a message of this type contains three timespecs.
                 let stamps = unsafe { data.cast::<[libc::timespec; 3]>().read_unaligned() };
                 let [software, _, hardware] = stamps;
                 let at = if self.stamps == Stamps::Nic { hardware } else { software };
                 let ns = at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64;
                 return (ns > 0).then_some(ns);
             }
-            // SAFETY: both are from this message.
+            // SAFETY: both pointers belong to this message.
             header = unsafe { libc::CMSG_NXTHDR(message, header) };
         }
         None
     }
 
-    /// Frames that found no room since the last call.
+    /// Frames that were dropped for lack of room since the last call.
     pub fn dropped(&self) -> io::Result<u64> {
         // struct tpacket_stats.
         let mut counts = [0u32; 2];
         let mut length = size_of_val(&counts) as libc::socklen_t;
         let (fd, level, name) = (self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS);
-        // SAFETY: the kernel writes at most length bytes, which counts has.
+        // SAFETY: the kernel writes at most length bytes, the size of counts.
         check(unsafe { libc::getsockopt(fd, level, name, counts.as_mut_ptr().cast(), &raw mut length) })?;
         Ok(u64::from(counts[1]))
     }
 
-    /// Waits until there is something to receive, at most so long.
+    /// Waits until a frame can be received, or until the limit.
     pub fn wait(&self, limit_ms: i32) -> io::Result<()> {
         let mut of = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one live pollfd.
+        // SAFETY: the pointer is to one live pollfd.
         match check(unsafe { libc::poll(&raw mut of, 1, limit_ms) }) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Has the NIC stamp every frame that it receives; returns what it did before.
+    /// Makes the NIC stamp every received frame. Returns the previous configuration.
     pub fn stamp_all(&self, nic: &str) -> io::Result<StampConfig> {
         let mut before = StampConfig::default();
         self.ask(nic, SIOCGHWTSTAMP, &mut before)?;
         let mut wanted = StampConfig { rx_filter: FILTER_ALL, ..before };
         self.set_stamps(nic, &mut wanted)?;
-        // A driver may take less than it was asked for, and says so here.
+        // A driver may set less than was requested, and returns what it has set.
         if wanted.rx_filter == FILTER_ALL {
             return Ok(before);
         }
@@ -213,14 +212,14 @@ impl Socket {
         Err(io::Error::from_raw_os_error(libc::ERANGE))
     }
 
-    /// Has it stamp as it did before.
+    /// Restores the previous configuration of time stamps.
     pub fn set_stamps(&self, nic: &str, config: &mut StampConfig) -> io::Result<()> {
         self.ask(nic, SIOCSHWTSTAMP, config)
     }
 
-    /// The interface's driver and the bus address of its device, which is empty where there is no device behind it.
+    /// The interface's driver, and the bus address of its device, which is empty if it has no device.
     pub fn driver(&self, nic: &str) -> io::Result<(String, String)> {
-        // SAFETY: all zeros is a DriverInfo.
+        // SAFETY: a DriverInfo of zeros is valid.
         let mut info: DriverInfo = unsafe { zeroed() };
         info.command = ETHTOOL_GDRVINFO;
         self.ask(nic, SIOCETHTOOL, &mut info)?;
@@ -241,7 +240,8 @@ impl Socket {
             *to = from as libc::c_char;
         }
         let mut order = Request { name, data: std::ptr::from_mut(data), rest: [0; 16] };
-        // SAFETY: order is as long as a struct ifreq, and its pointer is to the live structure that this request takes.
+        // SAFETY: the order has the size of a struct ifreq, and its pointer is to the live structure that this request
+        // takes.
         check(unsafe { libc::ioctl(self.fd.as_raw_fd(), request as _, &raw mut order) }).map(|_| ())
     }
 

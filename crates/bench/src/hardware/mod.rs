@@ -1,8 +1,8 @@
-//! A real host under measurement: its owner's VMs, and a client at the other end of a cable.
+//! A real host under test: with VMs of its owner, and a client at the other end of a cable.
 //!
-//! In: a [`Site`], a file of its owner. Out: a [`Target`], which runs commands on the host and has the captures that
-//! its [`monitor`] makes. Nothing of the VMs is changed: who they are, and where they answer, the site says. What an
-//! experiment switches is the host's method, by its daemon, and that it gives back.
+//! In: a [`Site`], a file that the owner writes. Out: a [`Target`], which runs commands on the host and has the
+//! captures of its [`monitor`]. The VMs are not changed: the site describes their names and addresses. An experiment
+//! switches only the host's method, through its daemon, and restores it at the end.
 
 mod capture;
 pub mod monitor;
@@ -20,90 +20,90 @@ pub use self::target::Target;
 /// Why a real host cannot be measured.
 #[derive(Debug, Error)]
 pub enum HardwareError {
-    /// The site's file.
+    /// The site's file is invalid.
     #[error("{path}: {what}", path = path.display())]
     Site {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         what: String,
     },
-    /// The client's namespace.
+    /// The client's namespace cannot be entered.
     #[error(
         "network namespace '{name}' of the client cannot be entered: {source}; `ip netns list` names those there are, \
          and it takes root"
     )]
     Namespace {
-        /// Which.
+        /// The namespace.
         name: String,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// No such interface.
+    /// The interface does not exist.
     #[error("there is no interface '{nic}' at the client{place}; `ip link` names those there are")]
     NoNic {
-        /// Which.
+        /// The interface.
         nic: String,
-        /// In which namespace, in words.
+        /// Its namespace, in words.
         place: String,
     },
-    /// It is down.
+    /// The interface is down.
     #[error("interface '{nic}' of the client is down or has no carrier; `ip link set {nic} up`, and look at the cable")]
     Down {
-        /// Which.
+        /// The interface.
         nic: String,
     },
-    /// Its monitor does not get on.
+    /// The interface's monitor does not keep up.
     #[error("the capture of '{nic}' lacks what passed {seconds} s ago: give the client's machine less other work")]
     Behind {
-        /// Which.
+        /// The interface.
         nic: String,
-        /// For so long it was waited for.
+        /// Time that was waited, s.
         seconds: u64,
     },
-    /// No right to capture.
+    /// Missing privilege to capture.
     #[error("capturing on '{nic}' is not permitted: run it as root, or with CAP_NET_RAW and CAP_NET_ADMIN")]
     Permission {
-        /// Where.
+        /// The interface.
         nic: String,
     },
-    /// No hardware stamps.
+    /// The interface has no hardware time stamps for all frames.
     #[error(
         "'{nic}' does not stamp every frame that it receives ({source}); `ethtool -T {nic}` says what it can, and \
          stamps = \"kernel\" takes the kernel's"
     )]
     NoStamps {
-        /// Where.
+        /// The interface.
         nic: String,
-        /// The driver's word.
+        /// The driver's error.
         source: io::Error,
     },
-    /// The capture.
+    /// The capture failed.
     #[error("capturing on '{nic}': {what}: {source}")]
     Capture {
-        /// Where.
+        /// The interface.
         nic: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// A command on the host.
+    /// A command on the host failed.
     #[error("on {host}, `{command}` failed: {said}")]
     Command {
         /// The host.
         host: String,
-        /// What was run.
+        /// The command.
         command: String,
-        /// Its words.
+        /// The command's output.
         said: String,
     },
-    /// It takes too long.
+    /// A command on the host exceeded its time limit.
     #[error("on {host}, `{command}` did not end in {seconds} s")]
     TooLong {
         /// The host.
         host: String,
-        /// What was run.
+        /// The command.
         command: String,
         /// The limit.
         seconds: u64,
@@ -113,10 +113,10 @@ pub enum HardwareError {
     Unreachable {
         /// The host.
         host: String,
-        /// ssh's words.
+        /// ssh's output.
         said: String,
     },
-    /// A tenant is not what the site says.
+    /// A tenant does not match the site.
     #[error(
         "tenant '{name}' is {found} on {host}, and the site has it as {wanted}; `ontime ps` there, and docs/tenants.md \
          for its class"
@@ -126,12 +126,12 @@ pub enum HardwareError {
         name: String,
         /// The host.
         host: String,
-        /// Its class, or that it is not there.
+        /// Its class, or that it does not exist.
         found: String,
         /// The class it should have.
         wanted: &'static str,
     },
-    /// Something that only an emulated host has.
+    /// An operation that only an emulated host allows.
     #[error("{0}")]
     NotHere(String),
 }

@@ -1,8 +1,8 @@
-//! The monitor of a real wire: what passes an interface, with its time stamps, as a capture file that grows.
+//! The monitor of a real wire: the frames that pass an interface, with their time stamps, as a growing capture file.
 //!
-//! In: an interface of this thread's network namespace. Out: a pcap (stamps in ns), written by a thread of its own
-//! until the value is dropped; how many frames it missed. Which stamps they are, and what is in them,
-//! [`Monitor::words`] says.
+//! In: an interface in this thread's network namespace. Out: a pcap (stamps in ns), which a separate thread writes
+//! until the value is dropped, and the number of missed frames. [`Monitor::words`] describes the kind of time stamps
+//! and the delays that they include.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -19,31 +19,31 @@ use super::HardwareError;
 use super::capture::{LONGEST, Socket, StampConfig};
 use super::site::Stamps;
 
-/// A classic pcap with stamps in ns, Ethernet.
+/// Magic number of a classic pcap with stamps in ns, for Ethernet.
 const MAGIC: u32 = 0xa1b2_3c4d;
-/// How long the thread waits for a frame before it looks whether it is to end, ms.
+/// How long the thread waits for a frame before it checks whether it must end, ms.
 const LOOK_MS: i32 = 50;
-/// More frames than its socket's buffer holds.
+/// More frames than the socket's buffer holds.
 const QUEUED: usize = 1 << 18;
-/// How long a machine with other work may take to write what it captured.
+/// Real time that a busy machine may take to write its capture.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is captured.
+/// Parameters of a capture.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch<'a> {
     /// The interface.
     pub nic: &'a str,
-    /// Where that is, for messages.
+    /// The interface's place, for messages.
     pub place: &'a str,
-    /// Whose stamps.
+    /// Source of the time stamps.
     pub stamps: Stamps,
-    /// Bytes of a frame that are kept.
+    /// Number of bytes kept of a frame.
     pub captured: usize,
-    /// Of all but TCP one frame in 64.
+    /// Keeps only one in 64 of the frames that are not TCP.
     pub thin: bool,
 }
 
-/// A capture that grows.
+/// A growing capture.
 #[derive(Debug)]
 pub struct Monitor {
     file: PathBuf,
@@ -58,17 +58,17 @@ pub struct Monitor {
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Times that somebody asked for a whole file, and which of them it is.
+    /// Number of requests for a complete file, and the number of the last one served.
     asked: AtomicU64,
     written: AtomicU64,
-    /// Frames that found no room, or had no stamp.
+    /// Frames for which there was no room, or which had no stamp.
     missed: AtomicU64,
     /// The capture ended early.
     failed: AtomicBool,
 }
 
 impl Monitor {
-    /// Begins to capture into `file`.
+    /// Starts capturing into `file`.
     pub fn start(watch: Watch<'_>, file: &Path) -> Result<Self, HardwareError> {
         let Watch { nic, place, stamps, captured, thin } = watch;
         let failed = |what| {
@@ -89,7 +89,7 @@ impl Monitor {
         if thin {
             socket.thin().map_err(failed("filtering"))?;
         }
-        // An interface that has no driver to ask has no device either.
+        // An interface that reports no driver has no device either.
         let (driver, bus) = socket.driver(nic).unwrap_or_else(|_| ("no driver".to_owned(), String::new()));
         socket.bind(index).map_err(failed("binding the packet socket"))?;
         let create = || -> io::Result<BufWriter<File>> {
@@ -120,22 +120,22 @@ impl Monitor {
         Ok(Self { file: file.to_owned(), shared, writer: Some(writer), nic, stamps, driver, device })
     }
 
-    /// The capture.
+    /// The path of the capture.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Whether there is a device behind the interface.
+    /// Whether the interface has a hardware device.
     pub fn is_device(&self) -> bool {
         self.device
     }
 
-    /// Frames that are not in the capture though they passed, so far.
+    /// Frames that passed but are missing in the capture, so far.
     pub fn missed(&self) -> u64 {
         self.shared.missed.load(Ordering::Relaxed)
     }
 
-    /// Waits until all that has passed is in the capture: its thread has no more of the machine than others have.
+    /// Waits until the capture contains all frames that have passed. The capturing thread has no priority over others.
     pub fn settle(&self) -> Result<(), HardwareError> {
         let asked = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let end = Instant::now() + PATIENCE;
@@ -149,7 +149,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Whether it still captures.
+    /// Checks that the capture still runs.
     pub fn alive(&self) -> Result<(), HardwareError> {
         if self.shared.failed.load(Ordering::Relaxed) {
             return Err(HardwareError::Down { nic: self.nic.clone() });
@@ -157,7 +157,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Whose stamps, and what is in the times between them.
+    /// Source of the time stamps, and the delays that the times between them include.
     pub fn words(&self) -> String {
         let Self { nic, driver, .. } = self;
         let what = match (self.stamps, self.device) {
@@ -191,7 +191,7 @@ fn index(nic: &str, place: &str) -> Result<u32, HardwareError> {
     name_to_index(&any, nic).map_err(|_| none())
 }
 
-/// The thread's part.
+/// The state of the capturing thread.
 struct Capture {
     socket: Socket,
     out: BufWriter<File>,
@@ -206,7 +206,7 @@ impl Capture {
         let ended = self.copy();
         self.shared.failed.store(ended.is_err(), Ordering::Relaxed);
         if let Some(mut before) = self.before {
-            // The NIC may be gone; nobody is left to be told.
+            // The NIC may have gone. There is nobody to report an error to.
             let _ = self.socket.set_stamps(&self.nic, &mut before);
         }
     }
@@ -226,7 +226,7 @@ impl Capture {
                 record.clear();
                 record.extend(words.iter().flat_map(|word| (*word as u32).to_le_bytes()));
                 record.extend_from_slice(buffer.get(..frame.kept).unwrap_or_default());
-                // Who reads the file while it grows reads whole frames: the buffer is written out between two of these.
+                // A reader of the growing file must see whole frames, so the buffer is flushed only between two frames.
                 self.out.write_all(&record)?;
             }
             self.out.flush()?;

@@ -13,9 +13,9 @@ use super::HardwareError;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Site {
-    /// `here`, or where ssh finds it: `root@192.0.2.10`.
+    /// `here`, or the host's name for ssh: `root@192.0.2.10`.
     pub host: String,
-    /// The command there.
+    /// The command on that host.
     #[serde(default = "ontime")]
     pub ontime: String,
     /// The client.
@@ -23,29 +23,29 @@ pub struct Site {
     pub client: Client,
     /// The network of the RT tenant.
     pub rt: Rt,
-    /// That of the bulk tenants; without it nothing floods.
+    /// The network of the bulk tenants. Without it there is no flood.
     pub bulk: Option<Network>,
 }
 
-/// Where the client runs, and how it stamps.
+/// The client's place and time stamps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
-    /// Its network namespace: with both ends of the cable in one machine.
+    /// Network namespace of the client, if both ends of the cable are in one machine.
     pub namespace: Option<String>,
-    /// Whose time stamps.
+    /// Source of the time stamps.
     pub stamps: Stamps,
 }
 
-/// Whose time stamps frames carry.
+/// Source of frames' time stamps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stamps {
-    /// The kernel's, where a frame is handed to the driver and where the driver hands it on: the client's own interrupt
-    /// is in them.
+    /// The kernel's, taken when a frame is passed to the driver and when the driver passes it on. They include the
+    /// client's own interrupt.
     #[default]
     Kernel,
-    /// The NIC's, of frames that it receives: of both ways only at a mirror port or tap.
+    /// The NIC's, for received frames. Both directions have them only at a mirror port or tap.
     Nic,
 }
 
@@ -53,13 +53,13 @@ pub enum Stamps {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rt {
-    /// Its name, as `ontime ps` has it.
+    /// Name in `ontime ps`.
     pub tenant: String,
-    /// Where its server answers. Of Sampled Values, which have no address, the port is not looked at.
+    /// Address of the server. Sampled Values have no such address; for them the port is ignored.
     pub server: SocketAddr,
     /// The client's NIC.
     pub nic: String,
-    /// The NIC at which a mirror port or tap of this network ends; without it the client's NIC is the monitor.
+    /// The NIC at a mirror port or tap of this network. Without it, the client's NIC is the monitor.
     pub monitor: Option<String>,
 }
 
@@ -67,9 +67,9 @@ pub struct Rt {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// The client's NIC; of `vatc` the RT tenant's.
+    /// The client's NIC; for `vatc` that of the RT tenant.
     pub nic: String,
-    /// Names, as `ontime ps` has them, and addresses, where `iperf3 -s` runs.
+    /// Names in `ontime ps`, and addresses on which `iperf3 -s` runs.
     pub tenants: BTreeMap<String, IpAddr>,
 }
 
@@ -78,7 +78,7 @@ fn ontime() -> String {
 }
 
 impl Site {
-    /// Reads it.
+    /// Reads and checks a site's file.
     pub fn read(path: &Path) -> Result<Self, HardwareError> {
         let wrong = |what: String| HardwareError::Site { path: path.to_owned(), what };
         let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;

@@ -1,5 +1,5 @@
-//! A real host while it is measured: commands on it, captures of what passes the client, and its method, which it has
-//! back at the end.
+//! A real host during a measurement: runs commands on it, captures the traffic at the client, and restores its method
+//! at the end.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,9 +16,9 @@ use super::HardwareError;
 use super::monitor::{Monitor, Watch};
 use super::site::{Site, Stamps};
 
-/// Longest command.
+/// Time limit of a command.
 const LIMIT: Duration = Duration::from_secs(900);
-/// ssh's own word for what failed on its side (ssh(1), EXIT STATUS).
+/// ssh's exit status for its own failures (ssh(1), EXIT STATUS).
 const SSH_FAILED: i32 = 255;
 
 /// An open host.
@@ -28,20 +28,20 @@ pub struct Target {
     dir: PathBuf,
     rt: Monitor,
     bulk: Option<Monitor>,
-    /// The network namespace that commands on this machine run in, where the client has another.
+    /// The network namespace for commands on this machine, if the client uses another one.
     own: Option<File>,
-    /// Its method before the first switch.
+    /// The host's method before the first switch.
     method: Option<String>,
 }
 
-/// The part of `ontime status --json` that is looked at.
+/// The fields of `ontime status --json` that are used.
 #[derive(Debug, Deserialize)]
 struct Status {
     state: String,
     method: String,
 }
 
-/// The part of `ontime ps --json` that is looked at.
+/// The fields of `ontime ps --json` that are used.
 #[derive(Debug, Deserialize)]
 struct Tenant {
     name: String,
@@ -49,8 +49,8 @@ struct Tenant {
 }
 
 impl Target {
-    /// Takes this thread into the client's namespace, begins to capture into `dir`, and looks whether the host answers;
-    /// `captured` bytes of an RT frame are kept.
+    /// Moves this thread into the client's namespace, starts capturing into `dir`, and checks that the host answers.
+    /// `captured` is the number of bytes kept of an RT frame.
     pub fn open(site: Site, dir: &Path, captured: usize) -> Result<Self, HardwareError> {
         let own = match &site.client.namespace {
             Some(name) => enter(name)?,
@@ -60,7 +60,7 @@ impl Target {
         let stamps = site.client.stamps;
         let (nic, place) = (site.monitor(), place.as_str());
         let rt = Monitor::start(Watch { nic, place, stamps, captured, thin: false }, &dir.join("rt.pcap"))?;
-        // Throughput needs no better stamps than the kernel's.
+        // For throughput, the kernel's time stamps are sufficient.
         let watch = |nic| Watch { nic, place, stamps: Stamps::Kernel, captured: 96, thin: true };
         let bulk = site.bulk.as_ref().map(|of| Monitor::start(watch(&of.nic), &dir.join("bulk.pcap"))).transpose()?;
         let mut target = Self { site, dir: dir.to_owned(), rt, bulk, own, method: None };
@@ -68,17 +68,17 @@ impl Target {
         Ok(target)
     }
 
-    /// Where captures and logs go.
+    /// Directory of captures and logs.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What the site says.
+    /// The site's description.
     pub fn site(&self) -> &Site {
         &self.site
     }
 
-    /// What a reader must know of the host and of the wire.
+    /// Notes for the reader about the host and the wire.
     pub fn notes(&mut self) -> Result<Vec<String>, HardwareError> {
         let script = "sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1; nproc; uname -rv; cat /proc/cmdline";
         let said = self.shell(script)?;
@@ -100,40 +100,40 @@ impl Target {
     pub fn capture(&self, network: &str) -> PathBuf {
         match (&self.bulk, network) {
             (Some(bulk), "bulk") => bulk.file().to_owned(),
-            // Without a bulk network there is nothing in it.
+            // Without a bulk network this file is empty.
             (None, "bulk") => self.dir.join("bulk.pcap"),
             _ => self.rt.file().to_owned(),
         }
     }
 
-    /// Whether both NICs have a device behind them.
+    /// Whether both NICs have a hardware device.
     pub fn is_hardware(&self) -> bool {
         self.rt.is_device() && self.bulk.as_ref().is_none_or(Monitor::is_device)
     }
 
-    /// Whose stamps the RT capture has.
+    /// The source of the RT capture's time stamps.
     pub fn stamps(&self) -> String {
         self.rt.words()
     }
 
-    /// Frames that passed the RT monitor and are not in its capture, so far.
+    /// Frames that passed the RT monitor but are missing in its capture, so far.
     pub fn missed(&self) -> u64 {
         self.rt.missed()
     }
 
-    /// Waits until captures have all that has passed.
+    /// Waits until the captures contain all frames that have passed.
     pub fn settle(&self) -> Result<(), HardwareError> {
         self.rt.settle()?;
         self.bulk.as_ref().map_or(Ok(()), Monitor::settle)
     }
 
-    /// Whether captures still grow.
+    /// Checks that the captures still grow.
     pub fn alive(&self) -> Result<(), HardwareError> {
         self.rt.alive()?;
         self.bulk.as_ref().map_or(Ok(()), Monitor::alive)
     }
 
-    /// Runs a shell command on the host, which must succeed; gives its standard output.
+    /// Runs a shell command on the host, which must succeed. Returns its standard output.
     pub fn shell(&mut self, script: &str) -> Result<String, HardwareError> {
         let host = self.site.host.clone();
         let failed = |said: String| HardwareError::Command { host: host.clone(), command: script.to_owned(), said };
@@ -178,18 +178,18 @@ impl Target {
         command
     }
 
-    /// Switches the host to a method. Before the first switch its tenants must be what the site says; what was in force
-    /// is kept.
+    /// Switches the host to a method. Before the first switch, checks that its tenants are those of the site, and
+    /// stores the method in force.
     pub fn apply(&mut self, method: &str) -> Result<(), HardwareError> {
         self.know_the_host()?;
         let script = format!("{} apply --method {method} 2>&1; [ $? -le 2 ]", self.site.ontime);
         let said = self.shell(&script)?;
-        // For whoever reads the figures later.
+        // The output is kept for later readers of the figures.
         let _ = std::fs::write(self.dir.join(format!("{method}.applied")), said);
         Ok(())
     }
 
-    /// Undoes whatever method is in force.
+    /// Undoes the method in force.
     pub fn reset(&mut self) -> Result<(), HardwareError> {
         self.know_the_host()?;
         self.shell(&format!("{} reset 2>&1", self.site.ontime)).map(|_| ())
@@ -230,7 +230,7 @@ impl Target {
         })
     }
 
-    /// Gives the host back the method that it had, where it was switched.
+    /// Restores the method that the host had before the first switch.
     pub fn leave(&mut self) -> Result<(), HardwareError> {
         let ontime = self.site.ontime.clone();
         match self.method.take() {
@@ -241,7 +241,7 @@ impl Target {
     }
 }
 
-/// Takes this thread into the named namespace; gives the one that it was in.
+/// Moves this thread into the named namespace. Returns the previous one.
 fn enter(name: &str) -> Result<Option<File>, HardwareError> {
     let go = || -> io::Result<File> {
         let own = File::open("/proc/thread-self/ns/net")?;
@@ -253,7 +253,7 @@ fn enter(name: &str) -> Result<Option<File>, HardwareError> {
     go().map(Some).map_err(|source| HardwareError::Namespace { name: name.to_owned(), source })
 }
 
-/// As one word of a shell's command line.
+/// Quotes a script as one word of a shell's command line.
 fn quoted(script: &str) -> String {
     format!("'{}'", script.replace('\'', "'\\''"))
 }
@@ -264,12 +264,12 @@ struct Output {
     error: String,
 }
 
-/// What it said until it ended; `None` where it took longer than `limit` and was killed.
+/// The child's output at its end; `None` if it ran longer than `limit` and was killed.
 fn end_of(mut child: Child, limit: Duration) -> io::Result<Option<Output>> {
     fn read(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
         thread::spawn(move || {
             let mut bytes = Vec::new();
-            // What was read until it broke is what there is.
+            // If the pipe breaks, the bytes read so far are used.
             let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
             String::from_utf8_lossy(&bytes).into_owned()
         })

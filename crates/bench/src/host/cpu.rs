@@ -1,6 +1,6 @@
-//! The host's CPU time, and who had it.
+//! The host's CPU time, and its users.
 
-/// Prints what [`CpuTime::parse`] takes.
+/// A shell command that prints the input of [`CpuTime::parse`].
 pub(super) const READ: &str = "read -r up idle < /proc/uptime; spin=0; \
                     for pid in $(pgrep -x lab-spin); do read -r ran rest < /proc/$pid/schedstat; spin=$((spin + ran)); \
                     done; guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); pace=0; \
@@ -8,9 +8,9 @@ pub(super) const READ: &str = "read -r up idle < /proc/uptime; spin=0; \
                     read -r name < $task/comm; case $name in ontime-pace/*) read -r ran rest < $task/schedstat; \
                     pace=$((pace + ran)) ;; esac; done; echo $up $idle $spin $guest $pace";
 
-/// `/proc/uptime`, the run time of the processes that stand for idleness on the virtual clock, one a CPU, what the tick
-/// accounts to guests (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run time of the
-/// daemon's pacers. Seconds.
+/// `/proc/uptime`, the run time of the spinners that replace the idle state on the virtual clock (one per CPU), the
+/// time that the tick accounts to guests (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run
+/// time of the daemon's pacers. In seconds.
 #[derive(Debug)]
 pub struct CpuTime {
     uptime: f64,
@@ -20,7 +20,8 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Of five numbers: seconds up, seconds idle, the spinners' nanoseconds, guests' ticks, the pacers' nanoseconds.
+    /// Parses five numbers: seconds of uptime, idle seconds, the spinners' nanoseconds, guests' ticks, the pacers'
+    /// nanoseconds.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
         let (uptime, idle, spin_ns) = (words.next()??, words.next()??, words.next()??);
@@ -29,19 +30,19 @@ impl CpuTime {
         Some(Self { uptime, idle: idle + spin_ns / 1e9, guest, pacers })
     }
 
-    /// Share of the CPUs that guests had since an earlier reading, 0 to 1; `None` where no time went by.
+    /// Share of the CPUs used by guests since an earlier reading, 0 to 1; `None` if no time has passed.
     pub fn guest_share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
         let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
         (elapsed > 0.0).then(|| ((self.guest - before.guest) / elapsed).clamp(0.0, 1.0))
     }
 
-    /// Share of one CPU that the pacers had since an earlier reading; `None` where there are none, or no time went by.
+    /// Share of one CPU used by the pacers since an earlier reading; `None` if there are none, or no time has passed.
     pub fn pacers_share_since(&self, before: &Self) -> Option<f64> {
         let (ran, elapsed) = (self.pacers - before.pacers, self.uptime - before.uptime);
         (elapsed > 0.0 && ran > 0.0).then_some(ran / elapsed)
     }
 
-    /// Busy share of the CPUs since an earlier reading, 0 to 1; `None` where no time went by.
+    /// Busy share of the CPUs since an earlier reading, 0 to 1; `None` if no time has passed.
     pub fn share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
         let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
         (elapsed > 0.0).then(|| (1.0 - (self.idle - before.idle) / elapsed).clamp(0.0, 1.0))

@@ -1,9 +1,10 @@
-//! The host under measurement: VMs on it, `ontime daemon` in it, and what every experiment needs of it.
+//! The host under test, with its VMs and `ontime daemon`, and the operations that every experiment needs.
 //!
 //! In: a [`Ground`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU
-//! use. On an emulated host VMs are started as a user would (QEMU, vhost-net, bridges); a real one
-//! ([`crate::hardware`]) has its owner's. An experiment does not know which it has, but where it changes the host's
-//! inside: that asks for [`Host::lab`]. `site`: what there is before; `cpu`: CPU time.
+//! use. On an emulated host, VMs are started as a user would start them (QEMU, vhost-net, bridges). A real host
+//! ([`crate::hardware`]) has VMs of its owner. An experiment does not depend on the kind of host, except where it
+//! changes the host's inside: for that it calls [`Host::lab`]. `site` describes the host before it starts; `cpu` reads
+//! CPU time.
 
 mod cpu;
 mod site;
@@ -31,72 +32,72 @@ use crate::pcap::{HEADER, PcapError};
 use crate::schema::Clock;
 use crate::workload::Workload;
 
-/// Real time that a command in the emulated host may take.
+/// Limit of real time for a command in the emulated host.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Not a method: whatever is in force on a real host stays.
+/// The pseudo-method that leaves a real host's settings as they are.
 pub const AS_IS: &str = "as-is";
 
-/// Rules that make the VMs named `rt` and `rt2`, and what runs in the cgroup `rt.scope`, known to the daemon as RT.
+/// Rules that make the VMs `rt` and `rt2`, and the processes in cgroup `rt.scope`, RT tenants.
 const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\nname = \"rt2\"\nclass \
     = \"rt\"\nlevel = 0\nruntime-cap = 0.5\n[[tenant]]\ncgroup = \"/rt.scope\"\nclass = \"rt\"\nlevel = 0\n";
 
-/// A real-time server on the host itself is no tenant: without this it would keep the kernel's protections on.
+/// A real-time server on the host itself is not a tenant. Without this setting the kernel's protections would stay on.
 const TRUSTED: &str = "[cap]\nuncapped = [\"/trusted\"]\n";
 
 /// Why a measurement failed.
 #[derive(Debug, Error)]
 pub enum MeasureError {
-    /// The emulated host.
+    /// A failure of the emulated host.
     #[error(transparent)]
     Lab(#[from] LabError),
-    /// The host ended while something else was measured on it.
+    /// The host ended during another measurement.
     #[error("the host had ended before")]
     NoHost,
-    /// The real host.
+    /// A failure of the real host.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
-    /// The client.
+    /// A failure of the client.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// A capture.
+    /// A failure with a capture.
     #[error(transparent)]
     Capture(#[from] PcapError),
-    /// A file.
+    /// A failure with a file.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// The system's word.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The flood does not flow.
+    /// The flood does not arrive.
     #[error("the flood to {vm} does not flow: {said}")]
     Flood {
-        /// To which VM.
+        /// The VM that should receive it.
         vm: String,
-        /// What is known of it.
+        /// Details.
         said: String,
     },
-    /// A program that the load needs.
+    /// A failure of a program that the load needs.
     #[error("{program} failed: {said}")]
     Program {
-        /// Which.
+        /// The program.
         program: String,
-        /// What is known of it.
+        /// Details.
         said: String,
     },
-    /// The host's CPU accounting.
+    /// The host's CPU accounting could not be parsed.
     #[error("the host's CPU use cannot be read from {0:?}")]
     Accounting(String),
-    /// The trace in the host.
+    /// The report of the trace in the host is invalid.
     #[error("{path}: not a report of ontime trace: {what}", path = path.display())]
     Trace {
-        /// Its report.
+        /// The report's path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         what: String,
     },
-    /// `ontime doctor` in the host.
+    /// A failure of `ontime doctor` in the host.
     #[error("ontime doctor in the emulated host: {0}")]
     Doctor(String),
 }
@@ -104,13 +105,13 @@ pub enum MeasureError {
 /// The host.
 pub struct Host {
     under: Under,
-    /// Where captures and logs go.
+    /// Directory of captures and logs.
     pub dir: PathBuf,
-    /// Its kernel's release.
+    /// Release of the kernel.
     pub kernel: String,
-    /// Its clock.
+    /// The clock of all times.
     pub clock: Clock,
-    /// Its CPUs, without the clients' own.
+    /// Number of CPUs, without the clients' CPU.
     pub cpus: u16,
     /// Whether the clients' side is in the emulated machine ([`crate::client_side`]).
     client_cpu: bool,
@@ -122,7 +123,8 @@ enum Under {
 }
 
 impl Host {
-    /// Boots it, its VMs one after the other, and the daemon with `config`, files of `/etc/ontime`, besides the rules.
+    /// Boots the host, its VMs one after the other, and the daemon. `config` has files for `/etc/ontime`, besides the
+    /// rules.
     pub fn start(
         site: &Site,
         images: &Images,
@@ -163,18 +165,18 @@ impl Host {
         Ok(Self { under: Under::Lab(Box::new(lab)), dir, kernel, clock, cpus, client_cpu })
     }
 
-    /// A real host as it stands.
+    /// A real host, unchanged.
     fn real(mut target: Box<Target>) -> Result<Self, MeasureError> {
         let said = target.shell("uname -r; nproc")?;
         let mut lines = said.lines();
         let (kernel, cpus) = (lines.next().unwrap_or_default().to_owned(), lines.next().unwrap_or_default().parse());
         let cpus = cpus.map_err(|_| MeasureError::Accounting(said.clone()))?;
-        // Without a device behind the client's NICs there is no hardware to speak of.
+        // If the client's NICs have no device, the host is not measured by hardware.
         let clock = if target.is_hardware() { Clock::Hardware } else { Clock::Real };
         Ok(Self { dir: target.dir().to_owned(), under: Under::Real(target), kernel, clock, cpus, client_cpu: false })
     }
 
-    /// The emulated host, for what only that can do.
+    /// The emulated host, for operations that a real host does not allow.
     pub fn lab(&mut self) -> Result<&mut Lab, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab),
@@ -185,12 +187,12 @@ impl Host {
         }
     }
 
-    /// Whether the clients' side is in the emulated machine, on a CPU of its own.
+    /// Whether the clients' side is in the emulated machine, on its own CPU.
     pub fn has_client_cpu(&self) -> bool {
         self.client_cpu
     }
 
-    /// Refuses what only clients outside can do.
+    /// Returns an error if the clients are inside, for operations that need clients outside.
     pub(crate) fn needs_clients_outside(&self, what: &str) -> Result<(), MeasureError> {
         if self.client_cpu {
             return Err(LabError::Machine(format!("{what} has clients outside only; leave out --client-cpu")).into());
@@ -198,7 +200,7 @@ impl Host {
         Ok(())
     }
 
-    /// The real host, where it is one.
+    /// The real host, if this is one.
     pub fn target(&self) -> Option<&Target> {
         match &self.under {
             Under::Lab(_) => None,
@@ -214,7 +216,7 @@ impl Host {
         }
     }
 
-    /// Whether it can still be measured.
+    /// Checks that the host can still be measured.
     pub fn alive(&mut self) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.alive()?),
@@ -222,7 +224,7 @@ impl Host {
         }
     }
 
-    /// Has arrivals on the RT NIC stamped exactly from now on, or no longer: a real monitor always does.
+    /// Switches exact time stamps of arrivals on the RT NIC on or off. A real monitor always takes exact stamps.
     pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.stamp_arrivals(on)?),
@@ -230,7 +232,7 @@ impl Host {
         }
     }
 
-    /// As `Lab::release_every`; a real wire has no such steps.
+    /// See `Lab::release_every`. A real wire has no such steps.
     fn release_every(&self, us: Option<u32>) -> Result<(), MeasureError> {
         match &self.under {
             Under::Lab(lab) => Ok(lab.release_every(us)?),
@@ -243,19 +245,19 @@ impl Host {
         self.target().map_or(0, Target::missed)
     }
 
-    /// What was captured since `from`, all that has passed until now, as a file of its own: [`slice`].
+    /// Copies the part of a capture from offset `from` up to now into the file `cut`, with the capture's header.
     pub fn cut(&self, capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
-        // The emulator's has all at once.
+        // The emulator writes each frame to the capture at once; a real monitor may be behind.
         self.catch_up()?;
         slice(capture, from, cut)
     }
 
-    /// Waits until the captures have all that has passed.
+    /// Waits until the captures contain all frames that have passed.
     pub fn catch_up(&self) -> Result<(), MeasureError> {
         Ok(self.target().map_or(Ok(()), Target::settle)?)
     }
 
-    /// What a reader must know of a stretch that was measured here, before which the monitor had missed so many frames.
+    /// Notes for the reader of a measurement. `missed` is the monitor's count of missed frames before it.
     pub fn notes(&self, missed: u64) -> Vec<String> {
         let Some(target) = self.target() else {
             let inside = "the clients' side is a CPU of the emulated machine: its load is in the host's time";
@@ -269,7 +271,7 @@ impl Host {
         notes
     }
 
-    /// Where the server of a workload answers.
+    /// The address of a workload's server.
     pub fn server(&self, workload: Workload) -> SocketAddr {
         self.target().map_or_else(|| workload.address(), |target| target.site().rt.server)
     }
@@ -290,7 +292,7 @@ impl Host {
         self.target().map_or(RT_TAP, |target| &target.site().rt.nic)
     }
 
-    /// Runs a shell command in the host, which must succeed.
+    /// Runs a shell command in the host. A failure of the command is an error.
     pub fn shell(&mut self, command: &str) -> Result<String, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.check(&["sh", "-c", command], LIMIT)?),
@@ -298,8 +300,8 @@ impl Host {
         }
     }
 
-    /// As [`Self::shell`], ahead of whatever else the emulated host has at normal priority: for short questions while
-    /// it is busy.
+    /// As [`Self::shell`], but on an emulated host the command runs before all threads of normal priority. For short
+    /// commands while the host is busy.
     pub(crate) fn ask(&mut self, command: &str) -> Result<String, MeasureError> {
         match &mut self.under {
             Under::Lab(lab) => Ok(lab.ask(&["sh", "-c", command], LIMIT)?),
@@ -307,7 +309,7 @@ impl Host {
         }
     }
 
-    /// Switches to a method. What it said, and the threads then, stay in the lab's files.
+    /// Switches to a method. The output of `ontime apply` and the list of threads are kept in the lab's files.
     pub fn apply(&mut self, method: &str) -> Result<(), MeasureError> {
         let apply = format!(
             "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > \
@@ -320,22 +322,22 @@ impl Host {
         }
     }
 
-    /// Gives an emulated host's daemon another `host.toml`.
+    /// Gives the daemon of an emulated host another `host.toml`.
     pub fn configure(&mut self, text: &str) -> Result<(), MeasureError> {
-        // The signal is taken before a request that comes a second later.
+        // The daemon handles the signal before a request that comes a second later.
         self.shell(&format!(
             "printf '%s' '{text}' > /etc/ontime/host.toml; kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1"
         ))
         .map(|_| ())
     }
 
-    /// Waits until all that was applied holds: the daemon sets a NIC's moderation twice, 3 s apart (rule `moderation`).
-    /// For requests that may come sooner after another than a moderated interrupt does.
+    /// Waits until all applied settings are effective: the daemon sets a NIC's moderation twice, 3 s apart (rule
+    /// `moderation`). For requests that may follow each other faster than a moderated interrupt.
     pub fn settle(&mut self) -> Result<(), MeasureError> {
         self.shell("sleep 4").map(|_| ())
     }
 
-    /// Undoes whatever is applied.
+    /// Undoes the applied method.
     pub fn reset(&mut self) -> Result<(), MeasureError> {
         match &mut self.under {
             Under::Lab(_) => self.ask("ontime reset > /lab/reset 2>&1 || { cat /lab/reset; exit 1; }").map(|_| ()),
@@ -343,17 +345,17 @@ impl Host {
         }
     }
 
-    /// Ends the measurement: an emulated host ends, a real one has its method back.
+    /// Ends the measurement: an emulated host is killed, a real host gets its method back.
     pub fn leave(self) -> Result<(), MeasureError> {
         match self.under {
-            // What was measured is read and outside: it need not end in order.
+            // All results are already outside, so no orderly shutdown is needed.
             Under::Lab(_) => Ok(()),
             Under::Real(mut target) => Ok(target.leave()?),
         }
     }
 
-    /// Sends sockperf's requests from this process's namespace by the host's clock, which these captures carry, and
-    /// watches the host meanwhile.
+    /// Sends sockperf's requests from this process's namespace, paced by the host's clock, which is read from these
+    /// captures. Checks meanwhile that the host lives.
     pub fn requests(
         &mut self,
         config: ClientConfig,
@@ -401,8 +403,8 @@ impl Host {
         }
     }
 
-    /// Sends a steady rate of datagrams from this process's namespace, by the host's clock, and watches the host
-    /// meanwhile.
+    /// Sends datagrams at a steady rate from this process's namespace, paced by the host's clock. Checks meanwhile that
+    /// the host lives.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
         if self.client_cpu {
             load.check()?;
@@ -411,7 +413,7 @@ impl Host {
         self.paced_while(load, &mut || ControlFlow::Continue(()))
     }
 
-    /// As [`Self::paced`], while `go_on` says so, which is asked some times a second of real time.
+    /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time.
     pub fn paced_while(
         &mut self,
         load: &Paced,
@@ -426,7 +428,7 @@ impl Host {
         sent
     }
 
-    /// `nic` is the capture of an emulated host's NIC, which keeps the rate.
+    /// `nic` is the capture of an emulated host's NIC, whose releases set the pace.
     fn send_paced(
         &mut self,
         load: &Paced,
@@ -455,19 +457,19 @@ impl Host {
         failure.map_or(Ok(()), Err)
     }
 
-    /// CPU time that something other than the lab's own spinner used, and the host's uptime.
+    /// CPU time used by everything except the lab's own spinner, and the host's uptime.
     pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
         let text = self.ask(cpu::READ)?;
         CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))
     }
 }
 
-/// Bytes of a capture so far.
+/// Present size of a capture, bytes.
 pub fn size(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |data| data.len())
 }
 
-/// What was captured since `from`, with the capture's own header. The emulator appends whole records.
+/// Copies the capture from offset `from` on, with the capture's own header. The emulator appends whole records.
 fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
     let copy = || -> std::io::Result<()> {
         let mut capture = File::open(capture)?;

@@ -1,4 +1,4 @@
-//! What an experiment runs on before it runs: the machine, its directory, the VMs to start.
+//! The description of an experiment's host before it starts: the machine, its directory, the VMs.
 
 use std::path::PathBuf;
 
@@ -8,23 +8,23 @@ use ontime_lab::{Kernel, Lab, LabError, Machine, Programs};
 use super::{Host, LIMIT, MeasureError};
 use crate::hardware::Target;
 
-/// Boots of a VM before it is given up: emulated SVM hangs a few guests (docs/lab.md).
+/// Number of boots of a VM before it counts as failed: under emulated SVM some guests hang (docs/lab.md).
 const BOOTS: u32 = 6;
 
-/// A VM to start: its name, its role, the network it is on and its address there (`lab-vm`, docs/lab.md).
+/// A VM to start: its name, role, network and address (`lab-vm`, docs/lab.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vm<'a> {
-    /// Its name; `rt` is the RT one.
+    /// Name; `rt` is the RT VM.
     pub name: &'a str,
-    /// What it runs: `rt` or `bulk`.
+    /// The program that it runs: `rt` or `bulk`.
     pub role: &'a str,
-    /// `rt` or `bulk`; `sockets:rt` or `sockets:bulk` for a VM without a NIC whose sockets are on that network.
+    /// `rt` or `bulk`; `sockets:rt` or `sockets:bulk` for a VM without a NIC, with sockets on that network.
     pub net: &'a str,
-    /// Its address.
+    /// Address.
     pub address: &'a str,
 }
 
-/// The RT VM with sockperf's server and a NIC; others differ in role or network. The rules make it RT.
+/// The RT VM with sockperf's server and a NIC. Others differ in role or network. The rules make it RT.
 pub const RT_VM: Vm<'static> = Vm { name: "rt", role: "rt", net: "rt", address: "10.1.0.2" };
 /// The bulk VMs on the bulk network.
 pub const BULK_VMS: [Vm<'static>; 2] = [
@@ -32,9 +32,9 @@ pub const BULK_VMS: [Vm<'static>; 2] = [
     Vm { name: "bulk2", role: "bulk", net: "bulk", address: "10.2.0.3" },
 ];
 
-/// Nanoseconds of virtual time an instruction takes in experiments, as a power of two: 1 ns, some thousand million
-/// instructions a second as a CPU of today has. At 4 ns, which the lab's own tests run at, ticks take a tenth of the
-/// CPU, and time slices, which are fixed, are short beside paths.
+/// Virtual time per instruction in experiments, ns, as a power of two: 1 ns, as some thousand million instructions per
+/// second on a present CPU. At 4 ns, which the lab's own tests use, ticks would take a tenth of the CPU, and time
+/// slices, which are fixed, would be short compared with paths.
 const ICOUNT_SHIFT: u8 = 0;
 
 /// The machine of an experiment.
@@ -42,24 +42,24 @@ pub fn machine(clock: ontime_lab::Clock, kernel: Kernel) -> Machine {
     Machine { icount_shift: ICOUNT_SHIFT, ..Machine::new(clock, kernel) }
 }
 
-/// Where an experiment runs.
+/// An emulated host for an experiment.
 #[derive(Debug, Clone)]
 pub struct Site {
     /// The host.
     pub machine: Machine,
-    /// Where the captures and logs go.
+    /// Directory of captures and logs.
     pub dir: PathBuf,
-    /// What runs in the host: the product and the agent.
+    /// The programs for the host: the product and the agent.
     pub programs: Programs,
 }
 
-/// Huge pages of an experiment's VM.
+/// Huge pages per VM of an experiment.
 const VM_PAGES: u32 = 96;
-/// The emulated host's own memory, and its VMs' emulators', MiB.
+/// Memory of the emulated host itself, and of its VMs' VMMs, MiB.
 const OWN_MIB: u32 = 3_072;
 
 impl Site {
-    /// Gives the host memory for so many VMs.
+    /// Gives the host memory for this number of VMs.
     pub fn with_room_for(mut self, vms: u32) -> Self {
         self.machine.huge_pages = vms * VM_PAGES;
         self.machine.memory_mib = self.machine.memory_mib.max(self.machine.huge_pages * 2 + OWN_MIB);
@@ -67,16 +67,16 @@ impl Site {
     }
 }
 
-/// What an experiment runs on.
+/// The host for an experiment, before it starts.
 pub enum Ground<'a> {
-    /// An emulated host, which it boots.
+    /// An emulated host, to be booted.
     Emulated(&'a Site, &'a Images),
-    /// A real one.
+    /// A real host.
     Real(Box<Target>),
 }
 
 impl Ground<'_> {
-    /// The host: booted with these VMs and files of `/etc/ontime`; of a real one both are its owner's.
+    /// Starts the host with these VMs and files for `/etc/ontime`. On a real host both are its owner's.
     pub fn start(
         self,
         vms: &[Vm<'_>],
@@ -90,7 +90,8 @@ impl Ground<'_> {
     }
 }
 
-/// Starts a VM and waits for its server; a guest that fails under the emulated SVM is started again, and that is said.
+/// Starts a VM and waits for its server. A guest that fails under emulated SVM is started again, and a message reports
+/// that.
 pub fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let Vm { name, role, net, address } = *vm;
     for boot in 1.. {

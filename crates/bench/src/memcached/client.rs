@@ -1,6 +1,6 @@
-//! The client: asks over one TCP connection or several, in turn, and checks every answer.
+//! The client: sends requests over one TCP connection, or over several in turn, and checks every answer.
 //!
-//! In: which server. Out: requests on the wire, by [`client::run_with`](crate::client::run_with), which knows when.
+//! In: the server. Out: requests on the wire, at the times that [`client::run_with`](crate::client::run_with) decides.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,10 +12,10 @@ use rand_chacha::ChaCha8Rng;
 use super::{KEYS, STORED, Traffic};
 use crate::client::{ClientError, Heard, Peer, is_timeout};
 
-/// Real time for a connection to come up, and for an answer while keys are stored: an emulated host under flood is
+/// Limit of the real time for connecting, and for an answer while keys are stored: an emulated host under flood is
 /// slow.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How much of a wrong answer is told, bytes.
+/// Length of a wrong answer in messages, bytes.
 const TOLD: usize = 60;
 
 /// Connections to a memcached.
@@ -24,10 +24,10 @@ pub struct Client {
     server: SocketAddr,
     traffic: Traffic,
     streams: Vec<TcpStream>,
-    /// The one that the last request went by.
+    /// The connection of the last request.
     current: usize,
     mix: ChaCha8Rng,
-    /// Which of each so many is the SET.
+    /// The position of the SET among the requests of a group.
     set_at: u64,
     expected: Vec<u8>,
     heard: Vec<u8>,
@@ -37,7 +37,7 @@ impl Client {
     /// Connects, and stores a value for every key.
     ///
     /// # Errors
-    /// [`ClientError::Socket`] where nobody listens yet, [`ClientError::Answer`].
+    /// [`ClientError::Socket`] if nothing listens yet, [`ClientError::Answer`].
     pub fn open(server: SocketAddr, traffic: Traffic, connections: u8, seed: u64) -> Result<Self, ClientError> {
         let streams = (0..connections.max(1)).map(|_| connect(server)).collect::<Result<_, _>>()?;
         let mix = ChaCha8Rng::seed_from_u64(seed);
@@ -45,7 +45,7 @@ impl Client {
         let mut client = Self { server, traffic, streams, current: 0, mix, set_at: 0, expected, heard };
         for number in 0..KEYS {
             let sent = client.send(&traffic.set(number), STORED.to_vec());
-            // At worst it comes byte by byte.
+            // In the worst case the answer arrives byte by byte.
             let heard =
                 STORED.iter().map(|_| client.hear(0, PATIENCE)).find(|heard| !matches!(heard, Ok(Heard::Nothing)));
             match heard {
@@ -57,7 +57,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Sends by the next connection; whether the system took it.
+    /// Sends through the next connection. Returns whether the system accepted the data.
     fn send(&mut self, request: &[u8], expected: Vec<u8>) -> bool {
         self.current = (self.current + 1) % self.streams.len();
         self.expected = expected;
@@ -106,7 +106,7 @@ impl Peer for Client {
         }
     }
 
-    /// An answer that still comes must not be taken for that of the next request: another connection takes its place.
+    /// A late answer must not count as that of the next request, so a new connection replaces this one.
     fn give_up(&mut self) -> Result<(), ClientError> {
         if let Some(stream) = self.streams.get_mut(self.current) {
             *stream = connect(self.server)?;

@@ -1,35 +1,35 @@
-//! memcached and who asks it ([`client`]), and what the wire says ([`wire`]): under the load of Access'18, IV-G 2
+//! memcached, its client ([`client`]), and the analysis of the capture ([`wire`]), under the load of Access'18, IV-G 2
 //! (Figure 15), and of RTVirt, section 4.4.
 //!
-//! The papers' clients are memaslap, changed to send at random rates, and Mutilate; this one asks the same
-//! ([`Traffic`]) and checks what is answered. Keys and values are fixed, so that every answer is known beforehand.
+//! The papers' clients are memaslap, changed to send at random rates, and Mutilate. This client sends the same requests
+//! ([`Traffic`]) and checks the answers. Keys and values are fixed, so that every answer is known in advance.
 
 pub mod client;
 pub mod wire;
 
-/// Different keys; all of them have values before anything is measured, so that every GET is a hit.
+/// Number of keys. All have values before the measurement, so that every GET is a hit.
 pub const KEYS: u16 = 100;
 /// The answer to a SET.
 const STORED: &[u8] = b"STORED\r\n";
 
-/// What is asked, and when.
+/// The requests and their timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
     /// Length of a key, bytes.
     pub key_bytes: usize,
     /// Length of a value, bytes.
     pub value_bytes: usize,
-    /// One of so many requests is a SET; None: none is.
+    /// One of this many requests is a SET; `None` for no SETs.
     pub set_of: Option<u64>,
-    /// From an answer to the next request, us: the least and the most.
+    /// Time from an answer to the next request, us: minimum and maximum.
     pub gaps_us: (u64, u64),
-    /// Whether those are normally distributed ([`crate::client::ClientConfig::normal_gaps`]), not uniformly.
+    /// Whether the gaps are normally distributed ([`crate::client::ClientConfig::normal_gaps`]) instead of uniformly.
     pub normal_gaps: bool,
-    /// From here on an answer is late, ns; None where none is.
+    /// Time after which an answer is late, ns; `None` for never.
     pub late_ns: Option<u64>,
 }
 
-/// Access'18: 100 to 1,000 requests a second.
+/// Access'18: 100 to 1,000 requests per second.
 pub const ACCESS: Traffic = Traffic {
     key_bytes: 64,
     value_bytes: 1_024,
@@ -38,7 +38,7 @@ pub const ACCESS: Traffic = Traffic {
     normal_gaps: false,
     late_ns: None,
 };
-/// RTVirt, after Facebook's: 100 requests a second, an objective of 500 us.
+/// RTVirt, after Facebook's: 100 requests per second, with an objective of 500 us.
 pub const RTVIRT: Traffic = Traffic {
     key_bytes: 30,
     value_bytes: 200,
@@ -49,7 +49,7 @@ pub const RTVIRT: Traffic = Traffic {
 };
 
 impl Traffic {
-    /// Requests to make for `gets` GETs: whole tens, where one of ten is a SET.
+    /// Number of requests for `gets` GETs: whole tens if one of ten is a SET.
     pub fn requests(&self, gets: u64) -> u64 {
         self.set_of.map_or(gets, |of| gets.div_ceil(of.saturating_sub(1).max(1)).saturating_mul(of))
     }

@@ -1,10 +1,10 @@
-//! GET response times, read off the RT NIC's capture: TCP, one connection or several.
+//! GET response times, read from the RT NIC's capture: TCP, one connection or several.
 //!
-//! In: a pcap cut to 96 bytes or more a frame. Out: an exchange a GET. A client has at most one request open on a
-//! connection ([`super::client`]), so what a connection's server side sends after a request, and acknowledges it with,
-//! is its answer. Requests are told by new bytes of the client's stream, so that a retransmission is a duplicate and no
-//! request. The clock starts when the last byte of the GET first passes the NIC, and stops when the last byte of its
-//! answer first does.
+//! In: a pcap with at least 96 bytes per frame. Out: an exchange per GET. A client has at most one outstanding request
+//! per connection ([`super::client`]). So the data that the server sends after a request, and with which it
+//! acknowledges the request, is the answer. Requests are recognised by new bytes in the client's stream, so that a
+//! retransmission counts as a duplicate. The time runs from the first passage of the GET's last byte to the first
+//! passage of the answer's last byte.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,19 +16,19 @@ use crate::pcap::{PcapError, Record};
 use crate::tcp::Counter;
 use crate::wire::{self, Monitor, RtFlow, WireAnalysis};
 
-/// What the wire says.
+/// The result of an analysis.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Analysis {
-    /// Of the GETs.
+    /// The GETs.
     pub gets: WireAnalysis,
-    /// SETs between them; they have no response time here, as in the paper.
+    /// Number of SETs between them. They have no response time here, as in the paper.
     pub sets: u64,
 }
 
-/// Reads a whole capture; the first `warmup` GETs do not count.
+/// Analyses a whole capture. The first `warmup` GETs do not count.
 ///
 /// # Errors
-/// Those of [`wire::analyse`].
+/// See [`wire::analyse`].
 pub fn analyse(path: &Path, port: u16, traffic: Traffic, warmup: u64) -> Result<Analysis, PcapError> {
     let mut reader = Reader { port, answer_bytes: traffic.answer_bytes() as u64, ..Reader::default() };
     let flow = RtFlow { warmup, ..RtFlow::new(port) };
@@ -40,18 +40,18 @@ pub fn analyse(path: &Path, port: u16, traffic: Traffic, warmup: u64) -> Result<
 #[derive(Debug, Default)]
 struct Reader {
     port: u16,
-    /// Of a GET.
+    /// Length of the answer to a GET.
     answer_bytes: u64,
     streams: HashMap<(SocketAddr, SocketAddr), Stream>,
     asked: u64,
     sets: u64,
-    /// When the last piece of any answer passed, until the next request.
+    /// Time at which the last part of any answer passed, until the next request.
     replied_ns: Option<u64>,
-    /// From an answer to the next request, whatever they are and go by.
+    /// Times from an answer to the next request, of any kind and on any connection.
     intervals_ns: Vec<u64>,
 }
 
-/// A connection: how far both sides are, and the request that is open.
+/// A connection: the positions of both sides, and the outstanding request.
 #[derive(Debug, Default)]
 struct Stream {
     client: Option<Counter>,
@@ -63,20 +63,20 @@ struct Stream {
 struct Open {
     sequence: u64,
     is_get: bool,
-    /// When its last byte first passed, and that byte's end in the stream.
+    /// First passage of the request's last byte, and the position of that byte's end in the stream.
     asked_ns: u64,
     asked_to: u64,
-    /// Bytes of its answer, and when the last of them first passed.
+    /// Bytes of the answer so far, and the first passage of the last of them.
     answer: u64,
     answered_ns: u64,
 }
 
-/// Why a request is no longer open.
+/// Why a request is not outstanding any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The client goes on: it has the answer, whatever it is.
+    /// The client sends another request, so it has the answer.
     Next,
-    /// The connection or the capture ends.
+    /// The connection or the capture ended.
     Over,
 }
 
@@ -102,7 +102,7 @@ impl Reader {
         let key = (segment.from, segment.to);
         if segment.syn {
             let client = Some(Counter::begin(segment.sequence.wrapping_add(1)));
-            // The same two ports again are another connection.
+            // The same two ports again are a new connection.
             let before = self.streams.insert(key, Stream { client, ..Stream::default() });
             return self.close(key, before.and_then(|stream| stream.open), End::Over, monitor);
         }
@@ -118,7 +118,7 @@ impl Reader {
             return;
         }
         match &mut stream.open {
-            // A SET is of two segments where its connection's segments are small.
+            // A SET has two segments if the connection's segments are small.
             Some(open) if open.answer == 0 => (open.asked_ns, open.asked_to) = (at_ns, end),
             _ => {
                 let before = stream.open.take();
@@ -183,8 +183,8 @@ impl Reader {
     }
 }
 
-/// Takes a segment with payload: the new bytes it brings to its side's stream, from and to; none where the first is not
-/// less.
+/// Takes a segment with payload. Returns the range of new bytes in its side's stream; there are none if the first value
+/// is not less than the second.
 fn advance(side: &mut Option<Counter>, segment: &Segment<'_>) -> (u64, u64) {
     let counter = side.get_or_insert_with(|| Counter::begin(segment.sequence));
     let start = counter.unwrap(segment.sequence);

@@ -1,8 +1,9 @@
-//! The papers' own figures, for the column beside ours.
+//! The papers' own figures, which are shown beside ours.
 //!
-//! In: `papers/figures.toml`, which holds what the papers' texts state and nothing read off a plot; it is compiled in.
-//! Out: what experiments quote ([`crate::experiments::Experiment::paper`]). An unknown key is an error, so that a
-//! figure cannot be there and go unread by a misspelling. `shape`: the file's keys; `notes`: what is told in sentences.
+//! In: `papers/figures.toml`, which contains only figures that the papers' texts state, and none read from a plot. It
+//! is compiled in. Out: the figures that experiments quote ([`crate::experiments::Experiment::paper`]). An unknown key
+//! is an error, so that a misspelt figure cannot go unnoticed. `shape` has the file's keys, `notes` the statements in
+//! sentences.
 
 mod notes;
 mod shape;
@@ -10,19 +11,19 @@ mod shape;
 pub use self::shape::*;
 use crate::schema::PaperRow;
 
-/// The file, as it was when this was built.
+/// The file, as of this program's build.
 pub const FIGURES: &str = include_str!("../../../../papers/figures.toml");
 
 /// Why the papers' figures could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
-    /// Not TOML, or not the keys that are known.
+    /// The text is not TOML, or has an unknown key.
     #[error("papers/figures.toml: {0}")]
     Figures(#[from] toml::de::Error),
 }
 
 impl Figures {
-    /// Reads the compiled-in file.
+    /// Parses the compiled-in file.
     ///
     /// # Errors
     /// [`PaperError::Figures`], with line and key.
@@ -30,7 +31,7 @@ impl Figures {
         Self::parse(FIGURES)
     }
 
-    /// Reads such a file.
+    /// Parses such a file.
     ///
     /// # Errors
     /// [`PaperError::Figures`], with line and key.
@@ -38,7 +39,7 @@ impl Figures {
         Ok(toml::from_str(text)?)
     }
 
-    /// Access'18's Table 3, these methods of it.
+    /// Access'18's Table 3 for these methods.
     pub fn table3(&self, methods: &[&str]) -> Vec<PaperRow> {
         let Outsourcing { host, load, .. } = &self.outsourcing;
         let conditions = format!("{host}; {load}");
@@ -68,7 +69,7 @@ impl Table3 {
 mod tests {
     use super::*;
 
-    /// What an experiment quotes.
+    /// The rows and sentences that an experiment quotes.
     fn quoted(experiment: &str) -> (Vec<PaperRow>, Vec<String>) {
         let (figures, of) = (Figures::load().unwrap(), crate::experiments::find(experiment).unwrap());
         (of.paper(&figures), of.remarks(&figures))

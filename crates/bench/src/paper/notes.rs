@@ -1,9 +1,9 @@
-//! What the papers state of experiments that their tables' rows do not hold, in sentences.
+//! Statements of the papers about experiments, beyond the rows of their tables, as sentences.
 
 use super::shape::*;
 
 impl Outsourcing {
-    /// What a figure of response times of an application states.
+    /// The statement of a figure about an application's response times.
     pub fn application(&self, figure: &str, load: &str, versus: Versus) -> String {
         let Versus { vs_threaded, vs_exclusive } = versus;
         format!(
@@ -16,7 +16,7 @@ impl Outsourcing {
 }
 
 impl Rtvirt {
-    /// In a sentence.
+    /// The statement about periodic applications.
     pub fn periodic(&self) -> String {
         let Self { host, slack_us, table2, bandwidth, .. } = self;
         let Cpus { needed, rtxen, rtvirt } = table2.cpus;
@@ -34,7 +34,7 @@ impl Rtvirt {
         )
     }
 
-    /// In a sentence.
+    /// The statement about video applications.
     pub fn video(&self) -> String {
         let VideoClaims { load, rtas, rtas_with_misses, worst_miss_percent } = &self.video;
         format!(
@@ -44,7 +44,7 @@ impl Rtvirt {
         )
     }
 
-    /// In a sentence.
+    /// The statement about 100 applications.
     pub fn scale(&self) -> String {
         let Table6 { multi_rta_vms: multi, single_rta_vms: single } = &self.table6;
         format!(
@@ -61,7 +61,7 @@ impl Rtvirt {
         )
     }
 
-    /// In a sentence.
+    /// The statement about the hypercall.
     pub fn registration(&self) -> String {
         let Self { host, hypercall_us, .. } = self;
         format!(
@@ -69,7 +69,7 @@ impl Rtvirt {
         )
     }
 
-    /// In a sentence.
+    /// The statement about memcached.
     pub fn memcached(&self) -> String {
         let Memcached { load, fig5a_p99_9_us: a, fig5b_p99_9_us: b, fig5b_video_worst_miss_percent: missed, .. } =
             &self.memcached;
@@ -97,7 +97,7 @@ impl Rtvirt {
         )
     }
 
-    /// In a sentence.
+    /// The statement about sporadic applications.
     pub fn sporadic(&self) -> String {
         let Sporadic { requests, gap_ms: [least, most], deadline_misses, network_p99_9_us } = self.sporadic;
         format!(
@@ -109,7 +109,7 @@ impl Rtvirt {
 }
 
 impl XenArm {
-    /// In a sentence.
+    /// The statement about Xen-ARM.
     pub fn note(&self) -> String {
         let Self { host, load, over_1ms_percent: over, immediate_percent_by_cpu_load: immediate, .. } = self;
         format!(

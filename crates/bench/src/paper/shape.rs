@@ -10,7 +10,7 @@ pub struct Figures {
     pub outsourcing: Outsourcing,
     /// EuroSys'18.
     pub rtvirt: Rtvirt,
-    // The others are typed with the experiment that first shows them.
+    // These tables get types with the first experiment that shows them.
     vatc: toml::Table,
     kbp: toml::Table,
     /// Xen-ARM.
@@ -25,19 +25,19 @@ pub struct XenArm {
     pub host: String,
     /// The load of section 3.
     pub load: String,
-    /// Figures 1 and 6: delays over 1 ms.
+    /// Figures 1 and 6: delays above 1 ms.
     pub over_1ms_percent: Spikes,
-    /// The slowest under the credit scheduler, ms.
+    /// Maximum under the credit scheduler, ms.
     pub worst_before_ms: f64,
-    /// Figure 3: requests that were handled at once, by the guest's CPU load.
+    /// Figure 3: requests that were handled immediately, by the guest's CPU load.
     pub immediate_percent_by_cpu_load: Immediate,
-    /// Of a million, with all changes.
+    /// Number of spikes in a million requests, with all changes.
     pub spikes_after_all_changes_in_a_million: u64,
     xen_to_netback_over_1ms_percent: toml::Table,
     timer_tick_ms: [u32; 2],
 }
 
-/// Delays over 1 ms, percent of all.
+/// Delays above 1 ms, percent of all.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spikes {
@@ -49,7 +49,7 @@ pub struct Spikes {
     pub xen_to_netback_before: f64,
 }
 
-/// Requests that were handled at once, percent of all.
+/// Requests that were handled immediately, percent of all.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Immediate {
@@ -59,7 +59,7 @@ pub struct Immediate {
     pub l80: f64,
 }
 
-/// Access'18: RT and non-RT network processing kept apart, sockets executed by the host.
+/// Access'18: separate network processing for RT and non-RT, and sockets executed by the host.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outsourcing {
@@ -76,7 +76,7 @@ pub struct Outsourcing {
     pub workloads: Workloads,
 }
 
-/// Outsourcing beside the other methods; percent, below 0 where it is less.
+/// Outsourcing compared with the other methods, percent; negative for less.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Relative {
@@ -94,7 +94,7 @@ pub struct Relative {
     softirq_patch_lines: u32,
 }
 
-/// A figure beside those of two methods, percent.
+/// A figure compared with those of two methods, percent.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Versus {
@@ -114,7 +114,7 @@ pub struct Workloads {
     pub memcached: String,
 }
 
-/// The methods of Table 3, in its order.
+/// The methods of Table 3, in the paper's order.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Methods {
@@ -124,11 +124,11 @@ pub struct Methods {
     pub threaded: Table3,
     /// Exclusive CPU.
     pub exclusive: Table3,
-    /// The paper's own.
+    /// The paper's method.
     pub outsourcing: Table3,
 }
 
-/// A method's line of Table 3, with its throughput of Figure 7 as the text states it.
+/// A method's line in Table 3, and its throughput from Figure 7 as stated in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table3 {
@@ -151,28 +151,28 @@ pub struct Rtvirt {
     min_global_slice_us: u64,
     /// Added to every vCPU's budget.
     pub slack_us: u64,
-    /// By which a guest asks for bandwidth.
+    /// Cost of a guest's request for bandwidth, us.
     pub hypercall_us: f64,
     shared_bytes_per_vcpu: u64,
     /// Periodic applications.
     pub table1_ms: Table1,
     /// Interfaces of one group.
     pub table2: Table2,
-    /// What the text states of Figure 3.
+    /// Statements of the text about Figure 3.
     pub bandwidth: Claims,
     /// Sporadic applications, section 4.2.
     pub sporadic: Sporadic,
     /// Video applications.
     pub table3_video: Table3Video,
-    /// What came of them.
+    /// Results of the video applications.
     pub video: VideoClaims,
     /// memcached alone on a CPU.
     pub table4_us: Table4,
-    /// memcached beside others, section 4.4.
+    /// memcached beside other VMs, section 4.4.
     pub memcached: Memcached,
     /// Applications of section 4.5.
     pub table5_ms: Table5,
-    /// What scheduling them took.
+    /// Cost of scheduling these applications.
     pub table6: Table6,
 }
 
@@ -212,7 +212,7 @@ impl Table1 {
 pub struct Table2 {
     rtxen_ms: Group,
     rtvirt_ms: Vec<[f64; 2]>,
-    /// What is needed and allocated.
+    /// Needed and allocated bandwidth.
     pub cpus: Cpus,
 }
 
@@ -220,30 +220,30 @@ pub struct Table2 {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cpus {
-    /// By the applications.
+    /// Needed by the applications.
     pub needed: f64,
-    /// By RT-Xen.
+    /// Allocated by RT-Xen.
     pub rtxen: f64,
-    /// By RTVirt.
+    /// Allocated by RTVirt.
     pub rtvirt: f64,
 }
 
-/// Figure 3, as far as the text has it.
+/// Figure 3, as far as the text states it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claims {
     rtxen_h_equiv: toml::Table,
     rtxen_extra_cpus_mean: f64,
     rtxen_h_dec_wasted_cpus: f64,
-    /// RTVirt's allocation beside RT-Xen's, percent.
+    /// RTVirt's allocation compared with RT-Xen's, percent.
     pub allocated_vs_rtxen_percent: f64,
-    /// The same beside what RT-Xen must set aside.
+    /// RTVirt's allocation compared with what RT-Xen must reserve, percent.
     pub claimed_vs_rtxen_percent: f64,
-    /// In all groups.
+    /// Deadline misses in all groups.
     pub deadline_misses: u64,
 }
 
-/// Table 3, by frames a second.
+/// Table 3, by frames per second.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table3Video {
@@ -254,38 +254,38 @@ pub struct Table3Video {
 }
 
 impl Table3Video {
-    /// The slowest first.
+    /// All rates, the slowest first.
     pub fn rates(&self) -> [Video; 4] {
         [self.fps24, self.fps30, self.fps48, self.fps60]
     }
 }
 
-/// A frame rate's need.
+/// Requirement of a frame rate.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Video {
     need_percent: f64,
-    /// ms of CPU time.
+    /// CPU time, ms.
     pub slice: u64,
-    /// Within so many ms.
+    /// Period, ms.
     pub period: u64,
 }
 
-/// What the text states of section 4.3.
+/// Statements of the text in section 4.3.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VideoClaims {
-    /// What runs.
+    /// The load.
     pub load: String,
-    /// Applications.
+    /// Number of applications.
     pub rtas: u64,
-    /// Of those, how many missed a deadline.
+    /// Number of applications that missed a deadline.
     pub rtas_with_misses: u64,
-    /// The share that the worst missed.
+    /// Largest share of missed deadlines of one application, percent.
     pub worst_miss_percent: f64,
 }
 
-/// Table 5: ten applications of each.
+/// Table 5: ten applications of each group.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table5 {
@@ -297,33 +297,33 @@ pub struct Table5 {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table6 {
-    /// 10 VMs with 10 applications.
+    /// 10 VMs with 10 applications each.
     pub multi_rta_vms: Overheads,
-    /// 100 VMs with one.
+    /// 100 VMs with one application each.
     pub single_rta_vms: Overheads,
 }
 
-/// By scheduler.
+/// Overheads by scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overheads {
     /// RT-Xen 2.0.
     pub rtxen: Overhead,
-    /// The paper's own.
+    /// The paper's scheduler.
     pub rtvirt: Overhead,
 }
 
-/// Over 100 s.
+/// Overhead over 100 s.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overhead {
     /// Time in `schedule()`, us.
     pub schedule: f64,
-    /// In context switches, us.
+    /// Time in context switches, us.
     pub switch: f64,
-    /// Both, of all CPUs' time.
+    /// Both, as a share of all CPUs' time, percent.
     pub percent: f64,
-    /// Deadlines missed, where it is stated.
+    /// Missed deadlines, percent, if stated.
     pub miss_percent: Option<f64>,
 }
 
@@ -335,7 +335,7 @@ pub struct Table4 {
     pub credit: Tail,
     /// RT-Xen 2.0.
     pub rtxen: Tail,
-    /// The paper's own.
+    /// The paper's scheduler.
     pub rtvirt: Tail,
 }
 
@@ -346,33 +346,33 @@ pub struct Tail {
     p90: f64,
     p95: f64,
     p99: f64,
-    /// 99.9th.
+    /// 99.9th percentile.
     pub p99_9: f64,
 }
 
-/// Figures 5a and 5b, as far as the text has them.
+/// Figures 5a and 5b, as far as the text states them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memcached {
-    /// What is asked.
+    /// The requests.
     pub load: String,
     /// Budget and period, us.
     pub reservation_us: ReservationUs,
-    /// Beside VMs that never idle.
+    /// p99.9 beside VMs that never idle, us.
     pub fig5a_p99_9_us: Schedulers,
     fig5a_bandwidth_vs_rtxen_a_percent: f64,
-    /// Beside video VMs.
+    /// p99.9 beside video VMs, us.
     pub fig5b_p99_9_us: Schedulers,
     pub(super) fig5b_video_worst_miss_percent: Misses,
     fig5b_allocated_cpus: toml::Table,
 }
 
-/// The memcached VM's.
+/// Reservations of the memcached VM, us.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReservationUs {
     credit: [u64; 2],
-    /// The paper's own.
+    /// The paper's scheduler.
     pub rtvirt: [u64; 2],
     rtxen_a: [u64; 2],
     rtxen_b: [u64; 2],
@@ -382,7 +382,7 @@ pub struct ReservationUs {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedulers {
-    /// The paper's own.
+    /// The paper's scheduler.
     pub rtvirt: f64,
     /// RT-Xen with 66 us in 283 us.
     pub rtxen_a: f64,
@@ -392,7 +392,7 @@ pub struct Schedulers {
     pub credit: f64,
 }
 
-/// Deadlines that the worst of the video VMs missed, percent.
+/// Missed deadlines of the worst video VM, percent.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Misses {
@@ -405,12 +405,12 @@ pub(super) struct Misses {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sporadic {
-    /// To each application.
+    /// Requests per application.
     pub requests: u64,
-    /// Between requests, uniform.
+    /// Time between requests, ms, uniform.
     pub gap_ms: [u64; 2],
-    /// In all groups.
+    /// Deadline misses in all groups.
     pub deadline_misses: u64,
-    /// What a request takes on the network.
+    /// p99.9 of a request's time on the network, us.
     pub network_p99_9_us: u64,
 }

@@ -1,9 +1,9 @@
-//! The trace of requests as they are sent: the only part that does I/O on the emulator's log.
+//! Traces requests while they are sent. This is the only file that reads the emulator's log.
 //!
-//! In: a host and its [`Names`]. Out: a [`Stretch`] a request. The emulator writes into a pipe (a FIFO); a thread of
-//! its own reads that and keeps runs of functions only, so that a request of 60,000 instructions, which are 5 MB of
-//! log, is some ten thousand small records. The log is on from just before a request is sent until its reply is here:
-//! the gaps between requests pass at the emulator's own pace.
+//! In: a host and its [`Names`]. Out: a [`Stretch`] per request. The emulator writes into a pipe (a FIFO). A separate
+//! thread reads the pipe and keeps only runs of functions: a request of 60,000 instructions, which are 5 MB of log,
+//! becomes about ten thousand small records. The log is on from just before a request is sent until its reply has
+//! arrived. Between requests the emulator runs at its normal speed.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -22,16 +22,16 @@ use super::symbols::Names;
 use super::window::{Cutter, Incomplete, Run};
 use crate::client::{ClientError, Heard, Peer};
 
-/// What was read between the log's begin and its end.
+/// The runs that were read between the log's start and its end.
 pub type Stretch = Result<Vec<Run>, Incomplete>;
 
-/// Bytes of the pipe, and of one read of it.
+/// Size of the pipe, and of one read, bytes.
 const PIPE: usize = 1 << 20;
-/// Real time between looks at an empty pipe.
+/// Real time between reads of an empty pipe.
 const LOOK: Duration = Duration::from_millis(1);
-/// Real time that the host has to be idle.
+/// Limit of the real time until the host is idle.
 const BEGINNING: Duration = Duration::from_secs(5);
-/// Real time that the emulator has to close its log.
+/// Limit of the real time until the emulator closes its log.
 const CLOSING: Duration = Duration::from_secs(30);
 
 /// The pipe, and the thread that reads it.
@@ -43,25 +43,25 @@ pub struct Reader {
     thread: Option<JoinHandle<io::Result<Names>>>,
 }
 
-/// What the thread and its owner tell each other.
+/// State shared by the thread and its owner.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The thread is to end.
+    /// The thread must end.
     stop: AtomicBool,
-    /// The present stretch has begun, with an idle host.
+    /// The present stretch has started with an idle host.
     begun: AtomicBool,
 }
 
 impl Reader {
-    /// Makes the pipe `path` and reads what comes.
+    /// Makes the pipe `path` and starts reading.
     pub fn start(path: &Path, names: Names) -> Result<Self, PathError> {
         let failed = |source: io::Error| PathError::Pipe { path: path.to_owned(), source };
         let _ = fs::remove_file(path);
         rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
-        // Without waiting for who writes: the emulator opens it each time that the log goes on.
+        // Opens without waiting for a writer: the emulator opens the pipe each time the log is switched on.
         let pipe = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| failed(error.into()))?;
-        // As small as it is, it works, too.
+        // If the size cannot be set, the default size works too.
         let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE);
         let (sender, stretches) = channel();
         let shared = Arc::new(Shared::default());
@@ -70,13 +70,13 @@ impl Reader {
         Ok(Self { path: path.to_owned(), stretches, shared, thread: Some(thread) })
     }
 
-    /// The pipe.
+    /// The path of the pipe.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits until the log has begun with an idle host: the emulated CPU takes notice when it next looks up, which is
-    /// at its next timer. One that is never idle is asked all the same.
+    /// Waits until the log has started with an idle host. The emulated CPU notices the change at its next timer. If the
+    /// host is never idle, the request is sent nevertheless.
     fn begun(&self) {
         let start = Instant::now();
         while !self.shared.begun.load(Ordering::Relaxed) && start.elapsed() < BEGINNING {
@@ -84,12 +84,12 @@ impl Reader {
         }
     }
 
-    /// What the log held since it went on; call it once it is off.
+    /// The log since it was last switched on. To be called after it is off.
     fn stretch(&self) -> Result<Stretch, PathError> {
         self.stretches.recv_timeout(CLOSING).map_err(|_| PathError::Unclosed { seconds: CLOSING.as_secs() })
     }
 
-    /// Ends it; gives the names back, with all that they have learnt.
+    /// Ends the thread. Returns the names, including all that were added.
     pub fn end(mut self) -> Result<Names, PathError> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let failed = |source| PathError::Pipe { path: self.path.clone(), source };
@@ -107,7 +107,7 @@ impl Drop for Reader {
     }
 }
 
-/// Reads until it is told to stop; sends a stretch whenever the writer closes the pipe.
+/// Reads until `stop` is set. Sends a stretch each time the writer closes the pipe.
 fn read(mut pipe: File, mut names: Names, stretches: &Sender<Stretch>, shared: &Shared) -> io::Result<Names> {
     let mut buffer = vec![0; PIPE];
     let mut cutter: Option<Cutter> = None;
@@ -116,7 +116,7 @@ fn read(mut pipe: File, mut names: Names, stretches: &Sender<Stretch>, shared: &
             Ok(0) => {
                 if let Some(stretch) = cutter.take() {
                     shared.begun.store(false, Ordering::Relaxed);
-                    // Who asked for it may have given up.
+                    // The receiver may have given up.
                     let _ = stretches.send(stretch.finish(&names));
                 }
             }
@@ -137,7 +137,7 @@ fn read(mut pipe: File, mut names: Names, stretches: &Sender<Stretch>, shared: &
     }
 }
 
-/// Asks as another peer does, and has each request from the `warmup`-th on traced.
+/// Sends requests as another peer does, and traces each request after the first `warmup`.
 pub struct Traced<'a> {
     peer: Box<dyn Peer>,
     log: InstructionLog,
@@ -148,14 +148,14 @@ pub struct Traced<'a> {
 }
 
 impl<'a> Traced<'a> {
-    /// The log is off.
+    /// The log must be off.
     pub fn new(peer: Box<dyn Peer>, log: InstructionLog, reader: &'a Reader, warmup: u64) -> Self {
         Self { peer, log, reader, warmup, is_on: false, stretches: Vec::new() }
     }
 
-    /// What was traced, a stretch a request. The log is off, and its connection ends.
+    /// The traced stretches, one per request. The log is off afterwards, and its connection ends.
     pub fn into_stretches(mut self) -> Vec<Stretch> {
-        // It is on where something failed meanwhile, which is told by who asked.
+        // The log is still on only after a failure, which the sender of the requests reports.
         let _ = self.off(false);
         self.stretches
     }

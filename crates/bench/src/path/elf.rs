@@ -1,13 +1,13 @@
-//! Function symbols of a program file (ELF, 64 bit, little endian), by offset in the file: what a mapping tells.
+//! Function symbols of a program file (ELF, 64 bit, little endian), by offset in the file, which a mapping states too.
 //!
-//! In: the file's bytes. Out: where each function begins in the file, and its name, Rust's legacy mangling undone.
-//! Without a symbol table, or where anything does not add up, there are none.
+//! In: the file's bytes. Out: the start of each function in the file, and its name, with Rust's legacy mangling undone.
+//! Without a symbol table, or if anything is inconsistent, there are none.
 
-/// A loaded part of the file.
+/// A loaded segment.
 const PT_LOAD: u32 = 1;
-/// A section that holds symbols.
+/// A section with symbols.
 const SHT_SYMTAB: u32 = 2;
-/// A symbol that is a function.
+/// A function symbol.
 const STT_FUNC: u8 = 2;
 
 /// Offset in the file and name of every function, in no order.
@@ -42,7 +42,7 @@ fn read(file: &[u8]) -> Option<Vec<(u64, String)>> {
     Some(found)
 }
 
-/// Offsets of the entries of a header table, whose offset, entry size and count are at these places.
+/// Offsets of the entries of a header table. Its offset, entry size and count are at these places in the file.
 fn table(file: &[u8], offset: usize, size: usize, count: usize) -> Option<Vec<usize>> {
     let start = usize::try_from(u64_at(file, offset)?).ok()?;
     let (size, count) = (usize::from(u16_at(file, size)?), usize::from(u16_at(file, count)?));
@@ -71,7 +71,7 @@ fn u64_at(file: &[u8], at: usize) -> Option<u64> {
     bytes(file, at).map(u64::from_le_bytes)
 }
 
-/// `_ZN4name2of17h0123456789abcdefE` as `name::of`; any other name as it is.
+/// Demangles `_ZN4name2of17h0123456789abcdefE` into `name::of`. Any other name stays as it is.
 fn demangled(name: &str) -> String {
     let parts = || {
         let mut rest = name.strip_prefix("_ZN")?;
@@ -82,7 +82,7 @@ fn demangled(name: &str) -> String {
             parts.push(rest.get(digits..end)?);
             rest = rest.get(end..)?;
         }
-        // The last is a digest.
+        // The last part is a hash.
         if parts.last().is_some_and(|last| last.len() == 17 && last.starts_with('h')) {
             parts.pop();
         }

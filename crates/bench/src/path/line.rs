@@ -1,6 +1,6 @@
-//! Lines of the emulator's log (QEMU 7.2, `-d exec` with one instruction a block).
+//! Lines of the emulator's log (QEMU 7.2, `-d exec` with one instruction per block).
 //!
-//! In: a line. Out: the instruction it tells of, or that the one before it was not executed after all.
+//! In: a line. Out: the instruction that was executed, or that the previous line's instruction was not.
 
 /// Where an instruction is: of the host or of a guest, of the kernel or of a program.
 #[derive(
@@ -19,7 +19,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// As it stands in tables.
+    /// The name in tables.
     pub fn words(self) -> &'static str {
         match self {
             Level::HostKernel => "host kernel",
@@ -29,13 +29,13 @@ impl Level {
         }
     }
 
-    /// Whether it is in a guest.
+    /// Whether the level is in a guest.
     pub fn in_guest(self) -> bool {
         matches!(self, Level::GuestKernel | Level::GuestUser)
     }
 
-    /// By the flags of a translated block (`target/i386/cpu.h`: bits 0 and 1 are the privilege level, HF_GUEST is bit
-    /// 21).
+    /// The level, from the flags of a translated block (`target/i386/cpu.h`: bits 0 and 1 are the privilege level,
+    /// HF_GUEST is bit 21).
     fn of(flags: u64) -> Self {
         let (guest, user) = (flags >> 21 & 1 == 1, flags & 3 == 3);
         match (guest, user) {
@@ -47,16 +47,16 @@ impl Level {
     }
 }
 
-/// What a line says.
+/// The meaning of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line {
-    /// The instruction at this address is executed.
+    /// The instruction at this address will be executed.
     Instruction(u64, Level),
-    /// The one of the line before is not: the CPU stopped before it, and a later line will tell it again.
+    /// The previous line's instruction was not executed: the CPU stopped before it, and a later line logs it again.
     Stopped,
 }
 
-/// Reads one line; `None` where it is neither, cut off, or no line of this log.
+/// Parses one line. `None` for other lines, and for lines that were cut off.
 pub fn parse(line: &[u8]) -> Option<Line> {
     if line.starts_with(b"Stopped execution of TB chain before ") {
         return Some(Line::Stopped);
@@ -71,7 +71,7 @@ pub fn parse(line: &[u8]) -> Option<Line> {
     Some(Line::Instruction(address, Level::of(flags)))
 }
 
-/// Up to 16 digits, with or without `0x`.
+/// Parses up to 16 digits, with or without `0x`.
 fn hexadecimal(text: &[u8]) -> Option<u64> {
     let digits = text.strip_prefix(b"0x").unwrap_or(text);
     if digits.is_empty() || digits.len() > 16 {

@@ -1,9 +1,9 @@
-//! `path`: where the instructions of a request go, exactly. No paper has it; it is Access'18's IV-D at the finest grain
-//! there is.
+//! `path`: the exact number of instructions of a request, by function. No paper has it; it is Access'18's IV-D at the
+//! finest possible resolution.
 //!
-//! In: methods on one emulated host (virtual clock), nobody beside. Out: a [`Document`]. The emulator tells every
-//! instruction that it executes from just before a request is sent until its reply is here, of host and guest alike,
-//! and no time passes in the host for that.
+//! In: methods on one emulated host (virtual clock), without load. Out: a [`Document`]. The emulator logs every
+//! instruction that it executes, of host and guest, from just before a request is sent until its reply has arrived. The
+//! log takes no virtual time.
 //!
 //! ```text
 //! emulator --a line an instruction--> pipe --> line (address, level)          (capture: the thread that reads)
@@ -11,7 +11,7 @@
 //!   --> window (the request's runs of functions) --> stages (phase, thread, level) --> report (document, table)
 //! ```
 //!
-//! All but [`capture`], [`sources`] and this file is a function of bytes.
+//! Only [`capture`], [`sources`] and this file do I/O.
 
 mod capture;
 mod elf;
@@ -47,7 +47,7 @@ use capture::{Reader, Traced};
 use stages::Request;
 use symbols::Names;
 
-/// The methods: those of `rt-server` that one CPU can have.
+/// The methods: those of `rt-server` that work with one CPU.
 pub const METHODS: [&str; 8] = [
     "vanilla",
     "rt-default",
@@ -58,28 +58,28 @@ pub const METHODS: [&str; 8] = [
     "outsourcing-only",
     "host-process",
 ];
-/// Requests before the first that is traced.
+/// Requests before the first traced request.
 pub const WARM_UP: u64 = 100;
 
 /// Why requests could not be traced.
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
-    /// The pipe.
+    /// An operation on the pipe failed.
     #[error("the pipe for instructions {path}: {source}; is TMPDIR on a file system that has \
         pipes?", path = path.display())]
     Pipe {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// The emulator goes on writing.
+    /// The emulator did not close its log.
     #[error("the emulator did not close its log within {seconds} s; run it again on a machine with less other work")]
     Unclosed {
         /// Real seconds.
         seconds: u64,
     },
-    /// Figures that cannot be.
+    /// The figures are inconsistent.
     #[error(transparent)]
     Report(#[from] ReportError),
 }
@@ -90,10 +90,10 @@ impl From<PathError> for MeasureError {
     }
 }
 
-/// Whose requests are traced.
+/// The program whose requests are traced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// `sockperf server`: one datagram, and one back.
+    /// `sockperf server`: one datagram in each direction.
     Sockperf,
     /// memcached: GETs and SETs over one TCP connection, as in Access'18, IV-G 2.
     Memcached,
@@ -102,7 +102,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// All, as they are named.
+    /// All programs, by name.
     pub const NAMES: [(&'static str, Self); 3] =
         [("sockperf", Self::Sockperf), ("memcached", Self::Memcached), ("kamailio", Self::Kamailio)];
 
@@ -114,7 +114,7 @@ impl Program {
         }
     }
 
-    /// Who asks it, once it is up.
+    /// The peer that sends its requests, once the program is up.
     fn peer(self, host: &mut Host, config: &ClientConfig) -> Result<Box<dyn Peer>, MeasureError> {
         Ok(match self.workload().ready(host, config.seed)? {
             Client::Memcached(_, client) => client,
@@ -123,8 +123,8 @@ impl Program {
         })
     }
 
-    /// The requests' response times at the wire, us: the median and the longest. Answers to OPTIONS are none of a
-    /// call's messages, which is what is read there.
+    /// Response times on the wire, us: the median and the longest. None for Kamailio, because the analysis there reads
+    /// the messages of calls, not answers to OPTIONS.
     fn times(self, capture: &Path, plan: &Plan) -> Result<Option<(f64, f64)>, MeasureError> {
         if self == Self::Kamailio {
             return Ok(None);
@@ -150,20 +150,20 @@ impl FromStr for Program {
 pub struct Plan {
     /// The host.
     pub site: Site,
-    /// Of [`METHODS`].
+    /// Methods from [`METHODS`].
     pub methods: Vec<String>,
     /// The server.
     pub program: Program,
-    /// Requests traced under each.
+    /// Traced requests per method.
     pub requests: u64,
     /// Seed of the gaps between requests.
     pub seed: u64,
 }
 
-/// What was traced.
+/// The result of a method.
 #[derive(Debug)]
 pub struct Measured {
-    /// By stages and functions.
+    /// Instructions by stages and functions.
     pub method: Method,
     /// The median request.
     pub median: Request,
@@ -171,8 +171,8 @@ pub struct Measured {
     pub kernel: String,
 }
 
-/// Boots the host and traces requests under every method. A method that fails is passed to `missing`, and the rest is
-/// traced, as long as the host lives.
+/// Boots the host and traces requests under every method. A failed method goes to `missing`, and the remaining methods
+/// are traced while the host lives.
 pub fn measure(
     plan: &Plan,
     images: &Images,
@@ -247,7 +247,7 @@ fn measure_case(
     Ok(Measured { method, median, kernel: host.kernel.clone() })
 }
 
-/// Sends the requests; gives what was traced of each.
+/// Sends the requests. Returns the trace of each.
 fn trace(
     host: &mut Host,
     plan: &Plan,

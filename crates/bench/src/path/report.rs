@@ -1,8 +1,8 @@
 //! The instructions of a method's requests, as a document and a table.
 //!
-//! In: [`Request`]s. Out: a [`Document`] (`--json`; docs/bench/path.schema.json is generated from it), the table in the
-//! terminal, and the median request's steps (`--sequence`). In every method stages and functions sum to the whole, or
-//! it is not written.
+//! In: [`Request`]s. Out: a [`Document`] (`--json`; docs/bench/path.schema.json is generated from it), the table for
+//! the terminal, and the median request's steps (`--sequence`). For every method, stages and functions must add up to
+//! the whole; otherwise nothing is written.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::stages::{Phase, Request, Stage};
 
 /// The version of the document; any change of a field raises it.
 pub const PATH_VERSION: u32 = 1;
-/// Functions that the table shows of a method.
+/// Number of functions per method in the table.
 const SHOWN: usize = 20;
 
 /// The experiment's results.
@@ -99,22 +99,22 @@ pub enum ReportError {
     /// No request was traced whole.
     #[error("no request was traced whole: {0}; ask for more --requests")]
     Nothing(String),
-    /// Stages or functions are not the whole.
+    /// The stages or functions do not add up to the whole.
     #[error("{method}: {what} sum to {sum} of {whole} instructions: nothing is written; this is a defect of Ontime")]
     NotWhole {
         /// The method.
         method: String,
-        /// Of what.
+        /// The kind of parts.
         what: &'static str,
         /// Their sum.
         sum: u64,
-        /// What it should be.
+        /// The expected sum.
         whole: u64,
     },
 }
 
 impl Method {
-    /// Of these requests, in the order of time; `missed` says what became of others.
+    /// Builds the result from these requests, in order of time. `missed` counts the others by reason.
     pub fn new(
         (method, label): (&str, &str),
         requests: &[Request],
@@ -143,7 +143,7 @@ impl Method {
         Ok((made, (*median).clone()))
     }
 
-    /// Whether stages and functions are the whole.
+    /// Checks that stages and functions add up to the whole.
     pub fn check(&self) -> Result<(), ReportError> {
         let stages = |of: fn(&StageRow) -> u64| self.stages.iter().map(of).sum::<u64>();
         let functions = |of: fn(&FunctionRow) -> u64| self.functions.iter().map(of).sum::<u64>();
@@ -160,7 +160,7 @@ impl Method {
         Ok(())
     }
 
-    /// Instructions that this share of the requests does not exceed, by nearest rank.
+    /// Number of instructions that this share of the requests does not exceed, by nearest rank.
     fn percentile(&self, share: f64) -> u64 {
         let mut ordered = self.requests.clone();
         ordered.sort_unstable();
@@ -169,7 +169,7 @@ impl Method {
     }
 }
 
-/// The median's stages, and where only the slowest has some, those by the stage they follow there.
+/// The median's stages. A stage that only the slowest request has comes after the stage that it follows there.
 fn stages(median: &Request, slowest: &Request) -> Vec<StageRow> {
     let mut order: Vec<_> = median.stages.iter().map(|(stage, _)| stage).collect();
     let mut at = 0;
@@ -215,7 +215,7 @@ fn functions(median: &Request, slowest: &Request) -> Vec<FunctionRow> {
     rows
 }
 
-/// The document in the terminal.
+/// The document for the terminal.
 pub fn table(document: &Document) -> String {
     let mut text = document.methods.iter().map(method_table).collect::<Vec<_>>().join("\n");
     for note in &document.notes {
@@ -265,7 +265,7 @@ fn function_line(row: &FunctionRow) -> String {
     format!("{median:>9} {slowest:>9}  {:<12}  {}\n", row.level.words(), row.function)
 }
 
-/// A request's functions in order: instructions before it, its own, phase, thread, level and name, by tabs.
+/// A request's functions in order: instructions before it, its own, phase, thread, level and name, separated by tabs.
 pub fn sequence(method: &str, request: &Request) -> String {
     let mut text = format!("# {method}: the median request, {} instructions\n", request.instructions);
     text.push_str("# start\tcount\tphase\tthread\tlevel\tfunction\n");

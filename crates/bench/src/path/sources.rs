@@ -1,7 +1,7 @@
-//! What host and guest say of their addresses: symbols of their kernels, mappings of their programs.
+//! Reads the symbols of the host's and the guest's kernels, and the mappings of their programs.
 //!
-//! In: a host that runs, and a guest with the role `ontime_lab::role::SYMBOLS`. Out: [`Sources`]. Both are asked while
-//! they run, so that modules and a randomised layout are as they are.
+//! In: a running host, and a guest with the role `ontime_lab::role::SYMBOLS`. Out: [`Sources`]. Both are read at run
+//! time, so that modules and a randomised layout are included.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -17,19 +17,19 @@ use super::symbols::{Maps, Sources, Symbols};
 use crate::client::ClientError;
 use crate::host::{Host, MeasureError};
 
-/// Real time that a guest has to tell its symbols; then its functions are shown as one.
+/// Limit of the real time for a guest to send its symbols. Without them, its functions are shown as one.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// What it tells, at most, bytes: ten times what a guest has.
+/// Limit of the guest's text, bytes: ten times what a guest sends.
 const LONGEST: u64 = 64 << 20;
-/// Its last line.
+/// The text's last line.
 const END: &str = "end\n";
 
-/// Where the guest tells.
+/// The socket on which guests send their symbols.
 #[derive(Debug)]
 pub struct Guest(TcpListener);
 
 impl Guest {
-    /// Waits for guests, in the lab's network namespace.
+    /// Listens for guests, in the lab's network namespace.
     pub fn listen() -> Result<Self, MeasureError> {
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, SYMBOLS_PORT));
         let failed = |what| move |source| ClientError::Socket { what, address, source };
@@ -38,14 +38,14 @@ impl Guest {
         Ok(Self(listener))
     }
 
-    /// What the guest that has booted last tells; empty where it does not.
+    /// The text of the guest that booted last; empty if none arrives.
     pub fn told(&self, host: &mut Host) -> Result<String, MeasureError> {
         let end = Instant::now() + PATIENCE;
         let mut last = String::new();
         while Instant::now() < end {
             host.alive()?;
             match self.0.accept() {
-                // One that hung while it booted has told nothing, or half of it.
+                // A guest that hung while it booted has sent nothing, or half of its text.
                 Ok((stream, _)) => last = heard(stream, host)?.filter(|text| text.ends_with(END)).unwrap_or(last),
                 Err(_) if !last.is_empty() => return Ok(last),
                 Err(_) => thread::sleep(Duration::from_millis(100)),
@@ -55,9 +55,9 @@ impl Guest {
     }
 }
 
-/// All that one guest says; `None` where it stops.
+/// The whole text of one guest; `None` if the guest stops sending.
 fn heard(mut stream: TcpStream, host: &mut Host) -> Result<Option<String>, MeasureError> {
-    // A look at the host between reads.
+    // The timeout allows a check of the host between reads.
     if stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(Duration::from_millis(500)))).is_err() {
         return Ok(None);
     }
@@ -80,7 +80,7 @@ fn heard(mut stream: TcpStream, host: &mut Host) -> Result<Option<String>, Measu
     Ok(None)
 }
 
-/// Asks the host, and reads what the guest told.
+/// Reads the host's symbols and mappings, and parses the guest's text.
 pub fn gather(host: &mut Host, ontime: &Path, guest: Option<&str>) -> Result<Sources, MeasureError> {
     host.shell(
         "grep ' [tTwW] ' /proc/kallsyms > /lab/kallsyms; \
@@ -94,7 +94,7 @@ pub fn gather(host: &mut Host, ontime: &Path, guest: Option<&str>) -> Result<Sou
         fs::read_to_string(&path).map_err(|source| MeasureError::File { path, source })
     };
     let guest = guest.unwrap_or_default();
-    // Without it the functions of the program are shown as the program.
+    // Without the program file, its functions are shown as one.
     let program = fs::read(ontime).unwrap_or_default();
     Ok(Sources {
         host_kernel: Symbols::kallsyms(said("kallsyms")?.lines()),

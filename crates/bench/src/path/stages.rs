@@ -1,13 +1,13 @@
-//! Where the instructions of one request went.
+//! Assigns the instructions of one request to stages.
 //!
 //! In: its [`Run`]s. Out: a [`Request`]: its instructions by stage, and by function. A stage is a phase, a thread and a
-//! level. All three are told from functions alone:
+//! level. All three are found from functions alone:
 //!
-//! - The thread changes at `__switch_to_asm`, which counts for the one that goes. Who came is told by the first
-//!   function that only one kind of thread has: its main function, to which it comes back from where it waited, a
-//!   guest, or a program.
-//! - The server's side is the guest, where there is one in the request, else the last program. What is before its first
-//!   instruction is host receive, what is behind its last is host send.
+//! - The thread changes at `__switch_to_asm`, which counts for the thread that is switched out. The new thread is
+//!   identified by the first function that only one kind of thread runs: its main function, to which it returns from a
+//!   wait, a guest's function, or a program's.
+//! - The server's side is the guest, if one runs within the request, otherwise the last program. Instructions before
+//!   its first one are host receive; instructions after its last one are host send.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As it stands in tables.
+    /// The name in tables.
     pub fn words(self) -> &'static str {
         match self {
             Phase::HostReceive => "host receive",
@@ -41,43 +41,43 @@ impl Phase {
     }
 }
 
-/// What belongs together.
+/// A phase, a thread and a level.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stage {
     /// Part of the way.
     pub phase: Phase,
-    /// Whose thread.
+    /// Kind of thread.
     pub thread: Thread,
     /// Kernel or program, host or guest.
     pub level: Level,
 }
 
-/// A run with its place.
+/// A run with its stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Where it belongs.
+    /// The stage.
     pub stage: Stage,
-    /// The function.
+    /// The function's name.
     pub function: String,
-    /// Instructions.
+    /// Number of instructions.
     pub count: u64,
 }
 
-/// One request.
+/// The instructions of one request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Its instructions in all.
+    /// Number of all instructions.
     pub instructions: u64,
-    /// By stage, in the order of their first instructions.
+    /// Instructions by stage, in the order of their first instructions.
     pub stages: Vec<(Stage, u64)>,
-    /// By function.
+    /// Instructions by function.
     pub functions: BTreeMap<(Level, String), u64>,
-    /// In order.
+    /// The runs in order.
     pub steps: Vec<Step>,
 }
 
 impl Request {
-    /// Of these runs, whose functions `names` knows.
+    /// Builds the request from these runs, with the functions in `names`.
     pub fn of(runs: &[Run], names: &Names) -> Self {
         let known: Vec<(&Function, u64)> =
             runs.iter().filter_map(|run| Some((names.get(run.function)?, run.count))).collect();
@@ -104,7 +104,7 @@ impl Request {
 fn threads(runs: &[(&Function, u64)]) -> Vec<Thread> {
     let mut threads = Vec::with_capacity(runs.len());
     for turn in runs.split_inclusive(|(function, _)| function.mark == Mark::Switch) {
-        // The first one interrupts idleness, and shows nothing of itself.
+        // The first thread interrupts the idle process, and runs no function that identifies it.
         let unknown = if threads.is_empty() { Thread::Interrupt } else { Thread::Other };
         let told = turn.iter().find_map(|(function, _)| match &function.mark {
             Mark::Thread(thread) => Some(thread.clone()),
@@ -120,7 +120,7 @@ fn threads(runs: &[(&Function, u64)]) -> Vec<Thread> {
 /// The phase of every run.
 fn phases(runs: &[(&Function, u64)]) -> Vec<Phase> {
     let has_guest = runs.iter().any(|(function, _)| function.level.in_guest());
-    // What runs before is another's: the daemon's, say.
+    // A program that runs earlier is not the server; it may be the daemon.
     let of_program =
         |(function, _): &&(&Function, u64)| function.level == Level::HostUser && function.mark != Mark::Idle;
     let server = runs.iter().rfind(of_program).map(|(function, _)| &function.mark);

@@ -1,4 +1,4 @@
-//! What an address means: which function, of which program, and what part it has in a request's path.
+//! Maps an address to its function, its program, and its part in a request's path.
 //!
 //! In: `/proc/kallsyms` and `/proc/PID/maps` of the host and of the guest, as text, and the program file of `ontime`.
 //! Out: a [`Function`] for an instruction's address and level, as a small number ([`Names::of`]).
@@ -7,55 +7,55 @@ use std::collections::HashMap;
 
 use super::line::Level;
 
-/// Addresses that are remembered, at most; then all are looked up again.
+/// Limit of cached addresses. When it is reached, the cache is emptied.
 const REMEMBERED: usize = 1 << 20;
 /// The process that keeps the emulated CPU from halting (docs/lab.md).
 const IDLE: &str = "lab-spin";
 
-/// What a function says of the path.
+/// The meaning of a function for the path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Mark {
-    /// Nothing.
+    /// No meaning.
     None,
-    /// The CPU has nothing to do.
+    /// The CPU is idle.
     Idle,
     /// An interrupt begins.
     Interrupt,
-    /// The NIC's driver is told of arrivals.
+    /// The NIC's driver handles arrivals.
     Receive,
     /// The NIC's driver sends.
     Transmit,
     /// Another thread begins to run.
     Switch,
-    /// The thread that runs is of this kind.
+    /// The running thread is of this kind.
     Thread(Thread),
 }
 
 /// Kinds of threads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Thread {
-    /// What an interrupt does on top of the idle process, until the first switch.
+    /// An interrupt on top of the idle process, until the first switch.
     Interrupt,
     /// An interrupt's thread.
     Irq,
     /// A NAPI's thread.
     Napi,
-    /// A kernel thread for softirqs or timers.
+    /// A kernel thread that runs softirqs or timers.
     Softirq,
-    /// vhost's.
+    /// A vhost thread.
     Vhost,
     /// A vCPU.
     Vcpu,
-    /// A program's, by its name.
+    /// A thread of a program, by the program's name.
     Process(String),
-    /// The process that stands for idleness: nobody had anything to do in the middle of the request.
+    /// The idle process: no thread was runnable in the middle of the request.
     Idle,
-    /// One that shows nothing of itself.
+    /// A thread that ran no known function.
     Other,
 }
 
 impl Thread {
-    /// As it stands in tables.
+    /// The name in tables.
     pub fn words(&self) -> &str {
         match self {
             Thread::Interrupt => "interrupt",
@@ -71,8 +71,8 @@ impl Thread {
     }
 }
 
-/// Main functions of kernel threads (Linux 6.12 and 7.2), to which each comes back when it has waited; and what only a
-/// vCPU does when it is switched to.
+/// The kind of a thread, from the main functions of kernel threads (Linux 6.12 and 7.2), to which each returns after a
+/// wait, and from functions that only vCPU threads run when switched to.
 fn thread(function: &str) -> Option<Thread> {
     Some(match function {
         "irq_thread" | "irq_thread_fn" | "irq_forced_thread_fn" => Thread::Irq,
@@ -89,29 +89,29 @@ fn thread(function: &str) -> Option<Thread> {
     })
 }
 
-/// A function and where it belongs. A library's is another one in each program.
+/// A function and its origin. The same library function is a different [`Function`] in each program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Function {
     /// Kernel or program, host or guest.
     pub level: Level,
-    /// Its name, with the module or program that it is of; of a program without symbols the program's file.
+    /// The name, with its module or program. For a program without symbols, the program's file.
     pub name: String,
-    /// What it says of the path.
+    /// The meaning for the path.
     pub mark: Mark,
 }
 
-/// Functions by address: of a kernel.
+/// Functions of a kernel, by address.
 #[derive(Debug, Default)]
 pub struct Symbols(Vec<(u64, String)>);
 
 impl Symbols {
-    /// Reads `/proc/kallsyms`; what is no line of text symbols is skipped.
+    /// Reads `/proc/kallsyms`. Lines that are not text symbols are skipped.
     pub fn kallsyms<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let symbol = |line: &str| {
             let mut words = line.split_whitespace();
             let address = u64::from_str_radix(words.next()?, 16).ok().filter(|address| *address != 0)?;
             let (kind, name) = (words.next()?, words.next()?);
-            // What pads functions is none.
+            // Padding before a function is not a function.
             let is_text = matches!(kind, "t" | "T" | "w" | "W") && !name.starts_with("__pfx_");
             is_text
                 .then(|| (address, words.next().map_or_else(|| name.to_owned(), |module| format!("{name} {module}"))))
@@ -119,19 +119,19 @@ impl Symbols {
         Self::new(lines.filter_map(symbol).collect())
     }
 
-    /// Of these, in any order. Of several names of one address the one counts that is not the linker's
-    /// (`__irqentry_text_start`).
+    /// Builds the table from symbols in any order. If an address has several names, a name that is not the linker's
+    /// (`__irqentry_text_start`) is used.
     pub fn new(mut symbols: Vec<(u64, String)>) -> Self {
         symbols.sort_by_key(|(address, name)| (*address, !name.starts_with("__")));
         Self(symbols)
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The last that begins at or before `address`.
+    /// The last function that begins at or before `address`.
     pub fn at(&self, address: u64) -> Option<&str> {
         let behind = self.0.partition_point(|(start, _)| *start <= address);
         self.0.get(behind.checked_sub(1)?).map(|(_, name)| name.as_str())
@@ -144,7 +144,7 @@ struct Mapping {
     start: u64,
     end: u64,
     offset: u64,
-    /// Without its directories.
+    /// File name without directories.
     file: String,
     process: String,
 }
@@ -182,21 +182,21 @@ impl Maps {
         self.0.iter().find(|of| (of.start..of.end).contains(&address))
     }
 
-    /// The processes.
+    /// Names of the processes.
     #[cfg(test)]
     fn processes(&self) -> Vec<&str> {
         self.0.iter().map(|of| of.process.as_str()).collect()
     }
 }
 
-/// All that names addresses of one host and its guest.
+/// All tables for the addresses of one host and its guest.
 #[derive(Debug, Default)]
 pub struct Sources {
     /// The host's kernel.
     pub host_kernel: Symbols,
     /// The host's processes.
     pub host_maps: Maps,
-    /// The guest's kernel; empty where the guest has not told.
+    /// The guest's kernel; empty if the guest did not send its symbols.
     pub guest_kernel: Symbols,
     /// The guest's processes.
     pub guest_maps: Maps,
@@ -204,7 +204,7 @@ pub struct Sources {
     pub ontime: Symbols,
 }
 
-/// Functions as small numbers.
+/// Functions, numbered.
 #[derive(Debug, Default)]
 pub struct Names {
     sources: Sources,
@@ -214,7 +214,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Of these sources.
+    /// Builds the table from these sources.
     pub fn new(sources: Sources) -> Self {
         Self { sources, ..Self::default() }
     }
@@ -275,8 +275,8 @@ impl Names {
     }
 }
 
-/// What a function of the host's kernel says of the path. Parts that the compiler split off (`.isra.0`) count as the
-/// whole.
+/// The meaning of a function of the host's kernel. Parts that the compiler split off (`.isra.0`) count as the whole
+/// function.
 fn mark(name: &str) -> Mark {
     let plain = name.split([' ', '.']).next().unwrap_or(name);
     match plain {
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(of(0x7f00_0000_0010, Level::HostUser), ("libc.so.6".into(), device));
         assert_eq!(of(0x40_1000, Level::HostUser), ("lab-spin".into(), Mark::Idle));
         assert_eq!(of(0x9999, Level::HostUser), ("unknown program".into(), Mark::None));
-        // The same address in a guest is another, and in one where the guest has not told.
+        // The same address in a guest is another function. This guest has sent no symbols.
         assert_eq!(of(0xffff_ffff_8129_f6e4, Level::GuestKernel).0, "guest kernel");
         assert_eq!(of(0x40_1000, Level::GuestUser).0, "guest user");
     }

@@ -1,5 +1,5 @@
-//! The whole way from the log's bytes to the document: on a recorded request, of which a line in three hundred is kept,
-//! and on made-up ones.
+//! From the log's bytes to the document, with a recorded request, of which one line in three hundred is kept, and with
+//! synthetic requests.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
 
@@ -10,9 +10,9 @@ use super::window::{Cutter, Incomplete, Run};
 use super::*;
 use crate::path::line::Level;
 
-/// What the emulator logged of a request under `partitioned`.
+/// The emulator's log of a request under `partitioned`.
 pub const LOG: &str = include_str!("testdata/request.log");
-/// The host's symbols then, of those functions. The guest told none here.
+/// The host's symbols of these functions. The guest sent no symbols.
 const HOST: &str = include_str!("testdata/kallsyms");
 /// The host's mappings.
 const MAPS: &str = include_str!("testdata/maps");
@@ -27,7 +27,7 @@ pub fn names() -> Names {
 
 fn recorded(log: &str) -> (Result<Vec<Run>, Incomplete>, Names) {
     let (mut cutter, mut names) = (Cutter::default(), names());
-    // In pieces that end anywhere, as a pipe gives them.
+    // In parts of arbitrary size, as from a pipe.
     log.as_bytes().chunks(777).for_each(|part| cutter.read(part, &mut names));
     (cutter.finish(&names), names)
 }
@@ -98,7 +98,7 @@ fn a_reply_ends_a_request_also_where_the_log_ends_with_it() {
     let (whole, names) = recorded(LOG);
     let last = names.get(whole.as_ref().unwrap().last().unwrap().function).unwrap();
     assert_eq!(last.mark, Mark::Transmit);
-    // On the way through the driver, from its last instruction but one on.
+    // The request is complete from the last instruction but one in the driver on.
     let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
     let ends: Vec<bool> = (1..6).map(|less| recorded(&lines[..lines.len() - less].concat()).0.is_ok()).collect();
     assert!(ends.iter().all(|is_whole| *is_whole), "{ends:?}");
@@ -123,7 +123,7 @@ fn what_was_told_and_not_reached_is_taken_back() {
     assert_eq!(recorded(&doubled).0, recorded(LOG).0);
 }
 
-/// Runs of functions that have these levels and marks.
+/// A request of synthetic functions with these levels and marks.
 fn made(functions: &[(Level, Mark, u64)]) -> Request {
     let mut names = Names::default();
     let run = |(at, (level, mark, count)): (usize, &(Level, Mark, u64))| {

@@ -1,77 +1,77 @@
-//! A request cut out of the instructions of the whole host.
+//! Cuts a request out of the instructions of the whole host.
 //!
-//! In: the log's bytes of one stretch in which one request came and was answered. Out: its [`Run`]s: functions in
-//! order, each with how many instructions it executed before another one did.
+//! In: the log's bytes of one stretch, in which one request arrived and was answered. Out: its [`Run`]s: functions in
+//! order, each with the number of its instructions before another function's.
 //!
-//! A request begins behind the last instruction of idleness before the NIC's driver hears of it: what an interrupt does
-//! for it, and what kept the CPU then. It ends with the last instruction with which the NIC's driver sends the reply:
-//! where an interrupt (that of the NIC that has sent) or the driver's caller goes on. Only runs are kept, and no more
-//! than [`LONGEST`] of them.
+//! A request begins after the last idle instruction before the NIC's driver handles the arrival. It includes the
+//! interrupt's work for it, and the work that kept the CPU busy then. It ends with the last instruction with which the
+//! NIC's driver sends the reply, where an interrupt (of the NIC that has sent) or the driver's caller continues. Only
+//! runs are kept, and at most [`LONGEST`] of them.
 
 use super::line::{self, Line};
 use super::symbols::{Function, Mark, Names};
 
-/// Runs of a request, at most: some hundred times as long as one is.
+/// Limit of a request's runs: some hundred times the usual number.
 pub const LONGEST: usize = 1 << 20;
-/// Bytes of a line, at most; a longer one is none.
+/// Limit of a line, bytes. A longer line is ignored.
 const LINE: usize = 512;
 
-/// A function that executed so many instructions in a row.
+/// A function with the number of instructions that it executed in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// Its number ([`Names`]).
+    /// Number of the function ([`Names`]).
     pub function: u32,
-    /// Instructions.
+    /// Number of instructions.
     pub count: u64,
 }
 
-/// Why a stretch has no request.
+/// Why a stretch contains no complete request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Incomplete {
-    /// The log went on in the middle of something.
+    /// The log started while the host was busy.
     #[error("the host was not idle when the trace began")]
     Busy,
-    /// Its begin is not there.
+    /// The beginning is missing.
     #[error("the NIC's driver was not told of an arrival by an interrupt of its own")]
     NoBegin,
-    /// Its end is not there.
+    /// The end is missing.
     #[error("the NIC's driver sent no reply")]
     NoEnd,
-    /// It was given up.
+    /// The client gave the request up.
     #[error("it was not answered in time")]
     Unanswered,
-    /// Too long.
+    /// The request has too many runs.
     #[error("it has more than {LONGEST} runs of functions")]
     TooLong,
 }
 
-/// How far a request is.
+/// Progress within a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
-    /// Nothing is known of what runs.
+    /// Before the first idle instruction.
     Unknown,
-    /// Something runs since the CPU was idle last.
+    /// After an idle instruction.
     Before,
-    /// The driver has been told.
+    /// The driver has handled an arrival.
     Inside,
-    /// The driver sends; this function called it.
+    /// The driver is sending; the function that called it.
     Sending(u32),
-    /// It is sent.
+    /// The request has been sent.
     Done,
-    /// There were more runs than are kept.
+    /// More runs than are kept.
     TooLong,
 }
 
-/// Cuts the request out of a stretch, while its lines come.
+/// Cuts the request out of a stretch while its lines arrive.
 #[derive(Debug)]
 pub struct Cutter {
     at: At,
     runs: Vec<Run>,
-    /// Where the runs begin that follow idleness inside of a request.
+    /// Index of the first run after idle instructions within a request.
     after_idle: Option<usize>,
-    /// The last instruction: whether it was executed, the next line tells.
+    /// The last instruction. The next line shows whether it was executed.
     pending: Option<u32>,
-    /// The begin of a line whose end has not come.
+    /// The beginning of a line whose end has not arrived.
     partial: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ impl Default for Cutter {
 }
 
 impl Cutter {
-    /// The log's next bytes.
+    /// Takes the log's next bytes.
     pub fn read(&mut self, bytes: &[u8], names: &mut Names) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -101,12 +101,12 @@ impl Cutter {
         }
     }
 
-    /// Whether the CPU was seen to be idle, so that whatever comes from now on has a begin.
+    /// Whether an idle instruction has been seen, so that the beginning of a following request is known.
     pub fn saw_idle(&self) -> bool {
         self.at != At::Unknown
     }
 
-    /// The request, once it is answered and the stretch is over.
+    /// The request, after it was answered and the stretch has ended.
     pub fn finish(mut self, names: &Names) -> Result<Vec<Run>, Incomplete> {
         self.settle(names);
         let ends_in_driver = || {
@@ -116,7 +116,7 @@ impl Cutter {
         match self.at {
             At::Unknown => Err(Incomplete::Busy),
             At::Before => Err(Incomplete::NoBegin),
-            // The reply is out, and the log was off before the next instruction.
+            // The reply has been sent, and the log was off before the next instruction.
             At::Sending(_) if ends_in_driver() => Ok(self.runs),
             At::Inside | At::Sending(_) => Err(Incomplete::NoEnd),
             At::TooLong => Err(Incomplete::TooLong),
@@ -135,7 +135,7 @@ impl Cutter {
         }
     }
 
-    /// The last instruction was executed.
+    /// Counts the last instruction as executed.
     fn settle(&mut self, names: &Names) {
         if let Some(number) = self.pending.take() {
             if let Some(function) = names.get(number) {
@@ -154,7 +154,7 @@ impl Cutter {
             }
             (At::Unknown, _) => return,
             (At::Before, Mark::Receive) => self.at = At::Inside,
-            // What the driver was told of before was no request: it led to nothing.
+            // The earlier arrival was not the request: it had no result.
             (At::Inside, Mark::Receive) => {
                 if let Some(from) = self.after_idle.take() {
                     self.runs.drain(..from.min(self.runs.len()));

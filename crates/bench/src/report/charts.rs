@@ -1,7 +1,7 @@
-//! Inline SVG: cumulative distributions, their tails, and a histogram a method, all on one logarithmic time axis.
+//! Inline SVG: cumulative distributions, their tails, and a histogram per method, on one logarithmic time axis.
 //!
-//! In: results of one clock. Out: markup whose colours are CSS classes (`m0` to `m7`), so that light and dark are the
-//! page's business. Curves are drawn from the report's bins, which are at most 0.8 % wide: less than a pixel.
+//! In: results of one clock. Out: markup whose colours are CSS classes (`m0` to `m7`), so that the page decides on
+//! light and dark. Curves are drawn from the report's bins, which are at most 0.8 % wide: less than a pixel.
 
 use std::fmt::Write as _;
 
@@ -15,10 +15,10 @@ const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 320.0;
 /// Room for the axes: left, right, top, bottom.
 const ROOM: (f64, f64, f64, f64) = (72.0, 26.0, 12.0, 46.0);
-/// Points closer than this on both axes are one.
+/// Points that are closer than this on both axes are merged.
 const PIXEL: f64 = 0.4;
 
-/// The time axis of a page: logarithmic, whole decades at its ends.
+/// The time axis of a page. It is logarithmic.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimeAxis {
     low: f64,
@@ -26,7 +26,7 @@ pub(super) struct TimeAxis {
 }
 
 impl TimeAxis {
-    /// The axis that holds all results; one decade where there are none.
+    /// The axis that covers all results; a default range if there are none.
     pub(super) fn of<'a>(results: impl Iterator<Item = &'a MethodResult>) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for latency in results.filter_map(|result| result.latency_us) {
@@ -36,12 +36,12 @@ impl TimeAxis {
         if !low.is_finite() {
             return Self { low: 1.0, high: 2.0 };
         }
-        // The axis begins and ends at 1, 2 or 5 of a decade, so that a narrow set of results fills it.
+        // The axis begins and ends at 1, 2 or 5 of a decade, so that close results fill it.
         let low = step_below(low);
         Self { low: low.log10(), high: step_above(high).max(low * 2.0).log10() }
     }
 
-    /// Where a time stands between the ends, 0 to 1.
+    /// Position of a time between the ends, 0 to 1.
     fn place(self, us: f64) -> f64 {
         ((us.max(1e-3).log10() - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
@@ -53,7 +53,7 @@ impl TimeAxis {
         steps.filter(|tick| (self.low - 1e-9..=self.high + 1e-9).contains(&tick.log10())).collect()
     }
 
-    /// The ticks that get a label: all where there are few, else the decades.
+    /// The ticks with labels: all if there are few, otherwise the decades.
     fn labels(self, most: usize) -> Vec<f64> {
         let ticks = self.ticks();
         if ticks.len() <= most {
@@ -76,7 +76,7 @@ fn step_above(us: f64) -> f64 {
     steps.into_iter().find(|step| *step >= us).unwrap_or(decade * 10.0)
 }
 
-/// A time in the unit a reader expects.
+/// A time in a suitable unit.
 fn time_label(us: f64) -> String {
     if us >= 1e6 {
         format!("{} s", us / 1e6)
@@ -112,7 +112,7 @@ impl Frame {
         self.height - ROOM.3 - share.clamp(0.0, 1.0) * (self.height - ROOM.2 - ROOM.3)
     }
 
-    /// Grid, ticks and titles. `levels` are places on the y axis, 0 to 1, with their labels.
+    /// Grid, ticks and titles. `levels` are positions on the y axis, 0 to 1, with their labels.
     fn axes(self, levels: &[(f64, String)], y_title: &str, x_labels: usize) -> Markup {
         let (left, right) = (ROOM.0, self.width - ROOM.1);
         let (top, bottom) = (self.y(1.0), self.y(0.0));
@@ -141,7 +141,7 @@ fn px(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// A path through points, without those that would not show.
+/// A path through points, without points that would not be visible.
 fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
     let mut text = String::new();
     let mut last: Option<(f64, f64)> = None;
@@ -161,7 +161,7 @@ fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
     text
 }
 
-/// The class of a method's colour: the same on every page.
+/// The class of a method's colour. It is the same on every page.
 pub(super) fn colour(method: &str) -> &'static str {
     match method {
         "vanilla" => "m0",
@@ -175,7 +175,7 @@ pub(super) fn colour(method: &str) -> &'static str {
     }
 }
 
-/// Dashed without flood, dotted under packets that nothing slows down.
+/// Dashed without flood; dotted under packets without congestion control.
 pub(super) fn stroke(result: &MethodResult) -> &'static str {
     match result.load {
         Load::Tcp => "line",
@@ -184,7 +184,7 @@ pub(super) fn stroke(result: &MethodResult) -> &'static str {
     }
 }
 
-/// (upper edge of a bin in us, samples up to it), ascending.
+/// (upper edge of a bin in us, number of samples up to it), ascending.
 fn cumulative(result: &MethodResult) -> Vec<(f64, u64)> {
     let mut sum = 0;
     let add = |bin: &crate::schema::HistogramBin| {
@@ -194,7 +194,7 @@ fn cumulative(result: &MethodResult) -> Vec<(f64, u64)> {
     result.histogram.iter().map(add).collect()
 }
 
-/// Cumulative distribution: which share of requests was answered within a time.
+/// Cumulative distribution: the share of requests that were answered within a time.
 pub(super) fn cdf(id: &str, results: &[&MethodResult], time: TimeAxis) -> Markup {
     let frame = Frame { width: WIDTH, height: HEIGHT, time };
     let levels: Vec<_> =
@@ -222,7 +222,7 @@ pub(super) fn cdf(id: &str, results: &[&MethodResult], time: TimeAxis) -> Markup
     )
 }
 
-/// The tail: which share of requests took longer than a time, both axes logarithmic; the dot is the slowest one.
+/// The tail: the share of requests that took longer than a time, on logarithmic axes. The dot is the slowest request.
 pub(super) fn tail(id: &str, results: &[&MethodResult], time: TimeAxis) -> Markup {
     let frame = Frame { width: WIDTH, height: HEIGHT, time };
     let most = results.iter().map(|result| result.count).max().unwrap_or(1).max(10) as f64;
@@ -262,7 +262,7 @@ pub(super) fn tail(id: &str, results: &[&MethodResult], time: TimeAxis) -> Marku
     )
 }
 
-/// Columns of a histogram on the time axis.
+/// Number of columns of a histogram on the time axis.
 const COLUMNS: usize = 72;
 
 /// A method's histogram, as in the paper's Figure 6, with its median, p99 and maximum marked.

@@ -1,4 +1,4 @@
-//! One line a result, then one a row of the paper that has no result; RFC 4180, a point as the decimal mark.
+//! One line per result, then one per row of the paper without a result. RFC 4180, with a point as the decimal mark.
 
 use super::rows;
 use crate::schema::{Clock, Distribution, MethodResult, Metric, PaperRow, Report, Value};
@@ -40,7 +40,8 @@ const FIRST: [&str; 30] = [
 /// The last columns.
 const LAST: [&str; 5] = ["p99_times_below_vanilla", "paper_mean_us", "paper_p99_us", "paper_sd_us", "paper_bulk_gbps"];
 
-/// The report as CSV. Between the first and the last columns is one for each metric that a result has, in that order.
+/// The report as CSV. Between the first and the last columns there is one column per metric, in the order of
+/// appearance.
 pub fn csv(report: &Report) -> String {
     let mut metrics: Vec<String> = Vec::new();
     for name in report.results.iter().flat_map(|result| &result.metrics).map(name) {

@@ -1,7 +1,7 @@
-//! Histograms as other tools read them: `rtla timerlat hist`'s layout, and HDR's `.hgrm`.
+//! Histograms in formats of other tools: the layout of `rtla timerlat hist`, and HDR's `.hgrm`.
 //!
-//! Both are made of a report's bins, which are at most 0.8 % wide (see the crate's `histogram`): a sample stands at its
-//! bin's lower edge. Mean, standard deviation, least and largest are the report's, and exact.
+//! Both are made from a report's bins, which are at most 0.8 % wide (see the crate's `histogram`). A sample counts as
+//! its bin's lower edge. Mean, standard deviation, minimum and maximum come from the report, and are exact.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use hdrhistogram::Histogram;
 
 use crate::schema::{MethodResult, Report};
 
-/// The layout of `rtla timerlat hist`: a row a microsecond (occupied rows only), a column a result that has response
-/// times.
+/// The layout of `rtla timerlat hist`: a row per microsecond (occupied rows only), and a column per result with
+/// response times.
 pub fn rtla(report: &Report) -> String {
     let columns: Vec<_> =
         report.results.iter().filter_map(|result| Some((result, result.latency_us.as_ref()?))).collect();
@@ -33,7 +33,7 @@ pub fn rtla(report: &Report) -> String {
     for (us, counts) in &rows {
         line(&mut text, &us.to_string(), counts.iter().map(u64::to_string));
     }
-    // There is a row for each value, however large.
+    // Every value has a row, however large.
     line(&mut text, "over:", columns.iter().map(|_| "0".to_owned()));
     line(&mut text, "count:", columns.iter().map(|(result, _)| result.count.to_string()));
     let whole = |us: f64| (us as u64).to_string();
@@ -51,13 +51,13 @@ fn line(text: &mut String, head: &str, cells: impl Iterator<Item = String>) {
     text.push('\n');
 }
 
-/// What tells a result from the others of a run: `partitioned-tcp-7.2`.
+/// The name that distinguishes a result from others of a run: `partitioned-tcp-7.2`.
 pub fn case(result: &MethodResult) -> String {
     format!("{}-{}-{}", result.method, result.load.name(), result.kernel_series())
 }
 
-/// The files of [`hgrm`], one for each result that has response times: name and text. Names are of letters, digits,
-/// `-`, `_` and `.`, whatever a method is called, and all different: results of several runs may be of the same case.
+/// The files of [`hgrm`], one for each result with response times: name and text. Names consist of letters, digits,
+/// `-`, `_` and `.`, and are unique: several runs may have results of the same case.
 pub fn hgrm_files(report: &Report) -> Vec<(String, String)> {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
     let files = report.results.iter().filter_map(|result| {
@@ -71,10 +71,10 @@ pub fn hgrm_files(report: &Report) -> Vec<(String, String)> {
     files.collect()
 }
 
-/// The percentile distribution in HDR's `.hgrm` layout, microseconds. None for a result without response times.
+/// The percentile distribution in HDR's `.hgrm` layout, microseconds. `None` for a result without response times.
 pub fn hgrm(result: &MethodResult) -> Option<String> {
     let exact = result.latency_us.as_ref()?;
-    // Ns, so that HDR's three digits do not add to what the bins have lost.
+    // In ns, so that HDR's three digits do not increase the rounding of the bins.
     let largest = ((exact.max * 1e3) as u64).clamp(2, u64::MAX / 4);
     let mut histogram = Histogram::<u64>::new_with_bounds(1, largest, 3).ok()?;
     for bin in &result.histogram {

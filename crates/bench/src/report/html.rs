@@ -1,4 +1,4 @@
-//! The page: one HTML file that needs nothing else, in the frame of [`ontime_figures::page`].
+//! The page: one self-contained HTML file, in the frame of [`ontime_figures::page`].
 //!
 //! In: a [`Report`]. Out: HTML. Text from the report is escaped by the template.
 
@@ -38,13 +38,14 @@ fn head(report: &Report) -> Markup {
     }
 }
 
-/// With a capital letter.
+/// The text with a capital letter.
 fn capital(words: &str) -> String {
     let mut letters = words.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// For each flood, the steadiest method with a VM beside vanilla, on the report's own clock and kernel.
+/// For each flood, the comparison of vanilla with the method with a VM that has the least deviation, on the report's
+/// own clock and kernel.
 fn headline(report: &Report) -> Option<String> {
     let sentences: Vec<String> =
         [Load::SmallPackets, Load::Tcp].iter().filter_map(|load| steadiest(report, *load)).collect();
@@ -112,7 +113,7 @@ fn comparison(report: &Report) -> Markup {
     }
 }
 
-/// Rows of one clock and kernel series stand together; the paper's own stand apart.
+/// Rows of one clock and kernel series form a group; the paper's rows form another.
 fn group_of<'a>(row: &Row<'a>) -> Option<(Clock, &'a str)> {
     row.result.map(|result| (result.clock, result.kernel_series()))
 }
@@ -147,7 +148,7 @@ fn cell<T>(value: Option<T>, print: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "–".to_string(), print)
 }
 
-/// A short stroke in the method's colour.
+/// A short line in the method's colour.
 fn key(result: &MethodResult) -> Markup {
     html! {
         svg.key viewBox="0 0 30 10" aria-hidden="true" {
@@ -156,7 +157,7 @@ fn key(result: &MethodResult) -> Markup {
     }
 }
 
-/// A result's row begins so.
+/// The first cell of a result's row.
 fn row_head(result: &MethodResult) -> Markup {
     html! { th scope="row" { (key(result)) (result.label) small { (condition(result)) } } }
 }
@@ -287,7 +288,7 @@ fn legend(results: &[&MethodResult]) -> Markup {
     }
 }
 
-/// How each run went: what was lost, how requests arrived, when the slowest came.
+/// Details of each run: losses, gaps between requests, time of the slowest.
 fn conditions(report: &Report) -> Markup {
     html! {
         h2 { "How the runs went" }

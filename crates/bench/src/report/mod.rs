@@ -1,8 +1,8 @@
-//! A report as people read it: a terminal table, CSV, one self-contained HTML page; and as other tools do: rtla's and
-//! HDR's histograms.
+//! A report in formats for people (terminal table, CSV, a self-contained HTML page) and for other tools (histograms of
+//! rtla and HDR).
 //!
-//! In: a [`Report`] (also one read back from its JSON). Out: text. Nothing here measures, and nothing is left out:
-//! [`unfavourable`] gathers what speaks against a method, and every form shows it.
+//! In: a [`Report`], perhaps parsed from its JSON. Out: text. Nothing is measured here, and nothing is left out:
+//! [`unfavourable`] collects everything that speaks against a method, and every format shows it.
 
 mod charts;
 mod csv;
@@ -22,18 +22,18 @@ use ontime_figures::number;
 use crate::experiments::{self, Experiment};
 use crate::schema::{Clock, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit};
 
-/// A line of the comparison: ours, the paper's, or both.
+/// A row of the comparison: our result, the paper's, or both.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
-    /// Ours.
+    /// Our result.
     pub result: Option<&'a MethodResult>,
-    /// The paper's, of the same method; only beside a result under TCP, as the paper's are.
+    /// The paper's row for the same method. Only beside a result under TCP, the paper's load.
     pub paper: Option<&'a PaperRow>,
-    /// p99 of `vanilla` under the same clock, kernel series and load, divided by this one's: 61 is 61 times lower.
+    /// p99 of `vanilla` with the same clock, kernel series and load, divided by this result's: 61 means 61 times lower.
     pub below_vanilla: Option<f64>,
 }
 
-/// The comparison's lines: our results in their order, then what only the paper has.
+/// The rows of the comparison: our results in order, then rows that only the paper has.
 pub fn rows(report: &Report) -> Vec<Row<'_>> {
     let mut rows: Vec<Row<'_>> = report
         .results
@@ -52,7 +52,7 @@ pub fn rows(report: &Report) -> Vec<Row<'_>> {
     rows
 }
 
-/// The result of `vanilla` that a result is compared to.
+/// The result of `vanilla` with which a result is compared.
 fn vanilla<'a>(report: &'a Report, result: &MethodResult) -> Option<&'a MethodResult> {
     report.results.iter().find(|other| {
         other.method == "vanilla"
@@ -70,7 +70,7 @@ fn below_vanilla(report: &Report, result: &MethodResult) -> Option<f64> {
     (own > 0.0).then(|| vanilla / own)
 }
 
-/// Results that may be drawn on one axis: of one clock and one kernel series, in the report's order.
+/// Results that can share one axis: with the same clock and kernel series, in the report's order.
 fn groups(report: &Report) -> Vec<(Clock, &str, Vec<&MethodResult>)> {
     let mut groups: Vec<(Clock, &str, Vec<&MethodResult>)> = Vec::new();
     for result in &report.results {
@@ -83,23 +83,23 @@ fn groups(report: &Report) -> Vec<(Clock, &str, Vec<&MethodResult>)> {
     groups
 }
 
-/// The condition of a result in words: kernel, clock, CPUs, and the bulk tenants' load.
+/// The conditions of a result in words: kernel, clock, CPUs, and the bulk tenants' load.
 fn condition(result: &MethodResult) -> String {
     let cpus = if result.cpus == 1 { "1 CPU".to_string() } else { format!("{} CPUs", result.cpus) };
     format!("{}, {} clock, {cpus}, {}", result.kernel, result.clock.name(), result.load.words())
 }
 
-/// The experiment that a report is of.
+/// The experiment of a report.
 fn experiment(report: &Report) -> Option<&'static dyn Experiment> {
     experiments::find(&report.experiment)
 }
 
-/// What the times are.
+/// The meaning of the times.
 fn timed(report: &Report) -> &'static str {
     experiment(report).map_or("response time", |experiment| experiment.timed())
 }
 
-/// Whatever speaks against a method, in sentences: goals that were missed, figures worse than `vanilla`'s, losses.
+/// Everything that speaks against a method, as sentences: missed goals, figures worse than `vanilla`'s, losses.
 pub fn unfavourable(report: &Report) -> Vec<String> {
     let missed = report.goals.iter().filter(|goal| goal.binding && goal.met == Some(false));
     let mut sentences: Vec<String> = missed
@@ -140,7 +140,7 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
     sentences
 }
 
-/// A figure is worse beyond noise from here on: 5 %.
+/// The ratio from which a figure is worse beyond noise: 5 %.
 const NOISE: f64 = 1.05;
 
 fn worse_than(result: &MethodResult, vanilla: &MethodResult) -> Vec<String> {

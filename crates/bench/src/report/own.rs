@@ -1,7 +1,7 @@
 //! An experiment's own figures as tables: of each result as a whole, then of its parts.
 //!
-//! In: a [`Report`]. Out: [`Own`]. Columns are the figures that the experiment names, then its metrics in the order in
-//! which results have them.
+//! In: a [`Report`]. Out: [`Own`]. The columns are the figures that the experiment names, then its metrics in the order
+//! in which they first appear in the results.
 
 use super::experiment;
 use crate::goals::Figure;
@@ -10,24 +10,24 @@ use crate::schema::{MethodResult, Metric, Report, Unit};
 /// A table of an experiment's own figures.
 #[derive(Debug)]
 pub struct Own<'a> {
-    /// What a row is, and each figure.
+    /// Heads of the columns: the kind of row, and each figure.
     pub heads: Vec<String>,
-    /// Which columns are words.
+    /// Whether each column contains words.
     pub words: Vec<bool>,
-    /// Whether a cell is a sentence, which is broken into lines.
+    /// Whether a cell contains a sentence, which is wrapped into lines.
     pub has_sentences: bool,
-    /// A result and its cells; an empty cell was not measured.
+    /// A result and its cells. An empty cell was not measured.
     pub rows: Vec<(&'a MethodResult, Vec<String>)>,
 }
 
-/// The tables of a report; none where its experiment has no figures but response times. Without `sentences`, metrics
-/// that are sentences are left out.
+/// The tables of a report; none if its experiment has only response times. Without `sentences`, metrics that are
+/// sentences are left out.
 pub fn own(report: &Report, sentences: bool) -> Vec<Own<'_>> {
     let columns = experiment(report).map_or(&[][..], |experiment| experiment.columns());
     [Some(columns), None].into_iter().filter_map(|columns| table(report, sentences, columns)).collect()
 }
 
-/// Of results as a whole, whose first columns these are; or of their parts.
+/// The table of results as a whole, with these first columns, or the table of their parts.
 pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[Figure]>) -> Option<Own<'a>> {
     let is_shown =
         |metric: &&Metric| metric.part.is_none() == columns.is_some() && (sentences || metric.unit != Unit::Sentence);

@@ -1,9 +1,9 @@
-//! A report in a terminal: what a reader must know, the goals, then the table and the verdict.
+//! A report for a terminal: notes for the reader, the goals, then the table and the verdict.
 //!
 //! In: a [`Report`]. Out: lines of at most [`WIDTH`] columns. The table has a column for each figure that differs
-//! between cases, as far as there is room: first what every experiment is judged by (ratio, p99, maximum), then what
-//! its goals name, what it names itself, its metrics, and the rest. A figure that is the same in every case is said
-//! once above the table, and columns without room are named below it.
+//! between cases, as far as there is room. The order is: the figures by which every experiment is evaluated (ratio,
+//! p99, maximum), the figures of its goals, the figures that the experiment names, its metrics, and the rest. A figure
+//! that is the same in every case is stated once above the table. Columns without room are named below it.
 
 use std::fmt::Write as _;
 
@@ -18,28 +18,28 @@ use super::{experiment, rows, timed, unfavourable};
 use crate::goals::{Figure, Measure};
 use crate::schema::{Bound, Goal, JOBS, LATE, MISSED, MethodResult, PaperRow, REFUSED, Report};
 
-/// Columns of a terminal that a report takes at most.
+/// Maximum width of a report, columns.
 pub const WIDTH: usize = 100;
-/// Between two columns.
+/// Space between two table columns.
 const GAP: usize = 2;
-/// A head's words are broken into lines of this width.
+/// Maximum width of a head's lines.
 const HEAD: usize = 10;
-/// A cell's text is broken into lines of this width: a number, and words.
+/// Maximum width of a cell's lines, for numbers and for words.
 const NUMBER: usize = 14;
 const WORDS: usize = 40;
-/// The name of a result's part.
+/// Maximum width of the name of a result's part.
 const PART: usize = 24;
-/// What names the rows, where there is little room.
+/// Minimum width of the columns that name the rows.
 const NARROWEST: usize = 8;
-/// Rows of a result's parts that are shown; the page and the JSON have all.
+/// Maximum of rows for a result's parts. The page and the JSON have all.
 const PARTS: usize = 8;
-/// Methods whose words stand above the table; the page has all.
+/// Maximum of methods that are explained above the table. The page explains all.
 const LEGEND: usize = 12;
-/// Goals that the verdict names of those that were not met; all stand above the table.
+/// Maximum of missed goals that the verdict names. All are listed above the table.
 const GOALS: usize = 5;
 const DASH: &str = "-";
 
-/// The rank of a column: the lower, the sooner it has its room. Columns of [`ALWAYS`] are never left out.
+/// The rank of a column: columns with a lower rank get room first. Columns of rank [`ALWAYS`] are never left out.
 type Rank = usize;
 const ALWAYS: Rank = 0;
 const JUDGED: Rank = 1;
@@ -47,7 +47,7 @@ const NAMED: Rank = 2;
 const METRIC: Rank = 3;
 const REST: Rank = 4;
 
-/// Figures of every result in the order of the table; the experiment's metrics stand between the two.
+/// Figures of every result, in the order of the table. The experiment's metrics come between the two lists.
 const TIMES: [Figure; 9] = [
     Figure::Mean,
     Figure::P50,
@@ -60,11 +60,11 @@ const TIMES: [Figure; 9] = [
     Figure::Sd,
 ];
 const OTHERS: [Figure; 4] = [Figure::Bulk, Figure::Cpu, Figure::Lost, Figure::Count];
-/// Those that a table has where there is room; others only where the experiment or a goal names them.
+/// Figures that a table has if there is room. Others are included only if the experiment or a goal names them.
 const ROOM: [Figure; 8] =
     [Figure::P50, Figure::Bulk, Figure::Lost, Figure::P99_9, Figure::Cpu, Figure::Mean, Figure::Sd, Figure::Count];
 
-/// What the clocks mean, notes, goals, what is unfavourable; then the paper's table, ours, and the verdict.
+/// The explanation of the clocks, notes, goals, unfavourable figures; then the paper's table, ours, and the verdict.
 pub fn terminal(report: &Report) -> String {
     let mut text = String::new();
     let mut clocks: Vec<_> = report.results.iter().map(|result| result.clock).collect();
@@ -99,31 +99,31 @@ pub fn terminal(report: &Report) -> String {
     text
 }
 
-/// Text whose lines have room in a terminal.
+/// Wraps text to the width of a terminal.
 pub fn fitted(text: &str) -> String {
     let options = Options::new(WIDTH).subsequent_indent("  ").word_splitter(WordSplitter::NoHyphenation);
-    // By itself each: `fill` indents every line but the first of all.
+    // Each line is filled separately, because `fill` indents every line but the very first.
     text.split('\n').map(|line| fill(line, &options)).collect::<Vec<_>>().join("\n")
 }
 
-/// A paragraph, broken into lines.
+/// Adds a paragraph, wrapped into lines.
 fn say(text: &mut String, paragraph: &str) {
     let _ = writeln!(text, "{}", fitted(paragraph));
 }
 
-/// Lines of at most this width, where no word is longer.
+/// Wraps text into lines of at most this width, unless a word is longer.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let options =
         Options::new(width).subsequent_indent("").break_words(false).word_splitter(WordSplitter::NoHyphenation);
     textwrap::wrap(text, options).into_iter().map(|line| line.into_owned()).collect()
 }
 
-/// A cell's lines, none of them wider; words are broken at hyphens first.
+/// Wraps a cell into lines of at most this width. Words are broken at hyphens first.
 fn narrow(text: &str, width: usize) -> String {
     fill(text, Options::new(width).word_splitter(WordSplitter::HyphenSplitter))
 }
 
-/// The paper's figures; none where its text states none.
+/// The paper's figures; empty if its text states none.
 fn paper(report: &Report) -> String {
     let Some(first) = report.paper.first() else { return String::new() };
     let mut text = String::from("\n");
@@ -146,10 +146,10 @@ fn paper(report: &Report) -> String {
     text + &draw(&[Column::new("method", true, ALWAYS, method)], &columns)
 }
 
-/// The head of the ratio to `vanilla`.
+/// The column head of the ratio to `vanilla`.
 const BELOW: &str = "p99 below vanilla, times";
 
-/// The comparison of our results, with what is the same in every case above it and what has no room below it.
+/// The table of our results. Figures that are the same in every case are above it, columns without room below it.
 fn ours(report: &Report, names: &Names) -> String {
     let mut ids = names.columns.clone();
     let mut text = format!("\n{}: {}\n", report.experiment, timed(report));
@@ -190,7 +190,7 @@ fn parts(report: &Report, names: &Names) -> String {
             _ => figures.push(Column::metric(head, *words, &[], cells(column))),
         }
     }
-    // A figure of every part is in the table, even where it is the same in all of them.
+    // A figure of every part is in the table, even if it is the same in all parts.
     let (_, shown, left) = arrange(&mut ids, figures, 0);
     let mut text = format!("\n{}", draw(&ids, &shown));
     if !left.is_empty() {
@@ -202,13 +202,13 @@ fn parts(report: &Report, names: &Names) -> String {
 /// A column of a table.
 #[derive(Debug, Clone)]
 struct Column {
-    /// Its name, then the unit behind a comma.
+    /// Name, and after a comma the unit.
     head: String,
     words: bool,
     rank: Rank,
-    /// Its cells are broken into lines of this width.
+    /// Maximum width of its cells' lines.
     limit: usize,
-    /// An empty cell was not measured.
+    /// An empty cell means not measured.
     cells: Vec<String>,
 }
 
@@ -217,7 +217,7 @@ impl Column {
         Self { head: head.to_owned(), words, rank, limit: if words { WORDS } else { NUMBER }, cells }
     }
 
-    /// Of an experiment's metric; response times of a part are ranked as those of the whole.
+    /// A column for an experiment's metric. Response times of a part have the rank of those of the whole.
     fn metric(head: &str, words: bool, judged: &[Figure], cells: Vec<String>) -> Self {
         let mut column = Self::new(head, words, METRIC, cells);
         let is_judged = |figure: &Figure| matches!(figure, Figure::Own(key) if key.replace('-', " ") == column.name());
@@ -234,14 +234,14 @@ impl Column {
         self.head.split_once(", ").map_or(self.head.as_str(), |(name, _)| name)
     }
 
-    /// The head's lines; the unit is the last.
+    /// Lines of the head. The unit is the last line.
     fn head_lines(&self) -> Vec<String> {
         let mut lines = wrapped(self.name(), HEAD);
         lines.extend(self.head.split_once(", ").map(|(_, unit)| unit.to_owned()));
         lines
     }
 
-    /// With what is between it and the next column.
+    /// Width, including the space to the next column.
     fn width(&self) -> usize {
         let head = self.head_lines().iter().map(|line| display_width(line)).max().unwrap_or_default();
         let lines = |cell: &String| narrow(cell, self.limit).lines().map(display_width).max();
@@ -249,7 +249,7 @@ impl Column {
         head.max(cells).max(DASH.len()) + GAP
     }
 
-    /// The one value that every case has.
+    /// The value, if every case has the same.
     fn same(&self) -> Option<String> {
         let first = self.cells.first()?;
         let is_same = self.cells.len() > 1 && !first.is_empty() && self.cells.iter().all(|cell| cell == first);
@@ -258,8 +258,9 @@ impl Column {
     }
 }
 
-/// What all of at least two `cases` have in common, the columns that there is room for, and the names of the others.
-/// Where there is none for a column of [`ALWAYS`], or for any, what names the rows is broken into narrower lines.
+/// Figures that all of at least two `cases` have in common, columns that have room, and names of the other columns. If
+/// there is no room for a column of rank [`ALWAYS`], or for any column, the columns that name the rows are made
+/// narrower.
 fn arrange(ids: &mut [Column], columns: Vec<Column>, cases: usize) -> (Vec<String>, Vec<Column>, Vec<String>) {
     let (mut same, mut differ) = (Vec::new(), Vec::new());
     for column in columns.into_iter().filter(|column| column.cells.iter().any(|cell| !cell.is_empty())) {
@@ -296,7 +297,7 @@ fn arrange(ids: &mut [Column], columns: Vec<Column>, cases: usize) -> (Vec<Strin
     (same, shown, left)
 }
 
-/// The columns side by side, the heads' last lines above their cells.
+/// Draws the columns side by side; the last lines of the heads are directly above their cells.
 fn draw(ids: &[Column], columns: &[Column]) -> String {
     let all: Vec<&Column> = ids.iter().chain(columns).collect();
     let heads: Vec<Vec<String>> = all.iter().map(|column| column.head_lines()).collect();
@@ -361,7 +362,7 @@ fn columns(report: &Report) -> Vec<Column> {
     columns
 }
 
-/// So many samples make a percentile another figure than the maximum.
+/// The minimum of samples for which a percentile differs from the maximum.
 fn least(figure: Figure) -> u64 {
     match figure {
         Figure::P99_9 => 1_000,
@@ -370,7 +371,7 @@ fn least(figure: Figure) -> u64 {
     }
 }
 
-/// The figures that a goal looks at.
+/// The figures that a goal uses.
 fn judged(measure: Measure) -> Vec<Figure> {
     match measure {
         Measure::Ratio(figure, ..) | Measure::Beyond(figure, ..) | Measure::Only(figure, _) => vec![figure],
@@ -380,12 +381,12 @@ fn judged(measure: Measure) -> Vec<Figure> {
     }
 }
 
-/// How a report's cases are told apart.
+/// How a report's cases are distinguished.
 #[derive(Debug)]
 struct Names {
     /// A cell for each result: its method, and the conditions that are not the same in every case.
     columns: Vec<Column>,
-    /// The conditions that are.
+    /// The conditions that are the same in every case.
     same: Vec<String>,
 }
 
@@ -438,13 +439,13 @@ impl Names {
         Self { columns: columns.into_iter().map(column).collect(), same }
     }
 
-    /// A result in words.
+    /// A result's name in words.
     fn words(&self, place: usize) -> String {
         let cells = self.columns.iter().filter_map(|column| column.cells.get(place));
         cells.cloned().collect::<Vec<_>>().join(", ")
     }
 
-    /// The results' notes, each once with the cases that have it.
+    /// The results' notes, each once, with the cases that have it.
     fn notes(&self, report: &Report) -> Vec<String> {
         let of = |result: &MethodResult| result.notes.clone();
         let all = self.grouped(report, of);
@@ -458,7 +459,7 @@ impl Names {
         all.into_iter().map(name).collect()
     }
 
-    /// What each method is, in words.
+    /// A description of each method.
     fn legend(&self, report: &Report) -> Vec<String> {
         let label = |result: &MethodResult| vec![format!("{}: {}", result.method, result.label)];
         let mut all: Vec<String> = self.grouped(report, label).into_iter().map(|(line, _)| line).collect();
@@ -483,7 +484,7 @@ impl Names {
     }
 }
 
-/// The goals, a line each: met, NOT MET or not measured.
+/// The goals, one per line: met, NOT MET or not measured.
 pub fn goals(report: &Report) -> String {
     let mut text = String::new();
     for goal in &report.goals {
@@ -516,7 +517,7 @@ fn actual(goal: &Goal) -> String {
     goal.actual.map_or_else(|| DASH.to_string(), number::significant)
 }
 
-/// How many goals were met, and which were not; goals that are for information only where none is binding.
+/// The number of goals met, and the names of those not met. Goals for information count only if none is binding.
 fn verdict(report: &Report) -> String {
     let binding = report.goals.iter().any(|goal| goal.binding);
     let goals: Vec<&Goal> = report.goals.iter().filter(|goal| goal.binding == binding).collect();

@@ -1,37 +1,37 @@
-//! A frame of Sampled Values: IEC 61850-9-2, as its guideline for merging units ("9-2LE") lays it out, one ASDU a
-//! frame.
+//! A frame of Sampled Values: IEC 61850-9-2, in the layout of its guideline for merging units ("9-2LE"), with one ASDU
+//! per frame.
 //!
 //! ```text
 //! Ethernet: group, publisher, 0x88BA | APPID, length, 4 reserved | savPdu { noASDU, seqASDU { ASDU { svID, smpCnt, confRev, smpSynch, data } } }
 //! ```
-//! Numbers are big-endian, the savPdu is BER. The data is eight values of 4 bytes with 4 of quality; the first holds
-//! the frame's number here, since smpCnt begins again each second.
+//! Numbers are big-endian; the savPdu is BER. The data are eight values of 4 bytes with 4 bytes of quality. Here the
+//! first value is the frame's number, because smpCnt restarts every second.
 
-/// Frames a second (80 samples a period of 50 Hz): one every 250 us.
+/// Frames per second (80 samples per period of 50 Hz): one every 250 us.
 pub const RATE: u64 = 4_000;
-/// From one frame to the next, ns.
+/// Time between two frames, ns.
 pub const PERIOD_NS: u64 = 1_000_000_000 / RATE;
-/// The group that 9-2LE recommends.
+/// The multicast address that 9-2LE recommends.
 pub const GROUP: [u8; 6] = [0x01, 0x0c, 0xcd, 0x04, 0x00, 0x01];
 /// The publisher's address.
 pub const PUBLISHER: [u8; 6] = [0x52, 0x54, 0x00, 0x02, 0x00, 0x01];
 const TYPE: [u8; 2] = [0x88, 0xba];
 const APPID: u16 = 0x4000;
 const SV_ID: &[u8; 10] = b"ONTIME0001";
-/// Where the data begins.
+/// Offset of the data.
 const DATA_AT: usize = 58;
 const DATA_BYTES: usize = 64;
 
-/// Which way a frame went.
+/// Direction of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// From the publisher.
     Published,
-    /// Back to it.
+    /// Back to the publisher.
     Answered,
 }
 
-/// Frame `number`, from 0.
+/// Makes frame `number`, counted from 0.
 pub fn write(number: u64) -> Vec<u8> {
     let mut data = [0; DATA_BYTES];
     for (byte, of) in data.iter_mut().zip(number.to_be_bytes()) {
@@ -45,12 +45,12 @@ pub fn write(number: u64) -> Vec<u8> {
     [&GROUP[..], &PUBLISHER, &TYPE, &APPID.to_be_bytes(), &length.to_be_bytes(), &[0; 4], &pdu].concat()
 }
 
-/// A BER element; none here is longer than 127 bytes.
+/// A BER element. None of the elements here is longer than 127 bytes.
 fn element(tag: u8, value: &[u8]) -> Vec<u8> {
     [&[tag, value.len() as u8], value].concat()
 }
 
-/// Which way a captured frame went, and its number; `None` for a frame of another type, an error for a damaged one.
+/// Direction and number of a captured frame; `None` for a frame of another type, an error for a damaged one.
 pub fn read(frame: &[u8]) -> Option<Result<(Way, u64), ()>> {
     if frame.get(12..14) != Some(&TYPE) {
         return None;
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(frame[12..22], [0x88, 0xba, 0x40, 0x00, 0, 108, 0, 0, 0, 0]);
         // savPdu of 98 bytes, one ASDU.
         assert_eq!(frame[22..31], [0x60, 98, 0x80, 1, 1, 0xa2, 93, 0x30, 91]);
-        // The sample's count begins again each second.
+        // The sample count restarts every second.
         assert_eq!(frame[43..47], [0x82, 2, 0, 1]);
         assert_eq!(frame[56..58], [0x87, 64]);
     }

@@ -1,8 +1,8 @@
-//! Frames of IEC 61850-9-2: how they are written ([`frame`]), sent ([`publisher`]) and found in a capture ([`wire`]).
+//! Frames of IEC 61850-9-2: encoding ([`frame`]), sending ([`publisher`]) and analysis of a capture ([`wire`]).
 
 pub mod frame;
 pub mod publisher;
 pub mod wire;
 
-/// A frame is late when its answer takes longer than until the next frame.
+/// A frame is late if its answer comes after the next frame.
 pub const LATE_NS: u64 = frame::PERIOD_NS;

@@ -1,9 +1,9 @@
-//! The publisher, outside the host: a frame each period, never two at once.
+//! The publisher, outside the host: sends one frame per period, never two at once.
 //!
-//! In: so many frames. Out: frames on the wire. On the virtual clock the emulator releases what waits at the RT NIC
-//! once a period; the publisher gives it the next frame as soon as the last one is in the capture, so that one frame
-//! goes with each release. Where this machine is too busy for that, a release goes by without a frame: a gap, never a
-//! burst; what the gaps were the capture says.
+//! In: the number of frames. Out: frames on the wire. On the virtual clock the emulator releases the packets that wait
+//! at the RT NIC once per period. The publisher provides the next frame as soon as the last one is in the capture, so
+//! that each release has one frame. If this machine is too busy, a release passes without a frame: a gap, never a
+//! burst. The capture shows the actual gaps.
 
 use std::mem::size_of;
 use std::net::Ipv4Addr;
@@ -23,7 +23,7 @@ use crate::pcap::Tail;
 use crate::schema::Clock;
 use crate::workload::Load;
 
-/// Real time after which a frame that was sent must have been released.
+/// Real time within which a sent frame must be released.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A raw socket on the RT network.
@@ -33,7 +33,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Opens it on the client's interface.
+    /// Opens a socket on the client's interface.
     pub fn open(nic: &str) -> Result<Self, ClientError> {
         let failed = |what| {
             move |error: Errno| ClientError::Socket {
@@ -42,7 +42,7 @@ impl Publisher {
                 source: error.into(),
             }
         };
-        // Protocol 0: it sends only.
+        // Protocol 0: the socket only sends.
         let socket =
             socket(AddressFamily::PACKET, SocketType::RAW, None).map_err(failed("open a packet socket, for"))?;
         let index = name_to_index(&socket, nic).map_err(failed("find the client's interface, for"))?;
@@ -70,7 +70,7 @@ impl Publisher {
         Ok(Self { socket })
     }
 
-    /// A frame that the tap's queue does not take is lost, as on a wire; the capture tells.
+    /// Sends a frame. If the tap's queue is full, the frame is lost, as on a wire; the capture shows that.
     fn publish(&self, number: u64) {
         let _ = send(&self.socket, &frame::write(number), SendFlags::empty());
     }
@@ -108,12 +108,12 @@ impl Publisher {
                 progress(&format!("{}: {} frames", load.name, number + 1));
             }
         }
-        // What is still under way is answered meanwhile.
+        // Frames in flight are answered meanwhile.
         host.shell("sleep 0.3").map(|_| ())
     }
 }
 
-/// The RT NIC's capture while it grows.
+/// The growing capture of the RT NIC.
 struct Wire {
     tail: Tail,
     latest: Option<u64>,

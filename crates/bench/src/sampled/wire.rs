@@ -1,7 +1,7 @@
 //! Response times of Sampled Values: from a frame's passage of the RT NIC to its answer's.
 //!
-//! In: a capture. Out: a [`WireAnalysis`] whose requests are frames; `intervals_ns` is from frame to frame, since
-//! frames wait for no answer.
+//! In: a capture. Out: a [`WireAnalysis`] whose requests are frames. `intervals_ns` are the times between frames,
+//! because frames do not wait for answers.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::frame::{self, Way};
 use crate::pcap::{PcapError, Record};
 use crate::wire::{Monitor, Reader, RtFlow, WireAnalysis, analyse_by};
 
-/// Stands for the one publisher and the one subscriber, which have no addresses of this kind.
+/// Represents the publisher and the subscriber, which have no IP addresses.
 const NOBODY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// Tells frames from answers.
+/// Distinguishes frames and answers.
 #[derive(Debug, Default)]
 struct Frames {
     published: Vec<u64>,
@@ -33,7 +33,7 @@ impl Reader for Frames {
     }
 }
 
-/// Reads a capture; the first `warmup` frames do not count.
+/// Analyses a capture. The first `warmup` frames do not count.
 pub fn analyse(capture: &Path, warmup: u64) -> Result<WireAnalysis, PcapError> {
     let mut frames = Frames::default();
     let mut analysis = analyse_by(&mut frames, capture, RtFlow { warmup, ..RtFlow::new(0) })?;

@@ -1,4 +1,4 @@
-//! Under which conditions something is measured: what time is, and what the bulk tenants do.
+//! The conditions of a measurement: the clock, and the traffic of the bulk tenants.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// As it is written on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Clock::Virtual => "virtual",
@@ -26,7 +26,7 @@ impl Clock {
         }
     }
 
-    /// What a reader must know of figures on this clock.
+    /// An explanation of figures on this clock.
     pub fn meaning(self) -> &'static str {
         match self {
             Clock::Virtual => {
@@ -62,7 +62,7 @@ impl Load {
     /// All of them.
     pub const ALL: [Load; 4] = [Load::None, Load::Tcp, Load::SmallPackets, Load::LargePackets];
 
-    /// As it is written on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Load::None => "none",
@@ -72,7 +72,7 @@ impl Load {
         }
     }
 
-    /// In words, for a table.
+    /// A description for tables.
     pub fn words(self) -> &'static str {
         match self {
             Load::None => "no flood",
@@ -82,7 +82,7 @@ impl Load {
         }
     }
 
-    /// Whether there is any.
+    /// Whether this is a load at all.
     pub fn floods(self) -> bool {
         self != Load::None
     }
@@ -98,7 +98,7 @@ impl std::str::FromStr for Load {
     }
 }
 
-/// `7.2` of `7.2.12-rt-amd64`; the whole where it is no such number.
+/// `7.2` of `7.2.12-rt-amd64`; the whole text if it does not begin with such a version.
 pub fn kernel_series(release: &str) -> &str {
     let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let Some((major, rest)) = release.split_once('.') else { return release };

@@ -1,4 +1,4 @@
-//! Figures that an experiment has besides response times: key, unit, value. Tables, CSV and page are made of them.
+//! Figures of an experiment besides response times: key, unit, value. Tables, CSV and the page show them.
 
 use ontime_figures::number;
 use schemars::JsonSchema;
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::MethodResult;
 
-/// Answers later than this, us ([`LATE`]).
+/// Key: answers later than this, us, are late ([`LATE`]).
 pub const LATE_OVER: &str = "late-over";
-/// How many answers were late; those that never came are `lost`.
+/// Key: number of late answers. Missing answers are `lost`.
 pub const LATE: &str = "late";
-/// Jobs that applications did.
+/// Key: jobs that applications did.
 pub const JOBS: &str = "jobs";
-/// How many of the jobs missed their deadlines.
+/// Key: jobs that missed their deadlines.
 pub const MISSED: &str = "missed";
-/// Applications that did no job.
+/// Key: applications that did no job.
 pub const REFUSED: &str = "refused";
 
 /// What a figure is counted in. Times are on the result's clock.
@@ -46,7 +46,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// In words, behind a figure; empty where the figure says it.
+    /// The unit as printed after a figure; empty if the figure includes it.
     pub fn words(self) -> &'static str {
         match self {
             Unit::Us => "µs",
@@ -73,7 +73,7 @@ impl Unit {
         }
     }
 
-    /// A number as tables show it.
+    /// A number in the format of tables.
     pub fn print(self, value: f64) -> String {
         match self {
             Unit::Us => number::us(value),
@@ -114,12 +114,12 @@ impl Metric {
         Self { part: None, key: key.to_owned(), unit, value: Value::Number(value) }
     }
 
-    /// How many.
+    /// A count.
     pub fn count(key: &str, value: u64) -> Self {
         Self::number(key, Unit::Count, value as f64)
     }
 
-    /// Words.
+    /// A text.
     pub fn text(key: &str, unit: Unit, value: impl Into<String>) -> Self {
         Self { part: None, key: key.to_owned(), unit, value: Value::Text(value.into()) }
     }
@@ -129,7 +129,7 @@ impl Metric {
         Self { part: Some(part.to_owned()), ..self }
     }
 
-    /// As tables show it.
+    /// The value in the format of tables.
     pub fn print(&self) -> String {
         match &self.value {
             Value::Number(value) => self.unit.print(*value),
@@ -144,7 +144,7 @@ impl MethodResult {
         self.metrics.iter().find(|metric| metric.part.is_none() && metric.key == key)
     }
 
-    /// Its number.
+    /// The number of a figure of the result as a whole.
     pub fn number(&self, key: &str) -> Option<f64> {
         match self.metric(key)?.value {
             Value::Number(value) => Some(value),

@@ -1,9 +1,9 @@
-//! The one JSON schema of every experiment's report.
+//! The JSON schema of every experiment's report.
 //!
-//! In: what was measured ([`Run`]). Out: a [`Report`] as JSON and back. `docs/bench.schema.json` is generated from
-//! these types, and a test holds the two together. Any change of a field raises [`SCHEMA_VERSION`]. Units are in the
-//! names: us are microseconds on the result's own clock, Gbit are 10^9 bit. [`Report`] is here; `condition`: clock and
-//! load; `result`: [`MethodResult`]; `metric`: an experiment's own figures; `run`: what it is made from.
+//! In: a measured [`Run`]. Out: a [`Report`] as JSON, and back. `docs/bench.schema.json` is generated from these types,
+//! and a test compares the two. Any change of a field raises [`SCHEMA_VERSION`]. Names contain the units: us are
+//! microseconds on the result's own clock, Gbit are 10^9 bit. [`Report`] is in this file; `condition` has clock and
+//! load, `result` [`MethodResult`], `metric` an experiment's own figures, and `run` the input.
 
 mod condition;
 mod metric;
@@ -24,22 +24,22 @@ pub const SCHEMA_VERSION: u32 = 12;
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
-    /// No JSON, or not the fields of this version.
+    /// The text is not JSON, or does not have the fields of this version.
     #[error("the report is not version {SCHEMA_VERSION} of the benchmark schema: {0}; see docs/bench.schema.json")]
     Invalid(#[from] serde_json::Error),
-    /// A figure that JSON cannot hold.
+    /// The report contains a figure that JSON cannot represent.
     #[error(
         "a figure of the report is NaN or infinite, or its version is not {SCHEMA_VERSION}: it is not written; this is \
          a defect of Ontime"
     )]
     NotANumber,
-    /// No version in it.
+    /// The report has no version.
     #[error("the report has no whole number `schema_version`, so it is not from `ontime-lab bench --json`")]
     NoVersion,
-    /// Written by another version of Ontime.
+    /// Another version of Ontime wrote the report.
     #[error("the report has schema version {found}, this Ontime reads {SCHEMA_VERSION}; {}", remedy(*found))]
     Version {
-        /// The version it has.
+        /// The report's version.
         found: u64,
     },
 }
@@ -137,13 +137,13 @@ pub struct Goal {
 }
 
 impl Report {
-    /// The report as JSON. What is written has been read back, so that it can be read later.
+    /// The report as JSON. It is parsed again before it is returned, so that it can be read later.
     ///
     /// # Errors
-    /// [`SchemaError::NotANumber`] where a figure is NaN or infinite.
+    /// [`SchemaError::NotANumber`] if a figure is NaN or infinite.
     pub fn to_json(&self) -> Result<String, SchemaError> {
         let mut json = serde_json::to_string_pretty(self)?;
-        // JSON has no NaN and no infinity; they would come back as "not measured".
+        // JSON has no NaN and no infinity: they would be read back as "not measured".
         if Self::from_json(&json).ok().as_ref() != Some(self) {
             return Err(SchemaError::NotANumber);
         }
@@ -151,7 +151,7 @@ impl Report {
         Ok(json)
     }
 
-    /// Reads a report of this version.
+    /// Parses a report of this version.
     ///
     /// # Errors
     /// See [`SchemaError`].

@@ -1,4 +1,4 @@
-//! From what was captured to a [`MethodResult`].
+//! Makes a [`MethodResult`] from captures.
 
 use ontime_figures::stats::{Summary, Tally};
 
@@ -7,7 +7,7 @@ use crate::bulk::BulkAnalysis;
 use crate::histogram::LogLinear;
 use crate::wire::WireAnalysis;
 
-/// A measured method, as [`MethodResult::new`] takes it.
+/// A measured method, the input of [`MethodResult::new`].
 #[derive(Debug, Clone)]
 pub struct Run<'a> {
     /// The method's name on the command line.
@@ -20,20 +20,20 @@ pub struct Run<'a> {
     pub clock: Clock,
     /// CPUs of the host.
     pub cpus: u32,
-    /// What the bulk tenants did.
+    /// Traffic of the bulk tenants.
     pub load: Load,
-    /// The RT NIC's monitor.
+    /// The analysis of the RT NIC's capture.
     pub wire: &'a WireAnalysis,
-    /// The bulk NIC's monitor.
+    /// The analysis of the bulk NIC's capture.
     pub bulk: Option<&'a BulkAnalysis>,
     /// Busy share of the host's CPUs, 0 to 1.
     pub cpu_share: Option<f64>,
-    /// Later than this is late, ns.
+    /// Answers later than this are late, ns.
     pub late_ns: Option<u64>,
 }
 
 impl MethodResult {
-    /// Summarises a run; what is odd about its captures goes into the notes.
+    /// Summarises a run. Irregularities of its captures become notes.
     pub fn new(run: &Run<'_>) -> Self {
         let wire = run.wire;
         let latencies = wire.latencies_ns();
@@ -69,12 +69,12 @@ impl MethodResult {
 }
 
 impl MethodResult {
-    /// What was timed elsewhere than at the wire, ns, takes the place of response times.
+    /// Replaces the response times by times measured elsewhere than on the wire, ns.
     pub fn timed(&mut self, samples_ns: &[u64]) {
         self.show(Summary::of(samples_ns), None, &LogLinear::of(samples_ns));
     }
 
-    /// A run's counters, ns, take the place of response times one by one; the slowest was so long after the first.
+    /// Replaces the response times by a run's counters, ns. `max_at_s` is the time of the slowest after the first.
     pub fn counted(&mut self, tally: &Tally, max_at_s: Option<f64>) {
         self.show(tally.summary(), max_at_s, &LogLinear::counted(tally.values()));
     }
@@ -86,7 +86,7 @@ impl MethodResult {
     }
 }
 
-/// How many answers were late.
+/// Metrics of late answers.
 fn late(over_ns: u64, latencies: &[u64]) -> Vec<Metric> {
     let late = latencies.iter().filter(|latency| **latency > over_ns).count() as u64;
     vec![

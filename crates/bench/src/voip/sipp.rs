@@ -1,10 +1,10 @@
-//! The callers and the called: two stock SIPp with their own scenarios (`sipp -sd uac`, `-sd uas`) beside the emulated
-//! host.
+//! The callers and the called party: two stock SIPp with their own scenarios (`sipp -sd uac`, `-sd uas`) beside the
+//! emulated host.
 //!
-//! In: how many calls. Out: calls through the proxy at random rates of 17 to 167 a second of the host's time, the same
-//! for every method. The paper changed SIPp for that; here the caller's scenario begins with SIPp's third-party command
-//! (`recvCmd`, `-3pcc`), so that each call starts when this process says so, on the clock of the host under test,
-//! however long calls take.
+//! In: the number of calls. Out: calls through the proxy at random rates of 17 to 167 per second of the host's time,
+//! the same for every method. The paper changed SIPp for that. Here the caller's scenario begins with SIPp's
+//! third-party command (`recvCmd`, `-3pcc`), so that each call starts when this process orders it, on the clock of the
+//! host under test, however long calls take.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -21,40 +21,40 @@ use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::host::{Host, MeasureError, size};
 use crate::schema;
 
-/// Calls a second of the host's time (IV-G 1): 100 to 1,000 forwarded messages.
+/// Calls per second of the host's time (IV-G 1): 100 to 1,000 forwarded messages.
 const RATES: std::ops::RangeInclusive<f64> = 17.0..=167.0;
 /// SIP's T1 of the host's time, s (RFC 3261, 17.1.1.1).
 const T1: f64 = 0.5;
-/// Real time in which the host's clock is learned before the first call.
+/// Real time for learning the host's clock before the first call.
 const LEARN: Duration = Duration::from_secs(1);
-/// The first guess of real seconds a second of the emulated host's.
+/// Initial estimate of real seconds per second of the emulated host's time.
 const SCALE: f64 = 5.0;
-/// Ports of the caller and the called.
+/// Ports of the caller and the called party.
 const CALLER: u16 = 5_080;
 const CALLED: u16 = 5_070;
-/// Where the caller is told to call.
+/// The port on which the caller receives orders for calls.
 const COMMANDS: u16 = 8_960;
-/// Real time for the proxy to come up, and without a packet of a call.
+/// Limit of the real time until the proxy is up, and of the real time without a packet of a call.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Exit statuses of SIPp that say how calls went: all well, or some failed. The wire says which.
+/// Exit statuses of SIPp after calls: all succeeded, or some failed. The capture shows which.
 const WENT: [i32; 2] = [0, 1];
 
-/// What is called, and how.
+/// The calls to make.
 #[derive(Debug, Clone)]
 pub struct Calls {
     /// The proxy.
     pub proxy: SocketAddr,
-    /// So many calls.
+    /// Number of calls.
     pub count: u64,
     /// Seed of the rates.
     pub seed: u64,
-    /// Captures whose stamps are the host's clock, the RT NIC's first.
+    /// Captures whose time stamps are the host's clock; the RT NIC's is the first.
     pub captures: Vec<PathBuf>,
-    /// Where SIPp's words go.
+    /// Directory for SIPp's output.
     pub dir: PathBuf,
 }
 
-/// Asks a SIP server whether it is up (OPTIONS, RFC 3261, 11), one question at a time.
+/// Requests a SIP server's state (OPTIONS, RFC 3261, 11), one request at a time.
 #[derive(Debug)]
 pub struct Asker {
     socket: UdpSocket,
@@ -63,7 +63,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Of this server.
+    /// Opens a socket to this server.
     ///
     /// # Errors
     /// [`ClientError::Socket`].
@@ -103,7 +103,7 @@ impl Peer for Asker {
     }
 }
 
-/// The number of the question that this answers.
+/// The number of the request that this message answers.
 fn answered(message: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(message).ok()?.strip_prefix("SIP/2.0 ")?;
     let sequence = text.lines().find_map(|line| line.strip_prefix("CSeq:"))?;
@@ -113,7 +113,7 @@ fn answered(message: &[u8]) -> Option<u64> {
 /// Waits until the proxy answers.
 ///
 /// # Errors
-/// It does not in `LIMIT`; the host is no more.
+/// The proxy does not answer within `LIMIT`; the host has ended.
 pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> {
     let failed = |said: String| MeasureError::Program { program: "the SIP proxy".into(), said };
     let mut asker = Asker::open(proxy)?;
@@ -123,7 +123,7 @@ pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> 
         host.alive()?;
         number += 1;
         let asked = Instant::now();
-        // "Port unreachable" comes back from a host whose proxy is not up yet.
+        // A host whose proxy is not up yet answers "port unreachable".
         asker.ask(number)?;
         match asker.hear(number, Duration::from_secs(1))? {
             Heard::Answer | Heard::Late => return Ok(()),
@@ -133,10 +133,10 @@ pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> 
     Err(failed(format!("{proxy} does not answer OPTIONS")))
 }
 
-/// Has all calls made, and ends with the last one.
+/// Makes all calls, and returns after the last one.
 ///
 /// # Errors
-/// SIPp is missing or fails; no packet passes for `LIMIT`; the host is no more.
+/// SIPp is missing or fails; no packet passes for `LIMIT`; the host has ended.
 pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let mut clock: Box<dyn Clock> = match host.clock {
         schema::Clock::Virtual => Box::new(VirtualClock::open(&calls.captures, SCALE)?),
@@ -183,7 +183,7 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
         }
         host.alive()?;
         let now_ns = clock.now_ns()?;
-        // From when it was due, not from when it was made: a delay here takes nothing from the rate.
+        // Counted from the due time, not from the actual time: a delay here does not reduce the rate.
         while made < calls.count && now_ns >= due_ns {
             commands.call(made, &own).map_err(|error| failed(format!("it takes no calls: {error}")))?;
             made += 1;
@@ -208,20 +208,20 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
     }
 }
 
-/// From each call to the next, ns of the host's time: a rate is drawn for each.
+/// Times between calls, ns of the host's time. A rate is drawn for each.
 fn gaps(seed: u64) -> impl Iterator<Item = u64> {
     let mut rates = ChaCha8Rng::seed_from_u64(seed);
     std::iter::repeat_with(move || (1e9 / rates.random_range(RATES)) as u64)
 }
 
-/// The rate at which so many calls are made, a second of the host's time; `None` of fewer than two.
+/// The rate of this number of calls, per second of the host's time; `None` with fewer than two.
 pub fn offered(seed: u64, calls: u64) -> Option<f64> {
     let between = usize::try_from(calls.checked_sub(1)?).ok()?;
     let span_ns: u64 = gaps(seed).take(between).sum();
     (between > 0).then(|| between as f64 * 1e9 / span_ns as f64)
 }
 
-/// A scenario that SIPp brings along.
+/// A scenario that is included in SIPp.
 fn own_scenario(name: &str) -> Result<String, MeasureError> {
     let said = Command::new("sipp").args(["-sd", name]).env("TERM", "xterm").stdin(Stdio::null()).output();
     let said = said.map_err(|source| failed(format!("{source}; install Debian's sip-tester")))?;
@@ -234,7 +234,7 @@ fn when_told(scenario: &str) -> Option<String> {
     Some(format!("{before}<recvCmd/>\n\n  {rest}"))
 }
 
-/// The scenario with another T1, in ms.
+/// The scenario with another T1, ms.
 fn with_t1(scenario: &str, t1_ms: u64) -> Option<String> {
     let own = "retrans=\"500\"";
     scenario.contains(own).then(|| scenario.replace(own, &format!("retrans=\"{t1_ms}\"")))
@@ -244,7 +244,7 @@ fn failed(said: String) -> MeasureError {
     MeasureError::Program { program: "sipp".to_owned(), said }
 }
 
-/// A SIPp, which ends with its value.
+/// A SIPp process, which ends with the value.
 struct Sipp {
     child: Child,
     log: PathBuf,
@@ -253,7 +253,7 @@ struct Sipp {
 impl Sipp {
     fn start(arguments: &[String], log: &Path) -> Result<Self, MeasureError> {
         let errors = File::create(log).map_err(|source| MeasureError::File { path: log.to_owned(), source })?;
-        // It draws its screen on any terminal, also on none.
+        // SIPp draws its screen even without a terminal.
         let child = Command::new("sipp")
             .args(arguments)
             .args(["-nostdin", "-timer_resol", "1"])
@@ -266,7 +266,7 @@ impl Sipp {
         Ok(Self { child, log: log.to_owned() })
     }
 
-    /// The connection by which it is told to call.
+    /// Opens the connection for orders of calls.
     fn commands(&mut self, own: &str) -> Result<Commands, MeasureError> {
         let start = Instant::now();
         loop {
@@ -281,7 +281,7 @@ impl Sipp {
         }
     }
 
-    /// Its exit status, once it has ended.
+    /// SIPp's exit status, if it has ended.
     fn ended(&mut self) -> Result<Option<i32>, MeasureError> {
         let status = self.child.try_wait().map_err(|error| failed(error.to_string()))?;
         Ok(status.map(|status| status.code().unwrap_or(-1)))
@@ -294,7 +294,7 @@ impl Sipp {
     }
 }
 
-/// SIPp's third-party commands: the Call-ID of the call that starts, and an end mark.
+/// SIPp's third-party commands: the Call-ID of the call to start, and an end mark.
 struct Commands(TcpStream);
 
 impl Commands {

@@ -1,10 +1,10 @@
-//! Forward delays of a SIP proxy, read off the RT NIC's capture.
+//! Forward delays of a SIP proxy, read from the RT NIC's capture.
 //!
-//! In: a pcap with whole messages, not cut to headers. Out: an exchange a forwarded message. What came in and what went
-//! out belong together by Call-ID, CSeq (number and method) and kind (method or status): a proxy changes none of them
-//! (RFC 3261, 16.6 and 16.7), while it adds Via headers with branches of its own. A call's six messages differ in CSeq
-//! or kind. Of a message that is sent again the first counts. The clock starts when it first came and stops when it
-//! first went. What the proxy says of its own accord (100 Trying) and what is not of a call (OPTIONS) are left out.
+//! In: a pcap with whole messages, not cut to headers. Out: an exchange per forwarded message. A received and a sent
+//! message match by Call-ID, CSeq (number and method) and kind (method or status). A proxy changes none of these (RFC
+//! 3261, 16.6 and 16.7), while it adds Via headers with its own branches. The six messages of a call differ in CSeq or
+//! kind. If a message is sent repeatedly, the first one counts: the time runs from its first arrival to its first
+//! departure. The proxy's own messages (100 Trying), and messages outside a call (OPTIONS), are left out.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -17,26 +17,26 @@ use crate::frame::{Frame, parse};
 use crate::pcap::{PcapError, Record};
 use crate::wire::{self, Exchange, Monitor, RtFlow, WireAnalysis};
 
-/// The share of a rate that counts as that rate.
+/// The share of the offered rate from which a rate counts as kept.
 const KEPT_UP: f64 = 0.95;
 
-/// What the wire says.
+/// The result of an analysis.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Analysis {
-    /// Of all forwarded messages. Its intervals are from one INVITE to the next.
+    /// All forwarded messages. The intervals are those between INVITEs.
     pub forwards: WireAnalysis,
     /// Forward delays of the counted INVITEs, ns.
     pub invites_ns: Vec<u64>,
-    /// Calls that an INVITE was seen of.
+    /// Number of calls with an INVITE in the capture.
     pub calls: u64,
-    /// Calls that came, a second: from the first INVITE to the last. `None` of fewer than two.
+    /// Arriving calls per second, from the first INVITE to the last. `None` with fewer than two.
     pub came_per_s: Option<f64>,
-    /// Calls that ended, a second: from the first answer to a BYE that went out to the last.
+    /// Ending calls per second, from the first forwarded answer to a BYE to the last.
     pub ended_per_s: Option<f64>,
 }
 
 impl Analysis {
-    /// The calls' rates in words, beside the one they were `offered` at.
+    /// The rates of calls in words, compared with the `offered` rate.
     pub fn kept_up(&self, offered: Option<f64>) -> String {
         let per_s = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
         let (came, ended) = (per_s(self.came_per_s), per_s(self.ended_per_s));
@@ -55,10 +55,10 @@ impl Analysis {
     }
 }
 
-/// Reads a whole capture; the first `warmup` messages do not count.
+/// Analyses a whole capture. The first `warmup` messages do not count.
 ///
 /// # Errors
-/// Those of [`wire::analyse`].
+/// See [`wire::analyse`].
 pub fn analyse(path: &Path, port: u16, warmup: u64) -> Result<Analysis, PcapError> {
     let mut reader = Reader { port, ..Reader::default() };
     let flow = RtFlow { warmup, ..RtFlow::new(port) };
@@ -77,7 +77,7 @@ pub fn analyse(path: &Path, port: u16, warmup: u64) -> Result<Analysis, PcapErro
     Ok(Analysis { forwards, invites_ns, calls: reader.called_ns.len() as u64, came_per_s, ended_per_s })
 }
 
-/// A second, of what happened at these times; `None` where no time is between the first and the last.
+/// Events per second, from their times; `None` if no time passes between the first and the last.
 fn rate(at_ns: &[u64]) -> Option<f64> {
     let span_ns = at_ns.last()?.checked_sub(*at_ns.first()?).filter(|&span_ns| span_ns > 0)?;
     Some((at_ns.len() - 1) as f64 * 1e9 / span_ns as f64)
@@ -87,11 +87,11 @@ fn rate(at_ns: &[u64]) -> Option<f64> {
 struct Reader {
     port: u16,
     known: HashMap<Message, u64>,
-    /// By number of a message.
+    /// By message number.
     is_invite: Vec<bool>,
-    /// When each call's INVITE first came, ns.
+    /// First arrival of each call's INVITE, ns.
     called_ns: Vec<u64>,
-    /// When each call's last answer first went, ns.
+    /// First departure of each call's last answer, ns.
     ended_ns: Vec<u64>,
     /// Numbers of those answers.
     gone: HashSet<u64>,
@@ -118,7 +118,7 @@ impl wire::Reader for Reader {
                 self.called_ns.push(record.at_ns);
             }
         }
-        // It comes from one side and goes to the other: no address but the proxy's own is in both.
+        // A message arrives from one side and leaves to the other: both have only the proxy's address in common.
         let peers = SocketAddr::from(([0, 0, 0, 0], 0));
         if comes {
             monitor.request(record.at_ns, peers, datagram.to, sequence);
@@ -131,7 +131,7 @@ impl wire::Reader for Reader {
     }
 }
 
-/// What tells a SIP message from every other one of its calls.
+/// The fields that distinguish a SIP message from all others of its call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Message {
     /// A method, or a status.
@@ -142,7 +142,7 @@ struct Message {
 }
 
 impl Message {
-    /// Reads start line and headers (RFC 3261, 7); `None` where it is none, or is cut before it can be told.
+    /// Parses start line and headers (RFC 3261, 7); `None` if it is not a SIP message, or is cut too early.
     fn parse(payload: &[u8]) -> Option<Self> {
         let text = String::from_utf8_lossy(payload);
         let mut lines = text.split("\r\n");
@@ -164,7 +164,7 @@ impl Message {
         Some(Self { kind: kind.to_owned(), call_id: call_id?, sequence: sequence? })
     }
 
-    /// Whether it is one of a call's six.
+    /// Whether it is one of the six messages of a call.
     fn is_forwarded(&self) -> bool {
         matches!(self.sequence.1.as_str(), "INVITE" | "ACK" | "BYE") && self.kind != "100"
     }

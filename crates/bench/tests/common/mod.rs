@@ -1,4 +1,4 @@
-//! Crafts captures byte by byte, as QEMU's filter-dump writes them.
+//! Makes captures byte by byte, in the format of QEMU's filter-dump.
 #![allow(dead_code, missing_docs)]
 
 pub mod process;
@@ -91,7 +91,7 @@ impl Capture {
         self.tcp_with(at_ns, from, to, segment, &vec![0; segment.len]);
     }
 
-    /// With this payload; `segment.len` is not looked at.
+    /// A segment with this payload; `segment.len` is ignored.
     pub fn tcp_with(&mut self, at_ns: u64, from: &str, to: &str, segment: Tcp, payload: &[u8]) {
         let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
         let mut builder = self.ip(from, to).tcp(from.port(), to.port(), segment.sequence, 65_535);

@@ -1,4 +1,4 @@
-//! Real programs that tests run beside them.
+//! Real programs that run beside tests.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ impl Drop for Background {
     }
 }
 
-/// `None`, and a line that says so, where the program is not installed.
+/// Starts a program. If it is not installed, prints a message and returns `None`.
 pub fn start(program: &str, arguments: &[&str]) -> Option<Background> {
     match Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
         Ok(child) => Some(Background(child)),
@@ -25,8 +25,8 @@ pub fn start(program: &str, arguments: &[&str]) -> Option<Background> {
     }
 }
 
-/// Captures on loopback what passes `filter`, so many bytes of a frame. `None`, and a line that says so, where that is
-/// not permitted.
+/// Captures packets on loopback that pass `filter`, with this many bytes per frame. If that is not permitted, prints a
+/// message and returns `None`.
 pub fn tcpdump(filter: &str, bytes: u32, file: &Path) -> Option<Background> {
     // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
@@ -40,7 +40,7 @@ pub fn tcpdump(filter: &str, bytes: u32, file: &Path) -> Option<Background> {
     Some(dump)
 }
 
-/// Waits until a capture has begun.
+/// Waits until a capture has a file header.
 pub fn wait_for_header(capture: &Path) {
     let begun = Instant::now();
     while std::fs::metadata(capture).map_or(0, |meta| meta.len()) < 24 {

@@ -1,4 +1,4 @@
-//! Checks of kernel, processor and neighbours, which no rule sets.
+//! Checks of kernel, processor and other services, which no rule sets.
 
 use ontime_tenants::{Kind, proc::printable};
 
@@ -12,8 +12,7 @@ use crate::rules::{NAPI_LISTED, NO_BH_LOCK};
 
 /// The first kernel that can thread NAPI.
 const THREADED_NAPI: (u32, u32) = (5, 12);
-/// An idle state that takes longer to leave than this is worth a warning, us: a fifth of what a request takes without
-/// load.
+/// An idle state with a longer exit latency causes a warning, us: a fifth of a request's response time without load.
 const IDLE_LATENCY_US: u64 = 10;
 
 pub(super) fn kernel(inventory: &Inventory) -> Check {
@@ -28,7 +27,7 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
     } else if kernel.version < NO_BH_LOCK {
         let listed = if kernel.version < NAPI_LISTED { ", and NAPI threads are known by name only (6.8)" } else { "" };
         let what = format!("softirqs of a CPU still share one lock on PREEMPT_RT{listed}");
-        // A host's thread in the probe, a VM in the bench: the two are not to be compared.
+        // The probe measures a host's thread, the bench a VM: their figures cannot be compared.
         let (cost, source) = if inventory.nics.iter().any(|nic| nic.napi_weight.is_some()) {
             (
                 "what remains with polls of 4 packets (napi-weight) and bulk VMs' packets one by one (tap-batch): \
@@ -152,8 +151,8 @@ pub(super) fn clocksource(inventory: &Inventory) -> Check {
     }
 }
 
-/// Read from a register or a shared page: the TSC, paravirtual clocks that stand on it, ARM's, Power's, s390's,
-/// RISC-V's and LoongArch's counters.
+/// Clock sources that are read from a register or a shared page: the TSC, paravirtual clocks based on it, and the
+/// counters of ARM, Power, s390, RISC-V and LoongArch.
 const READ_AT_ONCE: [&str; 10] = [
     "tsc",
     "kvm-clock",
@@ -166,7 +165,7 @@ const READ_AT_ONCE: [&str; 10] = [
     "Constant",
     "vmware-clock",
 ];
-/// Those that an x86 kernel falls back to when it distrusts the TSC.
+/// Clock sources that an x86 kernel uses if it does not trust the TSC.
 const INSTEAD_OF_TSC: [&str; 5] = ["hpet", "acpi_pm", "pit", "refined-jiffies", "hyperv_clocksource_msr"];
 
 fn other_clock(inventory: &Inventory, name: &str) -> &'static str {
@@ -208,7 +207,7 @@ pub(super) fn smt(inventory: &Inventory) -> Check {
     }
 }
 
-/// How many are named where there may be many.
+/// Maximum of names in a list.
 const NAMED: usize = 8;
 
 fn named(all: &[String], between: &str) -> String {
@@ -292,7 +291,7 @@ pub(super) fn lockdown(inventory: &Inventory) -> Check {
     }
 }
 
-/// What kubelet does with containers' CPUs, and what to do; none where its CPU manager is off.
+/// How kubelet sets containers' CPUs, and the remedy; none if its CPU manager is off.
 fn cpu_manager(inventory: &Inventory, intent: &Intent) -> Option<(String, String)> {
     let Some(manager) = &inventory.cpu_manager else {
         let remedy = "leave containers' CPUs to it, or set cpuManagerPolicy: none";
@@ -318,7 +317,7 @@ fn cpu_manager(inventory: &Inventory, intent: &Intent) -> Option<(String, String
     Some((told, remedy))
 }
 
-/// Services that set what Ontime sets, or what stands beside it, as far as that matters on this host.
+/// Services that set the same knobs as Ontime, or related ones, as far as that matters on this host.
 pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
     let (id, title) = ("conflicts", "services that set the same knobs");
     let at_stake = intent.rt_tenants().next().is_some();

@@ -1,4 +1,4 @@
-//! Interrupts that no thread takes, and what other programs do with interrupts' CPUs.
+//! Interrupts that no thread handles, and other programs' settings of interrupts' CPUs.
 
 use ontime_tenants::Class;
 use ontime_tenants::text::counted;
@@ -36,7 +36,7 @@ pub(super) fn smi(count: &SmiCount) -> Check {
     }
 }
 
-/// What udev does with interrupts' CPUs when an interface appears.
+/// How udev sets interrupts' CPUs when an interface appears.
 pub(super) fn irq_cpus(inventory: &Inventory, intent: &Intent) -> Check {
     let (id, title) = ("irq-cpus", "what udev does with interrupts' CPUs");
     let udev = &inventory.udev;
@@ -68,8 +68,8 @@ pub(super) fn irq_cpus(inventory: &Inventory, intent: &Intent) -> Check {
         )
 }
 
-/// What an interface's `.link` file does, and whether it is a fault: not where the interface is an RT one, or its
-/// interrupts are on no RT tenant's CPU.
+/// The effect of an interface's `.link` file, and whether that is a fault. It is not if the interface is an RT one, or
+/// if its interrupts are on no RT tenant's CPU.
 fn of_link(inventory: &Inventory, intent: &Intent, nic: &Nic, policy: &LinkPolicy, rt: &CpuSet) -> (String, bool) {
     let LinkPolicy { file, policy, among } = policy;
     let among = if among.is_empty() { String::new() } else { format!(" {among}") };

@@ -1,6 +1,6 @@
-//! The checks behind `ontime doctor`: what on this host makes RT packets late, what it costs, what to do about it.
+//! The checks of `ontime doctor`: what on this host delays RT packets, the cost, and the remedy.
 //!
-//! In: facts, intent, what discovery has to say, the host (read only), what was tried out ([`Probes`]). Out: a
+//! In: facts, intent, discovery's problems, the host (read only), and results of tests ([`Probes`]). Out: a
 //! [`Diagnosis`] of [`Check`]s, in the order of the table.
 
 mod hardware;
@@ -25,15 +25,15 @@ use crate::placement::ByNode;
 use crate::rules::RULES;
 use crate::smi::SmiCount;
 
-/// How a check came out. Ordered from best to worst.
+/// Result of a check, ordered from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// As it should be.
     Ok,
-    /// Could not be found out.
+    /// The check could not be made.
     Unknown,
-    /// RT packets wait longer than they must.
+    /// RT packets wait longer than necessary.
     Warning,
     /// The class guarantee does not hold.
     Critical,
@@ -51,27 +51,28 @@ impl State {
     }
 }
 
-/// Knobs that a daemon tried to set and could not, as they are shown, and why.
+/// Knobs that a daemon failed to set, by their text, with the reason.
 pub type Refused = BTreeMap<String, String>;
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Its name, stable: a rule's name, or `kernel`, `preempt-rt`, `kvm`, ...
+    /// Stable name: a rule's name, or `kernel`, `preempt-rt`, `kvm`, ...
     pub id: String,
-    /// What is checked, in a line.
+    /// The subject of the check, in one line.
     pub title: String,
-    /// How it came out.
+    /// The result.
     pub state: State,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// What it costs where it is not ok, with figures; empty where there is none.
+    /// The cost if the result is not ok, with figures; otherwise empty.
     pub cost: String,
-    /// Where the figures are from: kernel, clock. Empty where there are none.
+    /// Source of the figures: kernel, clock. Empty if there are none.
     pub cost_source: String,
-    /// What to do; empty where there is nothing to do.
+    /// The remedy; empty if none is needed.
     pub remedy: String,
-    /// Whether `ontime` can do it, as far as is known: not where a daemon tried all that is missing and could not.
+    /// Whether `ontime` can apply the remedy, as far as known. False if a daemon has tried everything that is missing
+    /// and failed.
     pub ontime_can_apply: bool,
 }
 
@@ -101,12 +102,12 @@ impl Check {
     }
 }
 
-/// What `ontime doctor` shows.
+/// The output of `ontime doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
     /// The kernel.
     pub kernel: String,
-    /// The worst state of all checks that count: unknown SMIs do not where this host is a guest.
+    /// The worst state of all checks that count. Unknown SMIs do not count on a host that is itself a guest.
     pub state: State,
     /// The checks.
     pub checks: Vec<Check>,
@@ -114,28 +115,28 @@ pub struct Diagnosis {
     pub notes: Vec<Note>,
 }
 
-/// What takes time, or is read of tenants' processes, and so is looked at before the examination.
+/// Tests that take time, and data of tenants' processes, which are collected before the examination.
 #[derive(Debug, Clone)]
 pub struct Probes {
-    /// Whether KVM runs a guest.
+    /// Whether KVM can run a guest.
     pub kvm: KvmProbe,
-    /// How many system management interrupts came.
+    /// Number of system management interrupts.
     pub smi: SmiCount,
-    /// Where RT tenants' memory lies, by their processes.
+    /// Location of RT tenants' memory, by process.
     pub memory: BTreeMap<ThreadId, Result<ByNode, String>>,
 }
 
 impl From<KvmProbe> for Probes {
-    /// KVM's alone.
+    /// Only KVM's test.
     fn from(kvm: KvmProbe) -> Self {
         Self { kvm, smi: SmiCount::Unknown("they were not counted".to_owned()), memory: BTreeMap::new() }
     }
 }
 
-/// Examines the host. Changes nothing; with the probes made before, it takes some milliseconds.
+/// Examines the host and changes nothing. With the probes already made, it takes some milliseconds.
 ///
-/// Every rule of the table is checked, whatever the intent's method, as method `partitioned` would have it; under
-/// `busypoll`, which is that and polling, as it does: what polls by it is no fault.
+/// Every rule of the table is checked as under method `partitioned`, whatever the intent's method. Only `busypoll`,
+/// which is `partitioned` with polling, is checked as `busypoll`, so that its polling threads are not a fault.
 pub fn examine(
     host: &dyn Host,
     inventory: &Inventory,
@@ -171,7 +172,7 @@ pub fn examine(
     checks.push(hardware::pressure(inventory));
     checks.push(hardware::lockdown(inventory));
     checks.push(hardware::conflicts(inventory, intent));
-    // What no guest can know about its host is no lack of this host's.
+    // A guest cannot read its host's SMIs, so that is not a fault of this host.
     let counts = |check: &&Check| check.id != "smi" || !inventory.kernel.hypervisor || check.state != State::Unknown;
     let state = checks.iter().filter(counts).map(|check| check.state).max().unwrap_or(State::Ok);
     Diagnosis { kernel: inventory.kernel.release.clone(), state, checks, notes: inventory.notes.clone() }

@@ -1,4 +1,4 @@
-//! Where RT tenants run, where their memory lies, and where their NICs are.
+//! The NUMA nodes of RT tenants' CPUs, memory and NICs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::intent::Intent;
 use crate::inventory::Inventory;
 use crate::placement::ByNode;
 
-/// What is less of a tenant's memory than this, per cent, is not told: libraries that others loaded first.
+/// A smaller part of a tenant's memory, percent, is not reported: libraries that other processes loaded first.
 const SHARE: u64 = 5;
 
-/// RT tenants that are kept to CPUs far from a NIC that they use, or that have memory far from either.
+/// RT tenants that are pinned to CPUs far from a NIC that they use, or that have memory far from either.
 pub(super) fn check(
     inventory: &Inventory,
     intent: &Intent,
@@ -54,7 +54,7 @@ fn nodes_of(inventory: &Inventory, cpus: &CpuSet) -> BTreeSet<u32> {
     all.filter(|(_, (of_node, _))| cpus.iter().any(|cpu| of_node.contains(cpu))).map(|(node, _)| *node).collect()
 }
 
-/// The NICs that a tenant's packets pass, with the node of each, where it has one.
+/// The NICs through which a tenant's packets pass, with the node of each, if known.
 fn nics_of(inventory: &Inventory, intent: &Intent, tenant: &Tenant) -> Vec<(String, u32)> {
     let physical = inventory.nics.iter().filter(|nic| nic.physical);
     let near = physical.filter_map(|nic| Some((nic, nic.node.filter(|node| inventory.cpus.nodes.contains_key(node))?)));
@@ -71,7 +71,7 @@ fn far_nics(inventory: &Inventory, tenant: &Tenant, runs: &BTreeSet<u32>, nics: 
     .collect()
 }
 
-/// One sentence for each node that has a part of a tenant's memory, and another than its CPUs or its NICs.
+/// One sentence per node that has a part of a tenant's memory and is not a node of its CPUs or its NICs.
 fn far_memory(
     inventory: &Inventory,
     tenant: &Tenant,
@@ -103,7 +103,7 @@ fn far_memory(
     found
 }
 
-/// The distance from one node to another, where the firmware says it, as the end of a sentence.
+/// The distance between two nodes, if the firmware states it, as the end of a sentence.
 fn distance(inventory: &Inventory, from: u32, to: u32) -> String {
     let place = inventory.cpus.nodes.keys().position(|node| *node == to);
     let distance = inventory.cpus.nodes.get(&from).and_then(|(_, all)| all.get(place?));

@@ -1,5 +1,4 @@
-//! What the kernel does not let Ontime set, by its causes: a cgroup without real-time budget, a cpuset, a read-only
-//! parameter.
+//! Settings that the kernel refuses, by cause: a cgroup without real-time budget, a cpuset, a read-only parameter.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +6,7 @@ use super::{Check, State};
 use crate::obstacle::Obstacle;
 use crate::rule::RuleId;
 
-/// One row for all rules: many settings have one cause.
+/// One row for all rules, because many settings have the same cause.
 pub(super) fn check(obstacles: &[(RuleId, Obstacle)]) -> Check {
     let (id, title) = ("refusals", "what the kernel does not let Ontime set");
     let mut causes: BTreeMap<&str, (&Obstacle, BTreeMap<RuleId, usize>)> = BTreeMap::new();

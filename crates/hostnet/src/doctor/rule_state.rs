@@ -1,4 +1,4 @@
-//! The state of one rule on this host: what its settings want against what the knobs have.
+//! The state of one rule on this host: its planned values compared with the knobs' values.
 
 use ontime_tenants::text::counted;
 
@@ -9,20 +9,20 @@ use crate::knob::{Host, KnobError};
 use crate::obstacle::Obstacle;
 use crate::rule::{Finding, Refusal, Rule, RuleId, Severity};
 
-/// How many differing knobs are named; the rest is counted.
+/// Number of differing knobs that are named; the rest is counted.
 const NAMED: usize = 3;
 
 #[derive(Default)]
 struct Comparison {
     as_wanted: usize,
     differing: Vec<String>,
-    /// Those of them that a daemon could not set, or that something stands against.
+    /// Number of differing knobs that a daemon failed to set, or that have an obstacle.
     refused: usize,
     obstacles: Vec<Obstacle>,
     unreadable: Vec<String>,
 }
 
-/// The check, and what stands against settings that it misses.
+/// The check, and the obstacles to the missing settings.
 pub(super) fn check(
     host: &dyn Host,
     inventory: &Inventory,
@@ -34,7 +34,7 @@ pub(super) fn check(
     let mut comparison = Comparison::default();
     for setting in &outcome.settings {
         match host.read(&setting.knob) {
-            // Whoever has it moves it.
+            // The component to which the knob was handed on changes it.
             Ok(_) if setting.handed_on => comparison.as_wanted += 1,
             Ok(found) if found == setting.value => comparison.as_wanted += 1,
             Ok(found) => {
@@ -49,7 +49,8 @@ pub(super) fn check(
                 comparison.obstacles.extend(host.foresee(&setting.knob, &setting.value));
                 comparison.differing.push(told);
             }
-            // What ended since the facts were read needs no cure, and what this kernel has not cannot be had.
+            // An object that ended since the inventory needs no setting, and a knob that this kernel lacks cannot be
+            // set.
             Err(KnobError::Gone(_) | KnobError::Unsupported { .. }) => {}
             Err(error) => comparison.unreadable.push(error.to_string()),
         }
@@ -73,7 +74,7 @@ pub(super) fn check(
     (check, comparison.obstacles)
 }
 
-/// A missing cure of the first two rows breaks the guarantee itself, once there is an RT tenant to give it to.
+/// If one of the first two rules is not applied, the guarantee itself does not hold, once there is an RT tenant.
 fn differing_state(rule: RuleId, intent: &Intent) -> State {
     let at_stake = intent.rt_tenants().next().is_some();
     match rule {
@@ -134,7 +135,7 @@ fn without_thread(inventory: &Inventory) -> usize {
 
 fn remedies(comparison: &Comparison, rule: &Rule, findings: &[Finding]) -> String {
     let mut remedies: Vec<&str> = Vec::new();
-    // What Ontime sets is no remedy where it cannot.
+    // Ontime's own setting is not a remedy if Ontime cannot make it.
     if comparison.differing.len() > comparison.refused || comparison.obstacles.is_empty() && comparison.refused > 0 {
         remedies.push(rule.cure);
     }

@@ -1,4 +1,4 @@
-//! Checks of what the kernel does by itself on RT CPUs, and of where these are.
+//! Checks of the kernel's background work on RT CPUs, and of the choice of these CPUs.
 
 use ontime_tenants::{Tenant, ThreadRole};
 
@@ -7,10 +7,10 @@ use crate::cpus::CpuSet;
 use crate::intent::Intent;
 use crate::inventory::Inventory;
 
-/// Statistics that are folded so seldom, s, disturb nobody.
+/// Statistics that are folded at this interval or less often, s, disturb no thread.
 const SELDOM: u64 = 10;
 
-/// CPUs of a tenant's vCPUs and of an RT container's threads, where each is kept to some of the host's.
+/// CPUs of a tenant's vCPUs, or of an RT container's threads, if each is pinned to some of the host's CPUs.
 pub(super) fn pinned(inventory: &Inventory, tenant: &Tenant) -> CpuSet {
     let runs = |role: ThreadRole| matches!(role, ThreadRole::Vcpu(_) | ThreadRole::Container);
     let sets: Vec<CpuSet> = tenant
@@ -23,14 +23,14 @@ pub(super) fn pinned(inventory: &Inventory, tenant: &Tenant) -> CpuSet {
     if sets.iter().any(everywhere) { CpuSet::new() } else { sets.iter().flat_map(CpuSet::iter).collect() }
 }
 
-/// CPUs to which RT tenants are kept, or that are theirs by the configuration.
+/// CPUs to which RT tenants are pinned, or that the configuration gives them.
 pub(super) fn rt_cpus(inventory: &Inventory, intent: &Intent) -> CpuSet {
     let of_tenants = intent.rt_tenants().flat_map(|tenant| pinned(inventory, tenant).iter().collect::<Vec<_>>());
     let polling = inventory.nics.iter().filter_map(|nic| intent.config_of(nic)?.poll_cpu);
     of_tenants.chain(polling).chain(intent.exclusive_cpu).collect()
 }
 
-/// CPUs that are kept free, against those where RT tenants run.
+/// CPUs that are kept free, compared with the CPUs of RT tenants.
 pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
     let (id, title) = (
         "isolation",
@@ -88,7 +88,7 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
         .remedy(remedies.join("; "))
 }
 
-/// What the kernel does now and then on every CPU.
+/// The kernel's periodic work on every CPU.
 pub(super) fn periodic(inventory: &Inventory) -> Check {
     let (id, title) = ("periodic-work", "what the kernel does now and then on every CPU");
     let value = |name: &str| inventory.sysctls.get(name).and_then(|text| text.parse::<u64>().ok());

@@ -1,4 +1,4 @@
-//! How RT VMs' monitors were started, which nothing but another start changes.
+//! The start options of RT VMs' VMMs, which only a restart changes.
 
 use ontime_tenants::{Problem, ProblemKind};
 

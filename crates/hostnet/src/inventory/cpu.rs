@@ -1,4 +1,4 @@
-//! Processors: which are there, and what makes them slow to answer.
+//! Processors, and the reasons for wake-up latency on them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ pub(super) fn scan(roots: &Roots) -> Cpus {
     let clock =
         |name: &str| read(&roots.sys.join("devices/system/clocksource/clocksource0").join(name)).unwrap_or_default();
     let isolated = list("isolated").iter().chain(partitions(&roots.sys.join("fs/cgroup")).iter()).collect();
-    // The kernel writes "(null)" where none are.
+    // The kernel writes "(null)" for an empty set.
     let nohz_full = list("nohz_full");
     let asked = read(&roots.proc.join("cmdline")).map(|line| rcu_nocbs(&line, &online)).unwrap_or_default();
     Cpus {
@@ -37,7 +37,7 @@ pub(super) fn scan(roots: &Roots) -> Cpus {
     }
 }
 
-/// CPUs of boot parameter `rcu_nocbs=LIST` (`kernel/rcu/tree_nocb.h`); without a list it names none.
+/// CPUs of the boot parameter `rcu_nocbs=LIST` (`kernel/rcu/tree_nocb.h`). Without a list it names no CPU.
 fn rcu_nocbs(command_line: &str, online: &CpuSet) -> CpuSet {
     let mut lists = command_line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("rcu_nocbs="));
     match lists.next_back() {
@@ -47,9 +47,9 @@ fn rcu_nocbs(command_line: &str, online: &CpuSet) -> CpuSet {
     }
 }
 
-/// CPUs of isolated cpuset partitions, which the scheduler leaves alone as it does those of `isolcpus`. The root names
-/// them since 6.7 (`kernel/cgroup/cpuset.c`, `cpuset.cpus.isolated`); before, each is a partition of a partition, or a
-/// child of the root.
+/// CPUs of isolated cpuset partitions, which the scheduler treats like those of `isolcpus`. Since 6.7 the root cgroup
+/// lists them (`kernel/cgroup/cpuset.c`, `cpuset.cpus.isolated`). Before, each is a child of the root or of another
+/// partition.
 fn partitions(cgroup: &Path) -> CpuSet {
     if let Some(all) = cpus_of(&cgroup.join("cpuset.cpus.isolated")) {
         return all;
@@ -58,7 +58,7 @@ fn partitions(cgroup: &Path) -> CpuSet {
     let mut open = vec![cgroup.to_owned()];
     while let Some(dir) = open.pop() {
         for child in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
-            // An invalid one has more words.
+            // For an invalid partition the file has more words.
             match read(&child.join("cpuset.cpus.partition")).as_deref() {
                 Some("isolated") => found.extend(cpus_of(&child.join("cpuset.cpus.effective"))),
                 Some("root") => open.push(child),
@@ -73,12 +73,12 @@ fn cpus_of(file: &Path) -> Option<CpuSet> {
     CpuSet::from_list(&read(file)?).ok()
 }
 
-/// Cores with more than one online CPU. On a hybrid processor only some have.
+/// Cores with more than one online CPU. On a hybrid processor only some cores have several.
 fn siblings(base: &Path, online: &CpuSet) -> Vec<CpuSet> {
     let core = |cpu| cpus_of(&base.join(format!("cpu{cpu}/topology/thread_siblings_list")));
     let awake = |core: CpuSet| core.iter().filter(|cpu| online.contains(*cpu)).collect::<CpuSet>();
     let cores = online.iter().filter_map(|cpu| Some((cpu, awake(core(cpu)?))));
-    // Each once: by its first CPU.
+    // Each core once: by its first CPU.
     cores.filter(|(cpu, core)| core.len() > 1 && core.iter().next() == Some(*cpu)).map(|(_, core)| core).collect()
 }
 
@@ -93,8 +93,8 @@ fn nodes(base: &Path) -> BTreeMap<u32, (CpuSet, Vec<u32>)> {
     entries.filter_map(|entry| node(entry.path())).collect()
 }
 
-/// Limits of single CPUs. The file says `0` where there is none, and `n/a` for a limit of 0
-/// (`drivers/base/power/sysfs.c`, `pm_qos_resume_latency_us_show`).
+/// Limits of single CPUs. The file has `0` for no limit, and `n/a` for a limit of 0 (`drivers/base/power/sysfs.c`,
+/// `pm_qos_resume_latency_us_show`).
 fn latency_limits(base: &Path, online: &CpuSet) -> BTreeMap<u32, u64> {
     let limit = |cpu: u32| match read(&base.join(format!("cpu{cpu}/power/pm_qos_resume_latency_us")))?.as_str() {
         "n/a" => Some(0),
@@ -104,8 +104,8 @@ fn latency_limits(base: &Path, online: &CpuSet) -> BTreeMap<u32, u64> {
     online.iter().filter_map(|cpu| Some((cpu, limit(cpu)?))).collect()
 }
 
-/// States of the same name and latency on several CPUs are one. On a hybrid processor a name has a latency for each
-/// kind of core.
+/// States with the same name and latency on several CPUs are one state. On a hybrid processor a state's name has a
+/// latency per kind of core.
 fn idle_states(base: &Path, online: &CpuSet) -> Vec<IdleState> {
     let mut states: BTreeMap<(u32, String, u64), Vec<u32>> = BTreeMap::new();
     for cpu in online.iter() {
@@ -141,7 +141,7 @@ fn governors(base: &Path, online: &CpuSet) -> BTreeMap<String, CpuSet> {
     by_name.into_iter().map(|(name, cpus)| (name, cpus.into_iter().collect())).collect()
 }
 
-/// Reading `/dev/cpu_dma_latency` gives the limit in force and asks for none (`kernel/power/qos.c`).
+/// Reading `/dev/cpu_dma_latency` returns the limit in force, and requests none (`kernel/power/qos.c`).
 fn dma_latency(roots: &Roots) -> Option<i64> {
     let bytes = fs::read(roots.dev.join("cpu_dma_latency")).ok()?;
     let latency = i32::from_ne_bytes(*bytes.first_chunk()?);
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn only_cpus_that_share_a_core_are_siblings() {
         for (online, cores, wanted) in [
-            // Two big cores with two threads, four small ones; one of a core's threads offline; a POWER9 with four;
+            // Two big cores with two threads, and four small ones; a core with one thread offline; a POWER9 with four;
             // none.
             ("0-7", &["0,4", "1,5", "2", "3", "6", "7"][..], &["0,4", "1,5"][..]),
             ("0-2", &["0-1", "2-3"], &["0-1"]),
@@ -257,7 +257,7 @@ mod tests {
         group("system.slice", "member\n", "0\n");
         group("system.slice/no-partition-below-a-member", "isolated\n", "0\n");
         assert_eq!(partitions(dir.path()), cpus("1,6-7"));
-        // The root's own word, from 6.7 on, has remote partitions, too.
+        // The root's own file, from 6.7 on, also contains remote partitions.
         put(dir.path().join("cpuset.cpus.isolated"), "1,5-7\n");
         assert_eq!(partitions(dir.path()), cpus("1,5-7"));
     }

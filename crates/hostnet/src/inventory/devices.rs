@@ -1,19 +1,20 @@
 //! Which interrupts belong to which network interface, by the device tree.
 //!
 //! In: the interfaces with their place in `/sys/devices`, and the interrupts with a handler. Out: the interrupts of
-//! each interface. A name is the weakest witness: a driver keeps the name that the interface had when it asked for the
-//! interrupt, and another interface may have that name by now. So the witnesses are heard in this order, and a later
-//! one never takes an interrupt from an earlier one:
+//! each interface. A name is the weakest evidence: a driver keeps the name that the interface had when the driver
+//! requested the interrupt, and another interface may have that name by now. The evidence is therefore used in this
+//! order, and a later item never takes an interrupt that an earlier item has assigned:
 //!
-//! 1. the driver, which ties a NAPI instance to its interrupt (netlink family `netdev`);
+//! 1. the driver, which links a NAPI instance to its interrupt (netlink family `netdev`);
 //! 2. the nearest device above the interface that has interrupts of its own: `msi_irqs` (PCI, platform), `irqs`
 //!    (auxiliary devices, 6.11), `irq` (a PCI function's line);
 //! 3. the name of the interface's device, or of a device above it, in a handler's name: `30be0000.ethernet`,
 //!    `virtio0-input.0`, `xhci-hcd:usb1`;
-//! 4. the name of the interface, where none of these say anything;
-//! 5. the name of its driver, where no interrupt has the interface's (`enc28j60`).
+//! 4. the name of the interface, if none of the above gives a result;
+//! 5. the name of its driver, if no interrupt has the interface's name (`enc28j60`).
 //!
-//! Beside these, drivers whose interfaces take packets by portals of the processor share the portals' interrupts.
+//! In addition, some drivers receive packets through portals of the processor. Their interfaces share the portals'
+//! interrupts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,16 +26,16 @@ use super::scan::{read, read_number};
 /// A network interface that may have interrupts.
 #[derive(Debug, Default)]
 pub(super) struct Port {
-    /// Its name.
+    /// Name of the interface.
     pub(super) name: String,
-    /// Its device, without symbolic links.
+    /// Path of its device, without symbolic links.
     pub(super) device: PathBuf,
-    /// Its driver.
+    /// Name of its driver.
     pub(super) driver: Option<String>,
-    /// Interrupts that its driver ties to its NAPI instances.
+    /// Interrupts that the driver links to the interface's NAPI instances.
     pub(super) by_driver: BTreeSet<u32>,
-    /// It stands for a port of a switch in the NIC (`phys_port_name` as `pf0vf1`), and the NIC's own interface has the
-    /// interrupts.
+    /// The interface represents a port of a switch in the NIC (`phys_port_name` as `pf0vf1`), and the NIC's own
+    /// interface has the interrupts.
     pub(super) representor: bool,
 }
 
@@ -45,11 +46,12 @@ struct Owner {
     irqs: BTreeSet<u32>,
 }
 
-/// The interrupts of each of these interfaces. One that several interfaces of a device share is in each of their sets.
+/// The interrupts of each of these interfaces. An interrupt that several interfaces of a device share is in each of
+/// their sets.
 pub(super) fn assign(ports: &[Port], irqs: &[Irq]) -> Vec<BTreeSet<u32>> {
     let by_driver: BTreeSet<u32> = ports.iter().flat_map(|port| &port.by_driver).copied().collect();
     let mut owners: Vec<Option<Owner>> = ports.iter().map(|port| of_device(&port.device)).collect();
-    // What a device says is its own is nobody else's, whatever it is called.
+    // An interrupt that a device lists as its own belongs to no other device, whatever its handler's name is.
     let mut known: BTreeSet<u32> = owners.iter().flatten().flat_map(|owner| &owner.irqs).copied().collect();
     known.extend(&by_driver);
     for (owner, port) in owners.iter_mut().zip(ports) {
@@ -81,8 +83,8 @@ pub(super) fn assign(ports: &[Port], irqs: &[Irq]) -> Vec<BTreeSet<u32>> {
     found
 }
 
-/// Drivers whose interfaces have no interrupts of their own for packets, and how the handlers of the portals begin that
-/// they share: NXP's DPAA2 (`drivers/soc/fsl/dpio`) and DPAA (`drivers/soc/fsl/qbman/qman.c`).
+/// Drivers whose interfaces receive packets through shared portals, with the beginning of the portals' handler names:
+/// NXP's DPAA2 (`drivers/soc/fsl/dpio`) and DPAA (`drivers/soc/fsl/qbman/qman.c`).
 const PORTALS: [(&str, &str); 2] = [("fsl_dpaa2_eth", "dpio."), ("fsl_dpa", "QMan portal ")];
 
 fn of_portals(port: &Port, irqs: &[Irq]) -> BTreeSet<u32> {
@@ -93,10 +95,11 @@ fn of_portals(port: &Port, irqs: &[Irq]) -> BTreeSet<u32> {
     irqs.iter().filter(is_portals).map(|irq| irq.id.irq).collect()
 }
 
-/// Whether an interrupt of an interface's device is this interface's, beside the others that have the same device.
+/// Whether an interrupt of an interface's device belongs to this interface, and not to another interface of that
+/// device.
 fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], owners: &[Option<Owner>], irqs: &[Irq]) -> bool {
     let has = |other: &Owner| other.irqs.contains(&irq);
-    // A part of a function (a scalable function of mlx5) says more of its interrupts than the function does.
+    // A part of a function (a scalable function of mlx5) lists its interrupts more precisely than the function does.
     let deeper = |other: &Owner| other.path != owner.path && other.path.starts_with(&owner.path) && has(other);
     if owners.iter().flatten().any(deeper) {
         return false;
@@ -114,15 +117,15 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], owners: &[Option<
     !port.representor || group.iter().all(|other| other.representor)
 }
 
-/// The nearest device, from an interface's own upwards, that has interrupts to show: every PCI function has, also one
-/// without.
+/// The nearest device, from the interface's own upwards, that has interrupt files. Every PCI function has such files,
+/// even without interrupts.
 fn of_device(device: &Path) -> Option<Owner> {
     let has = |dir: &&Path| ["msi_irqs", "irqs", "irq"].iter().any(|name| dir.join(name).exists());
     let path = device.ancestors().find(has)?;
     Some(Owner { path: path.to_owned(), irqs: own_irqs(path).into_iter().collect() })
 }
 
-/// A device's own interrupts: message-signalled ones, else its line.
+/// A device's own interrupts: message-signalled ones, otherwise its line.
 pub(super) fn own_irqs(device: &Path) -> Vec<u32> {
     ["msi_irqs", "irqs"]
         .iter()
@@ -142,8 +145,8 @@ fn line(device: &Path) -> Option<Vec<u32>> {
     read_number::<u32>(&device.join("irq")).filter(|irq| *irq != 0).map(|irq| vec![irq])
 }
 
-/// Interrupts whose handlers are named after an interface's device, or after the nearest device above it that any is
-/// named after.
+/// Interrupts whose handlers are named after the interface's device, or after the nearest device above it whose name
+/// appears in a handler's name.
 fn named_after_device(device: &Path, irqs: &[Irq], known: &BTreeSet<u32>) -> Option<Owner> {
     device.ancestors().find_map(|path| {
         let name = path.file_name()?.to_str().filter(|name| is_device_name(name))?;
@@ -160,8 +163,8 @@ fn named_after_device(device: &Path, irqs: &[Irq], known: &BTreeSet<u32>) -> Opt
     })
 }
 
-/// `usb2`: a bus of USB. A controller with two (USB 3) calls its one interrupt after the first, whichever the device is
-/// on (`drivers/usb/core/hcd.c`, `usb_hcd_request_irqs`).
+/// `usb2`: a USB bus. A controller with two buses (USB 3) names its single interrupt after the first bus, also for
+/// devices on the second (`drivers/usb/core/hcd.c`, `usb_hcd_request_irqs`).
 fn is_root_hub(name: &str) -> bool {
     name.strip_prefix("usb").is_some_and(|number| number.parse::<u16>().is_ok())
 }
@@ -171,14 +174,14 @@ fn root_hubs(controller: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_root_hub(name)).collect()
 }
 
-/// Whether a folder's name in `/sys/devices` means one device: not `soc` or `platform`, and not a port of a hub
-/// (`1-1`).
+/// Whether a folder's name in `/sys/devices` identifies one device. `soc` and `platform` do not, nor does a port of a
+/// hub (`1-1`).
 fn is_device_name(name: &str) -> bool {
     let has = |kind: fn(&u8) -> bool| name.bytes().any(|byte| kind(&byte));
     has(u8::is_ascii_digit) && has(u8::is_ascii_alphabetic)
 }
 
-/// Interrupts named after an interface that nothing else ties to interrupts.
+/// Interrupts named after an interface, among those that have no other evidence.
 fn named_after_port(port: &Port, ports: &[Port], irqs: &[Irq], known: &BTreeSet<u32>) -> BTreeSet<u32> {
     let all: Vec<&Port> = ports.iter().collect();
     let is_named = |irq: &&Irq| irq.actions.iter().any(|action| longest_name(action, &all) == Some(port.name.as_str()));
@@ -186,7 +189,7 @@ fn named_after_port(port: &Port, ports: &[Port], irqs: &[Irq], known: &BTreeSet<
     nobodys.filter(is_named).map(|irq| irq.id.irq).collect()
 }
 
-/// The interface that a handler is named after: of several names in it the longest.
+/// The interface whose name is in a handler's name; the longest if there are several.
 fn longest_name<'a>(action: &str, ports: &[&'a Port]) -> Option<&'a str> {
     let named = ports.iter().map(|port| port.name.as_str()).filter(|name| is_word_of(action, name));
     named.max_by_key(|name| name.len())
@@ -202,9 +205,9 @@ pub(super) fn is_word_of(text: &str, word: &str) -> bool {
     })
 }
 
-/// Devices that have interrupts of their own, by interrupt, with whether they are network controllers: PCI functions of
-/// base class 02 (`include/linux/pci_ids.h`). A function's line may be other functions' too, so it counts for a network
-/// controller only.
+/// Devices with interrupts of their own, by interrupt, and whether they are network controllers: PCI functions of base
+/// class 02 (`include/linux/pci_ids.h`). Other functions may share a function's line, so the line counts only for
+/// network controllers.
 pub(super) fn on_pci(sys: &Path) -> BTreeMap<u32, (String, bool)> {
     let mut found: BTreeMap<u32, (String, bool)> = BTreeMap::new();
     let Ok(entries) = fs::read_dir(sys.join("bus/pci/devices")) else { return found };
@@ -218,7 +221,7 @@ pub(super) fn on_pci(sys: &Path) -> BTreeMap<u32, (String, bool)> {
     found
 }
 
-/// Names of devices on buses whose interrupts carry the device's name, with whether they are network devices: virtio
+/// Names of devices on buses where handlers have the device's name, and whether they are network devices: virtio
 /// devices of type 1 (`include/uapi/linux/virtio_ids.h`), and platform devices that the device tree calls `ethernet`.
 pub(super) fn on_other_buses(sys: &Path) -> Vec<(String, bool)> {
     let devices = |bus: &str| fs::read_dir(sys.join("bus").join(bus).join("devices")).into_iter().flatten().flatten();

@@ -29,7 +29,7 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
             let file = roots.proc.join(format!("irq/{irq}/smp_affinity_list"));
             let affinity = read(&file)?;
             let settable = fs::metadata(&file).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
-            // A name is believed only where the device tree says nothing.
+            // The name is used only if the device tree has no information.
             let named = || others.iter().find(|(device, _)| is_word_of(&actions, device)).cloned();
             let (device, network) = pci.get(&irq).cloned().or_else(named).unzip();
             let virtual_of = device.as_deref().and_then(|device| virtual_of(&roots.sys, device));
@@ -52,7 +52,7 @@ pub(super) fn scan(roots: &Roots) -> Vec<Irq> {
     irqs
 }
 
-/// The function that a virtual function of PCI's is of (`physfn`), by its interface where it has one here.
+/// The physical function of a PCI virtual function (`physfn`): its interface if it has one here, otherwise its name.
 fn virtual_of(sys: &Path, device: &str) -> Option<String> {
     let function = sys.join("bus/pci/devices").join(device).join("physfn");
     let mut interfaces = fs::read_dir(function.join("net")).into_iter().flatten().flatten();
@@ -89,7 +89,7 @@ mod tests {
         put(pci.join("0000:02:00.0/msi_irqs/25"), "msi");
         put(pci.join("0000:03:00.0/class"), "0x028000\n");
         put(pci.join("0000:03:00.0/irq"), "10");
-        // On other buses the handler's name is the device's.
+        // On other buses the handler's name is that of the device.
         for (irq, handler) in [(30, "virtio3-requests"), (31, "virtio4-input.0"), (32, "1a2b0000.ethernet")] {
             put(roots.sys.join(format!("kernel/irq/{irq}/actions")), handler);
             put(roots.proc.join(format!("irq/{irq}/smp_affinity_list")), "0-1");
@@ -107,7 +107,7 @@ mod tests {
             (32, Some("1a2b0000.ethernet"), true),
         ];
         assert_eq!(found, wanted.map(|(irq, device, network)| (irq, device.map(str::to_owned), network)));
-        // Virtual functions, of one with an interface here and of one without.
+        // Virtual functions: one whose physical function has an interface here, and one whose has none.
         std::os::unix::fs::symlink("../0000:09:00.0", pci.join("0000:01:00.0/physfn")).unwrap();
         std::os::unix::fs::symlink("../0000:08:00.1", pci.join("0000:03:00.0/physfn")).unwrap();
         put(pci.join("0000:09:00.0/net/wan1/ifindex"), "5\n");

@@ -1,7 +1,7 @@
-//! Facts of the running host, read only: nothing here changes or wakes anything.
+//! Facts of the running host. All reads: nothing here changes a setting or wakes a thread.
 //!
 //! In: `/proc`, `/sys`, debugfs (injectable as [`Roots`](crate::Roots)), netlink. Out: an [`Inventory`], plain data
-//! that rules plan on. What this kernel or this process cannot tell becomes a [`Note`], never a guess.
+//! from which the rules plan. A fact that this kernel or this process cannot read becomes a [`Note`], never a guess.
 
 mod cpu;
 mod devices;
@@ -21,12 +21,12 @@ pub(crate) use scan::{read, read_number};
 use crate::cpus::CpuSet;
 use crate::knob::{IrqId, Knob, Moderation, NicId};
 
-/// Everything the rules look at.
+/// All facts that the rules read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Inventory {
-    /// The kernel and what it is built with.
+    /// The kernel and its build options.
     pub kernel: Kernel,
-    /// The processors and what makes them slow to answer.
+    /// The processors, and the reasons for wake-up latency on them.
     pub cpus: Cpus,
     /// Network interfaces, by index.
     pub nics: Vec<Nic>,
@@ -34,23 +34,23 @@ pub struct Inventory {
     pub irqs: Vec<Irq>,
     /// Kernel threads on the packet path.
     pub threads: Vec<KernelThread>,
-    /// Sysctls that rules look at, by their path below `/proc/sys`; absent where the kernel has none.
+    /// Sysctls that the rules read, by path below `/proc/sys`. A sysctl that the kernel does not have is absent.
     pub sysctls: BTreeMap<String, String>,
     /// KVM.
     pub kvm: Kvm,
-    /// What the kernel does to processes' memory by itself.
+    /// Background work of the kernel on processes' memory.
     pub memory: Memory,
-    /// Kernel protections that run bulk work above FIFO.
+    /// Kernel protections that run bulk threads before FIFO threads.
     pub protections: Protections,
-    /// Services that fight over the same knobs and run now.
+    /// Running services that set the same knobs.
     pub conflicts: Vec<Conflict>,
-    /// What udev does with interrupts' CPUs.
+    /// How udev sets the CPUs of interrupts.
     pub udev: Udev,
-    /// kubelet's CPU manager, where kubelet has left a record of it that can be read.
+    /// kubelet's CPU manager, if kubelet has left a readable record of it.
     pub cpu_manager: Option<CpuManager>,
-    /// What could not be read, and why.
+    /// Facts that could not be read, and why.
     pub notes: Vec<Note>,
-    /// Why interfaces or NAPI instances that are there may be missing: the look failed, not they.
+    /// Why interfaces or NAPI instances may be missing here although the host has them: reading them failed.
     pub incomplete: Option<String>,
 }
 
@@ -69,7 +69,7 @@ pub struct Kernel {
     pub hypervisor: bool,
     /// Kernel lockdown.
     pub lockdown: Lockdown,
-    /// Pressure stall information is kept (`/proc/pressure`).
+    /// Pressure stall information is available (`/proc/pressure`).
     pub pressure: bool,
 }
 
@@ -82,7 +82,7 @@ pub enum Lockdown {
     None,
     /// debugfs, among others, is denied.
     Integrity,
-    /// As integrity, and secrets of the kernel are kept.
+    /// As integrity. The kernel also keeps its secrets from user space.
     Confidentiality,
 }
 
@@ -97,75 +97,75 @@ pub struct Cpus {
     pub nohz_full: CpuSet,
     /// CPUs whose RCU callbacks run elsewhere: those of `rcu_nocbs` at boot, and of `nohz_full`.
     pub rcu_nocbs: CpuSet,
-    /// Whether hyper-threads share cores now; `None` where the kernel does not say.
+    /// Whether hyper-threads share cores now; `None` where the kernel does not report it.
     pub smt_active: Option<bool>,
     /// Online CPUs that share a core with another, by core.
     pub siblings: Vec<CpuSet>,
-    /// Idle states, the same on all CPUs or the worst over them.
+    /// Idle states: the same on all CPUs, or the worst of them.
     pub idle_states: Vec<IdleState>,
-    /// Most exit latency that idle may have now, us (`/dev/cpu_dma_latency`).
+    /// Highest exit latency that an idle state may have now, us (`/dev/cpu_dma_latency`).
     pub dma_latency_us: Option<i64>,
-    /// The same of single CPUs, where there is a limit (`power/pm_qos_resume_latency_us`).
+    /// The same limit for single CPUs that have one (`power/pm_qos_resume_latency_us`).
     pub latency_limits_us: BTreeMap<u32, u64>,
-    /// cpufreq governors, with the CPUs each has.
+    /// cpufreq governors, with the CPUs that use each.
     pub governors: BTreeMap<String, CpuSet>,
-    /// CPUs by NUMA node, and how far it is from each to the others, in the order of their numbers.
+    /// CPUs by NUMA node, and the node's distances to all nodes, in the order of their numbers.
     pub nodes: BTreeMap<u32, (CpuSet, Vec<u32>)>,
     /// The BPF scheduler that is loaded (`/sys/kernel/sched_ext/root/ops`).
     pub bpf_scheduler: Option<String>,
     /// The clock source in use.
     pub clocksource: String,
-    /// Whether the TSC could be chosen for it.
+    /// Whether the TSC is available as the clock source.
     pub has_tsc: bool,
 }
 
 /// A CPU idle state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IdleState {
-    /// Its name, `C6`.
+    /// Name, such as `C6`.
     pub name: String,
-    /// Its exit latency, us.
+    /// Exit latency, us.
     pub latency_us: u64,
-    /// The CPUs on which it may be entered.
+    /// The CPUs on which this state is enabled.
     pub enabled_on: CpuSet,
 }
 
 /// A network interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Nic {
-    /// Which.
+    /// Index and name.
     pub id: NicId,
-    /// Its alternative names (`ip link property add dev X altname Y`).
+    /// Alternative names (`ip link property add dev X altname Y`).
     pub altnames: Vec<String>,
-    /// Backed by a device on a bus (`/sys/class/net/X/device`) that has its interrupts and rings.
+    /// The interface has a device on a bus (`/sys/class/net/X/device`), and this device has the interrupts and rings.
     pub physical: bool,
-    /// Has a device, but its packets go by the interfaces below it ([`Nic::lower`]), which have the interrupts and
-    /// rings: a port of a switch (DSA), or the upper interface of a failover pair.
+    /// The interface has a device, but its packets pass through the interfaces below it ([`Nic::lower`]), which have
+    /// the interrupts and rings: a port of a switch (DSA), or the upper interface of a failover pair.
     pub carried: bool,
-    /// Indices of the interfaces below it, by which its packets go: the kernel's `lower_*` links, `iflink` of an
-    /// interface with a device, and of a representor the interface of the NIC itself.
+    /// Indices of the interfaces below, which carry this interface's packets: the kernel's `lower_*` links, `iflink` of
+    /// an interface with a device, and for a representor the interface of the NIC itself.
     pub lower: Vec<u32>,
-    /// Its driver, where it has a device.
+    /// The driver, if the interface has a device.
     pub driver: Option<String>,
-    /// The NUMA node that its device is near to.
+    /// The NUMA node of the device.
     pub node: Option<u32>,
-    /// Its kind as `ip -d link` says it (`veth`, `tun`, `macvtap`, `bridge`); none for a physical one.
+    /// The kind in `ip -d link` (`veth`, `tun`, `macvtap`, `bridge`); none for a physical interface.
     pub kind: Option<String>,
     /// Administratively up (IFF_UP): NAPI runs only then.
     pub up: bool,
     /// Has carrier.
     pub carrier: bool,
-    /// Hardware address, where it is an Ethernet one.
+    /// Hardware address, for Ethernet.
     pub mac: Option<[u8; 6]>,
     /// Index of the lower device (macvlan, macvtap, VLAN) or of the peer (veth).
     pub link: Option<u32>,
-    /// Index of the other end of a veth pair that leads into another network namespace, there.
+    /// Index of the peer of a veth pair, in the peer's network namespace, if that is not this one.
     pub peer: Option<u32>,
-    /// Index of the bridge or bond it is a port of.
+    /// Index of the bridge or bond that has this interface as a port.
     pub controller: Option<u32>,
     /// Kind of the root qdisc: `mq`, `fq_codel`, `noqueue`.
     pub qdisc: Option<String>,
-    /// Whether somebody chose the root qdisc: its text; none where the kernel did, or Ontime.
+    /// The root qdisc as text, if another program chose it; none if the kernel or Ontime chose it.
     pub qdisc_by_others: Option<String>,
     /// Receive queues.
     pub rx_queues: u32,
@@ -173,69 +173,70 @@ pub struct Nic {
     pub tx_queues: Vec<TxQueue>,
     /// `/sys/class/net/X/threaded` (5.12): 0, 1, or 2 for polling.
     pub threaded: Option<u32>,
-    /// At most how many packets its polls take, by the host module: a number, or `default`; `None` where that is not
+    /// Packets per poll at most, set through the host module: a number, or `default`. `None` if the module is not
     /// loaded.
     pub napi_weight: Option<String>,
-    /// Whether threads of the host module poll it: `0` or `1`; `None` where that is not loaded.
+    /// Whether threads of the host module poll this interface: `0` or `1`. `None` if the module is not loaded.
     pub busy_poll: Option<String>,
-    /// Its NAPI instances (netlink, 6.8; on older kernels those with a thread).
+    /// NAPI instances (netlink, 6.8; on older kernels only those with a thread).
     pub napis: Vec<Napi>,
-    /// Numbers of its interrupts ([`devices`]); one that several interfaces of a device share is in the list of each.
+    /// Interrupt numbers ([`devices`]). An interrupt that several interfaces of a device share is in the list of each.
     pub irqs: Vec<u32>,
-    /// How it holds receive interrupts back; `None` where its driver does not say (or the kernel: 5.7).
+    /// Receive interrupt moderation; `None` where the driver (or a kernel before 5.7) does not report it.
     pub moderation: Option<Moderation>,
-    /// Descriptors of a transmit ring; `None` where its driver does not say (or the kernel: 5.7).
+    /// Descriptors of a transmit ring; `None` where the driver (or a kernel before 5.7) does not report it.
     pub tx_ring: Option<u32>,
 }
 
 /// A transmit queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TxQueue {
-    /// CPUs whose packets leave by it; `None` where XPS is not to be had.
+    /// CPUs whose packets use this queue; `None` where the driver has no XPS.
     pub xps_cpus: Option<CpuSet>,
-    /// Most bytes BQL leaves outstanding; `None` where the driver has no BQL.
+    /// Upper limit of the bytes that BQL lets the driver have queued; `None` where the driver has no BQL.
     pub bql_limit_max: Option<u64>,
 }
 
 /// A NAPI instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Napi {
-    /// Its id, unique on the host while it lives; 0 where it is not known (before 5.17, where its thread's name was
-    /// cut).
+    /// NAPI id, unique on the host while the instance lives. 0 if not known (before 5.17, where the kernel cut the name
+    /// of the thread).
     pub id: u32,
-    /// Its interrupt, where the driver says so.
+    /// The interrupt, where the driver reports it.
     pub irq: Option<u32>,
-    /// Number of its thread, while it has one.
+    /// Thread id of the instance's thread, if there is one.
     pub pid: Option<i32>,
-    /// 0 softirq, 1 thread, 2 polling thread; `None` before 6.17, where only [`Nic::threaded`] says it.
+    /// 0 softirq, 1 thread, 2 polling thread; `None` before 6.17, where only [`Nic::threaded`] shows the mode.
     pub threaded: Option<u32>,
-    /// Receive queues it serves.
+    /// Receive queues that this instance serves.
     pub rx_queues: Vec<u32>,
-    /// Transmit queues it serves.
+    /// Transmit queues that this instance serves.
     pub tx_queues: Vec<u32>,
 }
 
 /// An interrupt with at least one handler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Irq {
-    /// Which.
+    /// Number, chip and hardware interrupt.
     pub id: IrqId,
-    /// Names of its handlers.
+    /// Names of the handlers.
     pub actions: Vec<String>,
-    /// CPUs it may be delivered to.
+    /// CPUs to which the interrupt may be delivered.
     pub affinity: CpuSet,
-    /// Whether that may be set: not where the kernel or the driver keeps it to itself and the kernel says so, by a file
+    /// Whether user space may set the affinity. If the kernel or the driver manages it, the kernel shows the file
     /// without write permission (`kernel/irq/proc.c`, `irq_can_set_affinity_usr`).
     pub settable: bool,
-    /// The device it is of, as its bus calls it: `0000:03:02.0`, `virtio4`; none where the device tree does not say.
+    /// The device by its name on its bus: `0000:03:02.0`, `virtio4`. None where the device tree does not show it.
     pub device: Option<String>,
-    /// Of a network controller, whether or not its interfaces are in this network namespace.
+    /// The interrupt is a network controller's, whether or not its interfaces are in this network namespace.
     pub network: bool,
-    /// Of a virtual function: of which function's interface it is one, or of which function where that has none here.
+    /// If the device is a virtual function: the interface of its physical function, or the physical function itself if
+    /// it has no interface here.
     pub virtual_of: Option<String>,
 }
 
-/// What a kernel thread on the packet path is for.
+/// The purpose of a kernel thread on the packet path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelThreadKind {
@@ -243,9 +244,9 @@ pub enum KernelThreadKind {
     Irq(u32),
     /// `napi/NIC-ID`: polls NAPI instance ID.
     Napi(u32),
-    /// `napi/NIC` with its end cut off, so that the instance's ID is not known (before 5.17).
+    /// `napi/NIC` with the end cut off, so that the instance's id is not known (before 5.17).
     NapiCut,
-    /// `napi-poll/NIC-ID`: polls NAPI instance ID all the time, by the host module.
+    /// `napi-poll/NIC-ID`: a thread of the host module that polls NAPI instance ID without pause.
     NapiPoll(u32),
     /// `ksoftirqd/CPU`.
     Ksoftirqd(u32),
@@ -255,20 +256,20 @@ pub enum KernelThreadKind {
     Rcuc(u32),
     /// `backlog_napi/CPU`: the per-CPU backlog on PREEMPT_RT, 6.10 and later.
     BacklogNapi(u32),
-    /// `irq_work/CPU`: what an interrupt or a tracepoint has left to do, on PREEMPT_RT.
+    /// `irq_work/CPU`: deferred work of interrupts and tracepoints, on PREEMPT_RT.
     IrqWork(u32),
 }
 
 /// A kernel thread on the packet path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KernelThread {
-    /// Which.
+    /// Thread id and start time.
     pub id: ThreadId,
-    /// What it is for.
+    /// Purpose.
     pub kind: KernelThreadKind,
-    /// Its name.
+    /// Name.
     pub comm: String,
-    /// Its policy when it was seen.
+    /// Scheduling policy when the inventory was read.
     pub policy: Policy,
 }
 
@@ -279,62 +280,62 @@ pub struct Kvm {
     pub device: bool,
     /// `halt_poll_ns`, ns.
     pub halt_poll_ns: Option<u64>,
-    /// Whether it sets all vCPUs' clocks anew every 300 s (`kvmclock_periodic_sync`).
+    /// Whether KVM sets the clocks of all vCPUs anew every 300 s (`kvmclock_periodic_sync`).
     pub clock_sync: bool,
-    /// Whether it takes split huge pages back every minute (`nx_huge_pages`, and a recovery ratio).
+    /// Whether KVM takes split huge pages back every minute (`nx_huge_pages`, and a recovery ratio).
     pub page_recovery: bool,
 }
 
-/// What the kernel does to the memory of any process by itself, guests' among it.
+/// Background work of the kernel on the memory of any process, guests included.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// Equal pages are merged (`ksm/run`).
+    /// The kernel merges equal pages (`ksm/run`).
     pub merged: bool,
-    /// Pages are moved together into huge ones: what `transparent_hugepage/enabled` is set to, unless that is `never`.
+    /// The value of `transparent_hugepage/enabled`, unless that is `never`: the kernel collapses pages into huge pages.
     pub collapsed: Option<String>,
-    /// Pages are unmapped to see who uses them (`kernel.numa_balancing`, on several nodes).
+    /// The kernel unmaps pages to find out which node uses them (`kernel.numa_balancing`, on several nodes).
     pub balanced: bool,
-    /// Pages may be written to a swap area (`/proc/swaps`).
+    /// The kernel may write pages to a swap area (`/proc/swaps`).
     pub swap: bool,
 }
 
-/// Protections that let bulk threads run before FIFO ones.
+/// Protections that let bulk threads run before FIFO threads.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Protections {
-    /// Servers of `/sys/kernel/debug/sched` (`fair_server`, `ext_server`), with each CPU's runtime, ns a period.
+    /// Servers of `/sys/kernel/debug/sched` (`fair_server`, `ext_server`), with the runtime per CPU, ns per period.
     pub servers: BTreeMap<String, BTreeMap<u32, u64>>,
-    /// Whether the kernel has such servers: `None` where debugfs cannot be read.
+    /// Whether debugfs could be read. If not, `servers` is empty although the kernel may have servers.
     pub readable: bool,
-    /// `kernel.sched_rt_runtime_us`, us of each period; -1 for no limit.
+    /// `kernel.sched_rt_runtime_us`, us per period; -1 for no limit.
     pub rt_runtime_us: Option<i64>,
 }
 
-/// A service that sets the same knobs.
+/// A service that sets the same knobs as Ontime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Conflict {
-    /// Its name, `irqbalance`.
+    /// Name, such as `irqbalance`.
     pub service: String,
-    /// Its process.
+    /// Process id.
     pub pid: i32,
 }
 
-/// What udev does with interrupts' CPUs when a device appears.
+/// How udev sets the CPUs of interrupts when a device appears.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Udev {
-    /// What the `.link` files of interfaces say, by the interfaces' names.
+    /// Policies from the `.link` files of interfaces, by interface name.
     pub links: BTreeMap<String, LinkPolicy>,
-    /// Lines of rules, `FILE:LINE`.
+    /// Places of udev rules, `FILE:LINE`.
     pub rules: Vec<String>,
 }
 
-/// What an interface's `.link` file says of its interrupts' CPUs.
+/// The policy for interrupts' CPUs in an interface's `.link` file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LinkPolicy {
-    /// The file, or drop-in, that says so.
+    /// The `.link` file or drop-in.
     pub file: String,
     /// `single` or `spread`.
     pub policy: String,
-    /// The options that choose the CPUs, as they stand there; empty for any CPU.
+    /// The options that choose the CPUs, as written in the file; empty for any CPU.
     pub among: String,
 }
 
@@ -343,30 +344,30 @@ pub struct LinkPolicy {
 pub struct CpuManager {
     /// `none` or `static`.
     pub policy: String,
-    /// CPUs of all containers that have none to themselves.
+    /// CPUs for all containers without exclusive CPUs.
     pub shared: CpuSet,
-    /// CPUs that single containers have to themselves.
+    /// CPUs that are exclusive to single containers.
     pub exclusive: CpuSet,
 }
 
-/// Something that could not be read.
+/// A fact that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Note {
-    /// What about.
+    /// The fact.
     pub about: String,
-    /// Why, and from which kernel version or with which right it can be read.
+    /// The reason, and the kernel version or privilege that is needed to read it.
     pub why: String,
 }
 
 impl Inventory {
-    /// The NIC of this name, or of this alternative name. The kernel gives no name twice in a network namespace.
+    /// The NIC with this name or alternative name. The kernel keeps these names unique in a network namespace.
     pub fn nic(&self, name: &str) -> Option<&Nic> {
         self.nics.iter().find(|nic| nic.id.name == name || nic.altnames.iter().any(|other| other == name))
     }
 
-    /// The interfaces that have a device and send by this NIC: itself, and what stands on it, directly or by others
-    /// between (ports of a switch on a bond). Discovery's way down from a virtual NIC ends at the first interface that
-    /// has a device.
+    /// The interfaces with a device that send through this NIC: the NIC itself, and interfaces above it, directly or
+    /// through others between them (ports of a switch on a bond). When discovery goes down from a virtual NIC, it stops
+    /// at the first interface that has a device.
     pub fn senders_by<'a>(&'a self, nic: &'a Nic) -> Vec<&'a Nic> {
         let mut found = vec![nic];
         let mut at = 0;
@@ -380,33 +381,25 @@ impl Inventory {
         found
     }
 
-    /// The NIC of this index.
+    /// The NIC with this index.
     pub fn nic_by_index(&self, ifindex: u32) -> Option<&Nic> {
         self.nics.iter().find(|nic| nic.id.ifindex == ifindex)
     }
 
-    /// The NIC that a knob is a part of: its files, queues, filters, interrupts, and their threads and its NAPI's.
+    /// The NIC to which a knob belongs: its files, queues, filters, interrupts, their threads and the threads of its
+    /// NAPI instances.
     pub fn nic_of(&self, knob: &Knob) -> Option<&Nic> {
+        if let Some(nic) = knob.nic() {
+            return self.nic_by_index(nic.ifindex);
+        }
         match knob {
-            Knob::NicFile { nic, .. }
-            | Knob::XpsCpus { nic, .. }
-            | Knob::NapiThreaded { nic, .. }
-            | Knob::Moderation { nic }
-            | Knob::Feature { nic, .. }
-            | Knob::PeerFeature { nic, .. }
-            | Knob::Clsact { nic }
-            | Knob::TxSteer { nic, .. }
-            | Knob::TxPriority { nic, .. }
-            | Knob::RootQdisc { nic }
-            | Knob::TapBatch { nic, .. }
-            | Knob::SendBuffer { nic, .. } => self.nic_by_index(nic.ifindex),
             Knob::IrqAffinity { irq } => self.nics.iter().find(|nic| nic.irqs.contains(&irq.irq)),
             Knob::ThreadPolicy { thread, .. } | Knob::ThreadAffinity { thread, .. } => {
                 let KernelThread { kind, id: thread, .. } = self.threads.iter().find(|known| known.id == *thread)?;
                 self.nics.iter().find(|nic| match kind {
                     KernelThreadKind::Irq(irq) => nic.irqs.contains(irq),
                     KernelThreadKind::NapiCut => nic.napis.iter().any(|napi| napi.pid == Some(thread.tid)),
-                    // Of a name that was cut within the id, the number of the thread tells.
+                    // If the thread's name was cut within the NAPI id, the thread id decides.
                     KernelThreadKind::Napi(id) => {
                         nic.napis.iter().any(|napi| napi.id == *id || napi.pid == Some(thread.tid))
                     }
@@ -414,11 +407,11 @@ impl Inventory {
                     _ => false,
                 })
             }
-            Knob::HostFile { .. } | Knob::HostCpus { .. } => None,
+            _ => None,
         }
     }
 
-    /// Threads of one kind.
+    /// Kernel threads whose kind passes the filter.
     pub fn threads_of(&self, wanted: impl Fn(KernelThreadKind) -> bool) -> impl Iterator<Item = &KernelThread> {
         self.threads.iter().filter(move |thread| wanted(thread.kind))
     }

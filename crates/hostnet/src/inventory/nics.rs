@@ -1,4 +1,4 @@
-//! Network interfaces: identity and shape from rtnetlink, NAPI from netlink family `netdev`, the rest from sysfs.
+//! Network interfaces: identity and shape from rtnetlink, NAPI from netlink family `netdev`, all else from sysfs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,7 +26,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
         Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| qdisc::roots(&mut netlink));
     let mut qdiscs = roots_of.unwrap_or_else(|error| {
         let why = with_remedy("rtnetlink", &error);
-        // Who chose them is not known then, and an administrator's would be replaced for good.
+        // Without this list, a qdisc that the administrator chose would be replaced and could not be restored.
         if !is_old(&error) {
             inventory.incomplete = Some(format!("root qdiscs: {why}"));
         }
@@ -88,7 +88,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     find_irqs(inventory, &devices, &class);
 }
 
-/// Tells who has the rings of interfaces that share a device or stand on another.
+/// Finds out which interface has the rings, among interfaces that share a device or are above another.
 fn find_carried(inventory: &mut Inventory, devices: &[Option<PathBuf>]) {
     let of_device: BTreeMap<u32, &PathBuf> = inventory
         .nics
@@ -117,8 +117,8 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Pat
         .collect();
     let found = devices::assign(&ports, &inventory.irqs);
     let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
-    // What is called as a NIC's queue and is not on that NIC's device is another NIC's, in another network namespace
-    // maybe.
+    // A handler with the name of a NIC's queue, but of a device that is not that NIC's: the interrupt is another NIC's,
+    // perhaps in another network namespace.
     let is_queue = |action: &String| {
         let words = action.to_ascii_lowercase();
         let of_port = || ports.iter().any(|port| is_word_of(action, &port.name));
@@ -132,24 +132,24 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Pat
     }
 }
 
-/// Whether a handler is called as drivers call those of queues, whichever interface's: `eth1-TxRx-3`, `end1:tx-0`.
+/// Whether a handler has a name that drivers give to queues, of any interface: `eth1-TxRx-3`, `end1:tx-0`.
 fn is_numbered_queue(handler: &str) -> bool {
     let name = handler.trim_end_matches(|digit: char| digit.is_ascii_digit());
     name.len() < handler.len() && ["rx-", "tx-"].iter().any(|end| name.ends_with(end)) && !name.starts_with("dma")
 }
 
-/// What an interface stands on.
+/// The interfaces below an interface.
 #[derive(Debug, Clone, Default)]
 struct Below {
-    /// Indices of the interfaces below it.
+    /// Their indices.
     lower: Vec<u32>,
-    /// It is a port of a switch: its device is the switch, and the interface that its `iflink` names has the interrupts
-    /// (`net/dsa/user.c`, `dsa_user_get_iflink`). A child of IPoIB has an `iflink`, too, and rings of its own;
-    /// a veth's is its other end.
+    /// The interface is a port of a switch: its device is the switch, and the interface in its `iflink` has the
+    /// interrupts (`net/dsa/user.c`, `dsa_user_get_iflink`). A child of IPoIB also has an `iflink`, but rings of its
+    /// own; a veth's `iflink` is its other end.
     carried: bool,
 }
 
-/// What each interface stands on, by index.
+/// The interfaces below each interface, by index.
 fn below(roots: &Roots, links: &[Link]) -> BTreeMap<u32, Below> {
     let class = roots.sys.join("class/net");
     let index = |name: &str| links.iter().find(|link| link.name == name).map(|link| link.ifindex);
@@ -175,8 +175,7 @@ fn below(roots: &Roots, links: &[Link]) -> BTreeMap<u32, Below> {
     links.iter().map(|link| (link.ifindex, of(link))).collect()
 }
 
-/// The NIC's own interface, of the port of its switch that a representor stands for: on the same switch, of the same
-/// physical function.
+/// The interface of the NIC that a representor belongs to: on the same switch and of the same physical function.
 fn uplink_of(class: &Path, representor: &Path, links: &[Link]) -> Option<u32> {
     let function = represented(representor)?;
     let switch = read(&representor.join("phys_switch_id")).filter(|id| !id.is_empty())?;
@@ -188,7 +187,7 @@ fn uplink_of(class: &Path, representor: &Path, links: &[Link]) -> Option<u32> {
     links.iter().find(is_uplink).map(|link| link.ifindex)
 }
 
-/// The number of the physical function whose part a representor stands for: `pf1vf3`, `c2pf1sf40` are parts of 1
+/// The number of the physical function to which a representor's port belongs: `pf1vf3` and `c2pf1sf40` belong to 1
 /// (`net/devlink/port.c`, `__devlink_port_phys_port_name_get`).
 fn represented(dir: &Path) -> Option<String> {
     let name = read(&dir.join("phys_port_name"))?;
@@ -196,7 +195,7 @@ fn represented(dir: &Path) -> Option<String> {
         Some(rest) => rest.trim_start_matches(|c: char| c.is_ascii_digit()),
         None => &name,
     };
-    // sfc puts the port before it: `p0pf0vf1`.
+    // sfc adds the port in front: `p0pf0vf1`.
     let at_port = own.strip_prefix('p').map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
     let own = at_port.filter(|rest| rest.starts_with("pf")).unwrap_or(own);
     let digits: String = own.strip_prefix("pf")?.chars().take_while(char::is_ascii_digit).collect();
@@ -212,7 +211,7 @@ fn note(about: &str, why: String) -> Note {
     Note { about: about.to_owned(), why }
 }
 
-/// Asks by a socket that may not be open.
+/// Queries through a socket that may have failed to open.
 fn with<T>(ethtool: &mut io::Result<Ethtool>, ask: impl FnOnce(&mut Ethtool) -> io::Result<T>) -> io::Result<T> {
     match ethtool {
         Ok(ethtool) => ask(ethtool),
@@ -223,9 +222,10 @@ fn with<T>(ethtool: &mut io::Result<Ethtool>, ask: impl FnOnce(&mut Ethtool) -> 
     }
 }
 
-/// What drivers say, by interface index; of kernels and drivers that do not say, no rule wants it. One device that is
-/// being reset ends the answer about all (`net/ethtool/netlink.c`, `ethnl_default_dumpit`): then each is asked alone.
-/// What nobody could ask is a look that failed: else what was set would be given back, to be set again at the next.
+/// Values that drivers report, by interface index. If a kernel or driver does not report them, no rule needs them. One
+/// device that is being reset ends the dump for all devices (`net/ethtool/netlink.c`, `ethnl_default_dumpit`); then
+/// each device is queried alone. If the query itself fails, the inventory is incomplete. Otherwise Ontime would restore
+/// settings in this pass and set them again in the next.
 fn said<T>(
     inventory: &mut Inventory,
     about: &str,
@@ -258,7 +258,7 @@ fn each<T>(links: &[Link], mut one: impl FnMut(u32) -> io::Result<T>) -> io::Res
     Ok(found)
 }
 
-/// Whether it is this process or host that could not ask, not a device that does not answer.
+/// Whether the cause is this process or host, and not a device that does not answer.
 fn is_ours(error: &io::Error) -> bool {
     !matches!(
         error.raw_os_error(),
@@ -266,13 +266,13 @@ fn is_ours(error: &io::Error) -> bool {
     )
 }
 
-/// Whether the kernel has no such family, or the family no such question.
+/// Whether the kernel lacks the netlink family, or the family lacks the request.
 fn is_old(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT))
 }
 
-/// Before 6.8: NAPI instances that have a thread, by the interface name in the thread's name. Where that is cut, it may
-/// be several interfaces': then the instance is in the list of each, and a note says so.
+/// Before 6.8: NAPI instances that have a thread, found by the interface name in the thread's name. If the kernel cut
+/// that name, it may match several interfaces. Then the instance is in the list of each, and a note reports it.
 fn napis_by_thread(inventory: &mut Inventory, links: &[Link]) -> BTreeMap<u32, Vec<Napi>> {
     let mut found: BTreeMap<u32, Vec<Napi>> = BTreeMap::new();
     let mut doubtful: BTreeMap<Vec<&str>, Vec<i32>> = BTreeMap::new();
@@ -310,7 +310,7 @@ fn napis_by_thread(inventory: &mut Inventory, links: &[Link]) -> BTreeMap<u32, V
     found
 }
 
-/// Whether a thread called so may be the one of an interface's NAPI instance; its whole name is `napi/NIC-ID`.
+/// Whether a thread with this name may belong to an interface's NAPI instance. Its whole name is `napi/NIC-ID`.
 fn is_napi_of(comm: &str, name: &str, cut: bool) -> bool {
     let whole = format!("napi/{name}-");
     match comm.strip_prefix(&whole) {
@@ -356,7 +356,7 @@ fn nic(roots: &Roots, link: Link, napis: Vec<Napi>) -> Nic {
     }
 }
 
-/// Queues in use, which sysfs has a directory for each of. XPS of virtual interfaces interests no rule.
+/// The queues in use: sysfs has a directory for each. XPS of virtual interfaces is not read; no rule needs it.
 fn queues(dir: &Path, physical: bool) -> (u32, Vec<TxQueue>) {
     let Ok(entries) = fs::read_dir(dir.join("queues")) else { return (0, Vec::new()) };
     let mut receive = 0;
@@ -420,7 +420,7 @@ mod tests {
         numbered.map(thread).collect()
     }
 
-    /// Numbers of the threads that each of these interfaces gets, and the notes.
+    /// The threads that each of these interfaces gets, and the notes.
     fn by_thread(version: (u32, u32), names: &[&str], comms: &[&str]) -> (Vec<Vec<i32>>, Vec<String>) {
         let links: Vec<Link> = (1..)
             .zip(names)
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn threads_whose_names_are_cut_are_found_by_what_is_left_of_the_name() {
         let old = (5, 16);
-        // Cut within the interface's name, at its end, within the id; and not at all.
+        // Names cut within the interface's name, at its end, and within the id; and names that are not cut.
         let (found, notes) = by_thread(
             old,
             &["enp193s0f1np1", "enp65s0f0d", "ens12f1", "lan0"],
@@ -444,7 +444,7 @@ mod tests {
         );
         assert_eq!(found, [vec![100], vec![101], vec![102, 103], vec![104]]);
         assert!(notes.is_empty(), "{notes:?}");
-        // An interface whose name another's only begins with.
+        // An interface name that is only the beginning of another.
         let (found, notes) = by_thread(old, &["ens12f", "ens12f1"], &["napi/ens12f1-83", "napi/ens12f-831"]);
         assert_eq!((found, notes.len()), (vec![vec![101], vec![100]], 0));
     }
@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(found, [vec![100, 101], vec![100, 101], vec![102]]);
         assert_eq!(notes.len(), 1);
         assert!(notes[0].contains("threads 100, 101 are those of one of enp193s0f1np0, enp193s0f1np1"), "{notes:?}");
-        // Kernels from 5.17 on show whole names: what does not fit is another's.
+        // Kernels from 5.17 on show whole names. A name that does not match belongs to another interface.
         let (found, notes) = by_thread((5, 17), &names, &["napi/enp193s0f1np1-8197", "napi/enp193s0f-8198"]);
         assert_eq!((found, notes.len()), (vec![vec![], vec![100], vec![]], 0));
     }

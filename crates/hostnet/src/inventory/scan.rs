@@ -16,7 +16,7 @@ use crate::live::Roots;
 use crate::obstacle::with_remedy;
 use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 
-/// Sysctls that rules and checks look at, below `/proc/sys`.
+/// Sysctls that rules and checks read, below `/proc/sys`.
 const SYSCTLS: [&str; 12] = [
     SKB_DEFER_MAX,
     RT_RUNTIME,
@@ -32,14 +32,14 @@ const SYSCTLS: [&str; 12] = [
     "vm/stat_interval",
 ];
 
-/// Services that set the knobs of this crate, or what stands beside them.
+/// Services that set the same knobs as this crate, or related ones.
 const CONFLICTS: [&str; 8] =
     ["irqbalance", "tuned", "kubelet", "kubelite", "k3s-server", "k3s-agent", "ovs-vswitchd", "scx_loader"];
-/// Where kubelet records the CPUs that it has given: everywhere but in MicroK8s, and there.
+/// Files in which kubelet records the CPUs that it has assigned: the usual one, and MicroK8s's.
 const CPU_MANAGER: [&str; 2] =
     ["var/lib/kubelet/cpu_manager_state", "var/snap/microk8s/common/var/lib/kubelet/cpu_manager_state"];
 
-/// Whether a process's name, which the kernel cuts, is a service's, by itself or as NixOS wraps it
+/// Whether a process's name, which the kernel cuts, is that of a service, directly or as NixOS wraps it
 /// (`.tuned-wrapped`).
 fn is_called(comm: &str, service: &str) -> bool {
     let wrapped = format!(".{service}-wrapped");
@@ -47,7 +47,7 @@ fn is_called(comm: &str, service: &str) -> bool {
 }
 
 impl Inventory {
-    /// Reads the running host. What cannot be read becomes a [`Note`].
+    /// Reads the running host. A fact that cannot be read becomes a [`Note`].
     pub fn scan(roots: &Roots) -> Inventory {
         let mut inventory = Inventory { kernel: kernel(roots), cpus: cpu::scan(roots), ..Inventory::default() };
         let found = threads::scan(&roots.proc);
@@ -60,7 +60,7 @@ impl Inventory {
                 Some(Conflict { service: service.to_owned(), pid })
             })
             .collect();
-        // One process of a service is enough to name it.
+        // One process per service is enough for the report.
         inventory.conflicts.sort_by(|one, other| (&one.service, one.pid).cmp(&(&other.service, other.pid)));
         inventory.conflicts.dedup_by(|one, before| one.service == before.service);
         inventory.irqs = irqs::scan(roots);
@@ -82,8 +82,8 @@ impl Inventory {
     }
 }
 
-/// kubelet's checkpoint (`pkg/kubelet/cm/cpumanager/state/checkpoint.go`): CPUs by container, of version 2 by pod and
-/// container.
+/// kubelet's checkpoint (`pkg/kubelet/cm/cpumanager/state/checkpoint.go`): CPUs by container, or in version 2 by pod
+/// and container.
 fn cpu_manager(text: &str) -> Option<CpuManager> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -132,7 +132,7 @@ fn memory(roots: &Roots) -> Memory {
             .and_then(|text| Some(chosen(&text)?.to_owned()))
             .filter(|word| word != "never"),
         balanced: nodes > 1 && balancing.is_some_and(|mode| mode != "0"),
-        // Its first line is a heading.
+        // The first line is a heading.
         swap: read(&roots.proc.join("swaps")).is_some_and(|text| text.lines().count() > 1),
     }
 }
@@ -160,7 +160,7 @@ fn kernel(roots: &Roots) -> Kernel {
         threaded_irqs: realtime || asked,
         hypervisor: hypervisor || roots.sys.join("hypervisor/type").exists(),
         lockdown: lockdown(&read(&roots.sys.join("kernel/security/lockdown")).unwrap_or_default()),
-        // kernel/sched/psi.c makes no files where it is switched off.
+        // kernel/sched/psi.c creates no files if PSI is switched off.
         pressure: roots.proc.join("pressure/cpu").exists(),
     }
 }
@@ -180,7 +180,7 @@ fn lockdown(text: &str) -> Lockdown {
     }
 }
 
-/// Why the scheduler's part of debugfs cannot be read.
+/// Why the scheduler's directory in debugfs cannot be read.
 fn without_debugfs(debug: &Path, lockdown: Lockdown) -> String {
     let is_empty = || fs::read_dir(debug).map(|mut entries| entries.next().is_none());
     match is_empty() {
@@ -223,13 +223,13 @@ fn protections(roots: &Roots, sysctls: &BTreeMap<String, String>) -> Protections
     protections
 }
 
-/// A file's text without white space around it; `None` where it cannot be read.
+/// A file's text without surrounding white space; `None` if the file cannot be read.
 pub(crate) fn read(path: &Path) -> Option<String> {
     let bytes = fs::read(path).ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// A file's number.
+/// The number in a file.
 pub(crate) fn read_number<T: std::str::FromStr>(path: &Path) -> Option<T> {
     read(path)?.parse().ok()
 }

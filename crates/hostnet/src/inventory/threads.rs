@@ -1,4 +1,4 @@
-//! Kernel threads on the packet path, and services by name, in one pass over `/proc`.
+//! Kernel threads on the packet path, and services by name, from one pass over `/proc`.
 
 use std::fs;
 use std::path::Path;
@@ -8,11 +8,11 @@ use ontime_tenants::proc::{Stat, parse_stat};
 
 use super::{KernelThread, KernelThreadKind};
 
-/// What one pass over `/proc` gives.
+/// The result of one pass over `/proc`.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) threads: Vec<KernelThread>,
-    /// Names and numbers of processes that are no kernel threads.
+    /// Names and ids of processes other than kernel threads.
     pub(super) services: Vec<(String, i32)>,
 }
 
@@ -25,7 +25,7 @@ pub(super) fn scan(proc: &Path) -> Found {
             continue;
         }
         let stat = fs::read(entry.path().join("stat")).ok().and_then(|line| parse_stat(&line));
-        // A service that has ended and was not reaped does nothing.
+        // A service that has ended but was not reaped changes nothing.
         let Some(stat) = stat.filter(|stat| !stat.has_ended()) else { continue };
         if !stat.is_kthread() {
             found.services.push((stat.comm, stat.tid));
@@ -42,19 +42,19 @@ fn kernel_thread(stat: Stat, kind: KernelThreadKind) -> KernelThread {
     KernelThread { id, kind, comm: stat.comm, policy: stat.policy }
 }
 
-/// The first kernel that shows a kernel thread's whole name (`fs/proc/array.c`, `proc_task_name`).
+/// The first kernel that shows the whole name of a kernel thread (`fs/proc/array.c`, `proc_task_name`).
 pub(super) const WHOLE_NAMES: (u32, u32) = (5, 17);
-/// Bytes of it that kernels before show.
+/// Number of bytes of the name that older kernels show.
 pub(super) const CUT: usize = 15;
 
-/// What a kernel thread's name says it is for; user space cannot make a kernel thread, so the name can be believed.
+/// The purpose of a kernel thread, from its name. User space cannot create kernel threads, so the name is reliable.
 fn kind_of(comm: &str) -> Option<KernelThreadKind> {
     let (family, rest) = comm.split_once('/')?;
     let cpu = || rest.parse().ok();
     match family {
-        // irq/38-virtio2-input.0, or irq/38-s-NAME for the second half of a handler that has its own.
+        // irq/38-virtio2-input.0, or irq/38-s-NAME for the second half of a handler that has a second thread.
         "irq" => rest.split_once('-')?.0.parse().ok().map(KernelThreadKind::Irq),
-        // napi/NIC-ID, where the NIC's name may hold dashes.
+        // napi/NIC-ID. The NIC's name may contain dashes.
         "napi" => {
             let id = rest.rsplit_once('-').and_then(|(_, id)| id.parse().ok());
             id.map(KernelThreadKind::Napi).or((comm.len() == CUT).then_some(KernelThreadKind::NapiCut))

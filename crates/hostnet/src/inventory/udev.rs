@@ -1,8 +1,8 @@
-//! What udev is told of interrupts' CPUs: options of `.link` files that newer systemd has, and rules.
+//! udev's configuration of interrupts' CPUs: options of `.link` files in newer versions of systemd, and rules.
 //!
-//! Source: systemd `src/udev/net/link-config.c`: `IRQAffinityPolicy=single` puts all of an interface's interrupts on
-//! one CPU, `spread` one on each, of `IRQAffinity=` and the node of `IRQAffinityNUMA=`, when the interface appears.
-//! udev records which `.link` file and drop-ins it took (`/run/udev/data/nINDEX`).
+//! Source: systemd `src/udev/net/link-config.c`. When an interface appears, `IRQAffinityPolicy=single` puts all its
+//! interrupts on one CPU, and `spread` one on each CPU, of those in `IRQAffinity=` and of the node `IRQAffinityNUMA=`.
+//! udev records the `.link` file and drop-ins that it used (`/run/udev/data/nINDEX`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ use super::scan::read;
 use super::{LinkPolicy, Udev};
 use crate::knob::NicId;
 
-/// Where rules are, the first of a name counts (`man udev`).
+/// Directories of rules. Of several files with the same name, the first counts (`man udev`).
 const RULES: [&str; 5] =
     ["etc/udev/rules.d", "run/udev/rules.d", "usr/local/lib/udev/rules.d", "usr/lib/udev/rules.d", "lib/udev/rules.d"];
 
@@ -39,7 +39,7 @@ fn link_policy(root: &Path, ifindex: u32) -> Option<LinkPolicy> {
     Some(LinkPolicy { file: file.clone(), policy: policy.clone(), among: among.join(" ") })
 }
 
-/// The assignments of section `[Link]`, in their order.
+/// The assignments in section `[Link]`, in order.
 fn in_link_section(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut inside = false;
     text.lines().map(str::trim).filter_map(move |line| {
@@ -51,7 +51,7 @@ fn in_link_section(text: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Lines of rules that write interrupts' CPUs, or start a program that does by its name, as `FILE:LINE`.
+/// Lines of rules that write interrupts' CPUs, or start a program whose name suggests that, as `FILE:LINE`.
 fn rules(root: &Path) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
@@ -61,7 +61,7 @@ fn rules(root: &Path) -> Vec<String> {
         files.sort();
         for path in files.iter().filter(|path| path.extension().is_some_and(|ending| ending == "rules")) {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            // A file of the same name in an earlier directory counts instead, also an empty one or /dev/null.
+            // A file of the same name in an earlier directory replaces this one, even if it is empty or /dev/null.
             if !seen.insert(name.to_owned()) {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Generic netlink family `ethtool` (5.6): how a NIC holds its receive interrupts back, how long its rings are (5.7),
-//! which of its features are on.
+//! Generic netlink family `ethtool` (5.6): receive interrupt moderation of a NIC, the size of its rings (5.7), and its
+//! active features.
 //!
 //! Source: `include/uapi/linux/ethtool_netlink.h`, `Documentation/netlink/specs/ethtool.yaml`,
 //! `net/ethtool/coalesce.c`, `rings.c`, `features.c`, `bitset.c`.
@@ -33,19 +33,19 @@ const BITSET_BITS_BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
 const BIT_VALUE: u16 = 3;
 
-/// The family, where this kernel has it.
+/// The family, if this kernel has it.
 pub struct Ethtool(Family);
 
 impl Ethtool {
-    /// Opens it in this thread's network namespace.
+    /// Opens the family in this thread's network namespace.
     ///
     /// # Errors
-    /// `NotFound` where the kernel has no such family, else the kernel's error.
+    /// `NotFound` if the kernel has no such family, otherwise the kernel's error.
     pub fn open() -> io::Result<Self> {
         Family::open("ethtool").map(Self)
     }
 
-    /// Of all interfaces whose drivers say how they hold interrupts back, by interface index.
+    /// Moderation of all interfaces whose drivers report it, by interface index.
     ///
     /// # Errors
     /// `EOPNOTSUPP` before 5.7.
@@ -54,7 +54,7 @@ impl Ethtool {
         Ok(self.0.dump(&ask)?.iter().filter_map(|part| parse(part)).collect())
     }
 
-    /// Descriptors of a transmit ring, of all interfaces whose drivers say so, by interface index.
+    /// Descriptors of a transmit ring, for all interfaces whose drivers report it, by interface index.
     ///
     /// # Errors
     /// `EOPNOTSUPP` before 5.7.
@@ -63,30 +63,30 @@ impl Ethtool {
         Ok(self.0.dump(&ask)?.iter().filter_map(|part| parse_ring(part)).collect())
     }
 
-    /// Of one interface.
+    /// Descriptors of a transmit ring of one interface.
     ///
     /// # Errors
-    /// `ENODEV` where it is gone or away, `EOPNOTSUPP` where its driver does not say.
+    /// `ENODEV` if the interface does not exist or is suspended, `EOPNOTSUPP` if its driver does not report it.
     pub fn tx_ring(&mut self, ifindex: u32) -> io::Result<u32> {
         let answer = self.0.request(&command(MSG_RINGS_GET).with_nested(RINGS_HEADER, of(ifindex)))?;
         let found = answer.first().and_then(|part| parse_ring(part)).map(|(_, ring)| ring);
         found.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// Of one interface.
+    /// Moderation of one interface.
     ///
     /// # Errors
-    /// `ENODEV` where it is gone or away, `EOPNOTSUPP` where its driver does not say.
+    /// `ENODEV` if the interface does not exist or is suspended, `EOPNOTSUPP` if its driver does not report it.
     pub fn moderation(&mut self, ifindex: u32) -> io::Result<Moderation> {
         let answer = self.0.request(&command(MSG_COALESCE_GET).with_nested(COALESCE_HEADER, of(ifindex)))?;
         let found = answer.first().and_then(|part| parse(part)).map(|(_, found)| found);
         found.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// Sets it; what the driver has beside stays as it is.
+    /// Sets the moderation. The driver's other settings stay.
     ///
     /// # Errors
-    /// `ENODEV` where it is gone, `EOPNOTSUPP` and `EINVAL` where the driver refuses.
+    /// `ENODEV` if the interface does not exist, `EOPNOTSUPP` and `EINVAL` if the driver refuses.
     pub fn set_moderation(&mut self, ifindex: u32, wanted: Moderation) -> io::Result<()> {
         wanted.steps().try_for_each(|step| {
             let mut set = command(MSG_COALESCE_SET)
@@ -99,11 +99,10 @@ impl Ethtool {
         })
     }
 
-    /// Names of the features that are on (`ethtool -k` prints others for some: `rx-gro` is its
-    /// generic-receive-offload).
+    /// Names of the active features (`ethtool -k` prints other names for some: generic-receive-offload for `rx-gro`).
     ///
     /// # Errors
-    /// `ENODEV` where it is gone.
+    /// `ENODEV` if the interface does not exist.
     pub fn features(&mut self, ifindex: u32) -> io::Result<BTreeSet<String>> {
         let answer = self.0.request(&command(MSG_FEATURES_GET).with_nested(FEATURES_HEADER, of(ifindex)))?;
         Ok(answer.first().map(|part| parse_features(part)).unwrap_or_default())
@@ -112,7 +111,7 @@ impl Ethtool {
     /// Switches one feature.
     ///
     /// # Errors
-    /// `ENODEV` where it is gone, `EINVAL` where the device does not have it or does not let it be switched.
+    /// `ENODEV` if the interface does not exist, `EINVAL` if the device lacks the feature or does not allow the change.
     pub fn set_feature(&mut self, ifindex: u32, name: &str, on: bool) -> io::Result<()> {
         let bit = Attributes::default().with_text(BIT_NAME, name);
         let bit = if on { bit.with(BIT_VALUE, &[]) } else { bit };
@@ -128,7 +127,7 @@ fn of(ifindex: u32) -> Attributes {
     Attributes::default().with_u32(HEADER_DEV_INDEX, ifindex)
 }
 
-/// Interface index and moderation; none where the driver counts no time.
+/// Interface index and moderation; none if the driver reports no interval.
 #[doc(hidden)]
 pub fn parse(part: &[u8]) -> Option<(u32, Moderation)> {
     let (mut ifindex, mut rx_usecs, mut adaptive) = (None, None, None);
@@ -157,12 +156,12 @@ pub fn parse_ring(part: &[u8]) -> Option<(u32, u32)> {
     Some((ifindex?, ring?))
 }
 
-/// The interface that a header names.
+/// The interface in a header.
 fn index_in(header: &[u8]) -> Option<u32> {
     attributes(header).find(|(kind, _)| *kind == HEADER_DEV_INDEX).and_then(|(_, value)| read_u32(value))
 }
 
-/// The active ones, of a bit set in its long form without a mask: those that it names.
+/// The active features, of a bit set in its long form without a mask: the named bits.
 #[doc(hidden)]
 pub fn parse_features(part: &[u8]) -> BTreeSet<String> {
     let inner = |bytes: &[u8], wanted: u16| -> Vec<Vec<u8>> {
@@ -177,7 +176,7 @@ pub fn parse_features(part: &[u8]) -> BTreeSet<String> {
 mod tests {
     use super::*;
 
-    /// As ice and virtio_net do.
+    /// A driver like ice and virtio_net.
     fn driver(now: &mut Moderation, told: Moderation) -> bool {
         let refused = told.adaptive == Some(true) && told.rx_usecs != now.rx_usecs;
         if !refused {

@@ -1,4 +1,4 @@
-//! Generic netlink: a family found by its name (`net/netlink/genetlink.c`).
+//! Generic netlink: finds a family by its name (`net/netlink/genetlink.c`).
 
 use std::io;
 
@@ -8,20 +8,20 @@ const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-/// Command, version, reserved: what stands before the attributes.
+/// Size of the header before the attributes: command, version, reserved; bytes.
 pub const HEADER: usize = 4;
 
-/// A family of this kernel, and a socket to ask it by.
+/// A family of this kernel, and a socket for requests to it.
 pub struct Family {
     netlink: Netlink,
     id: u16,
 }
 
 impl Family {
-    /// Opens it in this thread's network namespace.
+    /// Opens the family in this thread's network namespace.
     ///
     /// # Errors
-    /// `NotFound` where the kernel has no such family, else the kernel's error.
+    /// `NotFound` if the kernel has no such family, otherwise the kernel's error.
     pub fn open(name: &str) -> io::Result<Self> {
         let mut netlink = Netlink::open(netlink_sys::protocols::NETLINK_GENERIC)?;
         let ask = command(CTRL_CMD_GETFAMILY).with_text(CTRL_ATTR_FAMILY_NAME, name);
@@ -39,7 +39,7 @@ impl Family {
     /// See [`Netlink::request`].
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn request(&mut self, ask: &Attributes) -> io::Result<Vec<Vec<u8>>> {
         self.netlink.request(self.id, 0, ask.bytes())
     }
@@ -47,13 +47,13 @@ impl Family {
     /// See [`Netlink::dump`].
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn dump(&mut self, ask: &Attributes) -> io::Result<Vec<Vec<u8>>> {
         self.netlink.dump(self.id, ask.bytes())
     }
 }
 
-/// A request of a family's command, version 1, without attributes yet.
+/// A request for a family's command, version 1, without attributes.
 pub fn command(number: u8) -> Attributes {
     Attributes::after(&[number, 1, 0, 0])
 }

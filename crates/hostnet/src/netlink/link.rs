@@ -1,4 +1,4 @@
-//! Interfaces: what `ip -d link` shows of them, in one dump.
+//! Interfaces with the data of `ip -d link`, from one dump.
 //!
 //! Source: `include/uapi/linux/if_link.h`, `net/core/rtnetlink.c`.
 
@@ -24,7 +24,7 @@ const IFINFO: usize = 16;
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
 
-/// An interface, as the kernel's table has it.
+/// An interface, from the kernel's table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Interface index.
@@ -39,34 +39,35 @@ pub struct Link {
     pub loopback: bool,
     /// Has carrier.
     pub carrier: bool,
-    /// `veth`, `tun`, `macvtap`; none for a physical one.
+    /// `veth`, `tun`, `macvtap`; none for a physical interface.
     pub kind: Option<String>,
-    /// Hardware address, where it has six bytes.
+    /// Hardware address, if it has six bytes.
     pub mac: Option<[u8; 6]>,
-    /// Lower device or peer, where it is in this network namespace.
+    /// Lower device or peer, if it is in this network namespace.
     pub link: Option<u32>,
-    /// The same where it is in another network namespace, by its index there, which may name anything here.
+    /// Lower device or peer in another network namespace, by its index there. Here that index may be another
+    /// interface's.
     pub peer: Option<u32>,
-    /// Bridge or bond it is a port of.
+    /// Bridge or bond that has this interface as a port.
     pub controller: Option<u32>,
     /// Kind of the root qdisc.
     pub qdisc: Option<String>,
-    /// Receive queues allocated.
+    /// Number of allocated receive queues.
     pub rx_queues: u32,
-    /// Transmit queues allocated.
+    /// Number of allocated transmit queues.
     pub tx_queues: u32,
 }
 
 /// All interfaces of this thread's network namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
     let header = [0u8; IFINFO];
     Ok(netlink.dump(RTM_GETLINK, &header)?.iter().filter_map(|part| parse_link(part)).collect())
 }
 
-/// Reads one interface of a dump.
+/// Parses one interface of a dump.
 #[doc(hidden)]
 pub fn parse_link(part: &[u8]) -> Option<Link> {
     let header = part.get(..IFINFO)?;

@@ -1,10 +1,10 @@
-//! Netlink, as far as the packet path needs it: one socket, requests, dumps and attributes.
+//! Netlink for the packet path: a socket, requests, dumps and attributes.
 //!
-//! In: requests of the rooms below (`link`: interfaces, `generic`: families by name, of which
-//! `netdev`: NAPI, and `ethtool`: interrupt moderation; `tc`: filters, `qdisc`: root qdiscs). Out: the kernel's
-//! answers, checked. Crates `netlink-sys` and `netlink-packet-core` carry the socket and the framing; the few messages
-//! used here are in no published crate (family `netdev`, `act_skbedit`) or in one for asynchronous run-times only
-//! (`ethtool`), so their attributes are written out with their kernel headers named.
+//! In: requests of the modules below (`link`: interfaces; `generic`: families by name, of which `netdev`: NAPI, and
+//! `ethtool`: interrupt moderation; `tc`: filters; `qdisc`: root qdiscs). Out: the kernel's answers, checked. Crates
+//! `netlink-sys` and `netlink-packet-core` provide the socket and the framing. The few messages needed here are in no
+//! published crate (family `netdev`, `act_skbedit`), or only in one for asynchronous run-times (`ethtool`). Their
+//! attributes are therefore defined here, with the names of their kernel headers.
 
 pub mod ethtool;
 pub mod generic;
@@ -21,28 +21,28 @@ use netlink_packet_core::{
 };
 use netlink_sys::{Socket, SocketAddr};
 
-/// A netlink socket to the kernel, of one protocol.
+/// A netlink socket to the kernel, for one protocol.
 pub struct Netlink {
     socket: Socket,
     sequence: u32,
 }
 
-/// Longest the kernel may take to answer, ms. It answers within the system call; this only bounds a kernel that does
-/// not.
+/// Limit of the time for an answer, ms. The kernel answers within the system call, so this is only for a kernel that
+/// hangs.
 const TIMEOUT_MS: i64 = 2000;
-/// How often a dump that changed under us is begun again.
+/// Number of tries for a dump whose table changes meanwhile.
 const DUMP_TRIES: usize = 5;
 
 impl Netlink {
     /// Opens a socket of a protocol (`netlink_sys::protocols`) in this thread's network namespace.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // Strict checking makes the kernel filter dumps by what was asked (4.20); without it they are filtered here.
+        // With strict checking the kernel filters dumps by the request (4.20). Without it, the callers filter them.
         let _ = socket.set_netlink_get_strict_chk(true);
         let _ = socket.set_cap_ack(true);
         let timeout = rustix::time::Timespec { tv_sec: TIMEOUT_MS / 1000, tv_nsec: 0 };
@@ -51,19 +51,19 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends one request and takes its acknowledgement and answer, if it has one.
+    /// Sends a request, and receives its acknowledgement and its answer, if it has one.
     ///
     /// # Errors
-    /// The kernel's error number, or `InvalidData` where its answer makes no sense.
+    /// The kernel's error number, or `InvalidData` for an invalid answer.
     pub fn request(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         self.send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, payload)?;
         self.receive()?.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "netlink answer was interrupted"))
     }
 
-    /// Asks for a dump; begun again where the kernel says that it changed meanwhile.
+    /// Requests a dump, and repeats the request if the kernel reports that the table changed meanwhile.
     ///
     /// # Errors
-    /// As [`Self::request`]; `Interrupted` where it went on changing.
+    /// As [`Self::request`]; `Interrupted` if the table changed in every try.
     pub fn dump(&mut self, kind: u16, payload: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         for _ in 0..DUMP_TRIES {
             self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;
@@ -87,7 +87,7 @@ impl Netlink {
         self.socket.send(&message, 0).map(|_| ())
     }
 
-    /// The answer's parts, or `None` where the dump changed while it was made.
+    /// The parts of the answer, or `None` if the table changed during the dump.
     fn receive(&mut self) -> io::Result<Option<Vec<Vec<u8>>>> {
         let mut answer = Answer { consistent: true, ..Answer::default() };
         loop {
@@ -99,28 +99,28 @@ impl Netlink {
     }
 }
 
-/// What has come of an answer.
+/// An answer, as far as it has been received.
 #[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// The payloads of its messages.
+    /// Payloads of the messages.
     pub parts: Vec<Vec<u8>>,
-    /// The table did not change while it was dumped.
+    /// Whether the table stayed unchanged during the dump.
     pub consistent: bool,
 }
 
 impl Answer {
-    /// Takes the messages of a datagram that have this sequence number; whether the answer is complete.
+    /// Takes the messages with this sequence number from a datagram. Returns whether the answer is complete.
     ///
     /// # Errors
-    /// The kernel's error number, or `InvalidData` where the datagram makes no sense.
+    /// The kernel's error number, or `InvalidData` for an invalid datagram.
     pub fn take(&mut self, datagram: &[u8], sequence: u32) -> io::Result<bool> {
         let mut rest = datagram;
         while !rest.is_empty() {
             let message = NetlinkBuffer::new_checked(rest).map_err(|error| invalid(&error))?;
             let length = (message.length() as usize).next_multiple_of(4);
             rest = rest.get(length..).unwrap_or_default();
-            // An answer to an earlier request that ran into the timeout.
+            // The answer to an earlier request, which timed out.
             if message.sequence_number() != sequence {
                 continue;
             }
@@ -128,7 +128,7 @@ impl Answer {
             match message.message_type() {
                 NLMSG_NOOP => {}
                 NLMSG_DONE => {
-                    // A dump that failed on its way ends so, too, with why (net/netlink/af_netlink.c,
+                    // A dump that failed halfway ends like this too, with the error (net/netlink/af_netlink.c,
                     // netlink_dump_done).
                     if !message.payload().is_empty() {
                         acknowledged(message.payload())?;
@@ -160,12 +160,12 @@ fn invalid(why: &impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("netlink: {why}"))
 }
 
-/// Attributes being written.
+/// Attributes for a message.
 #[derive(Debug, Default)]
 pub struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// None yet, behind a fixed header.
+    /// A fixed header without attributes yet.
     pub fn after(header: &[u8]) -> Self {
         Self(header.to_vec())
     }
@@ -182,13 +182,13 @@ impl Attributes {
         self
     }
 
-    /// Adds a number.
+    /// Adds a 32-bit number.
     #[must_use]
     pub fn with_u32(self, kind: u16, value: u32) -> Self {
         self.with(kind, &value.to_ne_bytes())
     }
 
-    /// Adds a text, ended by a zero byte.
+    /// Adds a text, terminated by a zero byte.
     #[must_use]
     pub fn with_text(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
@@ -202,13 +202,13 @@ impl Attributes {
         self.with(kind | NLA_F_NESTED, &nested.0)
     }
 
-    /// The bytes.
+    /// The message's bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// The attributes of a message, as (kind, value); a malformed rest is left out.
+/// The attributes of a message, as (kind, value). A malformed rest is left out.
 pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes).map_while(Result::ok).map(|attribute| {
         let kind = attribute.kind();
@@ -227,7 +227,7 @@ pub fn read_u16(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.first_chunk()?))
 }
 
-/// A text up to its zero byte; what is not UTF-8 is replaced.
+/// A text up to its zero byte. Bytes that are not UTF-8 are replaced.
 pub fn read_text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
@@ -237,7 +237,7 @@ pub fn read_text(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// RTM_GETSTATS; without a mask of what to tell the dump itself fails (`net/core/rtnetlink.c`, `rtnl_stats_dump`).
+    /// RTM_GETSTATS. Without a filter mask the dump fails (`net/core/rtnetlink.c`, `rtnl_stats_dump`).
     const GETSTATS: u16 = 94;
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let mut netlink = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).unwrap();
         let failed = netlink.dump(GETSTATS, &[0; 12]).unwrap_err();
         assert_eq!(failed.raw_os_error(), Some(libc::EINVAL));
-        // The socket goes on.
+        // The socket is still usable.
         assert!(!link::links(&mut netlink).unwrap().is_empty());
     }
 }

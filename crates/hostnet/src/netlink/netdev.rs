@@ -25,14 +25,14 @@ const QUEUE_TYPE: u16 = 3;
 const QUEUE_NAPI_ID: u16 = 4;
 const QUEUE_TYPE_RX: u32 = 0;
 
-/// The family, where this kernel has it.
+/// The family, if this kernel has it.
 pub struct Netdev(Family);
 
 impl Netdev {
-    /// Opens it in this thread's network namespace.
+    /// Opens the family in this thread's network namespace.
     ///
     /// # Errors
-    /// `NotFound` where the kernel has no such family (before 6.3), else the kernel's error.
+    /// `NotFound` if the kernel has no such family (before 6.3), otherwise the kernel's error.
     pub fn open() -> io::Result<Self> {
         Family::open("netdev").map(Self)
     }
@@ -56,7 +56,7 @@ impl Netdev {
     /// One NAPI instance, with the index of its interface.
     ///
     /// # Errors
-    /// `ENOENT` where it is gone.
+    /// `ENOENT` if the instance does not exist.
     pub fn napi(&mut self, id: u32) -> io::Result<(u32, Napi)> {
         let answer = self.0.request(&command(CMD_NAPI_GET).with_u32(NAPI_ID, id))?;
         let part = answer.first().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
@@ -66,15 +66,15 @@ impl Netdev {
     /// Sets how one NAPI instance is polled: 0, 1, or 2 from 6.19.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` before 6.13, `EINVAL` before 6.17 or for a mode the kernel does not know, `ENOENT` where it is
-    /// gone.
+    /// `EOPNOTSUPP` before 6.13, `EINVAL` before 6.17 or for a mode that the kernel does not know, `ENOENT` if the
+    /// instance does not exist.
     pub fn set_threaded(&mut self, id: u32, mode: u32) -> io::Result<()> {
         let set = command(CMD_NAPI_SET).with_u32(NAPI_ID, id).with_u32(NAPI_THREADED, mode);
         self.0.request(&set).map(|_| ())
     }
 }
 
-/// Reads one NAPI instance: the index of its interface, and itself.
+/// Parses one NAPI instance: the index of its interface, and the instance.
 #[doc(hidden)]
 pub fn parse_napi(part: &[u8]) -> (u32, Napi) {
     let mut ifindex = 0;
@@ -93,7 +93,7 @@ pub fn parse_napi(part: &[u8]) -> (u32, Napi) {
     (ifindex, napi)
 }
 
-/// Adds a queue to its NAPI instance, if that is one of those found.
+/// Adds a queue to its NAPI instance, if that is in `found`.
 #[doc(hidden)]
 pub fn add_queue(found: &mut BTreeMap<u32, Vec<Napi>>, part: &[u8]) {
     let (mut id, mut ifindex, mut direction, mut napi_id) = (None, None, None, None);

@@ -1,8 +1,8 @@
-//! Root qdiscs: what every interface has, and putting one there.
+//! Reads and sets the interfaces' root qdiscs.
 //!
 //! Source: `net/sched/sch_api.c`, `net/sched/sch_prio.c`, `net/sched/sch_generic.c` (`noqueue_qdisc_ops`),
-//! `include/uapi/linux/pkt_sched.h`. A qdisc that the kernel attached by itself has handle 0; ours has one of [`OURS`];
-//! any other is somebody's own.
+//! `include/uapi/linux/pkt_sched.h`. A qdisc that the kernel attached by default has handle 0. Ontime's has a handle of
+//! [`OURS`]. Any other handle belongs to the administrator or another program.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,27 +13,27 @@ use super::tc::{RTM_DELQDISC, RTM_GETQDISC, RTM_NEWQDISC, TCA_KIND, TCA_OPTIONS,
 use super::{Attributes, Netlink};
 
 const TC_H_ROOT: u32 = 0xffff_ffff;
-/// The kinds that are put there, with the handle each has then. A qdisc is never replaced by one of another kind under
-/// the same handle (`net/sched/sch_api.c`, `tc_modify_qdisc`: EINVAL), so each has its own.
+/// The kinds that Ontime attaches, with their handles. The kernel does not replace a qdisc by another kind under the
+/// same handle (`net/sched/sch_api.c`, `tc_modify_qdisc`: EINVAL), so each kind has its own handle.
 pub const OURS: [(&str, u32); 3] = [("prio", 0x4f4e_0000), ("fq_codel", 0x4f4f_0000), (NONE, 0x4f50_0000)];
-/// No queue: packets go to the driver, or are dropped where it takes none.
+/// No queue: packets go directly to the driver, or are dropped if the driver takes none.
 pub const NONE: &str = "noqueue";
-/// What the kernel attaches by itself.
+/// The kernel's default qdisc.
 pub const DEFAULT: &str = "default";
 
-/// An interface's root qdisc, told from those of others.
+/// An interface's root qdisc, and who attached it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RootQdisc {
-    /// The kernel's own choice.
+    /// The kernel's default.
     Default,
-    /// One that Ontime put there: its kind.
+    /// Attached by Ontime; the kind.
     Ours(String),
-    /// Somebody's: its kind and handle.
+    /// Attached by the administrator or another program; kind and handle.
     Others(String, u32),
 }
 
 impl RootQdisc {
-    /// As a knob's value: `default`, `prio`, or `htb 1:` for somebody's.
+    /// As a knob's value: `default`, `prio`, or `htb 1:` for another program's.
     pub fn text(&self) -> String {
         match self {
             RootQdisc::Default => DEFAULT.to_owned(),
@@ -46,13 +46,13 @@ impl RootQdisc {
 /// Root qdiscs by interface index. An interface that is down has none.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn roots(netlink: &mut Netlink) -> io::Result<BTreeMap<u32, RootQdisc>> {
     let parts = netlink.dump(RTM_GETQDISC, &tcmsg(0, 0, 0, 0))?;
     Ok(parts.iter().filter_map(|part| root_of(part)).collect())
 }
 
-/// Interface index and root qdisc; None for a qdisc that is no root.
+/// Interface index and root qdisc; `None` if the qdisc is not a root qdisc.
 #[doc(hidden)]
 pub fn root_of(part: &[u8]) -> Option<(u32, RootQdisc)> {
     let header = parse_header(part).filter(|header| header.parent == TC_H_ROOT)?;
@@ -66,12 +66,12 @@ pub fn root_of(part: &[u8]) -> Option<(u32, RootQdisc)> {
     Some((header.ifindex, root))
 }
 
-/// Puts a root qdisc of ours there, one of [`OURS`]; `prio` with the kernel's own three bands. What waits in the old
-/// one is dropped (`net/sched/sch_generic.c`, `dev_deactivate`). [`DEFAULT`] takes ours away; the kernel attaches its
-/// own.
+/// Attaches a root qdisc of [`OURS`]; `prio` has the kernel's default three bands. Packets in the old qdisc are dropped
+/// (`net/sched/sch_generic.c`, `dev_deactivate`). [`DEFAULT`] removes Ontime's qdisc, and the kernel attaches its
+/// default.
 ///
 /// # Errors
-/// The kernel's: `ENOENT` where it is built without the kind; `EINVAL` where the kind is not one of ours.
+/// The kernel's: `ENOENT` if the kernel has no such kind; `EINVAL` if the kind is not in [`OURS`].
 pub fn set_root(netlink: &mut Netlink, ifindex: u32, kind: &str) -> io::Result<()> {
     if kind == DEFAULT {
         let Some(RootQdisc::Ours(now)) = roots(netlink)?.remove(&ifindex) else { return Ok(()) };
@@ -92,7 +92,7 @@ fn root_message(ifindex: u32, kind: &str, handle: u32) -> Attributes {
     if kind != "prio" {
         return message;
     }
-    // struct tc_prio_qopt: bands, and the band of each skb->priority, as pfifo_fast and tc-prio(8) have them.
+    // struct tc_prio_qopt: number of bands, then the band for each skb->priority, as in pfifo_fast and tc-prio(8).
     let mut options = 3i32.to_ne_bytes().to_vec();
     options.extend_from_slice(&[1, 2, 2, 2, 1, 2, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]);
     message.with(TCA_OPTIONS, &options)

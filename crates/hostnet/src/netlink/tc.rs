@@ -1,8 +1,9 @@
-//! The clsact qdisc of a NIC, and filters on its egress that choose the transmit queue or priority.
+//! The clsact qdisc of a NIC, and filters on its egress that set the transmit queue or the priority.
 //!
-//! clsact stands beside the root qdisc: adding or removing it never touches queued packets (`net/sched/sch_ingress.c`).
-//! `skbedit queue_mapping` on egress decides the queue since 5.19 (`net/core/dev.c`, `netdev_xmit_txqueue_skipped`).
-//! Our filter ends in TC_ACT_UNSPEC, so that filters of others on the same hook still see the packet.
+//! clsact exists beside the root qdisc: adding or removing it does not affect queued packets
+//! (`net/sched/sch_ingress.c`). `skbedit queue_mapping` on egress decides the queue since 5.19 (`net/core/dev.c`,
+//! `netdev_xmit_txqueue_skipped`). Ontime's filter ends in TC_ACT_UNSPEC, so that other programs' filters on the same
+//! hook still get the packet.
 
 use std::io;
 
@@ -31,7 +32,7 @@ const FLOWER_ACT: u16 = 3;
 const FLOWER_KEY_ETH_SRC: u16 = 6;
 const FLOWER_KEY_ETH_SRC_MASK: u16 = 7;
 const FLOWER_FLAGS: u16 = 22;
-/// Software only: a filter offloaded to the NIC could not choose a queue, and some drivers reset to take one.
+/// Software only: a filter offloaded to the NIC could not choose a queue, and some drivers reset the NIC to take one.
 const FLOWER_SKIP_HW: u32 = 1;
 const ACT_KIND: u16 = 1;
 const ACT_OPTIONS: u16 = 2;
@@ -40,20 +41,21 @@ const SKBEDIT_PRIORITY: u16 = 3;
 const SKBEDIT_QUEUE_MAPPING: u16 = 4;
 const TC_ACT_UNSPEC: i32 = -1;
 
-/// Our filters' preference: theirs alone, and early, since a filter before them may end the walk.
+/// The preference of Ontime's filters. No other filter uses it, and it is early, since an earlier filter may end the
+/// walk.
 pub const PREFERENCE: u16 = 0x4f;
 const ETH_P_ALL: u16 = 0x0003;
 
-/// What a filter changes of a packet.
+/// The change that a filter makes to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Edit {
-    /// Its transmit queue.
+    /// Sets the transmit queue.
     Queue(u16),
-    /// Its `skb->priority`, by which a `prio` root qdisc chooses the band.
+    /// Sets `skb->priority`, by which a `prio` root qdisc chooses the band.
     Priority(u32),
 }
 
-/// A filter's handle: tells our filters of one NIC apart.
+/// A filter's handle, which distinguishes Ontime's filters on one NIC.
 fn handle_of(from: &SteerFrom) -> u32 {
     match from {
         SteerFrom::Interface(source) => source.ifindex,
@@ -64,7 +66,7 @@ fn handle_of(from: &SteerFrom) -> u32 {
 /// Whether a NIC has a clsact qdisc.
 ///
 /// # Errors
-/// The kernel's; `AddrInUse` where an `ingress` qdisc holds its place.
+/// The kernel's error; `AddrInUse` if an `ingress` qdisc is in clsact's place.
 pub fn has_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     for part in netlink.dump(RTM_GETQDISC, &tcmsg(ifindex, 0, 0, 0))? {
         let Some(header) = parse_header(&part) else { continue };
@@ -82,16 +84,16 @@ pub fn has_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
 /// Adds a clsact qdisc.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn add_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
     let message = Attributes::after(&tcmsg(ifindex, CLSACT_HANDLE, CLSACT_PARENT, 0)).with_text(TCA_KIND, "clsact");
     netlink.request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, message.bytes()).map(|_| ())
 }
 
-/// Removes the clsact qdisc, unless filters stand there.
+/// Removes the clsact qdisc, unless it has filters.
 ///
 /// # Errors
-/// The kernel's; `AddrInUse` where filters stand there.
+/// The kernel's error; `AddrInUse` if it has filters.
 pub fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
     for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
         if !netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, parent, 0))?.is_empty() {
@@ -103,10 +105,10 @@ pub fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result
     netlink.request(RTM_DELQDISC, 0, message.bytes()).map(|_| ())
 }
 
-/// Whether our filter for these packets, with this edit, is there.
+/// Whether Ontime's filter for these packets, with this edit, exists.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<bool> {
     let info = u32::from(PREFERENCE) << 16;
     let parts = netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, CLSACT_EGRESS, info))?;
@@ -117,21 +119,20 @@ pub fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: E
     }))
 }
 
-/// Puts our filter there, in place of one of ours for the same packets. An interface is matched by the name it has in
+/// Adds Ontime's filter, or replaces Ontime's filter for the same packets. An interface is matched by its name in
 /// `from`.
 ///
 /// # Errors
-/// The kernel's: `ENOENT` where it is built without `cls_flower` or `act_skbedit`.
+/// The kernel's: `ENOENT` if it is built without `cls_flower` or `act_skbedit`.
 pub fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<()> {
     let message = filter_message(ifindex, from, edit);
     netlink.request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
 }
 
-/// Removes our filter for these packets; none there is no error. The interface they came in by need not be there any
-/// more.
+/// Removes Ontime's filter for these packets, if it exists. The interface from which they came need not exist any more.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn remove_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom) -> io::Result<()> {
     let header = tcmsg(ifindex, handle_of(from), CLSACT_EGRESS, info());
     let message = Attributes::after(&header).with_text(TCA_KIND, "flower");
@@ -197,7 +198,7 @@ pub fn kind_of(part: &[u8]) -> String {
     attribute(part.get(TCMSG..).unwrap_or_default(), TCA_KIND).map(read_text).unwrap_or_default()
 }
 
-/// What a filter of ours changes.
+/// The change that one of Ontime's filters makes.
 #[doc(hidden)]
 pub fn edit_of(part: &[u8]) -> Option<Edit> {
     let options = attribute(part.get(TCMSG..)?, TCA_OPTIONS)?;

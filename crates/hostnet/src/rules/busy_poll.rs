@@ -1,11 +1,10 @@
-//! A polling thread for each RT receive queue (Kernel Busy Poll, IEICE'22), by the kernel's own means, `NAPI_SET
-//! threaded=2`, or before 6.19 by the host module `ontime_napi`, whose threads do what a process does that polls for a
-//! socket.
+//! A polling thread for each RT receive queue (Kernel Busy Poll, IEICE'22). It uses the kernel's `NAPI_SET threaded=2`,
+//! or before 6.19 the host module `ontime_napi`, whose threads poll as a process does that busy-polls a socket.
 //!
-//! The paper's thread owns a CPU; here it has one where `poll_cpu` names it. With or without, it polls at FIFO 1: every
-//! vCPU, `rcuc`, `ktimers` and `ksoftirqd` go before it, so that timers, RCU and other softirqs stay alive, and the
-//! runtime cap leaves threads without real-time priority their share. On the only CPU it polls only if `poll_cpu` names
-//! that: the share is little for a whole host.
+//! The paper's thread owns a CPU; here it does if `poll_cpu` names one. In any case it polls at FIFO 1: every vCPU,
+//! `rcuc`, `ktimers` and `ksoftirqd` run before it, so that timers, RCU and other softirqs continue, and the runtime
+//! cap leaves threads without real-time priority their share. On a host with one CPU it polls only if `poll_cpu` names
+//! that CPU, because that share is small for a whole host.
 
 use ontime_tenants::{Class, PriorityTable};
 
@@ -17,26 +16,26 @@ use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// Polls with its thread and takes no interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`).
+/// The instance is polled by its thread, without interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`).
 pub const POLLING: u32 = 2;
-/// From here on the kernel has that.
+/// The first kernel version with that mode.
 pub const POLLING_SINCE: (u32, u32) = (6, 19);
 
 /// The module's file, below a NIC's directory in sysfs.
 pub const POLL_FILE: &str = "ontime/busy_poll";
 
-/// Whether the host module polls, for want of the kernel: all instances of a NIC or none.
+/// Whether the host module polls because the kernel cannot: all instances of a NIC or none.
 pub fn by_module(inventory: &Inventory, nic: &Nic) -> bool {
     inventory.kernel.version < POLLING_SINCE && nic.busy_poll.is_some()
 }
 
-/// Whether the method has this instance polling now. Only a NIC's own: a virtual interface's packets come from a thread
-/// of this host, which polling could only keep from its CPU.
+/// Whether the method polls this instance now. Only physical NICs are polled: a virtual interface's packets come from a
+/// thread of this host, and polling could only take the CPU from that thread.
 pub fn polls(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
     may_poll(inventory, intent, nic, napi) && !intent.resting.contains(&nic.id.ifindex)
 }
 
-/// Whether it is one that polls under the method, now or when packets come.
+/// Whether the method polls this instance, now or when packets arrive.
 fn may_poll(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
     intent.method.has(RuleId::BusyPoll)
         && nic.physical
@@ -46,12 +45,12 @@ fn may_poll(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> b
         && intent.napi_class(inventory, nic, napi) != Class::Bulk
 }
 
-/// Whether the kernel's own thread can poll, and nobody else has it polling.
+/// Whether the kernel's own thread can poll, and no other program has made it poll.
 fn has_thread(inventory: &Inventory, napi: &Napi) -> bool {
     inventory.kernel.version >= POLLING_SINCE && napi.threaded.is_some_and(|mode| mode < POLLING)
 }
 
-/// Whether all of its receive queues are RT.
+/// Whether all receive queues of the NIC are RT.
 fn is_rt(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
     nic.napis.iter().all(|napi| intent.napi_class(inventory, nic, napi) != Class::Bulk)
 }
@@ -60,12 +59,12 @@ fn named_cpu(intent: &Intent, nic: &Nic) -> Option<u32> {
     intent.config_of(nic)?.poll_cpu
 }
 
-/// NICs with an instance that polls under the method, now or when packets come.
+/// NICs with an instance that the method polls, now or when packets arrive.
 pub fn polling_nics<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
     inventory.nics.iter().filter(|nic| nic.napis.iter().any(|napi| may_poll(inventory, intent, nic, napi)))
 }
 
-/// See [`RuleId::BusyPoll`].
+/// The rule [`RuleId::BusyPoll`].
 pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical) {
@@ -92,7 +91,7 @@ pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
             }
             let thread = if module { poller_of(inventory, napi) } else { thread_of(inventory, napi) };
             let Some(thread) = thread else { continue };
-            // At its own CPU it stays, polling or not.
+            // The thread stays on its CPU whether or not it polls.
             if let Some(cpu) = own {
                 let knob = Knob::ThreadAffinity { thread: thread.id, comm: thread.comm.clone() };
                 let cpus = Value::Cpus(CpuSet::from_iter([cpu]));
@@ -106,7 +105,7 @@ pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// The host module's thread.
+/// The host module's thread for an instance.
 fn poller_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a KernelThread> {
     inventory.threads.iter().find(|thread| thread.kind == KernelThreadKind::NapiPoll(napi.id))
 }
@@ -131,7 +130,7 @@ fn lacks(inventory: &Inventory, intent: &Intent, nic: &Nic, rt: &[&Napi]) -> Opt
     Some(finding(nic, Severity::Warning, found, remedy, Some(Refusal::Kernel)))
 }
 
-/// The CPU for a NIC's polling threads, where one is named and can be spared; what is to be said of it.
+/// The CPU for a NIC's polling threads, if one is configured and usable. Adds findings about it.
 fn own_cpu(inventory: &Inventory, intent: &Intent, nic: &Nic, outcome: &mut Outcome) -> Option<u32> {
     let cpus = &inventory.cpus;
     let named = named_cpu(intent, nic);

@@ -1,10 +1,10 @@
-//! Interrupt threads of devices that are no NIC: disks, consoles, USB, GPUs.
+//! Interrupt threads of devices other than NICs: disks, consoles, USB, GPUs.
 //!
 //! PREEMPT_RT and `threadirqs` start every interrupt thread at FIFO 50 (`kernel/irq/manage.c`, `setup_irq_thread`,
-//! `sched_set_fifo`): level with an RT NIC's, above its NAPI thread and every vCPU. Their place is a bulk NIC's: ahead
-//! of bulk tenants, so that disks and consoles go on, and never before an RT thread. At real-time priority, however
-//! low, an interrupt storm would keep housekeeping from the CPU for good once the kernel's protections are off, and no
-//! runtime cap covers it.
+//! `sched_set_fifo`): level with an RT NIC's thread, above its NAPI thread and every vCPU. This rule gives them the
+//! place of a bulk NIC's thread: before bulk tenants, so that disks and consoles work, and never before an RT thread.
+//! They get no real-time priority, however low: with the kernel's protections off, an interrupt storm would then keep
+//! housekeeping from the CPU permanently, and no runtime cap covers these threads.
 
 use std::collections::BTreeSet;
 
@@ -15,15 +15,16 @@ use crate::intent::Intent;
 use crate::inventory::{Inventory, Irq, KernelThread, KernelThreadKind};
 use crate::rule::{Finding, Outcome, RuleId, Severity};
 
-/// Where the kernel starts interrupt threads.
+/// The policy with which the kernel starts interrupt threads.
 const AS_STARTED: Policy = Policy::Fifo(50);
 
-/// See [`RuleId::DeviceIrq`]. Touches only threads where the kernel put them: another place is somebody's choice.
-/// Interrupts of NICs are another rule's, those that may be an RT NIC's are left alone, those of NICs in other network
-/// namespaces are reported, and those of passed-through devices belong to their VM.
+/// The rule [`RuleId::DeviceIrq`]. It changes only threads with the kernel's policy; another policy is the choice of
+/// the administrator or another program. NICs' interrupts belong to another rule. Interrupts that may be an RT NIC's
+/// stay as they are, those of NICs in other network namespaces are reported, and those of passed-through devices belong
+/// to their VM.
 pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let of_nics: BTreeSet<u32> = inventory.nics.iter().flat_map(|nic| nic.irqs.iter().copied()).collect();
-    // Below this nothing delays an RT tenant.
+    // A thread below this priority delays no RT tenant.
     let lowest = intent.rt_tenants().map(|tenant| intent.table.policy(tenant.class, Role::VcpuEntitled));
     let lowest = lowest.filter_map(real_time).min();
     let lacking: Vec<&str> = without_interrupts(inventory, intent).map(|nic| nic.id.name.as_str()).collect();
@@ -31,7 +32,7 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for thread in &inventory.threads {
         let KernelThreadKind::Irq(number) = thread.kind else { continue };
-        // Without its handlers' names nobody knows whose it is.
+        // Without its handlers' names, the interrupt's device is unknown.
         let Some(irq) = inventory.irqs.iter().find(|irq| irq.id.irq == number) else { continue };
         let above = real_time(thread.policy).zip(lowest).is_some_and(|(own, lowest)| own >= lowest);
         if passed_through(irq) {
@@ -70,7 +71,7 @@ const UNKNOWN: &str = "if it is another device's: chrt --other --pid 0 THREAD";
 const CHOSEN: &str =
     "lower it below every RT vCPU (chrt), or keep its interrupt off RT CPUs (/proc/irq/N/smp_affinity_list)";
 
-/// The handler's name is `vfio-msix[0](0000:01:00.0)`, `vfio-msi[0](...)`, `vfio-intx(...)`
+/// The handler's name is `vfio-msix[0](0000:01:00.0)`, `vfio-msi[0](...)`, or `vfio-intx(...)`
 /// (`drivers/vfio/pci/vfio_pci_intrs.c`).
 fn passed_through(irq: &Irq) -> bool {
     irq.actions.iter().any(|action| action.starts_with("vfio-"))
@@ -83,8 +84,8 @@ fn real_time(policy: Policy) -> Option<u8> {
     }
 }
 
-/// An interrupt of a network controller whose interface is not here: in a container's network namespace, or taken over
-/// by a program. Whose packets it brings is not known, so it has no class.
+/// The finding for an interrupt of a network controller without an interface here: the interface is in a container's
+/// network namespace, or a program has taken the device over. The owner of the packets is unknown, so it has no class.
 fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
     let device = irq.device.as_deref().map_or_else(String::new, |device| format!(" {device}"));
     let of =

@@ -1,4 +1,4 @@
-//! One CPU kept for the RT group (Access'18, section II-D).
+//! Reserves one CPU for the RT group (Access'18, section II-D).
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::inventory::Inventory;
 use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, RuleId, Setting, Severity, Stage};
 
-/// See [`RuleId::ExclusiveCpu`].
+/// The rule [`RuleId::ExclusiveCpu`].
 pub fn exclusive_cpu(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let online = &inventory.cpus.online;
@@ -34,7 +34,7 @@ pub fn exclusive_cpu(inventory: &Inventory, intent: &Intent) -> Outcome {
         let cpus = if rt_irqs.contains(&irq.id.irq) { only } else { elsewhere(&irq.affinity, cpu, &rest) };
         outcome.settings.push(setting(Knob::IrqAffinity { irq: irq.id.clone() }, cpus));
     }
-    // Of interrupts that come up later.
+    // For interrupts that are set up later.
     let default = Knob::HostCpus { root: Root::Proc, path: "irq/default_smp_affinity".to_owned() };
     outcome.settings.push(setting(default, rest.clone()));
     for tenant in &intent.tenants {
@@ -48,7 +48,7 @@ pub fn exclusive_cpu(inventory: &Inventory, intent: &Intent) -> Outcome {
 fn place(tenant: &Tenant, thread: &TenantThread, cpu: u32, rest: &CpuSet, outcome: &mut Outcome) {
     let of_rt_group = tenant.class != Class::Bulk
         && matches!(thread.role, ThreadRole::Vcpu(_) | ThreadRole::Vhost | ThreadRole::Container);
-    // libvirt's pinning stays libvirt's; where it contradicts the method, that is said.
+    // libvirt's pinning stays. If it contradicts the method, a finding reports that.
     if thread.libvirt.cpus.is_some() {
         let pinned = CpuSet::from_list(&thread.affinity).unwrap_or_default();
         if pinned.contains(cpu) != of_rt_group || (of_rt_group && pinned.len() > 1) {
@@ -64,7 +64,7 @@ fn place(tenant: &Tenant, thread: &TenantThread, cpu: u32, rest: &CpuSet, outcom
     }
 }
 
-/// Where something may run that has to leave the RT CPU: where it might before, if anything of that is left.
+/// The CPUs for a thread or interrupt that must leave the RT CPU: its present CPUs without that one, or all others.
 fn elsewhere(affinity: &CpuSet, cpu: u32, rest: &CpuSet) -> CpuSet {
     let left = affinity.without(cpu).intersection(rest);
     if left.is_empty() { rest.clone() } else { left }

@@ -1,4 +1,4 @@
-//! Host-wide rows: softirq threads, buffers, KVM's polling, protections against FIFO threads.
+//! Host-wide rules: softirq threads, buffers, KVM's polling, protections against FIFO threads.
 
 use ontime_tenants::PriorityTable;
 
@@ -14,14 +14,16 @@ pub const SKB_DEFER_MAX: &str = "net/core/skb_defer_max";
 pub const HALT_POLL_NS: &str = "module/kvm/parameters/halt_poll_ns";
 /// RT throttling, below `/proc/sys`.
 pub const RT_RUNTIME: &str = "kernel/sched_rt_runtime_us";
-/// The first kernel whose fair server stands in for RT throttling.
+/// The first kernel whose fair server replaces RT throttling.
 const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
 
-/// Until here a root domain built anew forgets its servers' bandwidth; taking a server's away then underflows in
-/// `__dl_overflow` (`kernel/sched/deadline.c`) and gives EBUSY (seen on 6.12.107), unless no limit is in force at all.
+/// The first version without this bug: when a root domain is rebuilt, the kernel forgets its servers' bandwidth.
+/// Removing a server's bandwidth then underflows in `__dl_overflow` (`kernel/sched/deadline.c`) and returns EBUSY (seen
+/// on 6.12.107), unless no RT limit is in force.
 const SERVER_ACCOUNTED_SINCE: (u32, u32) = (6, 18);
 
-/// See [`RuleId::SoftirqThreads`]. Without PREEMPT_RT softirqs run on interrupt return, and these places mean little.
+/// The rule [`RuleId::SoftirqThreads`]. Without PREEMPT_RT softirqs run on interrupt return, and these priorities
+/// matter little.
 pub fn softirq_threads(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if !inventory.kernel.realtime {
@@ -38,7 +40,7 @@ pub fn softirq_threads(inventory: &Inventory, _intent: &Intent) -> Outcome {
     outcome
 }
 
-/// See [`RuleId::SkbDefer`]. A kernel without the sysctl (before 5.19) does not defer.
+/// The rule [`RuleId::SkbDefer`]. A kernel without the sysctl (before 5.19) does not defer.
 pub fn skb_defer(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if inventory.sysctls.contains_key(SKB_DEFER_MAX) {
@@ -48,7 +50,7 @@ pub fn skb_defer(inventory: &Inventory, _intent: &Intent) -> Outcome {
     outcome
 }
 
-/// See [`RuleId::HaltPoll`]. Where kvm is not loaded there is nothing to set.
+/// The rule [`RuleId::HaltPoll`]. If kvm is not loaded, there is nothing to set.
 pub fn halt_poll(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if inventory.kvm.halt_poll_ns.is_some() {
@@ -58,7 +60,7 @@ pub fn halt_poll(inventory: &Inventory, _intent: &Intent) -> Outcome {
     outcome
 }
 
-/// See [`RuleId::RtProtections`].
+/// The rule [`RuleId::RtProtections`].
 pub fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if inventory.kernel.version < FAIR_SERVER_SINCE {
@@ -92,7 +94,7 @@ fn servers_off(inventory: &Inventory, outcome: &mut Outcome) {
     }
 }
 
-/// Before the fair server: throttling stops all RT threads of a CPU for 50 ms of each second.
+/// On kernels before the fair server, throttling stops all RT threads of a CPU for 50 ms of each second.
 fn rt_throttling(inventory: &Inventory, intent: &Intent, outcome: &mut Outcome) {
     if inventory.protections.rt_runtime_us.is_none() {
         return;

@@ -1,5 +1,5 @@
-//! What `host.toml` names and the host does not have, or has in one piece where two classes are wanted of it; and what
-//! it does not say and nobody else can.
+//! Findings about `host.toml`: objects that the host does not have, objects that cannot have two classes, and missing
+//! information that Ontime cannot find by itself.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use crate::intent::{Intent, reaches};
 use crate::inventory::{Inventory, Nic};
 use crate::rule::{Finding, Outcome, RuleId, Severity};
 
-/// The kind of a datapath's own port and of internal ones (`net/openvswitch/vport-internal_dev.c`). Ports have the
-/// former as their master.
+/// The kind of a datapath's own port and of internal ports (`net/openvswitch/vport-internal_dev.c`). The datapath's own
+/// port is the master of its ports.
 const OPEN_VSWITCH: &str = "openvswitch";
 
-/// See [`RuleId::HostConfig`].
+/// The rule [`RuleId::HostConfig`].
 pub fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for rule in intent.without.iter().filter(|rule| intent.method.has(**rule)) {
@@ -66,7 +66,7 @@ fn missing(inventory: &Inventory, name: &str) -> Finding {
     finding(Severity::Warning, name, "there is no such interface".to_owned(), &remedy)
 }
 
-/// A port of a switch, or the upper interface of a pair: what is said of it is said of the NICs below it.
+/// A port of a switch, or the upper interface of a pair: its configuration applies to the NICs below it.
 fn goes_by_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     let below: Vec<&str> =
         nic.lower.iter().filter_map(|index| inventory.nic_by_index(*index)).map(|one| one.id.name.as_str()).collect();
@@ -77,7 +77,7 @@ fn goes_by_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     nic.carried.then(|| finding(Severity::Info, &nic.id.name, found, "nothing; or name these in its place"))
 }
 
-/// An interface that has neither interrupts nor NAPI: what is said of it is said of nothing.
+/// An interface without interrupts and NAPI: its configuration has no effect.
 fn stands_on_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     let kind =
         nic.kind.as_deref().filter(|kind| matches!(*kind, "bond" | "team" | "bridge" | "vlan" | OPEN_VSWITCH))?;
@@ -90,7 +90,7 @@ fn stands_on_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     Some(finding(Severity::Warning, &nic.id.name, found, &remedy))
 }
 
-/// A NIC that is bulk by its configuration, whoever uses it. Where both classes do, rule `rt-tx-queue` says so.
+/// A NIC with configured class bulk that only RT tenants use. If both classes use it, rule `rt-tx-queue` reports that.
 fn bulk_for_rt(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicConfig) -> Option<Finding> {
     let rt = |class: &Class| *class != Class::Bulk;
     let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
@@ -111,8 +111,8 @@ fn bulk_for_rt(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicCo
     Some(finding(Severity::Warning, name, found, &remedy))
 }
 
-/// An RT tenant that has interfaces here, none of which leads to a NIC. By which NIC a switch in Open vSwitch sends,
-/// the kernel does not say.
+/// An RT tenant with interfaces of which none leads to a NIC. The kernel does not show through which NIC a switch of
+/// Open vSwitch sends.
 fn leads_nowhere(intent: &Intent, inventory: &Inventory, tenant: &Tenant) -> Option<Finding> {
     let named = intent.nics.values().any(|config| config.tenants.contains(&tenant.name));
     let leads = |nic: &Nic| reaches(inventory, tenant, nic);
@@ -139,7 +139,7 @@ fn leads_nowhere(intent: &Intent, inventory: &Inventory, tenant: &Tenant) -> Opt
     })
 }
 
-/// Whether an interface is a port of a datapath, or stands on an internal port.
+/// Whether an interface is a port of a datapath, or is above an internal port.
 fn is_switched(inventory: &Inventory, ifname: &str) -> bool {
     let around = inventory.nic(ifname).map(|nic| [nic.controller, nic.link]);
     let nics = around.into_iter().flatten().flatten().filter_map(|index| inventory.nic_by_index(index));

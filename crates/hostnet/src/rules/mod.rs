@@ -1,7 +1,7 @@
-//! The table: one rule a row, in the order in which a packet meets them.
+//! The rule table: one rule per row, in the order in which a packet meets them.
 //!
-//! In: facts and intent. Out: settings and findings. Each room below holds the planning functions of related rows.
-//! Figures are of `docs/hostnet.md`: UDP echo at FIFO 47 beside a saturating small-packet flood on another NIC, stock
+//! In: facts and intent. Out: settings and findings. Each module below has the planning functions of related rows.
+//! Figures are from `docs/hostnet.md`: UDP echo at FIFO 47 beside a saturating small-packet flood on another NIC, stock
 //! kernels under emulation, virtual clock, us as p50/p99/max.
 
 mod busy_poll;
@@ -31,7 +31,7 @@ const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtu
 const INVERSION: &str = "`ontime-lab bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one \
     CPU, small packets (docs/bench/segments-inversion.md)";
 
-/// For a row that the experiment lists as not shown.
+/// The source of a row whose effect the experiment cannot show.
 const NOT_SHOWN: &str = "no figure: `ontime-lab bench inversion` has one CPU, UDP and a VM by tap and bridge, where \
                          nothing waits for this (docs/bench/segments-inversion.md)";
 

@@ -1,4 +1,4 @@
-//! Interrupt moderation of RT NICs: a packet's interrupt comes with the packet.
+//! Interrupt moderation of RT NICs: a packet's interrupt is not delayed.
 
 use ontime_tenants::Class;
 
@@ -7,16 +7,16 @@ use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Moderation, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// Drivers that only write the new interval to the NIC (`*_set_coalesce` of each). Others may stop their queues for it.
+/// Drivers that only write the new interval to the NIC (their `*_set_coalesce`). Others may stop their queues for it.
 const LIVE_SAFE: [&str; 6] = ["e1000e", "i40e", "ice", "igb", "igc", "virtio_net"];
 
-/// With MSI-X, what its adaptive mode has worked out is written to the NIC at the next interrupt of the receive queue,
-/// also where another interval was set meanwhile (`e1000_set_itr` and `e1000_intr_msix_rx` in netdev.c; the latest such
-/// interrupt is the watchdog's, every 2 s), and again whenever the link is set up (`e1000_configure_msix`); it goes on
-/// saying what was set.
+/// A driver whose NIC may not use the set interval. With MSI-X, the result of its adaptive mode is written to the NIC
+/// at the next interrupt of the receive queue, even if another interval was set meanwhile (`e1000_set_itr` and
+/// `e1000_intr_msix_rx` in netdev.c). The latest such interrupt is the watchdog's, every 2 s. The result is written
+/// again whenever the link is set up (`e1000_configure_msix`). The driver still reports the set interval.
 const FORGETS: &str = "e1000e";
 
-/// See [`RuleId::Moderation`].
+/// The rule [`RuleId::Moderation`].
 pub fn moderation(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical && intent.nic_class(inventory, nic) != Class::Bulk) {

@@ -1,9 +1,9 @@
-//! How many packets a poll may take where softirqs share a lock on each CPU: PREEMPT_RT before 6.18.
+//! Limits the packets per poll on kernels where softirqs share a lock on each CPU: PREEMPT_RT before 6.18.
 //!
-//! There everything between `local_bh_disable` and `local_bh_enable` holds one lock a CPU (`kernel/softirq.c`,
-//! `softirq_ctrl.lock`): a NAPI thread holds it for a poll of up to `napi->weight` packets, 64, and the per-CPU backlog
-//! for `dev_weight`. Nothing outside the kernel sets the first, so that it takes the host module `ontime_napi` (folder
-//! `host`), whose files are knobs as any.
+//! On these kernels, code between `local_bh_disable` and `local_bh_enable` holds one lock per CPU (`kernel/softirq.c`,
+//! `softirq_ctrl.lock`). A NAPI thread holds it for a poll of up to `napi->weight` packets, 64; the per-CPU backlog for
+//! up to `dev_weight` packets. User space cannot set the NAPI weight, so the rule needs the host module `ontime_napi`
+//! (folder `host`), whose files are ordinary knobs.
 
 use ontime_tenants::Class;
 
@@ -13,23 +13,23 @@ use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// From here on `local_bh_disable` takes no lock on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
+/// The first version in which `local_bh_disable` takes no lock on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
 pub const NO_BH_LOCK: (u32, u32) = (6, 18);
 /// The module's file, below a NIC's directory in sysfs.
 pub const WEIGHT_FILE: &str = "ontime/napi_weight";
-/// The backlog's weight, and the qdiscs', below `/proc/sys`.
+/// Weight of the backlog and of qdiscs, below `/proc/sys`.
 pub const DEV_WEIGHT: &str = "net/core/dev_weight";
-/// Packets a poll: a tenth of the wait of 64, for no small packets lost that could be measured (docs/hostnet.md).
+/// Packets per poll. The wait is a tenth of that for 64, and no loss of small packets was measurable (docs/hostnet.md).
 const WEIGHT: u32 = 4;
-/// From here on NAPI instances defer their interrupts one by one, and from 6.14 on `napi_list` has a lock: the module
-/// is not made for them.
+/// The first version that the module does not support: NAPI instances defer their interrupts one by one, and from 6.14
+/// on `napi_list` has a lock.
 pub const MODULE_UNTIL: (u32, u32) = (6, 13);
 
-/// How it comes to be there.
+/// How to install the module.
 pub const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.1) and \
     load it: modprobe ontime_napi; or";
 
-/// See [`RuleId::NapiWeight`].
+/// The rule [`RuleId::NapiWeight`].
 pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let Some(urgent) = most_urgent(inventory, intent).filter(|_| softirqs_share_a_lock(inventory)) else {
@@ -52,12 +52,12 @@ pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// Whether everything between `local_bh_disable` and `local_bh_enable` holds one lock a CPU on this host.
+/// Whether, on this host, code between `local_bh_disable` and `local_bh_enable` holds one lock per CPU.
 pub fn softirqs_share_a_lock(inventory: &Inventory) -> bool {
     inventory.kernel.realtime && inventory.kernel.version < NO_BH_LOCK
 }
 
-/// The highest RT level that a tenant or a NIC has; none where nothing here is RT, and nobody need wait less.
+/// The highest RT level of a tenant or a NIC; none if nothing on this host is RT.
 pub fn most_urgent(inventory: &Inventory, intent: &Intent) -> Option<Class> {
     let tenants = intent.rt_tenants().map(|tenant| tenant.class);
     let nics = inventory.nics.iter().flat_map(|nic| classes(inventory, intent, nic));
@@ -68,7 +68,7 @@ fn least_urgent(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Class {
     classes(inventory, intent, nic).into_iter().max().unwrap_or(Class::Bulk)
 }
 
-/// Of its NAPI instances; of itself where it shows none.
+/// Classes of the NIC's NAPI instances; the NIC's class if the kernel shows none.
 fn classes(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Vec<Class> {
     if nic.napis.is_empty() {
         return vec![intent.nic_class(inventory, nic)];

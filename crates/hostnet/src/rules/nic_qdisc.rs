@@ -1,5 +1,5 @@
-//! What VATC (sections II and IV) compares itself with: Linux' own traffic control on the NIC and on the taps of VMs,
-//! with vhost threads as found.
+//! The methods with which VATC (sections II and IV) compares itself: Linux's traffic control on the NIC and on the VMs'
+//! taps, with vhost threads unchanged.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::knob::{Knob, Value};
 use crate::method::Method;
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// See [`RuleId::NicQdisc`].
+/// The rule [`RuleId::NicQdisc`].
 pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let kind = match intent.method {
@@ -35,7 +35,8 @@ pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
         let root = Knob::RootQdisc { nic: nic.id.clone() };
         outcome.settings.push(Setting::new(RuleId::NicQdisc, Stage::Steer, root, Value::Text(kind.to_owned())));
         if nic.physical && intent.method == Method::Prio {
-            // RT tenants' packets to the first band, as the paper has high-priority domains' packets classified.
+            // RT tenants' packets go to the first band; the paper classifies high-priority domains' packets in the same
+            // way.
             let first_band = sources(inventory, &users).map(|from| Knob::TxPriority { nic: nic.id.clone(), from });
             outcome.settings.extend(filters(RuleId::NicQdisc, nic, first_band));
         }
@@ -43,7 +44,7 @@ pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A root qdisc that this rule leaves, for it is somebody's.
+/// The finding for a root qdisc that stays, because the administrator or another program has set it.
 pub fn kept(rule: RuleId, nic: &Nic, theirs: &str) -> Finding {
     Finding {
         rule,

@@ -11,14 +11,15 @@ use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// From here on netlink lists NAPI instances.
+/// The first kernel version in which netlink lists NAPI instances.
 pub const NAPI_LISTED: (u32, u32) = (6, 8);
 
-/// From here on the kernel, asked to end NAPI threads, waits until each instance is idle or its thread's own; one of an
-/// interface that is down is neither (`net/core/dev.c`, `napi_stop_kthread`: `napi_disable` has left it scheduled).
+/// The first kernel version that, when it ends NAPI threads, waits until each instance is idle or owned by its thread.
+/// An instance of an interface that is down is neither (`net/core/dev.c`, `napi_stop_kthread`: `napi_disable` has left
+/// it scheduled).
 pub const UNTHREADING_WAITS: (u32, u32) = (6, 17);
 
-/// See [`RuleId::NapiThreaded`].
+/// The rule [`RuleId::NapiThreaded`].
 pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| has_napi(inventory, nic)) {
@@ -34,12 +35,12 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
             continue;
         };
         if mode == 0 && nic.physical && !nic.up && inventory.kernel.version >= UNTHREADING_WAITS {
-            // What is set while it is down could not be given back before it is up; the pass that follows its ifup
-            // threads it.
+            // A thread made while the interface is down could not be ended before the interface is up. The pass after
+            // the interface comes up makes the threads.
             continue;
         }
         let needs: Vec<Knob> = veth::napi_maker(nic).into_iter().collect();
-        // Polling by a thread is more than what is wanted here, and someone's choice.
+        // Polling by a thread exceeds this rule's aim, and another program chose it.
         if mode < POLLING {
             let knob = Knob::NicFile { nic: nic.id.clone(), path: "threaded".to_owned() };
             let mut setting = Setting::new(RuleId::NapiThreaded, Stage::Thread, knob, Value::Text("1".to_owned()));
@@ -48,7 +49,8 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
             outcome.settings.push(setting);
         }
         if mode == 1 {
-            // One that the busy-poll rule has polling is its own; one that somebody else has polling is theirs.
+            // The busy-poll rule sets the instances that it polls. Instances that poll by another program's choice stay
+            // as they are.
             let ours = nic.napis.iter().filter(|napi| !busy_poll::polls(inventory, intent, nic, napi));
             for napi in ours.filter(|napi| napi.threaded.is_some_and(|mode| mode < POLLING)) {
                 let value = Value::Threaded(1);
@@ -60,16 +62,17 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A physical interface has NAPI, shown or not (down, it shows none). A virtual one has where the kernel shows an
-/// instance; before kernels show any, a veth may have, and refuses harmlessly where it has none. One that is threaded
-/// stays wanted while it is down, or every ifdown would undo it.
+/// A physical interface has NAPI, also while it is down and the kernel shows none. A virtual interface has NAPI if the
+/// kernel shows an instance. Before kernels showed any, a veth may have NAPI; if it has none, setting it fails without
+/// harm. An interface that is threaded keeps the setting while it is down, because otherwise every ifdown would undo
+/// it.
 pub fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
     let may_have = inventory.kernel.version < NAPI_LISTED && nic.kind.as_deref() == Some("veth") && nic.up;
     nic.physical || !nic.napis.is_empty() || nic.threaded.is_some_and(|mode| mode > 0) || may_have
 }
 
-/// All instances whose mode the kernel keeps apart from the interface's (6.17): which of them differ is for the journal
-/// to remember, since after the first apply none does.
+/// All instances whose mode the kernel stores separately from the interface's (6.17). The journal must record which of
+/// them differ, because after the first apply none does.
 fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
 }
@@ -78,7 +81,7 @@ pub fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
     Knob::NapiThreaded { nic: nic.id.clone(), napi: napi.id }
 }
 
-/// See [`RuleId::IrqThread`]. An interrupt that several NICs share has the place of the most urgent of them.
+/// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them.
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let mut shared = Shared::new();
@@ -122,8 +125,8 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// RT NICs of whose interrupts nothing is known. Those that stand on others have none, nor have Hyper-V's, whose
-/// interrupts are no device's.
+/// RT NICs without known interrupts. Excluded are interfaces above others, which have none, and Hyper-V's, whose
+/// interrupts belong to no device.
 pub fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
     let may_have =
         |nic: &&Nic| nic.physical && nic.up && nic.lower.is_empty() && nic.driver.as_deref() != Some("hv_netvsc");
@@ -131,8 +134,8 @@ pub fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> i
     nics.filter(|nic| nic.irqs.is_empty() && intent.nic_class(inventory, nic) != Class::Bulk)
 }
 
-/// Whether an interrupt is for nothing but packets that were sent, by the names that drivers give it (`eth0-tx-0`:
-/// e1000e, igb, igc, ixgbe, vmxnet3, tg3; `virtio0-output.0`).
+/// Whether an interrupt signals only the completion of sent packets, by the names that drivers give such handlers
+/// (`eth0-tx-0`: e1000e, igb, igc, ixgbe, vmxnet3, tg3; `virtio0-output.0`).
 fn only_completes(inventory: &Inventory, irq: u32) -> bool {
     let completes = |action: &String| {
         let name = action.trim_end_matches(|digit: char| digit.is_ascii_digit());
@@ -146,18 +149,18 @@ fn only_completes(inventory: &Inventory, irq: u32) -> bool {
 struct Polls<'a> {
     thread: &'a KernelThread,
     nics: Vec<(Class, &'a Nic)>,
-    /// It serves transmit queues alone.
+    /// The thread serves only transmit queues.
     sends_only: bool,
 }
 
-/// See [`RuleId::NapiThread`].
+/// The rule [`RuleId::NapiThread`].
 pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
-    // Where a thread's name was cut, it is in the list of each NIC that it may belong to.
+    // If a thread's name was cut, the thread is in the list of each NIC to which it may belong.
     let mut threads: BTreeMap<ThreadId, Polls> = BTreeMap::new();
     for nic in &inventory.nics {
         for napi in &nic.napis {
-            // The host module has threads of its own, and these take over wherever they do not poll.
+            // The host module has its own threads. The NAPI threads take over when those do not poll.
             if busy_poll::polls(inventory, intent, nic, napi) && !busy_poll::by_module(inventory, nic) {
                 continue;
             }
@@ -187,11 +190,11 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// Threads that may work for NICs of several classes, by the most urgent of these NICs and all of them as they are
-/// told.
+/// Threads that may work for NICs of several classes, by the name of the most urgent NIC and the text of all these
+/// NICs.
 type Shared = BTreeMap<(String, String), Vec<String>>;
 
-/// Places a thread by the most urgent of the NICs that it may work for, and notes it where these are of several
+/// Gives a thread the place of the most urgent NIC that it may work for, and notes it if these NICs have several
 /// classes.
 fn most_urgent(
     rule: RuleId,
@@ -231,7 +234,7 @@ fn told(rule: RuleId, shared: Shared) -> impl Iterator<Item = Finding> {
     })
 }
 
-/// By netlink's number of the thread, else (before 6.8) by the id in its name.
+/// The thread of a NAPI instance, by the thread id from netlink, or (before 6.8) by the NAPI id in the thread's name.
 pub fn thread_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a KernelThread> {
     match napi.pid {
         Some(pid) => inventory.threads.iter().find(|thread| thread.id.tid == pid),
@@ -250,7 +253,7 @@ fn polling(nic: &Nic, thread: &KernelThread) -> Finding {
     }
 }
 
-/// See [`RuleId::Backlog`].
+/// The rule [`RuleId::Backlog`].
 pub fn backlog(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for thread in inventory.threads_of(|kind| matches!(kind, KernelThreadKind::BacklogNapi(_))) {
@@ -259,7 +262,7 @@ pub fn backlog(inventory: &Inventory, _intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A kernel thread at a place.
+/// The setting that gives a kernel thread a place.
 pub fn place(rule: RuleId, thread: &KernelThread, policy: Policy) -> Setting {
     let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
     Setting::new(rule, Stage::Place, knob, Value::Policy(policy))

@@ -1,16 +1,16 @@
-//! Method `vatc` on a NIC whose one transmit queue both classes use: packets bypass the qdisc, as in the paper (VATC,
-//! III-B 1), where the administrator says that only VMs send by it.
+//! Method `vatc` on a NIC with one transmit queue that both classes use: packets bypass the qdisc, as in the paper
+//! (VATC, III-B 1), if the administrator has confirmed that only VMs send through the NIC.
 //!
-//! Who sends first by a qdisc sends for all who come meanwhile. Since 7.2 these leave their packets on a list
-//! (`net/core/dev.c`, `__dev_xmit_skb`, `defer_list`) and lend him no priority: a bulk sender that is preempted there
-//! keeps an RT packet until everybody real-time rests. Without a qdisc each sender takes the queue's own lock for its
-//! packet, and on PREEMPT_RT that lends priority.
+//! The thread that runs a qdisc also sends the packets that other threads enqueue meanwhile. Since 7.2 the other
+//! threads put their packets on a list (`net/core/dev.c`, `__dev_xmit_skb`, `defer_list`), without priority
+//! inheritance. If a bulk thread is preempted there, an RT packet waits until no real-time thread is runnable. Without
+//! a qdisc each sender takes the queue's own lock for its packet, which has priority inheritance on PREEMPT_RT.
 //!
-//! Nothing waits in the host then: a packet that the driver cannot take is dropped, whose ever it is. So what bulk VMs
-//! may have on its way is bounded at their taps, where packets wait in the VM's own ring, and whose turn it is when the
-//! NIC has sent something is decided by the senders' priorities. BQL, which would stop the queue sooner, is opened.
-//! What is not bounded so are the host's own packets, and a VM's broadcasts, of which a bridge sends copies that belong
-//! to nobody: hence the administrator's word.
+//! Then no packet waits in the host: a packet that the driver cannot take is dropped, of either class. Therefore the
+//! bytes that bulk VMs have in flight are limited at their taps, and their other packets wait in the VM's ring. When
+//! the NIC has completed packets, the senders' priorities decide which one sends next. BQL would stop the queue sooner,
+//! so its limit is raised. Not limited are the host's own packets, and the copies of a VM's broadcasts that a bridge
+//! sends, which belong to no sender. That is why the administrator must confirm.
 
 use ontime_tenants::{Class, Tenant};
 
@@ -21,17 +21,17 @@ use crate::knob::{Knob, Value};
 use crate::netlink::qdisc::NONE;
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// The kernel's own highest limit (`include/linux/dynamic_queue_limits.h`, `DQL_MAX_LIMIT`).
+/// The kernel's highest BQL limit (`include/linux/dynamic_queue_limits.h`, `DQL_MAX_LIMIT`).
 const BQL_OPEN: u64 = 1_879_048_192;
-/// Descriptors, where the driver does not say.
+/// Descriptors of a transmit ring, if the driver does not report them.
 const RING: u32 = 256;
-/// A packet counts for at least so many bytes of a send buffer, whatever is in it (`include/linux/skbuff.h`,
-/// `SKB_TRUESIZE`), and takes a descriptor.
+/// Minimum of bytes that a packet takes of a send buffer, whatever its size (`include/linux/skbuff.h`, `SKB_TRUESIZE`).
+/// It also takes a descriptor.
 const PACKET: u32 = 768;
-/// A send buffer, at least: a full frame.
+/// Minimum of a send buffer, bytes: a full frame.
 const LEAST: u32 = 4_096;
 
-/// See [`RuleId::QdiscBypass`].
+/// The rule [`RuleId::QdiscBypass`].
 pub fn qdisc_bypass(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| is_asked(inventory, intent, nic)) {
@@ -43,7 +43,7 @@ pub fn qdisc_bypass(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// Whether packets bypass the qdisc of this NIC.
+/// Whether packets bypass this NIC's qdisc.
 pub fn is_possible(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
     intent.has(RuleId::QdiscBypass) && is_asked(inventory, intent, nic) && taps(inventory, intent, nic).is_ok()
 }
@@ -55,13 +55,13 @@ fn is_asked(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
 
 fn bypass(inventory: &Inventory, nic: &Nic, taps: &[Knob]) -> Vec<Setting> {
     let set = |knob: Knob, text: String| Setting::new(RuleId::QdiscBypass, Stage::Steer, knob, Value::Text(text));
-    // Half of the ring is for all of them, the other for RT packets and what is not held.
+    // Bulk VMs share half of the ring. The other half is for RT packets and for packets without a limit.
     let packets = nic.tx_ring.unwrap_or(RING) / 2;
-    // Each queue of a tap has a buffer of that size.
+    // Each queue of a tap has its own buffer of that size.
     let queues =
         taps.iter().map(|tap| inventory.nic_of(tap).map_or(1, |tap| tap.tx_queues.len().max(1))).sum::<usize>();
     let each = packets.saturating_mul(PACKET) / u32::try_from(queues.max(1)).unwrap_or(u32::MAX);
-    // It also says whether packets come in batches.
+    // The size also decides whether packets come in batches.
     let overwrites = |tap: &Knob| match tap {
         Knob::SendBuffer { nic, process } => vec![Knob::TapBatch { nic: nic.clone(), process: *process }],
         _ => Vec::new(),
@@ -74,21 +74,21 @@ fn bypass(inventory: &Inventory, nic: &Nic, taps: &[Knob]) -> Vec<Setting> {
             settings.push(set(Knob::NicFile { nic: nic.id.clone(), path }, BQL_OPEN.to_string()));
         }
     }
-    // Unheld, a bulk VM would have RT packets dropped.
+    // Without these limits, bulk VMs would cause drops of RT packets.
     let needs = settings.iter().map(|setting| setting.knob.clone()).collect();
     settings.push(Setting { needs, ..set(Knob::RootQdisc { nic: nic.id.clone() }, NONE.to_owned()) });
     settings
 }
 
-/// Why packets go on through the qdisc.
+/// Why packets still go through the qdisc.
 enum Kept<'a> {
-    /// Somebody chose it.
+    /// The administrator or another program chose the qdisc.
     Theirs(&'a str),
-    /// This bulk tenant sends by something else than a tap.
+    /// This bulk tenant sends through an interface that is not a tap.
     Unheld(&'a str),
 }
 
-/// The taps by which bulk tenants send here.
+/// The taps through which bulk tenants send to this NIC.
 fn taps<'a>(inventory: &'a Inventory, intent: &'a Intent, nic: &'a Nic) -> Result<Vec<Knob>, Kept<'a>> {
     if let Some(theirs) = &nic.qdisc_by_others {
         return Err(Kept::Theirs(theirs));
@@ -101,7 +101,7 @@ fn taps<'a>(inventory: &'a Inventory, intent: &'a Intent, nic: &'a Nic) -> Resul
     Ok(taps)
 }
 
-/// Of one tenant; `None` where it has something else that leads there.
+/// The taps of one tenant; `None` if the tenant also has another kind of interface that leads to this NIC.
 fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob>> {
     if attached_to(inventory, tenant, nic).next().is_some() {
         return None;
@@ -109,8 +109,8 @@ fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob
     let own = tenant.vnics.iter().filter(|vnic| leads_to(inventory, vnic, nic));
     let taps = own.map(|vnic| {
         let tap = inventory.nic(&vnic.ifname)?;
-        // Of a macvtap the size can be set, each queue's, but not asked for (`drivers/net/tap.c`, `tap_ioctl`), so not
-        // given back.
+        // A macvtap's buffer size can be set, for each queue, but not read (`drivers/net/tap.c`, `tap_ioctl`), so it
+        // could not be restored.
         let is_tap = tap.kind.as_deref() == Some("tun");
         is_tap.then(|| Knob::SendBuffer { nic: tap.id.clone(), process: tenant.process })
     });

@@ -1,9 +1,10 @@
-//! How many packets vhost hands over at a time where softirqs share a lock on each CPU: PREEMPT_RT before 6.18.
+//! Makes vhost send packets one by one on kernels where softirqs share a lock on each CPU: PREEMPT_RT before 6.18.
 //!
-//! A tap takes vhost's batch, up to 64 small packets, in one stretch between `local_bh_disable` and `local_bh_enable`,
-//! each on its whole way to the NIC (`drivers/vhost/net.c`, `VHOST_NET_BATCH`; `drivers/net/tun.c`, `tun_sendmsg`):
-//! there it holds the lock that `napi_weight` is about. vhost batches only while the send buffer is unlimited
-//! (`handle_tx_copy`, `sock_can_batch`), so the highest limit ends that and holds nothing back.
+//! A tap takes vhost's batch of up to 64 small packets in one section between `local_bh_disable` and `local_bh_enable`,
+//! and sends each packet all the way to the NIC in it (`drivers/vhost/net.c`, `VHOST_NET_BATCH`; `drivers/net/tun.c`,
+//! `tun_sendmsg`). In this section it holds the lock that rule `napi_weight` is about. vhost uses batches only while
+//! the send buffer has no limit (`handle_tx_copy`, `sock_can_batch`), so the highest possible limit ends batches
+//! without delaying any packet.
 
 use ontime_tenants::{Tenant, ThreadRole};
 
@@ -13,7 +14,7 @@ use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
 use crate::rule::{Outcome, RuleId, Setting, Stage};
 
-/// See [`RuleId::TapBatch`].
+/// The rule [`RuleId::TapBatch`].
 pub fn tap_batch(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let Some(urgent) = most_urgent(inventory, intent).filter(|_| softirqs_share_a_lock(inventory)) else {
@@ -30,7 +31,7 @@ pub fn tap_batch(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A macvtap's driver disables softirqs for a packet at a time, so its batches keep nobody waiting
+/// The tenant's taps. A macvtap's driver disables softirqs for one packet at a time, so its batches delay nothing
 /// (`drivers/net/tap.c`).
 fn taps<'a>(inventory: &'a Inventory, tenant: &'a Tenant) -> impl Iterator<Item = &'a Nic> {
     let own = tenant.vnics.iter().filter_map(|vnic| inventory.nic(&vnic.ifname));

@@ -1,5 +1,5 @@
-//! Threads of tenants: vCPU, vhost, kvm-pit, a VM monitor's main thread. What each should have is the tenants crate's
-//! word (`ownership`).
+//! Threads of tenants: vCPU, vhost, kvm-pit, and a VMM's main thread. The tenants crate (`ownership`) decides their
+//! policies.
 
 use ontime_tenants::ownership::wanted;
 use ontime_tenants::{Role, ThreadRole};
@@ -9,17 +9,17 @@ use crate::inventory::Inventory;
 use crate::knob::{Knob, Value};
 use crate::rule::{Outcome, RuleId, Setting, Stage};
 
-/// See [`RuleId::VcpuPlace`].
+/// The rule [`RuleId::VcpuPlace`].
 pub fn vcpu_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
     places(intent, RuleId::VcpuPlace, |role| matches!(role, ThreadRole::Vcpu(_) | ThreadRole::Container))
 }
 
-/// See [`RuleId::VnicPlace`].
+/// The rule [`RuleId::VnicPlace`].
 pub fn vnic_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
     places(intent, RuleId::VnicPlace, |role| matches!(role, ThreadRole::Vhost | ThreadRole::KvmPit))
 }
 
-/// See [`RuleId::VmmPlace`].
+/// The rule [`RuleId::VmmPlace`].
 pub fn vmm_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
     places(intent, RuleId::VmmPlace, |role| role == ThreadRole::Emulator)
 }

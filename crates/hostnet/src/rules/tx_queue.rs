@@ -1,4 +1,4 @@
-//! A transmit queue of its own for RT packets, on a NIC that bulk tenants use too.
+//! A separate transmit queue for RT packets, on a NIC that bulk tenants use too.
 
 use ontime_tenants::{Class, PriorityTable, Tenant, ThreadRole};
 
@@ -10,10 +10,10 @@ use crate::knob::{Knob, SteerFrom, Value};
 use crate::method::Method;
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// From here on `skbedit queue_mapping` on egress decides the queue.
+/// The first version in which `skbedit queue_mapping` on egress decides the queue.
 const SKBEDIT_DECIDES_SINCE: (u32, u32) = (5, 19);
 
-/// See [`RuleId::RtTxQueue`].
+/// The rule [`RuleId::RtTxQueue`].
 pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical) {
@@ -26,7 +26,7 @@ pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// Whether method `vatc` has RT and bulk packets sent by one queue, which is all that this NIC has.
+/// Whether method `vatc` sends RT and bulk packets through one queue, because the NIC has only one.
 pub fn is_shared(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
     let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
     intent.method == Method::Vatc && nic.physical && nic.tx_queues.len() < 2 && are_mixed(&users)
@@ -80,7 +80,7 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
         outcome.findings.push(shared(nic, found, &remedy, Refusal::Device));
         return;
     }
-    // Without them nobody would use the queue that is kept free.
+    // Without the filters, no packet would use the reserved queue.
     let needs: Vec<Knob> = steering.iter().map(|setting| setting.knob.clone()).collect();
     outcome.settings.extend(steering);
     for (queue, cpus) in (0..).zip(without_last(&masks, &inventory.cpus.online)) {
@@ -90,11 +90,11 @@ fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant]
     }
 }
 
-/// Of a bulk tenant, the threads that send by a queue which RT packets use too, by a qdisc. Whoever sends first, sends
-/// for all who come meanwhile, and since 7.2 (`net/core/dev.c`, `__dev_xmit_skb`: `defer_list` in place of `busylock`)
-/// nobody who waits lends it a priority: preempted among all bulk threads it keeps an RT packet for as long as these
-/// run. At the lowest real-time place it goes on as soon as the RT threads rest, as the paper's thread of a lower level
-/// does.
+/// The threads of a bulk tenant that send through a qdisc and a queue which RT packets use too. The thread that runs
+/// the qdisc also sends the packets that other threads enqueue meanwhile. Since 7.2 (`net/core/dev.c`,
+/// `__dev_xmit_skb`: `defer_list` in place of `busylock`) it inherits no priority from the waiting threads. If it is
+/// preempted at bulk priority, an RT packet waits as long as other bulk threads run. At the lowest real-time priority
+/// it continues as soon as no RT thread is runnable, like the paper's thread of a lower level.
 fn senders(tenant: &Tenant) -> impl Iterator<Item = Setting> + '_ {
     let vhost = tenant.threads.iter().filter(|thread| {
         tenant.class == Class::Bulk && thread.role == ThreadRole::Vhost && thread.libvirt.sched.is_none()
@@ -105,11 +105,12 @@ fn senders(tenant: &Tenant) -> impl Iterator<Item = Setting> + '_ {
     })
 }
 
-/// XPS masks that leave the last queue to nobody and every online CPU some other queue. A CPU without a queue would
-/// hash its packets over all of them.
+/// XPS masks that assign the last queue to no CPU, and another queue to every online CPU. A CPU without a queue would
+/// hash its packets over all queues.
 ///
-/// Where the administrator or driver gave CPUs queues, they stay, and the last queue's CPUs go round the others. Where
-/// XPS is not in use, every CPU gets all other queues, so that packets still spread by their flow.
+/// Queues that the administrator or the driver has assigned stay assigned, and the last queue's CPUs are distributed
+/// over the others. If XPS is not in use, every CPU gets all other queues, so that packets are still distributed by
+/// flow.
 fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
     let Some((_, others)) = masks.split_last() else { return Vec::new() };
     let in_use = masks.iter().any(|mask| !mask.is_empty());
@@ -126,8 +127,8 @@ fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
     wanted
 }
 
-/// These filters, and clsact before them; nothing where there are none. Where an `ingress` qdisc holds clsact's place,
-/// what is meant for egress would stand among its own filters (`net/sched/sch_ingress.c`, `ingress_tcf_block`).
+/// The settings for these filters, with clsact before them; empty if there are no filters. If an `ingress` qdisc is in
+/// clsact's place, egress filters would become ingress filters (`net/sched/sch_ingress.c`, `ingress_tcf_block`).
 pub fn filters(rule: RuleId, nic: &Nic, knobs: impl Iterator<Item = Knob>) -> Vec<Setting> {
     let present = |knob| Setting::new(rule, Stage::Steer, knob, Value::Present(true));
     let clsact = Knob::Clsact { nic: nic.id.clone() };
@@ -136,13 +137,13 @@ pub fn filters(rule: RuleId, nic: &Nic, knobs: impl Iterator<Item = Knob>) -> Ve
     first.into_iter().chain(filters).collect()
 }
 
-/// How packets of RT tenants are known on their way out.
+/// The criteria by which packets of RT tenants are recognised on egress.
 pub fn sources<'a>(inventory: &'a Inventory, users: &'a [&Tenant]) -> impl Iterator<Item = SteerFrom> + 'a {
     let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk);
     let attached = rt.clone().flat_map(|tenant| &tenant.attached).filter_map(|own| own.mac.map(SteerFrom::SourceMac));
     let vnics = rt.flat_map(|tenant| &tenant.vnics).filter_map(|vnic| inventory.nic(&vnic.ifname));
     let vnics = vnics.filter_map(|vnic| match vnic.kind.as_deref() {
-        // These hand packets to the lower device themselves, so there is no ingress interface to match.
+        // These interfaces pass packets to the lower device directly, so there is no ingress interface to match.
         Some("macvtap" | "macvlan" | "ipvlan" | "ipvtap") => vnic.mac.map(SteerFrom::SourceMac),
         _ => Some(SteerFrom::Interface(vnic.id.clone())),
     });
@@ -160,8 +161,8 @@ fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {
     }
 }
 
-/// Transmission can be kept apart; reception of a shared NIC only where the administrator keeps receive queues for RT,
-/// and has the NIC put RT packets there.
+/// Transmission can be separated. Reception on a shared NIC is separated only if the administrator reserves receive
+/// queues for RT and makes the NIC put RT packets there.
 fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
     let rt = |class: &Class| *class != Class::Bulk;
     if let Some(config) = intent.config_of(nic).filter(|config| config.queues.values().any(rt)) {
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(without_last(&masks(&["", "", ""]), &online), masks(&["0-3", "0-3", ""]));
         assert_eq!(without_last(&masks(&["0-1", "2-3"]), &online), masks(&["0-3", ""]));
         assert_eq!(without_last(&[], &online), Vec::<CpuSet>::new());
-        // What is wanted is stable: applied to itself it is the same.
+        // The result is stable: applied to itself it does not change.
         for start in [masks(&["0", "1", "2", "3"]), masks(&["", "", ""])] {
             let once = without_last(&start, &online);
             assert_eq!(without_last(&once, &online), once);

@@ -1,4 +1,4 @@
-//! A made-up host with many VMs and queues, for tests and benchmarks of planning.
+//! A synthetic host with many VMs and queues, for tests and benchmarks of planning.
 #![allow(dead_code)] // each takes what it needs
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use ontime_tenants::{
     Class, ClassSource, Kind, Level, LibvirtTuning, Policy, Tenant, TenantThread, ThreadId, ThreadRole, Vnic,
 };
 
-/// CPUs of the made-up host.
+/// CPUs of the synthetic host.
 pub const CPUS: u32 = 64;
 
 fn id(tid: i32) -> ThreadId {
@@ -22,7 +22,7 @@ fn kernel_thread(tid: i32, kind: KernelThreadKind, comm: String, policy: Policy)
     KernelThread { id: id(tid), kind, comm, policy }
 }
 
-/// A PREEMPT_RT 7.2 host whose physical NICs `eth0`, `eth1`, ... have `queues` queues each, NAPI threaded or not.
+/// A PREEMPT_RT 7.2 host whose physical NICs `eth0`, `eth1`, ... have `queues` queues each, with NAPI threaded or not.
 pub fn host(nics: u32, queues: u32, threaded: bool) -> Inventory {
     let online: CpuSet = (0..CPUS).collect();
     let mut inventory = Inventory {
@@ -110,8 +110,7 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
     });
 }
 
-/// A VM of a class with `vcpus` vCPUs, a vhost and a kvm-pit thread, whose tap reaches a NIC; the tap is added to the
-/// host.
+/// A VM of a class with `vcpus` vCPUs, a vhost and a kvm-pit thread. Its tap leads to a NIC, and is added to the host.
 pub fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u32, lower: &str) -> Tenant {
     let pid = 1_000_000 + number * 100;
     let tap = format!("tap{number}");
@@ -159,7 +158,7 @@ pub fn rt(level: u8) -> Class {
     Class::Rt(Level::try_from(level).unwrap())
 }
 
-/// The size: 100 VMs, every tenth of them RT, on an RT and a bulk NIC with 64 queues in all.
+/// A large host: 100 VMs, every tenth of them RT, on an RT and a bulk NIC with 64 queues in all.
 pub fn hundred_vms() -> (Inventory, Intent) {
     let mut inventory = host(2, 32, true);
     let tenants = (0..100)

@@ -1,5 +1,4 @@
-//! A network namespace of the test's own, with a sysfs that shows it; everything in it goes when the test's thread
-//! ends.
+//! A separate network namespace per test, with a sysfs that shows it. Everything in it ends with the test's thread.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 use std::path::Path;
@@ -7,7 +6,7 @@ use std::process::Command;
 
 use ontime_hostnet::Roots;
 
-/// Runs `test` in a thread with a network and a mount namespace of its own. Says so and returns where that needs root.
+/// Runs `test` in a thread with its own network and mount namespace. Prints a message and returns if it is not root.
 pub fn in_namespace(test: impl FnOnce(&Roots) + Send) {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: network namespaces need root");
@@ -25,10 +24,11 @@ pub fn in_namespace(test: impl FnOnce(&Roots) + Send) {
     });
 }
 
-/// Gives the calling thread namespaces of its own.
+/// Gives the calling thread its own namespaces.
 pub fn unshare() {
     use rustix::thread::{UnshareFlags, unshare_unsafe};
-    // SAFETY: only this thread, which the test owns, changes namespaces; no memory or descriptor is shared differently.
+    // SAFETY: only this thread, which belongs to the test, changes namespaces; memory and descriptors stay shared as
+    // before.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.unwrap();
 }
 
@@ -38,7 +38,7 @@ fn mount_sysfs(path: &Path) {
     mount("sysfs", path, "sysfs", MountFlags::empty(), None).unwrap();
 }
 
-/// Runs a command; its arguments are split at spaces.
+/// Runs a command. Its arguments are split at spaces.
 pub fn run(program: &str, arguments: &str) {
     let output = Command::new(program).args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));

@@ -19,20 +19,20 @@ use rustix::io::Errno;
 use super::{BEAT_SECONDS, PORT, Reply, Request, Stream};
 use crate::error::{LabError, file};
 
-/// The agent's nice value.
+/// Nice value of the agent.
 const AHEAD: i32 = -20;
 
 type Port = Arc<Mutex<File>>;
 type Groups = Arc<Mutex<HashMap<u64, rustix::process::Pid>>>;
 
-/// Serves the lab until it asks for power-off or goes away.
+/// Serves the lab until it requests power-off or closes the connection.
 ///
 /// # Errors
-/// There is no port of that name: this is not the lab's host.
+/// There is no port with this name: this is not the lab's host.
 pub fn serve() -> Result<(), LabError> {
     let path = find_port()?;
-    // Of this thread, and of those it starts. A host that leaves normal priority little CPU time is asked all the same;
-    // refused, it takes longer.
+    // Sets the priority of this thread and of the threads that it starts, so that the agent answers although the host
+    // leaves normal priority little CPU time. If this is refused, the agent only answers later.
     let _ = rustix::process::setpriority_process(None, AHEAD);
     let port = OpenOptions::new().read(true).write(true).open(&path).map_err(file("open", &path))?;
     let reader = BufReader::new(port.try_clone().map_err(file("open", &path))?);
@@ -55,7 +55,7 @@ pub fn serve() -> Result<(), LabError> {
             Request::Run { id, argv, environment, ahead } => run(&port, &groups, id, &argv, environment, ahead),
             Request::Kill { id } => {
                 if let Some(group) = groups.lock().unwrap_or_else(PoisonError::into_inner).get(&id) {
-                    // A group that has just ended is what was asked for.
+                    // The group may have just ended, as requested.
                     let _ = rustix::process::kill_process_group(*group, rustix::process::Signal::KILL);
                 }
             }
@@ -99,7 +99,7 @@ fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<
     thread::spawn(move || follow(&port, &groups, id, child));
 }
 
-/// Starts a command at nice 0, by a thread of its own: what that is at is its children's too.
+/// Starts a command at nice 0, from a separate thread: a child inherits the nice value of its starting thread.
 fn spawn_behind(mut command: Command) -> io::Result<Child> {
     let spawn = move || {
         let _ = rustix::process::setpriority_process(None, 0);
@@ -108,7 +108,7 @@ fn spawn_behind(mut command: Command) -> io::Result<Child> {
     thread::spawn(spawn).join().unwrap_or_else(|_| Err(io::Error::other("its starter has panicked")))
 }
 
-/// Passes a command's output on until it ends. What it left running in the background keeps no one waiting.
+/// Passes on a command's output until it ends. Processes that it left in the background do not delay the end.
 fn follow(port: &Port, groups: &Groups, id: u64, mut child: Child) {
     let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC));
     let out = child.stdout.take().map(|pipe| pump(port, id, Stream::Out, pipe, &ended));
@@ -119,18 +119,19 @@ fn follow(port: &Port, groups: &Groups, id: u64, mut child: Child) {
     };
     groups.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     if let Ok(ended) = ended.as_ref() {
-        // A counter at one below its limit is the only one that refuses.
+        // The write fails only if the counter is one below its limit.
         let _ = rustix::io::write(ended, &1u64.to_ne_bytes());
     }
     for whole in [out, err].into_iter().flatten() {
-        // It never sends: that it is gone says that everything was passed on.
+        // The channel never carries a message: its end shows that everything was passed on.
         let _ = whole.recv();
     }
     send(port, &Reply::Exit { id, status });
 }
 
-/// Passes one of a command's outputs on. What it gives is closed once all that the command wrote until it ended has
-/// been passed on, however little of the CPU this thread has; a background process may hold the pipe open and write on.
+/// Passes on one of a command's outputs. The returned channel is closed after all output up to the command's end has
+/// been passed on, however little CPU time this thread gets. A background process may keep the pipe open and continue
+/// to write.
 fn pump(
     port: &Port,
     id: u64,
@@ -169,9 +170,9 @@ fn pump(
     closed
 }
 
-/// Waits until a command has ended (true) or there is something to read in its pipe.
+/// Waits until a command has ended (returns true), or its pipe is readable (returns false).
 fn has_ended(ended: &rustix::io::Result<OwnedFd>, pipe: &impl AsFd) -> bool {
-    // Without the event all is passed on to the pipe's end, as if the command never ended before it.
+    // Without the event, everything up to the pipe's end is passed on, as if the command did not end before.
     let Ok(ended) = ended else { return false };
     let mut wait = [PollFd::new(ended, PollFlags::IN), PollFd::new(pipe, PollFlags::IN)];
     loop {
@@ -186,7 +187,7 @@ fn has_ended(ended: &rustix::io::Result<OwnedFd>, pipe: &impl AsFd) -> bool {
 fn send(port: &Port, reply: &Reply) {
     let Ok(mut line) = serde_json::to_vec(reply) else { return };
     line.push(b'\n');
-    // Nobody outside any more: the host is about to be ended.
+    // The lab outside has gone, and is about to end the host.
     let _ = port.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line);
 }
 
@@ -203,8 +204,8 @@ mod tests {
         let busy = port.lock().unwrap();
         let argv = ["sh", "-c", "sleep 60 & head -c 60000 /dev/zero; echo $! >&2; exit 3"].map(str::to_owned);
         run(&port, &Groups::default(), 7, &argv, Vec::new(), false);
-        // The command, whose output fits the pipe, ends meanwhile; longer than any wait for the CPU that it could be
-        // given.
+        // Meanwhile the command, whose output fits into the pipe, ends. The sleep is longer than any possible wait for
+        // the CPU.
         thread::sleep(Duration::from_millis(500));
         drop(busy);
         let (begun, mut out, mut err) = (Instant::now(), 0, Vec::new());
@@ -237,7 +238,7 @@ mod tests {
     }
     #[test]
     fn a_command_is_at_its_starters_place_only_if_it_is_to_be() {
-        // Of this test's thread, which stands for the agent's. A nice value may be raised by anybody.
+        // Sets the nice value of this test's thread, which stands for the agent's. Every user may raise a nice value.
         rustix::process::setpriority_process(None, 5).unwrap();
         let told = |ahead: bool| {
             let file = tempfile::NamedTempFile::new().unwrap();
@@ -256,7 +257,7 @@ mod tests {
             }
         };
         assert_eq!(told(true), "5");
-        // Lowering it takes a privilege.
+        // Lowering a nice value needs a privilege.
         let behind = if rustix::process::geteuid().is_root() { "0" } else { "5" };
         assert_eq!(told(false), behind);
     }

@@ -21,32 +21,32 @@ pub const PORT: &str = "ontime.agent";
 /// Seconds of the emulated host's time between heartbeats.
 pub const BEAT_SECONDS: u64 = 2;
 
-/// To the agent.
+/// A message to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// Runs a command in `/lab`, in a process group of its own.
+    /// Runs a command in `/lab`, in its own process group.
     Run {
-        /// Names it in the answers.
+        /// Identifies the command in the answers.
         id: u64,
         /// Program and arguments.
         argv: Vec<String>,
-        /// Added to the agent's own environment.
+        /// Variables added to the agent's environment.
         environment: Vec<(String, String)>,
-        /// Whether it goes, like the agent itself, before whatever else is at normal priority (nice -20), and what it
-        /// starts too; else at nice 0.
+        /// Whether the command and its children run at nice -20 like the agent, before all threads of normal priority.
+        /// Otherwise they run at nice 0.
         ahead: bool,
     },
-    /// Kills a command and what it started.
+    /// Kills a command and its children.
     Kill {
-        /// Which.
+        /// The command.
         id: u64,
     },
     /// Ends the emulated host.
     PowerOff,
 }
 
-/// Which output.
+/// An output of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stream {
@@ -56,7 +56,7 @@ pub enum Stream {
     Err,
 }
 
-/// From the agent.
+/// A message from the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
@@ -65,22 +65,22 @@ pub enum Reply {
         /// `uname -rv`.
         kernel: String,
     },
-    /// Alive.
+    /// A sign of life.
     Beat,
     /// Some output of a command.
     Output {
-        /// Which command.
+        /// The command.
         id: u64,
-        /// Which output.
+        /// The output.
         stream: Stream,
         /// The bytes, base64.
         bytes: String,
     },
     /// A command ended.
     Exit {
-        /// Which command.
+        /// The command.
         id: u64,
-        /// As a shell gives it; 127 where it could not be started.
+        /// Exit status as in a shell; 127 if the command could not be started.
         status: i32,
     },
 }

@@ -1,4 +1,4 @@
-//! The lab's end of the agent's port: a thread reads, the lab waits with a limit.
+//! The lab's end of the agent's port: a thread reads, and the lab waits with a time limit.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -19,17 +19,17 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to the port's socket, which the emulator made.
+    /// Connects to the port's socket, which the emulator has made.
     ///
     /// # Errors
-    /// The socket is not there (yet).
+    /// The socket does not exist (yet).
     pub fn open(path: &Path) -> Result<Self, LabError> {
         let writer = UnixStream::connect(path).map_err(file("connect to", path))?;
         let reader = BufReader::new(writer.try_clone().map_err(file("connect to", path))?);
         let (sender, replies) = channel();
         thread::spawn(move || {
             for line in reader.lines().map_while(Result::ok) {
-                // What is not a reply is noise of a port that opens while the host boots.
+                // Lines that are not replies are noise from the port's opening during boot.
                 let Ok(reply) = serde_json::from_str(&line) else { continue };
                 if sender.send(reply).is_err() {
                     break;
@@ -42,7 +42,7 @@ impl Connection {
     /// Sends a request.
     ///
     /// # Errors
-    /// The emulator has gone.
+    /// The emulator has ended.
     pub fn send(&mut self, request: &Request) -> Result<(), LabError> {
         let mut line = serde_json::to_vec(request).map_err(|error| LabError::Protocol(error.to_string()))?;
         line.push(b'\n');
@@ -58,14 +58,14 @@ impl Connection {
             }
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => {
-                // The emulator ended; its exit is seen by whoever asked.
+                // The emulator has ended; the caller sees its exit status.
                 thread::sleep(limit.min(Duration::from_millis(50)));
                 None
             }
         }
     }
 
-    /// How long ago the agent last said something.
+    /// Time since the agent's last message.
     pub fn silence(&self) -> Duration {
         self.heard.elapsed()
     }

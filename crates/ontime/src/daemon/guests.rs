@@ -24,13 +24,13 @@ use std::thread::JoinHandle;
 use ontime_plan::Nanos;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
 use ontime_sockets::deadlines::{Along, Answer, Asked};
+use ontime_tenants::Repeats;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
     recvmsg,
 };
 
 use super::events::{Event, Events};
-use crate::log::Repeats;
 
 /// The most reads of one connection in a round of events. The rest is read in the next round.
 const READS: usize = 4;

@@ -381,3 +381,40 @@ fn another_process_has_another_generation() {
     let generation = |vm: &Vm| vm.channels[0].config.generation;
     assert_ne!(generation(&Vm::start("")), generation(&Vm::start("")));
 }
+
+/// The kernel copies as many sources of a filter as the value says, whatever the value's length: more than the process
+/// has room for must not be asked of it.
+#[test]
+fn a_source_filter_is_no_longer_than_its_room() {
+    const MCAST_MSFILTER: i32 = 48;
+    const SOURCES: u8 = 64;
+    let mut vm = Vm::start("reach = [\"ff02::/16\"]\nchannels = 1");
+    let main = vm.main();
+    main.socket(1, libc::AF_INET6, SOCK_DGRAM, 0);
+    // A sockaddr_storage with the last byte of the address in a network of two bytes.
+    let address = |network: [u8; 2], last: u8| {
+        let mut storage = [0; 128];
+        storage[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+        storage[8..10].copy_from_slice(&network);
+        storage[23] = last;
+        storage
+    };
+    let group = address([0xff, 0x02], 9);
+    let loopback = [1, 0, 0, 0, 0, 0, 0, 0];
+    for last in 1..=SOURCES {
+        // struct group_source_req
+        let join = [&loopback[..], &group, &address([0xfd, 0], last)].concat();
+        let call = Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IPV6, libc::MCAST_JOIN_SOURCE_GROUP]);
+        assert_eq!(main.result(call.data(&join)), Ok(0), "source {last}");
+    }
+    for (room, length) in [(144, 144), (144 + 2 * 128 + 127, 144 + 2 * 128), (4_000, 144 + 30 * 128)] {
+        // struct group_filter: interface, group, mode, number of sources.
+        let filter = [&loopback[..], &group, &[0; 4], &[SOURCES, 0, 0, 0]].concat();
+        let call = Call::new(ONTIME_OP_GETOPT, 1).arg([libc::IPPROTO_IPV6, MCAST_MSFILTER]);
+        let done = main.call(call.data(&filter).room(room));
+        assert_eq!(done.result(), Ok(length));
+        assert_eq!(done.data.len(), length as usize);
+        assert_eq!(done.data[140], SOURCES, "the number of all");
+    }
+    alive(&mut vm);
+}

@@ -237,7 +237,7 @@ fn room_to_send_is_told_each_time_it_comes_back() {
 }
 
 /// When the VMM is told that a ring is stopped, its memory may be reused at once. The first event of a ring that is set
-/// up anew is START, whatever the device was doing meanwhile.
+/// up anew is START, even if the device was busy meanwhile.
 #[test]
 fn rings_stand_at_once_and_start_with_start() {
     let mut vm = Vm::start(FREE);

@@ -234,7 +234,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The account that pays for reading a process in this container, or in none.
+    /// The account to which reading a process in this container, or in none, is charged.
     fn account(&self, pid: i32, container: Option<&str>) -> Account {
         match container.map(|cgroup| (cgroup, self.sources.cgroup_owner(cgroup, false))) {
             Some((cgroup, 0)) => Account::Container(cgroup.to_owned()),

@@ -1,46 +1,46 @@
-//! The groups of RTVirt's Tables 1 and 5 and the video applications of its Table 3, scaled to what one CPU holds. Pure.
+//! The groups of RTVirt's Tables 1 and 5 and the video applications of its Table 3, scaled to one CPU. Does no I/O.
 
 use crate::paper::{Figures, Video};
 
 /// The groups' names, in the table's order.
 pub const NAMES: [&str; 6] = ["h-equiv", "h-dec", "h-inc", "nh-equiv", "nh-dec", "nh-inc"];
 
-/// What the paper's slices are divided by: the groups need some two CPUs, the virtual clock has one.
+/// Divisor of the paper's slices: the groups need about two CPUs, and the virtual clock has one.
 pub const SCALE: u64 = 4;
 
 /// A real-time application: `slice` of CPU time within each `period`, us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rta {
-    /// CPU time that it asks for.
+    /// Requested CPU time, us.
     pub slice_us: u64,
-    /// Within this.
+    /// Period, us.
     pub period_us: u64,
 }
 
 impl Rta {
-    /// As CPUs.
+    /// The bandwidth, CPUs.
     pub fn bandwidth(self) -> f64 {
         self.slice_us as f64 / self.period_us as f64
     }
 }
 
-/// Of a table in ms, its slice divided by `scale`.
+/// An application of a table in ms, with its slice divided by `scale`.
 fn divided(&[slice, period]: &[u64; 2], scale: u64) -> Rta {
     Rta { slice_us: slice * 1_000 / scale.max(1), period_us: period * 1_000 }
 }
 
-/// The applications of a group, a VM each; None where there is no such group.
+/// The applications of a group, one per VM; `None` if there is no such group.
 pub fn scaled(figures: &Figures, name: &str) -> Option<Vec<Rta>> {
     figures.rtvirt.table1_ms.group(name).map(|group| group.iter().map(|rta| divided(rta, SCALE)).collect())
 }
 
-/// The video applications of Table 3, by frame rate, their slices divided by `scale`.
+/// The video applications of Table 3, by frame rate, with their slices divided by `scale`.
 pub fn video(figures: &Figures, scale: u64) -> Vec<Rta> {
     let rta = |video: &Video| Rta { slice_us: video.slice * 1_000 / scale.max(1), period_us: video.period * 1_000 };
     figures.rtvirt.table3_video.rates().iter().map(rta).collect()
 }
 
-/// The applications of Table 5, one a group, their slices divided by `scale`.
+/// The applications of Table 5, one per group, with their slices divided by `scale`.
 pub fn table5(figures: &Figures, scale: u64) -> Vec<Rta> {
     figures.rtvirt.table5_ms.groups.iter().map(|rta| divided(rta, scale)).collect()
 }

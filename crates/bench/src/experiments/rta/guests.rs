@@ -1,8 +1,8 @@
-//! VMs that run rt-app at the word of their console (`ontime_lab::role::RTA`): booted, told what to run, and heard at
-//! its end.
+//! VMs that run rt-app on orders from their console (`ontime_lab::role::RTA`): boots them, sends orders, reads the
+//! logs.
 //!
-//! In: applications and when their jobs come. Out: how long each job took, by rt-app's own log on its guest's clock.
-//! What the guests ask the daemon for, and what it reserves, is read from `ontime top`.
+//! In: applications and the release times of their jobs. Out: the response time of each job, from rt-app's own log on
+//! its guest's clock. The bandwidth that the guests request and the daemon reserves is read from `ontime top`.
 
 use std::fmt::Write as _;
 
@@ -14,31 +14,31 @@ use serde::Deserialize;
 use super::Rta;
 use crate::host::{Host, MeasureError, Site, Vm, boot_vm};
 
-/// Of an application's slice, how much a job computes, in percent: the rest is for its system calls and its kernel's
-/// ticks, which count as its run time too.
+/// The part of an application's slice that a job computes, percent. The rest is for its system calls and for ticks of
+/// the guest's kernel, which count as its run time too.
 pub const WORK_PERCENT: u64 = 80;
-/// What each of a few VMs has for its guest's kernel and for slack, us in each [`DECLARED_PERIOD_US`].
+/// Declared bandwidth of each of a few VMs, for its guest's kernel and for slack: us per [`DECLARED_PERIOD_US`].
 pub(crate) const DECLARED_US: u64 = 1_000;
 pub(crate) const DECLARED_PERIOD_US: u64 = 20_000;
-/// Of its vCPU, what a guest's deadline tasks may ask for beside it.
+/// Share of its vCPU that a guest may request for its deadline tasks, in addition to the declared bandwidth.
 const DEADLINES: f64 = 0.9;
-/// Looks for an application's end: half a second apart, so many at a time, and so many times.
+/// Waiting for an application's end: `LOOKS` checks, 0.5 s apart, per command in the host, and `ROUNDS` commands.
 const LOOKS: u32 = 10;
 const ROUNDS: u32 = 80;
-/// Threads of the host that want the CPU all the time.
+/// Host threads that always use the CPU.
 pub(crate) const BULK_THREADS: usize = 4;
 
-/// When an application's jobs come, on its guest's clock.
+/// Release times of an application's jobs, on its guest's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Releases {
-    /// One each period, so many.
+    /// One job per period; the number of jobs.
     Periodic(u64),
-    /// From one to the next, us; none is shorter than the period.
+    /// Times between releases, us; none is shorter than the period.
     Sporadic(Vec<u64>),
 }
 
 impl Releases {
-    /// How many jobs.
+    /// Number of jobs.
     fn jobs(&self) -> u64 {
         match self {
             Releases::Periodic(jobs) => *jobs,
@@ -50,25 +50,25 @@ impl Releases {
 /// A run of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
-    /// A name of its own, in what is said about it.
+    /// A unique name, which marks the run's lines in the console log.
     pub tag: String,
-    /// What it asks for, at SCHED_DEADLINE.
+    /// The bandwidth that it requests, at SCHED_DEADLINE.
     pub rta: Rta,
-    /// Its jobs.
+    /// Release times of its jobs.
     pub releases: Releases,
     /// From its start to its first release, us.
     pub delay_us: u64,
-    /// How much of its slice a job computes, percent.
+    /// The part of its slice that a job computes, percent.
     pub work_percent: u64,
 }
 
 impl Order {
-    /// As the guest's first process takes it, which goes on at once.
+    /// The order as a line for the guest's init, which does not wait for the application.
     pub fn line(&self) -> String {
         format!("rta {}", self.words())
     }
 
-    /// The same, and it goes on when the application has ended.
+    /// As [`Self::line`], but init waits until the application has ended.
     pub fn line_in_turn(&self) -> String {
         format!("run {}", self.words())
     }
@@ -90,24 +90,24 @@ impl Order {
 #[derive(Debug)]
 pub struct Guests {
     names: Vec<String>,
-    /// For each guest's kernel and slack, us in each [`DECLARED_PERIOD_US`].
+    /// Declared bandwidth per VM, for the guest's kernel and slack: us per [`DECLARED_PERIOD_US`].
     declared_us: u64,
     module: bool,
 }
 
 impl Guests {
-    /// Gives the role and the guest module to a host, before it boots.
+    /// Puts the role and the guest module into a host's files, before the host boots.
     pub fn bring(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
         let module = GUEST.ready(&images.guest_version()?, progress)?;
         Ok(RTA.bring_with_module(&site.dir.join("files"), &module)?)
     }
 
-    /// Their rules for `tenants.toml`: all are RT.
+    /// The VMs' rules for `tenants.toml`: all are RT.
     fn tenants(&self) -> String {
         self.names.iter().map(|vm| format!("[[tenant]]\nname = \"{vm}\"\nclass = \"rt\"\n")).collect()
     }
 
-    /// What `sched.toml` says of them: the declared part, and that their guests may ask for more.
+    /// The VMs' reservations for `sched.toml`: the declared bandwidth, and permission for guests to request more.
     pub fn reservations(&self) -> String {
         let period = DECLARED_PERIOD_US / 1_000;
         let one = |vm: &String| {
@@ -120,9 +120,8 @@ impl Guests {
         self.names.iter().map(one).collect()
     }
 
-    /// Boots `count` of them, each to have `declared_us` in each `DECLARED_PERIOD_US` for itself; the daemon's
-    /// protection of others is off meanwhile (`ontime reset`), until a method is applied. Their rules are added to
-    /// `tenants.toml`.
+    /// Boots `count` VMs with `declared_us` per `DECLARED_PERIOD_US` each, and adds their rules to `tenants.toml`. The
+    /// settings of the daemon are reset first (`ontime reset`) and stay so until a method is applied.
     pub fn boot(
         host: &mut Host,
         count: usize,
@@ -143,17 +142,17 @@ impl Guests {
         Ok(guests)
     }
 
-    /// Their names.
+    /// Names of the VMs.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// What each has beside what its applications ask for, CPUs.
+    /// Declared bandwidth of each VM, CPUs.
     pub fn declared_cpus(&self) -> f64 {
         self.declared_us as f64 / DECLARED_PERIOD_US as f64
     }
 
-    /// Has their kernels ask the host from now on: there is no way back.
+    /// Loads the guest module, through which the guests request bandwidth from the host. It cannot be undone.
     pub fn load_module(&mut self, host: &mut Host) -> Result<(), MeasureError> {
         if !self.module {
             for vm in &self.names {
@@ -164,14 +163,14 @@ impl Guests {
         Ok(())
     }
 
-    /// Tells them all at once: a line for each VM's first process.
+    /// Sends one line to each VM's init, to all VMs at the same time.
     pub fn tell(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
         let all: String =
             self.names.iter().zip(lines).map(|(vm, line)| format!("lab-vm tell {vm} '{line}' & ")).collect();
         host.shell(&format!("{all} wait")).map(|_| ())
     }
 
-    /// Waits for an application's end.
+    /// Waits for an application's end and reads its log.
     pub fn log(&self, host: &mut Host, vm: usize, tag: &str, rta: Rta) -> Result<Log, MeasureError> {
         let text = self.said(host, vm, tag)?;
         let mut log = Log::parse(&text, rta.period_us)
@@ -182,7 +181,7 @@ impl Guests {
         Ok(log)
     }
 
-    /// Waits for what a guest says at the end of what was called `tag`.
+    /// Waits for the line that a guest prints at the end of run `tag`.
     pub fn said(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
         let vm = self.names.get(vm).map_or("", String::as_str);
         let said = format!("lab-vm log {vm} | tr -d '\\r' | sed -n 's/^RTA {tag} \\(.*\\) end$/\\1/p'");
@@ -197,13 +196,13 @@ impl Guests {
     }
 }
 
-/// Waits until the daemon holds so many vCPUs, and guests' modules have found their devices.
+/// Waits until the daemon has reservations for `vcpus` vCPUs, and until guest modules have found their devices.
 pub fn wait_for_reservations(host: &mut Host, vcpus: usize) -> Result<(), MeasureError> {
     let held = format!("[ \"$(ontime top --once --json --interval 0.1 | grep -o '\"tid\":' | wc -l)\" -ge {vcpus} ]");
     host.shell(&format!("for try in $(seq 100); do {held} && break; sleep 0.3; done; {held}; sleep 5")).map(|_| ())
 }
 
-/// Starts the threads that want the CPU all the time, or ends them.
+/// Starts the host threads that always use the CPU, or ends them.
 pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
     let command = if run {
         format!(
@@ -216,21 +215,21 @@ pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
     host.shell(&command).map(|_| ())
 }
 
-/// What the daemon says that it reserves and does, of `ontime top --json` (docs/openapi.json).
+/// The reservations in `ontime top --json` (docs/openapi.json).
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Reservations {
-    /// By vCPU.
+    /// vCPUs with a reservation.
     pub vcpus: Vec<Vcpu>,
 }
 
 /// A vCPU with a reservation.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Vcpu {
-    /// Its VM.
+    /// Name of the VM.
     pub vm: String,
-    /// CPUs.
+    /// Reserved bandwidth, CPUs.
     pub bandwidth: f64,
-    /// What its guest's deadline tasks hold of it.
+    /// The part that the guest's deadline tasks have requested.
     pub guest: Option<serde_json::Value>,
 }
 
@@ -240,7 +239,7 @@ struct Look {
 }
 
 impl Reservations {
-    /// Asks the daemon.
+    /// Reads them from the daemon.
     pub fn look(host: &mut Host) -> Result<Self, MeasureError> {
         let text = host.shell("ontime top --once --json --interval 0.1")?;
         Self::parse(&text).ok_or(MeasureError::Accounting(text))
@@ -250,18 +249,18 @@ impl Reservations {
         serde_json::from_str(text).ok().map(|look: Look| look.reservations)
     }
 
-    /// What these VMs have beyond what is declared, CPUs.
+    /// Bandwidth of these VMs above the declared one, CPUs.
     pub fn beyond_declared(&self, guests: &Guests) -> f64 {
         let of = self.vcpus.iter().filter(|vcpu| guests.names.contains(&vcpu.vm));
         of.map(|vcpu| (vcpu.bandwidth - guests.declared_cpus()).max(0.0)).sum()
     }
 
-    /// How many vCPUs hold something for their guests' tasks.
+    /// Number of vCPUs that have bandwidth for their guests' tasks.
     pub fn asking(&self) -> usize {
         self.vcpus.iter().filter(|vcpu| vcpu.guest.is_some()).count()
     }
 
-    /// Waits until so many do, at most `tries` times 0.4 s; what there was last.
+    /// Waits, at most `tries` times 0.4 s, until `asking` vCPUs have such bandwidth. Returns the last reading.
     pub fn wait(host: &mut Host, asking: usize, tries: u64) -> Result<Self, MeasureError> {
         for _ in 0..tries {
             let now = Self::look(host)?;
@@ -274,19 +273,19 @@ impl Reservations {
     }
 }
 
-/// What an application said at its end.
+/// An application's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
-    /// rt-app's exit status: not 0 where it was refused its bandwidth.
+    /// rt-app's exit status; not 0 if its bandwidth was refused.
     pub status: i32,
-    /// From release to end of each job, us; above the period it is a miss.
+    /// Time from release to end of each job, us. A time above the period is a deadline miss.
     pub response_us: Vec<u64>,
-    /// rt-app's own lines on the first jobs that were late: number, what it measured (docs/bench/rta.md).
+    /// rt-app's own lines on the first late jobs: number and measurements (docs/bench/rta.md).
     pub late: Vec<String>,
 }
 
 impl Log {
-    /// Of `STATUS SLACK...`; slack is what was left of the period, us.
+    /// Parses `STATUS SLACK...`. Slack is the time left of the period, us.
     fn parse(text: &str, period_us: u64) -> Option<Self> {
         let mut words = text.split_whitespace().map(str::parse::<i64>);
         let status = i32::try_from(words.next()?.ok()?).ok()?;

@@ -1,9 +1,9 @@
-//! `rta-scale`, what one CPU holds of it: ten VMs with ten applications each (RTVirt, section 4.5, Table 5), slices
-//! divided by [`SCALE`], on an emulated host. The paper's size is simulated by [`super::scale`]; the two are told apart
-//! wherever they are shown.
+//! The part of `rta-scale` that one CPU can run: ten VMs with ten applications each (RTVirt, section 4.5, Table 5),
+//! with slices divided by [`SCALE`], on an emulated host. [`super::scale`] simulates the paper's size. The two results
+//! are labelled wherever they are shown.
 //!
-//! In: methods and how long. Out: a [`MethodResult`] of each method: deadlines missed by the applications' own logs,
-//! what was reserved, and in the notes what the pacers took meanwhile.
+//! In: methods and a duration. Out: a [`MethodResult`] per method: missed deadlines from the applications' own logs,
+//! the reserved bandwidth, and in the notes the CPU time of the pacers.
 
 use std::process::ExitCode;
 
@@ -20,43 +20,43 @@ use crate::paper::Figures;
 use crate::report;
 use crate::schema::{Load, MethodResult};
 
-/// The methods, in the order in which they are measured, as for `rta-periodic`.
+/// The methods, in the order of measurement, as for `rta-periodic`.
 pub const METHODS: [&str; 5] = super::METHODS;
-/// What the paper's slices are divided by: they need 14.2 CPUs.
+/// Divisor of the paper's slices: they need 14.2 CPUs.
 pub const SCALE: u64 = 30;
-/// Of an application's slice, how much a job computes, in percent: less than elsewhere, for rt-app's own calls and its
-/// log, which count as its run time too, are not divided by [`SCALE`]. With 80 % of 200 to 700 us some jobs in a
-/// hundred overran and were held until their next period by their own guest's kernel.
+/// The part of an application's slice that a job computes, percent. It is lower than elsewhere because rt-app's own
+/// calls and its log, which count as its run time too, are not divided by [`SCALE`]. With 80 % of 200 to 700 us, a few
+/// percent of the jobs overran and were throttled until their next period by their guest's kernel.
 pub const WORK_PERCENT: u64 = 50;
 /// Applications of a group, all in one VM.
 pub const COPIES: usize = 10;
-/// What each VM declares for its guest's kernel and slack, us in 20 ms: ten VMs hold a fifth of the CPU by it.
+/// Declared bandwidth per VM for its guest's kernel and slack, us per 20 ms: ten VMs use a fifth of the CPU for it.
 const DECLARED_US: u64 = 400;
-/// From an application's start to its first release, us: meanwhile the others start, and are admitted.
+/// Time from an application's start to its first release, us. Meanwhile the others start and are admitted.
 const DELAY_US: u64 = 12_000_000;
-/// Looks, half a second apart, until all are admitted.
+/// Maximum of checks, half a second apart, until all applications are admitted.
 const LOOKS: u32 = 60;
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Of [`METHODS`].
+    /// Methods from [`METHODS`].
     pub methods: Vec<String>,
-    /// Applications, by [`groups`]: a VM each, with [`COPIES`] of it.
+    /// Applications from [`groups`]: one VM each, with [`COPIES`] copies.
     pub groups: Vec<Rta>,
     /// How long each application has jobs, seconds of its guest's time.
     pub seconds: u32,
 }
 
 impl Plan {
-    /// Gives the host room for the VMs.
+    /// Gives the host memory for the VMs.
     pub fn prepare(&self, site: Site) -> Site {
         site.with_room_for(self.groups.len() as u32)
     }
 }
 
-/// Boots the host and a VM for each group, and measures every method. One that fails is passed to `missing`, and the
-/// rest is measured, as long as the host lives.
+/// Boots the host and a VM for each group, and measures every method. A failed method goes to `missing`, and the
+/// remaining methods are measured while the host lives.
 fn measure(
     plan: &Plan,
     site: &Site,
@@ -74,12 +74,12 @@ fn measure(
     )
 }
 
-/// The applications of Table 5, a group a VM.
+/// The applications of Table 5, one group per VM.
 pub fn groups(figures: &Figures) -> Vec<Rta> {
     group::table5(figures, SCALE)
 }
 
-/// A VM's applications.
+/// The orders for a VM's applications.
 fn orders(method: &str, vm: usize, rta: Rta, seconds: u32) -> Vec<Order> {
     let order = |copy| Order {
         tag: format!("{method}-{vm}-{copy}"),
@@ -104,7 +104,7 @@ fn measure_method(
     let held = if method == "vanilla" { None } else { Some(admitted(host, guests, groups)?) };
     guests::bulk_threads(host, true)?;
     let mut run = || -> Result<_, MeasureError> {
-        // All have begun by then, and none has ended.
+        // By then all applications have started, and none has ended.
         host.shell(&format!("sleep {}", DELAY_US / 1_000_000))?;
         let before = host.cpu_time()?;
         host.shell(&format!("sleep {}", (seconds / 2).max(1)))?;
@@ -127,7 +127,7 @@ fn measure_method(
     Ok(result)
 }
 
-/// Waits until all that the applications ask for is reserved; what there was last, CPUs.
+/// Waits until the bandwidth of all applications is reserved. Returns the last reading, CPUs.
 fn admitted(host: &mut Host, guests: &Guests, groups: &[Rta]) -> Result<f64, MeasureError> {
     let needed: f64 = groups.iter().map(|rta| rta.bandwidth() * COPIES as f64).sum();
     let mut held = 0.0;
@@ -159,7 +159,7 @@ struct Options {
     output: Output,
 }
 
-/// Simulates both scenarios of the paper's size and times the planner, and measures what one CPU holds.
+/// Simulates both scenarios of the paper's size, measures the planner's time, and measures the scaled experiment.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
     let methods = methods(&args.methods)?;
@@ -188,7 +188,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     Measured { experiment: "rta-scale", seed: 0, results, missing, notes }.report(&args.output)
 }
 
-/// A hundred applications.
+/// RTVirt 4.5: a hundred applications.
 #[derive(Debug)]
 pub struct Scale;
 

@@ -1,12 +1,12 @@
-//! `rta-periodic` and `rta-sporadic`: real-time applications, one a VM, four VMs on one CPU beside bulk work (RTVirt,
-//! section 4.2, Tables 1 and 2, Figure 3). [`group`]: which. [`guests`]: the VMs that run them, also for [`video`],
-//! [`many`] and `memcached-slo`; [`scale`] and [`motivation`] are computed.
+//! `rta-periodic` and `rta-sporadic`: one real-time application per VM, four VMs on one CPU beside bulk work (RTVirt,
+//! section 4.2, Tables 1 and 2, Figure 3). [`group`] has the applications. [`guests`] has the VMs that run them, also
+//! for [`video`], [`many`] and `memcached-slo`. [`scale`] and [`motivation`] are computed.
 //!
-//! In: groups and methods, on one emulated host. Out: a [`MethodResult`] for each pair, named `METHOD-GROUP`: deadlines
-//! missed, and what was reserved for how much need. The applications are stock rt-app at SCHED_DEADLINE in the guests;
-//! a miss is what its own log says, on its guest's clock. `vanilla` is the kernel's own scheduling, nothing applied and
-//! no module in the guests; with the others the guests' applications ask the daemon for their bandwidth, and that back
-//! end keeps it.
+//! In: groups and methods, on one emulated host. Out: a [`MethodResult`] per pair, named `METHOD-GROUP`, with the
+//! missed deadlines, the needed bandwidth and the reserved bandwidth. The applications are stock rt-app at
+//! SCHED_DEADLINE in the guests. A miss is what rt-app logs on its guest's clock. `vanilla` is the kernel's own
+//! scheduling: no method is applied, and the guests have no module. With the other methods the applications request
+//! their bandwidth from the daemon, and the back end of that name provides it.
 
 pub(super) mod group;
 pub(super) mod guests;
@@ -37,7 +37,7 @@ use crate::schema::{JOBS, Load, MISSED, MethodResult, Metric, REFUSED, Run, Unit
 use crate::trial;
 use crate::wire::WireAnalysis;
 
-/// Those of RTVirt's Table 1, whenever its applications' jobs come.
+/// The goals for RTVirt's Table 1, for periodic and sporadic jobs.
 const TABLE_1: [GoalSpec; 12] = [
     goal("misses-h-equiv", "H-EQUIV: paced misses no deadline").missed(idle("paced-h-equiv")),
     goal("misses-h-dec", "H-DEC: paced misses no deadline").missed(idle("paced-h-dec")),
@@ -53,47 +53,47 @@ const TABLE_1: [GoalSpec; 12] = [
     excess("excess-nh-inc", "NH-INC: paced reserves at most 1 % above need and slack", "paced-nh-inc"),
 ];
 
-/// A goal of what is reserved beyond need and slack.
+/// A goal for the bandwidth reserved beyond need and slack.
 const fn excess(id: &'static str, text: &'static str, method: &'static str) -> GoalSpec {
     goal(id, text).only(Own("excess"), idle(method)).at_most(0.01)
 }
 
-/// What the times of experiments with applications are, and what their metrics are.
+/// The meaning of the times and metrics of experiments with applications.
 const JOB_TIME: &str = "from a job's release to its end, by the guest's clock";
 const DEADLINES: &str = "Deadlines by what the applications log on their guests' clock. Needed: slices over periods; \
     reserved: what the host set aside for that; excess: reserved beyond need and slack. Refused: applications that did \
     no job.";
 
-/// The methods, in the order in which they are measured: the guests' module cannot be there for the first.
+/// The methods, in order of measurement. `vanilla` is first because the guest module cannot be unloaded.
 pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
-/// From an application's start to its first release, us: meanwhile all are admitted, and the bulk threads start. With
-/// `deadline` a guest has its declared budget and no more to start it with.
+/// Time from an application's start to its first release, us. In this time all applications are admitted and the bulk
+/// threads start. With `deadline` a guest starts its application with the declared budget only, which takes longer.
 const DELAY_US: u64 = 2_000_000;
 const DELAY_DEADLINE_US: u64 = 9_000_000;
-/// VMs, as the groups have applications.
+/// Number of VMs: one per application of a group.
 const VMS: usize = 4;
-/// The paper's time from a sporadic request to the next, us, uniform; no period is longer than the least.
+/// The paper's time between sporadic requests, us, uniform. No period is longer than the shortest gap.
 const GAPS_US: std::ops::RangeInclusive<u64> = 100_000..=1_000_000;
 
-/// When jobs come.
+/// Release times of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrivals {
-    /// One each period, for so many seconds of the guest's time.
+    /// One job per period, for a duration of the guest's time.
     Periodic {
-        /// s.
+        /// Duration, s.
         seconds: u32,
     },
-    /// At random, so many for each application.
+    /// Jobs at random times.
     Sporadic {
-        /// Jobs.
+        /// Jobs per application.
         requests: u32,
-        /// Seed of the times between them; the same for all methods.
+        /// Seed of the gaps; the same for all methods.
         seed: u64,
     },
 }
 
 impl Arrivals {
-    /// Of the application in this VM.
+    /// Releases of the application in this VM.
     fn releases(self, rta: Rta, vm: u64) -> Releases {
         match self {
             Arrivals::Periodic { seconds } => Releases::Periodic(u64::from(seconds) * 1_000_000 / rta.period_us),
@@ -108,21 +108,21 @@ impl Arrivals {
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Of [`METHODS`].
+    /// Methods from [`METHODS`].
     pub methods: Vec<String>,
-    /// Of [`group::NAMES`], with their applications.
+    /// Names from [`group::NAMES`], with their applications.
     pub groups: Vec<(String, Vec<Rta>)>,
-    /// When their jobs come.
+    /// Release times of the jobs.
     pub arrivals: Arrivals,
 }
 
-/// A case's name in results.
+/// Name of a case in results.
 pub fn name(method: &str, group: &str) -> String {
     format!("{method}-{group}")
 }
 
-/// Boots the host and four VMs and measures every group by every method. A case that fails is passed to `missing`, and
-/// the rest is measured, as long as the host lives.
+/// Boots the host and four VMs and measures every group with every method. A failed case goes to `missing`, and the
+/// remaining cases are measured while the host lives.
 fn measure(
     plan: &Plan,
     site: &Site,
@@ -140,16 +140,16 @@ fn measure(
     )
 }
 
-/// What is booted.
+/// What to boot.
 struct Setup<'a> {
     site: &'a Site,
     images: &'a Images,
     vms: usize,
-    /// What each VM declares for itself, us in 20 ms.
+    /// Declared bandwidth per VM, us per 20 ms.
     declared_us: u64,
 }
 
-/// Boots the host and its VMs and measures each of `cases` by each of `methods`, in the order of [`METHODS`].
+/// Boots the host and its VMs and measures each of `cases` with each of `methods`, in the order of [`METHODS`].
 fn each_case<C>(
     setup: Setup<'_>,
     (methods, cases): (&[String], &[C]),
@@ -185,13 +185,12 @@ fn each_case<C>(
     )
 }
 
-/// Those of `all` that are wanted.
+/// The entries of `all` that are in `wanted`, in the order of `all`.
 pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator<Item = &'static str> {
     all.iter().copied().filter(|method| wanted.iter().any(|wanted| wanted == method))
 }
 
-/// Puts a method in force, with `more` in `sched.toml` besides what the guests' VMs have. `vanilla` is what is in force
-/// where nothing is done.
+/// Applies a method, with `more` in `sched.toml` in addition to the guests' reservations. `vanilla` applies nothing.
 pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &str) -> Result<(), MeasureError> {
     if method == "vanilla" {
         return Ok(());
@@ -228,7 +227,7 @@ fn measure_case(
     Ok(result)
 }
 
-/// What is known of a case in which nobody asks over the wire.
+/// The result of a case without requests over the network.
 fn without_requests(host: &Host, case: &str, label: &str, cpu_share: Option<f64>) -> MethodResult {
     MethodResult::new(&Run {
         method: case,
@@ -244,21 +243,21 @@ fn without_requests(host: &Host, case: &str, label: &str, cpu_share: Option<f64>
     })
 }
 
-/// In words for [`pacers`]: of a whole case.
+/// Text for [`pacers`]: the measured time is a whole case.
 pub(crate) const WHOLE: &str = "the start and end of the applications with them";
 
-/// What the pacers took, where there are any, and when.
+/// A note on the CPU time of the pacers, if there are any, with the time that it covers.
 pub(crate) fn pacers(before: &CpuTime, after: &CpuTime, when: &str) -> Option<String> {
     let share = after.pacers_share_since(before)?;
     Some(format!("the pacers took {} of a CPU ({when})", number::percent(share)))
 }
 
-/// From an application's start to its first release, us.
+/// Time from an application's start to its first release, us.
 pub(crate) fn delay_us(method: &str) -> u64 {
     if method == "deadline" { DELAY_DEADLINE_US } else { DELAY_US }
 }
 
-/// Has every VM run its application; what was reserved for them meanwhile, if anything, and what each said at its end.
+/// Runs every VM's application. Returns the bandwidth reserved for them meanwhile (none for `vanilla`), and their logs.
 fn run_all(
     host: &mut Host,
     guests: &Guests,
@@ -288,7 +287,7 @@ fn run_all(
     Ok((held, logs.collect::<Result<_, _>>()?))
 }
 
-/// What applications did about their deadlines, and what a reader must know of it.
+/// Metrics of applications' deadlines, and notes for the reader.
 pub(crate) fn deadlines(
     rtas: &[Rta],
     logs: &[Log],
@@ -325,14 +324,14 @@ pub(crate) fn deadlines(
     (metrics(&rows, reserved_cpus, slack_cpus), notes)
 }
 
-/// An application: a job in each period.
+/// Counters of an application: one job per period.
 #[derive(Debug)]
 struct Row {
     rta: Rta,
     jobs: u64,
-    /// Of the jobs, how many ended after their period.
+    /// Number of jobs that ended after their period.
     missed: u64,
-    /// The longest from a release to the job's end.
+    /// Longest time from a release to the job's end, us.
     worst_us: Option<u64>,
 }
 
@@ -343,7 +342,7 @@ impl Row {
     }
 }
 
-/// Of all applications, then of each.
+/// Metrics of all applications together, then of each.
 fn metrics(rows: &[Row], reserved_cpus: Option<f64>, slack_cpus: f64) -> Vec<Metric> {
     let needed: f64 = rows.iter().map(|row| row.rta.bandwidth()).sum();
     let number_of = |is: fn(&Row) -> bool| rows.iter().filter(|row| is(row)).count() as u64;
@@ -381,7 +380,7 @@ fn metrics(rows: &[Row], reserved_cpus: Option<f64>, slack_cpus: f64) -> Vec<Met
     all
 }
 
-/// Puts what applications said into a result, whose response times are theirs.
+/// Adds the applications' logs to a result. Its times are their response times.
 pub(crate) fn summarise(
     result: &mut MethodResult,
     rtas: &[Rta],
@@ -444,18 +443,18 @@ struct SporadicOptions {
     common: Common,
 }
 
-/// Measures every group by every method on one emulated host, with a job each period.
+/// Measures every group with every method on one emulated host, with one job per period.
 fn periodic(args: &PeriodicOptions) -> anyhow::Result<ExitCode> {
     execute("rta-periodic", &args.common, Arrivals::Periodic { seconds: args.seconds }, 0)
 }
 
-/// The same with jobs at random.
+/// Measures the same with jobs at random times.
 fn sporadic(args: &SporadicOptions) -> anyhow::Result<ExitCode> {
     let SporadicOptions { requests, seed, common } = args;
     execute("rta-sporadic", common, Arrivals::Sporadic { requests: *requests, seed: *seed }, *seed)
 }
 
-/// The methods asked for, of those that this binary has.
+/// The chosen methods, from those built into this binary.
 pub(super) fn methods(asked: &[String]) -> anyhow::Result<Vec<String>> {
     let built_in: Vec<&str> = METHODS.into_iter().filter(|method| *method != "sched_ext" || ext::BUILT_IN).collect();
     chosen("method", asked, &built_in)
@@ -525,7 +524,7 @@ impl Experiment for Periodic {
     }
 }
 
-/// The same, at random.
+/// Section 4.2 with jobs at random times.
 #[derive(Debug)]
 pub struct Sporadic;
 
@@ -570,7 +569,7 @@ mod tests {
         let Releases::Sporadic(gaps) = arrivals.releases(RTA, 1) else { panic!("periodic") };
         assert_eq!(gaps.len(), 200);
         assert!(gaps.iter().all(|gap| (100_000..=1_000_000).contains(gap)));
-        // Uniform: the mean of 200 is within three of its standard deviations.
+        // Uniform: the mean of 200 gaps is within three of its standard deviations.
         let mean = gaps.iter().sum::<u64>() / 200;
         assert!((495_000..605_000).contains(&mean), "{mean}");
         assert_eq!(arrivals.releases(RTA, 1), Releases::Sporadic(gaps.clone()));

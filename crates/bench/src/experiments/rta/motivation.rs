@@ -1,8 +1,9 @@
-//! `motivation`: RTVirt's section 2 (Figure 1), as a simulation. Two schedulers that do not know of each other, each of
-//! which does its work, miss deadlines on a CPU that is just full; with next deadlines told, the planner misses none.
+//! `motivation`: RTVirt's section 2 (Figure 1), as a simulation. Two schedulers without knowledge of each other miss
+//! deadlines on a fully reserved CPU, although each is correct by itself. The planner, which knows the next deadlines,
+//! misses none.
 //!
-//! In: the figure's VMs and applications. Out: jobs and misses of each application under a host's EDF of fixed budgets
-//! ([`unaware`]) and under Ontime's planner ([`aware`]). Pure.
+//! In: the figure's VMs and applications. Out: jobs and misses of each application under a host EDF with fixed budgets
+//! ([`unaware`]) and under Ontime's planner ([`aware`]). Does no I/O.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -14,18 +15,19 @@ use crate::experiments::Experiment;
 
 /// Slice and period of the VMs, ms (Figure 1a).
 pub const VMS: [(u64, u64); 3] = [(5, 15), (5, 10), (5, 30)];
-/// Slice and period of the applications of the first VM, ms (Figure 1b), and when the first job of each comes: the
-/// figure draws the second's later than the first's, and its text says no more; from 2 to 6 ms the outcome is the same.
+/// Slice and period of the first VM's applications, ms (Figure 1b), and the release of their first jobs. The figure
+/// draws the second application's later than the first's, and the text gives no time; from 2 to 6 ms the result is the
+/// same.
 pub const RTAS: [(u64, u64, u64); 2] = [(1, 15, 0), (4, 15, 5)];
-/// How long, ms.
+/// Duration, ms.
 pub const LENGTH: u64 = 30_000;
 
-/// Jobs of an application whose deadline came, and how many missed it.
+/// Jobs of an application whose deadline has passed, and the misses among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Jobs {
-    /// All.
+    /// Number of jobs.
     pub jobs: u64,
-    /// Late.
+    /// Number of late jobs.
     pub missed: u64,
 }
 
@@ -35,8 +37,8 @@ struct Job {
     left: u64,
 }
 
-/// Both levels EDF, neither knows of the other: the host gives each VM its slice of each period and lets it pass where
-/// the guest has nothing to run. In steps of 1 ms.
+/// EDF on both levels, without knowledge of each other: the host gives each VM its slice per period, and the slice
+/// passes unused if the guest has no runnable job. In steps of 1 ms.
 pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
     let (mut left, mut pending) = ([0; 3], [const { Vec::new() }; 2]);
     let mut found = [Jobs::default(); 2];
@@ -51,7 +53,8 @@ pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
                 queue.push(Job { deadline: now + period, left: slice });
             }
         }
-        // The earliest end of a period among VMs with some of their slice left; of equal ones the first.
+        // The VM with the earliest end of its period, among VMs with a part of their slice left; the first of equal
+        // ones.
         let ends = left.iter().zip(VMS).enumerate().filter(|(_, (left, _))| **left > 0);
         let Some(vm) = ends.min_by_key(|(vm, (_, (_, period)))| ((now / period + 1) * period, *vm)).map(|(vm, _)| vm)
         else {
@@ -79,8 +82,8 @@ pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
     found
 }
 
-/// The same VMs and applications under Ontime's planner, without slack: the CPU is full. Also how many of the other
-/// VMs' applications missed.
+/// The same VMs and applications under Ontime's planner, without slack, since the CPU is fully reserved. Also returns
+/// the number of misses of the other VMs' applications.
 pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
     let ms = Nanos::from_millis;
     let stay = |vcpu, slice, period, first| {
@@ -162,7 +165,7 @@ mod tests {
             assert_eq!((one.missed, two.missed, others), (0, 0, 0), "{first}");
             assert!(one.jobs >= LENGTH / 15 - 1 && two.jobs >= LENGTH / 15 - 2);
         }
-        // Where both come together the budget is there for both.
+        // If both first jobs are released together, the budget is sufficient for both.
         assert_eq!(unaware([0, 0])[1].missed, 0);
     }
 }

@@ -1,12 +1,14 @@
-//! `registration`: what it costs that a guest's application asks for its bandwidth (RTVirt, sections 4.3 and 4.5: a
-//! hypercall of 10 us).
+//! `registration`: the cost of a guest application's request for bandwidth (RTVirt, sections 4.3 and 4.5: a hypercall
+//! of 10 us).
 //!
-//! In: how often. Out: a [`MethodResult`] of each of [`METHODS`]. A program in a VM changes its own SCHED_DEADLINE
-//! runtime, up and down in turn, so that each change is an INC_BW or a DEC_BW: how long the system call takes in the
-//! guest, within what the host has offered; the same where the VM has the host hold something spare (docs/guest.md), so
-//! that the host is told afterwards; the same call with nothing changed, which asks nobody; the bare notification, the
-//! module's call of the device process that asks for nothing; and the CPU time of each process of the host a change,
-//! which on the virtual clock is a count of instructions.
+//! In: the number of requests. Out: a [`MethodResult`] for each of [`METHODS`]. A program in a VM changes its own
+//! SCHED_DEADLINE runtime, alternately up and down, so that each change is an INC_BW or a DEC_BW. Measured are:
+//!
+//! - the duration of the system call in the guest, within the host's offer (`change`);
+//! - the same if the VM has spare bandwidth (docs/guest.md), so that the host is notified afterwards (`spare`);
+//! - the same call without a change, which notifies nobody (`same`);
+//! - the bare notification, the module's call to the device process without a request (`bare`);
+//! - the CPU time per change of each process of the host. On the virtual clock this is a count of instructions.
 
 use std::process::ExitCode;
 
@@ -22,24 +24,24 @@ use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::trial;
 
-/// The calls, in the order in which they are made: what the host's processes use anyway is what they use while nothing
-/// changes; and there is no way back from something spare.
+/// The calls, in the order of measurement. `same` is first because it gives the base load of the host's processes;
+/// `spare` is last because spare bandwidth cannot be given back.
 pub const METHODS: [&str; 4] = ["same", "bare", "change", "spare"];
-/// Between two changes, us: each finds the host at rest.
+/// Pause between two changes, us, after which the host is idle again.
 const PAUSE_US: u64 = 20_000;
 /// A change of the runtime, us.
 const STEP_US: u64 = 1_000;
 
-/// What the VM has spare, us of us: twice what a change asks for.
+/// The VM's spare bandwidth, us per us: twice the bandwidth of a change.
 const SPARE: &str = "2000/20000";
 
-/// Ends when the daemon has used next to nothing for two seconds.
+/// A shell command that ends when the daemon has used almost no CPU time for two seconds.
 const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime daemon')/schedstat; echo $ran; }; \
                        for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || \
                        break; done";
 
-/// Boots a host and a VM and measures every method. One that fails is passed to `missing`, and the rest is measured, as
-/// long as the host lives.
+/// Boots a host and a VM and measures every method. A failed method goes to `missing`, and the remaining methods are
+/// measured while the host lives.
 fn measure(
     args: &Options,
     site: &Site,
@@ -51,8 +53,8 @@ fn measure(
     let mut host = Host::start(site, images, &[], &[], progress)?;
     let mut guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
     apply(&mut host, &mut guests, "paced", "")?;
-    // The daemon looks at the host again after an apply, and where QEMU starts threads to read the program from the
-    // disk: hundreds of times what a change costs.
+    // After an apply the daemon reads the host's state again, also when QEMU starts threads to read the program from
+    // the disk. That costs hundreds of times as much as a change, so one call is made beforehand.
     calls(&mut host, &guests, "first", 1, &register("first", 1, 0))?;
     let mut anyway = None;
     trial::each(
@@ -68,7 +70,7 @@ fn measure(
     )
 }
 
-/// `anyway` is what the host's processes used while nothing changed, once that is known.
+/// `anyway` is the CPU use of the host's processes without changes, once it has been measured.
 fn measure_method(
     host: &mut Host,
     guests: &Guests,
@@ -109,13 +111,13 @@ fn words(method: &str) -> &str {
     }
 }
 
-/// The guest is to call `count` times, its runtime `step` us more or less each time.
+/// The line for a guest that makes `count` calls with `step` us more or less runtime each.
 fn register(tag: &str, count: u32, step: u64) -> String {
     format!("register {tag} {count} {step} {PAUSE_US}")
 }
 
-/// Has the guest do `call`, which it says under `tag`: what each of `count` took, ns, and what the host's processes
-/// used.
+/// Makes the guest run `call`, whose output has the mark `tag`. Returns the duration of each of `count` calls, ns, and
+/// the CPU time of the host's processes.
 fn calls(
     host: &mut Host,
     guests: &Guests,
@@ -125,7 +127,7 @@ fn calls(
 ) -> Result<(Vec<u64>, Used), MeasureError> {
     let before = Cpu::read(host)?;
     guests.tell(host, &[call.to_owned()])?;
-    // In the place of a job's slack stands what a call took, ns.
+    // The output has the duration of a call, ns, in the place of a job's slack.
     let said = guests.said(host, 0, tag)?;
     let after = Cpu::read(host)?;
     let mut words = said.split_whitespace().map(str::parse::<u64>);
@@ -161,7 +163,7 @@ impl Cpu {
     }
 }
 
-/// Between two readings.
+/// Two readings.
 #[derive(Debug, Clone, Copy)]
 struct Used {
     before: Cpu,
@@ -169,7 +171,7 @@ struct Used {
 }
 
 impl Used {
-    /// By place in [`Cpu`], s.
+    /// Difference of the value at a place in [`Cpu`], s.
     fn ran(&self, place: usize) -> f64 {
         let value = |cpu: &Cpu| cpu.0.get(place).copied().unwrap_or(0.0);
         value(&self.after) - value(&self.before)
@@ -179,7 +181,7 @@ impl Used {
         self.ran(3)
     }
 
-    /// Of each of `changes`, without what is used anyway in as long a time.
+    /// CPU time per change, without the processes' base load in the same time.
     fn a_change(&self, anyway: &Used, changes: u32) -> [Metric; 4] {
         let beyond = |place| {
             let rate = anyway.ran(place) / anyway.seconds().max(1e-9);
@@ -202,7 +204,7 @@ struct Options {
     output: Output,
 }
 
-/// Measures what a guest's asking for bandwidth costs.
+/// Measures the cost of a guest's requests for bandwidth.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let results =
@@ -211,7 +213,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)
 }
 
-/// What asking for bandwidth costs.
+/// RTVirt 4.5: the cost of a request for bandwidth.
 #[derive(Debug)]
 pub struct Registration;
 

@@ -1,10 +1,10 @@
-//! `rta-scale`: 100 real-time applications as 10 VMs with 10 each and as 100 VMs with one (RTVirt, section 4.5, Tables
-//! 5 and 6), on the paper's 15 CPUs: deadlines in a simulation on the planner, and what the planner itself takes of
-//! this machine's CPU time.
+//! `rta-scale`: 100 real-time applications as 10 VMs with 10 each, and as 100 VMs with one each (RTVirt, section 4.5,
+//! Tables 5 and 6), on the paper's 15 CPUs. A simulation on the planner gives the deadlines, and the planner's own CPU
+//! time is measured on this machine.
 //!
-//! In: Table 5. Out: [`Scaled`] of each scenario. The paper's overhead is time in its hypervisor's `schedule()` and in
-//! context switches; [`Scaled::planning`] is the former's part that the planner has, timed on this machine, and no
-//! more: not the changes of place, which `paced` needs system calls for.
+//! In: Table 5. Out: [`Scaled`] of each scenario. The paper's overhead is the time in its hypervisor's `schedule()` and
+//! in context switches. [`Scaled::planning`] is the planner's part of `schedule()`, timed on this machine. It does not
+//! include changes of priority, for which `paced` needs system calls.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -16,27 +16,27 @@ use ontime_plan::{Admission, Arrivals, Bandwidth, Demand, Nanos, Planner, Refusa
 
 use crate::paper::{Figures, Overhead};
 
-/// The paper's length, s.
+/// Duration in the paper, s.
 pub const LENGTH_S: u32 = 100;
-/// The paper's.
+/// Number of CPUs in the paper.
 const CPUS: u32 = 15;
-/// Applications of a group, as there are groups.
+/// Applications per group. There are as many groups.
 const COPIES: usize = 10;
-/// The most vCPUs that a group is placed on.
+/// Upper limit of vCPUs for a group.
 const VCPUS_MAX: usize = 16;
-/// Slices that are timed.
+/// Number of slices that are timed.
 const TIMED: usize = 20_000;
 
-/// How the applications are spread.
+/// Distribution of the applications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
-    /// A VM a group, with as few vCPUs as hold it.
+    /// One VM per group, with as few vCPUs as possible.
     Multi,
-    /// A VM and a vCPU each.
+    /// A VM with one vCPU per application.
     Single,
 }
 
-/// Both.
+/// Both scenarios.
 pub const SCENARIOS: [Scenario; 2] = [Scenario::Multi, Scenario::Single];
 
 impl Scenario {
@@ -56,57 +56,57 @@ impl Scenario {
     }
 }
 
-/// What was found.
+/// The result of a scenario.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scaled {
-    /// Of this.
+    /// The scenario.
     pub scenario: Scenario,
-    /// vCPUs in all.
+    /// Number of vCPUs.
     pub vcpus: usize,
-    /// Reserved, slack included, CPUs.
+    /// Reserved bandwidth, including slack, CPUs.
     pub reserved_cpus: f64,
-    /// Jobs simulated.
+    /// Number of simulated jobs.
     pub jobs: u64,
-    /// Of those, late.
+    /// Number of late jobs.
     pub missed: u64,
-    /// Slices a second.
+    /// Slices per second.
     pub slices: f64,
-    /// Plans laid anew within a slice, as somebody slept or woke, a second.
+    /// New plans within a slice, because a vCPU slept or woke up, per second.
     pub replans: f64,
-    /// vCPUs that a CPU began, a second.
+    /// Switches of a CPU to another vCPU, per second.
     pub switches: f64,
-    /// What the planner takes, medians.
+    /// Cost of the planner, medians.
     pub planner: Cost,
-    /// The paper's.
+    /// The paper's overhead.
     pub paper: Overhead,
 }
 
-/// What the planner takes on this machine, ns.
+/// Cost of the planner on this machine, ns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cost {
-    /// A slice.
+    /// Per slice.
     pub slice_ns: f64,
-    /// A sleep or a wake-up within one.
+    /// Per sleep or wake-up within a slice.
     pub replan_ns: f64,
 }
 
 impl Scaled {
-    /// The planner's own share of one CPU of this machine.
+    /// The planner's share of one CPU of this machine.
     pub fn planning(&self) -> f64 {
         (self.slices * self.planner.slice_ns + self.replans * self.planner.replan_ns) / 1e9
     }
 }
 
-/// Why there is no figure.
+/// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ScaleError {
-    /// Table 5 does not fit.
+    /// Table 5 exceeds the CPUs.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Its applications are none.
+    /// An application of Table 5 is invalid.
     #[error(transparent)]
     Model(#[from] ontime_plan::ModelError),
-    /// They have no place on their VM's vCPUs.
+    /// The applications do not fit on their VM's vCPUs.
     #[error(transparent)]
     Place(#[from] ontime_plan::edf::PlaceError),
 }
@@ -128,7 +128,7 @@ fn vcpus(figures: &Figures, scenario: Scenario) -> Result<Vec<Vcpu>, ScaleError>
     Ok(all)
 }
 
-/// A group on as few vCPUs as hold it.
+/// Distributes a group over as few vCPUs as possible.
 fn fewest(rta: &Rta, slack: Nanos) -> Result<Vec<Vec<Rta>>, ScaleError> {
     for vcpus in 1.. {
         let mut partition = Partition::new(vcpus, slack);
@@ -164,8 +164,8 @@ pub fn run(figures: &Figures, scenario: Scenario, seconds: u32) -> Result<Scaled
     })
 }
 
-/// Times slices of vCPUs that are all busy, whose deadlines are their periods' ends, and one of them that sleeps and
-/// wakes in each. Medians: the machine does other things too.
+/// Times slices of vCPUs that are all busy, with their periods' ends as deadlines. In each slice one vCPU sleeps and
+/// wakes up. Returns medians, because other processes disturb the times.
 fn time(all: &[Vcpu], shared: &[bool]) -> Cost {
     let mut planner = Planner::new(shared);
     let periods: Vec<u64> = all.iter().map(|vcpu| vcpu.period().unwrap_or(Nanos::MAX).0.max(1)).collect();
@@ -173,7 +173,7 @@ fn time(all: &[Vcpu], shared: &[bool]) -> Cost {
     let mut demands = vec![Demand::NONE; all.len()];
     let (mut now, mut slices, mut replans) = (Nanos::ZERO, Vec::new(), Vec::new());
     for turn in 0..TIMED {
-        // Each begins at a time of its own, so that no two ends fall together more than they must.
+        // Each vCPU's periods are shifted, so that few deadlines coincide.
         for ((demand, period), shift) in demands.iter_mut().zip(&periods).zip((0_u64..).map(|n| n * 1_234_567)) {
             let deadline = ((now.0 + shift) / period + 1) * period - shift % period;
             *demand = Demand { deadline: Nanos(deadline.max(now.0 + 1)), idle: false };
@@ -197,7 +197,7 @@ fn median(mut of: Vec<u128>) -> f64 {
     of.get(of.len() / 2).map_or(0.0, |middle| *middle as f64)
 }
 
-/// Tables 5 and 6: a column for each scenario.
+/// Tables 5 and 6, with a column per scenario.
 pub fn table(all: &[Scaled]) -> String {
     let mut text = String::from(
         "rta-scale: simulation of the paper's size (15 CPUs, 500 us of slack a vCPU); the planner is timed on this \
@@ -221,7 +221,7 @@ pub fn table(all: &[Scaled]) -> String {
     row("the paper: missed", &|of| {
         of.paper.miss_percent.map_or_else(|| "-".to_owned(), |missed| format!("{missed} %"))
     });
-    // us over the paper's 100 s.
+    // us in the paper's 100 s.
     row("the paper: schedule(), of a CPU", &|of| number::percent(of.paper.schedule / 100e6));
     row("the paper: in all, of a CPU", &|of| format!("{} %", of.paper.percent));
     for of in all {
@@ -251,7 +251,7 @@ mod tests {
             assert!(of.jobs > 1_400 && of.reserved_cpus < 15.0, "{of:?}");
             assert!(of.planner.slice_ns > 0.0 && of.planner.replan_ns > 0.0);
         }
-        // The paper's vCPUs: 4 + 3 + 5 x 2 + 3 x 1, and one a VM.
+        // The paper's number of vCPUs: 4 + 3 + 5 x 2 + 3 x 1, and one per VM.
         assert_eq!((all[0].vcpus, all[1].vcpus), (20, 100));
         assert_eq!((median(vec![3, 1, 100]), median(Vec::new())), (3.0, 0.0));
         let text = table(&all);

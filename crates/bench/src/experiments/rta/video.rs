@@ -1,8 +1,9 @@
-//! `video`: VMs whose video applications come and go at random (RTVirt, section 4.3, Table 3, Figure 4).
+//! `video`: VMs whose video applications start and end at random times (RTVirt, section 4.3, Table 3, Figure 4).
 //!
-//! In: a seed, from which all is drawn as the paper does ([`draw`]). Out: for the paper's size, 4 VMs with 4 vCPUs on
-//! 15 CPUs for 10 minutes, a simulation on the planner ([`simulated`]); scaled to one CPU, 4 VMs with a vCPU each, a
-//! [`MethodResult`] of each method on an emulated host ([`measure`]). The two are told apart wherever they are shown.
+//! In: a seed, from which [`draw`] draws the applications as the paper does. Out: two results, which are labelled
+//! wherever they are shown. [`simulated`] simulates the paper's size on the planner: 4 VMs with 4 vCPUs on 15 CPUs for
+//! 10 minutes. [`measure`] scales that to one CPU, with 4 VMs with one vCPU each, and gives a [`MethodResult`] per
+//! method on an emulated host.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -30,42 +31,42 @@ use crate::paper::Figures;
 use crate::report;
 use crate::schema::{Load, MethodResult};
 
-/// The methods, in the order in which they are measured, as for `rta-periodic`.
+/// The methods, in the order of measurement, as for `rta-periodic`.
 pub const METHODS: [&str; 5] = super::METHODS;
-/// What the paper's slices are divided by in the emulated host: four of the highest rate need 0.63 of its one CPU.
+/// Divisor of the paper's slices on the emulated host: four applications of the highest rate need 0.63 of its one CPU.
 pub const SCALE: u64 = 6;
-/// VMs, and in the simulation vCPUs of each.
+/// Number of VMs, and of vCPUs per VM in the simulation.
 const VMS: usize = 4;
 const VCPUS: usize = 4;
-/// The simulation's CPUs: the paper's.
+/// CPUs of the simulation, as in the paper.
 const CPUS: u32 = 15;
-/// The paper's length.
+/// Duration in the paper.
 pub const LENGTH_MS: u64 = 600_000;
-/// Applications that the paper had; of a draw with fewer there is no comparison.
+/// Number of applications in the paper. A draw with fewer is not comparable.
 pub const APPLICATIONS: usize = 54;
-/// An application or an idle interval lasts from a sixtieth to six tenths of all (10 s to 6 min of 10 min).
+/// Duration of an application or an idle interval, as a share of the whole: 1/60 to 6/10 (10 s to 6 min of 10 min).
 const SHORTEST: u64 = 60;
 const LONGEST: (u64, u64) = (6, 10);
-/// Beside an application, us; of an idle vCPU, of a million.
+/// Bandwidth of an idle vCPU, millionths.
 const IDLE_PPM: u64 = 100_000;
-/// From an application's start to its first release in the emulated host, us: meanwhile it is admitted.
+/// Time from an application's start to its first release on the emulated host, us. Meanwhile it is admitted.
 const DELAY_US: u64 = 400_000;
 
-/// A frame rate on a vCPU for some time, ms.
+/// A frame rate, or idleness, on a vCPU for some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spell {
-    /// Of all VMs' vCPUs.
+    /// Number among all VMs' vCPUs.
     pub vcpu: usize,
-    /// Index of Table 3; None: idle.
+    /// Index in Table 3; none for idle.
     pub rate: Option<usize>,
-    /// From.
+    /// Start, ms.
     pub from_ms: u64,
-    /// To.
+    /// End, ms.
     pub until_ms: u64,
 }
 
-/// Each vCPU has one spell after the other until the end: one of Table 3's rates or idleness, each as likely, for a
-/// uniform time.
+/// Fills each vCPU's time with spells up to the end: one of Table 3's rates or idleness, with equal probability, for a
+/// uniformly distributed time.
 pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let lengths = length_ms / SHORTEST..=length_ms * LONGEST.0 / LONGEST.1;
@@ -82,34 +83,34 @@ pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
     spells
 }
 
-/// Of the simulation.
+/// Result of the simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Simulated {
-    /// The first from the given one on whose draw has [`APPLICATIONS`].
+    /// The first seed, from the given one on, whose draw has [`APPLICATIONS`].
     pub seed: u64,
-    /// Simulated.
+    /// Simulated time, ms.
     pub length_ms: u64,
-    /// Applications that were drawn.
+    /// Number of applications drawn.
     pub applications: usize,
-    /// Of those, how many were refused.
+    /// Number of refused applications.
     pub refused: usize,
-    /// How many missed a deadline.
+    /// Number of applications that missed a deadline.
     pub with_misses: usize,
-    /// The share that the worst of them missed.
+    /// Largest share of missed deadlines of one application.
     pub worst: f64,
-    /// All jobs.
+    /// Number of jobs.
     pub jobs: u64,
-    /// All that were late.
+    /// Number of late jobs.
     pub missed: u64,
-    /// Reserved on average, and what reserving each VM's highest need for all the time takes, CPUs.
+    /// Mean reserved bandwidth, CPUs.
     pub mean_cpus: f64,
-    /// See there.
+    /// Bandwidth if each VM had its highest need reserved all the time, CPUs.
     pub static_cpus: f64,
-    /// What each VM had reserved, by time.
+    /// Changes of the VMs' reservations, in order of time.
     pub changes: Vec<Change>,
 }
 
-/// The paper's size on the planner.
+/// Simulates the paper's size on the planner.
 pub fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
     let rates = group::video(figures, 1);
     let applications = |spells: &[Spell]| spells.iter().filter(|spell| spell.rate.is_some()).count();
@@ -167,7 +168,7 @@ fn summary(seed: u64, length_ms: u64, outcome: &Outcome, changes: Vec<Change>) -
     }
 }
 
-/// What a VM has over time: the mean and the most, CPUs.
+/// A VM's reserved bandwidth over time: mean and maximum, CPUs.
 fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
     let idle = Bandwidth::ppm(IDLE_PPM).as_f64();
     let mut now = [idle; VCPUS];
@@ -176,7 +177,7 @@ fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
     let own = changes.iter().filter(|change| change.vcpu / VCPUS == vm);
     for change in own {
         area += now.iter().sum::<f64>() * change.at.0.saturating_sub(at) as f64;
-        // What changes at one time counts together.
+        // Changes at the same time count as one.
         if change.at.0 > at {
             most = most.max(now.iter().sum());
             at = change.at.0;
@@ -190,7 +191,7 @@ fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
 }
 
 impl Simulated {
-    /// In a sentence.
+    /// The result as a sentence.
     pub fn words(&self) -> String {
         format!(
             "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): \
@@ -209,7 +210,7 @@ impl Simulated {
         )
     }
 
-    /// Figure 4a: what each VM has reserved over time, a line a VM.
+    /// Figure 4a as CSV: the reserved bandwidth over time, one line per change.
     pub fn csv(&self) -> String {
         let mut text = String::from("seconds,vm,vcpu,cpus\n");
         for Change { at, vcpu, bandwidth } in &self.changes {
@@ -226,8 +227,8 @@ impl Simulated {
     }
 }
 
-/// Boots the host and four VMs and measures every method. One that fails is passed to `missing`, and the rest is
-/// measured, as long as the host lives.
+/// Boots the host and four VMs and measures every method. A failed method goes to `missing`, and the remaining methods
+/// are measured while the host lives.
 fn measure(
     args: &Asked,
     figures: &Figures,
@@ -248,7 +249,7 @@ fn measure(
     )
 }
 
-/// A VM's applications, with their names, and the line that has its guest run them one after the other.
+/// A VM's applications with their names, and the line that makes its guest run them one after the other.
 fn programme(method: &str, vm: usize, spells: &[Spell], rates: &[Rta]) -> (Vec<(String, Rta)>, String) {
     let (mut all, mut line) = (Vec::new(), String::from("{ "));
     for (place, spell) in spells.iter().filter(|spell| spell.vcpu == vm).enumerate() {
@@ -333,7 +334,7 @@ struct Asked {
     output: Output,
 }
 
-/// Simulates the paper's size, and measures what one CPU holds.
+/// Simulates the paper's size, and measures the scaled experiment on an emulated host.
 fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
     let methods = methods(&args.methods)?;
@@ -363,7 +364,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
     Measured { experiment: "video", seed: args.seed, results, missing, notes }.report(&args.output)
 }
 
-/// Applications that come and go.
+/// RTVirt 4.3: applications that start and end at random times.
 #[derive(Debug)]
 pub struct Video;
 
@@ -419,7 +420,7 @@ mod tests {
 
     #[test]
     fn the_papers_set_misses_nothing_in_the_simulation() {
-        // A twentieth of its time.
+        // Simulates a twentieth of the paper's time.
         let found = simulated(&Figures::load().unwrap(), 1, LENGTH_MS / 20).unwrap();
         assert!(found.applications >= APPLICATIONS, "{found:?}");
         assert_eq!((found.missed, found.with_misses, found.worst), (0, 0, 0.0));
@@ -438,7 +439,7 @@ mod tests {
             vcpu,
             bandwidth: Bandwidth::ppm(percent * 10_000),
         };
-        // vCPU 0 of the first VM has 90 % for half of the time; both changes at 300 s count at once.
+        // vCPU 0 of the first VM has 90 % for half of the time. Both changes at 300 s count as one.
         let (mean, most) =
             reserved(&[change(0, 0, 90), change(300, 0, 10), change(300, 1, 10), change(1, 4, 100)], 0, LENGTH_MS);
         assert!((mean - 0.8).abs() < 1e-9 && (most - 1.2).abs() < 1e-9, "{mean} {most}");
@@ -456,7 +457,7 @@ mod tests {
         ];
         let (all, line) = programme("paced", 0, &spells, &rates);
         assert_eq!(all, [("paced-0-1".to_owned(), rates[0])]);
-        // Of 1,311 ms 400 are for its admission; what is too short for a job is idle.
+        // 400 of 1,311 ms are for admission. A spell too short for a job is idle.
         assert_eq!(
             line,
             "{ sleep 1.500000; run paced-0-1 SCHED_DEADLINE 3000 41000 2400 22 400000; sleep 0.189000; } &"

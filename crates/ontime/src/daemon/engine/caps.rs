@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Paused, Plan, Value};
 use ontime_tenants::text::counted;
-use ontime_tenants::{Policy, Tenant, ThreadId};
+use ontime_tenants::{Policy, Repeats, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
 
 use super::Engine;
@@ -20,7 +20,6 @@ use crate::daemon::keeper::Past;
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
 use crate::daemon::watches::{Excess, Watches};
-use crate::log::Repeats;
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {

@@ -29,7 +29,7 @@ use ontime_hostnet::{
 };
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::text::counted;
-use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Rules, Sources};
+use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Rules, Sources};
 
 use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
 pub use self::look::{Known, Look};
@@ -47,7 +47,7 @@ use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::{Excess, Watches};
-use crate::log::{LineQuota, Repeats};
+use crate::log::LineQuota;
 use crate::paths::Paths;
 
 /// Discovery or the inventory may have missed something that exists.
