@@ -258,6 +258,8 @@ impl Engine {
                     self.forget();
                     self.answer(Released { ticket, result: Ok(()) });
                 }
+                #[cfg(test)]
+                Order::Meanwhile(acts) => acts(&self.shared),
             }
         }
         if took {

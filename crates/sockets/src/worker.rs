@@ -170,6 +170,8 @@ impl Worker {
                     self.tickets.get_mut(ticket as usize).map(Option::take);
                 }
                 Order::Look { .. } => {}
+                #[cfg(test)]
+                Order::Meanwhile(_) => {}
             }
         }
     }
@@ -630,8 +632,7 @@ mod tests {
         /// A connection that a channel has accepted.
         fn accepted(&mut self, id: u32, channel: u32) -> Socket {
             let table = &self.shared.table;
-            let index = table.claim(id).unwrap();
-            table.set(index, host::socket(Family::V4, Protocol::Tcp).unwrap(), Family::V4, Protocol::Tcp, channel);
+            let index = opened(&self.shared, id, channel);
             table.set_accepted(index);
             self.channels[channel as usize - 1].adopt(index).unwrap();
             table.find(id).unwrap()
@@ -653,6 +654,42 @@ mod tests {
     }
 
     const CLOSE: Request = Request::Close { abort: false };
+    /// The next id in the slot of id 7.
+    const NEXT: u32 = 7 | 1 << ONTIME_SOCK_INDEX_BITS;
+
+    /// The slot of a new TCP socket that this channel owns but has not adopted.
+    fn opened(shared: &Shared, id: u32, channel: u32) -> u32 {
+        let index = shared.table.claim(id).unwrap();
+        let fd = host::socket(Family::V4, Protocol::Tcp).unwrap();
+        shared.table.set(index, fd, Family::V4, Protocol::Tcp, channel);
+        index
+    }
+
+    /// A channel looks a socket up for a call, and only then adopts it, releases it, and adopts the next socket in its
+    /// slot.
+    #[test]
+    fn a_call_does_not_reach_the_next_socket_in_its_slot() {
+        let mut bench = Bench::new();
+        let index = opened(&bench.shared, 7, 1);
+        let reopen = |shared: &Shared| {
+            shared.table.close(7);
+            opened(shared, NEXT, 1);
+        };
+        let release = Order::Release { id: 7, ticket: 0, force: true };
+        for order in [Order::Adopt { index }, release, Order::Meanwhile(reopen), Order::Adopt { index }] {
+            bench.worker.order(1, order).unwrap();
+        }
+        let channel = &mut bench.channels[0];
+        let mut answer = |id| {
+            let mut call = channel.pool.take().unwrap();
+            call.words.sock = id;
+            call.request = Request::Name { peer: false };
+            let request = call.request;
+            channel.parsed(&Memory::new(), &bench.ring, call, request);
+            channel.owed.pop_front().unwrap().reply.result
+        };
+        assert_eq!([7, NEXT].map(&mut answer), [Err(Errno(libc::EBADF)), Ok(0)]);
+    }
 
     /// For each socket of a missing address family, the kernel would try to load its module.
     #[test]
@@ -678,7 +715,7 @@ mod tests {
     #[test]
     fn who_comes_to_a_closed_sockets_place_stays() {
         let mut bench = Bench::new();
-        for again in [7, 7 | 1 << ONTIME_SOCK_INDEX_BITS] {
+        for again in [7, NEXT] {
             let socket = bench.accepted(7, 1);
             bench.call(7, CLOSE);
             bench.channels[0].close(&Memory::new(), &bench.ring, &socket, false).unwrap();
