@@ -178,9 +178,13 @@ impl Worker {
 
     /// Closes sockets that have no owner and are not being moved.
     fn close_ownerless(&self) {
-        for socket in self.shared().table.iter().filter(|socket| socket.owner == NOBODY) {
-            if !self.in_transit(socket.index) {
-                self.close(socket.index, false);
+        let table = &self.shared().table;
+        for index in 0..table.len() as u32 {
+            // A channel may be closing the socket; see [`Table::find`].
+            let held = table.hold(index);
+            let socket = table.at(index).filter(|socket| held.is_some() && socket.owner == NOBODY);
+            if socket.is_some() && !self.in_transit(index) {
+                self.close(index, false);
             }
         }
     }
@@ -306,8 +310,10 @@ impl Worker {
             let place = made.ok().filter(|_| channel == 0);
             return self.engine.complete(memory, calls, call, &Reply::number(made.map(|_| 0)), place);
         }
-        let socket = match self.shared().table.find(call.words.sock) {
-            Ok(socket) => socket,
+        // The owning channel must not close the socket during the call. It may have closed it already.
+        let shared = self.engine.shared.clone();
+        let (socket, _held) = match shared.table.held(call.words.sock) {
+            Ok(held) => held,
             Err(error) => return self.engine.complete(memory, calls, call, &error.into(), None),
         };
         match request {
@@ -317,12 +323,6 @@ impl Worker {
             }
             _ => {}
         }
-        // The owning channel must not close the socket during the call. It may have closed it already.
-        let shared = self.engine.shared.clone();
-        let (socket, _held) = match shared.table.held(socket.id) {
-            Ok(held) => held,
-            Err(error) => return self.engine.complete(memory, calls, call, &error.into(), None),
-        };
         let ours = socket.owner == 0;
         let reply = match request {
             Request::Channel { .. } => Ok(Reply::done()),
@@ -709,6 +709,26 @@ mod tests {
         bench.call(7, CLOSE);
         assert_eq!(bench.answers(), [Err(Errno(libc::EBUSY)), Ok(0)]);
         assert_eq!(bench.shared.table.open(), 0);
+    }
+
+    /// A look-up that overlaps with the close by a channel finds the id and the descriptor, but no owner any more. The
+    /// worker must not take that for a socket without an owner: the next socket in the slot may be another channel's.
+    #[test]
+    fn a_socket_that_its_channel_is_closing_is_left_to_it() {
+        let mut bench = Bench::new();
+        let index = bench.accepted(7, 1).index;
+        bench.channels[0].locals[index as usize].owned = false;
+        bench.shared.table.set_owner(index, NOBODY);
+        let shared = bench.shared.clone();
+        let closing = shared.table.hold(index).unwrap();
+        bench.call(7, CLOSE);
+        bench.call(7, Request::Channel { channel: 2 });
+        assert_eq!(bench.answers(), [Err(Errno(libc::EBADF)), Err(Errno(libc::EBADF))]);
+        bench.worker.reset();
+        assert_eq!((bench.answers(), shared.table.open()), (Vec::new(), 1));
+        drop(closing);
+        bench.worker.reset();
+        assert_eq!((bench.answers(), shared.table.open()), (Vec::new(), 0), "now nobody has it");
     }
 
     /// The guest closes one connection through main and through its channel; either may come first.
