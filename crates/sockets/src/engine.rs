@@ -347,8 +347,9 @@ impl Engine {
     /// EOPNOTSUPP for other sockets, and if the worker holds this socket: then the guest must close it through main.
     pub(crate) fn close(&mut self, memory: &Memory, vring: &Vring, socket: &Socket, abort: bool) -> Result<(), Errno> {
         let shared = self.shared.clone();
-        let held = shared.table.hold(socket.index).filter(|_| socket.accepted && self.channel != 0);
-        let _held = held.ok_or(Errno(libc::EOPNOTSUPP))?;
+        // While `socket` was not held, the worker may have made it a listener or a group's member.
+        let held = shared.table.held(socket.id).ok().filter(|(socket, _)| socket.accepted && self.channel != 0);
+        let (socket, _held) = held.ok_or(Errno(libc::EOPNOTSUPP))?;
         self.leave(memory, vring, socket.index);
         match shared.table.take(socket.index) {
             Some(fd) if abort => {

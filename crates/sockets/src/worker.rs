@@ -711,6 +711,22 @@ mod tests {
         assert_eq!(bench.shared.table.open(), 0);
     }
 
+    /// The worker makes a listener of a connection, or uses it, after the channel has looked it up for a CLOSE. The guest
+    /// then sends CLOSE to main.
+    #[test]
+    fn a_channel_closes_no_connection_that_has_become_more() {
+        let mut bench = Bench::new();
+        let [listener, used] = [7, 8].map(|id| bench.accepted(id, 1));
+        bench.shared.table.set_more(listener.index);
+        let shared = bench.shared.clone();
+        let _used = shared.table.hold(used.index);
+        for socket in [listener, used] {
+            let closed = bench.channels[0].close(&Memory::new(), &bench.ring, &socket, false);
+            assert_eq!(closed, Err(Errno(libc::EOPNOTSUPP)));
+        }
+        assert_eq!(shared.table.open(), 2);
+    }
+
     /// A look-up that overlaps with the close by a channel finds the id and the descriptor, but no owner any more. The
     /// worker must not take that for a socket without an owner: the next socket in the slot may be another channel's.
     #[test]
