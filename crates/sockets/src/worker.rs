@@ -417,7 +417,14 @@ impl Worker {
     /// than half of the rest.
     fn grant(&mut self, socket: &Socket, backlog: i32) -> [u32; 2] {
         let shared = self.engine.shared.clone();
-        let listens = |id: u32| shared.table.find(id).is_ok_and(|of| host::tcp_state(of.fd) == host::tcp::LISTEN);
+        let listens = |id: u32| {
+            let held = shared.table.hold(place(id));
+            // `run` holds the slot of `socket`. A channel may hold another one: then this counts as a listener still.
+            if held.is_none() && place(id) != socket.index {
+                return true;
+            }
+            shared.table.find(id).is_ok_and(|of| host::tcp_state(of.fd) == host::tcp::LISTEN)
+        };
         self.backlogs.retain(|(id, _)| listens(*id));
         let own = self.backlogs.iter().find(|(id, _)| *id == socket.id);
         let before = own.map_or(0, |(_, granted)| *granted);
@@ -725,6 +732,28 @@ mod tests {
             assert_eq!(closed, Err(Errno(libc::EOPNOTSUPP)));
         }
         assert_eq!(shared.table.open(), 2);
+    }
+
+    /// The descriptor of a socket that a channel is closing may be another file's at any time. And a channel that tries to
+    /// close a listener must not make the worker forget the listener's backlog.
+    #[test]
+    fn a_backlog_counts_while_a_channel_holds_its_socket() {
+        let mut bench = Bench::new();
+        let [other, socket] = [7, 8].map(|id| bench.accepted(id, 1));
+        let mut backlogs = |held| {
+            bench.worker.backlogs = vec![(7, 100), (8, 50), (NEXT, 20)];
+            let _listener = bench.shared.table.hold(socket.index);
+            let _other = bench.shared.table.hold(other.index).filter(|_| held);
+            bench.worker.grant(&socket, 10);
+            bench.worker.backlogs.clone()
+        };
+        assert_eq!(backlogs(true), [(7, 100), (NEXT, 20)]);
+        assert_eq!(backlogs(false), []);
+        for socket in [other, socket] {
+            host::listen(socket.fd, 1).unwrap();
+        }
+        assert_eq!(backlogs(true), [(7, 100), (8, 50), (NEXT, 20)]);
+        assert_eq!(backlogs(false), [(7, 100), (8, 50)]);
     }
 
     /// A look-up that overlaps with the close by a channel finds the id and the descriptor, but no owner any more. The
