@@ -322,6 +322,9 @@ impl Engine {
             return Err(Errno(libc::EBUSY));
         }
         let seq = self.leave(memory, vring, index);
+        // The worker may close a socket that has no owner. If this thread's poll still kept the socket open, this thread
+        // would do the last close, which can wait for `rtnl` or end a listener's queued connections.
+        self.wait.flush();
         self.shared.table.set_reports(index, seq);
         self.shared.table.set_owner(index, NOBODY);
         Ok(())
@@ -377,13 +380,16 @@ impl Engine {
         self.forget_calls();
         for index in 0..self.locals.len() as u32 {
             let Some(local) = self.local(index) else { continue };
-            let owned = std::mem::take(&mut local.owned);
             local.waiting = Default::default();
-            if !owned {
-                continue;
-            }
-            if let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) {
+            let owned = local.owned;
+            if let Some(socket) = self.shared.table.at(index).filter(|_| owned) {
                 self.wait.unwatch(socket_event(index), socket.fd);
+            }
+        }
+        // As in `release`.
+        self.wait.flush();
+        for index in 0..self.locals.len() as u32 {
+            if self.local(index).is_some_and(|local| std::mem::take(&mut local.owned)) {
                 self.shared.table.set_owner(index, NOBODY);
             }
         }

@@ -568,11 +568,15 @@ fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::IntoRawFd;
+
     use vhost_user_backend::VringT;
 
     use super::*;
     use crate::config::Vm;
     use crate::mail::ROOM;
+    use crate::wait::{Events, Ring};
 
     /// A channel whose thread did not run for a while still gets all its sockets.
     #[test]
@@ -716,6 +720,37 @@ mod tests {
         bench.call(7, CLOSE);
         assert_eq!(bench.answers(), [Err(Errno(libc::EBUSY)), Ok(0)]);
         assert_eq!(bench.shared.table.open(), 0);
+    }
+
+    /// The worker closes a socket that a channel has released, before the channel's next wait. No poll of the channel may
+    /// keep the socket open: the channel's real-time thread would then end the queued connections.
+    #[test]
+    fn a_released_listener_is_closed_before_its_channel_waits_again() {
+        let Ok(ring) = Ring::new().inspect_err(|error| println!("SKIPPED: no io_uring: {error}")) else { return };
+        let mut bench = Bench::new();
+        let shared = bench.shared.clone();
+        bench.channels[0].wait = Wait::new(Some(ring), 2000).unwrap();
+        bench.channels[0].wait.begin();
+        for reset in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let index = shared.table.claim(7).unwrap();
+            shared.table.set(index, listener.into_raw_fd(), Family::V4, Protocol::Tcp, 1);
+            bench.channels[0].adopt(index).unwrap();
+            let _queued = TcpStream::connect(address).unwrap();
+            let mut events = Events::default();
+            while events.is_empty() {
+                bench.channels[0].wait.wait(&mut events).unwrap();
+            }
+            if reset {
+                bench.worker.reset()
+            } else {
+                bench.call(7, CLOSE)
+            }
+            bench.answers();
+            assert!(shared.table.is_empty());
+            assert!(TcpStream::connect(address).is_err(), "it still listens, reset: {reset}");
+        }
     }
 
     /// The worker makes a listener of a connection, or uses it, after the channel has looked it up for a CLOSE. The guest
