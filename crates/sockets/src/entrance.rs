@@ -61,18 +61,21 @@ impl Entrance {
     ///
     /// # Errors
     /// Those of dup3(2).
-    pub fn let_in(mut self, connection: &UnixStream, places: &[RawFd]) -> io::Result<()> {
+    pub fn let_in(mut self, connection: UnixStream, places: &[RawFd]) -> io::Result<()> {
         for place in places {
             // SAFETY: the daemon owns the descriptor and keeps it open while the first connection lives, so the number
             // is the daemon's. It is a stream socket of the same family before and after, and is not closed here.
             let mut place = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(*place) });
-            rustix::io::dup3(connection, &mut place, DupFlags::CLOEXEC)?;
+            rustix::io::dup3(&connection, &mut place, DupFlags::CLOEXEC)?;
         }
         // The daemon's thread most likely waits in recvmsg(2) for the first connection. A message without effect and
         // without an answer ends that; the next recvmsg(2) is for QEMU's connection. If the thread was not waiting yet,
         // the first connection is closed, and writing fails.
         let message = [u32::from(FrontendReq::RESET_OWNER), VERSION, 0].map(u32::to_ne_bytes);
         let _ = self.own.write(message.as_flattened());
+        // The listener is closed last: a process that is refused here knows that the other descriptors are closed.
+        drop((connection, self.own));
+        drop(self.listener);
         Ok(())
     }
 }
@@ -107,8 +110,7 @@ mod tests {
         let mut qemu = UnixStream::connect(&path).unwrap();
         qemu.write_all(b"qemu").unwrap();
         let (accepted, _) = entrance.listener.accept().unwrap();
-        entrance.let_in(&accepted, &places).unwrap();
-        drop(accepted);
+        entrance.let_in(accepted, &places).unwrap();
         let mut seen = [0; 12];
         waiting.read_exact(&mut seen).unwrap();
         assert_eq!(seen, *[4u32, 1, 0].map(u32::to_ne_bytes).as_flattened(), "it wakes the thread that waits");

@@ -333,7 +333,7 @@ fn serve(
     }
     let qemu = connections(&entrance.listener).find(|connection| admitted(shared, channel, peers, connection));
     if let Some(qemu) = qemu {
-        entrance.let_in(&qemu, &places).map_err(system("handing over QEMU's connection"))?;
+        entrance.let_in(qemu, &places).map_err(system("handing over QEMU's connection"))?;
     }
     let ended = daemon.wait();
     tracing::info!(vm = shared.name, channel, "QEMU is gone");
