@@ -116,8 +116,8 @@ type Table = BTreeMap<u32, (u64, u64)>;
 #[derive(Debug)]
 pub struct Deadlines {
     state: Mutex<State>,
-    /// The control queue's thread sleeps with this lock, and never takes it with `state` locked: a guest that floods its
-    /// control queue does not keep the daemon or a status request waiting.
+    /// The control queue's thread sleeps with this lock, and never takes it with `state` locked: a guest that floods
+    /// its control queue does not keep the daemon or a status request waiting.
     bucket: Mutex<Bucket>,
 }
 

@@ -322,8 +322,8 @@ impl Engine {
             return Err(Errno(libc::EBUSY));
         }
         let seq = self.leave(memory, vring, index);
-        // The worker may close a socket that has no owner. If this thread's poll still kept the socket open, this thread
-        // would do the last close, which can wait for `rtnl` or end a listener's queued connections.
+        // The worker may close a socket that has no owner. If this thread's poll still kept the socket open, this
+        // thread would do the last close, which can wait for `rtnl` or end a listener's queued connections.
         self.wait.flush();
         self.shared.table.set_reports(index, seq);
         self.shared.table.set_owner(index, NOBODY);

@@ -722,8 +722,8 @@ mod tests {
         assert_eq!(bench.shared.table.open(), 0);
     }
 
-    /// The worker closes a socket that a channel has released, before the channel's next wait. No poll of the channel may
-    /// keep the socket open: the channel's real-time thread would then end the queued connections.
+    /// The worker closes a socket that a channel has released, before the channel's next wait. No poll of the channel
+    /// may keep the socket open: the channel's real-time thread would then end the queued connections.
     #[test]
     fn a_released_listener_is_closed_before_its_channel_waits_again() {
         let Ok(ring) = Ring::new().inspect_err(|error| println!("SKIPPED: no io_uring: {error}")) else { return };
@@ -753,8 +753,8 @@ mod tests {
         }
     }
 
-    /// The worker makes a listener of a connection, or uses it, after the channel has looked it up for a CLOSE. The guest
-    /// then sends CLOSE to main.
+    /// The worker makes a listener of a connection, or uses it, after the channel has looked it up for a CLOSE. The
+    /// guest then sends CLOSE to main.
     #[test]
     fn a_channel_closes_no_connection_that_has_become_more() {
         let mut bench = Bench::new();
@@ -769,8 +769,8 @@ mod tests {
         assert_eq!(shared.table.open(), 2);
     }
 
-    /// The descriptor of a socket that a channel is closing may be another file's at any time. And a channel that tries to
-    /// close a listener must not make the worker forget the listener's backlog.
+    /// The descriptor of a socket that a channel is closing may be another file's at any time. And a channel that tries
+    /// to close a listener must not make the worker forget the listener's backlog.
     #[test]
     fn a_backlog_counts_while_a_channel_holds_its_socket() {
         let mut bench = Bench::new();
