@@ -10,7 +10,7 @@
 //! | [`ledger()`] | `sched/src/ledger/page.rs` | no mix of two tables is read, no table goes back, no claim is lost |
 //! | [`room()`] | `sockets/src/room.rs` | a worker that waits for room in a ring is woken |
 //! | [`places()`] | `sockets/src/free.rs` | no place is taken twice, none is lost |
-//! | [`table()`] | `sockets/src/table.rs` | a held socket is open and has the requested id |
+//! | [`table()`] | `sockets/src/table.rs` | a held socket is open, has the requested id, and its owner |
 //!
 //! The models' arguments are bounds: the numbers of threads, vCPUs and steps are small. The environment variable
 //! `LOOM_MAX_PREEMPTIONS` limits how often a thread is preempted within a run.

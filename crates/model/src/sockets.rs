@@ -41,7 +41,7 @@ pub fn table(id: u32) {
         thread::spawn(move || open(&table, SECOND).is_ok())
     };
     if let Ok((socket, _held)) = table.held(id) {
-        assert_eq!((socket.id, socket.fd), (id, fd_of(id)));
+        assert_eq!((socket.id, socket.fd, socket.owner), (id, fd_of(id), 1));
         assert_ne!(closed.load(Ordering::SeqCst), socket.fd, "closed while it is held");
     }
     channel.join().unwrap();

@@ -94,16 +94,18 @@ impl Engine {
             let reply = self.cancel(memory, vring, id);
             return self.complete(memory, vring, call, &reply, None);
         }
-        let socket = match self.shared.table.find(call.words.sock) {
+        let mut found = self.shared.table.find(call.words.sock);
+        if found.is_ok_and(|socket| socket.owner == self.channel && !self.owns(&socket)) {
+            // The socket was given to this channel after its orders were read; the guest was already answered. The
+            // orders may also release this socket and adopt the next one in its slot, so the socket is looked up again.
+            self.orders(memory, vring);
+            found = self.shared.table.find(call.words.sock);
+        }
+        let socket = match found {
             Ok(socket) => socket,
             Err(error) => return self.complete(memory, vring, call, &error.into(), None),
         };
-        let mut owned = self.owns(&socket);
-        if !owned && socket.owner == self.channel {
-            // The socket was given to this channel after its orders were read; the guest was already answered.
-            self.orders(memory, vring);
-            owned = self.owns(&socket);
-        }
+        let owned = self.owns(&socket);
         // Only the worker may query another channel's socket; holding it prevents its close.
         let anywhere = self.channel == 0 && matches!(request, Request::Name { .. } | Request::Query(_));
         let shared = (anywhere && !owned).then(|| self.shared.clone());

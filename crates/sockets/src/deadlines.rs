@@ -24,7 +24,7 @@ use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ontime_sched::ledger::{Budget, Ledger, NOTHING};
@@ -116,6 +116,9 @@ type Table = BTreeMap<u32, (u64, u64)>;
 #[derive(Debug)]
 pub struct Deadlines {
     state: Mutex<State>,
+    /// The control queue's thread sleeps with this lock, and never takes it with `state` locked: a guest that floods
+    /// its control queue does not keep the daemon or a status request waiting.
+    bucket: Mutex<Bucket>,
 }
 
 #[derive(Debug)]
@@ -129,7 +132,6 @@ struct State {
     bring: Vec<Along>,
     daemon: Option<BufReader<UnixStream>>,
     seq: u64,
-    bucket: Bucket,
     /// For log lines that the guest causes.
     repeats: Repeats,
 }
@@ -145,10 +147,9 @@ impl Deadlines {
             bring: Vec::new(),
             daemon: None,
             seq: 0,
-            bucket: Bucket::default(),
             repeats: Repeats::default(),
         };
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), bucket: Mutex::default() }
     }
 
     /// Executes a bandwidth call of the control queue.
@@ -157,12 +158,16 @@ impl Deadlines {
     /// EINVAL for an invalid request. EBUSY if the daemon refuses or does not answer; then the held bandwidth is
     /// unchanged.
     pub fn change(&self, op: u32, entries: &[ontime_bw]) -> Result<(), Errno> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, less) = changed(&state.held, op, entries)?;
-        if next == state.held {
+        let changes = |held: &Table| {
+            changed(held, op, entries).map(|(next, less)| Some((next, less)).filter(|(next, _)| next != held))
+        };
+        // An invalid request and one that changes nothing need no token.
+        if changes(&self.state().held)?.is_none() {
             return Ok(());
         }
-        state.bucket.wait();
+        self.wait_for_token();
+        let mut state = self.state();
+        let Some((next, less)) = changes(&state.held)? else { return Ok(()) };
         if state.claims(&next) {
             state.held = next;
             return Ok(());
@@ -189,8 +194,8 @@ impl Deadlines {
     /// # Errors
     /// EBUSY if the daemon does not admit the held bandwidth with this location; then nothing has changed.
     pub fn publish(&self, place: Option<Place>) -> Result<(), Errno> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.bucket.wait();
+        self.wait_for_token();
+        let mut state = self.state();
         let before = std::mem::replace(&mut state.place, place);
         state.bring_memory();
         let held = state.held.clone();
@@ -207,7 +212,7 @@ impl Deadlines {
 
     /// Drops all bandwidth: the driver was reset or the VM restarted.
     pub fn forget(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         // The page at the published location may be reused for anything now.
         let published = state.place.take().is_some();
         state.bring_memory();
@@ -219,7 +224,7 @@ impl Deadlines {
 
     /// The bandwidth that the guest holds.
     pub fn held(&self) -> Vec<Need> {
-        needs(&self.state.lock().unwrap_or_else(PoisonError::into_inner).held)
+        needs(&self.state().held)
     }
 
     /// Accepts connections of daemons, one at a time. Runs on its own thread.
@@ -244,7 +249,7 @@ impl Deadlines {
         }
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         tracing::info!(fd = stream.as_raw_fd(), "deadlines: a daemon is there");
         state.daemon = Some(BufReader::new(stream));
         // Offers of an earlier daemon are void from here on, so the table sent below is complete.
@@ -254,6 +259,14 @@ impl Deadlines {
         let held = state.held.clone();
         // `answer` skips the reply to this message while it waits for the next one.
         state.tell(&held).map(drop)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for_token(&self) {
+        self.bucket.lock().unwrap_or_else(PoisonError::into_inner).wait();
     }
 }
 
@@ -542,6 +555,34 @@ mod tests {
         drop(deadlines);
         let count = u32::try_from(daemon.join().unwrap().len()).unwrap();
         assert_eq!(count, BURST + more + 1, "the daemon's own first question among them");
+    }
+
+    /// The test has the lock of the bucket, as a call that sleeps for a token has.
+    #[test]
+    fn a_call_that_waits_for_a_token_keeps_no_other_thread_waiting() {
+        let deadlines = Deadlines::new(None);
+        let no_place = || deadlines.publish(None);
+        let less = || deadlines.change(ONTIME_CTL_DEC_BW, &[entry(0, 0, 0)]);
+        let calls: [&(dyn Fn() -> Result<(), Errno> + Sync); 2] = [&no_place, &less];
+        for call in calls {
+            deadlines.state().held = Table::from([(0, (MS, 10 * MS))]);
+            let bucket = deadlines.bucket.lock().unwrap();
+            let (tell, told) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    tell.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+                    call()
+                });
+                let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+                // The bucket's lock is all that the thread can sleep for.
+                while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
+                    std::thread::yield_now();
+                }
+                assert!(deadlines.state.try_lock().is_ok());
+                drop(bucket);
+            });
+        }
+        assert!(deadlines.held().is_empty(), "the call was carried out after its wait");
     }
 
     #[test]

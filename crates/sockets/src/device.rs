@@ -7,8 +7,7 @@
 //! | channel | 0 | | hands the doorbells to the channel's own thread (`channel`), which serves both queues |
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -50,38 +49,8 @@ pub struct Device {
     threads: Threads,
     /// Turns of the control queue's thread; those of the first threads are in [`Shared`].
     control: Turns,
-    /// Whether the connected process may be served.
-    gate: Gate,
     /// By thread: its queues, after its first event.
     rings: [OnceLock<Vec<Vring>>; 2],
-}
-
-/// Keeps a device's threads away from the guest's queues until the connected process is admitted.
-#[derive(Default)]
-struct Gate {
-    open: AtomicBool,
-    decided: Mutex<Option<bool>>,
-    change: Condvar,
-}
-
-impl Gate {
-    /// Waits for the decision. False: the connected process is refused.
-    fn pass(&self) -> bool {
-        if self.open.load(Ordering::Acquire) {
-            return true;
-        }
-        let mut decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
-        while decided.is_none() {
-            decided = self.change.wait(decided).unwrap_or_else(PoisonError::into_inner);
-        }
-        *decided == Some(true)
-    }
-
-    fn decide(&self, admitted: Option<bool>) {
-        *self.decided.lock().unwrap_or_else(PoisonError::into_inner) = admitted;
-        self.open.store(admitted == Some(true), Ordering::Release);
-        self.change.notify_all();
-    }
 }
 
 impl Device {
@@ -104,14 +73,7 @@ impl Device {
             let made = Channel::new(shared.clone(), channel, engine)?;
             Threads::Channel { epoll: OnceLock::new(), made: Mutex::new(Some(made)), running: OnceLock::new() }
         };
-        let (gate, rings) = (Gate::default(), Default::default());
-        Ok(Self { shared, channel, threads, control: Turns::default(), gate, rings })
-    }
-
-    /// Serves the connected process (true) or refuses it (false): its calls are then not read. None: another process
-    /// may connect.
-    pub fn decide(&self, admitted: Option<bool>) {
-        self.gate.decide(admitted);
+        Ok(Self { shared, channel, threads, control: Turns::default(), rings: Default::default() })
     }
 
     /// Sets the epoll of the first thread. The worker also waits for its sockets with it.
@@ -131,9 +93,6 @@ impl Device {
     }
 
     fn handle(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
-        if !self.gate.pass() {
-            return Ok(());
-        }
         self.rings.get(thread).map(|rings| rings.get_or_init(|| vrings.to_vec()));
         // A poisoned lock means that its thread panicked: the process ends.
         match (&self.threads, thread) {

@@ -258,6 +258,8 @@ impl Engine {
                     self.forget();
                     self.answer(Released { ticket, result: Ok(()) });
                 }
+                #[cfg(test)]
+                Order::Meanwhile(acts) => acts(&self.shared),
             }
         }
         if took {
@@ -320,6 +322,9 @@ impl Engine {
             return Err(Errno(libc::EBUSY));
         }
         let seq = self.leave(memory, vring, index);
+        // The worker may close a socket that has no owner. If this thread's poll still kept the socket open, this
+        // thread would do the last close, which can wait for `rtnl` or end a listener's queued connections.
+        self.wait.flush();
         self.shared.table.set_reports(index, seq);
         self.shared.table.set_owner(index, NOBODY);
         Ok(())
@@ -345,8 +350,9 @@ impl Engine {
     /// EOPNOTSUPP for other sockets, and if the worker holds this socket: then the guest must close it through main.
     pub(crate) fn close(&mut self, memory: &Memory, vring: &Vring, socket: &Socket, abort: bool) -> Result<(), Errno> {
         let shared = self.shared.clone();
-        let held = shared.table.hold(socket.index).filter(|_| socket.accepted && self.channel != 0);
-        let _held = held.ok_or(Errno(libc::EOPNOTSUPP))?;
+        // While `socket` was not held, the worker may have made it a listener or a group's member.
+        let held = shared.table.held(socket.id).ok().filter(|(socket, _)| socket.accepted && self.channel != 0);
+        let (socket, _held) = held.ok_or(Errno(libc::EOPNOTSUPP))?;
         self.leave(memory, vring, socket.index);
         match shared.table.take(socket.index) {
             Some(fd) if abort => {
@@ -374,13 +380,16 @@ impl Engine {
         self.forget_calls();
         for index in 0..self.locals.len() as u32 {
             let Some(local) = self.local(index) else { continue };
-            let owned = std::mem::take(&mut local.owned);
             local.waiting = Default::default();
-            if !owned {
-                continue;
-            }
-            if let Some(socket) = self.shared.table.at(index).filter(|socket| socket.owner == self.channel) {
+            let owned = local.owned;
+            if let Some(socket) = self.shared.table.at(index).filter(|_| owned) {
                 self.wait.unwatch(socket_event(index), socket.fd);
+            }
+        }
+        // As in `release`.
+        self.wait.flush();
+        for index in 0..self.locals.len() as u32 {
+            if self.local(index).is_some_and(|local| std::mem::take(&mut local.owned)) {
                 self.shared.table.set_owner(index, NOBODY);
             }
         }

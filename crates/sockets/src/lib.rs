@@ -23,7 +23,8 @@
 //! | `shared` | state that a VM's threads share |
 //! | `deadlines` | bandwidth that the guest requests and the daemon admits |
 //! | `device`, `process` | the vhost-user devices; the process |
-//! | `peer`, `sandbox`, `status` | which process may connect; dropped privileges; status output |
+//! | `peer`, `entrance` | which process may connect; no message of another process is read |
+//! | `sandbox`, `status` | dropped privileges; status output |
 //! | `fuzzing` | private functions for the crate `ontime-fuzz` |
 
 pub mod abi;
@@ -40,6 +41,7 @@ mod data;
 pub mod deadlines;
 mod device;
 mod engine;
+mod entrance;
 mod free;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -32,6 +32,9 @@ pub enum Order {
     Release { id: u32, ticket: u32, force: bool },
     /// Release every socket, because the guest's driver was reset, and answer.
     Forget { ticket: u32 },
+    /// What another thread of the device does between two orders.
+    #[cfg(test)]
+    Meanwhile(fn(&crate::shared::Shared)),
 }
 
 /// From a channel to the worker: the result of a release. EBUSY: refused; EBADF: the channel has closed the socket.

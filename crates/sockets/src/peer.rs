@@ -6,17 +6,12 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
-
-use rustix::process::{Resource, getrlimit};
 
 use crate::abi::Errno;
 use crate::host;
-
-/// Highest descriptor number that is searched.
-const DESCRIPTORS: u64 = 1 << 20;
 
 /// The process at the other end of a connection, at the time when it connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,33 +69,20 @@ impl Peers {
     }
 }
 
-/// The process that has connected to the socket at `path`. vhost-user-backend does not expose the connection. An
-/// accepted socket has its listener's name, so the connection is searched by that name.
+/// The process that has made this connection.
 ///
 /// # Errors
-/// ENOENT if the connection has ended; else the errno of the system call.
-pub fn of_connection(path: &Path) -> io::Result<Peer> {
-    let most = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS) as RawFd;
-    let fd = (0..most).find(|fd| is_connection(*fd, path)).ok_or(io::ErrorKind::NotFound)?;
+/// The errno of getsockopt(2).
+pub fn of(connection: &UnixStream) -> io::Result<Peer> {
     let mut credentials = [0; size_of::<libc::ucred>()];
-    host::get_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut credentials)
+    host::get_option(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, &mut credentials)
         .map_err(|Errno(error)| io::Error::from_raw_os_error(error))?;
     let word = |at: usize| credentials.get(at..).and_then(|rest| rest.first_chunk::<4>()).copied().unwrap_or_default();
     Ok(Peer { process: i32::from_ne_bytes(word(0)), user: u32::from_ne_bytes(word(4)) })
 }
 
-fn is_connection(fd: RawFd, path: &Path) -> bool {
-    // SAFETY: the number is only borrowed for two calls, which fail for a closed descriptor.
-    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let name = rustix::net::getsockname(socket).ok().and_then(|name| rustix::net::SocketAddrUnix::try_from(name).ok());
-    let named = name.as_ref().and_then(|name| name.path_bytes()) == Some(path.as_os_str().as_encoded_bytes());
-    named && rustix::net::sockopt::socket_acceptconn(socket) == Ok(false)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::{UnixListener, UnixStream};
-
     use super::*;
 
     #[test]
@@ -116,19 +98,9 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_found_by_its_listeners_name() {
-        let directory = tempfile::tempdir().unwrap();
-        let [path, beside] = ["a.sock", "b.sock"].map(|name| directory.path().join(name));
-        let [listener, other] = [&path, &beside].map(|path| UnixListener::bind(path).unwrap());
-        let _clients = [&path, &beside].map(|path| UnixStream::connect(path).unwrap());
-        let _other = other.accept().unwrap();
-        assert_eq!(
-            of_connection(&path).map_err(|error| error.kind()),
-            Err(io::ErrorKind::NotFound),
-            "not accepted yet"
-        );
-        let _accepted = listener.accept().unwrap();
+    fn a_connection_tells_its_process() {
+        let (near, _far) = UnixStream::pair().unwrap();
         let own = Peer { process: std::process::id() as i32, user: rustix::process::geteuid().as_raw() };
-        assert_eq!(of_connection(&path).unwrap(), own);
+        assert_eq!(of(&near).unwrap(), own);
     }
 }

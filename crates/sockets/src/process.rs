@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use ontime_sched::Ledger;
 use ontime_tenants::remedy;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
-use vhost::vhost_user::Listener;
 use vhost_user_backend::VhostUserDaemon;
 use vm_memory::GuestMemoryAtomic;
 
 use crate::abi::Errno;
 use crate::config::Vm;
 use crate::device::Device;
+use crate::entrance::Entrance;
 use crate::held::Held;
 use crate::memory::Memory;
 use crate::peer::{self, Peers};
@@ -156,12 +156,11 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let shared = Arc::new(shared);
     let peers = Arc::new(Peers::new(options.vm.qemu_user));
     let (ended, ends) = channel();
-    for (channel, listener) in listeners.devices.into_iter().enumerate() {
+    for (channel, entrance) in listeners.devices.into_iter().enumerate() {
         let (shared, ended) = (shared.clone(), ended.clone());
         let ring = if channel == 0 { None } else { rings.pop() };
-        let path = options.paths.device(channel as u32);
-        let entrance = Entrance { listener, path, peers: peers.clone() };
-        let serve = move || drop(ended.send(serve(&shared, channel as u32, entrance, ring)));
+        let peers = peers.clone();
+        let serve = move || drop(ended.send(serve(&shared, channel as u32, entrance, &peers, ring)));
         std::thread::Builder::new()
             .name(format!("vhost-user/{channel}"))
             .spawn(serve)
@@ -218,7 +217,7 @@ fn rings(options: &Options, channels: u32) -> Vec<Ring> {
 }
 
 struct Listeners {
-    devices: Vec<Listener>,
+    devices: Vec<Entrance>,
     status: UnixListener,
     deadlines: Option<UnixListener>,
 }
@@ -281,24 +280,28 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Pro
 
 fn listeners(options: &Options, channels: u32) -> Result<(Directory, Listeners), ProcessError> {
     let mut directory = Directory::lock(options)?;
+    // No other user connects before a socket has its mode.
+    rustix::process::umask(Mode::from_raw_mode(0o177));
     // QEMU's group also contains the other VMs' QEMUs, so it only gets access to the devices' sockets.
-    let mut listen = |path: &Path, qemu: bool| {
+    let mut listen = |path: &Path| {
         // Left over from a process that was killed.
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).map_err(failed("listening", path))?;
         directory.sockets.push(path.to_owned());
-        let mode = Permissions::from_mode(if qemu { 0o660 } else { 0o600 });
-        std::fs::set_permissions(path, mode).map_err(failed("setting its mode", path))?;
-        if let Some(group) = options.sandbox.group.filter(|_| qemu) {
-            std::os::unix::fs::chown(path, None, Some(group)).map_err(failed("giving it to the group", path))?;
-        }
         Ok::<_, ProcessError>(listener)
     };
-    let devices = (0..channels)
-        .map(|channel| listen(&options.paths.device(channel), true).map(Listener::from))
-        .collect::<Result<_, _>>()?;
-    let deadlines = options.vm.deadlines.then(|| listen(&options.paths.deadlines(), false)).transpose()?;
-    let status = listen(&options.paths.status(), false)?;
+    let device = |channel| {
+        let path = &options.paths.device(channel);
+        let entrance = Entrance::new(listen(path)?, path).map_err(failed("connecting", path))?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(failed("setting its mode", path))?;
+        if let Some(group) = options.sandbox.group {
+            std::os::unix::fs::chown(path, None, Some(group)).map_err(failed("giving it to the group", path))?;
+        }
+        Ok(entrance)
+    };
+    let devices = (0..channels).map(device).collect::<Result<_, ProcessError>>()?;
+    let deadlines = options.vm.deadlines.then(|| listen(&options.paths.deadlines())).transpose()?;
+    let status = listen(&options.paths.status())?;
     Ok((directory, Listeners { devices, status, deadlines }))
 }
 
@@ -308,50 +311,30 @@ fn generation() -> u64 {
     now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48
 }
 
-/// The socket at which QEMU connects to one device.
-struct Entrance {
-    listener: Listener,
-    path: PathBuf,
-    peers: Arc<Peers>,
-}
-
-fn serve(shared: &Arc<Shared>, channel: u32, mut entrance: Entrance, ring: Option<Ring>) -> Result<(), ProcessError> {
+fn serve(
+    shared: &Arc<Shared>,
+    channel: u32,
+    entrance: Entrance,
+    peers: &Peers,
+    ring: Option<Ring>,
+) -> Result<(), ProcessError> {
     let vhost = |error: vhost_user_backend::Error| ProcessError::Vhost { channel, reason: error.to_string() };
     let system = |what| move |source| ProcessError::System { what, source };
     let memory = GuestMemoryAtomic::new(Memory::new());
     shared.guard.watch(channel, memory.clone());
     let device = Device::new(shared.clone(), channel, memory.clone(), ring).map_err(system("making a device"))?;
     let device = Arc::new(device);
-    let mut daemon = loop {
-        let name = format!("ontime-vhost/{channel}");
-        let mut daemon = VhostUserDaemon::new(name, device.clone(), memory.clone()).map_err(vhost)?;
-        daemon.start(&mut entrance.listener).map_err(vhost)?;
-        match peer::of_connection(&entrance.path).map(|peer| (peer, entrance.peers.admit(peer))) {
-            Ok((peer, Ok(()))) => {
-                tracing::info!(vm = shared.name, channel, ?peer, "connected");
-                break daemon;
-            }
-            Ok((peer, Err(reason))) => {
-                tracing::warn!(vm = shared.name, channel, ?peer, "a connection is refused: {reason}")
-            }
-            // The process disconnected at once.
-            Err(error) => tracing::warn!(
-                vm = shared.name,
-                channel,
-                "a connection ended before its process was found: {error}; if the VM lacks its devices, start it again"
-            ),
-        }
-        // The daemon's threads end with it; then another process may connect.
-        device.decide(Some(false));
-        daemon.request_shutdown();
-        let _ = daemon.wait();
-        drop(daemon);
-        device.decide(None);
-    };
+    let name = format!("ontime-vhost/{channel}");
+    let mut daemon = VhostUserDaemon::new(name, device.clone(), memory).map_err(vhost)?;
+    daemon.start(&mut entrance.for_daemon().map_err(system("waiting for QEMU"))?).map_err(vhost)?;
+    let places = entrance.places().map_err(system("finding the first connection"))?;
     if let Some(handler) = daemon.get_epoll_handlers().first() {
         device.attach(handler.as_raw_fd()).map_err(system("waiting for sockets"))?;
     }
-    device.decide(Some(true));
+    let qemu = connections(&entrance.listener).find(|connection| admitted(shared, channel, peers, connection));
+    if let Some(qemu) = qemu {
+        entrance.let_in(qemu, &places).map_err(system("handing over QEMU's connection"))?;
+    }
     let ended = daemon.wait();
     tracing::info!(vm = shared.name, channel, "QEMU is gone");
     use vhost::vhost_user::Error::{Disconnected, PartialMessage};
@@ -359,6 +342,20 @@ fn serve(shared: &Arc<Shared>, channel: u32, mut entrance: Entrance, ring: Optio
         Ok(()) | Err(vhost_user_backend::Error::HandleRequest(Disconnected | PartialMessage)) => Ok(()),
         Err(error) => Err(vhost(error)),
     }
+}
+
+fn admitted(shared: &Shared, channel: u32, peers: &Peers, connection: &UnixStream) -> bool {
+    match peer::of(connection).map(|peer| (peer, peers.admit(peer))) {
+        Ok((peer, Ok(()))) => {
+            tracing::info!(vm = shared.name, channel, ?peer, "connected");
+            return true;
+        }
+        Ok((peer, Err(reason))) => {
+            tracing::warn!(vm = shared.name, channel, ?peer, "a connection is refused: {reason}")
+        }
+        Err(error) => tracing::warn!(vm = shared.name, channel, "a connection's process is not found: {error}"),
+    }
+    false
 }
 
 /// Accepted connections, one at a time. If there is no descriptor for a connection, retries after a delay: accept(2)

@@ -167,7 +167,7 @@ impl Table {
         (fd >= 0).then_some(fd)
     }
 
-    /// The socket that an id names.
+    /// The socket that an id names. Not held: while its channel closes it, it may seem to have no owner.
     ///
     /// # Errors
     /// EBADF if there is none.
@@ -236,11 +236,6 @@ impl Table {
     /// The number that the last owner stored.
     pub fn reports(&self, index: u32) -> u32 {
         self.slots.get(index as usize).map_or(0, |slot| slot.reports.load(Ordering::Relaxed))
-    }
-
-    /// All sockets.
-    pub fn iter(&self) -> impl Iterator<Item = Socket> {
-        (0..self.slots.len() as u32).filter_map(|index| self.at(index))
     }
 }
 

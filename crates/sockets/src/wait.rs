@@ -10,8 +10,8 @@
 //!
 //! A ring could do more than wait, and the system call filter does not see its requests. So the ring is created before
 //! the filter is installed and permanently restricted to polls and their cancellation (IORING_REGISTER_RESTRICTIONS);
-//! the filter allows no further rings. A poll keeps a closed socket open until the wait after [`Wait::unwatch`], which
-//! is the end of the thread's turn.
+//! the filter allows no further rings. A poll keeps a closed socket open until the [`Wait::flush`] or the wait that
+//! follows [`Wait::unwatch`].
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -210,14 +210,20 @@ impl Wait {
         Ok(())
     }
 
-    /// Stops watching a descriptor. The kernel keeps it open until the next wait at most. A descriptor that is not
-    /// watched is no error.
+    /// Stops watching a descriptor. The kernel keeps it open until the next wait or [`Self::flush`] at most. A
+    /// descriptor that is not watched is no error.
     pub fn unwatch(&mut self, number: u16, fd: RawFd) {
         let before = self.set(number, -1, 0);
         if self.ring.is_none() {
             return host::unwatch(self.epoll, fd);
         }
         self.call_off(number, before);
+    }
+
+    /// Submits the queued requests without waiting: the kernel no longer keeps unwatched descriptors open.
+    pub fn flush(&mut self) {
+        let submitted = self.ring.as_mut().filter(|ring| ring.queued > 0).map(|ring| ring.enter(0));
+        self.without_ring(submitted.unwrap_or(Ok(())));
     }
 
     /// Stores what is watched under a number and returns the previous entry.
@@ -501,11 +507,12 @@ mod tests {
             let mut told = [0; 3];
             (&socket).read_exact(&mut told).unwrap();
             wait.unwatch(17, socket.as_raw_fd());
+            wait.flush();
             drop(socket);
-            bell.write(1).unwrap();
-            assert_eq!(next(&mut wait), [8], "nothing more of the socket");
             peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             assert_eq!(peer.read(&mut told).expect("the peer is not told"), 0);
+            bell.write(1).unwrap();
+            assert_eq!(next(&mut wait), [8], "nothing more of the socket");
         }
     }
 }

@@ -170,15 +170,21 @@ impl Worker {
                     self.tickets.get_mut(ticket as usize).map(Option::take);
                 }
                 Order::Look { .. } => {}
+                #[cfg(test)]
+                Order::Meanwhile(_) => {}
             }
         }
     }
 
     /// Closes sockets that have no owner and are not being moved.
     fn close_ownerless(&self) {
-        for socket in self.shared().table.iter().filter(|socket| socket.owner == NOBODY) {
-            if !self.in_transit(socket.index) {
-                self.close(socket.index, false);
+        let table = &self.shared().table;
+        for index in 0..table.len() as u32 {
+            // A channel may be closing the socket; see [`Table::find`].
+            let held = table.hold(index);
+            let socket = table.at(index).filter(|socket| held.is_some() && socket.owner == NOBODY);
+            if socket.is_some() && !self.in_transit(index) {
+                self.close(index, false);
             }
         }
     }
@@ -304,8 +310,10 @@ impl Worker {
             let place = made.ok().filter(|_| channel == 0);
             return self.engine.complete(memory, calls, call, &Reply::number(made.map(|_| 0)), place);
         }
-        let socket = match self.shared().table.find(call.words.sock) {
-            Ok(socket) => socket,
+        // The owning channel must not close the socket during the call. It may have closed it already.
+        let shared = self.engine.shared.clone();
+        let (socket, _held) = match shared.table.held(call.words.sock) {
+            Ok(held) => held,
             Err(error) => return self.engine.complete(memory, calls, call, &error.into(), None),
         };
         match request {
@@ -315,12 +323,6 @@ impl Worker {
             }
             _ => {}
         }
-        // The owning channel must not close the socket during the call. It may have closed it already.
-        let shared = self.engine.shared.clone();
-        let (socket, _held) = match shared.table.held(socket.id) {
-            Ok(held) => held,
-            Err(error) => return self.engine.complete(memory, calls, call, &error.into(), None),
-        };
         let ours = socket.owner == 0;
         let reply = match request {
             Request::Channel { .. } => Ok(Reply::done()),
@@ -415,7 +417,14 @@ impl Worker {
     /// than half of the rest.
     fn grant(&mut self, socket: &Socket, backlog: i32) -> [u32; 2] {
         let shared = self.engine.shared.clone();
-        let listens = |id: u32| shared.table.find(id).is_ok_and(|of| host::tcp_state(of.fd) == host::tcp::LISTEN);
+        let listens = |id: u32| {
+            let held = shared.table.hold(place(id));
+            // `run` holds the slot of `socket`. A channel may hold another one: then this counts as a listener still.
+            if held.is_none() && place(id) != socket.index {
+                return true;
+            }
+            shared.table.find(id).is_ok_and(|of| host::tcp_state(of.fd) == host::tcp::LISTEN)
+        };
         self.backlogs.retain(|(id, _)| listens(*id));
         let own = self.backlogs.iter().find(|(id, _)| *id == socket.id);
         let before = own.map_or(0, |(_, granted)| *granted);
@@ -559,11 +568,15 @@ fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::IntoRawFd;
+
     use vhost_user_backend::VringT;
 
     use super::*;
     use crate::config::Vm;
     use crate::mail::ROOM;
+    use crate::wait::{Events, Ring};
 
     /// A channel whose thread did not run for a while still gets all its sockets.
     #[test]
@@ -630,8 +643,7 @@ mod tests {
         /// A connection that a channel has accepted.
         fn accepted(&mut self, id: u32, channel: u32) -> Socket {
             let table = &self.shared.table;
-            let index = table.claim(id).unwrap();
-            table.set(index, host::socket(Family::V4, Protocol::Tcp).unwrap(), Family::V4, Protocol::Tcp, channel);
+            let index = opened(&self.shared, id, channel);
             table.set_accepted(index);
             self.channels[channel as usize - 1].adopt(index).unwrap();
             table.find(id).unwrap()
@@ -653,6 +665,42 @@ mod tests {
     }
 
     const CLOSE: Request = Request::Close { abort: false };
+    /// The next id in the slot of id 7.
+    const NEXT: u32 = 7 | 1 << ONTIME_SOCK_INDEX_BITS;
+
+    /// The slot of a new TCP socket that this channel owns but has not adopted.
+    fn opened(shared: &Shared, id: u32, channel: u32) -> u32 {
+        let index = shared.table.claim(id).unwrap();
+        let fd = host::socket(Family::V4, Protocol::Tcp).unwrap();
+        shared.table.set(index, fd, Family::V4, Protocol::Tcp, channel);
+        index
+    }
+
+    /// A channel looks a socket up for a call, and only then adopts it, releases it, and adopts the next socket in its
+    /// slot.
+    #[test]
+    fn a_call_does_not_reach_the_next_socket_in_its_slot() {
+        let mut bench = Bench::new();
+        let index = opened(&bench.shared, 7, 1);
+        let reopen = |shared: &Shared| {
+            shared.table.close(7);
+            opened(shared, NEXT, 1);
+        };
+        let release = Order::Release { id: 7, ticket: 0, force: true };
+        for order in [Order::Adopt { index }, release, Order::Meanwhile(reopen), Order::Adopt { index }] {
+            bench.worker.order(1, order).unwrap();
+        }
+        let channel = &mut bench.channels[0];
+        let mut answer = |id| {
+            let mut call = channel.pool.take().unwrap();
+            call.words.sock = id;
+            call.request = Request::Name { peer: false };
+            let request = call.request;
+            channel.parsed(&Memory::new(), &bench.ring, call, request);
+            channel.owed.pop_front().unwrap().reply.result
+        };
+        assert_eq!([7, NEXT].map(&mut answer), [Err(Errno(libc::EBADF)), Ok(0)]);
+    }
 
     /// For each socket of a missing address family, the kernel would try to load its module.
     #[test]
@@ -674,11 +722,100 @@ mod tests {
         assert_eq!(bench.shared.table.open(), 0);
     }
 
+    /// The worker closes a socket that a channel has released, before the channel's next wait. No poll of the channel
+    /// may keep the socket open: the channel's real-time thread would then end the queued connections.
+    #[test]
+    fn a_released_listener_is_closed_before_its_channel_waits_again() {
+        let Ok(ring) = Ring::new().inspect_err(|error| println!("SKIPPED: no io_uring: {error}")) else { return };
+        let mut bench = Bench::new();
+        let shared = bench.shared.clone();
+        bench.channels[0].wait = Wait::new(Some(ring), 2000).unwrap();
+        bench.channels[0].wait.begin();
+        for reset in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let index = shared.table.claim(7).unwrap();
+            shared.table.set(index, listener.into_raw_fd(), Family::V4, Protocol::Tcp, 1);
+            bench.channels[0].adopt(index).unwrap();
+            let _queued = TcpStream::connect(address).unwrap();
+            let mut events = Events::default();
+            while events.is_empty() {
+                bench.channels[0].wait.wait(&mut events).unwrap();
+            }
+            if reset {
+                bench.worker.reset()
+            } else {
+                bench.call(7, CLOSE)
+            }
+            bench.answers();
+            assert!(shared.table.is_empty());
+            assert!(TcpStream::connect(address).is_err(), "it still listens, reset: {reset}");
+        }
+    }
+
+    /// The worker makes a listener of a connection, or uses it, after the channel has looked it up for a CLOSE. The
+    /// guest then sends CLOSE to main.
+    #[test]
+    fn a_channel_closes_no_connection_that_has_become_more() {
+        let mut bench = Bench::new();
+        let [listener, used] = [7, 8].map(|id| bench.accepted(id, 1));
+        bench.shared.table.set_more(listener.index);
+        let shared = bench.shared.clone();
+        let _used = shared.table.hold(used.index);
+        for socket in [listener, used] {
+            let closed = bench.channels[0].close(&Memory::new(), &bench.ring, &socket, false);
+            assert_eq!(closed, Err(Errno(libc::EOPNOTSUPP)));
+        }
+        assert_eq!(shared.table.open(), 2);
+    }
+
+    /// The descriptor of a socket that a channel is closing may be another file's at any time. And a channel that tries
+    /// to close a listener must not make the worker forget the listener's backlog.
+    #[test]
+    fn a_backlog_counts_while_a_channel_holds_its_socket() {
+        let mut bench = Bench::new();
+        let [other, socket] = [7, 8].map(|id| bench.accepted(id, 1));
+        let mut backlogs = |held| {
+            bench.worker.backlogs = vec![(7, 100), (8, 50), (NEXT, 20)];
+            let _listener = bench.shared.table.hold(socket.index);
+            let _other = bench.shared.table.hold(other.index).filter(|_| held);
+            bench.worker.grant(&socket, 10);
+            bench.worker.backlogs.clone()
+        };
+        assert_eq!(backlogs(true), [(7, 100), (NEXT, 20)]);
+        assert_eq!(backlogs(false), []);
+        for socket in [other, socket] {
+            host::listen(socket.fd, 1).unwrap();
+        }
+        assert_eq!(backlogs(true), [(7, 100), (8, 50), (NEXT, 20)]);
+        assert_eq!(backlogs(false), [(7, 100), (8, 50)]);
+    }
+
+    /// A look-up that overlaps with the close by a channel finds the id and the descriptor, but no owner any more. The
+    /// worker must not take that for a socket without an owner: the next socket in the slot may be another channel's.
+    #[test]
+    fn a_socket_that_its_channel_is_closing_is_left_to_it() {
+        let mut bench = Bench::new();
+        let index = bench.accepted(7, 1).index;
+        bench.channels[0].locals[index as usize].owned = false;
+        bench.shared.table.set_owner(index, NOBODY);
+        let shared = bench.shared.clone();
+        let closing = shared.table.hold(index).unwrap();
+        bench.call(7, CLOSE);
+        bench.call(7, Request::Channel { channel: 2 });
+        assert_eq!(bench.answers(), [Err(Errno(libc::EBADF)), Err(Errno(libc::EBADF))]);
+        bench.worker.reset();
+        assert_eq!((bench.answers(), shared.table.open()), (Vec::new(), 1));
+        drop(closing);
+        bench.worker.reset();
+        assert_eq!((bench.answers(), shared.table.open()), (Vec::new(), 0), "now nobody has it");
+    }
+
     /// The guest closes one connection through main and through its channel; either may come first.
     #[test]
     fn who_comes_to_a_closed_sockets_place_stays() {
         let mut bench = Bench::new();
-        for again in [7, 7 | 1 << ONTIME_SOCK_INDEX_BITS] {
+        for again in [7, NEXT] {
             let socket = bench.accepted(7, 1);
             bench.call(7, CLOSE);
             bench.channels[0].close(&Memory::new(), &bench.ring, &socket, false).unwrap();

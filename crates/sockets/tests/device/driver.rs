@@ -131,8 +131,11 @@ impl Vm {
         allocation::of(&self.allocations, self.thread(name))
     }
 
-    /// Number of open descriptors of the device process.
+    /// Number of open descriptors of the device process, without those that it closes once a device is connected.
     pub fn descriptors(&self) -> usize {
+        for channel in 0..self.channels.len() as u32 {
+            while std::os::unix::net::UnixStream::connect(self.socket_path(channel)).is_ok() {}
+        }
         std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
     }
 }

@@ -1,7 +1,8 @@
 //! The process itself: what its system call filter allows, when it refuses to start, whom it serves, and what it leaves
 //! behind.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 use libc::{c_long, pid_t};
 use ontime_sockets::abi::*;
 use ontime_sockets::sandbox;
+use vhost::vhost_user::Frontend;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
 use super::driver::{self, Call, PANICS, PATIENCE, STRICT, USER, Vm};
 
@@ -323,11 +326,42 @@ fn it_ends_where_a_thread_panics() {
     assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
 }
 
-/// Result for a process that connects to a device's socket. True: the connection is closed; false: it stays open.
+/// Result for a process that connects to a device's socket and sends messages that would end the device process. True:
+/// the connection is closed; false: it stays open.
 fn refused(path: &Path) -> bool {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    matches!(stream.read(&mut [0; 1]), Ok(0))
+    send_memory_that_is_not_there(&stream);
+    match stream.read(&mut [0; 1]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    }
+}
+
+/// Sends guest memory of which the file is empty, and a ring in it. Reading the ring raises SIGBUS.
+fn send_memory_that_is_not_there(stream: &UnixStream) {
+    let at = 1 << 32;
+    let empty = unsafe { libc::memfd_create(c"empty".as_ptr(), 0) };
+    let empty = unsafe { OwnedFd::from_raw_fd(empty) };
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: 0,
+        memory_size: 1 << 20,
+        userspace_addr: at,
+        mmap_offset: 0,
+        mmap_handle: empty.as_raw_fd(),
+    };
+    let ring = VringConfigData {
+        queue_max_size: 256,
+        queue_size: 256,
+        flags: 0,
+        desc_table_addr: at,
+        used_ring_addr: at + 0x2000,
+        avail_ring_addr: at + 0x1000,
+        log_addr: None,
+    };
+    // The connection may already be closed.
+    let frontend = Frontend::from_stream(stream.try_clone().unwrap(), 2);
+    let _ = frontend.set_mem_table(&[region]).and_then(|_| frontend.set_vring_addr(0, &ring));
 }
 
 /// Environment variable with which [`one_process_has_all_of_a_vms_devices`] tells its child where to connect.
@@ -343,7 +377,7 @@ fn connects() {
 #[test]
 fn one_process_has_all_of_a_vms_devices() {
     let mut vm = Vm::begin(&format!("{}\nqemu-user = {}", super::FREE, unsafe { libc::geteuid() }));
-    for _ in 0..2 {
+    for _ in 0..5 {
         let stranger = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "process::connects", "--nocapture"])
             .env(CONNECTS, vm.socket_path(1))
@@ -360,12 +394,24 @@ fn one_process_has_all_of_a_vms_devices() {
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_POLL, 1)), Ok(0));
 }
 
+/// Control of the other tests' attack: the messages of a process that is admitted do end the device process.
+#[test]
+fn memory_that_is_not_there_ends_its_own_vms_process_alone() {
+    let (site, mut other) = (Site::new(""), Vm::start(super::FREE));
+    let mut process = site.start();
+    let mut stream = UnixStream::connect(ontime_sockets::Paths::new(&site.path("run"), "test").device(0)).unwrap();
+    send_memory_that_is_not_there(&stream);
+    assert!(!matches!(stream.read(&mut [0; 1]), Ok(1..)));
+    assert_eq!(process.wait().unwrap().signal(), Some(libc::SIGBUS));
+    super::hostile::alive(&mut other);
+}
+
 #[test]
 fn another_user_is_not_served() {
     let site = Site::new(&format!("qemu-user = {}", unsafe { libc::geteuid() } + 1));
     let mut process = site.start();
     let main = ontime_sockets::Paths::new(&site.path("run"), "test").device(0);
-    for _ in 0..3 {
+    for _ in 0..20 {
         assert!(refused(&main));
     }
     assert_eq!(process.try_wait().unwrap(), None, "it waits for the right one");
