@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::devices::Pci;
 use super::threads::CUT;
 use super::{
     Conflict, CpuManager, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads, udev,
@@ -63,8 +64,9 @@ impl Inventory {
         // One process per service is enough for the report.
         inventory.conflicts.sort_by(|one, other| (&one.service, one.pid).cmp(&(&other.service, other.pid)));
         inventory.conflicts.dedup_by(|one, before| one.service == before.service);
-        inventory.irqs = irqs::scan(roots);
-        nics::scan(roots, &mut inventory);
+        let pci = Pci::scan(&roots.sys);
+        inventory.irqs = irqs::scan(roots, &pci);
+        nics::scan(roots, &mut inventory, &pci);
         inventory.udev = udev::scan(&roots.root, inventory.nics.iter().filter(|nic| nic.physical).map(|nic| &nic.id));
         inventory.cpu_manager = CPU_MANAGER.iter().find_map(|file| cpu_manager(&read(&roots.root.join(file))?));
         inventory.sysctls = SYSCTLS
