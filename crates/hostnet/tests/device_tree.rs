@@ -288,6 +288,22 @@ fn a_synthetic_nic_and_a_failover_pair_lead_to_what_is_below_them() {
     });
 }
 
+/// A tunnel has no `lower_*` link. The tree shows none for the macvlan here, so it stands for one.
+#[test]
+fn a_tunnel_is_above_the_nic_that_carries_it_and_a_pairs_end_is_not_above_the_other() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("wire0", "pci0000:00/0000:0b:00.0");
+        for arguments in ["link wire0 name tun8 type macvlan", "name va type veth peer name vb"] {
+            support::run("ip", &format!("link add {arguments}"));
+        }
+        let inventory = tree.scan();
+        let lower = |name: &str| inventory.nic(name).unwrap().lower.clone();
+        assert_eq!(lower("tun8"), [inventory.nic("wire0").unwrap().id.ifindex]);
+        assert!(["wire0", "va", "vb"].iter().all(|name| lower(name).is_empty()));
+    });
+}
+
 #[test]
 fn a_representor_leads_to_the_uplink_of_its_function() {
     support::in_namespace(|_| {

@@ -172,6 +172,9 @@ fn below(roots: &Roots, links: &[Link]) -> BTreeMap<u32, Below> {
             carried = on.is_some() && !matches!(link.kind.as_deref(), Some("ipoib" | "veth"));
             lower.extend(on.filter(|_| carried));
             lower.extend(uplink_of(&class, &dir, links));
+        } else if link.kind.as_deref().is_some_and(|kind| !["veth", "netkit"].contains(&kind)) {
+            // A tunnel has no `lower_*` link to the NIC that carries it.
+            lower.extend(link.link.and_then(by_number));
         }
         lower.remove(&link.ifindex);
         Below { lower: lower.into_iter().collect(), carried }
