@@ -474,6 +474,28 @@ fn interrupts_of_many_drivers_are_their_nics() {
     });
 }
 
+#[test]
+fn an_interface_that_is_called_like_a_word_of_a_description_does_not_get_its_interrupt() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for name in ["wan", "power", "usb6", "cell", "board"] {
+            tree.nic(name, &format!("platform/soc/mac-of-{name}"));
+        }
+        for (irq, handler) in [
+            (40, "wan"),
+            (41, "sdhci:wan-detect"),
+            (42, "power key"),
+            (43, "xhci-hcd:usb6"),
+            (44, "usb6-rx-0"),
+            (45, "modem-cell:tx-1"),
+            (46, "carrier board"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        assert_eq!(tree.irqs(), owned([("cell", &[45]), ("usb6", &[44]), ("wan", &[40])]));
+    });
+}
+
 /// A NIC's own interrupts, and those of the devices above it.
 #[test]
 fn what_a_device_above_has_does_not_hide_the_nics_own_interrupts() {

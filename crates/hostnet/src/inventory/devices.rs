@@ -292,9 +292,8 @@ fn named_after_port(port: &Port, ports: &[Port], irqs: &[Irq], known: &BTreeSet<
         return BTreeSet::new();
     }
     let all: Vec<&Port> = ports.iter().collect();
-    // `xhci-hcd:usb1` is named after a bus, also while an interface is called usb1.
-    let may_be = |action: &str| !is_root_hub(&port.name) || action.starts_with(&port.name);
-    let is_own = |action: &String| may_be(action) && longest_name(action, &all) == Some(port.name.as_str());
+    let is_own =
+        |action: &String| may_name_port(action, &port.name) && longest_name(action, &all) == Some(port.name.as_str());
     nobodys(irqs, known).filter(|irq| irq.actions.iter().any(is_own)).map(|irq| irq.id.irq).collect()
 }
 
@@ -317,11 +316,22 @@ fn longest_name<'a>(action: &str, ports: &[&'a Port]) -> Option<&'a str> {
 
 /// `eth1` is in `eth1-TxRx-3` and `mlx5_comp0@eth1`, and not in `eth10-TxRx-3`.
 pub(super) fn is_word_of(text: &str, word: &str) -> bool {
+    has_word(text, word, |_, _| true)
+}
+
+/// Whether an interface's name may be meant by this word of a handler's name. Drivers put a colon before names of other
+/// devices (`xhci-hcd:usb1`, `sdhci:wan-detect`), and a space beside words of a description (`gpio keys`).
+fn may_name_port(action: &str, name: &str) -> bool {
+    has_word(action, name, |before, after| ![Some(':'), Some(' ')].contains(&before) && after != Some(' '))
+}
+
+/// Whether a word is in a text, between characters that are neither letters nor digits and pass the filter.
+fn has_word(text: &str, word: &str, between: impl Fn(Option<char>, Option<char>) -> bool) -> bool {
     text.match_indices(word).any(|(at, _)| {
         let is_word = |c: char| c.is_ascii_alphanumeric();
         let before = text.get(..at).unwrap_or_default().chars().next_back();
         let after = text.get(at + word.len()..).unwrap_or_default().chars().next();
-        !before.is_some_and(is_word) && !after.is_some_and(is_word)
+        !before.is_some_and(is_word) && !after.is_some_and(is_word) && between(before, after)
     })
 }
 
