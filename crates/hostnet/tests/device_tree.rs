@@ -72,6 +72,14 @@ impl Tree {
         symlink(Path::new("/sys/bus/any/drivers").join(driver), device.join("driver")).unwrap();
     }
 
+    fn driver_of(&self, name: &str, driver: &str) {
+        let device = self.dir.path().join("sys/class/net").join(name).join("device");
+        let link = device.join("driver");
+        if !link.is_symlink() {
+            symlink(Path::new("/sys/bus/any/drivers").join(driver), link).unwrap();
+        }
+    }
+
     fn irq(&self, number: u32, handler: &str) {
         self.put(&format!("sys/kernel/irq/{number}/actions"), handler);
         self.put(&format!("proc/irq/{number}/smp_affinity_list"), "0-3");
@@ -280,6 +288,22 @@ fn a_synthetic_nic_and_a_failover_pair_lead_to_what_is_below_them() {
     });
 }
 
+/// A tunnel has no `lower_*` link. The tree shows none for the macvlan here, so it stands for one.
+#[test]
+fn a_tunnel_is_above_the_nic_that_carries_it_and_a_pairs_end_is_not_above_the_other() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("wire0", "pci0000:00/0000:0b:00.0");
+        for arguments in ["link wire0 name tun8 type macvlan", "name va type veth peer name vb"] {
+            support::run("ip", &format!("link add {arguments}"));
+        }
+        let inventory = tree.scan();
+        let lower = |name: &str| inventory.nic(name).unwrap().lower.clone();
+        assert_eq!(lower("tun8"), [inventory.nic("wire0").unwrap().id.ifindex]);
+        assert!(["wire0", "va", "vb"].iter().all(|name| lower(name).is_empty()));
+    });
+}
+
 #[test]
 fn a_representor_leads_to_the_uplink_of_its_function() {
     support::in_namespace(|_| {
@@ -447,6 +471,277 @@ fn interrupts_of_many_drivers_are_their_nics() {
             ("lan", &[57]),
         ]);
         assert_eq!(tree.irqs(), wanted);
+    });
+}
+
+#[test]
+fn an_interface_that_is_called_like_a_word_of_a_description_does_not_get_its_interrupt() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for name in ["wan", "power", "usb6", "cell", "board"] {
+            tree.nic(name, &format!("platform/soc/mac-of-{name}"));
+        }
+        for (irq, handler) in [
+            (40, "wan"),
+            (41, "sdhci:wan-detect"),
+            (42, "power key"),
+            (43, "xhci-hcd:usb6"),
+            (44, "usb6-rx-0"),
+            (45, "modem-cell:tx-1"),
+            (46, "carrier board"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        assert_eq!(tree.irqs(), owned([("cell", &[45]), ("usb6", &[44]), ("wan", &[40])]));
+    });
+}
+
+/// A NIC's own interrupts, and those of the devices above it.
+#[test]
+fn what_a_device_above_has_does_not_hide_the_nics_own_interrupts() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        // On a demultiplexing PCI function and below a bridge, both with vectors of their own.
+        let function = "pci0001:00/0001:00:00.0/0001:01:00.0";
+        tree.nic("end4", &format!("{function}/40100000.ethernet"));
+        tree.msi("pci0001:00/0001:00:00.0", &[30]);
+        tree.msi(function, &[31, 32]);
+        tree.irq(30, "PCIe PME");
+        tree.irq(31, "mfd-demux");
+        tree.irq(130, "end4");
+        // A function whose vectors have no handler, and a NIC that has no evidence at all. The bridge above is none.
+        let silent = "pci0003:00/0003:00:00.0/0003:01:00.0";
+        tree.msi("pci0003:00/0003:00:00.0", &[33]);
+        tree.msi(silent, &[34]);
+        tree.irq(33, "pciehp");
+        tree.nic("mute0", &format!("{silent}/switch.3"));
+        // The vectors' handlers are the NIC's where it has no others.
+        let only = "pci0004:00/0004:01:00.0";
+        tree.msi(only, &[35]);
+        tree.irq(35, "net-events");
+        tree.nic("part0", &format!("{only}/bnge.part.2"));
+        assert_eq!(tree.irqs(), owned([("end4", &[130]), ("part0", &[35])]));
+    });
+}
+
+/// On SPI and SDIO each packet needs the controller, and the NIC has an interrupt besides.
+#[test]
+fn a_nic_behind_a_bus_has_its_own_interrupt_and_the_controllers() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let spi = |controller: &str, bus: u32| format!("platform/soc/{controller}/spi_master/spi{bus}/spi{bus}.0");
+        for (name, device, driver) in [
+            ("w5500", spi("7e204000.spi", 0), "w5100"),
+            ("t1l", spi("pxa2xx-spi.7", 1), "adin1110"),
+            ("wlan3", "platform/soc/7e300000.mmc/mmc_host/mmc2/mmc2:0001/mmc2:0001:2".to_owned(), "brcmfmac"),
+            ("lone", spi("nameless-spi", 2), "mcp_eth"),
+        ] {
+            tree.nic(name, &device);
+            tree.driver(&device, driver);
+        }
+        for (irq, handler) in [
+            (60, "7e204000.spi"),
+            (61, "w5500"),
+            (62, "pxa2xx-spi.7"),
+            (63, "adin1110"),
+            (64, "mmc2"),
+            (65, "wlan3-oob"),
+            (66, "mcp_eth"),
+            // Another bus of each kind.
+            (67, "7e204600.spi"),
+            (68, "mmc0"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        let wanted = [("lone", &[66][..]), ("t1l", &[62, 63]), ("w5500", &[60, 61]), ("wlan3", &[64, 65])];
+        assert_eq!(tree.irqs(), owned(wanted));
+    });
+}
+
+/// phylib names a PHY's interrupt after the MDIO bus, which many drivers call like the NIC's device.
+#[test]
+fn a_phys_interrupt_comes_on_top_of_the_nics_and_never_instead() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for (name, device) in [
+            ("end6", "platform/ahb/e000b000.ethernet"),
+            ("tsn0", "platform/soc/e6540000.ethernet"),
+            ("fec3", "platform/soc/5b040000.ethernet"),
+            ("quiet", "platform/soc/ff0e0000.ethernet"),
+        ] {
+            tree.nic(name, device);
+        }
+        for (irq, handler) in [
+            (40, "end6"),
+            (41, "e000b000.ethernet-ffffffff:07"),
+            (42, "tsn0:ch4:rx_be"),
+            (43, "tsn0:ch20:emac"),
+            (44, "e6540000.ethernet-mii:0a"),
+            (45, "5b040000.ethernet"),
+            (46, "5b040000.ethernet-1:00"),
+            // The driver of this NIC's own interrupts names them after something else.
+            (47, "ff0e0000.ethernet-ffffffff:0c"),
+            (48, "queue-pair-3"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        for device in ["e000b000", "e6540000", "5b040000", "ff0e0000"] {
+            tree.put(&format!("sys/bus/platform/devices/{device}.ethernet/of_node/name"), "ethernet\0");
+        }
+        let wanted = owned([("end6", &[40, 41]), ("fec3", &[45, 46]), ("tsn0", &[42, 43, 44])]);
+        assert_eq!(tree.irqs(), wanted);
+        // The NIC of which only a PHY is known is reported, and nothing that may be its own is moved.
+        support::run("ip", "link set quiet up");
+        let mut inventory = tree.scan();
+        for irq in [47, 48] {
+            let id = ThreadId { pid: irq, tid: irq, start_time: 1 };
+            let kind = KernelThreadKind::Irq(u32::try_from(irq).unwrap());
+            inventory.threads.push(KernelThread { id, kind, comm: format!("irq/{irq}-x"), policy: Policy::Fifo(50) });
+        }
+        let found = plan(&inventory, &intent(&[("quiet", RT)], Vec::new()));
+        assert!(found.settings.iter().all(|setting| setting.rule != RuleId::DeviceIrq), "{:?}", found.settings);
+        let told = |rule| found.findings.iter().find(|finding| finding.rule == rule).unwrap();
+        assert_eq!(told(RuleId::IrqThread).object, "quiet");
+        assert!(told(RuleId::DeviceIrq).found.contains("may be that of quiet"), "{:?}", found.findings);
+    });
+}
+
+/// Names that need more than the device's or the interface's name as it is.
+#[test]
+fn handlers_with_a_part_of_the_devices_name_or_a_channels_number_are_found() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for (name, device, driver) in [
+            ("enX0", "vif-0", "vif"),
+            ("enX11", "vif-11", "vif"),
+            ("env2", "vio/71000002", "ibmvnic"),
+            ("env6", "vio/71000006", "ibmvnic"),
+            ("pru0", "platform/icssg0-eth", "icssg-prueth"),
+            ("pru1", "platform/icssg0-eth", "icssg-prueth"),
+            ("fm1-mac9", "platform/soc/1a00000.fman/1af0000.ethernet", "fsl_dpaa_mac"),
+        ] {
+            tree.nic(name, device);
+            tree.driver_of(name, driver);
+        }
+        for (irq, handler) in [
+            (20, "vif0-q1-rx"),
+            (21, "vif11-q0-tx"),
+            (22, "vif11-q0-rx"),
+            (23, "vif1-q0-rx"),
+            (30, "ibmvnic-71000002-tx1"),
+            (31, "ibmvnic-71000006-rx0"),
+            // A third one, whose interface is not here.
+            (32, "ibmvnic-71000007-rx0"),
+            (40, "icssg0-eth"),
+            (41, "tx0-3"),
+            (42, "tx1-3"),
+            (43, "tx-3"),
+            (44, "txx-y"),
+            (50, "QMan portal 2"),
+            (51, "BMan portal 2"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        let wanted = owned([
+            ("enX0", &[20][..]),
+            ("enX11", &[21, 22]),
+            ("env2", &[30]),
+            ("env6", &[31]),
+            ("pru0", &[40, 41, 42]),
+            ("pru1", &[40, 41, 42]),
+            ("fm1-mac9", &[50]),
+        ]);
+        assert_eq!(tree.irqs(), wanted);
+    });
+}
+
+#[test]
+fn a_functions_line_is_its_nics_only_while_that_is_up() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let function = |name: &str, line: u32, class: &str, driver: &str| {
+            let device = format!("pci0000:00/{name}");
+            tree.put(&format!("sys/devices/{device}/irq"), &line.to_string());
+            tree.put(&format!("sys/devices/{device}/class"), class);
+            tree.driver(&device, driver);
+            let bus = tree.dir.path().join("sys/bus/pci/devices");
+            fs::create_dir_all(&bus).unwrap();
+            symlink(tree.dir.path().join("sys/devices").join(&device), bus.join(name)).unwrap();
+            device
+        };
+        for (name, line, driver) in [("old0", 21, "sis900"), ("old1", 22, "via_rhine"), ("old2", 23, "dl2k")] {
+            tree.nic(name, &function(&format!("0000:0{line}:00.0"), line, "0x020000", driver));
+        }
+        function("0000:00:1f.4", 22, "0x0c0500", "piix4_smbus");
+        tree.irq(21, "old0");
+        tree.irq(22, "piix4-smbus");
+        tree.irq(23, "dl2k,ohci_hcd:usb4");
+        let flags = |flags: &str| {
+            for (name, device) in [("old0", "0000:021:00.0"), ("old1", "0000:022:00.0"), ("old2", "0000:023:00.0")] {
+                tree.put(&format!("sys/devices/pci0000:00/{device}/net/{name}/flags"), flags);
+            }
+        };
+        flags("0x1002\n");
+        assert_eq!(tree.irqs(), owned([("old0", &[21]), ("old2", &[23])]), "down: by the handlers' names");
+        ["old0", "old1", "old2"].iter().for_each(|name| support::run("ip", &format!("link set {name} up")));
+        flags("0x1003\n");
+        assert_eq!(tree.irqs(), owned([("old0", &[21]), ("old2", &[23])]), "the second line is the bus controller's");
+        assert!(tree.scan().irqs.iter().all(|irq| irq.network == (irq.id.irq != 22)));
+        tree.irq(22, "old1,piix4-smbus");
+        assert_eq!(tree.irqs()["old1"], [22]);
+    });
+}
+
+/// A handler has the name that the interface had when it was brought up, and the interface is in a container.
+#[test]
+fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let device = "sys/bus/platform/devices/ff540000.ethernet";
+        tree.put(&format!("{device}/of_node/name"), "ethernet\0");
+        let handlers = ["eth3", "end1-rx", "enP2p1s0", "lan2:tx", "mmc1", "ttyS2", "ethosu", "energy", "sdhci4"]
+            .map(str::to_owned);
+        (60..).zip(&handlers).for_each(|(irq, handler)| tree.irq(irq, handler));
+        let kept = || {
+            let irqs = tree.scan().irqs.into_iter().filter(|irq| irq.network);
+            irqs.map(|irq| irq.actions.concat()).collect::<Vec<_>>()
+        };
+        assert!(kept().is_empty(), "without a driver it has no handler");
+        symlink("/sys/bus/platform/drivers/any", tree.dir.path().join(device).join("driver")).unwrap();
+        assert_eq!(kept(), handlers[..4]);
+        // Its handlers have the device's name, beside a PHY's that does not count.
+        tree.irq(80, "ff540000.ethernet-0:03");
+        assert_eq!(kept(), handlers[..4]);
+        tree.irq(81, "ff540000.ethernet");
+        assert_eq!(kept(), ["ff540000.ethernet"]);
+        fs::remove_dir_all(tree.dir.path().join("sys/kernel/irq/81")).unwrap();
+        // Its interface is here.
+        fs::create_dir_all(tree.dir.path().join(device).join("net/plant")).unwrap();
+        assert!(kept().is_empty());
+    });
+}
+
+#[test]
+fn without_any_description_of_interrupts_an_rt_nic_without_its_own_is_said() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for name in ["dark0", "hv0", "osa0", "pci0"] {
+            tree.nic(name, &format!("platform/{name}-device"));
+            support::run("ip", &format!("link set {name} up"));
+        }
+        tree.driver_of("hv0", "hv_netvsc");
+        tree.driver_of("osa0", "qeth");
+        tree.msi("platform/pci0-device", &[70]);
+        let inventory = tree.scan();
+        assert!(inventory.irqs.is_empty());
+        let said = || {
+            let found = plan(&inventory, &intent(&["dark0", "hv0", "osa0", "pci0"].map(|name| (name, RT)), Vec::new()));
+            let irq = found.findings.into_iter().filter(|finding| finding.rule == RuleId::IrqThread);
+            irq.filter(|finding| finding.severity == Severity::Warning)
+                .map(|finding| finding.object)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(said(), ["dark0"]);
     });
 }
 

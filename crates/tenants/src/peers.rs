@@ -53,6 +53,20 @@ impl Peers {
     }
 }
 
+/// The interface of this namespace below each interface, by index and name; none for the end of a pair, and for an
+/// interface on top of one in another namespace.
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn carriers() -> io::Result<HashMap<(u32, String), Option<u32>>> {
+    let of = |link: Link| {
+        let is_pair = matches!(link.kind, Some(InfoKind::Veth | InfoKind::Netkit));
+        let below = link.lower.filter(|_| !is_pair && link.namespace.is_none());
+        ((link.index, link.name), below)
+    };
+    Ok(links(&connected()?, usize::MAX)?.0.into_iter().map(of).collect())
+}
+
 /// A container's interface on top of one of the host's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Standing {
@@ -108,6 +122,7 @@ fn connected() -> io::Result<Socket> {
 /// The attributes of an interface that are used here.
 #[derive(Debug, Default)]
 struct Link {
+    index: u32,
     name: String,
     kind: Option<InfoKind>,
     address: Option<[u8; 6]>,
@@ -130,7 +145,7 @@ fn links(socket: &Socket, limit: usize) -> io::Result<(Vec<Link>, bool)> {
 }
 
 fn link(message: LinkMessage) -> Link {
-    let mut link = Link::default();
+    let mut link = Link { index: message.header.index, ..Link::default() };
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name = name,

@@ -11,20 +11,22 @@ use rustix::fs::CWD;
 
 use crate::files;
 use crate::model::Vnic;
-use crate::proc;
 use crate::wait_limit::limit_waits;
+use crate::{peers, proc};
 
 /// The host's interfaces, read at the first use.
 #[derive(Debug)]
 pub struct Network {
     root: PathBuf,
     by_index: OnceCell<HashMap<u32, String>>,
+    /// The kernel's table of interfaces below others; empty if it cannot be read.
+    carriers: OnceCell<HashMap<(u32, String), Option<u32>>>,
 }
 
 impl Network {
     /// The interfaces below `root` (`/sys/class/net` on a real host).
     pub fn at(root: &Path) -> Self {
-        Self { root: root.to_owned(), by_index: OnceCell::new() }
+        Self { root: root.to_owned(), by_index: OnceCell::new(), carriers: OnceCell::new() }
     }
 
     /// Whether the host has the interface (in this network namespace).
@@ -48,7 +50,7 @@ impl Network {
         Vnic { ifname: ifname.to_owned(), lower: physical.into_iter().collect() }
     }
 
-    /// Follows lower devices, the bridge of a port, and a veth pair within this namespace.
+    /// Follows lower devices, the bridge of a port, a tunnel's carrier, and a veth pair within this namespace.
     fn descend(&self, ifname: &str, seen: &mut BTreeSet<String>, physical: &mut BTreeSet<String>) {
         if !seen.insert(ifname.to_owned()) {
             return;
@@ -62,7 +64,7 @@ impl Network {
             .filter_map(|name| name.strip_prefix("lower_").map(str::to_owned))
             .collect();
         next.extend(self.bridge_of(ifname));
-        next.extend(self.veth_peer(ifname).map(str::to_owned));
+        next.extend(self.veth_peer(ifname).or_else(|| self.carrier(ifname)).map(str::to_owned));
         for one in next {
             self.descend(&one, seen, physical);
         }
@@ -86,6 +88,20 @@ impl Network {
         let (own, link) = (self.number(ifname, "ifindex")?, self.number(ifname, "iflink")?);
         let peer = self.name_of(link).filter(|_| link != own)?;
         (self.number(peer, "iflink") == Some(own)).then_some(peer)
+    }
+
+    /// The interface that carries a tunnel's packets (`ip link add gre1 type gretap ... dev eth0`). Unlike a VLAN's, it
+    /// is only in `iflink`, where a veth has the index of its other end, which may be in another namespace. The kernel's
+    /// table tells them apart. For an interface that is not in this table, an index counts if it is a physical NIC's.
+    fn carrier(&self, ifname: &str) -> Option<&str> {
+        let (own, link) = (self.number(ifname, "ifindex")?, self.number(ifname, "iflink")?);
+        let below = self.name_of(link).filter(|_| link != own)?;
+        let table = self.carriers.get_or_init(|| peers::carriers().inspect_err(files::note).unwrap_or_default());
+        let carries = match table.get(&(own, ifname.to_owned())) {
+            Some(known) => *known == Some(link),
+            None => self.is_physical(below),
+        };
+        carries.then_some(below)
     }
 
     /// The character device of a macvtap or ipvtap interface, `MAJOR:MINOR`.
@@ -305,6 +321,70 @@ mod tests {
         tree.bridge("br1", &["vb", "eth0"]);
         assert_eq!(tree.lower("tap0"), ["eth0"]);
         assert!(tree.lower("vc").is_empty(), "its peer is in another namespace; the number only looks alike");
+    }
+
+    #[test]
+    fn a_tunnel_leads_to_the_nic_that_carries_it() {
+        let tree = Tree::new(&[
+            ("eno1", 1, 1),
+            ("br0", 2, 2),
+            ("erspan4", 3, 1),
+            ("tap0", 4, 4),
+            ("br1", 5, 5),
+            ("vlan9", 6, 6),
+            ("tap1", 7, 7),
+            ("anywhere", 8, 0),
+            ("gone", 9, 77),
+        ]);
+        tree.physical("eno1");
+        tree.bridge("br0", &["erspan4", "tap0"]);
+        tree.bridge("br1", &["anywhere", "gone", "tap1"]);
+        assert_eq!(tree.lower("tap0"), ["eno1"]);
+        assert!(tree.lower("tap1").is_empty(), "tunnels by the routing table, and over an interface that is not here");
+    }
+
+    /// In the test's own network namespace, where the kernel's table has the interfaces.
+    #[test]
+    fn the_kernel_tells_a_tunnel_from_a_pair_whose_other_end_has_a_nics_number() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: needs root");
+            return;
+        }
+        let ip = |arguments: &str| {
+            std::process::Command::new("ip").args(arguments.split(' ')).status().is_ok_and(|status| status.success())
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                use rustix::thread::{UnshareFlags, unshare_unsafe};
+                // SAFETY: only this thread, which ends with the test, changes its namespace; memory and descriptors
+                // stay shared as before.
+                unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+                // A process of its own namespace takes the far end.
+                let mut inside = std::process::Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
+                let namespace = |task: String| std::fs::read_link(format!("/proc/{task}/ns/net")).unwrap();
+                let here = format!("{}/task/{}", std::process::id(), rustix::thread::gettid().as_raw_nonzero());
+                while namespace(inside.id().to_string()) == namespace(here.clone()) {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                let far = format!("netns {}", inside.id());
+                let made = ip("link add uplink index 200 type veth peer name otherend")
+                    && ip(&format!("link add near index 201 type veth peer name eth0 index 200 {far}"))
+                    // The tree shows it like a tunnel, which not every kernel has.
+                    && ip("link add link uplink index 202 name gre8 type macvlan");
+                if made {
+                    let names = [("uplink", 200, 200), ("near", 201, 200), ("gre8", 202, 200), ("new", 203, 200)];
+                    let tree = Tree::new(&names);
+                    tree.physical("uplink");
+                    let found = names.map(|(name, ..)| tree.lower(name));
+                    let uplink = vec!["uplink".to_owned()];
+                    assert_eq!(found, [uplink.clone(), vec![], uplink.clone(), uplink]);
+                } else {
+                    println!("SKIPPED: no macvlan or veth here");
+                }
+                inside.kill().unwrap();
+                inside.wait().unwrap();
+            });
+        });
     }
 
     #[test]

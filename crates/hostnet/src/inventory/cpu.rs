@@ -5,11 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::scan::{read, read_number};
-use super::{Cpus, IdleState};
+use super::{Cpus, IdleState, Note};
 use crate::cpus::CpuSet;
 use crate::live::Roots;
 
-pub(super) fn scan(roots: &Roots) -> Cpus {
+/// The processors, and what of them could not be read.
+pub(super) fn scan(roots: &Roots) -> (Cpus, Option<Note>) {
     let base = roots.sys.join("devices/system/cpu");
     let list = |name: &str| read(&base.join(name)).and_then(|text| CpuSet::from_list(&text).ok()).unwrap_or_default();
     let online = list("online");
@@ -18,33 +19,97 @@ pub(super) fn scan(roots: &Roots) -> Cpus {
     let isolated = list("isolated").iter().chain(partitions(&roots.sys.join("fs/cgroup")).iter()).collect();
     // The kernel writes "(null)" for an empty set.
     let nohz_full = list("nohz_full");
-    let asked = read(&roots.proc.join("cmdline")).map(|line| rcu_nocbs(&line, &online)).unwrap_or_default();
-    Cpus {
-        rcu_nocbs: asked.iter().chain(nohz_full.iter()).collect(),
-        smt_active: read(&base.join("smt/active")).map(|text| text == "1"),
+    let possible = cpus_of(&base.join("possible")).filter(|cpus| !cpus.is_empty());
+    let last = possible.as_ref().unwrap_or(&online).iter().last().unwrap_or_default();
+    let command_line = read(&roots.proc.join("cmdline")).unwrap_or_default();
+    let asked = rcu_nocbs(&command_line, last);
+    let note = asked.as_ref().err().map(|why| Note { about: "rcu_nocbs".to_owned(), why: why.clone() });
+    let siblings = siblings(&base, &online);
+    // POWER has several threads a core and, before 6.6, no folder smt.
+    let by_topology = || online.iter().any(|cpu| core_of(&base, cpu).is_some()).then_some(!siblings.is_empty());
+    let cpus = Cpus {
+        rcu_nocbs: asked.unwrap_or_default().iter().chain(nohz_full.iter()).collect(),
+        smt_active: read(&base.join("smt/active")).map(|text| text == "1").or_else(by_topology),
         idle_states: idle_states(&base, &online),
         dma_latency_us: dma_latency(roots),
         governors: governors(&base, &online),
         clocksource: clock("current_clocksource"),
         has_tsc: clock("available_clocksource").split_ascii_whitespace().any(|name| name == "tsc"),
-        siblings: siblings(&base, &online),
+        siblings,
         nodes: nodes(&roots.sys.join("devices/system/node")),
         bpf_scheduler: read(&roots.sys.join("kernel/sched_ext/root/ops")).filter(|name| !name.is_empty()),
         latency_limits_us: latency_limits(&base, &online),
         isolated,
         nohz_full,
         online,
-    }
+    };
+    (cpus, note)
 }
 
-/// CPUs of the boot parameter `rcu_nocbs=LIST` (`kernel/rcu/tree_nocb.h`). Without a list it names no CPU.
-fn rcu_nocbs(command_line: &str, online: &CpuSet) -> CpuSet {
-    let mut lists = command_line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("rcu_nocbs="));
-    match lists.next_back() {
-        Some("all") => online.clone(),
-        Some(list) => CpuSet::from_list(list).unwrap_or_default(),
-        None => CpuSet::new(),
+/// CPUs of the boot parameter `rcu_nocbs=LIST` (`kernel/rcu/tree_nocb.h`). Without a list it names no CPU. The last one
+/// counts, and a list that the kernel cannot read means all CPUs.
+fn rcu_nocbs(command_line: &str, last: u32) -> Result<CpuSet, String> {
+    let mut lists = arguments(command_line).into_iter().filter_map(|word| {
+        let (name, list) = word.split_once('=')?;
+        // The kernel takes a dash in a parameter's name for an underscore.
+        (name.replace('-', "_") == "rcu_nocbs").then(|| list.to_owned())
+    });
+    let Some(list) = lists.next_back() else { return Ok(CpuSet::new()) };
+    boot_list(&list, last).map_err(|why| {
+        let list: String = list.chars().take(80).filter(|c| !c.is_control()).collect();
+        format!(
+            "boot parameter rcu_nocbs={list}: {why}; the kernel then keeps RCU callbacks from every CPU; correct the list"
+        )
+    })
+}
+
+/// The words of the kernel's command line that are for the kernel. Quotes keep a word with spaces together, and are not
+/// part of it (`lib/cmdline.c`, `next_arg`).
+fn arguments(command_line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut quoted = false;
+    for c in command_line.chars() {
+        match (c, words.last_mut()) {
+            ('"', _) => quoted = !quoted,
+            (c, _) if c.is_ascii_whitespace() && !quoted => words.push(String::new()),
+            (c, Some(word)) => word.push(c),
+            (_, None) => {}
+        }
     }
+    words.into_iter().filter(|word| !word.is_empty()).take_while(|word| word != "--").collect()
+}
+
+/// Parses a list of CPUs as boot parameters have it (`lib/bitmap-str.c`, `bitmap_parselist`): in addition to `0-3,8`
+/// there are `N` for the last CPU, `all`, and `RANGE:USED/GROUP` for the first CPUs of each group of the range.
+fn boot_list(text: &str, last: u32) -> Result<CpuSet, String> {
+    let number = |word: &str| match word {
+        "N" => Ok(last),
+        _ => word.parse::<u32>().map_err(|_| format!("`{word}` is not a CPU's number, `N` or `all`")),
+    };
+    let mut cpus = Vec::new();
+    let parts = text.split(|c: char| c == ',' || c.is_ascii_whitespace()).filter(|part| !part.is_empty());
+    for part in parts {
+        let (range, pattern) = part.split_once(':').map_or((part, None), |(range, pattern)| (range, Some(pattern)));
+        let (from, to) = match (range, range.split_once('-')) {
+            ("all", _) => (0, last),
+            (_, Some((from, to))) => (number(from)?, number(to)?),
+            (one, None) if pattern.is_none() => (number(one)?, number(one)?),
+            _ => return Err(format!("`{part}` has a pattern and no range before it")),
+        };
+        let (used, group) = match pattern.map(|pattern| pattern.split_once('/')) {
+            None => (1, 1),
+            Some(Some((used, group))) => (number(used)?, number(group)?),
+            Some(None) => return Err(format!("`{part}` has no `/` in its pattern USED/GROUP")),
+        };
+        if from > to || used > group || group == 0 {
+            return Err(format!("`{part}` is no range of CPUs"));
+        }
+        if to > last {
+            return Err(format!("`{part}` has CPUs after {last}, the last of this host"));
+        }
+        cpus.extend((from..=to).filter(|cpu| (cpu - from) % group < used));
+    }
+    Ok(cpus.into_iter().collect())
 }
 
 /// CPUs of isolated cpuset partitions, which the scheduler treats like those of `isolcpus`. Since 6.7 the root cgroup
@@ -73,11 +138,16 @@ fn cpus_of(file: &Path) -> Option<CpuSet> {
     CpuSet::from_list(&read(file)?).ok()
 }
 
+/// The CPUs of this CPU's core. `core_cpus_list` (5.3) is the newer name of `thread_siblings_list`.
+fn core_of(base: &Path, cpu: u32) -> Option<CpuSet> {
+    let files = ["thread_siblings_list", "core_cpus_list"];
+    files.iter().find_map(|file| cpus_of(&base.join(format!("cpu{cpu}/topology/{file}"))))
+}
+
 /// Cores with more than one online CPU. On a hybrid processor only some cores have several.
 fn siblings(base: &Path, online: &CpuSet) -> Vec<CpuSet> {
-    let core = |cpu| cpus_of(&base.join(format!("cpu{cpu}/topology/thread_siblings_list")));
     let awake = |core: CpuSet| core.iter().filter(|cpu| online.contains(*cpu)).collect::<CpuSet>();
-    let cores = online.iter().filter_map(|cpu| Some((cpu, awake(core(cpu)?))));
+    let cores = online.iter().filter_map(|cpu| Some((cpu, awake(core_of(base, cpu)?))));
     // Each core once: by its first CPU.
     cores.filter(|(cpu, core)| core.len() > 1 && core.iter().next() == Some(*cpu)).map(|(_, core)| core).collect()
 }
@@ -226,10 +296,85 @@ mod tests {
             ("rcu_nocbs=1 rcu_nocbs=4-5", "4-5"),
             ("rcu_nocbs=all", "0-7"),
             ("rcu_nocbs", ""),
-            ("rcu_nocbs=x", ""),
             ("quiet", ""),
+            // In quotes, with a space, with dashes, and the arguments of init.
+            (r#"quiet rcu_nocbs="2,5-6""#, "2,5-6"),
+            (r#"dyndbg="file x.c +p" "rcu_nocbs=4 7" quiet"#, "4,7"),
+            ("rcu-nocbs=6", "6"),
+            ("rcu_nocbs=6 -- rcu_nocbs=1", "6"),
+            // The last CPU, and the first of each group.
+            ("rcu_nocbs=N", "7"),
+            ("rcu_nocbs=1,5-N", "1,5-7"),
+            ("rcu_nocbs=all:1/2", "0,2,4,6"),
+            ("rcu_nocbs=1-7:2/3,0", "0-2,4-5,7"),
+            ("rcu_nocbs=4-N:1/N", "4"),
         ] {
-            assert_eq!(rcu_nocbs(line, &cpus("0-7")).to_string(), wanted, "{line}");
+            assert_eq!(rcu_nocbs(line, 7).map(|found| found.to_string()), Ok(wanted.to_owned()), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_the_kernel_does_not_take_is_told_and_not_guessed() {
+        for (list, why) in [
+            ("x", "`x` is not"),
+            ("3-", "`` is not"),
+            ("5-2", "`5-2` is no range"),
+            ("0-9", "CPUs after 7"),
+            ("2:1/2", "no range before"),
+            ("0-7:1", "no `/`"),
+            ("0-7:3/2", "is no range"),
+            ("0-7:0/0", "is no range"),
+            ("0-4294967295", "CPUs after 7"),
+            ("^3", "`^3` is not"),
+        ] {
+            let found = rcu_nocbs(&format!("rcu_nocbs={list}"), 7).unwrap_err();
+            assert!(found.contains(why) && found.contains(&format!("rcu_nocbs={list}:")), "{list}: {found}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots { sys: dir.path().join("sys"), proc: dir.path().join("proc"), ..Roots::default() };
+        let base = dir.path().join("sys/devices/system/cpu");
+        put(base.join("online"), "0-2");
+        put(base.join("possible"), "0-5");
+        put(dir.path().join("proc/cmdline"), "rcu_nocbs=4-N");
+        let (found, note) = scan(&roots);
+        assert_eq!((found.rcu_nocbs, note), (cpus("4-5"), None));
+        put(dir.path().join("proc/cmdline"), "rcu_nocbs=4-M");
+        let (found, note) = scan(&roots);
+        assert!(found.rcu_nocbs.is_empty() && note.unwrap().why.contains("`M` is not"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_command_line_is_read_without_harm(line in "(rcu_nocbs=[0-9Nal,:/\\-\"]{0,12} ?){0,3}|\\PC{0,40}") {
+            if let Ok(found) = rcu_nocbs(&line, 7) {
+                proptest::prop_assert!(found.is_subset(&cpus("0-7")));
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_folder_smt_the_topology_tells_whether_cores_are_shared() {
+        for (file, cores, active, wanted) in [
+            ("thread_siblings_list", &["0-1", "2-3"][..], None, Some(true)),
+            ("core_cpus_list", &["0,2", "1,3"], None, Some(true)),
+            ("core_cpus_list", &["0", "1", "2", "3"], None, Some(false)),
+            ("core_cpus_list", &["0,2", "1,3"], Some("1"), Some(true)),
+            ("thread_siblings_list", &["0", "1", "2", "3"], Some("0"), Some(false)),
+            ("nothing", &["0-3"], None, None),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let roots = Roots { sys: dir.path().to_owned(), ..Roots::default() };
+            let base = dir.path().join("devices/system/cpu");
+            put(base.join("online"), "0-3");
+            for core in cores {
+                cpus(core).iter().for_each(|cpu| put(base.join(format!("cpu{cpu}/topology/{file}")), core));
+            }
+            if let Some(active) = active {
+                put(base.join("smt/active"), active);
+            }
+            let (found, _) = scan(&roots);
+            assert_eq!(found.smt_active, wanted, "{file} {cores:?}");
+            assert_eq!(found.siblings.is_empty(), wanted != Some(true), "{file} {cores:?}");
         }
     }
 

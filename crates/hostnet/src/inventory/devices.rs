@@ -1,20 +1,24 @@
 //! Which interrupts belong to which network interface, by the device tree.
 //!
-//! In: the interfaces with their place in `/sys/devices`, and the interrupts with a handler. Out: the interrupts of
-//! each interface. A name is the weakest evidence: a driver keeps the name that the interface had when the driver
-//! requested the interrupt, and another interface may have that name by now. The evidence is therefore used in this
-//! order, and a later item never takes an interrupt that an earlier item has assigned:
+//! In: the interfaces with their place in `/sys/devices`, the PCI functions, and the interrupts with a handler. Out: the
+//! interrupts of each interface. An interrupt that the driver links to a NAPI instance (netlink family `netdev`) belongs
+//! to that instance's interface. Apart from that:
 //!
-//! 1. the driver, which links a NAPI instance to its interrupt (netlink family `netdev`);
-//! 2. the nearest device above the interface that has interrupts of its own: `msi_irqs` (PCI, platform), `irqs`
-//!    (auxiliary devices, 6.11), `irq` (a PCI function's line);
-//! 3. the name of the interface's device, or of a device above it, in a handler's name: `30be0000.ethernet`,
-//!    `virtio0-input.0`, `xhci-hcd:usb1`;
-//! 4. the name of the interface, if none of the above gives a result;
-//! 5. the name of its driver, if no interrupt has the interface's name (`enc28j60`).
+//! 1. If the interface's own device lists interrupts with handlers, the interface has these: `msi_irqs` (PCI,
+//!    platform), `irqs` (auxiliary devices, 6.11), `irq` (a PCI function's line).
+//! 2. Otherwise the interface has the interrupts whose handlers have the name of its device (`30be0000.ethernet`), and
+//!    those whose handlers have its own name (`eth0`), if there are none those with its driver's name (`enc28j60`). An
+//!    interrupt that another device lists is not among them. A name is weak evidence: a driver keeps the name that the
+//!    interface had when the driver requested the interrupt, and another interface may have that name by now.
+//! 3. The nearest device above that lists interrupts, or whose name a handler has (`xhci-hcd:usb1`), is a fallback: a
+//!    bridge, a function that demultiplexes or a bus controller also has interrupts for other purposes. Behind a bus
+//!    that carries each packet (SPI, SDIO, USB), the controller's interrupts are always part of the packets' path.
+//! 4. The interrupt of a PHY has the name of its MDIO bus, which many drivers derive from the NIC's device
+//!    (`f8008000.ethernet-ffffffff:01`). The PHY receives no packet, so the interface has this interrupt in addition to
+//!    others, never alone.
 //!
-//! In addition, some drivers receive packets through portals of the processor. Their interfaces share the portals'
-//! interrupts.
+//! Some drivers receive packets through portals of the processor, or name handlers after nothing of the above. Their
+//! interfaces share these interrupts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -32,6 +36,8 @@ pub(super) struct Port {
     pub(super) device: PathBuf,
     /// Name of its driver.
     pub(super) driver: Option<String>,
+    /// Administratively up. While the interface is down, its driver may have no handler on the device's line.
+    pub(super) up: bool,
     /// Interrupts that the driver links to the interface's NAPI instances.
     pub(super) by_driver: BTreeSet<u32>,
     /// The interface represents a port of a switch in the NIC (`phys_port_name` as `pf0vf1`), and the NIC's own
@@ -39,73 +45,112 @@ pub(super) struct Port {
     pub(super) representor: bool,
 }
 
-/// A device above an interface, and the interrupts that are its own.
+/// An interface's device, or a device above it, and the interrupts that are its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Owner {
     path: PathBuf,
     irqs: BTreeSet<u32>,
 }
 
-/// The interrupts of each of these interfaces. An interrupt that several interfaces of a device share is in each of
-/// their sets.
-pub(super) fn assign(ports: &[Port], irqs: &[Irq]) -> Vec<BTreeSet<u32>> {
-    let by_driver: BTreeSet<u32> = ports.iter().flat_map(|port| &port.by_driver).copied().collect();
-    let mut owners: Vec<Option<Owner>> = ports.iter().map(|port| of_device(&port.device)).collect();
-    // An interrupt that a device lists as its own belongs to no other device, whatever its handler's name is.
-    let mut known: BTreeSet<u32> = owners.iter().flatten().flat_map(|owner| &owner.irqs).copied().collect();
-    known.extend(&by_driver);
-    for (owner, port) in owners.iter_mut().zip(ports) {
-        if owner.is_none() {
-            *owner = named_after_device(&port.device, irqs, &known);
-        }
-    }
-    known.extend(owners.iter().flatten().flat_map(|owner| &owner.irqs));
-    let found = ports.iter().zip(&owners).map(|(port, owner)| {
-        let others = match owner {
-            Some(owner) => {
-                owner.irqs.iter().copied().filter(|irq| is_of(port, owner, *irq, ports, &owners, irqs)).collect()
-            }
-            None => named_after_port(port, ports, irqs, &known),
-        };
-        &(&port.by_driver | &others) | &of_portals(port, irqs)
-    });
-    let mut found: Vec<BTreeSet<u32>> = found.collect();
-    known.extend(found.iter().flatten());
-    for ((port, _), own) in
-        ports.iter().zip(&owners).zip(&mut found).filter(|((_, owner), own)| owner.is_none() && own.is_empty())
-    {
-        let driver = port.driver.as_deref().unwrap_or_default();
-        let named = irqs.iter().filter(|irq| irq.device.is_none() && !known.contains(&irq.id.irq));
-        let named =
-            named.filter(|irq| !driver.is_empty() && irq.actions.iter().any(|action| is_word_of(action, driver)));
-        own.extend(named.map(|irq| irq.id.irq));
-    }
-    found
+/// What the device tree and the handlers' names show about an interface.
+#[derive(Debug, Default)]
+struct Evidence {
+    /// The interface's own device.
+    own: Option<Owner>,
+    /// The own device lists its interrupts. No name counts then, also while none of them has a handler.
+    listed: bool,
+    /// The nearest device above.
+    above: Option<Owner>,
+    /// Interrupts of PHYs on the device's MDIO bus.
+    phys: BTreeSet<u32>,
+    /// Interrupts with the name of the interface or of its driver.
+    named: BTreeSet<u32>,
 }
 
-/// Drivers whose interfaces receive packets through shared portals, with the beginning of the portals' handler names:
-/// NXP's DPAA2 (`drivers/soc/fsl/dpio`) and DPAA (`drivers/soc/fsl/qbman/qman.c`).
-const PORTALS: [(&str, &str); 2] = [("fsl_dpaa2_eth", "dpio."), ("fsl_dpa", "QMan portal ")];
+impl Evidence {
+    fn is_silent(&self) -> bool {
+        self.own.is_none() && self.named.is_empty()
+    }
+
+    fn owners(&self) -> impl Iterator<Item = &Owner> {
+        self.own.iter().chain(&self.above)
+    }
+}
+
+/// The interrupts of each of these interfaces. An interrupt that several interfaces of a device share is in each of
+/// their sets.
+pub(super) fn assign(ports: &[Port], irqs: &[Irq], pci: &Pci) -> Vec<BTreeSet<u32>> {
+    let listed: Vec<Option<Owner>> = ports.iter().map(|port| lister(port, irqs, pci)).collect();
+    // An interrupt that a device lists as its own belongs to no other device, whatever its handler's name is.
+    let mut known: BTreeSet<u32> = listed.iter().flatten().flat_map(|owner| &owner.irqs).copied().collect();
+    known.extend(ports.iter().flat_map(|port| &port.by_driver));
+    let found = ports.iter().zip(listed).map(|(port, listed)| of_device(port, listed, irqs, &known));
+    let mut all: Vec<Evidence> = found.collect();
+    known.extend(all.iter().flat_map(Evidence::owners).flat_map(|owner| &owner.irqs));
+    for (port, evidence) in ports.iter().zip(&mut all).filter(|(_, evidence)| !evidence.listed) {
+        evidence.named = named_after_port(port, ports, irqs, &known);
+    }
+    known.extend(all.iter().flat_map(|evidence| &evidence.named));
+    let nameless = |evidence: &Evidence| evidence.is_silent() && !evidence.listed;
+    for (port, evidence) in ports.iter().zip(&mut all).filter(|(_, evidence)| nameless(evidence)) {
+        evidence.named = named_after_driver(port, irqs, &known);
+    }
+    for (port, evidence) in ports.iter().zip(&mut all) {
+        let needed = evidence.is_silent() || (!evidence.listed && is_behind_bus(&port.device));
+        evidence.above.take_if(|_| !needed);
+    }
+    let found = ports.iter().zip(&all).map(|(port, evidence)| {
+        let has = |owner: &Owner, irq: u32| is_of(port, owner, irq, ports, &all, irqs);
+        let owned = evidence.owners().flat_map(|owner| owner.irqs.iter().copied().filter(|irq| has(owner, *irq)));
+        let mut found: BTreeSet<u32> = owned.collect();
+        found.extend(port.by_driver.iter().chain(&evidence.named));
+        if !found.is_empty() {
+            found.extend(&evidence.phys);
+        }
+        &found | &of_portals(port, irqs)
+    });
+    found.collect()
+}
+
+type IsNamed = fn(&str) -> bool;
+
+/// Drivers whose interfaces share interrupts that are named after no interface and no device of theirs: portals of
+/// NXP's DPAA2 (`drivers/soc/fsl/dpio`) and DPAA (`drivers/soc/fsl/qbman/qman.c`; an interface's device is the MAC or a
+/// device `dpaa-ethernet`, by the kernel's version), and transmit channels of TI's ICSSG
+/// (`drivers/net/ethernet/ti/icssg/icssg_common.c`, `prueth_init_tx_chns`: `txSLICE-CHANNEL`).
+const SHARED: [(&str, IsNamed); 4] = [
+    ("fsl_dpaa2_eth", |action| action.starts_with("dpio.")),
+    ("fsl_dpa", is_qman_portal),
+    ("fsl_dpaa_mac", is_qman_portal),
+    ("icssg-prueth", |action| {
+        let channel = action.strip_prefix("tx").and_then(|rest| rest.split_once('-'));
+        channel.is_some_and(|(slice, channel)| slice.parse::<u8>().is_ok() && channel.parse::<u8>().is_ok())
+    }),
+];
+
+fn is_qman_portal(action: &str) -> bool {
+    action.starts_with("QMan portal ")
+}
 
 fn of_portals(port: &Port, irqs: &[Irq]) -> BTreeSet<u32> {
-    let Some((_, portal)) = PORTALS.iter().find(|(driver, _)| port.driver.as_deref() == Some(*driver)) else {
+    let Some((_, is_shared)) = SHARED.iter().find(|(driver, _)| port.driver.as_deref() == Some(*driver)) else {
         return BTreeSet::new();
     };
-    let is_portals = |irq: &&Irq| irq.actions.iter().any(|action| action.starts_with(portal));
-    irqs.iter().filter(is_portals).map(|irq| irq.id.irq).collect()
+    let shared = irqs.iter().filter(|irq| irq.device.is_none() && irq.actions.iter().any(|action| is_shared(action)));
+    shared.map(|irq| irq.id.irq).collect()
 }
 
 /// Whether an interrupt of an interface's device belongs to this interface, and not to another interface of that
 /// device.
-fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], owners: &[Option<Owner>], irqs: &[Irq]) -> bool {
+fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence], irqs: &[Irq]) -> bool {
     let has = |other: &Owner| other.irqs.contains(&irq);
     // A part of a function (a scalable function of mlx5) lists its interrupts more precisely than the function does.
     let deeper = |other: &Owner| other.path != owner.path && other.path.starts_with(&owner.path) && has(other);
-    if owners.iter().flatten().any(deeper) {
+    if all.iter().flat_map(Evidence::owners).any(deeper) {
         return false;
     }
-    let beside = |other: &Option<Owner>| other.as_ref().is_some_and(|other| other.path == owner.path);
-    let group: Vec<&Port> = ports.iter().zip(owners).filter(|(_, other)| beside(other)).map(|(port, _)| port).collect();
+    let beside = |other: &Evidence| other.owners().any(|other| other.path == owner.path);
+    let group: Vec<&Port> = ports.iter().zip(all).filter(|(_, other)| beside(other)).map(|(port, _)| port).collect();
     if ports.iter().any(|other| other.by_driver.contains(&irq)) {
         return port.by_driver.contains(&irq);
     }
@@ -117,50 +162,109 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], owners: &[Option<
     !port.representor || group.iter().all(|other| other.representor)
 }
 
-/// The nearest device, from the interface's own upwards, that has interrupt files. Every PCI function has such files,
-/// even without interrupts.
-fn of_device(device: &Path) -> Option<Owner> {
+/// The nearest device, from the interface's own upwards, that has interrupt files, with the interrupts in them. Every
+/// PCI function has such files, even without interrupts.
+fn lister(port: &Port, irqs: &[Irq], pci: &Pci) -> Option<Owner> {
     let has = |dir: &&Path| ["msi_irqs", "irqs", "irq"].iter().any(|name| dir.join(name).exists());
-    let path = device.ancestors().find(has)?;
-    Some(Owner { path: path.to_owned(), irqs: own_irqs(path).into_iter().collect() })
+    let path = port.device.ancestors().find(has)?;
+    let used = |irq: &u32| {
+        let actions = irqs.iter().find(|one| one.id.irq == *irq).map_or(&[][..], |one| &one.actions);
+        port.up && !pci.is_others(*irq, &name_of(path), actions)
+    };
+    let own = listed(path).unwrap_or_else(|| line(path).filter(used).into_iter().collect());
+    Some(Owner { path: path.to_owned(), irqs: own.into_iter().collect() })
 }
 
-/// A device's own interrupts: message-signalled ones, otherwise its line.
-pub(super) fn own_irqs(device: &Path) -> Vec<u32> {
-    ["msi_irqs", "irqs"]
-        .iter()
-        .find_map(|folder| listed(&device.join(folder)))
-        .or_else(|| line(device))
-        .unwrap_or_default()
+/// A device's message-signalled interrupts.
+fn listed(device: &Path) -> Option<Vec<u32>> {
+    ["msi_irqs", "irqs"].iter().find_map(|folder| {
+        let entries = fs::read_dir(device.join(folder)).ok()?.filter_map(Result::ok);
+        let irqs: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        (!irqs.is_empty()).then_some(irqs)
+    })
 }
 
-fn listed(folder: &Path) -> Option<Vec<u32>> {
-    let entries = fs::read_dir(folder).ok()?;
-    let irqs: Vec<u32> =
-        entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    (!irqs.is_empty()).then_some(irqs)
+/// The line to which a PCI function is wired. The function may share the line with others, and need not use it.
+fn line(device: &Path) -> Option<u32> {
+    read_number::<u32>(&device.join("irq")).filter(|irq| *irq != 0)
 }
 
-fn line(device: &Path) -> Option<Vec<u32>> {
-    read_number::<u32>(&device.join("irq")).filter(|irq| *irq != 0).map(|irq| vec![irq])
+/// The evidence by the interface's device and the devices above it. `listed` is the nearest one with interrupt files;
+/// nothing above it is looked at. Files that show only interrupts without a handler are no evidence.
+fn of_device(port: &Port, listed: Option<Owner>, irqs: &[Irq], known: &BTreeSet<u32>) -> Evidence {
+    let end = listed.as_ref().map(|owner| owner.path.clone());
+    // Without any interrupt's description, the files are all there is.
+    let is_handled = |irq: &u32| irqs.is_empty() || irqs.iter().any(|one| one.id.irq == *irq);
+    let is_own = listed.as_ref().is_some_and(|owner| owner.path == port.device && !owner.irqs.is_empty());
+    let listed = listed.filter(|owner| owner.irqs.iter().any(is_handled));
+    if is_own {
+        return Evidence { own: listed, listed: true, ..Evidence::default() };
+    }
+    let (own, phys) = named_after(&own_names(&name_of(&port.device)), irqs, known);
+    let own = (!own.is_empty()).then(|| Owner { path: port.device.clone(), irqs: own });
+    let between = port.device.ancestors().skip(1);
+    let between = between.take_while(|path| end.as_ref().is_none_or(|end| path.starts_with(end)));
+    let above = listed.or_else(|| named_above(between, irqs, known));
+    Evidence { own, above, phys, ..Evidence::default() }
 }
 
-/// Interrupts whose handlers are named after the interface's device, or after the nearest device above it whose name
-/// appears in a handler's name.
-fn named_after_device(device: &Path, irqs: &[Irq], known: &BTreeSet<u32>) -> Option<Owner> {
-    device.ancestors().find_map(|path| {
+/// The nearest of these devices whose name appears in a handler's name.
+fn named_above<'a>(devices: impl Iterator<Item = &'a Path>, irqs: &[Irq], known: &BTreeSet<u32>) -> Option<Owner> {
+    devices.into_iter().find_map(|path| {
         let name = path.file_name()?.to_str().filter(|name| is_device_name(name))?;
         let (path, names) = match path.parent().filter(|_| is_root_hub(name)) {
             Some(controller) => (controller, root_hubs(controller)),
             None => (path, vec![name.to_owned()]),
         };
-        let names = || names.iter().map(String::as_str);
-        let is_named = |irq: &Irq| irq.actions.iter().any(|action| names().any(|name| is_word_of(action, name)));
-        let named = irqs.iter().filter(|irq| is_named(irq));
-        let named = named.filter(|irq| irq.device.as_deref().is_none_or(|device| names().any(|name| name == device)));
-        let own: BTreeSet<u32> = named.map(|irq| irq.id.irq).filter(|irq| !known.contains(irq)).collect();
+        let (own, _) = named_after(&names, irqs, known);
         (!own.is_empty()).then(|| Owner { path: path.to_owned(), irqs: own })
     })
+}
+
+/// Interrupts whose handlers have a device's name, and those of PHYs on its MDIO bus.
+fn named_after(names: &[String], irqs: &[Irq], known: &BTreeSet<u32>) -> (BTreeSet<u32>, BTreeSet<u32>) {
+    let (mut own, mut phys) = (BTreeSet::new(), BTreeSet::new());
+    let of_others = |device: &str| !names.iter().any(|name| name == device);
+    let free = irqs.iter().filter(|irq| !known.contains(&irq.id.irq));
+    for irq in free.filter(|irq| !irq.device.as_deref().is_some_and(of_others)) {
+        let named = irq.actions.iter().filter(|action| names.iter().any(|name| is_word_of(action, name)));
+        for action in named {
+            if is_phy(action) { &mut phys } else { &mut own }.insert(irq.id.irq);
+        }
+    }
+    (own, phys)
+}
+
+/// Whether a handler has the name of a PHY: its MDIO bus, and two hexadecimal digits for the address on that bus
+/// (`include/linux/phy.h`, `PHY_ID_FMT`).
+pub(super) fn is_phy(action: &str) -> bool {
+    action.rsplit_once(':').is_some_and(|(bus, address)| {
+        !bus.is_empty() && address.len() == 2 && address.bytes().all(|digit| digit.is_ascii_hexdigit())
+    })
+}
+
+/// The names that a device's own handlers may have. Xen's front end leaves the dash out: `vif0-q0-rx` is of `vif-0`.
+fn own_names(device: &str) -> Vec<String> {
+    let joined = device.split_once('-').filter(|(bus, number)| {
+        let is_bus = !bus.is_empty() && bus.bytes().all(|byte| byte.is_ascii_alphabetic());
+        is_bus && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    });
+    let names = joined.map(|(bus, number)| format!("{bus}{number}")).into_iter();
+    names.chain([device.to_owned()]).filter(|name| is_device_name(name)).collect()
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Whether a device is behind a bus whose controller handles each transfer.
+fn is_behind_bus(device: &Path) -> bool {
+    device.iter().filter_map(|name| name.to_str()).any(|name| ["spi_master", "mmc_host"].contains(&name))
+        || is_behind_root_hub(device)
+}
+
+fn is_behind_root_hub(device: &Path) -> bool {
+    device.iter().filter_map(|name| name.to_str()).any(is_root_hub)
 }
 
 /// `usb2`: a USB bus. A controller with two buses (USB 3) names its single interrupt after the first bus, also for
@@ -175,18 +279,33 @@ fn root_hubs(controller: &Path) -> Vec<String> {
 }
 
 /// Whether a folder's name in `/sys/devices` identifies one device. `soc` and `platform` do not, nor does a port of a
-/// hub (`1-1`).
+/// hub (`1-1`). The address of a virtual device of IBM's hypervisor has digits alone (`30000003`).
 fn is_device_name(name: &str) -> bool {
     let has = |kind: fn(&u8) -> bool| name.bytes().any(|byte| kind(&byte));
-    has(u8::is_ascii_digit) && has(u8::is_ascii_alphabetic)
+    let is_address = name.len() >= 4 && name.bytes().all(|byte| byte.is_ascii_digit());
+    is_address || (has(u8::is_ascii_digit) && has(u8::is_ascii_alphabetic))
 }
 
-/// Interrupts named after an interface, among those that have no other evidence.
+/// Interrupts named after an interface, among those that no device has. Drivers of USB devices request no interrupt.
 fn named_after_port(port: &Port, ports: &[Port], irqs: &[Irq], known: &BTreeSet<u32>) -> BTreeSet<u32> {
+    if is_behind_root_hub(&port.device) {
+        return BTreeSet::new();
+    }
     let all: Vec<&Port> = ports.iter().collect();
-    let is_named = |irq: &&Irq| irq.actions.iter().any(|action| longest_name(action, &all) == Some(port.name.as_str()));
-    let nobodys = irqs.iter().filter(|irq| irq.device.is_none() && !known.contains(&irq.id.irq));
-    nobodys.filter(is_named).map(|irq| irq.id.irq).collect()
+    let is_own =
+        |action: &String| may_name_port(action, &port.name) && longest_name(action, &all) == Some(port.name.as_str());
+    nobodys(irqs, known).filter(|irq| irq.actions.iter().any(is_own)).map(|irq| irq.id.irq).collect()
+}
+
+/// Interrupts named after an interface's driver, among those that no device and no other interface has.
+fn named_after_driver(port: &Port, irqs: &[Irq], known: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let Some(driver) = port.driver.as_deref().filter(|driver| !driver.is_empty()) else { return BTreeSet::new() };
+    let is_own = |action: &String| is_word_of(action, driver);
+    nobodys(irqs, known).filter(|irq| irq.actions.iter().any(is_own)).map(|irq| irq.id.irq).collect()
+}
+
+fn nobodys<'a>(irqs: &'a [Irq], known: &BTreeSet<u32>) -> impl Iterator<Item = &'a Irq> {
+    irqs.iter().filter(|irq| irq.device.is_none() && !known.contains(&irq.id.irq))
 }
 
 /// The interface whose name is in a handler's name; the longest if there are several.
@@ -197,28 +316,96 @@ fn longest_name<'a>(action: &str, ports: &[&'a Port]) -> Option<&'a str> {
 
 /// `eth1` is in `eth1-TxRx-3` and `mlx5_comp0@eth1`, and not in `eth10-TxRx-3`.
 pub(super) fn is_word_of(text: &str, word: &str) -> bool {
+    has_word(text, word, |_, _| true)
+}
+
+/// Whether an interface's name may be meant by this word of a handler's name. Drivers put a colon before names of other
+/// devices (`xhci-hcd:usb1`, `sdhci:wan-detect`), and a space beside words of a description (`gpio keys`).
+fn may_name_port(action: &str, name: &str) -> bool {
+    has_word(action, name, |before, after| ![Some(':'), Some(' ')].contains(&before) && after != Some(' '))
+}
+
+/// Whether a word is in a text, between characters that are neither letters nor digits and pass the filter.
+fn has_word(text: &str, word: &str, between: impl Fn(Option<char>, Option<char>) -> bool) -> bool {
     text.match_indices(word).any(|(at, _)| {
         let is_word = |c: char| c.is_ascii_alphanumeric();
         let before = text.get(..at).unwrap_or_default().chars().next_back();
         let after = text.get(at + word.len()..).unwrap_or_default().chars().next();
-        !before.is_some_and(is_word) && !after.is_some_and(is_word)
+        !before.is_some_and(is_word) && !after.is_some_and(is_word) && between(before, after)
     })
 }
 
-/// Devices with interrupts of their own, by interrupt, and whether they are network controllers: PCI functions of base
-/// class 02 (`include/linux/pci_ids.h`). Other functions may share a function's line, so the line counts only for
-/// network controllers.
-pub(super) fn on_pci(sys: &Path) -> BTreeMap<u32, (String, bool)> {
-    let mut found: BTreeMap<u32, (String, bool)> = BTreeMap::new();
-    let Ok(entries) = fs::read_dir(sys.join("bus/pci/devices")) else { return found };
-    for entry in entries.filter_map(Result::ok) {
-        let dir = entry.path();
-        let network = read(&dir.join("class")).is_some_and(|class| class.starts_with("0x02"));
-        let own = if network { own_irqs(&dir) } else { listed(&dir.join("msi_irqs")).unwrap_or_default() };
-        let name = entry.file_name().to_string_lossy().into_owned();
-        found.extend(own.into_iter().map(|irq| (irq, (name.clone(), network))));
+/// The PCI functions' interrupts.
+#[derive(Debug, Default)]
+pub(super) struct Pci {
+    /// Functions by message-signalled interrupt, and whether each is a network controller.
+    listed: BTreeMap<u32, (String, bool)>,
+    /// Functions by line.
+    on_line: BTreeMap<u32, Vec<Function>>,
+}
+
+/// A PCI function that is wired to a line.
+#[derive(Debug)]
+struct Function {
+    name: String,
+    driver: Option<String>,
+    /// A network controller whose driver may have a handler on the line: no interface of this function is here, or one
+    /// is up.
+    network: bool,
+}
+
+impl Pci {
+    pub(super) fn scan(sys: &Path) -> Self {
+        let mut found = Self::default();
+        let entries = fs::read_dir(sys.join("bus/pci/devices")).into_iter().flatten().flatten();
+        for entry in entries {
+            let (dir, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            // Base class 02 (`include/linux/pci_ids.h`).
+            let network = read(&dir.join("class")).is_some_and(|class| class.starts_with("0x02"));
+            if let Some(own) = listed(&dir) {
+                found.listed.extend(own.into_iter().map(|irq| (irq, (name.clone(), network))));
+            } else if let Some(line) = line(&dir) {
+                let driver = fs::read_link(dir.join("driver")).ok().map(|driver| name_of(&driver));
+                let network = network && driver.is_some() && may_be_up(&dir.join("net"));
+                found.on_line.entry(line).or_default().push(Function { name, driver, network });
+            }
+        }
+        found
     }
-    found
+
+    /// The function that has an interrupt with these handlers, and whether it is a network controller. Of the functions
+    /// on a line only network controllers count.
+    pub(super) fn owner(&self, irq: u32, actions: &[String]) -> Option<(String, bool)> {
+        let on_line = || {
+            let functions = self.on_line.get(&irq)?.iter().filter(|function| function.network);
+            let mut users = functions.filter(|function| !self.is_others(irq, &function.name, actions));
+            Some((users.next()?.name.clone(), true))
+        };
+        self.listed.get(&irq).cloned().or_else(on_line)
+    }
+
+    /// Whether each handler on this line has the name of another function's driver.
+    fn is_others(&self, irq: u32, function: &str, actions: &[String]) -> bool {
+        let here = self.on_line.get(&irq).map_or(&[][..], Vec::as_slice);
+        let own = here.iter().find(|one| one.name == function).and_then(|one| one.driver.as_ref());
+        let others = || here.iter().filter_map(|one| one.driver.as_ref()).filter(|driver| Some(*driver) != own);
+        // Driver xhci_hcd has handlers `xhci-hcd:usb1`.
+        let plain = |name: &str| name.replace('_', "-");
+        let is_others = |action: &String| others().any(|driver| is_word_of(&plain(action), &plain(driver)));
+        !actions.is_empty() && actions.iter().all(is_others)
+    }
+}
+
+/// Whether one of a function's interfaces is up (IFF_UP), or none is in this network namespace.
+fn may_be_up(interfaces: &Path) -> bool {
+    let entries = fs::read_dir(interfaces).into_iter().flatten().flatten();
+    let flags = entries.map(|entry| read(&entry.path().join("flags")).unwrap_or_default());
+    let up: Vec<bool> = flags.map(|flags| is_up(&flags)).collect();
+    up.is_empty() || up.contains(&true)
+}
+
+fn is_up(flags: &str) -> bool {
+    flags.strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok()).is_some_and(|bits| bits & 1 != 0)
 }
 
 /// Names of devices on buses where handlers have the device's name, and whether they are network devices: virtio
@@ -237,4 +424,30 @@ fn is_virtio_net(device: &Path) -> bool {
 
 fn is_ethernet(device: &Path) -> bool {
     read(&device.join("of_node/name")).is_some_and(|name| name.trim_end_matches('\0') == "ethernet")
+}
+
+/// Whether the interface of a platform NIC is not in this network namespace, and no handler has the device's name. Its
+/// handlers may then have the name that the interface had when it was brought up.
+pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
+    let devices = fs::read_dir(sys.join("bus/platform/devices")).into_iter().flatten().flatten();
+    let mut nics = devices.map(|entry| entry.path()).filter(|device| is_ethernet(device));
+    nics.any(|device| {
+        let (name, bound) = (name_of(&device), device.join("driver").is_symlink());
+        let is_own = |action: &String| is_word_of(action, &name) && !is_phy(action);
+        bound && !device.join("net").exists() && !irqs.iter().flat_map(|irq| &irq.actions).any(is_own)
+    })
+}
+
+/// Whether a handler's name begins with a name that the kernel or udev gives to wired interfaces and common switch
+/// ports: `eth1`, `end0-rx`, `enp1s0f1:tx`.
+pub(super) fn is_interface_like(action: &str) -> bool {
+    let word = action.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+    let letters = word.trim_end_matches(|c: char| c.is_ascii_digit());
+    let numbered = letters.len() < word.len();
+    let is_predictable = word.strip_prefix("en").is_some_and(|rest| {
+        let mut rest = rest.chars();
+        rest.next().is_some_and(|kind| "abcdioPpsuvx".contains(kind))
+            && rest.next().is_some_and(|c| c.is_ascii_hexdigit())
+    });
+    (numbered && ["eth", "lan", "wan"].contains(&letters)) || is_predictable
 }

@@ -143,7 +143,7 @@ pub struct Nic {
     /// the interrupts and rings: a port of a switch (DSA), or the upper interface of a failover pair.
     pub carried: bool,
     /// Indices of the interfaces below, which carry this interface's packets: the kernel's `lower_*` links, `iflink` of
-    /// an interface with a device, and for a representor the interface of the NIC itself.
+    /// an interface with a device or of a tunnel, and for a representor the interface of the NIC itself.
     pub lower: Vec<u32>,
     /// The driver, if the interface has a device.
     pub driver: Option<String>,

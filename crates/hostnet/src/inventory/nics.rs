@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::devices::{self, Port, is_word_of};
+use super::devices::{self, Pci, Port, is_word_of};
 use super::scan::{read, read_number};
 use super::threads::{CUT, WHOLE_NAMES};
 use super::{Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
@@ -20,7 +20,7 @@ use crate::netlink::qdisc::{self, RootQdisc};
 use crate::obstacle::netlink_error;
 use crate::rules::{POLL_FILE, WEIGHT_FILE};
 
-pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
+pub(super) fn scan(roots: &Roots, inventory: &mut Inventory, pci: &Pci) {
     let found = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| links(&mut netlink));
     let roots_of =
         Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| qdisc::roots(&mut netlink));
@@ -85,7 +85,7 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory) {
     let devices: Vec<Option<PathBuf>> =
         inventory.nics.iter().map(|nic| fs::canonicalize(class.join(&nic.id.name).join("device")).ok()).collect();
     find_carried(inventory, &devices);
-    find_irqs(inventory, &devices, &class);
+    find_irqs(inventory, &devices, &roots.sys, pci);
 }
 
 /// Finds out which interface has the rings, among interfaces that share a device or are above another.
@@ -104,18 +104,20 @@ fn find_carried(inventory: &mut Inventory, devices: &[Option<PathBuf>]) {
     }
 }
 
-fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Path) {
+fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path, pci: &Pci) {
+    let class = sys.join("class/net");
     let with_rings = || inventory.nics.iter().zip(devices).filter(|(nic, _)| nic.physical);
     let ports: Vec<Port> = with_rings()
         .map(|(nic, device)| Port {
             name: nic.id.name.clone(),
             driver: nic.driver.clone(),
             device: device.clone().unwrap_or_default(),
+            up: nic.up,
             by_driver: nic.napis.iter().filter_map(|napi| napi.irq).collect(),
             representor: represented(&class.join(&nic.id.name)).is_some(),
         })
         .collect();
-    let found = devices::assign(&ports, &inventory.irqs);
+    let found = devices::assign(&ports, &inventory.irqs, pci);
     let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
     // A handler with the name of a NIC's queue, but of a device that is not that NIC's: the interrupt is another NIC's,
     // perhaps in another network namespace.
@@ -124,8 +126,10 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], class: &Pat
         let of_port = || ports.iter().any(|port| is_word_of(action, &port.name));
         ((words.contains("rx") || words.contains("tx")) && of_port()) || is_numbered_queue(&words)
     };
+    let elsewhere = devices::has_interfaces_elsewhere(sys, &inventory.irqs);
+    let is_network = |action: &String| is_queue(action) || (elsewhere && devices::is_interface_like(action));
     for irq in inventory.irqs.iter_mut().filter(|irq| irq.device.is_none() && !claimed.contains(&irq.id.irq)) {
-        irq.network |= irq.actions.iter().any(is_queue);
+        irq.network |= irq.actions.iter().any(is_network);
     }
     for (nic, irqs) in inventory.nics.iter_mut().filter(|nic| nic.physical).zip(found) {
         nic.irqs = irqs.into_iter().collect();
@@ -168,6 +172,9 @@ fn below(roots: &Roots, links: &[Link]) -> BTreeMap<u32, Below> {
             carried = on.is_some() && !matches!(link.kind.as_deref(), Some("ipoib" | "veth"));
             lower.extend(on.filter(|_| carried));
             lower.extend(uplink_of(&class, &dir, links));
+        } else if link.kind.as_deref().is_some_and(|kind| !["veth", "netkit"].contains(&kind)) {
+            // A tunnel has no `lower_*` link to the NIC that carries it.
+            lower.extend(link.link.and_then(by_number));
         }
         lower.remove(&link.ifindex);
         Below { lower: lower.into_iter().collect(), carried }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use serde::Deserialize;
 
+use super::devices::Pci;
 use super::threads::CUT;
 use super::{
     Conflict, CpuManager, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads, udev,
@@ -35,9 +37,15 @@ const SYSCTLS: [&str; 12] = [
 /// Services that set the same knobs as this crate, or related ones.
 const CONFLICTS: [&str; 8] =
     ["irqbalance", "tuned", "kubelet", "kubelite", "k3s-server", "k3s-agent", "ovs-vswitchd", "scx_loader"];
-/// Files in which kubelet records the CPUs that it has assigned: the usual one, and MicroK8s's.
-const CPU_MANAGER: [&str; 2] =
-    ["var/lib/kubelet/cpu_manager_state", "var/snap/microk8s/common/var/lib/kubelet/cpu_manager_state"];
+/// Services that are kubelet, or contain it.
+const KUBELETS: [&str; 4] = ["kubelet", "kubelite", "k3s-server", "k3s-agent"];
+/// Folders of kubelet: the usual one, k0s's, and MicroK8s's.
+const KUBELET_DIRS: [&str; 3] =
+    ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
+/// The file in kubelet's folder in which it records the CPUs that it has assigned.
+const CPU_MANAGER: &str = "cpu_manager_state";
+/// The longest record that is read, bytes.
+const RECORD_MAX: u64 = 4 << 20;
 
 /// Whether a process's name, which the kernel cuts, is that of a service, directly or as NixOS wraps it
 /// (`.tuned-wrapped`).
@@ -49,7 +57,9 @@ fn is_called(comm: &str, service: &str) -> bool {
 impl Inventory {
     /// Reads the running host. A fact that cannot be read becomes a [`Note`].
     pub fn scan(roots: &Roots) -> Inventory {
-        let mut inventory = Inventory { kernel: kernel(roots), cpus: cpu::scan(roots), ..Inventory::default() };
+        let (cpus, note) = cpu::scan(roots);
+        let notes = Vec::from_iter(note);
+        let mut inventory = Inventory { kernel: kernel(roots), cpus, notes, ..Inventory::default() };
         let found = threads::scan(&roots.proc);
         inventory.threads = found.threads;
         inventory.conflicts = found
@@ -63,10 +73,17 @@ impl Inventory {
         // One process per service is enough for the report.
         inventory.conflicts.sort_by(|one, other| (&one.service, one.pid).cmp(&(&other.service, other.pid)));
         inventory.conflicts.dedup_by(|one, before| one.service == before.service);
-        inventory.irqs = irqs::scan(roots);
-        nics::scan(roots, &mut inventory);
+        let pci = Pci::scan(&roots.sys);
+        inventory.irqs = irqs::scan(roots, &pci);
+        nics::scan(roots, &mut inventory, &pci);
         inventory.udev = udev::scan(&roots.root, inventory.nics.iter().filter(|nic| nic.physical).map(|nic| &nic.id));
-        inventory.cpu_manager = CPU_MANAGER.iter().find_map(|file| cpu_manager(&read(&roots.root.join(file))?));
+        let kubelets = inventory.conflicts.iter().filter(|one| KUBELETS.contains(&one.service.as_str()));
+        let dirs = kubelets.filter_map(|one| kubelet_dir(&roots.proc.join(one.pid.to_string())));
+        let mut dirs = dirs.chain(KUBELET_DIRS.map(str::to_owned));
+        inventory.cpu_manager = dirs.find_map(|dir| {
+            let record = roots.root.join(dir.trim_start_matches('/')).join(CPU_MANAGER);
+            cpu_manager(&record_of_root(&record)?)
+        });
         inventory.sysctls = SYSCTLS
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), read(&roots.proc.join("sys").join(name))?)))
@@ -80,6 +97,46 @@ impl Inventory {
         }
         inventory
     }
+}
+
+/// The folder that a process has as kubelet's (`--root-dir`, or K3s's `--kubelet-arg=root-dir=`). Any user can start a
+/// process with such a name and argument, so only root's counts.
+fn kubelet_dir(process: &Path) -> Option<String> {
+    let status = read(&process.join("status"))?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    if users.split_ascii_whitespace().any(|user| user != "0") {
+        return None;
+    }
+    let command_line = read(&process.join("cmdline"))?;
+    let words: Vec<&str> = command_line.split('\0').collect();
+    let with_next = words.iter().enumerate().map(|(at, word)| (*word, words.get(at + 1).copied().unwrap_or_default()));
+    let mut given = with_next.filter_map(|(word, next)| {
+        let option = word.trim_start_matches('-');
+        let option = match option.strip_prefix("kubelet-arg") {
+            Some("") => next.trim_start_matches('-'),
+            Some(rest) => rest.strip_prefix('=')?.trim_start_matches('-'),
+            None if !word.starts_with('-') => return None,
+            None => option,
+        };
+        match option.strip_prefix("root-dir")? {
+            "" => Some(next),
+            rest => rest.strip_prefix('='),
+        }
+    });
+    // kubelet's options: the last counts.
+    given.rfind(|dir| dir.starts_with('/')).map(str::to_owned)
+}
+
+/// A file's text, if it is a regular file of bounded size that belongs to root. Opening it does not wait for a writer.
+fn record_of_root(path: &Path) -> Option<String> {
+    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    let meta = file.metadata().ok()?;
+    if !meta.is_file() || meta.uid() != 0 || meta.len() > RECORD_MAX {
+        return None;
+    }
+    let mut text = String::new();
+    file.take(RECORD_MAX).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// kubelet's checkpoint (`pkg/kubelet/cm/cpumanager/state/checkpoint.go`): CPUs by container, or in version 2 by pod
@@ -319,6 +376,63 @@ mod tests {
             let wanted = wanted.map(|(policy, shared, exclusive)| (policy, shared.to_owned(), exclusive.to_owned()));
             assert_eq!(found, wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn kubelets_record_is_found_where_its_process_keeps_it() {
+        let record = |policy: &str| format!(r#"{{"policyName":"{policy}","defaultCpuSet":"0-1"}}"#);
+        for (comm, user, words, dirs, wanted) in [
+            ("kubelet", 0, &["/usr/bin/kubelet", "--root-dir=/data/kube", "--v=2"][..], &["data/kube"][..], "at-0"),
+            ("kubelet", 0, &["kubelet", "-root-dir", "/srv/k", "--v=2"], &["srv/k", "var/lib/kubelet"], "at-0"),
+            ("kubelet", 0, &["kubelet", "--root-dir=/a", "--root-dir=/b"], &["a", "b"], "at-1"),
+            ("k3s-agent", 0, &["k3s", "agent", "--kubelet-arg=root-dir=/mnt/k3s"], &["mnt/k3s"], "at-0"),
+            ("k3s-server", 0, &["k3s", "server", "--kubelet-arg", "--root-dir=/mnt/k"], &["mnt/k"], "at-0"),
+            // Not absolute, without a value, another option, and another user's process.
+            ("kubelet", 0, &["kubelet", "--root-dir=data"], &["data", "var/lib/k0s/kubelet"], "at-1"),
+            ("kubelet", 0, &["kubelet", "--root-dir"], &["var/lib/kubelet"], "at-0"),
+            ("kubelet", 0, &["kubelet", "--root-directory=/x", "root-dir=/x"], &["x"], ""),
+            ("kubelet", 1000, &["kubelet", "--root-dir=/home/u"], &["home/u"], ""),
+            ("kubelite", 0, &["kubelite"], &["var/snap/microk8s/common/var/lib/kubelet"], "at-0"),
+        ] {
+            let tree = tempfile::tempdir().unwrap();
+            let process = tree.path().join("proc/77");
+            for (at, dir) in dirs.iter().enumerate() {
+                fs::create_dir_all(tree.path().join(dir)).unwrap();
+                fs::write(tree.path().join(dir).join(CPU_MANAGER), record(&format!("at-{at}"))).unwrap();
+            }
+            fs::create_dir_all(&process).unwrap();
+            fs::write(process.join("status"), format!("Name:\t{comm}\nUid:\t{user}\t{user}\t{user}\t{user}\n"))
+                .unwrap();
+            fs::write(process.join("cmdline"), words.join("\0") + "\0").unwrap();
+            let stat = fs::read_to_string("/proc/self/stat").unwrap();
+            let fields = stat.rsplit_once(')').unwrap().1;
+            fs::write(process.join("stat"), format!("77 ({comm}){fields}")).unwrap();
+            let at = |name: &str| tree.path().join(name);
+            let roots = Roots { proc: at("proc"), sys: at("sys"), debug: at("debug"), dev: at("dev"), root: at("") };
+            let is_root = rustix::process::geteuid().is_root();
+            let found = Inventory::scan(&roots).cpu_manager.map(|manager| manager.policy).unwrap_or_default();
+            assert_eq!(found, if is_root { wanted } else { "" }, "{comm} {words:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_that_is_no_regular_file_of_root_is_not_read() {
+        let tree = tempfile::tempdir().unwrap();
+        let file = tree.path().join(CPU_MANAGER);
+        let is_root = rustix::process::geteuid().is_root();
+        fs::write(&file, "{}").unwrap();
+        assert_eq!(record_of_root(&file).is_some(), is_root);
+        if is_root {
+            std::os::unix::fs::chown(&file, Some(65_534), None).unwrap();
+            assert_eq!(record_of_root(&file), None, "another user's");
+        }
+        fs::remove_file(&file).unwrap();
+        // Nobody writes to it: opening it must not wait.
+        rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(record_of_root(&file), None, "a FIFO");
+        fs::remove_file(&file).unwrap();
+        fs::File::create(&file).unwrap().set_len(RECORD_MAX + 1).unwrap();
+        assert_eq!(record_of_root(&file), None, "too long");
     }
 
     #[test]

@@ -87,10 +87,11 @@ fn real_time(policy: Policy) -> Option<u8> {
 /// The finding for an interrupt of a network controller without an interface here: the interface is in a container's
 /// network namespace, or a program has taken the device over. The owner of the packets is unknown, so it has no class.
 fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
-    let device = irq.device.as_deref().map_or_else(String::new, |device| format!(" {device}"));
+    // Without a device, only the handler's name shows that the interrupt is a network controller's.
+    let device = irq.device.as_deref().unwrap_or("(by its handler's name)");
     let of =
         irq.virtual_of.as_deref().map_or_else(String::new, |function| format!(", a virtual function of {function}"));
-    let why = format!("is of network controller{device}{of}, which has no interface in the host's network namespace,");
+    let why = format!("is of network controller {device}{of}, which has no interface in the host's network namespace,");
     let severity = if above { Severity::Warning } else { Severity::Info };
     let delays = if above { ", where RT threads wait for it" } else { "" };
     let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);

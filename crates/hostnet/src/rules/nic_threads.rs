@@ -125,12 +125,16 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// RT NICs without known interrupts. Excluded are interfaces above others, which have none, and Hyper-V's, whose
-/// interrupts belong to no device.
+/// Drivers whose interrupts have no thread: Hyper-V's bus has no interrupt per device, and the channel subsystem of s390
+/// (qeth, lcs, ctcm, netiucv) has no interrupt descriptors.
+const WITHOUT_IRQ: [&str; 5] = ["hv_netvsc", "qeth", "lcs", "ctcm", "netiucv"];
+
+/// RT NICs without known interrupts. Excluded are interfaces above others and those of drivers without interrupt
+/// threads, which have none.
 pub fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
-    let may_have =
-        |nic: &&Nic| nic.physical && nic.up && nic.lower.is_empty() && nic.driver.as_deref() != Some("hv_netvsc");
-    let nics = inventory.nics.iter().filter(|_| !inventory.irqs.is_empty()).filter(may_have);
+    let has_none = |nic: &Nic| nic.driver.as_deref().is_some_and(|driver| WITHOUT_IRQ.contains(&driver));
+    let may_have = move |nic: &&Nic| nic.physical && nic.up && nic.lower.is_empty() && !has_none(nic);
+    let nics = inventory.nics.iter().filter(may_have);
     nics.filter(|nic| nic.irqs.is_empty() && intent.nic_class(inventory, nic) != Class::Bulk)
 }
 
