@@ -14,7 +14,7 @@ use toml::Spanned;
 use crate::CpuSet;
 use crate::adaptive;
 use crate::method::Method;
-use crate::rule::RuleId;
+use crate::rule_id::RuleId;
 
 /// Upper limit of packets per poll (`include/linux/netdevice.h`), and the value that drivers use.
 const NAPI_POLL_WEIGHT: u32 = 64;

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::host_config::{HostConfig, NicConfig};
 use crate::inventory::{Inventory, Napi, Nic};
 use crate::method::Method;
-use crate::rule::RuleId;
+use crate::rule_id::RuleId;
 
 /// The intent for this host.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

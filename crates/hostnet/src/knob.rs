@@ -11,7 +11,6 @@ use ontime_tenants::{Policy, ThreadId};
 use serde::{Deserialize, Serialize};
 
 use crate::cpus::CpuSet;
-use crate::obstacle::Obstacle;
 
 /// A network interface. The index identifies it; the name is the one at the time of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -443,6 +442,23 @@ impl fmt::Display for KnobError {
 }
 
 impl std::error::Error for KnobError {}
+
+/// The obstacle to a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The cause, with the cgroup or file.
+    pub cause: String,
+    /// The remedy.
+    pub remedy: String,
+    /// The obstacle stays as long as this kernel runs with the modules as loaded.
+    pub lasting: bool,
+}
+
+impl Obstacle {
+    pub(crate) fn new(cause: String, remedy: String) -> Self {
+        Self { cause, remedy, lasting: false }
+    }
+}
 
 /// A host whose knobs can be read and written. [`crate::LiveHost`] is the running host.
 pub trait Host {

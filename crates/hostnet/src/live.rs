@@ -11,55 +11,17 @@ use std::path::{Path, PathBuf};
 use ontime_tenants::{Policy, ThreadError, ThreadId, namespace};
 
 use crate::cpus::CpuSet;
-use crate::inventory::scan::parse_version;
-use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
+use crate::kernel_files::UNTHREADING_WAITS;
+use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Obstacle, Root, SteerFrom, Value};
 use crate::netlink::Netlink;
 use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::links;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::netlink::tc::{self, Edit};
-use crate::obstacle::{self, Obstacle};
-use crate::rules::UNTHREADING_WAITS;
+use crate::obstacle;
+use crate::roots::{Roots, parse_version};
 use crate::tap::{self, Tap};
-
-/// Mount points of the host's file systems. Tests use other directories.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Roots {
-    /// `/proc`.
-    pub proc: PathBuf,
-    /// `/sys`.
-    pub sys: PathBuf,
-    /// `/sys/kernel/debug`.
-    pub debug: PathBuf,
-    /// `/dev`.
-    pub dev: PathBuf,
-    /// `/`, for files of other programs.
-    pub root: PathBuf,
-}
-
-impl Default for Roots {
-    fn default() -> Self {
-        Self {
-            proc: "/proc".into(),
-            sys: "/sys".into(),
-            debug: "/sys/kernel/debug".into(),
-            dev: "/dev".into(),
-            root: "/".into(),
-        }
-    }
-}
-
-impl Roots {
-    /// The path of a host-wide file.
-    pub fn path(&self, root: Root, path: &str) -> PathBuf {
-        match root {
-            Root::Proc => self.proc.join(path),
-            Root::Sys => self.sys.join(path),
-            Root::Debug => self.debug.join(path),
-        }
-    }
-}
 
 /// The running host.
 #[derive(Default)]

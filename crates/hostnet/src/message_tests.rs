@@ -10,9 +10,10 @@ use ontime_tenants::{Policy, ThreadId};
 use crate::apply::{Done, apply, reset};
 use crate::journal::{BOOT_ID, Journal, JournalError, Original, Originals};
 use crate::knob::{Host, IrqId, Knob, KnobError, NicId, Root, SteerFrom, Value};
-use crate::live::{Roots, meaning};
+use crate::live::meaning;
 use crate::obstacle::{explain, file_error, netlink_error};
 use crate::plan::{Plan, contradiction};
+use crate::roots::Roots;
 use crate::rule::{RuleId, Setting, Stage};
 
 const THREAD: ThreadId = ThreadId { pid: 811, tid: 812, start_time: 5 };

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::rule::RuleId;
+use crate::rule_id::RuleId;
 
 /// A method of the papers, on present kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -155,6 +155,14 @@ impl TryFrom<String> for Method {
 impl From<Method> for String {
     fn from(method: Method) -> String {
         method.name().to_owned()
+    }
+}
+
+impl RuleId {
+    /// Whether `without` in `host.toml` may name this rule. Excluded: the rule that always runs, and rules that are not
+    /// part of [`Method::Partitioned`].
+    pub fn may_be_left_out(self) -> bool {
+        self != RuleId::HostConfig && Method::Partitioned.has(self)
     }
 }
 

@@ -19,27 +19,9 @@ use ontime_tenants::remedy::{of_limits, remedy};
 use ontime_tenants::{Policy, ThreadId};
 
 use crate::cpus::CpuSet;
-use crate::inventory::read;
-use crate::knob::{Knob, KnobError, Root, Value};
-use crate::live::Roots;
-use crate::rules::RT_RUNTIME;
-
-/// The obstacle to a setting.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Obstacle {
-    /// The cause, with the cgroup or file.
-    pub cause: String,
-    /// The remedy.
-    pub remedy: String,
-    /// The obstacle stays as long as this kernel runs with the modules as loaded.
-    pub lasting: bool,
-}
-
-impl Obstacle {
-    fn new(cause: String, remedy: String) -> Self {
-        Self { cause, remedy, lasting: false }
-    }
-}
+use crate::kernel_files::RT_RUNTIME;
+use crate::knob::{Knob, KnobError, Obstacle, Root, Value};
+use crate::roots::{Roots, read};
 
 /// The obstacle to a setting, found before it is tried.
 pub(crate) fn foresee(roots: &Roots, knob: &Knob, value: &Value) -> Option<Obstacle> {

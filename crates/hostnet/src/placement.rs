@@ -13,9 +13,10 @@ use ontime_tenants::proc::status_value;
 use ontime_tenants::{Tenant, ThreadId};
 
 use crate::intent::Intent;
-use crate::inventory::{Inventory, read};
-use crate::live::Roots;
+use crate::inventory::Inventory;
 use crate::obstacle::file_error;
+use crate::roots::Roots;
+use crate::roots::read;
 
 /// Bytes by NUMA node.
 pub type ByNode = BTreeMap<u32, u64>;

@@ -4,111 +4,13 @@
 //! remove the wait on this host, and [`Finding`]s for waits that no setting removes.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::intent::Intent;
 use crate::inventory::Inventory;
 use crate::knob::{Knob, Value};
-use crate::method::Method;
-
-/// A rule's name. It is stable in reports, metrics and configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RuleId {
-    /// Everything that `host.toml` names exists, and only one class claims it.
-    HostConfig,
-    /// Each NAPI instance is polled by its own thread.
-    NapiThreaded,
-    /// Interrupt threads get the place of their NIC's class.
-    IrqThread,
-    /// NAPI threads get the place of their NIC's class.
-    NapiThread,
-    /// Short polls on NICs that RT packets can wait for, on kernels where softirqs share a lock.
-    NapiWeight,
-    /// VMs' packets that RT packets can wait for are passed on one by one, on kernels where softirqs share a lock.
-    TapBatch,
-    /// Interrupt threads of devices other than NICs run below all RT threads.
-    DeviceIrq,
-    /// Each RT receive queue has a polling thread, placed where it delays no vCPU.
-    BusyPoll,
-    /// `backlog_napi/N` run below the vCPUs.
-    Backlog,
-    /// Veth pairs of RT containers pass packets by NAPI, not through the backlog.
-    Veth,
-    /// `ktimers/N`, `ksoftirqd/N`, `rcuc/N` run below the vCPUs.
-    SoftirqThreads,
-    /// RT NICs do not delay receive interrupts.
-    Moderation,
-    /// vCPU threads get the place of their tenant's class.
-    VcpuPlace,
-    /// vhost and kvm-pit threads get the place of their tenant's class.
-    VnicPlace,
-    /// The main threads of RT VMs' VMMs run before bulk threads.
-    VmmPlace,
-    /// Among vCPUs of one level, those with a pending interrupt run first.
-    InterruptContext,
-    /// One CPU is reserved for the RT group.
-    ExclusiveCpu,
-    /// RT packets have their own transmit queue on a NIC that both classes use.
-    RtTxQueue,
-    /// No qdisc on a NIC with one transmit queue that both classes use.
-    QdiscBypass,
-    /// The root qdisc of a comparison method.
-    NicQdisc,
-    /// Socket buffers are freed on the CPU that has used them up.
-    SkbDefer,
-    /// FIFO vCPUs do not halt-poll in KVM.
-    HaltPoll,
-    /// The fair server, the ext server and RT throttling are off, where runtime caps replace them.
-    RtProtections,
-}
-
-impl RuleId {
-    /// The name as in reports and configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            RuleId::HostConfig => "host-config",
-            RuleId::NapiThreaded => "napi-threaded",
-            RuleId::IrqThread => "irq-thread",
-            RuleId::NapiThread => "napi-thread",
-            RuleId::NapiWeight => "napi-weight",
-            RuleId::TapBatch => "tap-batch",
-            RuleId::DeviceIrq => "device-irq",
-            RuleId::BusyPoll => "busy-poll",
-            RuleId::Backlog => "backlog",
-            RuleId::Veth => "veth",
-            RuleId::SoftirqThreads => "softirq-threads",
-            RuleId::Moderation => "moderation",
-            RuleId::VcpuPlace => "vcpu-place",
-            RuleId::VnicPlace => "vnic-place",
-            RuleId::VmmPlace => "vmm-place",
-            RuleId::InterruptContext => "interrupt-context",
-            RuleId::ExclusiveCpu => "exclusive-cpu",
-            RuleId::RtTxQueue => "rt-tx-queue",
-            RuleId::QdiscBypass => "qdisc-bypass",
-            RuleId::NicQdisc => "nic-qdisc",
-            RuleId::SkbDefer => "skb-defer",
-            RuleId::HaltPoll => "halt-poll",
-            RuleId::RtProtections => "rt-protections",
-        }
-    }
-}
-
-impl RuleId {
-    /// Whether `without` in `host.toml` may name this rule. Excluded: the rule that always runs, and rules that are not
-    /// part of [`Method::Partitioned`].
-    pub fn may_be_left_out(self) -> bool {
-        self != RuleId::HostConfig && Method::Partitioned.has(self)
-    }
-}
-
-impl fmt::Display for RuleId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+pub use crate::rule_id::RuleId;
 
 /// The cost of a row while its wait is not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

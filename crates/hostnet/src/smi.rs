@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::inventory::{Cpus, Inventory, read, read_number};
-use crate::live::Roots;
+use crate::inventory::{Cpus, Inventory};
+use crate::roots::Roots;
+use crate::roots::{read, read_number};
 
 /// The result of a count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Check, State};
-use crate::obstacle::Obstacle;
+use crate::knob::Obstacle;
 use crate::rule::RuleId;
 
 /// One row for all rules, because many settings have the same cause.

@@ -7,8 +7,8 @@ use ontime_tenants::text::counted;
 use super::{Check, Refused, State};
 use crate::intent::Intent;
 use crate::inventory::Inventory;
+use crate::knob::Obstacle;
 use crate::knob::{Host, KnobError};
-use crate::obstacle::Obstacle;
 use crate::rule::{Finding, Refusal, Rule, RuleId, Severity};
 
 /// What a check found whose rule plans no setting.

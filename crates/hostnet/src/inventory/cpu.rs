@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::scan::{read, read_number};
 use super::{Cpus, IdleState, Note};
 use crate::cpus::CpuSet;
-use crate::live::Roots;
+use crate::roots::{Roots, read, read_number};
 
 /// The processors, and what of them could not be read.
 pub(super) fn scan(roots: &Roots) -> (Cpus, Option<Note>) {

@@ -25,7 +25,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Irq;
-use super::scan::{read, read_number};
+use crate::roots::{read, read_number};
 
 /// A network interface that may have interrupts.
 #[derive(Debug, Default)]

@@ -9,10 +9,9 @@ use std::path::Path;
 
 use super::Irq;
 use super::devices::{Pci, is_phy, is_word_of, on_other_buses};
-use super::scan::read;
 use crate::cpus::CpuSet;
 use crate::knob::IrqId;
-use crate::live::Roots;
+use crate::roots::{Roots, read};
 
 pub(super) fn scan(roots: &Roots, pci: &Pci) -> Vec<Irq> {
     let others = on_other_buses(&roots.sys);

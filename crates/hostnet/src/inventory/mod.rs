@@ -16,8 +16,6 @@ use std::collections::BTreeMap;
 use ontime_tenants::{Policy, ThreadId};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use scan::{read, read_number};
-
 use crate::cpus::CpuSet;
 use crate::knob::{IrqId, Knob, Moderation, NicId};
 

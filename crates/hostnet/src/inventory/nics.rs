@@ -6,19 +6,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::devices::{self, Pci, Port, is_word_of};
-use super::scan::{read, read_number};
 use super::threads::{CUT, WHOLE_NAMES};
 use super::{Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
 use crate::cpus::CpuSet;
+use crate::kernel_files::{POLL_FILE, WEIGHT_FILE};
 use crate::knob::NicId;
-use crate::live::Roots;
 use crate::netlink::Netlink;
 use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::obstacle::netlink_error;
-use crate::rules::{POLL_FILE, WEIGHT_FILE};
+use crate::roots::{Roots, read, read_number};
 
 pub(super) fn scan(roots: &Roots, inventory: &mut Inventory, pci: &Pci) {
     let found = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| links(&mut netlink));

@@ -14,9 +14,9 @@ use super::{
     Conflict, CpuManager, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads, udev,
 };
 use crate::cpus::CpuSet;
-use crate::live::Roots;
+use crate::kernel_files::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 use crate::obstacle::file_error;
-use crate::rules::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
+use crate::roots::{Roots, parse_version, read, read_number};
 
 /// Sysctls that rules and checks read, below `/proc/sys`.
 const SYSCTLS: [&str; 12] = [
@@ -222,12 +222,6 @@ fn kernel(roots: &Roots) -> Kernel {
     }
 }
 
-/// `6.12.48+deb13-rt-amd64` is 6.12.
-pub(crate) fn parse_version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
 /// The mode in brackets: `none [integrity] confidentiality`.
 fn lockdown(text: &str) -> Lockdown {
     match chosen(text) {
@@ -278,17 +272,6 @@ fn protections(roots: &Roots, sysctls: &BTreeMap<String, String>) -> Protections
         protections.servers.insert(server.to_owned(), runtimes);
     }
     protections
-}
-
-/// A file's text without surrounding white space; `None` if the file cannot be read.
-pub(crate) fn read(path: &Path) -> Option<String> {
-    let bytes = fs::read(path).ok()?;
-    Some(String::from_utf8_lossy(&bytes).trim().to_owned())
-}
-
-/// The number in a file.
-pub(crate) fn read_number<T: std::str::FromStr>(path: &Path) -> Option<T> {
-    read(path)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::scan::read;
 use super::{LinkPolicy, Udev};
 use crate::knob::NicId;
+use crate::roots::read;
 
 /// Directories of rules. Of several files with the same name, the first counts (`man udev`).
 const RULES: [&str; 5] =

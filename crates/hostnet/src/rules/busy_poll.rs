@@ -9,10 +9,11 @@
 use ontime_tenants::{Class, PriorityTable};
 
 use super::napi_weight::{INSTALL, MODULE_UNTIL};
-use super::nic_threads::{napi_knob, place, thread_of};
+use super::threads::{napi_knob, place, thread_of};
 use crate::CpuSet;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
+use crate::kernel_files::POLL_FILE;
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
@@ -20,9 +21,6 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 pub const POLLING: u32 = 2;
 /// The first kernel version with that mode.
 pub const POLLING_SINCE: (u32, u32) = (6, 19);
-
-/// The module's file, below a NIC's directory in sysfs.
-pub const POLL_FILE: &str = "ontime/busy_poll";
 
 /// Whether the host module polls because the kernel cannot: all instances of a NIC or none.
 pub fn by_module(inventory: &Inventory, nic: &Nic) -> bool {

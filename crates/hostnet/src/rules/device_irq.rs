@@ -10,7 +10,8 @@ use std::collections::BTreeSet;
 
 use ontime_tenants::{Policy, Role};
 
-use super::nic_threads::{place, without_interrupts};
+use super::nic_threads::without_interrupts;
+use super::threads::place;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Irq, KernelThread, KernelThreadKind};
 use crate::rule::{Finding, Outcome, RuleId, Severity};

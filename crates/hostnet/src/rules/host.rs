@@ -2,18 +2,15 @@
 
 use ontime_tenants::PriorityTable;
 
-use super::nic_threads::place;
+use super::threads::place;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThreadKind, Lockdown};
+use crate::kernel_files::{RT_RUNTIME, SKB_DEFER_MAX};
 use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
-/// The sysctl of [`RuleId::SkbDefer`], below `/proc/sys`.
-pub const SKB_DEFER_MAX: &str = "net/core/skb_defer_max";
 /// The module parameter of [`RuleId::HaltPoll`], below `/sys`.
 pub const HALT_POLL_NS: &str = "module/kvm/parameters/halt_poll_ns";
-/// RT throttling, below `/proc/sys`.
-pub const RT_RUNTIME: &str = "kernel/sched_rt_runtime_us";
 /// The first kernel whose fair server replaces RT throttling.
 const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
 

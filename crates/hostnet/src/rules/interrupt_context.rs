@@ -1,7 +1,7 @@
 //! Xen-ARM's order among vCPUs of one level: a vCPU with a pending interrupt runs first. The daemon changes the vCPUs'
 //! priorities (its `cap`); this rule makes the settings that the daemon needs.
 
-use super::nic_threads::place;
+use super::threads::place;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThreadKind};
 use crate::rule::{Outcome, RuleId};

@@ -15,17 +15,19 @@ mod napi_weight;
 mod nic_qdisc;
 mod nic_threads;
 mod qdisc_bypass;
+mod senders;
 mod tap_batch;
 mod tenant_threads;
+mod threads;
 mod tx_queue;
 mod veth;
 
 use crate::rule::{Cost, Rule, RuleId};
 
-pub use busy_poll::{POLL_FILE, POLLING_SINCE, polling_nics};
-pub use host::{HALT_POLL_NS, RT_RUNTIME, SKB_DEFER_MAX};
-pub use napi_weight::{DEV_WEIGHT, NO_BH_LOCK, WEIGHT_FILE, softirqs_share_a_lock};
-pub use nic_threads::{NAPI_LISTED, UNTHREADING_WAITS};
+pub use busy_poll::{POLLING_SINCE, polling_nics};
+pub use host::HALT_POLL_NS;
+pub use napi_weight::{NO_BH_LOCK, softirqs_share_a_lock};
+pub use threads::NAPI_LISTED;
 
 const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
 const INVERSION: &str = "`ontime-lab bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one \

@@ -7,18 +7,15 @@
 
 use ontime_tenants::Class;
 
-use super::nic_threads::has_napi;
+use super::threads::has_napi;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
+use crate::kernel_files::{DEV_WEIGHT, WEIGHT_FILE};
 use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The first version in which `local_bh_disable` takes no lock on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
 pub const NO_BH_LOCK: (u32, u32) = (6, 18);
-/// The module's file, below a NIC's directory in sysfs.
-pub const WEIGHT_FILE: &str = "ontime/napi_weight";
-/// Weight of the backlog and of qdiscs, below `/proc/sys`.
-pub const DEV_WEIGHT: &str = "net/core/dev_weight";
 /// Packets per poll. The wait is a tenth of that for 64, and no loss of small packets was measurable (docs/hostnet.md).
 const WEIGHT: u32 = 4;
 /// The first version that the module does not support: NAPI instances defer their interrupts one by one, and from 6.14

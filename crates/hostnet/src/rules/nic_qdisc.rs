@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use ontime_tenants::Tenant;
 
-use super::tx_queue::{filters, sources};
+use super::senders::{filters, sources};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};

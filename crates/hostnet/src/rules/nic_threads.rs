@@ -5,19 +5,13 @@ use std::collections::BTreeMap;
 use ontime_tenants::{Class, Policy, PriorityTable, Role, ThreadId};
 
 use super::busy_poll::{self, POLLING};
-use super::{tx_queue, veth};
+use super::threads::{has_napi, napi_knob, place, thread_of};
+use super::{senders, veth};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
+use crate::kernel_files::UNTHREADING_WAITS;
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
-
-/// The first kernel version in which netlink lists NAPI instances.
-pub const NAPI_LISTED: (u32, u32) = (6, 8);
-
-/// The first kernel version that, when it ends NAPI threads, waits until each instance is idle or owned by its thread.
-/// An instance of an interface that is down is neither (`net/core/dev.c`, `napi_stop_kthread`: `napi_disable` has left
-/// it scheduled).
-pub const UNTHREADING_WAITS: (u32, u32) = (6, 17);
 
 /// The rule [`RuleId::NapiThreaded`].
 pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
@@ -62,23 +56,10 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
     outcome
 }
 
-/// A physical interface has NAPI, also while it is down and the kernel shows none. A virtual interface has NAPI if the
-/// kernel shows an instance. Before kernels showed any, a veth may have NAPI; if it has none, setting it fails without
-/// harm. An interface that is threaded keeps the setting while it is down, because otherwise every ifdown would undo
-/// it.
-pub fn has_napi(inventory: &Inventory, nic: &Nic) -> bool {
-    let may_have = inventory.kernel.version < NAPI_LISTED && nic.kind.as_deref() == Some("veth") && nic.up;
-    nic.physical || !nic.napis.is_empty() || nic.threaded.is_some_and(|mode| mode > 0) || may_have
-}
-
 /// All instances whose mode the kernel stores separately from the interface's (6.17). The journal must record which of
 /// them differ, because after the first apply none does.
 fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
-}
-
-pub fn napi_knob(nic: &Nic, napi: &Napi) -> Knob {
-    Knob::NapiThreaded { nic: nic.id.clone(), napi: napi.id }
 }
 
 /// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them.
@@ -91,7 +72,7 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         let completes = only_completes(inventory, irq);
         let classes = nics.iter().map(|nic| (intent.irq_class(inventory, nic, irq), *nic)).collect();
         let policy = |nic: &Nic, class| {
-            if completes && tx_queue::is_shared(inventory, intent, nic) {
+            if completes && senders::is_shared(inventory, intent, nic) {
                 PriorityTable::SHARED_COMPLETIONS
             } else {
                 intent.table.policy(class, Role::Irq)
@@ -182,7 +163,7 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut shared = Shared::new();
     for Polls { thread, nics, sends_only } in threads.into_values() {
         let policy = |nic: &Nic, class| {
-            if sends_only && tx_queue::is_shared(inventory, intent, nic) {
+            if sends_only && senders::is_shared(inventory, intent, nic) {
                 PriorityTable::SHARED_COMPLETIONS
             } else {
                 intent.table.policy(class, Role::Napi)
@@ -238,14 +219,6 @@ fn told(rule: RuleId, shared: Shared) -> impl Iterator<Item = Finding> {
     })
 }
 
-/// The thread of a NAPI instance, by the thread id from netlink, or (before 6.8) by the NAPI id in the thread's name.
-pub fn thread_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a KernelThread> {
-    match napi.pid {
-        Some(pid) => inventory.threads.iter().find(|thread| thread.id.tid == pid),
-        None => inventory.threads.iter().find(|thread| thread.kind == KernelThreadKind::Napi(napi.id)),
-    }
-}
-
 fn polling(nic: &Nic, thread: &KernelThread) -> Finding {
     Finding {
         rule: RuleId::NapiThread,
@@ -264,10 +237,4 @@ pub fn backlog(inventory: &Inventory, _intent: &Intent) -> Outcome {
         outcome.settings.push(place(RuleId::Backlog, thread, PriorityTable::KTIMERS));
     }
     outcome
-}
-
-/// The setting that gives a kernel thread a place.
-pub fn place(rule: RuleId, thread: &KernelThread, policy: Policy) -> Setting {
-    let knob = Knob::ThreadPolicy { thread: thread.id, comm: thread.comm.clone() };
-    Setting::new(rule, Stage::Place, knob, Value::Policy(policy))
 }

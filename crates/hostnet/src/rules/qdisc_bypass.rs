@@ -14,7 +14,7 @@
 
 use ontime_tenants::{Class, Tenant};
 
-use super::{nic_qdisc, tx_queue};
+use super::{nic_qdisc, senders};
 use crate::intent::{Intent, attached_to, leads_to};
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
@@ -50,7 +50,7 @@ pub fn is_possible(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
 
 fn is_asked(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
     let said = intent.config_of(nic).is_some_and(|config| config.qdisc_bypass);
-    said && tx_queue::is_shared(inventory, intent, nic)
+    said && senders::is_shared(inventory, intent, nic)
 }
 
 fn bypass(inventory: &Inventory, nic: &Nic, taps: &[Knob]) -> Vec<Setting> {

@@ -3,11 +3,11 @@
 use ontime_tenants::{Class, PriorityTable, Tenant, ThreadRole};
 
 use super::qdisc_bypass;
+use super::senders::{are_mixed, filters, is_shared, sources};
 use crate::cpus::CpuSet;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
-use crate::knob::{Knob, SteerFrom, Value};
-use crate::method::Method;
+use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The first version in which `skbedit queue_mapping` on egress decides the queue.
@@ -24,17 +24,6 @@ pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
         }
     }
     outcome
-}
-
-/// Whether method `vatc` sends RT and bulk packets through one queue, because the NIC has only one.
-pub fn is_shared(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
-    let users: Vec<&Tenant> = intent.users(inventory, nic).collect();
-    intent.method == Method::Vatc && nic.physical && nic.tx_queues.len() < 2 && are_mixed(&users)
-}
-
-fn are_mixed(users: &[&Tenant]) -> bool {
-    let is_bulk = |tenant: &&Tenant| tenant.class == Class::Bulk;
-    users.iter().any(is_bulk) && !users.iter().all(is_bulk)
 }
 
 fn separate(inventory: &Inventory, intent: &Intent, nic: &Nic, users: &[&Tenant], outcome: &mut Outcome) {
@@ -126,29 +115,6 @@ fn without_last(masks: &[CpuSet], online: &CpuSet) -> Vec<CpuSet> {
     }
     wanted.push(CpuSet::new());
     wanted
-}
-
-/// The settings for these filters, with clsact before them; empty if there are no filters. If an `ingress` qdisc is in
-/// clsact's place, egress filters would become ingress filters (`net/sched/sch_ingress.c`, `ingress_tcf_block`).
-pub fn filters(rule: RuleId, nic: &Nic, knobs: impl Iterator<Item = Knob>) -> Vec<Setting> {
-    let present = |knob| Setting::new(rule, Stage::Steer, knob, Value::Present(true));
-    let clsact = Knob::Clsact { nic: nic.id.clone() };
-    let filters: Vec<Setting> = knobs.map(|knob| Setting { needs: vec![clsact.clone()], ..present(knob) }).collect();
-    let first = (!filters.is_empty()).then(|| present(clsact));
-    first.into_iter().chain(filters).collect()
-}
-
-/// The criteria by which packets of RT tenants are recognised on egress.
-pub fn sources<'a>(inventory: &'a Inventory, users: &'a [&Tenant]) -> impl Iterator<Item = SteerFrom> + 'a {
-    let rt = users.iter().filter(|tenant| tenant.class != Class::Bulk);
-    let attached = rt.clone().flat_map(|tenant| &tenant.attached).filter_map(|own| own.mac.map(SteerFrom::SourceMac));
-    let vnics = rt.flat_map(|tenant| &tenant.vnics).filter_map(|vnic| inventory.nic(&vnic.ifname));
-    let vnics = vnics.filter_map(|vnic| match vnic.kind.as_deref() {
-        // These interfaces pass packets to the lower device directly, so there is no ingress interface to match.
-        Some("macvtap" | "macvlan" | "ipvlan" | "ipvtap") => vnic.mac.map(SteerFrom::SourceMac),
-        _ => Some(SteerFrom::Interface(vnic.id.clone())),
-    });
-    vnics.chain(attached)
 }
 
 fn shared(nic: &Nic, found: &str, remedy: &str, refusal: Refusal) -> Finding {
