@@ -470,6 +470,8 @@ const SITES: [(&str, &str, usize); 16] = [
     ("tx_queue", include_str!("../src/rules/tx_queue.rs"), 7),
     ("veth", include_str!("../src/rules/veth.rs"), 0),
     ("mod", include_str!("../src/rules/mod.rs"), 0),
+    ("senders", include_str!("../src/rules/senders.rs"), 0),
+    ("threads", include_str!("../src/rules/threads.rs"), 0),
 ];
 
 #[test]

@@ -4,11 +4,13 @@ use vhost_user_backend::VringT;
 
 use crate::abi::*;
 use crate::call::{Call, Owed, Reply};
+use crate::counters::count;
 use crate::engine::{Engine, Local, Outcome};
 use crate::host;
+use crate::limits::QUEUE_MAX;
 use crate::memory::Memory;
 use crate::request::{self, Protocol, Request};
-use crate::shared::{QUEUE_MAX, Shared, count};
+use crate::shared::Shared;
 use crate::table::Socket;
 use crate::vring::Vring;
 
@@ -75,7 +77,7 @@ impl Engine {
         if let Some(error) = call.buffers.malformed {
             return Err(error);
         }
-        call.parts = request::parts(&call.words, readable, writable, crate::shared::DATA_MAX as usize)?;
+        call.parts = request::parts(&call.words, readable, writable, crate::limits::DATA_MAX as usize)?;
         call.request = request::request(&call.words, self.shared.channels())?;
         Ok(call.request)
     }

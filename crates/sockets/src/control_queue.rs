@@ -11,11 +11,13 @@ use vm_memory::{
 
 use crate::abi::*;
 use crate::call::Reply;
+use crate::counters::count;
 use crate::deadlines::Place;
+use crate::limits::QUEUE_MAX;
 use crate::memory::{Buffers, Memory};
 use crate::notify;
 use crate::request;
-use crate::shared::{QUEUE_MAX, Shared, count};
+use crate::shared::Shared;
 use crate::vring::Vring;
 
 /// Most data of a control call, bytes.

@@ -5,19 +5,16 @@ use std::net::SocketAddr;
 use crate::abi::*;
 use crate::call::{Call, Reply};
 use crate::control;
+use crate::counters::count;
 use crate::engine::{Engine, Outcome};
 use crate::host;
 use crate::memory::Memory;
 use crate::name::Name;
-use crate::readiness;
 use crate::request::{self, Protocol, Request};
-use crate::shared::count;
 use crate::table::Socket;
 
 /// ioctl: unsent bytes of a TCP socket (linux/sockios.h).
 const SIOCOUTQNSD: libc::Ioctl = 0x894b;
-/// ioctl: whether the next byte is the urgent one.
-pub(crate) const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// Attempts in a row for a call that keeps moving bytes.
 const TRIES: usize = 16;
@@ -78,13 +75,13 @@ impl Engine {
     /// Polls the socket's readiness and its error: a guest that sees ERR asks for the error. If calls wait, they get
     /// the error; the pending event delivers it.
     pub(crate) fn look(&mut self, socket: &Socket) {
-        let mut ready = readiness::ask(socket);
+        let mut ready = host::readiness(socket.fd, socket.protocol);
         let Some(local) = self.local(socket.index).filter(|local| local.owned) else { return };
         if ready & ONTIME_READY_ERR != 0 && local.waiting.iter().all(crate::call::List::is_empty) {
             let error = host::take_error(socket.fd);
             if error != 0 {
                 local.error = error as u16;
-                ready = readiness::ask(socket);
+                ready = host::readiness(socket.fd, socket.protocol);
             }
         }
         let failed = local.error != 0;
@@ -239,7 +236,7 @@ impl Engine {
     /// Takes the socket's pending error, as ONTIME_MSG_ERROR: the answer reports it, and no event does.
     fn pending_error(&mut self, socket: &Socket) -> u32 {
         let error = host::take_error(socket.fd);
-        let ready = readiness::ask(socket);
+        let ready = host::readiness(socket.fd, socket.protocol);
         if let Some(local) = self.local(socket.index) {
             local.error = 0;
         }
@@ -291,7 +288,7 @@ fn query(socket: &Socket, which: u32) -> Result<u32, Errno> {
     let request = match which {
         ONTIME_QUERY_INQ => libc::FIONREAD as libc::Ioctl,
         ONTIME_QUERY_OUTQ => libc::TIOCOUTQ as libc::Ioctl,
-        ONTIME_QUERY_ATMARK => SIOCATMARK,
+        ONTIME_QUERY_ATMARK => host::SIOCATMARK,
         _ => SIOCOUTQNSD,
     };
     host::query(socket.fd, request).map(|number| number as u32)

@@ -36,8 +36,8 @@ use crate::abi::{
     Errno, ONTIME_BW_ENTRIES_MAX, ONTIME_BW_PERIOD_MAX, ONTIME_BW_PERIOD_MIN, ONTIME_CTL_DEC_BW, ONTIME_CTL_INC_BW,
     ONTIME_CTL_INC_DEC_BW, ONTIME_VCPUS_MAX, ontime_bw,
 };
+use crate::accepting::connections;
 use crate::bucket::Bucket;
-use crate::process::connections;
 
 /// Timeout for the daemon's answer: longer than a daemon pass over a busy host, shorter than the guest's own timeout.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -12,12 +12,13 @@ use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
 use crate::abi::*;
 use crate::call::{List, Owed, Pool, Reply};
+use crate::counters::count;
 use crate::host;
+use crate::limits::QUEUE_MAX;
 use crate::mail::{ChannelEnd, Order, ROOM, Released};
 use crate::memory::{Iovecs, Memory};
 use crate::notify::Notifier;
-use crate::readiness;
-use crate::shared::{QUEUE_MAX, Shared, count};
+use crate::shared::Shared;
 use crate::table::{NOBODY, Socket};
 use crate::vring::Vring;
 use crate::wait::Wait;
@@ -276,7 +277,7 @@ impl Engine {
     /// Adopts a socket and reports its readiness.
     pub(crate) fn adopt(&mut self, index: u32) -> Result<(), Errno> {
         let socket = self.shared.table.at(index).ok_or(Errno(libc::EBADF))?;
-        let ready = readiness::ask(&socket);
+        let ready = host::readiness(socket.fd, socket.protocol);
         let out_watched = awaits_out(ready);
         // Readiness since the poll above is reported as an event at once.
         self.wait.watch(socket_event(index), socket.fd, awaited(out_watched))?;

@@ -20,10 +20,11 @@ use crate::config::Vm;
 pub use crate::control::holds_icmp_error;
 use crate::control_queue::ControlQueue;
 use crate::deadlines::{Answer, Asked, Need};
+use crate::limits::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL};
 use crate::memory::{Buffers, Iovecs, Memory};
 pub use crate::options::{Access, Group, access};
 use crate::request::{self, Parts, Request};
-use crate::shared::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL, Shared};
+use crate::shared::Shared;
 use crate::vring::Vring;
 
 /// Number of entries of the virtqueue. Its parts are at the following addresses in the guest's memory.

@@ -7,35 +7,27 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::Thread;
-use std::time::Duration;
 
-use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
+use vm_memory::GuestMemoryAtomic;
 
 use crate::memory::Memory;
-use crate::notify;
-use crate::shared::Shared;
-
-/// Interval between checks. A wake-up without effect is sent again at the second check after it.
-const EVERY: Duration = Duration::from_millis(10);
-/// After this many checks without a wake-up the guard parks.
-const QUIET: u32 = 100;
 
 /// The guard's state for a channel.
 #[derive(Default)]
-struct Watched {
-    memory: OnceLock<GuestMemoryAtomic<Memory>>,
+pub(crate) struct Watched {
+    pub(crate) memory: OnceLock<GuestMemoryAtomic<Memory>>,
     /// Number of wake-ups so far.
-    wakes: AtomicU32,
+    pub(crate) wakes: AtomicU32,
     /// A wake-up must be sent again.
-    again: AtomicBool,
+    pub(crate) again: AtomicBool,
 }
 
 /// The guard of one VM.
 #[derive(Default)]
 pub struct Guard {
-    channels: Vec<Watched>,
-    thread: OnceLock<Thread>,
-    rests: AtomicBool,
+    pub(crate) channels: Vec<Watched>,
+    pub(crate) thread: OnceLock<Thread>,
+    pub(crate) rests: AtomicBool,
 }
 
 impl Guard {
@@ -64,44 +56,5 @@ impl Guard {
     /// Whether a wake-up of this channel must be sent again. Clears the request.
     pub fn asked(&self, channel: u32) -> bool {
         self.channels.get(channel as usize).is_some_and(|watched| watched.again.swap(false, Ordering::SeqCst))
-    }
-
-    /// The guard's thread; never returns.
-    pub fn run(&self, shared: &Shared) {
-        let _ = self.thread.set(std::thread::current());
-        let mut seen = vec![0; self.channels.len()];
-        let mut quiet = 0;
-        loop {
-            quiet = if self.look(shared, &mut seen) { 0 } else { quiet + 1 };
-            if quiet < QUIET {
-                std::thread::sleep(EVERY);
-                continue;
-            }
-            self.rests.store(true, Ordering::SeqCst);
-            if self.look(shared, &mut seen) {
-                self.rests.store(false, Ordering::SeqCst);
-            }
-            while self.rests.load(Ordering::SeqCst) {
-                std::thread::park();
-            }
-            quiet = 0;
-        }
-    }
-
-    /// Checks each channel once. Returns whether another check is needed soon.
-    fn look(&self, shared: &Shared, seen: &mut [u32]) -> bool {
-        let mut busy = false;
-        for ((channel, watched), seen) in self.channels.iter().enumerate().zip(seen) {
-            let Some(memory) = watched.memory.get() else { continue };
-            let wakes = watched.wakes.load(Ordering::SeqCst);
-            let fresh = std::mem::replace(seen, wakes) != wakes;
-            busy |= fresh;
-            if !fresh && notify::woken(&memory.memory(), shared.vcpu(channel as u32)) {
-                busy = true;
-                watched.again.store(true, Ordering::SeqCst);
-                shared.mail.ring(channel as u32);
-            }
-        }
-        busy
     }
 }

@@ -5,9 +5,12 @@
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use crate::abi::Errno;
+use crate::abi::{Errno, ONTIME_READY_END, ONTIME_READY_ERR, ONTIME_READY_IN, ONTIME_READY_PRI, ONTIME_READY_RDHUP};
 use crate::name;
 use crate::request::{Family, Protocol};
+
+/// ioctl: whether the next byte is the urgent one.
+pub(crate) const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// A socket address with room for every family.
 #[derive(Clone, Copy)]
@@ -241,6 +244,18 @@ pub fn ready(fd: RawFd) -> u32 {
     }
     // The five possible bits have the same values for poll and epoll on Linux.
     u32::from(poll.revents as u16)
+}
+
+/// A socket's readiness as ONTIME_READY_* bits, from the kernel.
+pub fn readiness(fd: RawFd, protocol: Protocol) -> u32 {
+    let ready = ready(fd);
+    let told = ONTIME_READY_IN | ONTIME_READY_RDHUP;
+    let may_end = protocol == Protocol::Tcp && ready & (told | ONTIME_READY_PRI | ONTIME_READY_ERR) == told;
+    // END saves the guest a receive call that would return 0. With urgent data END is not set: a receive would also
+    // pass the urgent byte, which would then be unread at the close.
+    let none = |request| query(fd, request) == Ok(0);
+    let at_end = may_end && none(libc::FIONREAD as libc::Ioctl) && none(SIOCATMARK);
+    if at_end { ready | ONTIME_READY_END } else { ready }
 }
 
 /// Adds a descriptor to an epoll, edge-triggered, with these events.

@@ -28,6 +28,7 @@
 //! | `fuzzing` | private functions for the crate `ontime-fuzz` |
 
 pub mod abi;
+mod accepting;
 mod atomic;
 mod bucket;
 mod call;
@@ -37,6 +38,7 @@ mod closing;
 pub mod config;
 mod control;
 mod control_queue;
+mod counters;
 mod data;
 pub mod deadlines;
 mod device;
@@ -46,8 +48,10 @@ mod free;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
+mod guard_thread;
 mod held;
 mod host;
+mod limits;
 mod mail;
 mod memory;
 pub mod name;

@@ -13,8 +13,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::abi::Errno;
+use crate::limits::QUEUE_MAX;
 use crate::room::Room;
-use crate::shared::QUEUE_MAX;
 use crate::status::SocketStatus;
 
 /// Capacity of a ring, messages.

@@ -6,8 +6,9 @@ use vhost_user_backend::VringT;
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use crate::abi::*;
+use crate::counters::count;
 use crate::memory::Memory;
-use crate::shared::{Shared, count};
+use crate::shared::Shared;
 use crate::vring::Vring;
 
 /// The notification that a vCPU needs.

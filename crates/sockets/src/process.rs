@@ -23,21 +23,21 @@ use vhost_user_backend::VhostUserDaemon;
 use vm_memory::GuestMemoryAtomic;
 
 use crate::abi::Errno;
+use crate::accepting::connections;
 use crate::config::Vm;
 use crate::device::Device;
 use crate::entrance::Entrance;
+use crate::guard_thread;
 use crate::held::Held;
 use crate::memory::Memory;
 use crate::peer::{self, Peers};
 use crate::sandbox::{self, SandboxError};
 use crate::shared::Shared;
-use crate::status::{self, Status};
+use crate::status::Status;
 use crate::wait::Ring;
 
 /// Timeout for the worker's list of sockets.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
-/// Delay before the next accept if there was no descriptor for a connection.
-const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
 /// Why the process cannot serve.
 #[derive(Debug, Error)]
@@ -170,7 +170,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let tell = move || tell(&telling, &status);
     std::thread::Builder::new().name("status".to_owned()).spawn(tell).map_err(system("starting a thread"))?;
     let guarded = shared.clone();
-    let watch = move || guarded.guard.run(&guarded);
+    let watch = move || guard_thread::run(&guarded);
     std::thread::Builder::new().name("guard".to_owned()).spawn(watch).map_err(system("starting a thread"))?;
     let finishing = shared.clone();
     let finish = move || finishing.closing.run();
@@ -358,12 +358,6 @@ fn admitted(shared: &Shared, channel: u32, peers: &Peers, connection: &UnixStrea
     false
 }
 
-/// Accepted connections, one at a time. If there is no descriptor for a connection, retries after a delay: accept(2)
-/// fails at once in that case, even if no client is waiting.
-pub(crate) fn connections(listener: &UnixListener) -> impl Iterator<Item = UnixStream> {
-    listener.incoming().filter_map(|stream| stream.inspect_err(|_| std::thread::sleep(NO_DESCRIPTOR)).ok())
-}
-
 fn tell(shared: &Shared, listener: &UnixListener) {
     for stream in connections(listener) {
         // A client that does not read its answer must not stop this thread.
@@ -380,7 +374,7 @@ fn answer(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
         vm: shared.name.clone(),
         sockets,
         deadlines: shared.deadlines.held(),
-        counters: status::counters(shared),
+        counters: shared.counters.named(shared.closing.count()),
     };
     stream.write_all(&serde_json::to_vec(&status)?)
 }

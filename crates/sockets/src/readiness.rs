@@ -3,13 +3,12 @@
 use vhost_user_backend::VringT;
 
 use crate::abi::*;
-use crate::data::SIOCATMARK;
+use crate::counters::count;
 use crate::engine::{Engine, Local, awaits_out};
 use crate::host;
+use crate::limits::QUEUE_MAX;
 use crate::memory::Memory;
 use crate::request::Protocol;
-use crate::shared::{QUEUE_MAX, count};
-use crate::table::Socket;
 use crate::vring::Vring;
 
 impl Engine {
@@ -45,13 +44,13 @@ impl Engine {
         let mut ready = match told {
             // The event says nothing about the other bits: they are unchanged.
             Some(bits) => bits & ONTIME_READY_IN | (bits | before) & ONTIME_READY_OUT,
-            None => ask(&socket),
+            None => host::readiness(socket.fd, socket.protocol),
         };
         if ready & ONTIME_READY_ERR != 0 {
             let error = host::take_error(socket.fd);
             if error != 0 {
                 self.failed(memory, vring, &socket, error);
-                ready = ask(&socket);
+                ready = host::readiness(socket.fd, socket.protocol);
             }
         }
         self.note(&socket, ready);
@@ -152,18 +151,6 @@ impl Engine {
         self.waiter = self.waiter.max(local.prio);
         Some(ontime_event { type_: ONTIME_EVENT_READY as u16, error, sock, ready, seq, generation })
     }
-}
-
-/// A socket's readiness as ONTIME_READY_* bits, from the kernel.
-pub(crate) fn ask(socket: &Socket) -> u32 {
-    let ready = host::ready(socket.fd);
-    let told = ONTIME_READY_IN | ONTIME_READY_RDHUP;
-    let may_end = socket.protocol == Protocol::Tcp && ready & (told | ONTIME_READY_PRI | ONTIME_READY_ERR) == told;
-    // END saves the guest a receive call that would return 0. With urgent data END is not set: a receive would also
-    // pass the urgent byte, which would then be unread at the close.
-    let none = |request| host::query(socket.fd, request) == Ok(0);
-    let at_end = may_end && none(libc::FIONREAD as libc::Ioctl) && none(SIOCATMARK);
-    if at_end { ready | ONTIME_READY_END } else { ready }
 }
 
 impl Local {

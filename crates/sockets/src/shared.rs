@@ -13,22 +13,15 @@ use crate::abi::{
 };
 use crate::closing::Closing;
 use crate::config::{Vm, Wake};
+use crate::counters::{Counters, count};
 use crate::deadlines::Deadlines;
 use crate::guard::Guard;
 use crate::host;
+use crate::limits::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL, SEGMENTS_MAIN};
 use crate::mail::Mail;
 use crate::table::Table;
 use crate::turns::Turns;
 use crate::vring::Vring;
-
-/// Largest size of a virtqueue, entries.
-pub const QUEUE_MAX: usize = 256;
-/// Most data of one call in each direction, bytes.
-pub const DATA_MAX: u32 = 1 << 20;
-/// Most descriptors of a call on main's queue, both directions together: 1,024 for data (IOV_MAX) and 4 for headers.
-pub const SEGMENTS_MAIN: u32 = 1024 + 4;
-/// Most descriptors of a call on a channel's queue.
-pub const SEGMENTS_CHANNEL: u32 = 64;
 
 /// How long the control queue waits for a channel's thread to stop using a withdrawn vCPU word. Shorter than the
 /// driver's timeout.
@@ -36,43 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The low bits of a vCPU word's address, which are 0.
 const VCPU_COUNT: u64 = size_of::<ontime_vcpu>() as u64 - 1;
-
-/// Counters since the process started.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Calls executed.
-    pub calls: AtomicU64,
-    /// Malformed calls.
-    pub malformed: AtomicU64,
-    /// Binds refused by the policy.
-    pub refused_bind: AtomicU64,
-    /// Connects, sends and group joins refused by the policy.
-    pub refused_reach: AtomicU64,
-    /// Options that are not passed to the host.
-    pub refused_option: AtomicU64,
-    /// Calls beyond a limit: sockets or waiting calls.
-    pub refused_limit: AtomicU64,
-    /// Connections reset at their close because too many closed connections still had data.
-    pub reset_limit: AtomicU64,
-    /// Sockets that stayed in the guest's own stack because the last slots are reserved for its root; counted by the
-    /// guest.
-    pub stayed_local: AtomicU64,
-    /// Wake-ups sent to halted vCPUs.
-    pub wakes: AtomicU64,
-    /// Wake-ups sent again by the guard.
-    pub rewakes: AtomicU64,
-    /// Interrupts sent because a more urgent thread waits.
-    pub attentions: AtomicU64,
-    /// Changes of deadline bandwidth.
-    pub deadlines: AtomicU64,
-    /// Changes of deadline bandwidth that the host refused.
-    pub refused_deadlines: AtomicU64,
-}
-
-/// Increments a counter.
-pub fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
 
 /// Shared state of one VM's device threads.
 pub struct Shared {

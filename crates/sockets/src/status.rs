@@ -1,14 +1,11 @@
 //! Data for `ontime sockets`: a VM's sockets as `ss` shows them, and the refusals.
 
-use std::sync::atomic::Ordering;
-
 use serde::{Deserialize, Serialize};
 
 use crate::deadlines::Need;
 use crate::host;
 use crate::policy::Policy;
 use crate::request::Protocol;
-use crate::shared::{Counters, Shared};
 use crate::table::Socket;
 
 /// A socket.
@@ -87,52 +84,4 @@ fn state(socket: &Socket, connected: bool) -> &'static str {
         return if connected { "ESTAB" } else { "UNCONN" };
     }
     STATES.get(usize::from(host::tcp_state(socket.fd))).unwrap_or(&"?")
-}
-
-/// The counters by name, and the number of closed connections that still have data.
-pub fn counters(shared: &Shared) -> Vec<(String, u64)> {
-    let Counters {
-        calls,
-        malformed,
-        refused_bind,
-        refused_reach,
-        refused_option,
-        refused_limit,
-        reset_limit,
-        stayed_local,
-        wakes,
-        rewakes,
-        attentions,
-        deadlines,
-        refused_deadlines,
-    } = &shared.counters;
-    [
-        ("calls", calls),
-        ("malformed", malformed),
-        ("refused_bind", refused_bind),
-        ("refused_reach", refused_reach),
-        ("refused_option", refused_option),
-        ("refused_limit", refused_limit),
-        ("reset_limit", reset_limit),
-        ("stayed_local", stayed_local),
-        ("wakes", wakes),
-        ("rewakes", rewakes),
-        ("attentions", attentions),
-        ("deadlines", deadlines),
-        ("refused_deadlines", refused_deadlines),
-    ]
-    .map(|(name, counter)| (name.to_owned(), counter.load(Ordering::Relaxed)))
-    .into_iter()
-    .chain([("closing".to_owned(), shared.closing.count() as u64)])
-    .collect()
-}
-
-/// Number of refused or malformed calls.
-pub fn refusals(shared: &Shared) -> u64 {
-    let Counters { malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines, .. } =
-        &shared.counters;
-    [malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines]
-        .iter()
-        .map(|counter| counter.load(Ordering::Relaxed))
-        .sum()
 }

@@ -14,16 +14,18 @@ use crate::abi::*;
 use crate::bucket::Bucket;
 use crate::call::{Call, Reply};
 use crate::closing;
+use crate::counters::count;
 use crate::engine::{BELL_EVENT, Engine};
 use crate::host;
+use crate::limits::QUEUE_MAX;
 use crate::mail::{Ask, Order, Released};
 use crate::memory::Memory;
 use crate::name::Name;
 use crate::options::{self, Access, Group};
 use crate::orders::Orders;
 use crate::request::{Family, Protocol, Request};
-use crate::shared::{QUEUE_MAX, Shared, count};
-use crate::status::{self, SocketStatus};
+use crate::shared::Shared;
+use crate::status::SocketStatus;
 use crate::table::{NOBODY, Socket, place};
 use crate::vring::Vring;
 use crate::wait::Wait;
@@ -134,13 +136,13 @@ impl Worker {
     /// Logs refused calls, those of the channels included: this thread has no deadline.
     fn say_refusals(&mut self) {
         let shared = &self.engine.shared;
-        let refused = status::refusals(shared);
+        let refused = shared.counters.refusals();
         if refused == self.refused || self.said.is_some_and(|said| said.elapsed() < SAY_EVERY) {
             return;
         }
         self.refused = refused;
         self.said = Some(Instant::now());
-        tracing::warn!(vm = shared.name, counts = ?status::counters(shared), "calls of the guest were refused; if it \
+        tracing::warn!(vm = shared.name, counts = ?shared.counters.named(shared.closing.count()), "calls of the guest were refused; if it \
             is to make them, allow them in its table [vm.{}] of sockets.toml", shared.name);
     }
 
@@ -748,7 +750,7 @@ mod tests {
                 bench.call(7, CLOSE)
             }
             bench.answers();
-            assert!(shared.table.is_empty());
+            assert_eq!(shared.table.open(), 0);
             assert!(TcpStream::connect(address).is_err(), "it still listens, reset: {reset}");
         }
     }
