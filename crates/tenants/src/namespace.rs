@@ -15,16 +15,16 @@ use crate::thread::ThreadId;
 /// lock two megabytes.
 const STACK: usize = 256 << 10;
 
-/// Runs `run` in the network namespace of a process; in the calling thread if the namespaces are the same.
+/// Runs `run` in the network namespace of a thread; in the calling thread if the namespaces are the same.
 ///
 /// # Errors
-/// `ESRCH` if the process ended, `EPERM` without CAP_SYS_ADMIN, and errors of `run`.
-pub fn inside<T: Send>(process: ThreadId, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    let path = format!("/proc/{}/ns/net", process.pid);
+/// `ESRCH` if the thread ended, `EPERM` without CAP_SYS_ADMIN, and errors of `run`.
+pub fn inside<T: Send>(thread: ThreadId, run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let path = format!("/proc/{}/task/{}/ns/net", thread.pid, thread.tid);
     let namespace = File::open(&path)?;
     let other = fs::read_link(&path)?;
-    // Verify that the number still meant this process when its namespace was opened.
-    process.verify()?;
+    // Verify that the number still meant this thread when its namespace was opened.
+    thread.verify()?;
     if fs::read_link("/proc/thread-self/ns/net")? == other {
         return run();
     }
