@@ -608,7 +608,9 @@ impl Names {
     }
 
     fn task_by_scope(&mut self, path: &str) -> Option<Container> {
-        let namespaces = if path.contains(".scope") { self.namespaces() } else { &[] };
+        // Scopes of sessions have dashes, too.
+        let may_be = path.contains(".scope") && !path.starts_with("/user.slice/");
+        let namespaces = if may_be { self.namespaces() } else { &[] };
         let is_task =
             |name: &&str| !matches!(*name, "" | "." | "..") && namespaces.iter().any(|place| place.join(name).is_dir());
         ancestors(path).find_map(|part| {

@@ -296,14 +296,14 @@ impl Processes {
         if stat.is_kthread() {
             let known = vmm::kernel_thread(&stat.comm);
             self.kernel.extend(known.map(|(role, works_for)| KernelThread { stat, role, works_for }));
-        } else if stat.has_ended()
-            && let Some(living) = sources.living_thread(pid)
-            && let Ok(dir) = files::directory(sources.process_dir(pid).join(format!("task/{}", living.tid)))
-        {
-            match files::link_at(&dir, "exe") {
-                Ok(executable) => self.user.push(Process::read(pid, executable, &dir)),
-                Err(error) => self.refused(pid, error),
-            }
+            return;
+        }
+        let living = stat.has_ended().then(|| sources.living_thread(pid)).flatten();
+        let dir = living.map(|living| files::directory(sources.process_dir(pid).join(format!("task/{}", living.tid))));
+        let Some(Ok(dir)) = dir else { return };
+        match files::link_at(&dir, "exe") {
+            Ok(executable) => self.user.push(Process::read(pid, executable, &dir)),
+            Err(error) => self.refused(pid, error),
         }
     }
 

@@ -877,11 +877,14 @@ fn containers_of_a_containerd_in_another_program_and_of_its_clients_have_their_n
         host.process(pid, "/usr/bin/app", &format!("/kubepods/burstable/pod{pid}/{}", id(digit)), 0, &["app"]);
     }
     // ctr run --runc-systemd-cgroup --cgroup SLICE:PREFIX:NAME, and scopes that only look so.
-    fs::create_dir_all(host.path("run/containerd/io.containerd.runtime.v2.task/default/weld-2")).unwrap();
+    for task in ["weld-2", "2"] {
+        fs::create_dir_all(host.path("run/containerd/io.containerd.runtime.v2.task/default").join(task)).unwrap();
+    }
     for (pid, cgroup) in [
         (60, "/plc.slice/ctr-weld-2.scope/x"),
         (70, "/plc.slice/ctr-weld.scope"),
         (80, "/user.slice/user-1000.slice/user@1000.service/app.slice/ctr-weld-2.scope"),
+        (90, "/user.slice/user-0.slice/session-2.scope"),
     ] {
         host.process(pid, "/usr/bin/app", cgroup, 0, &["app"]);
     }
@@ -912,7 +915,7 @@ fn vms_are_called_by_their_own_options_and_uuids() {
         (100, qemu, "qemu -name debug-threads=on", "vm-100", None),
         (110, qemu, "qemu -name process=plc -nodefaults", "vm-110", None),
         (120, qemu, "qemu --name guest=cell -name debug-threads=on", "cell", None),
-        (130, qemu, "qemu -device x,id=y --id mill", "vm-130", None),
+        (130, qemu, "qemu -device x,id=y --id mill -name process=x", "vm-130", None),
         (
             140,
             ch,

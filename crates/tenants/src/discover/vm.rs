@@ -61,7 +61,7 @@ impl<'a> VmProcess<'a> {
         }
         let line = finder.arguments(process.pid, &account);
         // Xen's device model: Xen runs the guest.
-        if line.iter().any(|word| word.trim_start_matches('-') == "xen-domid") {
+        if line.iter().any(|word| matches!(word.as_str(), "-xen-domid" | "--xen-domid")) {
             return None;
         }
         let arguments = vmm::qemu_arguments(&line);
@@ -75,12 +75,10 @@ impl<'a> VmProcess<'a> {
             Vmm::Qemu => arguments,
             Vmm::Other(_) => QemuArguments { uuid: vmm::other_uuid(&line), ..QemuArguments::default() },
         };
-        let other_name = || vmm::other_name(&line);
-        let given_name = match (vmm, named) {
-            // An option of QEMU's may have no name (`-name debug-threads=on`).
-            (Vmm::Qemu, Some((_, Sureness::Sure)) | None) => arguments.name.clone(),
-            _ => arguments.name.clone().or_else(other_name),
-        };
+        // QEMU's `-name` may have no name (`-name debug-threads=on`).
+        let is_read = vmm == Vmm::Qemu && line.iter().any(|word| matches!(word.as_str(), "-name" | "--name"));
+        let other_name = || vmm::other_name(&line).filter(|_| !is_read);
+        let given_name = arguments.name.clone().or_else(other_name);
         let machine = if container.is_none() { finder.machine_around(path) } else { None };
         Some(Self { process, vmm, domain, scope, machine, container, account, line, arguments, given_name })
     }
