@@ -717,7 +717,12 @@ impl Names {
             });
             Some(Machine { name: printable(name.as_bytes()), is_vm })
         };
-        self.machines.entry(unit.to_owned()).or_insert_with(read).clone()
+        if let Some(known) = self.machines.get(unit) {
+            return known.clone();
+        }
+        let found = read();
+        self.machines.insert(unit.to_owned(), found.clone());
+        found
     }
 
     fn machine_name(&mut self, unit: &str) -> Option<String> {

@@ -778,6 +778,40 @@ fn a_machines_record_gives_nothing_to_what_is_a_container_or_a_users() {
 }
 
 #[test]
+fn containers_in_units_of_any_name_are_known_by_machineds_record() {
+    let host = Host::new();
+    for (pid, unit, path) in [
+        (100, "press.scope", "/machine.slice/press.scope/init.scope"),
+        (110, "mill.service", "/plc.slice/mill.service"),
+        (120, "run-p1-i2.scope", "/system.slice/run-p1-i2.scope/payload/x"),
+    ] {
+        host.machine(unit, &format!("box{pid}"), "container");
+        let scope = &path[..path.find(unit).unwrap() + unit.len()];
+        host.process(pid, "/sbin/init", path, 0, &["init"]);
+        host.process(pid + 1, "/usr/bin/systemd-nspawn", scope, 0, &["systemd-nspawn"]);
+        host.process(pid + 2, "/usr/bin/systemd-nspawn", &format!("{scope}/supervisor"), 0, &["systemd-nspawn"]);
+        // A VM in the container is not root's.
+        host.vm(pid * 10, "inner", path);
+        let text = format!("[[tenant]]\nname = \"{{box{pid},inner}}\"\nclass = \"rt\"\n");
+        let found = discover(&host.sources(), &rules(&text));
+        let rt: Vec<(&str, i32)> = found
+            .tenants
+            .iter()
+            .filter(|one| one.class == RT)
+            .flat_map(|one| one.threads.iter().map(|thread| (one.cgroup.as_deref().unwrap(), thread.id.pid)))
+            .collect();
+        assert_eq!(rt, [(scope, pid)], "{path}");
+    }
+    // A user's unit of a recorded name, and a unit that machined calls the host's.
+    host.machine("door.scope", "door", "container");
+    host.machine("gate.scope", "gate", "host");
+    host.process(200, "/bin/app", "/user.slice/user-1000.slice/user@1000.service/door.scope", 1000, &["app"]);
+    host.process(210, "/bin/app", "/system.slice/gate.scope", 0, &["app"]);
+    let found = discover(&host.sources(), &Rules::default());
+    assert!(!found.tenants.iter().any(|one| matches!(one.process.pid, 200 | 210)), "{found:#?}");
+}
+
+#[test]
 fn helpers_of_a_vm_in_a_part_of_a_unit_or_in_no_unit_get_nothing() {
     let container = format!("/edge.slice/cell.service/libpod-payload-{}", id('a'));
     for (vm, beside, helpers) in [

@@ -364,13 +364,23 @@ impl Finder<'_> {
     fn container_at(&mut self, path: &str) -> Option<Container> {
         let Some(outer) = container::of_path(path) else {
             // A user may have chosen the name of a task.
-            return self.names.task(path).filter(|task| self.sources.cgroup_owner(&task.cgroup, false) == 0);
+            let task = self.names.task(path).filter(|task| self.sources.cgroup_owner(&task.cgroup, false) == 0);
+            return task.or_else(|| self.recorded_container(path));
         };
         if self.names.is_pod(&outer.id) && self.sources.cgroup_owner(&outer.cgroup, false) == 0 {
             let inner = container::of_path(path.get(outer.cgroup.len()..)?)?;
             return Some(Container { cgroup: outer.cgroup + &inner.cgroup, id: inner.id });
         }
         Some(outer)
+    }
+
+    /// The container in a unit of any name for which machined has a record.
+    fn recorded_container(&mut self, path: &str) -> Option<Container> {
+        let mut units = ancestors(path).filter(|part| container::is_unit(part) && !container::is_monitors(path));
+        let (unit, machine) = units.find_map(|unit| Some((unit, self.machine_of(unit)?)))?;
+        let name = unit.rsplit('/').next()?.to_owned();
+        let id = Identity::Machine { unit: name, name: machine.name };
+        (machine.is_vm == Some(false)).then(|| Container { cgroup: unit.to_owned(), id })
     }
 
     /// Reads the arguments of conmon processes and of LXC's monitors. A process inside a container is ignored, because
@@ -450,9 +460,10 @@ impl Finder<'_> {
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
             let Some(path) = process.cgroup.as_deref() else { continue };
-            // libvirt's monitor of a container is in the container's cgroup but outside its PID namespace.
-            let is_libvirts = vmm::file_name(&process.executable) == Some("libvirt_lxc");
-            if is_libvirts && self.sources.has_one_number(process.pid) {
+            // libvirt's monitor of a container, and systemd-nspawn's where it has no cgroup of its own, is in the
+            // container's cgroup but outside its PID namespace.
+            let is_beside = matches!(vmm::file_name(&process.executable), Some("libvirt_lxc" | "systemd-nspawn"));
+            if is_beside && self.sources.has_one_number(process.pid) {
                 continue;
             }
             let place = known.entry(path).or_insert_with(|| self.container_of(path, &vms, units));

@@ -150,7 +150,7 @@ impl Finder<'_> {
     }
 
     /// The machine for which machined, which is root's, has recorded this unit.
-    fn machine_of(&mut self, unit: &str) -> Option<Machine> {
+    pub(super) fn machine_of(&mut self, unit: &str) -> Option<Machine> {
         let machine = self.names.machine(unit.rsplit('/').next()?)?;
         (self.sources.cgroup_owner(unit, false) == 0).then_some(machine)
     }
