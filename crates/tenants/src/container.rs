@@ -1231,6 +1231,8 @@ mod tests {
             let _ = of_path(&path);
             let _ = libvirt_scope(&path);
             let _ = vm_scope(&path);
+            let _ = (is_monitors(&path), unit_of(&path), name_of_scope(&path));
+            let _ = started_by_lxc(&[path.clone(), path.clone()], &path);
             let _ = owner_of_path(&path);
             let _ = unescape(&path);
         }

@@ -482,13 +482,15 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
     container(230, &format!("/system.slice/lathe.service/libpod-payload-{}", id('4')), 0, 220);
     conmon(240, &format!("/kubepods.slice/crio-conmon-{}.scope", id('5')), 0, '5', "k8s_loop_cell-0_plant_0f6e-77_0");
     container(250, &format!("/kubepods.slice/kubepods-pod7.slice/crio-{}.scope", id('5')), 0, 240);
-    // None of these: a program of that name inside the container; a conmon that is no parent of the container's
+    // None of these: a user's conmon for a container of root's; a program of that name inside the container; a conmon that is no parent of the container's
     // processes; one with another container's identifier.
     let inside = format!("/system.slice/docker-{}.scope", id('6'));
     conmon(300, &inside, 0, '6', "inside");
     container(310, &inside, 0, 300);
     conmon(400, "/system.slice/odd.service", 0, '7', "stranger");
     container(410, &format!("/system.slice/docker-{}.scope", id('7')), 0, 1);
+    conmon(600, "/system.slice/cron.service", 1000, 'a', "mine");
+    container(610, &format!("/system.slice/docker-{}.scope", id('a')), 0, 600);
     conmon(500, "/system.slice/odd.service", 0, '9', "other");
     container(510, &format!("/system.slice/docker-{}.scope", id('8')), 0, 500);
     let seen = |text: &str| {
@@ -498,7 +500,7 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
         (seen, found.problems.iter().map(|one| one.word()).collect::<Vec<_>>())
     };
     let wanted = |rt: &[&str]| -> Vec<(String, Class)> {
-        let digits = ["666666666666", "777777777777", "888888888888"];
+        let digits = ["666666666666", "777777777777", "888888888888", "aaaaaaaaaaaa"];
         let names = digits.into_iter().chain(["cell-0/loop", "lathe", "mill", "press", "saw"]);
         names.map(|name| (name.to_owned(), if rt.contains(&name) { RT } else { Class::Bulk })).collect()
     };

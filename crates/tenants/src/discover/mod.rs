@@ -56,8 +56,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         peers: None,
         standing: HashMap::new(),
         budget: Budget::default(),
-        conmons: HashMap::new(),
-        lxc_monitors: HashMap::new(),
+        monitors: HashMap::new(),
         of_vms: BTreeSet::new(),
         named_by_root: BTreeSet::new(),
         unnamed: Vec::new(),
@@ -94,10 +93,8 @@ struct Finder<'a> {
     /// Interfaces on top of the host's interfaces, by network namespace: containers of a pod share theirs.
     standing: HashMap<PathBuf, Vec<Attached>>,
     budget: Budget,
-    /// conmon processes outside containers, each with the container that it has started and that container's name.
-    conmons: HashMap<i32, (String, String)>,
-    /// LXC's monitors outside containers, each with its user and its arguments.
-    lxc_monitors: HashMap<i32, (u32, Vec<String>)>,
+    /// Monitors of containers, conmon's and LXC's, outside containers, each with its user and its arguments.
+    monitors: HashMap<i32, (u32, Vec<String>)>,
     /// Cgroups of single-program containers that contain a VM's monitor.
     of_vms: BTreeSet<String>,
     /// Tenants whose names root chose.
@@ -395,39 +392,35 @@ impl Finder<'_> {
             }
             let account = self.account(process.pid, None);
             let arguments = self.arguments(process.pid, &account);
-            if is_lxcs {
-                // The cgroup's name is its user's choice.
-                let user = match self.sources.cgroup_owner(cgroup, true) {
-                    0 => self.sources.owner(process.pid).unwrap_or(u32::MAX),
-                    user => user,
-                };
-                self.lxc_monitors.insert(process.pid, (user, arguments));
-            } else if let Some(started) = container::started_by_conmon(&arguments) {
-                self.conmons.insert(process.pid, started);
-            }
+            // The cgroup's name is its user's choice.
+            let user = match self.sources.cgroup_owner(cgroup, true) {
+                0 => self.sources.owner(process.pid).unwrap_or(u32::MAX),
+                user => user,
+            };
+            self.monitors.insert(process.pid, (user, arguments));
         }
     }
 
-    /// What is known of the parents of a container's processes. The container's first process is its monitor's child.
-    fn of_parents<'a, T>(&self, known: &'a HashMap<i32, T>, processes: &[&Process]) -> impl Iterator<Item = &'a T> {
-        let probed = processes.iter().take(if known.is_empty() { 0 } else { PROBED });
+    /// The arguments of the monitors that have started processes of a container, if they are root's or of the user who
+    /// made the container. The container's first process is its monitor's child.
+    fn monitors_of(&self, owner: u32, processes: &[&Process]) -> impl Iterator<Item = &[String]> {
+        let probed = processes.iter().take(if self.monitors.is_empty() { 0 } else { PROBED });
         let parents = probed.filter_map(|process| self.sources.main_thread(process.pid));
-        parents.filter_map(|stat| known.get(&stat.ppid))
+        let known = parents.filter_map(|stat| self.monitors.get(&stat.ppid));
+        known.filter(move |(user, _)| *user == 0 || *user == owner).map(|(_, arguments)| arguments.as_slice())
     }
 
     /// The name that conmon was given for the container of these processes.
-    fn name_by_conmon(&self, id: &str, processes: &[&Process]) -> Option<String> {
-        let mut started = self.of_parents(&self.conmons, processes);
-        started.find(|(started, _)| started == id).map(|(_, name)| name.clone())
+    fn name_by_conmon(&self, id: &str, owner: u32, processes: &[&Process]) -> Option<String> {
+        let mut started = self.monitors_of(owner, processes).filter_map(container::started_by_conmon);
+        started.find(|(started, _)| started == id).map(|(_, name)| name)
     }
 
-    /// The name that LXC's monitor has for the container of these processes, if the monitor is root's or of the user
-    /// who made the container.
+    /// The name that LXC's monitor has for the container of these processes.
     fn name_by_lxc(&self, component: &str, cgroup: &str, processes: &[&Process]) -> Option<String> {
         let owner = self.sources.cgroup_owner(cgroup, false);
-        let has_a_say = |(user, _): &&(u32, Vec<String>)| *user == 0 || *user == owner;
-        let mut said = self.of_parents(&self.lxc_monitors, processes).filter(has_a_say);
-        said.find_map(|(_, arguments)| container::started_by_lxc(arguments, component)).map(str::to_owned)
+        let mut said = self.monitors_of(owner, processes);
+        said.find_map(|arguments| container::started_by_lxc(arguments, component)).map(str::to_owned)
     }
 
     /// Reads from the host's container daemons where they keep their state.
@@ -592,7 +585,7 @@ impl Finder<'_> {
             Some(id) => {
                 // A user may have chosen the identifier of another container.
                 let recorded = (owner == 0).then(|| self.names.recorded(identity)).flatten();
-                recorded.or_else(|| self.name_by_conmon(id, processes)).unwrap_or_else(|| short(id))
+                recorded.or_else(|| self.name_by_conmon(id, owner, processes)).unwrap_or_else(|| short(id))
             }
             None => self.names.recorded(identity).unwrap_or_else(|| cgroup.to_owned()),
         }
