@@ -312,3 +312,23 @@ impl Processes {
         self.denied += usize::from(matches!(error, Errno::ACCESS | Errno::PERM) && pid != 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::without_main_thread;
+
+    #[test]
+    fn a_real_process_is_read_without_its_main_thread() {
+        let (child, host) = (without_main_thread(), Sources::host());
+        let processes = Processes::read(&host).unwrap();
+        let found = processes.user.iter().find(|process| process.pid == child.0).unwrap();
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(found.executable, own.to_string_lossy());
+        let line: Vec<String> = std::env::args().collect();
+        assert_eq!(host.arguments(child.0, 1 << 20).0, line);
+        assert!(std::fs::read_dir(host.living_dir(child.0).join("fd")).unwrap().count() > 0);
+        assert_eq!(host.main_thread(child.0).unwrap().tid, child.0);
+        assert_eq!(host.own_network(child.0), None, "it is in this thread's");
+    }
+}
