@@ -372,9 +372,9 @@ fn at_peer<T: Send>(
 
 /// Whether a thread belongs to a user program, which may create more threads. Such threads must not inherit a real-time
 /// policy before a cap watches them: one that spins would keep the planner from ever capping it. Kernel threads have no
-/// executable.
+/// executable, nor has a process whose main thread has ended; its other threads have.
 fn is_user(thread: ThreadId) -> bool {
-    fs::read_link(format!("/proc/{}/exe", thread.pid)).is_ok()
+    fs::read_link(format!("/proc/{}/task/{}/exe", thread.pid, thread.tid)).is_ok()
 }
 
 /// The change that a filter knob's filter makes. 6 is TC_PRIO_INTERACTIVE, which belongs to the first band.
@@ -590,6 +590,40 @@ mod tests {
         // A virtual interface has no NAPI instances while it is down, or they stay enabled.
         fs::remove_dir(dir.join("device")).unwrap();
         assert_eq!(end("7.2.12", "0x1002").1, "0");
+    }
+
+    /// Ends a process when it is dropped.
+    struct Process(i32);
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            // SAFETY: ends a child of ours that was not waited for, so the number is still the child's.
+            unsafe { libc::kill(self.0, libc::SIGKILL) };
+            // SAFETY: waits for it; no status is stored.
+            unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+        }
+    }
+
+    #[test]
+    fn threads_that_outlive_their_main_thread_are_still_a_users() {
+        // SAFETY: the child starts a thread that sleeps, and ends its own.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_secs(600)));
+            // SAFETY: ends this thread alone.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        assert!(child > 0);
+        let child = Process(child);
+        let dir = Path::new("/proc").join(child.0.to_string());
+        while fs::read_link(dir.join("exe")).is_ok() {
+            std::thread::yield_now();
+        }
+        let numbers = fs::read_dir(dir.join("task")).unwrap().map(|task| task.unwrap().file_name());
+        let mut numbers = numbers.map(|name| name.to_string_lossy().parse::<i32>().unwrap());
+        let tid = numbers.find(|tid| *tid != child.0).unwrap();
+        assert!(is_user(ThreadId { pid: child.0, tid, start_time: 0 }));
+        assert!(!is_user(ThreadId { pid: child.0, tid: child.0, start_time: 0 }), "it has ended");
     }
 
     #[test]

@@ -62,6 +62,14 @@ pub fn started_by_conmon(arguments: &[String]) -> Option<(String, String)> {
     Some((hex_id(option(arguments, &["-c", "--cid"])?)?, given_name(name)))
 }
 
+/// From the arguments of LXC's monitor, whose title is `[lxc monitor] PATH NAME`: the name of the container that it has
+/// started in a cgroup of this name, which is the container's or has a number after it (`cgfsng_payload_create`).
+pub fn started_by_lxc<'a>(arguments: &[String], cgroup: &'a str) -> Option<&'a str> {
+    let title = arguments.first()?.strip_prefix("[lxc monitor] ")?;
+    let is_its = |name: &&str| title.strip_suffix(*name).is_some_and(|before| before.ends_with(' '));
+    [Some(cgroup), without_number(cgroup)].into_iter().flatten().find(is_its)
+}
+
 /// The value of the first of these options in a program's arguments: `--name VALUE` or `--name=VALUE`.
 fn option<'a>(arguments: &'a [String], names: &[&str]) -> Option<&'a str> {
     arguments.iter().enumerate().skip(1).find_map(|(at, word)| match word.split_once('=') {
@@ -74,13 +82,21 @@ fn option<'a>(arguments: &'a [String], names: &[&str]) -> Option<&'a str> {
 /// A name as shown to users. For a pod's container, which CRI-O and cri-dockerd call
 /// `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`: POD/CONTAINER, as with containerd.
 fn given_name(name: &str) -> String {
-    let parts: Vec<&str> = name.strip_prefix("k8s_").map(|rest| rest.split('_').collect()).unwrap_or_default();
-    let name = match parts.as_slice() {
-        ["POD", pod, _, _, _] => (*pod).to_owned(),
-        [container, pod, _, _, _] => format!("{pod}/{container}"),
-        _ => name.to_owned(),
+    let name = match of_kubelet(name) {
+        Some(("POD", pod, _)) => pod.to_owned(),
+        Some((container, pod, _)) => format!("{pod}/{container}"),
+        None => name.to_owned(),
     };
     printable(name.as_bytes())
+}
+
+/// Container, pod and namespace in a name of the kubelet's form.
+fn of_kubelet(name: &str) -> Option<(&str, &str, &str)> {
+    let parts: Vec<&str> = name.strip_prefix("k8s_")?.split('_').collect();
+    match parts.as_slice() {
+        [container, pod, namespace, _, _] => Some((container, pod, namespace)),
+        _ => None,
+    }
 }
 
 /// Prefixes of runtimes before an identifier, in names of scopes and directories.
@@ -196,16 +212,33 @@ fn is_helper(prefix: &str) -> bool {
 pub fn is_monitors(path: &str) -> bool {
     let parents = std::iter::once("").chain(path.split('/'));
     path.split('/').zip(parents).any(|(component, parent)| {
-        let of_scope = component.strip_suffix(".scope").and_then(|unit| unit.rsplit_once('-'));
-        of_scope.is_some_and(|(prefix, _)| is_helper(prefix))
+        let scope = component.strip_suffix(".scope");
+        let named = scope.unwrap_or(component).rsplit_once('-');
+        named.is_some_and(|(prefix, id)| is_helper(prefix) && (scope.is_some() || hex_id(id).is_some()))
+            // Podman with cgroupfs: all of them together.
+            || component == "conmon"
             || component.starts_with("lxc.monitor")
             || (component == "supervisor" && is_unit(parent))
     })
 }
 
+/// Whether a program's file name is that of a container's monitor, which some managers leave in any cgroup
+/// (`podman --cgroups=no-conmon`, `lxc-start -F`).
+pub fn is_monitor_program(name: &str) -> bool {
+    let names = ["conmon", "conmonrs", "systemd-nspawn", "lxc-start", "libvirt_lxc"];
+    names.contains(&name) || name.starts_with("containerd-shim")
+}
+
 /// Whether a cgroup belongs to a systemd service or scope.
 pub fn is_unit(path: &str) -> bool {
     [".service", ".scope"].iter().any(|kind| path.ends_with(kind))
+}
+
+/// The innermost unit around a cgroup, or the cgroup itself if it is a unit. A user's manager does not count: it contains
+/// all of the user's units.
+pub fn unit_of(path: &str) -> Option<&str> {
+    let is_manager = |unit: &str| unit.rsplit('/').next().is_some_and(|name| name.starts_with("user@"));
+    ancestors(path).filter(|part| is_unit(part) && !is_manager(part)).last()
 }
 
 /// systemd-nspawn in a service: recognised by its template's name, or by the cgroups that it creates below any service
@@ -220,12 +253,16 @@ fn service(component: &str, unit: &str, child: Option<&str>) -> Option<Identity>
 /// A scope created by machined. VMs have such scopes, too: a process below `libvirt` or directly in the scope may be a
 /// VM's monitor, which the caller decides ([`vm_scope`]).
 fn machine_scope(component: &str, machine: &str, child: Option<&str>) -> Option<Identity> {
-    if let Some(name) = libvirt_lxc(machine) {
-        return Some(Identity::Name(name));
-    }
-    // systemd-nspawn puts itself there, beside the container.
-    if is_libvirt_vm(machine) || child == Some("supervisor") {
-        return None;
+    // systemd-nspawn puts itself and the container there. Its containers may have any name.
+    match child {
+        Some("supervisor") => return None,
+        Some("payload") => {}
+        _ if is_libvirt_vm(machine) => return None,
+        _ => {
+            if let Some(name) = libvirt_lxc(machine) {
+                return Some(Identity::Name(name));
+            }
+        }
     }
     Some(Identity::Machine { unit: component.to_owned(), name: machine.to_owned() })
 }
@@ -237,9 +274,17 @@ fn libvirt_lxc(machine: &str) -> Option<String> {
     (is_number && !name.is_empty()).then(|| printable(name.as_bytes()))
 }
 
+/// The VM's name in libvirt's machine name, DRIVER-NUMBER-NAME, with `embed-HASH-` before the number if the driver is
+/// inside another program (`virDomainDriverGenerateMachineName`).
+fn libvirt_vm(machine: &str) -> Option<&str> {
+    let rest = machine.strip_prefix("qemu-").or_else(|| machine.strip_prefix("ch-"))?;
+    let embedded = rest.strip_prefix("embed-").and_then(|rest| rest.split_once('-'));
+    let (number, name) = embedded.map_or(rest, |(_, rest)| rest).split_once('-')?;
+    (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
+}
+
 fn is_libvirt_vm(machine: &str) -> bool {
-    let rest = machine.strip_prefix("qemu-").or_else(|| machine.strip_prefix("ch-"));
-    rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) || rest.starts_with("embed-"))
+    libvirt_vm(machine).is_some()
 }
 
 /// The cgroup that was created for the VM whose monitor is at this path: libvirt's scope, systemd-vmspawn's unit, or a
@@ -251,6 +296,8 @@ pub fn vm_scope(path: &str) -> Option<&str> {
         end += 1 + component.len();
         let machine = component.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")).map(unescape);
         let is_vms = match machine {
+            // The cgroups of systemd-nspawn, whose containers may have any name.
+            Some(_) if matches!(components.peek(), Some(&"payload" | &"supervisor")) => false,
             Some(machine) if is_libvirt_vm(&machine) => true,
             Some(machine) => {
                 libvirt_lxc(&machine).is_none() && components.peek().is_none_or(|child| *child == "libvirt")
@@ -279,7 +326,7 @@ pub fn name_of_scope(scope: &str) -> Option<String> {
         Some(machine) => machine.to_owned(),
         None => unescape(name.strip_prefix("machine-")?.strip_suffix(".scope")?),
     };
-    let own = if is_libvirt_vm(&machine) { machine.splitn(3, '-').nth(2)? } else { machine.as_str() };
+    let own = libvirt_vm(&machine).unwrap_or(&machine);
     (!own.is_empty()).then(|| own.to_owned())
 }
 
@@ -360,6 +407,17 @@ pub struct Names {
     namespaces: Option<Vec<PathBuf>>,
     /// From `containers/storage`, read once: name by identifier.
     stored: Option<HashMap<String, String>>,
+    /// machined's records by unit, each read once.
+    machines: HashMap<String, Option<Machine>>,
+}
+
+/// A machine that systemd-machined has recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// Whether it is a VM and no container, if the record says so.
+    pub is_vm: Option<bool>,
 }
 
 /// Docker's default state directories; `data-root` in its configuration changes them. The last one is the snap's.
@@ -376,6 +434,10 @@ const CONTAINERD: [&str; 6] = [
 ];
 /// State of Podman, Buildah and CRI-O; the second one is for containers that do not survive a reboot.
 const STORAGE: [&str; 2] = ["/var/lib/containers/storage", "/run/containers/storage"];
+/// containerd's directory of tasks below its state directory: one for each namespace, with one for each task.
+const TASKS: &str = "io.containerd.runtime.v2.task";
+/// Dashes in a scope's name behind which the name of a container is searched.
+const DASHES: usize = 8;
 /// Where LXC, Incus and LXD have a directory per container.
 const LXC: [&str; 4] =
     ["/var/lib/lxc", "/var/lib/incus/containers", "/var/lib/lxd/containers", "/var/snap/lxd/common/lxd/containers"];
@@ -444,7 +506,8 @@ impl Names {
             text("etc/containerd/config.toml").and_then(|text| toml::from_str(&text).ok());
         let storage = ["usr/share/containers/storage.conf", "etc/containers/storage.conf"]
             .into_iter()
-            .filter_map(|file| toml::from_str::<StorageConfig>(&text(file)?).ok())
+            .flat_map(|file| std::iter::once(at(file)).chain(subdirectories(&at(&format!("{file}.d")))))
+            .filter_map(|file| toml::from_str::<StorageConfig>(std::str::from_utf8(&read_state(&file)?).ok()?).ok())
             .flat_map(|config| [config.storage.graphroot, config.storage.runroot])
             .flatten();
         let crio = std::iter::once(at("etc/crio/crio.conf")).chain(subdirectories(&at("etc/crio/crio.conf.d")));
@@ -469,6 +532,21 @@ impl Names {
             storage: places(storage.collect(), &STORAGE),
             namespaces: None,
             stored: None,
+            machines: HashMap::new(),
+        }
+    }
+
+    /// Adds containerd's state directory, as told by the directory in which a task's shim runs:
+    /// `STATE/io.containerd.runtime.v2.task/NAMESPACE/ID`. (containerd may be a part of another program.)
+    pub fn started_shim(&mut self, directory: &Path) {
+        let Some(state) = directory.ancestors().nth(3).filter(|state| state.is_absolute()) else { return };
+        let is_task = |path: &Path| path.file_name().is_some_and(|name| name == TASKS);
+        if directory.ancestors().nth(2).is_some_and(is_task) {
+            let state = self.root.join(state.strip_prefix("/").unwrap_or(state));
+            if !self.containerd.contains(&state) {
+                self.containerd.push(state);
+                self.namespaces = None;
+            }
         }
     }
 
@@ -499,6 +577,16 @@ impl Names {
         }
     }
 
+    /// The Kubernetes namespace of a container's pod, if its runtime has recorded it.
+    pub fn namespace(&mut self, identity: &Identity) -> Option<String> {
+        let id = identity.id()?;
+        let namespace = match self.docker_name(id).or_else(|| self.stored_name(id)) {
+            Some(name) => of_kubelet(&name)?.2.to_owned(),
+            None => self.annotations(id)?.remove("io.kubernetes.cri.sandbox-namespace")?,
+        };
+        Some(printable(namespace.as_bytes())).filter(|namespace| !namespace.is_empty())
+    }
+
     /// A container's name, if its runtime has recorded it.
     pub fn recorded(&mut self, identity: &Identity) -> Option<String> {
         let name = match identity {
@@ -512,9 +600,29 @@ impl Names {
         Some(given_name(&name)).filter(|name| !name.is_empty())
     }
 
-    /// A containerd container at a path of no other form: `/NAMESPACE/NAME`, as `ctr run` and other containerd clients
-    /// name the cgroup, if containerd has such a task.
+    /// A containerd container at a path of no other form, as `ctr run` and other containerd clients name the cgroup, if
+    /// containerd has such a task: `/NAMESPACE/NAME`, or with runc's systemd driver (`--cgroup SLICE:PREFIX:NAME`)
+    /// `PREFIX-NAME.scope`.
     pub fn task(&mut self, path: &str) -> Option<Container> {
+        self.task_by_directory(path).or_else(|| self.task_by_scope(path))
+    }
+
+    fn task_by_scope(&mut self, path: &str) -> Option<Container> {
+        // Scopes of sessions have dashes, too.
+        let may_be = path.contains(".scope") && !path.starts_with("/user.slice/");
+        let namespaces = if may_be { self.namespaces() } else { &[] };
+        let is_task =
+            |name: &&str| !matches!(*name, "" | "." | "..") && namespaces.iter().any(|place| place.join(name).is_dir());
+        ancestors(path).find_map(|part| {
+            let unit = part.rsplit('/').next()?.strip_suffix(".scope")?;
+            // Prefix and name may contain dashes, too.
+            let mut names = unit.match_indices('-').take(DASHES).filter_map(|(at, _)| unit.get(at + 1..));
+            let name = names.find(is_task)?;
+            Some(Container { cgroup: part.to_owned(), id: Identity::Name(printable(name.as_bytes())) })
+        })
+    }
+
+    fn task_by_directory(&mut self, path: &str) -> Option<Container> {
         let mut parts = path.strip_prefix('/')?.splitn(3, '/');
         let (namespace, name) = (parts.next()?, parts.next().filter(|name| !matches!(*name, "" | "." | ".."))?);
         let mut of_this = self.namespaces().iter().filter(|place| place.file_name().is_some_and(|at| at == namespace));
@@ -540,15 +648,23 @@ impl Names {
     fn namespaces(&mut self) -> &[PathBuf] {
         let containerd = &self.containerd;
         self.namespaces.get_or_insert_with(|| {
-            let tasks = containerd.iter().map(|state| state.join("io.containerd.runtime.v2.task"));
+            let tasks = containerd.iter().map(|state| state.join(TASKS));
             tasks.flat_map(|task| subdirectories(&task)).collect()
         })
     }
 
+    /// The annotations of a containerd container.
+    fn annotations(&mut self, id: &str) -> Option<HashMap<String, String>> {
+        let file = |namespace: &PathBuf| namespace.join(id).join("config.json");
+        self.namespaces()
+            .iter()
+            .find_map(|namespace| read_json(&file(namespace)))
+            .map(|state: OciState| state.annotations)
+    }
+
     fn containerd_name(&mut self, id: &str) -> Option<String> {
-        let state: OciState =
-            self.namespaces().iter().find_map(|namespace| read_json(&namespace.join(id).join("config.json")))?;
-        let annotation = |key: &str| state.annotations.get(key).cloned();
+        let annotations = self.annotations(id)?;
+        let annotation = |key: &str| annotations.get(key).cloned();
         match (annotation("io.kubernetes.cri.sandbox-name"), annotation("io.kubernetes.cri.container-name")) {
             (Some(sandbox), Some(name)) => Some(format!("{sandbox}/{name}")),
             (Some(sandbox), None) => Some(sandbox),
@@ -556,9 +672,22 @@ impl Names {
         }
     }
 
+    /// Whether the container of an unknown runtime is a Podman pod, whose containers are in cgroups below it
+    /// (`--cgroup-manager=cgroupfs` with `--cgroup-parent`). Such a cgroup's name alone proves nothing, because a
+    /// container may be able to create cgroups below its own. A pod's infra container has the pod's digits for a name.
+    pub fn is_pod(&mut self, identity: &Identity) -> bool {
+        let Identity::Unknown(pod) = identity else { return false };
+        let infra = pod.get(..12).map(|digits| format!("{digits}-infra")).unwrap_or_default();
+        self.stored().values().any(|name| *name == infra)
+    }
+
     fn stored_name(&mut self, id: &str) -> Option<String> {
+        self.stored().get(id).cloned()
+    }
+
+    fn stored(&mut self) -> &HashMap<String, String> {
         let storage = &self.storage;
-        let stored = self.stored.get_or_insert_with(|| {
+        self.stored.get_or_insert_with(|| {
             // There is a directory per storage driver; containers created with --rm are in a separate file.
             let drivers = storage.iter().flat_map(|root| subdirectories(root));
             let drivers = drivers.filter(|path| path.to_string_lossy().ends_with("-containers"));
@@ -566,20 +695,45 @@ impl Names {
                 drivers.flat_map(|path| ["containers.json", "volatile-containers.json"].map(|file| path.join(file)));
             let all = files.filter_map(|path| read_json::<Vec<StoredContainer>>(&path)).flatten();
             all.filter_map(|one| Some((one.id, one.names.into_iter().next()?))).collect()
-        });
-        stored.get(id).cloned()
+        })
     }
 
-    /// Reads the name as libsystemd does (`cg_path_get_machine_name`).
-    fn machine_name(&self, unit: &str) -> Option<String> {
-        let link = std::fs::read_link(self.root.join("run/systemd/machines").join(format!("unit:{unit}"))).ok()?;
-        Some(printable(link.to_string_lossy().as_bytes())).filter(|name| !name.is_empty() && !name.contains('/'))
+    /// The machine for which machined has recorded a unit. The name is read as libsystemd does
+    /// (`cg_path_get_machine_name`), the class from machined's own file (`machine_save`).
+    pub fn machine(&mut self, unit: &str) -> Option<Machine> {
+        let directory = self.root.join("run/systemd/machines");
+        let read = || {
+            let link = std::fs::read_link(directory.join(format!("unit:{unit}"))).ok()?;
+            let name = link.to_str().filter(|name| !name.is_empty() && !name.contains('/'))?;
+            let record = read_state(&directory.join(name)).unwrap_or_default();
+            let record = String::from_utf8_lossy(&record);
+            let value = |key: &str| record.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+            let class =
+                value("CLASS").filter(|_| value("SCOPE").is_none_or(|recorded| recorded.replace(r"\\", r"\") == unit));
+            let is_vm = class.and_then(|class| match class {
+                "vm" => Some(true),
+                "container" => Some(false),
+                _ => None,
+            });
+            Some(Machine { name: printable(name.as_bytes()), is_vm })
+        };
+        if let Some(known) = self.machines.get(unit) {
+            return known.clone();
+        }
+        let found = read();
+        self.machines.insert(unit.to_owned(), found.clone());
+        found
+    }
+
+    fn machine_name(&mut self, unit: &str) -> Option<String> {
+        self.machine(unit).map(|machine| machine.name)
     }
 
     /// The name without the number that LXC appends if a cgroup of that name is left over (`cgfsng_payload_create`).
     /// The number stays if a container of the full name exists.
     fn lxc_name(&self, cgroup: &str) -> String {
-        let exists = self.lxc.iter().any(|place| place.join(cgroup).is_dir());
+        // LXD and Incus have a link to a directory, which for a snap exists in the snap's mount namespace only.
+        let exists = self.lxc.iter().any(|place| place.join(cgroup).symlink_metadata().is_ok());
         without_number(cgroup).filter(|_| !exists).unwrap_or(cgroup).to_owned()
     }
 }
@@ -739,6 +893,8 @@ mod tests {
             ("/machine.slice/machine-vm9.scope", Some("vm9")),
             ("/machine/qemu-2-rt1.libvirt-qemu", Some("rt1")),
             (r"/machine.slice/machine-qemu\x2d1\x2d.scope", None),
+            (r"/machine.slice/machine-qemu\x2dembed\x2d0a1b2c3d\x2d4\x2dmy\x2dvm.scope", Some("my-vm")),
+            (r"/machine.slice/machine-ch\x2d1.scope", Some("ch-1")),
             ("/machine.slice/x.scope", None),
             ("", None),
         ] {
@@ -755,6 +911,33 @@ mod tests {
             assert_eq!(vm_scope(path), None, "{path}");
         }
         assert_eq!(libvirt_scope("/machine.slice/machine-vm9.scope"), None, "not libvirt's");
+    }
+
+    #[test]
+    fn containers_of_nspawn_may_have_names_like_libvirts_machines() {
+        for (machine, name) in [
+            (r"ch\x2d1", "ch-1"),
+            (r"qemu\x2d2\x2dcell", "qemu-2-cell"),
+            (r"qemu\x2dembed\x2d0a1b2c3d\x2d4\x2dcell", "qemu-embed-0a1b2c3d-4-cell"),
+            (r"lxc\x2d7\x2dcell", "lxc-7-cell"),
+            ("ch", "ch"),
+        ] {
+            let scope = format!("/machine.slice/machine-{machine}.scope");
+            for child in ["payload", "payload/init.scope", "payload/libvirt"] {
+                let path = format!("{scope}/{child}");
+                let found = of_path(&path).unwrap_or_else(|| panic!("{path}"));
+                let id = Identity::Machine { unit: format!("machine-{machine}.scope"), name: name.to_owned() };
+                assert_eq!((&found.cgroup, found.id), (&scope, id), "{path}");
+                assert_eq!((vm_scope(&path), libvirt_scope(&path)), (None, None), "{path}");
+            }
+            assert_eq!(of_path(&format!("{scope}/supervisor")), None);
+            assert_eq!(libvirt_scope(&format!("{scope}/supervisor")), None);
+        }
+        // systemd-nspawn without cgroups of its own.
+        for (machine, is_libvirts) in [(r"ch\x2d1", false), (r"qemu\x2dx\x2d2", false), (r"ch\x2d1\x2da", true)] {
+            let scope = format!("/machine.slice/machine-{machine}.scope");
+            assert_eq!((of_path(&scope).is_none(), libvirt_scope(&scope).is_some()), (is_libvirts, is_libvirts));
+        }
     }
 
     #[test]
@@ -806,6 +989,7 @@ mod tests {
         let task = "io.containerd.runtime.v2.task";
         write("etc/docker/daemon.json".into(), r#"{"data-root":"/srv/docker","debug":true}"#.into());
         write("etc/containers/storage.conf".into(), "[storage]\ndriver = \"zfs\"\ngraphroot = \"/tank/c\"\n".into());
+        write("etc/containers/storage.conf.d/10-fast.conf".into(), "[storage]\nrunroot = \"/fast\"\n".into());
         write("etc/containerd/config.toml".into(), "version = 3\nstate = \"/srv/ctrd\"\n[plugins]\n".into());
         let [moved, usual, snap] = ['0', '1', '2'].map(id);
         for (place, id, name) in [
@@ -815,12 +999,13 @@ mod tests {
         ] {
             write(format!("{place}/containers/{id}/config.v2.json"), format!(r#"{{"Name":"{name}","ID":"x"}}"#));
         }
-        let [vfs, zfs, brief, memory] = ['3', '4', '5', '6'].map(id);
+        let [vfs, zfs, brief, memory, fast] = ['3', '4', '5', '6', 'b'].map(id);
         for (file, id, name) in [
             ("var/lib/containers/storage/vfs-containers/containers.json", &vfs, "k8s_cell_plc-0_plant_0f6e-77_1"),
             ("tank/c/zfs-containers/containers.json", &zfs, "zfs"),
             ("tank/c/zfs-containers/volatile-containers.json", &brief, "brief"),
             ("run/containers/storage/overlay-containers/volatile-containers.json", &memory, "memory"),
+            ("fast/overlay-containers/volatile-containers.json", &fast, "fast"),
         ] {
             write(file.into(), stored(id, name));
         }
@@ -841,6 +1026,7 @@ mod tests {
             (zfs, "zfs"),
             (brief, "brief"),
             (memory, "memory"),
+            (fast, "fast"),
             (own, "own/c"),
             (k0s, "k0s/c"),
             (microk8s, "micro/c"),
@@ -973,10 +1159,21 @@ mod tests {
             "/lxc.monitor/web".to_owned(),
             "/system.slice/press.service/supervisor".to_owned(),
             "/machine.slice/machine-box.scope/supervisor/x".to_owned(),
+            "/libpod_parent/conmon".to_owned(),
+            format!("/kubepods/burstable/pod1/crio-conmon-{a}"),
         ] {
             assert!(is_monitors(&path), "{path}");
         }
-        for path in ["/", "", "/rt.slice/supervisor", "/rt.slice/conmon.service", "/lxc.payload.web", "/a-conmon/x"] {
+        for path in [
+            "/",
+            "",
+            "/rt.slice/supervisor",
+            "/rt.slice/conmon.service",
+            "/lxc.payload.web",
+            "/a-conmon/x",
+            "/rt/conmon-press",
+            "/conmon-exporter",
+        ] {
             assert!(!is_monitors(path), "{path}");
         }
     }
@@ -1034,6 +1231,8 @@ mod tests {
             let _ = of_path(&path);
             let _ = libvirt_scope(&path);
             let _ = vm_scope(&path);
+            let _ = (is_monitors(&path), unit_of(&path), name_of_scope(&path));
+            let _ = started_by_lxc(&[path.clone(), path.clone()], &path);
             let _ = owner_of_path(&path);
             let _ = unescape(&path);
         }

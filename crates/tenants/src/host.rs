@@ -26,6 +26,10 @@ const TICKS: u64 = 100;
 /// Tolerance between a process's start and a file's later modification time, seconds: rounding, and a clock that is
 /// slowly corrected.
 const MARGIN: u64 = 2;
+/// Most threads of a process among which one that lives, or a vCPU, is searched.
+const PROBED: usize = 16;
+/// How long a guest of an unknown monitor may take until it has run, seconds.
+const LATELY: u64 = 120;
 
 /// The locations of a host's files. Tests use a tree of their own.
 #[derive(Debug)]
@@ -76,10 +80,25 @@ impl Sources {
         self.proc.join(pid.to_string())
     }
 
+    /// The directory with a process's descriptors, command line and namespaces: the process's own, or, if its main
+    /// thread has ended (`pthread_exit`) and so has given these up, that of a thread that lives.
+    pub(crate) fn living_dir(&self, pid: i32) -> PathBuf {
+        let dir = self.process_dir(pid);
+        let ended =
+            self.read(pid, "stat").and_then(|text| proc::parse_stat(&text)).is_some_and(|stat| stat.has_ended());
+        let living = ended.then(|| self.living_thread(pid)).flatten();
+        living.map_or_else(|| dir.clone(), |stat| dir.join(format!("task/{}", stat.tid)))
+    }
+
+    /// The first thread of a process that lives. Of the threads only the main one stays in the list after its end.
+    fn living_thread(&self, pid: i32) -> Option<Stat> {
+        self.threads(pid, PROBED).0.into_iter().next()
+    }
+
     /// A process's network namespace if it differs from this thread's. `None` also if it cannot be read.
     pub(crate) fn own_network(&self, pid: i32) -> Option<PathBuf> {
         let namespace = |process: &Path| std::fs::read_link(process.join("ns/net")).ok();
-        let its = self.live.then(|| namespace(&self.process_dir(pid)))??;
+        let its = self.live.then(|| namespace(&self.living_dir(pid)))??;
         (namespace(&self.proc.join("thread-self")).as_ref() != Some(&its)).then_some(its)
     }
 
@@ -90,12 +109,17 @@ impl Sources {
 
     /// The arguments in the first `limit` bytes of a process's command line, and how many bytes were read.
     pub(crate) fn arguments(&self, pid: i32, limit: usize) -> (Vec<String>, usize) {
-        let mut bytes = Vec::new();
-        let opened = std::fs::File::open(self.process_dir(pid).join("cmdline"));
-        if let Ok(file) = opened.inspect_err(files::note) {
-            // A process that vanished, or removed its command line, has none.
-            let _ = limit_waits(|| io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes));
-        }
+        let read = |directory: PathBuf| {
+            let mut bytes = Vec::new();
+            let opened = std::fs::File::open(directory.join("cmdline"));
+            if let Ok(file) = opened.inspect_err(files::note) {
+                // A process that vanished, or removed its command line, has none.
+                let _ = limit_waits(|| io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes));
+            }
+            bytes
+        };
+        let bytes = Some(read(self.process_dir(pid))).filter(|bytes| !bytes.is_empty());
+        let bytes = bytes.unwrap_or_else(|| read(self.living_dir(pid)));
         (proc::parse_cmdline(&bytes), bytes.len())
     }
 
@@ -144,10 +168,19 @@ impl Sources {
         (limit_waits(|| stats.collect()), whole)
     }
 
-    /// Whether a process has run a KVM guest, by the guest time of all its threads.
-    pub(crate) fn has_run_a_guest(&self, pid: i32) -> bool {
-        let stat = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text));
-        stat.is_some_and(|stat| stat.guest_time > 0)
+    /// Seconds since the host's boot.
+    pub(crate) fn uptime(&self) -> Option<u64> {
+        let text = files::read_at(rustix::fs::CWD, self.proc.join("uptime")).ok()?;
+        std::str::from_utf8(&text).ok()?.split('.').next()?.parse().ok()
+    }
+
+    /// Whether a process has run a KVM guest, by the guest time of all its threads. The first threads of a process that
+    /// has started lately are read, too: its guest may not have run for a clock tick yet. `uptime`: the host's.
+    pub(crate) fn may_run_a_guest(&self, pid: i32, uptime: Option<u64>) -> bool {
+        let Some(stat) = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text)) else { return false };
+        let is_recent = uptime.is_none_or(|uptime| uptime.saturating_sub(stat.start_time / TICKS) < LATELY);
+        let runs_vcpus = |stat: &Stat| stat.guest_time > 0 || vmm::vcpu_number(&stat.comm).is_some();
+        stat.guest_time > 0 || (is_recent && self.threads(pid, PROBED).0.iter().any(runs_vcpus))
     }
 
     /// A process's number in its innermost PID namespace.
@@ -155,10 +188,11 @@ impl Sources {
         self.read(pid, "status").and_then(|status| proc::parse_inner_pid(&status)).unwrap_or(pid)
     }
 
-    /// Whether a process is in the host's PID namespace: it has only one number.
+    /// Whether a process is in the host's PID namespace: it has only one number. A kernel without PID namespaces lists
+    /// no numbers.
     pub(crate) fn has_one_number(&self, pid: i32) -> bool {
-        let status = self.read(pid, "status").unwrap_or_default();
-        proc::status_value(&status, "NSpid").is_some_and(|numbers| numbers.split_ascii_whitespace().count() == 1)
+        let Some(status) = self.read(pid, "status") else { return false };
+        proc::status_value(&status, "NSpid").is_none_or(|numbers| numbers.split_ascii_whitespace().count() == 1)
     }
 
     /// A thread's number in its innermost PID namespace.
@@ -167,10 +201,10 @@ impl Sources {
         status.and_then(|status| proc::parse_inner_pid(&status)).unwrap_or(tid)
     }
 
-    /// The main thread of a process, unless it has ended.
+    /// The main thread of a process. If it has ended, other threads must live.
     pub(crate) fn main_thread(&self, pid: i32) -> Option<Stat> {
         let stat = proc::parse_stat(&self.read(pid, &format!("task/{pid}/stat"))?)?;
-        (!stat.has_ended()).then_some(stat)
+        (!stat.has_ended() || self.living_thread(pid).is_some()).then_some(stat)
     }
 
     /// A process's identity, even if its main thread has ended and other threads live.
@@ -209,6 +243,20 @@ pub(crate) struct Process {
     pub v1_container: Option<String>,
 }
 
+impl Process {
+    /// `dir` is the directory of the process or of one of its threads.
+    fn read(pid: i32, executable: String, dir: &OwnedFd) -> Self {
+        let text = files::read_at(dir, "cgroup").unwrap_or_default();
+        let cgroup = proc::parse_cgroup(&text);
+        let in_container = |path: &str| container::of_path(path).map(|container| container.cgroup);
+        let v1_container = match cgroup.as_deref().and_then(in_container) {
+            Some(_) => None,
+            None => proc::parse_cgroup_v1(&text).iter().find_map(|path| in_container(path)),
+        };
+        Self { pid, executable, cgroup, v1_container }
+    }
+}
+
 /// A kernel thread that works for a VM.
 #[derive(Debug)]
 pub(crate) struct KernelThread {
@@ -237,29 +285,55 @@ impl Processes {
         for pid in files::numbers(&files::directory(&sources.proc)?) {
             let Ok(dir) = files::directory(sources.process_dir(pid)) else { continue };
             match files::link_at(&dir, "exe") {
-                Ok(executable) => {
-                    let text = files::read_at(&dir, "cgroup").unwrap_or_default();
-                    let cgroup = proc::parse_cgroup(&text);
-                    let in_container = |path: &str| container::of_path(path).map(|container| container.cgroup);
-                    let v1_container = match cgroup.as_deref().and_then(in_container) {
-                        Some(_) => None,
-                        None => proc::parse_cgroup_v1(&text).iter().find_map(|path| in_container(path)),
-                    };
-                    all.user.push(Process { pid, executable, cgroup, v1_container });
-                }
-                // A kernel thread has no program; neither has an exiting process.
-                Err(Errno::NOENT) => all.kernel.extend(kernel_thread(&dir)),
-                // The host's init is no tenant; a security module may hide it from root, too.
-                Err(Errno::ACCESS | Errno::PERM) => all.denied += usize::from(pid != 1),
-                Err(_) => {}
+                Ok(executable) => all.user.push(Process::read(pid, executable, &dir)),
+                Err(Errno::NOENT) => all.without_program(sources, pid, &dir),
+                Err(error) => all.refused(pid, error),
             }
         }
         Ok(all)
     }
+
+    /// Takes in a kernel thread, or a process whose main thread has ended while others live: the first of these tells
+    /// its program and cgroup. An exiting process is neither.
+    fn without_program(&mut self, sources: &Sources, pid: i32, dir: &OwnedFd) {
+        let stat = files::read_at(dir, "stat").ok().and_then(|text| proc::parse_stat(&text));
+        let Some(stat) = stat else { return };
+        if stat.is_kthread() {
+            let known = vmm::kernel_thread(&stat.comm);
+            self.kernel.extend(known.map(|(role, works_for)| KernelThread { stat, role, works_for }));
+            return;
+        }
+        let living = stat.has_ended().then(|| sources.living_thread(pid)).flatten();
+        let dir = living.map(|living| files::directory(sources.process_dir(pid).join(format!("task/{}", living.tid))));
+        let Some(Ok(dir)) = dir else { return };
+        match files::link_at(&dir, "exe") {
+            Ok(executable) => self.user.push(Process::read(pid, executable, &dir)),
+            Err(error) => self.refused(pid, error),
+        }
+    }
+
+    /// The host's init is no tenant; a security module may hide it from root, too.
+    fn refused(&mut self, pid: i32, error: Errno) {
+        self.denied += usize::from(matches!(error, Errno::ACCESS | Errno::PERM) && pid != 1);
+    }
 }
 
-fn kernel_thread(dir: &OwnedFd) -> Option<KernelThread> {
-    let stat = proc::parse_stat(&files::read_at(dir, "stat").ok()?)?;
-    let (role, works_for) = vmm::kernel_thread(&stat.comm)?;
-    stat.is_kthread().then_some(KernelThread { stat, role, works_for })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::without_main_thread;
+
+    #[test]
+    fn a_real_process_is_read_without_its_main_thread() {
+        let (child, host) = (without_main_thread(), Sources::host());
+        let processes = Processes::read(&host).unwrap();
+        let found = processes.user.iter().find(|process| process.pid == child.0).unwrap();
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(found.executable, own.to_string_lossy());
+        let line: Vec<String> = std::env::args().collect();
+        assert_eq!(host.arguments(child.0, 1 << 20).0, line);
+        assert!(std::fs::read_dir(host.living_dir(child.0).join("fd")).unwrap().count() > 0);
+        assert_eq!(host.main_thread(child.0).unwrap().tid, child.0);
+        assert_eq!(host.own_network(child.0), None, "it is in this thread's");
+    }
 }

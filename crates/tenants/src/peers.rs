@@ -44,9 +44,9 @@ impl Peers {
         Ok(Self { socket, by_namespace })
     }
 
-    /// The host ends of the pairs that lead into a process's network namespace, in order of names.
-    pub(crate) fn of_process(&self, pid: i32) -> Vec<String> {
-        let namespace = number_of(&self.socket, pid).unwrap_or(None);
+    /// The host ends of the pairs that lead into a thread's network namespace, in order of names.
+    pub(crate) fn of_thread(&self, tid: i32) -> Vec<String> {
+        let namespace = number_of(&self.socket, tid).unwrap_or(None);
         let mut names = namespace.and_then(|number| self.by_namespace.get(&number)).cloned().unwrap_or_default();
         names.sort();
         names
@@ -78,15 +78,15 @@ pub(crate) struct Standing {
     pub on: u32,
 }
 
-/// The interfaces in a process's network namespace that are on top of this thread's interfaces, in order of names; none
+/// The interfaces in a thread's network namespace that are on top of this thread's interfaces, in order of names; none
 /// if the namespaces are the same. At most `limit` interfaces are read. Also returns how many were read and whether
 /// these are all.
 ///
 /// # Errors
 /// `ESRCH` if the process ended, `EPERM` without CAP_SYS_ADMIN.
-pub(crate) fn standing(process: ThreadId, limit: usize) -> io::Result<(usize, bool, Vec<Standing>)> {
+pub(crate) fn standing(thread: ThreadId, limit: usize) -> io::Result<(usize, bool, Vec<Standing>)> {
     let host = rustix::thread::gettid().as_raw_nonzero().get();
-    namespace::inside(process, || {
+    namespace::inside(thread, || {
         let socket = connected()?;
         // The kernel assigns a namespace's number when it reports the first link that leads there, so read the links
         // first.
@@ -295,11 +295,11 @@ mod tests {
             return;
         }
         let peers = Peers::read().unwrap();
-        let of = |pid: u32| peers.of_process(i32::try_from(pid).unwrap());
+        let of = |pid: u32| peers.of_thread(i32::try_from(pid).unwrap());
         assert_eq!(of(inside.0.id()), [near]);
         assert!(of(alone.0.id()).is_empty());
         assert!(of(std::process::id()).is_empty(), "the host's own namespace");
-        assert!(peers.of_process(i32::MAX).is_empty());
+        assert!(peers.of_thread(i32::MAX).is_empty());
     }
 
     /// Removes both ends of a pair at the end of the test.

@@ -53,11 +53,11 @@ pub enum ProblemKind {
     SameName,
     /// An unprivileged tenant uses the name of a root tenant and is renamed in Ontime's output.
     NameTaken(String),
-    /// An RT rule's `name` matches no running tenant.
+    /// No running tenant fits an RT rule.
     RuleUnused {
-        /// The name pattern.
-        pattern: String,
-        /// Containers whose name no runtime has recorded.
+        /// What no tenant does, or how the nearest one fails the rule.
+        what: String,
+        /// Containers whose name no runtime has recorded, if no tenant fits the rule's `name`.
         unnamed: Vec<Unnamed>,
     },
     /// Containers of an unknown runtime without a recorded name.
@@ -123,10 +123,15 @@ impl Problem {
                 "nothing, if that is meant; else move the interface here: its path elsewhere is not covered".to_owned()
             }
             ProblemKind::Delay(delay) => delay.remedy(),
-            ProblemKind::SameName => "give them different names: metrics and rules go by name".to_owned(),
+            ProblemKind::SameName => {
+                "give them different names: metrics and rules go by name (for pods of one name, a rule may say \
+                 NAMESPACE/POD/CONTAINER)"
+                    .to_owned()
+            }
             ProblemKind::NameTaken(_) => "give it another name".to_owned(),
             ProblemKind::RuleUnused { unnamed, .. } if unnamed.is_empty() => {
-                "start the tenant, or correct the name: `ontime ps` has the names".to_owned()
+                "start the tenant, or correct the rule: `ontime ps --json` has names, kinds, UUIDs and cgroups"
+                    .to_owned()
             }
             ProblemKind::RuleUnused { unnamed, .. } => {
                 let own = "if it means one of these, give the rule its `cgroup` (`ontime ps --json`) or these digits \
@@ -206,13 +211,10 @@ impl Problem {
             ProblemKind::NameTaken(name) => {
                 format!("its name is `{name}`, as that of a tenant that root started; Ontime shows it under another")
             }
-            ProblemKind::RuleUnused { pattern, unnamed } if unnamed.is_empty() => {
-                format!("no tenant that runs has a name like `{pattern}`")
-            }
-            ProblemKind::RuleUnused { pattern, unnamed } => {
+            ProblemKind::RuleUnused { what, unnamed } => {
                 let (users, systems): (Vec<&Unnamed>, Vec<&Unnamed>) =
                     unnamed.iter().partition(|container| container.user != 0);
-                let mut said = format!("no tenant that runs has a name like `{pattern}`");
+                let mut said = format!("no tenant that runs {what}");
                 if !systems.is_empty() {
                     said += &format!("; no runtime has a name on record for {}", listed(&systems));
                 }

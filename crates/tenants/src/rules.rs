@@ -16,6 +16,7 @@ use toml::Spanned;
 use crate::class::{Class, Level, PriorityTable};
 use crate::config::{self, ConfigError, Loaded, Place, Text};
 use crate::model::{ClassSource, Kind};
+use crate::vmm::is_uuid;
 
 /// The default runtime cap of an RT tenant, as a fraction of one CPU: what the kernel's real-time throttling leaves by
 /// default (`sched_rt_runtime_us` / `sched_rt_period_us`).
@@ -62,6 +63,8 @@ impl TryFrom<f64> for RuntimeCap {
 pub struct Subject<'a> {
     /// Its name.
     pub name: &'a str,
+    /// The Kubernetes namespace of its pod, if a runtime has recorded that.
+    pub namespace: Option<&'a str>,
     /// Its UUID, if any.
     pub uuid: Option<&'a str>,
     /// Its own cgroup, if any.
@@ -128,6 +131,70 @@ struct Rule {
     overrides: bool,
 }
 
+/// A condition of a rule.
+#[derive(Clone, Copy)]
+enum Condition<'a> {
+    Name(&'a GlobMatcher),
+    Uuid(&'a str),
+    Cgroup(&'a GlobMatcher),
+    Kind(Kind),
+    User(u32),
+}
+
+impl Condition<'_> {
+    fn fits(self, subject: &Subject<'_>) -> bool {
+        match self {
+            Condition::Name(glob) => {
+                let in_namespace = |namespace| glob.is_match(format!("{namespace}/{}", subject.name));
+                glob.is_match(subject.name) || names_namespace(glob) && subject.namespace.is_some_and(in_namespace)
+            }
+            Condition::Uuid(uuid) => subject.uuid.is_some_and(|own| own.eq_ignore_ascii_case(uuid)),
+            Condition::Cgroup(glob) => subject.cgroup.is_some_and(|own| covers(glob, own)),
+            Condition::Kind(kind) => kind == subject.kind,
+            Condition::User(user) => user == subject.owner,
+        }
+    }
+
+    /// What a tenant of the rule does, for "no tenant ...".
+    fn holds(self) -> String {
+        match self {
+            Condition::Name(glob) => format!("has a name like `{}`", glob.glob().glob()),
+            Condition::Uuid(uuid) => format!("has the UUID {uuid}"),
+            Condition::Cgroup(glob) => format!("is in a cgroup like `{}`", glob.glob().glob()),
+            Condition::Kind(kind) => format!("is of kind `{kind}`"),
+            Condition::User(user) => format!("is of user {user}"),
+        }
+    }
+
+    /// How a tenant fails the condition.
+    fn fails(self) -> String {
+        match self {
+            Condition::Name(glob) => format!("has no name like `{}`", glob.glob().glob()),
+            Condition::Uuid(uuid) => format!("has not the UUID {uuid}"),
+            Condition::Cgroup(glob) => format!("is in no cgroup like `{}`", glob.glob().glob()),
+            Condition::Kind(kind) => format!("is not of kind `{kind}`"),
+            Condition::User(user) => format!("is not of user {user}"),
+        }
+    }
+}
+
+/// Whether a pattern for names has three parts: NAMESPACE/POD/CONTAINER. Patterns of fewer parts mean POD/CONTAINER or
+/// the name of another tenant; a namespace of Kubernetes does not make a tenant fit them.
+fn names_namespace(glob: &GlobMatcher) -> bool {
+    glob.glob().glob().matches('/').count() >= 2
+}
+
+/// An `rt` rule that no tenant fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unused {
+    /// The rule (`FILE:LINE`).
+    pub place: String,
+    /// What no tenant does, or how the nearest one fails the rule.
+    pub what: String,
+    /// Whether no tenant fits the rule's `name`.
+    pub by_name: bool,
+}
+
 enum Match {
     Yes,
     No,
@@ -140,12 +207,39 @@ impl Rule {
         format!("{}:{}", self.place.path.display(), self.place.line)
     }
 
+    fn conditions(&self) -> impl Iterator<Item = Condition<'_>> {
+        let conditions = [
+            self.name.as_ref().map(Condition::Name),
+            self.uuid.as_deref().map(Condition::Uuid),
+            self.cgroup.as_ref().map(Condition::Cgroup),
+            self.kind.map(Condition::Kind),
+            self.user.map(Condition::User),
+        ];
+        conditions.into_iter().flatten()
+    }
+
+    /// Why no tenant fits the rule: a condition that none fits, else those that the nearest tenant fails. `None` if one
+    /// fits.
+    fn unused(&self, subjects: &[Subject<'_>]) -> Option<Unused> {
+        let failed = |subject: &Subject<'_>| self.conditions().filter(|one| !one.fits(subject)).count();
+        let nearest = subjects.iter().map(|subject| (failed(subject), subject)).min_by_key(|(failed, _)| *failed);
+        if nearest.is_some_and(|(failed, _)| failed == 0) {
+            return None;
+        }
+        let by_none = self.conditions().find(|one| !subjects.iter().any(|subject| one.fits(subject)));
+        let what = match (by_none, nearest) {
+            (None, Some((_, nearest))) => {
+                let fails: Vec<String> =
+                    self.conditions().filter(|one| !one.fits(nearest)).map(Condition::fails).collect();
+                format!("fits all of its conditions: `{}` {}", nearest.name, fails.join(" and "))
+            }
+            (condition, _) => condition.map(Condition::holds)?,
+        };
+        Some(Unused { place: self.place(), what, by_name: matches!(by_none, Some(Condition::Name(_))) })
+    }
+
     fn matches(&self, subject: &Subject<'_>) -> Match {
-        let fits = self.name.as_ref().is_none_or(|glob| glob.is_match(subject.name))
-            && self.uuid.as_ref().is_none_or(|uuid| subject.uuid.is_some_and(|own| own.eq_ignore_ascii_case(uuid)))
-            && self.cgroup.as_ref().is_none_or(|glob| subject.cgroup.is_some_and(|own| covers(glob, own)))
-            && self.kind.is_none_or(|kind| kind == subject.kind)
-            && self.user.is_none_or(|user| user == subject.owner);
+        let fits = self.conditions().all(|condition| condition.fits(subject));
         let for_helpers = subject.beside_vm && self.verdict.class != Class::Bulk;
         if !fits || for_helpers && self.name.is_none() && self.kind.is_none() {
             return Match::No;
@@ -225,14 +319,15 @@ impl Rules {
         })
     }
 
-    /// The `rt` rules (`FILE:LINE`) whose `name` matches none of these names, with the `name`.
-    pub fn unused<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Vec<(String, String)> {
+    /// The `rt` rules that none of these tenants fits.
+    pub fn unused(&self, tenants: &[Subject<'_>]) -> Vec<Unused> {
         let rt = self.rules.iter().filter(|rule| rule.verdict.class != Class::Bulk);
-        let unused = rt.filter_map(|rule| {
-            let glob = rule.name.as_ref()?;
-            (!names.clone().any(|name| glob.is_match(name))).then(|| (rule.place(), glob.glob().glob().to_owned()))
-        });
-        unused.collect()
+        rt.filter_map(|rule| rule.unused(tenants)).collect()
+    }
+
+    /// Whether a rule's `name` has three parts: NAMESPACE/POD/CONTAINER.
+    pub fn name_namespaces(&self) -> bool {
+        self.rules.iter().filter_map(|rule| rule.name.as_ref()).any(names_namespace)
     }
 
     /// The class of a tenant. `metadata` comes from libvirt's domain.
@@ -394,8 +489,7 @@ fn checked_cgroup(text: &Text, pattern: &Spanned<String>) -> Result<GlobMatcher,
 
 fn checked_uuid(text: &Text, uuid: &Spanned<String>) -> Result<String, ConfigError> {
     let value = uuid.get_ref();
-    let groups: Vec<usize> = value.split('-').map(str::len).collect();
-    if groups == [8, 4, 4, 4, 12] && value.chars().all(|c| c == '-' || c.is_ascii_hexdigit()) {
+    if is_uuid(value) {
         return Ok(value.to_ascii_lowercase());
     }
     let what = format!("`{value}` is not a UUID (like 3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33)");

@@ -1,4 +1,4 @@
-//! Tenants and threads for tests of pure logic; sockets that linger.
+//! Tenants, threads, a process and sockets that linger, for tests.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -46,4 +46,37 @@ pub(crate) fn lingering(listener: &TcpListener) -> (TcpStream, TcpStream) {
     near.set_nonblocking(false).unwrap();
     rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
     (near, far)
+}
+
+/// A child process, which ends when this is dropped.
+pub(crate) struct Child(pub i32);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: ends a child of ours that was not waited for, so the number is still the child's.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        // SAFETY: waits for it; no status is stored.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+/// A process whose main thread has ended while another thread lives.
+pub(crate) fn without_main_thread() -> Child {
+    // SAFETY: the child starts a thread that sleeps, and ends its own.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_secs(600)));
+        // SAFETY: ends this thread alone.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    assert!(child > 0);
+    let child = Child(child);
+    let has_ended = || {
+        let text = std::fs::read(format!("/proc/{}/stat", child.0)).unwrap();
+        crate::proc::parse_stat(&text).unwrap().has_ended()
+    };
+    while !has_ended() {
+        std::thread::yield_now();
+    }
+    child
 }

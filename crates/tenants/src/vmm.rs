@@ -142,7 +142,9 @@ pub fn served(arguments: &[String]) -> Option<&str> {
 
 /// The file name in the target of `/proc/PID/exe`, also if the program's file was replaced by an upgrade.
 pub(crate) fn file_name(target: &str) -> Option<&str> {
-    Some(unwrapped(target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?))
+    let name = target.strip_suffix(" (deleted)").unwrap_or(target).rsplit('/').next()?;
+    // A program that runs from memory has a name that its loader chose.
+    Some(unwrapped(name.strip_prefix("memfd:").unwrap_or(name)))
 }
 
 /// The name of a program behind a wrapper, which is a hidden file beside it: `.NAME-wrapped` on NixOS (with a `_` for
@@ -394,6 +396,29 @@ pub fn other_name(arguments: &[String]) -> Option<String> {
         _ if names.contains(&option.as_str()) => arguments.get(at + 1).cloned(),
         _ => None,
     })
+}
+
+/// The VM's UUID on another monitor's command line, if any: `-uuid UUID` (StratoVirt, as QEMU), `--platform uuid=UUID`
+/// (Cloud Hypervisor), `--startvm UUID` (VirtualBox, which also takes a name there).
+pub fn other_uuid(arguments: &[String]) -> Option<String> {
+    let words = arguments.iter().zip(arguments.iter().skip(1));
+    let pairs = arguments
+        .iter()
+        .filter_map(|word| word.split_once('='))
+        .chain(words.map(|(word, next)| (word.as_str(), next.as_str())));
+    let of_option = |(option, value): (&str, &str)| match option {
+        "--platform" => option_value(value, "uuid", false),
+        "--startvm" | "-startvm" | "-s" => Some(value.to_owned()),
+        _ => None,
+    };
+    let own = pairs.filter_map(of_option).find(|value| is_uuid(value)).map(|uuid| uuid.to_ascii_lowercase());
+    own.or_else(|| qemu_arguments(arguments).uuid)
+}
+
+/// Whether a text has the form of a UUID.
+pub(crate) fn is_uuid(text: &str) -> bool {
+    let groups = text.split('-').map(str::len);
+    groups.eq([8, 4, 4, 4, 12]) && text.chars().all(|c| c == '-' || c.is_ascii_hexdigit())
 }
 
 /// The value of a key in `a=b,c=d`, or in JSON. With `implied` the first item may be the bare value.
@@ -724,10 +749,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|qmp|mon|chardev|netdev|device|global|accel|\\PC{0,20})", 0..12)) {
+        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|platform|startvm|qmp|mon|chardev|netdev|device|global|accel|\\PC{0,20})", 0..12)) {
             let _ = qemu_arguments(&line);
             let _ = delays(&line);
-            let _ = other_name(&line);
+            let _ = (other_name(&line), other_uuid(&line));
         }
 
         #[test]

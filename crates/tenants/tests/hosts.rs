@@ -121,6 +121,14 @@ fn a_monitor_of_any_name_is_known_by_kvms_descriptors_and_the_time_in_a_guest() 
     for pid in [100, 110, 130] {
         host.open_file(pid, 7, "anon_inode:kvm-vcpu:0", "");
     }
+    // Xen's device model is QEMU, but Xen runs the guest.
+    host.process(
+        150,
+        "/usr/lib/xen/bin/qemu-system-i386",
+        "/",
+        0,
+        &["qemu-system-i386", "-xen-domid", "3", "-name", "x"],
+    );
     // It has KVM's descriptors but never ran a guest: a program that queries KVM's capabilities.
     host.process(140, "/usr/bin/prober", "/", 0, &["prober"]);
     host.open_file(140, 7, "anon_inode:kvm-vm", "");
@@ -129,6 +137,31 @@ fn a_monitor_of_any_name_is_known_by_kvms_descriptors_and_the_time_in_a_guest() 
     assert_eq!(seen, [("guest=loader", Kind::Vmm), ("loader", Kind::Qemu), ("aaaaaaaaaaaa", Kind::Container)]);
     for (tenant, tid) in found.tenants.iter().zip([101, 111]) {
         assert_eq!(of_role(tenant, ThreadRole::Vcpu(0)), [tid]);
+    }
+}
+
+#[test]
+fn a_monitor_of_any_name_is_known_before_its_guest_has_run() {
+    let host = Host::new();
+    // One starts 10,000 s after boot, the other 10,100 s.
+    for (pid, comm) in [(1100, "vcpu1"), (11_100, "kvm-vcpu-0"), (1200, "worker"), (1300, "vcpu0")] {
+        host.process(pid, "/opt/vendor/hv-engine", "/vm.slice/a.service", 0, &["hv-engine"]);
+        host.thread(pid, pid + 1, comm, 0);
+        if pid != 1300 {
+            host.open_file(pid, 7, "anon_inode:kvm-vm", "");
+        }
+    }
+    for (uptime, wanted) in [
+        ("10030.99 1.00\n", vec![1100, 11_100]),
+        ("10200.00 1.00\n", vec![11_100]),
+        ("20000.00 1.00\n", vec![]),
+        ("\n", vec![1100, 11_100]),
+    ] {
+        fs::write(host.path("proc/uptime"), uptime).unwrap();
+        let found = discover(&host.sources(), &Rules::default());
+        let mut seen: Vec<i32> = found.tenants.iter().map(|tenant| tenant.process.pid).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, wanted, "{uptime}");
     }
 }
 
@@ -449,13 +482,15 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
     container(230, &format!("/system.slice/lathe.service/libpod-payload-{}", id('4')), 0, 220);
     conmon(240, &format!("/kubepods.slice/crio-conmon-{}.scope", id('5')), 0, '5', "k8s_loop_cell-0_plant_0f6e-77_0");
     container(250, &format!("/kubepods.slice/kubepods-pod7.slice/crio-{}.scope", id('5')), 0, 240);
-    // None of these: a program of that name inside the container; a conmon that is no parent of the container's
+    // None of these: a user's conmon for a container of root's; a program of that name inside the container; a conmon that is no parent of the container's
     // processes; one with another container's identifier.
     let inside = format!("/system.slice/docker-{}.scope", id('6'));
     conmon(300, &inside, 0, '6', "inside");
     container(310, &inside, 0, 300);
     conmon(400, "/system.slice/odd.service", 0, '7', "stranger");
     container(410, &format!("/system.slice/docker-{}.scope", id('7')), 0, 1);
+    conmon(600, "/system.slice/cron.service", 1000, 'a', "mine");
+    container(610, &format!("/system.slice/docker-{}.scope", id('a')), 0, 600);
     conmon(500, "/system.slice/odd.service", 0, '9', "other");
     container(510, &format!("/system.slice/docker-{}.scope", id('8')), 0, 500);
     let seen = |text: &str| {
@@ -465,7 +500,7 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
         (seen, found.problems.iter().map(|one| one.word()).collect::<Vec<_>>())
     };
     let wanted = |rt: &[&str]| -> Vec<(String, Class)> {
-        let digits = ["666666666666", "777777777777", "888888888888"];
+        let digits = ["666666666666", "777777777777", "888888888888", "aaaaaaaaaaaa"];
         let names = digits.into_iter().chain(["cell-0/loop", "lathe", "mill", "press", "saw"]);
         names.map(|name| (name.to_owned(), if rt.contains(&name) { RT } else { Class::Bulk })).collect()
     };
@@ -568,4 +603,378 @@ fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
     let found = discover(&host.sources(), &Rules::default());
     let seen: Vec<&str> = found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
     assert_eq!(seen, ["bbbbbbbbbbbb", "cccccccccccc", "dddddddddddd", "eeeeeeeeeeee", "mill", "press"]);
+}
+
+#[test]
+fn a_process_lives_on_after_its_main_thread() {
+    let host = Host::new();
+    let scope = format!("/system.slice/docker-{}.scope", id('a'));
+    host.process(10, "/usr/bin/tini", &scope, 0, &["tini"]);
+    for (pid, executable, cgroup, comm) in [
+        (20, "/opt/soft-plc/runtime", scope.as_str(), "cycle"),
+        (30, "/opt/motion/axis", "/rt.slice/axis.service", "axis-0"),
+        (40, "/usr/bin/cloud-hypervisor", "/vm.slice/cell.service", "vcpu0"),
+        (60, "/usr/bin/app", &format!("/machine.slice/libpod-{}.scope", id('b')), "worker"),
+    ] {
+        host.process(pid, executable, cgroup, 0, &[executable, "--id", "cell"]);
+        host.thread(pid, pid + 1, comm, 0);
+        host.thread(pid, pid + 2, "helper", 0);
+    }
+    host.open_file(40, 5, "/dev/net/tun", "iff:\ttap40\n");
+    host.interface("tap40", 40);
+    let conmon = ["conmon", "-c", &id('b'), "-n", "mill"];
+    host.process(50, "/usr/bin/conmon", &format!("/machine.slice/libpod-conmon-{}.scope", id('b')), 0, &conmon);
+    host.alter(60, 50, 0);
+    [20, 30, 40, 60].iter().for_each(|pid| host.end_main_thread(*pid, pid + 1));
+    // It has ended as a whole, and was not waited for.
+    host.process(70, "/usr/bin/app", &scope, 0, &["app"]);
+    host.thread(70, 71, "thread", 0);
+    host.end_main_thread(70, 71);
+    fs::remove_dir_all(host.path("proc/70/task/71")).unwrap();
+    let found =
+        discover(&host.sources(), &rules("[[tenant]]\ncgroup = \"/{system,rt,vm}.slice/**\"\nclass = \"rt\"\n"));
+    let tids = |tenant: &Tenant| {
+        let mut tids: Vec<i32> = tenant.threads.iter().map(|thread| thread.id.tid).collect();
+        tids.sort_unstable();
+        tids
+    };
+    let seen: Vec<(&str, Vec<i32>, Class)> =
+        found.tenants.iter().map(|one| (one.name.as_str(), tids(one), one.class)).collect();
+    let wanted = [
+        ("cell", vec![41, 42], RT),
+        ("aaaaaaaaaaaa", vec![10, 21, 22], RT),
+        ("axis.service", vec![31, 32], RT),
+        ("mill", vec![61, 62], Class::Bulk),
+    ];
+    assert_eq!(seen, wanted, "{:?}", found.problems);
+    let vm = named(&found, "cell");
+    assert_eq!((of_role(vm, ThreadRole::Vcpu(0)), vm.vnics.len(), vm.process.tid), (vec![41], 1, 40));
+}
+
+#[test]
+fn lxcs_monitor_says_which_number_is_a_part_of_the_name() {
+    let host = Host::new();
+    let of_user = "/user.slice/user-1000.slice/user@1000.service/app.slice";
+    for (pid, uid, below, cgroup, title, name) in [
+        // A container of that name, and one whose earlier cgroup is left over; in a place that no file tells.
+        (100, 0, "", "cell-1", "[lxc monitor] /srv/lxc cell-1", "cell-1"),
+        (110, 0, "", "press-1", "[lxc monitor] /srv/lxc press", "press"),
+        (120, 0, "", "mill-2-1", "[lxc monitor] /srv/my lxc mill-2", "mill-2"),
+        // Both run, in different places.
+        (130, 0, "", "saw", "[lxc monitor] /srv/a saw", "saw"),
+        (140, 0, "", "saw-1", "[lxc monitor] /srv/b saw", "saw"),
+        // A user's monitor tells of the user's container only, and no monitor another name than the cgroup's.
+        (150, 1000, of_user, "door-1", "[lxc monitor] /home/u/lxc door-1", "door-1"),
+        (160, 1000, "", "gate-1", "[lxc monitor] /home/u/lxc gate-1", "gate"),
+        (170, 0, "", "lift-1", "[lxc monitor] /srv/lxc press", "lift"),
+        (180, 0, "", "weld-1", "lxc-start weld-1", "weld"),
+    ] {
+        host.process(pid, "/usr/bin/lxc-start", &format!("{below}/lxc.monitor.{cgroup}"), uid, &[title]);
+        host.process(pid + 1, "/sbin/init", &format!("{below}/lxc.payload.{cgroup}/init.scope"), uid, &["init"]);
+        host.alter(pid + 1, pid, 0);
+        let found = discover(&host.sources(), &Rules::default());
+        let tenant = found.tenants.iter().find(|tenant| tenant.process.pid == pid + 1);
+        assert_eq!(tenant.map(|tenant| tenant.name.as_str()), Some(name), "{cgroup} {title}");
+    }
+    // Inside a container, a process may call itself anything.
+    host.process(200, "/sbin/init", "/lxc.payload.box/x", 0, &["init"]);
+    host.process(201, "/sbin/init", "/lxc.payload.box/lxc.monitor.oven-1", 0, &["[lxc monitor] /srv oven-1"]);
+    host.process(202, "/sbin/init", "/lxc.payload.oven-1", 0, &["init"]);
+    host.alter(202, 201, 0);
+    // A link to a directory that exists only in the mount namespace of LXD's snap.
+    let place = host.path("var/snap/lxd/common/lxd/containers");
+    fs::create_dir_all(&place).unwrap();
+    symlink("/var/snap/lxd/common/lxd/storage-pools/a/containers/web-3", place.join("web-3")).unwrap();
+    host.process(210, "/sbin/init", "/lxc.payload.web-3", 0, &["init"]);
+    let found = discover(&host.sources(), &Rules::default());
+    let name = |pid: i32| found.tenants.iter().find(|one| one.process.pid == pid).map(|one| one.name.as_str());
+    assert_eq!((name(202), name(210)), (Some("oven"), Some("web-3")));
+}
+
+#[test]
+fn monitors_of_containers_get_nothing_by_a_rule_for_any_cgroup() {
+    let (host, a) = (Host::new(), id('a'));
+    for (pid, executable, cgroup) in [
+        // Podman and CRI-O with cgroupfs, in a pod of Podman's, and in a Kubernetes pod.
+        (10, "/usr/bin/conmon", "/libpod_parent/conmon".to_owned()),
+        (11, "/usr/libexec/podman/conmon", "/plc/pod7/conmon".to_owned()),
+        (12, "/usr/bin/conmon", format!("/kubepods/burstable/pod7/crio-conmon-{a}")),
+        (13, "/usr/bin/bash", format!("/kubepods/burstable/pod7/crio-conmon-{a}")),
+        // A unit that podman generate systemd wrote, with Slice=rt.slice; others without cgroups of their own.
+        (14, "/usr/bin/conmon", "/rt.slice/container-press.service".to_owned()),
+        (15, "/usr/bin/conmonrs", "/rt.slice/crio.service".to_owned()),
+        (16, "/usr/bin/containerd-shim-runc-v2", "/rt.slice/containerd.service".to_owned()),
+        (17, "/usr/bin/systemd-nspawn", "/rt.slice/box.service".to_owned()),
+        // Containers, and programs that are no monitors.
+        (20, "/usr/bin/app", format!("/rt.slice/libpod-{}.scope/container", id('b'))),
+        (21, "/usr/bin/app", format!("/kubepods/burstable/pod7/crio-{a}")),
+        (22, "/usr/bin/conmon-exporter", "/rt.slice/exporter.service".to_owned()),
+        // A program of that name is the container's own.
+        (23, "/usr/bin/conmon", format!("/rt.slice/libpod-{}.scope/container", id('c'))),
+    ] {
+        host.process(pid, executable, &cgroup, 0, &[executable]);
+    }
+    let text = "[[tenant]]\ncgroup = \"/{rt.slice,libpod_parent,plc,kubepods}/**\"\nclass = \"rt\"\n";
+    let found = discover(&host.sources(), &rules(text));
+    let mut seen: Vec<i32> = found.tenants.iter().flat_map(|one| &one.threads).map(|thread| thread.id.pid).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [20, 21, 22, 23], "{found:#?}");
+    assert!(found.tenants.iter().all(|tenant| tenant.class == RT));
+}
+
+#[test]
+fn vms_have_the_names_that_machined_has_recorded() {
+    let host = Host::new();
+    let qemu = "/usr/bin/qemu-system-x86_64";
+    for (pid, unit, name, class, path) in [
+        // systemd 258's vmspawn, earlier ones', a service of any name, the monitor in a cgroup below.
+        (100, "cell.scope", "cell", "vm", "/machine.slice/cell.scope"),
+        (110, "machine-12345678-press.scope", "press", "vm", "/machine.slice/machine-12345678-press.scope"),
+        (120, "run-p7-i8.service", "mill", "vm", "/system.slice/run-p7-i8.service/vm/qemu"),
+        (130, "machine-saw.scope", "saw", "vm", "/machine.slice/machine-saw.scope/monitor"),
+        (140, r"machine-the\x2dlathe.scope", "the-lathe", "vm", r"/machine.slice/machine-the\x2dlathe.scope/payload"),
+        // Without a record.
+        (150, "", "door", "", "/machine.slice/machine-door.scope/vm"),
+        (160, "", "vm-160", "", "/machine.slice/gate.scope"),
+    ] {
+        host.process(pid, qemu, path, 0, &["qemu-system-x86_64", "-nodefaults", "-name", "debug-threads=on"]);
+        host.thread(pid, pid + 1, "CPU 0/KVM", 0);
+        host.process(pid + 2, "/usr/bin/swtpm", path, 0, &["swtpm"]);
+        if !unit.is_empty() {
+            host.machine(unit, name, class);
+            let end = path.find(unit).unwrap() + unit.len();
+            host.process(pid + 3, "/usr/libexec/virtiofsd", &format!("{}/fs", &path[..end]), 0, &["virtiofsd"]);
+        }
+        let found = discover(&host.sources(), &rules("[[tenant]]\ncgroup = \"/*.slice/**\"\nclass = \"rt\"\n"));
+        let tenant = named(&found, name);
+        assert_eq!((tenant.process.pid, tenant.kind, tenant.class), (pid, Kind::Qemu, RT), "{path}");
+        let pids: Vec<i32> = found.tenants.iter().flat_map(|one| &one.threads).map(|thread| thread.id.pid).collect();
+        assert!(pids.iter().all(|pid| pid % 10 == 0), "helpers get nothing: {path} {pids:?}");
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(named(&found, "saw").cgroup.as_deref(), Some("/machine.slice/machine-saw.scope"));
+    assert_eq!(named(&found, "mill").cgroup.as_deref(), Some("/system.slice/run-p7-i8.service"));
+}
+
+#[test]
+fn a_machines_record_gives_nothing_to_what_is_a_container_or_a_users() {
+    let host = Host::new();
+    let vm = |pid: i32, path: &str, uid: u32| {
+        host.process(pid, "/usr/bin/qemu-system-x86_64", path, uid, &["qemu-system-x86_64", "-m", "1G"]);
+        host.thread(pid, pid + 1, "CPU 0/KVM", 0);
+    };
+    host.machine("press.scope", "press", "vm");
+    host.machine("machine-box.scope", "box", "container");
+    // A user's unit of that name, a cgroup of that name inside a container, and a container whose processes are
+    // directly in its scope, or below.
+    vm(100, "/user.slice/user-1000.slice/user@1000.service/app.slice/press.scope", 1000);
+    vm(200, &format!("/system.slice/docker-{}.scope/press.scope", id('a')), 0);
+    vm(300, "/machine.slice/machine-box.scope", 0);
+    vm(400, "/machine.slice/machine-box.scope/vm", 0);
+    // Without a record: the container's own manager has units there.
+    vm(500, "/machine.slice/machine-lab.scope/system.slice/vm.service", 0);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"*\"\nkind = \"qemu\"\nclass = \"rt\"\n"));
+    let seen: Vec<(&str, Class)> = found.tenants.iter().map(|one| (one.name.as_str(), one.class)).collect();
+    let bulk = ["vm-100", "vm-200", "vm-300", "vm-400", "vm-500"].map(|name| (name, Class::Bulk));
+    assert_eq!(seen, bulk);
+}
+
+#[test]
+fn containers_in_units_of_any_name_are_known_by_machineds_record() {
+    let host = Host::new();
+    for (pid, unit, path) in [
+        (100, "press.scope", "/machine.slice/press.scope/init.scope"),
+        (110, "mill.service", "/plc.slice/mill.service"),
+        (120, "run-p1-i2.scope", "/system.slice/run-p1-i2.scope/payload/x"),
+    ] {
+        host.machine(unit, &format!("box{pid}"), "container");
+        let scope = &path[..path.find(unit).unwrap() + unit.len()];
+        host.process(pid, "/sbin/init", path, 0, &["init"]);
+        host.process(pid + 1, "/usr/bin/systemd-nspawn", scope, 0, &["systemd-nspawn"]);
+        host.process(pid + 2, "/usr/bin/systemd-nspawn", &format!("{scope}/supervisor"), 0, &["systemd-nspawn"]);
+        // A VM in the container is not root's.
+        host.vm(pid * 10, "inner", path);
+        let text = format!("[[tenant]]\nname = \"{{box{pid},inner}}\"\nclass = \"rt\"\n");
+        let found = discover(&host.sources(), &rules(&text));
+        let rt: Vec<(&str, i32)> = found
+            .tenants
+            .iter()
+            .filter(|one| one.class == RT)
+            .flat_map(|one| one.threads.iter().map(|thread| (one.cgroup.as_deref().unwrap(), thread.id.pid)))
+            .collect();
+        assert_eq!(rt, [(scope, pid)], "{path}");
+    }
+    // A user's unit of a recorded name, and a unit that machined calls the host's.
+    host.machine("door.scope", "door", "container");
+    host.machine("gate.scope", "gate", "host");
+    host.process(200, "/bin/app", "/user.slice/user-1000.slice/user@1000.service/door.scope", 1000, &["app"]);
+    host.process(210, "/bin/app", "/system.slice/gate.scope", 0, &["app"]);
+    let found = discover(&host.sources(), &Rules::default());
+    assert!(!found.tenants.iter().any(|one| matches!(one.process.pid, 200 | 210)), "{found:#?}");
+}
+
+#[test]
+fn helpers_of_a_vm_in_a_part_of_a_unit_or_in_no_unit_get_nothing() {
+    let container = format!("/edge.slice/cell.service/libpod-payload-{}", id('a'));
+    for (vm, beside, helpers) in [
+        ("/edge.slice/cell.service/vmm", "/edge.slice/cell.service/virtiofsd", true),
+        ("/edge.slice/cell.service/a/b", "/edge.slice/cell.service", true),
+        ("/edge.slice/run-u1.scope/vmm", "/edge.slice/run-u1.scope/tpm/x", true),
+        ("/edge/cell", "/edge/cell", true),
+        ("/edge/cell", "/edge/cell/fs", true),
+        ("/edge/cell", "/edge/mill", false),
+        ("/edge.slice/cell.service/vmm", "/edge.slice/mill.service/vmm", false),
+        // A container of the same unit is no helper.
+        ("/edge.slice/cell.service/vmm", &container, false),
+        ("/edge.slice", "/edge.slice", true),
+        ("/edge.slice", "/edge.slice/mill.service", false),
+        ("/edge/user@0.service/cell", "/edge/user@0.service/cell", true),
+        ("/edge/user@0.service/cell", "/edge/user@0.service/mill", false),
+    ] {
+        let host = Host::new();
+        host.process(100, "/usr/bin/cloud-hypervisor", vm, 0, &["cloud-hypervisor"]);
+        host.thread(100, 101, "vcpu0", 0);
+        host.process(110, "/usr/libexec/virtiofsd", beside, 0, &["virtiofsd"]);
+        let text = "[[tenant]]\ncgroup = \"/{edge,edge.slice}\"\nclass = \"rt\"\n";
+        let found = discover(&host.sources(), &rules(text));
+        let processes: Vec<i32> = found.tenants.iter().map(|tenant| tenant.process.pid).collect();
+        assert_eq!(processes, if helpers { vec![100] } else { vec![100, 110] }, "{vm} {beside}");
+    }
+}
+
+#[test]
+fn a_monitor_on_a_kernel_without_pid_namespaces_is_in_the_hosts() {
+    for (numbers, is_hosts) in [("", true), ("NSpid:\t100\n", true), ("NSpid:\t100\t7\n", false)] {
+        let host = Host::new();
+        let sandbox = id('d');
+        let state = host.path(&format!("run/containerd/io.containerd.runtime.v2.task/k8s.io/{sandbox}"));
+        fs::create_dir_all(&state).unwrap();
+        let record = r#"{"annotations":{"io.kubernetes.cri.sandbox-name":"robot-0"}}"#;
+        fs::write(state.join("config.json"), record).unwrap();
+        let cgroup = format!("/kubepods.slice/kubepods-pod3.slice/cri-containerd-{sandbox}.scope");
+        let line = ["qemu-system-x86_64", "-name", &format!("sandbox-{sandbox},debug-threads=on")];
+        host.process(100, "/opt/kata/bin/qemu-system-x86_64", &cgroup, 0, &line);
+        host.thread(100, 101, "CPU 0/KVM", 0);
+        fs::write(host.path("proc/100/status"), format!("Name:\tqemu\nUid:\t0\t0\t0\t0\n{numbers}")).unwrap();
+        let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"robot-0\"\nclass = \"rt\"\n"));
+        assert_eq!(found.tenants[0].class == RT, is_hosts, "{numbers} {found:?}");
+    }
+}
+
+#[test]
+fn containers_in_a_podman_pod_with_any_parent_are_found_by_the_pods_record() {
+    let host = Host::new();
+    let (pod, unknown, [cell, press]) = (id('e'), id('f'), ['1', '2'].map(id));
+    let storage = host.path("var/lib/containers/storage/overlay-containers");
+    fs::create_dir_all(&storage).unwrap();
+    let record = format!(
+        r#"[{{"id":"{}","names":["{}-infra"]}},{{"id":"{cell}","names":["cell"]}},{{"id":"{press}","names":["press"]}}]"#,
+        id('3'),
+        &pod[..12]
+    );
+    fs::write(storage.join("containers.json"), record).unwrap();
+    host.process(10, "/usr/bin/app", &format!("/plc/{pod}/libpod-{cell}"), 0, &["app"]);
+    host.process(11, "/usr/bin/app", &format!("/plc/{pod}/libpod-{}/x", id('4')), 0, &["app"]);
+    host.process(12, "/usr/bin/conmon", &format!("/plc/{pod}/conmon"), 0, &["conmon"]);
+    // A container that is no pod has made a cgroup that looks like another container's.
+    host.process(20, "/usr/bin/app", &format!("/jobs/{unknown}/libpod-{press}"), 0, &["app"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"{cell,press}\"\nclass = \"rt\"\n"));
+    let seen: Vec<(&str, i32, Class)> =
+        found.tenants.iter().map(|one| (one.name.as_str(), one.process.pid, one.class)).collect();
+    assert_eq!(seen, [("444444444444", 11, Class::Bulk), ("cell", 10, RT), ("ffffffffffff", 20, Class::Bulk)]);
+}
+
+#[test]
+fn containers_of_a_containerd_in_another_program_and_of_its_clients_have_their_names() {
+    let host = Host::new();
+    let state = "var/lib/solo/containerd/state/io.containerd.runtime.v2.task";
+    let record = |place: &str, id: &str, pod: &str, namespace: &str| {
+        let directory = host.path(&format!("{place}/k8s.io/{id}"));
+        fs::create_dir_all(&directory).unwrap();
+        let text = format!(
+            r#"{{"annotations":{{"{cri}sandbox-name":"{pod}","{cri}container-name":"loop","{cri}sandbox-namespace":"{namespace}"}}}}"#,
+            cri = "io.kubernetes.cri."
+        );
+        fs::write(directory.join("config.json"), text).unwrap();
+    };
+    let shim = |pid: i32, cgroup: &str, uid: u32, directory: &str| {
+        host.process(pid, "/usr/local/bin/containerd-shim-runc-v2", cgroup, uid, &["containerd-shim-runc-v2"]);
+        symlink(directory, host.path(&format!("proc/{pid}/cwd"))).unwrap();
+    };
+    record(state, &id('a'), "press-0", "plant");
+    record(state, &id('b'), "press-0", "test");
+    record("home/u/io.containerd.runtime.v2.task", &id('c'), "users", "x");
+    record("inner/io.containerd.runtime.v2.task", &id('d'), "inner", "x");
+    shim(10, "/system.slice/solo.service", 0, &format!("/{state}/k8s.io/{}", id('a')));
+    shim(11, "/system.slice/cron.service", 1000, &format!("/home/u/io.containerd.runtime.v2.task/k8s.io/{}", id('c')));
+    shim(12, &format!("/system.slice/docker-{}.scope", id('9')), 0, "/inner/io.containerd.runtime.v2.task/k8s.io/x");
+    shim(13, "/system.slice/odd.service", 0, "/");
+    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c'), (50, 'd')] {
+        host.process(pid, "/usr/bin/app", &format!("/kubepods/burstable/pod{pid}/{}", id(digit)), 0, &["app"]);
+    }
+    // ctr run --runc-systemd-cgroup --cgroup SLICE:PREFIX:NAME, and scopes that only look so.
+    for task in ["weld-2", "2"] {
+        fs::create_dir_all(host.path("run/containerd/io.containerd.runtime.v2.task/default").join(task)).unwrap();
+    }
+    for (pid, cgroup) in [
+        (60, "/plc.slice/ctr-weld-2.scope/x"),
+        (70, "/plc.slice/ctr-weld.scope"),
+        (80, "/user.slice/user-1000.slice/user@1000.service/app.slice/ctr-weld-2.scope"),
+        (90, "/user.slice/user-0.slice/session-2.scope"),
+    ] {
+        host.process(pid, "/usr/bin/app", cgroup, 0, &["app"]);
+    }
+    let text = "[[tenant]]\nname = \"plant/press-0/loop\"\nclass = \"rt\"\n";
+    let found = discover(&host.sources(), &rules(&format!("{text}[[tenant]]\nname = \"weld-2\"\nclass = \"rt\"\n")));
+    let seen: Vec<(i32, &str, Class)> =
+        found.tenants.iter().map(|one| (one.process.pid, one.name.as_str(), one.class)).collect();
+    let bulk = Class::Bulk;
+    let wanted = [
+        (12, "999999999999", bulk),
+        (40, "cccccccccccc", bulk),
+        (50, "dddddddddddd", bulk),
+        (20, "press-0/loop", RT),
+        (30, "press-0/loop", bulk),
+        (60, "weld-2", RT),
+    ];
+    assert_eq!(seen, wanted);
+    assert_eq!(named(&found, "weld-2").cgroup.as_deref(), Some("/plc.slice/ctr-weld-2.scope"));
+}
+
+#[test]
+fn vms_are_called_by_their_own_options_and_uuids() {
+    let host = Host::new();
+    let qemu = "/usr/bin/qemu-system-x86_64";
+    let ch = "/usr/bin/cloud-hypervisor";
+    let vbox = "/usr/lib/virtualbox/VBoxHeadless";
+    for (pid, executable, line, name, uuid) in [
+        (100, qemu, "qemu -name debug-threads=on", "vm-100", None),
+        (110, qemu, "qemu -name process=plc -nodefaults", "vm-110", None),
+        (120, qemu, "qemu --name guest=cell -name debug-threads=on", "cell", None),
+        (130, qemu, "qemu -device x,id=y --id mill -name process=x", "vm-130", None),
+        (
+            140,
+            ch,
+            "cloud-hypervisor --platform num_pci_segments=2,uuid=8A4E7C11-91B3-4D43-8D61-2B2F5A0C9E77",
+            "vm-140",
+            Some(UUID),
+        ),
+        (150, ch, "cloud-hypervisor --platform=uuid=8a4e7c11-91b3-4d43-8d61-2b2f5a0c9e77", "vm-150", Some(UUID)),
+        (160, vbox, "VBoxHeadless --comment press --startvm 8a4e7c11-91b3-4d43-8d61-2b2f5a0c9e77", "press", Some(UUID)),
+        (170, vbox, "VBoxHeadless -startvm saw", "vm-170", None),
+        (
+            180,
+            "/usr/bin/stratovirt",
+            "stratovirt -name lathe -uuid 8a4e7c11-91b3-4d43-8d61-2b2f5a0c9e77",
+            "lathe",
+            Some(UUID),
+        ),
+        (190, "/memfd:firecracker (deleted)", "fc --id weld", "weld", None),
+    ] {
+        host.process(pid, executable, "/vm.slice/vms.service", 0, &line.split(' ').collect::<Vec<_>>());
+        let found = discover(&host.sources(), &rules(&format!("[[tenant]]\nuuid = \"{UUID}\"\nclass = \"rt\"\n")));
+        let vm = found.tenants.iter().find(|tenant| tenant.process.pid == pid).unwrap();
+        assert_eq!((vm.name.as_str(), vm.uuid.as_deref()), (name, uuid), "{line}");
+        assert_eq!(vm.class == RT, uuid.is_some(), "{line}");
+    }
 }

@@ -23,6 +23,7 @@ fn rt(level: u8) -> Class {
 fn vm(name: &str) -> Subject<'_> {
     Subject {
         name,
+        namespace: None,
         uuid: Some(UUID),
         cgroup: Some("/rt.slice/vm.scope"),
         cgroup_owner: 0,
@@ -129,17 +130,72 @@ fn a_vm_in_a_container_gets_no_real_time_by_its_name_though_its_user_is_root() {
 }
 
 #[test]
-fn rt_rules_whose_name_fits_nothing_are_told() {
-    let rules = parse(
-        "[[tenant]]\nname = \"plc-*\"\nclass = \"rt\"\n[[tenant]]\nname = \"web\"\nclass = \"bulk\"\n\
-         [[tenant]]\nkind = \"libvirt\"\nclass = \"rt\"\n[[tenant]]\nname = \"{a,b}\"\nclass = \"rt\"\n",
-    );
-    let unused = |names: &[&str]| -> Vec<String> {
-        rules.unused(names.iter().copied()).into_iter().map(|(place, pattern)| format!("{place} {pattern}")).collect()
-    };
-    assert_eq!(unused(&["plc-1", "b"]), [""; 0]);
-    assert_eq!(unused(&["plc1", "a"]), ["/etc/ontime/tenants.toml:3 plc-*"]);
-    assert_eq!(unused(&[]), ["/etc/ontime/tenants.toml:3 plc-*", "/etc/ontime/tenants.toml:12 {a,b}"]);
+fn rt_rules_that_no_tenant_fits_are_told_with_the_condition() {
+    let rule = |text: &str| format!("[[tenant]]\n{text}\nclass = \"rt\"\n");
+    let cell = vm("cell");
+    let press = Subject { uuid: None, cgroup: None, kind: Kind::Container, owner: 7, ..vm("press") };
+    for (text, what) in [
+        ("name = \"c*\"", None),
+        ("name = \"{press,x}\"\nkind = \"container\"\nuser = 7", None),
+        ("cgroup = \"/rt.slice\"", None),
+        ("name = \"mill-*\"", Some("has a name like `mill-*`")),
+        ("name = \"mill-*\"\nkind = \"qemu\"", Some("has a name like `mill-*`")),
+        ("uuid = \"0d1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33\"", Some("has the UUID 0d1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33")),
+        ("cgroup = \"/plc.slice/*\"", Some("is in a cgroup like `/plc.slice/*`")),
+        ("kind = \"vmm\"", Some("is of kind `vmm`")),
+        ("user = 8\nname = \"cell\"", Some("is of user 8")),
+        ("name = \"cell\"\nkind = \"libvirt\"", Some("is of kind `libvirt`")),
+        (
+            "name = \"cell\"\nkind = \"container\"",
+            Some("fits all of its conditions: `cell` is not of kind `container`"),
+        ),
+        (
+            "name = \"press\"\ncgroup = \"/rt.slice\"\nkind = \"container\"",
+            Some("fits all of its conditions: `press` is in no cgroup like `/rt.slice`"),
+        ),
+        (
+            "user = 7\nkind = \"qemu\"\ncgroup = \"/rt.slice\"",
+            Some("fits all of its conditions: `cell` is not of user 7"),
+        ),
+    ] {
+        let unused = parse(&rule(text)).unused(&[cell, press]);
+        assert_eq!(unused.iter().map(|one| one.what.as_str()).collect::<Vec<_>>(), Vec::from_iter(what), "{text}");
+        assert_eq!(unused.iter().any(|one| one.by_name), text.contains("mill"), "{text}");
+    }
+    let several = parse(&format!(
+        "{}[[tenant]]\nname = \"web\"\nclass = \"bulk\"\n{}",
+        rule("kind = \"libvirt\""),
+        rule("name = \"{a,b}\"")
+    ));
+    let places: Vec<String> = several.unused(&[]).into_iter().map(|one| one.place).collect();
+    assert_eq!(places, ["/etc/ontime/tenants.toml:3", "/etc/ontime/tenants.toml:9"], "of a host without tenants");
+}
+
+#[test]
+fn a_name_of_three_parts_tells_pods_of_two_namespaces_apart() {
+    let of = |namespace| Subject { namespace: Some(namespace), kind: Kind::Container, ..vm("press-0/loop") };
+    for (pattern, plant, test) in [
+        ("plant/press-0/loop", true, false),
+        ("plant/*/loop", true, false),
+        ("*/press-0/loop", true, true),
+        ("press-0/loop", true, true),
+        ("press-?/*", true, true),
+        ("plant/loop/press-0", false, false),
+        // A namespace is no part of a shorter pattern: these mean VMs and other containers.
+        ("plant*", false, false),
+        ("plant/*", false, false),
+        ("test", false, false),
+    ] {
+        let rules = parse(&format!("[[tenant]]\nname = \"{pattern}\"\nclass = \"rt\"\n"));
+        let is_rt = |subject: &Subject<'_>| rules.decide(subject, None).class == rt(0);
+        assert_eq!((is_rt(&of("plant")), is_rt(&of("test"))), (plant, test), "{pattern}");
+        let unknown = Subject { namespace: None, ..of("plant") };
+        assert_eq!(is_rt(&unknown), plant && test && !pattern.starts_with("*/"), "{pattern}");
+        assert_eq!(rules.name_namespaces(), pattern.matches('/').count() == 2, "{pattern}");
+    }
+    let of_user = Subject { owner: 1000, namer: Namer::User(1000), cgroup_owner: 1000, ..of("plant") };
+    let rules = parse("[[tenant]]\nname = \"plant/*/*\"\nclass = \"rt\"\n");
+    assert_eq!(rules.decide(&of_user, None).class, Class::Bulk, "a user's choice");
 }
 
 #[test]

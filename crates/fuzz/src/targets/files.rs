@@ -80,8 +80,18 @@ pub fn tenants_toml(data: &[u8]) {
         let owner = if namer == Namer::User(0) { 0 } else { 1000 };
         for (cgroup, cgroup_owner) in [(None, 0), (Some("/rt.slice/a.scope"), 0), (Some("/user.slice/a"), 1000)] {
             let uuid = Some("3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33");
-            let subject =
-                Subject { name, uuid, cgroup, cgroup_owner, kind: Kind::Container, owner, namer, beside_vm: false };
+            let subject = Subject {
+                name,
+                namespace: Some("plant"),
+                uuid,
+                cgroup,
+                cgroup_owner,
+                kind: Kind::Container,
+                owner,
+                namer,
+                beside_vm: false,
+            };
+            let _ = rules.unused(&[subject]);
             let decision = rules.decide(&subject, None);
             assert!((1e-6..=1.0).contains(&decision.runtime_cap), "{decision:?}");
             if let Class::Rt(level) = decision.class {
@@ -91,7 +101,7 @@ pub fn tenants_toml(data: &[u8]) {
             }
         }
     }
-    let _ = (rules.names_cgroup("/rt.slice"), rules.unused(["web"].into_iter()));
+    let _ = (rules.names_cgroup("/rt.slice"), rules.unused(&[]));
 }
 
 /// `host.toml`. Properties: those of each file (module comment).

@@ -36,7 +36,7 @@ mod tests {
         let setup = |what, number| PacerError::Setup { what, source: io::Error::from_raw_os_error(number) };
         for (error, wanted) in [
             (setup("starting a pacer thread", libc::EAGAIN), "; raise the limit of threads (TasksMax= of the unit"),
-            (setup("locking memory", libc::ENOMEM), "; free memory, or raise MemoryMax= and LimitMEMLOCK="),
+            (setup("locking memory", libc::ENOMEM), "; free memory on the host, or raise MemoryMax= and LimitMEMLOCK="),
             (PacerError::Lost, "`ontime report`"),
         ] {
             let said = error.to_string();

@@ -23,7 +23,7 @@ use crate::model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThr
 use crate::peers::{self, Peers};
 use crate::problem::{Problem, ProblemKind, Unnamed};
 use crate::proc::{Stat, printable};
-use crate::rules::{Decision, Namer, Rules, Subject, Verdict};
+use crate::rules::{Decision, Namer, Rules, Subject, Unused, Verdict};
 use crate::text::counted;
 use crate::thread::ThreadId;
 use crate::vmm::{self, Vmm};
@@ -49,17 +49,19 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
     files::exhausted();
     let mut found = Finder {
         sources,
+        uptime: sources.uptime(),
         rules,
         network: Network::at(&sources.net),
         names: Names::below(&sources.runtimes),
         peers: None,
         standing: HashMap::new(),
         budget: Budget::default(),
-        conmons: HashMap::new(),
+        monitors: HashMap::new(),
         of_vms: BTreeSet::new(),
         named_by_root: BTreeSet::new(),
         unnamed: Vec::new(),
         tenants: Vec::new(),
+        decided: Vec::new(),
         problems: Vec::new(),
         unlisted: None,
     };
@@ -81,6 +83,8 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
 
 struct Finder<'a> {
     sources: &'a Sources,
+    /// The host's, seconds.
+    uptime: Option<u64>,
     rules: &'a Rules,
     network: Network,
     names: Names,
@@ -89,8 +93,8 @@ struct Finder<'a> {
     /// Interfaces on top of the host's interfaces, by network namespace: containers of a pod share theirs.
     standing: HashMap<PathBuf, Vec<Attached>>,
     budget: Budget,
-    /// conmon processes outside containers, each with the container that it has started and that container's name.
-    conmons: HashMap<i32, (String, String)>,
+    /// Monitors of containers, conmon's and LXC's, outside containers, each with its user and its arguments.
+    monitors: HashMap<i32, (u32, Vec<String>)>,
     /// Cgroups of single-program containers that contain a VM's monitor.
     of_vms: BTreeSet<String>,
     /// Tenants whose names root chose.
@@ -98,6 +102,8 @@ struct Finder<'a> {
     /// Containers whose name no runtime has recorded.
     unnamed: Vec<Unnamed>,
     tenants: Vec<Tenant>,
+    /// What the rules were asked about, for each tenant.
+    decided: Vec<Found>,
     problems: Vec<Problem>,
     /// Why the processes could not be listed.
     unlisted: Option<String>,
@@ -106,6 +112,8 @@ struct Finder<'a> {
 /// Properties of a tenant before its class is decided.
 struct Found {
     name: String,
+    /// The Kubernetes namespace of its pod. Read only if a rule has one.
+    namespace: Option<String>,
     uuid: Option<String>,
     kind: Kind,
     owner: u32,
@@ -118,6 +126,22 @@ struct Found {
     own_cgroup: Option<String>,
     /// All its processes run beside a VM's monitor in the same container.
     beside_vm: bool,
+}
+
+impl Found {
+    fn subject(&self) -> Subject<'_> {
+        Subject {
+            name: &self.name,
+            namespace: self.namespace.as_deref(),
+            uuid: self.uuid.as_deref(),
+            cgroup: self.cgroup.as_deref(),
+            cgroup_owner: self.cgroup_owner,
+            kind: self.kind,
+            owner: self.owner,
+            namer: self.namer,
+            beside_vm: self.beside_vm,
+        }
+    }
 }
 
 impl Finder<'_> {
@@ -166,9 +190,11 @@ impl Finder<'_> {
         let around = |vm: &VmProcess<'_>| container::innermost(vm.process.cgroup.as_deref()?);
         let of_program = vms.iter().filter_map(around).filter(|container| container.id.id().is_some());
         self.of_vms = of_program.map(|container| container.cgroup).collect();
-        let of_vm = |vm: &VmProcess<'_>| vm.process.cgroup.clone().filter(|_| vm.container.is_none());
-        let units = vms.iter().filter_map(of_vm).filter(|path| container::is_unit(path)).collect();
-        self.containers(&rest, units);
+        let outside = || vms.iter().filter(|vm| vm.container.is_none()).filter_map(|vm| vm.process.cgroup.as_deref());
+        let of_vms = outside().filter(|path| *path != "/").map(str::to_owned).collect();
+        let units = outside().filter_map(container::unit_of).filter(|unit| self.sources.cgroup_owner(unit, true) == 0);
+        let units = units.map(str::to_owned).collect();
+        self.containers(&rest, of_vms, &units);
         self.keep_names_of_roots_tenants();
         self.devices(&rest);
         self.kernel_threads(processes.kernel);
@@ -196,12 +222,12 @@ impl Finder<'_> {
             self.named_by_root.insert(process);
         }
         self.tenants.push(Tenant {
-            name: found.name,
-            uuid: found.uuid,
+            name: found.name.clone(),
+            uuid: found.uuid.clone(),
             kind: found.kind,
             owner: found.owner,
             process,
-            cgroup: found.own_cgroup,
+            cgroup: found.own_cgroup.clone(),
             class: decision.class,
             class_source: decision.source,
             runtime_cap: decision.runtime_cap,
@@ -209,6 +235,7 @@ impl Finder<'_> {
             vnics,
             attached: Vec::new(),
         });
+        self.decided.push(found);
     }
 
     /// Reservations, device processes and metrics refer to names. So a VM that an unprivileged user started may not use
@@ -228,9 +255,10 @@ impl Finder<'_> {
 
     fn unused_rules(&mut self) {
         self.unnamed.sort();
-        for (place, pattern) in self.rules.unused(self.tenants.iter().map(|tenant| tenant.name.as_str())) {
-            let unnamed = self.unnamed.clone();
-            self.problem(place, ProblemKind::RuleUnused { pattern, unnamed });
+        let subjects: Vec<Subject<'_>> = self.decided.iter().map(Found::subject).collect();
+        for Unused { place, what, by_name } in self.rules.unused(&subjects) {
+            let unnamed = if by_name { self.unnamed.clone() } else { Vec::new() };
+            self.problem(place, ProblemKind::RuleUnused { what, unnamed });
         }
     }
 
@@ -331,61 +359,110 @@ impl Finder<'_> {
 
     /// The container on a path.
     fn container_at(&mut self, path: &str) -> Option<Container> {
-        container::of_path(path).or_else(|| self.names.task(path))
+        let Some(outer) = container::of_path(path) else {
+            // A user may have chosen the name of a task.
+            let task = self.names.task(path).filter(|task| self.sources.cgroup_owner(&task.cgroup, false) == 0);
+            return task.or_else(|| self.recorded_container(path));
+        };
+        if self.names.is_pod(&outer.id) && self.sources.cgroup_owner(&outer.cgroup, false) == 0 {
+            let inner = container::of_path(path.get(outer.cgroup.len()..)?)?;
+            return Some(Container { cgroup: outer.cgroup + &inner.cgroup, id: inner.id });
+        }
+        Some(outer)
     }
 
-    /// Reads the arguments of conmon processes. A process inside a container is ignored, because it may use any name.
-    fn conmons(&mut self, processes: &[&Process]) {
-        for process in processes.iter().filter(|one| vmm::file_name(&one.executable) == Some("conmon")) {
-            if self.container_at(process.cgroup.as_deref().unwrap_or("/")).is_some() {
+    /// The container in a unit of any name for which machined has a record.
+    fn recorded_container(&mut self, path: &str) -> Option<Container> {
+        let mut units = ancestors(path).filter(|part| container::is_unit(part) && !container::is_monitors(path));
+        let (unit, machine) = units.find_map(|unit| Some((unit, self.machine_of(unit)?)))?;
+        let name = unit.rsplit('/').next()?.to_owned();
+        let id = Identity::Machine { unit: name, name: machine.name };
+        (machine.is_vm == Some(false)).then(|| Container { cgroup: unit.to_owned(), id })
+    }
+
+    /// Reads the arguments of conmon processes and of LXC's monitors. A process inside a container is ignored, because
+    /// it may use any name.
+    fn container_monitors(&mut self, processes: &[&Process]) {
+        for process in processes {
+            let cgroup = process.cgroup.as_deref().unwrap_or("/");
+            let is_conmon = vmm::file_name(&process.executable) == Some("conmon");
+            let is_lxcs = cgroup.split('/').any(|component| component.starts_with("lxc.monitor"));
+            if !(is_conmon || is_lxcs) || self.container_at(cgroup).is_some() {
                 continue;
             }
             let account = self.account(process.pid, None);
             let arguments = self.arguments(process.pid, &account);
-            if let Some(started) = container::started_by_conmon(&arguments) {
-                self.conmons.insert(process.pid, started);
-            }
+            // The cgroup's name is its user's choice.
+            let user = match self.sources.cgroup_owner(cgroup, true) {
+                0 => self.sources.owner(process.pid).unwrap_or(u32::MAX),
+                user => user,
+            };
+            self.monitors.insert(process.pid, (user, arguments));
         }
     }
 
-    /// The name that conmon was given for the container of these processes. The container's first process is conmon's
-    /// child.
-    fn name_by_conmon(&self, id: &str, processes: &[&Process]) -> Option<String> {
-        let parents = processes.iter().take(PROBED).filter_map(|process| self.sources.main_thread(process.pid));
-        let mut started = parents.filter_map(|stat| self.conmons.get(&stat.ppid));
-        started.find(|(started, _)| started == id).map(|(_, name)| name.clone())
+    /// The arguments of the monitors that have started processes of a container, if they are root's or of the user who
+    /// made the container. The container's first process is its monitor's child.
+    fn monitors_of(&self, owner: u32, processes: &[&Process]) -> impl Iterator<Item = &[String]> {
+        let probed = processes.iter().take(if self.monitors.is_empty() { 0 } else { PROBED });
+        let parents = probed.filter_map(|process| self.sources.main_thread(process.pid));
+        let known = parents.filter_map(|stat| self.monitors.get(&stat.ppid));
+        known.filter(move |(user, _)| *user == 0 || *user == owner).map(|(_, arguments)| arguments.as_slice())
+    }
+
+    /// The name that conmon was given for the container of these processes.
+    fn name_by_conmon(&self, id: &str, owner: u32, processes: &[&Process]) -> Option<String> {
+        let mut started = self.monitors_of(owner, processes).filter_map(container::started_by_conmon);
+        started.find(|(started, _)| started == id).map(|(_, name)| name)
+    }
+
+    /// The name that LXC's monitor has for the container of these processes.
+    fn name_by_lxc(&self, component: &str, cgroup: &str, processes: &[&Process]) -> Option<String> {
+        let owner = self.sources.cgroup_owner(cgroup, false);
+        let mut said = self.monitors_of(owner, processes);
+        said.find_map(|arguments| container::started_by_lxc(arguments, component)).map(str::to_owned)
     }
 
     /// Reads from the host's container daemons where they keep their state.
     fn runtimes(&mut self, processes: &[Process]) {
         for process in processes {
-            let program = vmm::file_name(&process.executable);
-            let Some(program) = program.filter(|name| matches!(*name, "dockerd" | "containerd")) else { continue };
+            let Some(program) = vmm::file_name(&process.executable) else { continue };
+            let is_shim = program.starts_with("containerd-shim");
+            if !is_shim && !matches!(program, "dockerd" | "containerd") {
+                continue;
+            }
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
             let contained = self.container_at(cgroup).is_some();
-            if !contained && self.sources.owner(process.pid) == Some(0) && self.sources.cgroup_owner(cgroup, true) == 0
-            {
+            if contained || self.sources.owner(process.pid) != Some(0) || self.sources.cgroup_owner(cgroup, true) != 0 {
+                continue;
+            }
+            if !is_shim {
                 let arguments = self.arguments(process.pid, &Account::System);
                 self.names.started(program, &arguments);
+            } else if let Ok(directory) = std::fs::read_link(self.sources.process_dir(process.pid).join("cwd")) {
+                self.names.started_shim(&directory);
             }
         }
     }
 
-    /// `vms` are the units that contain monitors.
-    fn containers(&mut self, processes: &[&Process], mut vms: BTreeSet<String>) {
-        self.conmons(processes);
+    /// `vms` are the monitors' own cgroups, `units` the units around them.
+    fn containers(&mut self, processes: &[&Process], mut vms: BTreeSet<String>, units: &BTreeSet<String>) {
+        self.container_monitors(processes);
         vms.extend(self.tenants.iter().filter_map(|vm| vm.cgroup.clone()));
         let mut members: BTreeMap<String, (Option<Identity>, Vec<&Process>)> = BTreeMap::new();
         let mut known: HashMap<&str, Option<(String, Option<Identity>)>> = HashMap::new();
         for process in processes {
             let Some(path) = process.cgroup.as_deref() else { continue };
-            // libvirt's monitor of a container is in the container's cgroup but outside its PID namespace.
-            let is_libvirts = vmm::file_name(&process.executable) == Some("libvirt_lxc");
-            if is_libvirts && self.sources.has_one_number(process.pid) {
+            // libvirt's monitor of a container, and systemd-nspawn's where it has no cgroup of its own, is in the
+            // container's cgroup but outside its PID namespace.
+            let is_beside = matches!(vmm::file_name(&process.executable), Some("libvirt_lxc" | "systemd-nspawn"));
+            if is_beside && self.sources.has_one_number(process.pid) {
                 continue;
             }
-            let place = known.entry(path).or_insert_with(|| self.container_of(path, &vms));
-            if let Some((cgroup, identity)) = place.clone() {
+            let place = known.entry(path).or_insert_with(|| self.container_of(path, &vms, units));
+            // A container's monitor outside of the container gets nothing by a rule for its cgroup.
+            let is_monitor = vmm::file_name(&process.executable).is_some_and(container::is_monitor_program);
+            if let Some((cgroup, identity)) = place.clone().filter(|(_, identity)| identity.is_some() || !is_monitor) {
                 members.entry(cgroup).or_insert_with(|| (identity, Vec::new())).1.push(process);
             }
         }
@@ -393,12 +470,14 @@ impl Finder<'_> {
         let lxc: BTreeSet<String> = lxc.map(|(cgroup, _)| cgroup.clone()).collect();
         for (cgroup, (identity, processes)) in members {
             let identity = match identity {
-                // The name without its number belongs to another container.
-                Some(Identity::Lxc(name))
-                    if container::without_number(&cgroup).is_some_and(|other| lxc.contains(other)) =>
-                {
-                    Some(Identity::Name(name))
-                }
+                Some(Identity::Lxc(name)) => Some(match self.name_by_lxc(&name, &cgroup, &processes) {
+                    Some(name) => Identity::Name(name),
+                    // The name without its number belongs to another container.
+                    None if container::without_number(&cgroup).is_some_and(|other| lxc.contains(other)) => {
+                        Identity::Name(name)
+                    }
+                    None => Identity::Lxc(name),
+                }),
                 identity => identity,
             };
             self.container(cgroup, identity, &processes);
@@ -406,15 +485,22 @@ impl Finder<'_> {
     }
 
     /// The container on a path, by the cgroup's form, or else the topmost cgroup that a rule names. None for processes
-    /// beside a monitor in a VM's cgroup, and for a container's monitor.
-    fn container_of(&mut self, path: &str, vms: &BTreeSet<String>) -> Option<(String, Option<Identity>)> {
-        if container::libvirt_scope(path).is_some() || ancestors(path).any(|part| vms.contains(part)) {
+    /// beside a monitor in a VM's cgroup or unit, and for a container's monitor.
+    fn container_of(
+        &mut self,
+        path: &str,
+        vms: &BTreeSet<String>,
+        units: &BTreeSet<String>,
+    ) -> Option<(String, Option<Identity>)> {
+        // A slice contains more than the VM.
+        let of_vm = |part: &str| vms.contains(part) && (part == path || !part.ends_with(".slice"));
+        if container::libvirt_scope(path).is_some() || ancestors(path).any(of_vm) {
             return None;
         }
         if let Some(container) = self.container_at(path) {
             return Some((container.cgroup, Some(container.id)));
         }
-        if container::is_monitors(path) {
+        if container::is_monitors(path) || ancestors(path).any(|part| units.contains(part)) {
             return None;
         }
         ancestors(path).find(|part| self.rules.names_cgroup(part)).map(|part| (part.to_owned(), None))
@@ -424,8 +510,10 @@ impl Finder<'_> {
         // The owner of the directory may move processes into a cgroup that only a rule names. In a container's cgroup,
         // the runtime does that.
         let owner = self.sources.cgroup_owner(&cgroup, identity.is_none());
+        let of_root = identity.as_ref().filter(|_| owner == 0 && self.rules.name_namespaces());
         let found = Found {
             name: self.container_name(&cgroup, identity.as_ref(), owner, processes),
+            namespace: of_root.and_then(|identity| self.names.namespace(identity)),
             uuid: None,
             kind: Kind::Container,
             owner,
@@ -442,15 +530,18 @@ impl Finder<'_> {
             (Class::Bulk, user) => Account::User(user),
         };
         let mut threads = Vec::new();
-        let mut first: Option<ThreadId> = None;
+        // The first process, and a thread of it that lives.
+        let mut first: Option<(ThreadId, ThreadId)> = None;
         let own = i32::try_from(std::process::id()).unwrap_or(0);
         for process in processes.iter().filter(|process| process.pid != 1 && process.pid != own) {
             let stats = self.threads(process.pid, &account);
-            let Some(id) = main_thread(process.pid, &stats) else { continue };
-            first = Some(first.filter(|first| (first.start_time, first.pid) <= (id.start_time, id.pid)).unwrap_or(id));
+            let Some((id, living)) = self.identity(process.pid, &stats) else { continue };
+            let is_earlier =
+                |(first, _): &(ThreadId, ThreadId)| (first.start_time, first.pid) <= (id.start_time, id.pid);
+            first = first.filter(is_earlier).or(Some((id, living)));
             threads.extend(stats.iter().map(|stat| self.tenant_thread(process.pid, stat, ThreadRole::Container, None)));
         }
-        let Some(process) = first else { return };
+        let Some((process, living)) = first else { return };
         self.problems.extend(withheld);
         let recorded = identity.as_ref().and_then(Identity::id).map(short);
         if recorded.as_ref() == Some(&found.name) {
@@ -459,12 +550,20 @@ impl Finder<'_> {
                 self.problem(&cgroup, ProblemKind::RuntimeUnknown);
             }
         }
-        let vnics = self.container_vnics(process.pid);
-        let attached = self.attached(process, &account);
+        let vnics = self.container_vnics(living);
+        let attached = self.attached(living, &account);
         self.take_in(found, process, decision, threads, vnics);
         if let Some(tenant) = self.tenants.last_mut() {
             tenant.attached = attached;
         }
+    }
+
+    /// A process's identity and a thread of it that lives: the main thread, unless it has ended.
+    fn identity(&self, pid: i32, living: &[Stat]) -> Option<(ThreadId, ThreadId)> {
+        let first = living.first()?;
+        let thread = ThreadId { pid, tid: first.tid, start_time: first.start_time };
+        let process = if first.tid == pid { thread } else { self.sources.identity(pid)? };
+        Some((process, thread))
     }
 
     /// Whether a process is in the same container as a VM's monitor.
@@ -486,30 +585,30 @@ impl Finder<'_> {
             Some(id) => {
                 // A user may have chosen the identifier of another container.
                 let recorded = (owner == 0).then(|| self.names.recorded(identity)).flatten();
-                recorded.or_else(|| self.name_by_conmon(id, processes)).unwrap_or_else(|| short(id))
+                recorded.or_else(|| self.name_by_conmon(id, owner, processes)).unwrap_or_else(|| short(id))
             }
             None => self.names.recorded(identity).unwrap_or_else(|| cgroup.to_owned()),
         }
     }
 
     /// The host's ends of a container's veth pairs. Empty if the kernel refuses the request.
-    fn container_vnics(&mut self, pid: i32) -> Vec<Vnic> {
+    fn container_vnics(&mut self, thread: ThreadId) -> Vec<Vnic> {
         if !self.sources.live {
             return Vec::new();
         }
         let peers = self.peers.get_or_insert_with(|| Peers::read().inspect_err(files::note).ok());
-        let names = peers.as_ref().map(|peers| peers.of_process(pid)).unwrap_or_default();
+        let names = peers.as_ref().map(|peers| peers.of_thread(thread.tid)).unwrap_or_default();
         names.iter().map(|name| self.network.vnic(name)).collect()
     }
 
     /// The interfaces in a container's own network namespace that are on top of the host's interfaces. Empty if they
     /// cannot be read.
-    fn attached(&mut self, process: ThreadId, account: &Account) -> Vec<Attached> {
-        let Some(namespace) = self.sources.own_network(process.pid) else { return Vec::new() };
+    fn attached(&mut self, thread: ThreadId, account: &Account) -> Vec<Attached> {
+        let Some(namespace) = self.sources.own_network(thread.pid) else { return Vec::new() };
         let known = self.standing.entry(namespace).or_insert_with(|| {
             let limit = self.budget.allowed(account, Item::Links);
             let (looked_at, whole, standing) =
-                peers::standing(process, limit).inspect_err(files::note).unwrap_or((0, true, Vec::new()));
+                peers::standing(thread, limit).inspect_err(files::note).unwrap_or((0, true, Vec::new()));
             self.budget.charge(account, Item::Links, looked_at, whole);
             let attached = standing.into_iter().filter_map(|own| {
                 let lower = self.network.vnic(self.network.name_of(own.on)?).lower;
@@ -528,17 +627,7 @@ impl Finder<'_> {
 
     /// A tenant's class, and a problem if a rule was withheld.
     fn decision(&self, found: &Found, metadata: Option<Verdict>) -> (Decision, Option<Problem>) {
-        let subject = Subject {
-            name: &found.name,
-            uuid: found.uuid.as_deref(),
-            cgroup: found.cgroup.as_deref(),
-            cgroup_owner: found.cgroup_owner,
-            kind: found.kind,
-            owner: found.owner,
-            namer: found.namer,
-            beside_vm: found.beside_vm,
-        };
-        let decision = self.rules.decide(&subject, metadata);
+        let decision = self.rules.decide(&found.subject(), metadata);
         let rule = decision.withheld.clone().filter(|_| decision.source == ClassSource::Default);
         let withheld =
             rule.map(|rule| Problem::new(&found.name, ProblemKind::RuleWithheld { rule, namer: found.namer }));
@@ -649,15 +738,11 @@ fn made_by(vms: &[ThreadId], kernel: &Stat) -> Option<ThreadId> {
     }
 }
 
-/// How many processes of a container are checked for their parent. The process that conmon started is among the first.
-const PROBED: usize = 16;
+/// How many processes of a container are checked for their parent. The process that the monitor started is among the
+/// first, unless the host's process numbers have wrapped around.
+const PROBED: usize = 64;
 
 /// Name of a container without a recorded name.
 fn short(id: &str) -> String {
     id.chars().take(12).collect()
-}
-
-fn main_thread(pid: i32, stats: &[Stat]) -> Option<ThreadId> {
-    let main = stats.iter().find(|stat| stat.tid == pid)?;
-    Some(ThreadId { pid, tid: pid, start_time: main.start_time })
 }

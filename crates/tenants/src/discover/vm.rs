@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Finder, Found};
 use crate::budget::{Account, Item};
 use crate::class::Class;
-use crate::container::{self, Container};
+use crate::container::{self, Container, Identity, Machine, ancestors};
 use crate::host::Process;
 use crate::libvirt::Domain;
 use crate::model::{Kind, ThreadRole, Vnic};
@@ -23,19 +23,32 @@ pub(super) struct VmProcess<'a> {
     pub(super) process: &'a Process,
     pub(super) vmm: Vmm,
     domain: Option<&'a Domain>,
+    /// The cgroup that was created for it.
+    scope: Option<String>,
+    /// Name and unit of the machine that machined has recorded for it.
+    machine: Option<(String, String)>,
     /// The cgroup of the container around it.
     pub(super) container: Option<String>,
     account: Account,
     line: Vec<String>,
     arguments: QemuArguments,
+    /// The name on its command line.
+    given_name: Option<String>,
 }
 
 impl<'a> VmProcess<'a> {
     /// Checks whether a process is a VM's monitor. `domain` is the libvirt domain with this process number.
     pub(super) fn of(finder: &mut Finder<'_>, process: &'a Process, domain: Option<&'a Domain>) -> Option<Self> {
         let named = Vmm::of_executable(&process.executable);
-        let container = finder.container_around(process);
-        if named.is_none() && domain.is_none() && (container.is_some() || !finder.sources.has_run_a_guest(process.pid))
+        let path = process.cgroup.as_deref().unwrap_or("/");
+        let scope = finder.vm_scope(path, matches!(named, Some((_, Sureness::Sure))));
+        let container = match scope {
+            Some(_) => None,
+            None => finder.container_at(path).map(|container| container.cgroup),
+        };
+        if named.is_none()
+            && domain.is_none()
+            && (container.is_some() || !finder.sources.may_run_a_guest(process.pid, finder.uptime))
         {
             return None;
         }
@@ -47,39 +60,56 @@ impl<'a> VmProcess<'a> {
             return None;
         }
         let line = finder.arguments(process.pid, &account);
+        // Xen's device model: Xen runs the guest.
+        if line.iter().any(|word| matches!(word.as_str(), "-xen-domid" | "--xen-domid")) {
+            return None;
+        }
         let arguments = vmm::qemu_arguments(&line);
-        let domain = domain.filter(|domain| finder.is_domains(process, domain, &arguments));
+        let domain = domain.filter(|domain| finder.is_domains(process, domain, &arguments, container.is_some()));
         let vmm = match (named, domain) {
             (Some((vmm, Sureness::Sure)), _) => vmm,
             (_, Some(_)) => Vmm::Qemu,
             (named, None) => finder.monitor_by_its_guest(process.pid, &account, named.map(|(vmm, _)| vmm))?,
         };
-        let arguments = if vmm == Vmm::Qemu { arguments } else { QemuArguments::default() };
-        Some(Self { process, vmm, domain, container, account, line, arguments })
+        let arguments = match vmm {
+            Vmm::Qemu => arguments,
+            Vmm::Other(_) => QemuArguments { uuid: vmm::other_uuid(&line), ..QemuArguments::default() },
+        };
+        // QEMU's `-name` may have no name (`-name debug-threads=on`).
+        let is_read = vmm == Vmm::Qemu && line.iter().any(|word| matches!(word.as_str(), "-name" | "--name"));
+        let other_name = || vmm::other_name(&line).filter(|_| !is_read);
+        let given_name = arguments.name.clone().or_else(other_name);
+        let machine = if container.is_none() { finder.machine_around(path) } else { None };
+        Some(Self { process, vmm, domain, scope, machine, container, account, line, arguments, given_name })
     }
 
     /// Whether its command line says that it is the VM of the pod sandbox with this identifier: `-name sandbox-ID`, or
     /// a file in a directory of that name (Kata Containers: `virtcontainers/qemu.go`; `/run/vc/vm/ID/clh-api.sock`).
     fn is_of_sandbox(&self, id: &str) -> bool {
         let named = |name: &String| name.strip_prefix("sandbox-") == Some(id);
-        self.given_name().as_ref().is_some_and(named) || self.line.iter().any(|word| word.split('/').any(|at| at == id))
-    }
-
-    /// The name on its monitor's command line.
-    fn given_name(&self) -> Option<String> {
-        self.arguments.name.clone().or_else(|| vmm::other_name(&self.line))
+        self.given_name.as_ref().is_some_and(named) || self.line.iter().any(|word| word.split('/').any(|at| at == id))
     }
 
     fn name(&self) -> String {
         match self.domain {
             Some(domain) => domain.name.clone(),
             None => self
-                .given_name()
+                .given_name
+                .as_ref()
                 .filter(|name| !name.is_empty())
                 .map(|name| printable(name.as_bytes()))
-                .or_else(|| container::name_of_scope(container::vm_scope(self.process.cgroup.as_deref()?)?))
+                .or_else(|| self.machine_name())
                 .unwrap_or_else(|| format!("vm-{}", self.process.pid)),
         }
+    }
+
+    /// The name in machined's record, or the one from which its unit's name was made. libvirt puts driver and number
+    /// before the name that it records.
+    fn machine_name(&self) -> Option<String> {
+        let derived = || container::name_of_scope(self.scope.as_deref()?);
+        let is_libvirts = self.scope.as_deref().is_some_and(|scope| container::libvirt_scope(scope).is_some());
+        let recorded = self.machine.as_ref().filter(|_| !is_libvirts).map(|(name, _)| name.clone());
+        recorded.or_else(derived)
     }
 
     fn uuid(&self) -> Option<String> {
@@ -98,25 +128,48 @@ impl<'a> VmProcess<'a> {
     /// The VM's own cgroup: the scope created for it, or its cgroup if no other process is in it.
     fn own_cgroup(&self, alone: bool) -> Option<String> {
         let path = self.process.cgroup.as_deref()?;
-        match container::vm_scope(path) {
-            Some(scope) => Some(scope.to_owned()),
-            None => (alone && path != "/").then(|| path.to_owned()),
-        }
+        let made_for_it = self.scope.as_ref().or(self.machine.as_ref().map(|(_, unit)| unit));
+        made_for_it.cloned().or_else(|| (alone && path != "/").then(|| path.to_owned()))
     }
 }
 
 impl Finder<'_> {
-    /// The cgroup of the container around a process. (A VM's scope is no container although it looks like a machine's.)
-    fn container_around(&mut self, process: &Process) -> Option<String> {
-        let path = process.cgroup.as_deref().filter(|path| container::vm_scope(path).is_none())?;
-        self.container_at(path).map(|container| container.cgroup)
+    /// The cgroup that was created for the VM whose monitor is at this path. machined knows whether a machine is a VM or
+    /// a container; without its record the cgroups below the machine's unit tell: a container's processes are in
+    /// `payload`, or in their own manager's units. `is_sure`: the process at this path is a monitor by its program's name.
+    fn vm_scope(&mut self, path: &str, is_sure: bool) -> Option<String> {
+        if let Some(scope) = container::vm_scope(path) {
+            let is_containers = self.machine_of(scope).is_some_and(|machine| machine.is_vm == Some(false));
+            return (!is_containers).then(|| scope.to_owned());
+        }
+        let Container { cgroup, id: Identity::Machine { .. } } = container::of_path(path)? else { return None };
+        let child = path.get(cgroup.len()..)?.split('/').nth(1)?;
+        let is_plain = !matches!(child, "payload" | "supervisor") && !child.contains('.');
+        let is_vm = self.machine_of(&cgroup).and_then(|machine| machine.is_vm);
+        is_vm.unwrap_or(is_sure && is_plain && self.sources.cgroup_owner(path, true) == 0).then_some(cgroup)
+    }
+
+    /// The machine for which machined, which is root's, has recorded this unit.
+    pub(super) fn machine_of(&mut self, unit: &str) -> Option<Machine> {
+        let machine = self.names.machine(unit.rsplit('/').next()?)?;
+        (self.sources.cgroup_owner(unit, false) == 0).then_some(machine)
+    }
+
+    /// Name and unit of the innermost machine around a monitor that machined has recorded and does not call a container.
+    /// Units inside a container were named there.
+    fn machine_around(&mut self, path: &str) -> Option<(String, String)> {
+        let outermost = container::of_path(path).map_or(path.len(), |container| container.cgroup.len());
+        let units = ancestors(path).filter(|part| part.len() <= outermost && container::is_unit(part));
+        let recorded = units.filter_map(|unit| Some((self.machine_of(unit)?, unit)));
+        let (machine, unit) = recorded.filter(|(machine, _)| machine.is_vm != Some(false)).last()?;
+        Some((machine.name, unit.to_owned()))
     }
 
     /// Whether a process is the domain's QEMU, and not another process that got its number after a crash of libvirt.
     /// The process must have the domain's name or UUID on its command line and run as the domain's user. In addition it
     /// must be in a cgroup that libvirt created, or be outside users' cgroups and containers and older than the status
     /// file.
-    fn is_domains(&mut self, process: &Process, domain: &Domain, arguments: &QemuArguments) -> bool {
+    fn is_domains(&self, process: &Process, domain: &Domain, arguments: &QemuArguments, contained: bool) -> bool {
         let called_so = arguments.name.as_deref() == Some(&domain.name)
             || (arguments.uuid.is_some() && arguments.uuid == domain.uuid);
         if !called_so || domain.user.is_some_and(|user| self.sources.owner(process.pid) != Some(user)) {
@@ -126,7 +179,7 @@ impl Finder<'_> {
         if let Some(scope) = container::libvirt_scope(path) {
             return self.sources.cgroup_owner(scope, false) == 0;
         }
-        let systems = self.container_around(process).is_none() && self.sources.cgroup_owner(path, true) == 0;
+        let systems = !contained && self.sources.cgroup_owner(path, true) == 0;
         let started_later = || {
             let process = self.sources.identity(process.pid)?;
             self.sources.started_after(process, domain.written?)
@@ -147,7 +200,7 @@ impl Finder<'_> {
 
     fn holds_kvm(&mut self, pid: i32, account: &Account) -> bool {
         let limit = self.budget.allowed(account, Item::Descriptors);
-        let Ok(open) = vnic::open_files(&self.sources.process_dir(pid), limit) else { return false };
+        let Ok(open) = vnic::open_files(&self.sources.living_dir(pid), limit) else { return false };
         self.budget.charge(account, Item::Descriptors, open.looked_at, open.whole);
         open.targets.iter().any(|(_, target)| target.starts_with("anon_inode:kvm-v"))
     }
@@ -179,6 +232,7 @@ impl Finder<'_> {
         let sandbox = self.sandbox_of(vm);
         let found = Found {
             name: sandbox.as_ref().map_or_else(|| vm.name(), |(name, _)| name.clone()),
+            namespace: None,
             uuid: vm.uuid(),
             kind: vm.kind(),
             owner,
@@ -303,7 +357,7 @@ impl Finder<'_> {
             Some(interfaces) => (interfaces, true),
             None => {
                 let limit = self.budget.allowed(account, Item::Descriptors);
-                let open = vnic::open_files(&self.sources.process_dir(pid), limit);
+                let open = vnic::open_files(&self.sources.living_dir(pid), limit);
                 // In its own network namespace, a process may give interfaces the names of the host's interfaces.
                 let is_here = self.sources.own_network(pid).is_none();
                 let interfaces = open.map(|open| {

@@ -74,6 +74,31 @@ impl Host {
         fs::write(self.path(&format!("proc/{pid}/stat")), line).unwrap();
     }
 
+    /// Ends a process's main thread while another thread lives, which then alone has what the process has.
+    pub fn end_main_thread(&self, pid: i32, living: i32) {
+        let dir = self.path(&format!("proc/{pid}"));
+        let thread = dir.join(format!("task/{living}"));
+        for own in ["exe", "cmdline", "fd", "fdinfo"] {
+            fs::rename(dir.join(own), thread.join(own)).unwrap();
+        }
+        fs::copy(dir.join("cgroup"), thread.join("cgroup")).unwrap();
+        fs::write(dir.join("cmdline"), "").unwrap();
+        fs::create_dir(dir.join("fd")).unwrap();
+        for stat in [dir.join("stat"), dir.join(format!("task/{pid}/stat"))] {
+            fs::write(&stat, fs::read_to_string(&stat).unwrap().replacen(") S ", ") Z ", 1)).unwrap();
+        }
+    }
+
+    /// machined's record of a unit.
+    pub fn machine(&self, unit: &str, name: &str, class: &str) {
+        let machines = self.path("run/systemd/machines");
+        fs::create_dir_all(&machines).unwrap();
+        symlink(name, machines.join(format!("unit:{unit}"))).unwrap();
+        let scope = unit.replace('\\', r"\\");
+        let record = format!("# private\nNAME={name}\nSCOPE={scope}\nCLASS={class}\nLEADER=7\n");
+        fs::write(machines.join(name), record).unwrap();
+    }
+
     /// A process of this user with another number in its own PID namespace.
     pub fn in_namespace(&self, pid: i32, uid: u32, inner: i32) {
         let status = format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{pid}\t{inner}\n");
