@@ -278,7 +278,7 @@ mod tests {
         use crate::class::Policy;
         let (thread, policy) = ("CPU 3/KVM".to_owned(), Policy::Fifo(80));
         let user = |user| Unnamed { digits: "0123456789ab".to_owned(), user };
-        let unused = |unnamed| ProblemKind::RuleUnused { pattern: "plc-*".to_owned(), unnamed };
+        let unused = |unnamed| ProblemKind::RuleUnused { what: "has a name like `plc-*`".to_owned(), unnamed };
         let above = |by_libvirt| {
             let (thread, limit) = (thread.clone(), Policy::Fifo(50));
             ProblemKind::Conflict(Conflict::AbovePath { thread, policy, limit, by_libvirt })

@@ -65,7 +65,7 @@ pub(crate) fn without_main_thread() -> Child {
     // SAFETY: the child starts a thread that sleeps, and ends its own.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_secs(600)));
+        std::thread::spawn(|| std::thread::sleep(Duration::from_secs(600)));
         // SAFETY: ends this thread alone.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     }
