@@ -23,7 +23,7 @@
 
 #include "ontime.h"
 
-#define SEND_FLAGS (MSG_OOB | MSG_DONTROUTE | MSG_MORE | MSG_EOR | MSG_CONFIRM)
+#define SEND_FLAGS (MSG_OOB | MSG_DONTROUTE | MSG_MORE | MSG_EOR | MSG_CONFIRM | MSG_PROBE)
 #define RECV_FLAGS (MSG_OOB | MSG_PEEK | MSG_TRUNC | MSG_WAITALL | MSG_ERRQUEUE)
 /* Calls with these flags never wait, not on the host either. */
 #define RECV_AT_ONCE (MSG_OOB | MSG_ERRQUEUE)
@@ -73,16 +73,59 @@ static void io_keep_error(struct sock *sk, int err)
 
 /* ---- Sending ---- */
 
+/*
+ * Whether Linux ignores a control message to send: sock_cmsg_send(), udp_cmsg_send(),
+ * ip_cmsg_send(), ip6_datagram_send_ctl().
+ */
+static bool send_ignores(const struct sock *sk, const struct cmsghdr *cmsg)
+{
+	switch (cmsg->cmsg_level) {
+	case SOL_SOCKET:
+		return cmsg->cmsg_type == SCM_RIGHTS || cmsg->cmsg_type == SCM_CREDENTIALS;
+	case SOL_IP:
+	case SOL_UDP:
+		return sk->sk_type == SOCK_STREAM;
+	case SOL_IPV6:
+		return sk->sk_type == SOCK_STREAM || sk->sk_family != AF_INET6;
+	default:
+		return true;
+	}
+}
+
+/* Puts the control messages that Linux would not ignore into the call. */
+static int send_control(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg)
+{
+	struct cmsghdr *cmsg;
+	size_t length = 0;
+
+	for_each_cmsghdr(cmsg, msg) {
+		size_t left = msg->msg_controllen - ((u8 *)cmsg - (u8 *)msg->msg_control), size;
+
+		if (!CMSG_OK(msg, cmsg))
+			return -EINVAL;
+		if (send_ignores(sk, cmsg))
+			continue;
+		/* The last one need not be padded. */
+		size = min_t(size_t, CMSG_ALIGN(cmsg->cmsg_len), left);
+		if (size > ONTIME_CONTROL_MAX - length)
+			return -ENOBUFS;
+		memcpy(rpc->out.body + length, cmsg, size);
+		length += size;
+	}
+	rpc->out.call.control_len = cpu_to_le16(length);
+	return 0;
+}
+
 static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg)
 {
 	struct ontime_call *call = &rpc->out.call;
+	int err;
 
 	call->arg[0] = cpu_to_le32(msg->msg_flags & SEND_FLAGS);
 	if (msg->msg_controllen) {
-		if (msg->msg_controllen > ONTIME_CONTROL_MAX)
-			return -ENOBUFS;
-		memcpy(rpc->out.body, msg->msg_control, msg->msg_controllen);
-		call->control_len = cpu_to_le16(msg->msg_controllen);
+		err = send_control(sk, rpc, msg);
+		if (err)
+			return err;
 	}
 	/* A stream's peer is fixed, so the address is ignored, as in TCP. */
 	if (!msg->msg_name || sk->sk_type == SOCK_STREAM)
@@ -223,6 +266,17 @@ out:
 	if (result == -EPIPE && stream && !(msg->msg_flags & MSG_NOSIGNAL))
 		send_sig(SIGPIPE, current, 0);
 	return result;
+}
+
+/*
+ * sendfile(2) came to the end of its file. It has sent the last part with MSG_MORE, because it was
+ * asked for more than there is. As in inet_splice_eof(), what is held back is sent now, unless the
+ * application holds it back by an option.
+ */
+void ontime_splice_eof(struct socket *sock)
+{
+	if (!READ_ONCE(ontime_sk(sock->sk)->corked))
+		ontime_opt_uncork(sock->sk);
 }
 
 /* ---- Receiving ---- */
@@ -427,12 +481,38 @@ static int recv_chunk(struct sock *sk, struct msghdr *msg, int flags, long *time
 }
 
 /* A peek at data that was received ahead continues with the data behind them. */
-static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen)
+static int recv_peek_on(struct sock *sk, struct msghdr *msg, int flags, int seen, long *timeout)
 {
 	long at_once = 0;
-	int more = msg_data_left(msg) ? recv_chunk(sk, msg, flags, &at_once) : 0;
+	int more = 0;
 
+	while (msg_data_left(msg)) {
+		more = recv_chunk(sk, msg, flags, flags & MSG_WAITALL ? timeout : &at_once);
+		if (more != -ONTIME_AGAIN)
+			break;
+	}
 	return more > 0 ? seen + more : seen;
+}
+
+/*
+ * SO_RCVLOWAT above 1: takes what is there, if that is not enough (@target) waits until there is
+ * as much as the option says, and after the time takes what came meanwhile. The host's poll says
+ * nothing about fewer bytes. A peek begins at the same byte each time.
+ */
+static int recv_low(struct sock *sk, struct msghdr *msg, int flags, long *timeout, size_t target)
+{
+	long at_once = 0;
+	int result = recv_chunk(sk, msg, flags, &at_once), waited;
+
+	if (!*timeout || (result != -EAGAIN && !(flags & MSG_PEEK && result > 0 && result < target)))
+		return result;
+	if (result > 0)
+		iov_iter_revert(&msg->msg_iter, result);
+	waited = recv_chunk(sk, msg, flags & MSG_PEEK ? flags : flags & ~MSG_WAITALL, timeout);
+	if (waited != -EAGAIN && waited != -ERESTARTSYS)
+		return waited;
+	result = recv_chunk(sk, msg, flags, &at_once);
+	return result == -EAGAIN ? waited : result;
 }
 
 /* SIOCGSTAMP, as in sock_recv_cmsgs(); the time is that of the receive. */
@@ -530,29 +610,42 @@ static bool recv_at_end(struct sock *sk, int flags)
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags)
 {
 	struct sock *sk = sock->sk;
-	long timeout = flags & RECV_AT_ONCE ? 0 : sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
-	bool all = (flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL;
-	bool plain = !(flags & RECV_FLAGS) && !(msg->msg_control && msg->msg_controllen);
-	size_t received = 0;
+	long timeout;
+	bool plain, low = false;
+	size_t received = 0, target;
 	int result;
 
+	/* Datagrams have no urgent data: the flag has no effect. */
+	if (sk->sk_type == SOCK_DGRAM)
+		flags &= ~MSG_OOB;
+	timeout = flags & RECV_AT_ONCE ? 0 : sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
+	plain = !(flags & RECV_FLAGS) && !(msg->msg_control && msg->msg_controllen);
 	ontime_sock_place(sk);
 	if (unlikely(flags & MSG_ERRQUEUE) && recv_notice(sk, msg))
 		return 0;
 	if (sk->sk_type == SOCK_DGRAM)
 		return recv_datagram(sk, msg, flags, &timeout, plain);
+	/* Each peek moves SO_PEEK_OFF, so it is not repeated. */
+	if (flags & MSG_PEEK && READ_ONCE(sk->sk_peek_off) >= 0)
+		flags &= ~MSG_WAITALL;
+	else
+		low = READ_ONCE(sk->sk_rcvlowat) > 1 && !(flags & RECV_AT_ONCE);
+	target = sock_rcvlowat(sk, flags & MSG_WAITALL, msg_data_left(msg));
 	do {
 		result = flags & RECV_AT_ONCE ? -ONTIME_AGAIN : ontime_ahead_recv(sk, msg, flags, &timeout);
 		if (result > 0 && flags & MSG_PEEK)
-			result = recv_peek_on(sk, msg, flags, result);
+			result = recv_peek_on(sk, msg, flags, result, &timeout);
+		else if (result == -ONTIME_AGAIN && recv_at_end(sk, flags))
+			result = 0;
 		else if (result == -ONTIME_AGAIN)
-			result = recv_at_end(sk, flags) ? 0 : recv_chunk(sk, msg, flags, &timeout);
+			result = low ? recv_low(sk, msg, flags, &timeout, target) : recv_chunk(sk, msg, flags, &timeout);
 		if (result == -ONTIME_AGAIN)
 			continue;
 		if (result <= 0)
 			break;
 		received += result;
-	} while (result == -ONTIME_AGAIN || (all && timeout && msg_data_left(msg)));
+	} while (result == -ONTIME_AGAIN ||
+		 (!(flags & MSG_PEEK) && timeout && received < target && msg_data_left(msg)));
 	if (received) {
 		io_keep_error(sk, result);
 		ontime_ahead_next(sk, received, length, plain);

@@ -310,6 +310,7 @@ struct ontime_sock {
 	bool blind;			/* reports may say IN wrongly: a receive skipped that check */
 	bool controls;			/* received messages may come with control messages */
 	bool stamped;			/* a message was received: SIOCGSTAMP has an answer */
+	bool corked;			/* TCP_CORK or UDP_CORK is set */
 	struct ontime_rpc *spare[2];	/* completed calls of its channel, for reuse */
 	u32 streak;			/* small messages received in a row */
 	atomic_t receivers;		/* receives of datagrams in progress; whether the last one waited */
@@ -399,6 +400,7 @@ static inline void ontime_sock_keep_error(struct sock *sk, int error)
 
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length);
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags);
+void ontime_splice_eof(struct socket *sock);
 size_t ontime_datagram_max(struct ontime_rpc *rpc);
 void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg);
 
@@ -425,6 +427,7 @@ int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg
 int ontime_sk_ioctl(struct sock *sk, int cmd, int *number);
 int ontime_set_peek_off(struct sock *sk, int value);
 void ontime_opt_defaults(struct sock *sk);
+int ontime_opt_uncork(struct sock *sk);
 
 /* ---- filter.c ---- */
 

@@ -60,14 +60,19 @@ static int host_setsockopt(struct sock *sk, int level, int name, const void *val
 	return result;
 }
 
+/* Copies what the host's socket has for an option of SOL_SOCKET. */
+static void mirror_number(struct sock *sk, int name, int *copy)
+{
+	int number = 0;
+
+	if (host_getsockopt(sk, SOL_SOCKET, name, &number, sizeof(number)) == sizeof(number))
+		WRITE_ONCE(*copy, number);
+}
+
 static void mirror_buffers(struct sock *sk)
 {
-	int size = 0;
-
-	if (host_getsockopt(sk, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) == sizeof(size))
-		WRITE_ONCE(sk->sk_sndbuf, size);
-	if (host_getsockopt(sk, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)) == sizeof(size))
-		WRITE_ONCE(sk->sk_rcvbuf, size);
+	mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
+	mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
 }
 
 /* A new socket's buffer sizes are the host's defaults, which are queried once. */
@@ -125,10 +130,15 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	struct sock *sk = sock->sk;
 	int number, err;
 
+	/* No socket is bound to an interface of the guest, so only what keeps that has an effect. */
+	if (name == SO_BINDTODEVICE)
+		return !length || !value[0] ? 0 : -ENOPROTOOPT;
 	if (length < sizeof(number))
 		return -EINVAL;
 	memcpy(&number, value, sizeof(number));
 	switch (name) {
+	case SO_BINDTOIFINDEX:
+		return !number ? 0 : number < 0 ? -EINVAL : -ENOPROTOOPT;
 	case SO_RCVTIMEO_OLD:
 	case SO_RCVTIMEO_NEW:
 	case SO_SNDTIMEO_OLD:
@@ -192,6 +202,10 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_SNDBUFFORCE:
 	case SO_RCVBUF:
 	case SO_RCVBUFFORCE:
+		/* SO_BUF_LOCK shows it. */
+		lock_sock(sk);
+		sk->sk_userlocks |= name == SO_SNDBUF || name == SO_SNDBUFFORCE ? SOCK_SNDBUF_LOCK : SOCK_RCVBUF_LOCK;
+		release_sock(sk);
 		mirror_buffers(sk);
 		return 0;
 	case SO_TIMESTAMP_OLD:
@@ -202,7 +216,15 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return 0;
 	case SO_TIMESTAMPING_OLD:
 	case SO_TIMESTAMPING_NEW:
+		lock_sock(sk);
+		sock_valbool_flag(sk, SOCK_TSTAMP_NEW, name == SO_TIMESTAMPING_NEW);
+		release_sock(sk);
 		WRITE_ONCE(sk->sk_tsflags, number);
+		return 0;
+	case SO_RCVLOWAT:
+		/* The host limits it by the buffer, or makes the buffer larger. */
+		mirror_number(sk, name, &sk->sk_rcvlowat);
+		mirror_buffers(sk);
 		return 0;
 	default:
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
@@ -268,6 +290,13 @@ int ontime_set_peek_off(struct sock *sk, int value)
 	return err ? err : sk_set_peek_off(sk, value);
 }
 
+/* Whether the socket has options of this level; otherwise Linux does not look at the value. */
+static bool opt_level_exists(const struct sock *sk, int level)
+{
+	return level == SOL_SOCKET || level == SOL_IP || (level == SOL_IPV6 && sk->sk_family == AF_INET6) ||
+	       level == sk->sk_protocol;
+}
+
 /*
  * The error for an option that the host does not accept: callers without the needed capability get
  * EPERM, as in Linux.
@@ -281,9 +310,9 @@ static int opt_refused(struct sock *sk, int level, int name)
 		{ SOL_TCP, TCP_REPAIR }, { SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW },
 		{ SOL_TCP, TCP_TIMESTAMP },
 	};
-	bool there = level == SOL_IPV6 ? sk->sk_family == AF_INET6 : level != SOL_TCP || sk->sk_type == SOCK_STREAM;
 
-	if (there && opt_among(privileged, ARRAY_SIZE(privileged), level, name) && !capable(CAP_NET_ADMIN))
+	if (opt_level_exists(sk, level) && opt_among(privileged, ARRAY_SIZE(privileged), level, name) &&
+	    !capable(CAP_NET_ADMIN))
 		return -EPERM;
 	return -ENOPROTOOPT;
 }
@@ -315,16 +344,62 @@ static int set_fastopen_connect(struct socket *sock, const void *from)
 	return 0;
 }
 
+/* Options that the host refuses to set, so that they have no value, or the value 0. */
+static bool opt_is_empty(const struct sock *sk, int level, int name)
+{
+	static const struct opt_name options[] = {
+		{ SOL_IP, IP_OPTIONS }, { SOL_IPV6, IPV6_HOPOPTS }, { SOL_IPV6, IPV6_RTHDR }, { SOL_IPV6, IPV6_DSTOPTS },
+		{ SOL_IPV6, IPV6_RTHDRDSTOPTS },
+	};
+
+	return (level == SOL_TCP && name == TCP_ULP && sk->sk_type == SOCK_STREAM) ||
+	       opt_among(options, ARRAY_SIZE(options), level, name);
+}
+
+static bool opt_is_zero(const struct sock *sk, int level, int name)
+{
+	static const struct opt_name options[] = {
+		{ SOL_IP, IP_HDRINCL }, { SOL_IP, IP_FREEBIND }, { SOL_IP, IP_PASSSEC }, { SOL_IP, IP_TRANSPARENT },
+		{ SOL_IP, IP_NODEFRAG }, { SOL_IPV6, IPV6_TRANSPARENT }, { SOL_IPV6, IPV6_FREEBIND },
+	};
+
+	return opt_among(options, ARRAY_SIZE(options), level, name);
+}
+
 static int opt_get(struct sock *sk, int level, int name, void *value, unsigned int length)
 {
-	int number;
+	int number = 0;
 
-	if (!opt_fastopen_connect(sk, level, name))
+	if (opt_is_empty(sk, level, name))
+		return 0;
+	if (opt_fastopen_connect(sk, level, name))
+		number = ontime_sk(sk)->tcp.fastopen_connect;
+	else if (!opt_is_zero(sk, level, name))
 		return host_getsockopt(sk, level, name, value, length);
-	number = ontime_sk(sk)->tcp.fastopen_connect;
-	length = min_t(unsigned int, length, sizeof(number));
+	/* As in do_ip_getsockopt(), a small number fits into one byte. */
+	length = level == SOL_IP && length < sizeof(number) ? min(length, 1U) :
+		 min_t(unsigned int, length, sizeof(number));
 	memcpy(value, &number, length);
 	return length;
+}
+
+/* What the host has changed with an option, for the copies here. */
+static void opt_changed(struct sock *sk, int level, int name, const void *value)
+{
+	/* The priority follows from the type of service. */
+	if (level == SOL_IP && name == IP_TOS)
+		mirror_number(sk, SO_PRIORITY, (int *)&sk->sk_priority);
+	else if (sk->sk_type == SOCK_STREAM ? level == SOL_TCP && name == TCP_CORK : level == SOL_UDP && name == UDP_CORK)
+		WRITE_ONCE(ontime_sk(sk)->corked, *(const int *)value != 0);
+}
+
+/* Sends what is held back for more data: io.c. */
+int ontime_opt_uncork(struct sock *sk)
+{
+	bool stream = sk->sk_type == SOCK_STREAM;
+	int off = 0;
+
+	return host_setsockopt(sk, stream ? SOL_TCP : SOL_UDP, stream ? TCP_CORK : UDP_CORK, &off, sizeof(off));
 }
 
 /* Of TCP's options: for these the kernel checks the length before the name. */
@@ -335,8 +410,8 @@ static bool opt_is_number(int name)
 
 int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
 {
-	u8 small[64], *copy = small;
-	int err;
+	u8 small[64] __aligned(sizeof(int)), *copy = small;
+	int err, unread;
 
 	if (level == SOL_TCP && sock->sk->sk_type == SOCK_STREAM && length < sizeof(int) && opt_is_number(name))
 		return -EINVAL;
@@ -351,14 +426,22 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 		WRITE_ONCE(ontime_sk(sock->sk)->controls, true);
 	if (opt_of_receiving(level, name) || opt_of_control(level, name))
 		ontime_ahead_never(sock->sk);
-	if (copy_from_sockptr(copy, value, length))
-		err = -EFAULT;
+	unread = copy_from_sockptr(copy, value, length);
+	/* Linux reads no more than the option needs, mostly a number. */
+	if (unread && length - unread >= sizeof(int)) {
+		length -= unread;
+		unread = 0;
+	}
+	if (unread)
+		err = opt_level_exists(sock->sk, level) ? -EFAULT : -ENOPROTOOPT;
 	else if (level == SOL_SOCKET)
 		err = set_sol_socket(sock, name, copy, length);
 	else if (opt_fastopen_connect(sock->sk, level, name))
 		err = set_fastopen_connect(sock, copy);
 	else
 		err = host_setsockopt(sock->sk, level, name, copy, length);
+	if (!err)
+		opt_changed(sock->sk, level, name, copy);
 	if (copy != small)
 		kfree(copy);
 	return err == -ENOPROTOOPT ? opt_refused(sock->sk, level, name) : err;

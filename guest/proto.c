@@ -61,6 +61,7 @@ static struct proto ontime6_prot = {
 	.sendmsg = ontime_sendmsg,			\
 	.recvmsg = ontime_recvmsg,			\
 	.set_peek_off = ontime_set_peek_off,		\
+	.splice_eof = ontime_splice_eof,		\
 	.mmap = sock_no_mmap
 
 #define ONTIME_STREAM(fam)				\
@@ -95,7 +96,8 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 {
 	static const enum sock_flags flags[] = {
 		SOCK_KEEPOPEN, SOCK_LINGER, SOCK_URGINLINE, SOCK_BROADCAST, SOCK_LOCALROUTE, SOCK_RCVTSTAMP,
-		SOCK_RCVTSTAMPNS, SOCK_TSTAMP_NEW, SOCK_ZEROCOPY,
+		SOCK_RCVTSTAMPNS, SOCK_TSTAMP_NEW, SOCK_ZEROCOPY, SOCK_DBG, SOCK_RXQ_OVFL, SOCK_SELECT_ERR_QUEUE,
+		SOCK_WIFI_STATUS, SOCK_NOFCS, SOCK_FILTER_LOCKED,
 	};
 	unsigned int i;
 
@@ -111,8 +113,20 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_rcvtimeo = parent->sk_rcvtimeo;
 	sk->sk_sndtimeo = parent->sk_sndtimeo;
 	sk->sk_rcvlowat = parent->sk_rcvlowat;
+	sk->sk_userlocks |= parent->sk_userlocks & SOCK_BUF_LOCK_MASK;
+	sk->sk_max_pacing_rate = parent->sk_max_pacing_rate;
+	sk->sk_tsflags = parent->sk_tsflags;
+	sk->sk_no_check_tx = parent->sk_no_check_tx;
+	sk->sk_txrehash = parent->sk_txrehash;
+	sk->sk_peek_off = parent->sk_peek_off;
+#ifdef CONFIG_NET_RX_BUSY_POLL
+	sk->sk_ll_usec = parent->sk_ll_usec;
+	sk->sk_prefer_busy_poll = parent->sk_prefer_busy_poll;
+	sk->sk_busy_poll_budget = parent->sk_busy_poll_budget;
+#endif
 	ontime_sk(sk)->ahead_off = ontime_sk(parent)->ahead_off;
 	ontime_sk(sk)->controls = ontime_sk(parent)->controls;
+	ontime_sk(sk)->corked = ontime_sk(parent)->corked;
 }
 
 /*

@@ -28,13 +28,27 @@ static void sock_wake(struct sock *sk, u32 ready)
 	wq = rcu_dereference(sk->sk_wq);
 	if (skwq_has_sleeper(wq))
 		wake_up_interruptible_poll(&wq->wait, mask);
-	if (sock_flag(sk, SOCK_FASYNC) && wq) {
-		if (mask & EPOLLIN)
-			sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
-		if (mask & EPOLLOUT)
-			sock_wake_async(wq, SOCK_WAKE_SPACE, POLL_OUT);
-	}
+	if (sock_flag(sk, SOCK_FASYNC) && wq && mask & EPOLLIN)
+		sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
 	rcu_read_unlock();
+}
+
+/* Room to send. A stream that is not connected, or not any more, has HUP as well. */
+static bool has_room(u32 ready)
+{
+	return (ready & (ONTIME_READY_OUT | ONTIME_READY_HUP)) == ONTIME_READY_OUT;
+}
+
+/*
+ * SIGIO for room to send that was not there before: the connection stands, or a send would have had
+ * to wait. Under the RCU read lock.
+ */
+static void sock_room(struct sock *sk)
+{
+	struct socket_wq *wq = rcu_dereference(sk->sk_wq);
+
+	if (sock_flag(sk, SOCK_FASYNC) && wq)
+		sock_wake_async(wq, SOCK_WAKE_IO, POLL_OUT);
 }
 
 /*
@@ -65,16 +79,23 @@ static void sock_urgent(struct sock *sk)
 static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 {
 	s64 old = atomic64_read(&os->ready);
+	bool room;
+	u32 known;
 
 	if (!seq)
 		return false;
 	do {
-		u32 known = (u64)old >> 32;
-
+		known = (u64)old >> 32;
 		if (known && (s32)(seq - known) <= 0)
 			return false;
 		*fresh = ready & ~(u32)old;
+		room = has_room(ready) && !has_room(old);
+		if (room)
+			*fresh |= ONTIME_READY_OUT;
 	} while (!atomic64_try_cmpxchg(&os->ready, &old, (s64)((u64)seq << 32 | ready)));
+	/* The first report is no change. */
+	if (unlikely(room) && known)
+		sock_room((struct sock *)os);
 	if (unlikely(*fresh & ONTIME_READY_PRI))
 		sock_urgent((struct sock *)os);
 	return true;
@@ -84,7 +105,7 @@ static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event)
 {
 	struct ontime_dev *dev = ontime_dev_rcu(chan->generation);
-	u32 id = le32_to_cpu(event->sock), fresh;
+	u32 id = le32_to_cpu(event->sock), ready = le32_to_cpu(event->ready), fresh;
 	struct ontime_sock *os = dev ? xa_load(&dev->socks, id & (ONTIME_SOCKETS_MAX - 1)) : NULL;
 	u16 error = le16_to_cpu(event->error);
 	struct sock *sk = (struct sock *)os;
@@ -101,8 +122,12 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 		WRITE_ONCE(sk->sk_err, error);
 		WRITE_ONCE(os->told, true);
 	}
-	if (sock_report(os, le32_to_cpu(event->seq), le32_to_cpu(event->ready), &fresh) || error)
-		sock_wake(sk, le32_to_cpu(event->ready));
+	/*
+	 * A report without anything new, such as after another thread's receive, must not wake
+	 * edge-triggered pollers. IN may stand for another arrival.
+	 */
+	if ((sock_report(os, le32_to_cpu(event->seq), ready, &fresh) && (fresh || ready & ~ONTIME_READY_OUT)) || error)
+		sock_wake(sk, ready);
 }
 
 /*

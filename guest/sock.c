@@ -592,9 +592,9 @@ static int sock_connect_ask(struct socket *sock, struct sockaddr_unsized *addr, 
 
 /*
  * Waits for the outcome of an attempt in progress: for the event, or by asking the host if the
- * attempt may have ended.
+ * attempt may have ended. @going: the error if it is still in progress.
  */
-static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr, int length, long *timeout)
+static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr, int length, long *timeout, int going)
 {
 	const u32 ended = ONTIME_READY_OUT | ONTIME_READY_HUP;
 	struct sock *sk = sock->sk;
@@ -607,7 +607,7 @@ static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr,
 	}
 	err = ontime_sock_wait_ready(sk, ONTIME_READY_OUT, timeout);
 	if (err)
-		return err == -EAGAIN ? -EINPROGRESS : sock_intr_errno(*timeout);
+		return err == -EAGAIN ? going : sock_intr_errno(*timeout);
 	if (READ_ONCE(sk->sk_err))
 		return sock_connect_failed(sock);
 	if ((ontime_sock_ready(ontime_sk(sk)) & ended) == ONTIME_READY_OUT)
@@ -648,8 +648,8 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		sock->state = SS_CONNECTING;
 		if (!timeout)
 			return err;
-		err = sock_connect_wait(sock, addr, length, &timeout);
-		if (err == -EINPROGRESS || err == -EINTR || err == -ERESTARTSYS)
+		err = sock_connect_wait(sock, addr, length, &timeout, err);
+		if (err == -EINPROGRESS || err == -EALREADY || err == -EINTR || err == -ERESTARTSYS)
 			return err;
 	}
 	if (!err && dissolve)

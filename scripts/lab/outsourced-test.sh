@@ -72,6 +72,18 @@ unusual() {
     tail -n 1 out/unusual-none | grep -q end && diff out/unusual-none out/unusual-all
 }
 
+# Corners of the kernel, also on a channel.
+seldom() {
+    for mode in none all; do
+        steer $mode
+        python3 /lab/seldom.py > "out/seldom-$mode" || return 1
+    done
+    tail -n 1 out/seldom-none | grep -q end && diff out/seldom-none out/seldom-all || return 1
+    grep -q 'channels=[1-9]' /lab/args || return 0
+    taskset -c 0 chrt -f 40 python3 /lab/seldom.py > out/seldom-rt
+    diff out/seldom-none out/seldom-rt
+}
+
 # Small messages on streams, at a real-time priority on the vCPU that has a channel: outsourced sockets receive them
 # before the program calls recv.
 received_ahead() {
@@ -364,6 +376,7 @@ check same-calls same_calls
 check same-edges same_edges
 check rt-channel rt_channel
 check unusual unusual
+check seldom seldom
 check received-ahead received_ahead
 check many-connections on_channel many
 check beside-a-spinner on_channel spinner

@@ -6,7 +6,7 @@ use crate::abi::*;
 use crate::call::{Call, Reply};
 use crate::control;
 use crate::counters::count;
-use crate::engine::{Engine, Outcome};
+use crate::engine::{Engine, Local, Outcome};
 use crate::host;
 use crate::memory::Memory;
 use crate::name::Name;
@@ -157,9 +157,12 @@ impl Engine {
         Ok(Outcome::Done(Reply::number(result)))
     }
 
-    /// Handles an error after bytes were moved: the bytes are the result, and the next call gets the error.
+    /// Handles an error after bytes were moved: the bytes are the result. The next call gets the error if it was the
+    /// socket's own, which the kernel has forgotten by returning it. The kernel returns the others again (EPIPE after a
+    /// shutdown, ENOTCONN).
     fn later(&mut self, call: &Call, socket: &Socket, error: Errno) -> Result<u32, Errno> {
-        if call.moved > 0 {
+        let own = matches!(error.0, libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH);
+        if call.moved > 0 && own {
             if let Some(local) = self.local(socket.index) {
                 local.error = error.0 as u16;
             }
@@ -183,8 +186,12 @@ impl Engine {
             // yet.
             return Err(Errno(libc::ECANCELED));
         }
-        let all =
-            wait && flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && socket.protocol == Protocol::Tcp;
+        let all = wait && flags & libc::MSG_WAITALL != 0 && socket.protocol == Protocol::Tcp;
+        let peek = flags & libc::MSG_PEEK != 0;
+        if peek {
+            // Each attempt begins at the same byte.
+            call.moved = 0;
+        }
         let left = call.parts.room - call.moved;
         call.buffers.writable.iovecs(memory, call.room_at() + call.moved, left, &mut self.iov)?;
         let room = self.control.get_mut(..usize::from(call.words.control_room)).ok_or(Errno(libc::EINVAL))?;
@@ -213,7 +220,16 @@ impl Engine {
         call.buffers.writable.write(memory, DONE_LEN, self.control.get(..received.control).unwrap_or_default())?;
         call.moved += received.len;
         if all && received.len > 0 && call.moved < call.parts.room {
-            return Ok(Outcome::Again);
+            if !peek {
+                return Ok(Outcome::Again);
+            }
+            // A peek of too little waits for another arrival, unless it ended at the end, an error or urgent data.
+            self.look(socket);
+            let going =
+                |local: &mut Local| local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
+            if self.local(socket.index).is_some_and(going) {
+                return Ok(Outcome::Wait);
+            }
         }
         let consumes = flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
         let short = consumes && (1..left).contains(&received.len);

@@ -4,12 +4,15 @@ use crate::abi::*;
 use crate::control;
 use crate::name::{self, Name};
 
+/// Missing in the libc crate.
+const MSG_PROBE: i32 = 0x10;
 /// Message flags that SEND accepts. DONTWAIT and NOSIGNAL are implied.
 pub const SEND_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_DONTROUTE
     | libc::MSG_DONTWAIT
     | libc::MSG_EOR
     | libc::MSG_CONFIRM
+    | MSG_PROBE
     | libc::MSG_NOSIGNAL
     | libc::MSG_MORE) as u32;
 /// Message flags that RECV accepts.

@@ -493,7 +493,10 @@ impl Worker {
                 // The kernel refuses a value that is too short to contain a group.
                 if value.len() >= group.shortest() {
                     let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
-                    shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
+                    // The kernel refuses what is no group.
+                    if group.is_multicast() {
+                        shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
+                    }
                 }
                 // Joining and leaving a group takes the host-wide `rtnl` lock and updates the NICs' receive filters.
                 self.groups.wait();

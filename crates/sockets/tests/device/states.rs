@@ -1,11 +1,11 @@
 //! Socket states that a guest must see as with its own kernel: ends, errors, urgent data.
 
 use std::io::Write;
-use std::net::{TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use libc::{AF_INET, SOCK_DGRAM};
+use libc::{AF_INET, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 
 use super::driver::{Call, Done, Driver, Vm};
@@ -13,6 +13,7 @@ use super::{FREE, listen, local};
 
 /// Missing in the libc crate.
 const IP_MSFILTER: i32 = 41;
+const MSG_PROBE: i32 = 0x10;
 
 /// Runs a test on main and on channel 1. Channel 1's sockets are answered on its queue, all others on main's.
 fn both(test: impl Fn(&mut Vm, usize)) {
@@ -58,6 +59,108 @@ fn shutdown_ends_what_waits_for_datagrams() {
             assert_eq!(queue.result(Call::new(ONTIME_OP_RECV, sock).room(10)), Err(libc::EAGAIN));
             assert_eq!(queue.result(Call::new(ONTIME_OP_RECV, sock).ahead().wait().room(10)), Err(libc::ECANCELED));
         }
+    });
+}
+
+/// Connects the socket to a listener of the test's; returns the accepted end.
+fn connected(vm: &mut Vm, sock: u32, channel: usize) -> TcpStream {
+    let server = TcpListener::bind(local(0)).unwrap();
+    vm.main().socket(sock, AF_INET, SOCK_STREAM, channel as u32);
+    let _ = vm.main().result(Call::new(ONTIME_OP_CONNECT, sock).to(server.local_addr().unwrap()));
+    queue(vm, channel).ready(sock, ONTIME_READY_OUT);
+    server.accept().unwrap().0
+}
+
+/// EPIPE and ENOTCONN are states, not errors that SO_ERROR would tell.
+#[test]
+fn a_send_that_a_shutdown_ends_leaves_no_error() {
+    both(|vm, channel| {
+        let peer = connected(vm, 1, channel);
+        let small =
+            Call::new(ONTIME_OP_SETOPT, 1).arg([libc::SOL_SOCKET, libc::SO_SNDBUF]).data(&4096i32.to_le_bytes());
+        assert_eq!(vm.main().result(small), Ok(0));
+        let queue = queue(vm, channel);
+        let (mut posted, mut last) = (Vec::new(), None);
+        // Until a send waits.
+        while last.is_none() {
+            let id = queue.post(Call::new(ONTIME_OP_SEND, 1).wait().data(&[7; 900_000]));
+            queue.settle_many(1);
+            match queue.poll(id) {
+                Some(done) => posted.push(done.result().unwrap()),
+                None => last = Some(id),
+            }
+        }
+        assert_eq!(queue.result(Call::new(ONTIME_OP_SHUTDOWN, 1).arg([libc::SHUT_WR])), Ok(0));
+        let sent = queue.wait(last.unwrap()).result().unwrap();
+        assert!(sent < 900_000, "{sent} bytes after {posted:?}");
+        assert_eq!(queue.result(Call::new(ONTIME_OP_SEND, 1).wait().data(&[7])), Err(libc::EPIPE));
+        queue.settle();
+        while let Some(event) = queue.try_event() {
+            assert_eq!(event.error, 0, "an error is told although a send was only cut short");
+        }
+        drop(peer);
+    });
+}
+
+#[test]
+fn a_peek_for_all_bytes_waits_for_them_and_takes_none() {
+    both(|vm, channel| {
+        let mut peer = connected(vm, 1, channel);
+        let queue = queue(vm, channel);
+        let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
+        peer.write_all(b"abc").unwrap();
+        queue.ready(1, ONTIME_READY_IN);
+        assert_eq!(queue.result(Call::new(ONTIME_OP_RECV, 1).arg([flags]).room(6)), Ok(3), "if it may not wait");
+        let peek = queue.post(Call::new(ONTIME_OP_RECV, 1).arg([flags]).wait().room(6));
+        queue.settle_many(1);
+        assert!(queue.poll(peek).is_none(), "three of six bytes are not enough");
+        peer.write_all(b"de").unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        queue.settle_many(1);
+        assert!(queue.poll(peek).is_none(), "nor are five");
+        peer.write_all(b"fg").unwrap();
+        let done = queue.wait(peek);
+        assert_eq!((done.result(), &done.data[..]), (Ok(6), &b"abcdef"[..]));
+        // A wait that is cut short gives what there is, as does the end of the stream.
+        let peek = queue.post(Call::new(ONTIME_OP_RECV, 1).arg([flags]).wait().room(9));
+        queue.settle_many(1);
+        assert_eq!(queue.result(Call::new(ONTIME_OP_CANCEL, ONTIME_SOCK_NONE).arg([peek as i32])), Ok(0));
+        let done = queue.wait(peek);
+        assert_eq!((done.result(), &done.data[..]), (Ok(7), &b"abcdefg"[..]));
+        let peek = queue.post(Call::new(ONTIME_OP_RECV, 1).arg([flags]).wait().room(9));
+        queue.settle_many(1);
+        drop(peer);
+        assert_eq!(queue.wait(peek).result(), Ok(7));
+        assert_eq!(queue.result(Call::new(ONTIME_OP_RECV, 1).room(9)), Ok(7), "nothing was taken");
+    });
+}
+
+/// What is no group is the kernel's to refuse, whatever the policy.
+#[test]
+fn an_address_that_is_no_group_is_invalid() {
+    both(|vm, channel| {
+        vm.main().socket(1, AF_INET, SOCK_DGRAM, channel as u32);
+        let mut set = |name: i32, group: [u8; 4]| {
+            let value = [group, [0; 4]].concat();
+            vm.main().result(Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, name]).data(&value))
+        };
+        assert_eq!(set(libc::IP_ADD_MEMBERSHIP, [198, 51, 100, 7]), Err(libc::EINVAL));
+        assert_eq!(set(libc::IP_ADD_MEMBERSHIP, [239, 9, 9, 9]), Err(libc::EPERM), "the policy has no such network");
+        assert_ne!(set(libc::IP_DROP_MEMBERSHIP, [198, 51, 100, 7]), Err(libc::EPERM));
+    });
+}
+
+#[test]
+fn a_probe_sends_no_datagram() {
+    both(|vm, channel| {
+        let server = UdpSocket::bind(local(0)).unwrap();
+        vm.main().socket(1, AF_INET, SOCK_DGRAM, channel as u32);
+        let to = server.local_addr().unwrap();
+        let queue = queue(vm, channel);
+        assert_eq!(queue.result(Call::new(ONTIME_OP_SEND, 1).to(to).arg([MSG_PROBE]).data(b"probe")), Ok(5));
+        assert_eq!(queue.result(Call::new(ONTIME_OP_SEND, 1).to(to).data(b"real")), Ok(4));
+        let mut bytes = [0; 9];
+        assert_eq!((server.recv(&mut bytes).unwrap(), &bytes[..4]), (4, &b"real"[..]));
     });
 }
 
@@ -133,7 +236,7 @@ fn what_is_behind_the_urgent_mark_is_readable() {
 fn the_policy_holds_for_each_kind_of_option() {
     let mut vm = Vm::start("bind = [\"tcp/0\"]\nreach = [\"239.1.0.0/16\"]\nbacklog = 7");
     let main = vm.main();
-    main.socket(1, AF_INET, libc::SOCK_STREAM, 0);
+    main.socket(1, AF_INET, SOCK_STREAM, 0);
     main.socket(2, AF_INET, SOCK_DGRAM, 0);
     let set = |sock, level, name, value: &[u8]| Call::new(ONTIME_OP_SETOPT, sock).arg([level, name]).data(value);
     let fastopen = set(1, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, &100i32.to_ne_bytes());
