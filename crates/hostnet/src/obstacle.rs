@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use ontime_tenants::proc::{parse_stat, printable};
 use ontime_tenants::remedy::{of_limits, remedy};
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, ThreadId, limit_waits};
 
 use crate::cpus::CpuSet;
 use crate::kernel_files::RT_RUNTIME;
@@ -338,8 +338,11 @@ fn has_right(roots: &Roots, bit: u32) -> Option<bool> {
 
 /// PF_NO_SETAFFINITY (`include/linux/sched.h`).
 fn is_bound(roots: &Roots, thread: ThreadId) -> bool {
-    let stat = fs::read(roots.proc.join(format!("{}/task/{}/stat", thread.pid, thread.tid)));
-    stat.ok().and_then(|line| parse_stat(&line)).is_some_and(|stat| stat.flags & 0x0400_0000 != 0)
+    let stat = roots.proc.join(format!("{}/task/{}/stat", thread.pid, thread.tid));
+    limit_waits(|| fs::read(stat))
+        .ok()
+        .and_then(|line| parse_stat(&line))
+        .is_some_and(|stat| stat.flags & 0x0400_0000 != 0)
 }
 
 #[cfg(test)]

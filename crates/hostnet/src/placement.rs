@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use ontime_tenants::proc::status_value;
-use ontime_tenants::{Tenant, ThreadId};
+use ontime_tenants::{Tenant, ThreadId, limit_waits};
 
 use crate::intent::Intent;
 use crate::inventory::Inventory;
@@ -63,7 +63,7 @@ fn of_cgroup(directory: &Path) -> ByNode {
 }
 
 fn of_process(process: &Path) -> Result<ByNode, String> {
-    let status = fs::read(process.join("status")).map_err(|error| file_error("status", &error))?;
+    let status = limit_waits(|| fs::read(process.join("status"))).map_err(|error| file_error("status", &error))?;
     let resident = status_value(&status, "VmRSS").and_then(|text| text.split_ascii_whitespace().next()?.parse().ok());
     let resident: u64 = resident.unwrap_or_default();
     if resident > WALKED_MAX_KIB {
@@ -73,7 +73,7 @@ fn of_process(process: &Path) -> Result<ByNode, String> {
              memory.numa_stat of its own; give it huge pages, or a cgroup of its own with controller memory"
         ));
     }
-    let maps = fs::read(process.join("numa_maps")).map_err(|error| file_error("numa_maps", &error))?;
+    let maps = limit_waits(|| fs::read(process.join("numa_maps"))).map_err(|error| file_error("numa_maps", &error))?;
     let mut found = ByNode::new();
     for line in String::from_utf8_lossy(&maps).lines().filter(|line| is_own(line)) {
         let size = line.split_ascii_whitespace().find_map(|word| word.strip_prefix("kernelpagesize_kB=")?.parse().ok());

@@ -500,6 +500,20 @@ fn services_beside_ontime_are_told_where_they_matter() {
     for service in ["kubelet", "ovs-vswitchd"] {
         assert_eq!(told(&mut inventory, &Intent::default(), service).0, State::Ok, "{service} without an RT tenant");
     }
+    // Open vSwitch's polling threads forward packets themselves: only their CPUs matter, and these are not idle.
+    let mut pinned = intent.clone();
+    pin(&mut pinned, "1");
+    inventory.cpus.isolated = cpus("1-3");
+    for (on, shared, unused) in [("2-3", false, None), ("3", false, Some("CPUs 2,")), ("1,3", true, Some("CPUs 2,"))] {
+        inventory.pollers = vec![("pmd-c03/id:9".to_owned(), cpus(on))];
+        let (state, found) = told(&mut inventory, &pinned, "ovs-vswitchd");
+        assert_eq!(state == State::Warning && found.contains("pmd-c03/id:9 polls on CPU 1,3"), shared, "{on}: {found}");
+        assert_eq!(state == State::Ok, !shared, "{on}: {found}");
+        let (state, found) = row(&inventory, &pinned, "isolation");
+        assert_eq!(state == State::Ok, unused.is_none(), "{on}: {found}");
+        assert!(unused.is_none_or(|unused| found.contains(&format!("kept to {unused} which"))), "{on}: {found}");
+    }
+    (inventory.pollers, inventory.cpus.isolated) = (Vec::new(), CpuSet::new());
     inventory.conflicts.clear();
     inventory.cpus.bpf_scheduler = Some("lavd_1.0.19".to_owned());
     assert_eq!(

@@ -43,7 +43,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Err(error @ ClientError::Denied { .. }) if args.dry_run => look(args, paths, Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
-    let status = show(&report, args.json, &["failed"])?;
+    let status = show(&report, args.json, &["failed", "would-fail"])?;
     Ok(ExitCode::from(missed.tell(status)))
 }
 

@@ -66,8 +66,8 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let critical = api::any_critical(&findings) || nics.iter().any(|nic| api::any_critical(&nic.findings));
     let mut out = std::io::stdout().lock();
     if args.json {
-        let nics: Vec<_> = nics.iter().map(api::Versioned::of).collect();
-        serde_json::to_writer_pretty(&mut out, &nics)?;
+        let answer = api::Nics { schema_version: api::SCHEMA_VERSION, nics, findings };
+        serde_json::to_writer_pretty(&mut out, &answer)?;
         writeln!(out)?;
     } else {
         if nics.is_empty() {

@@ -14,7 +14,12 @@ use serde_json::Value;
 use support::{Daemon, Site, possible, until};
 
 fn nic<'a>(all: &'a Value, name: &str) -> &'a Value {
-    all.as_array().unwrap().iter().find(|nic| nic["name"] == name).unwrap_or_else(|| panic!("no {name} in {all}"))
+    all["nics"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|nic| nic["name"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {all}"))
 }
 
 fn states(nic: &Value) -> Vec<&str> {
@@ -77,7 +82,7 @@ fn the_path_is_shown_nic_by_nic_with_why() {
     // Every name of the interface is accepted.
     site.ip(&["link", "property", "add", "dev", "va0", "altname", "port-to-the-plant-hall"]);
     let all = site.json(&["net", "status", "port-to-the-plant-hall", "--json"]);
-    assert_eq!((all.as_array().unwrap().len(), &all[0]["schema_version"]), (1, &1.into()));
+    assert_eq!((all["nics"].as_array().unwrap().len(), &all["schema_version"]), (1, &1.into()));
     assert_eq!(nic(&all, "va0")["altnames"][0], "port-to-the-plant-hall");
 
     let _daemon = Daemon::start(&site);
@@ -87,6 +92,9 @@ fn the_path_is_shown_nic_by_nic_with_why() {
     });
     let knobs = nic(&applied, "va0")["knobs"].as_array().unwrap();
     assert!(knobs.iter().any(|knob| knob["rule"] == "napi-threaded" && knob["actual"] == "1"), "{applied}");
+    // A name that no interface has stands beside the interfaces.
+    let findings = |all: &Value| all["findings"].as_array().unwrap().iter().any(|of| of["object"] == "eth77");
+    assert!(findings(&site.json(&["net", "status", "--json"])) && !findings(&applied), "{applied}");
     let text = site.run(&["net", "status", "va0"]);
     assert_eq!(text.status.code(), Some(0));
     let text = String::from_utf8(text.stdout).unwrap();

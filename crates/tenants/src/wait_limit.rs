@@ -20,7 +20,9 @@
 //! signal ends (docs/security.md, "Known gaps"), but it cannot tell a file that waits from a machine that is busy: then
 //! it would miss the threads of a VM that has done nothing wrong.
 //!
-//! Not for real-time threads: on PREEMPT_RT the timer expires in `ktimers/N`, below them.
+//! A real-time thread may wait longer: on PREEMPT_RT the timer expires in `ktimers/N`, which runs below it. So the cap
+//! watcher and the pacers read without this in their loops; pacers at their start and the guardian reach it by
+//! [`ThreadId`](crate::ThreadId).
 
 use std::cell::{Cell, RefCell};
 use std::io;

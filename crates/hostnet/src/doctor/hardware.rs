@@ -2,7 +2,7 @@
 
 use ontime_tenants::{Kind, proc::printable};
 
-use super::upkeep::pinned;
+use super::upkeep::{pinned, rt_cpus};
 use super::{Check, State};
 use crate::cpus::CpuSet;
 use crate::intent::Intent;
@@ -317,6 +317,22 @@ fn cpu_manager(inventory: &Inventory, intent: &Intent) -> Option<(String, String
     Some((told, remedy))
 }
 
+/// What is wrong where a polling thread of Open vSwitch may run on an RT tenant's CPU, and the remedy.
+fn polled(inventory: &Inventory, intent: &Intent) -> Option<(String, String)> {
+    let rt = rt_cpus(inventory, intent);
+    let shared = |(_, cpus): &&(String, CpuSet)| cpus.iter().any(|cpu| rt.contains(cpu));
+    let (thread, cpus) = inventory.pollers.iter().find(shared)?;
+    let what = format!(
+        "its thread {thread} polls on CPU {cpus}, to which an RT tenant is kept: it forwards no packet while the tenant \
+         runs"
+    );
+    let remedy = format!(
+        "leave CPU {cpus} out of Open vSwitch's mask (ovs-vsctl set Open_vSwitch . other_config:pmd-cpu-mask=...), or \
+         pin the RT tenant to other CPUs"
+    );
+    Some((what, remedy))
+}
+
 /// Services that set the same knobs as Ontime, or related ones, as far as that matters on this host.
 pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
     let (id, title) = ("conflicts", "services that set the same knobs");
@@ -326,6 +342,10 @@ pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
     for Conflict { service, pid } in &inventory.conflicts {
         let (what, remedy) = match service.as_str() {
             "kubelet" | "kubelite" | "k3s-server" | "k3s-agent" if at_stake => match cpu_manager(inventory, intent) {
+                Some(told) => told,
+                None => continue,
+            },
+            "ovs-vswitchd" if at_stake && !inventory.pollers.is_empty() => match polled(inventory, intent) {
                 Some(told) => told,
                 None => continue,
             },

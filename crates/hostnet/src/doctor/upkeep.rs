@@ -52,7 +52,8 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
     }
     let mut found = Vec::new();
     let mut remedies = Vec::new();
-    let unused = without(&kept, &rt);
+    let polled: CpuSet = inventory.pollers.iter().flat_map(|(_, cpus)| cpus.iter()).collect();
+    let unused = without(&without(&kept, &rt), &polled);
     if !unused.is_empty() {
         found.push(format!("no RT tenant is kept to CPUs {unused}, which are kept free: nothing else runs there"));
         remedies.push(format!(

@@ -42,6 +42,8 @@ pub struct Inventory {
     pub protections: Protections,
     /// Running services that set the same knobs.
     pub conflicts: Vec<Conflict>,
+    /// Polling threads of Open vSwitch's DPDK datapath, with the CPUs that each may use.
+    pub pollers: Vec<(String, CpuSet)>,
     /// How udev sets the CPUs of interrupts.
     pub udev: Udev,
     /// kubelet's CPU manager, if kubelet has left a readable record of it.

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use ontime_tenants::limit_waits;
 use serde::Deserialize;
 
 use super::devices::Pci;
@@ -39,6 +40,10 @@ const CONFLICTS: [&str; 8] =
     ["irqbalance", "tuned", "kubelet", "kubelite", "k3s-server", "k3s-agent", "ovs-vswitchd", "scx_loader"];
 /// Services that are kubelet, or contain it.
 const KUBELETS: [&str; 4] = ["kubelet", "kubelite", "k3s-server", "k3s-agent"];
+/// Most processes of such a name that are asked for their folder.
+const KUBELETS_MAX: usize = 4096;
+/// Most threads of Open vSwitch that are read.
+const THREADS_MAX: usize = 4096;
 /// Folders of kubelet: the usual one, k0s's, and MicroK8s's.
 const KUBELET_DIRS: [&str; 3] =
     ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
@@ -70,15 +75,19 @@ impl Inventory {
                 Some(Conflict { service: service.to_owned(), pid })
             })
             .collect();
+        // Any user can start a process of such a name, so each is asked whether it is root's.
+        let is_kubelet = |one: &&Conflict| KUBELETS.contains(&one.service.as_str());
+        let kubelets: Vec<i32> =
+            inventory.conflicts.iter().filter(is_kubelet).take(KUBELETS_MAX).map(|one| one.pid).collect();
         // One process per service is enough for the report.
         inventory.conflicts.sort_by(|one, other| (&one.service, one.pid).cmp(&(&other.service, other.pid)));
         inventory.conflicts.dedup_by(|one, before| one.service == before.service);
+        inventory.pollers = pollers(&roots.proc, &inventory.conflicts);
         let pci = Pci::scan(&roots.sys);
         inventory.irqs = irqs::scan(roots, &pci);
         nics::scan(roots, &mut inventory, &pci);
         inventory.udev = udev::scan(&roots.root, inventory.nics.iter().filter(|nic| nic.physical).map(|nic| &nic.id));
-        let kubelets = inventory.conflicts.iter().filter(|one| KUBELETS.contains(&one.service.as_str()));
-        let dirs = kubelets.filter_map(|one| kubelet_dir(&roots.proc.join(one.pid.to_string())));
+        let dirs = kubelets.into_iter().filter_map(|pid| kubelet_dir(&roots.proc.join(pid.to_string())));
         let mut dirs = dirs.chain(KUBELET_DIRS.map(str::to_owned));
         inventory.cpu_manager = dirs.find_map(|dir| {
             let record = roots.root.join(dir.trim_start_matches('/')).join(CPU_MANAGER);
@@ -99,15 +108,36 @@ impl Inventory {
     }
 }
 
+/// Whether a process is root's. Any user can start a process with a service's name and arguments.
+fn is_roots(process: &Path) -> bool {
+    let status = limit_waits(|| read(&process.join("status")));
+    let users = status.as_deref().and_then(|status| status.lines().find_map(|line| line.strip_prefix("Uid:")));
+    users.is_some_and(|users| users.split_ascii_whitespace().all(|user| user == "0"))
+}
+
+/// The polling threads of Open vSwitch's DPDK datapath: `pmd-cNN/id:M` (`lib/dpif-netdev.c`, `pmd_thread_main`).
+fn pollers(proc: &Path, conflicts: &[Conflict]) -> Vec<(String, CpuSet)> {
+    let switch = conflicts.iter().filter(|one| one.service == "ovs-vswitchd");
+    let switch = switch.map(|one| proc.join(one.pid.to_string())).find(|process| is_roots(process));
+    let tasks = switch.and_then(|process| fs::read_dir(process.join("task")).ok());
+    let of_task = |task: fs::DirEntry| {
+        let comm = read(&task.path().join("comm"))?;
+        let status = comm.starts_with("pmd-c").then(|| limit_waits(|| read(&task.path().join("status"))))??;
+        let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some((comm, CpuSet::from_list(cpus.trim()).ok()?))
+    };
+    let mut found: Vec<_> = tasks.into_iter().flatten().flatten().take(THREADS_MAX).filter_map(of_task).collect();
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    found
+}
+
 /// The folder that a process has as kubelet's (`--root-dir`, or K3s's `--kubelet-arg=root-dir=`). Any user can start a
 /// process with such a name and argument, so only root's counts.
 fn kubelet_dir(process: &Path) -> Option<String> {
-    let status = read(&process.join("status"))?;
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    if users.split_ascii_whitespace().any(|user| user != "0") {
+    if !is_roots(process) {
         return None;
     }
-    let command_line = read(&process.join("cmdline"))?;
+    let command_line = limit_waits(|| read(&process.join("cmdline")))?;
     let words: Vec<&str> = command_line.split('\0').collect();
     let with_next = words.iter().enumerate().map(|(at, word)| (*word, words.get(at + 1).copied().unwrap_or_default()));
     let mut given = with_next.filter_map(|(word, next)| {
@@ -390,11 +420,42 @@ mod tests {
             let stat = fs::read_to_string("/proc/self/stat").unwrap();
             let fields = stat.rsplit_once(')').unwrap().1;
             fs::write(process.join("stat"), format!("77 ({comm}){fields}")).unwrap();
+            // A user's process of that name, with a lower number, hides nothing.
+            let other = tree.path().join("proc/7");
+            fs::create_dir_all(&other).unwrap();
+            fs::write(other.join("stat"), format!("7 ({comm}){fields}")).unwrap();
+            fs::write(other.join("status"), format!("Name:\t{comm}\nUid:\t1000\t1000\t1000\t1000\n")).unwrap();
+            fs::write(other.join("cmdline"), "kubelet\0--root-dir=/nowhere\0").unwrap();
             let at = |name: &str| tree.path().join(name);
             let roots = Roots { proc: at("proc"), sys: at("sys"), debug: at("debug"), dev: at("dev"), root: at("") };
             let is_root = rustix::process::geteuid().is_root();
             let found = Inventory::scan(&roots).cpu_manager.map(|manager| manager.policy).unwrap_or_default();
             assert_eq!(found, if is_root { wanted } else { "" }, "{comm} {words:?}");
+        }
+    }
+
+    #[test]
+    fn polling_threads_of_open_vswitch_are_those_of_roots() {
+        let tree = tempfile::tempdir().unwrap();
+        let conflicts = [Conflict { service: "ovs-vswitchd".to_owned(), pid: 77 }];
+        for (user, wanted) in [(0, &["pmd-c01/id:9 1", "pmd-c03/id:8 2-3"][..]), (1000, &[])] {
+            let process = tree.path().join("77");
+            let file = |task: &str, name: &str, text: &str| {
+                let task = process.join("task").join(task);
+                fs::create_dir_all(&task).unwrap();
+                fs::write(task.join(name), text).unwrap();
+            };
+            for (task, comm, cpus) in
+                [("79", "pmd-c03/id:8", "2-3"), ("78", "pmd-c01/id:9", "1"), ("80", "revalidator5", "0-7")]
+            {
+                file(task, "comm", &format!("{comm}\n"));
+                file(task, "status", &format!("Name:\tx\nCpus_allowed_list:\t{cpus}\n"));
+            }
+            file("81", "comm", "pmd-c04/id:7\n");
+            fs::write(process.join("status"), format!("Uid:\t{user}\t{user}\t{user}\t{user}\n")).unwrap();
+            let found = pollers(tree.path(), &conflicts);
+            let found: Vec<String> = found.iter().map(|(comm, cpus)| format!("{comm} {cpus}")).collect();
+            assert_eq!(found, wanted);
         }
     }
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use ontime_tenants::ThreadId;
 use ontime_tenants::proc::{Stat, parse_stat};
+use ontime_tenants::{ThreadId, limit_waits};
 
 use super::{KernelThread, KernelThreadKind};
 
@@ -24,7 +24,8 @@ pub(super) fn scan(proc: &Path) -> Found {
         if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        let stat = fs::read(entry.path().join("stat")).ok().and_then(|line| parse_stat(&line));
+        let line = limit_waits(|| fs::read(entry.path().join("stat")));
+        let stat = line.ok().and_then(|line| parse_stat(&line));
         // A service that has ended but was not reaped changes nothing.
         let Some(stat) = stat.filter(|stat| !stat.has_ended()) else { continue };
         if !stat.is_kthread() {
