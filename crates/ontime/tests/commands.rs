@@ -43,7 +43,10 @@ impl Open {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("ontime");
-        std::fs::copy(env!("CARGO_BIN_EXE_ontime"), &program).unwrap();
+        // By another process: a child that another test starts meanwhile would have this one's descriptor for writing
+        // until its exec, and the copy could not be executed for so long (ETXTBSY).
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_ontime")).arg(&program).status().unwrap();
+        assert!(copied.success());
         std::fs::create_dir(dir.path().join("etc")).unwrap();
         for path in [dir.path(), &dir.path().join("etc"), &program] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
