@@ -80,7 +80,8 @@ impl ControlQueue {
                 tracing::warn!(
                     vm,
                     channel,
-                    "the guest's driver is set up anew though a thread may still use its memory"
+                    "the guest's driver is set up anew though a thread may still use its memory; if its sockets fail \
+                     afterwards, restart the VM"
                 );
             }
         }

@@ -347,7 +347,10 @@ impl State {
             let answer: Answer = serde_json::from_slice(&line)?;
             match answer.refused {
                 refused if answer.seq == seq => return Ok(refused),
-                Some(why) => tracing::warn!("the daemon does not keep what the guest held: {why}"),
+                Some(why) => tracing::warn!(
+                    "the daemon does not keep what the guest held: {why}; its tasks run without that bandwidth until \
+                     they set their policy again (`ontime top` has the reservations)"
+                ),
                 None => {}
             }
         }

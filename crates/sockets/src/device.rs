@@ -185,7 +185,13 @@ impl VhostUserBackend for Device {
         let thread = self.queues_per_thread().iter().position(serves);
         if !thread.and_then(|thread| self.turns(thread)).is_none_or(|turns| turns.wait(PATIENCE)) {
             let channel = self.channel;
-            tracing::warn!(vm = self.shared.name, channel, index, "a ring is stopped though a thread may still use it");
+            tracing::warn!(
+                vm = self.shared.name,
+                channel,
+                index,
+                "a ring is stopped though a thread may still use it; if sockets of this channel fail afterwards, \
+                 restart the VM"
+            );
         }
         Ok(())
     }

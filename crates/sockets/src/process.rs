@@ -353,7 +353,10 @@ fn admitted(shared: &Shared, channel: u32, peers: &Peers, connection: &UnixStrea
         Ok((peer, Err(reason))) => {
             tracing::warn!(vm = shared.name, channel, ?peer, "a connection is refused: {reason}")
         }
-        Err(error) => tracing::warn!(vm = shared.name, channel, "a connection's process is not found: {error}"),
+        Err(error) => {
+            let remedy = remedy(&error);
+            tracing::warn!(vm = shared.name, channel, "a connection's process is not found: {error}; {remedy}");
+        }
     }
     false
 }

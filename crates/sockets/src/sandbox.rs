@@ -182,9 +182,9 @@ fn limits(sockets: u32) {
     }
 }
 
-/// Lets no thread of this process have a real-time priority above that of the channels' threads, so that a guest that
-/// takes the process over cannot get above the daemon's watcher, which keeps the VM within its runtime cap. A limit that
-/// is lower already stays.
+/// Lets no thread of this process have a real-time priority above that of the channels' threads, so that a guest
+/// that takes the process over cannot get above the daemon's watcher, which keeps the VM within its runtime cap. A
+/// limit that is lower already stays.
 fn limit_priority(priority: u64) {
     let highest = |most| Rlimit { current: most, maximum: most };
     if rustix::process::setrlimit(Resource::Rtprio, highest(Some(priority))).is_err() {

@@ -249,7 +249,8 @@ impl Wait {
     /// Continues with epoll after an error of the ring. epoll reports edges that the ring has not reported.
     fn without_ring(&mut self, result: io::Result<()>) {
         let Err(error) = result else { return };
-        let by = if self.ring.is_some() { "; by epoll from now on, nothing is to be done" } else { "; restart the VM" };
+        let by =
+            if self.ring.is_some() { "; epoll is used from now on, nothing is to be done" } else { "; restart the VM" };
         tracing::warn!("waiting for doorbells and sockets failed: {error}{by}");
         if self.ring.take().is_none() {
             return;
