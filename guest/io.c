@@ -316,13 +316,14 @@ static bool recv_keeps(const struct sock *sk, int flags)
 }
 
 /*
- * As in Linux, bad addresses are detected when there is data to copy. The data comes in the call; a
- * stream is only peeked at.
+ * As in Linux, bad addresses are detected when there is data to copy, however little. The data
+ * comes in the call; a stream is only peeked at.
  */
 static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk, int *flags)
 {
 	size_t most = sk->sk_type == SOCK_DGRAM ? min(*chunk, io_gather_max(sk, rpc)) : ONTIME_SMALL;
 
+	*flags &= ~MSG_WAITALL;
 	if (!ontime_rpc_grow(rpc, most))
 		return -ENOBUFS;
 	if (recv_keeps(sk, *flags))
