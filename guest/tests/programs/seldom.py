@@ -317,9 +317,11 @@ def options():
         libc.mprotect(ctypes.c_void_p(start + 4096), 4096, 0)
         for there in (4, 2, 0):
             memory[4092:4096] = struct.pack("@i", 1)
-            for level, option in ((1, socket.SO_KEEPALIVE), (0, 12), (6, socket.TCP_NODELAY)):
+            # The last ones are structures; a stream refuses to join a group without reading the value.
+            for level, option in [(1, socket.SO_KEEPALIVE), (0, 12), (6, socket.TCP_NODELAY), (1, socket.SO_LINGER),
+                                  (1, socket.SO_RCVTIMEO)] + [(0, socket.IP_ADD_MEMBERSHIP)] * (kind == 2):
                 result = libc.setsockopt(sock.fileno(), level, option, ctypes.c_void_p(start + 4096 - there), 64)
-                print(family, kind, "unreadable", level, there, result if result >= 0 else
+                print(family, kind, "unreadable", level, option, there, result if result >= 0 else
                       errno.errorcode[ctypes.get_errno()])
     sock = socket.socket(type=socket.SOCK_DGRAM)
     here = socket.inet_aton("127.0.0.1")
