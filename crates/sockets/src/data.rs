@@ -158,10 +158,22 @@ impl Engine {
     }
 
     /// Handles an error after bytes were moved: the bytes are the result. The next call gets the error if it was the
-    /// socket's own, which the kernel has forgotten by returning it. The kernel returns the others again (EPIPE after a
-    /// shutdown, ENOTCONN).
+    /// socket's own (the connection's end, or what ICMP told), which the kernel has forgotten by returning it. The
+    /// kernel returns the others again (EPIPE after a shutdown, ENOTCONN).
     fn later(&mut self, call: &Call, socket: &Socket, error: Errno) -> Result<u32, Errno> {
-        let own = matches!(error.0, libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH);
+        let own = matches!(
+            error.0,
+            libc::ECONNRESET
+                | libc::ECONNREFUSED
+                | libc::ECONNABORTED
+                | libc::ETIMEDOUT
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::ENOPROTOOPT
+                | libc::EPROTO
+        );
         if call.moved > 0 && own {
             if let Some(local) = self.local(socket.index) {
                 local.error = error.0 as u16;
