@@ -183,6 +183,13 @@ impl Engine {
         moved_or(call, error)
     }
 
+    /// Whether a peek of too little waits for another arrival: not at the end, an error or urgent data.
+    fn goes_on(&mut self, socket: &Socket) -> bool {
+        self.look(socket);
+        let going = |local: &mut Local| local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
+        self.local(socket.index).is_some_and(going)
+    }
+
     fn recv(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32) -> Tried {
         let now = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
         let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 && !now;
@@ -203,6 +210,13 @@ impl Engine {
         if peek {
             // Each attempt begins at the same byte.
             call.moved = 0;
+        }
+        if all && peek {
+            // Nothing is copied before there is enough, or no more will come.
+            let unread = host::unread(socket.fd) as usize;
+            if (1..call.parts.room).contains(&unread) && self.goes_on(socket) {
+                return Ok(Outcome::Wait);
+            }
         }
         let left = call.parts.room - call.moved;
         call.buffers.writable.iovecs(memory, call.room_at() + call.moved, left, &mut self.iov)?;
@@ -235,11 +249,7 @@ impl Engine {
             if !peek {
                 return Ok(Outcome::Again);
             }
-            // A peek of too little waits for another arrival, unless it ended at the end, an error or urgent data.
-            self.look(socket);
-            let going =
-                |local: &mut Local| local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
-            if self.local(socket.index).is_some_and(going) {
+            if self.goes_on(socket) {
                 return Ok(Outcome::Wait);
             }
         }
