@@ -62,13 +62,24 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 }
 
 /*
- * An error after bytes were moved: this call returns the bytes, the next one the error, which the
- * host has forgotten.
+ * An error after bytes were moved: this call returns the bytes. The next one returns the error if
+ * it was the socket's own (the connection's end, or what ICMP told), which the host has forgotten.
  */
 static void io_keep_error(struct sock *sk, int err)
 {
-	if (err == -ECONNRESET || err == -ETIMEDOUT || err == -EHOSTUNREACH || err == -ENETUNREACH)
+	switch (err) {
+	case -ECONNRESET:
+	case -ECONNREFUSED:
+	case -ECONNABORTED:
+	case -ETIMEDOUT:
+	case -EHOSTUNREACH:
+	case -ENETUNREACH:
+	case -EHOSTDOWN:
+	case -ENONET:
+	case -ENOPROTOOPT:
+	case -EPROTO:
 		ontime_sock_keep_error(sk, -err);
+	}
 }
 
 /* ---- Sending ---- */
@@ -316,13 +327,14 @@ static bool recv_keeps(const struct sock *sk, int flags)
 }
 
 /*
- * As in Linux, bad addresses are detected when there is data to copy. The data comes in the call; a
- * stream is only peeked at.
+ * As in Linux, bad addresses are detected when there is data to copy, however little. The data
+ * comes in the call; a stream is only peeked at.
  */
 static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk, int *flags)
 {
 	size_t most = sk->sk_type == SOCK_DGRAM ? min(*chunk, io_gather_max(sk, rpc)) : ONTIME_SMALL;
 
+	*flags &= ~MSG_WAITALL;
 	if (!ontime_rpc_grow(rpc, most))
 		return -ENOBUFS;
 	if (recv_keeps(sk, *flags))

@@ -408,6 +408,28 @@ static bool opt_is_number(int name)
 	return name != TCP_CONGESTION && name != TCP_ULP && name != TCP_FASTOPEN_KEY;
 }
 
+/*
+ * Options of which Linux reads a number and nothing behind it, however long the value is said to
+ * be. Of others the length has a meaning, or the value is a structure.
+ */
+static bool opt_reads_number(int level, int name)
+{
+	static const struct opt_name options[] = {
+		{ SOL_SOCKET, SO_REUSEADDR }, { SOL_SOCKET, SO_REUSEPORT }, { SOL_SOCKET, SO_KEEPALIVE },
+		{ SOL_SOCKET, SO_BROADCAST }, { SOL_SOCKET, SO_OOBINLINE }, { SOL_SOCKET, SO_PRIORITY },
+		{ SOL_SOCKET, SO_SNDBUF }, { SOL_SOCKET, SO_RCVBUF }, { SOL_SOCKET, SO_RCVLOWAT },
+		{ SOL_IP, IP_TOS }, { SOL_IP, IP_TTL }, { SOL_IP, IP_RECVERR }, { SOL_IP, IP_MTU_DISCOVER },
+		{ SOL_IP, IP_PKTINFO }, { SOL_IP, IP_RECVTTL }, { SOL_IP, IP_RECVTOS },
+		{ SOL_IPV6, IPV6_V6ONLY }, { SOL_IPV6, IPV6_UNICAST_HOPS }, { SOL_IPV6, IPV6_RECVERR },
+		{ SOL_IPV6, IPV6_RECVPKTINFO }, { SOL_IPV6, IPV6_TCLASS },
+		{ SOL_TCP, TCP_NODELAY }, { SOL_TCP, TCP_CORK }, { SOL_TCP, TCP_KEEPIDLE }, { SOL_TCP, TCP_KEEPINTVL },
+		{ SOL_TCP, TCP_KEEPCNT }, { SOL_TCP, TCP_QUICKACK }, { SOL_TCP, TCP_USER_TIMEOUT },
+		{ SOL_UDP, UDP_CORK }, { SOL_UDP, UDP_SEGMENT }, { SOL_UDP, UDP_GRO },
+	};
+
+	return opt_among(options, ARRAY_SIZE(options), level, name);
+}
+
 int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value, unsigned int length)
 {
 	u8 small[64] __aligned(sizeof(int)), *copy = small;
@@ -427,9 +449,8 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 	if (opt_of_receiving(level, name) || opt_of_control(level, name))
 		ontime_ahead_never(sock->sk);
 	unread = copy_from_sockptr(copy, value, length);
-	/* Linux reads no more than the option needs, mostly a number. */
-	if (unread && length - unread >= sizeof(int)) {
-		length -= unread;
+	if (unread && length - unread >= sizeof(int) && opt_reads_number(level, name)) {
+		length = sizeof(int);
 		unread = 0;
 	}
 	if (unread)

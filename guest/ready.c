@@ -41,14 +41,17 @@ static bool has_room(u32 ready)
 
 /*
  * SIGIO for room to send that was not there before: the connection stands, or a send would have had
- * to wait. Under the RCU read lock.
+ * to wait.
  */
 static void sock_room(struct sock *sk)
 {
-	struct socket_wq *wq = rcu_dereference(sk->sk_wq);
+	struct socket_wq *wq;
 
+	rcu_read_lock();
+	wq = rcu_dereference(sk->sk_wq);
 	if (sock_flag(sk, SOCK_FASYNC) && wq)
 		sock_wake_async(wq, SOCK_WAKE_IO, POLL_OUT);
+	rcu_read_unlock();
 }
 
 /*
@@ -266,9 +269,21 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 /* Applies the readiness that a completed call reports. */
 void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc)
 {
-	u32 fresh;
+	u32 seq, ready, fresh;
 
-	if (rpc->answered &&
-	    sock_report(ontime_sk(sk), le32_to_cpu(rpc->in->done.seq), le32_to_cpu(rpc->in->done.ready), &fresh) && fresh)
-		sock_wake(sk, fresh);
+	if (!rpc->answered)
+		return;
+	seq = le32_to_cpu(rpc->in->done.seq);
+	ready = le32_to_cpu(rpc->in->done.ready);
+	if (sock_report(ontime_sk(sk), seq, ready, &fresh)) {
+		if (fresh)
+			sock_wake(sk, fresh);
+	} else if (seq && !(ready & ONTIME_READY_OUT) && has_room(ontime_sock_ready(ontime_sk(sk)))) {
+		/*
+		 * The call found no room, and the event about room was applied before its answer:
+		 * nothing was fresh in it, but it is news to the caller.
+		 */
+		sock_wake(sk, ONTIME_READY_OUT);
+		sock_room(sk);
+	}
 }

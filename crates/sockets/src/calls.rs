@@ -188,8 +188,21 @@ impl Engine {
         Reply::done()
     }
 
-    /// Completes a waiting call that will not continue.
-    fn end(&mut self, memory: &Memory, vring: &Vring, call: Box<Call>, index: u32) {
+    /// Completes a waiting call that will not continue. A peek for all bytes, which has copied none, gives those there
+    /// are.
+    fn end(&mut self, memory: &Memory, vring: &Vring, mut call: Box<Call>, index: u32) {
+        let all = libc::MSG_PEEK | libc::MSG_WAITALL;
+        if matches!(call.request, Request::Recv { flags } if flags & all == all)
+            && let Some(socket) = self.shared.table.at(index)
+        {
+            call.words.flags = (u32::from(call.words.flags) & !ONTIME_CALL_WAIT) as u16;
+            match self.attempt(memory, &mut call, &socket) {
+                Outcome::Done(reply) if reply.result != Err(Errno(libc::EAGAIN)) => {
+                    return self.complete(memory, vring, call, &reply, Some(index));
+                }
+                _ => call.moved = 0,
+            }
+        }
         let reply = match call.moved {
             0 => Errno(libc::ECANCELED).into(),
             moved => Reply { data: call.written(), ..Reply::number(Ok(moved as u32)) },

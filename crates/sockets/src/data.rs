@@ -158,10 +158,22 @@ impl Engine {
     }
 
     /// Handles an error after bytes were moved: the bytes are the result. The next call gets the error if it was the
-    /// socket's own, which the kernel has forgotten by returning it. The kernel returns the others again (EPIPE after a
-    /// shutdown, ENOTCONN).
+    /// socket's own (the connection's end, or what ICMP told), which the kernel has forgotten by returning it. The
+    /// kernel returns the others again (EPIPE after a shutdown, ENOTCONN).
     fn later(&mut self, call: &Call, socket: &Socket, error: Errno) -> Result<u32, Errno> {
-        let own = matches!(error.0, libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH);
+        let own = matches!(
+            error.0,
+            libc::ECONNRESET
+                | libc::ECONNREFUSED
+                | libc::ECONNABORTED
+                | libc::ETIMEDOUT
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::ENOPROTOOPT
+                | libc::EPROTO
+        );
         if call.moved > 0 && own {
             if let Some(local) = self.local(socket.index) {
                 local.error = error.0 as u16;
@@ -169,6 +181,13 @@ impl Engine {
             self.mark_dirty(socket.index);
         }
         moved_or(call, error)
+    }
+
+    /// Whether a peek of too little waits for another arrival: not at the end, an error or urgent data.
+    fn goes_on(&mut self, socket: &Socket) -> bool {
+        self.look(socket);
+        let going = |local: &mut Local| local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
+        self.local(socket.index).is_some_and(going)
     }
 
     fn recv(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32) -> Tried {
@@ -191,6 +210,13 @@ impl Engine {
         if peek {
             // Each attempt begins at the same byte.
             call.moved = 0;
+        }
+        if all && peek {
+            // Nothing is copied before there is enough, or no more will come.
+            let unread = host::unread(socket.fd) as usize;
+            if (1..call.parts.room).contains(&unread) && self.goes_on(socket) {
+                return Ok(Outcome::Wait);
+            }
         }
         let left = call.parts.room - call.moved;
         call.buffers.writable.iovecs(memory, call.room_at() + call.moved, left, &mut self.iov)?;
@@ -223,11 +249,7 @@ impl Engine {
             if !peek {
                 return Ok(Outcome::Again);
             }
-            // A peek of too little waits for another arrival, unless it ended at the end, an error or urgent data.
-            self.look(socket);
-            let going =
-                |local: &mut Local| local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
-            if self.local(socket.index).is_some_and(going) {
+            if self.goes_on(socket) {
                 return Ok(Outcome::Wait);
             }
         }

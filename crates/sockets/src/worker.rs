@@ -142,8 +142,13 @@ impl Worker {
         }
         self.refused = refused;
         self.said = Some(Instant::now());
-        tracing::warn!(vm = shared.name, counts = ?shared.counters.named(shared.closing.count()), "calls of the guest were refused; if it \
-            is to make them, allow them in its table [vm.{}] of sockets.toml", shared.name);
+        let counts = shared.counters.named(shared.closing.count());
+        tracing::warn!(
+            vm = shared.name,
+            ?counts,
+            "calls of the guest were refused; if it is to make them, allow them in its table [vm.{}] of sockets.toml",
+            shared.name
+        );
     }
 
     /// The guest's driver was reset: closes all its sockets.

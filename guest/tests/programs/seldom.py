@@ -216,12 +216,54 @@ def edges():
     print("edge, connected", epoll.poll(LIMIT) == [(sock.fileno(), select.EPOLLOUT)], epoll.poll(0.3))
 
 
+def edge_writer():
+    """A writer that waits for edges only is told of room after each send that found none."""
+    one, two = stream()
+    one.setblocking(False)
+    size, received = 20 << 20, []
+
+    def read():
+        left = size
+        while left:
+            left -= len(two.recv(min(left, 1 << 16)))
+        received.append(size)
+
+    thread = threading.Thread(target=read, daemon=True)
+    epoll = select.epoll()
+    epoll.register(one, select.EPOLLOUT | select.EPOLLET)
+    thread.start()
+    left, block = size, bytes(1 << 17)
+    while left:
+        try:
+            left -= one.send(block[:left])
+        except BlockingIOError:
+            if not epoll.poll(LIMIT):
+                print("edge, hangs with bytes left")
+                return
+    thread.join(LIMIT)
+    print("edge, written", received == [size])
+
+
+def bad_room():
+    """A receive of all bytes to a bad address fails at the first one."""
+    one, two = stream()
+    timeouts(one, socket.SO_RCVTIMEO, LIMIT)
+    two.send(b"0123456789")
+    settle(one, 10)
+    for flags in (0, socket.MSG_WAITALL, socket.MSG_WAITALL | socket.MSG_PEEK):
+        begin = time.monotonic()
+        result = libc.recv(one.fileno(), ctypes.c_void_p(8), ctypes.c_size_t(4096), flags)
+        print("bad address", flags, result if result >= 0 else errno.errorcode[ctypes.get_errno()],
+              time.monotonic() - begin < LIMIT / 2)
+    print("and takes", one.recv(4096))
+
+
 def inherited():
     listener = socket.socket()
     number = [("SO_MAX_PACING_RATE", 47, 123456), ("SO_TIMESTAMPING", SO_TIMESTAMPING, 24), ("SO_RXQ_OVFL", 40, 1),
               ("SO_BUF_LOCK", SO_BUF_LOCK, 3), ("SO_NO_CHECK", 11, 1), ("SO_BUSY_POLL", 46, 1),
               ("SO_PREFER_BUSY_POLL", 69, 1), ("SO_BUSY_POLL_BUDGET", 70, 3), ("SO_TXREHASH", SO_TXREHASH, 0),
-              ("SO_SELECT_ERR_QUEUE", 45, 1), ("SO_PEEK_OFF", 42, 3), ("SO_DEBUG", 1, 1), ("SO_RCVLOWAT", 18, 1)]
+              ("SO_SELECT_ERR_QUEUE", 45, 1), ("SO_PEEK_OFF", 42, 3), ("SO_DEBUG", 1, 1), ("SO_RCVLOWAT", 18, 7)]
     for name, option, value in number:
         print("set", name, outcome(listener.setsockopt, socket.SOL_SOCKET, option, value))
     listener.bind(("127.0.0.1", 0))
@@ -317,9 +359,11 @@ def options():
         libc.mprotect(ctypes.c_void_p(start + 4096), 4096, 0)
         for there in (4, 2, 0):
             memory[4092:4096] = struct.pack("@i", 1)
-            for level, option in ((1, socket.SO_KEEPALIVE), (0, 12), (6, socket.TCP_NODELAY)):
+            # The last ones are structures; a stream refuses to join a group without reading the value.
+            for level, option in [(1, socket.SO_KEEPALIVE), (0, 12), (6, socket.TCP_NODELAY), (1, socket.SO_LINGER),
+                                  (1, socket.SO_RCVTIMEO)] + [(0, socket.IP_ADD_MEMBERSHIP)] * (kind == 2):
                 result = libc.setsockopt(sock.fileno(), level, option, ctypes.c_void_p(start + 4096 - there), 64)
-                print(family, kind, "unreadable", level, there, result if result >= 0 else
+                print(family, kind, "unreadable", level, option, there, result if result >= 0 else
                       errno.errorcode[ctypes.get_errno()])
     sock = socket.socket(type=socket.SOCK_DGRAM)
     here = socket.inet_aton("127.0.0.1")
@@ -339,8 +383,8 @@ def probe():
 # What hangs is a difference too.
 faulthandler.dump_traceback_later(150, exit=True)
 sys.stdout.reconfigure(line_buffering=True)
-for test in (sendfile, cut_short, urgent_datagrams, second_connect, control_messages, room_signals, edges, inherited,
-             peeks, low_water, options, probe):
+for test in (sendfile, cut_short, urgent_datagrams, second_connect, control_messages, room_signals, edges, edge_writer,
+             inherited, bad_room, peeks, low_water, options, probe):
     print("---", test.__name__)
     test()
 faulthandler.cancel_dump_traceback_later()
