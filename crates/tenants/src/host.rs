@@ -90,7 +90,8 @@ impl Sources {
         living.map_or_else(|| dir.clone(), |stat| dir.join(format!("task/{}", stat.tid)))
     }
 
-    /// The first thread of a process that lives. Of the threads only the main one stays in the list after its end.
+    /// The first thread of a process that lives. After its end, the main thread stays in the list, and a traced thread
+    /// until its tracer has been told.
     fn living_thread(&self, pid: i32) -> Option<Stat> {
         self.threads(pid, PROBED).0.into_iter().next()
     }
