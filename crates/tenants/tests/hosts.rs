@@ -541,6 +541,31 @@ fn containers_that_a_client_of_containerds_named_are_found() {
     assert_eq!(words(&found), [("inner", "rule-withheld")]);
 }
 
+/// Each of these paths would take a hundredth of a second if its parts were walked from the top again and again.
+#[test]
+fn the_depth_of_cgroups_costs_little_and_frees_no_process_from_its_container() {
+    let host = Host::new();
+    let manager = "/user.slice/user-1000.slice/user@1000.service";
+    let container = format!("/docker/{}", id('c'));
+    let paths = [
+        "/a".repeat(2_000),
+        format!("{manager}{}", "/a".repeat(2_000)),
+        format!("{manager}{}", "/a.scope".repeat(506)),
+        format!("/system.slice/x.service{}", "/a-b-c-d.scope".repeat(290)),
+    ];
+    for (n, path) in (0..).zip(paths.iter().cycle().take(1_000)) {
+        host.process(10_000 + n, "/home/u/app", path, 1000, &["app"]);
+    }
+    for (n, below) in (0..).zip(["/a".repeat(2_000), "/machine-x.scope/libvirt".repeat(160), String::new()]) {
+        host.process(20_000 + n, "/usr/bin/app", &format!("{container}{below}"), 0, &["app"]);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(names(&found), [("cccccccccccc", Kind::Container, Class::Bulk)]);
+    assert_eq!(found.tenants[0].threads.len(), 3);
+    assert_eq!(found.tenants[0].cgroup.as_deref(), Some(container.as_str()));
+    assert_eq!(words(&found), []);
+}
+
 #[test]
 fn a_rule_for_cgroups_gives_helpers_of_vms_and_containers_nothing() {
     let (host, a) = (Host::new(), id('a'));

@@ -151,7 +151,11 @@ impl Finder<'_> {
 
     /// The machine for which machined, which is root's, has recorded this unit.
     pub(super) fn machine_of(&mut self, unit: &str) -> Option<Machine> {
-        let machine = self.names.machine(unit.rsplit('/').next()?)?;
+        // Users name any number of units below their slices.
+        let machine = match container::owner_of_path(unit) {
+            0 => self.names.machine(unit.rsplit('/').next()?)?,
+            _ => return None,
+        };
         (self.sources.cgroup_owner(unit, false) == 0).then_some(machine)
     }
 
