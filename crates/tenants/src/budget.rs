@@ -21,6 +21,8 @@ pub enum Item {
     Descriptors,
     /// Threads.
     Threads,
+    /// Threads of a new process of any program, searched for a vCPU.
+    NewThreads,
     /// Command line, bytes.
     CommandLine,
     /// Interfaces in its network namespace.
@@ -33,6 +35,7 @@ impl fmt::Display for Item {
             Item::Processes => "everything",
             Item::Descriptors => "descriptors",
             Item::Threads => "threads",
+            Item::NewThreads => "threads of new processes",
             Item::CommandLine => "command lines",
             Item::Links => "network interfaces",
         })
@@ -60,6 +63,8 @@ pub(crate) const fn limits(item: Item) -> Limits {
         Item::Processes => Limits { process: 1, account: 1024, all: usize::MAX, least: 0 },
         Item::Descriptors => Limits { process: 4096, account: 1024, all: 16_384, least: 64 },
         Item::Threads => Limits { process: 4096, account: 1024, all: 16_384, least: 32 },
+        // Without this a VM is found when its guest has run for a clock tick.
+        Item::NewThreads => Limits { process: 16, account: 1024, all: 16_384, least: 0 },
         Item::CommandLine => Limits { process: 256 << 10, account: 256 << 10, all: 1 << 20, least: 4096 },
         Item::Links => Limits { process: 1024, account: 2048, all: 8192, least: 64 },
     }

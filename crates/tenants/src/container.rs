@@ -290,27 +290,27 @@ fn is_libvirt_vm(machine: &str) -> bool {
 /// The cgroup that was created for the VM whose monitor is at this path: libvirt's scope, systemd-vmspawn's unit, or a
 /// machined scope that directly contains the monitor, not below a container's `payload`.
 pub fn vm_scope(path: &str) -> Option<&str> {
-    let mut end = 0;
+    let (mut parent, mut end) = ("", 0);
     let mut components = path.split('/').skip(1).peekable();
     while let Some(component) = components.next() {
         end += 1 + component.len();
+        let child = components.peek().copied();
         let machine = component.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")).map(unescape);
         let is_vms = match machine {
             // The cgroups of systemd-nspawn, whose containers may have any name.
-            Some(_) if matches!(components.peek(), Some(&"payload" | &"supervisor")) => false,
+            Some(_) if matches!(child, Some("payload" | "supervisor")) => false,
             Some(machine) if is_libvirt_vm(&machine) => true,
-            Some(machine) => {
-                libvirt_lxc(&machine).is_none() && components.peek().is_none_or(|child| *child == "libvirt")
-            }
+            Some(machine) => libvirt_lxc(&machine).is_none() && child.is_none_or(|child| child == "libvirt"),
             None => component.ends_with(".libvirt-qemu") || vmspawns(component).is_some(),
         };
         if is_vms {
             return path.get(..end);
         }
-        // Deeper path components were named inside the container.
-        if of_path(path.get(..end)?).is_some() {
+        // Deeper path components were named inside the container. A cgroup may be one by its own name alone.
+        if identity(parent, component, child).is_some() || identity(parent, component, None).is_some() {
             return None;
         }
+        parent = component;
     }
     None
 }
@@ -438,6 +438,9 @@ const STORAGE: [&str; 2] = ["/var/lib/containers/storage", "/run/containers/stor
 const TASKS: &str = "io.containerd.runtime.v2.task";
 /// Dashes in a scope's name behind which the name of a container is searched.
 const DASHES: usize = 8;
+/// Scopes on a path, from the top, that may be a task's: each dash costs a look into each namespace. Those below were
+/// named in the container.
+const SCOPES: usize = 2;
 /// Where LXC, Incus and LXD have a directory per container.
 const LXC: [&str; 4] =
     ["/var/lib/lxc", "/var/lib/incus/containers", "/var/lib/lxd/containers", "/var/snap/lxd/common/lxd/containers"];
@@ -613,8 +616,8 @@ impl Names {
         let namespaces = if may_be { self.namespaces() } else { &[] };
         let is_task =
             |name: &&str| !matches!(*name, "" | "." | "..") && namespaces.iter().any(|place| place.join(name).is_dir());
-        ancestors(path).find_map(|part| {
-            let unit = part.rsplit('/').next()?.strip_suffix(".scope")?;
+        let scopes = ancestors(path).filter_map(|part| Some((part, part.rsplit('/').next()?.strip_suffix(".scope")?)));
+        scopes.take(SCOPES).find_map(|(part, unit)| {
             // Prefix and name may contain dashes, too.
             let mut names = unit.match_indices('-').take(DASHES).filter_map(|(at, _)| unit.get(at + 1..));
             let name = names.find(is_task)?;
@@ -1087,6 +1090,22 @@ mod tests {
     }
 
     #[test]
+    fn of_the_scopes_on_a_path_the_topmost_may_be_a_tasks() {
+        let root = tempfile::tempdir().unwrap();
+        let tasks = root.path().join("run/containerd/io.containerd.runtime.v2.task/default/press");
+        std::fs::create_dir_all(tasks).unwrap();
+        let mut names = Names::below(root.path());
+        for (path, cgroup) in [
+            ("/a.slice/ctr-press.scope", Some("/a.slice/ctr-press.scope")),
+            ("/ctr-press.scope/init.scope/x-y.scope/z", Some("/ctr-press.scope")),
+            ("/outer.scope/a/b/ctr-press.scope/c", Some("/outer.scope/a/b/ctr-press.scope")),
+            ("/a.scope/b.scope/ctr-press.scope", None),
+        ] {
+            assert_eq!(names.task(path).map(|found| found.cgroup).as_deref(), cgroup, "{path}");
+        }
+    }
+
+    #[test]
     fn daemons_and_configurations_tell_where_the_state_is() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: String, text: &str| {
@@ -1225,6 +1244,25 @@ mod tests {
         }
     }
 
+    /// What [`vm_scope`] says, by a walk over each part of the path.
+    fn vm_scope_by_parts(path: &str) -> Option<&str> {
+        for part in ancestors(path) {
+            let component = part.rsplit('/').next()?;
+            let child = path.get(part.len()..)?.split('/').nth(1);
+            let machine = component.strip_suffix(".scope").and_then(|unit| unit.strip_prefix("machine-")).map(unescape);
+            let is_vms = match machine {
+                Some(_) if matches!(child, Some("payload" | "supervisor")) => false,
+                Some(machine) if is_libvirt_vm(&machine) => true,
+                Some(machine) => libvirt_lxc(&machine).is_none() && child.is_none_or(|child| child == "libvirt"),
+                None => component.ends_with(".libvirt-qemu") || vmspawns(component).is_some(),
+            };
+            if is_vms || of_path(part).is_some() {
+                return is_vms.then_some(part);
+            }
+        }
+        None
+    }
+
     proptest! {
         #[test]
         fn no_path_makes_it_panic(path in "(/|\\PC{0,6}|machine-|lxc|libpod-|\\\\x|\\.scope){0,12}") {
@@ -1235,6 +1273,15 @@ mod tests {
             let _ = started_by_lxc(&[path.clone(), path.clone()], &path);
             let _ = owner_of_path(&path);
             let _ = unescape(&path);
+        }
+
+        #[test]
+        fn a_vms_scope_is_found_in_one_walk(
+            path in "(/(lxc|payload|supervisor|libvirt|init|docker|app\\.service|systemd-nspawn@w\\.service|\
+                     systemd-vmspawn@w\\.service|qemu-1-w\\.libvirt-qemu|w\\.scope|\
+                     machine-(w|qemu-1-w|lxc-1-w)\\.scope|[0-9a-f]{12})){1,6}"
+        ) {
+            prop_assert_eq!(vm_scope(&path), vm_scope_by_parts(&path));
         }
     }
 }

@@ -26,9 +26,9 @@ const TICKS: u64 = 100;
 /// Tolerance between a process's start and a file's later modification time, seconds: rounding, and a clock that is
 /// slowly corrected.
 const MARGIN: u64 = 2;
-/// Most threads of a process among which one that lives, or a vCPU, is searched.
+/// Most threads of a process among which one that lives is searched.
 const PROBED: usize = 16;
-/// How long a guest of an unknown monitor may take until it has run, seconds.
+/// How long a process is new, seconds: a guest of an unknown monitor may take as long until it has run.
 const LATELY: u64 = 120;
 
 /// The locations of a host's files. Tests use a tree of their own.
@@ -90,7 +90,8 @@ impl Sources {
         living.map_or_else(|| dir.clone(), |stat| dir.join(format!("task/{}", stat.tid)))
     }
 
-    /// The first thread of a process that lives. Of the threads only the main one stays in the list after its end.
+    /// The first thread of a process that lives. After its end, the main thread stays in the list, and a traced thread
+    /// until its tracer has been told.
     fn living_thread(&self, pid: i32) -> Option<Stat> {
         self.threads(pid, PROBED).0.into_iter().next()
     }
@@ -174,13 +175,14 @@ impl Sources {
         std::str::from_utf8(&text).ok()?.split('.').next()?.parse().ok()
     }
 
-    /// Whether a process has run a KVM guest, by the guest time of all its threads. The first threads of a process that
-    /// has started lately are read, too: its guest may not have run for a clock tick yet. `uptime`: the host's.
-    pub(crate) fn may_run_a_guest(&self, pid: i32, uptime: Option<u64>) -> bool {
-        let Some(stat) = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text)) else { return false };
-        let is_recent = uptime.is_none_or(|uptime| uptime.saturating_sub(stat.start_time / TICKS) < LATELY);
-        let runs_vcpus = |stat: &Stat| stat.guest_time > 0 || vmm::vcpu_number(&stat.comm).is_some();
-        stat.guest_time > 0 || (is_recent && self.threads(pid, PROBED).0.iter().any(runs_vcpus))
+    /// Whether a process has run a KVM guest, by the guest time of all its threads, and whether it is new: its guest may
+    /// not have run for a clock tick yet. `uptime`: the host's; without it, no process is new.
+    pub(crate) fn has_run_a_guest(&self, pid: i32, uptime: Option<u64>) -> (bool, bool) {
+        let Some(stat) = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text)) else {
+            return (false, false);
+        };
+        let is_new = uptime.is_some_and(|uptime| uptime.saturating_sub(stat.start_time / TICKS) < LATELY);
+        (stat.guest_time > 0, is_new)
     }
 
     /// A process's number in its innermost PID namespace.

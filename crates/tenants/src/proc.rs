@@ -12,6 +12,8 @@ const PF_USER_WORKER: u32 = 0x0000_4000;
 
 /// The longest path of a cgroup, bytes: paths of nested slices have several hundred characters.
 const PATH_MAX: usize = 4096;
+/// Directories of a cgroup's path that are looked at. Containers in containers have some 20.
+const DEPTH: usize = 64;
 
 /// Fields of `/proc/PID/task/TID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,20 +79,26 @@ pub fn parse_stat(line: &[u8]) -> Option<Stat> {
     })
 }
 
-/// The cgroup v2 path from `/proc/PID/cgroup` (the line `0::PATH`), if any.
+/// The cgroup v2 path from `/proc/PID/cgroup` (the line `0::PATH`), if any; of a deep one the topmost 64 directories.
 pub fn parse_cgroup(text: &[u8]) -> Option<String> {
     let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"0::"))?;
     let path = printable_up_to(line, PATH_MAX);
     // The kernel marks a removed cgroup; its last processes are exiting.
     let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
-    path.starts_with('/').then(|| path.to_owned())
+    path.starts_with('/').then(|| topmost(path).to_owned())
+}
+
+/// The part of a cgroup's path that is looked at: its topmost [`DEPTH`] directories. Who may create cgroups can nest
+/// 2,000, and each process there would cost the time for all of them. A container is identified far above.
+fn topmost(path: &str) -> &str {
+    path.match_indices('/').nth(DEPTH).and_then(|(end, _)| path.get(..end)).unwrap_or(path)
 }
 
 /// The paths in cgroup v1 hierarchies from `/proc/PID/cgroup` (lines `NUMBER:CONTROLLERS:PATH`).
 pub fn parse_cgroup_v1(text: &[u8]) -> Vec<String> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.starts_with(b"0::"));
     let paths = lines.filter_map(|line| line.splitn(3, |byte| *byte == b':').nth(2));
-    paths.map(|path| printable_up_to(path, PATH_MAX)).filter(|path| path.len() > 1).collect()
+    paths.map(|path| topmost(&printable_up_to(path, PATH_MAX)).to_owned()).filter(|path| path.len() > 1).collect()
 }
 
 /// A process's or thread's number in its innermost PID namespace, from `/proc/PID/status`.
@@ -205,6 +213,15 @@ mod tests {
     fn long_paths_of_cgroups_come_whole() {
         let path = "/kubelet.slice/kubelet-kubepods.slice".repeat(20);
         assert_eq!(parse_cgroup(format!("0::{path}\n").as_bytes()), Some(path));
+    }
+
+    #[test]
+    fn of_a_deep_path_the_topmost_part_is_looked_at() {
+        let deep = |depth: usize| "/a".repeat(depth);
+        for (depth, kept) in [(1, 1), (DEPTH - 1, DEPTH - 1), (DEPTH, DEPTH), (DEPTH + 1, DEPTH), (2047, DEPTH)] {
+            assert_eq!(parse_cgroup(format!("0::{}\n", deep(depth)).as_bytes()), Some(deep(kept)), "{depth}");
+            assert_eq!(parse_cgroup_v1(format!("3:cpu:{}\n", deep(depth)).as_bytes()), [deep(kept)], "{depth}");
+        }
     }
 
     #[test]

@@ -11,11 +11,10 @@
 //! reading thread, which may wait for the process (`wait_limit`), and not every such wait ends at a signal. So a thread
 //! of its own asks, and is abandoned if it does not end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,6 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Deserialize;
 
+use crate::files;
 use crate::proc::printable;
 use crate::thread::ThreadId;
 use crate::wait_limit::limit_waits;
@@ -39,7 +39,9 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const KEEP: Duration = Duration::from_secs(60);
 /// How long a thread has, beyond the timeout of its monitor, until it is abandoned.
 const MARGIN: Duration = Duration::from_secs(1);
-/// The most threads that ask or are abandoned at a time.
+/// How long the end of a thread that has told its answer is waited for, so that the process can be asked again.
+const CLOSES: Duration = Duration::from_millis(100);
+/// The most threads that ask or are abandoned at a time: one for each process, so that no process takes those for others.
 const THREADS: usize = 8;
 /// Stack size of such a thread, bytes: enough for nested JSON. The daemon's memory is locked.
 const STACK: usize = 1 << 20;
@@ -101,7 +103,7 @@ impl Monitors {
         let count = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
         let part = self.timeout.checked_div(count).unwrap_or_default();
         for socket in sockets {
-            answer = ask(process.pid, &absolute(process.pid, socket), part)
+            answer = ask(process, &absolute(process.pid, socket), part)
                 .map(|vcpus| vcpus.into_iter().filter(|(tid, _)| alive.contains(tid)).collect())
                 .map_err(|error| {
                     format!("its QMP monitor {} does not tell them: {error}", printable(socket.as_bytes()))
@@ -127,12 +129,14 @@ fn absolute(pid: i32, socket: &str) -> PathBuf {
     PathBuf::from(if inside.len() <= PATH_MAX { &inside } else { socket })
 }
 
-fn ask(pid: i32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
-    static RUNNING: AtomicUsize = AtomicUsize::new(0);
+fn ask(process: ThreadId, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
+    static RUNNING: Running = Running::new(BTreeSet::new());
     let (until, path) = (Instant::now() + timeout, path.to_owned());
-    in_thread(&RUNNING, timeout + MARGIN, move |tell| match own_table().and_then(|()| connect(pid, &path)) {
-        Ok(stream) => talk(stream, until, tell),
-        Err(error) => tell(Err(error)),
+    in_thread(&RUNNING, process, timeout + MARGIN, move |tell| {
+        match own_table().and_then(|()| connect(process.pid, &path)) {
+            Ok(stream) => talk(stream, until, tell),
+            Err(error) => tell(Err(error)),
+        }
     })
 }
 
@@ -143,37 +147,60 @@ fn talk(stream: UnixStream, until: Instant, tell: &dyn Fn(io::Result<VcpuThreads
     limit_waits(|| drop(stream));
 }
 
-/// Counts a thread until it ends or is not started.
-struct Counted(&'static AtomicUsize);
+/// The processes that are asked by threads which have not ended.
+type Running = Mutex<BTreeSet<ThreadId>>;
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+/// Counts a thread for its process until it ends or is not started.
+struct Counted {
+    running: &'static Running,
+    process: ThreadId,
+}
+
+impl Counted {
+    fn start(running: &'static Running, process: ThreadId) -> io::Result<Self> {
+        let mut all = running.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.contains(&process) {
+            return Err(io::Error::other("a thread that asked this process before has not ended"));
+        }
+        if all.len() >= THREADS {
+            return Err(io::Error::other(format!("{THREADS} threads wait for other monitors already")));
+        }
+        all.insert(process);
+        Ok(Self { running, process })
     }
 }
 
-/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience`. `running`
-/// counts the threads that have not ended.
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.process);
+    }
+}
+
+/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience`. Does not
+/// start it while another thread for this process runs.
 fn in_thread<T: Send + 'static>(
-    running: &'static AtomicUsize,
+    running: &'static Running,
+    process: ThreadId,
     patience: Duration,
     ask: impl FnOnce(&dyn Fn(io::Result<T>)) + Send + 'static,
 ) -> io::Result<T> {
-    let counted = Counted(running);
-    if running.fetch_add(1, Ordering::Relaxed) >= THREADS {
-        return Err(io::Error::other(format!("{THREADS} threads wait for other monitors already")));
-    }
+    let counted = Counted::start(running, process)?;
     let (tell, told) = sync_channel(1);
     let run = move || {
-        let _counted = counted;
         ask(&|answer| {
             // Nobody waits any more if the thread was abandoned.
             let _ = tell.try_send(answer);
         });
+        drop(counted);
+        // Now the process may be asked again.
+        drop(tell);
     };
     std::thread::Builder::new().name("ontime-ask".to_owned()).stack_size(STACK).spawn(run)?;
-    told.recv_timeout(patience)
-        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the thread that asked did not end in time"))?
+    let answer = told
+        .recv_timeout(patience)
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the thread that asked did not end in time"))?;
+    let _ = told.recv_timeout(CLOSES);
+    answer
 }
 
 /// Gives the thread a descriptor table of its own, with the standard streams only: a thread that is abandoned keeps no
@@ -185,8 +212,26 @@ fn own_table() -> io::Result<()> {
         let closed = unsafe {
             libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE as libc::c_uint)
         };
-        if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if closed == 0 { Ok(()) } else { own_table_by_list() }
     })
+}
+
+/// The same before Linux 5.9.
+fn own_table_by_list() -> io::Result<()> {
+    // SAFETY: takes a number only.
+    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Among these is the directory itself, which is closed by then.
+    let listed = {
+        let directory = files::directory("/proc/thread-self/fd")?;
+        files::numbers(&directory)
+    };
+    for number in listed.into_iter().filter(|number| *number > 2) {
+        // SAFETY: closes this thread's own copy, which nothing in this thread uses.
+        unsafe { libc::close(number) };
+    }
+    Ok(())
 }
 
 /// Runs the QMP dialog: sends commands by `say` and reads the replies from `says`.
@@ -285,6 +330,11 @@ mod tests {
         i32::try_from(std::process::id()).unwrap()
     }
 
+    /// This process. Each test has its own number: a process is asked by one thread at a time.
+    fn process(test: i32) -> ThreadId {
+        ThreadId { pid: me(), tid: test, start_time: 0 }
+    }
+
     /// A monitor that sends these lines, one before and one after each command.
     fn monitor(lines: &'static [&'static str]) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
@@ -311,7 +361,7 @@ mod tests {
             "{\"event\":\"X\"}\n{\"return\":[{\"cpu-index\":0,\"thread-id\":11,\"more\":1},\
              {\"cpu-index\":1,\"thread-id\":12}]}\n",
         ]);
-        assert_eq!(ask(me(), &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
+        assert_eq!(ask(process(3), &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
     }
 
     #[test]
@@ -320,7 +370,6 @@ mod tests {
         let silent: Vec<_> = (0..40).map(|number| dir.path().join(number.to_string())).collect();
         let _listeners: Vec<_> = silent.iter().map(|path| UnixListener::bind(path).unwrap()).collect();
         let mut sockets: Vec<String> = silent.iter().map(|path| path.display().to_string()).collect();
-        let process = |tid| ThreadId { pid: me(), tid, start_time: 0 };
         let monitors = Monitors::asking_for(WAIT);
         let start = Instant::now();
         assert!(monitors.vcpus(process(1), &[11], &sockets).is_err());
@@ -345,7 +394,7 @@ mod tests {
             let (_dir, path) = monitor(lines);
             let start = Instant::now();
             // The whole time is this test's own: on a busy machine the monitor may not answer within it.
-            let said = ask(me(), &path, Duration::from_secs(30)).unwrap_err().to_string();
+            let said = ask(process(4), &path, Duration::from_secs(30)).unwrap_err().to_string();
             assert!(said.contains(cause), "{lines:?}: {said}");
             assert!(start.elapsed() < Duration::from_secs(60));
         }
@@ -387,23 +436,61 @@ mod tests {
 
     #[test]
     fn threads_that_do_not_end_are_abandoned_and_limited() {
-        static RUNNING: AtomicUsize = AtomicUsize::new(0);
-        let (mut holding, short) = (Vec::new(), Duration::from_millis(10));
-        for _ in 0..THREADS {
+        static RUNNING: Running = Running::new(BTreeSet::new());
+        let answer = |number| in_thread(&RUNNING, process(number), Duration::from_secs(60), |tell| tell(Ok(5)));
+        let mut holding = Vec::new();
+        for number in (0..).take(THREADS) {
             let (hold, held) = sync_channel::<()>(0);
             holding.push(hold);
-            let stuck = in_thread(&RUNNING, short, move |_: &dyn Fn(io::Result<()>)| {
-                let _ = held.recv();
-            });
+            let stuck =
+                in_thread(&RUNNING, process(number), Duration::from_millis(10), move |_: &dyn Fn(io::Result<()>)| {
+                    let _ = held.recv();
+                });
             assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            // It takes no other thread, whatever it is asked by.
+            assert!(answer(number).unwrap_err().to_string().contains("asked this process before"));
+            if holding.len() < THREADS {
+                assert_eq!(answer(100).unwrap(), 5, "another process is asked beside {} that hang", holding.len());
+            }
         }
-        let answer = || in_thread(&RUNNING, Duration::from_secs(60), |tell| tell(Ok(5)));
-        assert!(answer().unwrap_err().to_string().contains("wait for other monitors"));
+        assert!(answer(100).unwrap_err().to_string().contains("wait for other monitors"));
         drop(holding);
-        while RUNNING.load(Ordering::Relaxed) > 0 {
-            std::thread::yield_now();
+        let start = Instant::now();
+        while !RUNNING.lock().unwrap().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the threads do not end");
+            std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(answer().unwrap(), 5);
+        assert_eq!(answer(0).unwrap(), 5);
+    }
+
+    /// A thread that has told and hangs as it closes what it was sent is one that has not ended.
+    #[test]
+    fn a_process_is_not_asked_again_while_a_thread_that_has_told_hangs() {
+        static RUNNING: Running = Running::new(BTreeSet::new());
+        let (hold, held) = sync_channel::<()>(0);
+        let told = in_thread(&RUNNING, process(1), Duration::from_secs(60), move |tell| {
+            tell(Ok(7));
+            let _ = held.recv();
+        });
+        assert_eq!(told.unwrap(), 7);
+        assert!(in_thread(&RUNNING, process(1), WAIT, |tell| tell(Ok(8))).is_err());
+        assert_eq!(in_thread(&RUNNING, process(2), Duration::from_secs(60), |tell| tell(Ok(9))).unwrap(), 9);
+        drop(hold);
+    }
+
+    #[test]
+    fn a_thread_has_a_table_of_its_own_with_the_standard_streams_only() {
+        for make in [own_table, own_table_by_list] {
+            let file = std::fs::File::open("/proc/self/stat").unwrap();
+            let left = std::thread::spawn(move || {
+                make().unwrap();
+                files::numbers(&files::directory("/proc/thread-self/fd").unwrap())
+            });
+            // Without the first number, 0; with the directory's own.
+            let left = left.join().unwrap();
+            assert!(left.iter().all(|number| *number <= 3), "{left:?}");
+            assert!(file.metadata().is_ok(), "this thread's stay open");
+        }
     }
 
     #[test]
@@ -422,7 +509,7 @@ mod tests {
     #[test]
     fn a_socket_of_another_process_is_sent_nothing() {
         let (_dir, path) = monitor(&["{\"QMP\":{}}\n"]);
-        let error = ask(me() + 1, &path, WAIT).unwrap_err().to_string();
+        let error = ask(ThreadId { pid: me() + 1, tid: 5, start_time: 0 }, &path, WAIT).unwrap_err().to_string();
         assert!(error.contains("another process listens"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::class::{Class, Policy};
 use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole};
@@ -75,8 +75,10 @@ pub(crate) fn without_main_thread() -> Child {
         let text = std::fs::read(format!("/proc/{}/stat", child.0)).unwrap();
         crate::proc::parse_stat(&text).unwrap().has_ended()
     };
+    let start = Instant::now();
     while !has_ended() {
-        std::thread::yield_now();
+        assert!(start.elapsed() < Duration::from_secs(60), "process {} has not ended its main thread", child.0);
+        std::thread::sleep(Duration::from_millis(1));
     }
     child
 }

@@ -20,9 +20,9 @@
 //! signal ends (docs/security.md, "Known gaps"), but it cannot tell a file that waits from a machine that is busy: then
 //! it would miss the threads of a VM that has done nothing wrong.
 //!
-//! A real-time thread may wait longer: on PREEMPT_RT the timer expires in `ktimers/N`, which runs below it. So the cap
-//! watcher and the pacers read without this in their loops; pacers at their start and the guardian reach it by
-//! [`ThreadId`](crate::ThreadId).
+//! On PREEMPT_RT the timer expires in `ktimers/N`, at FIFO 1 or 2. A thread that waits leaves its CPU to it, but the
+//! signal is late as long as other real-time threads keep that CPU busy. The daemon's real-time threads come here, too,
+//! if rarely: the guardian, and pacers at their start, read `stat` of other processes (`thread.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::io;

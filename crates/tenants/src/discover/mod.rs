@@ -373,11 +373,12 @@ impl Finder<'_> {
 
     /// The container in a unit of any name for which machined has a record.
     fn recorded_container(&mut self, path: &str) -> Option<Container> {
-        let mut units = ancestors(path).filter(|part| container::is_unit(part) && !container::is_monitors(path));
+        let mut units = ancestors(path).filter(|part| container::is_unit(part));
         let (unit, machine) = units.find_map(|unit| Some((unit, self.machine_of(unit)?)))?;
         let name = unit.rsplit('/').next()?.to_owned();
         let id = Identity::Machine { unit: name, name: machine.name };
-        (machine.is_vm == Some(false)).then(|| Container { cgroup: unit.to_owned(), id })
+        (machine.is_vm == Some(false) && !container::is_monitors(path))
+            .then(|| Container { cgroup: unit.to_owned(), id })
     }
 
     /// Reads the arguments of conmon processes and of LXC's monitors. A process inside a container is ignored, because

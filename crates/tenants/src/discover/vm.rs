@@ -46,10 +46,7 @@ impl<'a> VmProcess<'a> {
             Some(_) => None,
             None => finder.container_at(path).map(|container| container.cgroup),
         };
-        if named.is_none()
-            && domain.is_none()
-            && (container.is_some() || !finder.sources.may_run_a_guest(process.pid, finder.uptime))
-        {
+        if named.is_none() && domain.is_none() && (container.is_some() || !finder.may_run_a_guest(process.pid)) {
             return None;
         }
         let account = match domain {
@@ -151,7 +148,11 @@ impl Finder<'_> {
 
     /// The machine for which machined, which is root's, has recorded this unit.
     pub(super) fn machine_of(&mut self, unit: &str) -> Option<Machine> {
-        let machine = self.names.machine(unit.rsplit('/').next()?)?;
+        // Users name any number of units below their slices.
+        let machine = match container::owner_of_path(unit) {
+            0 => self.names.machine(unit.rsplit('/').next()?)?,
+            _ => return None,
+        };
         (self.sources.cgroup_owner(unit, false) == 0).then_some(machine)
     }
 
@@ -185,6 +186,21 @@ impl Finder<'_> {
             self.sources.started_after(process, domain.written?)
         };
         systems && started_later() != Some(true)
+    }
+
+    /// Whether a process outside containers may be a monitor, whatever its program's name: it has run a guest, or it is
+    /// new and has a vCPU among its first threads.
+    fn may_run_a_guest(&mut self, pid: i32) -> bool {
+        let (has_run, is_new) = self.sources.has_run_a_guest(pid, self.uptime);
+        if has_run || !is_new {
+            return has_run;
+        }
+        let account = self.account(pid, None);
+        let limit = self.budget.allowed(&account, Item::NewThreads);
+        let stats = if limit > 0 { self.sources.threads(pid, limit).0 } else { Vec::new() };
+        // What is not read is no problem: it is no VM, or one that is found later.
+        self.budget.charge(&account, Item::NewThreads, stats.len(), true);
+        stats.iter().any(|stat| stat.guest_time > 0 || vmm::vcpu_number(&stat.comm).is_some())
     }
 
     /// The monitor of a process whose program's name is not conclusive: it must have threads with vCPU names (if the
