@@ -1,7 +1,7 @@
-# In the emulated host with two CPUs, therefore on the real clock (no time here is a result): a CPU goes offline and
-# comes back while vCPUs are paced. The reservation that fits on one CPU is kept. The other is refused, the report names
-# its VM, and the VM continues to run. Both are enforced again when the CPU is back. This is repeated ten times at
-# arbitrary moments, and once with the daemon killed meanwhile. Bulk work continues, and a reset restores every policy.
+# In the emulated host with two CPUs: a CPU goes offline and comes back while vCPUs are paced. The reservation that fits
+# on one CPU is kept. The other is refused, the report names its VM, and the VM continues to run. Both are enforced
+# again when the CPU is back. This is repeated ten times at arbitrary moments, and once with the daemon killed
+# meanwhile. Bulk work continues, and a reset restores every policy.
 set -eu
 . /lab/lib.sh
 cpu=/sys/devices/system/cpu/cpu1/online
@@ -17,7 +17,7 @@ for vm in a b; do
     kill -STOP "$(cat /run/lab-vm/$vm.pid)" # it would only make the rest slow
 done
 reserve() { printf '[[reservation]]\nname = "%s"\nbudget = "%s"\nperiod = "20ms"\n' "$1" "$2"; }
-# An emulated CPU on the real clock is slow: most of it is left for the daemon and for this script.
+# Most of both CPUs is left for the daemon and for this script.
 { echo 'reserve = 0.8'; reserve a 2ms; reserve b 3ms; } > /etc/ontime/sched.toml
 snapshot > /lab/before
 look() { ontime top --once --json --interval 0.1; }
