@@ -58,9 +58,12 @@ fn no_option_interrupts_the_hosts_cpus() {
         (AF_INET6, libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT),
     ] {
         // Other programs on this machine interrupt CPUs, too: use the minimum of several attempts, and compare it with
-        // an option that has no static key.
+        // an option that has no static key. While they interrupt much, it takes more attempts.
         let (mut switching, mut other) = (u64::MAX, u64::MAX);
-        for _ in 0..5 {
+        for attempt in 0..50 {
+            if attempt >= 5 && switching <= other + u64::from(ROUNDS) {
+                break;
+            }
             switching = switching.min(rounds(family, level, option));
             other = other.min(rounds(family, libc::SOL_SOCKET, libc::SO_BROADCAST));
         }
