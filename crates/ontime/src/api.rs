@@ -300,6 +300,9 @@ pub struct Reservations {
     pub schema_version: u32,
     /// What keeps it: `paced`, `dp-wrap`, `sched_ext` or `deadline`.
     pub backend: String,
+    /// Mode `observe`: nothing is reserved, and this is what would be.
+    #[serde(default)]
+    pub foreseen: bool,
     /// Why nothing is kept although it is configured.
     pub off: Option<String>,
     /// The host's CPUs for reservations.
@@ -417,7 +420,7 @@ pub struct PlannedPart {
 /// One knob: wanted and actual.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KnobState {
-    /// The rule that wants it.
+    /// The rule that wants it; `reservation` for CPU time that `sched.toml` would reserve.
     pub rule: String,
     /// The knob.
     pub knob: String,
@@ -495,7 +498,7 @@ pub struct Report {
 /// What became of one knob.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Change {
-    /// The rule that wanted it; none where it was given back.
+    /// The rule that wanted it, or `reservation`; none where it was given back.
     pub rule: Option<String>,
     /// The knob.
     pub knob: String,

@@ -104,7 +104,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 fn kept(reserved: &api::Reservations, tenants: &[Tenant]) -> BTreeMap<ThreadId, Policy> {
     let by_kernel = reserved.backend == BackendKind::Deadline.name();
     let policy = if by_kernel { Policy::Deadline { runtime: 0, deadline: 0, period: 0 } } else { Policy::BULK };
-    let is_kept = |id: &ThreadId| reserved.vcpus.iter().any(|vcpu| vcpu.tid == id.tid);
+    let is_kept = |id: &ThreadId| !reserved.foreseen && reserved.vcpus.iter().any(|vcpu| vcpu.tid == id.tid);
     let threads = tenants.iter().flat_map(|tenant| &tenant.threads).map(|thread| thread.id);
     threads.filter(is_kept).map(|id| (id, policy)).collect()
 }

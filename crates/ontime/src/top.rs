@@ -167,9 +167,10 @@ fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
     let kept = now.reserve * now.cpus.len() as f64;
     write!(
         text,
-        "{}: {:.3} CPUs reserved of {}, {kept:.2} kept for others",
+        "{}: {:.3} CPUs {} of {}, {kept:.2} kept for others",
         now.backend,
         now.reserved,
+        if now.foreseen { "would be reserved" } else { "reserved" },
         now.cpus.len()
     )?;
     match &now.slice {
@@ -309,6 +310,7 @@ mod tests {
         api::Reservations {
             schema_version: api::SCHEMA_VERSION,
             backend: "paced".to_owned(),
+            foreseen: false,
             off: None,
             cpus: vec![0],
             reserve: 0.05,
@@ -348,6 +350,10 @@ mod tests {
         show(&mut none, &reservations(vec![]), &[]).unwrap();
         assert!(none.contains("no vCPU has reserved CPU time") && !none.contains("DEADLINE IN"), "{none}");
         assert!(text.contains("not running: d") && !text.contains('\x1b'), "{text}");
+        assert!(text.starts_with("paced: 0.600 CPUs reserved of 1, "), "{text}");
+        let mut foreseen = String::new();
+        head(&mut foreseen, &api::Reservations { foreseen: true, ..now }).unwrap();
+        assert!(foreseen.starts_with("paced: 0.600 CPUs would be reserved of 1, "), "{foreseen}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
 use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, RuleId, Setting, Severity};
+use ontime_sched::{Reserved, Settled};
 use ontime_tenants::text::counted;
 use ontime_tenants::{self as tenants, ClassSource, ConfigError, PriorityTable, ThreadId, ThreadRole, ownership};
 
@@ -219,6 +220,16 @@ pub fn refused(error: &ConfigError) -> api::RefusedConfiguration {
 /// A problem that discovery found.
 pub fn problem(problem: &tenants::Problem) -> api::Problem {
     api::Problem { subject: problem.subject.clone(), message: format!("{}; {}", problem.message(), problem.remedy()) }
+}
+
+/// In place of a rule's name, for reserved CPU time.
+pub const RESERVATION: &str = "reservation";
+
+/// A vCPU's reserved CPU time as a knob and its value.
+pub fn reservation(settled: &Settled, vcpu: &Reserved) -> (String, String) {
+    let knob = format!("CPU time of vCPU {} of {} (thread {})", vcpu.vcpu, vcpu.tenant, vcpu.id.tid);
+    let cpu = settled.cpu(vcpu).map_or_else(String::new, |cpu| format!(" on CPU {cpu}"));
+    (knob, format!("{} of each {}{cpu}", vcpu.budget, vcpu.period))
 }
 
 /// An outcome as a word, and why.

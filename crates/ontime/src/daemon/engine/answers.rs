@@ -8,6 +8,7 @@ use super::Engine;
 use super::caps::PastPauses;
 use super::look::{Known, Look};
 use super::observe;
+use super::reservations::UNRESERVED;
 use crate::api;
 use crate::daemon::cap::Pauses;
 use crate::daemon::view::{self, Owned};
@@ -28,12 +29,16 @@ impl Engine {
             ..Known::default()
         };
         let look = match self.state {
-            api::State::Applied => Look::at(&self.sources, &self.config, &self.paths, known),
+            api::State::Applied => {
+                let mut look = Look::at(&self.sources, &self.config, &self.paths, known);
+                look.reserves_nothing();
+                look
+            }
             api::State::Reset | api::State::Observing => {
                 observe::to_be(&self.config, &self.paths, method, &self.journal, &self.keeper)
             }
         };
-        observe::would(&look, &PastPauses { pauses, ..self.past_pacers() }, &self.journal)
+        observe::would(&look, &PastPauses { pauses, ..self.past_pacers() }, &self.journal, &self.look.settled)
     }
 
     /// The tenants as they are now.
@@ -101,7 +106,10 @@ impl Engine {
 
     /// The status: the value that the plan gives each knob, and the value that was read now.
     pub fn status(&self) -> api::Status {
-        let knobs = self.knob_states();
+        let mut knobs = self.knob_states();
+        if self.state == api::State::Observing {
+            knobs.extend(self.would_reserve());
+        }
         let mut problems: Vec<api::Problem> = self.look.found.problems.iter().map(view::problem).collect();
         problems.extend(self.errors.iter().cloned());
         let unserved = |why: &String| api::Problem { subject: "metrics".to_owned(), message: why.clone() };
@@ -124,6 +132,16 @@ impl Engine {
             problems,
             refused_configuration: self.refused.clone(),
         }
+    }
+
+    /// The CPU time that would be reserved, as knobs.
+    fn would_reserve(&self) -> impl Iterator<Item = api::KnobState> + '_ {
+        let foreseen = &self.look.foreseen;
+        foreseen.vcpus.iter().map(|vcpu| {
+            let (knob, wanted) = view::reservation(foreseen, vcpu);
+            let (rule, state) = (view::RESERVATION.to_owned(), "would-change".to_owned());
+            api::KnobState { rule, knob, wanted, actual: None, state, why: Some(UNRESERVED.to_owned()) }
+        })
     }
 
     fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {

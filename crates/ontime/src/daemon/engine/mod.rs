@@ -586,7 +586,7 @@ impl Engine {
     /// The result of a reload, for the API. In mode `observe`, if nothing had to be restored, it is what would be set.
     pub fn reloaded(&self, report: &hostnet::Report) -> api::Report {
         if self.state == api::State::Observing && report.items.is_empty() {
-            return would(&self.look, &self.host, &self.journal);
+            return would(&self.look, &self.host, &self.journal, &Settled::default());
         }
         self.told(report)
     }

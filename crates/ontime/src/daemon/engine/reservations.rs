@@ -15,7 +15,8 @@ use crate::daemon::guardian::Charge;
 use crate::daemon::keeper::Keeper;
 
 /// Why nothing is reserved in mode `observe`.
-const UNRESERVED: &str = "mode observe: nothing is set or reserved until daemon.toml says mode = \"enforce\"";
+pub(super) const UNRESERVED: &str =
+    "mode observe: nothing is set or reserved until daemon.toml says mode = \"enforce\"";
 
 impl Engine {
     /// The recorded original policies of the threads that a back end moves, or is about to move.
@@ -266,10 +267,11 @@ impl Engine {
         self.metrics.reservations(&self.look.settled, &self.keeper.uses());
     }
 
-    /// Reserved CPU time of each vCPU, and how it is kept, for the API.
+    /// Reserved CPU time of each vCPU, and how it is kept, for the API. In mode `observe`, what would be reserved.
     pub fn reservations(&mut self) -> api::Reservations {
         self.catch_up();
-        let settled = &self.look.settled;
+        let observing = self.state == api::State::Observing;
+        let settled = if observing { &self.look.foreseen } else { &self.look.settled };
         let uses = self.keeper.uses();
         let shown = self.keeper.show();
         let standings: BTreeMap<ThreadId, (Place, u64)> = shown
@@ -337,10 +339,8 @@ impl Engine {
         api::Reservations {
             schema_version: api::SCHEMA_VERSION,
             backend: self.keeper.kind().name().to_owned(),
-            off: match self.state {
-                api::State::Observing => Some(UNRESERVED.to_owned()),
-                api::State::Applied | api::State::Reset => self.keeper.off().map(str::to_owned),
-            },
+            foreseen: observing,
+            off: if observing { Some(UNRESERVED.to_owned()) } else { self.keeper.off().map(str::to_owned) },
             cpus: settled.cpus.clone(),
             reserve: self.config.sched.reserve.as_f64(),
             reserved: settled.total().as_f64(),
