@@ -68,8 +68,10 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Originals::default()
     });
     let found = discover(&Sources::host(), &config.rules);
-    let unread =
-        found.problems.iter().filter(|one| matches!(one.kind, ProblemKind::CgroupV1(_) | ProblemKind::NotRead(_)));
+    let is_unread = |kind: &ProblemKind| {
+        matches!(kind, ProblemKind::CgroupV1(_) | ProblemKind::NotRead(_) | ProblemKind::RecordUnread(_))
+    };
+    let unread = found.problems.iter().filter(|one| is_unread(&one.kind));
     inventory.notes.extend(
         unread.map(|one| Note { about: one.subject.clone(), why: format!("{}; {}", one.message(), one.remedy()) }),
     );
