@@ -40,6 +40,9 @@ pub struct Tenants {
     pub schema_version: u32,
     /// The tenants.
     pub tenants: Vec<Tenant>,
+    /// What could not be read, so that tenants may be missing.
+    #[serde(default)]
+    pub unseen: Vec<Problem>,
 }
 
 /// The network interfaces of this host.

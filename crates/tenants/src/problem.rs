@@ -95,6 +95,11 @@ impl Problem {
         Self { subject: subject.into(), kind }
     }
 
+    /// Whether tenants may be missing because of it.
+    pub fn hides_tenants(&self) -> bool {
+        matches!(self.kind, ProblemKind::Unreadable(_) | ProblemKind::CgroupV1(_))
+    }
+
     /// The remedy.
     pub fn remedy(&self) -> String {
         match &self.kind {

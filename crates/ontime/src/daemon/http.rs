@@ -38,7 +38,7 @@ use crate::api;
 #[derive(Debug)]
 pub enum Ask {
     /// The tenants, now.
-    Tenants(oneshot::Sender<Vec<api::Tenant>>),
+    Tenants(oneshot::Sender<api::Tenants>),
     /// The plan and the present state.
     Status(oneshot::Sender<api::Status>),
     /// The NICs.
@@ -236,8 +236,7 @@ impl Peer {
     (status = 200, body = api::Tenants),
     Unanswered))]
 async fn tenants(State(to): State<Loop>) -> Result<Json<api::Tenants>, Refusal> {
-    let tenants = to.ask(Ask::Tenants).await?;
-    Ok(Json(api::Tenants { schema_version: api::SCHEMA_VERSION, tenants }))
+    to.ask(Ask::Tenants).await.map(Json)
 }
 
 /// What is wanted, what is, and why they differ.
@@ -516,7 +515,7 @@ mod tests {
         let report = || serde_json::from_str::<api::Report>(REPORT).unwrap();
         let wrong = || api::RefusedConfiguration { file: "a".to_owned(), line: None, reason: "b".to_owned() };
         match ask {
-            Ask::Tenants(to) => drop(to.send(vec![])),
+            Ask::Tenants(to) => drop(to.send(serde_json::from_str(r#"{"tenants": []}"#).unwrap())),
             Ask::Status(to) => drop(to.send(serde_json::from_str(STATUS).unwrap())),
             Ask::Nics(to) => {
                 let schema_version = api::SCHEMA_VERSION;

@@ -6,7 +6,9 @@ use ontime_hostnet::inventory::{self, KernelThreadKind};
 use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, RuleId, Setting, Severity};
 use ontime_sched::{Reserved, Settled};
 use ontime_tenants::text::counted;
-use ontime_tenants::{self as tenants, ClassSource, ConfigError, PriorityTable, ThreadId, ThreadRole, ownership};
+use ontime_tenants::{
+    self as tenants, ClassSource, ConfigError, Discovery, PriorityTable, ThreadId, ThreadRole, ownership,
+};
 
 use super::cap::{Cover, Use};
 use crate::api;
@@ -230,6 +232,18 @@ pub fn reservation(settled: &Settled, vcpu: &Reserved) -> (String, String) {
     let knob = format!("CPU time of vCPU {} of {} (thread {})", vcpu.vcpu, vcpu.tenant, vcpu.id.tid);
     let cpu = settled.cpu(vcpu).map_or_else(String::new, |cpu| format!(" on CPU {cpu}"));
     (knob, format!("{} of each {}{cpu}", vcpu.budget, vcpu.period))
+}
+
+/// Why tenants may be missing from what was found.
+pub fn unseen(found: &Discovery) -> Vec<api::Problem> {
+    let mut unseen: Vec<api::Problem> =
+        found.problems.iter().filter(|problem| problem.hides_tenants()).map(problem).collect();
+    let incomplete = found.incomplete.iter().filter(|_| unseen.is_empty());
+    let message = |why: &String| format!("{why}; end processes that are not needed, and look again");
+    let incomplete: Vec<api::Problem> =
+        incomplete.map(|why| api::Problem { subject: "host".to_owned(), message: message(why) }).collect();
+    unseen.extend(incomplete);
+    unseen
 }
 
 /// An outcome as a word, and why.

@@ -42,7 +42,7 @@ impl Engine {
     }
 
     /// The tenants as they are now.
-    pub fn tenants(&self) -> Vec<api::Tenant> {
+    pub fn tenants(&self) -> api::Tenants {
         let found = discover(&self.sources, &self.config.rules);
         let mut shown: Vec<_> = found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect();
         let past = self.keeper.past();
@@ -53,7 +53,7 @@ impl Engine {
                 thread.wanted = (!past.moves(*id)).then(|| setting.value.to_string());
             }
         }
-        shown
+        api::Tenants { schema_version: api::SCHEMA_VERSION, tenants: shown, unseen: view::unseen(&found) }
     }
 
     fn past_pacers(&self) -> PastPauses<'_> {
