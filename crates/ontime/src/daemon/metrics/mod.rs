@@ -530,6 +530,31 @@ mod tests {
     }
 
     #[test]
+    fn findings_are_metrics_by_rule_and_severity_for_as_long_as_they_hold() {
+        use ontime_hostnet::{RuleId, Severity};
+        let mut metrics = Metrics::default();
+        let finding = |rule, severity| Finding {
+            rule,
+            severity,
+            object: "eth0\n".to_owned(),
+            found: "x".to_owned(),
+            remedy: "y".to_owned(),
+            refusal: None,
+        };
+        let critical = finding(RuleId::NapiThread, Severity::Critical);
+        metrics.found(&[critical.clone(), finding(RuleId::HostConfig, Severity::Warning), critical.clone()]);
+        let text = metrics.text();
+        for line in [
+            "ontime_findings{rule=\"napi-thread\",severity=\"critical\"} 2\n",
+            "ontime_findings{rule=\"host-config\",severity=\"warning\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        metrics.found(&[finding(RuleId::HostConfig, Severity::Warning)]);
+        assert!(!metrics.text().contains("severity=\"critical\""));
+    }
+
+    #[test]
     fn what_reading_costs_is_told_by_user_with_a_bounded_number_of_labels() {
         use std::time::Duration;
         let mut metrics = Metrics::default();
