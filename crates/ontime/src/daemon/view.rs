@@ -261,8 +261,9 @@ pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
 /// What would happen to a setting that cannot be made, as a word, and why. None if no obstacle is known.
 pub fn foreseen(host: &dyn Host, setting: &Setting) -> Option<(&'static str, Option<String>)> {
     let obstacle = host.foresee(&setting.knob, &setting.value)?;
-    let outcome = if obstacle.lasting { "unsupported" } else { "would-fail" };
-    Some((outcome, Some(format!("{}; {}", obstacle.cause, obstacle.remedy))))
+    let (outcome, end) =
+        if obstacle.lasting { ("unsupported", hostnet::accepting(setting)) } else { ("would-fail", String::new()) };
+    Some((outcome, Some(format!("{}; {}{end}", obstacle.cause, obstacle.remedy))))
 }
 
 /// What an apply or reset did.

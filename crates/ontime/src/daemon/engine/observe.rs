@@ -247,8 +247,9 @@ mod tests {
         let report = would(&look, &Ones, &Originals::default(), &Settled::default());
         let told: Vec<(&str, Option<&str>)> =
             report.changes.iter().map(|change| (change.outcome.as_str(), change.why.as_deref())).collect();
-        let why = Some("the cause; the remedy");
-        assert_eq!(told, [("would-fail", why), ("unsupported", why), ("would-change", None)]);
+        let why = "the cause; the remedy";
+        let accepted = format!("{why}; to accept it as it is: without = [\"halt-poll\"] in /etc/ontime/host.toml");
+        assert_eq!(told, [("would-fail", Some(why)), ("unsupported", Some(&accepted)), ("would-change", None)]);
         assert_eq!(report.unchanged, 1);
     }
 
