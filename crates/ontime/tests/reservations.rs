@@ -108,6 +108,16 @@ fn what_would_be_reserved_is_shown_and_nothing_is_reserved() {
         assert!(fits["knob"].as_str().unwrap().contains(&thread), "{fits}");
     };
     let dry = || site.json(&["apply", "--dry-run", "--json"]);
+    // A back end that is not built in keeps nothing.
+    if !ontime_sched::ext::BUILT_IN {
+        let file = site.path("etc/sched.toml");
+        let paced = std::fs::read_to_string(&file).unwrap();
+        site.configure("sched.toml", &format!("backend = \"sched_ext\"\n{paced}"));
+        let refused = rows(&dry(), "changes");
+        let is_refused = |row: &Value| row["why"].as_str().unwrap_or_default().contains("built without sched_ext");
+        assert!(refused.len() == 2 && refused.iter().all(is_refused), "{refused:?}");
+        site.configure("sched.toml", &paced);
+    }
     // Without a daemon, and with one that observes.
     planned(&dry());
     site.configure("daemon.toml", "mode = \"observe\"\n");

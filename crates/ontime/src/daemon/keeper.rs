@@ -59,6 +59,13 @@ impl Past {
     }
 }
 
+/// All of these tenants' reservations are refused.
+pub fn refused(config: &SchedConfig, tenants: &[Tenant], why: &str) -> Settled {
+    let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.to_owned() };
+    let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
+    Settled { refused: tenants.iter().filter(named).map(refuse).collect(), ..Settled::default() }
+}
+
 impl Keeper {
     /// The configured back end. It starts with the first reservation.
     pub fn new(config: &SchedConfig, table: PriorityTable) -> Self {
@@ -127,9 +134,7 @@ impl Keeper {
         let Some(why) = why else {
             return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
         };
-        let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
-        let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
-        Settled { refused: tenants.iter().filter(named).map(refuse).collect(), ..Settled::default() }
+        refused(config, tenants, &why)
     }
 
     /// The first place that the plan gives to each thread.

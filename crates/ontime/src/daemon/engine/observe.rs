@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_hostnet::{self as hostnet, Done, Host, Knob, KnobError, Method, Originals, Value};
-use ontime_sched::{Refused, Reserved, Settled};
+use ontime_sched::{BackendKind, Refused, Reserved, Settled, ext};
 use ontime_tenants::{Policy, Sources, ThreadId};
 
 use super::caps::beyond_quotas;
@@ -13,7 +13,7 @@ use crate::api;
 use crate::daemon::cap::Watch;
 use crate::daemon::census::{Census, Held};
 use crate::daemon::config::Config;
-use crate::daemon::keeper::Keeper;
+use crate::daemon::keeper::{Keeper, refused};
 use crate::daemon::view;
 use crate::daemon::watches::Watches;
 use crate::paths::Paths;
@@ -21,13 +21,23 @@ use crate::paths::Paths;
 /// Why no thread is capped.
 pub(super) const NO_CAPS: &str = "mode observe: nothing is set, so no thread has a place that needs a cap";
 
+/// Why back end `sched_ext` would not keep a reservation.
+const ABSENT: &str = "this ontime is built without sched_ext; build it with --features sched-ext, or use backend = \
+                      \"paced\" in sched.toml";
+
 /// Reads the host and plans what the daemon would set. In this plan, protections go off only if runtime caps would hold
 /// every real-time thread. Without a running daemon, `originals` are those that the last daemon left, and `keeper` has
 /// reserved nothing yet.
 pub fn to_be(config: &Config, paths: &Paths, method: Option<Method>, originals: &Originals, keeper: &Keeper) -> Look {
-    let known = Known { method, journal: Some(originals), keeper: Some(keeper), ..Known::default() };
+    // This back end would fail as soon as it got a vCPU.
+    let is_absent = config.sched.backend == BackendKind::SchedExt && !ext::BUILT_IN;
+    let keeper = Some(keeper).filter(|_| !is_absent);
+    let known = Known { method, journal: Some(originals), keeper, ..Known::default() };
     let sources = Sources::host();
     let mut look = Look::at(&sources, config, paths, known);
+    if is_absent {
+        look.settled = refused(&config.sched, &look.found.tenants, ABSENT);
+    }
     let mut census = Census::take(&sources.proc, &[std::process::id()], config.daemon.census());
     // The daemon's own threads are left out, even if a daemon runs that does not answer.
     census.threads.retain(|thread| !thread.is_daemon());
