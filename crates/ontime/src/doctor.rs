@@ -30,7 +30,7 @@ pub struct Args {
     /// As JSON: every check, in the order of docs/doctor.md.
     #[arg(long)]
     json: bool,
-    /// Every check, not only the three findings that cost the most.
+    /// Every check, not only the three findings that matter most.
     #[arg(long, short)]
     all: bool,
 }
