@@ -647,7 +647,8 @@ impl Names {
     pub fn configured_storage(&mut self, file: &str) {
         let at = |path: &str| self.root.join(path.trim_start_matches('/'));
         let roots = self.records.toml::<StorageConfig>(&at(file)).into_iter().flat_map(StorageConfig::roots);
-        let new: Vec<PathBuf> = roots.map(|root| at(&root)).filter(|root| !self.storage.contains(root)).collect();
+        let roots = roots.filter(|root| root.starts_with('/')).map(|root| at(&root));
+        let new: Vec<PathBuf> = roots.filter(|root| !self.storage.contains(root)).collect();
         if !new.is_empty() {
             self.storage.extend(new);
             self.stored = None;

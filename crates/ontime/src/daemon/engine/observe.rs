@@ -259,7 +259,7 @@ mod tests {
             report.changes.iter().map(|change| (change.outcome.as_str(), change.why.as_deref())).collect();
         let why = "the cause; the remedy";
         let accepted = format!("{why}; to accept it as it is: without = [\"halt-poll\"] in /etc/ontime/host.toml");
-        assert_eq!(told, [("would-fail", Some(why)), ("unsupported", Some(&accepted)), ("would-change", None)]);
+        assert_eq!(told, [("would-fail", Some(why)), ("unsupported", Some(accepted.as_str())), ("would-change", None)]);
         assert_eq!(report.unchanged, 1);
     }
 
