@@ -532,7 +532,7 @@ mod tests {
     #[test]
     fn findings_are_metrics_by_rule_and_severity_for_as_long_as_they_hold() {
         use ontime_hostnet::{RuleId, Severity};
-        let mut metrics = Metrics::default();
+        let metrics = Metrics::default();
         let finding = |rule, severity| Finding {
             rule,
             severity,
