@@ -290,10 +290,14 @@ impl Engine {
                 table.set(index, fd, socket.family, socket.protocol, self.channel);
                 table.set_accepted(index);
                 self.look(socket);
-                // Fails only without kernel memory or epoll watches. The guest has the socket, which then never becomes
-                // ready.
-                if self.adopt(index).is_err() {
+                // Fails only without kernel memory or epoll watches. The connection is reset, which does not wait.
+                if let Err(error) = self.adopt(index) {
                     count(&self.shared.counters.refused_limit);
+                    if let Some(fd) = self.shared.table.take(index) {
+                        host::abort_at_close(fd);
+                        host::close(fd);
+                    }
+                    return Err(error);
                 }
                 if let Some(local) = self.local(index) {
                     local.prio = call.words.prio;
