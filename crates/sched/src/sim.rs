@@ -93,11 +93,15 @@ pub struct Calls {
     places: u64,
 }
 
+/// What it takes a pacer to have its reader read: two changes of thread, ns. An estimate.
+const HANDED_OVER: u64 = 8_000;
+
 impl Calls {
     /// Duration of a check with these calls, ns. The figures are from the lab at 1 ns an instruction, traced in
     /// `rta-scale`.
     fn cost(self) -> u64 {
-        12_000 + 3_300 * self.reads + 13_500 * self.states + 3_000 * self.nexts + 5_500 * self.places
+        let read = 3_300 * self.reads + 13_500 * self.states + 3_000 * self.nexts;
+        12_000 + read + HANDED_OVER * (self.states + self.nexts) + 5_500 * self.places
     }
 }
 

@@ -38,9 +38,11 @@ pub struct Share {
 pub(crate) trait Threads {
     /// The thread's counters up to now.
     fn read(&mut self, vcpu: usize) -> Option<Counts>;
-    /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. Costs about three readings.
+    /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. False if that cannot be read now. Costs
+    /// several readings.
     fn is_asleep(&mut self, vcpu: usize) -> bool;
-    /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none.
+    /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none, or if it cannot be read
+    /// now.
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next>;
     /// The vCPU's new share, if its guest has claimed from its offer ([`crate::ledger`]) since the last call.
     fn claimed(&mut self, vcpu: usize) -> Option<Share>;

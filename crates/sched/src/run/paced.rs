@@ -10,8 +10,9 @@ use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::policy::{Planning, Schedule};
 use crate::run::backend::Backend;
+use crate::run::clock::now;
 use crate::run::guest::GuestReader;
-use crate::run::pacer::{Pacers, Pacing, now};
+use crate::run::pacer::{Pacers, Pacing};
 use crate::run::threads::VcpuThreads;
 use crate::run::vcpu::{Placement, ThreadFiles, VcpuThread};
 
@@ -92,10 +93,9 @@ impl Paced {
 
     /// Has the pacers enforce these; ends them if that fails.
     fn work_on(&mut self, reservations: Reservations) -> Result<(), PacerError> {
-        if reservations.cpus != self.reservations.cpus {
-            // A CPU came or went. The vCPUs stay at `Beyond` until there are new pacers.
-            self.pacers = None;
-        }
+        // A CPU came or went, or a pacer cannot read any more. The vCPUs stay at `Beyond` until there are new pacers.
+        let moved = reservations.cpus != self.reservations.cpus;
+        self.pacers.take_if(|pacers| pacers.cannot_read() || moved);
         let done = self.try_work_on(&reservations);
         if done.is_err() {
             self.end();
@@ -170,7 +170,8 @@ impl Backend for Paced {
     }
 
     fn set(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
-        if reservations.differs_only_in_claims(&self.reservations) {
+        let read = !self.pacers.as_mut().is_some_and(Pacers::cannot_read);
+        if read && reservations.differs_only_in_claims(&self.reservations) {
             let running = self.way.check();
             match running {
                 Ok(()) => self.reservations = reservations.clone(),

@@ -9,6 +9,8 @@
 //! CPUs, and hold the mutex for a few changes of place. The daemon's thread may be preempted for long, so it never
 //! takes the mutex. It exchanges [`Command`]s with the pacers through two atomic cells: commands go in, and come back
 //! when they are carried out, so that the thread that allocated them frees them.
+//!
+//! A pacer reads nothing that another process can make long. Its reader, a thread of its own, does that (`reader`).
 
 use std::io;
 use std::num::NonZeroU32;
@@ -25,7 +27,9 @@ use rustix::time::Timespec;
 
 use crate::model::{NEVER, PacerError, Place, Snapshot};
 use crate::policy::Schedule;
-use crate::run::threads::VcpuThreads;
+use crate::run::clock::{now, timespec};
+use crate::run::reader::{Progress, Reader};
+use crate::run::threads::{Seen, VcpuThreads};
 
 /// The longest wait for pacers to carry out a command. A slice takes at most 100 ms.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -68,12 +72,6 @@ struct State {
     waiting: Option<Box<Command>>,
 }
 
-/// The present time, ns of CLOCK_MONOTONIC.
-pub(crate) fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
-}
-
 /// Changes a futex word and wakes all its waiters.
 fn wake(word: &AtomicU32) {
     word.fetch_add(1, Ordering::Release);
@@ -101,7 +99,7 @@ impl Shared {
     }
 
     /// One check of a pacer. Returns the time of the next one.
-    fn work(&self, cpu: usize) -> u64 {
+    fn work(&self, cpu: usize, reader: &mut Reader) -> u64 {
         // Poisoned only by a panic, of which there is none; the state is valid all the same.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if self.stop.load(Ordering::Acquire) {
@@ -110,11 +108,11 @@ impl Shared {
         if state.waiting.is_none() {
             state.waiting = Self::take(&self.inbox);
         }
-        let done = state.execute(now());
-        let due = state.pacing.as_mut().map_or(NEVER, |pacing| {
+        let done = state.execute(now(), reader);
+        let due = state.pacing.as_deref_mut().map_or(NEVER, |Pacing { schedule, vcpus }| {
             let start = now();
-            let due = pacing.schedule.step(cpu, start, &mut pacing.vcpus);
-            pacing.schedule.record_cost(cpu, now().saturating_sub(start));
+            let due = schedule.step(cpu, start, &mut Seen { vcpus, reader });
+            schedule.record_cost(cpu, now().saturating_sub(start));
             due
         });
         let calm_ended = state.pacing.as_mut().is_some_and(|pacing| pacing.schedule.take_calm_ended());
@@ -141,15 +139,15 @@ impl Shared {
     }
 
     /// The main loop of one CPU's pacer.
-    fn run(&self, cpu: usize) {
+    fn run(&self, cpu: usize, mut reader: Reader) {
         loop {
             let seen = self.word.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
                 self.release_vcpus();
                 return;
             }
-            let due = self.work(cpu);
-            let until = Timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as _ };
+            let due = self.work(cpu, &mut reader);
+            let until = timespec(due);
             let until = (due != NEVER).then_some(&until);
             // Woken, timed out, interrupted, or the word had changed: check again.
             let _ = futex::wait_bitset(&self.word, futex::Flags::PRIVATE, seen, until, NonZeroU32::MAX);
@@ -159,7 +157,7 @@ impl Shared {
 
 impl State {
     /// Carries out the waiting command, if the present plan can be replaced now.
-    fn execute(&mut self, now: u64) -> Option<Box<Command>> {
+    fn execute(&mut self, now: u64, reader: &mut Reader) -> Option<Box<Command>> {
         match self.waiting.as_deref_mut()? {
             Command::Snapshot(snapshot) => {
                 if let Some(pacing) = &self.pacing {
@@ -173,7 +171,8 @@ impl State {
                 let old = self.pacing.as_deref();
                 if let Some(next) = next {
                     // The daemon's thread may have been preempted since it made this state.
-                    next.schedule.begin(now, &mut next.vcpus);
+                    let Pacing { schedule, vcpus } = &mut **next;
+                    schedule.begin(now, &mut Seen { vcpus, reader });
                     if let Some(old) = old {
                         next.schedule.take_over(&old.schedule);
                     }
@@ -203,6 +202,7 @@ impl State {
 pub(crate) struct Pacers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    readers: Vec<Progress>,
 }
 
 impl Pacers {
@@ -214,8 +214,11 @@ impl Pacers {
         let setup = |what| move |source: io::Error| PacerError::Setup { what, source };
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
             .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
-        let mut pacers = Self { shared: Arc::default(), threads: Vec::new() };
+        let below = below(place);
+        let mut pacers = Self { shared: Arc::default(), threads: Vec::new(), readers: Vec::new() };
         for (index, cpu) in cpus.iter().copied().enumerate() {
+            let reader = Reader::start(cpu, below, move || place_here(cpu, Policy::Fifo(below)))?;
+            pacers.readers.push(reader.progress());
             let shared = Arc::clone(&pacers.shared);
             let (tell, told) = sync_channel(1);
             let thread = std::thread::Builder::new()
@@ -226,7 +229,7 @@ impl Pacers {
                     let go = placed.is_ok();
                     let _ = tell.send(placed);
                     if go {
-                        shared.run(index);
+                        shared.run(index, reader);
                     }
                 })
                 .map_err(setup("starting a pacer thread"))?;
@@ -234,6 +237,13 @@ impl Pacers {
             told.recv().map_err(|_| PacerError::Lost)?.map_err(setup("placing a pacer thread (CAP_SYS_NICE)"))?;
         }
         Ok(pacers)
+    }
+
+    /// Whether a reader does not finish a read, so that its pacer learns neither deadlines nor who sleeps. The daemon
+    /// then starts other pacers; the threads of such readers end when their reads do.
+    pub(crate) fn cannot_read(&mut self) -> bool {
+        // Every reader is asked, because a call notes the time.
+        self.readers.iter_mut().fold(false, |stuck, reader| stuck | reader.is_stuck())
     }
 
     /// Has the pacers work on this state from the end of the present slice on; None: on nothing. Waits until they do.
@@ -291,6 +301,14 @@ impl Drop for Pacers {
     }
 }
 
+/// The FIFO priority of the readers of pacers with this policy. It is above every thread that a pacer moves.
+fn below(place: Policy) -> u8 {
+    match place {
+        Policy::Fifo(priority) => priority.saturating_sub(1).max(1),
+        _ => 1,
+    }
+}
+
 /// Pins the calling thread and sets its policy.
 fn place_here(cpu: u32, place: Policy) -> io::Result<()> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
@@ -311,6 +329,7 @@ mod tests {
     use crate::model::Places;
     use crate::policy::Planning;
     use crate::run::guest::GuestReader;
+    use crate::run::reader::unplaced;
     use crate::run::vcpu::{Placement, VcpuThread};
 
     /// Policies that any user may set; the real ones need CAP_SYS_NICE.
@@ -352,7 +371,7 @@ mod tests {
         let replace = |next: &[&Waiting]| {
             let mut state = shared.state.lock().unwrap();
             state.waiting = Some(Box::new(Command::Replace(Some(pacing(next)))));
-            assert!(state.execute(now()).is_some());
+            assert!(state.execute(now(), &mut unplaced()).is_some());
         };
         replace(&[&stays, &goes]);
         assert!(!is_behind(&stays) && !is_behind(&goes));
@@ -362,7 +381,7 @@ mod tests {
         replace(&[&comes, &stays]);
         assert!(is_behind(&goes) && !is_behind(&stays) && !is_behind(&comes));
         shared.stop.store(true, Ordering::Release);
-        shared.run(0);
+        shared.run(0, unplaced());
         assert!(is_behind(&stays) && is_behind(&comes));
     }
 }

@@ -1,6 +1,7 @@
 //! The vCPU threads of a schedule, by number.
 
 use crate::model::{Counts, Next, Place, Share, Threads};
+use crate::run::reader::Reader;
 use crate::run::vcpu::VcpuThread;
 
 /// vCPU threads; None: the thread had ended when it was to be opened.
@@ -28,24 +29,39 @@ impl VcpuThreads {
     }
 }
 
-impl Threads for VcpuThreads {
+/// The vCPU threads as a pacer sees them, with its reader.
+#[derive(Debug)]
+pub(crate) struct Seen<'a> {
+    pub vcpus: &'a mut VcpuThreads,
+    pub reader: &'a mut Reader,
+}
+
+impl Seen<'_> {
+    fn get(&mut self, vcpu: usize) -> Option<&mut VcpuThread> {
+        self.vcpus.0.get_mut(vcpu)?.as_mut()
+    }
+}
+
+impl Threads for Seen<'_> {
     fn read(&mut self, vcpu: usize) -> Option<Counts> {
-        self.0.get_mut(vcpu)?.as_mut()?.read().ok()
+        self.get(vcpu)?.read().ok()
     }
 
     fn is_asleep(&mut self, vcpu: usize) -> bool {
-        self.0.get(vcpu).and_then(Option::as_ref).is_none_or(VcpuThread::is_asleep)
+        let thread = self.vcpus.0.get(vcpu).and_then(Option::as_ref);
+        thread.is_none_or(|thread| thread.is_asleep(self.reader))
     }
 
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
-        self.0.get_mut(vcpu)?.as_mut()?.guest.next_deadline(after)
+        let thread = self.vcpus.0.get_mut(vcpu)?.as_mut()?;
+        thread.guest.next_deadline(after, self.reader)
     }
 
     fn claimed(&mut self, vcpu: usize) -> Option<Share> {
-        self.0.get_mut(vcpu)?.as_mut()?.guest.claimed()
+        self.get(vcpu)?.guest.claimed()
     }
 
     fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
-        self.0.get_mut(vcpu)?.as_mut()?.set_place(place).ok()
+        self.get(vcpu)?.set_place(place).ok()
     }
 }
