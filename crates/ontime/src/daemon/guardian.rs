@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cap::account::{Account, Share, Verdict};
 use super::cap::place::place_self;
-use super::cap::reading::Reading;
+use super::cap::reading::Time;
 use super::cap::watcher::now;
 use super::life::Life;
 use super::lock;
@@ -305,8 +305,8 @@ fn act(charge: &Charge) {
 fn watch(charge: &Charge) {
     let start = now();
     let open = |of: &Capped| {
-        let reading = Reading::open(of.id.pid, of.id.tid, None).ok()?;
-        Some((*of, reading, Account::new(of.share, charge.period, start)))
+        let time = Time::open(of.id.pid, of.id.tid).ok()?;
+        Some((*of, time, Account::new(of.share, charge.period, start)))
     };
     let mut watched: Vec<_> = charge.threads.iter().filter_map(open).collect();
     let end = start.saturating_add(u64::try_from(WATCH.as_nanos()).unwrap_or(u64::MAX));
@@ -314,10 +314,10 @@ fn watch(charge: &Charge) {
     let step = Duration::from_nanos(charge.period / 4).max(Duration::from_millis(1));
     while !watched.is_empty() && now() < end {
         std::thread::sleep(step);
-        watched.retain_mut(|(of, reading, account)| {
+        watched.retain_mut(|(of, time, account)| {
             // A thread that has ended is no longer watched.
-            let Ok(taken) = reading.take() else { return false };
-            match account.charge(now(), taken.ran) {
+            let Ok(ran) = time.take() else { return false };
+            match account.charge(now(), ran) {
                 Verdict::Within => true,
                 Verdict::Over { .. } => {
                     if of.id.policy().is_ok_and(|policy| policy == of.place) {

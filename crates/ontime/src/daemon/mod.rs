@@ -7,6 +7,7 @@
 //! |---|---|---|---|
 //! | main | SCHED_OTHER, nice -20 | passes over the host, answers | epoll: `events` |
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: pauses spinning threads | epoll: orders, interrupts; time-out |
+//! | `ontime-sight` | SCHED_OTHER, nice -20 | reads for the cap watcher (`cap::sight`) | futex |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | reserved CPU time: changes vCPUs' places | futex with time-out |
 //! | `ontime-read/CPU` | FIFO base + 3 (53) | reads for a pacer (`sched::run::reader`) | futex |
 //! | `ontime-http` | SCHED_OTHER, nice -20 | HTTP on the Unix socket | epoll (tokio) |
@@ -16,8 +17,9 @@
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
 //!
-//! Pacers exist from the first reservation on. Their readers are at SCHED_OTHER while a read takes long. `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and
-//! `ontime-ask` have descriptor tables of their own, and are abandoned if they do not end.
+//! Pacers exist from the first reservation on. Their readers are at SCHED_OTHER while a read takes long.
+//! `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and `ontime-ask` have descriptor tables of
+//! their own. These two, `ontime-read` and `ontime-sight` are abandoned if they do not end.
 //!
 //! Only these poll: the caps and the pacers, while a thread is at real-time priority; the census of real-time threads,
 //! once a second, while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a

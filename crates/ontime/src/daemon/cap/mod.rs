@@ -10,8 +10,9 @@
 //!
 //! Modules: `account` is the arithmetic. `table` decides which thread pauses until when, and when to look next. `boost`
 //! decides when a vCPU is ahead. `who` maps an interrupt to its vCPU. These four are pure. `reading` reads CPU time,
-//! `place` changes the policy, `watcher` is the thread. One thread handles both caps and interrupts, because both move
-//! the same vCPUs, and time that a vCPU runs ahead is charged to its cap.
+//! `sight` reads where a thread is and whether it sleeps, `place` changes the policy, `watcher` is the thread. One
+//! thread handles both caps and interrupts, because both move the same vCPUs, and time that a vCPU runs ahead is
+//! charged to its cap.
 //!
 //! Why the period is 2 ms: an honest guest that computes through a whole period loses only one pause, (1 - 0.95) x 2 ms
 //! = 0.1 ms.
@@ -28,6 +29,7 @@ pub mod account;
 mod boost;
 pub mod place;
 pub mod reading;
+mod sight;
 pub mod table;
 pub mod watcher;
 pub mod who;
@@ -53,6 +55,7 @@ use thiserror::Error;
 pub use self::account::Share;
 use self::place::Place;
 use self::reading::Reading;
+use self::sight::Readers;
 pub use self::table::Rank;
 use self::table::{SlotIndex, Table};
 use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};
@@ -311,6 +314,8 @@ pub struct Caps {
     entries: BTreeMap<ThreadId, Entry>,
     uncovered: BTreeMap<ThreadId, Cover>,
     free: Vec<SlotIndex>,
+    /// The threads that read for the watcher.
+    readers: Readers,
     /// The most threads watched (`cap.threads`).
     capacity: usize,
 }
@@ -343,12 +348,16 @@ impl Caps {
         let done = Arc::new(AtomicU32::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
         let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
+        // Room for every slot and for as many that were handed back.
+        let (readers, sights) =
+            Readers::start(2 * capacity).map_err(setup("starting a thread that reads for the watcher"))?;
         let channels = Channels {
             orders: take_orders,
             done: Arc::clone(&done),
             wake: Arc::clone(&wake),
             returned: give_back,
             rings: Arc::clone(&rings),
+            sights,
         };
         let watcher = Watcher::new(table, capacity, channels).map_err(setup("epoll"))?;
         let (tell, told) = sync_channel(1);
@@ -382,6 +391,7 @@ impl Caps {
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
             free: (0..capacity).rev().collect(),
+            readers,
             capacity,
         })
     }
@@ -415,6 +425,7 @@ impl Caps {
     /// # Errors
     /// [`CapError::Lost`].
     pub fn set(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
+        self.readers.tend();
         self.release(wanted)?;
         self.uncovered.clear();
         for watch in wanted {
