@@ -21,7 +21,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ontime_tenants::{Policy, ThreadId};
@@ -35,6 +35,7 @@ use super::cap::reading::Time;
 use super::cap::watcher::now;
 use super::life::Life;
 use super::lock;
+use super::own::Own;
 use crate::exit::Doing;
 use crate::paths::Paths;
 
@@ -43,6 +44,8 @@ const WATCH: Duration = Duration::from_secs(1);
 /// How long a daemon waits for the guardian of the former one at most: [`WATCH`] plus the time to remove a trace
 /// instance.
 const FORMER: Duration = Duration::from_secs(6);
+/// The time in which a new guardian has set its own priority.
+const SETTLES: Duration = Duration::from_secs(2);
 
 /// Waits until the guardian of a daemon that was killed has ended. That guardian still changes threads' policies, and
 /// its own real-time thread would be in the census.
@@ -113,6 +116,7 @@ impl Charge {
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
+    started: Instant,
     pipe: ChildStdin,
     last: Charge,
     life: Life,
@@ -143,7 +147,7 @@ impl Guardian {
             .spawn()
             .doing("starting the guardian process")?;
         let pipe = child.stdin.take().context("the guardian's pipe")?;
-        Ok(Self { child, pipe, last: Charge::default(), life, place })
+        Ok(Self { child, started: Instant::now(), pipe, last: Charge::default(), life, place })
     }
 
     /// Sends the guardian a new charge.
@@ -170,6 +174,15 @@ impl Guardian {
     /// The policy and priority at which it was started.
     pub fn place(&self) -> Policy {
         self.place
+    }
+
+    /// The guardian's thread and the one by which it sees that the daemon lives, with their places.
+    pub fn own(&self) -> impl Iterator<Item = Own> {
+        let place = self.place;
+        let pid = i32::try_from(self.child.id()).ok().filter(|_| self.started.elapsed() > SETTLES);
+        let id = pid.and_then(|pid| ThreadId::of(pid, pid).ok());
+        let guardian = id.map(|id| Own { name: "ontime guardian", id, place });
+        guardian.into_iter().chain(self.life.placed.map(|id| Own { name: "ontime-life", id, place }))
     }
 
     /// Its present charge.

@@ -19,6 +19,8 @@ use ontime_sched::show::Snapshot;
 use ontime_sched::{Asks, Backend, BackendKind, Beyond, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 
+use super::own::Own;
+
 /// The threads of a back end, and the policy that the plan gave to each.
 type Held = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
 
@@ -176,6 +178,11 @@ impl Keeper {
     /// Why nothing is kept although reservations are configured.
     pub fn off(&self) -> Option<&str> {
         self.off.as_deref()
+    }
+
+    /// The back end's own real-time threads.
+    pub fn own_threads(&self) -> impl Iterator<Item = Own> {
+        self.backend.threads().into_iter().map(|(id, place)| Own { name: "ontime-pace", id, place })
     }
 
     /// The counters of each thread.

@@ -21,8 +21,9 @@
 //! `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and `ontime-ask` have descriptor tables of
 //! their own. These two, `ontime-read` and `ontime-sight` are abandoned if they do not end.
 //!
-//! Only these poll: the caps and the pacers, while a thread is at real-time priority; the census of real-time threads,
-//! once a second, while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a
+//! Only these poll: the caps and the pacers, while a thread is at real-time priority; the look at the daemon's own
+//! threads (`own`), once a second, while it caps or paces a thread; the census of real-time threads, once a second,
+//! while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a
 //! second. A host without RT tenants costs one look every `rescan-seconds`.
 
 pub mod cap;
@@ -41,6 +42,7 @@ pub mod keeper;
 mod life;
 mod lock;
 pub mod metrics;
+mod own;
 pub mod protections;
 pub mod view;
 mod watches;
@@ -210,6 +212,10 @@ impl Daemon {
                 self.pass("traffic");
             }
             if self.engine.look_at_real_time() {
+                self.pass("threads");
+            }
+            if self.engine.look_at_own_threads() {
+                stand_before_bulk();
                 self.pass("threads");
             }
             if watchdog().is_some() {

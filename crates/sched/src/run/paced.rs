@@ -186,6 +186,11 @@ impl Backend for Paced {
         self.tallies.iter().map(|(id, tally)| (*id, tally.usage())).collect()
     }
 
+    fn threads(&self) -> Vec<(ThreadId, Policy)> {
+        let pacers = self.pacers.iter().flat_map(Pacers::ids);
+        pacers.map(|id| (id, self.place)).collect()
+    }
+
     fn show(&mut self) -> Option<Snapshot> {
         let vcpus = self.reservations.vcpus.len();
         if vcpus == 0 {

@@ -202,6 +202,7 @@ impl State {
 pub(crate) struct Pacers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    ids: Vec<ThreadId>,
     readers: Vec<Progress>,
 }
 
@@ -215,9 +216,9 @@ impl Pacers {
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
             .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
         let below = below(place);
-        let mut pacers = Self { shared: Arc::default(), threads: Vec::new(), readers: Vec::new() };
+        let mut pacers = Self { shared: Arc::default(), threads: Vec::new(), ids: Vec::new(), readers: Vec::new() };
         for (index, cpu) in cpus.iter().copied().enumerate() {
-            let reader = Reader::start(cpu, below, move || place_here(cpu, Policy::Fifo(below)))?;
+            let reader = Reader::start(cpu, below, move || place_here(cpu, Policy::Fifo(below)).map(drop))?;
             pacers.readers.push(reader.progress());
             let shared = Arc::clone(&pacers.shared);
             let (tell, told) = sync_channel(1);
@@ -234,9 +235,15 @@ impl Pacers {
                 })
                 .map_err(setup("starting a pacer thread"))?;
             pacers.threads.push(thread);
-            told.recv().map_err(|_| PacerError::Lost)?.map_err(setup("placing a pacer thread (CAP_SYS_NICE)"))?;
+            let placed = told.recv().map_err(|_| PacerError::Lost)?;
+            pacers.ids.push(placed.map_err(setup("placing a pacer thread (CAP_SYS_NICE)"))?);
         }
         Ok(pacers)
+    }
+
+    /// The pacers' threads.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ThreadId> {
+        self.ids.iter().copied()
     }
 
     /// Whether a reader does not finish a read, so that its pacer learns neither deadlines nor who sleeps. The daemon
@@ -310,12 +317,13 @@ fn below(place: Policy) -> u8 {
 }
 
 /// Pins the calling thread and sets its policy.
-fn place_here(cpu: u32, place: Policy) -> io::Result<()> {
+fn place_here(cpu: u32, place: Policy) -> io::Result<ThreadId> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let process = rustix::process::getpid().as_raw_nonzero().get();
     let id = ThreadId::of(process, own).map_err(io::Error::other)?;
     id.set_affinity(&CpuList::from_iter([cpu])).map_err(io::Error::other)?;
-    id.set_policy(place).map_err(io::Error::other)
+    id.set_policy(place).map_err(io::Error::other)?;
+    Ok(id)
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@
 //!
 //! A pacer preempts everything on its CPU and holds the mutex of all pacers. So another thread reads: pinned to the
 //! pacer's CPU, just below the pacer, so that it runs as soon as the pacer waits for it. The pacer waits at most
-//! [`PATIENCE`]. Then it moves its reader to SCHED_OTHER, where the rest of the read delays no real-time thread, and does
-//! without what cannot be read until the reader has finished. Only the pacer changes its reader's policy.
+//! [`PATIENCE`]. Then it moves its reader to SCHED_OTHER, where the rest of the read delays no real-time thread, and
+//! does without what cannot be read until the reader has finished. Only the pacer changes its reader's policy.
 
 use std::fs::File;
 use std::io;
@@ -173,8 +173,8 @@ impl Reader {
         Ok(Self { shared, thread, priority: priority.into(), asked: 0, demoted: false })
     }
 
-    /// Reads from a file as pread(2) does, at most [`MOST`] bytes; an error is an empty file. Called by the pacer: three
-    /// system calls, no allocation, a wait of at most [`PATIENCE`].
+    /// Reads from a file as pread(2) does, at most [`MOST`] bytes; an error is an empty file. Called by the pacer:
+    /// three system calls, no allocation, a wait of at most [`PATIENCE`].
     pub(crate) fn read_at(&mut self, file: &Arc<File>, offset: u64, into: &mut [u8]) -> Result<usize, Unread> {
         if self.shared.answered.load(Ordering::Acquire) != self.asked {
             return Err(Unread::Busy);

@@ -61,6 +61,7 @@ use self::table::{SlotIndex, Table};
 use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};
 use self::who::{Vm, Who};
 use super::census::priority;
+use super::own::{Own, this_thread};
 
 /// How long the planner's thread waits at most for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -309,8 +310,8 @@ pub struct Caps {
     thread: Option<std::thread::JoinHandle<()>>,
     /// The watcher's policy and priority.
     watcher: Policy,
-    /// The watcher's thread number.
-    pub watcher_tid: i32,
+    /// The watcher's thread.
+    pub watcher_id: ThreadId,
     entries: BTreeMap<ThreadId, Entry>,
     uncovered: BTreeMap<ThreadId, Cover>,
     free: Vec<SlotIndex>,
@@ -367,14 +368,14 @@ impl Caps {
             .spawn(move || {
                 let placed = place::place_self(settings.watcher);
                 let go = placed.is_ok();
-                let _ = tell.send(placed.map(|()| rustix::thread::gettid().as_raw_nonzero().get()));
+                let _ = tell.send(placed.and_then(|()| this_thread()));
                 if go {
                     watcher.run();
                 }
             })
             .map_err(setup("starting the watcher thread"))?;
         let told = told.recv().map_err(|_| CapError::Lost)?;
-        let watcher_tid = told.map_err(setup("placing the watcher thread (CAP_SYS_NICE)"))?;
+        let watcher_id = told.map_err(setup("placing the watcher thread (CAP_SYS_NICE)"))?;
         Ok(Self {
             orders,
             ordered: 0,
@@ -387,13 +388,18 @@ impl Caps {
             rivals: false,
             thread: Some(thread),
             watcher: settings.watcher,
-            watcher_tid,
+            watcher_id,
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
             free: (0..capacity).rev().collect(),
             readers,
             capacity,
         })
+    }
+
+    /// The watcher's thread and its place.
+    pub fn own(&self) -> Own {
+        Own { name: "ontime-cap", id: self.watcher_id, place: self.watcher }
     }
 
     /// The threads that [`Self::release`] stops watching.

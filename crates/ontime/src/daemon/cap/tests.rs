@@ -262,7 +262,7 @@ mod real_speed {
         let child = Spinner(Command::new("sleep").arg("30").spawn().unwrap());
         child.place(PLACE);
         caps.set(&[watch(&child, 0.95, 0)]).unwrap();
-        let task = format!("/proc/self/task/{}/schedstat", caps.watcher_tid);
+        let task = format!("/proc/self/task/{}/schedstat", caps.watcher_id.tid);
         let runs = || -> u64 {
             let text = std::fs::read_to_string(&task).unwrap();
             text.split_whitespace().nth(2).unwrap().parse().unwrap()

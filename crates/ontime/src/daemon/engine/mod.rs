@@ -86,6 +86,8 @@ pub struct Engine {
     uncapped: Vec<String>,
     /// Threads beyond their tenant's quota, which the daemon has moved to SCHED_OTHER.
     demoted: Demoted,
+    /// When the daemon's own threads were last looked at.
+    own_seen: Option<Instant>,
     keeper: Keeper,
     held: Memory,
     /// The owners of capped threads that have metrics.
@@ -139,6 +141,7 @@ impl Engine {
             demoted: Demoted::open(paths.demoted()),
             paths,
             sources: Sources::host(),
+            own_seen: None,
             caps: Err("nothing is applied, so no thread is capped; `ontime apply` starts the caps".to_owned()),
             keeper,
             held,
