@@ -289,6 +289,12 @@ static inline u8 *ontime_rpc_in(struct ontime_rpc *rpc)
 
 /* ---- proto.c ---- */
 
+/* The name that a socket was bound to, an IPv4 address mapped; port 0: not bound. */
+struct ontime_bound {
+	__be16 port;
+	struct in6_addr addr;
+};
+
 /*
  * The kernel treats a socket with IPPROTO_TCP as a tcp_sock, and one with IPPROTO_UDP as a
  * udp_sock. So both are here, zeroed.
@@ -330,6 +336,7 @@ struct ontime_sock {
 	 * datagrams: while filter.c fetches.
 	 */
 	struct mutex call_lock;
+	struct ontime_bound bound;	/* with ports_lock of sock.c */
 	u16 peer_len, local_len;
 	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
 	u8 local[ONTIME_ADDR_MAX];	/* of a socket with a filter */

@@ -416,10 +416,91 @@ static bool port_needs_privilege(const struct sockaddr *addr)
 	return port && inet_port_requires_bind_service(&init_net, port) && !capable(CAP_NET_BIND_SERVICE);
 }
 
+/* Protects the names that sockets are bound to. Not held while the host binds. */
+static DEFINE_MUTEX(ports_lock);
+
+static struct ontime_bound port_name(const void *name)
+{
+	const struct sockaddr_in6 *v6 = name;
+	const struct sockaddr_in *v4 = name;
+	struct ontime_bound bound = { .port = v4->sin_port };
+
+	if (v6->sin6_family == AF_INET6)
+		bound.addr = v6->sin6_addr;
+	else
+		ipv6_addr_set_v4mapped(v4->sin_addr.s_addr, &bound.addr);
+	return bound;
+}
+
+static bool port_any_addr(const struct in6_addr *addr)
+{
+	return ipv6_addr_any(addr) || (ipv6_addr_v4mapped(addr) && !addr->s6_addr32[3]);
+}
+
+static bool port_overlaps(const struct ontime_bound *one, const struct ontime_bound *two)
+{
+	return one->port == two->port &&
+	       (port_any_addr(&one->addr) || port_any_addr(&two->addr) || ipv6_addr_equal(&one->addr, &two->addr));
+}
+
+/*
+ * Whether another user's socket has this name and would share it. With ports_lock; so no name
+ * changes, and the RCU read lock keeps sockets that are being closed.
+ */
+static bool port_of_other_user(struct sock *sk, const struct ontime_bound *bound)
+{
+	struct ontime_sock *other;
+	unsigned long index;
+	bool found = false;
+
+	rcu_read_lock();
+	xa_for_each(&ontime_sk(sk)->dev->socks, index, other) {
+		struct sock *osk = (struct sock *)other;
+
+		found = osk != sk && osk->sk_type == sk->sk_type && osk->sk_reuseport &&
+			!uid_eq(READ_ONCE(osk->sk_uid), READ_ONCE(sk->sk_uid)) && port_overlaps(&other->bound, bound);
+		if (found)
+			break;
+	}
+	rcu_read_unlock();
+	return found;
+}
+
+/*
+ * Sockets share a port by SO_REUSEPORT only if they are of one user (inet_csk_bind_conflict(),
+ * udp_lib_lport_inuse()). The host sees one user for the whole VM, so this is checked here. The name
+ * is recorded before the host binds: so of two users at once, one finds the other. Returns the name
+ * before in @before.
+ */
+static int port_take(struct sock *sk, const void *name, struct ontime_bound *before)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_bound bound = port_name(name);
+	int err = 0;
+
+	mutex_lock(&ports_lock);
+	*before = os->bound;
+	if (bound.port && sk->sk_reuseport && port_of_other_user(sk, &bound))
+		err = -EADDRINUSE;
+	else
+		os->bound = bound;
+	mutex_unlock(&ports_lock);
+	return err;
+}
+
+/* The host has bound the socket, perhaps to a port of its choice, or it has not. */
+static void port_taken(struct sock *sk, struct ontime_bound bound)
+{
+	mutex_lock(&ports_lock);
+	ontime_sk(sk)->bound = bound;
+	mutex_unlock(&ports_lock);
+}
+
 int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 {
 	struct sock *sk = sock->sk;
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_BIND);
+	struct ontime_bound before;
 	int err;
 
 	if (IS_ERR(rpc))
@@ -428,7 +509,14 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 	if (!err && port_needs_privilege((const struct sockaddr *)rpc->out.call.addr))
 		err = -EACCES;
 	if (!err)
+		err = port_take(sk, rpc->out.call.addr, &before);
+	if (!err) {
 		err = ontime_sock_call(sk, rpc);
+		if (err)
+			port_taken(sk, before);
+		else if (rpc->in->done.addr_len)
+			port_taken(sk, port_name(rpc->in->done.addr));
+	}
 	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
 	ontime_rpc_put(rpc);
 	return err;
