@@ -218,7 +218,7 @@ impl Pacers {
         let below = below(place);
         let mut pacers = Self { shared: Arc::default(), threads: Vec::new(), ids: Vec::new(), readers: Vec::new() };
         for (index, cpu) in cpus.iter().copied().enumerate() {
-            let reader = Reader::start(cpu, below, move || place_here(cpu, Policy::Fifo(below)).map(drop))?;
+            let reader = Reader::start(cpu, below, move || place_here(cpu, Policy::Fifo(below)).map(|_| ()))?;
             pacers.readers.push(reader.progress());
             let shared = Arc::clone(&pacers.shared);
             let (tell, told) = sync_channel(1);

@@ -295,7 +295,7 @@ mod tests {
         let file = Arc::new(file);
         let mut reader = unplaced();
         let mut bytes = [0; MOST + 10];
-        for (offset, wanted) in [(0, &content[..MOST]), (150, &content[150..]), (200, &[][..]), (u64::MAX, &[])] {
+        for (offset, wanted) in [(0, &content[..MOST]), (150, &content[150..]), (200, &[]), (u64::MAX, &[])] {
             assert_eq!(read(&mut reader, &file, offset, &mut bytes), wanted.len());
             assert_eq!(&bytes[..wanted.len()], wanted);
         }
