@@ -274,6 +274,11 @@ pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread 
              show the cause",
             counted(used.refused, "time")
         ),
+        _ if used.escaped > 0 => format!(
+            "not: {} of its cap ended early, by itself or another program; take RLIMIT_RTPRIO and CAP_SYS_NICE from \
+             its process, and restart it",
+            counted(used.escaped, "pause")
+        ),
         Cover::Watched => "yes".to_owned(),
         Cover::Whole => {
             "not: its runtime cap is a whole CPU; give it a runtime-cap below 1 in /etc/ontime/tenants.toml, unless \

@@ -250,6 +250,8 @@ pub struct Use {
     pub paused: bool,
     /// Times the kernel refused to change its policy.
     pub refused: u64,
+    /// How often it, or another program, ended a pause of its cap.
+    pub escaped: u64,
     /// How often it was put ahead because of an interrupt.
     pub raised: u64,
     /// CPU time that it took while ahead, ns.
@@ -586,6 +588,7 @@ impl Caps {
             ran_ns: entry.tally.ran_ns.load(Ordering::Relaxed),
             paused: entry.tally.paused.load(Ordering::Relaxed),
             refused: entry.tally.refused.load(Ordering::Relaxed),
+            escaped: entry.tally.escaped.load(Ordering::Relaxed),
             raised: entry.tally.raised.load(Ordering::Relaxed),
             ahead_ns: entry.tally.ahead_ns.load(Ordering::Relaxed),
         });
@@ -597,6 +600,7 @@ impl Caps {
             ran_ns: 0,
             paused: false,
             refused: 0,
+            escaped: 0,
             raised: 0,
             ahead_ns: 0,
         });
@@ -608,11 +612,11 @@ impl Caps {
         self.entries.keys().copied().collect()
     }
 
-    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, and the kernel has never
-    /// refused a change of its policy.
+    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, the kernel has never refused a
+    /// change of its policy, and it has stayed in its pauses.
     pub fn complete(&self) -> bool {
-        self.uncovered.values().all(Cover::holds)
-            && self.entries.values().all(|entry| entry.tally.refused.load(Ordering::Relaxed) == 0)
+        let held = |tally: &Tally| [&tally.refused, &tally.escaped].iter().all(|of| of.load(Ordering::Relaxed) == 0);
+        self.uncovered.values().all(Cover::holds) && self.entries.values().all(|entry| held(&entry.tally))
     }
 
     fn order(&mut self, order: Order) -> Result<(), CapError> {

@@ -128,6 +128,7 @@ fn number(digits: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sight::Readers;
     use super::*;
 
     fn own_tid() -> i32 {
@@ -162,7 +163,7 @@ mod tests {
     /// An answer counts only if it was asked for after the thread's last run.
     #[test]
     fn a_thread_sleeps_only_if_its_state_was_read_since_it_ran() {
-        let (_readers, mut asker) = crate::daemon::cap::sight::Readers::start(8).unwrap();
+        let (_readers, mut asker) = Readers::start(8).unwrap();
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let mut reading = Reading::open(child.id() as i32, child.id() as i32, Some(0)).unwrap();
         let mut sleeps = |reading: &mut Reading| {

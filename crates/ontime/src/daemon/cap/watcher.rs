@@ -63,6 +63,8 @@ pub struct Tally {
     pub paused: AtomicBool,
     /// Times the kernel refused to change its policy.
     pub refused: AtomicU64,
+    /// How often it had real-time priority again at the end of a pause.
+    pub escaped: AtomicU64,
     /// How often it was put ahead because of an interrupt.
     pub raised: AtomicU64,
     /// CPU time that it took while ahead, ns.
@@ -596,7 +598,9 @@ impl Slot {
     /// Gives the thread its place back. Returns the CPU time that it took in the pause, ns. The figure is complete,
     /// because the change of policy makes the kernel update the thread's run time.
     fn resume(&mut self) -> io::Result<u64> {
-        self.place.take()?;
+        if self.place.take()? {
+            self.tally.escaped.fetch_add(1, Ordering::Relaxed);
+        }
         self.tally.paused.store(false, Ordering::Relaxed);
         self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
         self.reading.take().map(|taken| taken.ran)

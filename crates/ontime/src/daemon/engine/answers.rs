@@ -158,7 +158,7 @@ impl Engine {
             Ok(caps) => {
                 let report = caps.report();
                 let open = report.iter().find(|used| !used.cover.holds());
-                let open = open.or_else(|| report.iter().find(|used| used.refused > 0));
+                let open = open.or_else(|| report.iter().find(|used| used.refused + used.escaped > 0));
                 let why = open.map(|used| view::cap_thread(used, &self.watches.of)).map(|thread| {
                     let cause = thread.watched.strip_prefix("not: ").unwrap_or(&thread.watched);
                     format!("thread {} of {} is not held to its runtime cap: {cause}", thread.tid, thread.of)

@@ -157,15 +157,15 @@ impl Engine {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes a census if it is due, because a change of policy causes no event. If a thread has no cap, this restores
-    /// the protections and returns true, and a pass is due.
+    /// Takes a census if it is due, because a change of policy causes no event. If a thread has no cap, or has escaped
+    /// from it, this restores the protections and returns true, and a pass is due.
     pub fn look_at_real_time(&mut self) -> bool {
         if self.census_in().is_none_or(|wait| !wait.is_zero()) {
             return false;
         }
         self.census = self.take_census();
         self.hold_to_quotas();
-        if self.find_uncapped().is_empty() {
+        if self.find_uncapped().is_empty() && self.caps.as_ref().is_ok_and(Caps::complete) {
             return false;
         }
         self.in_force = false;

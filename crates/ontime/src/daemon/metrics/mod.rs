@@ -510,6 +510,7 @@ mod tests {
             paused: false,
             refused: 0,
             raised: 7 * pauses,
+            escaped: 0,
             ahead_ns: 0,
         };
         metrics.caps(&[used(2)], &of);
