@@ -151,9 +151,22 @@ impl VcpuThread {
                 Ok(counts)
             }
             Err(error) => {
-                self.id.undo_policy_on_successor(places.policy(place));
+                self.undo_on_successor(policy);
                 Err(error)
             }
+        }
+    }
+
+    /// Moves a thread that got the number of this ended thread, and so the policy that was meant for this one, to
+    /// SCHED_OTHER: such a thread is new. What its creator has, as `ontime_tenants::thread` restores it, is in files
+    /// that a pacer must not read.
+    fn undo_on_successor(&self, policy: libc::c_int) {
+        // SAFETY: takes and returns numbers only.
+        let now = unsafe { libc::sched_getscheduler(self.id.tid) };
+        if now >= 0 && now & !libc::SCHED_RESET_ON_FORK == policy {
+            let param = libc::sched_param { sched_priority: 0 };
+            // SAFETY: the kernel copies param, which outlives the call.
+            unsafe { libc::sched_setscheduler(self.id.tid, libc::SCHED_OTHER, &raw const param) };
         }
     }
 }
