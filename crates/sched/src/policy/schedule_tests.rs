@@ -448,7 +448,8 @@ fn vcpus_of_one_place_run_by_deadline() {
     assert!(counted.1 > 300 && counted.0 <= 2 && counted.2 <= 11, "sets with late jobs, sets, late jobs: {counted:?}");
 }
 
-/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30. Pacers take as long as in the lab.
+/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30. Pacers take as long as in the lab, and as
+/// long as handing reads to their readers is estimated to take.
 #[test]
 fn ten_vms_of_ten_tasks_fit_one_cpu() {
     let groups =
@@ -472,7 +473,7 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
         host.flips
     );
     println!("{told}");
-    assert!(late == 0 && jobs > 2_000 && share < 0.075, "{told}");
+    assert!(late == 0 && jobs > 2_000 && share < 0.09, "{told}");
 }
 
 proptest! {
