@@ -500,7 +500,7 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 {
 	struct sock *sk = sock->sk;
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_BIND);
-	struct ontime_bound before;
+	struct ontime_bound before = {};
 	int err;
 
 	if (IS_ERR(rpc))
