@@ -324,6 +324,7 @@ struct ontime_sock {
 	u64 ahead_refused;		/* chan->aheads when a receive ahead was refused last */
 	bool ahead_off;
 	bool told;			/* an error event has come since the last connect began */
+	bool sized;			/* the connection's SO_SNDBUF is known */
 	struct work_struct urgent;	/* SIGURG: ready.c */
 	/*
 	 * Of a stream: held while the host's socket and sk_state begin or end to listen. Of
@@ -427,6 +428,7 @@ int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg
 int ontime_sk_ioctl(struct sock *sk, int cmd, int *number);
 int ontime_set_peek_off(struct sock *sk, int value);
 void ontime_opt_defaults(struct sock *sk);
+void ontime_opt_connected(struct sock *sk);
 int ontime_opt_uncork(struct sock *sk);
 
 /* ---- filter.c ---- */

@@ -75,6 +75,12 @@ static void mirror_buffers(struct sock *sk)
 	mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
 }
 
+/* A connection was made whose send buffer the answer did not tell: sock.c. */
+void ontime_opt_connected(struct sock *sk)
+{
+	mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
+}
+
 /* A new socket's buffer sizes are the host's defaults, which are queried once. */
 void ontime_opt_defaults(struct sock *sk)
 {

@@ -474,6 +474,26 @@ int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer)
 
 /* ---- Connections ---- */
 
+/* Room in an answer for the size of a connection's send buffer. */
+#define TOLD_SIZE (sizeof(struct ontime_control) + sizeof(__le32))
+
+/*
+ * The kernel chooses the size of the send buffer when a connection is made. getsockopt() reads it from @sk, without
+ * asking this module.
+ */
+static void sock_told(struct sock *sk, const struct ontime_rpc *rpc)
+{
+	const struct ontime_control *control = (const struct ontime_control *)rpc->in->body;
+	__le32 size;
+
+	if (!rpc->answered || le16_to_cpu(rpc->in->done.control_len) < TOLD_SIZE ||
+	    le32_to_cpu(control->level) != SOL_SOCKET || le32_to_cpu(control->type) != SO_SNDBUF)
+		return;
+	memcpy(&size, control + 1, sizeof(size));
+	WRITE_ONCE(sk->sk_sndbuf, (int)le32_to_cpu(size));
+	WRITE_ONCE(ontime_sk(sk)->sized, true);
+}
+
 static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int length)
 {
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_CONNECT);
@@ -481,9 +501,12 @@ static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
+	if (sk->sk_type == SOCK_STREAM)
+		rpc->out.call.control_room = cpu_to_le16(TOLD_SIZE);
 	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
 	if (!err)
 		err = ontime_sock_call(sk, rpc);
+	sock_told(sk, rpc);
 	ontime_rpc_put(rpc);
 	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
 	return err;
@@ -638,6 +661,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM) {
 		sock_error(sk);
 		WRITE_ONCE(os->told, false);
+		WRITE_ONCE(os->sized, false);
 	}
 	err = dissolve ? sock_dissolve_call(sk, addr, length) : sock_connect_call(sk, addr, length);
 	if (err == -ECONNABORTED) {
@@ -654,6 +678,8 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	}
 	if (!err && dissolve)
 		sock_dissolved(sk);
+	else if (!err && sk->sk_type == SOCK_STREAM && !READ_ONCE(os->sized))
+		ontime_opt_connected(sk);
 	if (!err)
 		sock->state = dissolve ? SS_UNCONNECTED : SS_CONNECTED;
 	else if (sock->state == SS_CONNECTING)
@@ -721,12 +747,14 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(child->id);
+	rpc->out.call.control_room = cpu_to_le16(TOLD_SIZE);
 	WRITE_ONCE(child->chan, rpc->chan->number);
 	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
 	if (!err) {
 		u32 told = le32_to_cpu(rpc->in->done.msg_flags);
 
 		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
+		sock_told((struct sock *)child, rpc);
 		/* The connection was reset while it waited to be accepted. */
 		if (told & ONTIME_MSG_ERROR)
 			ontime_sock_keep_error((struct sock *)child,

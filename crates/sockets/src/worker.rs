@@ -335,7 +335,7 @@ impl Worker {
             Request::Channel { .. } => Ok(Reply::done()),
             Request::Bind(name) => self.bind(&socket, name),
             Request::Listen { backlog } => self.listen(&socket, backlog),
-            Request::Connect(name) => self.connect(&socket, name),
+            Request::Connect(name) => self.connect(memory, &call, &socket, name),
             Request::SetOpt { level, name } => self.set_option(memory, &call, &socket, level, name),
             Request::GetOpt { level, name } => self.get_option(memory, &call, &socket, level, name),
             _ => Err(Errno(libc::EOPNOTSUPP)),
@@ -442,7 +442,7 @@ impl Worker {
         [before, (backlog as u32).min(limits.backlog as u32).min(fair)]
     }
 
-    fn connect(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
+    fn connect(&self, memory: &Memory, call: &Call, socket: &Socket, name: Name) -> Result<Reply, Errno> {
         let address = match name {
             Name::None => return Err(Errno(libc::EINVAL)),
             Name::Unspec => host::Address::unspec(),
@@ -459,7 +459,11 @@ impl Worker {
             Err(Errno(libc::EINPROGRESS)) => Err(Errno(libc::EINPROGRESS)),
             Err(error) => return Err(error),
         };
-        Ok(Reply::number(result).named(self.local_name(socket)))
+        // A connection within this host stands already.
+        let asked = call.words.control_room > 0 && socket.protocol == Protocol::Tcp;
+        let stands = asked && host::ready(socket.fd) & (ONTIME_READY_OUT | ONTIME_READY_HUP) == ONTIME_READY_OUT;
+        let control = if stands { call.tell_send_buffer(memory, socket.fd) } else { 0 };
+        Ok(Reply { control, ..Reply::number(result).named(self.local_name(socket)) })
     }
 
     fn set_option(
