@@ -793,6 +793,8 @@ int ontime_accept(struct socket *sock, struct socket *newsock, struct proto_acce
 			err = sock_intr_errno(timeout);
 		goto err_child;
 	}
+	/* For io_uring. */
+	arg->is_empty = !(ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_IN);
 	lock_sock(child);
 	sock_graft(child, newsock);
 	release_sock(child);
