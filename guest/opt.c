@@ -5,6 +5,7 @@
  */
 #include <linux/capability.h>
 #include <linux/compat.h>
+#include <linux/netdevice.h>
 #include <linux/slab.h>
 #include <linux/sockios.h>
 #include <linux/uaccess.h>
@@ -132,15 +133,29 @@ static void mirror_timestamp(struct sock *sk, int name, int value)
 	release_sock(sk);
 }
 
+/* No socket is bound to an interface of the guest, so only what keeps that has an effect. */
+static int set_device(struct sock *sk, const u8 *value, unsigned int length)
+{
+	char name[IFNAMSIZ] = "";
+	bool exists;
+
+	memcpy(name, value, min_t(unsigned int, length, IFNAMSIZ - 1));
+	if (!name[0])
+		return 0;
+	rcu_read_lock();
+	exists = dev_get_by_name_rcu(sock_net(sk), name);
+	rcu_read_unlock();
+	return exists ? -ENOPROTOOPT : -ENODEV;
+}
+
 /* @value has at least 4 bytes, except for SO_BINDTODEVICE: opt_is_number(). */
 static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int length)
 {
 	struct sock *sk = sock->sk;
 	int number, err;
 
-	/* No socket is bound to an interface of the guest, so only what keeps that has an effect. */
 	if (name == SO_BINDTODEVICE)
-		return !length || !value[0] ? 0 : -ENOPROTOOPT;
+		return set_device(sk, value, length);
 	memcpy(&number, value, sizeof(number));
 	switch (name) {
 	case SO_BINDTOIFINDEX:

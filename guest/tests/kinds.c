@@ -622,6 +622,8 @@ static void switched_off(int family)
 			snprintf(text, sizeof(text), "%d %d/%d", types[j], repair[i].level, repair[i].name);
 			say(text, setsockopt(fd, repair[i].level, repair[i].name, &value, sizeof(value)));
 		}
+		say("to no device", setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "", 1));
+		say("to a missing device", setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "none0", 5));
 		say("short, unknown", setsockopt(fd, j ? IPPROTO_UDP : IPPROTO_TCP, 12345, &value, 2));
 		close(fd);
 	}
