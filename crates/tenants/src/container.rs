@@ -132,6 +132,29 @@ pub fn innermost(path: &str) -> Option<Container> {
     Some(found)
 }
 
+/// The UID of the Kubernetes pod around the outermost container on a path, which the kubelet writes as
+/// `kubepods-...-podUID.slice` with `_` for `-`, or as `podUID` below `kubepods`. What is deeper was named inside the
+/// container.
+pub fn pod_of(path: &str) -> Option<String> {
+    let container = of_path(path)?.cgroup;
+    let mut in_kubepods = false;
+    for component in container.split('/') {
+        // runc's form SLICE:PREFIX:NAME has the slice in the container's own name.
+        let slice = component.split(':').next().and_then(|part| part.strip_suffix(".slice"));
+        if let Some((before, uid)) = slice.and_then(|slice| slice.rsplit_once("-pod")) {
+            if !uid.is_empty() && before.split('-').any(|word| word == "kubepods") {
+                return Some(uid.replace('_', "-"));
+            }
+        }
+        let uid = component.strip_prefix("pod").filter(|uid| in_kubepods && !uid.is_empty());
+        if let Some(uid) = uid {
+            return Some(uid.to_owned());
+        }
+        in_kubepods |= component == "kubepods";
+    }
+    None
+}
+
 fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identity> {
     if let Some(unit) = component.strip_suffix(".service") {
         return service(component, unit, child);
@@ -811,6 +834,34 @@ mod tests {
             ("/user.slice/user-1.slice/crun-buildah-buildah88.scope", "buildah-buildah88"),
         ] {
             assert_eq!(name_of(path), Some(name.to_owned()), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_pod_is_the_one_around_the_outermost_container() {
+        let (a, b) = (id('a'), id('b'));
+        for (path, pod) in [
+            (
+                format!("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod7f_0c.slice/crio-{a}.scope"),
+                "7f-0c",
+            ),
+            (format!("/kubepods.slice/kubepods-pod7f_0c.slice/cri-containerd-{a}.scope/init"), "7f-0c"),
+            (format!("/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podab12.slice/crio-{a}.scope"), "ab12"),
+            (format!("/system.slice/containerd.service/kubepods-burstable-pod7f_0c.slice:cri-containerd:{a}"), "7f-0c"),
+            (format!("/kubepods/burstable/pod7f-0c/{a}"), "7f-0c"),
+            (format!("/system.slice/k3s.service/kubepods/pod7f-0c/{a}"), "7f-0c"),
+            // A container of the host's own, whose processes name cgroups inside.
+            (format!("/system.slice/docker-{b}.scope/kubepods/pod7f-0c/{a}"), ""),
+            (format!("/docker/{b}/kubepods.slice/kubepods-pod7f_0c.slice/crio-{a}.scope"), ""),
+            (format!("/kubepods/pod1/{b}/kubepods/pod2/{a}"), "1"),
+            // The pod itself, and other directories of such names.
+            ("/kubepods.slice/kubepods-pod7f_0c.slice".to_owned(), ""),
+            (format!("/machine.slice/machine-podman-pod7.slice/libpod-{a}.scope"), ""),
+            (format!("/kubepods/pod/{a}"), ""),
+            (format!("/docker/{a}"), ""),
+            ("/".to_owned(), ""),
+        ] {
+            assert_eq!(pod_of(&path).unwrap_or_default(), pod, "{path}");
         }
     }
 

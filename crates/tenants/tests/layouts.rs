@@ -7,7 +7,8 @@ use std::fs;
 
 use common::Host;
 use ontime_tenants::config::Text;
-use ontime_tenants::{Class, Discovery, Kind, Level, Rules, Tenant, ThreadRole, discover};
+use ontime_tenants::rules::{Grant, ReservedFor};
+use ontime_tenants::{Class, ClassSource, Discovery, Kind, Level, Rules, Tenant, ThreadRole, discover};
 
 const RT: Class = Class::Rt(Level::HIGHEST);
 
@@ -277,6 +278,17 @@ fn a_rule_for_a_pod_with_a_vm_means_the_vm_and_not_what_manages_it() {
     assert_eq!(rt(&format!("cgroup = \"{pod}\"")), [20, 30], "a container of its own is what the rule says, too");
     assert_eq!(rt("cgroup = \"/kubepods.slice/**\"\nkind = \"qemu\""), [20]);
     assert_eq!(rt("cgroup = \"/kubepods.slice/**\""), [20, 30, 40]);
+    // A reservation for the pod is the VM's; without a VM in the pod, it is its containers'.
+    for (uid, reserved) in [("0f", vec![20]), ("77", vec![40]), ("7", vec![])] {
+        let mut rules = Rules::default();
+        let to = ReservedFor::Pod(uid.to_owned());
+        let grant = Grant { reservation: "r".to_owned(), to, level: Level::HIGHEST, runtime_cap: None };
+        rules.set_grants(vec![grant]);
+        let found = discover(&host.sources(), &rules);
+        let is_its = |tenant: &&Tenant| tenant.class_source == ClassSource::Reservation("r".to_owned());
+        let threads: Vec<i32> = found.tenants.iter().filter(is_its).flat_map(pids).collect();
+        assert_eq!(threads, reserved, "{uid}");
+    }
     // Rules that name the container.
     assert_eq!(rt(&format!("cgroup = \"{compute}\"\nkind = \"container\"")), [10, 11, 12, 13]);
     assert_eq!(rt("name = \"000000000000\""), [10, 11, 12, 13, 30, 40]);

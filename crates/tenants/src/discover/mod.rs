@@ -58,6 +58,7 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         budget: Budget::default(),
         monitors: HashMap::new(),
         of_vms: BTreeSet::new(),
+        pods_of_vms: BTreeSet::new(),
         named_by_root: BTreeSet::new(),
         unnamed: Vec::new(),
         tenants: Vec::new(),
@@ -97,6 +98,8 @@ struct Finder<'a> {
     monitors: HashMap<i32, (u32, Vec<String>)>,
     /// Cgroups of single-program containers that contain a VM's monitor.
     of_vms: BTreeSet<String>,
+    /// UIDs of Kubernetes pods that contain a VM's monitor.
+    pods_of_vms: BTreeSet<String>,
     /// Tenants whose names root chose.
     named_by_root: BTreeSet<ThreadId>,
     /// Containers whose name no runtime has recorded.
@@ -126,6 +129,8 @@ struct Found {
     own_cgroup: Option<String>,
     /// All its processes run beside a VM's monitor in the same container.
     beside_vm: bool,
+    /// A VM runs in its pod.
+    in_pod_of_vm: bool,
 }
 
 impl Found {
@@ -140,6 +145,7 @@ impl Found {
             owner: self.owner,
             namer: self.namer,
             beside_vm: self.beside_vm,
+            in_pod_of_vm: self.in_pod_of_vm,
         }
     }
 }
@@ -190,6 +196,9 @@ impl Finder<'_> {
         let around = |vm: &VmProcess<'_>| container::innermost(vm.process.cgroup.as_deref()?);
         let of_program = vms.iter().filter_map(around).filter(|container| container.id.id().is_some());
         self.of_vms = of_program.map(|container| container.cgroup).collect();
+        let by_system = vms.iter().filter_map(|vm| vm.container.as_deref());
+        let by_system = by_system.filter(|container| self.sources.cgroup_owner(container, false) == 0);
+        self.pods_of_vms = by_system.filter_map(container::pod_of).collect();
         let outside = || vms.iter().filter(|vm| vm.container.is_none()).filter_map(|vm| vm.process.cgroup.as_deref());
         let of_vms = outside().filter(|path| *path != "/").map(str::to_owned).collect();
         let units = outside().filter_map(container::unit_of).filter(|unit| self.sources.cgroup_owner(unit, true) == 0);
@@ -523,6 +532,7 @@ impl Finder<'_> {
             own_cgroup: Some(cgroup.clone()),
             cgroup: Some(cgroup.clone()),
             beside_vm: processes.iter().all(|process| self.is_beside_vm(process)),
+            in_pod_of_vm: container::pod_of(&cgroup).is_some_and(|pod| self.pods_of_vms.contains(&pod)),
         };
         let (decision, withheld) = self.decision(&found, None);
         let account = match (decision.class, owner) {

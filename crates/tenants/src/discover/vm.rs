@@ -257,6 +257,7 @@ impl Finder<'_> {
             cgroup,
             own_cgroup: sandbox.map(|(_, cgroup)| cgroup).or_else(|| vm.own_cgroup(alone)),
             beside_vm: false,
+            in_pod_of_vm: true,
         };
         let metadata = vm.domain.and_then(|domain| self.metadata(domain));
         let decision = self.decide(&found, metadata);
