@@ -13,11 +13,12 @@ use ontime_tenants::config::{self, ConfigError, Place, Text};
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::lease::Lease;
 use crate::model::{BackendKind, Beyond};
 
 /// The shortest and longest period of a reservation. A period must hold two slices, each of which costs some changes of
 /// policy.
-const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos::from_millis(1_000);
+pub const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos::from_millis(1_000);
 
 /// Default for the shortest period that a guest may request (the declared period, if that is shorter).
 const DEADLINE_PERIOD: Nanos = Nanos::from_millis(4);
@@ -59,6 +60,8 @@ pub struct SchedConfig {
     pub beyond: Beyond,
     /// In the order of the files.
     pub reservations: Vec<Declared>,
+    /// What programs requested from the daemon. No file has these.
+    pub leases: Vec<Lease>,
 }
 
 impl Default for SchedConfig {
@@ -69,6 +72,7 @@ impl Default for SchedConfig {
             cpus: None,
             beyond: Beyond::default(),
             reservations: Vec::new(),
+            leases: Vec::new(),
         }
     }
 }
@@ -134,6 +138,11 @@ impl SchedConfig {
             self.reservations.push(declared);
         }
         Ok(())
+    }
+
+    /// Whether nothing is to be reserved.
+    pub fn is_empty(&self) -> bool {
+        self.reservations.is_empty() && self.leases.is_empty()
     }
 
     /// Whether a tenant of this name has a reservation.

@@ -7,6 +7,7 @@
 //! | file | content |
 //! |---|---|
 //! | `model` | the crate's words: kinds, places, counters, budgets, errors |
+//! | `lease` | reservations that programs requested from the daemon |
 //! | `config` | strict TOML |
 //! | `memory_file` | which files a pacer can read without waiting for another process |
 //! | `guest_page` | the next deadlines that guests publish, read without trusting them |
@@ -24,6 +25,7 @@ mod admit;
 mod config;
 pub mod ext;
 mod guest_page;
+mod lease;
 pub mod ledger;
 mod memory_file;
 mod model;
@@ -33,10 +35,11 @@ mod run;
 mod sim;
 
 pub use admit::{
-    Ask, Asks, GuestNeed, Held, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
+    Ask, Asks, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
 };
-pub use config::{Declared, SchedConfig};
+pub use config::{Declared, PERIODS, SchedConfig};
 pub use guest_page::{Page, Task};
+pub use lease::Lease;
 pub use ledger::Ledger;
 pub use model::{BackendKind, Beyond, PacerError, Use};
 pub use run::Backend;

@@ -332,7 +332,8 @@ pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<R
     });
     let all: Vec<_> = reserves.chain(free).collect();
     let admitted = ontime_plan::Admission::new(cpus, Bandwidth::ZERO).admit(&all).ok()?;
-    Some(Reservations { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
+    let cpus = (0..cpus).collect();
+    Some(Reservations { vcpus, cpus, shared: admitted.shared, reserve, ..Reservations::default() })
 }
 
 pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {

@@ -45,7 +45,8 @@ pub(crate) fn distribute(reservations: &mut Reservations, before: &Reservations)
 fn keep_offers(reservations: &mut Reservations, before: &Reservations) -> bool {
     let place =
         |reservations: &Reservations| (reservations.cpus.clone(), reservations.shared.clone(), reservations.reserve);
-    if reservations.vcpus.len() != before.vcpus.len() || place(reservations) != place(before) {
+    let is_like = place(reservations) == place(before) && reservations.kept == before.kept;
+    if reservations.vcpus.len() != before.vcpus.len() || !is_like {
         return false;
     }
     let kept = reservations.vcpus.iter().zip(&before.vcpus).map(|(vcpu, old)| {
@@ -81,7 +82,9 @@ fn free_parts(reservations: &Reservations) -> BTreeMap<Option<u32>, u64> {
         let here = || reservations.vcpus.iter().filter(move |vcpu| vcpu.home == home);
         let shared = reservations.shared.iter().filter(|shared| **shared).count() as u64;
         let whole = if home.is_some() { free } else { free.saturating_mul(shared) };
-        let taken: u64 = here().map(|vcpu| ppm(vcpu.bandwidth) + 2 * ROUNDING_PPM).sum();
+        let kept = reservations.kept.iter().filter(|kept| kept.cpu == home).map(|kept| kept.bandwidth);
+        let taken = here().map(|vcpu| vcpu.bandwidth).chain(kept);
+        let taken: u64 = taken.map(|bandwidth| ppm(bandwidth) + 2 * ROUNDING_PPM).sum();
         let parts = here().filter(|vcpu| vcpu.offer.is_some()).count().max(1) as u64;
         whole.saturating_sub(taken + 2 * ROUNDING_PPM) / parts
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
-use crate::admit::reservations::{Reservations, Reserved};
+use crate::admit::reservations::{Kept, Reservations, Reserved};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
@@ -12,29 +12,37 @@ pub(crate) const ROUNDING_PPM: u64 = 12;
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
-    fit(reservations.reserve, &reservations.cpus, vcpus, &wishes).is_ok_and(|admitted| {
-        let homes = admitted.home.iter().skip(reservations.cpus.len());
+    fit(reservations.reserve, &reservations.cpus, vcpus, &wishes, &reservations.kept).is_ok_and(|admitted| {
+        let homes = admitted.home.iter().skip(reservations.cpus.len()).take(vcpus.len());
         admitted.shared == reservations.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
     })
 }
 
-/// The admission test for these vCPUs and the reserves of these CPUs.
+/// The admission test for these vCPUs, what is kept for leases, and the reserves of these CPUs.
 pub(crate) fn fit(
     reserve: Bandwidth,
     cpus: &[u32],
     vcpus: &[Reserved],
     wishes: &[Option<BTreeSet<u32>>],
+    kept_for_leases: &[Kept],
 ) -> Result<Admitted, String> {
     let count = cpus.len();
     let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let name = |at: usize| vcpus.get(at).map_or_else(String::new, |one| format!("vCPU {} of {}", one.vcpu, one.tenant));
+    let name = |at: usize| match (vcpus.get(at), kept_for_leases.get(at.wrapping_sub(vcpus.len()))) {
+        (Some(one), _) => format!("vCPU {} of {}", one.vcpu, one.tenant),
+        (None, Some(kept)) => format!("reservation {}", kept.lease),
+        (None, None) => String::new(),
+    };
     let want = |vcpu: &Reserved, wish: &Option<BTreeSet<u32>>| Reservation {
         bandwidth: vcpu.bandwidth,
         affinity: wish.clone(),
     };
-    let asked: Vec<Reservation> = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish)).collect();
+    let keep =
+        |kept: &Kept| Reservation { bandwidth: kept.bandwidth, affinity: kept.cpu.map(|cpu| BTreeSet::from([cpu])) };
+    let of_vcpus = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish));
+    let asked: Vec<Reservation> = of_vcpus.chain(kept_for_leases.iter().map(keep)).collect();
     let beside = reserve + Bandwidth::ppm(ROUNDING_PPM);
-    if let Some(at) = vcpus.iter().position(|vcpu| vcpu.bandwidth + beside > Bandwidth::ONE) {
+    if let Some(at) = asked.iter().position(|ask| ask.bandwidth + beside > Bandwidth::ONE) {
         return Err(format!(
             "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU); ask for less, or \
              reserve less",
