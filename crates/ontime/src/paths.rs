@@ -57,6 +57,11 @@ impl Paths {
         self.run_dir.join("reservations")
     }
 
+    /// The reservations that programs requested, for the next daemon.
+    pub fn requested(&self) -> PathBuf {
+        self.run_dir.join("requested")
+    }
+
     /// Threads beyond their tenant's quota, for the next daemon.
     pub fn demoted(&self) -> PathBuf {
         self.run_dir.join("demoted")

@@ -63,6 +63,10 @@ fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Resul
     let ms = status.last_pass_seconds * 1e3;
     writeln!(out, "passes     {}, the last took {ms:.1} ms", status.passes)?;
     show_caps(out, &status.caps)?;
+    if status.requested > 0 {
+        let those = counted(status.requested, "reservation");
+        writeln!(out, "reserved   {those} requested by programs; `ontime top` shows them")?;
+    }
     for nic in &status.polling {
         let state = if nic.polling { "polls" } else { "rests" };
         let total = nic.polled_seconds + nic.saved_seconds;
@@ -153,6 +157,7 @@ mod tests {
             findings: vec![],
             problems: vec![],
             refused_configuration: None,
+            requested: 0,
         }
     }
 

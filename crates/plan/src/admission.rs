@@ -16,7 +16,7 @@ use crate::model::Vcpu;
 use crate::units::Bandwidth;
 
 /// Rounding reserve of a pinned vCPU, ppm: 1 ns in the planner's shortest slice.
-const PINNED_PPM: u64 = 4;
+pub const PINNED_PPM: u64 = 4;
 
 /// Rounding reserve of an unpinned vCPU that runs beside pinned ones, ppm: 2 ns in the planner's shortest slice.
 const BESIDE_PPM: u64 = 8;

@@ -189,6 +189,12 @@ impl Bandwidth {
         Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
     }
 
+    /// The smallest whole number of millionths of a CPU that is at least this bandwidth.
+    pub fn whole_ppm(self) -> u64 {
+        let parts = (u128::from(self.runtime) * 1_000_000).div_ceil(u128::from(self.period));
+        u64::try_from(parts).unwrap_or(u64::MAX)
+    }
+
     /// The smallest whole number of CPUs that is at least this bandwidth.
     pub fn whole_cpus(self) -> u64 {
         self.runtime.div_ceil(self.period)

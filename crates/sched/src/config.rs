@@ -140,6 +140,11 @@ impl SchedConfig {
         Ok(())
     }
 
+    /// The CPUs for reservations, of those that are online.
+    pub fn cpus_of(&self, online: &CpuList) -> Vec<u32> {
+        online.iter().filter(|cpu| self.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect()
+    }
+
     /// Whether nothing is to be reserved.
     pub fn is_empty(&self) -> bool {
         self.reservations.is_empty() && self.leases.is_empty()

@@ -35,7 +35,7 @@ mod run;
 mod sim;
 
 pub use admit::{
-    Ask, Asks, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
+    Ask, Asks, Capacity, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
 };
 pub use config::{Declared, PERIODS, SchedConfig};
 pub use guest_page::{Page, Task};

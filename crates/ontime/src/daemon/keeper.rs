@@ -16,7 +16,7 @@ use ontime_sched::backend::{Deadline, Paced, Way};
 use ontime_sched::seat::Places;
 use ontime_sched::shares::Planning;
 use ontime_sched::show::Snapshot;
-use ontime_sched::{Asks, Backend, BackendKind, Beyond, Refused, SchedConfig, Settled, Use, settle};
+use ontime_sched::{Asks, Backend, BackendKind, Beyond, LeaseState, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 
 /// The threads of a back end, and the policy that the plan gave to each.
@@ -114,22 +114,31 @@ impl Keeper {
 
     /// Decides which of these tenants' reservations hold on these CPUs.
     pub fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet, method: Method) -> Settled {
-        if config.reservations.is_empty() {
+        if config.is_empty() {
             return Settled::default();
         }
-        let why = match &self.off {
+        let Some(why) = self.why_off(method) else {
+            return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
+        };
+        let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
+        let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
+        let leases = config.leases.iter().map(|lease| {
+            let why = Some(why.clone());
+            (lease.name.clone(), LeaseState { held: false, why })
+        });
+        let refused = tenants.iter().filter(named).map(refuse).collect();
+        Settled { refused, leases: leases.collect(), ..Settled::default() }
+    }
+
+    /// Why nothing can be kept under this method.
+    pub fn why_off(&self, method: Method) -> Option<String> {
+        match &self.off {
             Some(why) => Some(why.clone()),
             None if !method.has(RuleId::VcpuPlace) => Some(format!(
                 "method {method} leaves vCPUs where they are; use one that places them, such as partitioned"
             )),
             None => None,
-        };
-        let Some(why) = why else {
-            return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
-        };
-        let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
-        let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
-        Settled { refused: tenants.iter().filter(named).map(refuse).collect(), ..Settled::default() }
+        }
     }
 
     /// The first place that the plan gives to each thread.

@@ -39,6 +39,7 @@ mod life;
 mod lock;
 pub mod metrics;
 pub mod protections;
+mod requested;
 pub mod view;
 mod watches;
 
@@ -202,6 +203,9 @@ impl Daemon {
                     Event::Clock => {}
                 }
             }
+            if self.engine.end_leases() {
+                self.pass("lease");
+            }
             self.pass_if_due();
             if self.engine.look_at_traffic() {
                 self.pass("traffic");
@@ -230,7 +234,8 @@ impl Daemon {
     fn arm(&self) {
         let (_, at) = self.due.next(self.engine.rescan());
         let wait = at.saturating_duration_since(Instant::now());
-        let soonest = watchdog().into_iter().chain(self.engine.look_in()).fold(wait, Duration::min);
+        let others = watchdog().into_iter().chain(self.engine.look_in()).chain(self.engine.lease_ends_in());
+        let soonest = others.fold(wait, Duration::min);
         self.events.wake_in(soonest);
     }
 
@@ -328,6 +333,14 @@ impl Daemon {
                 Ask::Status(answer) => drop(answer.send(self.engine.status())),
                 Ask::Nics(answer) => drop(answer.send(self.engine.nics())),
                 Ask::Reservations(answer) => drop(answer.send(self.engine.reservations())),
+                Ask::Reserve { name, request, uid, answer } => {
+                    drop(answer.send(self.engine.reserve(&name, request, uid)));
+                    self.passed();
+                }
+                Ask::Unreserve { name, uid, answer } => {
+                    drop(answer.send(self.engine.unreserve(&name, uid)));
+                    self.passed();
+                }
                 Ask::Metrics(answer) => drop(answer.send(self.engine.metrics_text())),
                 Ask::Apply(request, answer) => {
                     drop(answer.send(self.engine.apply_request(&request)));

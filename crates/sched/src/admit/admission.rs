@@ -3,7 +3,8 @@
 //! In: the configuration, the tenants, the CPUs online, what held before. Out: the admitted vCPUs, with what the
 //! planner needs, and the refused VMs with the reason. A VM is admitted whole or not at all. An admitted VM stays
 //! admitted whatever other VMs come or go, and its vCPUs stay on their CPUs while their affinity allows that. Among new
-//! VMs the one that started first has precedence. An admitted lease, too, stays admitted; a new one comes after all VMs.
+//! VMs the one that started first has precedence. An admitted lease stays admitted as well; a new one comes after all
+//! VMs.
 //!
 //! The reserve is kept on *each* CPU, not of all together: a kernel thread that is bound to a CPU cannot run elsewhere.
 //! The planner sees the reserve as one more vCPU, pinned there, without a thread.
@@ -56,8 +57,7 @@ fn admit_by<'a>(
     before: &Reservations,
     asks: &Asks,
 ) -> Reservations {
-    let cpus: Vec<u32> =
-        online.iter().filter(|cpu| config.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect();
+    let cpus = config.cpus_of(online);
     let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
     let held: BTreeMap<ThreadId, Option<u32>> =
         before.vcpus.iter().map(|vcpu| (vcpu.id, before.cpu(vcpu).and_then(place))).collect();
@@ -109,10 +109,6 @@ fn admit_by<'a>(
                 }
             }
             Entry::Leased(lease, tenants) => {
-                let mut state = LeaseState {
-                    tenants: tenants.iter().map(|tenant| tenant.name.clone()).collect(),
-                    ..LeaseState::default()
-                };
                 let mut admit = |wanted: Result<Wanted<'_>, String>| -> Result<Option<String>, String> {
                     let wanted = wanted?;
                     let why = wanted.why.clone();
@@ -126,8 +122,7 @@ fn admit_by<'a>(
                     Ok(_) if !tenants.is_empty() => Ok(Some(why)),
                     _ => Err(why),
                 });
-                state.held = admitted.is_ok();
-                state.why = admitted.unwrap_or_else(Some);
+                let state = LeaseState { held: admitted.is_ok(), why: admitted.unwrap_or_else(Some) };
                 if let Some(why) = state.why.clone() {
                     reservations.refused.push(Refused { tenant: format!("reservation {}", lease.name), why });
                 }

@@ -6,6 +6,7 @@ use ontime_tenants::{Kind, Level, LibvirtTuning, Policy, TenantThread};
 use proptest::prelude::*;
 
 use super::*;
+use crate::admit::fit::Capacity;
 use crate::admit::request::GuestNeed;
 use crate::guest_page::Page;
 
@@ -312,7 +313,6 @@ fn a_lease_holds_its_bandwidth_before_its_tenant_runs_and_gives_it_to_the_vcpus(
     let bound = admit(&config, &small, &online(2), &both, &Asks::new());
     assert_eq!((admitted_vcpus(&bound), bound.kept.len(), bound.total()), (vec![("cell", 0)], 1, waiting.total()));
     assert_eq!(bound.vcpus[0].budget, Nanos::from_millis(7));
-    assert_eq!(bound.leases["l"].tenants, ["cell"]);
     // With more vCPUs than the lease has parts, the rest has no reservation.
     let large = admit(&config, &[leased_vm("cell", 20, 3, "0-1", "l")], &online(2), &bound, &Asks::new());
     assert_eq!((admitted_vcpus(&large), large.kept.len()), (vec![("cell", 0), ("cell", 1)], 0));
@@ -390,6 +390,23 @@ fn a_tenant_that_cannot_have_its_lease_does_not_lose_the_bandwidth() {
 }
 
 proptest! {
+    /// Neither as many as a pinned CPU is said to hold, nor the largest of all, are ever refused.
+    #[test]
+    fn what_a_pinned_cpu_is_said_to_hold_it_holds(parts in proptest::collection::vec(1u64..30_000, 1..=64)) {
+        let mut config = config(&[]);
+        let capacity = Capacity::beside(config.reserve);
+        let mut left = capacity.pinned;
+        let mut part = |n: usize, most: u64| {
+            let ppm = if n + 1 == parts.len() { left } else { most.min(left) };
+            left -= ppm;
+            Lease { ppm, ..lease(&format!("p{n:02}"), 1, 1, Some(&[1]), false) }
+        };
+        config.leases = parts.iter().enumerate().map(|(n, most)| part(n, *most)).filter(|one| one.ppm > 0).collect();
+        config.leases.push(Lease { ppm: capacity.largest, ..lease("largest", 1, 1, None, false) });
+        let after = admit(&config, &[], &online(2), &Reservations::default(), &Asks::new());
+        prop_assert!(after.refused.is_empty(), "{:?}", after);
+    }
+
     /// The sum that a program outside adds up, in whole millionths of a CPU, decides exactly.
     #[test]
     fn for_leases_without_pins_the_sum_decides(
@@ -398,23 +415,24 @@ proptest! {
         fill in proptest::bool::ANY,
     ) {
         let mut config = config(&[]);
-        let room = u64::from(cpus) * (1_000_000 - 50_000 - 4);
+        let capacity = Capacity::beside(config.reserve);
+        let room = u64::from(cpus) * capacity.unpinned;
         let mut leases: Vec<Lease> =
-            (0..).zip(&parts).map(|(n, (part, count))| lease(&format!("l{n:02}"), *part, *count, None, false)).collect();
-        leases.truncate(11);
-        let sum = |leases: &[Lease]| leases.iter().map(|one| one.ppm * u64::from(one.count)).sum::<u64>();
+            (0..).zip(&parts).map(|(n, (part, count))| lease(&format!("l{n}"), *part, *count, None, false)).collect();
+        let cost = |one: &Lease| one.ppm * u64::from(one.count);
+        let sum = |leases: &[Lease]| leases.iter().map(cost).sum::<u64>();
         // The last one fills the host to the millionth, if that much is allowed to one vCPU.
         let left = room.saturating_sub(sum(&leases));
-        if fill && (1..=949_988).contains(&left) {
+        if fill && (1..=capacity.largest).contains(&left) {
             leases.push(Lease { ppm: left, ..lease("last", 1, 1, None, false) });
         }
         config.leases = leases;
         let after = admit(&config, &[], &online(cpus), &Reservations::default(), &Asks::new());
         prop_assert_eq!(after.refused.is_empty(), sum(&config.leases) <= room, "{:?}", after);
-        let held: u64 = config.leases.iter().filter(|one| after.leases[&one.name].held).map(|one| one.ppm * u64::from(one.count)).sum();
+        let held: u64 = config.leases.iter().filter(|one| after.leases[&one.name].held).map(cost).sum();
         prop_assert_eq!(after.total(), Bandwidth::ppm(held));
         // One millionth more than is left is refused.
-        let more = Lease { ppm: (room - held + 1).min(949_988), ..lease("more", 1, 1, None, false) };
+        let more = Lease { ppm: (room - held + 1).min(capacity.largest), ..lease("more", 1, 1, None, false) };
         let is_too_much = more.ppm > room - held;
         config.leases.retain(|one| after.leases[&one.name].held);
         config.leases.iter_mut().for_each(|one| one.admitted = true);

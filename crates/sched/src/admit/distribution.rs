@@ -73,18 +73,14 @@ fn keep_offers(reservations: &mut Reservations, before: &Reservations) -> bool {
 /// For each home CPU (None: all shared CPUs together), an equal part of what is free there for each vCPU with an offer,
 /// in millionths of a CPU.
 fn free_parts(reservations: &Reservations) -> BTreeMap<Option<u32>, u64> {
-    let ppm = |bandwidth: Bandwidth| {
-        let parts = (u128::from(bandwidth.runtime()) * 1_000_000).div_ceil(u128::from(bandwidth.period()));
-        u64::try_from(parts).unwrap_or(u64::MAX)
-    };
-    let free = 1_000_000_u64.saturating_sub(ppm(reservations.reserve));
+    let free = 1_000_000_u64.saturating_sub(reservations.reserve.whole_ppm());
     let of = |home: Option<u32>| {
         let here = || reservations.vcpus.iter().filter(move |vcpu| vcpu.home == home);
         let shared = reservations.shared.iter().filter(|shared| **shared).count() as u64;
         let whole = if home.is_some() { free } else { free.saturating_mul(shared) };
         let kept = reservations.kept.iter().filter(|kept| kept.cpu == home).map(|kept| kept.bandwidth);
         let taken = here().map(|vcpu| vcpu.bandwidth).chain(kept);
-        let taken: u64 = taken.map(|bandwidth| ppm(bandwidth) + 2 * ROUNDING_PPM).sum();
+        let taken: u64 = taken.map(|bandwidth| bandwidth.whole_ppm() + 2 * ROUNDING_PPM).sum();
         let parts = here().filter(|vcpu| vcpu.offer.is_some()).count().max(1) as u64;
         whole.saturating_sub(taken + 2 * ROUNDING_PPM) / parts
     };

@@ -2,12 +2,39 @@
 
 use std::collections::BTreeSet;
 
+use ontime_plan::admission::PINNED_PPM;
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
 use crate::admit::reservations::{Kept, Reservations, Reserved};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
+
+/// The most reservations of a pinned CPU for which [`Capacity::pinned`] is enough.
+const PINNED_MOST: u64 = 64;
+
+/// What a program that only adds up bandwidths may give out of each CPU, in millionths, so that all of it is admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// On a CPU for reservations without a pin. Exact: one millionth more on all such CPUs together is refused.
+    pub unpinned: u64,
+    /// The most that one vCPU may have.
+    pub largest: u64,
+    /// On a CPU that only reservations pinned to it use, up to 64 of them.
+    pub pinned: u64,
+}
+
+impl Capacity {
+    /// Beside this reserve.
+    pub fn beside(reserve: Bandwidth) -> Self {
+        let free = 1_000_000_u64.saturating_sub(reserve.whole_ppm());
+        Self {
+            unpinned: free.saturating_sub(PINNED_PPM),
+            largest: free.saturating_sub(ROUNDING_PPM),
+            pinned: free.saturating_sub(PINNED_PPM * (1 + PINNED_MOST)),
+        }
+    }
+}
 
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {

@@ -77,8 +77,6 @@ pub struct Kept {
 /// What became of a lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeaseState {
-    /// The tenants that it is for and that run, by name.
-    pub tenants: Vec<String>,
     /// Whether its bandwidth is held.
     pub held: bool,
     /// Why it is not held, or why its tenants do not have it.

@@ -106,6 +106,8 @@ impl Engine {
         problems.extend(self.errors.iter().cloned());
         let unserved = |why: &String| api::Problem { subject: "metrics".to_owned(), message: why.clone() };
         problems.extend(self.unserved.iter().map(unserved));
+        let fault = |why: &str| api::Problem { subject: "reservations".to_owned(), message: why.to_owned() };
+        problems.extend(self.requested.fault().map(fault));
         api::Status {
             schema_version: api::SCHEMA_VERSION,
             version: crate::version().to_owned(),
@@ -123,6 +125,7 @@ impl Engine {
             findings: self.look.plan.findings.iter().map(view::finding).collect(),
             problems,
             refused_configuration: self.refused.clone(),
+            requested: self.requested.len(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_hostnet::{self as hostnet, Done, Host, Knob, KnobError, Method, Originals, Value};
-use ontime_sched::Refused;
+use ontime_sched::{Refused, Settled};
 use ontime_tenants::{Policy, Sources, ThreadId};
 
 use super::caps::beyond_quotas;
@@ -145,7 +145,7 @@ impl Engine {
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation would not hold: {why}"));
         }
-        self.look.settled.vcpus.clear();
+        self.look.settled = Settled { refused: std::mem::take(&mut self.look.settled.refused), ..Settled::default() };
         hostnet::Report { findings: self.look.plan.findings.clone(), ..report }
     }
 }
