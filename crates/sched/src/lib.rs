@@ -35,7 +35,8 @@ mod run;
 mod sim;
 
 pub use admit::{
-    Ask, Asks, Capacity, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
+    Ask, Asks, Capacity, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking,
+    admit as settle, fit_beside,
 };
 pub use config::{Declared, PERIODS, SchedConfig};
 pub use guest_page::{Page, Task};

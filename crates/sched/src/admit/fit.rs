@@ -51,11 +51,9 @@ pub(crate) fn fit(
     cpus: &[u32],
     vcpus: &[Reserved],
     wishes: &[Option<BTreeSet<u32>>],
-    kept_for_leases: &[Kept],
+    kept: &[Kept],
 ) -> Result<Admitted, String> {
-    let count = cpus.len();
-    let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let name = |at: usize| match (vcpus.get(at), kept_for_leases.get(at.wrapping_sub(vcpus.len()))) {
+    let name = |at: usize| match (vcpus.get(at), kept.get(at.wrapping_sub(vcpus.len()))) {
         (Some(one), _) => format!("vCPU {} of {}", one.vcpu, one.tenant),
         (None, Some(kept)) => format!("reservation {}", kept.lease),
         (None, None) => String::new(),
@@ -67,7 +65,22 @@ pub(crate) fn fit(
     let keep =
         |kept: &Kept| Reservation { bandwidth: kept.bandwidth, affinity: kept.cpu.map(|cpu| BTreeSet::from([cpu])) };
     let of_vcpus = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish));
-    let asked: Vec<Reservation> = of_vcpus.chain(kept_for_leases.iter().map(keep)).collect();
+    fit_beside(reserve, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), name)
+}
+
+/// The admission test for these reservations and the reserves of these CPUs. Affinities are indices of `cpus`; `name`
+/// is what a reservation is called. In the result the reserves come first.
+///
+/// # Errors
+/// The reason, and the remedy.
+pub fn fit_beside(
+    reserve: Bandwidth,
+    cpus: &[u32],
+    asked: Vec<Reservation>,
+    name: impl Fn(usize) -> String,
+) -> Result<Admitted, String> {
+    let count = cpus.len();
+    let number = u32::try_from(count).unwrap_or(u32::MAX);
     let beside = reserve + Bandwidth::ppm(ROUNDING_PPM);
     if let Some(at) = asked.iter().position(|ask| ask.bandwidth + beside > Bandwidth::ONE) {
         return Err(format!(

@@ -21,7 +21,7 @@ mod request;
 mod reservations;
 
 pub use admission::admit;
-pub use fit::Capacity;
+pub use fit::{Capacity, fit_beside};
 pub use offer::Offer;
 pub use request::{Ask, Asks, GuestNeed, Taking, needs};
 pub use reservations::{Held, LeaseState, Refused, Reservations, Reserved};
