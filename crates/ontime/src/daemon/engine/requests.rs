@@ -129,7 +129,7 @@ impl Engine {
         let tenants = |name: &str| {
             let is_its = |source: &ClassSource| matches!(source, ClassSource::Reservation(of) if of == name);
             let found = self.look.found.tenants.iter().filter(|tenant| is_its(&tenant.class_source));
-            found.map(|tenant| tenant.name.clone()).collect()
+            found.map(|tenant| tenant.name.clone()).collect::<Vec<String>>()
         };
         self.requested.show(&self.look.settled.leases, tenants, self.unreservable().as_deref(), boot_time())
     }
