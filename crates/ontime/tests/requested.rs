@@ -256,8 +256,8 @@ fn what_cannot_be_reserved_is_refused_with_its_reason() {
         assert!(all["off"].as_str().unwrap().contains(word), "{all}");
         assert_eq!(put(&site, "a", &with(good.clone(), "cpus", json!([cpu]))).0, 200, "a renewal");
     };
-    assert!(matches!(site.run(&["apply", "--method", "vanilla"]).status.code(), Some(0..=2)));
-    refused("method vanilla leaves vCPUs where they are");
+    assert!(matches!(site.run(&["apply", "--method", "credit"]).status.code(), Some(0..=2)));
+    refused("method credit leaves vCPUs where they are");
     assert!(site.run(&["reset"]).status.success());
     refused("`ontime reset` was called");
     site.configure("daemon.toml", "mode = \"observe\"\n");
