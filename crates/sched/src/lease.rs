@@ -8,8 +8,8 @@ use ontime_plan::{Bandwidth, Nanos};
 pub struct Lease {
     /// Its name, which [`ontime_tenants::ClassSource::Reservation`] repeats for its tenants.
     pub name: String,
-    /// The bandwidth of each vCPU, in millionths of a CPU. In whole millionths a sum of bandwidths is exact, also that of
-    /// another program that decides where tenants are placed.
+    /// The bandwidth of each vCPU, in millionths of a CPU. A sum of whole millionths is exact, also that of another
+    /// program that decides where tenants are placed.
     pub ppm: u64,
     /// The period.
     pub period: Nanos,

@@ -219,8 +219,8 @@ fn vcpu_name<'a>(plan: &'a Plan, vcpus: &[(usize, &Vcpu)], at: usize) -> Option<
     Some((number, &plan.tenants.get(*of)?.name))
 }
 
-/// Why a tenant was refused, with vCPUs numbered as in their tenant. The new tenant's vCPUs come after the first `before`,
-/// which are on the host.
+/// Why a tenant was refused, with vCPUs numbered as in their tenant. The new tenant's vCPUs come after the first
+/// `before`, which are on the host.
 fn told(plan: &Plan, vcpus: &[(usize, &Vcpu)], before: usize, refusal: Refusal) -> String {
     let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
     match vcpu_name(plan, vcpus, place) {
