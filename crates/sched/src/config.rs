@@ -1,7 +1,7 @@
 //! `/etc/ontime/sched.toml` and `sched.conf.d`: CPU time declared for VMs.
 //!
 //! In: strict TOML. Out: a [`SchedConfig`], checked as far as the text allows; [`crate::admit`] checks whether it fits
-//! this host. Without a file there are no reservations, and nothing of this crate runs.
+//! this host. Without a file and without leases there are no reservations, and nothing of this crate runs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
