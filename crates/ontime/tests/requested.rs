@@ -265,7 +265,7 @@ fn what_cannot_be_reserved_is_refused_with_its_reason() {
     until("it observes", || (site.json(&["status", "--json"])["state"] == "observing").then_some(()));
     refused("mode observe");
     site.configure("daemon.toml", "");
-    daemon.signal(Signal::HUP);
+    assert!(matches!(site.run(&["reload"]).status.code(), Some(0..=2)));
     assert!(matches!(site.run(&["apply", "--method", "partitioned"]).status.code(), Some(0..=2)));
     until("it is held again", || (requested(&site, "a").unwrap()["held"] == true).then_some(()));
     assert_eq!(put(&site, "b", &good).0, 201);
