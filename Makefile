@@ -15,7 +15,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz model-check miri docs \
-	lint setup release images clean dist install deb deb-test monitoring-test
+	lint setup release images clean dist install deb deb-test monitoring-test dra dra-test test-kubernetes
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -89,6 +89,22 @@ miri:
 		echo "miri: run rustup toolchain install nightly --component miri,rust-src" >&2; exit 3; }
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants \
 		--lib -- ledger::page connector::
+
+## dra: the Kubernetes driver, target/ontime-dra; needs Go, which nothing else does (docs/kubernetes.md)
+dra:
+	CGO_ENABLED=0 scripts/go.sh dra build -trimpath -ldflags '-s -w' -o $(abspath target)/ontime-dra .
+
+## dra-test: the driver's tests; those with a real daemon need root and target/release/ontime
+dra-test:
+	@scripts/go.sh dra version
+	@test -x $(ONTIME) || echo "dra-test: $(ONTIME) is not built (make release): tests with a real daemon are skipped"
+	@test "$$(id -u)" = 0 || echo "dra-test: not root: tests with a real daemon are skipped"
+	scripts/go.sh dra vet ./...
+	ONTIME=$$(test -x $(ONTIME) && echo $(abspath $(ONTIME))) scripts/go.sh dra test -count=1 ./...
+
+## test-kubernetes: etcd, API server and scheduler from Go modules, drivers, daemons; ROUNDS, KILLS, SEED
+test-kubernetes: release
+	scripts/kubernetes-test.sh $(ONTIME)
 
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { \
