@@ -44,8 +44,10 @@ type heldReservation struct {
 	LeaseSeconds int64     `json:"lease_seconds"`
 	LeftSeconds  float64   `json:"left_seconds"`
 	MicroCpus    microcpus `json:"micro_cpus"`
-	State        string    `json:"state"`
-	Why          *string   `json:"why"`
+	Owner        string    `json:"owner"`
+	// Held is whether the bandwidth is held now; Why says why not.
+	Held *bool   `json:"held"`
+	Why  *string `json:"why"`
 }
 
 // nodeState is what the driver reads of GET /v1/reservations.
@@ -97,7 +99,18 @@ func (daemon *daemonClient) state(ctx context.Context) (nodeState, error) {
 
 // reserve creates, renews or changes a reservation.
 func (daemon *daemonClient) reserve(ctx context.Context, name string, wanted reservation) error {
-	return daemon.ask(ctx, http.MethodPut, name, &wanted, nil)
+	var held heldReservation
+	if err := daemon.ask(ctx, http.MethodPut, name, &wanted, &held); err != nil {
+		return err
+	}
+	if held.Held == nil || *held.Held {
+		return nil
+	}
+	why := "it does not say why"
+	if held.Why != nil {
+		why = *held.Why
+	}
+	return fmt.Errorf("Ontime's daemon on this node does not hold the CPU time: %s", why)
 }
 
 // release ends a reservation. It is no error if there is none of that name.

@@ -159,17 +159,31 @@ func (driver *driver) HandleError(ctx context.Context, err error, message string
 func (driver *driver) run(ctx context.Context, to publisher, interval time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
+	var log changedErrors
 	for {
-		if err := driver.look(ctx, to); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "The node's CPU time could not be looked at; trying again",
-				"interval", interval)
-		}
+		log.tell(ctx, driver.look(ctx, to), "The node's reservations could not all be looked after; trying again")
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
 	}
+}
+
+// changedErrors logs an error that lasts once, not at each look.
+type changedErrors struct {
+	last string
+}
+
+func (errors *changedErrors) tell(ctx context.Context, err error, message string) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != errors.last && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, message)
+	}
+	errors.last = text
 }
 
 // look publishes the node's capacity if it has changed, and renews reservations.

@@ -266,6 +266,8 @@ func TestRefusalsOfTheDaemonReachThePod(t *testing.T) {
 		{403, `{"error":"user 7 may not"}`, "[reservations] in daemon.toml"},
 		{503, ``, "HTTP status 503"},
 		{500, `<html>`, "HTTP status 500"},
+		{200, `<html>`, "same version of both"},
+		{200, `{"held":false,"why":"its back end failed"}`, "its back end failed"},
 	} {
 		answers.status, answers.body, answers.requests = example.status, example.body, nil
 		err := prepare(t, driver, claim)

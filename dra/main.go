@@ -10,6 +10,7 @@
 //   - daemon.go: the daemon's API
 //   - cdi.go: the variable by which a pinned pod learns its CPUs
 //   - records.go: the list of prepared claims on disk
+//   - classes.go: the class of pods without a claim, by label
 //   - driver.go: kubelet's calls, and the loop that publishes and renews
 package main
 
@@ -21,6 +22,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -38,6 +40,7 @@ type options struct {
 	socket     string
 	cdi        string
 	pinned     string
+	classes    string
 	anyKernel  bool
 	lease      time.Duration
 	interval   time.Duration
@@ -53,6 +56,8 @@ func main() {
 	flag.StringVar(&options.cdi, "cdi-dir", "/var/run/cdi", "the container runtime's directory of CDI files")
 	flag.StringVar(&options.pinned, "pinned-cpus", os.Getenv("PINNED_CPUS"),
 		"CPUs for pinned work, such as 2-3,6; all others are for unpinned work; default: $PINNED_CPUS")
+	flag.StringVar(&options.classes, "class-namespaces", os.Getenv("CLASS_NAMESPACES"),
+		"namespaces, with commas between, in which label "+levelLabel+" gives class rt; default: $CLASS_NAMESPACES")
 	flag.BoolVar(&options.anyKernel, "any-kernel", false, "treat a kernel without PREEMPT_RT as a real-time kernel")
 	flag.DurationVar(&options.lease, "lease", 5*time.Minute, "how long a reservation outlives this driver, 10s to 24h")
 	flag.DurationVar(&options.interval, "interval", 5*time.Second, "how often the daemon is looked at")
@@ -112,6 +117,15 @@ func run(options options) error {
 	)
 	if err != nil {
 		return fmt.Errorf("start the kubelet plugin: %w", err)
+	}
+	if options.classes != "" {
+		go func() {
+			namespaces := strings.Split(options.classes, ",")
+			if err := watchClasses(ctx, client, options.node, namespaces, driver.daemon, options.lease,
+				options.interval); err != nil {
+				fatal(err)
+			}
+		}()
 	}
 	driver.run(ctx, helper, options.interval)
 	helper.Stop()
