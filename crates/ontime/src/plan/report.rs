@@ -267,6 +267,7 @@ fn notes(plan: &Plan) -> Vec<String> {
         let short = |vcpu: &Vcpu| vcpu.slack_for_all().is_none_or(|enough| vcpu.slack() < enough);
         tenant.vcpus.iter().any(short)
     };
+    let bound = plan.tenants.iter().filter(thin).flat_map(|tenant| &tenant.vcpus).map(Vcpu::late_bound).max();
     let mut tenants = plan.tenants.iter().filter(thin);
     let Some(first) = tenants.next() else { return Vec::new() };
     let others = tenants.count();
@@ -277,7 +278,8 @@ fn notes(plan: &Plan) -> Vec<String> {
         || format!("a period of {} is too short for any slack to cover that", first.name),
         |enough| format!("a slack of {enough} covers that for {}", first.name),
     );
-    vec![format!("{whose}: a deadline less than 250 us from another's may be missed, by less than that; {remedy}")]
+    let bound = bound.unwrap_or_default();
+    vec![format!("{whose}: a deadline less than 250 us from another's may be missed, by less than {bound}; {remedy}")]
 }
 
 /// Simulates a host.
