@@ -195,9 +195,17 @@ impl Bandwidth {
     }
 }
 
+#[cfg(test)]
+std::thread_local! {
+    /// How many bandwidths this thread has added.
+    pub(crate) static ADDITIONS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 impl Add for Bandwidth {
     type Output = Bandwidth;
     fn add(self, other: Bandwidth) -> Bandwidth {
+        #[cfg(test)]
+        ADDITIONS.set(ADDITIONS.get() + 1);
         let wide = u128::from;
         let divisor = gcd(wide(self.period), wide(other.period)).max(1);
         let (ours, theirs) = (wide(other.period) / divisor, wide(self.period) / divisor);

@@ -1,8 +1,10 @@
 //! Calculates the report of `ontime plan`. Bandwidths are exact inside; the shown figures are rounded.
 
+use std::collections::HashMap;
+
 use ontime_plan::compositional::{self, Task};
 use ontime_plan::simulate::{Options, Outcome, simulate};
-use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation, Tenant, Vcpu};
+use ontime_plan::{Admission, Admitted, Bandwidth, Filling, Nanos, Refusal, Reservation, Tenant, Vcpu};
 use serde::Serialize;
 
 use super::file::Plan;
@@ -134,51 +136,59 @@ pub struct Placed {
     pub admitted: Admitted,
 }
 
+/// A host while tenants are assigned to it.
+struct Filled {
+    tenants: Vec<usize>,
+    vcpus: Vec<(usize, Vcpu)>,
+    cpus: Filling,
+}
+
 /// Assigns each tenant to a host: the largest tenant first, each to the fullest host that admits it. In the result, the
 /// fullest host is the first.
 pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
-    let host = Admission::new(plan.cpus, plan.reserve);
-    let empty = || host.admit(&[]).ok().map(|admitted| Placed { tenants: Vec::new(), vcpus: Vec::new(), admitted });
-    let mut placed: Vec<Placed> = (0..hosts).filter_map(|_| empty()).collect();
+    let empty = Filling::new(Admission::new(plan.cpus, plan.reserve));
+    let mut filled: Vec<Filled> =
+        (0..hosts).map(|_| Filled { tenants: Vec::new(), vcpus: Vec::new(), cpus: empty.clone() }).collect();
     let mut order: Vec<(usize, &Tenant)> = plan.tenants.iter().enumerate().collect();
-    order.sort_by_key(|(_, tenant)| std::cmp::Reverse(tenant.bandwidth()));
-    let fullest_first = |placed: &mut Vec<Placed>| placed.sort_by_key(|host| std::cmp::Reverse(host.admitted.total));
+    order.sort_by_cached_key(|(_, tenant)| std::cmp::Reverse(tenant.bandwidth()));
+    let fullest_first = |filled: &mut Vec<Filled>| filled.sort_by_key(|on| std::cmp::Reverse(on.cpus.admitted().total));
     let mut refused = Vec::new();
     for (index, tenant) in order {
-        fullest_first(&mut placed);
-        let mut why = "there is no host".to_owned();
-        let taken = placed.iter_mut().any(|on| {
-            let mut asked: Vec<Reservation> = on.vcpus.iter().map(|(_, vcpu)| vcpu.into()).collect();
-            asked.extend(tenant.vcpus.iter().map(Reservation::from));
-            match host.admit(&asked) {
-                Ok(admitted) => {
-                    on.admitted = admitted;
-                    on.tenants.push(index);
-                    on.vcpus.extend(tenant.vcpus.iter().map(|vcpu| (index, vcpu.clone())));
-                    true
-                }
-                Err(refusal) => {
-                    why = told(plan, on, refusal);
-                    false
-                }
+        fullest_first(&mut filled);
+        let asked: Vec<Reservation> = tenant.vcpus.iter().map(Reservation::from).collect();
+        let mut why = None;
+        let on = filled.iter_mut().find_map(|on| match on.cpus.add(&asked) {
+            Ok(()) => Some(on),
+            Err(refusal) => {
+                why = Some(refusal);
+                None
             }
         });
-        if !taken {
-            refused.push(Refused { tenant: tenant.name.clone(), why });
+        match (on, why) {
+            (Some(on), _) => {
+                on.tenants.push(index);
+                on.vcpus.extend(tenant.vcpus.iter().map(|vcpu| (index, vcpu.clone())));
+            }
+            (None, why) => {
+                let why = why.zip(filled.last()).map(|(why, emptiest)| told(plan, &emptiest.vcpus, why));
+                let why = why.unwrap_or_else(|| "there is no host".to_owned());
+                refused.push(Refused { tenant: tenant.name.clone(), why });
+            }
         }
     }
-    fullest_first(&mut placed);
-    (placed, refused)
+    fullest_first(&mut filled);
+    let placed = |on: Filled| Placed { tenants: on.tenants, vcpus: on.vcpus, admitted: on.cpus.into_admitted() };
+    (filled.into_iter().map(placed).collect(), refused)
 }
 
 /// Why a tenant was refused, with vCPUs numbered as in their tenant. The new tenant's vCPUs come after all vCPUs on the
 /// host.
-fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
+fn told(plan: &Plan, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
     let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
-    let Some((of, _)) = on.vcpus.get(place) else {
-        return Refusal::Affinity { vcpu: place.saturating_sub(on.vcpus.len()), bandwidth }.to_string();
+    let Some((of, _)) = there.get(place) else {
+        return Refusal::Affinity { vcpu: place.saturating_sub(there.len()), bandwidth }.to_string();
     };
-    let vcpu = on.vcpus.iter().take(place).filter(|(other, _)| other == of).count();
+    let vcpu = there.iter().take(place).filter(|(other, _)| other == of).count();
     let name = plan.tenants.get(*of).map_or("", |tenant| &tenant.name);
     format!(
         "beside it no CPU of its affinity would have room for the {bandwidth} of vCPU {vcpu} of {name}; widen the \
@@ -188,7 +198,8 @@ fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
 
 /// The whole report without simulations.
 pub fn report(plan: &Plan, placed: &[Placed], refused: Vec<Refused>) -> Report {
-    let tenants: Vec<TenantReport> = plan.tenants.iter().map(tenant_report).collect();
+    let mut known = Interfaces::new();
+    let tenants: Vec<TenantReport> = plan.tenants.iter().map(|tenant| tenant_report(tenant, &mut known)).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
     let reserve = plan.reserve.as_f64();
     let host = |on: &Placed| HostReport {
@@ -219,9 +230,12 @@ fn unit(tenants: &[Tenant]) -> Nanos {
     Nanos(units.into_iter().find(|unit| times().all(|time| time.0 % unit == 0)).unwrap_or(1))
 }
 
-fn tenant_report(tenant: &Tenant) -> TenantReport {
+/// The PRM interfaces found so far, by the vCPU's tasks: copies of a tenant have the same.
+type Interfaces = HashMap<Vec<Task>, Option<Task>>;
+
+fn tenant_report(tenant: &Tenant, known: &mut Interfaces) -> TenantReport {
     let unit = unit(std::slice::from_ref(tenant));
-    let vcpus: Vec<VcpuReport> = tenant.vcpus.iter().map(|vcpu| vcpu_report(vcpu, unit)).collect();
+    let vcpus: Vec<VcpuReport> = tenant.vcpus.iter().map(|vcpu| vcpu_report(vcpu, unit, known)).collect();
     TenantReport {
         name: tenant.name.clone(),
         prm_unit_ns: unit.0,
@@ -232,17 +246,19 @@ fn tenant_report(tenant: &Tenant) -> TenantReport {
     }
 }
 
-fn vcpu_report(vcpu: &Vcpu, unit: Nanos) -> VcpuReport {
+fn vcpu_report(vcpu: &Vcpu, unit: Nanos, known: &mut Interfaces) -> VcpuReport {
     let tasks: Vec<Task> = vcpu
         .rtas()
         .iter()
         .map(|rta| Task { budget: rta.slice().0 / unit.0, period: rta.period().0 / unit.0 })
         .collect();
     let (budget, period) = vcpu.budget().unwrap_or_default();
+    let rtas = tasks.len();
+    let found = *known.entry(tasks).or_insert_with_key(|tasks| compositional::prm(tasks));
     VcpuReport {
-        rtas: tasks.len(),
+        rtas,
         budget_ns: (budget.0, period.0),
-        prm_ns: compositional::prm(&tasks).map(|found| (found.budget * unit.0, found.period * unit.0)),
+        prm_ns: found.map(|found| (found.budget * unit.0, found.period * unit.0)),
     }
 }
 
