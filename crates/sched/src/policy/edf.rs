@@ -47,7 +47,7 @@ use ontime_tenants::ThreadId;
 
 use crate::admit::{Reservations, Reserved};
 use crate::model::{NEVER, Next, Place, Segment, Snapshot, Tally, Threads};
-use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::policy::account::{Account, CALM_MAX, POOL_PIECE_MIN, UNUSED_MAX, signed};
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.
 pub(crate) const CHECK_DELAY_MIN: u64 = 250_000;
@@ -60,9 +60,6 @@ const IDLE_MIN: u64 = 20_000;
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// A vCPU may use its saved time at once up to its share of this time, ns.
 const OVERUSE_TIME: u64 = 20_000_000;
-/// The pool of unused time is given away in pieces of at least this length, ns: a piece costs a check and two changes
-/// of place.
-const POOL_PIECE_MIN: u64 = 1_000_000;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 

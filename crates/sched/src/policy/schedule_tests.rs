@@ -149,6 +149,28 @@ fn time_unused_by_sleepers_goes_first_to_throttled_vcpus() {
     }
 }
 
+/// The first VM never idles and is planned first; it may also use what the second leaves. The third waits for its
+/// segment, which comes last.
+#[test]
+fn a_vcpu_on_lent_time_waits_for_those_with_time_of_their_own() {
+    for third in [MS, 2 * MS, 3 * MS] {
+        let asked = [(3 * MS, 10 * MS), (3 * MS, 10 * MS), (3 * MS, 10 * MS)];
+        let guests = [Guest::Spins, Guest::Sleeps, Guest::Wants(third)];
+        let (mut schedule, mut host) = start(Planning::Slices, 1, &asked, &guests);
+        host.run(&mut schedule, 100 * MS, 0);
+        let (lent_from, beginning) = (host.vms[0].counts.ran, host.now);
+        while host.now < 300 * MS {
+            let (before, start) = (host.vms[2].counts.ran, host.now);
+            host.run(&mut schedule, start + 7 * MS, 0);
+            let ran = host.vms[2].counts.ran - before;
+            assert!(ran + MS / 10 >= third, "at {} ms {ran} of {third}", start / MS);
+            host.run(&mut schedule, start + 10 * MS, 0);
+        }
+        let (ran, share) = (host.vms[0].counts.ran - lent_from, (host.now - beginning) / 10 * 3);
+        assert!(ran >= share + share / 3, "the first had {ran} of {share} and what the second left");
+    }
+}
+
 #[test]
 fn unused_time_goes_to_other_vcpus_and_then_to_bulk() {
     for planning in BOTH {

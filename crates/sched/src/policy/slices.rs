@@ -12,9 +12,10 @@
 //! | [`Place::Beyond`] | its share of the slice is used up |
 //!
 //! Use is *measured*, at every change of place and whenever a share may have been used up. Time that a planned vCPU
-//! does not use goes to the entitled vCPUs. Time that no vCPU of a slice used is added to the next share of one vCPU:
-//! the one with the earliest deadline among those that have used up their share. Bulk has the rest. So while others
-//! need the CPU, a vCPU that never idles has no more than that. A check takes time itself. The next check of
+//! does not use goes to the entitled vCPUs. Time that no vCPU of a slice used goes to a pool, which is lent in later
+//! slices, while no vCPU with time of its own needs the CPU: to the vCPU with the earliest deadline among those that
+//! have used up their share, in pieces of [`POOL_PIECE_MIN`]. Bulk has the rest. So while others need the CPU, a vCPU
+//! that never idles has no more than its share. A check takes time itself. The next check of
 //! a vCPU comes only after it could have run for what it has left; a vCPU that waits for its segment is checked so
 //! seldom that such checks take at most a fifth of the CPU. Overuse (a check comes some microseconds late) is taken off
 //! the next share; unused time is taken back. In which order vCPUs use their shares within a slice does not matter: no
@@ -53,7 +54,7 @@ use ontime_tenants::ThreadId;
 
 use crate::admit::Reservations;
 use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
-use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::policy::account::{Account, CALM_MAX, POOL_PIECE_MIN, UNUSED_MAX, signed};
 
 /// The longest period of a prompt vCPU, ns.
 pub(crate) const PROMPT: u64 = 1_000_000;
@@ -97,6 +98,8 @@ struct Server {
     /// What the vCPU was granted for this slice, and what it had kept from before, ns.
     granted: u64,
     carried: i64,
+    /// What it was lent in this slice, ns.
+    lent: i64,
     intervals: [Interval; 2],
     /// The CPU whose pacer checks it in this slice, and the time of its next check.
     cpu: usize,
@@ -128,11 +131,12 @@ impl Server {
             Mode::Asleep => false,
             Mode::WholeSlice | Mode::Prompt => true,
         };
-        let behind_prompt = self.behind_prompt;
+        // On time that is lent it is behind the planned ones.
+        let first = in_turn && !self.behind_prompt && self.lent == 0;
         self.account.update_place(index, threads, |account| {
             if account.is_used_up() {
                 Place::Beyond
-            } else if in_turn && !behind_prompt {
+            } else if first {
                 Place::Planned
             } else {
                 Place::Entitled
@@ -207,6 +211,7 @@ impl Slices {
                     behind_prompt: false,
                     granted: 0,
                     carried: 0,
+                    lent: 0,
                     intervals: [Interval::default(); 2],
                     cpu: 0,
                     next_check: 0,
@@ -332,7 +337,42 @@ impl Slices {
                 due = due.min(server.next_check);
             }
         }
-        due
+        due.min(self.lend(cpu, now, threads))
+    }
+
+    /// Lends a piece of the pool to a vCPU of this CPU that has used up its share, if no vCPU with time of its own
+    /// needs the CPU: each has used up its share, or sleeps and publishes no deadlines, or has not run in this slice
+    /// since it slept. At [`Place::Entitled`] the borrower is behind all vCPUs that wake at [`Place::Planned`]; one
+    /// that wakes at `Entitled` waits for a piece at most. Returns when to check the borrower.
+    ///
+    /// Nothing is lent beside a prompt vCPU: there the order within the slice is free, so lent time could delay a share
+    /// beyond the slice.
+    fn lend(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
+        let (end, cost) = (self.end, self.cost);
+        let long_enough = self.pool >= POOL_PIECE_MIN && end.saturating_sub(now) >= POOL_PIECE_MIN;
+        if !long_enough || self.servers.iter().any(|server| server.behind_prompt) {
+            return end;
+        }
+        let throttled = |server: &Server| server.account.place == Place::Beyond && !server.account.ended;
+        let here = self.servers.iter().enumerate().filter(|(_, server)| server.cpu == cpu && throttled(server));
+        let due = |(_, server): &(usize, &Server)| server.deadline.unwrap_or(server.account.deadline);
+        let Some((index, _)) = here.min_by_key(due) else { return end };
+        let needs_nothing = |server: &Server| {
+            let asleep = matches!(server.mode, Mode::Asleep | Mode::WholeSlice);
+            server.account.ended || throttled(server) || asleep && server.account.counts.ran == server.ran_at_start
+        };
+        let mut all = self.servers.iter().enumerate();
+        if !all.all(|(at, server)| needs_nothing(server) || server.deadline.is_none() && threads.is_asleep(at)) {
+            return end;
+        }
+        let Some(server) = self.servers.get_mut(index) else { return end };
+        self.pool -= POOL_PIECE_MIN;
+        let more = signed(POOL_PIECE_MIN);
+        (server.lent, server.carried) = (server.lent + more, server.carried + more);
+        server.account.balance = server.account.balance.saturating_add(more);
+        server.update_place(index, now, threads);
+        server.next_check = server.next_check_time(now, end, cost, false);
+        server.next_check
     }
 
     /// Ends a slice and begins the next, or a calm time.
@@ -399,7 +439,7 @@ impl Slices {
         self.slices += 1;
         for server in &mut self.servers {
             server.intervals = [Interval::default(); 2];
-            server.granted = 0;
+            (server.granted, server.lent) = (0, 0);
         }
         // The planner's vCPUs: first a reserve for each CPU, then the servers in their order.
         let reserves = self.demands.len() - self.servers.len();
@@ -418,23 +458,6 @@ impl Slices {
             let balance = &mut server.account.balance;
             server.carried = (*balance).max(0);
             *balance = balance.saturating_add(signed(server.granted));
-        }
-        self.grant_pool();
-    }
-
-    /// Adds the pool of unused time to the share of one vCPU: the one with the earliest deadline among those at
-    /// `Beyond`. Not beside a prompt vCPU: there the order within the slice is free, so the extra time could delay a
-    /// share beyond the slice.
-    fn grant_pool(&mut self) {
-        if self.servers.iter().any(|server| server.behind_prompt) {
-            return;
-        }
-        let throttled =
-            self.servers.iter_mut().filter(|server| server.account.place == Place::Beyond && !server.account.ended);
-        if let Some(server) = throttled.min_by_key(|server| server.deadline.unwrap_or(server.account.deadline)) {
-            let more = signed(std::mem::take(&mut self.pool));
-            server.carried += more;
-            server.account.balance = server.account.balance.saturating_add(more);
         }
     }
 
