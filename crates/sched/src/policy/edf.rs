@@ -275,7 +275,10 @@ impl Server {
 
     /// Begins the vCPU's next window.
     fn begin_window(&mut self, now: u64, threads: &mut impl Threads) {
-        let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
+        let late = now.saturating_sub(self.end);
+        let start = if late < SLICE_MIN.0 { self.end } else { now };
+        // The vCPU is charged for what it used in a gap before a check that came late, so it is granted its share of it.
+        let gap = (start - self.end).min(self.account.period);
         let next = threads.next_deadline(self.index, start);
         self.deadlines = Deadlines::of(next);
         self.exhausted = self.account.place == Place::Beyond || self.account.is_used_up();
@@ -289,7 +292,7 @@ impl Server {
         let end = next.map_or((start / period + 1).saturating_mul(period), |next| next.at);
         let bound = |length: Nanos| start.saturating_add(length.0);
         self.end = end.clamp(bound(SLICE_MIN), bound(SLICE_MAX));
-        self.granted = account.share(self.end - start);
+        self.granted = account.share((self.end - start).saturating_add(gap));
         account.balance = account.balance.saturating_add(signed(self.granted));
         self.sleep = Sleep::Awake;
     }

@@ -130,6 +130,24 @@ fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
     }
 }
 
+/// On a busy host the pacers wake late. What vCPUs use until then is charged to them, so their share of that time must
+/// be granted.
+#[test]
+fn checks_that_come_late_take_nothing_from_the_shares() {
+    for (planning, late) in BOTH.into_iter().flat_map(|planning| [300_000, 700_000].map(|late| (planning, late))) {
+        let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS)];
+        let (mut schedule, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
+        host.run(&mut schedule, 4_000 * MS, late);
+        for (vm, (budget, period)) in asked.into_iter().enumerate() {
+            let (ran, expected) = (host.vms[vm].counts.ran, 4_000 * MS / period * budget);
+            assert!(
+                ran.abs_diff(expected) <= expected / 100,
+                "{planning:?}, {late} ns late: VM {vm} had {ran} of {expected}"
+            );
+        }
+    }
+}
+
 /// Unused time goes to the vCPU with the earliest deadline among those that used up their shares. Bulk loses nothing of
 /// its own.
 #[test]

@@ -378,8 +378,8 @@ impl Slices {
     /// Ends a slice and begins the next, or a calm time.
     fn begin_slice(&mut self, now: u64, threads: &mut impl Threads) {
         // Slices follow each other without a gap, unless the check comes very late.
-        let late = now.saturating_sub(self.end);
-        self.start = if late < SLICE_MIN.0 { self.end } else { now };
+        let before = self.end;
+        self.start = if now.saturating_sub(before) < SLICE_MIN.0 { before } else { now };
         let first = std::mem::take(&mut self.first);
         let (mut busy, mut ran, mut prompt) = (first, false, false);
         for (index, server) in self.servers.iter_mut().enumerate().filter(|(_, server)| !server.account.ended) {
@@ -422,6 +422,7 @@ impl Slices {
             self.calm_ended |= std::mem::take(&mut self.calm);
             self.calm_length = self.shortest;
             self.plan();
+            self.grant_gap(self.start - before);
         } else {
             self.begin_calm(if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) }, now, threads);
         }
@@ -458,6 +459,15 @@ impl Slices {
             let balance = &mut server.account.balance;
             server.carried = (*balance).max(0);
             *balance = balance.saturating_add(signed(server.granted));
+        }
+    }
+
+    /// Grants each vCPU its share of a gap of `ns` before a check that came late: it is charged for what it used then.
+    fn grant_gap(&mut self, ns: u64) {
+        for server in self.servers.iter_mut().filter(|_| ns > 0) {
+            let more = signed(server.account.share(ns.min(server.account.period)));
+            server.carried = server.carried.saturating_add(more);
+            server.account.balance = server.account.balance.saturating_add(more);
         }
     }
 
