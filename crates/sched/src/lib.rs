@@ -38,7 +38,7 @@ pub use admit::{
 pub use config::{Declared, SchedConfig};
 pub use guest_page::{Page, Task};
 pub use ledger::Ledger;
-pub use model::{BackendKind, Beyond, PacerError, Use};
+pub use model::{BackendKind, Beyond, PacerError, Pacing, Use};
 pub use run::Backend;
 
 /// What a vCPU is entitled to, and its place among the host's threads.

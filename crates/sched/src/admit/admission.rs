@@ -52,7 +52,8 @@ fn admit_by(
     let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
     let held: BTreeMap<ThreadId, Option<u32>> =
         before.vcpus.iter().map(|vcpu| (vcpu.id, before.cpu(vcpu).and_then(place))).collect();
-    let mut reservations = Reservations { cpus, reserve: config.reserve, ..Reservations::default() };
+    let (reserve, pacing) = (config.reserve, config.backend.pacing());
+    let mut reservations = Reservations { cpus, reserve, pacing, ..Reservations::default() };
     let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk;
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     for tenant in tenants.iter().filter(is_rt) {
@@ -262,7 +263,7 @@ fn admit_at_once(reservations: &mut Reservations, all: Vec<(&Tenant, Result<Vec<
             vcpus.push(one.reserved(tenant));
         }
     }
-    let Ok(admitted) = fit(reservations.reserve, &reservations.cpus, &vcpus, &wishes) else { return false };
+    let Ok(admitted) = fit(reservations, &vcpus, &wishes) else { return false };
     reservations.set_admitted(vcpus, admitted);
     true
 }
@@ -279,7 +280,7 @@ fn admit_vm(reservations: &mut Reservations, tenant: &Tenant, candidates: Vec<Ca
         stay.push(one.home.map(only).or_else(|| one.affinity.clone()));
         free.push(one.affinity);
     }
-    let fit = |wishes| fit(reservations.reserve, &reservations.cpus, &all, wishes);
+    let fit = |wishes| fit(reservations, &all, wishes);
     let admitted = fit(&stay).or_else(|_| fit(&free))?;
     reservations.set_admitted(all, admitted);
     Ok(())

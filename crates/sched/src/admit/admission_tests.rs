@@ -5,6 +5,8 @@ use ontime_tenants::{ClassSource, Kind, Level, LibvirtTuning, Policy};
 use proptest::prelude::*;
 
 use super::*;
+use crate::admit::pacing;
+use crate::model::Pacing;
 
 fn vm(name: &str, started: u64, vcpus: u32, affinity: &str) -> Tenant {
     let pid = i32::try_from(started).unwrap();
@@ -110,6 +112,38 @@ fn a_vm_is_admitted_whole_or_not_at_all_and_pins_are_honoured() {
     assert!(reservations.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", reservations.refused);
     let reservations = admit(&config, &tenants, &online(4), &Reservations::default(), &Asks::new());
     assert_eq!(reservations.refused.len(), 1, "both vCPUs of b need CPU 1: {reservations:?}");
+}
+
+/// Twelve VMs with 20 us in 1.5 ms fill a sixth of the CPU; their windows would take most of the rest.
+#[test]
+fn the_pacers_time_is_admitted_with_the_reservations() {
+    let names: Vec<String> = (0..12).map(|number| format!("v{number}")).collect();
+    let tenants: Vec<Tenant> = names.iter().zip(1..).map(|(name, started)| vm(name, started, 1, "0-1")).collect();
+    let text = |backend: &str| {
+        let one =
+            |name: &String| format!("[[reservation]]\nname = \"{name}\"\nbudget = \"20us\"\nperiod = \"1500us\"\n");
+        let mut config = SchedConfig::default();
+        let all = format!("backend = \"{backend}\"\n{}", names.iter().map(one).collect::<String>());
+        config.add(&Text::new("sched.toml", all)).unwrap();
+        config
+    };
+    let admitted = |backend: &str| {
+        let reservations = admit(&text(backend), &tenants, &online(1), &Reservations::default(), &Asks::new());
+        let pacers = |count: usize| {
+            pacing::check(Pacing::Best, Bandwidth::ppm(50_000), &[0], &reservations.vcpus[..count], &vec![None; count])
+        };
+        assert_eq!(pacers(reservations.vcpus.len()), Ok(()), "{backend}");
+        reservations
+    };
+    let paced = admitted("paced");
+    assert!((6..12).contains(&paced.vcpus.len()), "{:?}", paced.vcpus.len());
+    let why = &paced.refused.last().unwrap().why;
+    assert!(why.contains("windows a second") && why.contains("the shortest period is 1.5 ms, of vCPU 0 of v"), "{why}");
+    let without = admit(&text("deadline"), &tenants, &online(1), &Reservations::default(), &Asks::new());
+    assert!(without.refused.is_empty(), "SCHED_DEADLINE needs no pacer: {:?}", without.refused);
+    // What was admitted stays so.
+    let again = admit(&text("paced"), &tenants, &online(1), &paced, &Asks::new());
+    assert_eq!(admitted_vcpus(&again), admitted_vcpus(&paced));
 }
 
 #[test]

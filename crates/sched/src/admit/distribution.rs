@@ -12,6 +12,7 @@ use ontime_plan::{Bandwidth, Nanos};
 
 use crate::admit::fit::{ROUNDING_PPM, fits};
 use crate::admit::offer::Offer;
+use crate::admit::pacing;
 use crate::admit::reservations::{Reservations, Reserved};
 use crate::model::Budget;
 
@@ -29,16 +30,22 @@ pub(crate) fn distribute(reservations: &mut Reservations, before: &Reservations)
         offer.offered.budget = most.of(Nanos(offer.offered.period)).0;
     }
     let whole = |vcpu: &Reserved| vcpu.offer.as_ref().is_none_or(|offer| vcpu.claimed().fits(&offer.offered));
-    let largest = reservations.vcpus.iter().map(|vcpu| Reserved {
-        bandwidth: vcpu
-            .offer
-            .as_ref()
-            .map_or(vcpu.bandwidth, |offer| offer.declared.bandwidth + offer.offered.bandwidth()),
-        ..vcpu.clone()
+    let largest = reservations.vcpus.iter().map(|vcpu| match &vcpu.offer {
+        Some(offer) => Reserved {
+            bandwidth: offer.declared.bandwidth + offer.offered.bandwidth(),
+            ..in_the_shortest_period(vcpu, offer.offered.budget)
+        },
+        None => vcpu.clone(),
     });
     if !reservations.vcpus.iter().all(whole) || !fits(reservations, &largest.collect::<Vec<_>>()) {
         reservations.vcpus.iter_mut().for_each(|vcpu| vcpu.offer = None);
     }
+}
+
+/// The vCPU with the shortest period that its guest may claim, if it may claim any `budget`.
+fn in_the_shortest_period(vcpu: &Reserved, budget: u64) -> Reserved {
+    let shortest = vcpu.offer.as_ref().filter(|_| budget > 0).map_or(vcpu.period, |offer| Nanos(offer.offered.period));
+    Reserved { period: vcpu.period.min(shortest), ..vcpu.clone() }
 }
 
 /// Whether the offers of `before` are still right: the same vCPUs on the same CPUs. If so, keeps them.
@@ -77,13 +84,15 @@ fn free_parts(reservations: &Reservations) -> BTreeMap<Option<u32>, u64> {
         u64::try_from(parts).unwrap_or(u64::MAX)
     };
     let free = 1_000_000_u64.saturating_sub(ppm(reservations.reserve));
+    let vcpus: Vec<Reserved> = reservations.vcpus.iter().map(|vcpu| in_the_shortest_period(vcpu, 1)).collect();
+    let pacers = |home| ppm(pacing::at_home(reservations.pacing, &reservations.cpus, &vcpus, home));
     let of = |home: Option<u32>| {
         let here = || reservations.vcpus.iter().filter(move |vcpu| vcpu.home == home);
         let shared = reservations.shared.iter().filter(|shared| **shared).count() as u64;
         let whole = if home.is_some() { free } else { free.saturating_mul(shared) };
         let taken: u64 = here().map(|vcpu| ppm(vcpu.bandwidth) + 2 * ROUNDING_PPM).sum();
         let parts = here().filter(|vcpu| vcpu.offer.is_some()).count().max(1) as u64;
-        whole.saturating_sub(taken + 2 * ROUNDING_PPM) / parts
+        whole.saturating_sub(taken + 2 * ROUNDING_PPM + pacers(home)) / parts
     };
     reservations.vcpus.iter().map(|vcpu| (vcpu.home, of(vcpu.home))).collect()
 }

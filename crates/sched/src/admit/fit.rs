@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
+use crate::admit::pacing;
 use crate::admit::reservations::{Reservations, Reserved};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
@@ -12,19 +13,20 @@ pub(crate) const ROUNDING_PPM: u64 = 12;
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
-    fit(reservations.reserve, &reservations.cpus, vcpus, &wishes).is_ok_and(|admitted| {
+    fit(reservations, vcpus, &wishes).is_ok_and(|admitted| {
         let homes = admitted.home.iter().skip(reservations.cpus.len());
         admitted.shared == reservations.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
     })
 }
 
-/// The admission test for these vCPUs and the reserves of these CPUs.
+/// The admission test for these vCPUs in place of the present ones, the reserves of the CPUs and the pacers' time.
 pub(crate) fn fit(
-    reserve: Bandwidth,
-    cpus: &[u32],
+    reservations: &Reservations,
     vcpus: &[Reserved],
     wishes: &[Option<BTreeSet<u32>>],
 ) -> Result<Admitted, String> {
+    let Reservations { reserve, pacing, .. } = *reservations;
+    let cpus = &reservations.cpus;
     let count = cpus.len();
     let number = u32::try_from(count).unwrap_or(u32::MAX);
     let name = |at: usize| vcpus.get(at).map_or_else(String::new, |one| format!("vCPU {} of {}", one.vcpu, one.tenant));
@@ -48,7 +50,7 @@ pub(crate) fn fit(
     }
     let reserves = (0..number).map(|cpu| Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
     let all: Vec<Reservation> = reserves.chain(asked).collect();
-    Admission::new(number, Bandwidth::ZERO).admit(&all).map_err(|refusal| match refusal {
+    let admitted = Admission::new(number, Bandwidth::ZERO).admit(&all).map_err(|refusal| match refusal {
         Refusal::Affinity { vcpu, bandwidth } => match (vcpu.checked_sub(count), cpus.get(vcpu)) {
             (None, Some(cpu)) => format!(
                 "CPU {cpu} would have less than its reserve ({reserve} of each CPU) left; widen the pinning to it"
@@ -63,5 +65,7 @@ pub(crate) fn fit(
                                  for each vCPU); ask for a little less"
             .to_owned(),
         other => other.to_string(),
-    })
+    })?;
+    pacing::check(pacing, reserve, cpus, vcpus, admitted.home.get(count..).unwrap_or_default())?;
+    Ok(admitted)
 }

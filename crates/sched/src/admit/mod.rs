@@ -5,6 +5,7 @@
 //! | `request` | what guests request for their deadline tasks, and what the host must supply for that |
 //! | `offer` | what a guest may claim without asking the daemon |
 //! | `reservations` | the result of an admission |
+//! | `pacing` | the pacers' own time |
 //! | `fit` | the admission test of `ontime_plan`, with the reserve of each CPU |
 //! | `distribution` | how free CPU time is divided among offers |
 //! | `admission` | the admission of the running VMs |
@@ -13,6 +14,7 @@ mod admission;
 mod distribution;
 mod fit;
 mod offer;
+pub(crate) mod pacing;
 mod request;
 mod reservations;
 

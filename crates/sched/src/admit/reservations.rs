@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::admit::offer::Offer;
 use crate::admit::request::GuestNeed;
 use crate::guest_page::Page;
-use crate::model::{Budget, NOTHING, Table};
+use crate::model::{Budget, NOTHING, Pacing, Table};
 
 /// A vCPU with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +76,8 @@ pub struct Reservations {
     pub shared: Vec<bool>,
     /// The part of each CPU that is kept for others.
     pub reserve: Bandwidth,
+    /// How pacers plan the vCPUs: their own time is admitted too.
+    pub pacing: Pacing,
 }
 
 impl Reservations {

@@ -6,6 +6,9 @@ use crate::model::place::Place;
 
 /// No further check.
 pub(crate) const NEVER: u64 = u64::MAX;
+/// The longest period of a prompt vCPU, ns: one that answers requests, and runs ahead of all others on the only CPU for
+/// reservations.
+pub(crate) const PROMPT: u64 = 1_000_000;
 
 /// A vCPU's next deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

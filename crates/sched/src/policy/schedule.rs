@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ontime_tenants::ThreadId;
 
 use crate::admit::Reservations;
-use crate::model::{NEVER, Snapshot, Tally, Threads};
+use crate::model::{NEVER, PROMPT, Snapshot, Tally, Threads};
 use crate::policy::edf::EdfCpu;
-use crate::policy::slices::{PROMPT, Slices};
+use crate::policy::slices::Slices;
 
 /// How vCPUs are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -53,11 +53,9 @@ use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
 use crate::admit::Reservations;
-use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
+use crate::model::{NEVER, PROMPT, Place, Segment, Snapshot, Tally, Threads};
 use crate::policy::account::{Account, CALM_MAX, POOL_PIECE_MIN, UNUSED_MAX, signed};
 
-/// The longest period of a prompt vCPU, ns.
-pub(crate) const PROMPT: u64 = 1_000_000;
 /// A vCPU that is entitled and did not run is waiting. It is checked at intervals of at least this many times the
 /// duration of a check.
 const COST_FACTOR: u64 = 4;
