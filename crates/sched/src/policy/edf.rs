@@ -32,6 +32,11 @@
 //! deadline first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together
 //! have no more than their bandwidth, and bulk has the rest.
 //!
+//! **Further windows.** One window in each period of a vCPU was admitted with the pacers' time. A guest that publishes
+//! more deadlines, or nonsense, has more windows. The checks that these cost are paid from the vCPU's unused time. While
+//! more than [`FURTHER_MAX`] windows are not paid, its windows last a period at least. So no guest's deadlines take time
+//! from other vCPUs.
+//!
 //! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
 //! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
 //! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
@@ -60,6 +65,10 @@ const IDLE_MIN: u64 = 20_000;
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// A vCPU may use its saved time at once up to its share of this time, ns.
 const OVERUSE_TIME: u64 = 20_000_000;
+/// How many windows beyond one in a period a vCPU may have before it has paid for them.
+const FURTHER_MAX: u64 = 8;
+/// Checks in a window: at its end, and when the share is used up.
+const WINDOW_CHECKS: u64 = 2;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -110,6 +119,8 @@ struct Server {
     saved: u64,
     /// Unused time beyond the limit of `saved`, ns, until it goes to the CPU's pool.
     surplus: u64,
+    /// The time of checks for further windows that it has not paid yet, ns.
+    unpaid: u64,
     /// How far the balance may go below 0 until the next check, ns.
     overuse_max: u64,
     deadlines: Deadlines,
@@ -146,6 +157,7 @@ impl Server {
             granted: 0,
             saved: 0,
             surplus: 0,
+            unpaid: 0,
             overuse_max: 0,
             deadlines: Deadlines::None,
             quiet: false,
@@ -273,8 +285,15 @@ impl Server {
             && self.account.place != Place::Beyond
     }
 
-    /// Begins the vCPU's next window.
-    fn begin_window(&mut self, now: u64, threads: &mut impl Threads) {
+    /// Pays for checks of further windows from unused time.
+    fn pay(&mut self) {
+        let paid = self.unpaid.min(self.saved);
+        self.unpaid -= paid;
+        self.saved -= paid;
+    }
+
+    /// Begins the vCPU's next window. A window costs `cost` ns of checks.
+    fn begin_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
         let late = now.saturating_sub(self.end);
         let start = if late < SLICE_MIN.0 { self.end } else { now };
         // The vCPU is charged for what it used in a gap before a check that came late, so it is granted its share of it.
@@ -287,11 +306,18 @@ impl Server {
         if self.account.place != Place::Beyond {
             self.reclaim(0);
         }
+        self.pay();
         let account = &mut self.account;
         let period = account.period.max(1);
         let end = next.map_or((start / period + 1).saturating_mul(period), |next| next.at);
         let bound = |length: Nanos| start.saturating_add(length.0);
-        self.end = end.clamp(bound(SLICE_MIN), bound(SLICE_MAX));
+        let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
+        let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
+        self.end = end.clamp(bound(least), bound(SLICE_MAX));
+        // The part of this window that its period does not pay.
+        let further = period.saturating_sub(self.end - start);
+        let more = u128::from(cost) * u128::from(further) / u128::from(period);
+        self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
         self.granted = account.share((self.end - start).saturating_add(gap));
         account.balance = account.balance.saturating_add(signed(self.granted));
         self.sleep = Sleep::Awake;
@@ -398,6 +424,7 @@ impl EdfCpu {
             (server.end, server.deadlines) = (before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
             server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
+            server.unpaid = before.unpaid;
             let more = signed(server.account.share(left)) - signed(given);
             server.granted = before.granted.saturating_add_signed(more);
             server.account.balance = server.account.balance.saturating_add(more);
@@ -517,13 +544,14 @@ impl EdfCpu {
     /// Begins the windows that are due. True if no vCPU needs a plan any more.
     fn begin_windows(&mut self, now: u64, threads: &mut impl Threads) -> bool {
         let calm = std::mem::take(&mut self.calm);
+        let cost = self.cost.saturating_mul(WINDOW_CHECKS);
         let mut rolled = false;
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             if calm {
                 server.end = now;
             }
             if now >= server.end {
-                server.begin_window(now, threads);
+                server.begin_window(now, cost, threads);
                 rolled = true;
             } else if server.deadlines == Deadlines::None {
                 server.shorten_window(now, threads);

@@ -421,6 +421,27 @@ fn a_claim_counts_from_the_next_check_on() {
     }
 }
 
+/// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
+#[test]
+fn guests_that_publish_many_deadlines_take_no_time_from_others() {
+    let liars = 5;
+    let mut asked = vec![(640_000, 8 * MS); liars];
+    asked.push((4 * MS, 10 * MS));
+    let mut guests = vec![Guest::Spins; liars];
+    guests.push(Guest::Spins);
+    let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &guests);
+    for (vm, phase) in host.vms.iter_mut().take(liars).zip(0..) {
+        (vm.period, vm.phase, vm.publishes) = (500_000, phase * 70_000, true);
+    }
+    host.counted = true;
+    host.run(&mut schedule, 2_000 * MS, 0);
+    let pacers = host.pacing as f64 / host.now as f64;
+    let least = host.vms.last().unwrap().least;
+    assert!(pacers < 0.15, "pacers took {pacers:.3} of the CPU");
+    // At most one check of the order comes too late in a period.
+    assert!(least + 2 * CHECK_DELAY_MIN >= 4 * MS, "{least} in a period; pacers {pacers:.3}");
+}
+
 #[test]
 fn a_vcpu_delayed_by_other_threads_has_missed() {
     for planning in BOTH {
