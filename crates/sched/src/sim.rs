@@ -344,6 +344,7 @@ pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Gues
 
 pub fn shown(schedule: &Schedule, host: &Host) -> Snapshot {
     let mut shown = Snapshot::with_room(host.vms.len());
+    shown.clear();
     schedule.write_snapshot(host.now, &mut shown);
     shown
 }

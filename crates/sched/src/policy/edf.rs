@@ -396,6 +396,16 @@ impl EdfCpu {
         }
     }
 
+    /// Whether this is the plan of a CPU (by the planner's number).
+    pub(crate) fn is_on(&self, cpu: usize) -> bool {
+        self.cpu == cpu
+    }
+
+    /// Whether the vCPU with this number is in this plan.
+    pub(crate) fn has(&self, vcpu: usize) -> bool {
+        self.servers.iter().any(|server| server.index == vcpu)
+    }
+
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {

@@ -141,7 +141,7 @@ impl Paced {
         let opened = reservations.vcpus.iter().zip(&vcpus.0);
         self.files = opened.filter_map(|(vcpu, thread)| Some((vcpu.id, thread.as_ref()?.files()))).collect();
         let schedule = Schedule::new(reservations, self.planning, now(), tally);
-        pacers.replace(Some(Box::new(Pacing { schedule, vcpus })))
+        pacers.replace(Some(Box::new(Pacing::new(schedule, vcpus))))
     }
 }
 

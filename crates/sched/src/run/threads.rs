@@ -17,11 +17,14 @@ impl VcpuThreads {
         }
     }
 
-    /// Moves the threads that are not in `other` to a place.
-    pub(crate) fn place_others(&mut self, other: Option<&VcpuThreads>, place: Place) {
-        let is_there =
-            |vcpu: &VcpuThread| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(vcpu)));
-        for vcpu in self.0.iter_mut().flatten().filter(|vcpu| !is_there(vcpu)) {
+    /// Whether this thread is among them.
+    pub(crate) fn has(&self, vcpu: &VcpuThread) -> bool {
+        self.0.iter().flatten().any(|one| one.is_of(vcpu))
+    }
+
+    /// Moves the threads for which `stays` does not hold to a place.
+    pub(crate) fn place_others(&mut self, stays: impl Fn(&VcpuThread) -> bool, place: Place) {
+        for vcpu in self.0.iter_mut().flatten().filter(|vcpu| !stays(vcpu)) {
             // If the thread has ended, or the change is not permitted, nothing changes.
             let _ = vcpu.read_schedstat().and_then(|_| vcpu.set_place(place));
         }
