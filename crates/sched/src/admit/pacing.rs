@@ -28,9 +28,10 @@ fn window(vcpus: usize) -> u64 {
     2 * (CHECK + READ * vcpus as u64) + STATE + NEXT + 2 * PLACE
 }
 
-/// What a slice costs on all CPUs together, ns: its begin reads all vCPUs, and each has two borders.
+/// What a slice costs on all CPUs together, ns: its begin reads all vCPUs, half of which have time left, and each has
+/// two borders.
 fn slice(vcpus: usize, cpus: usize) -> u64 {
-    CHECK * cpus as u64 + vcpus as u64 * (READ + NEXT + 2 * (CHECK + READ + PLACE))
+    CHECK * cpus as u64 + vcpus as u64 * (READ + NEXT + STATE / 2 + 2 * (CHECK + READ + PLACE))
 }
 
 /// A bandwidth of `cost` ns in each of these periods.

@@ -30,6 +30,10 @@
 //! whenever it wakes (on one CPU; on several CPUs it may delay a vCPU that is planned elsewhere, at most for its
 //! share).
 //!
+//! **Missing time.** A check that comes late, or a vCPU that wakes late in the slice with its whole share, may keep
+//! another vCPU from its share until the slice ends. If that vCPU still waits then, it keeps the time that it is missing,
+//! at most a budget, and is planned ahead of its segment in the next slice until it has had that time.
+//!
 //! **Prompt vCPUs.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes no deadlines answers requests:
 //! it needs the CPU soon, and seldom. With one CPU for reservations the order within a slice is free. So while the vCPU
 //! has at least half of a budget left, it is at [`Place::Planned`] for the whole slice and all others are at
@@ -98,6 +102,8 @@ struct Server {
     carried: i64,
     /// What it was lent in this slice, ns.
     lent: i64,
+    /// What it was missing at the end of the slice before, ns: it is planned until it has had that.
+    missing: u64,
     intervals: [Interval; 2],
     /// The CPU whose pacer checks it in this slice, and the time of its next check.
     cpu: usize,
@@ -130,11 +136,12 @@ impl Server {
             Mode::WholeSlice | Mode::Prompt => true,
         };
         // On time that is lent it is behind the planned ones.
-        let first = in_turn && !self.behind_prompt && self.lent == 0;
+        let first = !self.behind_prompt && self.lent == 0;
+        let (missing, ran_at_start) = (self.missing, self.ran_at_start);
         self.account.update_place(index, threads, |account| {
             if account.is_used_up() {
                 Place::Beyond
-            } else if first {
+            } else if first && (in_turn || account.counts.ran.saturating_sub(ran_at_start) < missing) {
                 Place::Planned
             } else {
                 Place::Entitled
@@ -153,11 +160,13 @@ impl Server {
         let least = grain.max(patience);
         let left = u64::try_from(balance).unwrap_or(0).max(least);
         let used_up = now.saturating_add(cost).saturating_add(left);
+        let missing = self.missing.saturating_sub(self.account.counts.ran.saturating_sub(self.ran_at_start));
+        let made_up = if missing > 0 { now.saturating_add(cost).saturating_add(missing.max(least)) } else { end };
         // Where a vCPU is prompt, segments decide nothing.
         let in_turn = self.mode != Mode::Prompt && !self.behind_prompt;
         let borders =
             self.intervals.iter().flat_map(|interval| [interval.start, interval.end]).filter(|at| in_turn && *at > now);
-        borders.chain([used_up, end]).min().unwrap_or(end)
+        borders.chain([used_up, made_up, end]).min().unwrap_or(end)
     }
 }
 
@@ -210,6 +219,7 @@ impl Slices {
                     granted: 0,
                     carried: 0,
                     lent: 0,
+                    missing: 0,
                     intervals: [Interval::default(); 2],
                     cpu: 0,
                     next_check: 0,
@@ -399,6 +409,9 @@ impl Slices {
                 (_, true, false) => Mode::WholeSlice,
                 (_, false, _) => Mode::Intervals,
             };
+            // A vCPU with time left that does not sleep has been kept from its share.
+            let waits = !first && !self.calm && !slept && !is_prompt && server.account.place != Place::Beyond;
+            let waits = waits && server.lent == 0 && !server.account.is_used_up() && !threads.is_asleep(index);
             prompt |= is_prompt;
             busy |= server.used_over(8) && !is_prompt;
             server.ran_at_start = server.account.counts.ran;
@@ -408,10 +421,16 @@ impl Slices {
             account.end_period(now);
             // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
             if account.place != Place::Beyond {
-                let carried = account.balance.min(if silent { server.prompt_limit } else { 0 });
+                let most = match (waits, silent) {
+                    (true, _) => signed(account.share(account.period)),
+                    (_, true) => server.prompt_limit,
+                    (_, false) => 0,
+                };
+                let carried = account.balance.min(most);
                 self.pool = self.pool.saturating_add((account.balance - carried).unsigned_abs()).min(UNUSED_MAX);
                 account.balance = carried;
             }
+            server.missing = if waits { u64::try_from(account.balance).unwrap_or(0) } else { 0 };
         }
         for server in &mut self.servers {
             server.behind_prompt = prompt && server.mode != Mode::Prompt;
