@@ -35,9 +35,10 @@ monitoring-test: setup
 	@scripts/prometheus.sh
 	cargo test -p ontime --test monitoring
 
-## thorough: what `make test` leaves out: tests of this machine's real speed, and long ones of the emulated host (hours)
+## thorough: what `make test` leaves out: tests of this machine's real speed, and long ones of plans and of the lab (hours)
 thorough: sched-ext
 	cargo test --workspace -- --ignored real_speed
+	cargo test --release -p ontime-sched --lib -- --ignored in_10_000_sets
 	$(ONTIME)-lab images
 	scripts/lab-test.sh $(ONTIME) by-name
 

@@ -23,6 +23,8 @@
 mod admit;
 mod config;
 pub mod ext;
+#[cfg(test)]
+mod families;
 mod guest_page;
 pub mod ledger;
 mod memory_file;
