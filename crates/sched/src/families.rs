@@ -535,7 +535,7 @@ families! {
     several_cpus: SeveralCpus, Best, 10, 1_000;
     clock_steps: ClockSteps, Best, 10, 1_000;
     late_looks: LateLooks, Best, 10, 1_000;
-    counted: Counted, Best, 10, 100_000;
+    counted: Counted, Best, 10, 70_000;
     counted_liars: CountedLiars, Best, 10, 1_000;
     periodic_by_slices: Periodic, Slices, 120, 10_000;
     harmonic_by_slices: Harmonic, Slices, 120, 10_000;

@@ -56,8 +56,12 @@ use crate::policy::account::{Account, CALM_MAX, POOL_PIECE_MIN, UNUSED_MAX, sign
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.
 pub(crate) const CHECK_DELAY_MIN: u64 = 250_000;
-/// Such a check also waits for this many times the duration of a check.
+/// A check for which it may be too early waits for this many times the duration of a check.
 const COST_FACTOR: u64 = 4;
+/// So does a check only because the order of deadlines is not certain any longer. Such checks were not admitted: they
+/// take at most a seventeenth of the CPU, about the default reserve. Where little slack is left they would otherwise
+/// leave still less.
+const ORDER_COST_FACTOR: u64 = 16;
 /// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of
 /// the time since the last check. Interrupts may have taken less.
 const IDLE_MIN: u64 = 20_000;
@@ -66,7 +70,7 @@ const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// A vCPU may use its saved time at once up to its share of this time, ns.
 const OVERUSE_TIME: u64 = 20_000_000;
 /// How many windows beyond one in a period a vCPU may have before it has paid for them.
-const FURTHER_MAX: u64 = 8;
+const FURTHER_MAX: u64 = 4;
 /// Checks in a window: at its end, and when the share is used up.
 const WINDOW_CHECKS: u64 = 2;
 /// A bandwidth of one CPU, as a rate.
@@ -667,7 +671,8 @@ impl EdfCpu {
             now.saturating_add(self.cost).saturating_add(server.remaining().max(least))
         };
         let awake = present().filter(|server| server.account.place != Place::Beyond && server.runnable).map(used_up);
-        let bounds = awake.chain([self.end, now.saturating_add(holds.max(CHECK_DELAY_MIN).max(delay_min))]);
+        let order = holds.max(CHECK_DELAY_MIN).max(self.cost.saturating_mul(ORDER_COST_FACTOR));
+        let bounds = awake.chain([self.end, now.saturating_add(order)]);
         bounds.min().unwrap_or(self.end)
     }
 
