@@ -29,6 +29,7 @@ mod status;
 mod table;
 mod top;
 mod trace;
+mod verify;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -88,6 +89,8 @@ commands! {
     Doctor => doctor,
     /// Show where RT requests spend their time, and who is in their way
     Trace => trace,
+    /// Measure whether this host and a guest are fit for their load
+    Verify => verify,
     /// Tell whether a set of tenants fits, and what other analyses would reserve
     Plan => plan,
     /// Serve a VM's outsourced sockets (run by ontime-device@VM.service)
