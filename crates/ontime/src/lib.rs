@@ -15,6 +15,7 @@ mod doctor;
 mod exit;
 mod log;
 mod metrics;
+mod names;
 mod net;
 mod paths;
 mod plan;
@@ -99,6 +100,9 @@ commands! {
     Attach => attach,
     /// Show a VM's outsourced sockets, as ss would
     Sockets => sockets,
+    /// Print names for shell completion (run by the completions)
+    #[command(hide = true)]
+    Names => names,
     /// Put kernel protections back when the daemon dies (started by the daemon)
     #[command(hide = true)]
     Guardian => daemon::guardian,
