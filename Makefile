@@ -145,7 +145,7 @@ install:
 	install -D -m 644 target/dist/completions/ontime.fish \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ontime.fish
 	cd docs && find . -type f ! -name SUMMARY.md ! -name README.md -exec install -D -m 644 {} $(DOC)/{} \;
-	cd packaging && find prometheus grafana ansible tuned cloud-init sos libvirt/examples -type f \
+	cd packaging && find prometheus grafana ansible tuned cloud-init sos libvirt/examples kubevirt apparmor -type f \
 		-exec install -D -m 644 {} $(DOC)/examples/{} \;
 	install -m 644 ARCHITECTURE.md CHANGELOG.md target/dist/crates.txt $(DOC)
 	sed 's,(docs/,(,g; s,(LICENSE),(copyright),' README.md > $(DOC)/overview.md

@@ -282,6 +282,28 @@ fn a_rule_for_a_pod_with_a_vm_means_the_vm_and_not_what_manages_it() {
     assert_eq!(rt("name = \"000000000000\""), [10, 11, 12, 13, 30, 40]);
 }
 
+/// packaging/kubevirt: the rule is for the VM that the manifest makes, and not for the helpers in its pod.
+#[test]
+fn the_kubevirt_example_makes_its_vm_real_time() {
+    let file = |name: &str| {
+        let path = format!("{}/../../packaging/kubevirt/{name}", env!("CARGO_MANIFEST_DIR"));
+        fs::read_to_string(path).unwrap()
+    };
+    let manifest = file("vm.yaml");
+    let value = |key: &str| manifest.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap().trim().to_owned();
+    let guest = format!("guest={}_{},debug-threads=on", value("namespace:"), value("name:"));
+    let host = Host::new();
+    let container = format!("/kubepods.slice/kubepods-pod3.slice/crio-{}.scope/container", id(1));
+    host.process(11, "/usr/bin/virt-launcher", &container, 107, &["virt-launcher"]);
+    host.process(20, "/usr/libexec/qemu-kvm", &container, 107, &["qemu-kvm", "-name", &guest]);
+    host.thread(20, 21, "CPU 0/KVM", 0);
+    host.in_namespace(20, 107, 67);
+    let found = discover(&host.sources(), &rules(&file("tenants.toml")));
+    let rt: Vec<_> = found.tenants.iter().filter(|tenant| tenant.class == RT).map(|tenant| &tenant.name).collect();
+    assert_eq!(rt, ["default_plc-1"], "{found:#?}");
+    assert!(file("host.toml").contains("tenants = [\"default_plc-1\"]"));
+}
+
 /// A kind node, or a system in a container, contains more than the VM of one of its pods.
 #[test]
 fn a_vm_deep_in_a_container_does_not_make_helpers_of_all_that_is_there() {
