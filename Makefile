@@ -15,7 +15,8 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz model-check miri docs \
-	lint setup release images clean dist install deb deb-test monitoring-test
+	lint setup release images clean dist install deb deb-test \
+	monitoring-test rpm
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -156,6 +157,10 @@ install:
 ## deb: Debian packages in target/deb; as root it installs what the build needs
 deb:
 	@scripts/deb.sh
+
+## rpm: the RPM package in target/rpm; needs rpmbuild
+rpm:
+	@scripts/rpm.sh
 
 ## deb-test: installs, upgrades, removes and purges the packages in fresh Debian roots, and runs lintian; needs root
 deb-test: deb
