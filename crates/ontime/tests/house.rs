@@ -1,5 +1,5 @@
-//! The structure of the source: no crate of the laboratory is linked into `ontime`, and no files of a crate import each
-//! other in a circle.
+//! The structure of the source: no crate of the laboratory is linked into `ontime`, no files of a crate import each
+//! other in a circle, and the language is that of Rust 1.85.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use syn::visit::Visit;
-use syn::{Attribute, Item, ItemMod, ItemUse, UseTree, Visibility};
+use syn::{Attribute, Expr, ExprBinary, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// The laboratory's crates.
 const LABORATORY: [&str; 2] = ["ontime-bench", "ontime-lab"];
@@ -209,6 +209,50 @@ fn files_of_a_crate_import_each_other_in_no_circle() {
         assert!(shown.is_empty(), "{of}: move what two files need from each other to a third:\n{}", shown.join("\n"));
     }
     assert!(seen > 200, "the walk found only {seen} files");
+}
+
+/// Counts `let` beside `&&`: Rust 1.85, that of Debian 13, takes no such chain.
+#[derive(Default)]
+struct LetChains(usize);
+
+impl<'ast> Visit<'ast> for LetChains {
+    fn visit_expr_binary(&mut self, binary: &'ast ExprBinary) {
+        self.0 += [&binary.left, &binary.right].into_iter().filter(|side| matches!(***side, Expr::Let(_))).count();
+        syn::visit::visit_expr_binary(self, binary);
+    }
+}
+
+fn let_chains(text: &str) -> usize {
+    let mut chains = LetChains::default();
+    chains.visit_file(&syn::parse_file(text).unwrap());
+    chains.0
+}
+
+#[test]
+fn no_let_is_beside_another_condition() {
+    for (text, wanted) in [
+        ("fn f() { if a && let Some(b) = c {} }", 1),
+        ("fn f() { if let Some(b) = c && b > 1 && let Some(d) = e {} }", 2),
+        ("fn f() { while let Some(b) = c && b {} }", 1),
+        ("fn f() { match a { b if b && let Some(c) = d => {} _ => {} } }", 1),
+        ("fn f() { if let Some(b) = c.filter(|b| a && *b) {} if a && b {} }", 0),
+    ] {
+        assert_eq!(let_chains(text), wanted, "{text}");
+    }
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let (mut folders, mut found, mut seen) = (vec![crates.to_owned()], Vec::new(), 0);
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                seen += 1;
+                let chains = let_chains(&fs::read_to_string(&path).unwrap());
+                found.extend((chains > 0).then(|| path.display().to_string()));
+            }
+        }
+    }
+    assert!(found.is_empty() && seen > 400, "of {seen} files, these have let chains: {found:?}");
 }
 
 #[test]
