@@ -137,7 +137,7 @@ impl Drop for Running {
 
 /// The last line that is not empty: what a program says before it fails.
 pub fn last_line(text: &str) -> Option<&str> {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).next_back()
+    text.lines().map(str::trim).rfind(|line| !line.is_empty())
 }
 
 /// The load beside the measurements: a shell's command that is started again whenever it ends well.
