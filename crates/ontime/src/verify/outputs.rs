@@ -202,6 +202,15 @@ mod tests {
         assert_eq!(read.cpus.iter().map(|of| (of.cpu, of.max_us)).collect::<Vec<_>>(), [(0, 0.141), (2, 0.038)]);
     }
 
+    /// As Debian 12's cyclictest wrote it: with a colon in the key, and an empty histogram.
+    #[test]
+    fn an_older_cyclictest_is_read() {
+        let read = rt_tests(include_bytes!("testdata/cyclictest-2.40.json")).unwrap();
+        assert_eq!(read.version.as_deref(), Some("2.40"));
+        let of = |cpu, samples, min_us, avg_us, max_us| OfCpu { cpu, samples: Some(samples), min_us, avg_us, max_us };
+        assert_eq!(read.cpus, [of(0, 998, 13.0, 32.18, 1587.0), of(1, 1000, 12.0, 23.86, 872.0)]);
+    }
+
     #[test]
     fn oslat_is_read_by_cpu() {
         let read = rt_tests(OSLAT.as_bytes()).unwrap();
