@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a program that was asked to end may take. `ontime trace` writes its report then.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it has before SIGTERM: a program that a shell started in the background may ignore SIGINT.
+const UNTIL_TERM: Duration = Duration::from_secs(5);
 /// The most that is read of a program's output, bytes.
 const OUTPUT_MAX: u64 = 16 << 20;
 /// The shortest time between two starts of the load.
@@ -99,10 +101,14 @@ impl Running {
     /// Those of the system.
     pub fn end(&mut self, signal: Signal) -> io::Result<Option<i32>> {
         let Some(group) = self.group else { return Ok(self.child.wait()?.code()) };
-        let asked = Instant::now();
+        let (asked, mut terminated) = (Instant::now(), false);
         // The group has the program's number until the program is waited for below.
         let _ = kill_process_group(group, signal);
         while !self.has_ended()? && asked.elapsed() < PATIENCE {
+            if !terminated && asked.elapsed() >= UNTIL_TERM {
+                let _ = kill_process_group(group, Signal::TERM);
+                terminated = true;
+            }
             std::thread::sleep(LOOK);
         }
         let _ = kill_process_group(group, Signal::KILL);
