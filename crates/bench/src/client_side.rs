@@ -5,6 +5,7 @@
 //! code is the same as for sending from outside, with the system's clock, which is the host's clock there. No capture
 //! has to be followed, and the load does not depend on the machine that emulates.
 
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::client::{self, ClientConfig, ClientError};
 use crate::datagrams;
 use crate::error::MeasureError;
+use crate::memcached::{self, Traffic};
 use crate::paced::Paced;
+use crate::sampled::publisher::Publisher;
 
 /// Name of the command.
 pub(crate) const COMMAND: &str = "client";
@@ -23,6 +26,9 @@ pub(crate) const COMMAND: &str = "client";
 const LIMIT: Duration = Duration::from_secs(86_400);
 /// Interval between progress lines.
 const TELL: Duration = Duration::from_secs(1);
+/// FIFO priority of a publisher of Sampled Values: above the interrupt threads (50) of the clients' NICs, so that a
+/// flood which the same CPU sends delays no frame.
+const PUBLISHER_PRIORITY: &str = "60";
 
 /// The load that one process of the clients' side sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,6 +36,29 @@ const TELL: Duration = Duration::from_secs(1);
 pub(crate) enum Order {
     /// Sends requests to a `sockperf server`, each after the answer to the last.
     Requests(ClientConfig),
+    /// Waits until memcached listens, and stores a value for every key.
+    Store {
+        /// The server.
+        server: SocketAddr,
+        /// Sizes of keys and values.
+        traffic: Traffic,
+    },
+    /// Sends GETs and SETs of stored keys, each after the answer to the last.
+    Memcached {
+        /// Server, number and times of the requests.
+        config: ClientConfig,
+        /// The requests.
+        traffic: Traffic,
+        /// Number of connections. Requests use them in turn.
+        connections: u8,
+    },
+    /// Publishes frames of Sampled Values.
+    SampledValues {
+        /// The interface.
+        nic: String,
+        /// Number of frames.
+        frames: u64,
+    },
     /// Sends datagrams at a steady rate.
     Paced(Paced),
     /// Sends datagrams to this IP address at [`datagrams::RATE`], until the process is killed.
@@ -45,7 +74,12 @@ impl Order {
     /// The command line for this order.
     pub(crate) fn command(&self) -> Result<Vec<String>, ClientError> {
         let order = serde_json::to_string(self).map_err(|error| ClientError::Config(error.to_string()))?;
-        Ok(["lab-client", "ontime-lab", COMMAND, &order].map(str::to_owned).into())
+        let mut words = vec!["lab-client"];
+        if matches!(self, Order::SampledValues { .. }) {
+            words.extend(["chrt", "--fifo", PUBLISHER_PRIORITY]);
+        }
+        words.extend(["ontime-lab", COMMAND, &order]);
+        Ok(words.into_iter().map(str::to_owned).collect())
     }
 
     /// Runs the order in the emulated machine. `tell` gets progress lines.
@@ -76,6 +110,18 @@ impl Order {
         };
         match self {
             Order::Requests(config) => client::run(config, |at| tell(at)).map(|_| ()),
+            Order::Store { server, traffic } => {
+                memcached::client::Client::open_when_up(*server, *traffic, 1, 0, || Ok(())).map(|_| ())
+            }
+            Order::Memcached { config, traffic, connections } => {
+                let mut peer = memcached::client::Client::connect(config.server, *traffic, *connections, config.seed)?;
+                client::run_with(config, &mut peer, |at| tell(at)).map(|_| ())
+            }
+            Order::SampledValues { nic, frames } => Publisher::open(nic)?.by_clock(*frames, |published| {
+                // Progress never ends the load.
+                let _ = tell(&format!("{published} frames"));
+                Ok(())
+            }),
             Order::Paced(load) => load.send(|sent| tell(&sent)),
             Order::Flood { address, bytes } => {
                 let error = |source| ClientError::Told(format!("UDP to {address}: {source}"));
@@ -95,6 +141,9 @@ mod tests {
         let server = "10.1.0.2:11111".parse().unwrap();
         let orders = [
             Order::Requests(ClientConfig { min_gap_us: 7, ..ClientConfig::new(server, 20_000, 3) }),
+            Order::Store { server, traffic: memcached::RTVIRT },
+            Order::Memcached { config: ClientConfig::new(server, 9, 4), traffic: memcached::ACCESS, connections: 4 },
+            Order::SampledValues { nic: "rt".to_owned(), frames: 4_100 },
             Order::Paced(Paced { server, message_bytes: 64, rate: 123.5, count: 9 }),
             Order::Flood { address: "10.2.0.2".to_owned(), bytes: datagrams::SMALL },
         ];
@@ -102,6 +151,8 @@ mod tests {
             let command = order.command().unwrap();
             assert_eq!(command.first().map(String::as_str), Some("lab-client"));
             assert_eq!(serde_json::from_str::<Order>(command.last().unwrap()).unwrap(), order);
+            let is_publisher = matches!(order, Order::SampledValues { .. });
+            assert_eq!(command.iter().any(|word| word == "chrt"), is_publisher, "{command:?}");
         }
     }
 
@@ -112,7 +163,12 @@ mod tests {
             give_up_after: 2,
             ..ClientConfig::new("127.0.0.1:9".parse().unwrap(), 3, 1)
         };
-        let error = Order::Requests(nobody).carry_out().unwrap_err().to_string();
+        let error = Order::Requests(nobody.clone()).carry_out().unwrap_err().to_string();
         assert!(error.contains("127.0.0.1:9") && error.contains("did not answer"), "{error}");
+        let to_memcached = Order::Memcached { config: nobody, traffic: memcached::ACCESS, connections: 2 };
+        let error = to_memcached.carry_out().unwrap_err().to_string();
+        assert!(error.contains("127.0.0.1:9") && error.contains("connect to"), "{error}");
+        let nowhere = Order::SampledValues { nic: "no-such-nic".to_owned(), frames: 1 };
+        assert!(nowhere.carry_out().is_err());
     }
 }

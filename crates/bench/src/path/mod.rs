@@ -118,7 +118,7 @@ impl Program {
     /// The peer that sends its requests, once the program is up.
     fn peer(self, host: &mut Host, config: &ClientConfig) -> Result<Box<dyn Peer>, MeasureError> {
         Ok(match self.workload().ready(host, config.seed)? {
-            Client::Memcached(_, client) => client,
+            Client::Memcached { outside: Some(client), .. } => client,
             Client::Voip => Box::new(Asker::open(config.server)?),
             _ => Box::new(client::sockperf(config)?),
         })
