@@ -30,13 +30,15 @@
 //! ([`voip`]), a subscriber of raw frames ([`sampled`]). `experiments::rta` needs no network: real-time applications in
 //! guests log how they met their deadlines.
 //!
-//! [`path`] has no times: it counts the instructions of requests per function.
+//! [`path`] has no times: it counts the instructions of requests per function. [`baseline`] compares results with those
+//! of an earlier run.
 //!
 //! [`hardware`] replaces the emulated host if `--hardware` names a real one: the same experiments run with VMs of its
 //! owner.
 //!
 //! Definitions are in `docs/bench.md`. Only the experiments, the client and the two file readers do I/O.
 
+mod baseline;
 pub mod bulk;
 pub mod client;
 mod client_side;

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_cli::{OK, WARNING, usage};
+use ontime_cli::{CRITICAL, Exit, OK, WARNING, usage};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
 use super::find;
+use crate::baseline::{self, Comparison, Tolerance};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
@@ -192,6 +193,47 @@ pub(crate) struct Output {
     /// directory; -2 and so on behind it where results of several runs have the same
     #[arg(long, value_name = "DIR")]
     pub(crate) hgrm: Option<PathBuf>,
+    /// Compare p99, maximum, histogram and losses with results that `--json` wrote; status 2 if any is worse
+    #[arg(long, value_name = "FILE", value_parser = stored)]
+    pub(crate) baseline: Option<Report>,
+    /// By how many percent figures may be worse than the baseline's
+    #[arg(long, value_name = "PERCENT", default_value = "5", requires = "baseline")]
+    pub(crate) tolerance: Tolerance,
+}
+
+/// Reads the results of an earlier run. The command line's parser calls it, so that a wrong file is told before hours of
+/// measurement.
+fn stored(path: &str) -> Result<Report, String> {
+    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    Report::from_json(&text).map_err(|error| error.to_string())
+}
+
+/// Refuses a baseline of another experiment, before anything is measured.
+pub(crate) fn check_baseline(experiment: &str, arguments: &clap::ArgMatches) -> anyhow::Result<()> {
+    match arguments.try_get_one::<Report>("baseline") {
+        Ok(Some(baseline)) => baseline_is_of(baseline, experiment),
+        // No baseline, or one of `path`, which is no report.
+        _ => Ok(()),
+    }
+}
+
+fn baseline_is_of(baseline: &Report, experiment: &str) -> anyhow::Result<()> {
+    let other = &baseline.experiment;
+    if other != experiment {
+        usage!("the baseline is of {other}, not of {experiment}: give results of this experiment");
+    }
+    Ok(())
+}
+
+/// Shows a comparison. The exit status is [`CRITICAL`] if a figure is worse, otherwise `status`.
+pub(crate) fn judge(comparison: &Comparison, tolerance: Tolerance, status: u8) -> anyhow::Result<ExitCode> {
+    print!("{}", comparison.words(tolerance));
+    if comparison.compared == 0 {
+        let message = "no result has a counterpart in the baseline: measure the same methods under the same \
+                       conditions, or make the baseline anew by --json";
+        return Err(Exit::unknown(message).into());
+    }
+    Ok(ExitCode::from(if comparison.regressions.is_empty() { status } else { CRITICAL }))
 }
 
 #[derive(Debug, clap::Args)]
@@ -244,8 +286,7 @@ impl Measured {
         for line in &missing {
             eprintln!("ontime-lab: {line}");
         }
-        write(&report, output)?;
-        Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
+        write(&report, output, if missing.is_empty() { OK } else { WARNING })
     }
 }
 
@@ -285,7 +326,10 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
     report.kernel = kernel_of(&report.results);
     let specs = super::goals_of(&report.experiment);
     report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
-    write(&report, &args.output)
+    if let Some(baseline) = &args.output.baseline {
+        baseline_is_of(baseline, &report.experiment)?;
+    }
+    write(&report, &args.output, OK)
 }
 
 /// The kernel of a report: the newest, and with equal versions the one with PREEMPT_RT.
@@ -293,7 +337,8 @@ fn kernel_of(results: &[MethodResult]) -> String {
     results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned()
 }
 
-fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
+/// Writes the report everywhere. `status` is the exit status unless the baseline's figures are better.
+fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCode> {
     let put = |path: &Path, text: String| {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
         eprintln!("wrote {}", path.display());
@@ -318,5 +363,86 @@ fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
         }
     }
     print!("{}", report::terminal(report));
-    Ok(ExitCode::SUCCESS)
+    match &output.baseline {
+        Some(baseline) => judge(&baseline::compare(report, baseline, output.tolerance), output.tolerance, status),
+        None => Ok(ExitCode::from(status)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::schema;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        output: Output,
+    }
+
+    fn report(experiment: &str) -> Report {
+        Report {
+            schema_version: SCHEMA_VERSION,
+            experiment: experiment.to_owned(),
+            clock: schema::Clock::Virtual,
+            kernel: "7.2".into(),
+            seed: 1,
+            command: String::new(),
+            created: String::new(),
+            machine: String::new(),
+            results: Vec::new(),
+            paper: Vec::new(),
+            goals: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_wrong_baseline_is_told_before_anything_is_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+        fs::write(at("good"), report("rt-server").to_json().unwrap()).unwrap();
+        let older = report("rt-server").to_json().unwrap().replace("\"schema_version\": ", "\"schema_version\": 9");
+        fs::write(at("old"), older).unwrap();
+        fs::write(at("text"), "no JSON").unwrap();
+        let parse = |words: &[&str]| Line::try_parse_from(["bench"].iter().chain(words));
+        let line = parse(&["--baseline", &at("good")]).unwrap();
+        assert_eq!(line.output.baseline.unwrap().experiment, "rt-server");
+        assert_eq!(line.output.tolerance, "5".parse().unwrap());
+        for (words, said) in [
+            (vec!["--baseline".to_owned(), at("none")], "No such file"),
+            (vec!["--baseline".to_owned(), at("text")], "docs/bench.schema.json"),
+            (vec!["--baseline".to_owned(), at("old")], "schema version 912"),
+            (vec!["--tolerance".to_owned(), "3".to_owned()], "--baseline"),
+            (vec!["--baseline".to_owned(), at("good"), "--tolerance=-3".to_owned()], "0 to 1000"),
+        ] {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let error = parse(&words).unwrap_err().to_string();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
+        let matches = <Output as clap::Args>::augment_args(clap::Command::new("bench"))
+            .try_get_matches_from(["bench", "--baseline", &at("good")])
+            .unwrap();
+        assert!(check_baseline("rt-server", &matches).is_ok());
+        let error = check_baseline("kbp", &matches).unwrap_err().to_string();
+        assert!(error.contains("of rt-server, not of kbp"), "{error}");
+        // An experiment without this option.
+        let matches = clap::Command::new("path").try_get_matches_from(["path"]).unwrap();
+        assert!(check_baseline("path", &matches).is_ok());
+    }
+
+    #[test]
+    fn a_worse_figure_is_the_status_and_a_baseline_of_nothing_is_an_error() {
+        let tolerance: Tolerance = "5".parse().unwrap();
+        let status = |compared, regressions: &[&str]| {
+            let regressions = regressions.iter().map(|&line| line.to_owned()).collect();
+            judge(&Comparison { compared, regressions, left_out: Vec::new() }, tolerance, WARNING)
+        };
+        let code = |status: u8| format!("{:?}", ExitCode::from(status));
+        assert_eq!(format!("{:?}", status(1, &[]).unwrap()), code(WARNING));
+        assert_eq!(format!("{:?}", status(1, &["p99"]).unwrap()), code(CRITICAL));
+        assert!(status(0, &[]).unwrap_err().to_string().contains("no result has a counterpart"));
+    }
 }

@@ -14,6 +14,7 @@
 //! Only [`capture`], [`sources`] and this file do I/O.
 
 mod capture;
+mod compare;
 mod elf;
 pub mod line;
 mod report;
@@ -31,6 +32,7 @@ use ontime_lab::images::Images;
 use ontime_lab::isolate;
 use ontime_lab::role::SYMBOLS;
 
+pub use compare::compare;
 use ontime_figures::stats::Summary;
 pub use report::{Document, Method, PATH_VERSION, ReportError, sequence, table};
 
