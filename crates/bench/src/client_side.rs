@@ -7,13 +7,14 @@
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ontime_lab::Lab;
 use ontime_lab::agent::Stream;
 use serde::{Deserialize, Serialize};
 
-use crate::client::{self, ClientConfig, ClientError};
+use crate::client::{self, ClientConfig, ClientError, Progress};
 use crate::datagrams;
 use crate::error::MeasureError;
 use crate::memcached::{self, Traffic};
@@ -36,6 +37,13 @@ const PUBLISHER_PRIORITY: &str = "60";
 pub(crate) enum Order {
     /// Sends requests to a `sockperf server`, each after the answer to the last.
     Requests(ClientConfig),
+    /// Sends requests to several of them at the same time.
+    ToSeveral {
+        /// Number and times of the requests to each. The seed is that of the first server; each other has the next.
+        config: ClientConfig,
+        /// The servers.
+        servers: Vec<SocketAddr>,
+    },
     /// Waits until memcached listens, and stores a value for every key.
     Store {
         /// The server.
@@ -110,6 +118,7 @@ impl Order {
         };
         match self {
             Order::Requests(config) => client::run(config, |at| tell(at)).map(|_| ()),
+            Order::ToSeveral { config, servers } => to_several(config, servers, |at| tell(at)),
             Order::Store { server, traffic } => {
                 memcached::client::Client::open_when_up(*server, *traffic, 1, 0, || Ok(())).map(|_| ())
             }
@@ -132,8 +141,30 @@ impl Order {
     }
 }
 
+/// Sends requests to each server from a thread of its own; `tell` gets the progress of the first.
+fn to_several(
+    config: &ClientConfig,
+    servers: &[SocketAddr],
+    tell: impl FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<(), ClientError> {
+    let mut configs = (config.seed..).zip(servers).map(|(seed, server)| {
+        let (server, config) = (*server, config.clone());
+        ClientConfig { server, seed, ..config }
+    });
+    let Some(first) = configs.next() else { return Ok(()) };
+    thread::scope(|scope| {
+        let client = |config| scope.spawn(move || client::run(&config, |_| ControlFlow::Continue(())).map(|_| ()));
+        let others: Vec<_> = configs.map(client).collect();
+        let ended = client::run(&first, tell).map(|_| ());
+        let panicked = |_| Err(ClientError::Told("a client's thread panicked; this is a defect of Ontime".to_owned()));
+        others.into_iter().map(|other| other.join().unwrap_or_else(panicked)).fold(ended, Result::and)
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     #[test]
@@ -141,6 +172,7 @@ mod tests {
         let server = "10.1.0.2:11111".parse().unwrap();
         let orders = [
             Order::Requests(ClientConfig { min_gap_us: 7, ..ClientConfig::new(server, 20_000, 3) }),
+            Order::ToSeveral { config: ClientConfig::new(server, 20, 3), servers: vec![server; 100] },
             Order::Store { server, traffic: memcached::RTVIRT },
             Order::Memcached { config: ClientConfig::new(server, 9, 4), traffic: memcached::ACCESS, connections: 4 },
             Order::SampledValues { nic: "rt".to_owned(), frames: 4_100 },
@@ -154,6 +186,38 @@ mod tests {
             let is_publisher = matches!(order, Order::SampledValues { .. });
             assert_eq!(command.iter().any(|word| word == "chrt"), is_publisher, "{command:?}");
         }
+    }
+
+    #[test]
+    fn several_servers_have_a_client_each() {
+        let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let servers: Vec<SocketAddr> = sockets.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let config = ClientConfig {
+            min_gap_us: 0,
+            max_gap_us: 100,
+            timeout_us: 5_000_000,
+            give_up_after: 2,
+            ..ClientConfig::new(servers[0], 5, 1)
+        };
+        thread::scope(|scope| {
+            for socket in &sockets {
+                scope.spawn(move || {
+                    for _ in 0..5 {
+                        let mut message = [0; 64];
+                        let (length, client) = socket.recv_from(&mut message).unwrap();
+                        // A reply is the request without the client's flag.
+                        message[9] &= !1;
+                        socket.send_to(&message[..length], client).unwrap();
+                    }
+                });
+            }
+            Order::ToSeveral { config: config.clone(), servers: servers.clone() }.carry_out().unwrap();
+        });
+        // One that is not there fails the whole, whichever it is.
+        drop(sockets);
+        let quick = ClientConfig { timeout_us: 1_000, ..config };
+        assert!(Order::ToSeveral { config: quick.clone(), servers }.carry_out().is_err());
+        assert!(Order::ToSeveral { config: quick, servers: Vec::new() }.carry_out().is_ok());
     }
 
     #[test]

@@ -24,8 +24,9 @@
 //! - [`goals::evaluate`] evaluates the goals, [`paper::Figures`] has the papers' figures, [`report`] formats reports.
 //!
 //! [`experiments`] has a file for each experiment. An experiment starts an emulated host ([`host`], [`ontime_lab`]) and
-//! runs its load ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces the host
-//! meanwhile. [`server`] runs the RT server: in a VM, in a VM with outsourced sockets, in a container, or on the host.
+//! runs its load ([`trial`], [`several`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces
+//! the host meanwhile. [`server`] runs the RT server: in a VM, with or without outsourced sockets, in a container, or on
+//! the host.
 //! [`workload`] has the servers and their clients: sockperf, memcached ([`memcached`]), Kamailio between two SIPp
 //! ([`voip`]), a subscriber of raw frames ([`sampled`]). `experiments::rta` needs no network: real-time applications in
 //! guests log how they met their deadlines.
@@ -65,6 +66,7 @@ mod sampled;
 pub mod schema;
 mod segments;
 mod server;
+mod several;
 pub mod sockperf;
 mod tcp;
 mod trial;

@@ -190,9 +190,9 @@ pub fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
 
 /// The policy of a VM's device process.
 #[derive(Debug, Clone, Copy)]
-pub struct Sockets {
+pub struct Sockets<'a> {
     /// The VM.
-    pub vm: &'static str,
+    pub vm: &'a str,
     /// The single port that it may bind.
     pub bind: &'static str,
     /// The network that it may reach.
@@ -203,14 +203,15 @@ pub struct Sockets {
     pub wake: Wake,
 }
 
-impl Sockets {
+impl Sockets<'_> {
     /// Writes the policy's table. A device process reads it when it starts.
     pub fn write(&self, host: &mut Host) -> Result<(), MeasureError> {
         host.shell(&format!("echo '{}' > /etc/ontime/sockets.toml", self.table()))?;
         Ok(())
     }
 
-    fn table(&self) -> String {
+    /// The table of `sockets.toml`.
+    pub fn table(&self) -> String {
         let Self { vm, bind, reach, channels, wake } = self;
         let wake = if *wake == Wake::Idle { "idle" } else { "interrupt" };
         format!(

@@ -11,6 +11,7 @@ mod kbp;
 mod options;
 mod path;
 pub(crate) mod rt_server;
+mod rt_vms;
 mod rta;
 mod sampled;
 mod slo;
@@ -113,6 +114,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &rt_server::RtServer,
     &rt_server::Ablation,
     &rt_server::Segments,
+    &rt_vms::RtVms,
     &inversion::Inversion,
     &path::Path,
     &kbp::Kbp,
