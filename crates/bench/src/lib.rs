@@ -25,7 +25,7 @@
 //!
 //! [`experiments`] has a file for each experiment. An experiment starts an emulated host ([`host`], [`ontime_lab`]) and
 //! runs its load ([`trial`], [`several`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces
-//! the host meanwhile. [`server`] runs the RT server: in a VM, with or without outsourced sockets, in a container, or on
+//! the host meanwhile. [`server`] runs the RT server: in a VM, in a VM with outsourced sockets, in a container, or on
 //! the host.
 //! [`workload`] has the servers and their clients: sockperf, memcached ([`memcached`]), Kamailio between two SIPp
 //! ([`voip`]), a subscriber of raw frames ([`sampled`]). `experiments::rta` needs no network: real-time applications in

@@ -1,8 +1,8 @@
 //! One measured stretch of requests to several RT servers at the same time, each from a client of its own on the
 //! clients' CPU ([`crate::client_side`]).
 //!
-//! In: [`Several`] and the host, whose VMs run. Out: a [`MethodResult`] of all requests, with the response times of each
-//! server as metrics.
+//! In: [`Several`] and the host, whose VMs run. Out: a [`MethodResult`] of all requests, with the response times of
+//! each server as metrics.
 
 use std::fs;
 use std::net::SocketAddr;

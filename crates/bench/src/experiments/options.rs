@@ -201,8 +201,8 @@ pub(crate) struct Output {
     pub(crate) tolerance: Tolerance,
 }
 
-/// Reads the results of an earlier run. The command line's parser calls it, so that a wrong file is told before hours of
-/// measurement.
+/// Reads the results of an earlier run. The command line's parser calls it, so that a wrong file is told before hours
+/// of measurement.
 fn stored(path: &str) -> Result<Report, String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     Report::from_json(&text).map_err(|error| error.to_string())
