@@ -34,6 +34,8 @@
 //! [`path`] has no times: it counts the instructions of requests per function. [`baseline`] compares results with those
 //! of an earlier run.
 //!
+//! [`scenario`] reads the description of a host, its tenants and their load from a file.
+//!
 //! [`hardware`] replaces the emulated host if `--hardware` names a real one: the same experiments run with VMs of its
 //! owner.
 //!
@@ -63,6 +65,7 @@ mod path;
 pub mod pcap;
 pub mod report;
 mod sampled;
+mod scenario;
 pub mod schema;
 mod segments;
 mod server;

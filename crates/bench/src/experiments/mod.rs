@@ -14,6 +14,7 @@ pub(crate) mod rt_server;
 mod rt_vms;
 mod rta;
 mod sampled;
+pub(crate) mod scenario;
 mod slo;
 mod vatc;
 pub(crate) mod xen_arm;
@@ -133,6 +134,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &connections::Connections,
     &rt_server::Voip,
     &rt_server::Memcached,
+    &scenario::FromFile,
 ];
 
 /// The experiment with this name.

@@ -18,7 +18,7 @@ use crate::error::MeasureError;
 use crate::hardware::{self, Target};
 use crate::host::{self, AS_IS, Ground, Site};
 use crate::paper::Figures;
-use crate::schema::{MethodResult, Report, SCHEMA_VERSION};
+use crate::schema::{Goal, MethodResult, Report, SCHEMA_VERSION};
 use crate::{goals, report};
 
 /// The one emulated host of an experiment.
@@ -259,6 +259,11 @@ pub(crate) struct Measured {
 impl Measured {
     /// Builds the report and shows it. The exit status shows whether a case is missing.
     pub(crate) fn report(self, output: &Output) -> anyhow::Result<ExitCode> {
+        self.report_with(Vec::new(), output)
+    }
+
+    /// As [`Self::report`], with goals besides those of the experiment.
+    pub(crate) fn report_with(self, mut goals: Vec<Goal>, output: &Output) -> anyhow::Result<ExitCode> {
         let Self { experiment, seed, results, missing, mut notes } = self;
         let Some(clock) = results.first().map(|result| result.clock) else {
             bail!("nothing could be measured: {}", missing.join("; "));
@@ -268,12 +273,13 @@ impl Measured {
         notes.extend(known.remarks(&figures));
         notes.extend(missing.iter().cloned());
         let kernel = kernel_of(&results);
+        goals.extend(goals::evaluate(known.goals(), &results, clock, &kernel));
         let words: Vec<String> = std::env::args().skip(1).collect();
         let report = Report {
             schema_version: SCHEMA_VERSION,
             experiment: experiment.to_owned(),
             clock,
-            goals: goals::evaluate(known.goals(), &results, clock, &kernel),
+            goals,
             kernel,
             seed,
             command: format!("ontime-lab {}", words.join(" ")),
@@ -317,6 +323,7 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
                 }
                 all.command = format!("{}; {}", all.command, next.command);
                 all.results.extend(next.results);
+                all.goals.extend(next.goals);
                 let notes: Vec<String> = next.notes.into_iter().filter(|note| !all.notes.contains(note)).collect();
                 all.notes.extend(notes);
             }
@@ -325,7 +332,10 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
     let Some(mut report) = all else { bail!("no results") };
     report.kernel = kernel_of(&report.results);
     let specs = super::goals_of(&report.experiment);
-    report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
+    // The goals of a scenario are the limits of its file.
+    if !specs.is_empty() {
+        report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
+    }
     if let Some(baseline) = &args.output.baseline {
         baseline_is_of(baseline, &report.experiment)?;
     }
