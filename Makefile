@@ -14,8 +14,8 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz model-check miri docs \
-	lint setup release images clean dist install deb deb-test monitoring-test
+.PHONY: demo test tests conformance thorough endurance hundred figures papers exclusive sched-ext fuzz model-check miri \
+	docs lint setup release images clean dist install deb deb-test monitoring-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -58,6 +58,10 @@ figures: release images
 	@mkdir -p $(REPORT)
 	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
 		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
+
+## papers: every experiment at its paper's size (says the hours: hundreds of a core); EXPERIMENTS="rt-server ..."
+papers: release
+	scripts/bench/papers.sh $(ONTIME)-lab $(REPORT)/papers $(EXPERIMENTS)
 
 ## exclusive: the paper's exclusive CPU beside what it is compared with, on two CPUs
 exclusive: release images

@@ -182,6 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn make_papers_names_experiments_with_options_that_they_have() {
+        let script = include_str!("../../../../scripts/bench/papers.sh");
+        let (_, rows) = script.split_once("<< 'END'\n").unwrap();
+        let (rows, _) = rows.split_once("\nEND\n").unwrap();
+        for row in rows.lines() {
+            let words: Vec<&str> = row.split_whitespace().collect();
+            let [name, cpus, cases, seconds, options @ ..] = &words[..] else { panic!("{row}") };
+            assert!([cpus, cases, seconds].iter().all(|number| number.parse::<u32>().is_ok()), "{row}");
+            let experiment = find(name).unwrap_or_else(|| panic!("no experiment '{name}'"));
+            let line = [*name].into_iter().chain(options.iter().copied()).chain(["--json", "a", "--html", "b"]);
+            experiment
+                .arguments(Command::new(*name))
+                .try_get_matches_from(line)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
+    #[test]
     fn every_page_of_an_experiment_is_there() {
         let index = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench.md")).unwrap();
         for experiment in EXPERIMENTS {
