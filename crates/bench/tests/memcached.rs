@@ -305,6 +305,7 @@ fn what_one_client_stored_is_answered_to_another() {
     let config = ClientConfig { min_gap_us: 0, max_gap_us: 100, ..ClientConfig::new(address, 40, 7) };
     let report = client::run_with(&config, &mut client, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!((report.sent, report.answered, report.lost, report.refused), (40, 40, 0, 0));
+    drop(server);
 }
 
 #[test]

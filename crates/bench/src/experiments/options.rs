@@ -443,6 +443,37 @@ mod tests {
         assert!(check_baseline("path", &matches).is_ok());
     }
 
+    #[derive(Debug, Parser)]
+    struct HostLine {
+        #[command(flatten)]
+        host: Emulated,
+    }
+
+    #[test]
+    fn a_machine_that_cannot_be_is_told_with_what_can() {
+        let check = |words: &[&str]| {
+            let line = HostLine::try_parse_from(["bench"].iter().chain(words)).map_err(|error| error.to_string())?;
+            line.host.machine().check().map_err(|error| error.to_string())
+        };
+        for words in [&[][..], &["--cpus", "8"], &["--cpus", "7", "--client-cpu"], &["--clock", "real"]] {
+            assert_eq!(check(words), Ok(()), "{words:?}");
+        }
+        for (words, said) in [
+            (&["--cpus", "0"][..], "0 is not in 1..=8"),
+            (&["--cpus", "9"], "9 is not in 1..=8"),
+            (&["--cpus", "-1"], "--cpus"),
+            (&["--cpus", "two"], "two"),
+            (&["--cpus", "8", "--client-cpu"], "--cpus 8: 1 to 7 CPUs, beside the clients' own"),
+            (&["--client-cpu", "--clock", "real"], "leave out one of them"),
+            (&["--client-cpu", "--client-cpu"], "--client-cpu"),
+            (&["--silence", "29"], "30 to 86400 seconds"),
+            (&["--kernel", "5.10"], "7.2-rt, 7.2, 6.12-rt"),
+        ] {
+            let error = check(words).unwrap_err();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
+    }
+
     #[test]
     fn a_worse_figure_is_the_status_and_a_baseline_of_nothing_is_an_error() {
         let tolerance: Tolerance = "5".parse().unwrap();
