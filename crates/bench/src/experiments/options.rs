@@ -72,6 +72,14 @@ impl Emulated {
         machine
     }
 
+    /// The number of the host's CPUs, for notes.
+    pub(crate) fn cpus_in_words(&self) -> String {
+        match self.machine().cpus {
+            1 => "one CPU".to_owned(),
+            cpus => format!("{cpus} CPUs"),
+        }
+    }
+
     /// Measures on this host, in separate namespaces, after all parts have been built.
     pub(crate) fn measure_inside<T>(
         &self,
@@ -458,6 +466,9 @@ mod tests {
         for words in [&[][..], &["--cpus", "8"], &["--cpus", "7", "--client-cpu"], &["--clock", "real"]] {
             assert_eq!(check(words), Ok(()), "{words:?}");
         }
+        let words =
+            |words: &[&str]| HostLine::try_parse_from(["bench"].iter().chain(words)).unwrap().host.cpus_in_words();
+        assert_eq!([words(&[]), words(&["--cpus", "4", "--client-cpu"])], ["one CPU", "4 CPUs"]);
         for (words, said) in [
             (&["--cpus", "0"][..], "0 is not in 1..=8"),
             (&["--cpus", "9"], "9 is not in 1..=8"),
