@@ -14,8 +14,8 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance thorough endurance hundred figures papers exclusive sched-ext fuzz model-check miri \
-	docs lint setup release images clean dist install deb deb-test monitoring-test
+.PHONY: demo test tests conformance thorough endurance hundred figures papers exclusive sched-ext fuzz model-check \
+	miri docs lint setup release images clean dist install deb deb-test monitoring-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images

@@ -321,7 +321,7 @@ fn tenant(text: &Text, table: &TenantTable) -> Result<Tenant, ConfigError> {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if !(1..=LONGEST_NAME).contains(&name.len()) || !name.chars().all(is_word) || name.starts_with('-') {
         let what = format!(
-            "name \"{name}\" is not 1 to {LONGEST_NAME} of the characters a to z, 0 to 9 and '-', which is not the first"
+            "name \"{name}\" is not 1 to {LONGEST_NAME} of the characters a to z, 0 to 9 and '-', not '-' first"
         );
         return Err(text.error(&table.name.span(), what));
     }
@@ -509,7 +509,13 @@ at-most = 100
         );
         assert_eq!(config[1], "[[tenant]]\nname = \"plc\"\nclass = \"rt\"\nlevel = 1\nruntime-cap = 0.5\n");
         assert!(config[2].contains("name = \"plc\"\nbudget = \"3ms\"\nperiod = \"10ms\"\n"));
-        let least = "methods = [\"partitioned\"]\n[[tenant]]\nname = \"a\"\nprogram = \"sockperf\"\nnic = \"rt0\"\naddress = \"10.1.0.9\"\n";
+        let least = r#"methods = ["partitioned"]
+            [[tenant]]
+            name = "a"
+            program = "sockperf"
+            nic = "rt0"
+            address = "10.1.0.9"
+        "#;
         let scenario = parse(least).unwrap();
         assert_eq!((scenario.cpus, scenario.loads, scenario.requests), (1, vec![Load::None], Requests::default()));
         assert_eq!(scenario.config, [("tenants.toml", String::new())]);

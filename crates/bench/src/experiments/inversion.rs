@@ -204,7 +204,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         .emulated
         .measure(false, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![format!(
-        "a row's cost here is that of this set-up: two NICs, each of one class, {}; a note says which rows it cannot show",
+        "a row's cost here is that of this set-up: two NICs, each of one class, {}; a note says which rows it cannot \
+         show",
         args.emulated.cpus_in_words()
     )];
     let measured = Measured { experiment: "inversion", seed: args.seed, results, missing, notes };
