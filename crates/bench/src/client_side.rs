@@ -15,6 +15,8 @@ use ontime_lab::agent::Stream;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{self, ClientConfig, ClientError, Progress};
+use crate::connections::Connections;
+use crate::cpu_load;
 use crate::datagrams;
 use crate::error::MeasureError;
 use crate::memcached::{self, Traffic};
@@ -59,6 +61,15 @@ pub(crate) enum Order {
         traffic: Traffic,
         /// Number of connections. Requests use them in turn.
         connections: u8,
+    },
+    /// Makes TCP connections with one request each.
+    Connections(Connections),
+    /// Sets the RT guest's own CPU load.
+    CpuLoad {
+        /// The guest's socket for it.
+        address: SocketAddr,
+        /// Percent.
+        percent: u8,
     },
     /// Publishes frames of Sampled Values.
     SampledValues {
@@ -126,6 +137,8 @@ impl Order {
                 let mut peer = memcached::client::Client::connect(config.server, *traffic, *connections, config.seed)?;
                 client::run_with(config, &mut peer, |at| tell(at)).map(|_| ())
             }
+            Order::Connections(connections) => connections.make(),
+            Order::CpuLoad { address, percent } => cpu_load::set(*address, *percent, || Ok(())),
             Order::SampledValues { nic, frames } => Publisher::open(nic)?.by_clock(*frames, |published| {
                 // Progress never ends the load.
                 let _ = tell(&format!("{published} frames"));
@@ -175,6 +188,8 @@ mod tests {
             Order::ToSeveral { config: ClientConfig::new(server, 20, 3), servers: vec![server; 100] },
             Order::Store { server, traffic: memcached::RTVIRT },
             Order::Memcached { config: ClientConfig::new(server, 9, 4), traffic: memcached::ACCESS, connections: 4 },
+            Order::Connections(Connections { server, count: 1_000, clients: 8 }),
+            Order::CpuLoad { address: server, percent: 80 },
             Order::SampledValues { nic: "rt".to_owned(), frames: 4_100 },
             Order::Paced(Paced { server, message_bytes: 64, rate: 123.5, count: 9 }),
             Order::Flood { address: "10.2.0.2".to_owned(), bytes: datagrams::SMALL },

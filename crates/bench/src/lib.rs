@@ -47,6 +47,7 @@ pub mod client;
 mod client_side;
 pub mod clock;
 mod command;
+mod connections;
 mod cpu_load;
 mod datagrams;
 mod error;

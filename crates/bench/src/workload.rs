@@ -139,7 +139,15 @@ impl Workload {
                 }
                 Ok(Client::Sockperf { message_bytes })
             }
-            Workload::Loaded { percent } => cpu_load::set_load(host, percent).map(|()| Client::Loaded),
+            Workload::Loaded { percent } => {
+                let address = SocketAddr::from((server::ADDRESS, cpu_load::PORT));
+                if host.has_client_cpu() {
+                    Order::CpuLoad { address, percent }.run(host.lab()?, &mut |_| {})?;
+                } else {
+                    cpu_load::set(address, percent, || host.alive())?;
+                }
+                Ok(Client::Loaded)
+            }
             Workload::Voip => {
                 host.needs_clients_outside("voip")?;
                 voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip)

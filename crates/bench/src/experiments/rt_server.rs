@@ -418,6 +418,9 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if args.hardware.hardware.is_some() {
         return measure_real(args, kind);
     }
+    if kind.workload == Workload::Voip && args.client_cpu {
+        usage!("voip has its clients (SIPp) outside only; leave out --client-cpu");
+    }
     let hosts = hosts(args, kind)?;
     args.product.find()?;
     // The modules are built here because this process has network access: a part runs in a namespace without a network.
