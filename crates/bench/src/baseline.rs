@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use ontime_figures::number;
 
-use crate::schema::{Distribution, HistogramBin, MethodResult, Report};
+use crate::schema::{HistogramBin, MethodResult, Report};
 
 /// Probability with which chance alone makes two equal histograms differ by more than is allowed.
 const CHANCE: f64 = 0.001;
@@ -113,10 +113,9 @@ fn regressions(new: &MethodResult, old: &MethodResult, tolerance: Tolerance) -> 
         }
         return found;
     };
-    let figures: [(&str, fn(&Distribution) -> f64); 2] = [("p99", |of| of.p99), ("max", |of| of.max)];
-    for (name, of) in figures {
-        if let Some(share) = tolerance.exceeded(of(now), of(before)) {
-            let [now, before] = [of(now), of(before)].map(number::us);
+    for (name, now, before) in [("p99", now.p99, before.p99), ("max", now.max, before.max)] {
+        if let Some(share) = tolerance.exceeded(now, before) {
+            let [now, before] = [now, before].map(number::us);
             found.push(format!("{name} {now} us, {} above the baseline's {before} us", number::percent(share)));
         }
     }

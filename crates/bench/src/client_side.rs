@@ -15,7 +15,7 @@ use ontime_lab::agent::Stream;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{self, ClientConfig, ClientError, Progress};
-use crate::connections::Connections;
+use crate::connections::Connecting;
 use crate::cpu_load;
 use crate::datagrams;
 use crate::error::MeasureError;
@@ -63,7 +63,7 @@ pub(crate) enum Order {
         connections: u8,
     },
     /// Makes TCP connections with one request each.
-    Connections(Connections),
+    Connecting(Connecting),
     /// Sets the RT guest's own CPU load.
     CpuLoad {
         /// The guest's socket for it.
@@ -137,7 +137,7 @@ impl Order {
                 let mut peer = memcached::client::Client::connect(config.server, *traffic, *connections, config.seed)?;
                 client::run_with(config, &mut peer, |at| tell(at)).map(|_| ())
             }
-            Order::Connections(connections) => connections.make(),
+            Order::Connecting(connections) => connections.make(),
             Order::CpuLoad { address, percent } => cpu_load::set(*address, *percent, || Ok(())),
             Order::SampledValues { nic, frames } => Publisher::open(nic)?.by_clock(*frames, |published| {
                 // Progress never ends the load.
@@ -188,7 +188,7 @@ mod tests {
             Order::ToSeveral { config: ClientConfig::new(server, 20, 3), servers: vec![server; 100] },
             Order::Store { server, traffic: memcached::RTVIRT },
             Order::Memcached { config: ClientConfig::new(server, 9, 4), traffic: memcached::ACCESS, connections: 4 },
-            Order::Connections(Connections { server, count: 1_000, clients: 8 }),
+            Order::Connecting(Connecting { server, count: 1_000, clients: 8 }),
             Order::CpuLoad { address: server, percent: 80 },
             Order::SampledValues { nic: "rt".to_owned(), frames: 4_100 },
             Order::Paced(Paced { server, message_bytes: 64, rate: 123.5, count: 9 }),

@@ -1,6 +1,6 @@
 //! The clients of experiment `connections`: TCP connections to a memcached with one request each.
 //!
-//! In: [`Connections`]. Out: connections on the wire, as fast as possible.
+//! In: [`Connecting`]. Out: connections on the wire, as fast as possible.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// The connections to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Connections {
+pub(crate) struct Connecting {
     /// The server.
     pub(crate) server: SocketAddr,
     /// Number of connections.
@@ -31,7 +31,7 @@ pub(crate) struct Connections {
     pub(crate) clients: u32,
 }
 
-impl Connections {
+impl Connecting {
     /// Makes all connections. If only one is asked for, waits until the server listens.
     pub(crate) fn make(&self) -> Result<(), ClientError> {
         let made = if self.count == 1 { self.first() } else { self.all() };
@@ -102,9 +102,9 @@ mod tests {
             }
             served
         });
-        Connections { server, count: 1, clients: 1 }.make().unwrap();
-        Connections { server, count: 20, clients: 3 }.make().unwrap();
-        let error = Connections { server, count: 2, clients: 1 }.make().unwrap_err().to_string();
+        Connecting { server, count: 1, clients: 1 }.make().unwrap();
+        Connecting { server, count: 20, clients: 3 }.make().unwrap();
+        let error = Connecting { server, count: 2, clients: 1 }.make().unwrap_err().to_string();
         assert!(error.contains(&server.to_string()) && error.contains("another answer"), "{error}");
         // A connection without a request ends the server.
         drop(TcpStream::connect(server).unwrap());

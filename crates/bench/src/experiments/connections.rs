@@ -15,7 +15,7 @@ use ontime_lab::images::Images;
 
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
 use crate::client_side::Order;
-use crate::connections::{ANSWER, Connections};
+use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
 use crate::frame::{Frame, Segment, parse};
 use crate::goals::{Figure, GoalSpec, goal, idle};
@@ -69,12 +69,12 @@ fn measure_case(
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
-    make(host, Connections { server, count: 1, clients: 1 })?;
+    make(host, Connecting { server, count: 1, clients: 1 })?;
     progress(&format!("{method}: {} connections by {} clients", args.count, args.clients));
     let capture = host.capture("rt");
     let from = size(&capture);
     let before = host.cpu_time()?;
-    let asked = make(host, Connections { server, count: args.count, clients: args.clients });
+    let asked = make(host, Connecting { server, count: args.count, clients: args.clients });
     let after = host.cpu_time()?;
     asked?;
     let cut = host.dir.join(format!("{method}.pcap"));
@@ -105,9 +105,9 @@ fn measure_case(
 }
 
 /// Makes the connections, from the clients' side. The first waits until the server listens.
-fn make(host: &mut Host, connections: Connections) -> Result<(), MeasureError> {
+fn make(host: &mut Host, connections: Connecting) -> Result<(), MeasureError> {
     if host.has_client_cpu() {
-        return Order::Connections(connections).run(host.lab()?, &mut |_| {});
+        return Order::Connecting(connections).run(host.lab()?, &mut |_| {});
     }
     Ok(connections.make()?)
 }
