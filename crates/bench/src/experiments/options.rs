@@ -472,7 +472,7 @@ mod tests {
         for (words, said) in [
             (&["--cpus", "0"][..], "0 is not in 1..=8"),
             (&["--cpus", "9"], "9 is not in 1..=8"),
-            (&["--cpus", "-1"], "--cpus"),
+            (&["--cpus=-1"], "invalid value '-1' for '--cpus"),
             (&["--cpus", "two"], "two"),
             (&["--cpus", "8", "--client-cpu"], "--cpus 8: 1 to 7 CPUs, beside the clients' own"),
             (&["--client-cpu", "--clock", "real"], "leave out one of them"),

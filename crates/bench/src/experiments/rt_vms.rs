@@ -247,7 +247,7 @@ impl Experiment for RtVms {
     }
 
     fn columns(&self) -> &'static [Figure] {
-        &[Figure::Count, Figure::Lost, Figure::P50, Figure::P99, Figure::Max, Figure::Sd, Bulk, Figure::Cpu]
+        &[Figure::P99, Figure::Max, Figure::Sd, Bulk]
     }
 
     fn meaning(&self) -> &'static str {
