@@ -14,8 +14,9 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance thorough endurance hundred figures exclusive sched-ext fuzz model-check miri docs \
-	lint setup release images clean dist install deb deb-test monitoring-test
+.PHONY: demo test tests conformance thorough endurance hundred figures papers exclusive sched-ext fuzz model-check \
+	miri docs lint setup release images clean dist install deb deb-test monitoring-test rpm dra dra-test \
+	test-kubernetes
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -35,9 +36,10 @@ monitoring-test: setup
 	@scripts/prometheus.sh
 	cargo test -p ontime --test monitoring
 
-## thorough: what `make test` leaves out: tests of this machine's real speed, and long ones of the emulated host (hours)
+## thorough: what `make test` leaves out: tests of this machine's real speed, long ones of plans and of the lab (hours)
 thorough: sched-ext
 	cargo test --workspace -- --ignored real_speed
+	cargo test --release -p ontime-sched --lib -- --ignored in_10_000_sets
 	$(ONTIME)-lab images
 	scripts/lab-test.sh $(ONTIME) by-name
 
@@ -59,6 +61,10 @@ figures: release images
 	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
 		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
 
+## papers: every experiment at its paper's size (says the hours: hundreds of a core); EXPERIMENTS="rt-server ..."
+papers: release
+	scripts/bench/papers.sh $(ONTIME)-lab $(REPORT)/papers $(EXPERIMENTS)
+
 ## exclusive: the paper's exclusive CPU beside what it is compared with, on two CPUs
 exclusive: release images
 	@mkdir -p $(REPORT)
@@ -70,7 +76,7 @@ sched-ext:
 	@scripts/setup.sh clang libelf-dev zlib1g-dev
 	cargo build --release --features ontime/sched-ext
 
-## fuzz: every parser of bytes that guests, containers and users choose, for MINUTES in all (docs/fuzzing.md)
+## fuzz: every parser of bytes that guests, containers and users choose, for MINUTES in all (CONTRIBUTING.md)
 fuzz:
 	@scripts/setup.sh g++
 	scripts/fuzz.sh $(MINUTES)
@@ -79,7 +85,7 @@ fuzz:
 docs:
 	@scripts/docs.sh
 
-## model-check: the lock-free parts in every order of their steps, up to PREEMPTIONS preemptions (docs/fuzzing.md)
+## model-check: the lock-free parts in every order of their steps, up to PREEMPTIONS preemptions (CONTRIBUTING.md)
 model-check: setup
 	LOOM_MAX_PREEMPTIONS=$(PREEMPTIONS) cargo test --release -p ontime-model
 
@@ -89,6 +95,23 @@ miri:
 		echo "miri: run rustup toolchain install nightly --component miri,rust-src" >&2; exit 3; }
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants \
 		--lib -- ledger::page connector::
+
+## dra: the Kubernetes driver, target/ontime-dra; needs Go, which nothing else does (docs/kubernetes.md)
+dra:
+	CGO_ENABLED=0 scripts/go.sh dra build -trimpath -ldflags '-s -w' -o $(abspath target)/ontime-dra .
+
+## dra-test: the driver's tests; those with a real daemon need root and target/release/ontime
+dra-test:
+	@scripts/go.sh dra version
+	@test -x $(ONTIME) || \
+		echo "dra-test: $(ONTIME) is not built (make release): tests with a real daemon are skipped"
+	@test "$$(id -u)" = 0 || echo "dra-test: not root: tests with a real daemon are skipped"
+	scripts/go.sh dra vet ./...
+	ONTIME=$$(test -x $(ONTIME) && echo $(abspath $(ONTIME))) scripts/go.sh dra test -count=1 ./...
+
+## test-kubernetes: etcd, API server and scheduler from Go modules, drivers, daemons; ROUNDS, KILLS, SEED
+test-kubernetes: release
+	scripts/kubernetes-test.sh $(ONTIME)
 
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { \
@@ -145,7 +168,8 @@ install:
 	install -D -m 644 target/dist/completions/ontime.fish \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ontime.fish
 	cd docs && find . -type f ! -name SUMMARY.md ! -name README.md -exec install -D -m 644 {} $(DOC)/{} \;
-	cd packaging && find prometheus grafana ansible tuned cloud-init sos libvirt/examples -type f \
+	cd packaging && \
+		find prometheus grafana ansible tuned cloud-init sos libvirt/examples kubevirt apparmor -type f \
 		-exec install -D -m 644 {} $(DOC)/examples/{} \;
 	install -m 644 ARCHITECTURE.md CHANGELOG.md target/dist/crates.txt $(DOC)
 	sed 's,(docs/,(,g; s,(LICENSE),(copyright),' README.md > $(DOC)/overview.md
@@ -156,6 +180,10 @@ install:
 ## deb: Debian packages in target/deb; as root it installs what the build needs
 deb:
 	@scripts/deb.sh
+
+## rpm: the RPM package in target/rpm; needs rpmbuild
+rpm:
+	@scripts/rpm.sh
 
 ## deb-test: installs, upgrades, removes and purges the packages in fresh Debian roots, and runs lintian; needs root
 deb-test: deb

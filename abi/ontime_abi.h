@@ -141,7 +141,11 @@ struct ontime_done {
 #define ONTIME_CLOSE_GRACEFUL 0 /* sent data is still delivered */
 #define ONTIME_CLOSE_ABORT 1    /* STREAM: reset (close with SO_LINGER of 0 seconds) */
 
-/* A control message: struct cmsghdr of 64-bit Linux. The next one begins at the next multiple of 8. */
+/*
+ * A control message: struct cmsghdr of 64-bit Linux. The next one begins at the next multiple of 8. RECV has those of
+ * the message. With room for it, ACCEPT, and CONNECT of a connection that stands already, have SOL_SOCKET, SO_SNDBUF
+ * (__le32): the size that the kernel has chosen for the connection.
+ */
 struct ontime_control {
 	__le64 len;   /* bytes, including this header */
 	__le32 level;

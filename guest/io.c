@@ -527,11 +527,18 @@ static int recv_low(struct sock *sk, struct msghdr *msg, int flags, long *timeou
 	return result == -EAGAIN ? waited : result;
 }
 
-/* SIOCGSTAMP, as in sock_recv_cmsgs(); the time is that of the receive. */
+/*
+ * SIOCGSTAMP, as in sock_recv_timestamp(): a stamp that comes with the message is not kept. The time is that of the
+ * receive.
+ */
 static void recv_stamp(struct sock *sk)
 {
+	const u32 stamps = SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_RAW_HARDWARE;
+	u32 wanted = READ_ONCE(sk->sk_tsflags);
 	struct ontime_sock *os = ontime_sk(sk);
 
+	if (unlikely(sock_flag(sk, SOCK_RCVTSTAMP) || (wanted & stamps && wanted & SOF_TIMESTAMPING_RX_SOFTWARE)))
+		return;
 	if (unlikely(sock_flag(sk, SOCK_TIMESTAMP)))
 		sock_write_timestamp(sk, ktime_get_real());
 	else if (unlikely(!READ_ONCE(os->stamped)))
@@ -613,6 +620,15 @@ static bool recv_notice(struct sock *sk, struct msghdr *msg)
 	return true;
 }
 
+/*
+ * The error of a stream that a receive reports behind the data. EPIPE is a reset that came after the end of the stream
+ * (tcp_reset()): a receive goes on returning 0, and the next send or SO_ERROR takes the error.
+ */
+static int recv_own_error(struct sock *sk)
+{
+	return READ_ONCE(sk->sk_err) == EPIPE ? 0 : sock_error(sk);
+}
+
 /* Whether the host has reported that the stream has ended and all its data was received. */
 static bool recv_at_end(struct sock *sk, int flags)
 {
@@ -669,7 +685,7 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		 * A stream reports its error after its data. An error that another thread took is
 		 * not its end.
 		 */
-		result = sock_error(sk) ?: result;
+		result = recv_own_error(sk) ?: result;
 	}
 	/* io_uring asks whether there is more data, or the end. */
 	if (unlikely(msg->msg_get_inq) && result >= 0)

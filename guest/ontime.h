@@ -289,6 +289,12 @@ static inline u8 *ontime_rpc_in(struct ontime_rpc *rpc)
 
 /* ---- proto.c ---- */
 
+/* The name that a socket was bound to, an IPv4 address mapped; port 0: not bound. */
+struct ontime_bound {
+	__be16 port;
+	struct in6_addr addr;
+};
+
 /*
  * The kernel treats a socket with IPPROTO_TCP as a tcp_sock, and one with IPPROTO_UDP as a
  * udp_sock. So both are here, zeroed.
@@ -324,12 +330,14 @@ struct ontime_sock {
 	u64 ahead_refused;		/* chan->aheads when a receive ahead was refused last */
 	bool ahead_off;
 	bool told;			/* an error event has come since the last connect began */
+	bool sized;			/* the connection's SO_SNDBUF is known */
 	struct work_struct urgent;	/* SIGURG: ready.c */
 	/*
 	 * Of a stream: held while the host's socket and sk_state begin or end to listen. Of
 	 * datagrams: while filter.c fetches.
 	 */
 	struct mutex call_lock;
+	struct ontime_bound bound;	/* with ports_lock of sock.c */
 	u16 peer_len, local_len;
 	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
 	u8 local[ONTIME_ADDR_MAX];	/* of a socket with a filter */
@@ -427,6 +435,7 @@ int ontime_compat_ioctl(struct socket *sock, unsigned int cmd, unsigned long arg
 int ontime_sk_ioctl(struct sock *sk, int cmd, int *number);
 int ontime_set_peek_off(struct sock *sk, int value);
 void ontime_opt_defaults(struct sock *sk);
+void ontime_opt_connected(struct sock *sk);
 int ontime_opt_uncork(struct sock *sk);
 
 /* ---- filter.c ---- */

@@ -5,6 +5,7 @@
  */
 #include <linux/capability.h>
 #include <linux/compat.h>
+#include <linux/netdevice.h>
 #include <linux/slab.h>
 #include <linux/sockios.h>
 #include <linux/uaccess.h>
@@ -75,6 +76,12 @@ static void mirror_buffers(struct sock *sk)
 	mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
 }
 
+/* A connection was made whose send buffer the answer did not tell: sock.c. */
+void ontime_opt_connected(struct sock *sk)
+{
+	mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
+}
+
 /* A new socket's buffer sizes are the host's defaults, which are queried once. */
 void ontime_opt_defaults(struct sock *sk)
 {
@@ -103,6 +110,7 @@ static int opt_permitted(int name, int value)
 			return 0;
 		fallthrough;
 	case SO_MARK:
+	case SO_RCVMARK:
 		return capable(CAP_NET_RAW) || capable(CAP_NET_ADMIN) ? 0 : -EPERM;
 	case SO_SNDBUFFORCE:
 	case SO_RCVBUFFORCE:
@@ -125,16 +133,29 @@ static void mirror_timestamp(struct sock *sk, int name, int value)
 	release_sock(sk);
 }
 
+/* No socket is bound to an interface of the guest, so only what keeps that has an effect. */
+static int set_device(struct sock *sk, const u8 *value, unsigned int length)
+{
+	char name[IFNAMSIZ] = "";
+	bool exists;
+
+	memcpy(name, value, min_t(unsigned int, length, IFNAMSIZ - 1));
+	if (!name[0])
+		return 0;
+	rcu_read_lock();
+	exists = dev_get_by_name_rcu(sock_net(sk), name);
+	rcu_read_unlock();
+	return exists ? -ENOPROTOOPT : -ENODEV;
+}
+
+/* @value has at least 4 bytes, except for SO_BINDTODEVICE: opt_is_number(). */
 static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int length)
 {
 	struct sock *sk = sock->sk;
 	int number, err;
 
-	/* No socket is bound to an interface of the guest, so only what keeps that has an effect. */
 	if (name == SO_BINDTODEVICE)
-		return !length || !value[0] ? 0 : -ENOPROTOOPT;
-	if (length < sizeof(number))
-		return -EINVAL;
+		return set_device(sk, value, length);
 	memcpy(&number, value, sizeof(number));
 	switch (name) {
 	case SO_BINDTOIFINDEX:
@@ -191,7 +212,12 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return -EOPNOTSUPP;
 	}
 	err = opt_permitted(name, number);
-	/* FORCE does not go beyond the host's policy. */
+	/* No packet has a mark. */
+	if (!err && !number && (name == SO_MARK || name == SO_RCVMARK))
+		return 0;
+	/* FORCE does not go beyond the host's policy. Of a negative size it makes the smallest one. */
+	if ((name == SO_SNDBUFFORCE || name == SO_RCVBUFFORCE) && number < 0)
+		memset(value, 0, sizeof(number));
 	if (!err)
 		err = host_setsockopt(sk, SOL_SOCKET, name == SO_SNDBUFFORCE ? SO_SNDBUF :
 				      name == SO_RCVBUFFORCE ? SO_RCVBUF : name, value, length);
@@ -307,10 +333,15 @@ static int opt_refused(struct sock *sk, int level, int name)
 		{ SOL_IP, IP_IPSEC_POLICY }, { SOL_IP, IP_XFRM_POLICY }, { SOL_IP, IP_TRANSPARENT },
 		{ SOL_IPV6, IPV6_IPSEC_POLICY }, { SOL_IPV6, IPV6_XFRM_POLICY }, { SOL_IPV6, IPV6_TRANSPARENT },
 		{ SOL_IPV6, IPV6_HOPOPTS }, { SOL_IPV6, IPV6_RTHDRDSTOPTS }, { SOL_IPV6, IPV6_DSTOPTS },
-		{ SOL_TCP, TCP_REPAIR }, { SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW },
-		{ SOL_TCP, TCP_TIMESTAMP },
+		{ SOL_TCP, TCP_REPAIR },
+	};
+	static const struct opt_name repair[] = {
+		{ SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW }, { SOL_TCP, TCP_TIMESTAMP },
 	};
 
+	/* No socket is in repair mode. */
+	if (level == sk->sk_protocol && opt_among(repair, ARRAY_SIZE(repair), level, name))
+		return -EPERM;
 	if (opt_level_exists(sk, level) && opt_among(privileged, ARRAY_SIZE(privileged), level, name) &&
 	    !capable(CAP_NET_ADMIN))
 		return -EPERM;
@@ -344,7 +375,7 @@ static int set_fastopen_connect(struct socket *sock, const void *from)
 	return 0;
 }
 
-/* Options that the host refuses to set, so that they have no value, or the value 0. */
+/* Options that the host refuses to set, so that they have no value. */
 static bool opt_is_empty(const struct sock *sk, int level, int name)
 {
 	static const struct opt_name options[] = {
@@ -356,14 +387,42 @@ static bool opt_is_empty(const struct sock *sk, int level, int name)
 	       opt_among(options, ARRAY_SIZE(options), level, name);
 }
 
-static bool opt_is_zero(const struct sock *sk, int level, int name)
+/* The value 0. */
+static bool opt_is_off(const struct sock *sk, int level, int name)
 {
 	static const struct opt_name options[] = {
-		{ SOL_IP, IP_HDRINCL }, { SOL_IP, IP_FREEBIND }, { SOL_IP, IP_PASSSEC }, { SOL_IP, IP_TRANSPARENT },
-		{ SOL_IP, IP_NODEFRAG }, { SOL_IPV6, IPV6_TRANSPARENT }, { SOL_IPV6, IPV6_FREEBIND },
+		{ SOL_IP, IP_FREEBIND }, { SOL_IP, IP_PASSSEC }, { SOL_IP, IP_TRANSPARENT }, { SOL_IPV6, IPV6_TRANSPARENT },
+		{ SOL_IPV6, IPV6_FREEBIND }, { SOL_IPV6, IPV6_FLOWINFO_SEND }, { SOL_IPV6, IPV6_ROUTER_ALERT_ISOLATE },
+		{ SOL_TCP, TCP_TX_DELAY }, { SOL_UDP, UDP_ENCAP },
 	};
 
-	return opt_among(options, ARRAY_SIZE(options), level, name);
+	return opt_level_exists(sk, level) && opt_among(options, ARRAY_SIZE(options), level, name);
+}
+
+static bool opt_is_zero(const struct sock *sk, int level, int name)
+{
+	return opt_is_off(sk, level, name) || (level == SOL_IP && (name == IP_HDRINCL || name == IP_NODEFRAG));
+}
+
+/*
+ * Sets such an option to what it is: off, or without a header, which as in Linux needs CAP_NET_RAW for most of them.
+ * -ENOPROTOOPT for all else.
+ */
+static int opt_set_nothing(const struct sock *sk, int level, int name, const void *value, unsigned int length)
+{
+	int number = 0;
+
+	if (opt_is_off(sk, level, name)) {
+		if (length < (level == SOL_IP ? 1 : sizeof(number)))
+			return -EINVAL;
+		/* As in do_ip_setsockopt(), a short value is one byte. */
+		memcpy(&number, value, length < sizeof(number) ? 1 : sizeof(number));
+		return number ? -ENOPROTOOPT : 0;
+	}
+	if (!length && level != SOL_TCP && opt_level_exists(sk, level) && opt_is_empty(sk, level, name) &&
+	    (level == SOL_IP || name == IPV6_RTHDR || capable(CAP_NET_RAW)))
+		return 0;
+	return -ENOPROTOOPT;
 }
 
 static int opt_get(struct sock *sk, int level, int name, void *value, unsigned int length)
@@ -402,10 +461,21 @@ int ontime_opt_uncork(struct sock *sk)
 	return host_setsockopt(sk, stream ? SOL_TCP : SOL_UDP, stream ? TCP_CORK : UDP_CORK, &off, sizeof(off));
 }
 
-/* Of TCP's options: for these the kernel checks the length before the name. */
-static bool opt_is_number(int name)
+/* Options whose length the kernel checks before it reads the value, and before their name. */
+static bool opt_is_number(const struct sock *sk, int level, int name)
 {
-	return name != TCP_CONGESTION && name != TCP_ULP && name != TCP_FASTOPEN_KEY;
+	if (level == SOL_SOCKET)
+		return name != SO_BINDTODEVICE;
+	if (level != sk->sk_protocol)
+		return false;
+	return level == SOL_UDP || (name != TCP_CONGESTION && name != TCP_ULP && name != TCP_FASTOPEN_KEY);
+}
+
+/* Options of IPv6: as in do_ipv6_setsockopt() no value means the number 0, except for structures. */
+static bool opt_may_be_null(const struct sock *sk, int level, int name)
+{
+	return level == SOL_IPV6 && sk->sk_family == AF_INET6 && name != IPV6_ADD_MEMBERSHIP &&
+	       name != IPV6_DROP_MEMBERSHIP && (name < MCAST_JOIN_GROUP || name > MCAST_MSFILTER);
 }
 
 /*
@@ -435,7 +505,7 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 	u8 small[64] __aligned(sizeof(int)), *copy = small;
 	int err, unread;
 
-	if (level == SOL_TCP && sock->sk->sk_type == SOCK_STREAM && length < sizeof(int) && opt_is_number(name))
+	if (length < sizeof(int) && opt_is_number(sock->sk, level, name))
 		return -EINVAL;
 	/* No option that is passed on is longer; the kernel does not read further either. */
 	length = min_t(unsigned int, length, OPTION_MAX);
@@ -448,7 +518,12 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 		WRITE_ONCE(ontime_sk(sock->sk)->controls, true);
 	if (opt_of_receiving(level, name) || opt_of_control(level, name))
 		ontime_ahead_never(sock->sk);
-	unread = copy_from_sockptr(copy, value, length);
+	if (sockptr_is_null(value) && opt_may_be_null(sock->sk, level, name)) {
+		memset(copy, 0, length);
+		unread = 0;
+	} else {
+		unread = copy_from_sockptr(copy, value, length);
+	}
 	if (unread && length - unread >= sizeof(int) && opt_reads_number(level, name)) {
 		length = sizeof(int);
 		unread = 0;
@@ -460,6 +535,8 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 	else if (opt_fastopen_connect(sock->sk, level, name))
 		err = set_fastopen_connect(sock, copy);
 	else
+		err = opt_set_nothing(sock->sk, level, name, copy, length);
+	if (err == -ENOPROTOOPT && !unread && level != SOL_SOCKET)
 		err = host_setsockopt(sock->sk, level, name, copy, length);
 	if (!err)
 		opt_changed(sock->sk, level, name, copy);

@@ -220,10 +220,8 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 		mask |= EPOLLRDHUP | EPOLLIN | EPOLLRDNORM;
 	if (ready & ONTIME_READY_HUP)
 		mask |= EPOLLHUP;
-	if (ready & ONTIME_READY_ERR || READ_ONCE(sk->sk_err))
-		mask |= EPOLLERR;
-	/* Notifications of MSG_ZEROCOPY sends. */
-	if (!skb_queue_empty_lockless(&sk->sk_error_queue))
+	/* The queue here has notifications of MSG_ZEROCOPY sends. */
+	if (ready & ONTIME_READY_ERR || READ_ONCE(sk->sk_err) || !skb_queue_empty_lockless(&sk->sk_error_queue))
 		mask |= EPOLLERR | (sk->sk_type == SOCK_DGRAM && sock_flag(sk, SOCK_SELECT_ERR_QUEUE) ? EPOLLPRI : 0);
 	return mask;
 }

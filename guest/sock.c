@@ -416,10 +416,91 @@ static bool port_needs_privilege(const struct sockaddr *addr)
 	return port && inet_port_requires_bind_service(&init_net, port) && !capable(CAP_NET_BIND_SERVICE);
 }
 
+/* Protects the names that sockets are bound to. Not held while the host binds. */
+static DEFINE_MUTEX(ports_lock);
+
+static struct ontime_bound port_name(const void *name)
+{
+	const struct sockaddr_in6 *v6 = name;
+	const struct sockaddr_in *v4 = name;
+	struct ontime_bound bound = { .port = v4->sin_port };
+
+	if (v6->sin6_family == AF_INET6)
+		bound.addr = v6->sin6_addr;
+	else
+		ipv6_addr_set_v4mapped(v4->sin_addr.s_addr, &bound.addr);
+	return bound;
+}
+
+static bool port_any_addr(const struct in6_addr *addr)
+{
+	return ipv6_addr_any(addr) || (ipv6_addr_v4mapped(addr) && !addr->s6_addr32[3]);
+}
+
+static bool port_overlaps(const struct ontime_bound *one, const struct ontime_bound *two)
+{
+	return one->port == two->port &&
+	       (port_any_addr(&one->addr) || port_any_addr(&two->addr) || ipv6_addr_equal(&one->addr, &two->addr));
+}
+
+/*
+ * Whether another user's socket has this name and would share it. With ports_lock; so no name
+ * changes, and the RCU read lock keeps sockets that are being closed.
+ */
+static bool port_of_other_user(struct sock *sk, const struct ontime_bound *bound)
+{
+	struct ontime_sock *other;
+	unsigned long index;
+	bool found = false;
+
+	rcu_read_lock();
+	xa_for_each(&ontime_sk(sk)->dev->socks, index, other) {
+		struct sock *osk = (struct sock *)other;
+
+		found = osk != sk && osk->sk_type == sk->sk_type && osk->sk_reuseport &&
+			!uid_eq(READ_ONCE(osk->sk_uid), READ_ONCE(sk->sk_uid)) && port_overlaps(&other->bound, bound);
+		if (found)
+			break;
+	}
+	rcu_read_unlock();
+	return found;
+}
+
+/*
+ * Sockets share a port by SO_REUSEPORT only if they are of one user (inet_csk_bind_conflict(),
+ * udp_lib_lport_inuse()). The host sees one user for the whole VM, so this is checked here. The name
+ * is recorded before the host binds: so of two users at once, one finds the other. Returns the name
+ * before in @before.
+ */
+static int port_take(struct sock *sk, const void *name, struct ontime_bound *before)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_bound bound = port_name(name);
+	int err = 0;
+
+	mutex_lock(&ports_lock);
+	*before = os->bound;
+	if (bound.port && sk->sk_reuseport && port_of_other_user(sk, &bound))
+		err = -EADDRINUSE;
+	else
+		os->bound = bound;
+	mutex_unlock(&ports_lock);
+	return err;
+}
+
+/* The host has bound the socket, perhaps to a port of its choice, or it has not. */
+static void port_taken(struct sock *sk, struct ontime_bound bound)
+{
+	mutex_lock(&ports_lock);
+	ontime_sk(sk)->bound = bound;
+	mutex_unlock(&ports_lock);
+}
+
 int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 {
 	struct sock *sk = sock->sk;
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_BIND);
+	struct ontime_bound before = {};
 	int err;
 
 	if (IS_ERR(rpc))
@@ -428,7 +509,14 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 	if (!err && port_needs_privilege((const struct sockaddr *)rpc->out.call.addr))
 		err = -EACCES;
 	if (!err)
+		err = port_take(sk, rpc->out.call.addr, &before);
+	if (!err) {
 		err = ontime_sock_call(sk, rpc);
+		if (err)
+			port_taken(sk, before);
+		else if (rpc->in->done.addr_len)
+			port_taken(sk, port_name(rpc->in->done.addr));
+	}
 	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
 	ontime_rpc_put(rpc);
 	return err;
@@ -474,6 +562,26 @@ int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer)
 
 /* ---- Connections ---- */
 
+/* Room in an answer for the size of a connection's send buffer. */
+#define TOLD_SIZE (sizeof(struct ontime_control) + sizeof(__le32))
+
+/*
+ * The kernel chooses the size of the send buffer when a connection is made. getsockopt() reads it from @sk, without
+ * asking this module.
+ */
+static void sock_told(struct sock *sk, const struct ontime_rpc *rpc)
+{
+	const struct ontime_control *control = (const struct ontime_control *)rpc->in->body;
+	__le32 size;
+
+	if (!rpc->answered || le16_to_cpu(rpc->in->done.control_len) < TOLD_SIZE ||
+	    le32_to_cpu(control->level) != SOL_SOCKET || le32_to_cpu(control->type) != SO_SNDBUF)
+		return;
+	memcpy(&size, control + 1, sizeof(size));
+	WRITE_ONCE(sk->sk_sndbuf, (int)le32_to_cpu(size));
+	WRITE_ONCE(ontime_sk(sk)->sized, true);
+}
+
 static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int length)
 {
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_CONNECT);
@@ -481,9 +589,12 @@ static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
+	if (sk->sk_type == SOCK_STREAM)
+		rpc->out.call.control_room = cpu_to_le16(TOLD_SIZE);
 	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
 	if (!err)
 		err = ontime_sock_call(sk, rpc);
+	sock_told(sk, rpc);
 	ontime_rpc_put(rpc);
 	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
 	return err;
@@ -638,6 +749,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM) {
 		sock_error(sk);
 		WRITE_ONCE(os->told, false);
+		WRITE_ONCE(os->sized, false);
 	}
 	err = dissolve ? sock_dissolve_call(sk, addr, length) : sock_connect_call(sk, addr, length);
 	if (err == -ECONNABORTED) {
@@ -654,6 +766,8 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	}
 	if (!err && dissolve)
 		sock_dissolved(sk);
+	else if (!err && sk->sk_type == SOCK_STREAM && !READ_ONCE(os->sized))
+		ontime_opt_connected(sk);
 	if (!err)
 		sock->state = dissolve ? SS_UNCONNECTED : SS_CONNECTED;
 	else if (sock->state == SS_CONNECTING)
@@ -721,12 +835,14 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(child->id);
+	rpc->out.call.control_room = cpu_to_le16(TOLD_SIZE);
 	WRITE_ONCE(child->chan, rpc->chan->number);
 	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
 	if (!err) {
 		u32 told = le32_to_cpu(rpc->in->done.msg_flags);
 
 		child->peer_len = ontime_addr_out(&rpc->in->done, child->peer);
+		sock_told((struct sock *)child, rpc);
 		/* The connection was reset while it waited to be accepted. */
 		if (told & ONTIME_MSG_ERROR)
 			ontime_sock_keep_error((struct sock *)child,
@@ -765,6 +881,8 @@ int ontime_accept(struct socket *sock, struct socket *newsock, struct proto_acce
 			err = sock_intr_errno(timeout);
 		goto err_child;
 	}
+	/* For io_uring. */
+	arg->is_empty = !(ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_IN);
 	lock_sock(child);
 	sock_graft(child, newsock);
 	release_sock(child);

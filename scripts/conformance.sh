@@ -3,11 +3,11 @@
 # and on outsourced sockets. Prints a table with every difference by name, and fails where a difference has no reason in
 # guest/tests/conformance-known.txt. SUITE: ci (at most 5 minutes on a free machine), default, all, or names of suites
 # separated by commas (guest/tests/conformance/run.py lists them).
-# $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"), or a directory that this script has made.
-# $MODULES: what guest-module.sh built (built if not given). $CHANNELS: 1 for sockets on a real-time channel (0). The
-# guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM, 4 to 20 times
-# slower, where a channel can wake the idle loop ($WAKE: interrupt, idle). Logs stay in target/conformance. It needs
-# root, and the lab's image.
+# $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"), a directory that it has made, or "lab" (that of
+# the lab's guests). $MODULES: what guest-module.sh built (built if not given). $CHANNELS: 1 for sockets on a real-time
+# channel (0). The guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM,
+# 4 to 20 times slower, where a channel can wake the idle loop ($WAKE: interrupt, idle). Logs stay in
+# target/conformance. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?conformance.sh ONTIME [SUITE]}")
 suite=${2:-default}
@@ -78,11 +78,17 @@ for tool in perl:perl cmake:libuv go:go; do
         echo "conformance: there is no ${tool%:*} here, so the tests of ${tool#*:} are left out"
     fi
 done
+kernel=
 case ${KERNEL:=cloud 7.2} in
-/*) kernel=$KERNEL ;;
-*) kernel=$("$here/guest-kernel.sh" $KERNEL) ;;
+lab) version=$(ls -td "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/version-guest | head -n 1) ;;
+/*) kernel=$KERNEL version=$kernel/version ;;
+*)
+    kernel=$("$here/guest-kernel.sh" $KERNEL)
+    version=$kernel/version
+    ;;
 esac
-version=$(cat "$kernel/version")
+[ -n "$version" ] || fail "there is no lab image; run 'ontime-lab images' once"
+version=$(cat "$version")
 modules=${MODULES:-$work/modules}
 [ -n "${MODULES:-}" ] || "$here/guest-module.sh" "$modules" "$version"
 cp "$here/../guest/tests/conformance/run.py" "$here/../guest/tests/conformance-known.txt" "$work/files/"

@@ -133,6 +133,13 @@ guest_sockets_are_the_hosts() {
     "$here/guest-module.sh" "$work/modules" && "$here/guest-test.sh" "$ontime" "$work/modules" 1 "wake=idle cycles=${KILLS:-100}"
 }
 
+# The smallest set of public test suites, in a guest that this machine emulates directly.
+public_suites_agree() {
+    KERNEL=lab GUEST_TEST_SECONDS=1800 "$here/conformance.sh" "$ontime" ci || return 1
+    awk '$1 == "total" { print "figures: " $4 " of " $2 " tests pass on outsourced sockets, " $3 " on the guest'"'"'s own" }' \
+        "$work/log"
+}
+
 # The host module is built for the emulated host's kernel.
 polls_are_short_on_an_old_kernel() { inside napi-weight --kernel 6.12-rt --host-module; }
 a_send_waits_for_short_polls_only() {
@@ -222,7 +229,7 @@ lanes() { # COUNT TEST...
 everyday() {
     lanes 1 nothing_stays_behind
     alone=$?
-    lanes 2 tenants_are_found_placed_and_followed path_holds_under_traffic_and_faults \
+    lanes 2 tenants_are_found_placed_and_followed path_holds_under_traffic_and_faults public_suites_agree \
         a_vcpu_does_not_wait_for_its_vmm a_device_process_is_capped \
         what_a_device_process_makes_pending_goes_first a_spinning_vm_leaves_the_rest \
         kernels_boot_and_an_old_one_is_said a_podman_container_has_its_place a_hang_is_told \

@@ -201,6 +201,16 @@ static void reset_before_accept(struct place *place)
 	close(listener);
 }
 
+/* What is sent after the peer's end is answered by a reset. */
+static void reset_after_end(struct place *place)
+{
+	connected(place);
+	close(place->peer);
+	place->peer = -1;
+	usleep(SETTLE_US);
+	send(place->fd, "x", 1, MSG_NOSIGNAL);
+}
+
 /* To a listener whose queue is full: no answer comes. */
 static void connecting(struct place *place)
 {
@@ -237,6 +247,7 @@ static const struct state streams[] = {
 	{ "refused, unseen", refused_unseen }, { "refused, read", refused_read },
 	{ "peer closed", peer_closed }, { "peer shut", peer_shut },
 	{ "peer reset", peer_reset }, { "reset before accept", reset_before_accept }, { "connecting", connecting },
+	{ "reset after the end", reset_after_end },
 };
 
 static const struct state datagrams[] = {

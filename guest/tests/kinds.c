@@ -167,11 +167,37 @@ static void listen_beside_shutdown(int family)
 	close(fd);
 }
 
+/* A stamp that comes with the message is not kept. */
+static void stamps_beside(int pair[2])
+{
+	struct timeval before = {}, stamp = {};
+	char in[4];
+	int on;
+
+	ioctl(pair[1], SIOCGSTAMP, &before);
+	for (on = 1; on >= 0; on--) {
+		setsockopt(pair[1], SOL_SOCKET, SO_TIMESTAMP, &on, sizeof(on));
+		usleep(SETTLE_US);
+		send(pair[0], "x", 1, 0);
+		recv(pair[1], in, sizeof(in), 0);
+		say("SIOCGSTAMP beside SO_TIMESTAMP", ioctl(pair[1], SIOCGSTAMP, &stamp));
+		show("another", memcmp(&stamp, &before, sizeof(stamp)) != 0);
+	}
+}
+
 static void stamps(int family)
 {
 	struct timeval then = {}, stamp = {};
 	char in[4];
-	int pair[2], i;
+	int pair[2], i, one = 1;
+
+	datagrams(family, pair);
+	setsockopt(pair[1], SOL_SOCKET, SO_TIMESTAMP, &one, sizeof(one));
+	send(pair[0], "x", 1, 0);
+	recv(pair[1], in, sizeof(in), 0);
+	say("SIOCGSTAMP, none was kept", ioctl(pair[1], SIOCGSTAMP, &stamp));
+	close(pair[0]);
+	close(pair[1]);
 
 	datagrams(family, pair);
 	say("SIOCGSTAMP at first", ioctl(pair[1], SIOCGSTAMP, &stamp));
@@ -183,6 +209,7 @@ static void stamps(int family)
 	say("SIOCGSTAMP", ioctl(pair[1], SIOCGSTAMP, &stamp));
 	show("of the second", labs(stamp.tv_sec - then.tv_sec) < 5);
 	say("SIOCGSTAMPNS", ioctl(pair[1], SIOCGSTAMPNS, &stamp));
+	stamps_beside(pair);
 	close(pair[0]);
 	close(pair[1]);
 }
@@ -248,6 +275,9 @@ static void error_queue(int family)
 	usleep(SETTLE_US);
 	say("recv without control", recv(fd, in, sizeof(in), MSG_ERRQUEUE));
 	say("recv", recv(fd, in, sizeof(in), MSG_DONTWAIT));
+	say("SO_SELECT_ERR_QUEUE", setsockopt(fd, SOL_SOCKET, SO_SELECT_ERR_QUEUE, &one, sizeof(one)));
+	say("to nobody", sendto(fd, "z", 1, 0, (struct sockaddr *)&gone, len));
+	show_poll("an error to select", fd, POLLPRI, 2000);
 	close(fd);
 }
 
@@ -541,6 +571,117 @@ static void without_rights(int family)
 	_exit(0);
 }
 
+static void read_back(int fd, int level, int name)
+{
+	int value = 0x55555555;
+	socklen_t len = sizeof(value);
+
+	say("get", getsockopt(fd, level, name, &value, &len));
+	show("value", value);
+	show("length", len);
+}
+
+/* What outsourced sockets do not have is off: it can be switched off, and read. */
+static void switched_off(int family)
+{
+	static const struct {
+		int level, name, of;
+	} options[] = {
+		{ IPPROTO_IP, IP_FREEBIND, AF_INET }, { IPPROTO_IP, IP_TRANSPARENT, AF_INET }, { IPPROTO_IP, IP_PASSSEC, AF_INET },
+		{ IPPROTO_IPV6, IPV6_TRANSPARENT, AF_INET6 }, { IPPROTO_IPV6, IPV6_FREEBIND, AF_INET6 },
+		/* IPV6_ROUTER_ALERT_ISOLATE, IPV6_FLOWINFO_SEND, TCP_TX_DELAY, UDP_ENCAP, SO_RCVMARK */
+		{ IPPROTO_IPV6, 30, AF_INET6 }, { IPPROTO_IPV6, 33, AF_INET6 }, { IPPROTO_TCP, 37, 0 }, { IPPROTO_UDP, 100, 0 },
+		{ SOL_SOCKET, SO_MARK, 0 }, { SOL_SOCKET, 75, 0 },
+	}, headers[] = {
+		{ IPPROTO_IP, IP_OPTIONS, AF_INET }, { IPPROTO_IPV6, IPV6_HOPOPTS, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RTHDR, AF_INET6 }, { IPPROTO_IPV6, IPV6_DSTOPTS, AF_INET6 },
+	}, repair[] = { { IPPROTO_TCP, TCP_REPAIR_QUEUE, 0 }, { IPPROTO_TCP, TCP_TIMESTAMP, 0 } };
+	static const int types[] = { SOCK_STREAM, SOCK_DGRAM };
+	unsigned int i, j;
+	int value = 0;
+	char text[32];
+
+	for (j = 0; j < 2; j++) {
+		int fd = socket(family, types[j], 0);
+
+		for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+			if (options[i].of && options[i].of != family)
+				continue;
+			snprintf(text, sizeof(text), "%d off %d/%d", types[j], options[i].level, options[i].name);
+			say(text, setsockopt(fd, options[i].level, options[i].name, &value, sizeof(value)));
+			read_back(fd, options[i].level, options[i].name);
+			say("one byte", setsockopt(fd, options[i].level, options[i].name, &value, 1));
+		}
+		for (i = 0; i < sizeof(headers) / sizeof(*headers); i++) {
+			if (headers[i].of != family)
+				continue;
+			snprintf(text, sizeof(text), "%d none %d/%d", types[j], headers[i].level, headers[i].name);
+			say(text, setsockopt(fd, headers[i].level, headers[i].name, NULL, 0));
+		}
+		for (i = 0; i < sizeof(repair) / sizeof(*repair); i++) {
+			snprintf(text, sizeof(text), "%d %d/%d", types[j], repair[i].level, repair[i].name);
+			say(text, setsockopt(fd, repair[i].level, repair[i].name, &value, sizeof(value)));
+		}
+		say("to no device", setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "", 1));
+		say("to a missing device", setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "none0", 5));
+		say("short, unknown", setsockopt(fd, j ? IPPROTO_UDP : IPPROTO_TCP, 12345, &value, 2));
+		close(fd);
+	}
+}
+
+/* An option without a value. For IPv6 that is the number 0, but not for structures. */
+static void without_a_value(int family)
+{
+	static const struct {
+		int level, name, of, set, least;
+	} options[] = {
+		{ IPPROTO_IP, IP_TOS, AF_INET, 8, 0 }, { IPPROTO_IP, IP_RECVTTL, AF_INET, 1, 0 },
+		{ IPPROTO_IPV6, IPV6_TCLASS, AF_INET6, 8, 0 }, { IPPROTO_IPV6, IPV6_UNICAST_HOPS, AF_INET6, 9, 0 },
+		{ IPPROTO_IPV6, IPV6_RECVPKTINFO, AF_INET6, 1, 0 }, { IPPROTO_IPV6, IPV6_ADD_MEMBERSHIP, AF_INET6, 0, 200 },
+		{ IPPROTO_IPV6, MCAST_JOIN_GROUP, AF_INET6, 0, 200 }, { IPPROTO_UDP, 1, 0, 0, 0 },
+		{ SOL_SOCKET, SO_KEEPALIVE, 0, 1, 0 },
+	};
+	static const int lengths[] = { 0, 2, 4, 8, 200 };
+	void *volatile nothing = NULL;
+	unsigned int i, j;
+	char text[32];
+
+	for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+		int fd = socket(family, SOCK_DGRAM, 0);
+
+		for (j = 0; j < sizeof(lengths) / sizeof(*lengths) && (!options[i].of || options[i].of == family); j++) {
+			if (lengths[j] < options[i].least)
+				continue;
+			setsockopt(fd, options[i].level, options[i].name, &options[i].set, sizeof(options[i].set));
+			snprintf(text, sizeof(text), "no value %d/%d", options[i].level, options[i].name);
+			say(text, setsockopt(fd, options[i].level, options[i].name, nothing, lengths[j]));
+			read_back(fd, options[i].level, options[i].name);
+		}
+		close(fd);
+	}
+}
+
+/* Sizes of buffers: the smallest, and what the kernel gives a connection. */
+static void buffers(int family)
+{
+	int pair[2], fresh = socket(family, SOCK_STREAM, 0), smallest = -1, before, after;
+	socklen_t len = sizeof(int);
+
+	getsockopt(fresh, SOL_SOCKET, SO_SNDBUF, &before, &len);
+	tcp_pair(family, pair);
+	getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &after, &len);
+	show("SO_SNDBUF connected is larger", after > before);
+	getsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &after, &len);
+	show("SO_SNDBUF accepted is larger", after > before);
+	say("SO_SNDBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_SNDBUFFORCE, &smallest, sizeof(smallest)));
+	read_back(fresh, SOL_SOCKET, SO_SNDBUF);
+	say("SO_RCVBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_RCVBUFFORCE, &smallest, sizeof(smallest)));
+	read_back(fresh, SOL_SOCKET, SO_RCVBUF);
+	close(fresh);
+	close(pair[0]);
+	close(pair[1]);
+}
+
 /*
  * What the error queue says of sends with MSG_ZEROCOPY: on the loopback all are copies, of which one
  * notification tells.
@@ -644,6 +785,9 @@ void test_kinds(int family)
 	peek_offset(family);
 	save_syn(family);
 	sources(family);
+	switched_off(family);
+	without_a_value(family);
+	buffers(family);
 	zero_copy(family);
 	fast_open(family);
 }

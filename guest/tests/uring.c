@@ -130,6 +130,30 @@ static void connects(int family)
 	close(listener);
 }
 
+/* Whether another connection waits. */
+static void accepts_of_two(int family)
+{
+	struct sockaddr_storage addr;
+	socklen_t len;
+	int listener = tcp_listener(family, &addr, &len), fds[2], i;
+	struct io_uring_sqe sqe = { .opcode = IORING_OP_ACCEPT, .fd = listener };
+	struct result cqe;
+
+	for (i = 0; i < 2; i++) {
+		fds[i] = socket(family, SOCK_STREAM, 0);
+		connect(fds[i], (struct sockaddr *)&addr, len);
+	}
+	show_poll("two wait", listener, POLLIN, 2000);
+	for (i = 0; i < 2; i++) {
+		cqe = run(&sqe);
+		tell("accept", cqe.res < 0 ? cqe.res : 0);
+		show("NONEMPTY", !!(cqe.flags & IORING_CQE_F_SOCK_NONEMPTY));
+		close(cqe.res);
+		close(fds[i]);
+	}
+	close(listener);
+}
+
 static void accepts(int family)
 {
 	struct sockaddr_storage addr;
@@ -155,6 +179,7 @@ static void accepts(int family)
 	close(child);
 	close(fd);
 	close(listener);
+	accepts_of_two(family);
 }
 
 static void receives(int family)

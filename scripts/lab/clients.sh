@@ -19,14 +19,22 @@ on_the_other_side() { # interrupts of the host's NICs on the clients' CPU, and o
     } END { print n + 0 }' /proc/interrupts
 }
 before=$(on_the_other_side)
-order='{"requests": {"server": "10.1.0.2:11111", "message_bytes": 16, "min_gap_us": 1000, "max_gap_us": 2000,
+config='{"server": "10.1.0.2:11111", "message_bytes": 16, "min_gap_us": 1000, "max_gap_us": 2000,
     "normal_gaps": false, "timeout_us": 1000000, "requests": 50, "give_up_after": 5, "seed": 1, "captures": [],
-    "scale": 1.0}}'
+    "scale": 1.0}'
+order="{\"requests\": $config}"
 lab-client ontime-lab client "$order"
 status=0
 lab-client ontime-lab client "${order/11111/9}" 2> /lab/said || status=$?
 [ $status -ne 0 ] && grep -q '10.1.0.2:9 did not answer 5 requests' /lab/said ||
     fail "a port that nobody answers: $status, $(cat /lab/said)"
+lab-vm stop rt
+LAB_VM_MB=128 lab-vm start rt memcached rt 10.1.0.2
+lab-vm wait rt
+traffic='"traffic": {"key_bytes": 64, "value_bytes": 1024, "set_of": 10, "gaps_us": [1000, 10000],
+    "normal_gaps": false, "late_ns": null}'
+lab-client ontime-lab client "{\"store\": {\"server\": \"10.1.0.2:11211\", $traffic}}"
+lab-client ontime-lab client "{\"memcached\": {\"config\": ${config/11111/11211}, $traffic, \"connections\": 4}}"
 rate=$(lab-client iperf3 -c 10.2.0.2 -t 1 -i 0 | awk '/receiver/ { print $7, $8 }')
 echo "figures: TCP to a bulk VM for a second: $rate"
 # A vector moves at its first interrupt, which still arrives on the former CPU.

@@ -415,6 +415,15 @@ test_socket() {
     python3 /lab/compare.py out/test_socket-none.log out/test_socket-all.log /lab/differ
 }
 limit=$((limit * 4)) check test_socket test_socket
+# The devices are unbound from the module while sockets are open and calls wait, and bound again.
+device_unbound() {
+    for round in 1 2 3; do
+        python3 /lab/restart.py UNBOUND || return 1
+    done
+    sleep 1
+    [ "$(in_use)" = 0 ] && ! dmesg | grep -E 'WARNING|BUG|Oops|blocked for more than'
+}
+check device-unbound device_unbound
 check device-stopped python3 /lab/restart.py STOPPED
 check device-replaced device_replaced
 rmmod ontime || { echo "FAILED to unload"; failed=1; }

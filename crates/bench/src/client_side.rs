@@ -5,17 +5,23 @@
 //! code is the same as for sending from outside, with the system's clock, which is the host's clock there. No capture
 //! has to be followed, and the load does not depend on the machine that emulates.
 
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ontime_lab::Lab;
 use ontime_lab::agent::Stream;
 use serde::{Deserialize, Serialize};
 
-use crate::client::{self, ClientConfig, ClientError};
+use crate::client::{self, ClientConfig, ClientError, Progress};
+use crate::connections::Connecting;
+use crate::cpu_load;
 use crate::datagrams;
 use crate::error::MeasureError;
+use crate::memcached::{self, Traffic};
 use crate::paced::Paced;
+use crate::sampled::publisher::Publisher;
 
 /// Name of the command.
 pub(crate) const COMMAND: &str = "client";
@@ -23,6 +29,9 @@ pub(crate) const COMMAND: &str = "client";
 const LIMIT: Duration = Duration::from_secs(86_400);
 /// Interval between progress lines.
 const TELL: Duration = Duration::from_secs(1);
+/// FIFO priority of a publisher of Sampled Values: above the interrupt threads (50) of the clients' NICs, so that a
+/// flood which the same CPU sends delays no frame.
+const PUBLISHER_PRIORITY: &str = "60";
 
 /// The load that one process of the clients' side sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,6 +39,45 @@ const TELL: Duration = Duration::from_secs(1);
 pub(crate) enum Order {
     /// Sends requests to a `sockperf server`, each after the answer to the last.
     Requests(ClientConfig),
+    /// Sends requests to several of them at the same time.
+    ToSeveral {
+        /// Number and times of the requests to each. The seed is that of the first server; each other has the next.
+        config: ClientConfig,
+        /// The servers.
+        servers: Vec<SocketAddr>,
+    },
+    /// Waits until memcached listens, and stores a value for every key.
+    Store {
+        /// The server.
+        server: SocketAddr,
+        /// Sizes of keys and values.
+        traffic: Traffic,
+    },
+    /// Sends GETs and SETs of stored keys, each after the answer to the last.
+    Memcached {
+        /// Server, number and times of the requests.
+        config: ClientConfig,
+        /// The requests.
+        traffic: Traffic,
+        /// Number of connections. Requests use them in turn.
+        connections: u8,
+    },
+    /// Makes TCP connections with one request each.
+    Connecting(Connecting),
+    /// Sets the RT guest's own CPU load.
+    CpuLoad {
+        /// The guest's socket for it.
+        address: SocketAddr,
+        /// Percent.
+        percent: u8,
+    },
+    /// Publishes frames of Sampled Values.
+    SampledValues {
+        /// The interface.
+        nic: String,
+        /// Number of frames.
+        frames: u64,
+    },
     /// Sends datagrams at a steady rate.
     Paced(Paced),
     /// Sends datagrams to this IP address at [`datagrams::RATE`], until the process is killed.
@@ -45,7 +93,12 @@ impl Order {
     /// The command line for this order.
     pub(crate) fn command(&self) -> Result<Vec<String>, ClientError> {
         let order = serde_json::to_string(self).map_err(|error| ClientError::Config(error.to_string()))?;
-        Ok(["lab-client", "ontime-lab", COMMAND, &order].map(str::to_owned).into())
+        let mut words = vec!["lab-client"];
+        if matches!(self, Order::SampledValues { .. }) {
+            words.extend(["chrt", "--fifo", PUBLISHER_PRIORITY]);
+        }
+        words.extend(["ontime-lab", COMMAND, &order]);
+        Ok(words.into_iter().map(str::to_owned).collect())
     }
 
     /// Runs the order in the emulated machine. `tell` gets progress lines.
@@ -76,6 +129,21 @@ impl Order {
         };
         match self {
             Order::Requests(config) => client::run(config, |at| tell(at)).map(|_| ()),
+            Order::ToSeveral { config, servers } => to_several(config, servers, |at| tell(at)),
+            Order::Store { server, traffic } => {
+                memcached::client::Client::open_when_up(*server, *traffic, 1, 0, || Ok(())).map(|_| ())
+            }
+            Order::Memcached { config, traffic, connections } => {
+                let mut peer = memcached::client::Client::connect(config.server, *traffic, *connections, config.seed)?;
+                client::run_with(config, &mut peer, |at| tell(at)).map(|_| ())
+            }
+            Order::Connecting(connections) => connections.make(),
+            Order::CpuLoad { address, percent } => cpu_load::set(*address, *percent, || Ok(())),
+            Order::SampledValues { nic, frames } => Publisher::open(nic)?.by_clock(*frames, |published| {
+                // Progress never ends the load.
+                let _ = tell(&format!("{published} frames"));
+                Ok(())
+            }),
             Order::Paced(load) => load.send(|sent| tell(&sent)),
             Order::Flood { address, bytes } => {
                 let error = |source| ClientError::Told(format!("UDP to {address}: {source}"));
@@ -86,8 +154,30 @@ impl Order {
     }
 }
 
+/// Sends requests to each server from a thread of its own; `tell` gets the progress of the first.
+fn to_several(
+    config: &ClientConfig,
+    servers: &[SocketAddr],
+    tell: impl FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<(), ClientError> {
+    let mut configs = (config.seed..).zip(servers).map(|(seed, server)| {
+        let (server, config) = (*server, config.clone());
+        ClientConfig { server, seed, ..config }
+    });
+    let Some(first) = configs.next() else { return Ok(()) };
+    thread::scope(|scope| {
+        let client = |config| scope.spawn(move || client::run(&config, |_| ControlFlow::Continue(())).map(|_| ()));
+        let others: Vec<_> = configs.map(client).collect();
+        let ended = client::run(&first, tell).map(|_| ());
+        let panicked = |_| Err(ClientError::Told("a client's thread panicked; this is a defect of Ontime".to_owned()));
+        others.into_iter().map(|other| other.join().unwrap_or_else(panicked)).fold(ended, Result::and)
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     #[test]
@@ -95,6 +185,12 @@ mod tests {
         let server = "10.1.0.2:11111".parse().unwrap();
         let orders = [
             Order::Requests(ClientConfig { min_gap_us: 7, ..ClientConfig::new(server, 20_000, 3) }),
+            Order::ToSeveral { config: ClientConfig::new(server, 20, 3), servers: vec![server; 100] },
+            Order::Store { server, traffic: memcached::RTVIRT },
+            Order::Memcached { config: ClientConfig::new(server, 9, 4), traffic: memcached::ACCESS, connections: 4 },
+            Order::Connecting(Connecting { server, count: 1_000, clients: 8 }),
+            Order::CpuLoad { address: server, percent: 80 },
+            Order::SampledValues { nic: "rt".to_owned(), frames: 4_100 },
             Order::Paced(Paced { server, message_bytes: 64, rate: 123.5, count: 9 }),
             Order::Flood { address: "10.2.0.2".to_owned(), bytes: datagrams::SMALL },
         ];
@@ -102,7 +198,41 @@ mod tests {
             let command = order.command().unwrap();
             assert_eq!(command.first().map(String::as_str), Some("lab-client"));
             assert_eq!(serde_json::from_str::<Order>(command.last().unwrap()).unwrap(), order);
+            let is_publisher = matches!(order, Order::SampledValues { .. });
+            assert_eq!(command.iter().any(|word| word == "chrt"), is_publisher, "{command:?}");
         }
+    }
+
+    #[test]
+    fn several_servers_have_a_client_each() {
+        let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let servers: Vec<SocketAddr> = sockets.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let config = ClientConfig {
+            min_gap_us: 0,
+            max_gap_us: 100,
+            timeout_us: 5_000_000,
+            give_up_after: 2,
+            ..ClientConfig::new(servers[0], 5, 1)
+        };
+        thread::scope(|scope| {
+            for socket in &sockets {
+                scope.spawn(move || {
+                    for _ in 0..5 {
+                        let mut message = [0; 64];
+                        let (length, client) = socket.recv_from(&mut message).unwrap();
+                        // A reply is the request without the client's flag.
+                        message[9] &= !1;
+                        socket.send_to(&message[..length], client).unwrap();
+                    }
+                });
+            }
+            Order::ToSeveral { config: config.clone(), servers: servers.clone() }.carry_out().unwrap();
+        });
+        // One that is not there fails the whole, whichever it is.
+        drop(sockets);
+        let quick = ClientConfig { timeout_us: 1_000, ..config };
+        assert!(Order::ToSeveral { config: quick.clone(), servers }.carry_out().is_err());
+        assert!(Order::ToSeveral { config: quick, servers: Vec::new() }.carry_out().is_ok());
     }
 
     #[test]
@@ -112,7 +242,12 @@ mod tests {
             give_up_after: 2,
             ..ClientConfig::new("127.0.0.1:9".parse().unwrap(), 3, 1)
         };
-        let error = Order::Requests(nobody).carry_out().unwrap_err().to_string();
+        let error = Order::Requests(nobody.clone()).carry_out().unwrap_err().to_string();
         assert!(error.contains("127.0.0.1:9") && error.contains("did not answer"), "{error}");
+        let to_memcached = Order::Memcached { config: nobody, traffic: memcached::ACCESS, connections: 2 };
+        let error = to_memcached.carry_out().unwrap_err().to_string();
+        assert!(error.contains("127.0.0.1:9") && error.contains("connect to"), "{error}");
+        let nowhere = Order::SampledValues { nic: "no-such-nic".to_owned(), frames: 1 };
+        assert!(nowhere.carry_out().is_err());
     }
 }

@@ -24,24 +24,30 @@
 //! - [`goals::evaluate`] evaluates the goals, [`paper::Figures`] has the papers' figures, [`report`] formats reports.
 //!
 //! [`experiments`] has a file for each experiment. An experiment starts an emulated host ([`host`], [`ontime_lab`]) and
-//! runs its load ([`trial`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces the host
-//! meanwhile. [`server`] runs the RT server: in a VM, in a VM with outsourced sockets, in a container, or on the host.
+//! runs its load ([`trial`], [`several`], [`flood`], [`client`], [`paced`], [`hours`]) against it; [`segments`] traces
+//! the host meanwhile. [`server`] runs the RT server: in a VM, in a VM with outsourced sockets, in a container, or on
+//! the host.
 //! [`workload`] has the servers and their clients: sockperf, memcached ([`memcached`]), Kamailio between two SIPp
 //! ([`voip`]), a subscriber of raw frames ([`sampled`]). `experiments::rta` needs no network: real-time applications in
 //! guests log how they met their deadlines.
 //!
-//! [`path`] has no times: it counts the instructions of requests per function.
+//! [`path`] has no times: it counts the instructions of requests per function. [`baseline`] compares results with those
+//! of an earlier run.
+//!
+//! [`scenario`] reads the description of a host, its tenants and their load from a file.
 //!
 //! [`hardware`] replaces the emulated host if `--hardware` names a real one: the same experiments run with VMs of its
 //! owner.
 //!
 //! Definitions are in `docs/bench.md`. Only the experiments, the client and the two file readers do I/O.
 
+mod baseline;
 pub mod bulk;
 pub mod client;
 mod client_side;
 pub mod clock;
 mod command;
+mod connections;
 mod cpu_load;
 mod datagrams;
 mod error;
@@ -60,9 +66,11 @@ mod path;
 pub mod pcap;
 pub mod report;
 mod sampled;
+mod scenario;
 pub mod schema;
 mod segments;
 mod server;
+mod several;
 pub mod sockperf;
 mod tcp;
 mod trial;

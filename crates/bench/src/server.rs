@@ -141,36 +141,42 @@ impl Seat {
                 progress("starting the server on the host itself");
                 host.shell(&format!("lab-netns up {NAME} rt {address}"))?;
                 let join = "mkdir -p /sys/fs/cgroup/trusted && echo $$ > /sys/fs/cgroup/trusted/cgroup.procs";
-                self.run_in_namespace(host, address, &format!("{join} && exec chrt --fifo 47"))?;
+                run_in_namespace(host, NAME, self.server.command, &format!("{join} && exec chrt --fifo 47"))?;
             }
             Place::Container(net) => {
                 progress("starting the server in a container");
-                let (verb, own) = match net {
-                    Net::Nat => ("nat", NAT_ADDRESS),
-                    Net::Macvlan => ("up", address),
-                };
-                host.shell(&format!("lab-netns {verb} {NAME} rt {address}"))?;
-                let join = "mkdir -p /sys/fs/cgroup/rt.scope && echo $$ > /sys/fs/cgroup/rt.scope/cgroup.procs && exec";
-                self.run_in_namespace(host, own, join)?;
+                contain(host, (NAME, address), net, self.server.command)?;
             }
         }
         self.place = Some(place);
         Ok(())
     }
+}
 
-    /// Runs the server in the existing namespace, at `address` there. `place` is a shell command for its priority,
-    /// which runs first. As in a guest (`recipe/guest-init.sh`), the disk is read-only, and /tmp and /run are in
-    /// memory: Kamailio does not start without its directory in /run.
-    fn run_in_namespace(&self, host: &mut Host, address: &str, place: &str) -> Result<(), MeasureError> {
-        let command = self.server.command.replace(RT_VM.address, address);
-        host.shell(&format!(
-            "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
-             for dir in tmp run; do mountpoint -q /run/guest/$dir || mount -t tmpfs tmpfs /run/guest/$dir || exit; \
-             done && {{ setsid sh -c '{place} ip netns exec {NAME} chroot /run/guest {command}' \
-             > /lab/process.log 2>&1 < /dev/null & echo $! > /run/{NAME}.pid; }}"
-        ))?;
-        Ok(())
-    }
+/// Starts a server in a container with this name and address on the RT network: in cgroup `/NAME.scope` and a network
+/// namespace of its own. `command` is a [`Server::command`].
+pub fn contain(host: &mut Host, (name, address): (&str, &str), net: Net, command: &str) -> Result<(), MeasureError> {
+    let (verb, own) = match net {
+        Net::Nat => ("nat", NAT_ADDRESS),
+        Net::Macvlan => ("up", address),
+    };
+    host.shell(&format!("lab-netns {verb} {name} rt {address}"))?;
+    let cgroup = format!("/sys/fs/cgroup/{name}.scope");
+    let join = format!("mkdir -p {cgroup} && echo $$ > {cgroup}/cgroup.procs && exec");
+    run_in_namespace(host, name, &command.replace(RT_VM.address, own), &join)
+}
+
+/// Runs a server's command in the existing namespace `name`. `place` is a shell command for its priority, which runs
+/// first. As in a guest (`recipe/guest-init.sh`), the disk is read-only, and /tmp and /run are in memory: Kamailio does
+/// not start without its directory in /run.
+fn run_in_namespace(host: &mut Host, name: &str, command: &str, place: &str) -> Result<(), MeasureError> {
+    host.shell(&format!(
+        "mkdir -p /run/guest && {{ mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest; }} && \
+         for dir in tmp run; do mountpoint -q /run/guest/$dir || mount -t tmpfs tmpfs /run/guest/$dir || exit; \
+         done && {{ setsid sh -c '{place} ip netns exec {name} chroot /run/guest {command}' \
+         > /lab/process.log 2>&1 < /dev/null & echo $! > /run/{name}.pid; }}"
+    ))?;
+    Ok(())
 }
 
 /// Copies the guest module to the host's files, before it boots. Builds it first if it is missing.
@@ -190,9 +196,9 @@ pub fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
 
 /// The policy of a VM's device process.
 #[derive(Debug, Clone, Copy)]
-pub struct Sockets {
+pub struct Sockets<'a> {
     /// The VM.
-    pub vm: &'static str,
+    pub vm: &'a str,
     /// The single port that it may bind.
     pub bind: &'static str,
     /// The network that it may reach.
@@ -203,14 +209,15 @@ pub struct Sockets {
     pub wake: Wake,
 }
 
-impl Sockets {
+impl Sockets<'_> {
     /// Writes the policy's table. A device process reads it when it starts.
     pub fn write(&self, host: &mut Host) -> Result<(), MeasureError> {
         host.shell(&format!("echo '{}' > /etc/ontime/sockets.toml", self.table()))?;
         Ok(())
     }
 
-    fn table(&self) -> String {
+    /// The table of `sockets.toml`.
+    pub fn table(&self) -> String {
         let Self { vm, bind, reach, channels, wake } = self;
         let wake = if *wake == Wake::Idle { "idle" } else { "interrupt" };
         format!(

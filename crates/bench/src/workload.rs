@@ -1,4 +1,4 @@
-//! The RT servers and their clients: the server program, the client outside, and the analysis of the capture.
+//! The RT servers and their clients: the server program, the client, and the analysis of the capture.
 //!
 //! In: a [`Workload`] and the host. Out: requests on the wire, and response times from its capture. [`crate::server`]
 //! decides on the server's place, in the same way for all workloads.
@@ -6,13 +6,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use ontime_figures::number;
 use ontime_figures::stats::Summary;
 
-use crate::client::{self, ClientConfig, ClientError};
+use crate::client::{self, ClientConfig};
+use crate::client_side::Order;
 use crate::cpu_load;
 use crate::error::MeasureError;
 use crate::host::Host;
@@ -20,12 +20,11 @@ use crate::memcached;
 use crate::pcap::PcapError;
 use crate::sampled;
 use crate::sampled::publisher::Publisher;
+use crate::schema::Clock;
 use crate::server::{self, Server};
 use crate::voip;
 use crate::wire::{self, RtFlow, WireAnalysis};
 
-/// Limit of the real time until a TCP server listens.
-const LIMIT: Duration = Duration::from_secs(300);
 /// Number of requests until a real host's server without answers counts as missing: 3 s.
 const PROBES: u64 = 30;
 /// Limit of a request's time over TCP on the host's clock, us: retransmissions begin at 0.2 s and double.
@@ -71,14 +70,21 @@ pub enum Client {
         /// As in [`Workload::Sockperf`].
         message_bytes: usize,
     },
-    /// Connected, and every key has a value.
-    Memcached(memcached::Traffic, Box<memcached::client::Client>),
+    /// Every key has a value.
+    Memcached {
+        /// The requests.
+        traffic: memcached::Traffic,
+        /// As in [`Workload::Memcached`].
+        connections: u8,
+        /// Connected; `None` if the client is in the emulated machine, where it connects before its first request.
+        outside: Option<Box<memcached::client::Client>>,
+    },
     /// The guest has its CPU load.
     Loaded,
     /// The proxy has answered.
     Voip,
-    /// The publisher's socket is open.
-    SampledValues(Publisher),
+    /// The publisher's socket is open; `None` if the publisher is in the emulated machine.
+    SampledValues(Option<Publisher>),
 }
 
 /// One measured stretch.
@@ -125,9 +131,6 @@ impl Workload {
 
     /// Prepares the client, before the measurement.
     pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
-        if !matches!(self, Workload::Sockperf { .. } | Workload::Loaded { .. }) {
-            host.needs_clients_outside("this server")?;
-        }
         match self {
             Workload::Sockperf { message_bytes } => {
                 // An experiment has checked that its own VM answers; a real host's may not.
@@ -136,21 +139,32 @@ impl Workload {
                 }
                 Ok(Client::Sockperf { message_bytes })
             }
-            Workload::Loaded { percent } => cpu_load::set_load(host, percent).map(|()| Client::Loaded),
-            Workload::Voip => voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip),
-            Workload::SampledValues => Ok(Client::SampledValues(Publisher::open(host.client_nic())?)),
-            Workload::Memcached { traffic, connections } => {
-                let start = Instant::now();
-                loop {
-                    host.alive()?;
-                    match memcached::client::Client::open(self.address(), traffic, connections, seed) {
-                        Ok(client) => return Ok(Client::Memcached(traffic, Box::new(client))),
-                        Err(ClientError::Socket { .. }) if start.elapsed() < LIMIT => {
-                            thread::sleep(Duration::from_millis(500));
-                        }
-                        Err(error) => return Err(error.into()),
-                    }
+            Workload::Loaded { percent } => {
+                let address = SocketAddr::from((server::ADDRESS, cpu_load::PORT));
+                if host.has_client_cpu() {
+                    Order::CpuLoad { address, percent }.run(host.lab()?, &mut |_| {})?;
+                } else {
+                    cpu_load::set(address, percent, || host.alive())?;
                 }
+                Ok(Client::Loaded)
+            }
+            Workload::Voip => {
+                host.needs_clients_outside("voip")?;
+                voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip)
+            }
+            Workload::SampledValues => {
+                let outside = !host.has_client_cpu();
+                Ok(Client::SampledValues(outside.then(|| Publisher::open(host.client_nic())).transpose()?))
+            }
+            Workload::Memcached { traffic, connections } if host.has_client_cpu() => {
+                Order::Store { server: self.address(), traffic }.run(host.lab()?, &mut |_| {})?;
+                Ok(Client::Memcached { traffic, connections, outside: None })
+            }
+            Workload::Memcached { traffic, connections } => {
+                let go_on = || host.alive();
+                let client =
+                    memcached::client::Client::open_when_up(self.address(), traffic, connections, seed, go_on)?;
+                Ok(Client::Memcached { traffic, connections, outside: Some(Box::new(client)) })
             }
         }
     }
@@ -168,7 +182,7 @@ impl Workload {
             Client::Sockperf { message_bytes } => {
                 host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name, progress)
             }
-            Client::Memcached(traffic, mut client) => {
+            Client::Memcached { traffic, connections, outside } => {
                 let (min_gap_us, max_gap_us) = traffic.gaps_us;
                 let config = ClientConfig {
                     requests: Some(traffic.requests(load.requests)),
@@ -179,7 +193,11 @@ impl Workload {
                     normal_gaps: traffic.normal_gaps,
                     ..config
                 };
-                host.requests_to(client.as_mut(), config, load.captures, load.name, progress)
+                match outside {
+                    Some(mut client) => host.requests_to(client.as_mut(), config, load.captures, load.name, progress),
+                    None => Order::Memcached { config, traffic, connections }
+                        .run(host.lab()?, &mut |line| progress(&format!("{}: {line}", load.name))),
+                }
             }
             Client::Loaded => {
                 let (min_gap_us, max_gap_us) = cpu_load::GAPS_US;
@@ -197,9 +215,9 @@ impl Workload {
                 voip::sipp::call(host, &calls, load.name, progress)
             }
             Client::SampledValues(publisher) => {
-                let capture = load.captures.first().map(PathBuf::as_path);
-                publisher
-                    .run(host, load.requests, capture, |frames| progress(&format!("{}: {frames} frames", load.name)))
+                publish(publisher, host, load, progress)?;
+                // Frames in flight are answered meanwhile.
+                host.shell("sleep 0.3").map(|_| ())
             }
         }
     }
@@ -247,11 +265,9 @@ impl Workload {
             }
             Workload::SampledValues => {
                 let wire = sampled::wire::analyse(capture, warmup)?;
-                let gaps = wire.intervals_ns.iter().filter(|gap| **gap > sampled::frame::PERIOD_NS).count();
-                let note = format!(
-                    "{gaps} of {} frames came later than a period after the one before",
-                    wire.intervals_ns.len()
-                );
+                let gaps = wire.intervals_ns.iter().filter(|gap| **gap > sampled::GAP_NS).count();
+                let note =
+                    format!("before {gaps} of {} frames, a period passed without a frame", wire.intervals_ns.len());
                 Ok((wire, if gaps > 0 { vec![note] } else { Vec::new() }))
             }
         }
@@ -275,5 +291,36 @@ impl Workload {
             Workload::Memcached { traffic, .. } => traffic.late_ns,
             Workload::Sockperf { .. } | Workload::Voip => None,
         }
+    }
+}
+
+/// Publishes `load.requests` frames, by the host's clock. Outside an emulated host on the virtual clock, the capture of
+/// the RT NIC shows the time.
+fn publish(
+    publisher: Option<Publisher>,
+    host: &mut Host,
+    load: &Load<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), MeasureError> {
+    let Some(publisher) = publisher else {
+        let order = Order::SampledValues { nic: host.client_nic().to_owned(), frames: load.requests };
+        return order.run(host.lab()?, &mut |line| progress(&format!("{}: {line}", load.name)));
+    };
+    let is_virtual = host.clock == Clock::Virtual;
+    let (mut looked, mut told) = (Instant::now(), Instant::now());
+    let go_on = |frames: u64| {
+        if looked.elapsed() > Duration::from_millis(200) {
+            looked = Instant::now();
+            host.alive()?;
+        }
+        if told.elapsed() > Duration::from_secs(5) {
+            told = Instant::now();
+            progress(&format!("{}: {frames} frames", load.name));
+        }
+        Ok::<(), MeasureError>(())
+    };
+    match load.captures.first().filter(|_| is_virtual) {
+        Some(capture) => publisher.by_releases(load.requests, capture, go_on),
+        None => publisher.by_clock(load.requests, go_on),
     }
 }

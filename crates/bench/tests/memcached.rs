@@ -283,6 +283,32 @@ fn the_real_server_answers_and_the_wire_agrees() {
 }
 
 #[test]
+fn what_one_client_stored_is_answered_to_another() {
+    let port = free_port();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    // The server begins to listen after the first attempt.
+    let (mut attempts, mut server) = (0, None);
+    let stored = Client::open_when_up(address, ACCESS, 1, 0, || {
+        attempts += 1;
+        if attempts == 2 {
+            server = Some(memcached(port).ok_or_else(|| ClientError::Told("no memcached".to_owned()))?);
+        }
+        Ok::<(), ClientError>(())
+    });
+    match stored {
+        Err(ClientError::Told(_)) => return,
+        stored => drop(stored.unwrap()),
+    }
+    assert!(attempts >= 2);
+    // The first client has closed its connection; this one stores nothing.
+    let mut client = Client::connect(address, ACCESS, 3, 7).unwrap();
+    let config = ClientConfig { min_gap_us: 0, max_gap_us: 100, ..ClientConfig::new(address, 40, 7) };
+    let report = client::run_with(&config, &mut client, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((report.sent, report.answered, report.lost, report.refused), (40, 40, 0, 0));
+    drop(server);
+}
+
+#[test]
 fn a_server_of_another_kind_is_named_not_measured() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();

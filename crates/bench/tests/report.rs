@@ -284,6 +284,14 @@ fn metrics(experiment: &str, place: usize) -> Vec<Metric> {
             count("frames-each", 10_000),
         ],
         "sampled-values" | "xen-arm" => late(),
+        "rt-vms" => {
+            let of_vm = |vm: u64| {
+                let keys = ["p50", "p99", "sd", "max"];
+                keys.map(|key| number(key, Unit::Us, 1_234.5).of(&format!("rt-{vm}")))
+            };
+            let worst = ["worst-p99", "worst-sd"].map(|key| number(key, Unit::Us, 12_345.6));
+            worst.into_iter().chain((1..=100).flat_map(of_vm)).collect()
+        }
         "memcached-slo" => late().into_iter().chain(jobs()).chain([number("paper-p99.9", Unit::Us, 450.0)]).collect(),
         "rta-periodic" | "rta-sporadic" | "rta-scale" | "video" => {
             let of =

@@ -1,7 +1,7 @@
 //! Fuzz targets: one function per kind of bytes that a guest, a container or a local user can choose.
 //!
 //! Input: any bytes. Output: nothing, or a panic if the product's code panics or violates the property in the target's
-//! comment. Targets call the product's code, not a copy of it. [docs/fuzzing.md](../../../docs/fuzzing.md) describes
+//! comment. Targets call the product's code, not a copy of it. [CONTRIBUTING.md](../../../CONTRIBUTING.md) describes
 //! how to run them. The test `corpus` runs every target with its corpus and with mutations of the corpus.
 //!
 //! | file | |

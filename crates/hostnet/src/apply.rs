@@ -225,7 +225,8 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     for (setting, found) in pending {
         let done = match setting.lacks(&missing) {
             Some(lacks) => Done::Unsupported(format!(
-                "it needs {lacks}, which could not be set: end the cause that stands there, and both are set"
+                "it needs {lacks}, which could not be set: end the cause that stands there, and both are set{}",
+                accepting(setting)
             )),
             None => {
                 let written = host.write(&setting.knob, &setting.value);
@@ -351,13 +352,16 @@ pub fn drift(host: &dyn Host, plan: &Plan, journal: &Journal) -> Vec<Drift> {
         .collect()
 }
 
-/// How to accept a value of the host or of a NIC that cannot be set.
-fn accepting(setting: &Setting) -> String {
+/// How to accept a value that cannot be set, as the end of a sentence. Empty if the rule may not be left out, and for
+/// a thread: leaving out its place leaves out that of every other thread.
+pub fn accepting(setting: &Setting) -> String {
     let whole = match &setting.knob {
         _ if !setting.rule.may_be_left_out() => return String::new(),
+        Knob::ThreadPolicy { .. } | Knob::ThreadAffinity { .. } => return String::new(),
         Knob::HostFile { .. } | Knob::HostCpus { .. } => "",
-        knob if knob.nic().is_some() => ", for every NIC",
-        _ => return String::new(),
+        Knob::IrqAffinity { .. } => ", for every interrupt of this rule",
+        Knob::TapBatch { .. } | Knob::SendBuffer { .. } => ", for every tap",
+        _ => ", for every NIC",
     };
     format!("; to accept it as it is{whole}: without = [\"{}\"] in /etc/ontime/host.toml", setting.rule)
 }

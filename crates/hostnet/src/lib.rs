@@ -33,7 +33,9 @@ pub mod rules;
 pub mod smi;
 mod tap;
 
-pub use apply::{ConvergeError, Counts, Done, Drift, Item, Report, adopt, apply, converge, drift, give_back, reset};
+pub use apply::{
+    ConvergeError, Counts, Done, Drift, Item, Report, accepting, adopt, apply, converge, drift, give_back, reset,
+};
 pub use cpus::CpuSet;
 pub use doctor::{Check, Diagnosis, Probes, State, examine};
 pub use host_config::{HostConfig, NicConfig};

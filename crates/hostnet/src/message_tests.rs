@@ -334,6 +334,19 @@ fn a_report_says_when_a_failed_knob_is_tried_again_and_how_to_live_without_an_un
     let report = apply(&Fails(libc::EOPNOTSUPP), &plan(vec![setting]), &mut journal).unwrap();
     let Done::Unsupported(why) = &report.items[0].done else { panic!("{report:?}") };
     assert!(why.ends_with("for every NIC: without = [\"napi-threaded\"] in /etc/ontime/host.toml"), "{why}");
+    let mut accepted = String::new();
+    for (at, (knob, value)) in knobs().into_iter().enumerate() {
+        let mut journal = Journal::open(&dir.path().join(at.to_string()), "boot").unwrap();
+        let setting = Setting::new(RuleId::DeviceIrq, Stage::Place, knob, value);
+        let report = apply(&Fails(libc::EROFS), &plan(vec![setting]), &mut journal).unwrap();
+        let Done::Unsupported(why) = &report.items[0].done else { continue };
+        let ends = why.ends_with(": without = [\"device-irq\"] in /etc/ontime/host.toml");
+        assert_eq!(ends, !report.items[0].knob.to_string().contains("of thread "), "{why}");
+        accepted += why;
+    }
+    for kind in ["for every interrupt of this rule:", "for every NIC:", "as it is:"] {
+        assert!(accepted.contains(kind), "{accepted}");
+    }
     let other = Knob::Clsact { nic: nic() };
     let other = Setting { knob: other, ..needing };
     let first = Setting::new(RuleId::NapiThreaded, Stage::Thread, knob, Value::Text("0".to_owned()));

@@ -15,6 +15,8 @@ pub use crate::rule_id::RuleId;
 /// The cost of a row while its wait is not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Cost {
+    /// How late a packet may be, us: the largest latency in the text, or an estimate if it has none.
+    pub delay_us: u32,
     /// The cost in words and figures (us; three figures together are p50/p99/max).
     pub text: &'static str,
     /// Source of the figures: kernel, clock, load. Empty while there is no figure.

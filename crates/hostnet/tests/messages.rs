@@ -616,7 +616,13 @@ fn faults_of_row(check: &Check) -> Vec<String> {
     let mut faults: Vec<String> =
         [&check.found, &check.remedy, &check.cost].into_iter().flat_map(|one| faults(one)).collect();
     let remedy = check.ontime_can_apply && !check.remedy.is_empty() || tells_what_to_do(&check.remedy);
-    for (is_wrong, what) in [(check.title.is_empty(), "title"), (check.found.len() < 9, "cause"), (!remedy, "remedy")] {
+    let cases = [
+        (check.title.is_empty(), "title"),
+        (check.found.len() < 9, "cause"),
+        (!remedy, "remedy"),
+        (check.delay_us == 0, "rank"),
+    ];
+    for (is_wrong, what) in cases {
         faults.extend(is_wrong.then(|| format!("{check:?} has no {what}")));
     }
     faults

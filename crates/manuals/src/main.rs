@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use anyhow::Context;
-use clap_complete::Shell;
+use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
@@ -44,9 +44,84 @@ fn write(directory: &Path) -> anyhow::Result<()> {
     command.build();
     write_pages(&command, &man)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut ontime::command(), "ontime", &completions)?;
+        let path = completions.join(shell.file_name("ontime"));
+        std::fs::write(&path, completion(shell)?).with_context(|| path.display().to_string())?;
     }
     Ok(())
+}
+
+/// What the markers in `NAMES` begin with; the rest is the argument of `ontime names`.
+const MARKER: &str = "ontime-names-";
+
+/// Arguments whose values are names that only the host knows: the subcommand, the argument, and the marker that stands
+/// for the names in what the generators write.
+const NAMES: [(&[&str], &str, &str); 7] = [
+    (&["apply"], "method", "ontime-names-methods"),
+    (&["attach"], "vm", "ontime-names-vms"),
+    (&["net", "status"], "nics", "ontime-names-nics"),
+    (&["sockets"], "vm", "ontime-names-vms"),
+    (&["trace"], "vm", "ontime-names-vms"),
+    (&["trace"], "container", "ontime-names-containers"),
+    (&["trace"], "nic", "ontime-names-nics"),
+];
+
+/// The completions for a shell. The generators write them with a marker as the only value of an argument in `NAMES`;
+/// then the shell's code that runs `ontime names` takes the marker's place.
+fn completion(shell: Shell) -> anyhow::Result<String> {
+    let mut command = ontime::command();
+    for (path, argument, marker) in NAMES {
+        command = with_marker(command, path, argument, marker);
+    }
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut command, "ontime", &mut text);
+    let mut text = String::from_utf8(text)?;
+    for (path, _, marker) in NAMES {
+        let names = marker.trim_start_matches(MARKER);
+        text = match shell {
+            Shell::Zsh => text.replace(&format!("({marker})"), &format!("_ontime_names {names}")),
+            Shell::Fish => text.replace(&format!("{marker}\\t''"), &format!("(ontime names {names} 2>/dev/null)")),
+            _ => text.replace(marker, &format!("$(ontime names {names} 2>/dev/null)")),
+        };
+        // The generator for fish leaves positional arguments out.
+        if let (Shell::Fish, Some(condition)) = (shell, positional(&command, path, marker)) {
+            text += &format!("complete -c ontime -n \"{condition}\" -f -a \"(ontime names {names} 2>/dev/null)\"\n");
+        }
+    }
+    if shell == Shell::Zsh {
+        let (first, rest) = text.split_once('\n').context("zsh's completions have one line")?;
+        text = format!("{first}\n{ZSH}{rest}");
+    }
+    Ok(text)
+}
+
+/// A function for `_arguments`, which puts options of compadd before the argument.
+const ZSH: &str = r#"
+_ontime_names() {
+    local -a names
+    names=(${(f)"$(ontime names ${@[-1]} 2>/dev/null)"})
+    compadd "${@[1,-2]}" -a names
+}
+"#;
+
+fn with_marker(command: clap::Command, path: &[&str], argument: &str, marker: &'static str) -> clap::Command {
+    match path {
+        [] => command
+            .mut_arg(argument, |argument| argument.value_parser(clap::builder::PossibleValuesParser::new([marker]))),
+        [first, rest @ ..] => command.mut_subcommand(first, |command| with_marker(command, rest, argument, marker)),
+    }
+}
+
+/// Where fish offers names for a subcommand's positional argument, if it has one with this marker.
+fn positional(command: &clap::Command, path: &[&str], marker: &str) -> Option<String> {
+    let found = path.iter().try_fold(command, |command, name| command.find_subcommand(name))?;
+    let is_marked =
+        |argument: &clap::Arg| argument.get_possible_values().iter().any(|value| value.get_name() == marker);
+    found.get_positionals().any(is_marked).then(|| match path {
+        [first, second, ..] => {
+            format!("__fish_ontime_using_subcommand {first}; and __fish_seen_subcommand_from {second}")
+        }
+        _ => format!("__fish_ontime_using_subcommand {}", path.concat()),
+    })
 }
 
 /// A page for the command and for each of its subcommands, but for hidden ones.
@@ -113,8 +188,58 @@ mod tests {
         for hidden in ["guardian", "trace-guardian", "help"] {
             assert!(!directory.path().join(format!("man/ontime-{hidden}.1")).exists(), "{hidden}");
         }
+        for hidden in ["names", "guardian"] {
+            assert!(!read("man/ontime.1").contains(&format!("ontime\\-{hidden}")), "{hidden}");
+        }
         for completion in ["ontime.bash", "_ontime", "ontime.fish"] {
             assert!(read(&format!("completions/{completion}")).contains("status"), "{completion}");
+        }
+    }
+
+    #[test]
+    fn no_marker_is_left_and_each_shell_asks_for_each_kind_of_names() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let text = completion(shell).unwrap();
+            assert!(!text.contains(MARKER), "{shell}: {text}");
+            for names in ["methods", "vms", "containers", "nics"] {
+                assert!(text.contains(&format!("names {names}")), "{shell} {names}");
+            }
+            assert!(text.contains("vcpu-place") && text.contains("oslat"), "{shell}");
+        }
+        assert!(completion(Shell::Zsh).unwrap().starts_with("#compdef ontime\n"));
+    }
+
+    /// What bash offers in place of the last word, with a program `ontime` that prints two names for each kind.
+    fn offered(words: &[&str]) -> Vec<String> {
+        let [.., previous, current] = words else { panic!("{words:?} are too few words") };
+        let last = words.len() - 1;
+        let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+        let script = format!(
+            "ontime() {{ [ \"$1\" = names ] && echo \"$2-1 $2-2\"; }}\n{}\nCOMP_WORDS=({})\nCOMP_CWORD={last}\n\
+             _ontime ontime '{current}' '{previous}'\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n",
+            completion(Shell::Bash).unwrap(),
+            quoted.join(" ")
+        );
+        let out = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn bash_offers_the_names_of_the_host() {
+        for (words, wanted) in [
+            (&["ontime", "trace", "--vm", ""][..], &["vms-1", "vms-2"][..]),
+            (&["ontime", "trace", "--container", "containers-2"], &["containers-2"]),
+            (&["ontime", "trace", "--nic", "n"], &["nics-1", "nics-2"]),
+            (&["ontime", "apply", "--method", "methods-1"], &["methods-1"]),
+            (&["ontime", "status", "--rule", "vcpu"], &["vcpu-place"]),
+            (&["ontime", "verify", "--test", "o"], &["oslat"]),
+            (&["ontime", "attach", "vms"], &["vms-1", "vms-2"]),
+            (&["ontime", "sockets", "vms-2"], &["vms-2"]),
+            (&["ontime", "net", "status", "nics-1"], &["nics-1"]),
+        ] {
+            assert_eq!(offered(words), wanted, "{words:?}");
         }
     }
 }

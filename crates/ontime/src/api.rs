@@ -40,6 +40,9 @@ pub struct Tenants {
     pub schema_version: u32,
     /// The tenants.
     pub tenants: Vec<Tenant>,
+    /// What could not be read, so that tenants may be missing.
+    #[serde(default)]
+    pub unseen: Vec<Problem>,
 }
 
 /// The network interfaces of this host.
@@ -67,7 +70,7 @@ pub struct Tenant {
     pub kind: String,
     /// `bulk`, or `rt` and a level, 0 the most urgent: `rt0` to `rt8`.
     pub class: String,
-    /// What decided the class: `metadata`, `default`, or a rule as FILE:LINE.
+    /// What decided the class: `metadata`, `default`, a rule as FILE:LINE, or `reservation NAME`.
     pub source: String,
     /// Most CPU time a thread may take at real-time priority, as a fraction of one CPU.
     pub runtime_cap: f64,
@@ -219,6 +222,9 @@ pub struct Status {
     /// reload succeeds.
     #[serde(default)]
     pub refused_configuration: Option<RefusedConfiguration>,
+    /// How many reservations programs requested.
+    #[serde(default)]
+    pub requested: usize,
 }
 
 /// A configuration that was refused.
@@ -300,6 +306,9 @@ pub struct Reservations {
     pub schema_version: u32,
     /// What keeps it: `paced`, `dp-wrap`, `sched_ext` or `deadline`.
     pub backend: String,
+    /// Mode `observe`: nothing is reserved, and this is what would be.
+    #[serde(default)]
+    pub foreseen: bool,
     /// Why nothing is kept although it is configured.
     pub off: Option<String>,
     /// The host's CPUs for reservations.
@@ -314,8 +323,109 @@ pub struct Reservations {
     pub refused: Vec<Problem>,
     /// Names with a reservation of which no VM runs.
     pub absent: Vec<String>,
+    /// What programs requested with PUT, by name.
+    #[serde(default)]
+    pub requested: Vec<Requested>,
+    /// What a program that adds up reservations may give out.
+    #[serde(default)]
+    pub capacity: Capacity,
     /// The present slice; none by `deadline`.
     pub slice: Option<Slice>,
+}
+
+/// What a program that adds up the bandwidth of reservations may give out, in millionths of a CPU, so that the daemon
+/// admits all of it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Capacity {
+    /// Of each CPU for reservations that are not pinned; all of them together.
+    pub unpinned_micro_cpus_per_cpu: u64,
+    /// The most that one vCPU may have.
+    pub largest_micro_cpus: u64,
+    /// Of a CPU that only reservations pinned to it use, up to 64.
+    pub pinned_micro_cpus_per_cpu: u64,
+    /// What VMs of sched.toml hold now, with their guests' deadline tasks.
+    pub other_micro_cpus: u64,
+    /// Whether the running kernel is PREEMPT_RT.
+    pub preempt_rt: bool,
+}
+
+/// The tenants of a reservation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReservedFor {
+    /// The VM of the Kubernetes pod with this UID, or else the pod's containers.
+    Pod(String),
+    /// The tenants in this cgroup (a path below the cgroup v2 mount), and in those below it.
+    Cgroup(String),
+    /// The VM of this name.
+    Vm(String),
+}
+
+/// A reservation to create, renew or change. Its tenants have class `rt` while its lease lasts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReserveRequest {
+    /// Its tenants.
+    #[serde(rename = "for")]
+    pub reserved_for: ReservedFor,
+    /// CPU time in each period, us, 1 to the period; without it and the period, only the class is given.
+    #[serde(default)]
+    pub budget_us: Option<u64>,
+    /// The period, us, 500 to 1000000.
+    #[serde(default)]
+    pub period_us: Option<u64>,
+    /// How many vCPUs have the budget, from number 0 on, 1 to 256; default 1.
+    #[serde(default)]
+    pub count: Option<u32>,
+    /// For each of them, the CPU that it is pinned to; without it they are not pinned.
+    #[serde(default)]
+    pub cpus: Option<Vec<u32>>,
+    /// The level of the tenants, 0 (most urgent) to 8; default 0.
+    #[serde(default)]
+    pub level: u8,
+    /// How long the reservation lasts from this request on, seconds, 10 to 86400.
+    pub lease_seconds: u64,
+    /// Whose it is, for lists: at most 64 characters of a name.
+    #[serde(default)]
+    pub owner: String,
+}
+
+/// A reservation that a program requested.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Requested {
+    /// Its name.
+    pub name: String,
+    /// Whose it is, in the words of the request.
+    pub owner: String,
+    /// The user who requested it.
+    pub uid: u32,
+    /// Its tenants.
+    #[serde(rename = "for")]
+    pub reserved_for: ReservedFor,
+    /// CPU time in each period, us; none if it gives a class only.
+    pub budget_us: Option<u64>,
+    /// The period, us.
+    pub period_us: Option<u64>,
+    /// How many vCPUs have the budget; 0 if it gives a class only.
+    pub count: u32,
+    /// The CPU of each, if they are pinned.
+    pub cpus: Option<Vec<u32>>,
+    /// The level of the tenants.
+    pub level: u8,
+    /// The bandwidth of all of them, in millionths of a CPU.
+    pub micro_cpus: u64,
+    /// How long its lease is, seconds.
+    pub lease_seconds: u64,
+    /// How much of that is left, seconds.
+    pub left_seconds: f64,
+    /// Whether the bandwidth is held.
+    pub held: bool,
+    /// `waiting` (its tenants do not run), `bound` (they run), or `refused`.
+    pub state: String,
+    /// The names of its tenants that run.
+    pub tenants: Vec<String>,
+    /// Why it is not held, or why its tenants do not have what is held.
+    pub why: Option<String>,
 }
 
 /// A vCPU with reserved CPU time. What it has had is counted since it has the reservation.
@@ -417,7 +527,7 @@ pub struct PlannedPart {
 /// One knob: wanted and actual.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KnobState {
-    /// The rule that wants it.
+    /// The rule that wants it; `reservation` for CPU time that `sched.toml` would reserve.
     pub rule: String,
     /// The knob.
     pub knob: String,
@@ -495,7 +605,7 @@ pub struct Report {
 /// What became of one knob.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Change {
-    /// The rule that wanted it; none where it was given back.
+    /// The rule that wanted it, or `reservation`; none where it was given back.
     pub rule: Option<String>,
     /// The knob.
     pub knob: String,

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use ontime_hostnet::{LiveHost, Method, Originals};
+use ontime_sched::Settled;
 use ontime_tenants::text::counted;
 
 use crate::client::ClientError;
@@ -59,7 +60,7 @@ fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Repo
     let keeper = Keeper::new(&config.sched, config.rules.table());
     let seen = to_be(&config, paths, method, &originals, &keeper);
     let missed = missed.and(&seen.found.problems);
-    Ok((would(&seen, &LiveHost::with_roots(paths.roots()), &originals), missed))
+    Ok((would(&seen, &LiveHost::with_roots(paths.roots()), &originals, &Settled::default()), missed))
 }
 
 /// What was done, in numbers: changes, then what had another outcome, then what was as wanted before.

@@ -40,8 +40,12 @@ const PARTS: [Part; 5] = [
         all: |dir| DaemonConfig::load(dir).map(drop),
     },
     Part { name: "sched", one: |text| SchedConfig::default().add(text), all: |dir| SchedConfig::load(dir).map(drop) },
-    // This reads the table of every VM, whatever name is given.
-    Part { name: "sockets", one: |_| Ok(()), all: |dir| ontime_sockets::config::load(dir, "").map(drop) },
+    // `load` reads the table of every VM, whatever name is given.
+    Part {
+        name: "sockets",
+        one: |text| ontime_sockets::config::parse(text).map(drop),
+        all: |dir| ontime_sockets::config::load(dir, "").map(drop),
+    },
 ];
 
 /// Checks the files. Exit status 78 where one is wrong, 3 where one may not be read, 1 where a file has a name that
@@ -190,6 +194,7 @@ mod tests {
         write("host.conf.d/20.toml", "method = \"vanilla\"\n");
         write("sched.toml", "reserve = -1\n");
         write("sockets.conf.d/web.toml", "[vm.web]\nchannel = 1\n");
+        write("sockets.conf.d/zone.toml", "[vm.zone]\nbind = 7\n");
         write("tenant.toml", "");
         write("daemon.d/10.toml", "");
         write("README", "");
@@ -210,9 +215,10 @@ mod tests {
         let unread =
             ["daemon.conf.d/10-enforce.conf", "daemon.d", "sched.conf", "tenant.toml", "tenants.conf.d/plc.toml.txt"];
         assert_eq!(names(&found.unread), unread);
-        assert_eq!(found.files.len(), 6);
+        assert_eq!(found.files.len(), 7);
         let wrong: Vec<PathBuf> = found.errors.iter().map(|error| path_of(error).to_owned()).collect();
-        let wanted = ["host.toml", "host.conf.d/10.toml", "sched.toml", "sockets.conf.d/web.toml"];
+        let wanted =
+            ["host.toml", "host.conf.d/10.toml", "sched.toml", "sockets.conf.d/web.toml", "sockets.conf.d/zone.toml"];
         assert_eq!(names(&wrong), wanted, "{:?}", found.errors);
     }
 

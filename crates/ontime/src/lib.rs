@@ -15,6 +15,7 @@ mod doctor;
 mod exit;
 mod log;
 mod metrics;
+mod names;
 mod net;
 mod paths;
 mod plan;
@@ -29,6 +30,7 @@ mod status;
 mod table;
 mod top;
 mod trace;
+mod verify;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -88,6 +90,8 @@ commands! {
     Doctor => doctor,
     /// Show where RT requests spend their time, and who is in their way
     Trace => trace,
+    /// Measure whether this host and a guest are fit for their load
+    Verify => verify,
     /// Tell whether a set of tenants fits, and what other analyses would reserve
     Plan => plan,
     /// Serve a VM's outsourced sockets (run by ontime-device@VM.service)
@@ -96,6 +100,9 @@ commands! {
     Attach => attach,
     /// Show a VM's outsourced sockets, as ss would
     Sockets => sockets,
+    /// Print names for shell completion (run by the completions)
+    #[command(hide = true)]
+    Names => names,
     /// Put kernel protections back when the daemon dies (started by the daemon)
     #[command(hide = true)]
     Guardian => daemon::guardian,

@@ -1,5 +1,6 @@
 //! Ontime's directories and files. All subcommands use the same directories; tests use their own.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use ontime_hostnet::{Journal, JournalError, Originals, Roots, journal};
@@ -32,6 +33,17 @@ pub struct Paths {
 }
 
 impl Paths {
+    /// The options that give another run of this program the same directories.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let directories = [
+            ("--run-dir", &self.run_dir),
+            ("--state-dir", &self.state_dir),
+            ("--config-dir", &self.config_dir),
+            ("--debugfs", &self.debugfs),
+        ];
+        directories.into_iter().flat_map(|(flag, of)| [flag.into(), of.clone().into_os_string()]).collect()
+    }
+
     /// The daemon's HTTP socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("ontime.sock")
@@ -55,6 +67,11 @@ impl Paths {
     /// The reserved CPU time that vCPUs hold, for the next daemon.
     pub fn held(&self) -> PathBuf {
         self.run_dir.join("reservations")
+    }
+
+    /// The reservations that programs requested, for the next daemon.
+    pub fn requested(&self) -> PathBuf {
+        self.run_dir.join("requested")
     }
 
     /// Threads beyond their tenant's quota, for the next daemon.

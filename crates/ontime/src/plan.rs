@@ -36,6 +36,10 @@ pub struct Args {
     /// What if there were this many such hosts? A tenant stays on one.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(HOSTS_MAX)))]
     hosts: u32,
+    /// Place the tenants in the order of the file, each on the emptiest host that has room, as Kubernetes' scheduler
+    /// places pods; default: the largest first, each on the fullest.
+    #[arg(long)]
+    in_order: bool,
     /// Simulate the planner for so long.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     simulate: Option<Nanos>,
@@ -78,15 +82,18 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         ConfigError::Invalid { .. } => anyhow::Error::from(error),
     })?;
     plan.cpus = args.cpus.unwrap_or(plan.cpus);
-    if plan.reserve > Bandwidth::cpus(plan.cpus as usize) {
+    if plan.kept() > Bandwidth::cpus(plan.cpus as usize) {
         exit::usage!(
             "{}: bulk-reserve = {} is more than --cpus {}; ask for more CPUs, or keep less for bulk",
             args.file.display(),
-            plan.reserve,
+            plan.kept(),
             plan.cpus
         );
     }
-    let (placed, refused) = report::place(&plan, args.hosts as usize);
+    if let Some(beyond) = plan.hosts.iter().flatten().find(|host| **host > args.hosts) {
+        exit::usage!("{}: host = {beyond}, and --hosts is {}", args.file.display(), args.hosts);
+    }
+    let (placed, refused) = report::place(&plan, args.hosts as usize, args.in_order);
     let mut report = report::report(&plan, &placed, refused);
     let names = plan.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
     let drawn = simulate(args, &placed, &mut report, names)?;

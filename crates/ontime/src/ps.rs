@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use ontime_tenants::{ProblemKind, Sources, discover};
+use ontime_tenants::{Sources, discover};
 
 use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
@@ -21,19 +21,19 @@ pub struct Args {
 }
 
 /// Shows the tenants, and their problems on standard error. Asks the daemon, or reads the host itself where no daemon
-/// runs. Exit status 3 where it read the host itself and could not see everything.
+/// runs. Exit status 3 where tenants may be missing.
 ///
 /// # Errors
 /// Where the configuration is wrong, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let (tenants, problems, missed) = match client::get::<api::Tenants>(&paths.socket(), "/v1/tenants") {
-        Ok(answer) => (answer.tenants, told(paths), Missed::default()),
+        Ok(answer) => told(answer, paths),
         Err(ClientError::NoDaemon { .. }) => look(paths, Missed::rights())?,
         Err(error @ ClientError::Denied { .. }) => look(paths, Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
     for problem in problems {
-        eprintln!("ontime: {}", table::visible(&format!("{}: {}", problem.subject, problem.message)));
+        eprintln!("ontime: {}", table::visible(&line(&problem)));
     }
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -51,17 +51,29 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(missed.tell(exit::OK)))
 }
 
-/// The problems that the daemon's last pass found.
-fn told(paths: &Paths) -> Vec<api::Problem> {
-    client::get::<api::Status>(&paths.socket(), "/v1/status").map(|status| status.problems).unwrap_or_default()
+/// Adds the problems that the daemon's last pass found.
+fn told(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Problem>, Missed) {
+    let missed = answer.unseen.iter().fold(Missed::default(), |missed, one| missed.also(line(one)));
+    match client::get::<api::Status>(&paths.socket(), "/v1/status") {
+        Ok(status) => {
+            let is_said = |problem: &api::Problem| answer.unseen.contains(problem);
+            let others = status.problems.into_iter().filter(|problem| !is_said(problem)).collect();
+            (answer.tenants, others, missed)
+        }
+        Err(error) => (answer.tenants, Vec::new(), missed.also(error)),
+    }
+}
+
+fn line(problem: &api::Problem) -> String {
+    format!("{}: {}", problem.subject, problem.message)
 }
 
 fn look(paths: &Paths, missed: Missed) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>, Missed)> {
     let config = Config::load(&paths.config_dir)?;
     let found = discover(&Sources::host(), &config.rules);
     let tenants = found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect();
-    let missed = missed.and(&found.problems);
-    let others = found.problems.iter().filter(|problem| !matches!(problem.kind, ProblemKind::Unreadable(_)));
+    let missed = view::unseen(&found).iter().fold(missed, |missed, one| missed.also(line(one)));
+    let others = found.problems.iter().filter(|problem| !problem.hides_tenants());
     Ok((tenants, others.map(view::problem).collect(), missed))
 }
 

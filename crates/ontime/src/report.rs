@@ -146,14 +146,9 @@ const FILES: [&str; 6] =
 impl Report {
     fn collect(&mut self, paths: &Paths) -> anyhow::Result<()> {
         let program = std::env::current_exe().doing("finding the program `ontime`")?;
-        let directories = [("--run-dir", &paths.run_dir), ("--state-dir", &paths.state_dir)];
-        let directories =
-            directories.into_iter().chain([("--config-dir", &paths.config_dir), ("--debugfs", &paths.debugfs)]);
-        let directories: Vec<_> =
-            directories.flat_map(|(flag, of)| [flag.into(), of.clone().into_os_string()]).collect();
         for (name, args) in OWN {
             let mut command = Command::new(&program);
-            command.args(args).args(&directories);
+            command.args(args).args(paths.arguments());
             self.command(name, &format!("ontime {}", args.join(" ")), command, Keep::First)?;
         }
         for (name, args, keep) in SYSTEM {

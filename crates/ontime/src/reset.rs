@@ -66,7 +66,7 @@ fn tell_foreign(journal: &Journal) -> bool {
 
 fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
     let status = apply::show(report, json, &KEPT)?;
-    if !json && let Some(said) = nothing_to_give_back(report) {
+    if let Some(said) = nothing_to_give_back(report).filter(|_| !json) {
         println!("{said}");
     }
     Ok(ExitCode::from(status))

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
+use ontime_hostnet::RULES;
 use ontime_tenants::text::counted;
 
 use crate::paths::Paths;
@@ -18,6 +20,13 @@ pub struct Args {
     /// Also the knobs that are as wanted.
     #[arg(long, short)]
     all: bool,
+    /// Only knobs and findings of these rules, also for the exit status.
+    #[arg(long, value_name = "RULE", value_delimiter = ',', value_parser = PossibleValuesParser::new(rules()))]
+    rule: Vec<String>,
+}
+
+fn rules() -> impl Iterator<Item = &'static str> {
+    RULES.iter().map(|rule| rule.id.name())
 }
 
 /// Shows the daemon's state. Exit status 1 where a knob differs from the plan or a reload was refused, 2 where a
@@ -26,7 +35,8 @@ pub struct Args {
 /// # Errors
 /// Where no daemon answers.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let status: api::Status = client::get(&paths.socket(), "/v1/status")?;
+    let mut status: api::Status = client::get(&paths.socket(), "/v1/status")?;
+    only(&args.rule, &mut status);
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &status)?;
@@ -35,6 +45,16 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         show(&mut out, &status, args.all)?;
     }
     Ok(ExitCode::from(verdict(&status)))
+}
+
+/// Leaves out the knobs and findings of other rules. Without names, all stay.
+fn only(rules: &[String], status: &mut api::Status) {
+    if rules.is_empty() {
+        return;
+    }
+    status.knobs.retain(|knob| rules.contains(&knob.rule));
+    status.findings.retain(|finding| rules.contains(&finding.rule));
+    status.drift = status.knobs.iter().filter(|knob| knob.state == "drifted").count();
 }
 
 fn verdict(status: &api::Status) -> u8 {
@@ -63,6 +83,10 @@ fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Resul
     let ms = status.last_pass_seconds * 1e3;
     writeln!(out, "passes     {}, the last took {ms:.1} ms", status.passes)?;
     show_caps(out, &status.caps)?;
+    if status.requested > 0 {
+        let those = counted(status.requested, "reservation");
+        writeln!(out, "reserved   {those} requested by programs; `ontime top` shows them")?;
+    }
     for nic in &status.polling {
         let state = if nic.polling { "polls" } else { "rests" };
         let total = nic.polled_seconds + nic.saved_seconds;
@@ -153,6 +177,7 @@ mod tests {
             findings: vec![],
             problems: vec![],
             refused_configuration: None,
+            requested: 0,
         }
     }
 
@@ -185,6 +210,21 @@ mod tests {
         }
         let all = api::Status { knobs: vec![knob("failed")], findings: vec![finding("critical")], ..status() };
         assert_eq!(verdict(&all), exit::CRITICAL);
+    }
+
+    #[test]
+    fn a_rule_leaves_knobs_findings_drift_and_status_of_others_out() {
+        let of = |rule: &str, state: &str| api::KnobState { rule: rule.to_owned(), ..knob(state) };
+        let knobs = vec![of("vcpu-place", "drifted"), of("vnic-place", "ok"), of("backlog", "failed")];
+        let findings = vec![finding("critical"), api::Finding { rule: "vnic-place".to_owned(), ..finding("info") }];
+        let mut status = api::Status { knobs, findings, drift: 1, ..status() };
+        only(&[], &mut status);
+        assert_eq!((status.knobs.len(), status.findings.len(), status.drift), (3, 2, 1));
+        only(&["vcpu-place".to_owned(), "vnic-place".to_owned()], &mut status);
+        assert_eq!((status.knobs.len(), status.findings.len(), status.drift), (2, 1, 1));
+        assert_eq!(verdict(&status), exit::WARNING);
+        only(&["vnic-place".to_owned()], &mut status);
+        assert_eq!((status.drift, verdict(&status)), (0, exit::OK));
     }
 
     #[test]

@@ -167,9 +167,10 @@ fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
     let kept = now.reserve * now.cpus.len() as f64;
     write!(
         text,
-        "{}: {:.3} CPUs reserved of {}, {kept:.2} kept for others",
+        "{}: {:.3} CPUs {} of {}, {kept:.2} kept for others",
         now.backend,
         now.reserved,
+        if now.foreseen { "would be reserved" } else { "reserved" },
         now.cpus.len()
     )?;
     match &now.slice {
@@ -222,7 +223,32 @@ fn foot(text: &mut String, now: &api::Reservations, width: usize) -> std::fmt::R
     if !now.absent.is_empty() {
         writeln!(text, "not running: {}", visible(&now.absent.join(", ")))?;
     }
-    Ok(())
+    now.requested.iter().try_for_each(|one| writeln!(text, "{}", requested(one)))
+}
+
+/// One line for a reservation that a program requested.
+fn requested(one: &api::Requested) -> String {
+    let (kind, of) = match &one.reserved_for {
+        api::ReservedFor::Pod(uid) => ("pod", uid),
+        api::ReservedFor::Cgroup(path) => ("cgroup", path),
+        api::ReservedFor::Vm(name) => ("VM", name),
+    };
+    let what = match (one.budget_us, one.period_us) {
+        (Some(budget), Some(period)) => {
+            format!("{} x {} / {} ms", one.count, budget as f64 / 1e3, period as f64 / 1e3)
+        }
+        _ => "class only".to_owned(),
+    };
+    let cpus = one.cpus.as_ref().map_or_else(String::new, |cpus| {
+        let cpus: Vec<String> = cpus.iter().map(u32::to_string).collect();
+        format!(" on CPUs {}", cpus.join(","))
+    });
+    let owner = if one.owner.is_empty() { String::new() } else { format!("{}, ", one.owner) };
+    let line = format!(
+        "requested: {} ({owner}user {}) for {kind} {of}: {what}{cpus}, rt{}, {}, {:.0} s left",
+        one.name, one.uid, one.level, one.state, one.left_seconds
+    );
+    visible(&line)
 }
 
 /// A row for each deadline task that the guest publishes. The host knows only the sum of a vCPU's tasks, so the budget
@@ -309,6 +335,7 @@ mod tests {
         api::Reservations {
             schema_version: api::SCHEMA_VERSION,
             backend: "paced".to_owned(),
+            foreseen: false,
             off: None,
             cpus: vec![0],
             reserve: 0.05,
@@ -316,6 +343,25 @@ mod tests {
             vcpus,
             refused: vec![api::Problem { subject: "c\x1b[2J".to_owned(), message: "does not fit".to_owned() }],
             absent: vec!["d".to_owned()],
+            requested: vec![api::Requested {
+                name: "dra-1".to_owned(),
+                owner: "driver".to_owned(),
+                uid: 7,
+                reserved_for: api::ReservedFor::Pod("7f0c".to_owned()),
+                budget_us: Some(2_500),
+                period_us: Some(10_000),
+                count: 2,
+                cpus: Some(vec![3, 4]),
+                level: 1,
+                micro_cpus: 500_000,
+                lease_seconds: 60,
+                left_seconds: 41.6,
+                held: true,
+                state: "waiting".to_owned(),
+                tenants: vec![],
+                why: None,
+            }],
+            capacity: api::Capacity::default(),
             slice: Some(api::Slice {
                 calm: false,
                 length_us: 10_000.0,
@@ -348,6 +394,13 @@ mod tests {
         show(&mut none, &reservations(vec![]), &[]).unwrap();
         assert!(none.contains("no vCPU has reserved CPU time") && !none.contains("DEADLINE IN"), "{none}");
         assert!(text.contains("not running: d") && !text.contains('\x1b'), "{text}");
+        assert!(text.starts_with("paced: 0.600 CPUs reserved of 1, "), "{text}");
+        let mut foreseen = String::new();
+        head(&mut foreseen, &api::Reservations { foreseen: true, ..now }).unwrap();
+        assert!(foreseen.starts_with("paced: 0.600 CPUs would be reserved of 1, "), "{foreseen}");
+        let requested =
+            "requested: dra-1 (driver, user 7) for pod 7f0c: 2 x 2.5 / 10 ms on CPUs 3,4, rt1, waiting, 42 s left\n";
+        assert!(text.contains(requested), "{text}");
     }
 
     #[test]

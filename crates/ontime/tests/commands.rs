@@ -104,6 +104,23 @@ fn ps_says_what_the_daemon_does_not_like() {
 }
 
 #[test]
+fn ps_is_unknown_where_the_daemon_could_not_see_all() {
+    const TENANTS: &str =
+        r#"{"schema_version": 1, "tenants": [], "unseen": [{"subject": "/docker/ab", "message": "cgroup v1; boot"}]}"#;
+    const STATUS: &str = r#"{"version": "1", "pid": 1, "kernel": "7.2", "state": "applied", "method": "partitioned",
+        "method_by": "default", "passes": 1, "last_pass_seconds": 0.01,
+        "caps": {"in_force": true, "why": null, "protections_off": true, "threads": []},
+        "polling": [], "knobs": [], "drift": 0, "findings": [],
+        "problems": [{"subject": "/docker/ab", "message": "cgroup v1; boot"}, {"subject": "a", "message": "b"}]}"#;
+    let dir = tempfile::tempdir().unwrap();
+    daemon(dir.path(), &[("/v1/tenants", TENANTS), ("/v1/status", STATUS)]);
+    let out = ontime(dir.path(), &["ps"]);
+    assert_eq!(text(&out.stderr), "ontime: a: b\nontime: not seen: /docker/ab: cgroup v1; boot\n");
+    assert_eq!(text(&out.stdout), "no tenant: no VM and no container is among what could be seen\n");
+    assert_eq!(out.status.code(), Some(3));
+}
+
+#[test]
 fn a_reset_with_nothing_to_give_back_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state/originals");

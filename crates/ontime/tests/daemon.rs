@@ -420,6 +420,41 @@ fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
     until("both stand by the new base", || standing(66));
 }
 
+/// As SysRq n does with every real-time thread of a program.
+#[test]
+fn real_time_threads_that_root_has_moved_get_their_places_back_the_daemons_own_too() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let name = name("moved");
+    site.configure("tenants.toml", &rt(&name));
+    let guest = Guest::stopped(&name);
+    let vcpu = guest.vcpu();
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    until("the vCPU is placed", || (guest.policy() == (FIFO, 47)).then_some(()));
+    until("protections are off", || site.unprotected().then_some(()));
+    let tasks = || fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten().map(|task| task.path());
+    let called = |name: &str| {
+        let comm = |task: &std::path::Path| fs::read_to_string(task.join("comm")).unwrap_or_default();
+        tasks().find(|task| comm(task).trim() == name).unwrap()
+    };
+    let guardian = format!("/proc/{}/task/{0}", daemon.guardian()).into();
+    let all = [(called("ontime-cap"), 55), (called("ontime-life"), 56), (guardian, 56)];
+    let threads = all.iter().map(|(task, _)| task.file_name().unwrap().to_str().unwrap().parse().unwrap());
+    for thread in threads.chain([vcpu]) {
+        let param = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the kernel copies param, which outlives the call.
+        let done = unsafe { libc::sched_setscheduler(thread, libc::SCHED_OTHER, &raw const param) };
+        assert_eq!(done, 0);
+    }
+    let placed = || all.iter().all(|(task, priority)| policy(task.join("stat")) == (FIFO, *priority));
+    until("all have their places", || (placed() && guest.policy() == (FIFO, 47)).then_some(()));
+    assert!(daemon.log().contains("changed by another program: ontime-cap FIFO 55 -> OTHER"), "{}", daemon.log());
+    assert!(daemon.stop().success());
+}
+
 #[test]
 fn a_look_that_fails_gives_nothing_back() {
     if !possible() {

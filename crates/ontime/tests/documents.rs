@@ -11,6 +11,8 @@ use std::path::{Component, Path, PathBuf};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 const COLUMNS: usize = 120;
+/// The documentation stays short enough to be read; a token without a letter or digit (a table's bar) is no word.
+const WORDS: usize = 25_000;
 
 fn root() -> PathBuf {
     fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap()
@@ -134,6 +136,21 @@ fn every_link_leads_somewhere() {
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(checked > 100, "{checked} links");
+}
+
+fn words(text: &str) -> usize {
+    text.split_whitespace().filter(|token| token.contains(char::is_alphanumeric)).count()
+}
+
+#[test]
+fn the_documentation_is_short() {
+    assert_eq!(words("| p99 | 82 us |\n|---|---|\n"), 3);
+    let pages = documents().into_iter().filter(|page| page.starts_with("docs"));
+    let counted: Vec<(usize, PathBuf)> =
+        pages.map(|page| (words(&fs::read_to_string(root().join(&page)).unwrap()), page)).collect();
+    let total: usize = counted.iter().map(|(words, _)| words).sum();
+    assert!(total <= WORDS, "docs/ has {total} words, {WORDS} at most; by page: {counted:?}");
+    assert!(total > WORDS / 2, "{total} words: pages are missing");
 }
 
 #[test]

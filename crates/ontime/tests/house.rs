@@ -1,5 +1,5 @@
-//! The structure of the source: no crate of the laboratory is linked into `ontime`, and no files of a crate import each
-//! other in a circle.
+//! The structure of the source: no crate of the laboratory is linked into `ontime`, no files of a crate import each
+//! other in a circle, and no condition needs a newer compiler than the one that is supported.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -233,4 +233,53 @@ fn a_circle_is_seen_by_every_form_of_import() {
     // A parent and its child.
     let files = crate_of(&[("", ""), ("a", "use self::b::B; use crate::a::b::C;"), ("a::b", "use super::A;")]);
     assert!(circles(imports(&files)).is_empty());
+}
+
+/// The conditions of a file in which `let` is a part of a longer condition. Rust 1.85 cannot compile these.
+#[derive(Default)]
+struct LetChains(usize);
+
+impl<'ast> Visit<'ast> for LetChains {
+    fn visit_expr_binary(&mut self, binary: &'ast syn::ExprBinary) {
+        let sides = [&binary.left, &binary.right];
+        self.0 += sides.into_iter().filter(|side| matches!(***side, syn::Expr::Let(_))).count();
+        syn::visit::visit_expr_binary(self, binary);
+    }
+}
+
+fn let_chains(text: &str) -> usize {
+    let mut chains = LetChains::default();
+    chains.visit_file(&syn::parse_file(text).unwrap());
+    chains.0
+}
+
+/// The Rust files of a folder, without those that a build made.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn the_oldest_supported_compiler_knows_each_condition() {
+    for (text, wanted) in [
+        ("fn f() { if a && let Some(b) = c {} }", 1),
+        ("fn f() { if let Some(b) = c && b {} }", 1),
+        ("fn f() { while let Some(b) = c && let Some(d) = b {} }", 2),
+        ("fn f() { if let Some(b) = c.filter(|c| *c && d) {} }", 0),
+        ("fn f() { if matches!(a, b if c && d) {} }", 0),
+    ] {
+        assert_eq!(let_chains(text), wanted, "{text}");
+    }
+    let mut files = Vec::new();
+    sources(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap(), &mut files);
+    assert!(files.len() > 300, "the walk found only {} files", files.len());
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        assert_eq!(let_chains(&text), 0, "{}: Rust 1.85 has no `let` in a longer condition", file.display());
+    }
 }

@@ -46,6 +46,47 @@ fn takes(name: &str) {
 }
 
 #[test]
+fn the_configuration_of_the_kubevirt_example_is_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ontime"));
+        command.arg("check").arg("--config-dir").arg(dir.path()).output().unwrap()
+    };
+    for file in ["tenants.toml", "host.toml"] {
+        std::fs::copy(format!("{PACKAGING}/kubevirt/{file}"), dir.path().join(file)).unwrap();
+    }
+    let out = check();
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    assert_eq!(String::from_utf8(out.stdout).unwrap().lines().filter(|line| line.starts_with("ok ")).count(), 2);
+}
+
+/// AppArmor's parser takes the lines inside a profile, which then has a rule for each of the device's sockets.
+#[test]
+fn apparmor_takes_the_lines_for_the_devices_sockets() {
+    let lines = std::fs::read_to_string(format!("{PACKAGING}/apparmor/libvirt-qemu")).unwrap();
+    let paths = ontime_sockets::Paths::new("/run/ontime".as_ref(), "web");
+    for channel in [0, 1, 9, 10, 63] {
+        let socket = paths.device(channel).display().to_string();
+        let is_meant = |rule: &str| globset::Glob::new(rule).unwrap().compile_matcher().is_match(&socket);
+        let rules = lines.lines().filter_map(|line| line.strip_prefix("  ")?.strip_suffix(" rw,"));
+        assert_eq!(rules.filter(|rule| is_meant(rule)).count(), 1, "{socket}");
+    }
+    if Command::new("apparmor_parser").arg("--version").output().is_err() {
+        println!("SKIPPED: this test needs apparmor_parser (apparmor)");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let parse = |rules: &str| {
+        let profile = dir.path().join("profile");
+        std::fs::write(&profile, format!("profile ontime-test {{\n{rules}\n}}\n")).unwrap();
+        Command::new("apparmor_parser").args(["--skip-kernel-load", "--skip-cache"]).arg(&profile).output().unwrap()
+    };
+    let out = parse(&lines);
+    assert!(out.status.success(), "{out:?}");
+    assert!(!parse("  /run/ontime/device/*/main.sock rwz,").status.success());
+}
+
+#[test]
 fn the_hook_wakes_the_daemon_and_does_nothing_without_one() {
     if !possible() {
         return;

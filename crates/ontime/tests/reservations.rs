@@ -83,6 +83,67 @@ fn a_reservation_is_kept_through_kill_9_and_given_back() {
 }
 
 #[test]
+fn what_would_be_reserved_is_shown_and_nothing_is_reserved() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let (name, greedy) = (name("foreseen"), name("greedy"));
+    site.configure("tenants.toml", &rt(&[&name, &greedy]));
+    let reservations = [reserve(&name, "4ms"), reserve(&greedy, "19.9ms")].concat();
+    site.configure("sched.toml", &format!("cpus = \"{}\"\n{reservations}", a_cpu()));
+    let (guest, other) = (Guest::stopped(&name), Guest::stopped(&greedy));
+    let thread = guest.vcpu().to_string();
+    other.vcpu();
+    let rows = |document: &Value, list: &str| -> Vec<Value> {
+        let all = document[list].as_array().unwrap().iter();
+        all.filter(|row| row["rule"] == "reservation").cloned().collect()
+    };
+    let planned = |dry: &Value| {
+        let rows = rows(dry, "changes");
+        let of = |vm: &str| rows.iter().find(|row| row["knob"].as_str().unwrap().contains(vm)).unwrap().clone();
+        let (fits, refused) = (of(&name), of(&greedy));
+        assert_eq!((&fits["outcome"], &refused["outcome"]), (&"would-change".into(), &"would-fail".into()), "{dry}");
+        assert!(fits["to"].as_str().unwrap().starts_with("4 ms of each 20 ms"), "{fits}");
+        assert!(fits["knob"].as_str().unwrap().contains(&thread), "{fits}");
+    };
+    let dry = || site.json(&["apply", "--dry-run", "--json"]);
+    // A back end that is not built in keeps nothing.
+    if !ontime_sched::ext::BUILT_IN {
+        let file = site.path("etc/sched.toml");
+        let paced = std::fs::read_to_string(&file).unwrap();
+        site.configure("sched.toml", &format!("backend = \"sched_ext\"\n{paced}"));
+        let refused = rows(&dry(), "changes");
+        let is_refused = |row: &Value| row["why"].as_str().unwrap_or_default().contains("built without sched_ext");
+        assert!(refused.len() == 2 && refused.iter().all(is_refused), "{refused:?}");
+        site.configure("sched.toml", &paced);
+    }
+    // Without a daemon, and with one that observes.
+    planned(&dry());
+    site.configure("daemon.toml", "mode = \"observe\"\n");
+    let mut daemon = Daemon::start(&site);
+    site.poke();
+    let shown = until("the VM is found", || vcpu(&site, &name));
+    assert_eq!((&shown["place"], shown["budget_us"].as_f64()), (&Value::Null, Some(4000.0)), "{shown}");
+    assert_eq!(top(&site)["reservations"]["foreseen"], true);
+    planned(&dry());
+    let status = site.json(&["status", "--json"]);
+    let knobs = rows(&status, "knobs");
+    assert!(knobs.len() == 1 && knobs[0]["state"] == "would-change", "{knobs:?}");
+    assert!(status["problems"].to_string().contains("its reservation would not hold"), "{status}");
+    let metrics = site.curl(&["http://o/metrics"]).1;
+    assert!(!metrics.contains("ontime_reserved_cpus{"), "{metrics}");
+    assert_eq!((guest.policy(), other.policy()), ((0, 0), (0, 0)));
+
+    // What is reserved is no longer a change.
+    site.configure("daemon.toml", "mode = \"enforce\"\n");
+    assert!(matches!(site.run(&["reload"]).status.code(), Some(0..=2)));
+    until("it is reserved", || (top(&site)["reservations"]["foreseen"] == false).then(|| vcpu(&site, &name)).flatten());
+    assert!(rows(&dry(), "changes").iter().all(|row| row["outcome"] == "would-fail"), "{}", dry());
+    assert!(daemon.stop().success());
+}
+
+#[test]
 fn vms_and_reservations_come_and_go_and_what_does_not_fit_is_named() {
     if !possible() {
         return;

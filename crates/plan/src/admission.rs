@@ -16,7 +16,7 @@ use crate::model::Vcpu;
 use crate::units::Bandwidth;
 
 /// Rounding reserve of a pinned vCPU, ppm: 1 ns in the planner's shortest slice.
-const PINNED_PPM: u64 = 4;
+pub const PINNED_PPM: u64 = 4;
 
 /// Rounding reserve of an unpinned vCPU that runs beside pinned ones, ppm: 2 ns in the planner's shortest slice.
 const BESIDE_PPM: u64 = 8;
@@ -118,31 +118,137 @@ impl Admission {
     /// # Errors
     /// See [`Refusal`].
     pub fn admit(&self, asked: &[Reservation]) -> Result<Admitted, Refusal> {
-        if let Some((vcpu, large)) = asked.iter().enumerate().find(|(_, ask)| ask.bandwidth > Bandwidth::ONE) {
-            return Err(Refusal::TooLarge { vcpu, bandwidth: large.bandwidth });
-        }
-        let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
-        let count = usize::try_from(self.cpus).unwrap_or(usize::MAX);
-        let parts = || asked.iter().map(|ask| ask.bandwidth).chain([self.reserve]);
-        if !fits(total + self.reserve, count, parts) {
-            return Err(Refusal::Full { total, reserve: self.reserve, cpus: self.cpus });
-        }
-        let mut pinned = vec![Bandwidth::ZERO; count];
+        let total = self.total(Bandwidth::ZERO, &[], asked)?;
+        let mut pinned = vec![Bandwidth::ZERO; self.count()];
         let home = place(asked, &mut pinned)?;
-        let free: Vec<Bandwidth> =
-            home.iter().zip(asked).filter_map(|(home, ask)| home.is_none().then_some(ask.bandwidth)).collect();
-        let largest = free.iter().max().copied().unwrap_or(Bandwidth::ZERO);
-        let beside = largest + Bandwidth::ppm(BESIDE_PPM);
-        let shared: Vec<bool> =
-            pinned.iter().map(|taken| *taken == Bandwidth::ZERO || *taken + beside <= Bandwidth::ONE).collect();
-        let wrapped: Bandwidth = free.iter().copied().sum();
-        let there = || pinned.iter().zip(&shared).filter_map(|(taken, is)| is.then_some(*taken));
-        let taken: Bandwidth = there().sum();
-        let room = shared.iter().filter(|is| **is).count();
-        if !fits(wrapped + taken, room, || free.iter().copied().chain(there())) {
-            return Err(Refusal::Scattered { total: wrapped, shared: room, pinned: taken });
-        }
+        let free: Vec<Bandwidth> = home.iter().zip(asked).filter_map(unpinned).collect();
+        let largest = free.iter().max().copied().unwrap_or_default();
+        let shared = shared(&pinned, largest, free.iter().copied().sum(), || free.iter().copied())?;
         Ok(Admitted { home, shared, total })
+    }
+
+    fn count(&self) -> usize {
+        usize::try_from(self.cpus).unwrap_or(usize::MAX)
+    }
+
+    /// The sum of `before`, which is `sum`, and `more`, if none of `more` is too large and the sum fits.
+    fn total(&self, sum: Bandwidth, before: &[Reservation], more: &[Reservation]) -> Result<Bandwidth, Refusal> {
+        if let Some((at, large)) = more.iter().enumerate().find(|(_, ask)| ask.bandwidth > Bandwidth::ONE) {
+            return Err(Refusal::TooLarge { vcpu: before.len() + at, bandwidth: large.bandwidth });
+        }
+        let total = more.iter().fold(sum, |sum, ask| sum + ask.bandwidth);
+        let parts = || before.iter().chain(more).map(|ask| ask.bandwidth).chain([self.reserve]);
+        match fits(total + self.reserve, self.count(), parts) {
+            true => Ok(total),
+            false => Err(Refusal::Full { total, reserve: self.reserve, cpus: self.cpus }),
+        }
+    }
+}
+
+/// The bandwidth of a vCPU without a home.
+fn unpinned((home, ask): (&Option<u32>, &Reservation)) -> Option<Bandwidth> {
+    home.is_none().then_some(ask.bandwidth)
+}
+
+/// The CPUs over which unpinned vCPUs wrap, beside this much of pinned ones on each CPU. `free`: the unpinned vCPUs,
+/// `sum` in total.
+fn shared<I: Iterator<Item = Bandwidth>>(
+    pinned: &[Bandwidth],
+    largest: Bandwidth,
+    sum: Bandwidth,
+    free: impl Fn() -> I,
+) -> Result<Vec<bool>, Refusal> {
+    let beside = largest + Bandwidth::ppm(BESIDE_PPM);
+    let shared: Vec<bool> =
+        pinned.iter().map(|taken| *taken == Bandwidth::ZERO || *taken + beside <= Bandwidth::ONE).collect();
+    let there = || pinned.iter().zip(&shared).filter_map(|(taken, is)| is.then_some(*taken));
+    let taken: Bandwidth = there().sum();
+    let room = shared.iter().filter(|is| **is).count();
+    if fits(sum + taken, room, || free().chain(there())) {
+        return Ok(shared);
+    }
+    Err(Refusal::Scattered { total: sum, shared: room, pinned: taken })
+}
+
+/// A host that gets its vCPUs one tenant after the other. A tenant costs time for its own vCPUs only, unless the
+/// affinity of some vCPU requires another placement of all.
+#[derive(Debug, Clone)]
+pub struct Filling {
+    host: Admission,
+    asked: Vec<Reservation>,
+    admitted: Admitted,
+    /// For each CPU: what pinned vCPUs have of it.
+    pinned: Vec<Bandwidth>,
+    /// Of the unpinned vCPUs: the sum, and the largest.
+    free: Bandwidth,
+    largest: Bandwidth,
+}
+
+/// The homes of new vCPUs; for each CPU, what pinned vCPUs have of it then, and whether it is shared.
+struct Beside {
+    home: Vec<Option<u32>>,
+    pinned: Vec<Bandwidth>,
+    shared: Vec<bool>,
+}
+
+impl Filling {
+    /// An empty host.
+    pub fn new(host: Admission) -> Self {
+        let count = host.count();
+        let admitted = Admitted { home: Vec::new(), shared: vec![true; count], total: Bandwidth::ZERO };
+        let (free, largest) = (Bandwidth::ZERO, Bandwidth::ZERO);
+        Self { host, asked: Vec::new(), admitted, pinned: vec![Bandwidth::ZERO; count], free, largest }
+    }
+
+    /// Where the vCPUs run, in the order in which they were added.
+    pub fn admitted(&self) -> &Admitted {
+        &self.admitted
+    }
+
+    /// The same, at the end.
+    pub fn into_admitted(self) -> Admitted {
+        self.admitted
+    }
+
+    /// Admits these vCPUs beside those that are there, or changes nothing. The vCPUs that are there may get other home
+    /// CPUs.
+    ///
+    /// # Errors
+    /// See [`Refusal`]. vCPUs are numbered in the order in which they were added, these last.
+    pub fn add(&mut self, more: &[Reservation]) -> Result<(), Refusal> {
+        let total = self.host.total(self.admitted.total, &self.asked, more)?;
+        if let Ok(Beside { home, pinned, shared }) = self.beside(more) {
+            self.admitted.home.extend(home);
+            (self.admitted.shared, self.admitted.total, self.pinned) = (shared, total, pinned);
+            self.asked.extend_from_slice(more);
+        } else {
+            let mut all = self.asked.clone();
+            all.extend_from_slice(more);
+            self.admitted = self.host.admit(&all)?;
+            self.asked = all;
+            self.pinned = load(&self.asked, &self.admitted.home, self.pinned.len());
+        }
+        // A vCPU has a home if it has an affinity.
+        for ask in more.iter().filter(|ask| ask.affinity.is_none()) {
+            (self.free, self.largest) = (self.free + ask.bandwidth, self.largest.max(ask.bandwidth));
+        }
+        Ok(())
+    }
+
+    /// A placement in which all other vCPUs stay where they are.
+    fn beside(&self, more: &[Reservation]) -> Result<Beside, Refusal> {
+        let mut pinned = self.pinned.clone();
+        let home = pin(more, &mut pinned)?;
+        let new = || home.iter().zip(more).filter_map(unpinned);
+        if pinned.iter().all(|taken| *taken == Bandwidth::ZERO) {
+            // All CPUs are shared, and the sum fits.
+            return Ok(Beside { home, pinned, shared: self.admitted.shared.clone() });
+        }
+        let sum = new().fold(self.free, |sum, one| sum + one);
+        let largest = new().fold(self.largest, Bandwidth::max);
+        let before = || self.admitted.home.iter().zip(&self.asked).filter_map(unpinned);
+        let shared = shared(&pinned, largest, sum, || before().chain(new()))?;
+        Ok(Beside { home, pinned, shared })
     }
 }
 
@@ -177,12 +283,18 @@ fn place(asked: &[Reservation], pinned: &mut [Bandwidth]) -> Result<Vec<Option<u
         Err(refused) => refused,
     };
     let home = search(asked, pinned.len()).ok_or(refused)?;
-    pinned.fill(Bandwidth::ZERO);
-    for (ask, home) in asked.iter().zip(&home) {
+    pinned.copy_from_slice(&load(asked, &home, pinned.len()));
+    Ok(home)
+}
+
+/// What pinned vCPUs have of each CPU.
+fn load(asked: &[Reservation], home: &[Option<u32>], cpus: usize) -> Vec<Bandwidth> {
+    let mut pinned = vec![Bandwidth::ZERO; cpus];
+    for (ask, home) in asked.iter().zip(home) {
         let slot = home.and_then(|cpu| pinned.get_mut(usize::try_from(cpu).ok()?));
         slot.into_iter().for_each(|slot| *slot = *slot + charged(ask.bandwidth));
     }
-    Ok(home)
+    pinned
 }
 
 /// The bandwidth that a pinned vCPU is charged on its CPU. A whole CPU needs no rounding.
@@ -296,7 +408,7 @@ fn pin(asked: &[Reservation], pinned: &mut [Bandwidth]) -> Result<Vec<Option<u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Nanos;
+    use crate::units::{ADDITIONS, Nanos};
 
     fn ask(percent: u64, cpus: Option<&[u32]>) -> Reservation {
         Reservation {
@@ -376,6 +488,90 @@ mod tests {
         }
         println!("figures: best fit refuses {best_fit} of 300, the search {refused}");
         assert!(best_fit > 60 && refused <= 6, "best fit refuses {best_fit} of 300, the search {refused}");
+    }
+
+    /// Tenants of up to three vCPUs, some of them pinned: one after the other, or all at once.
+    #[test]
+    fn a_host_that_is_filled_tenant_by_tenant_admits_what_it_would_admit_at_once() {
+        let (mut taken, mut refused, mut anew) = (0, 0, 0);
+        for seed in 1_u64..=200 {
+            let mut state = seed;
+            let mut draw = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % below
+            };
+            let cpus = u32::try_from(1 + draw(4)).unwrap();
+            let host = Admission::new(cpus, Bandwidth::ppm(draw(3) * 50_000));
+            let (mut filling, mut there) = (Filling::new(host.clone()), Vec::new());
+            for _ in 0..12 {
+                let pinned = draw(3) == 0;
+                let more: Vec<Reservation> = (0..1 + draw(3))
+                    .map(|_| Reservation {
+                        bandwidth: Bandwidth::new(Nanos(1 + draw(400)), Nanos(997)).unwrap(),
+                        affinity: pinned
+                            .then(|| (0..2).map(|_| u32::try_from(draw(u64::from(cpus))).unwrap()).collect()),
+                    })
+                    .collect();
+                let all: Vec<Reservation> = there.iter().chain(&more).cloned().collect();
+                let (at_once, before) = (host.admit(&all), filling.clone());
+                match filling.add(&more) {
+                    Ok(()) => {
+                        taken += 1;
+                        let admitted = filling.admitted();
+                        anew += u64::from(!admitted.home.starts_with(&before.admitted.home));
+                        let pinned = load(&all, &admitted.home, cpus as usize);
+                        assert!(pinned.iter().all(|taken| *taken <= Bandwidth::ONE));
+                        let homes = all.iter().zip(&admitted.home);
+                        assert!(homes.clone().all(|(ask, home)| ask.affinity.is_none() == home.is_none()));
+                        assert!(
+                            homes.clone().all(|(ask, home)| home.is_none_or(|cpu| ask
+                                .affinity
+                                .as_ref()
+                                .unwrap()
+                                .contains(&cpu)))
+                        );
+                        let free: Vec<Bandwidth> = admitted.home.iter().zip(&all).filter_map(unpinned).collect();
+                        let largest = free.iter().max().copied().unwrap_or_default();
+                        let again = shared(&pinned, largest, free.iter().copied().sum(), || free.iter().copied());
+                        assert_eq!(again.as_ref(), Ok(&admitted.shared));
+                        assert_eq!(admitted.total, all.iter().map(|ask| ask.bandwidth).sum());
+                        assert_eq!((&filling.pinned, filling.largest), (&pinned, largest));
+                        there = all;
+                    }
+                    Err(refusal) => {
+                        refused += 1;
+                        assert_eq!(at_once, Err(refusal));
+                        assert_eq!(filling.admitted, before.admitted);
+                    }
+                }
+            }
+        }
+        assert!(
+            taken > 500 && refused > 200 && anew > 0,
+            "{taken} taken, {anew} with all placed anew, {refused} refused"
+        );
+    }
+
+    #[test]
+    fn a_tenants_work_does_not_grow_with_the_tenants_before_it() {
+        for pinned in [false, true] {
+            let mut filling = Filling::new(Admission::new(16, Bandwidth::ONE));
+            let additions = |filling: &mut Filling, numbers: std::ops::Range<u32>| {
+                let before = ADDITIONS.get();
+                for number in numbers {
+                    let on = BTreeSet::from([number % 16, (number + 1) % 16]);
+                    let bandwidth = Bandwidth::new(Nanos(u64::from(1 + number % 7)), Nanos(1_000)).unwrap();
+                    let more = [Reservation { bandwidth, affinity: pinned.then_some(on) }];
+                    filling.add(&more).unwrap_or_else(|refusal| panic!("{number}: {refusal}"));
+                }
+                ADDITIONS.get() - before
+            };
+            let first = additions(&mut filling, 0..100);
+            additions(&mut filling, 100..2_900);
+            let last = additions(&mut filling, 2_900..3_000);
+            assert!(last <= 2 * first, "{first} additions for the first 100, {last} for the last");
+            assert_eq!(filling.admitted().home.len(), 3_000);
+        }
     }
 
     #[test]

@@ -161,26 +161,45 @@ pub fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
 /// For each task k and time A before its arrival: the interference of the other tasks, with carry-in of the `cpus`-1
 /// largest, plus `cpus` x budget of k, must be at most the supply in A + period of k. A is tried up to `horizon`.
 fn global_edf(tasks: &[Task], cpus: u64, horizon: u64, supply: impl Fn(u64) -> u64) -> bool {
-    let carriers = usize::try_from(cpus.saturating_sub(1)).unwrap_or(usize::MAX);
-    let mut extra = Vec::with_capacity(tasks.len());
-    tasks.iter().enumerate().all(|(k, task)| {
-        // Equal tasks have the same test.
-        tasks.iter().position(|other| other == task) != Some(k)
-            || (0..=horizon).all(|before| {
-                let t = before + task.period;
-                extra.clear();
-                let mut demand = cpus * task.budget;
-                for (i, other) in tasks.iter().enumerate() {
-                    let jobs = t / other.period * other.budget;
-                    let carried = other.budget.min(t % other.period);
-                    let (own, most) = if i == k { (task.budget, before) } else { (0, t - task.budget) };
+    // Equal tasks have the same test and interfere alike.
+    let mut kinds: Vec<(Task, u64)> = Vec::new();
+    let mut sorted = tasks.to_vec();
+    sorted.sort_unstable_by_key(|task| (task.period, task.budget));
+    for task in sorted {
+        match kinds.last_mut() {
+            Some((last, count)) if *last == task => *count += 1,
+            _ => kinds.push((task, 1)),
+        }
+    }
+    let carriers = cpus.saturating_sub(1);
+    let mut extra: Vec<(u64, u64)> = Vec::with_capacity(2 * kinds.len());
+    kinds.iter().enumerate().all(|(k, (task, _))| {
+        (0..=horizon).all(|before| {
+            let t = before + task.period;
+            extra.clear();
+            let mut demand = cpus * task.budget;
+            for (i, (other, count)) in kinds.iter().enumerate() {
+                let jobs = t / other.period * other.budget;
+                let carried = other.budget.min(t % other.period);
+                let mut interferes = |own: u64, most: u64, count: u64| {
                     let without = jobs.saturating_sub(own).min(most);
-                    demand += without;
-                    extra.push((jobs + carried).saturating_sub(own).min(most) - without);
+                    demand += count * without;
+                    extra.push(((jobs + carried).saturating_sub(own).min(most) - without, count));
+                };
+                if i == k {
+                    interferes(task.budget, before, 1);
                 }
-                extra.sort_unstable_by(|a, b| b.cmp(a));
-                demand + extra.iter().take(carriers).sum::<u64>() <= supply(t)
-            })
+                interferes(0, t - task.budget, count - u64::from(i == k));
+            }
+            extra.sort_unstable_by(|a, b| b.cmp(a));
+            let mut left = carriers;
+            for (more, count) in &extra {
+                let some = left.min(*count);
+                demand += some * more;
+                left -= some;
+            }
+            demand <= supply(t)
+        })
     })
 }
 

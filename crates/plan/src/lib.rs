@@ -24,7 +24,7 @@ pub mod simulate;
 pub mod units;
 mod wrap;
 
-pub use admission::{Admission, Admitted, Refusal, Reservation};
+pub use admission::{Admission, Admitted, Filling, Refusal, Reservation};
 pub use dpwrap::{Demand, Planner};
 pub use model::{Arrivals, ModelError, Rta, Tenant, Vcpu};
 pub use segment::{Segment, VcpuId};

@@ -155,17 +155,26 @@ impl Vcpu {
         self.rtas.iter().any(|rta| rta.arrivals == Arrivals::Sporadic)
     }
 
-    /// The slack with which every deadline is guaranteed, whatever other tenants' deadlines are. With less slack, a
-    /// deadline that is less than the shortest slice (250 us) away from another one may be missed by less than a slice.
-    /// None: no slack guarantees it because the period is too short.
+    /// A bound L that the lateness of an admitted vCPU's jobs stays below, whatever its slack is.
     ///
-    /// Between an arrival and its deadline, d apart, the plan may lack the vCPU's work for a time L: less than a slice
-    /// at each end; for a sporadic arrival beside other RTAs of the same vCPU, up to the slack. The guaranteed time,
-    /// bandwidth x (d - L), must be at least need x d.
+    /// Between an arrival and its deadline the plan may lack the vCPU's work for less than L: for less than a slice at
+    /// each end; for a sporadic arrival beside other RTAs of the same vCPU, for up to the slack at the beginning. So in
+    /// a time t from an arrival on the vCPU has at least bandwidth x (t - L). The work due by then is at most need x t,
+    /// which is at most bandwidth x t: it is done before t + L.
+    pub fn late_bound(&self) -> Nanos {
+        let mixed = self.rtas.len() > 1 && self.sporadic();
+        SLICE_MIN + if mixed { self.slack.max(SLICE_MIN) } else { SLICE_MIN }
+    }
+
+    /// The slack with which every deadline is guaranteed, whatever other tenants' deadlines are. With less slack, a
+    /// deadline that is less than the shortest slice (250 us) away from another one may be missed, by less than
+    /// [`Vcpu::late_bound`]. None: no slack guarantees it because the period is too short.
+    ///
+    /// Between an arrival and its deadline, d apart, the guaranteed time, bandwidth x (d - L), must be at least need x
+    /// d (see [`Vcpu::late_bound`]).
     pub fn slack_for_all(&self) -> Option<Nanos> {
         let period = self.period()?;
-        let mixed = self.rtas.len() > 1 && self.sporadic();
-        let blind = SLICE_MIN + if mixed { self.slack.max(SLICE_MIN) } else { SLICE_MIN };
+        let blind = self.late_bound();
         let sure = period - blind;
         if sure == Nanos::ZERO {
             return None;

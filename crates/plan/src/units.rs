@@ -189,15 +189,29 @@ impl Bandwidth {
         Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
     }
 
+    /// The smallest whole number of millionths of a CPU that is at least this bandwidth.
+    pub fn whole_ppm(self) -> u64 {
+        let parts = (u128::from(self.runtime) * 1_000_000).div_ceil(u128::from(self.period));
+        u64::try_from(parts).unwrap_or(u64::MAX)
+    }
+
     /// The smallest whole number of CPUs that is at least this bandwidth.
     pub fn whole_cpus(self) -> u64 {
         self.runtime.div_ceil(self.period)
     }
 }
 
+#[cfg(test)]
+std::thread_local! {
+    /// How many bandwidths this thread has added.
+    pub(crate) static ADDITIONS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 impl Add for Bandwidth {
     type Output = Bandwidth;
     fn add(self, other: Bandwidth) -> Bandwidth {
+        #[cfg(test)]
+        ADDITIONS.set(ADDITIONS.get() + 1);
         let wide = u128::from;
         let divisor = gcd(wide(self.period), wide(other.period)).max(1);
         let (ours, theirs) = (wide(other.period) / divisor, wide(self.period) / divisor);

@@ -156,6 +156,25 @@ fn a_set_of_both_kinds_misses_only_what_has_no_slack_and_by_less_than_a_slice() 
     assert!(video.iter().all(|of| of.jobs > 0 && of.missed == 0), "{video:?}");
 }
 
+/// A sporadic RTA that leaves little of its CPU, without slack, beside a small periodic one.
+#[test]
+fn jobs_without_slack_may_be_late_by_more_than_a_slice_but_by_less_than_the_bound() {
+    let mut worst = Nanos::ZERO;
+    for (slice, seed) in (860..=980).step_by(8).zip(1..) {
+        let vcpus = [
+            vcpu(&[(slice * 1_000, 1_000_000)], Arrivals::Sporadic, Nanos::ZERO).unwrap(),
+            vcpu(&[(20_000, 3_000_000)], Arrivals::Periodic, Nanos::ZERO).unwrap(),
+        ];
+        let admitted = admit(&vcpus, 1).unwrap();
+        let outcome = run(&vcpus, &admitted, Nanos::from_millis(2_000), Nanos::from_micros(900), seed);
+        for of in &outcome.rtas {
+            assert!(of.late_max < vcpus[of.vcpu].late_bound(), "{slice} us: {of:?}");
+            worst = worst.max(of.late_max);
+        }
+    }
+    assert!(worst > Nanos::from_micros(250), "the bound could be a slice: {worst}");
+}
+
 #[test]
 fn nothing_is_counted_of_what_comes_after_the_simulated_time() {
     let vcpus = [vcpu(&[(30_000_000, 60_000_000)], Arrivals::Periodic, Nanos::ZERO).unwrap()];

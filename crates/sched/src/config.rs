@@ -1,7 +1,7 @@
 //! `/etc/ontime/sched.toml` and `sched.conf.d`: CPU time declared for VMs.
 //!
 //! In: strict TOML. Out: a [`SchedConfig`], checked as far as the text allows; [`crate::admit`] checks whether it fits
-//! this host. Without a file there are no reservations, and nothing of this crate runs.
+//! this host. Without a file and without leases there are no reservations, and nothing of this crate runs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,11 +13,12 @@ use ontime_tenants::config::{self, ConfigError, Place, Text};
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::lease::Lease;
 use crate::model::{BackendKind, Beyond};
 
 /// The shortest and longest period of a reservation. A period must hold two slices, each of which costs some changes of
 /// policy.
-const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos::from_millis(1_000);
+pub const PERIODS: std::ops::RangeInclusive<Nanos> = Nanos(2 * SLICE_MIN.0)..=Nanos::from_millis(1_000);
 
 /// Default for the shortest period that a guest may request (the declared period, if that is shorter).
 const DEADLINE_PERIOD: Nanos = Nanos::from_millis(4);
@@ -59,6 +60,8 @@ pub struct SchedConfig {
     pub beyond: Beyond,
     /// In the order of the files.
     pub reservations: Vec<Declared>,
+    /// What programs requested from the daemon. No file has these.
+    pub leases: Vec<Lease>,
 }
 
 impl Default for SchedConfig {
@@ -69,6 +72,7 @@ impl Default for SchedConfig {
             cpus: None,
             beyond: Beyond::default(),
             reservations: Vec::new(),
+            leases: Vec::new(),
         }
     }
 }
@@ -134,6 +138,16 @@ impl SchedConfig {
             self.reservations.push(declared);
         }
         Ok(())
+    }
+
+    /// The CPUs for reservations, of those that are online.
+    pub fn cpus_of(&self, online: &CpuList) -> Vec<u32> {
+        online.iter().filter(|cpu| self.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect()
+    }
+
+    /// Whether nothing is to be reserved.
+    pub fn is_empty(&self) -> bool {
+        self.reservations.is_empty() && self.leases.is_empty()
     }
 
     /// Whether a tenant of this name has a reservation.

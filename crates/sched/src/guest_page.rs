@@ -7,8 +7,9 @@
 //! was admitted before, and is not read here.
 //!
 //! **Read, not mapped.** The process that holds the guest's memory may truncate it or punch holes into it. Through a
-//! mapping that would be a SIGBUS in the daemon; a read returns zeros or less. A read takes no lock except the page's
-//! own, while the kernel looks up the page.
+//! mapping that would be a SIGBUS in the daemon; a read returns zeros or less. A read takes the lock of the page, which
+//! that process can hold: so a pacer does not read itself (`run::reader`), and does not read a page for a while
+//! ([`REST`]) that could not be read in time.
 //!
 //! Times in the page are ns of the host's CLOCK_REALTIME, which a guest can know exactly (KVM_HC_CLOCK_PAIRING).
 //! `paired` counts the guest's readings of that clock. The distance to CLOCK_MONOTONIC is taken when `paired` changes,
@@ -19,11 +20,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ontime_plan::dpwrap::SLICE_MIN;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::memory_file::{is_memory, stays_resident};
+use crate::memory_file::{close_elsewhere, is_memory, stays_resident};
 use crate::model::{self, Next};
 
 /// Bytes of a vCPU's entries: `paired`, a reserved word, and [`ENTRIES`] pairs of deadline and period, little endian.
@@ -37,6 +39,8 @@ const CUTS: u64 = 8;
 const BURST: u64 = 16;
 /// A task whose deadline has not changed for this many periods counts as asleep.
 const LIVE: u64 = 2;
+/// How long a page is not read after a read that took too long, ns.
+const REST: u64 = 1_000_000_000;
 /// The longest period of a task, ns (ONTIME_BW_PERIOD_MAX).
 const PERIOD_MAX: u64 = 4_000_000_000;
 
@@ -46,10 +50,19 @@ pub struct Page(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    file: File,
+    /// None only while this is dropped.
+    file: Option<Arc<File>>,
     offset: u64,
+    /// Not read before this time, ns of CLOCK_MONOTONIC.
+    rests_until: AtomicU64,
     /// Device and inode.
     id: (u64, u64),
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.file.take().into_iter().for_each(close_elsewhere);
+    }
 }
 
 impl PartialEq for Page {
@@ -79,7 +92,7 @@ impl Page {
         if offset % 4096 != 0 || offset.checked_add(whole).is_none_or(|end| end > size) {
             return Err(io::Error::other("its deadlines are not in its memory"));
         }
-        Ok(Self(Arc::new(Inner { file, offset, id: id(&stat) })))
+        Ok(Self(Arc::new(Inner { file: Some(Arc::new(file)), offset, rests_until: AtomicU64::new(0), id: id(&stat) })))
     }
 
     /// Whether this page is at `offset` of `file`, so that no new one is needed.
@@ -98,8 +111,12 @@ impl Page {
     /// A vCPU's entries; None if they cannot be read.
     fn read(&self, vcpu: u32) -> Option<[u8; LINE]> {
         let mut line = [0; LINE];
-        let at = self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64;
-        (self.0.file.read_at(&mut line, at).ok()? == LINE).then_some(line)
+        (self.0.file.as_ref()?.read_at(&mut line, self.place(vcpu)).ok()? == LINE).then_some(line)
+    }
+
+    /// The offset of a vCPU's entries in the file.
+    fn place(&self, vcpu: u32) -> u64 {
+        self.0.offset + u64::from(vcpu.min(VCPUS - 1)) * LINE as u64
     }
 }
 
@@ -163,14 +180,26 @@ impl Published {
         }
     }
 
-    /// The next deadline after `after`. Called by a pacer: at most two system calls, no allocation.
-    pub(crate) fn next(&mut self, after: u64) -> Option<Next> {
-        let line = self.page.read(self.vcpu)?;
+    /// The file with the vCPU's entries, and their offset; None while the page is not to be read, at `now` ns of
+    /// CLOCK_MONOTONIC.
+    pub(crate) fn place(&self, now: u64) -> Option<(&Arc<File>, u64)> {
+        let Inner { file, rests_until, .. } = &*self.page.0;
+        let file = file.as_ref().filter(|_| rests_until.load(Ordering::Relaxed) <= now)?;
+        Some((file, self.page.place(self.vcpu)))
+    }
+
+    /// The page could not be read in time: for all vCPUs of the VM it is not read for [`REST`].
+    pub(crate) fn rest(&self, now: u64) {
+        self.page.0.rests_until.store(now.saturating_add(REST), Ordering::Relaxed);
+    }
+
+    /// The next deadline after `after` in the vCPU's entries. Called by a pacer: no system call, no allocation.
+    pub(crate) fn next(&mut self, line: &[u8; LINE], after: u64) -> Option<Next> {
         let ns = |clock| {
             let time = clock_gettime(clock);
             i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
         };
-        self.follow.next(&line, after, ns(ClockId::Realtime) - ns(ClockId::Monotonic))
+        self.follow.next(line, after, ns(ClockId::Realtime) - ns(ClockId::Monotonic))
     }
 }
 
@@ -329,7 +358,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let whole = u64::from(VCPUS) * LINE as u64;
         file.set_len(whole).unwrap();
-        let page = Page(Arc::new(Inner { id: id(&rustix::fs::fstat(&file).unwrap()), file, offset: 0 }));
+        let id = id(&rustix::fs::fstat(&file).unwrap());
+        let page = Page(Arc::new(Inner { file: Some(Arc::new(file)), offset: 0, rests_until: AtomicU64::new(0), id }));
         let next = |published: &mut Published, ahead| {
             published.follow.next(&line(1, &[(real(120), 20 * MS)]), 110 * MS, ahead).unwrap().at
         };
@@ -343,6 +373,19 @@ mod tests {
             assert_eq!((after.follow.left == 3, after.follow.distance), (known, distance(10 * MS)));
             assert_eq!(next(&mut after, stepped) == 120 * MS, known);
         }
+    }
+
+    #[test]
+    fn a_page_that_could_not_be_read_in_time_rests_for_all_vcpus() {
+        let file = tempfile::tempfile().unwrap();
+        let id = id(&rustix::fs::fstat(&file).unwrap());
+        let page =
+            Page(Arc::new(Inner { file: Some(Arc::new(file)), offset: 4096, rests_until: AtomicU64::new(0), id }));
+        let (one, two) = (Published::new(page.clone(), 0, 20 * MS), Published::new(page, 2, 20 * MS));
+        assert_eq!(two.place(5 * MS).map(|(_, offset)| offset), Some(4096 + 2 * LINE as u64));
+        one.rest(5 * MS);
+        assert!(two.place(5 * MS + REST - 1).is_none() && one.place(5 * MS).is_none());
+        assert!(two.place(5 * MS + REST).is_some());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | file | content |
 //! |---|---|
 //! | `model` | the crate's words: kinds, places, counters, budgets, errors |
+//! | `lease` | reservations that programs requested from the daemon |
 //! | `config` | strict TOML |
 //! | `memory_file` | which files a pacer can read without waiting for another process |
 //! | `guest_page` | the next deadlines that guests publish, read without trusting them |
@@ -23,7 +24,10 @@
 mod admit;
 mod config;
 pub mod ext;
+#[cfg(test)]
+mod families;
 mod guest_page;
+mod lease;
 pub mod ledger;
 mod memory_file;
 mod model;
@@ -33,12 +37,14 @@ mod run;
 mod sim;
 
 pub use admit::{
-    Ask, Asks, GuestNeed, Held, Offer, Refused, Reservations as Settled, Reserved, Taking, admit as settle,
+    Ask, Asks, Capacity, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking,
+    admit as settle, fit_beside,
 };
-pub use config::{Declared, SchedConfig};
+pub use config::{Declared, PERIODS, SchedConfig};
 pub use guest_page::{Page, Task};
+pub use lease::Lease;
 pub use ledger::Ledger;
-pub use model::{BackendKind, Beyond, PacerError, Use};
+pub use model::{BackendKind, Beyond, PacerError, Pacing, Use};
 pub use run::Backend;
 
 /// What a vCPU is entitled to, and its place among the host's threads.
@@ -59,7 +65,7 @@ pub mod guest {
 /// The next deadlines that guests publish.
 pub mod published {
     pub use crate::guest_page::{ENTRIES, Follow, LINE, tasks};
-    pub use crate::memory_file::is_memory;
+    pub use crate::memory_file::{close_elsewhere, is_memory};
     pub use crate::model::Next;
 }
 

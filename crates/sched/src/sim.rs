@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
+use crate::admit::pacing::{CHECK, HANDED_OVER, NEXT, PLACE, READ, STATE};
 use crate::admit::{Reservations, Reserved};
 use crate::guest_page::{self, Follow};
 use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
@@ -87,17 +88,17 @@ pub struct Vm {
 /// How many calls of each kind a pacer made.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Calls {
-    reads: u64,
-    states: u64,
-    nexts: u64,
-    places: u64,
+    pub reads: u64,
+    pub states: u64,
+    pub nexts: u64,
+    pub places: u64,
 }
 
 impl Calls {
-    /// Duration of a check with these calls, ns. The figures are from the lab at 1 ns an instruction, traced in
-    /// `rta-scale`.
-    fn cost(self) -> u64 {
-        12_000 + 3_300 * self.reads + 13_500 * self.states + 3_000 * self.nexts + 5_500 * self.places
+    /// Duration of a check with these calls, ns.
+    pub fn cost(self) -> u64 {
+        let handed_over = HANDED_OVER * (self.states + self.nexts);
+        CHECK + READ * self.reads + STATE * self.states + NEXT * self.nexts + handed_over + PLACE * self.places
     }
 }
 
@@ -332,7 +333,8 @@ pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<R
     });
     let all: Vec<_> = reserves.chain(free).collect();
     let admitted = ontime_plan::Admission::new(cpus, Bandwidth::ZERO).admit(&all).ok()?;
-    Some(Reservations { vcpus, refused: Vec::new(), cpus: (0..cpus).collect(), shared: admitted.shared, reserve })
+    let (cpus, shared) = ((0..cpus).collect(), admitted.shared);
+    Some(Reservations { vcpus, cpus, shared, reserve, ..Reservations::default() })
 }
 
 pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {
@@ -343,6 +345,7 @@ pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Gues
 
 pub fn shown(schedule: &Schedule, host: &Host) -> Snapshot {
     let mut shown = Snapshot::with_room(host.vms.len());
+    shown.clear();
     schedule.write_snapshot(host.now, &mut shown);
     shown
 }

@@ -1,6 +1,10 @@
 //! Calls in flight: a pool that is allocated once, and lists of the calls that wait on a socket.
 
+use std::os::fd::RawFd;
+
 use crate::abi::{DONE_LEN, Errno, ontime_call, ontime_done};
+use crate::control;
+use crate::host;
 use crate::memory::{Buffers, Memory, Segments};
 use crate::name;
 use crate::request::{Parts, Request};
@@ -59,6 +63,19 @@ impl Call {
     /// Offset of the data in the writable part.
     pub fn room_at(&self) -> usize {
         DONE_LEN + usize::from(self.words.control_room)
+    }
+
+    /// Writes the size of a connection's send buffer as a control message, if the call has room for it: the kernel
+    /// chooses the size when the connection is made. Returns the message's length, 0 without one.
+    pub fn tell_send_buffer(&self, memory: &Memory, fd: RawFd) -> usize {
+        let mut size = [0; 4];
+        if host::get_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &mut size) != Ok(size.len()) {
+            return 0;
+        }
+        let message = control::number(libc::SOL_SOCKET, libc::SO_SNDBUF, i32::from_ne_bytes(size));
+        let message = message.as_flattened();
+        let fits = message.len() <= usize::from(self.words.control_room);
+        if fits && self.buffers.writable.write(memory, DONE_LEN, message).is_ok() { message.len() } else { 0 }
     }
 }
 

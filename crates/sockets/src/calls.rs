@@ -192,9 +192,8 @@ impl Engine {
     /// are.
     fn end(&mut self, memory: &Memory, vring: &Vring, mut call: Box<Call>, index: u32) {
         let all = libc::MSG_PEEK | libc::MSG_WAITALL;
-        if matches!(call.request, Request::Recv { flags } if flags & all == all)
-            && let Some(socket) = self.shared.table.at(index)
-        {
+        let peeks_all = matches!(call.request, Request::Recv { flags } if flags & all == all);
+        if let Some(socket) = peeks_all.then(|| self.shared.table.at(index)).flatten() {
             call.words.flags = (u32::from(call.words.flags) & !ONTIME_CALL_WAIT) as u16;
             match self.attempt(memory, &mut call, &socket) {
                 Outcome::Done(reply) if reply.result != Err(Errno(libc::EAGAIN)) => {

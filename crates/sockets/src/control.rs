@@ -1,4 +1,4 @@
-//! Control messages of a SEND: which of them are passed to the host's socket (pure).
+//! Control messages: which of a SEND are passed to the host's socket, and those made here (pure).
 //!
 //! The layout is the host's own, so messages are passed without translation. All others are refused.
 
@@ -41,6 +41,12 @@ pub fn check(bytes: &[u8]) -> Result<(), Errno> {
         rest = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
     }
     Ok(())
+}
+
+/// A control message whose data is a number.
+pub fn number(level: i32, kind: i32, value: i32) -> [[u8; 4]; HEADER / 4 + 1] {
+    // The length has 8 bytes.
+    [(HEADER + size_of::<i32>()) as i32, 0, level, kind, value].map(i32::to_le_bytes)
 }
 
 /// Whether a message from the error queue was caused by ICMP: then the kernel also sets the socket's pending error
@@ -97,6 +103,12 @@ mod tests {
         two.truncate(two.len() - 4);
         assert_eq!(check(&two), Ok(()), "the last one's padding may be missing");
         assert_eq!(check(&[]), Ok(()));
+    }
+
+    #[test]
+    fn a_number_is_a_message() {
+        let padded = message(libc::SOL_SOCKET, libc::SO_SNDBUF, &4608i32.to_le_bytes());
+        assert_eq!(number(libc::SOL_SOCKET, libc::SO_SNDBUF, 4608).as_flattened(), &padded[..HEADER + 4]);
     }
 
     #[test]

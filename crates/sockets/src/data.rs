@@ -43,7 +43,7 @@ impl Engine {
         let tried = match call.request {
             Request::Send { flags, to } => self.send(memory, call, socket, flags, to),
             Request::Recv { flags } => self.recv(memory, call, socket, flags),
-            Request::Accept { new } => self.accept(call, socket, new),
+            Request::Accept { new } => self.accept(memory, call, socket, new),
             Request::Shutdown { how } => {
                 let done = host::shutdown(socket.fd, how);
                 // For a datagram socket, shutdown has an effect even if it returns ENOTCONN.
@@ -282,7 +282,7 @@ impl Engine {
         ONTIME_MSG_ERROR | (error as u32) << ONTIME_MSG_ERRNO_SHIFT & ONTIME_MSG_ERRNO_MASK
     }
 
-    fn accept(&mut self, call: &Call, socket: &Socket, new: u32) -> Tried {
+    fn accept(&mut self, memory: &Memory, call: &Call, socket: &Socket, new: u32) -> Tried {
         let table = &self.shared.table;
         let index = table.claim(new).inspect_err(|_| count(&self.shared.counters.refused_limit))?;
         match host::accept(socket.fd) {
@@ -290,17 +290,22 @@ impl Engine {
                 table.set(index, fd, socket.family, socket.protocol, self.channel);
                 table.set_accepted(index);
                 self.look(socket);
-                // Fails only without kernel memory or epoll watches. The guest has the socket, which then never becomes
-                // ready.
-                if self.adopt(index).is_err() {
+                // Fails only without kernel memory or epoll watches. The connection is reset, which does not wait.
+                if let Err(error) = self.adopt(index) {
                     count(&self.shared.counters.refused_limit);
+                    if let Some(fd) = self.shared.table.take(index) {
+                        host::abort_at_close(fd);
+                        host::close(fd);
+                    }
+                    return Err(error);
                 }
                 if let Some(local) = self.local(index) {
                     local.prio = call.words.prio;
                 }
                 let failed = self.local(index).is_some_and(|local| local.ready & ONTIME_READY_ERR != 0);
                 let pending = self.shared.table.at(index).filter(|_| failed).map_or(0, |new| self.pending_error(&new));
-                Ok(Outcome::Done(Reply { flags: pending, ..Reply::done().named(peer.get()) }))
+                let control = if call.words.control_room > 0 { call.tell_send_buffer(memory, fd) } else { 0 };
+                Ok(Outcome::Done(Reply { flags: pending, control, ..Reply::done().named(peer.get()) }))
             }
             Err(error) => {
                 table.unclaim(index);

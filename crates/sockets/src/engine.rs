@@ -245,6 +245,11 @@ impl Engine {
                 Order::Adopt { index } => {
                     if self.adopt(index).is_err() {
                         count(&self.shared.counters.refused_limit);
+                        // The guest was already answered. The socket never becomes ready, but its owner gives it back
+                        // when the guest closes it or boots anew.
+                        if self.shared.table.at(index).is_some() {
+                            self.own(index, 0, false);
+                        }
                     }
                 }
                 Order::Look { index } => self.look_again(index),
@@ -275,12 +280,21 @@ impl Engine {
     }
 
     /// Adopts a socket and reports its readiness.
+    ///
+    /// # Errors
+    /// EBADF if there is no socket; the errno of epoll_ctl(2). The socket has no new owner then.
     pub(crate) fn adopt(&mut self, index: u32) -> Result<(), Errno> {
         let socket = self.shared.table.at(index).ok_or(Errno(libc::EBADF))?;
         let ready = host::readiness(socket.fd, socket.protocol);
         let out_watched = awaits_out(ready);
         // Readiness since the poll above is reported as an event at once.
         self.wait.watch(socket_event(index), socket.fd, awaited(out_watched))?;
+        self.own(index, ready, out_watched);
+        Ok(())
+    }
+
+    /// Becomes the owner of a socket with this readiness.
+    fn own(&mut self, index: u32, ready: u32, out_watched: bool) {
         // Continue the count: reports of the previous owner may still be in another queue.
         let seq = self.shared.table.reports(index);
         if let Some(local) = self.local(index) {
@@ -291,7 +305,6 @@ impl Engine {
         }
         self.shared.table.set_owner(index, self.channel);
         self.mark_dirty(index);
-        Ok(())
     }
 
     /// Stores a socket's readiness. EPOLLOUT is watched only while the socket is not writable; otherwise each sent

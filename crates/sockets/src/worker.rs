@@ -335,7 +335,7 @@ impl Worker {
             Request::Channel { .. } => Ok(Reply::done()),
             Request::Bind(name) => self.bind(&socket, name),
             Request::Listen { backlog } => self.listen(&socket, backlog),
-            Request::Connect(name) => self.connect(&socket, name),
+            Request::Connect(name) => self.connect(memory, &call, &socket, name),
             Request::SetOpt { level, name } => self.set_option(memory, &call, &socket, level, name),
             Request::GetOpt { level, name } => self.get_option(memory, &call, &socket, level, name),
             _ => Err(Errno(libc::EOPNOTSUPP)),
@@ -442,7 +442,7 @@ impl Worker {
         [before, (backlog as u32).min(limits.backlog as u32).min(fair)]
     }
 
-    fn connect(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
+    fn connect(&self, memory: &Memory, call: &Call, socket: &Socket, name: Name) -> Result<Reply, Errno> {
         let address = match name {
             Name::None => return Err(Errno(libc::EINVAL)),
             Name::Unspec => host::Address::unspec(),
@@ -459,7 +459,11 @@ impl Worker {
             Err(Errno(libc::EINPROGRESS)) => Err(Errno(libc::EINPROGRESS)),
             Err(error) => return Err(error),
         };
-        Ok(Reply::number(result).named(self.local_name(socket)))
+        // A connection within this host stands already.
+        let asked = call.words.control_room > 0 && socket.protocol == Protocol::Tcp;
+        let stands = asked && host::ready(socket.fd) & (ONTIME_READY_OUT | ONTIME_READY_HUP) == ONTIME_READY_OUT;
+        let control = if stands { call.tell_send_buffer(memory, socket.fd) } else { 0 };
+        Ok(Reply { control, ..Reply::number(result).named(self.local_name(socket)) })
     }
 
     fn set_option(
@@ -730,6 +734,44 @@ mod tests {
         bench.call(7, CLOSE);
         assert_eq!(bench.answers(), [Err(Errno(libc::EBUSY)), Ok(0)]);
         assert_eq!(bench.shared.table.open(), 0);
+    }
+
+    /// Watching a socket fails where the kernel's memory or a user's epoll watches are used up.
+    #[test]
+    fn a_socket_that_cannot_be_watched_keeps_no_slot() {
+        let mut bench = Bench::new();
+        let shared = bench.shared.clone();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let index = shared.table.claim(7).unwrap();
+        shared.table.set(index, listener.into_raw_fd(), Family::V4, Protocol::Tcp, 1);
+        bench.channels[0].adopt(index).unwrap();
+        for engine in bench.channels.iter_mut().chain([&mut bench.worker.engine]) {
+            engine.wait = Wait::by(-1);
+        }
+        // A connection that its listener's channel cannot watch.
+        let _client = TcpStream::connect(address).unwrap();
+        let channel = &mut bench.channels[0];
+        let mut call = channel.pool.take().unwrap();
+        call.words.sock = 7;
+        let request = Request::Accept { new: 8 };
+        call.request = request;
+        channel.parsed(&Memory::new(), &bench.ring, call, request);
+        assert!(channel.owed.pop_front().unwrap().reply.result.is_err());
+        assert_eq!(shared.table.open(), 1, "the listener only");
+        // Sockets that are new, for the worker itself and for a channel, which has told the guest by then.
+        let socket = |channel| Request::Socket { family: Family::V4, protocol: Protocol::Udp, channel };
+        for (id, channel, made) in [(9, 0, false), (10, 2, true), (11, 2, true)] {
+            bench.call(id, socket(channel));
+            assert_eq!(bench.answers()[0].is_ok(), made);
+        }
+        assert_eq!(shared.table.open(), 3);
+        bench.call(10, CLOSE);
+        assert_eq!(bench.answers(), [Ok(0)]);
+        // The guest boots anew.
+        bench.worker.reset();
+        bench.answers();
+        assert_eq!(shared.table.open(), 0);
     }
 
     /// The worker closes a socket that a channel has released, before the channel's next wait. No poll of the channel

@@ -3,10 +3,12 @@
 //! Input: cgroup v2 paths, and the runtimes' state files for names. Output: a [`Container`] per path. No runtime's
 //! daemon is contacted. docs/tenants.md lists the layouts.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::proc::printable;
 
@@ -60,6 +62,14 @@ impl Identity {
 pub fn started_by_conmon(arguments: &[String]) -> Option<(String, String)> {
     let name = option(arguments, &["-n", "--name"]).filter(|name| !name.is_empty())?;
     Some((hex_id(option(arguments, &["-c", "--cid"])?)?, given_name(name)))
+}
+
+/// The Podman pod to whose containers a conmon in this cgroup belongs, where the pod has a parent of its own and its
+/// cgroups are directories: `PARENT/POD/conmon`.
+pub fn pod_of_conmon(path: &str) -> Option<&str> {
+    let pod = path.strip_suffix("/conmon")?;
+    let is_pod = |found: Container| found.cgroup == pod && matches!(found.id, Identity::Unknown(_));
+    of_path(pod).is_some_and(is_pod).then_some(pod)
 }
 
 /// From the arguments of LXC's monitor, whose title is `[lxc monitor] PATH NAME`: the name of the container that it has
@@ -130,6 +140,29 @@ pub fn innermost(path: &str) -> Option<Container> {
         found = Container { cgroup: found.cgroup + &inner.cgroup, id: inner.id };
     }
     Some(found)
+}
+
+/// The UID of the Kubernetes pod around the outermost container on a path, which the kubelet writes as
+/// `kubepods-...-podUID.slice` with `_` for `-`, or as `podUID` below `kubepods`. What is deeper was named inside the
+/// container.
+pub fn pod_of(path: &str) -> Option<String> {
+    let container = of_path(path)?.cgroup;
+    let mut in_kubepods = false;
+    for component in container.split('/') {
+        // runc's form SLICE:PREFIX:NAME has the slice in the container's own name.
+        let slice = component.split(':').next().and_then(|part| part.strip_suffix(".slice"));
+        if let Some((before, uid)) = slice.and_then(|slice| slice.rsplit_once("-pod")) {
+            if !uid.is_empty() && before.split('-').any(|word| word == "kubepods") {
+                return Some(uid.replace('_', "-"));
+            }
+        }
+        let uid = component.strip_prefix("pod").filter(|uid| in_kubepods && !uid.is_empty());
+        if let Some(uid) = uid {
+            return Some(uid.to_owned());
+        }
+        in_kubepods |= component == "kubepods";
+    }
+    None
 }
 
 fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identity> {
@@ -401,6 +434,7 @@ pub struct Names {
     containerd: Vec<PathBuf>,
     storage: Vec<PathBuf>,
     lxc: Vec<PathBuf>,
+    records: Records,
     /// Docker's state directories for containers with a user namespace, read once.
     remapped: Option<Vec<PathBuf>>,
     /// The directories of containerd's namespaces, including those of Kubernetes and nerdctl, read once.
@@ -441,6 +475,8 @@ const DASHES: usize = 8;
 /// Scopes on a path, from the top, that may be a task's: each dash costs a look into each namespace. Those below were
 /// named in the container.
 const SCOPES: usize = 2;
+/// Names the configuration file of the storage of Podman, Buildah and CRI-O, in the environment of these programs.
+pub(crate) const STORAGE_CONF: &str = "CONTAINERS_STORAGE_CONF";
 /// Where LXC, Incus and LXD have a directory per container.
 const LXC: [&str; 4] =
     ["/var/lib/lxc", "/var/lib/incus/containers", "/var/lib/lxd/containers", "/var/snap/lxd/common/lxd/containers"];
@@ -448,7 +484,7 @@ const LXC: [&str; 4] =
 #[derive(Deserialize)]
 struct DockerConfig {
     #[serde(rename = "data-root", alias = "graph")]
-    data_root: String,
+    data_root: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -468,6 +504,12 @@ struct StorageRoots {
     runroot: Option<String>,
 }
 
+impl StorageConfig {
+    fn roots(self) -> impl Iterator<Item = String> {
+        [self.storage.graphroot, self.storage.runroot].into_iter().flatten()
+    }
+}
+
 #[derive(Deserialize)]
 struct CrioConfig {
     crio: CrioRoots,
@@ -480,6 +522,12 @@ struct CrioRoots {
     runroot: Option<String>,
 }
 
+impl CrioConfig {
+    fn roots(self) -> impl Iterator<Item = String> {
+        [self.crio.root, self.crio.runroot].into_iter().flatten()
+    }
+}
+
 #[derive(Deserialize)]
 struct DockerState {
     #[serde(rename = "Name")]
@@ -489,35 +537,62 @@ struct DockerState {
 #[derive(Deserialize)]
 struct OciState {
     #[serde(default)]
-    annotations: HashMap<String, String>,
+    annotations: Option<HashMap<String, String>>,
 }
 
 #[derive(Deserialize)]
 struct StoredContainer {
     id: String,
     #[serde(default)]
-    names: Vec<String>,
+    names: Option<Vec<String>>,
+}
+
+/// Reads runtimes' records and configurations. Keeps why a record that exists is not used.
+#[derive(Debug, Default)]
+struct Records(RefCell<BTreeMap<PathBuf, String>>);
+
+impl Records {
+    fn bytes(&self, path: &Path) -> Option<Vec<u8>> {
+        let size = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?.len();
+        if size > STATE_MAX {
+            let (size, most) = (size.div_ceil(1 << 20), STATE_MAX >> 20);
+            self.0.borrow_mut().insert(path.to_owned(), format!("it has {size} MiB, of which {most} may be read"));
+            return None;
+        }
+        std::fs::read(path).ok()
+    }
+
+    fn json<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
+        let read = serde_json::from_slice(&self.bytes(path)?).inspect_err(|error| {
+            let why = format!("it is damaged in line {}, column {}", error.line(), error.column());
+            self.0.borrow_mut().insert(path.to_owned(), why);
+        });
+        read.ok()
+    }
+
+    fn toml<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
+        toml::from_str(std::str::from_utf8(&self.bytes(path)?).ok()?).ok()
+    }
 }
 
 impl Names {
     /// The runtimes' state below a root directory (`/` on a real host), at the configured and the default locations.
     pub fn below(root: &Path) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
-        let text = |path: &str| String::from_utf8(read_state(&at(path))?).ok();
-        let docker: Option<DockerConfig> = read_json(&at("etc/docker/daemon.json"));
-        let containerd: Option<ContainerdConfig> =
-            text("etc/containerd/config.toml").and_then(|text| toml::from_str(&text).ok());
+        let records = Records::default();
+        let docker: Option<DockerConfig> = records.json(&at("etc/docker/daemon.json"));
+        let containerd: Option<ContainerdConfig> = records.toml(&at("etc/containerd/config.toml"));
         let storage = ["usr/share/containers/storage.conf", "etc/containers/storage.conf"]
             .into_iter()
             .flat_map(|file| std::iter::once(at(file)).chain(subdirectories(&at(&format!("{file}.d")))))
-            .filter_map(|file| toml::from_str::<StorageConfig>(std::str::from_utf8(&read_state(&file)?).ok()?).ok())
-            .flat_map(|config| [config.storage.graphroot, config.storage.runroot])
-            .flatten();
+            .chain(std::env::var(STORAGE_CONF).ok().map(|file| at(&file)))
+            .filter_map(|file| records.toml::<StorageConfig>(&file))
+            .flat_map(StorageConfig::roots);
         let crio = std::iter::once(at("etc/crio/crio.conf")).chain(subdirectories(&at("etc/crio/crio.conf.d")));
-        let crio =
-            crio.filter_map(|file| toml::from_str::<CrioConfig>(std::str::from_utf8(&read_state(&file)?).ok()?).ok());
-        let storage = storage.chain(crio.flat_map(|config| [config.crio.root, config.crio.runroot]).flatten());
-        let lxc = text("etc/lxc/lxc.conf").unwrap_or_default();
+        let crio = crio.filter_map(|file| records.toml::<CrioConfig>(&file)).flat_map(CrioConfig::roots);
+        let storage: Vec<String> = storage.chain(crio).collect();
+        let lxc = records.bytes(&at("etc/lxc/lxc.conf")).unwrap_or_default();
+        let lxc = String::from_utf8_lossy(&lxc);
         let lxc = lxc.lines().filter_map(|line| line.split_once('='));
         let lxc = lxc.filter(|(key, _)| key.trim() == "lxc.lxcpath").map(|(_, path)| path.trim().to_owned());
         let places = |configured: Vec<String>, usual: &[&str]| {
@@ -530,9 +605,10 @@ impl Names {
             root: root.to_owned(),
             lxc: places(lxc.collect(), &LXC),
             remapped: None,
-            docker: places(docker.map(|config| config.data_root).into_iter().collect(), &DOCKER),
+            docker: places(docker.and_then(|config| config.data_root).into_iter().collect(), &DOCKER),
             containerd: places(containerd.map(|config| config.state).into_iter().collect(), &CONTAINERD),
-            storage: places(storage.collect(), &STORAGE),
+            storage: places(storage, &STORAGE),
+            records,
             namespaces: None,
             stored: None,
             machines: HashMap::new(),
@@ -553,31 +629,58 @@ impl Names {
         }
     }
 
-    /// Adds the state directory from the command line of a runtime's daemon.
+    /// Adds the state directories from the command line of a runtime's daemon, or of a container's monitor.
     pub fn started(&mut self, program: &str, arguments: &[String]) {
-        let at = |path: &str| self.root.join(path.trim_start_matches('/'));
-        let file = option(arguments, &["--config-file", "--config", "-c"]).map(at);
-        let configuration = || read_state(file.as_deref()?);
-        let (places, place) = match program {
+        let given = |names: &[&str]| option(arguments, names).map(str::to_owned);
+        let file = given(&["--config-file", "--config", "-c"]).filter(|file| file.starts_with('/'));
+        let file = file.map(|file| self.root.join(file.trim_start_matches('/')));
+        let (places, found): (_, Vec<String>) = match program {
             "dockerd" => {
-                let in_file = || serde_json::from_slice(&configuration()?).ok().map(|it: DockerConfig| it.data_root);
-                let given = option(arguments, &["--data-root", "--graph", "-g"]).map(str::to_owned);
-                (&mut self.docker, given.or_else(in_file))
+                let in_file = || self.records.json::<DockerConfig>(file.as_deref()?)?.data_root;
+                let place = given(&["--data-root", "--graph", "-g"]).or_else(in_file);
+                (&mut self.docker, place.into_iter().collect())
             }
             "containerd" => {
-                let text = || String::from_utf8(configuration()?).ok();
-                let in_file = || toml::from_str(&text()?).ok().map(|it: ContainerdConfig| it.state);
-                let given = option(arguments, &["--state"]).map(str::to_owned);
-                (&mut self.containerd, given.or_else(in_file))
+                let in_file = || Some(self.records.toml::<ContainerdConfig>(file.as_deref()?)?.state);
+                let place = given(&["--state"]).or_else(in_file);
+                (&mut self.containerd, place.into_iter().collect())
+            }
+            "crio" => {
+                let in_file = file.and_then(|file| self.records.toml::<CrioConfig>(&file));
+                let in_file = in_file.into_iter().flat_map(CrioConfig::roots);
+                let places = [given(&["--root"]), given(&["--runroot"])].into_iter().flatten().chain(in_file);
+                (&mut self.storage, places.collect())
+            }
+            "conmon" => {
+                let bundle = given(&["--bundle", "-b"]).unwrap_or_default();
+                (&mut self.storage, storage_of(Path::new(&bundle)).into_iter().collect())
             }
             _ => return,
         };
-        let Some(place) = place.filter(|place| place.starts_with('/')) else { return };
-        let place = self.root.join(place.trim_start_matches('/'));
-        if !places.contains(&place) {
-            places.insert(0, place);
-            (self.namespaces, self.remapped) = (None, None);
+        for place in found.into_iter().filter(|place| place.starts_with('/')) {
+            let place = self.root.join(place.trim_start_matches('/'));
+            if !places.contains(&place) {
+                places.insert(0, place);
+                (self.namespaces, self.remapped, self.stored) = (None, None, None);
+            }
         }
+    }
+
+    /// Adds the directories of a configuration of `containers/storage`.
+    pub fn configured_storage(&mut self, file: &str) {
+        let at = |path: &str| self.root.join(path.trim_start_matches('/'));
+        let roots = self.records.toml::<StorageConfig>(&at(file)).into_iter().flat_map(StorageConfig::roots);
+        let roots = roots.filter(|root| root.starts_with('/')).map(|root| at(&root));
+        let new: Vec<PathBuf> = roots.filter(|root| !self.storage.contains(root)).collect();
+        if !new.is_empty() {
+            self.storage.extend(new);
+            self.stored = None;
+        }
+    }
+
+    /// The records that exist and are not used, each with the reason.
+    pub fn unread(&self) -> BTreeMap<PathBuf, String> {
+        self.records.0.borrow().clone()
     }
 
     /// The Kubernetes namespace of a container's pod, if its runtime has recorded it.
@@ -644,7 +747,9 @@ impl Names {
                 .collect()
         });
         let file = |root: &PathBuf| root.join("containers").join(id).join("config.v2.json");
-        let state: DockerState = docker.iter().chain(remapped.iter()).map(file).find_map(|path| read_json(&path))?;
+        let records = &self.records;
+        let mut files = docker.iter().chain(remapped.iter()).map(file);
+        let state = files.find_map(|path| records.json::<DockerState>(&path))?;
         Some(state.name.trim_start_matches('/').to_owned())
     }
 
@@ -658,11 +763,12 @@ impl Names {
 
     /// The annotations of a containerd container.
     fn annotations(&mut self, id: &str) -> Option<HashMap<String, String>> {
-        let file = |namespace: &PathBuf| namespace.join(id).join("config.json");
-        self.namespaces()
+        let files: Vec<PathBuf> =
+            self.namespaces().iter().map(|namespace| namespace.join(id).join("config.json")).collect();
+        files
             .iter()
-            .find_map(|namespace| read_json(&file(namespace)))
-            .map(|state: OciState| state.annotations)
+            .find_map(|file| self.records.json::<OciState>(file))
+            .map(|state| state.annotations.unwrap_or_default())
     }
 
     fn containerd_name(&mut self, id: &str) -> Option<String> {
@@ -677,7 +783,8 @@ impl Names {
 
     /// Whether the container of an unknown runtime is a Podman pod, whose containers are in cgroups below it
     /// (`--cgroup-manager=cgroupfs` with `--cgroup-parent`). Such a cgroup's name alone proves nothing, because a
-    /// container may be able to create cgroups below its own. A pod's infra container has the pod's digits for a name.
+    /// container may be able to create cgroups below its own. A pod's infra container has the pod's digits for a name;
+    /// of pods without one see [`pod_of_conmon`].
     pub fn is_pod(&mut self, identity: &Identity) -> bool {
         let Identity::Unknown(pod) = identity else { return false };
         let infra = pod.get(..12).map(|digits| format!("{digits}-infra")).unwrap_or_default();
@@ -689,26 +796,26 @@ impl Names {
     }
 
     fn stored(&mut self) -> &HashMap<String, String> {
-        let storage = &self.storage;
+        let (storage, records) = (&self.storage, &self.records);
         self.stored.get_or_insert_with(|| {
             // There is a directory per storage driver; containers created with --rm are in a separate file.
             let drivers = storage.iter().flat_map(|root| subdirectories(root));
             let drivers = drivers.filter(|path| path.to_string_lossy().ends_with("-containers"));
             let files =
                 drivers.flat_map(|path| ["containers.json", "volatile-containers.json"].map(|file| path.join(file)));
-            let all = files.filter_map(|path| read_json::<Vec<StoredContainer>>(&path)).flatten();
-            all.filter_map(|one| Some((one.id, one.names.into_iter().next()?))).collect()
+            let all = files.filter_map(|path| records.json::<Vec<StoredContainer>>(&path)).flatten();
+            all.filter_map(|one| Some((one.id, one.names?.into_iter().next()?))).collect()
         })
     }
 
     /// The machine for which machined has recorded a unit. The name is read as libsystemd does
     /// (`cg_path_get_machine_name`), the class from machined's own file (`machine_save`).
     pub fn machine(&mut self, unit: &str) -> Option<Machine> {
-        let directory = self.root.join("run/systemd/machines");
+        let (directory, records) = (self.root.join("run/systemd/machines"), &self.records);
         let read = || {
             let link = std::fs::read_link(directory.join(format!("unit:{unit}"))).ok()?;
             let name = link.to_str().filter(|name| !name.is_empty() && !name.contains('/'))?;
-            let record = read_state(&directory.join(name)).unwrap_or_default();
+            let record = records.bytes(&directory.join(name)).unwrap_or_default();
             let record = String::from_utf8_lossy(&record);
             let value = |key: &str| record.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
             let class =
@@ -759,15 +866,12 @@ fn subdirectories(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-fn read_state(path: &Path) -> Option<Vec<u8>> {
-    if std::fs::metadata(path).ok()?.len() > STATE_MAX {
-        return None;
-    }
-    std::fs::read(path).ok()
-}
-
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_slice(&read_state(path)?).ok()
+/// The storage to which conmon's bundle belongs: `STORAGE/DRIVER-containers/ID/userdata`.
+fn storage_of(bundle: &Path) -> Option<String> {
+    let mut parents = bundle.ancestors().skip(2);
+    let driver = parents.next()?.file_name()?.to_str()?;
+    let storage = parents.next()?.to_str()?;
+    driver.ends_with("-containers").then(|| storage.to_owned())
 }
 
 #[cfg(test)]
@@ -811,6 +915,34 @@ mod tests {
             ("/user.slice/user-1.slice/crun-buildah-buildah88.scope", "buildah-buildah88"),
         ] {
             assert_eq!(name_of(path), Some(name.to_owned()), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_pod_is_the_one_around_the_outermost_container() {
+        let (a, b) = (id('a'), id('b'));
+        for (path, pod) in [
+            (
+                format!("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod7f_0c.slice/crio-{a}.scope"),
+                "7f-0c",
+            ),
+            (format!("/kubepods.slice/kubepods-pod7f_0c.slice/cri-containerd-{a}.scope/init"), "7f-0c"),
+            (format!("/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podab12.slice/crio-{a}.scope"), "ab12"),
+            (format!("/system.slice/containerd.service/kubepods-burstable-pod7f_0c.slice:cri-containerd:{a}"), "7f-0c"),
+            (format!("/kubepods/burstable/pod7f-0c/{a}"), "7f-0c"),
+            (format!("/system.slice/k3s.service/kubepods/pod7f-0c/{a}"), "7f-0c"),
+            // A container of the host's own, whose processes name cgroups inside.
+            (format!("/system.slice/docker-{b}.scope/kubepods/pod7f-0c/{a}"), ""),
+            (format!("/docker/{b}/kubepods.slice/kubepods-pod7f_0c.slice/crio-{a}.scope"), ""),
+            (format!("/kubepods/pod1/{b}/kubepods/pod2/{a}"), "1"),
+            // The pod itself, and other directories of such names.
+            ("/kubepods.slice/kubepods-pod7f_0c.slice".to_owned(), ""),
+            (format!("/machine.slice/machine-podman-pod7.slice/libpod-{a}.scope"), ""),
+            (format!("/kubepods/pod/{a}"), ""),
+            (format!("/docker/{a}"), ""),
+            ("/".to_owned(), ""),
+        ] {
+            assert_eq!(pod_of(&path).unwrap_or_default(), pod, "{path}");
         }
     }
 

@@ -40,6 +40,8 @@ pub enum ClassSource {
     Metadata,
     /// A rule, as `FILE:LINE`.
     Rule(String),
+    /// A reservation that a program requested from the daemon, by name.
+    Reservation(String),
     /// No rule applies: bulk.
     Default,
 }

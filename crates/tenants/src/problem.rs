@@ -64,6 +64,8 @@ pub enum ProblemKind {
     RuntimeUnknown,
     /// Number of processes in containers that are only in cgroup v1 hierarchies.
     CgroupV1(usize),
+    /// A container runtime's record is not used, and why.
+    RecordUnread(String),
     /// Some data was not read completely because of the limits per user or container.
     NotRead(String),
     /// Settings that conflict with the priority table.
@@ -91,6 +93,11 @@ impl fmt::Display for Unnamed {
 impl Problem {
     pub(crate) fn new(subject: impl Into<String>, kind: ProblemKind) -> Self {
         Self { subject: subject.into(), kind }
+    }
+
+    /// Whether tenants may be missing because of it.
+    pub fn hides_tenants(&self) -> bool {
+        matches!(self.kind, ProblemKind::Unreadable(_) | ProblemKind::CgroupV1(_))
     }
 
     /// The remedy.
@@ -150,6 +157,11 @@ impl Problem {
             ProblemKind::CgroupV1(_) => {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
             }
+            ProblemKind::RecordUnread(_) => {
+                "remove containers that are no longer needed, if the file is too large (podman container prune), or \
+                 restart the runtime, which writes it anew; until then give rules for these containers by `cgroup`"
+                    .to_owned()
+            }
             ProblemKind::NotRead(_) => {
                 "end processes that are not needed, or spread them over several users or containers: each has a quota \
                  of its own"
@@ -175,6 +187,7 @@ impl Problem {
             ProblemKind::RuleUnused { .. } => "rule-unused",
             ProblemKind::RuntimeUnknown => "runtime-unknown",
             ProblemKind::CgroupV1(_) => "cgroup-v1",
+            ProblemKind::RecordUnread(_) => "record-unread",
             ProblemKind::NotRead(_) => "not-read",
             ProblemKind::Conflict(Conflict::AbovePath { .. }) => "above-path",
             ProblemKind::Conflict(Conflict::BelowKernel { .. }) => "below-kernel",
@@ -233,6 +246,10 @@ impl Problem {
                     "{these} {are} in containers by cgroup v1 alone, which is not read: these containers are not found"
                 )
             }
+            ProblemKind::RecordUnread(why) => format!(
+                "a container runtime's record that is not used: {why}; containers that it names have the first digits \
+                 of their identifiers for names"
+            ),
             ProblemKind::NotRead(what) => {
                 format!("not read whole: {what}; virtual NICs and threads of these may be missing")
             }
@@ -312,7 +329,8 @@ mod tests {
             ProblemKind::RuleUnused { unnamed, .. } if unnamed.len() == 1 => unused(vec![user(0), user(1000)]),
             ProblemKind::RuleUnused { .. } => ProblemKind::RuntimeUnknown,
             ProblemKind::RuntimeUnknown => ProblemKind::CgroupV1(2),
-            ProblemKind::CgroupV1(_) => ProblemKind::NotRead("9000 threads of 2 processes".to_owned()),
+            ProblemKind::CgroupV1(_) => ProblemKind::RecordUnread("it has 7 MiB, of which 4 may be read".to_owned()),
+            ProblemKind::RecordUnread(_) => ProblemKind::NotRead("9000 threads of 2 processes".to_owned()),
             ProblemKind::NotRead(_) => above(true),
             ProblemKind::Conflict(Conflict::AbovePath { by_libvirt: true, .. }) => above(false),
             ProblemKind::Conflict(Conflict::AbovePath { .. }) => {
@@ -351,7 +369,7 @@ mod tests {
             let text = problem.to_string();
             assert!(!["anybody", "somebody", "nobody", "whoever"].iter().any(|word| text.contains(word)), "{text}");
         }
-        assert_eq!(words.len(), 19, "{words:?}");
+        assert_eq!(words.len(), 20, "{words:?}");
     }
 
     #[test]

@@ -10,8 +10,11 @@
 //! A monitor may send any descriptors along with its answer. Nobody receives them, so the kernel closes them in the
 //! reading thread, which may wait for the process (`wait_limit`), and not every such wait ends at a signal. So a thread
 //! of its own asks, and is abandoned if it does not end.
+//!
+//! Each user has an account: a number of these threads, and less time for each further monitor while others of the user
+//! do not answer. So monitors that never answer delay and exclude only VMs of their own user.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -41,8 +44,9 @@ const KEEP: Duration = Duration::from_secs(60);
 const MARGIN: Duration = Duration::from_secs(1);
 /// How long the end of a thread that has told its answer is waited for, so that the process can be asked again.
 const CLOSES: Duration = Duration::from_millis(100);
-/// The most threads that ask or are abandoned at a time: one for each process, so that no process takes those for others.
-const THREADS: usize = 8;
+/// The most threads that ask or are abandoned at a time: for one user's processes, and in all. One for each process.
+const USER_THREADS: usize = 6;
+const THREADS: usize = 4 * USER_THREADS;
 /// Stack size of such a thread, bytes: enough for nested JSON. The daemon's memory is locked.
 const STACK: usize = 1 << 20;
 
@@ -58,6 +62,10 @@ pub struct Monitors {
 
 #[derive(Debug, Clone)]
 struct Asked {
+    /// The user that the process belongs to.
+    user: u32,
+    /// Whether all the time that its monitors had passed without an answer.
+    silent: bool,
     when: Instant,
     believed: Duration,
     answer: Result<VcpuThreads, String>,
@@ -83,16 +91,23 @@ fn believed(answer: &Result<VcpuThreads, String>, before: Option<&Asked>) -> Dur
 }
 
 impl Monitors {
-    /// Waits at most `timeout` for the answers of one process's monitors.
+    /// Waits at most `timeout` for the answers of one process's monitors, and for a fraction of that while monitors of
+    /// other processes of its user do not answer: for N silent ones about `timeout` * ln(N) in all.
     pub fn asking_for(timeout: Duration) -> Self {
         Self { timeout, asked: Mutex::default() }
     }
 
-    /// The vCPU threads of a QEMU process, from the first of its sockets that answers.
+    /// The vCPU threads of a user's QEMU process, from the first of its sockets that answers.
     ///
     /// # Errors
     /// A sentence with the reason.
-    pub fn vcpus(&self, process: ThreadId, alive: &[i32], sockets: &[String]) -> Result<VcpuThreads, String> {
+    pub fn vcpus(
+        &self,
+        process: ThreadId,
+        user: u32,
+        alive: &[i32],
+        sockets: &[String],
+    ) -> Result<VcpuThreads, String> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = asked.get(&process).filter(|kept| kept.is_good(alive)) {
             return kept.answer.clone();
@@ -100,10 +115,12 @@ impl Monitors {
         let mut answer =
             Err("QEMU was started without -qmp unix:PATH,server=on, by which it could be asked".to_owned());
         let sockets = sockets.get(..SOCKETS).unwrap_or(sockets);
-        let count = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
+        let silent = asked.iter().filter(|(other, of)| **other != process && of.user == user && of.silent).count();
+        let count = u32::try_from(sockets.len() * (1 + silent)).unwrap_or(u32::MAX);
         let part = self.timeout.checked_div(count).unwrap_or_default();
+        let start = Instant::now();
         for socket in sockets {
-            answer = ask(process, &absolute(process.pid, socket), part)
+            answer = ask(process, user, &absolute(process.pid, socket), part)
                 .map(|vcpus| vcpus.into_iter().filter(|(tid, _)| alive.contains(tid)).collect())
                 .map_err(|error| {
                     format!("its QMP monitor {} does not tell them: {error}", printable(socket.as_bytes()))
@@ -113,8 +130,9 @@ impl Monitors {
             }
         }
         let believed = believed(&answer, asked.get(&process));
+        let silent = answer.is_err() && !sockets.is_empty() && start.elapsed() >= part;
         asked.retain(|_, old| old.when.elapsed() < 2 * KEEP);
-        asked.insert(process, Asked { when: Instant::now(), believed, answer: answer.clone() });
+        asked.insert(process, Asked { user, silent, when: Instant::now(), believed, answer: answer.clone() });
         answer
     }
 }
@@ -129,10 +147,10 @@ fn absolute(pid: i32, socket: &str) -> PathBuf {
     PathBuf::from(if inside.len() <= PATH_MAX { &inside } else { socket })
 }
 
-fn ask(process: ThreadId, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
-    static RUNNING: Running = Running::new(BTreeSet::new());
+fn ask(process: ThreadId, user: u32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
+    static RUNNING: Running = Running::new(BTreeMap::new());
     let (until, path) = (Instant::now() + timeout, path.to_owned());
-    in_thread(&RUNNING, process, timeout + MARGIN, move |tell| {
+    in_thread(&RUNNING, process, user, timeout + MARGIN, move |tell| {
         match own_table().and_then(|()| connect(process.pid, &path)) {
             Ok(stream) => talk(stream, until, tell),
             Err(error) => tell(Err(error)),
@@ -147,8 +165,8 @@ fn talk(stream: UnixStream, until: Instant, tell: &dyn Fn(io::Result<VcpuThreads
     limit_waits(|| drop(stream));
 }
 
-/// The processes that are asked by threads which have not ended.
-type Running = Mutex<BTreeSet<ThreadId>>;
+/// The processes that are asked by threads which have not ended, each with its user.
+type Running = Mutex<BTreeMap<ThreadId, u32>>;
 
 /// Counts a thread for its process until it ends or is not started.
 struct Counted {
@@ -157,15 +175,21 @@ struct Counted {
 }
 
 impl Counted {
-    fn start(running: &'static Running, process: ThreadId) -> io::Result<Self> {
+    fn start(running: &'static Running, process: ThreadId, user: u32) -> io::Result<Self> {
         let mut all = running.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.contains(&process) {
+        if all.contains_key(&process) {
             return Err(io::Error::other("a thread that asked this process before has not ended"));
+        }
+        if all.values().filter(|other| **other == user).count() >= USER_THREADS {
+            return Err(io::Error::other(format!(
+                "{USER_THREADS} threads wait for other monitors of user {user} already; end the processes that do not \
+                 answer"
+            )));
         }
         if all.len() >= THREADS {
             return Err(io::Error::other(format!("{THREADS} threads wait for other monitors already")));
         }
-        all.insert(process);
+        all.insert(process, user);
         Ok(Self { running, process })
     }
 }
@@ -181,10 +205,11 @@ impl Drop for Counted {
 fn in_thread<T: Send + 'static>(
     running: &'static Running,
     process: ThreadId,
+    user: u32,
     patience: Duration,
     ask: impl FnOnce(&dyn Fn(io::Result<T>)) + Send + 'static,
 ) -> io::Result<T> {
-    let counted = Counted::start(running, process)?;
+    let counted = Counted::start(running, process, user)?;
     let (tell, told) = sync_channel(1);
     let run = move || {
         ask(&|answer| {
@@ -335,6 +360,8 @@ mod tests {
         ThreadId { pid: me(), tid: test, start_time: 0 }
     }
 
+    const USER: u32 = 1000;
+
     /// A monitor that sends these lines, one before and one after each command.
     fn monitor(lines: &'static [&'static str]) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
@@ -361,7 +388,7 @@ mod tests {
             "{\"event\":\"X\"}\n{\"return\":[{\"cpu-index\":0,\"thread-id\":11,\"more\":1},\
              {\"cpu-index\":1,\"thread-id\":12}]}\n",
         ]);
-        assert_eq!(ask(process(3), &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
+        assert_eq!(ask(process(3), USER, &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
     }
 
     #[test]
@@ -372,14 +399,14 @@ mod tests {
         let mut sockets: Vec<String> = silent.iter().map(|path| path.display().to_string()).collect();
         let monitors = Monitors::asking_for(WAIT);
         let start = Instant::now();
-        assert!(monitors.vcpus(process(1), &[11], &sockets).is_err());
+        assert!(monitors.vcpus(process(1), USER, &[11], &sockets).is_err());
         assert!(start.elapsed() < 30 * WAIT, "40 monitors were waited for one after the other: {:?}", start.elapsed());
         // A monitor that another client uses does not prevent the next one from being asked.
         let (_dir, path) =
             monitor(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"return\":[{\"cpu-index\":0,\"thread-id\":11}]}\n"]);
         sockets.insert(1, path.display().to_string());
         let monitors = Monitors::asking_for(10 * WAIT);
-        assert_eq!(monitors.vcpus(process(2), &[11], &sockets), Ok(BTreeMap::from([(11, 0)])));
+        assert_eq!(monitors.vcpus(process(2), USER, &[11], &sockets), Ok(BTreeMap::from([(11, 0)])));
     }
 
     #[test]
@@ -394,7 +421,7 @@ mod tests {
             let (_dir, path) = monitor(lines);
             let start = Instant::now();
             // The whole time is this test's own: on a busy machine the monitor may not answer within it.
-            let said = ask(process(4), &path, Duration::from_secs(30)).unwrap_err().to_string();
+            let said = ask(process(4), USER, &path, Duration::from_secs(30)).unwrap_err().to_string();
             assert!(said.contains(cause), "{lines:?}: {said}");
             assert!(start.elapsed() < Duration::from_secs(60));
         }
@@ -436,45 +463,76 @@ mod tests {
 
     #[test]
     fn threads_that_do_not_end_are_abandoned_and_limited() {
-        static RUNNING: Running = Running::new(BTreeSet::new());
-        let answer = |number| in_thread(&RUNNING, process(number), Duration::from_secs(60), |tell| tell(Ok(5)));
+        static RUNNING: Running = Running::new(BTreeMap::new());
+        let long = Duration::from_secs(60);
+        let answer = |number, user| in_thread(&RUNNING, process(number), user, long, |tell| tell(Ok(5)));
         let mut holding = Vec::new();
         for number in (0..).take(THREADS) {
+            let user = u32::try_from(number as usize / USER_THREADS).unwrap();
             let (hold, held) = sync_channel::<()>(0);
             holding.push(hold);
-            let stuck =
-                in_thread(&RUNNING, process(number), Duration::from_millis(10), move |_: &dyn Fn(io::Result<()>)| {
-                    let _ = held.recv();
-                });
+            let short = Duration::from_millis(10);
+            let stuck = in_thread(&RUNNING, process(number), user, short, move |_: &dyn Fn(io::Result<()>)| {
+                let _ = held.recv();
+            });
             assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut);
             // It takes no other thread, whatever it is asked by.
-            assert!(answer(number).unwrap_err().to_string().contains("asked this process before"));
+            assert!(answer(number, user).unwrap_err().to_string().contains("asked this process before"));
+            if holding.len() == USER_THREADS {
+                let refused = answer(100, user).unwrap_err().to_string();
+                assert!(refused.contains("monitors of user 0"), "{refused}");
+            }
             if holding.len() < THREADS {
-                assert_eq!(answer(100).unwrap(), 5, "another process is asked beside {} that hang", holding.len());
+                assert_eq!(answer(100, 7).unwrap(), 5, "another user's is asked beside {} that hang", holding.len());
             }
         }
-        assert!(answer(100).unwrap_err().to_string().contains("wait for other monitors"));
+        assert!(answer(100, 7).unwrap_err().to_string().contains("wait for other monitors"));
         drop(holding);
         let start = Instant::now();
         while !RUNNING.lock().unwrap().is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(60), "the threads do not end");
+            assert!(start.elapsed() < long, "the threads do not end");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(answer(0).unwrap(), 5);
+        assert_eq!(answer(0, 0).unwrap(), 5);
+    }
+
+    /// A user with many silent monitors costs little more than with one; another user's monitor has all its time.
+    #[test]
+    fn silent_monitors_of_a_user_share_the_time_of_that_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let silent = [path.display().to_string()];
+        let monitors = Monitors::asking_for(WAIT);
+        let parts: Vec<_> = (0..20)
+            .map(|number| {
+                assert!(monitors.vcpus(process(200 + number), USER, &[11], &silent).is_err());
+                let asked = monitors.asked.lock().unwrap();
+                asked.values().filter(|of| of.user == USER && of.silent).count()
+            })
+            .collect();
+        assert_eq!(parts, (1..=20).collect::<Vec<_>>(), "each silent one shortens the time of the next");
+        let asked = monitors.asked.lock().unwrap().len();
+        assert_eq!(asked, 20);
+        let (_dir, path) =
+            monitor(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"return\":[{\"cpu-index\":0,\"thread-id\":11}]}\n"]);
+        let answers = Monitors { timeout: 100 * WAIT, asked: monitors.asked };
+        let answer = answers.vcpus(process(300), USER + 1, &[11], &[path.display().to_string()]);
+        assert_eq!(answer, Ok(BTreeMap::from([(11, 0)])));
     }
 
     /// A thread that has told and hangs as it closes what it was sent is one that has not ended.
     #[test]
     fn a_process_is_not_asked_again_while_a_thread_that_has_told_hangs() {
-        static RUNNING: Running = Running::new(BTreeSet::new());
+        static RUNNING: Running = Running::new(BTreeMap::new());
         let (hold, held) = sync_channel::<()>(0);
-        let told = in_thread(&RUNNING, process(1), Duration::from_secs(60), move |tell| {
+        let told = in_thread(&RUNNING, process(1), USER, Duration::from_secs(60), move |tell| {
             tell(Ok(7));
             let _ = held.recv();
         });
         assert_eq!(told.unwrap(), 7);
-        assert!(in_thread(&RUNNING, process(1), WAIT, |tell| tell(Ok(8))).is_err());
-        assert_eq!(in_thread(&RUNNING, process(2), Duration::from_secs(60), |tell| tell(Ok(9))).unwrap(), 9);
+        assert!(in_thread(&RUNNING, process(1), USER, WAIT, |tell| tell(Ok(8))).is_err());
+        assert_eq!(in_thread(&RUNNING, process(2), USER, Duration::from_secs(60), |tell| tell(Ok(9))).unwrap(), 9);
         drop(hold);
     }
 
@@ -500,7 +558,7 @@ mod tests {
             let answer = Err(String::new());
             let wait = believed(&answer, before.as_ref());
             waits.push(wait.as_millis());
-            before = Some(Asked { when: Instant::now(), believed: wait, answer });
+            before = Some(Asked { user: USER, silent: true, when: Instant::now(), believed: wait, answer });
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
         assert_eq!(believed(&Ok(BTreeMap::new()), before.as_ref()), KEEP);
@@ -509,7 +567,7 @@ mod tests {
     #[test]
     fn a_socket_of_another_process_is_sent_nothing() {
         let (_dir, path) = monitor(&["{\"QMP\":{}}\n"]);
-        let error = ask(ThreadId { pid: me() + 1, tid: 5, start_time: 0 }, &path, WAIT).unwrap_err().to_string();
+        let error = ask(ThreadId { pid: me() + 1, tid: 5, start_time: 0 }, USER, &path, WAIT).unwrap_err().to_string();
         assert!(error.contains("another process listens"), "{error}");
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Input: the rule files and a tenant's properties. Output: a [`Decision`].
 //!
-//! Precedence: a rule with `override = true`, then libvirt's `<metadata>`, then the other rules, then bulk. Among rules
-//! the first match wins; the main file comes before its drop-ins. Metadata precedes ordinary rules because it was
-//! written for one domain and moves with it. Only users who may define domains can write metadata, never the guest.
-//! With `override` the host's administrator has the final decision.
+//! Precedence: a rule with `override = true`, then a reservation that a program requested ([`Grant`]), then libvirt's
+//! `<metadata>`, then the other rules, then bulk. Among rules the first match wins; the main file comes before its
+//! drop-ins. Metadata precedes ordinary rules because it was written for one domain and moves with it. Only users who
+//! may define domains can write metadata, never the guest. With `override` the host's administrator has the final
+//! decision.
 
 use std::path::Path;
 
@@ -80,6 +81,53 @@ pub struct Subject<'a> {
     /// Its processes run beside a VM's monitor in the same container (such as KubeVirt's virt-launcher). They are the
     /// VM's helpers, unless a rule names the container or its kind.
     pub beside_vm: bool,
+    /// A VM runs in its Kubernetes pod, in whatever container. A reservation for the pod is the VM's then.
+    pub in_pod_of_vm: bool,
+}
+
+/// The tenants that a reservation is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReservedFor {
+    /// The VM of the Kubernetes pod with this UID, or else the pod's containers.
+    Pod(String),
+    /// The tenants in this cgroup, and in those below it.
+    Cgroup(String),
+    /// The VM of this name.
+    Vm(String),
+}
+
+/// The class that a reservation gives to its tenants until its lease ends.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grant {
+    /// The name of the reservation.
+    pub reservation: String,
+    /// Its tenants.
+    pub to: ReservedFor,
+    /// Their level.
+    pub level: Level,
+    /// Their runtime cap, if the reservation decides it.
+    pub runtime_cap: Option<RuntimeCap>,
+}
+
+impl Grant {
+    /// `pod` is the pod of the subject's cgroup. What an unprivileged user chose does not count, neither the name of a
+    /// VM nor the path of a cgroup.
+    fn fits(&self, subject: &Subject<'_>, pod: Option<&str>) -> bool {
+        let by_system = subject.cgroup_owner == 0 && !subject.beside_vm;
+        match &self.to {
+            ReservedFor::Pod(uid) => {
+                let is_vms = subject.kind == Kind::Container && subject.in_pod_of_vm;
+                by_system && !is_vms && pod == Some(uid.as_str())
+            }
+            ReservedFor::Cgroup(path) => {
+                let own = subject.cgroup.filter(|_| by_system);
+                own.is_some_and(|own| crate::container::ancestors(own).any(|part| part == path))
+            }
+            ReservedFor::Vm(name) => {
+                subject.kind != Kind::Container && subject.name == name && subject.namer == Namer::User(0)
+            }
+        }
+    }
 }
 
 /// The origin of a tenant's name. A user must not get real-time priority by choosing a name.
@@ -258,6 +306,7 @@ impl Rule {
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
+    grants: Vec<Grant>,
     table: PriorityTable,
     default_cap: Option<RuntimeCap>,
 }
@@ -307,16 +356,23 @@ impl Rules {
         self.table
     }
 
-    /// Whether a rule makes this cgroup a tenant although no runtime or monitor does.
+    /// Replaces the classes that reservations give. Among those for one tenant the first counts.
+    pub fn set_grants(&mut self, grants: Vec<Grant>) {
+        self.grants = grants;
+    }
+
+    /// Whether a rule or a reservation makes this cgroup a tenant although no runtime or monitor does.
     ///
     /// A rule with a name, a UUID or a VM kind is about tenants that are found in other ways.
     pub fn names_cgroup(&self, path: &str) -> bool {
-        self.rules.iter().any(|rule| {
-            rule.name.is_none()
-                && rule.uuid.is_none()
-                && rule.kind.is_none_or(|kind| kind == Kind::Container)
-                && rule.cgroup.as_ref().is_some_and(|glob| glob.is_match(path))
-        })
+        let is_granted = |grant: &Grant| matches!(&grant.to, ReservedFor::Cgroup(own) if own == path);
+        self.grants.iter().any(is_granted)
+            || self.rules.iter().any(|rule| {
+                rule.name.is_none()
+                    && rule.uuid.is_none()
+                    && rule.kind.is_none_or(|kind| kind == Kind::Container)
+                    && rule.cgroup.as_ref().is_some_and(|glob| glob.is_match(path))
+            })
     }
 
     /// The `rt` rules that none of these tenants fits.
@@ -335,6 +391,7 @@ impl Rules {
         let mut withheld = None;
         let (verdict, source) = self
             .first(subject, true, &mut withheld)
+            .or_else(|| self.granted(subject))
             .or_else(|| metadata.map(|verdict| (verdict, ClassSource::Metadata)))
             .or_else(|| self.first(subject, false, &mut withheld))
             .unwrap_or((Verdict { class: Class::Bulk, runtime_cap: None }, ClassSource::Default));
@@ -343,6 +400,16 @@ impl Rules {
             Class::Rt(_) => verdict.runtime_cap.or(self.default_cap).map_or(RUNTIME_CAP, RuntimeCap::get),
         };
         Decision { class: verdict.class, source, runtime_cap, withheld }
+    }
+
+    fn granted(&self, subject: &Subject<'_>) -> Option<(Verdict, ClassSource)> {
+        if self.grants.is_empty() {
+            return None;
+        }
+        let pod = subject.cgroup.and_then(crate::container::pod_of);
+        let grant = self.grants.iter().find(|grant| grant.fits(subject, pod.as_deref()))?;
+        let verdict = Verdict { class: Class::Rt(grant.level), runtime_cap: grant.runtime_cap };
+        Some((verdict, ClassSource::Reservation(grant.reservation.clone())))
     }
 
     fn first(

@@ -248,12 +248,6 @@ impl ThreadId {
         Err(ThreadError::Gone(self))
     }
 
-    /// Removes `policy` from a thread that got the number of this ended thread, if it has that policy. For callers that
-    /// set policies by number and learn afterwards that the thread had ended. Does not allocate.
-    pub fn undo_policy_on_successor(self, policy: Policy) {
-        self.undo_on_successor(&Change::PolicyAlone(policy));
-    }
-
     /// Restores what a thread that got the number has inherited: its process leader's settings, or for a leader its
     /// parent's.
     fn undo_on_successor(self, change: &Change<'_>) {

@@ -21,8 +21,8 @@
 //! it would miss the threads of a VM that has done nothing wrong.
 //!
 //! On PREEMPT_RT the timer expires in `ktimers/N`, at FIFO 1 or 2. A thread that waits leaves its CPU to it, but the
-//! signal is late as long as other real-time threads keep that CPU busy. The daemon's real-time threads come here, too,
-//! if rarely: the guardian, and pacers at their start, read `stat` of other processes (`thread.rs`).
+//! signal is late as long as other real-time threads keep that CPU busy. Of the daemon's real-time threads only the
+//! guardian reads `stat` of other processes (`thread.rs`), once the daemon has died.
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -936,6 +936,104 @@ fn containers_in_a_podman_pod_with_any_parent_are_found_by_the_pods_record() {
 }
 
 #[test]
+fn containers_in_a_podman_pod_without_an_infra_container_are_found_by_a_conmon() {
+    let host = Host::new();
+    let [pod, contained, users, cell, saw, mill] = ['e', 'f', 'a', '1', '2', '3'].map(id);
+    let conmon = |pid, of: &str, uid, started: &str, name: &str| {
+        let line = ["conmon", "-c", started, "-n", name];
+        host.process(pid, "/usr/bin/conmon", &format!("{of}/conmon"), uid, &line);
+    };
+    conmon(10, &format!("/plc/{pod}"), 0, &cell, "cell");
+    host.process(11, "/usr/bin/app", &format!("/plc/{pod}/libpod-{cell}/x"), 0, &["app"]);
+    host.alter(11, 10, 0);
+    // A container that is no pod: its conmon has a PID namespace of its own.
+    conmon(20, &format!("/plc/{contained}"), 0, &saw, "cell");
+    host.in_namespace(20, 0, 7);
+    host.process(21, "/usr/bin/app", &format!("/plc/{contained}/libpod-{saw}"), 0, &["app"]);
+    // Root made this cgroup, and not the user whose conmon it is.
+    conmon(30, &format!("/plc/{users}"), 1000, &mill, "cell");
+    host.process(31, "/usr/bin/app", &format!("/plc/{users}/libpod-{mill}"), 0, &["app"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"cell\"\nclass = \"rt\"\n"));
+    assert_eq!(
+        names(&found),
+        [
+            ("aaaaaaaaaaaa", Kind::Container, Class::Bulk),
+            ("cell", Kind::Container, RT),
+            ("ffffffffffff", Kind::Container, Class::Bulk)
+        ]
+    );
+    let threads: Vec<i32> = named(&found, "cell").threads.iter().map(|thread| thread.id.pid).collect();
+    assert_eq!(threads, [11], "conmon is beside the container");
+    // Nor has conmon a place by a rule for the pod's cgroup.
+    let found = discover(&host.sources(), &rules("[[tenant]]\ncgroup = \"/plc/eee*\"\nclass = \"rt\"\n"));
+    let rt = found.tenants.iter().filter(|tenant| tenant.class == RT).flat_map(|tenant| &tenant.threads);
+    assert_eq!(rt.map(|thread| thread.id.pid).collect::<Vec<_>>(), [11]);
+}
+
+#[test]
+fn storage_of_any_place_is_told_by_crios_and_conmons_command_lines_and_the_environment() {
+    let host = Host::new();
+    let write = |path: &str, text: String| {
+        let path = host.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    for (place, digit, name) in [
+        ("srv/pods", 'a', "press"),
+        ("srv/crio", 'b', "k8s_loop_arm-0_plant_u_0"),
+        ("data/st", 'c', "mill"),
+        ("home/u/st", 'd', "users"),
+    ] {
+        let record = format!(r#"[{{"id":"{}","names":["{name}"]}},{{"id":"x","names":null}}]"#, id(digit));
+        write(&format!("{place}/overlay-containers/containers.json"), record);
+    }
+    write("srv/storage.conf", "[storage]\ngraphroot = \"/srv/pods\"\n".to_owned());
+    write("home/u/storage.conf", "[storage]\ngraphroot = \"/home/u/st\"\n".to_owned());
+    host.process(10, "/usr/bin/podman", "/system.slice/podman.service", 0, &["podman", "system", "service"]);
+    write("proc/10/environ", "A=b\0CONTAINERS_STORAGE_CONF=/srv/storage.conf\0".to_owned());
+    host.process(11, "/usr/bin/crio", "/system.slice/crio.service", 0, &["crio", "--root=/srv/crio"]);
+    let bundle = format!("/data/st/overlay-containers/{}/userdata", id('c'));
+    let line = ["conmon", "-c", &id('c'), "-b", &bundle];
+    host.process(12, "/usr/bin/conmon", &format!("/machine.slice/libpod-conmon-{}.scope", id('c')), 0, &line);
+    // A user's program is not believed.
+    host.process(13, "/usr/bin/podman", "/system.slice/x.service", 1000, &["podman", "system", "service"]);
+    write("proc/13/environ", "CONTAINERS_STORAGE_CONF=/home/u/storage.conf\0".to_owned());
+    for (pid, digit) in [(20, 'a'), (21, 'b'), (22, 'c'), (23, 'd')] {
+        host.process(pid, "/usr/bin/app", &format!("/machine.slice/libpod-{}.scope", id(digit)), 0, &["app"]);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    let seen: Vec<(&str, i32)> = found.tenants.iter().map(|one| (one.name.as_str(), one.process.pid)).collect();
+    assert_eq!(seen, [("arm-0/loop", 21), ("dddddddddddd", 23), ("mill", 22), ("press", 20)]);
+}
+
+#[test]
+fn records_that_are_too_large_or_damaged_are_told() {
+    let host = Host::new();
+    let (storage, docker) = ("var/lib/containers/storage/vfs-containers", "var/lib/docker/containers");
+    for directory in [storage.to_owned(), format!("{docker}/{}", id('b')), format!("{docker}/{}", id('c'))] {
+        fs::create_dir_all(host.path(&directory)).unwrap();
+    }
+    let large = fs::File::create(host.path(&format!("{storage}/containers.json"))).unwrap();
+    large.set_len((4 << 20) + 1).unwrap();
+    fs::write(host.path(&format!("{docker}/{}/config.v2.json", id('b'))), r#"{"Name":"/we"#).unwrap();
+    fs::write(host.path(&format!("{docker}/{}/config.v2.json", id('c'))), r#"{"Name":"/saw"}"#).unwrap();
+    for (pid, cgroup) in [
+        (10, format!("/machine.slice/libpod-{}.scope", id('a'))),
+        (11, format!("/system.slice/docker-{}.scope", id('b'))),
+        (12, format!("/system.slice/docker-{}.scope", id('c'))),
+    ] {
+        host.process(pid, "/usr/bin/app", &cgroup, 0, &["app"]);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    let told: Vec<(String, String)> =
+        found.problems.iter().map(|problem| (problem.subject.clone(), problem.message())).collect();
+    assert!(words(&found).iter().all(|(_, word)| *word == "record-unread") && told.len() == 2, "{told:?}");
+    assert!(told[0].0.ends_with("vfs-containers/containers.json") && told[0].1.contains("it has 5 MiB, of which 4"));
+    assert!(told[1].0.contains(&id('b')) && told[1].1.contains("damaged in line 1, column "), "{told:?}");
+    assert_eq!(named(&found, "saw").process.pid, 12);
+}
+
+#[test]
 fn containers_of_a_containerd_in_another_program_and_of_its_clients_have_their_names() {
     let host = Host::new();
     let state = "var/lib/solo/containerd/state/io.containerd.runtime.v2.task";

@@ -7,7 +7,8 @@ use std::fs;
 
 use common::Host;
 use ontime_tenants::config::Text;
-use ontime_tenants::{Class, Discovery, Kind, Level, Rules, Tenant, ThreadRole, discover};
+use ontime_tenants::rules::{Grant, ReservedFor};
+use ontime_tenants::{Class, ClassSource, Discovery, Kind, Level, Rules, Tenant, ThreadRole, discover};
 
 const RT: Class = Class::Rt(Level::HIGHEST);
 
@@ -277,9 +278,42 @@ fn a_rule_for_a_pod_with_a_vm_means_the_vm_and_not_what_manages_it() {
     assert_eq!(rt(&format!("cgroup = \"{pod}\"")), [20, 30], "a container of its own is what the rule says, too");
     assert_eq!(rt("cgroup = \"/kubepods.slice/**\"\nkind = \"qemu\""), [20]);
     assert_eq!(rt("cgroup = \"/kubepods.slice/**\""), [20, 30, 40]);
+    // A reservation for the pod is the VM's; without a VM in the pod, it is its containers'.
+    for (uid, reserved) in [("0f", vec![20]), ("77", vec![40]), ("7", vec![])] {
+        let mut rules = Rules::default();
+        let to = ReservedFor::Pod(uid.to_owned());
+        let grant = Grant { reservation: "r".to_owned(), to, level: Level::HIGHEST, runtime_cap: None };
+        rules.set_grants(vec![grant]);
+        let found = discover(&host.sources(), &rules);
+        let is_its = |tenant: &&Tenant| tenant.class_source == ClassSource::Reservation("r".to_owned());
+        let threads: Vec<i32> = found.tenants.iter().filter(is_its).flat_map(pids).collect();
+        assert_eq!(threads, reserved, "{uid}");
+    }
     // Rules that name the container.
     assert_eq!(rt(&format!("cgroup = \"{compute}\"\nkind = \"container\"")), [10, 11, 12, 13]);
     assert_eq!(rt("name = \"000000000000\""), [10, 11, 12, 13, 30, 40]);
+}
+
+/// packaging/kubevirt: the rule is for the VM that the manifest makes, and not for the helpers in its pod.
+#[test]
+fn the_kubevirt_example_makes_its_vm_real_time() {
+    let file = |name: &str| {
+        let path = format!("{}/../../packaging/kubevirt/{name}", env!("CARGO_MANIFEST_DIR"));
+        fs::read_to_string(path).unwrap()
+    };
+    let manifest = file("vm.yaml");
+    let value = |key: &str| manifest.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap().trim().to_owned();
+    let guest = format!("guest={}_{},debug-threads=on", value("namespace:"), value("name:"));
+    let host = Host::new();
+    let container = format!("/kubepods.slice/kubepods-pod3.slice/crio-{}.scope/container", id(1));
+    host.process(11, "/usr/bin/virt-launcher", &container, 107, &["virt-launcher"]);
+    host.process(20, "/usr/libexec/qemu-kvm", &container, 107, &["qemu-kvm", "-name", &guest]);
+    host.thread(20, 21, "CPU 0/KVM", 0);
+    host.in_namespace(20, 107, 67);
+    let found = discover(&host.sources(), &rules(&file("tenants.toml")));
+    let rt: Vec<_> = found.tenants.iter().filter(|tenant| tenant.class == RT).map(|tenant| &tenant.name).collect();
+    assert_eq!(rt, ["default_plc-1"], "{found:#?}");
+    assert!(file("host.toml").contains("tenants = [\"default_plc-1\"]"));
 }
 
 /// A kind node, or a system in a container, contains more than the VM of one of its pods.

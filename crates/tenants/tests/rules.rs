@@ -2,8 +2,8 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use ontime_tenants::config::Text;
-use ontime_tenants::rules::{Namer, RUNTIME_CAP, Subject, Verdict};
-use ontime_tenants::{Class, ClassSource, Kind, Level, Policy, Role, Rules};
+use ontime_tenants::rules::{Grant, Namer, RUNTIME_CAP, ReservedFor, Subject, Verdict};
+use ontime_tenants::{Class, ClassSource, Kind, Level, Policy, Role, Rules, RuntimeCap};
 use proptest::prelude::*;
 
 const UUID: &str = "3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33";
@@ -31,6 +31,7 @@ fn vm(name: &str) -> Subject<'_> {
         owner: 0,
         namer: Namer::User(0),
         beside_vm: false,
+        in_pod_of_vm: false,
     }
 }
 
@@ -80,6 +81,57 @@ fn metadata_beats_rules_and_override_beats_metadata() {
     assert_eq!(decided.class, Class::Bulk);
     let late = format!("[[tenant]]\nname = \"a\"\nclass = \"rt\"\n{rule}override = true\n");
     assert_eq!(parse(&late).decide(&vm("a"), None).class, Class::Bulk, "an override wins from any position");
+}
+
+#[test]
+fn a_reservation_decides_the_class_of_its_tenants_until_an_override() {
+    let grant = |name: &str, to| Grant {
+        reservation: name.to_owned(),
+        to,
+        level: Level::try_from(2_u8).unwrap(),
+        runtime_cap: RuntimeCap::try_from(0.25).ok(),
+    };
+    let mut rules = parse("[[tenant]]\nname = \"late\"\nclass = \"bulk\"\noverride = true\n");
+    rules.set_grants(vec![
+        grant("by-name", ReservedFor::Vm("cell".to_owned())),
+        grant("by-pod", ReservedFor::Pod("7f0c0f5e-3b6e".to_owned())),
+        grant("by-path", ReservedFor::Cgroup("/rt.slice/cells".to_owned())),
+        grant("never", ReservedFor::Vm("late".to_owned())),
+    ]);
+    let scope = format!("/kubepods.slice/kubepods-burstable-pod7f0c0f5e_3b6e.slice/crio-{}.scope", "a".repeat(64));
+    let other = scope.replace("3b6e", "3b6f");
+    let users = Subject { owner: 7, cgroup_owner: 7, namer: Namer::User(7), ..vm("x") };
+    let container = Subject { kind: Kind::Container, cgroup: Some(&scope), ..vm("x") };
+    let metadata = Some(Verdict { class: Class::Bulk, runtime_cap: None });
+    let by = |subject: &Subject<'_>| {
+        let decided = rules.decide(subject, metadata);
+        match decided.source {
+            ClassSource::Reservation(name) => {
+                assert_eq!((decided.class, decided.runtime_cap), (rt(2), 0.25));
+                name
+            }
+            _ => String::new(),
+        }
+    };
+    for (subject, reservation) in [
+        (vm("cell"), "by-name"),
+        (vm("cell2"), ""),
+        (vm("late"), ""),
+        (Subject { name: "cell", ..users }, ""),
+        (Subject { name: "cell", kind: Kind::Container, ..vm("x") }, ""),
+        (container, "by-pod"),
+        (Subject { cgroup: Some(&other), ..container }, ""),
+        (Subject { cgroup_owner: 7, ..container }, ""),
+        (Subject { beside_vm: true, ..container }, ""),
+        (Subject { in_pod_of_vm: true, ..container }, ""),
+        (Subject { kind: Kind::Qemu, in_pod_of_vm: true, namer: Namer::Container, owner: 107, ..container }, "by-pod"),
+        (Subject { cgroup: Some("/rt.slice/cells/1.scope"), ..vm("x") }, "by-path"),
+        (Subject { cgroup: Some("/rt.slice/cells2"), ..vm("x") }, ""),
+        (Subject { cgroup: Some("/rt.slice/cells"), ..users }, ""),
+    ] {
+        assert_eq!(by(&subject), reservation, "{subject:?}");
+    }
+    assert!(rules.names_cgroup("/rt.slice/cells") && !rules.names_cgroup("/rt.slice"));
 }
 
 #[test]

@@ -1,16 +1,42 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Waits in every way while the device process goes; each wait must end with an error. Then sockets must work again.
 
-restart.py MARK: on the console, MARK-NOW says that everything waits and the process is to go, MARK-GONE that all waits have
-ended and a new device may come."""
+restart.py MARK: on the console, MARK-NOW says that everything waits and the process is to go, MARK-GONE that all waits
+have ended and a new device may come. restart.py UNBOUND: instead, the guest's devices are unbound from the driver, and
+bound again."""
 import errno
+import os
 import select
 import socket
 import sys
 import threading
 import time
 
+DRIVER = "/sys/bus/virtio/drivers/ontime"
+mark = sys.argv[1]
+devices = []
 ended = {}
+
+
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def device_goes():
+    if mark != "UNBOUND":
+        return write("/dev/console", mark + "-NOW\n")
+    devices.extend(sorted(name for name in os.listdir(DRIVER) if name.startswith("virtio")))
+    assert devices, "no device is bound"
+    for name in devices:
+        write(DRIVER + "/unbind", name)
+
+
+def device_comes():
+    if mark != "UNBOUND":
+        return write("/dev/console", mark + "-GONE\n")
+    for name in devices:
+        write(DRIVER + "/bind", name)
 
 
 def waits(name, call):
@@ -55,8 +81,8 @@ threads = [
 ]
 server.setblocking(True)
 time.sleep(2)
-open("/dev/console", "w").write(sys.argv[1] + "-NOW\n")
 start = time.monotonic()
+device_goes()
 for thread in threads:
     thread.join(max(0.1, 100 - (time.monotonic() - start)))
 print(f"all ended after {time.monotonic() - start:.0f} s: {ended}", flush=True)
@@ -81,7 +107,7 @@ def outsourced():
 
 
 assert not outsourced(), "without a device sockets are the guest's own"
-open("/dev/console", "w").write(sys.argv[1] + "-GONE\n")
+device_comes()
 while not outsourced():
     assert time.monotonic() - start < 400, "no new device was picked up"
     time.sleep(0.5)

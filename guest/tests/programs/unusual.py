@@ -99,9 +99,34 @@ def multicast():
     print("left twice", outcome(lambda: receiver.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_LEAVE_GROUP, member)))
 
 
+def shared_ports():
+    """SO_REUSEPORT shares a port among sockets of one user."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        for family, any_host, host in ((socket.AF_INET, "0.0.0.0", "127.0.0.1"), (socket.AF_INET6, "::", "::1")):
+
+            def bound(user, name, reuse=1):
+                os.seteuid(user)
+                sock = socket.socket(family, kind)
+                os.seteuid(0)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse)
+                sock.bind(name)
+                return sock
+
+            first = bound(1000, (host, 0))
+            port = first.getsockname()[1]
+            for user in (1001, 0, 1000):
+                for name in (host, any_host):
+                    print("shared port", kind, user, name, outcome(lambda: bound(user, (name, port)).close()))
+            print("shared port, without asking", kind, outcome(lambda: bound(1000, (host, port), 0).close()))
+            print("bound twice", kind, outcome(lambda: first.bind((host, 0))))
+            first.close()
+            print("free again", kind, outcome(lambda: bound(1001, (host, port)).close()))
+
+
 signals("stream", pair_of_streams)
 signals("datagram", pair_of_datagrams)
 refused(socket.AF_INET, "127.0.0.1", socket.IPPROTO_IP, IP_RECVERR)
 refused(socket.AF_INET6, "::1", socket.IPPROTO_IPV6, IPV6_RECVERR)
 multicast()
+shared_ports()
 print("end")

@@ -51,5 +51,6 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.experiment == SHOW {
         return experiments::show(&<Show as clap::FromArgMatches>::from_arg_matches(&args.arguments)?);
     }
+    experiments::check_baseline(&args.experiment, &args.arguments)?;
     experiments::find(&args.experiment).context("no such experiment")?.run(&args.arguments)
 }

@@ -24,7 +24,8 @@ const LAB_FAILED: u8 = 125;
 /// The commands of the emulated host.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a command in an emulated host; its exit status is this one's (124: too long, 125: the host failed)
+    /// Run a command in an emulated host; its exit status is this one's (124: too long, 125: the host failed). Or
+    /// measure what a scenario's file describes, as `ontime-lab bench scenario` does (2: a limit does not hold)
     Run(Run),
     /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
     Shell(Host),
@@ -97,9 +98,46 @@ pub struct Run {
     /// directory is /lab; it ends with the command
     #[arg(long, value_name = "SHELL", conflicts_with = "client_cpu")]
     client: Option<String>,
+    /// A scenario (docs/lab.md), in place of a command
+    #[arg(value_name = "FILE", conflicts_with_all = SET_BY_SCENARIO)]
+    scenario: Option<PathBuf>,
     /// The command and its arguments
-    #[arg(last = true, required = true)]
+    #[arg(last = true, required_unless_present = "scenario")]
     command: Vec<String>,
+}
+
+/// Options that a scenario's file decides on.
+const SET_BY_SCENARIO: [&str; 12] = [
+    "clock",
+    "cpus",
+    "client_cpu",
+    "instruction",
+    "kernel",
+    "memory",
+    "kernel_arguments",
+    "timeout",
+    "host_module",
+    "guest_module",
+    "client",
+    "command",
+];
+
+/// A scenario's file, and the options that go with it.
+#[derive(Debug)]
+pub(super) struct Scenario<'a> {
+    pub(super) file: &'a Path,
+    pub(super) silence: u64,
+    pub(super) out: Option<&'a Path>,
+    pub(super) product: &'a Product,
+}
+
+impl Command {
+    /// The scenario that is to be run, if it is one.
+    pub(super) fn scenario(&self) -> Option<Scenario<'_>> {
+        let Command::Run(run) = self else { return None };
+        let Host { out, product, .. } = &run.host;
+        Some(Scenario { file: run.scenario.as_deref()?, silence: run.silence, out: out.as_deref(), product })
+    }
 }
 
 /// Converts an instruction's time in nanoseconds into [`Machine::icount_shift`].
@@ -285,6 +323,29 @@ mod tests {
     struct Line {
         #[command(subcommand)]
         command: Command,
+    }
+
+    #[test]
+    fn a_scenario_or_a_command_is_run_and_not_both() {
+        let read = |words: &[&str]| Line::try_parse_from(["ontime-lab", "run"].iter().chain(words));
+        let line = read(&["--silence", "90", "--out", "there", "a.toml"]).unwrap();
+        let scenario = line.command.scenario().unwrap();
+        assert_eq!(
+            (scenario.file, scenario.silence, scenario.out),
+            (Path::new("a.toml"), 90, Some(Path::new("there")))
+        );
+        assert!(read(&["--cpus", "2", "--", "true"]).unwrap().command.scenario().is_none());
+        for words in [
+            &["a.toml", "--", "true"][..],
+            &["--cpus", "2", "a.toml"],
+            &["--client-cpu", "a.toml"],
+            &["--append", "quiet", "a.toml"],
+            &["--kernel", "7.2", "a.toml"],
+            &["--timeout", "9", "a.toml"],
+            &[],
+        ] {
+            assert!(read(words).is_err(), "{words:?}");
+        }
     }
 
     #[test]

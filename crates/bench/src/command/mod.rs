@@ -5,10 +5,13 @@ pub(crate) mod lab;
 pub(crate) mod product;
 
 use std::error::Error;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ontime_lab::LabError;
+
+use crate::experiments::{Output, scenario};
 
 /// Ontime's laboratory: an emulated host with real VMs in it, and the papers' experiments.
 #[derive(Debug, Parser)]
@@ -29,7 +32,16 @@ enum Command {
 /// Runs the program. `version` is what `ontime-lab --version` prints.
 pub fn main(version: &'static str) -> ExitCode {
     ontime_cli::main(version, status, |cli: &Cli| match &cli.command {
-        Command::Lab(command) => lab::run(command),
+        Command::Lab(command) => match command.scenario() {
+            Some(lab::Scenario { file, silence, out, product }) => scenario::execute(&scenario::Options {
+                file: file.to_owned(),
+                silence,
+                out: out.map(Path::to_owned),
+                product: product.clone(),
+                output: Output::default(),
+            }),
+            None => lab::run(command),
+        },
         Command::Bench(args) => bench::run(args),
     })
 }

@@ -32,7 +32,8 @@ const VM: Vm<'static> = BULK_VMS[0];
 /// Address of the client, outside.
 const CLIENT: [u8; 4] = [10, 2, 0, 1];
 /// The socket policy of the measured VM.
-const SOCKETS: Sockets = Sockets { vm: VM.name, bind: "tcp/5201", reach: "10.2.0.0/24", channels: 0, wake: Wake::Idle };
+const SOCKETS: Sockets<'_> =
+    Sockets { vm: VM.name, bind: "tcp/5201", reach: "10.2.0.0/24", channels: 0, wake: Wake::Idle };
 
 /// Name of a case in results.
 fn name(method: &str, send: bool) -> String {

@@ -3,21 +3,19 @@
 //! sockets collapsed in it (docs/bench/outsourcing.md).
 //!
 //! In: methods on one emulated host, without load. Out: a [`MethodResult`] per method, with the rate at the NIC. The RT
-//! VM runs a stock `memcached`. Clients outside connect, request a key that does not exist, read the answer and close,
-//! each as fast as possible.
+//! VM runs a stock `memcached`. Clients ([`crate::connections`]) connect, request a key that does not exist, read the
+//! answer and close, each as fast as possible.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use ontime_lab::images::Images;
 
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use crate::client_side::Order;
+use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
 use crate::frame::{Frame, Segment, parse};
 use crate::goals::{Figure, GoalSpec, goal, idle};
@@ -30,11 +28,6 @@ use crate::wire::WireAnalysis;
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
 const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
-/// A client's request, and the answer (memcached's text protocol).
-const REQUEST: &[u8] = b"get nothing\r\n";
-const ANSWER: &[u8] = b"END\r\n";
-/// Limit of the real time of a connection.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Boots the host and measures every method. A failed method goes to `missing` with its name, and the remaining methods
 /// are measured while the host lives.
@@ -76,12 +69,12 @@ fn measure_case(
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
-    ready(server)?;
+    make(host, Connecting { server, count: 1, clients: 1 })?;
     progress(&format!("{method}: {} connections by {} clients", args.count, args.clients));
     let capture = host.capture("rt");
     let from = size(&capture);
     let before = host.cpu_time()?;
-    let asked = connect(server, args);
+    let asked = make(host, Connecting { server, count: args.count, clients: args.clients });
     let after = host.cpu_time()?;
     asked?;
     let cut = host.dir.join(format!("{method}.pcap"));
@@ -111,6 +104,14 @@ fn measure_case(
     Ok(result)
 }
 
+/// Makes the connections, from the clients' side. The first waits until the server listens.
+fn make(host: &mut Host, connections: Connecting) -> Result<(), MeasureError> {
+    if host.has_client_cpu() {
+        return Order::Connecting(connections).run(host.lab()?, &mut |_| {});
+    }
+    Ok(connections.make()?)
+}
+
 fn label(method: &str) -> &str {
     match method {
         "threaded" => "vhost-net, the paper's threaded interrupt handling",
@@ -118,52 +119,6 @@ fn label(method: &str) -> &str {
         "outsourcing" => "outsourced sockets, as partitioned",
         other => other,
     }
-}
-
-/// Waits until the server answers.
-fn ready(server: SocketAddr) -> Result<(), MeasureError> {
-    let start = Instant::now();
-    loop {
-        match ask(server) {
-            Ok(()) => return Ok(()),
-            Err(error) if start.elapsed() > PATIENCE => return Err(failed(&error)),
-            Err(_) => thread::sleep(Duration::from_millis(200)),
-        }
-    }
-}
-
-fn failed(error: &io::Error) -> MeasureError {
-    MeasureError::Program { program: "a connection to memcached".to_owned(), said: error.to_string() }
-}
-
-/// Makes all connections, with `clients` clients at a time.
-fn connect(server: SocketAddr, args: &Options) -> Result<(), MeasureError> {
-    let begun = AtomicU64::new(0);
-    let client = || {
-        while begun.fetch_add(1, Ordering::Relaxed) < args.count {
-            ask(server)?;
-        }
-        Ok(())
-    };
-    thread::scope(|scope| {
-        let clients: Vec<_> = (0..args.clients).map(|_| scope.spawn(client)).collect();
-        let ended = |client: thread::ScopedJoinHandle<'_, io::Result<()>>| {
-            client.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))
-        };
-        // The scope waits for the other clients too.
-        clients.into_iter().try_for_each(ended)
-    })
-    .map_err(|error| failed(&error))
-}
-
-/// Makes one connection, from its first packet until its end has been sent.
-fn ask(server: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(REQUEST)?;
-    let mut answer = [0; ANSWER.len()];
-    stream.read_exact(&mut answer)?;
-    if answer == *ANSWER { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, "another answer")) }
 }
 
 /// The connections seen at the NIC.

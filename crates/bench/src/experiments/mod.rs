@@ -11,8 +11,10 @@ mod kbp;
 mod options;
 mod path;
 pub(crate) mod rt_server;
+mod rt_vms;
 mod rta;
 mod sampled;
+pub(crate) mod scenario;
 mod slo;
 mod vatc;
 pub(crate) mod xen_arm;
@@ -113,6 +115,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &rt_server::RtServer,
     &rt_server::Ablation,
     &rt_server::Segments,
+    &rt_vms::RtVms,
     &inversion::Inversion,
     &path::Path,
     &kbp::Kbp,
@@ -131,6 +134,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &connections::Connections,
     &rt_server::Voip,
     &rt_server::Memcached,
+    &scenario::FromFile,
 ];
 
 /// The experiment with this name.
@@ -175,6 +179,24 @@ mod tests {
             experiment.arguments(Command::new(experiment.name())).debug_assert();
         }
         assert!(find("no-such-experiment").is_none());
+    }
+
+    #[test]
+    fn make_papers_names_experiments_with_options_that_they_have() {
+        let script = include_str!("../../../../scripts/bench/papers.sh");
+        let (_, rows) = script.split_once("<< 'END'\n").unwrap();
+        let (rows, _) = rows.split_once("\nEND\n").unwrap();
+        for row in rows.lines() {
+            let words: Vec<&str> = row.split_whitespace().collect();
+            let [name, cpus, cases, seconds, options @ ..] = &words[..] else { panic!("{row}") };
+            assert!([cpus, cases, seconds].iter().all(|number| number.parse::<u32>().is_ok()), "{row}");
+            let experiment = find(name).unwrap_or_else(|| panic!("no experiment '{name}'"));
+            let line = [*name].into_iter().chain(options.iter().copied()).chain(["--json", "a", "--html", "b"]);
+            experiment
+                .arguments(Command::new(*name))
+                .try_get_matches_from(line)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
     }
 
     #[test]

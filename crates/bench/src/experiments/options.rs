@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_cli::{OK, WARNING, usage};
+use ontime_cli::{CRITICAL, Exit, OK, WARNING, usage};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
 use super::find;
+use crate::baseline::{self, Comparison, Tolerance};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
 use crate::hardware::{self, Target};
 use crate::host::{self, AS_IS, Ground, Site};
 use crate::paper::Figures;
-use crate::schema::{MethodResult, Report, SCHEMA_VERSION};
+use crate::schema::{Goal, MethodResult, Report, SCHEMA_VERSION};
 use crate::{goals, report};
 
 /// The one emulated host of an experiment.
@@ -69,6 +70,14 @@ impl Emulated {
         machine.client_cpu = self.client_cpu;
         machine.silence_seconds = self.silence;
         machine
+    }
+
+    /// The number of the host's CPUs, for notes.
+    pub(crate) fn cpus_in_words(&self) -> String {
+        match self.machine().cpus {
+            1 => "one CPU".to_owned(),
+            cpus => format!("{cpus} CPUs"),
+        }
     }
 
     /// Measures on this host, in separate namespaces, after all parts have been built.
@@ -192,6 +201,47 @@ pub(crate) struct Output {
     /// directory; -2 and so on behind it where results of several runs have the same
     #[arg(long, value_name = "DIR")]
     pub(crate) hgrm: Option<PathBuf>,
+    /// Compare p99, maximum, histogram and losses with results that `--json` wrote; status 2 if any is worse
+    #[arg(long, value_name = "FILE", value_parser = stored)]
+    pub(crate) baseline: Option<Report>,
+    /// By how many percent figures may be worse than the baseline's
+    #[arg(long, value_name = "PERCENT", default_value = "5", requires = "baseline")]
+    pub(crate) tolerance: Tolerance,
+}
+
+/// Reads the results of an earlier run. The command line's parser calls it, so that a wrong file is told before hours
+/// of measurement.
+fn stored(path: &str) -> Result<Report, String> {
+    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    Report::from_json(&text).map_err(|error| error.to_string())
+}
+
+/// Refuses a baseline of another experiment, before anything is measured.
+pub(crate) fn check_baseline(experiment: &str, arguments: &clap::ArgMatches) -> anyhow::Result<()> {
+    match arguments.try_get_one::<Report>("baseline") {
+        Ok(Some(baseline)) => baseline_is_of(baseline, experiment),
+        // No baseline, or one of `path`, which is no report.
+        _ => Ok(()),
+    }
+}
+
+fn baseline_is_of(baseline: &Report, experiment: &str) -> anyhow::Result<()> {
+    let other = &baseline.experiment;
+    if other != experiment {
+        usage!("the baseline is of {other}, not of {experiment}: give results of this experiment");
+    }
+    Ok(())
+}
+
+/// Shows a comparison. The exit status is [`CRITICAL`] if a figure is worse, otherwise `status`.
+pub(crate) fn judge(comparison: &Comparison, tolerance: Tolerance, status: u8) -> anyhow::Result<ExitCode> {
+    print!("{}", comparison.words(tolerance));
+    if comparison.compared == 0 {
+        let message = "no result has a counterpart in the baseline: measure the same methods under the same \
+                       conditions, or make the baseline anew by --json";
+        return Err(Exit::unknown(message).into());
+    }
+    Ok(ExitCode::from(if comparison.regressions.is_empty() { status } else { CRITICAL }))
 }
 
 #[derive(Debug, clap::Args)]
@@ -217,6 +267,11 @@ pub(crate) struct Measured {
 impl Measured {
     /// Builds the report and shows it. The exit status shows whether a case is missing.
     pub(crate) fn report(self, output: &Output) -> anyhow::Result<ExitCode> {
+        self.report_with(Vec::new(), output)
+    }
+
+    /// As [`Self::report`], with goals besides those of the experiment.
+    pub(crate) fn report_with(self, mut goals: Vec<Goal>, output: &Output) -> anyhow::Result<ExitCode> {
         let Self { experiment, seed, results, missing, mut notes } = self;
         let Some(clock) = results.first().map(|result| result.clock) else {
             bail!("nothing could be measured: {}", missing.join("; "));
@@ -226,12 +281,13 @@ impl Measured {
         notes.extend(known.remarks(&figures));
         notes.extend(missing.iter().cloned());
         let kernel = kernel_of(&results);
+        goals.extend(goals::evaluate(known.goals(), &results, clock, &kernel));
         let words: Vec<String> = std::env::args().skip(1).collect();
         let report = Report {
             schema_version: SCHEMA_VERSION,
             experiment: experiment.to_owned(),
             clock,
-            goals: goals::evaluate(known.goals(), &results, clock, &kernel),
+            goals,
             kernel,
             seed,
             command: format!("ontime-lab {}", words.join(" ")),
@@ -244,8 +300,7 @@ impl Measured {
         for line in &missing {
             eprintln!("ontime-lab: {line}");
         }
-        write(&report, output)?;
-        Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
+        write(&report, output, if missing.is_empty() { OK } else { WARNING })
     }
 }
 
@@ -276,6 +331,7 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
                 }
                 all.command = format!("{}; {}", all.command, next.command);
                 all.results.extend(next.results);
+                all.goals.extend(next.goals);
                 let notes: Vec<String> = next.notes.into_iter().filter(|note| !all.notes.contains(note)).collect();
                 all.notes.extend(notes);
             }
@@ -284,8 +340,14 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
     let Some(mut report) = all else { bail!("no results") };
     report.kernel = kernel_of(&report.results);
     let specs = super::goals_of(&report.experiment);
-    report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
-    write(&report, &args.output)
+    // The goals of a scenario are the limits of its file.
+    if !specs.is_empty() {
+        report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
+    }
+    if let Some(baseline) = &args.output.baseline {
+        baseline_is_of(baseline, &report.experiment)?;
+    }
+    write(&report, &args.output, OK)
 }
 
 /// The kernel of a report: the newest, and with equal versions the one with PREEMPT_RT.
@@ -293,7 +355,8 @@ fn kernel_of(results: &[MethodResult]) -> String {
     results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned()
 }
 
-fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
+/// Writes the report everywhere. `status` is the exit status unless the baseline's figures are better.
+fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCode> {
     let put = |path: &Path, text: String| {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
         eprintln!("wrote {}", path.display());
@@ -318,5 +381,120 @@ fn write(report: &Report, output: &Output) -> anyhow::Result<ExitCode> {
         }
     }
     print!("{}", report::terminal(report));
-    Ok(ExitCode::SUCCESS)
+    match &output.baseline {
+        Some(baseline) => judge(&baseline::compare(report, baseline, output.tolerance), output.tolerance, status),
+        None => Ok(ExitCode::from(status)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::schema;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        output: Output,
+    }
+
+    fn report(experiment: &str) -> Report {
+        Report {
+            schema_version: SCHEMA_VERSION,
+            experiment: experiment.to_owned(),
+            clock: schema::Clock::Virtual,
+            kernel: "7.2".into(),
+            seed: 1,
+            command: String::new(),
+            created: String::new(),
+            machine: String::new(),
+            results: Vec::new(),
+            paper: Vec::new(),
+            goals: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_wrong_baseline_is_told_before_anything_is_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+        fs::write(at("good"), report("rt-server").to_json().unwrap()).unwrap();
+        let older = report("rt-server").to_json().unwrap().replace("\"schema_version\": ", "\"schema_version\": 9");
+        fs::write(at("old"), older).unwrap();
+        fs::write(at("text"), "no JSON").unwrap();
+        let parse = |words: &[&str]| Line::try_parse_from(["bench"].iter().chain(words));
+        let line = parse(&["--baseline", &at("good")]).unwrap();
+        assert_eq!(line.output.baseline.unwrap().experiment, "rt-server");
+        assert_eq!(line.output.tolerance, "5".parse().unwrap());
+        for (words, said) in [
+            (vec!["--baseline".to_owned(), at("none")], "No such file"),
+            (vec!["--baseline".to_owned(), at("text")], "docs/bench.schema.json"),
+            (vec!["--baseline".to_owned(), at("old")], "schema version 912"),
+            (vec!["--tolerance".to_owned(), "3".to_owned()], "--baseline"),
+            (vec!["--baseline".to_owned(), at("good"), "--tolerance=-3".to_owned()], "0 to 1000"),
+        ] {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let error = parse(&words).unwrap_err().to_string();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
+        let matches = <Output as clap::Args>::augment_args(clap::Command::new("bench"))
+            .try_get_matches_from(["bench", "--baseline", &at("good")])
+            .unwrap();
+        assert!(check_baseline("rt-server", &matches).is_ok());
+        let error = check_baseline("kbp", &matches).unwrap_err().to_string();
+        assert!(error.contains("of rt-server, not of kbp"), "{error}");
+        // An experiment without this option.
+        let matches = clap::Command::new("path").try_get_matches_from(["path"]).unwrap();
+        assert!(check_baseline("path", &matches).is_ok());
+    }
+
+    #[derive(Debug, Parser)]
+    struct HostLine {
+        #[command(flatten)]
+        host: Emulated,
+    }
+
+    #[test]
+    fn a_machine_that_cannot_be_is_told_with_what_can() {
+        let check = |words: &[&str]| {
+            let line = HostLine::try_parse_from(["bench"].iter().chain(words)).map_err(|error| error.to_string())?;
+            line.host.machine().check().map_err(|error| error.to_string())
+        };
+        for words in [&[][..], &["--cpus", "8"], &["--cpus", "7", "--client-cpu"], &["--clock", "real"]] {
+            assert_eq!(check(words), Ok(()), "{words:?}");
+        }
+        let words =
+            |words: &[&str]| HostLine::try_parse_from(["bench"].iter().chain(words)).unwrap().host.cpus_in_words();
+        assert_eq!([words(&[]), words(&["--cpus", "4", "--client-cpu"])], ["one CPU", "4 CPUs"]);
+        for (words, said) in [
+            (&["--cpus", "0"][..], "0 is not in 1..=8"),
+            (&["--cpus", "9"], "9 is not in 1..=8"),
+            (&["--cpus=-1"], "invalid value '-1' for '--cpus"),
+            (&["--cpus", "two"], "two"),
+            (&["--cpus", "8", "--client-cpu"], "--cpus 8: 1 to 7 CPUs, beside the clients' own"),
+            (&["--client-cpu", "--clock", "real"], "leave out one of them"),
+            (&["--client-cpu", "--client-cpu"], "--client-cpu"),
+            (&["--silence", "29"], "30 to 86400 seconds"),
+            (&["--kernel", "5.10"], "7.2-rt, 7.2, 6.12-rt"),
+        ] {
+            let error = check(words).unwrap_err();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_worse_figure_is_the_status_and_a_baseline_of_nothing_is_an_error() {
+        let tolerance: Tolerance = "5".parse().unwrap();
+        let status = |compared, regressions: &[&str]| {
+            let regressions = regressions.iter().map(|&line| line.to_owned()).collect();
+            judge(&Comparison { compared, regressions, left_out: Vec::new() }, tolerance, WARNING)
+        };
+        let code = |status: u8| format!("{:?}", ExitCode::from(status));
+        assert_eq!(format!("{:?}", status(1, &[]).unwrap()), code(WARNING));
+        assert_eq!(format!("{:?}", status(1, &["p99"]).unwrap()), code(CRITICAL));
+        assert!(status(0, &[]).unwrap_err().to_string().contains("no result has a counterpart"));
+    }
 }

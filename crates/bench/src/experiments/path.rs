@@ -8,7 +8,8 @@ use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, usage};
 use ontime_lab::{Clock, Kernel};
 
-use super::{Emulated, Experiment, chosen, command, created, noted, say};
+use super::{Emulated, Experiment, chosen, command, created, judge, noted, say};
+use crate::baseline::Tolerance;
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 use crate::report;
 
@@ -38,9 +39,30 @@ struct Options {
     /// Write the functions of each method's median request, in order
     #[arg(long)]
     sequence: Option<PathBuf>,
+    /// Compare the median requests' instructions with results that `--json` wrote; status 2 if one has more
+    #[arg(long, value_name = "FILE", value_parser = stored)]
+    baseline: Option<Document>,
+    /// By how many percent a median request may have more instructions than the baseline's
+    #[arg(long, value_name = "PERCENT", default_value = "1", requires = "baseline")]
+    tolerance: Tolerance,
     /// Refused: no real processor tells all its instructions
     #[arg(long, value_name = "SITE", hide = true)]
     hardware: Option<PathBuf>,
+}
+
+/// Reads the results of an earlier run.
+fn stored(path: &str) -> Result<Document, String> {
+    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let document: Document = serde_json::from_str(&text).map_err(|error| {
+        format!("not version {PATH_VERSION} of what path's --json writes (docs/bench/path.schema.json): {error}")
+    })?;
+    if document.path_version != PATH_VERSION {
+        let found = document.path_version;
+        return Err(format!(
+            "version {found} of path's results; this Ontime reads {PATH_VERSION}: make it anew by --json"
+        ));
+    }
+    Ok(document)
 }
 
 /// Traces every method on one emulated host.
@@ -103,7 +125,11 @@ fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyh
         }
     }
     println!("{}", report::fitted(&path::table(&document)));
-    Ok(ExitCode::from(if missing.is_empty() { OK } else { WARNING }))
+    let status = if missing.is_empty() { OK } else { WARNING };
+    match &args.baseline {
+        Some(baseline) => judge(&path::compare(&document, baseline, args.tolerance), args.tolerance, status),
+        None => Ok(ExitCode::from(status)),
+    }
 }
 
 /// The instructions of a request.
@@ -148,6 +174,9 @@ mod tests {
             (vec!["--method", "exclusive"], "not one of"),
             (vec!["--requests", "0"], "1..=100000"),
             (vec!["--server", "nginx"], "sockperf, memcached or kamailio"),
+            (vec!["--baseline", "no-such-file"], "No such file"),
+            (vec!["--baseline", "Cargo.toml"], "docs/bench/path.schema.json"),
+            (vec!["--tolerance", "2"], "--baseline"),
         ] {
             let error = methods_of(&words).unwrap_err();
             assert!(error.contains(said), "{words:?}: {error}");

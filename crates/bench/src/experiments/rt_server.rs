@@ -45,7 +45,7 @@ const CASES: [&str; 10] = [
     "vanilla",
     "rt-default",
     "threaded",
-    "exclusive",
+    EXCLUSIVE,
     "partitioned",
     "outsourcing",
     "outsourcing-interrupt",
@@ -54,6 +54,8 @@ const CASES: [&str; 10] = [
     AS_IS,
 ];
 
+/// The method that needs two CPUs.
+const EXCLUSIVE: &str = "exclusive";
 /// The limit: the same server as a process of the host, without a VM.
 pub(crate) const HOST_PROCESS: &str = "host-process";
 
@@ -102,7 +104,7 @@ impl Case {
             "vanilla" => "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO",
             "rt-default" => "PREEMPT_RT kernel with its defaults, RT vCPU and vNIC threads at FIFO",
             "threaded" => "the paper's threaded interrupt handling: Table 2's priorities, NAPI not threaded",
-            "exclusive" => "the paper's exclusive CPU: one CPU for the RT group, everything else on the rest",
+            EXCLUSIVE => "the paper's exclusive CPU: one CPU for the RT group, everything else on the rest",
             "partitioned" => "Ontime: every NAPI threaded, one priority table for the whole path",
             "outsourcing" => "Ontime: as partitioned, and the VM's sockets are the host's; its halt ends, no interrupt",
             "outsourcing-interrupt" => "as outsourcing, but arrivals interrupt the guest",
@@ -227,11 +229,11 @@ struct Kind {
     traced: Option<Depth>,
 }
 
-/// Table 3 and Figures 6 to 8.
+/// Table 3 and Figures 6 to 8. With one CPU, [`EXCLUSIVE`] is left out.
 const RT_SERVER: Kind = Kind {
     name: "rt-server",
     workload: SOCKPERF,
-    methods: &["vanilla", "rt-default", "threaded", "partitioned", "outsourcing", "host-process"],
+    methods: &["vanilla", "rt-default", "threaded", EXCLUSIVE, "partitioned", "outsourcing", "host-process"],
     traced: None,
 };
 /// Figure 9, a to d, and the case without both techniques.
@@ -303,7 +305,7 @@ fn segments(args: &SegmentsOptions) -> anyhow::Result<ExitCode> {
 struct Args {
     /// Methods: vanilla (a kernel without PREEMPT_RT), rt-default, threaded, exclusive, partitioned, outsourcing,
     /// outsourcing-interrupt, outsourcing-only (on threaded's path), host-process (the limit); default: those of the
-    /// experiment
+    /// experiment, in rt-server with exclusive if there are two CPUs
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// What time is in the host: virtual or real
@@ -384,9 +386,10 @@ fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
 
 /// The hosts that the chosen methods need: `vanilla` needs a kernel without PREEMPT_RT, `exclusive` needs two CPUs.
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
-    let wanted = args.hardware.methods(&args.methods, kind.methods, &CASES)?;
     let cpus = args.cpus.unwrap_or(host::machine(args.clock, Kernel::Rt72).cpus);
-    if cpus < 2 && wanted.iter().any(|method| method == "exclusive") {
+    let defaults: Vec<&str> = kind.methods.iter().copied().filter(|method| cpus > 1 || *method != EXCLUSIVE).collect();
+    let wanted = args.hardware.methods(&args.methods, &defaults, &CASES)?;
+    if cpus < 2 && wanted.iter().any(|method| method == EXCLUSIVE) {
         usage!("exclusive keeps a CPU for the RT group, and this host has one: add --cpus 2");
     }
     let mut hosts = Vec::new();
@@ -414,6 +417,9 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     }
     if args.hardware.hardware.is_some() {
         return measure_real(args, kind);
+    }
+    if kind.workload == Workload::Voip && args.client_cpu {
+        usage!("voip has its clients (SIPp) outside only; leave out --client-cpu");
     }
     let hosts = hosts(args, kind)?;
     args.product.find()?;
@@ -893,6 +899,22 @@ mod tests {
         for cpus in [2, 8] {
             let several = Args { cpus: Some(cpus), ..args(&["exclusive"]) };
             assert_eq!(hosts(&several, &RT_SERVER).unwrap()[0].methods, ["exclusive"]);
+        }
+        // By default wherever there are two CPUs, which on the real clock is the default.
+        let has_exclusive = |args: &Args, kind| {
+            hosts(args, kind).unwrap().iter().any(|host| host.methods.iter().any(|method| method == "exclusive"))
+        };
+        for (cpus, clock, expected) in [
+            (None, Clock::Virtual, false),
+            (Some(1), Clock::Virtual, false),
+            (Some(2), Clock::Virtual, true),
+            (Some(7), Clock::Virtual, true),
+            (None, Clock::Real, true),
+            (Some(1), Clock::Real, false),
+        ] {
+            let args = Args { cpus, clock, ..args(&[]) };
+            assert_eq!(has_exclusive(&args, &RT_SERVER), expected, "{cpus:?} {clock:?}");
+            assert!(!has_exclusive(&args, &ABLATION), "{cpus:?} {clock:?}");
         }
     }
 }

@@ -303,11 +303,13 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         )
     })?;
     let notes = vec![format!(
-        "one CPU: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \
+        "{}: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \
          paper's slices divided by {} (half a CPU in all with memcached, as the paper's 7.44 of 15), whose jobs \
          compute for {WORK_PERCENT} % of their slice; gaps are normally distributed, mean 10 ms, standard deviation \
          1.7 ms (the paper does not say which), from an answer to the next request",
-        args.neighbours, VIDEO_SCALE
+        args.emulated.cpus_in_words(),
+        args.neighbours,
+        VIDEO_SCALE
     )];
     let measured = Measured { experiment: "memcached-slo", seed: args.seed, results, missing, notes };
     measured.report(&args.output)

@@ -5,12 +5,13 @@ pub(super) const READ: &str = "read -r up idle < /proc/uptime; spin=0; \
                     for pid in $(pgrep -x lab-spin); do read -r ran rest < /proc/$pid/schedstat; spin=$((spin + ran)); \
                     done; guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); pace=0; \
                     for task in /proc/$(pgrep -x -f 'ontime daemon')/task/*; do \
-                    read -r name < $task/comm; case $name in ontime-pace/*) read -r ran rest < $task/schedstat; \
-                    pace=$((pace + ran)) ;; esac; done; echo $up $idle $spin $guest $pace";
+                    read -r name < $task/comm; case $name in ontime-pace/*|ontime-read/*) \
+                    read -r ran rest < $task/schedstat; pace=$((pace + ran)) ;; esac; done; \
+                    echo $up $idle $spin $guest $pace";
 
 /// `/proc/uptime`, the run time of the spinners that replace the idle state on the virtual clock (one per CPU), the
 /// time that the tick accounts to guests (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run
-/// time of the daemon's pacers. In seconds.
+/// time of the daemon's pacers and their readers. In seconds.
 #[derive(Debug)]
 pub struct CpuTime {
     uptime: f64,

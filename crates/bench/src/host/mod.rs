@@ -63,8 +63,8 @@ enum Under {
 }
 
 impl Host {
-    /// Boots the host, its VMs one after the other, and the daemon. `config` has files for `/etc/ontime`, besides the
-    /// rules.
+    /// Boots the host, its VMs one after the other, and the daemon. `config` has files for `/etc/ontime`; without
+    /// `tenants.toml` among them, the rules are [`TENANTS`].
     pub fn start(
         site: &Site,
         images: &Images,
@@ -87,7 +87,8 @@ impl Host {
         }
         let settings = site.dir.join("files/etc");
         fs::create_dir_all(&settings).map_err(|source| MeasureError::File { path: settings.clone(), source })?;
-        for (name, text) in config.iter().chain(&[("tenants.toml", TENANTS), ("daemon.toml", TRUSTED)]) {
+        // A file of the experiment's own replaces one of these.
+        for (name, text) in [("tenants.toml", TENANTS), ("daemon.toml", TRUSTED)].iter().chain(config) {
             let path = settings.join(name);
             fs::write(&path, text).map_err(|source| MeasureError::File { path, source })?;
         }

@@ -4,7 +4,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -15,6 +16,10 @@ use crate::client::{ClientError, Heard, Peer, is_timeout};
 /// Limit of the real time for connecting, and for an answer while keys are stored: an emulated host under flood is
 /// slow.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Limit of the time until the server listens.
+const STARTS_WITHIN: Duration = Duration::from_secs(300);
+/// Time between two attempts to connect.
+const RETRY: Duration = Duration::from_millis(500);
 /// Length of a wrong answer in messages, bytes.
 const TOLD: usize = 60;
 
@@ -39,22 +44,58 @@ impl Client {
     /// # Errors
     /// [`ClientError::Socket`] if nothing listens yet, [`ClientError::Answer`].
     pub fn open(server: SocketAddr, traffic: Traffic, connections: u8, seed: u64) -> Result<Self, ClientError> {
+        let mut client = Self::connect(server, traffic, connections, seed)?;
+        client.store()?;
+        Ok(client)
+    }
+
+    /// Connects only: another client has stored the values.
+    ///
+    /// # Errors
+    /// [`ClientError::Socket`].
+    pub fn connect(server: SocketAddr, traffic: Traffic, connections: u8, seed: u64) -> Result<Self, ClientError> {
         let streams = (0..connections.max(1)).map(|_| connect(server)).collect::<Result<_, _>>()?;
         let mix = ChaCha8Rng::seed_from_u64(seed);
         let (expected, heard) = (Vec::new(), Vec::new());
-        let mut client = Self { server, traffic, streams, current: 0, mix, set_at: 0, expected, heard };
+        Ok(Self { server, traffic, streams, current: 0, mix, set_at: 0, expected, heard })
+    }
+
+    /// As [`Self::open`], again and again until the server listens. `go_on` is called before each attempt.
+    ///
+    /// # Errors
+    /// See [`Self::open`]; what `go_on` returns.
+    pub fn open_when_up<E: From<ClientError>>(
+        server: SocketAddr,
+        traffic: Traffic,
+        connections: u8,
+        seed: u64,
+        mut go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let start = Instant::now();
+        loop {
+            go_on()?;
+            match Self::open(server, traffic, connections, seed) {
+                Err(ClientError::Socket { .. }) if start.elapsed() < STARTS_WITHIN => thread::sleep(RETRY),
+                opened => return Ok(opened?),
+            }
+        }
+    }
+
+    /// Stores a value for every key.
+    fn store(&mut self) -> Result<(), ClientError> {
+        let (server, traffic) = (self.server, self.traffic);
         for number in 0..KEYS {
-            let sent = client.send(&traffic.set(number), STORED.to_vec());
+            let sent = self.send(&traffic.set(number), STORED.to_vec());
             // In the worst case the answer arrives byte by byte.
             let heard =
-                STORED.iter().map(|_| client.hear(0, PATIENCE)).find(|heard| !matches!(heard, Ok(Heard::Nothing)));
+                STORED.iter().map(|_| self.hear(0, PATIENCE)).find(|heard| !matches!(heard, Ok(Heard::Nothing)));
             match heard {
                 Some(Err(error)) => return Err(error),
                 Some(Ok(Heard::Answer)) if sent => {}
                 _ => return Err(ClientError::NoReply { server, requests: 1, report: Box::default() }),
             }
         }
-        Ok(client)
+        Ok(())
     }
 
     /// Sends through the next connection. Returns whether the system accepted the data.

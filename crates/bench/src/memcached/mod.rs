@@ -7,13 +7,15 @@
 pub mod client;
 pub mod wire;
 
+use serde::{Deserialize, Serialize};
+
 /// Number of keys. All have values before the measurement, so that every GET is a hit.
 pub const KEYS: u16 = 100;
 /// The answer to a SET.
 const STORED: &[u8] = b"STORED\r\n";
 
 /// The requests and their timing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Length of a key, bytes.
     pub key_bytes: usize,

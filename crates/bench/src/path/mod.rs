@@ -14,6 +14,7 @@
 //! Only [`capture`], [`sources`] and this file do I/O.
 
 mod capture;
+mod compare;
 mod elf;
 pub mod line;
 mod report;
@@ -31,6 +32,7 @@ use ontime_lab::images::Images;
 use ontime_lab::isolate;
 use ontime_lab::role::SYMBOLS;
 
+pub use compare::compare;
 use ontime_figures::stats::Summary;
 pub use report::{Document, Method, PATH_VERSION, ReportError, sequence, table};
 
@@ -118,7 +120,7 @@ impl Program {
     /// The peer that sends its requests, once the program is up.
     fn peer(self, host: &mut Host, config: &ClientConfig) -> Result<Box<dyn Peer>, MeasureError> {
         Ok(match self.workload().ready(host, config.seed)? {
-            Client::Memcached(_, client) => client,
+            Client::Memcached { outside: Some(client), .. } => client,
             Client::Voip => Box::new(Asker::open(config.server)?),
             _ => Box::new(client::sockperf(config)?),
         })

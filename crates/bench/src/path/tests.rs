@@ -8,6 +8,7 @@ use super::stages::{Phase, Stage};
 use super::symbols::{Function, Maps, Mark, Sources, Symbols, Thread};
 use super::window::{Cutter, Incomplete, Run};
 use super::*;
+use crate::baseline::Tolerance;
 use crate::path::line::Level;
 
 /// The emulator's log of a request under `partitioned`.
@@ -202,6 +203,53 @@ fn median_and_slowest_stand_side_by_side() {
     assert!(text.contains("median 31") && text.contains("slowest 2,032"), "{text}");
     assert!(sequence("partitioned", &median).contains("20\t1\thost receive\tinterrupt\thost kernel\tf1\n"));
     assert!(matches!(Method::new(("m", "M"), &[], &missed), Err(ReportError::Nothing(_))));
+}
+
+#[test]
+fn a_longer_request_is_told_with_its_stages_and_functions() {
+    let document = |kernel: &str, napi: u64, guest: u64| {
+        let request = made(&[
+            (Level::HostKernel, Mark::Interrupt, 1_000),
+            (Level::HostKernel, Mark::Switch, 100),
+            (Level::HostKernel, Mark::Thread(Thread::Softirq), napi),
+            (Level::HostKernel, Mark::Switch, 100),
+            (Level::GuestKernel, Mark::Thread(Thread::Vcpu), guest),
+            (Level::HostKernel, Mark::Transmit, 800),
+        ]);
+        let (method, _) = Method::new(("partitioned", "P"), &[request], &BTreeMap::new()).unwrap();
+        Document {
+            path_version: PATH_VERSION,
+            kernel: kernel.into(),
+            command: String::new(),
+            created: String::new(),
+            methods: vec![method],
+            notes: Vec::new(),
+        }
+    };
+    let one: Tolerance = "1".parse().unwrap();
+    let baseline = document("7.2", 20_000, 30_000);
+    // 52,000 instructions: 500 more are within 1 %, 600 are not, wherever others were saved.
+    for (napi, guest) in [(20_000, 30_000), (20_500, 30_000), (9_000, 30_000), (21_000, 29_000)] {
+        let comparison = compare(&document("7.2", napi, guest), &baseline, one);
+        assert_eq!((comparison.compared, comparison.regressions.len()), (1, 0), "{comparison:?}");
+    }
+    let found = compare(&document("7.2", 20_600, 30_000), &baseline, one).regressions;
+    let stage = "host receive, softirq's thread, host kernel +600";
+    assert_eq!(
+        found,
+        [format!(
+            "partitioned: 52,600 instructions, 1.15 % above the baseline's 52,000; most in the stages {stage}; in the \
+             functions f2 (host kernel) +600"
+        )]
+    );
+    assert_eq!(compare(&document("7.2", 20_100, 30_000), &baseline, "0".parse().unwrap()).regressions.len(), 1);
+    // Neither another kernel nor another method is compared.
+    let other = compare(&document("7.3", 90_000, 30_000), &baseline, one);
+    assert_eq!((other.compared, other.regressions.len()), (0, 0));
+    assert!(other.left_out[0].contains("Linux 7.3; the baseline: Linux 7.2"), "{other:?}");
+    let mut renamed = document("7.2", 90_000, 30_000);
+    renamed.methods[0].method = "threaded".into();
+    assert!(compare(&renamed, &baseline, one).left_out[0].contains("the baseline does not have it"));
 }
 
 #[test]

@@ -6,3 +6,5 @@ pub mod wire;
 
 /// A frame is late if its answer comes after the next frame.
 pub const LATE_NS: u64 = frame::PERIOD_NS;
+/// If the time between two frames is longer, a period passed without a frame.
+pub const GAP_NS: u64 = frame::PERIOD_NS + frame::PERIOD_NS / 2;

@@ -1,9 +1,10 @@
-//! The publisher, outside the host: sends one frame per period, never two at once.
+//! The publisher: sends one frame per period, never two at once.
 //!
-//! In: the number of frames. Out: frames on the wire. On the virtual clock the emulator releases the packets that wait
-//! at the RT NIC once per period. The publisher provides the next frame as soon as the last one is in the capture, so
-//! that each release has one frame. If this machine is too busy, a release passes without a frame: a gap, never a
-//! burst. The capture shows the actual gaps.
+//! In: the number of frames. Out: frames on the wire. On a real host, and on the clients' CPU of an emulated one, the
+//! publisher keeps the period by its own clock. Outside an emulated host on the virtual clock, the emulator releases
+//! the packets that wait at the RT NIC once per period. There the publisher provides the next frame as soon as the last
+//! one is in the capture, so that each release has one frame. If the publisher is late, a period passes without a
+//! frame: a gap, never a burst. The capture shows the actual gaps.
 
 use std::mem::size_of;
 use std::net::Ipv4Addr;
@@ -18,10 +19,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, send, socket};
 
 use super::frame::{self, PERIOD_NS, Way};
 use crate::client::ClientError;
-use crate::error::MeasureError;
-use crate::host::Host;
 use crate::pcap::Tail;
-use crate::schema::Clock;
 
 /// Real time within which a sent frame must be released.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -75,48 +73,49 @@ impl Publisher {
         let _ = send(&self.socket, &frame::write(number), SendFlags::empty());
     }
 
-    /// Publishes `frames` frames, by the host's clock. On the virtual clock, `capture` of the RT NIC shows the time.
-    pub fn run(
+    /// Publishes `frames` frames by this process's clock, which is that of the host under test: a real one's, or the
+    /// emulated machine's. `go_on` gets the number of frames so far, and may end the run by an error.
+    pub fn by_clock<E>(&self, frames: u64, mut go_on: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
+        let (start, mut due_ns) = (Instant::now(), 0);
+        for number in 0..frames {
+            self.publish(number);
+            go_on(number + 1)?;
+            due_ns = following(due_ns, start.elapsed().as_nanos() as u64);
+            thread::sleep(Duration::from_nanos(due_ns).saturating_sub(start.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// As [`Self::by_clock`], for an emulated host that releases arriving packets once per period of its virtual clock.
+    /// `capture` is its RT NIC's.
+    pub fn by_releases<E: From<ClientError>>(
         &self,
-        host: &mut Host,
         frames: u64,
-        capture: Option<&Path>,
-        mut progress: impl FnMut(u64),
-    ) -> Result<(), MeasureError> {
-        let mut wire = match capture {
-            Some(capture) if host.clock == Clock::Virtual => Some(Wire::at_end(capture)?),
-            _ => None,
-        };
-        let (mut looked, mut told, start) = (Instant::now(), Instant::now(), Instant::now());
+        capture: &Path,
+        mut go_on: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut wire = Wire::at_end(capture)?;
         for number in 0..frames {
             self.publish(number);
             let sent = Instant::now();
-            loop {
-                let next = match &mut wire {
-                    Some(wire) => wire.has(number)?,
-                    None => start.elapsed() >= Duration::from_nanos(PERIOD_NS) * (number + 1) as u32,
-                };
-                if next {
-                    break;
-                }
-                if looked.elapsed() > Duration::from_millis(200) {
-                    looked = Instant::now();
-                    host.alive()?;
-                }
+            while !wire.has(number)? {
+                go_on(number)?;
                 if sent.elapsed() > LIMIT {
-                    let said = format!("frame {number} was not released within {} s", LIMIT.as_secs());
-                    return Err(MeasureError::Program { program: "the publisher".to_owned(), said });
+                    let seconds = LIMIT.as_secs();
+                    let said = format!("the publisher: frame {number} was not released within {seconds} s");
+                    return Err(ClientError::Told(said).into());
                 }
                 thread::sleep(Duration::from_micros(100));
             }
-            if told.elapsed() > Duration::from_secs(5) {
-                told = Instant::now();
-                progress(number + 1);
-            }
         }
-        // Frames in flight are answered meanwhile.
-        host.shell("sleep 0.3").map(|_| ())
+        Ok(())
     }
+}
+
+/// The next time for a frame, ns since the start: a whole number of periods after `due`, and after `now`. A publisher
+/// that was late leaves a gap.
+fn following(due: u64, now: u64) -> u64 {
+    due + PERIOD_NS * (now.saturating_sub(due) / PERIOD_NS + 1)
 }
 
 /// The growing capture of the RT NIC.
@@ -126,14 +125,14 @@ struct Wire {
 }
 
 impl Wire {
-    fn at_end(capture: &Path) -> Result<Self, MeasureError> {
+    fn at_end(capture: &Path) -> Result<Self, ClientError> {
         let mut tail = Tail::open(capture)?;
         tail.read_new(|_| {})?;
         Ok(Self { tail, latest: None })
     }
 
     /// Whether frame `number` has been released.
-    fn has(&mut self, number: u64) -> Result<bool, MeasureError> {
+    fn has(&mut self, number: u64) -> Result<bool, ClientError> {
         let latest = &mut self.latest;
         self.tail.read_new(|record| {
             if let Some(Ok((Way::Published, number))) = frame::read(record.data) {
@@ -141,5 +140,43 @@ impl Wire {
             }
         })?;
         Ok(*latest >= Some(number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_publisher_leaves_a_gap_and_keeps_the_grid() {
+        let period = PERIOD_NS;
+        for (due, now, next) in [
+            (0, 0, period),
+            (0, period - 1, period),
+            // A frame that is due now was missed: the next one keeps its distance.
+            (0, period, 2 * period),
+            (3 * period, 3 * period + 1_000, 4 * period),
+            (3 * period, 9 * period + 1_000, 10 * period),
+        ] {
+            assert_eq!(following(due, now), next, "{due} {now}");
+        }
+    }
+
+    #[test]
+    fn frames_of_the_systems_clock_are_a_period_apart_and_an_error_ends_them() {
+        // As a user without rights no packet socket can be opened.
+        let Ok(publisher) = Publisher::open("lo") else { return };
+        let begun = Instant::now();
+        let mut told = Vec::new();
+        publisher
+            .by_clock(5, |frames| {
+                told.push(frames);
+                Ok::<(), ClientError>(())
+            })
+            .unwrap();
+        assert_eq!(told, [1, 2, 3, 4, 5]);
+        assert!(begun.elapsed() >= Duration::from_nanos(4 * PERIOD_NS));
+        assert_eq!(publisher.by_clock(5, |frames| if frames < 3 { Ok(()) } else { Err(frames) }), Err(3));
+        assert!(Publisher::open("no-such-nic").is_err());
     }
 }

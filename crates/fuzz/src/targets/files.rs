@@ -90,6 +90,7 @@ pub fn tenants_toml(data: &[u8]) {
                 owner,
                 namer,
                 beside_vm: false,
+                in_pod_of_vm: false,
             };
             let _ = rules.unused(&[subject]);
             let decision = rules.decide(&subject, None);

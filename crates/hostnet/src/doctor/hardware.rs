@@ -6,7 +6,7 @@ use super::upkeep::{pinned, rt_cpus};
 use super::{Check, State};
 use crate::cpus::CpuSet;
 use crate::intent::Intent;
-use crate::inventory::{Conflict, Inventory, Lockdown};
+use crate::inventory::{Conflict, IdleState, Inventory, Lockdown};
 use crate::kvm::KvmProbe;
 use crate::rules::{NAPI_LISTED, NO_BH_LOCK};
 
@@ -14,6 +14,8 @@ use crate::rules::{NAPI_LISTED, NO_BH_LOCK};
 const THREADED_NAPI: (u32, u32) = (5, 12);
 /// An idle state with a longer exit latency causes a warning, us: a fifth of a request's response time without load.
 const IDLE_LATENCY_US: u64 = 10;
+/// What a busy sibling adds to a request, us: half of its response time without load.
+const SIBLING_US: u32 = 25;
 
 pub(super) fn kernel(inventory: &Inventory) -> Check {
     let kernel = &inventory.kernel;
@@ -22,14 +24,15 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
     let found = |what: &str| format!("{}: {what}", kernel.release);
     if kernel.version < THREADED_NAPI {
         Check::new("kernel", title, State::Critical, found("cannot thread NAPI"))
-            .costs("7.2-rt without threaded NAPI: 584/1180/1680 us, with it 46/87/115", source)
+            .costs(1_680, "7.2-rt without threaded NAPI: 584/1180/1680 us, with it 46/87/115", source)
             .remedy("boot a kernel of 6.18 or later with PREEMPT_RT")
     } else if kernel.version < NO_BH_LOCK {
         let listed = if kernel.version < NAPI_LISTED { ", and NAPI threads are known by name only (6.8)" } else { "" };
         let what = format!("softirqs of a CPU still share one lock on PREEMPT_RT{listed}");
         // The probe measures a host's thread, the bench a VM: their figures cannot be compared.
-        let (cost, source) = if inventory.nics.iter().any(|nic| nic.napi_weight.is_some()) {
+        let (delay, cost, source) = if inventory.nics.iter().any(|nic| nic.napi_weight.is_some()) {
             (
+                170,
                 "what remains with polls of 4 packets (napi-weight) and bulk VMs' packets one by one (tap-batch): \
                  20,000 requests of a VM, p99/p99.9/max 105/120/170 us under small packets and 98/113/147 under TCP, \
                  where 7.2-rt has 82/90/127 and 82/97/121",
@@ -38,13 +41,14 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
             )
         } else {
             (
+                666,
                 "6.12-rt: 351/656/666 us with threaded NAPI, where 7.2-rt has 46/87/115; row napi-weight has what the \
                  host module leaves of it",
                 source,
             )
         };
         Check::new("kernel", title, State::Warning, found(&what))
-            .costs(cost, source)
+            .costs(delay, cost, source)
             .remedy("boot a kernel of 6.18 or later (Debian: from backports)")
     } else {
         Check::new("kernel", title, State::Ok, found("has all that the core rules use"))
@@ -63,6 +67,7 @@ pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
     };
     Check::new("preempt-rt", title, State::Critical, found)
         .costs(
+            225,
             "Access'18, Table 3: p99 225.0 us on a stock kernel, 202.9 us with PREEMPT_RT and priorities alone",
             "the paper's hardware",
         )
@@ -72,17 +77,21 @@ pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
 pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
     let title = "KVM able to run guests";
     let nested = if inventory.kernel.hypervisor { " (this host is itself a guest)" } else { "" };
+    let cost = "VMs do not start, or run without KVM, some tens of times slower";
     let lab = "use hardware with virtualization on, or `ontime-lab`, which emulates a host";
     match probe {
         KvmProbe::Works => Check::new("kvm", title, State::Ok, format!("a probe guest ran to its end{nested}")),
         KvmProbe::Absent(why) => Check::new("kvm", title, State::Critical, format!("{why}{nested}"))
+            .costs(u32::MAX, cost, "")
             .remedy("load kvm_intel or kvm_amd, with virtualization on in the firmware"),
         KvmProbe::Broken(why) | KvmProbe::Hangs(why) => {
             Check::new("kvm", title, State::Critical, format!("{why}{nested}; ordinary guests fail or hang"))
-                .costs("VMs do not start, or run without KVM, some tens of times slower", "")
+                .costs(u32::MAX, cost, "")
                 .remedy(lab)
         }
-        KvmProbe::Unknown(why) => Check::new("kvm", title, State::Unknown, why.clone()).remedy("start a guest and see"),
+        KvmProbe::Unknown(why) => Check::new("kvm", title, State::Unknown, why.clone())
+            .costs(u32::MAX, cost, "")
+            .remedy("start a guest and see"),
     }
 }
 
@@ -91,7 +100,7 @@ pub(super) fn idle_states(inventory: &Inventory) -> Check {
     let cpus = &inventory.cpus;
     let whole = cpus.dma_latency_us.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(u64::MAX);
     let limit = |cpu| cpus.latency_limits_us.get(&cpu).copied().unwrap_or(u64::MAX).min(whole);
-    let slow: Vec<String> = cpus
+    let slow: Vec<(&IdleState, CpuSet)> = cpus
         .idle_states
         .iter()
         .filter(|state| state.latency_us > IDLE_LATENCY_US)
@@ -100,7 +109,6 @@ pub(super) fn idle_states(inventory: &Inventory) -> Check {
             (state, open)
         })
         .filter(|(_, open)| !open.is_empty())
-        .map(|(state, open)| format!("{} ({} us) on CPUs {open}", state.name, state.latency_us))
         .collect();
     if cpus.idle_states.is_empty() {
         return Check::new(id, title, State::Ok, "the kernel has no idle states to choose from");
@@ -108,8 +116,15 @@ pub(super) fn idle_states(inventory: &Inventory) -> Check {
     if slow.is_empty() {
         return Check::new(id, title, State::Ok, format!("none that takes longer than {IDLE_LATENCY_US} us to leave"));
     }
-    Check::new(id, title, State::Warning, format!("may be entered: {}", slow.join(", ")))
-        .costs("the state's exit latency, added to the first packet after a pause", "the states' own figures")
+    let longest = slow.iter().map(|(state, _)| state.latency_us).max().and_then(|us| u32::try_from(us).ok());
+    let told = slow.iter().map(|(state, open)| format!("{} ({} us) on CPUs {open}", state.name, state.latency_us));
+    let told: Vec<String> = told.collect();
+    Check::new(id, title, State::Warning, format!("may be entered: {}", told.join(", ")))
+        .costs(
+            longest.unwrap_or(u32::MAX),
+            "the state's exit latency, added to the first packet after a pause",
+            "the states' own figures",
+        )
         .remedy(
             "cpupower idle-set -D 10, or keep /dev/cpu_dma_latency open with a limit of 10 us or less; of single CPUs: \
              echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us",
@@ -131,7 +146,7 @@ pub(super) fn governor(inventory: &Inventory) -> Check {
         return Check::new(id, title, State::Ok, "performance on all CPUs");
     }
     Check::new(id, title, State::Warning, other.join(", "))
-        .costs("the first requests after a pause run at a lower clock", "")
+        .costs(100, "the first requests after a pause run at a lower clock", "")
         .remedy("cpupower frequency-set -g performance")
 }
 
@@ -139,14 +154,14 @@ pub(super) fn clocksource(inventory: &Inventory) -> Check {
     let (id, title) = ("clocksource", "clock source");
     match inventory.cpus.clocksource.as_str() {
         "" => Check::new(id, title, State::Unknown, "cannot be read")
-            .costs("about 1 us a reading, several readings a packet, where it is not the TSC", "")
+            .costs(5, "about 1 us a reading, several readings a packet, where it is not the TSC", "")
             .remedy("mount sysfs, and look at /sys/devices/system/clocksource/clocksource0/current_clocksource"),
         name if READ_AT_ONCE.contains(&name) => Check::new(id, title, State::Ok, name),
         "tsc-early" => Check::new(id, title, State::Warning, "tsc-early: the kernel still measures the TSC")
-            .costs("none now; about 1 us a reading if it gives the TSC up", "")
+            .costs(1, "none now; about 1 us a reading if it gives the TSC up", "")
             .remedy("look again some seconds after the boot"),
         name => Check::new(id, title, State::Warning, format!("{name}: not one whose readings are known to be fast"))
-            .costs("where a reading leaves the CPU (hpet, acpi_pm) about 1 us, several readings a packet", "")
+            .costs(5, "where a reading leaves the CPU (hpet, acpi_pm) about 1 us, several readings a packet", "")
             .remedy(other_clock(inventory, name)),
     }
 }
@@ -186,7 +201,7 @@ pub(super) fn smt(inventory: &Inventory) -> Check {
     match cpus.smt_active {
         Some(false) => Check::new(id, title, State::Ok, "no two CPUs share a core"),
         None => Check::new(id, title, State::Unknown, "the kernel does not say")
-            .costs(cost, "")
+            .costs(SIBLING_US, cost, "")
             .remedy("mount sysfs, and look whether lscpu has more than one thread a core"),
         Some(true) => {
             let cores: Vec<String> = cpus.siblings.iter().map(|core| format!("CPUs {core}")).collect();
@@ -198,7 +213,7 @@ pub(super) fn smt(inventory: &Inventory) -> Check {
                 }
                 _ => format!("every core is shared ({})", named(&cores, "; ")),
             };
-            Check::new(id, title, State::Warning, found).costs(cost, "").remedy(
+            Check::new(id, title, State::Warning, found).costs(SIBLING_US, cost, "").remedy(
                 "echo off > /sys/devices/system/cpu/smt/control, or boot with nosmt; or keep bulk threads off the \
                  CPUs that share a core \
                  with an RT thread's",
@@ -236,7 +251,7 @@ pub(super) fn guest_memory(inventory: &Inventory) -> Check {
         return Check::new(id, title, State::Ok, "it neither merges nor moves pages");
     }
     Check::new(id, title, State::Warning, found.join("; "))
-        .costs("a vCPU that touches such a page leaves its guest and waits for it", "")
+        .costs(1_000, "a vCPU that touches such a page leaves its guest and waits for it", "")
         .remedy(format!(
             "give RT VMs memory that stays where it is (libvirt: <memoryBacking> with <hugepages/> and <locked/>); or \
              {}",
@@ -260,7 +275,7 @@ pub(super) fn kvm_upkeep(inventory: &Inventory) -> Check {
         return Check::new(id, title, State::Ok, "nothing");
     }
     Check::new(id, title, State::Warning, found.join("; "))
-        .costs("every vCPU of every guest is stopped for it", "")
+        .costs(50, "every vCPU of every guest is stopped for it", "")
         .remedy(format!("echo 'options kvm {}' > /etc/modprobe.d/kvm-rt.conf, and load kvm anew", options.join(" ")))
 }
 
@@ -272,6 +287,7 @@ pub(super) fn pressure(inventory: &Inventory) -> Check {
     let found = "kept: every wake-up and every change of thread is booked, once for each level of the thread's cgroup";
     Check::new(id, title, State::Warning, found)
         .costs(
+            1,
             "2,452 of the 53,334 instructions of an outsourced request, 1,507 of the 23,397 of a host process's, with \
              one level",
             "`ontime-lab bench path` (docs/bench/path.md): Debian 7.2-rt, emulated, virtual clock",
@@ -285,7 +301,7 @@ pub(super) fn lockdown(inventory: &Inventory) -> Check {
         Lockdown::None => Check::new(id, title, State::Ok, "not in force"),
         Lockdown::Integrity | Lockdown::Confidentiality => {
             Check::new(id, title, State::Warning, "in force: debugfs is denied, so the fair server stays on")
-                .costs("see rt-protections", "")
+                .costs(51_348, "see rt-protections", "")
                 .remedy("boot without Secure Boot, or run RT tenants on nohz_full and rcu_nocbs CPUs")
         }
     }
@@ -382,6 +398,6 @@ pub(super) fn conflicts(inventory: &Inventory, intent: &Intent) -> Check {
         return Check::new(id, title, State::Ok, "none of those that are known runs");
     }
     Check::new(id, title, State::Warning, format!("running: {}", told.join("; ")))
-        .costs("interrupts and threads move or change priority until Ontime's next pass corrects them", "")
+        .costs(6_182, "interrupts and threads move or change priority until Ontime's next pass corrects them", "")
         .remedy(remedies.join("; "))
 }

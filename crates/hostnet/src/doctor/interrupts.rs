@@ -16,7 +16,7 @@ pub(super) fn smi(count: &SmiCount) -> Check {
     let cost = "every CPU stops while the firmware runs, unseen by the kernel; not measured";
     match count {
         SmiCount::NoSuchThing => Check::new(id, title, State::Ok, "this processor architecture has none"),
-        SmiCount::Unknown(why) => Check::new(id, title, State::Unknown, why.clone()).costs(cost, "").remedy(
+        SmiCount::Unknown(why) => Check::new(id, title, State::Unknown, why.clone()).costs(300, cost, "").remedy(
             "run hwlatdetect (rt-tests) on the machine itself, which finds them by the gaps that they leave, or \
              turbostat, which counts them on Intel's processors",
         ),
@@ -28,7 +28,7 @@ pub(super) fn smi(count: &SmiCount) -> Check {
         ),
         SmiCount::Counted { most, cpu, during } => {
             let found = format!("{} on CPU {cpu} in {:.1} s", counted(*most, "SMI"), during.as_secs_f64());
-            Check::new(id, title, State::Warning, found).costs(cost, "").remedy(
+            Check::new(id, title, State::Warning, found).costs(300, cost, "").remedy(
                 "in the firmware's set-up turn off legacy USB, power capping and memory patrol by the firmware, or \
                  take its low-latency profile",
             )
@@ -61,7 +61,11 @@ pub(super) fn irq_cpus(inventory: &Inventory, intent: &Intent) -> Check {
         return check(State::Ok);
     }
     check(State::Warning)
-        .costs("a bulk NIC's interrupts on an RT tenant's CPU, each time that an interface appears; not measured", "")
+        .costs(
+            100,
+            "a bulk NIC's interrupts on an RT tenant's CPU, each time that an interface appears; not measured",
+            "",
+        )
         .remedy(
             "in the .link file name other CPUs (IRQAffinity=) or take IRQAffinityPolicy= out; take the rule out; then \
              udevadm control --reload, and set /proc/irq/N/smp_affinity_list",

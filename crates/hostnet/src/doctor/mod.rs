@@ -65,6 +65,9 @@ pub struct Check {
     pub state: State,
     /// The finding.
     pub found: String,
+    /// How late a packet may be if the result is not ok, us: the largest latency in `cost`, or an estimate if it has
+    /// none. Findings are ranked by it.
+    pub delay_us: u32,
     /// The cost if the result is not ok, with figures; otherwise empty.
     pub cost: String,
     /// Source of the figures: kernel, clock. Empty if there are none.
@@ -83,6 +86,7 @@ impl Check {
             title: title.to_owned(),
             state,
             found: found.into(),
+            delay_us: 0,
             cost: String::new(),
             cost_source: String::new(),
             remedy: String::new(),
@@ -90,7 +94,8 @@ impl Check {
         }
     }
 
-    fn costs(mut self, text: &str, source: &str) -> Self {
+    fn costs(mut self, delay_us: u32, text: &str, source: &str) -> Self {
+        self.delay_us = delay_us;
         text.clone_into(&mut self.cost);
         source.clone_into(&mut self.cost_source);
         self
@@ -142,6 +147,8 @@ impl Diagnosis {
                 check.state = State::Unknown;
                 "nothing to set for what could be seen; not all tenants could be seen".clone_into(&mut check.found);
                 "run this as root".clone_into(&mut check.remedy);
+                let rule = RULES.iter().find(|rule| rule.id.name() == check.id);
+                check.delay_us = rule.map_or(0, |rule| rule.cost.delay_us);
             }
         }
         self.state = self.state.max(State::Unknown);

@@ -42,7 +42,7 @@ pub(super) fn check(
     };
     found.extend(unknown);
     Check::new(id, title, state, found.join("; "))
-        .costs("each packet's buffers and rings, or each of a guest's accesses, cross nodes; not measured", "")
+        .costs(5, "each packet's buffers and rings, or each of a guest's accesses, cross nodes; not measured", "")
         .remedy(
             "pin the tenant to the node of its NIC and give it memory there (libvirt: <vcpupin>, <numatune> strict; \
              cgroup: cpuset.cpus, cpuset.mems), or give it a NIC of its own node",

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{Check, State};
 use crate::knob::Obstacle;
 use crate::rule::RuleId;
+use crate::rules::rule;
 
 /// One row for all rules, because many settings have the same cause.
 pub(super) fn check(obstacles: &[(RuleId, Obstacle)]) -> Check {
@@ -20,6 +21,8 @@ pub(super) fn check(obstacles: &[(RuleId, Obstacle)]) -> Check {
     let places =
         |rule: &RuleId| matches!(rule, RuleId::VcpuPlace | RuleId::VnicPlace | RuleId::IrqThread | RuleId::NapiThread);
     let state = if obstacles.iter().any(|(rule, _)| places(rule)) { State::Critical } else { State::Warning };
+    let delays = obstacles.iter().filter_map(|(id, _)| Some(rule(*id)?.cost.delay_us));
+    let delay_us = delays.max().unwrap_or_default();
     let found = causes.values().map(|(obstacle, rules)| {
         let rules: Vec<String> = rules.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
         format!("{} (settings by rule: {})", obstacle.cause, rules.join(", "))
@@ -36,6 +39,6 @@ pub(super) fn check(obstacles: &[(RuleId, Obstacle)]) -> Check {
         }
     });
     Check::new(id, title, state, found.collect::<Vec<_>>().join("; "))
-        .costs("as the rows of these rules say", "")
+        .costs(delay_us, "as the rows of these rules say", "")
         .remedy(remedies.collect::<Vec<_>>().join("; "))
 }

@@ -74,7 +74,7 @@ pub(super) fn check(
     let mut check = Check::new(rule.id.name(), rule.title, state, found.join("; "));
     check.ontime_can_apply = comparison.differing.len() > comparison.refused;
     if state != State::Ok {
-        check = check.costs(rule.cost.text, rule.cost.source).remedy(remedies(
+        check = check.costs(rule.cost.delay_us, rule.cost.text, rule.cost.source).remedy(remedies(
             &comparison,
             unthreaded,
             rule,

@@ -85,7 +85,11 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
         return Check::new(id, title, State::Ok, format!("RT tenants are kept to CPUs {rt}, which are kept free"));
     }
     Check::new(id, title, State::Warning, found.join("; "))
-        .costs("bulk threads, ticks and RCU callbacks on an RT tenant's CPU, or a CPU without work; not measured", "")
+        .costs(
+            50,
+            "bulk threads, ticks and RCU callbacks on an RT tenant's CPU, or a CPU without work; not measured",
+            "",
+        )
         .remedy(remedies.join("; "))
 }
 
@@ -111,7 +115,7 @@ pub(super) fn periodic(inventory: &Inventory) -> Check {
         return Check::new(id, title, State::Ok, "neither a watchdog's interrupts nor frequent statistics");
     }
     Check::new(id, title, State::Warning, found.join("; "))
-        .costs("some microseconds each time; not measured", "")
+        .costs(5, "some microseconds each time; not measured", "")
         .remedy(remedies.join(", "))
 }
 
@@ -130,7 +134,7 @@ pub(super) fn swap(inventory: &Inventory, intent: &Intent) -> Check {
         "there is a swap area: what is not locked of an RT tenant's memory may be \
         written to it",
     )
-    .costs("a vCPU that touches such a page waits for the disk", "")
+    .costs(10_000, "a vCPU that touches such a page waits for the disk", "")
     .remedy(
         "lock RT VMs' memory (libvirt: <memoryBacking> with <locked/> or <hugepages/>), for containers \
             memory.swap.max=0; or swapoff -a",

@@ -15,6 +15,7 @@ pub(super) fn settings(problems: &[Problem]) -> Check {
     };
     Check::new(id, title, State::Warning, told(Problem::message).join("; "))
         .costs(
+            8_618,
             "one or two thread switches to QEMU's main thread a packet, and its lock, or a vCPU that never rests; \
             not measured",
             "",

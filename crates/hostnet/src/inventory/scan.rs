@@ -6,7 +6,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use ontime_tenants::limit_waits;
+use ontime_tenants::proc::parse_cgroup;
+use ontime_tenants::{container, limit_waits};
 use serde::Deserialize;
 
 use super::devices::Pci;
@@ -132,9 +133,10 @@ fn pollers(proc: &Path, conflicts: &[Conflict]) -> Vec<(String, CpuSet)> {
 }
 
 /// The folder that a process has as kubelet's (`--root-dir`, or K3s's `--kubelet-arg=root-dir=`). Any user can start a
-/// process with such a name and argument, so only root's counts.
+/// process with such a name and argument, so only root's counts, and none in a container: its root is not the host's.
 fn kubelet_dir(process: &Path) -> Option<String> {
-    if !is_roots(process) {
+    let cgroup = fs::read(process.join("cgroup")).ok().and_then(|text| parse_cgroup(&text));
+    if !is_roots(process) || cgroup.is_some_and(|path| container::of_path(&path).is_some()) {
         return None;
     }
     let command_line = limit_waits(|| read(&process.join("cmdline")))?;
@@ -431,6 +433,22 @@ mod tests {
             let is_root = rustix::process::geteuid().is_root();
             let found = Inventory::scan(&roots).cpu_manager.map(|manager| manager.policy).unwrap_or_default();
             assert_eq!(found, if is_root { wanted } else { "" }, "{comm} {words:?}");
+        }
+    }
+
+    #[test]
+    fn a_kubelet_in_a_container_names_no_folder_of_the_host() {
+        let process = tempfile::tempdir().unwrap();
+        fs::write(process.path().join("status"), "Name:\tkubelet\nUid:\t0\t0\t0\t0\n").unwrap();
+        fs::write(process.path().join("cmdline"), "kubelet\0--root-dir=/data\0").unwrap();
+        let id = "0123456789abcdef".repeat(4);
+        for (cgroup, wanted) in [
+            ("/system.slice/kubelet.service".to_owned(), Some("/data")),
+            (format!("/system.slice/docker-{id}.scope"), None),
+            (format!("/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope"), None),
+        ] {
+            fs::write(process.path().join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+            assert_eq!(kubelet_dir(process.path()).as_deref(), wanted, "{cgroup}");
         }
     }
 

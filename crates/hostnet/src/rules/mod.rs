@@ -44,7 +44,7 @@ pub static RULES: &[Rule] = &[
         title: "NICs, queues and tenants that host.toml names are there",
         waits_behind: "whatever its NIC or queue does by default, where its class was given to something that is not \
             there",
-        cost: Cost { text: "what the class would have spared it", source: "" },
+        cost: Cost { delay_us: 6_182, text: "what the class would have spared it", source: "" },
         cure: "correct /etc/ontime/host.toml",
         live_safe: "sets nothing; a NIC's place is taken up when it appears (net/core/dev.c, register_netdevice tells)",
         plan: host_config::host_config,
@@ -54,6 +54,7 @@ pub static RULES: &[Rule] = &[
         title: "every NAPI polled by a thread of its own",
         waits_behind: "any NAPI that is not threaded: its packets are moved in softirq, on whatever thread runs then",
         cost: Cost {
+            delay_us: 29_419,
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with priorities only, 46/87/115 threaded; \
                    6.12-rt: 2230/18660/29419 by default, 351/656/666 threaded",
             source: PROBES,
@@ -69,6 +70,7 @@ pub static RULES: &[Rule] = &[
         title: "interrupt threads placed by class",
         waits_behind: "interrupt threads of bulk NICs: PREEMPT_RT starts every one at FIFO 50",
         cost: Cost {
+            delay_us: 6_182,
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is \
                    threaded, no difference that 1,000 requests of a VM show",
             source: "probes by hand (docs/hostnet.md); `ontime-lab bench inversion` \
@@ -82,7 +84,11 @@ pub static RULES: &[Rule] = &[
         id: RuleId::NapiThread,
         title: "NAPI threads placed by class",
         waits_behind: "bulk NAPI threads, and its own at SCHED_OTHER behind every bulk thread",
-        cost: Cost { text: "a VM's p99 114 us without, 83 with; the slowest of 1,000 2,017 and 99", source: INVERSION },
+        cost: Cost {
+            delay_us: 2_017,
+            text: "a VM's p99 114 us without, 83 with; the slowest of 1,000 2,017 and 99",
+            source: INVERSION,
+        },
         cure: "FIFO 49-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
         live_safe: "net/core/dev.c, napi_threaded_poll: an ordinary thread; sched_setattr only requeues it",
         plan: nic_threads::napi_thread,
@@ -92,6 +98,7 @@ pub static RULES: &[Rule] = &[
         title: "short polls where softirqs share a lock on each CPU (PREEMPT_RT before 6.18)",
         waits_behind: "a bulk NIC's poll under way, 64 packets: it holds the lock that every softirq of the CPU takes",
         cost: Cost {
+            delay_us: 666,
             text: "6.12-rt: threaded NAPI 351/656/666 us, 90/120/122 with the bulk NIC's weight cut to 4; 7.2-rt \
                 46/87/115",
             source: PROBES,
@@ -108,6 +115,7 @@ pub static RULES: &[Rule] = &[
         waits_behind: "a bulk VM's vhost thread that hands over up to 64 packets at once: it holds the lock that every \
             softirq of the CPU takes",
         cost: Cost {
+            delay_us: 259,
             text: "a VM beside bulk VMs that receive TCP, p50/p99/max: 68/192/259 us, 67/97/121 with packets one by \
                 one",
             source: "`ontime-lab bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, \
@@ -124,6 +132,7 @@ pub static RULES: &[Rule] = &[
         title: "receive interrupts of RT NICs not held back",
         waits_behind: "its NIC's interrupt moderation, where a packet came a moment before",
         cost: Cost {
+            delay_us: 250,
             text: "50 to 250 us between interrupts by default (Intel's dynamic conservative mode); VATC, Fig. 12: \
                 latency grows with it",
             source: "the paper's hardware: Intel 1 Gb/s NIC",
@@ -140,6 +149,7 @@ pub static RULES: &[Rule] = &[
         waits_behind: "interrupt threads of disks, consoles, USB: PREEMPT_RT starts them at FIFO 50, above its NIC's \
             NAPI thread",
         cost: Cost {
+            delay_us: 100,
             text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/trace.md); beside a \
                    disk that is read all the time, no difference that 1,000 requests of a VM show",
             source: INVERSION,
@@ -153,6 +163,7 @@ pub static RULES: &[Rule] = &[
         title: "a polling thread for each RT receive queue (method busypoll)",
         waits_behind: "its NIC's interrupt, the interrupt's thread and two wake-ups before the ring is looked at",
         cost: Cost {
+            delay_us: 1_000,
             text: "KBP, Fig. 8: maximum round trip through a VM under 200 us with a polling thread, milliseconds with \
                 NAPI",
             source: "the paper's hardware: IEICE'22, 10 Gb/s NIC, isolated CPUs",
@@ -170,6 +181,7 @@ pub static RULES: &[Rule] = &[
         waits_behind: "bulk threads, where its packets come by the per-CPU backlog shared by all: loopback, OVS \
             internal ports",
         cost: Cost {
+            delay_us: 1_067,
             text: "not shown; a VM by tap and bridge has no packet there, and of containers by the backlog see veth",
             source: NOT_SHOWN,
         },
@@ -183,6 +195,7 @@ pub static RULES: &[Rule] = &[
         waits_behind: "the per-CPU backlog, by which a veth pair hands over where one end has TSO or the other no GRO, \
             as by default",
         cost: Cost {
+            delay_us: 1_067,
             text: "containers on 7.2-rt: veth by default 357/1005/1067 us, veth with GRO and threads 74/101/110, \
                    macvlan 48/78/79",
             source: PROBES,
@@ -197,6 +210,7 @@ pub static RULES: &[Rule] = &[
         title: "ktimers, ksoftirqd and rcuc at their places below every vCPU",
         waits_behind: "timers (TCP's too) and RCU callbacks that a bulk thread keeps from running",
         cost: Cost {
+            delay_us: 1_000,
             text: "not shown; a request by UDP waits for no timer, and one by TCP was not measured",
             source: NOT_SHOWN,
         },
@@ -208,7 +222,7 @@ pub static RULES: &[Rule] = &[
         id: RuleId::VnicPlace,
         title: "vhost and kvm-pit threads placed by their tenant's class",
         waits_behind: "its own vhost thread at SCHED_OTHER, behind every bulk thread",
-        cost: Cost { text: "a VM's p99 21,876 us without, 83 with", source: INVERSION },
+        cost: Cost { delay_us: 21_876, text: "a VM's p99 21,876 us without, 83 with", source: INVERSION },
         cure: "FIFO 48-5l for an RT tenant of level l; a bulk tenant's never at an RT policy",
         live_safe: "drivers/vhost/vhost.c, kernel/vhost_task.c: an ordinary thread; sched_setattr only requeues it",
         plan: tenant_threads::vnic_place,
@@ -217,7 +231,7 @@ pub static RULES: &[Rule] = &[
         id: RuleId::VcpuPlace,
         title: "vCPU threads placed by their tenant's class",
         waits_behind: "its own vCPU at SCHED_OTHER, behind every bulk thread",
-        cost: Cost { text: "a VM's p99 31,408 us without, 83 with", source: INVERSION },
+        cost: Cost { delay_us: 31_408, text: "a VM's p99 31,408 us without, 83 with", source: INVERSION },
         cure: "FIFO 47-5l for an RT tenant of level l, under its runtime cap; a bulk tenant's never at an RT policy",
         live_safe: "an ordinary thread of the VMM; sched_setattr only requeues it and moves it to no other CPU",
         plan: tenant_threads::vcpu_place,
@@ -229,6 +243,7 @@ pub static RULES: &[Rule] = &[
                        PCI configuration) and QEMU's main thread, at SCHED_OTHER, holds QEMU's lock: a management tool \
                        has asked it something",
         cost: Cost {
+            delay_us: 8_618,
             text: "7.2-rt, a guest's readings of a device that QEMU emulates, beside four busy threads and a tool that \
                    asks QEMU 50 times a second: slowest of 1,200 8,618 us without, 1,249 with",
             source: "`scripts/lab-test.sh BINARY a_vcpu_does_not_wait_for_its_vmm` (docs/hostnet.md): emulated, \
@@ -245,6 +260,7 @@ pub static RULES: &[Rule] = &[
         title: "vCPUs with a pending interrupt before others of their level (method interrupt-context)",
         waits_behind: "a vCPU of another RT tenant of its level that computes",
         cost: Cost {
+            delay_us: 10_923,
             text: "7.2-rt, an RT VM of the same level that computes for 20 or 60 % of the time: a request's p99 10,156 \
                    or 3,834 us, its slowest 10,923 or 4,197; with this method p99 155 or 152",
             source: "`ontime-lab bench xen-arm --beside rt` (docs/bench/xen-arm.md): emulated, virtual clock",
@@ -260,6 +276,7 @@ pub static RULES: &[Rule] = &[
         title: "one CPU kept for the RT group",
         waits_behind: "bulk threads and interrupts of the same CPU",
         cost: Cost {
+            delay_us: 203,
             text: "Access'18, Table 3: p99 202.9 us with priorities only, 96.0 us with a CPU of its own, at 10.4 of \
                 18.8 Gb/s",
             source: "the paper's hardware: two CPUs, three 10 Gb/s NICs",
@@ -274,6 +291,7 @@ pub static RULES: &[Rule] = &[
         title: "a transmit queue of its own for RT packets on a shared NIC",
         waits_behind: "bulk packets in the same qdisc, BQL and ring",
         cost: Cost {
+            delay_us: 2_545,
             text: "a qdisc shared between classes: 7.2-rt 55/2352/2545 us (fq_codel), 6.12-rt 44/111/122",
             source: PROBES,
         },
@@ -289,6 +307,7 @@ pub static RULES: &[Rule] = &[
         waits_behind: "a bulk sender preempted in the qdisc, who sends for all who come meanwhile and is lent no \
             priority (7.2)",
         cost: Cost {
+            delay_us: 80,
             text: "four bulk VMs that send small packets, p95 of a request: 80 us by the qdisc (bulk senders at FIFO \
                    1), 78 without; they send 23,816 and 66,611 packets a second",
             source: "`ontime-lab bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU (docs/bench/vatc.md)",
@@ -304,6 +323,7 @@ pub static RULES: &[Rule] = &[
         title: "the root qdisc of the comparison methods prio and fq_codel",
         waits_behind: "nothing that this cures: VATC shows what these leave uncured",
         cost: Cost {
+            delay_us: 2_545,
             text: "VATC, section IV: the 95th percentile under prio 8 times (Linux 3.10) and 40 times (3.18) VATC's, \
                    with two bulk streams of small packets",
             source: "the paper's hardware: Xen 4.3, one core for dom0, 1 Gb/s NIC",
@@ -318,6 +338,7 @@ pub static RULES: &[Rule] = &[
         title: "buffers freed where they are used up",
         waits_behind: "skb_defer_free_flush: buffers of other CPUs freed in the RT NIC's poll",
         cost: Cost {
+            delay_us: 10,
             text: "up to 64 buffers of other CPUs' sockets freed before an RT packet is polled; not shown: on one CPU \
                 there are none",
             source: NOT_SHOWN,
@@ -331,6 +352,7 @@ pub static RULES: &[Rule] = &[
         title: "no busy waiting in KVM",
         waits_behind: "a FIFO vCPU of another RT tenant that polls after its hlt",
         cost: Cost {
+            delay_us: 200,
             text: "up to halt_poll_ns (200 us by default) of CPU after every hlt, at FIFO priority, where a vCPU is \
                    alone on its CPU; not shown: where all share one it does not poll",
             source: NOT_SHOWN,
@@ -344,6 +366,7 @@ pub static RULES: &[Rule] = &[
         title: "the kernel's protections against FIFO threads off, where runtime caps stand in",
         waits_behind: "the fair server (and 7.2's ext server): bulk threads 50 ms a second above every FIFO thread",
         cost: Cost {
+            delay_us: 51_348,
             text: "polling on one CPU: 48/45606/51348 us with the fair server, 48/55/174 without",
             source: PROBES,
         },

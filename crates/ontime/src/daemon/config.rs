@@ -1,13 +1,15 @@
 //! The daemon's configuration: its own file, the tenants' rules and the host's. If one file is wrong, none is used.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
 use ontime_hostnet::HostConfig;
-use ontime_sched::SchedConfig;
+use ontime_sched::{Lease, SchedConfig};
 use ontime_tenants::config::{self, ConfigError, Text};
+use ontime_tenants::rules::Grant;
 use ontime_tenants::{PriorityTable, Rules, RuntimeCap};
 use serde::Deserialize;
 use toml::Spanned;
@@ -71,6 +73,12 @@ pub struct DaemonConfig {
     pub metrics_port: Option<u16>,
     /// The address of that port.
     pub metrics_address: IpAddr,
+    /// Users beside root who may reserve CPU time over the socket.
+    pub reserving_users: BTreeSet<u32>,
+    /// The most reservations of each of them.
+    pub reservations_per_user: usize,
+    /// The most bandwidth that each of them holds, in millionths of a CPU.
+    pub reserved_ppm_per_user: u64,
 }
 
 impl Default for DaemonConfig {
@@ -85,6 +93,9 @@ impl Default for DaemonConfig {
             cap_uncapped: Vec::new(),
             metrics_port: None,
             metrics_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            reserving_users: BTreeSet::new(),
+            reservations_per_user: 64,
+            reserved_ppm_per_user: 1_000_000,
         }
     }
 }
@@ -98,6 +109,17 @@ struct File {
     cap: CapFile,
     #[serde(default)]
     metrics: MetricsFile,
+    #[serde(default)]
+    reservations: ReservationsFile,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ReservationsFile {
+    #[serde(default)]
+    users: BTreeSet<u32>,
+    per_user: Option<Spanned<u64>>,
+    cpus_per_user: Option<Spanned<f64>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -159,6 +181,19 @@ impl DaemonConfig {
                     format!("metrics.address `{}` is no IP address, such as 127.0.0.1 or ::1", address.get_ref());
                 text.error(&address.span(), what)
             })?;
+        }
+        self.reserving_users.extend(file.reservations.users);
+        if let Some(most) = within(text, "reservations.per-user", file.reservations.per_user, 1..=512)? {
+            self.reservations_per_user = usize::try_from(most).unwrap_or(usize::MAX);
+        }
+        if let Some(cpus) = file.reservations.cpus_per_user {
+            let most = *cpus.get_ref();
+            if !(0.001..=1024.0).contains(&most) {
+                let what = format!("reservations.cpus-per-user {most} is not a number of CPUs from 0.001 to 1024");
+                return Err(text.error(&cpus.span(), what));
+            }
+            // The range was checked.
+            self.reserved_ppm_per_user = (most * 1e6).round() as u64;
         }
         for cgroup in file.cap.uncapped {
             let path = cgroup.get_ref();
@@ -228,6 +263,12 @@ fn within(
 }
 
 impl Config {
+    /// Replaces what programs requested: the reservations, and the classes of their tenants.
+    pub fn set_requested(&mut self, leases: Vec<Lease>, grants: Vec<Grant>) {
+        self.sched.leases = leases;
+        self.rules.set_grants(grants);
+    }
+
     /// Reads a configuration directory.
     ///
     /// # Errors
@@ -297,6 +338,18 @@ mod tests {
         assert_eq!(DaemonConfig::load(dir.path()).unwrap().mode, Mode::Enforce);
     }
 
+    #[test]
+    fn users_who_may_reserve_are_named_by_number_and_have_limits() {
+        let mut config = DaemonConfig::default();
+        for text in
+            ["[reservations]\nusers = [1001, 7]\nper-user = 3\n", "[reservations]\nusers = [8]\ncpus-per-user = 2.5\n"]
+        {
+            config.add(&Text::new("/etc/ontime/daemon.toml", text)).unwrap();
+        }
+        assert_eq!(config.reserving_users, [7, 8, 1001].into());
+        assert_eq!((config.reservations_per_user, config.reserved_ppm_per_user), (3, 2_500_000));
+    }
+
     /// The unit's LimitNOFILE is sufficient for the maximum of `cap.threads`.
     #[test]
     fn the_unit_may_open_what_the_most_threads_need() {
@@ -327,6 +380,11 @@ mod tests {
             ("[metrics]\nport = 0\n", 2, "1 to 65535"),
             ("[metrics]\nport = 70000\n", 2, "1 to 65535"),
             ("[metrics]\naddress = \"localhost\"\n", 2, "no IP address"),
+            ("[reservations]\nusers = [-1]\n", 2, ""),
+            ("[reservations]\nusers = [\"root\"]\n", 2, ""),
+            ("[reservations]\nper-user = 0\n", 2, "1 to 512"),
+            ("[reservations]\ncpus-per-user = nan\n", 2, "0.001 to 1024"),
+            ("[reservations]\ncpus-per-user = 0.0\n", 2, "0.001 to 1024"),
             ("[cap]\nuncapped = [\"/a/\"]\n", 2, "not the path of a cgroup"),
             ("[cap]\nuncapped = [\"/a/../b\"]\n", 2, "not the path of a cgroup"),
         ] {

@@ -21,7 +21,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ontime_tenants::{Policy, ThreadId};
@@ -31,10 +31,11 @@ use serde::{Deserialize, Serialize};
 
 use super::cap::account::{Account, Share, Verdict};
 use super::cap::place::place_self;
-use super::cap::reading::Reading;
+use super::cap::reading::Time;
 use super::cap::watcher::now;
 use super::life::Life;
 use super::lock;
+use super::own::Own;
 use crate::exit::Doing;
 use crate::paths::Paths;
 
@@ -43,6 +44,8 @@ const WATCH: Duration = Duration::from_secs(1);
 /// How long a daemon waits for the guardian of the former one at most: [`WATCH`] plus the time to remove a trace
 /// instance.
 const FORMER: Duration = Duration::from_secs(6);
+/// The time in which a new guardian has set its own priority.
+const SETTLES: Duration = Duration::from_secs(2);
 
 /// Waits until the guardian of a daemon that was killed has ended. That guardian still changes threads' policies, and
 /// its own real-time thread would be in the census.
@@ -113,6 +116,7 @@ impl Charge {
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
+    started: Instant,
     pipe: ChildStdin,
     last: Charge,
     life: Life,
@@ -143,7 +147,7 @@ impl Guardian {
             .spawn()
             .doing("starting the guardian process")?;
         let pipe = child.stdin.take().context("the guardian's pipe")?;
-        Ok(Self { child, pipe, last: Charge::default(), life, place })
+        Ok(Self { child, started: Instant::now(), pipe, last: Charge::default(), life, place })
     }
 
     /// Sends the guardian a new charge.
@@ -170,6 +174,15 @@ impl Guardian {
     /// The policy and priority at which it was started.
     pub fn place(&self) -> Policy {
         self.place
+    }
+
+    /// The guardian's thread and the one by which it sees that the daemon lives, with their places.
+    pub fn own(&self) -> impl Iterator<Item = Own> {
+        let place = self.place;
+        let pid = i32::try_from(self.child.id()).ok().filter(|_| self.started.elapsed() > SETTLES);
+        let id = pid.and_then(|pid| ThreadId::of(pid, pid).ok());
+        let guardian = id.map(|id| Own { name: "ontime guardian", id, place });
+        guardian.into_iter().chain(self.life.placed.map(|id| Own { name: "ontime-life", id, place }))
     }
 
     /// Its present charge.
@@ -305,8 +318,8 @@ fn act(charge: &Charge) {
 fn watch(charge: &Charge) {
     let start = now();
     let open = |of: &Capped| {
-        let reading = Reading::open(of.id.pid, of.id.tid, None).ok()?;
-        Some((*of, reading, Account::new(of.share, charge.period, start)))
+        let time = Time::open(of.id.pid, of.id.tid).ok()?;
+        Some((*of, time, Account::new(of.share, charge.period, start)))
     };
     let mut watched: Vec<_> = charge.threads.iter().filter_map(open).collect();
     let end = start.saturating_add(u64::try_from(WATCH.as_nanos()).unwrap_or(u64::MAX));
@@ -314,10 +327,10 @@ fn watch(charge: &Charge) {
     let step = Duration::from_nanos(charge.period / 4).max(Duration::from_millis(1));
     while !watched.is_empty() && now() < end {
         std::thread::sleep(step);
-        watched.retain_mut(|(of, reading, account)| {
+        watched.retain_mut(|(of, time, account)| {
             // A thread that has ended is no longer watched.
-            let Ok(taken) = reading.take() else { return false };
-            match account.charge(now(), taken.ran) {
+            let Ok(ran) = time.take() else { return false };
+            match account.charge(now(), ran) {
                 Verdict::Within => true,
                 Verdict::Over { .. } => {
                     if of.id.policy().is_ok_and(|policy| policy == of.place) {

@@ -22,6 +22,7 @@ use std::path::Path;
 use std::thread::JoinHandle;
 
 use ontime_plan::Nanos;
+use ontime_sched::published::close_elsewhere;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
 use ontime_sockets::deadlines::{Along, Answer, Asked};
 use ontime_tenants::{Repeats, remedy};
@@ -178,6 +179,13 @@ fn at_device(vm: &str, what: &str, cause: &dyn std::fmt::Display) -> String {
     )
 }
 
+/// The last close of a VM's memory frees it.
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.memory.take().into_iter().for_each(close_elsewhere);
+    }
+}
+
 impl Link {
     fn new(stream: UnixStream, received: UnixStream) -> Self {
         Self { stream, received, buffer: Vec::new(), files: VecDeque::new(), memory: None, page: None, ledger: None }
@@ -189,7 +197,7 @@ impl Link {
             let came = self.files.pop_front();
             match file {
                 Along::Other => drop(came),
-                Along::Memory => self.memory = came,
+                Along::Memory => std::mem::replace(&mut self.memory, came).into_iter().for_each(close_elsewhere),
                 Along::Ledger => {
                     let ledger = came.map(Ledger::accept).transpose();
                     if let Err(error) = &ledger {

@@ -115,7 +115,7 @@ impl Memory {
 }
 
 /// Replaces the file atomically. It is valid for this boot only, so it need not be synced to a disk.
-fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+pub(super) fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     std::fs::write(&new, text)?;
     std::fs::rename(&new, path)

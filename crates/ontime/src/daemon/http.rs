@@ -2,13 +2,12 @@
 //!
 //! In: requests. Out: answers of the main loop, which is asked through a queue, so that nothing here touches the host.
 //! The server runs on a thread of its own at SCHED_OTHER; a slow or hostile client delays no other client. Any client
-//! that may open the socket (mode 0660) may read; only root may change anything. The kernel identifies the client
-//! (SO_PEERCRED).
+//! that may open the socket (mode 0660) may read; only root may change anything, and users whom daemon.toml lists may
+//! change their own reservations. The kernel identifies the client (SO_PEERCRED).
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -17,8 +16,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::connect_info::Connected;
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::extract::rejection::{JsonRejection, PathRejection};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::serve::{IncomingStream, Listener};
@@ -32,19 +31,40 @@ use utoipa_axum::routes;
 
 use super::engine::NotApplied;
 use super::metrics::Format;
+use super::requested::Unreserved;
 use crate::api;
 
 /// A request to the main loop, with the channel for its answer.
 #[derive(Debug)]
 pub enum Ask {
     /// The tenants, now.
-    Tenants(oneshot::Sender<Vec<api::Tenant>>),
+    Tenants(oneshot::Sender<api::Tenants>),
     /// The plan and the present state.
     Status(oneshot::Sender<api::Status>),
     /// The NICs.
     Nics(oneshot::Sender<api::Nics>),
     /// Reserved CPU time.
     Reservations(oneshot::Sender<api::Reservations>),
+    /// Create, renew or change a reservation.
+    Reserve {
+        /// Its name.
+        name: String,
+        /// What is requested.
+        request: api::ReserveRequest,
+        /// The client's user, if the kernel knows it.
+        uid: Option<u32>,
+        /// Whether it is new, and what it is now.
+        answer: oneshot::Sender<Result<(bool, api::Requested), Unreserved>>,
+    },
+    /// End a reservation.
+    Unreserve {
+        /// Its name.
+        name: String,
+        /// The client's user, if the kernel knows it.
+        uid: Option<u32>,
+        /// Whether that user may.
+        answer: oneshot::Sender<Result<(), Unreserved>>,
+    },
     /// Metrics, as text.
     Metrics(oneshot::Sender<String>),
     /// Apply.
@@ -236,8 +256,7 @@ impl Peer {
     (status = 200, body = api::Tenants),
     Unanswered))]
 async fn tenants(State(to): State<Loop>) -> Result<Json<api::Tenants>, Refusal> {
-    let tenants = to.ask(Ask::Tenants).await?;
-    Ok(Json(api::Tenants { schema_version: api::SCHEMA_VERSION, tenants }))
+    to.ask(Ask::Tenants).await.map(Json)
 }
 
 /// What is wanted, what is, and why they differ.
@@ -262,6 +281,58 @@ async fn nics(State(to): State<Loop>) -> Result<Json<api::Nics>, Refusal> {
     Unanswered))]
 async fn reservations(State(to): State<Loop>) -> Result<Json<api::Reservations>, Refusal> {
     to.ask(Ask::Reservations).await.map(Json)
+}
+
+impl From<Unreserved> for Refusal {
+    fn from(why: Unreserved) -> Self {
+        let status = match &why {
+            Unreserved::Wrong(_) => StatusCode::BAD_REQUEST,
+            Unreserved::Forbidden(_) => StatusCode::FORBIDDEN,
+            Unreserved::Refused(_) => StatusCode::CONFLICT,
+            Unreserved::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
+        };
+        Refusal(status, why.to_string())
+    }
+}
+
+/// Create, renew or change a reservation of CPU time, or of a class alone. The same request again renews its lease.
+/// Root, and the users of `reservations.users` in daemon.toml, each of whom changes only its own.
+#[utoipa::path(put, path = "/v1/reservations/{name}", request_body = api::ReserveRequest,
+    params(("name" = String, Path, description = "1 to 128 letters, digits, `.`, `_` or `-`")), responses(
+    (status = 200, body = api::Requested, description = "renewed or changed"),
+    (status = 201, body = api::Requested, description = "created"),
+    (status = 400, body = api::Error, description = "a field, or the name, is wrong"),
+    (status = 403, body = api::Error, description = "this user may not, or the reservation is another user's"),
+    (status = 409, body = api::Error, description = "not admitted, or nothing is reserved now; all is as it was"),
+    (status = 429, body = api::Error, description = "a limit on reservations is reached"),
+    Unanswered))]
+async fn reserve(
+    State(to): State<Loop>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    name: Result<Path<String>, PathRejection>,
+    request: Result<Json<api::ReserveRequest>, JsonRejection>,
+) -> Result<(StatusCode, Json<api::Requested>), Refusal> {
+    let Path(name) = name.map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let Json(request) = request.map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let (is_new, requested) = to.order(|answer| Ask::Reserve { name, request, uid: peer.uid, answer }).await??;
+    Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(requested)))
+}
+
+/// End a reservation. Without one of this name, nothing is done.
+#[utoipa::path(delete, path = "/v1/reservations/{name}",
+    params(("name" = String, Path, description = "as in PUT")), responses(
+    (status = 204, description = "there is none of this name now"),
+    (status = 400, body = api::Error, description = "the name is wrong"),
+    (status = 403, body = api::Error, description = "this user may not, or the reservation is another user's"),
+    Unanswered))]
+async fn unreserve(
+    State(to): State<Loop>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<StatusCode, Refusal> {
+    let Path(name) = name.map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.body_text()))?;
+    to.order(|answer| Ask::Unreserve { name, uid: peer.uid, answer }).await??;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Apply: the method in force again, or another one. Root only.
@@ -344,6 +415,7 @@ fn router() -> OpenApiRouter<Loop> {
         .routes(routes!(status))
         .routes(routes!(nics))
         .routes(routes!(reservations))
+        .routes(routes!(reserve, unreserve))
         .routes(routes!(apply))
         .routes(routes!(reload))
         .routes(routes!(reset))
@@ -363,7 +435,7 @@ pub fn description() -> String {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+pub fn bind(path: &std::path::Path) -> io::Result<std::os::unix::net::UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -504,8 +576,12 @@ mod tests {
         assert_eq!(answer.split(' ').nth(1), Some("404"), "{answer}");
     }
 
-    /// Answers every request. If not `well`, refuses where a refusal is possible.
+    /// Answers every request. If not `well`, refuses where a refusal is possible. The lease of a reservation's request
+    /// chooses among the answers. Other users may not reserve.
     fn answer(ask: Ask, well: bool) {
+        const REQUESTED: &str = r#"{"name": "a", "owner": "", "uid": 0, "for": {"vm": "a"}, "budget_us": null,
+            "period_us": null, "count": 0, "cpus": null, "level": 0, "micro_cpus": 0, "lease_seconds": 10,
+            "left_seconds": 1.5, "held": true, "state": "waiting", "tenants": [], "why": null}"#;
         const STATUS: &str = r#"{"version": "1", "pid": 1, "kernel": "7.2", "state": "applied", "method": "vatc",
             "method_by": "default", "passes": 1, "last_pass_seconds": 0.01, "polling": [], "knobs": [], "drift": 0,
             "caps": {"in_force": true, "why": null, "protections_off": true, "threads": []},
@@ -513,16 +589,32 @@ mod tests {
         const RESERVATIONS: &str = r#"{"backend": "paced", "off": null, "cpus": [], "reserve": 0, "reserved": 0,
             "vcpus": [], "refused": [], "absent": [], "slice": null}"#;
         const REPORT: &str = r#"{"method": "vatc", "dry_run": false, "changes": [], "unchanged": 0, "findings": []}"#;
+        let forbidden = || Unreserved::Forbidden("no".to_owned());
+        let is_own = |uid| uid == Some(rustix::process::geteuid().as_raw());
         let report = || serde_json::from_str::<api::Report>(REPORT).unwrap();
         let wrong = || api::RefusedConfiguration { file: "a".to_owned(), line: None, reason: "b".to_owned() };
         match ask {
-            Ask::Tenants(to) => drop(to.send(vec![])),
+            Ask::Tenants(to) => drop(to.send(serde_json::from_str(r#"{"tenants": []}"#).unwrap())),
             Ask::Status(to) => drop(to.send(serde_json::from_str(STATUS).unwrap())),
             Ask::Nics(to) => {
                 let schema_version = api::SCHEMA_VERSION;
                 drop(to.send(api::Nics { schema_version, nics: vec![], findings: vec![] }));
             }
             Ask::Reservations(to) => drop(to.send(serde_json::from_str(RESERVATIONS).unwrap())),
+            Ask::Reserve { name, request, uid, answer } => {
+                let known = crate::daemon::requested::check_name(&name);
+                drop(answer.send(match (known, request.lease_seconds) {
+                    (Err(wrong), _) => Err(wrong),
+                    _ if !is_own(uid) => Err(forbidden()),
+                    (_, seconds) if well => Ok((seconds == 10, serde_json::from_str(REQUESTED).unwrap())),
+                    (_, 10) => Err(Unreserved::Refused("full".to_owned())),
+                    _ => Err(Unreserved::TooMany("many".to_owned())),
+                }));
+            }
+            Ask::Unreserve { name, uid, answer } => {
+                let known = crate::daemon::requested::check_name(&name);
+                drop(answer.send(if is_own(uid) { known } else { Err(forbidden()) }));
+            }
             Ask::Metrics(to) => drop(to.send("# EOF\n".to_owned())),
             Ask::Apply(asked, to) => drop(to.send(match asked.method {
                 Some(method) => Err(NotApplied::NoMethod(method)),
@@ -576,18 +668,22 @@ mod tests {
                 for (path, item) in all["paths"].as_object().unwrap() {
                     for verb in item.as_object().unwrap().keys() {
                         let (bad, large) = (r#"{"method": "no"}"#, " ".repeat(BODY_MAX + 1));
-                        for body in ["{}", bad, "{", large.as_str()] {
-                            for accept in ["text/plain", "application/openmetrics-text"] {
+                        let reserve = |seconds: u32| format!(r#"{{"for": {{"vm": "a"}}, "lease_seconds": {seconds}}}"#);
+                        let (short, long) = (reserve(10), reserve(11));
+                        for body in ["{}", bad, "{", large.as_str(), short.as_str(), long.as_str()] {
+                            // The second is also the literal text of the template, which is no name.
+                            for (accept, name) in [("text/plain", "a"), ("application/openmetrics-text", "{name}")] {
                                 let service = service(main_loop(kind)).layer(MockConnectInfo(Peer { uid: Some(uid) }));
                                 let request = axum::http::Request::builder()
                                     .method(verb.to_uppercase().as_str())
-                                    .uri(path)
+                                    .uri(path.replace("{name}", name))
                                     .header("content-type", "application/json")
                                     .header("accept", accept)
                                     .body(Body::from(body.to_owned()))
                                     .unwrap();
                                 let answer = runtime.block_on(service.oneshot(request)).unwrap();
-                                let kind = answer.headers()[header::CONTENT_TYPE].to_str().unwrap();
+                                let kind = answer.headers().get(header::CONTENT_TYPE);
+                                let kind = kind.map_or("", |kind| kind.to_str().unwrap());
                                 let kind = kind.split(';').next().unwrap().to_owned();
                                 sent.insert((path.clone(), verb.clone(), answer.status().as_u16().to_string(), kind));
                             }
@@ -606,6 +702,9 @@ mod tests {
         for (path, item) in all["paths"].as_object().unwrap() {
             for (verb, operation) in item.as_object().unwrap() {
                 for (status, response) in operation["responses"].as_object().unwrap() {
+                    if response["content"].is_null() {
+                        described.insert((path.clone(), verb.clone(), status.clone(), String::new()));
+                    }
                     for kind in response["content"].as_object().into_iter().flatten() {
                         described.insert((path.clone(), verb.clone(), status.clone(), kind.0.clone()));
                     }

@@ -16,8 +16,10 @@ use ontime_sched::backend::{Deadline, Paced, Way};
 use ontime_sched::seat::Places;
 use ontime_sched::shares::Planning;
 use ontime_sched::show::Snapshot;
-use ontime_sched::{Asks, Backend, BackendKind, Beyond, Refused, SchedConfig, Settled, Use, settle};
+use ontime_sched::{Asks, Backend, BackendKind, Beyond, LeaseState, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
+
+use super::own::Own;
 
 /// The threads of a back end, and the policy that the plan gave to each.
 type Held = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
@@ -57,6 +59,16 @@ impl Past {
     pub fn moves(&self, id: ThreadId) -> bool {
         self.places.is_some() && self.held.borrow().contains_key(&id)
     }
+}
+
+/// All of these tenants' reservations and all leases are refused.
+pub fn refused(config: &SchedConfig, tenants: &[Tenant], why: &str) -> Settled {
+    let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.to_owned() };
+    let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
+    let unheld = |why: &str| LeaseState { held: false, why: Some(why.to_owned()) };
+    let leases = config.leases.iter().map(|lease| (lease.name.clone(), unheld(why)));
+    let refused = tenants.iter().filter(named).map(refuse).collect();
+    Settled { refused, leases: leases.collect(), ..Settled::default() }
 }
 
 impl Keeper {
@@ -114,22 +126,24 @@ impl Keeper {
 
     /// Decides which of these tenants' reservations hold on these CPUs.
     pub fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet, method: Method) -> Settled {
-        if config.reservations.is_empty() {
+        if config.is_empty() {
             return Settled::default();
         }
-        let why = match &self.off {
+        let Some(why) = self.why_off(method) else {
+            return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
+        };
+        refused(config, tenants, &why)
+    }
+
+    /// Why nothing can be kept under this method.
+    pub fn why_off(&self, method: Method) -> Option<String> {
+        match &self.off {
             Some(why) => Some(why.clone()),
             None if !method.has(RuleId::VcpuPlace) => Some(format!(
                 "method {method} leaves vCPUs where they are; use one that places them, such as partitioned"
             )),
             None => None,
-        };
-        let Some(why) = why else {
-            return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
-        };
-        let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.clone() };
-        let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
-        Settled { refused: tenants.iter().filter(named).map(refuse).collect(), ..Settled::default() }
+        }
     }
 
     /// The first place that the plan gives to each thread.
@@ -176,6 +190,11 @@ impl Keeper {
     /// Why nothing is kept although reservations are configured.
     pub fn off(&self) -> Option<&str> {
         self.off.as_deref()
+    }
+
+    /// The back end's own real-time threads.
+    pub fn own_threads(&self) -> impl Iterator<Item = Own> {
+        self.backend.threads().into_iter().map(|(id, place)| Own { name: "ontime-pace", id, place })
     }
 
     /// The counters of each thread.

@@ -12,14 +12,17 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
-use ontime_tenants::Policy;
+use ontime_tenants::{Policy, ThreadId};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::cap::place::place_self;
+use super::own::this_thread;
 
 /// The thread. Dropping this ends it, and closes the pipe.
 #[derive(Debug)]
 pub struct Life {
+    /// The thread, if it has the priority that it was to have.
+    pub placed: Option<ThreadId>,
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -38,8 +41,8 @@ impl Life {
             let alone = own_files(keep);
             let go = alone.is_ok();
             // Without the right to this priority the guardian notices the death later.
-            let _ = place_self(place);
-            let _ = tell.send(alone);
+            let placed = place_self(place).and_then(|()| this_thread());
+            let _ = tell.send(alone.map(|()| placed.ok()));
             if go {
                 wait(keep[0]);
             }
@@ -47,8 +50,7 @@ impl Life {
         let alone = told.recv().map_err(|_| io::Error::other("the thread that the guardian watches has ended"))?;
         // The thread has copies of these in its own descriptor table.
         drop((writer, stopped));
-        alone?;
-        Ok((Self { stop: Some(stop), thread: Some(thread) }, reader))
+        Ok((Self { placed: alone?, stop: Some(stop), thread: Some(thread) }, reader))
     }
 }
 

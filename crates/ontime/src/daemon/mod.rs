@@ -7,19 +7,24 @@
 //! |---|---|---|---|
 //! | main | SCHED_OTHER, nice -20 | passes over the host, answers | epoll: `events` |
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: pauses spinning threads | epoll: orders, interrupts; time-out |
+//! | `ontime-sight` | SCHED_OTHER, nice -20 | reads for the cap watcher (`cap::sight`) | futex |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | reserved CPU time: changes vCPUs' places | futex with time-out |
+//! | `ontime-read/CPU` | FIFO base + 3 (53) | reads for a pacer (`sched::run::reader`) | futex |
 //! | `ontime-http` | SCHED_OTHER, nice -20 | HTTP on the Unix socket | epoll (tokio) |
 //! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP (`metrics::listener`) | epoll (tokio) |
 //! | `ontime-guest` | SCHED_OTHER, nice -20 | receives from a device process (`guests::receiver`) | poll |
+//! | `ontime-close` | SCHED_OTHER, nice -20 | closes files of VMs' memory (`sched::memory_file`) | futex |
 //! | `ontime-ask` | SCHED_OTHER, nice -20 | asks a QEMU's monitor (`tenants::qmp`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
 //!
-//! Pacers exist from the first reservation on. `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and
-//! `ontime-ask` have descriptor tables of their own, and are abandoned if they do not end.
+//! Pacers exist from the first reservation on. Their readers are at SCHED_OTHER while a read takes long.
+//! `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and `ontime-ask` have descriptor tables of
+//! their own. These two, `ontime-read` and `ontime-sight` are abandoned if they do not end.
 //!
-//! Only these poll: the caps and the pacers, while a thread is at real-time priority; the census of real-time threads,
-//! once a second, while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a
+//! Only these poll: the caps and the pacers, while a thread is at real-time priority; the look at the daemon's own
+//! threads (`own`), once a second, while it caps or paces a thread; the census of real-time threads, once a second,
+//! while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a
 //! second. A host without RT tenants costs one look every `rescan-seconds`.
 
 pub mod cap;
@@ -38,7 +43,9 @@ pub mod keeper;
 mod life;
 mod lock;
 pub mod metrics;
+mod own;
 pub mod protections;
+mod requested;
 pub mod view;
 mod watches;
 
@@ -202,11 +209,18 @@ impl Daemon {
                     Event::Clock => {}
                 }
             }
+            if self.engine.end_leases() {
+                self.pass("lease");
+            }
             self.pass_if_due();
             if self.engine.look_at_traffic() {
                 self.pass("traffic");
             }
             if self.engine.look_at_real_time() {
+                self.pass("threads");
+            }
+            if self.engine.look_at_own_threads() {
+                stand_before_bulk();
                 self.pass("threads");
             }
             if watchdog().is_some() {
@@ -230,7 +244,8 @@ impl Daemon {
     fn arm(&self) {
         let (_, at) = self.due.next(self.engine.rescan());
         let wait = at.saturating_duration_since(Instant::now());
-        let soonest = watchdog().into_iter().chain(self.engine.look_in()).fold(wait, Duration::min);
+        let others = watchdog().into_iter().chain(self.engine.look_in()).chain(self.engine.lease_ends_in());
+        let soonest = others.fold(wait, Duration::min);
         self.events.wake_in(soonest);
     }
 
@@ -328,6 +343,14 @@ impl Daemon {
                 Ask::Status(answer) => drop(answer.send(self.engine.status())),
                 Ask::Nics(answer) => drop(answer.send(self.engine.nics())),
                 Ask::Reservations(answer) => drop(answer.send(self.engine.reservations())),
+                Ask::Reserve { name, request, uid, answer } => {
+                    drop(answer.send(self.engine.reserve(&name, request, uid)));
+                    self.passed();
+                }
+                Ask::Unreserve { name, uid, answer } => {
+                    drop(answer.send(self.engine.unreserve(&name, uid)));
+                    self.passed();
+                }
                 Ask::Metrics(answer) => drop(answer.send(self.engine.metrics_text())),
                 Ask::Apply(request, answer) => {
                     drop(answer.send(self.engine.apply_request(&request)));

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
 use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, RuleId, Setting, Severity};
+use ontime_sched::{Reserved, Settled};
 use ontime_tenants::text::counted;
-use ontime_tenants::{self as tenants, ClassSource, ConfigError, PriorityTable, ThreadId, ThreadRole, ownership};
+use ontime_tenants::{
+    self as tenants, ClassSource, ConfigError, Discovery, PriorityTable, ThreadId, ThreadRole, ownership,
+};
 
 use super::cap::{Cover, Use};
 use crate::api;
@@ -48,6 +51,7 @@ fn source(source: &ClassSource) -> String {
     match source {
         ClassSource::Metadata => "metadata".to_owned(),
         ClassSource::Rule(place) => place.clone(),
+        ClassSource::Reservation(name) => format!("reservation {name}"),
         ClassSource::Default => "default".to_owned(),
     }
 }
@@ -221,6 +225,28 @@ pub fn problem(problem: &tenants::Problem) -> api::Problem {
     api::Problem { subject: problem.subject.clone(), message: format!("{}; {}", problem.message(), problem.remedy()) }
 }
 
+/// In place of a rule's name, for reserved CPU time.
+pub const RESERVATION: &str = "reservation";
+
+/// A vCPU's reserved CPU time as a knob and its value.
+pub fn reservation(settled: &Settled, vcpu: &Reserved) -> (String, String) {
+    let knob = format!("CPU time of vCPU {} of {} (thread {})", vcpu.vcpu, vcpu.tenant, vcpu.id.tid);
+    let cpu = settled.cpu(vcpu).map_or_else(String::new, |cpu| format!(" on CPU {cpu}"));
+    (knob, format!("{} of each {}{cpu}", vcpu.budget, vcpu.period))
+}
+
+/// Why tenants may be missing from what was found.
+pub fn unseen(found: &Discovery) -> Vec<api::Problem> {
+    let mut unseen: Vec<api::Problem> =
+        found.problems.iter().filter(|problem| problem.hides_tenants()).map(problem).collect();
+    let incomplete = found.incomplete.iter().filter(|_| unseen.is_empty());
+    let message = |why: &String| format!("{why}; end processes that are not needed, and look again");
+    let incomplete: Vec<api::Problem> =
+        incomplete.map(|why| api::Problem { subject: "host".to_owned(), message: message(why) }).collect();
+    unseen.extend(incomplete);
+    unseen
+}
+
 /// An outcome as a word, and why.
 pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
     match done {
@@ -236,8 +262,9 @@ pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
 /// What would happen to a setting that cannot be made, as a word, and why. None if no obstacle is known.
 pub fn foreseen(host: &dyn Host, setting: &Setting) -> Option<(&'static str, Option<String>)> {
     let obstacle = host.foresee(&setting.knob, &setting.value)?;
-    let outcome = if obstacle.lasting { "unsupported" } else { "would-fail" };
-    Some((outcome, Some(format!("{}; {}", obstacle.cause, obstacle.remedy))))
+    let (outcome, end) =
+        if obstacle.lasting { ("unsupported", hostnet::accepting(setting)) } else { ("would-fail", String::new()) };
+    Some((outcome, Some(format!("{}; {}{end}", obstacle.cause, obstacle.remedy))))
 }
 
 /// What an apply or reset did.
@@ -273,6 +300,11 @@ pub fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread 
             "not: the kernel has refused {} to change its policy; journalctl -k and `ontime doctor` (row refusals) \
              show the cause",
             counted(used.refused, "time")
+        ),
+        _ if used.escaped > 0 => format!(
+            "not: {} of its cap ended early, by itself or another program; take RLIMIT_RTPRIO and CAP_SYS_NICE from \
+             its process, and restart it",
+            counted(used.escaped, "pause")
         ),
         Cover::Watched => "yes".to_owned(),
         Cover::Whole => {

@@ -29,8 +29,8 @@ struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Host {
     cpus: u32,
-    #[serde(default)]
-    bulk_reserve: f64,
+    bulk_reserve: Option<f64>,
+    reserve: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -41,6 +41,7 @@ struct Entry {
     vcpus: Option<u32>,
     slack: Option<Nanos>,
     cpus: Option<BTreeSet<u32>>,
+    host: Option<u32>,
     #[serde(default)]
     rta: Vec<Spanned<RtaEntry>>,
 }
@@ -55,15 +56,37 @@ struct RtaEntry {
     copies: Option<u32>,
 }
 
+/// CPU time that is kept for bulk tenants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserve {
+    /// On each host, on whatever CPUs.
+    Host(Bandwidth),
+    /// On each CPU, as the daemon keeps it. Bandwidth is then in whole millionths of a CPU, as in reservations that
+    /// programs request.
+    EachCpu(Bandwidth),
+}
+
 /// The checked content of the file.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// CPUs of each host for tenants.
     pub cpus: u32,
-    /// CPU time on each host kept for bulk tenants.
-    pub reserve: Bandwidth,
+    /// CPU time kept for bulk tenants.
+    pub reserve: Reserve,
     /// The tenants, with copies expanded.
     pub tenants: Vec<Tenant>,
+    /// For each of them, the number of the host where it is already, from 1.
+    pub hosts: Vec<Option<u32>>,
+}
+
+impl Plan {
+    /// What is kept on each host.
+    pub fn kept(&self) -> Bandwidth {
+        match self.reserve {
+            Reserve::Host(kept) => kept,
+            Reserve::EachCpu(kept) => std::iter::repeat_n(kept, self.cpus as usize).sum(),
+        }
+    }
 }
 
 /// Reads and checks a file.
@@ -81,19 +104,31 @@ fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
     if host.cpus == 0 || host.cpus > CPUS_MAX {
         return Err(refuse_host(format!("cpus = {} is not one of 1 to {CPUS_MAX}", host.cpus)));
     }
-    if !(0.0..=f64::from(host.cpus)).contains(&host.bulk_reserve) {
-        let what = format!("bulk-reserve = {} is not a number of CPUs from 0 to {}", host.bulk_reserve, host.cpus);
-        return Err(refuse_host(what));
-    }
-    // Rounded up to a millionth of a CPU; the range has been checked.
-    let reserve = Bandwidth::ppm((host.bulk_reserve * 1e6).ceil() as u64);
-    let mut tenants = Vec::new();
+    // Rounded up to a millionth of a CPU, once the range has been checked.
+    let ppm = |reserve: f64| Bandwidth::ppm((reserve * 1e6).ceil() as u64);
+    let reserve = match (host.bulk_reserve.unwrap_or(0.0), host.reserve) {
+        (kept, None) if (0.0..=f64::from(host.cpus)).contains(&kept) => Reserve::Host(ppm(kept)),
+        (kept, None) => {
+            return Err(refuse_host(format!("bulk-reserve = {kept} is not a number of CPUs from 0 to {}", host.cpus)));
+        }
+        (_, Some(_)) if host.bulk_reserve.is_some() => {
+            return Err(refuse_host("give reserve (of each CPU) or bulk-reserve (of the host), not both".to_owned()));
+        }
+        (_, Some(kept)) if (0.01..=0.9).contains(&kept) => Reserve::EachCpu(ppm(kept)),
+        (_, Some(kept)) => {
+            return Err(refuse_host(format!("reserve = {kept} is not a part of each CPU from 0.01 to 0.9")));
+        }
+    };
+    let (mut tenants, mut hosts) = (Vec::new(), Vec::new());
     for entry in &file.tenant {
         let span = entry.span();
         let refuse = |what: String| text.error(&span, what);
         let (entry, slack) = (entry.get_ref(), entry.get_ref().slack.or(file.slack));
         let built = tenant(entry, slack.unwrap_or(Nanos::ZERO), host.cpus);
         let tenant = built.map_err(|Wrong { at, what }| text.error(&at.unwrap_or_else(|| span.clone()), what))?;
+        if entry.host == Some(0) {
+            return Err(refuse("host = 0: hosts are numbered from 1".to_owned()));
+        }
         let copies = entry.copies.unwrap_or(1);
         if copies == 0 || copies > TENANTS_MAX || tenants.len() + copies as usize > TENANTS_MAX as usize {
             return Err(refuse(format!("copies = {copies}: at least 1, and at most {TENANTS_MAX} tenants in all")));
@@ -101,9 +136,10 @@ fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
         for copy in 1..=copies {
             let name = if copies == 1 { entry.name.clone() } else { format!("{}-{copy}", entry.name) };
             tenants.push(Tenant { name, ..tenant.clone() });
+            hosts.push(entry.host);
         }
     }
-    Ok(Plan { cpus: host.cpus, reserve, tenants })
+    Ok(Plan { cpus: host.cpus, reserve, tenants, hosts })
 }
 
 /// What is wrong with a tenant. `at` is the place in the file, or None for the tenant's whole table.
@@ -184,7 +220,8 @@ mod tests {
         .unwrap();
         let names: Vec<_> = plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.vcpus.len())).collect();
         assert_eq!(names, [("vm-1", 2), ("vm-2", 2)]);
-        assert_eq!(plan.reserve, Bandwidth::ppm(250_000));
+        assert_eq!(plan.reserve, Reserve::Host(Bandwidth::ppm(250_000)));
+        assert_eq!(plan.hosts, [None, None]);
     }
 
     #[test]
@@ -202,6 +239,13 @@ mod tests {
         let cases = [
             ("[host]\ncpus = 0\n".to_owned(), "t.toml:1:1: cpus = 0 is not one of 1 to 1024"),
             ("[host]\ncpus = 2\nbulk-reserve = nan\n".to_owned(), "bulk-reserve = NaN is not"),
+            ("[host]\ncpus = 2\nreserve = 0.95\n".to_owned(), "reserve = 0.95 is not a part of each CPU"),
+            ("[host]\ncpus = 2\nreserve = nan\n".to_owned(), "reserve = NaN is not a part of each CPU"),
+            ("[host]\ncpus = 2\nreserve = 0.05\nbulk-reserve = 0.1\n".to_owned(), "not both"),
+            (
+                format!("{host}[[tenant]]\nname = \"a\"\nhost = 0\nrta = [{{slice=\"1ms\", period=\"2ms\"}}]\n"),
+                "hosts are numbered from 1",
+            ),
             (format!("{host}[[tenant]]\nname = \"a\"\n"), "a: no rta"),
             (
                 format!("{host}[[tenant]]\nname = \"a\"\nrta = [{{slice=\"2ms\", period=\"1ms\"}}]\n"),

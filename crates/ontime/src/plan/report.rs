@@ -1,11 +1,14 @@
 //! Calculates the report of `ontime plan`. Bandwidths are exact inside; the shown figures are rounded.
 
+use std::collections::HashMap;
+
 use ontime_plan::compositional::{self, Task};
 use ontime_plan::simulate::{Options, Outcome, simulate};
-use ontime_plan::{Admission, Admitted, Bandwidth, Nanos, Refusal, Reservation, Tenant, Vcpu};
+use ontime_plan::{Admission, Admitted, Bandwidth, Filling, Nanos, Refusal, Reservation, Tenant, Vcpu};
+use ontime_sched::fit_beside;
 use serde::Serialize;
 
-use super::file::Plan;
+use super::file::{Plan, Reserve};
 
 /// MPR and DMPR interfaces are searched only where vCPUs times the shortest period (in units) is at most this; beyond,
 /// the search takes minutes.
@@ -134,63 +137,152 @@ pub struct Placed {
     pub admitted: Admitted,
 }
 
-/// Assigns each tenant to a host: the largest tenant first, each to the fullest host that admits it. In the result, the
-/// fullest host is the first.
-pub fn place(plan: &Plan, hosts: usize) -> (Vec<Placed>, Vec<Refused>) {
-    let host = Admission::new(plan.cpus, plan.reserve);
-    let empty = || host.admit(&[]).ok().map(|admitted| Placed { tenants: Vec::new(), vcpus: Vec::new(), admitted });
-    let mut placed: Vec<Placed> = (0..hosts).filter_map(|_| empty()).collect();
-    let mut order: Vec<(usize, &Tenant)> = plan.tenants.iter().enumerate().collect();
-    order.sort_by_key(|(_, tenant)| std::cmp::Reverse(tenant.bandwidth()));
-    let fullest_first = |placed: &mut Vec<Placed>| placed.sort_by_key(|host| std::cmp::Reverse(host.admitted.total));
-    let mut refused = Vec::new();
-    for (index, tenant) in order {
-        fullest_first(&mut placed);
-        let mut why = "there is no host".to_owned();
-        let taken = placed.iter_mut().any(|on| {
-            let mut asked: Vec<Reservation> = on.vcpus.iter().map(|(_, vcpu)| vcpu.into()).collect();
-            asked.extend(tenant.vcpus.iter().map(Reservation::from));
-            match host.admit(&asked) {
-                Ok(admitted) => {
-                    on.admitted = admitted;
-                    on.tenants.push(index);
-                    on.vcpus.extend(tenant.vcpus.iter().map(|vcpu| (index, vcpu.clone())));
-                    true
-                }
-                Err(refusal) => {
-                    why = told(plan, on, refusal);
-                    false
-                }
-            }
-        });
-        if !taken {
-            refused.push(Refused { tenant: tenant.name.clone(), why });
-        }
-    }
-    fullest_first(&mut placed);
-    (placed, refused)
+/// A host while tenants are assigned to it.
+struct Filled {
+    tenants: Vec<usize>,
+    vcpus: Vec<(usize, Vcpu)>,
+    cpus: Cpus,
 }
 
-/// Why a tenant was refused, with vCPUs numbered as in their tenant. The new tenant's vCPUs come after all vCPUs on the
-/// host.
-fn told(plan: &Plan, on: &Placed, refusal: Refusal) -> String {
+/// A host's admission, by what is kept for bulk tenants.
+enum Cpus {
+    Host(Filling),
+    EachCpu { kept: Bandwidth, admitted: Admitted },
+}
+
+impl Filled {
+    /// A host without tenants.
+    fn empty(plan: &Plan) -> Option<Self> {
+        let cpus = match plan.reserve {
+            Reserve::Host(kept) => Cpus::Host(Filling::new(Admission::new(plan.cpus, kept))),
+            Reserve::EachCpu(kept) => Cpus::EachCpu { kept, admitted: beside_reserves(plan, kept, &[]).ok()? },
+        };
+        Some(Self { tenants: Vec::new(), vcpus: Vec::new(), cpus })
+    }
+
+    fn total(&self) -> Bandwidth {
+        match &self.cpus {
+            Cpus::Host(filling) => filling.admitted().total,
+            Cpus::EachCpu { admitted, .. } => admitted.total,
+        }
+    }
+
+    /// Puts a tenant on the host, if all its vCPUs are admitted there.
+    fn add(&mut self, plan: &Plan, index: usize, tenant: &Tenant) -> Result<(), String> {
+        match &mut self.cpus {
+            Cpus::Host(filling) => {
+                let asked: Vec<Reservation> = tenant.vcpus.iter().map(Reservation::from).collect();
+                filling.add(&asked).map_err(|refusal| told(plan, &self.vcpus, refusal))?;
+            }
+            Cpus::EachCpu { kept, admitted } => {
+                let there = self.vcpus.iter().map(|(of, vcpu)| (*of, vcpu));
+                let all: Vec<(usize, &Vcpu)> = there.chain(tenant.vcpus.iter().map(|vcpu| (index, vcpu))).collect();
+                *admitted = beside_reserves(plan, *kept, &all)?;
+            }
+        }
+        self.vcpus.extend(tenant.vcpus.iter().map(|vcpu| (index, vcpu.clone())));
+        self.tenants.push(index);
+        Ok(())
+    }
+}
+
+impl From<Filled> for Placed {
+    fn from(filled: Filled) -> Self {
+        let Filled { tenants, vcpus, cpus } = filled;
+        let admitted = match cpus {
+            Cpus::Host(filling) => filling.into_admitted(),
+            Cpus::EachCpu { admitted, .. } => admitted,
+        };
+        Self { tenants, vcpus, admitted }
+    }
+}
+
+/// Assigns each tenant to a host. Those that the file puts on a host come first. The others come by size, the largest
+/// first, each on the fullest host that admits it, and in the result the fullest host is the first. `in_order`: they
+/// come in the order of the file, each on the emptiest host. Then, and where the file has hosts, these keep their
+/// numbers.
+pub fn place(plan: &Plan, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<Refused>) {
+    let mut filled: Vec<Filled> = (0..hosts).filter_map(|_| Filled::empty(plan)).collect();
+    let mut refused = Vec::new();
+    let mut refuse = |tenant: &Tenant, why: String| refused.push(Refused { tenant: tenant.name.clone(), why });
+    let mut order: Vec<(usize, &Tenant)> = Vec::new();
+    for (index, (tenant, host)) in plan.tenants.iter().zip(&plan.hosts).enumerate() {
+        let there = host.and_then(|host| filled.get_mut((host as usize).checked_sub(1)?));
+        match there.map(|on| on.add(plan, index, tenant)) {
+            None => order.push((index, tenant)),
+            Some(Ok(())) => {}
+            Some(Err(why)) => refuse(tenant, why),
+        }
+    }
+    if !in_order {
+        order.sort_by_cached_key(|(_, tenant)| std::cmp::Reverse(tenant.bandwidth()));
+    }
+    for (index, tenant) in order {
+        let mut by_room: Vec<&mut Filled> = filled.iter_mut().collect();
+        by_room.sort_by_key(|on| on.total());
+        if !in_order {
+            by_room.reverse();
+        }
+        let mut refusals = Vec::new();
+        let is_placed = by_room.into_iter().any(|on| match on.add(plan, index, tenant) {
+            Ok(()) => true,
+            Err(why) => {
+                refusals.push(why);
+                false
+            }
+        });
+        if !is_placed {
+            // The reason of the emptiest host.
+            let why = if in_order { refusals.into_iter().next() } else { refusals.pop() };
+            refuse(tenant, why.unwrap_or_else(|| "there is no host".to_owned()));
+        }
+    }
+    if !in_order && plan.hosts.iter().all(Option::is_none) {
+        filled.sort_by_key(|on| std::cmp::Reverse(on.total()));
+    }
+    (filled.into_iter().map(Placed::from).collect(), refused)
+}
+
+/// The admission of these vCPUs, each with the index of its tenant, beside what is kept on each CPU.
+fn beside_reserves(plan: &Plan, kept: Bandwidth, vcpus: &[(usize, &Vcpu)]) -> Result<Admitted, String> {
+    let whole = |ask: Reservation| Reservation { bandwidth: Bandwidth::ppm(ask.bandwidth.whole_ppm()), ..ask };
+    let asked: Vec<Reservation> = vcpus.iter().map(|(_, vcpu)| whole(Reservation::from(*vcpu))).collect();
+    let total = asked.iter().map(|ask| ask.bandwidth).sum();
+    let cpus: Vec<u32> = (0..plan.cpus).collect();
+    let owners: Vec<usize> = vcpus.iter().map(|(of, _)| *of).collect();
+    let name =
+        |at: usize| vcpu_name(plan, &owners, at).map_or_else(String::new, |(vcpu, of)| format!("vCPU {vcpu} of {of}"));
+    let Admitted { home, shared, .. } = fit_beside(kept, &cpus, asked, name)?;
+    Ok(Admitted { home: home.into_iter().skip(cpus.len()).collect(), shared, total })
+}
+
+/// The number of a vCPU in its tenant, and the tenant's name. `owners`: for each vCPU, the index of its tenant.
+fn vcpu_name<'a>(plan: &'a Plan, owners: &[usize], at: usize) -> Option<(usize, &'a str)> {
+    let of = owners.get(at)?;
+    let number = owners.iter().take(at).filter(|other| *other == of).count();
+    Some((number, &plan.tenants.get(*of)?.name))
+}
+
+/// Why a tenant was refused, with vCPUs numbered as in their tenant. The vCPUs of the new tenant come after those that
+/// are on the host.
+fn told(plan: &Plan, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
     let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
-    let Some((of, _)) = on.vcpus.get(place) else {
-        return Refusal::Affinity { vcpu: place.saturating_sub(on.vcpus.len()), bandwidth }.to_string();
-    };
-    let vcpu = on.vcpus.iter().take(place).filter(|(other, _)| other == of).count();
-    let name = plan.tenants.get(*of).map_or("", |tenant| &tenant.name);
-    format!(
-        "beside it no CPU of its affinity would have room for the {bandwidth} of vCPU {vcpu} of {name}; widen the \
-         affinity of either"
-    )
+    let owners: Vec<usize> = there.iter().map(|(of, _)| *of).collect();
+    match vcpu_name(plan, &owners, place) {
+        Some((vcpu, name)) => format!(
+            "beside it no CPU of its affinity would have room for the {bandwidth} of vCPU {vcpu} of {name}; widen the \
+             affinity of either"
+        ),
+        None => Refusal::Affinity { vcpu: place.saturating_sub(there.len()), bandwidth }.to_string(),
+    }
 }
 
 /// The whole report without simulations.
 pub fn report(plan: &Plan, placed: &[Placed], refused: Vec<Refused>) -> Report {
-    let tenants: Vec<TenantReport> = plan.tenants.iter().map(tenant_report).collect();
+    let mut known = Interfaces::new();
+    let tenants: Vec<TenantReport> = plan.tenants.iter().map(|tenant| tenant_report(tenant, &mut known)).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
-    let reserve = plan.reserve.as_f64();
+    let reserve = plan.kept().as_f64();
     let host = |on: &Placed| HostReport {
         tenants: on.tenants.iter().map(|index| name(*index)).collect(),
         reserved_cpus: on.admitted.total.as_f64(),
@@ -219,9 +311,12 @@ fn unit(tenants: &[Tenant]) -> Nanos {
     Nanos(units.into_iter().find(|unit| times().all(|time| time.0 % unit == 0)).unwrap_or(1))
 }
 
-fn tenant_report(tenant: &Tenant) -> TenantReport {
+/// The PRM interfaces found so far, by the vCPU's tasks: copies of a tenant have the same.
+type Interfaces = HashMap<Vec<Task>, Option<Task>>;
+
+fn tenant_report(tenant: &Tenant, known: &mut Interfaces) -> TenantReport {
     let unit = unit(std::slice::from_ref(tenant));
-    let vcpus: Vec<VcpuReport> = tenant.vcpus.iter().map(|vcpu| vcpu_report(vcpu, unit)).collect();
+    let vcpus: Vec<VcpuReport> = tenant.vcpus.iter().map(|vcpu| vcpu_report(vcpu, unit, known)).collect();
     TenantReport {
         name: tenant.name.clone(),
         prm_unit_ns: unit.0,
@@ -232,17 +327,19 @@ fn tenant_report(tenant: &Tenant) -> TenantReport {
     }
 }
 
-fn vcpu_report(vcpu: &Vcpu, unit: Nanos) -> VcpuReport {
+fn vcpu_report(vcpu: &Vcpu, unit: Nanos, known: &mut Interfaces) -> VcpuReport {
     let tasks: Vec<Task> = vcpu
         .rtas()
         .iter()
         .map(|rta| Task { budget: rta.slice().0 / unit.0, period: rta.period().0 / unit.0 })
         .collect();
     let (budget, period) = vcpu.budget().unwrap_or_default();
+    let rtas = tasks.len();
+    let found = *known.entry(tasks).or_insert_with_key(|tasks| compositional::prm(tasks));
     VcpuReport {
-        rtas: tasks.len(),
+        rtas,
         budget_ns: (budget.0, period.0),
-        prm_ns: compositional::prm(&tasks).map(|found| (found.budget * unit.0, found.period * unit.0)),
+        prm_ns: found.map(|found| (found.budget * unit.0, found.period * unit.0)),
     }
 }
 
@@ -267,6 +364,7 @@ fn notes(plan: &Plan) -> Vec<String> {
         let short = |vcpu: &Vcpu| vcpu.slack_for_all().is_none_or(|enough| vcpu.slack() < enough);
         tenant.vcpus.iter().any(short)
     };
+    let bound = plan.tenants.iter().filter(thin).flat_map(|tenant| &tenant.vcpus).map(Vcpu::late_bound).max();
     let mut tenants = plan.tenants.iter().filter(thin);
     let Some(first) = tenants.next() else { return Vec::new() };
     let others = tenants.count();
@@ -277,7 +375,8 @@ fn notes(plan: &Plan) -> Vec<String> {
         || format!("a period of {} is too short for any slack to cover that", first.name),
         |enough| format!("a slack of {enough} covers that for {}", first.name),
     );
-    vec![format!("{whose}: a deadline less than 250 us from another's may be missed, by less than that; {remedy}")]
+    let bound = bound.unwrap_or_default();
+    vec![format!("{whose}: a deadline less than 250 us from another's may be missed, by less than {bound}; {remedy}")]
 }
 
 /// Simulates a host.
@@ -298,4 +397,106 @@ pub fn run(on: &Placed, options: &Options) -> (Simulation, Outcome) {
         used_cpus: outcome.used.0 as f64 / 1e9 / seconds,
     };
     (simulation, outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_plan::{Arrivals, Rta};
+    use ontime_sched::{Capacity, Lease, SchedConfig, Settled, settle};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Tenants, each of some vCPUs of so many us in 10 ms, on some CPU or on all.
+    fn plan(cpus: u32, tenants: &[(u64, usize, Option<u32>)]) -> Plan {
+        let tenant = |(number, (micros, vcpus, cpu)): (usize, &(u64, usize, Option<u32>))| {
+            let rta = Rta::new(Nanos::from_micros(*micros), Nanos::from_millis(10), Arrivals::Periodic).unwrap();
+            let affinity = cpu.map(|cpu| [cpu % cpus].into());
+            let vcpu = Vcpu::new(vec![rta], Nanos::ZERO, affinity).unwrap();
+            Tenant { name: format!("t{number}"), vcpus: vec![vcpu; *vcpus] }
+        };
+        Plan {
+            cpus,
+            reserve: Reserve::EachCpu(Bandwidth::ppm(50_000)),
+            tenants: tenants.iter().enumerate().map(tenant).collect(),
+            hosts: vec![None; tenants.len()],
+        }
+    }
+
+    /// For each tenant, its host.
+    fn hosts(placed: &[Placed], tenants: usize) -> Vec<Option<usize>> {
+        (0..tenants).map(|tenant| placed.iter().position(|on| on.tenants.contains(&tenant))).collect()
+    }
+
+    /// The daemon's admission of these tenants of a plan, one after the other.
+    fn daemon(plan: &Plan, tenants: &[usize]) -> Settled {
+        let lease = |index: &usize| {
+            let tenant = &plan.tenants[*index];
+            let vcpu = &tenant.vcpus[0];
+            let pinned = vcpu.affinity().and_then(|cpus| cpus.first().copied());
+            Lease {
+                name: tenant.name.clone(),
+                ppm: vcpu.bandwidth().whole_ppm(),
+                period: Nanos::from_millis(10),
+                count: u32::try_from(tenant.vcpus.len()).unwrap(),
+                cpus: pinned.map(|cpu| vec![cpu; tenant.vcpus.len()]),
+                admitted: true,
+            }
+        };
+        let config = SchedConfig { leases: tenants.iter().map(lease).collect(), ..SchedConfig::default() };
+        settle(&config, &[], &(0..plan.cpus).collect(), &Settled::default(), &ontime_sched::Asks::new())
+    }
+
+    proptest! {
+        /// Kubernetes' scheduler adds up what pods ask for on each node.
+        #[test]
+        fn without_affinities_tenants_are_placed_as_a_scheduler_that_adds_up_places_them(
+            tenants in proptest::collection::vec((1u64..9_600, 1usize..4), 0..30),
+            cpus in 1u32..5,
+            nodes in 1usize..5,
+        ) {
+            let tenants: Vec<_> = tenants.iter().map(|(us, vcpus)| (*us, *vcpus, None)).collect();
+            let plan = plan(cpus, &tenants);
+            let capacity = Capacity::beside(Bandwidth::ppm(50_000));
+            let mut taken = vec![0_u64; nodes];
+            let scheduled: Vec<Option<usize>> = tenants.iter().map(|(us, vcpus, _)| {
+                let asked = us * 100 * *vcpus as u64;
+                let fits = |node: &usize| {
+                    us * 100 <= capacity.largest && taken[*node] + asked <= u64::from(cpus) * capacity.unpinned
+                };
+                let node = (0..nodes).filter(fits).min_by_key(|node| taken[*node])?;
+                taken[node] += asked;
+                Some(node)
+            }).collect();
+            let (placed, refused) = place(&plan, nodes, true);
+            prop_assert_eq!(&hosts(&placed, tenants.len()), &scheduled);
+            prop_assert_eq!(refused.len(), scheduled.iter().filter(|node| node.is_none()).count());
+            // And what was scheduled is what the file would say.
+            let numbers = scheduled.iter().map(|node| node.map(|node| u32::try_from(node + 1).unwrap())).collect();
+            let (again, refused) = place(&Plan { hosts: numbers, ..plan }, nodes, true);
+            prop_assert_eq!(hosts(&again, tenants.len()), scheduled.clone());
+            prop_assert_eq!(refused.len(), scheduled.iter().filter(|node| node.is_none()).count());
+        }
+
+        #[test]
+        fn what_is_placed_on_a_host_its_daemon_admits_and_what_is_refused_it_refuses(
+            tenants in proptest::collection::vec((1u64..9_600, 1usize..3, proptest::option::of(0u32..4)), 0..16),
+            cpus in 1u32..5,
+            nodes in 1usize..3,
+            in_order in proptest::bool::ANY,
+        ) {
+            let plan = plan(cpus, &tenants);
+            let (placed, refused) = place(&plan, nodes, in_order);
+            for on in &placed {
+                let settled = daemon(&plan, &on.tenants);
+                prop_assert!(settled.refused.is_empty(), "{:?}: {:?}", plan, settled.refused);
+                for refused in refused.iter().filter(|_| in_order) {
+                    let index = plan.tenants.iter().position(|tenant| tenant.name == refused.tenant).unwrap();
+                    let before = on.tenants.iter().copied().filter(|other| *other < index);
+                    let settled = daemon(&plan, &before.chain([index]).collect::<Vec<_>>());
+                    prop_assert!(!settled.leases[&refused.tenant].held, "{:?}: {}", plan, refused.why);
+                }
+            }
+        }
+    }
 }

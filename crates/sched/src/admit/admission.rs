@@ -1,25 +1,27 @@
-//! Admission: which of the declared reservations hold on this host, for the VMs that run now. Pure.
+//! Admission: which of the declared reservations hold on this host, for the VMs that run now, and which leases. Pure.
 //!
 //! In: the configuration, the tenants, the CPUs online, what held before. Out: the admitted vCPUs, with what the
 //! planner needs, and the refused VMs with the reason. A VM is admitted whole or not at all. An admitted VM stays
 //! admitted whatever other VMs come or go, and its vCPUs stay on their CPUs while their affinity allows that. Among new
-//! VMs the one that started first has precedence.
+//! VMs the one that started first has precedence. An admitted lease stays admitted as well; a new one comes after all
+//! VMs.
 //!
 //! The reserve is kept on *each* CPU, not of all together: a kernel thread that is bound to a CPU cannot run elsewhere.
 //! The planner sees the reserve as one more vCPU, pinned there, without a thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_plan::{Bandwidth, Nanos};
-use ontime_tenants::{Class, CpuList, Tenant, TenantThread, ThreadId, ThreadRole};
+use ontime_tenants::{Class, ClassSource, CpuList, Tenant, ThreadId, ThreadRole};
 
+use crate::admit::candidate::{Candidate, Wanted, affinity, refuse_vcpusched};
 use crate::admit::distribution::distribute;
-use crate::admit::fit::fit;
+use crate::admit::fit::{Pacers, fit};
+use crate::admit::lease::leased;
 use crate::admit::offer::Offer;
-use crate::admit::request::{self, Ask, Asks, GuestNeed};
-use crate::admit::reservations::{Refused, Reservations, Reserved};
+use crate::admit::request::{self, Ask, Asks};
+use crate::admit::reservations::{LeaseState, Refused, Reservations};
 use crate::config::SchedConfig;
-use crate::guest_page::Page;
+use crate::lease::Lease;
 use crate::model::{BackendKind, Share};
 
 /// Decides which reservations hold. If a guest's request does not fit, its VM is admitted with the declared
@@ -37,22 +39,30 @@ pub fn admit(
 }
 
 /// A way to admit all at once; false if it could not.
-type Shortcut = fn(&mut Reservations, Vec<(&Tenant, Result<Vec<Candidate>, String>)>) -> bool;
+type Shortcut = fn(&mut Reservations, &[Result<Wanted<'_>, String>]) -> bool;
 
-fn admit_by(
+/// What is admitted as a whole.
+enum Entry<'a> {
+    /// A VM with reservations in sched.toml.
+    Declared(&'a Tenant),
+    /// A lease, and the tenants that it is for.
+    Leased(&'a Lease, Vec<&'a Tenant>),
+}
+
+fn admit_by<'a>(
     shortcut: Shortcut,
-    config: &SchedConfig,
-    tenants: &[Tenant],
+    config: &'a SchedConfig,
+    tenants: &'a [Tenant],
     online: &CpuList,
     before: &Reservations,
     asks: &Asks,
 ) -> Reservations {
-    let cpus: Vec<u32> =
-        online.iter().filter(|cpu| config.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect();
+    let cpus = config.cpus_of(online);
     let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
     let held: BTreeMap<ThreadId, Option<u32>> =
         before.vcpus.iter().map(|vcpu| (vcpu.id, before.cpu(vcpu).and_then(place))).collect();
-    let mut reservations = Reservations { cpus, reserve: config.reserve, ..Reservations::default() };
+    let (reserve, pacing) = (config.reserve, config.backend.pacing());
+    let mut reservations = Reservations { cpus, reserve, pacing, ..Reservations::default() };
     let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk;
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     for tenant in tenants.iter().filter(is_rt) {
@@ -60,78 +70,86 @@ fn admit_by(
     }
     // Any user may start a process with any name. So a name of an RT tenant never means a tenant of class bulk.
     let means = |tenant: &&Tenant| config.names(&tenant.name) && (is_rt(tenant) || !names.contains_key(&*tenant.name));
-    let mut order: Vec<&Tenant> = tenants.iter().filter(means).collect();
     let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| held.contains_key(&thread.id));
-    order.sort_by_key(|tenant| (is_new(tenant), tenant.process.start_time, tenant.process.pid));
+    let mut entries: Vec<Entry<'a>> = tenants.iter().filter(means).map(Entry::Declared).collect();
+    entries.extend(config.leases.iter().map(|lease| Entry::Leased(lease, tenants_of(lease, tenants))));
+    entries.sort_by_key(|entry| match entry {
+        Entry::Declared(tenant) => (is_new(tenant), false, tenant.process.start_time, tenant.process.pid),
+        Entry::Leased(lease, _) => (!lease.admitted, true, 0, 0),
+    });
     let nothing = Ask::default();
     let ask = |tenant: &Tenant| asks.get(&tenant.name).unwrap_or(&nothing);
     let cpus = reservations.cpus.clone();
-    let candidates = |tenant: &Tenant, ask: &Ask| {
+    let declared = |tenant: &'a Tenant, ask: &Ask| {
         if names.get(tenant.name.as_str()).is_some_and(|count| *count > 1) {
             return Err("several tenants have this name; give them different names".to_owned());
         }
-        candidates(config, tenant, &cpus, &held, ask)
+        Ok(Wanted { candidates: candidates(config, tenant, &cpus, &held, ask)?, ..Wanted::default() })
     };
-    if shortcut(&mut reservations, order.iter().map(|tenant| (*tenant, candidates(tenant, ask(tenant)))).collect()) {
-        return reservations;
-    }
-    for tenant in order {
-        let mut try_admit = |ask: &Ask| admit_vm(&mut reservations, tenant, candidates(tenant, ask)?);
-        let ask = ask(tenant);
-        let mut admitted = try_admit(ask);
-        if let (Err(why), false) = (&mut admitted, ask.needs.is_empty()) {
-            *why = match try_admit(&nothing) {
-                Ok(()) => format!("its guest's deadline tasks: {why}"),
-                Err(declared) => declared,
-            };
-        }
-        if let Err(why) = admitted {
-            reservations.refused.push(Refused { tenant: tenant.name.clone(), why });
+    let leased = |lease: &Lease, tenants: &[&'a Tenant]| leased(config, lease, tenants, &cpus, &held);
+    let wanted = entries.iter().map(|entry| match entry {
+        Entry::Declared(tenant) => declared(tenant, ask(tenant)),
+        Entry::Leased(lease, tenants) => leased(lease, tenants),
+    });
+    let wanted: Vec<Result<Wanted<'_>, String>> = wanted.collect();
+    let all_admitted = shortcut(&mut reservations, &wanted);
+    for (entry, wanted) in entries.iter().zip(wanted) {
+        match entry {
+            Entry::Declared(_) if all_admitted => {}
+            Entry::Declared(tenant) => {
+                let mut admitted = wanted.and_then(|wanted| admit_whole(&mut reservations, wanted, Pacers::Paid));
+                if let (Err(why), false) = (&mut admitted, ask(tenant).needs.is_empty()) {
+                    let without = declared(tenant, &nothing);
+                    *why = match without.and_then(|wanted| admit_whole(&mut reservations, wanted, Pacers::Paid)) {
+                        Ok(()) => format!("its guest's deadline tasks: {why}"),
+                        Err(declared) => declared,
+                    };
+                }
+                if let Err(why) = admitted {
+                    reservations.refused.push(Refused { tenant: tenant.name.clone(), why });
+                }
+            }
+            Entry::Leased(lease, tenants) => {
+                let mut admit = |wanted: Result<Wanted<'_>, String>| -> Result<Option<String>, String> {
+                    let wanted = wanted?;
+                    let why = wanted.why.clone();
+                    if !all_admitted {
+                        admit_whole(&mut reservations, wanted, Pacers::FromReserve)?;
+                    }
+                    Ok(why)
+                };
+                // What does not fit with its vCPUs on their CPUs may fit without them.
+                let admitted = admit(wanted).or_else(|why: String| match admit(leased(lease, &[])) {
+                    Ok(_) if !tenants.is_empty() => Ok(Some(why)),
+                    _ => Err(why),
+                });
+                let state = LeaseState { held: admitted.is_ok(), why: admitted.unwrap_or_else(Some) };
+                if let Some(why) = state.why.clone() {
+                    reservations.refused.push(Refused { tenant: format!("reservation {}", lease.name), why });
+                }
+                reservations.leases.insert(lease.name.clone(), state);
+            }
         }
     }
     reservations
 }
 
-/// A vCPU with a declared reservation, before admission.
-struct Candidate {
-    id: ThreadId,
-    vcpu: u32,
-    bandwidth: Bandwidth,
-    period: Nanos,
-    guest: Option<GuestNeed>,
-    page: Option<Page>,
-    offer: Option<Offer>,
-    /// The CPUs that the vCPU may run on; None: all.
-    affinity: Option<BTreeSet<u32>>,
-    /// The one of these CPUs that the vCPU had before.
-    home: Option<u32>,
+/// The tenants that a lease is for. A tenant's class says so, which only the system's names decide.
+fn tenants_of<'a>(lease: &Lease, tenants: &'a [Tenant]) -> Vec<&'a Tenant> {
+    let is_its = |tenant: &&Tenant| match &tenant.class_source {
+        ClassSource::Reservation(name) => *name == lease.name,
+        _ => false,
+    };
+    tenants.iter().filter(is_its).collect()
 }
 
-impl Candidate {
-    fn reserved(&self, tenant: &Tenant) -> Reserved {
-        Reserved {
-            id: self.id,
-            tenant: tenant.name.clone(),
-            class: tenant.class,
-            vcpu: self.vcpu,
-            budget: self.bandwidth.of(self.period),
-            period: self.period,
-            bandwidth: self.bandwidth,
-            guest: self.guest,
-            page: self.page.clone(),
-            offer: self.offer.clone(),
-            home: None,
-        }
-    }
-}
-
-fn candidates(
+fn candidates<'a>(
     config: &SchedConfig,
-    tenant: &Tenant,
+    tenant: &'a Tenant,
     cpus: &[u32],
     held: &BTreeMap<ThreadId, Option<u32>>,
     ask: &Ask,
-) -> Result<Vec<Candidate>, String> {
+) -> Result<Vec<Candidate<'a>>, String> {
     if tenant.class == Class::Bulk {
         // The class decides who may have reserved time, because its rules know who chose the VM's name.
         return Err(
@@ -150,16 +168,12 @@ fn candidates(
             if declared.vcpus.as_ref().is_some_and(|only| !only.contains(&number)) {
                 continue;
             }
-            if let Some(sched) = thread.libvirt.sched {
-                return Err(format!(
-                    "vCPU {number} has {sched} by the domain's <vcpusched>, which Ontime leaves as it is; remove \
-                     <vcpusched> from the domain"
-                ));
-            }
+            refuse_vcpusched(number, thread)?;
             found.insert(number);
             let affinity = affinity(number, thread, cpus)?;
             let had = held.get(&thread.id).copied().flatten();
             let mut one = Candidate {
+                tenant,
                 id: thread.id,
                 vcpu: number,
                 bandwidth: declared.bandwidth,
@@ -227,61 +241,46 @@ fn candidates(
     Ok(candidates)
 }
 
-/// The allowed CPUs as indices of `cpus`; None: all of them.
-fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<BTreeSet<u32>>, String> {
-    let allowed: CpuList = thread.affinity.parse().unwrap_or_default();
-    if cpus.iter().all(|cpu| allowed.contains(*cpu)) && !cpus.is_empty() {
-        return Ok(None);
-    }
-    let within: BTreeSet<u32> = (0..).zip(cpus).filter(|(_, cpu)| allowed.contains(**cpu)).map(|(at, _)| at).collect();
-    if within.is_empty() {
-        return Err(format!(
-            "vCPU {number} may run on CPUs {} only, none of which is for reservations; widen its pinning, or `cpus` in \
-             sched.toml",
-            thread.affinity
-        ));
-    }
-    Ok(Some(within))
-}
-
-/// Admits all VMs at once, if no home CPU has to be chosen and all fit. The result is the same as admitting one VM
-/// after the other, because each part of a fitting set fits too. But that takes longer by the number of VMs, for each
-/// request of a guest.
-fn admit_at_once(reservations: &mut Reservations, all: Vec<(&Tenant, Result<Vec<Candidate>, String>)>) -> bool {
+/// Admits all at once, if no home CPU has to be chosen and all fit. The result is the same as admitting one after the
+/// other, because each part of a fitting set fits too. But that takes longer by the number of entries, for each request
+/// of a guest.
+fn admit_at_once(reservations: &mut Reservations, all: &[Result<Wanted<'_>, String>]) -> bool {
     if all.is_empty() {
         return true;
     }
-    let (mut vcpus, mut wishes) = (Vec::new(), Vec::new());
-    for (tenant, candidates) in all {
-        let Ok(candidates) = candidates else { return false };
-        for one in candidates {
+    let (mut vcpus, mut wishes, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    for wanted in all {
+        let Ok(wanted) = wanted else { return false };
+        for one in &wanted.candidates {
             if one.affinity.is_some() && one.home.is_none() {
                 return false;
             }
             wishes.push(one.home.map(|home| BTreeSet::from([home])));
-            vcpus.push(one.reserved(tenant));
+            vcpus.push(one.reserved());
         }
+        kept.extend_from_slice(&wanted.kept);
     }
-    let Ok(admitted) = fit(reservations.reserve, &reservations.cpus, &vcpus, &wishes) else { return false };
-    reservations.set_admitted(vcpus, admitted);
+    let Ok(admitted) = fit(reservations, &vcpus, &wishes, &kept, Pacers::Paid) else { return false };
+    reservations.set_admitted(vcpus, kept, admitted);
     true
 }
 
-fn admit_vm(reservations: &mut Reservations, tenant: &Tenant, candidates: Vec<Candidate>) -> Result<(), String> {
+fn admit_whole(reservations: &mut Reservations, wanted: Wanted<'_>, pacers: Pacers) -> Result<(), String> {
     let mut all = reservations.vcpus.clone();
     // A home CPU is kept: a move would do no harm to the vCPU's guarantee, but to its caches, and to vCPUs whose home
     // is the other CPU.
     let only = |home: u32| BTreeSet::from([home]);
     let mut stay: Vec<Option<BTreeSet<u32>>> = reservations.vcpus.iter().map(|vcpu| vcpu.home.map(only)).collect();
     let mut free = stay.clone();
-    for one in candidates {
-        all.push(one.reserved(tenant));
+    for one in wanted.candidates {
+        all.push(one.reserved());
         stay.push(one.home.map(only).or_else(|| one.affinity.clone()));
         free.push(one.affinity);
     }
-    let fit = |wishes| fit(reservations.reserve, &reservations.cpus, &all, wishes);
+    let kept = [reservations.kept.as_slice(), &wanted.kept].concat();
+    let fit = |wishes| fit(reservations, &all, wishes, &kept, pacers);
     let admitted = fit(&stay).or_else(|_| fit(&free))?;
-    reservations.set_admitted(all, admitted);
+    reservations.set_admitted(all, kept, admitted);
     Ok(())
 }
 

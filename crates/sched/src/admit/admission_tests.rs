@@ -1,10 +1,16 @@
 //! Which VMs are admitted, and on which CPUs.
 
+use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::config::Text;
-use ontime_tenants::{ClassSource, Kind, Level, LibvirtTuning, Policy};
+use ontime_tenants::{Kind, Level, LibvirtTuning, Policy, TenantThread};
 use proptest::prelude::*;
 
 use super::*;
+use crate::admit::fit::Capacity;
+use crate::admit::pacing;
+use crate::admit::request::GuestNeed;
+use crate::guest_page::Page;
+use crate::model::Pacing;
 
 fn vm(name: &str, started: u64, vcpus: u32, affinity: &str) -> Tenant {
     let pid = i32::try_from(started).unwrap();
@@ -110,6 +116,39 @@ fn a_vm_is_admitted_whole_or_not_at_all_and_pins_are_honoured() {
     assert!(reservations.refused[0].why.contains("vCPU 1 of b asks for 0.500"), "{:?}", reservations.refused);
     let reservations = admit(&config, &tenants, &online(4), &Reservations::default(), &Asks::new());
     assert_eq!(reservations.refused.len(), 1, "both vCPUs of b need CPU 1: {reservations:?}");
+}
+
+/// Twelve VMs with 20 us in 1.5 ms fill a sixth of the CPU; their windows would take most of the rest.
+#[test]
+fn the_pacers_time_is_admitted_with_the_reservations() {
+    let names: Vec<String> = (0..12).map(|number| format!("v{number}")).collect();
+    let tenants: Vec<Tenant> = names.iter().zip(1..).map(|(name, started)| vm(name, started, 1, "0-1")).collect();
+    let text = |backend: &str| {
+        let one =
+            |name: &String| format!("[[reservation]]\nname = \"{name}\"\nbudget = \"20us\"\nperiod = \"1500us\"\n");
+        let mut config = SchedConfig::default();
+        let all = format!("backend = \"{backend}\"\n{}", names.iter().map(one).collect::<String>());
+        config.add(&Text::new("sched.toml", all)).unwrap();
+        config
+    };
+    let admitted = |backend: &str| {
+        let reservations = admit(&text(backend), &tenants, &online(1), &Reservations::default(), &Asks::new());
+        let pacers = |count: usize| {
+            let on = Reservations { pacing: Pacing::Best, reserve: Bandwidth::ppm(50_000), ..reservations.clone() };
+            pacing::check(&on, &reservations.vcpus[..count], &[], &vec![None; count])
+        };
+        assert_eq!(pacers(reservations.vcpus.len()), Ok(()), "{backend}");
+        reservations
+    };
+    let paced = admitted("paced");
+    assert!((6..12).contains(&paced.vcpus.len()), "{:?}", paced.vcpus.len());
+    let why = &paced.refused.last().unwrap().why;
+    assert!(why.contains("windows a second") && why.contains("the shortest period is 1.5 ms, of vCPU 0 of v"), "{why}");
+    let without = admit(&text("deadline"), &tenants, &online(1), &Reservations::default(), &Asks::new());
+    assert!(without.refused.is_empty(), "SCHED_DEADLINE needs no pacer: {:?}", without.refused);
+    // What was admitted stays so.
+    let again = admit(&text("paced"), &tenants, &online(1), &paced, &Asks::new());
+    assert_eq!(admitted_vcpus(&again), admitted_vcpus(&paced));
 }
 
 #[test]
@@ -269,7 +308,174 @@ fn a_remembered_reservation_keeps_its_cpu() {
     assert!(Reservations::remembered(&[]) == Reservations::default());
 }
 
+/// A lease of `count` parts of so many thousandths of a CPU.
+fn lease(name: &str, thousandths: u64, count: u32, cpus: Option<&[u32]>, admitted: bool) -> Lease {
+    Lease {
+        name: name.to_owned(),
+        ppm: thousandths * 1_000,
+        period: Nanos::from_millis(10),
+        count,
+        cpus: cpus.map(<[u32]>::to_vec),
+        admitted,
+    }
+}
+
+fn leased_vm(name: &str, started: u64, vcpus: u32, affinity: &str, reservation: &str) -> Tenant {
+    Tenant { class_source: ClassSource::Reservation(reservation.to_owned()), ..vm(name, started, vcpus, affinity) }
+}
+
+/// Each lease: whether it is held, and why its tenants do not have it.
+fn states(reservations: &Reservations) -> Vec<(&str, bool, &str)> {
+    let leases = reservations.leases.iter();
+    leases.map(|(name, state)| (name.as_str(), state.held, state.why.as_deref().unwrap_or_default())).collect()
+}
+
+#[test]
+fn a_lease_holds_its_bandwidth_before_its_tenant_runs_and_gives_it_to_the_vcpus() {
+    let mut config = config(&[("file", 6_000)]);
+    let first = vm("file", 10, 1, "0-1");
+    config.leases = vec![lease("l", 700, 2, None, true)];
+    let waiting = admit(&config, &[], &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!(
+        (waiting.kept.len(), waiting.total(), states(&waiting)),
+        (2, Bandwidth::ppm(1_400_000), vec![("l", true, "")])
+    );
+    // A VM that starts later finds no room beside it.
+    let both = admit(&config, std::slice::from_ref(&first), &online(2), &waiting, &Asks::new());
+    assert_eq!((both.refused.len(), both.refused[0].tenant.as_str()), (1, "file"));
+    // The VM of the lease has one vCPU now: the other part is still kept.
+    let small = [first.clone(), leased_vm("cell", 20, 1, "0-1", "l")];
+    let bound = admit(&config, &small, &online(2), &both, &Asks::new());
+    assert_eq!((admitted_vcpus(&bound), bound.kept.len(), bound.total()), (vec![("cell", 0)], 1, waiting.total()));
+    assert_eq!(bound.vcpus[0].budget, Nanos::from_millis(7));
+    // With more vCPUs than the lease has parts, the rest has no reservation.
+    let large = admit(&config, &[leased_vm("cell", 20, 3, "0-1", "l")], &online(2), &bound, &Asks::new());
+    assert_eq!((admitted_vcpus(&large), large.kept.len()), (vec![("cell", 0), ("cell", 1)], 0));
+    // It ends: all is kept again. The lease ends: there is room.
+    assert_eq!(admit(&config, &[], &online(2), &large, &Asks::new()).kept, waiting.kept);
+    config.leases.clear();
+    assert_eq!(admitted_vcpus(&admit(&config, &[first], &online(2), &large, &Asks::new())), [("file", 0)]);
+}
+
+#[test]
+fn a_lease_that_does_not_fit_is_refused_with_the_reason_and_takes_nothing_from_others() {
+    let mut config = config(&[("file", 6_000)]);
+    let first = [vm("file", 10, 1, "0-1")];
+    let before = admit(&config, &first, &online(2), &Reservations::default(), &Asks::new());
+    for (old, new, why) in [
+        (200, lease("new", 700, 2, None, false), "more than the 2 there are"),
+        (200, lease("new", 960, 1, None, false), "reservation new asks for more of a CPU than is left"),
+        (200, lease("new", 500, 2, Some(&[1, 1]), false), "reservation new asks for 0.500"),
+        (200, lease("new", 100, 1, Some(&[7]), false), "CPU 7 is offline"),
+        (400, lease("new", 900, 1, Some(&[1]), false), "unpinned vCPUs ask for 1.000"),
+    ] {
+        config.leases = vec![lease("old", old, 1, None, true), new];
+        let after = admit(&config, &first, &online(2), &before, &Asks::new());
+        assert_eq!(admitted_vcpus(&after), [("file", 0)]);
+        let [("new", false, said), ("old", true, "")] = states(&after)[..] else { panic!("{after:?}") };
+        assert!(said.contains(why), "{said}\n{why}");
+        assert_eq!(after.refused[0].tenant, "reservation new");
+    }
+    // What was admitted goes before what is new, also before a VM that started earlier.
+    config.leases = vec![lease("old", 700, 1, None, true), lease("older", 700, 1, None, true)];
+    let after = admit(&config, &first, &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!((after.refused[0].tenant.as_str(), after.kept.len()), ("file", 2));
+    // CPUs that go away take the last one's bandwidth, which comes back with them.
+    let less = admit(&config, &[], &online(1), &after, &Asks::new());
+    assert_eq!(states(&less).iter().map(|(_, held, _)| *held).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(admit(&config, &[], &online(2), &less, &Asks::new()).kept.len(), 2);
+}
+
+#[test]
+fn a_tenant_that_cannot_have_its_lease_does_not_lose_the_bandwidth() {
+    let mut config = config(&[("both", 1_000)]);
+    let mut scheduled = leased_vm("a", 10, 1, "0-1", "l");
+    scheduled.threads[0].libvirt.sched = Some(Policy::Fifo(1));
+    for (tenants, pinned, why) in [
+        (vec![leased_vm("a", 10, 1, "0-1", "l")], true, "a: vCPU 0 may run on CPUs 0-1"),
+        (vec![leased_vm("a", 10, 1, "0", "l")], true, "a: vCPU 0 may run on CPUs 0,"),
+        (vec![leased_vm("a", 10, 1, "7", "l")], false, "none of which is for reservations"),
+        (vec![scheduled], false, "<vcpusched>"),
+        (vec![leased_vm("a", 10, 1, "0", "l"), leased_vm("b", 20, 1, "0", "l")], false, "another VM has"),
+        (vec![leased_vm("both", 10, 1, "0-1", "l")], false, "remove one of the two"),
+    ] {
+        config.leases = vec![lease("l", 300, 1, pinned.then_some(&[1][..]), true)];
+        let after = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
+        let [("l", true, said)] = states(&after)[..] else { panic!("{after:?}") };
+        assert!(said.contains(why), "{said}\n{why}");
+        assert_eq!(after.kept.len(), 1, "{after:?}");
+        assert!(after.vcpus.iter().all(|vcpu| vcpu.tenant == "both"), "{after:?}");
+    }
+    // Pinned where the lease says so.
+    let tenant = [leased_vm("a", 10, 1, "1", "l")];
+    config.leases = vec![lease("l", 300, 1, Some(&[1]), true)];
+    let after = admit(&config, &tenant, &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!((after.kept.len(), after.cpu(&after.vcpus[0]), states(&after)), (0, Some(1), vec![("l", true, "")]));
+    // Without a pin, on a CPU that another lease fills: the bandwidth is kept elsewhere.
+    config.leases = vec![lease("full", 900, 1, Some(&[1]), true), lease("l", 300, 1, None, true)];
+    let after = admit(&config, &tenant, &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!((after.vcpus.len(), after.kept.len()), (0, 2));
+    assert!(after.leases["l"].held && after.leases["l"].why.is_some(), "{after:?}");
+    // A container has no vCPU threads.
+    let mut container = leased_vm("c", 10, 1, "0-1", "l");
+    container.threads[0].role = ThreadRole::Container;
+    config.leases = vec![lease("l", 300, 1, None, true)];
+    let after = admit(&config, &[container], &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!((after.kept.len(), states(&after)), (1, vec![("l", true, "")]));
+}
+
 proptest! {
+    /// Neither as many as a pinned CPU is said to hold, nor the largest of all, are ever refused.
+    #[test]
+    fn what_a_pinned_cpu_is_said_to_hold_it_holds(parts in proptest::collection::vec(1u64..30_000, 1..=64)) {
+        let mut config = config(&[]);
+        let capacity = Capacity::beside(config.reserve);
+        let mut left = capacity.pinned;
+        let mut part = |n: usize, most: u64| {
+            let ppm = if n + 1 == parts.len() { left } else { most.min(left) };
+            left -= ppm;
+            Lease { ppm, ..lease(&format!("p{n:02}"), 1, 1, Some(&[1]), false) }
+        };
+        config.leases = parts.iter().enumerate().map(|(n, most)| part(n, *most)).filter(|one| one.ppm > 0).collect();
+        config.leases.push(Lease { ppm: capacity.largest, ..lease("largest", 1, 1, None, false) });
+        let after = admit(&config, &[], &online(2), &Reservations::default(), &Asks::new());
+        prop_assert!(after.refused.is_empty(), "{:?}", after);
+    }
+
+    /// The sum that a program outside adds up, in whole millionths of a CPU, decides exactly.
+    #[test]
+    fn for_leases_without_pins_the_sum_decides(
+        parts in proptest::collection::vec((1u64..950, 1u32..3), 0..12),
+        cpus in 1u32..5,
+        fill in proptest::bool::ANY,
+    ) {
+        let mut config = config(&[]);
+        let capacity = Capacity::beside(config.reserve);
+        let room = u64::from(cpus) * capacity.unpinned;
+        let mut leases: Vec<Lease> =
+            (0..).zip(&parts).map(|(n, (part, count))| lease(&format!("l{n}"), *part, *count, None, false)).collect();
+        let cost = |one: &Lease| one.ppm * u64::from(one.count);
+        let sum = |leases: &[Lease]| leases.iter().map(cost).sum::<u64>();
+        // The last one fills the host to the millionth, if that much is allowed to one vCPU.
+        let left = room.saturating_sub(sum(&leases));
+        if fill && (1..=capacity.largest).contains(&left) {
+            leases.push(Lease { ppm: left, ..lease("last", 1, 1, None, false) });
+        }
+        config.leases = leases;
+        let after = admit(&config, &[], &online(cpus), &Reservations::default(), &Asks::new());
+        prop_assert_eq!(after.refused.is_empty(), sum(&config.leases) <= room, "{:?}", after);
+        let held: u64 = config.leases.iter().filter(|one| after.leases[&one.name].held).map(cost).sum();
+        prop_assert_eq!(after.total(), Bandwidth::ppm(held));
+        // One millionth more than is left is refused.
+        let more = Lease { ppm: (room - held + 1).min(capacity.largest), ..lease("more", 1, 1, None, false) };
+        let is_too_much = more.ppm > room - held;
+        config.leases.retain(|one| after.leases[&one.name].held);
+        config.leases.iter_mut().for_each(|one| one.admitted = true);
+        config.leases.push(more);
+        let after = admit(&config, &[], &online(cpus), &after, &Asks::new());
+        prop_assert_eq!(after.leases["more"].held, !is_too_much);
+    }
+
     #[test]
     fn all_at_once_is_as_one_after_the_other(
         vms in proptest::collection::vec((1u64..1_400, 1u32..4, 0usize..6), 0..8),

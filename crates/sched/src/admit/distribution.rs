@@ -12,6 +12,7 @@ use ontime_plan::{Bandwidth, Nanos};
 
 use crate::admit::fit::{ROUNDING_PPM, fits};
 use crate::admit::offer::Offer;
+use crate::admit::pacing;
 use crate::admit::reservations::{Reservations, Reserved};
 use crate::model::Budget;
 
@@ -29,23 +30,30 @@ pub(crate) fn distribute(reservations: &mut Reservations, before: &Reservations)
         offer.offered.budget = most.of(Nanos(offer.offered.period)).0;
     }
     let whole = |vcpu: &Reserved| vcpu.offer.as_ref().is_none_or(|offer| vcpu.claimed().fits(&offer.offered));
-    let largest = reservations.vcpus.iter().map(|vcpu| Reserved {
-        bandwidth: vcpu
-            .offer
-            .as_ref()
-            .map_or(vcpu.bandwidth, |offer| offer.declared.bandwidth + offer.offered.bandwidth()),
-        ..vcpu.clone()
+    let largest = reservations.vcpus.iter().map(|vcpu| match &vcpu.offer {
+        Some(offer) => Reserved {
+            bandwidth: offer.declared.bandwidth + offer.offered.bandwidth(),
+            ..in_the_shortest_period(vcpu, offer.offered.budget)
+        },
+        None => vcpu.clone(),
     });
     if !reservations.vcpus.iter().all(whole) || !fits(reservations, &largest.collect::<Vec<_>>()) {
         reservations.vcpus.iter_mut().for_each(|vcpu| vcpu.offer = None);
     }
 }
 
+/// The vCPU with the shortest period that its guest may claim, if it may claim any `budget`.
+fn in_the_shortest_period(vcpu: &Reserved, budget: u64) -> Reserved {
+    let shortest = vcpu.offer.as_ref().filter(|_| budget > 0).map_or(vcpu.period, |offer| Nanos(offer.offered.period));
+    Reserved { period: vcpu.period.min(shortest), ..vcpu.clone() }
+}
+
 /// Whether the offers of `before` are still right: the same vCPUs on the same CPUs. If so, keeps them.
 fn keep_offers(reservations: &mut Reservations, before: &Reservations) -> bool {
     let place =
         |reservations: &Reservations| (reservations.cpus.clone(), reservations.shared.clone(), reservations.reserve);
-    if reservations.vcpus.len() != before.vcpus.len() || place(reservations) != place(before) {
+    let is_like = place(reservations) == place(before) && reservations.kept == before.kept;
+    if reservations.vcpus.len() != before.vcpus.len() || !is_like {
         return false;
     }
     let kept = reservations.vcpus.iter().zip(&before.vcpus).map(|(vcpu, old)| {
@@ -72,18 +80,18 @@ fn keep_offers(reservations: &mut Reservations, before: &Reservations) -> bool {
 /// For each home CPU (None: all shared CPUs together), an equal part of what is free there for each vCPU with an offer,
 /// in millionths of a CPU.
 fn free_parts(reservations: &Reservations) -> BTreeMap<Option<u32>, u64> {
-    let ppm = |bandwidth: Bandwidth| {
-        let parts = (u128::from(bandwidth.runtime()) * 1_000_000).div_ceil(u128::from(bandwidth.period()));
-        u64::try_from(parts).unwrap_or(u64::MAX)
-    };
-    let free = 1_000_000_u64.saturating_sub(ppm(reservations.reserve));
+    let free = 1_000_000_u64.saturating_sub(reservations.reserve.whole_ppm());
+    let vcpus: Vec<Reserved> = reservations.vcpus.iter().map(|vcpu| in_the_shortest_period(vcpu, 1)).collect();
+    let pacers = |home| pacing::at_home(reservations, &vcpus, home).whole_ppm();
     let of = |home: Option<u32>| {
         let here = || reservations.vcpus.iter().filter(move |vcpu| vcpu.home == home);
         let shared = reservations.shared.iter().filter(|shared| **shared).count() as u64;
         let whole = if home.is_some() { free } else { free.saturating_mul(shared) };
-        let taken: u64 = here().map(|vcpu| ppm(vcpu.bandwidth) + 2 * ROUNDING_PPM).sum();
+        let kept = reservations.kept.iter().filter(|kept| kept.cpu == home).map(|kept| kept.bandwidth);
+        let taken = here().map(|vcpu| vcpu.bandwidth).chain(kept);
+        let taken: u64 = taken.map(|bandwidth| bandwidth.whole_ppm() + 2 * ROUNDING_PPM).sum();
         let parts = here().filter(|vcpu| vcpu.offer.is_some()).count().max(1) as u64;
-        whole.saturating_sub(taken + 2 * ROUNDING_PPM) / parts
+        whole.saturating_sub(taken + 2 * ROUNDING_PPM + pacers(home)) / parts
     };
     reservations.vcpus.iter().map(|vcpu| (vcpu.home, of(vcpu.home))).collect()
 }

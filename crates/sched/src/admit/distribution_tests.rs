@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::admit::request::GuestNeed;
 use crate::ledger::Ledger;
-use crate::model::Share;
+use crate::model::{Pacing, Share};
 use crate::sim::admitted;
 
 const MS: u64 = 1_000_000;
@@ -78,6 +78,32 @@ fn free_time_is_offered_in_equal_parts_up_to_the_allowed_limit() {
     let held: Vec<_> = full.vcpus.iter().map(Reserved::claimed).collect();
     let offers: Vec<_> = full.vcpus.iter().map(|vcpu| vcpu.offer.as_ref().unwrap().offered).collect();
     assert!(held.iter().zip(&offers).all(|(held, offer)| held.fits(offer)), "{offers:?}");
+}
+
+/// Guests may claim in periods of 4 ms: the pacers' time for these windows is not offered.
+#[test]
+fn the_pacers_time_is_not_offered() {
+    let ledger = Ledger::create().unwrap();
+    for (cpus, homes) in [(1, None), (2, Some(2)), (2, None)] {
+        let home = |number: u32| homes.map(|homes| number % homes);
+        let paced = |pacing| {
+            let mut now = reservations(cpus, home, &[Some(0), Some(4), Some(0)], &ledger).unwrap();
+            now.pacing = pacing;
+            distribute(&mut now, &Reservations::default());
+            now
+        };
+        let (without, with) = (paced(Pacing::None), paced(Pacing::Best));
+        for (without, with) in offered(&without).into_iter().zip(offered(&with)) {
+            assert!(with.unwrap() + 10 < without.unwrap() || without == Some(800), "{with:?} of {without:?}");
+        }
+        let claimed = |vcpu: &Reserved| {
+            let offer = vcpu.offer.as_ref().unwrap();
+            let share = offer.share(&offer.offered).unwrap();
+            Reserved { bandwidth: share.bandwidth, period: Nanos(share.period), ..vcpu.clone() }
+        };
+        let all: Vec<Reserved> = with.vcpus.iter().map(claimed).collect();
+        assert!(all.iter().all(|vcpu| vcpu.period == Nanos(4 * MS)) && fits(&with, &all), "{cpus} CPUs: {all:?}");
+    }
 }
 
 #[test]

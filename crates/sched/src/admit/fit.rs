@@ -2,39 +2,103 @@
 
 use std::collections::BTreeSet;
 
+use ontime_plan::admission::PINNED_PPM;
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
-use crate::admit::reservations::{Reservations, Reserved};
+use crate::admit::pacing;
+use crate::admit::reservations::{Kept, Reservations, Reserved};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
 
+/// The most reservations of a pinned CPU for which [`Capacity::pinned`] is enough.
+const PINNED_MOST: u64 = 64;
+
+/// What a program that only adds up bandwidths may give out of each CPU, in millionths, so that all of it is admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// On a CPU for reservations without a pin. Exact: one millionth more on all such CPUs together is refused.
+    pub unpinned: u64,
+    /// The most that one vCPU may have.
+    pub largest: u64,
+    /// On a CPU that only reservations pinned to it use, up to 64 of them.
+    pub pinned: u64,
+}
+
+impl Capacity {
+    /// Beside this reserve.
+    pub fn beside(reserve: Bandwidth) -> Self {
+        let free = 1_000_000_u64.saturating_sub(reserve.whole_ppm());
+        Self {
+            unpinned: free.saturating_sub(PINNED_PPM),
+            largest: free.saturating_sub(ROUNDING_PPM),
+            pinned: free.saturating_sub(PINNED_PPM * (1 + PINNED_MOST)),
+        }
+    }
+}
+
+/// Whether the pacers' time is part of the admission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pacers {
+    /// It must fit beside all reservations.
+    Paid,
+    /// It comes out of the reserve: the sum alone decides on a lease, because a program outside adds it up.
+    FromReserve,
+}
+
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
-    fit(reservations.reserve, &reservations.cpus, vcpus, &wishes).is_ok_and(|admitted| {
-        let homes = admitted.home.iter().skip(reservations.cpus.len());
+    fit(reservations, vcpus, &wishes, &reservations.kept, Pacers::Paid).is_ok_and(|admitted| {
+        let homes = admitted.home.iter().skip(reservations.cpus.len()).take(vcpus.len());
         admitted.shared == reservations.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
     })
 }
 
-/// The admission test for these vCPUs and the reserves of these CPUs.
+/// The admission test for these vCPUs in place of the present ones, what is kept for leases, the reserves of the CPUs,
+/// and the pacers' time.
 pub(crate) fn fit(
-    reserve: Bandwidth,
-    cpus: &[u32],
+    reservations: &Reservations,
     vcpus: &[Reserved],
     wishes: &[Option<BTreeSet<u32>>],
+    kept: &[Kept],
+    pacers: Pacers,
 ) -> Result<Admitted, String> {
-    let count = cpus.len();
-    let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let name = |at: usize| vcpus.get(at).map_or_else(String::new, |one| format!("vCPU {} of {}", one.vcpu, one.tenant));
+    let name = |at: usize| match (vcpus.get(at), kept.get(at.wrapping_sub(vcpus.len()))) {
+        (Some(one), _) => format!("vCPU {} of {}", one.vcpu, one.tenant),
+        (None, Some(kept)) => format!("reservation {}", kept.lease),
+        (None, None) => String::new(),
+    };
     let want = |vcpu: &Reserved, wish: &Option<BTreeSet<u32>>| Reservation {
         bandwidth: vcpu.bandwidth,
         affinity: wish.clone(),
     };
-    let asked: Vec<Reservation> = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish)).collect();
+    let keep =
+        |kept: &Kept| Reservation { bandwidth: kept.bandwidth, affinity: kept.cpu.map(|cpu| BTreeSet::from([cpu])) };
+    let of_vcpus = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish));
+    let Reservations { reserve, ref cpus, .. } = *reservations;
+    let admitted = fit_beside(reserve, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), name)?;
+    if pacers == Pacers::Paid {
+        pacing::check(reservations, vcpus, kept, admitted.home.get(cpus.len()..).unwrap_or_default())?;
+    }
+    Ok(admitted)
+}
+
+/// The admission test for these reservations and the reserves of these CPUs. Affinities are indices of `cpus`; `name`
+/// is what a reservation is called. In the result the reserves come first.
+///
+/// # Errors
+/// The reason, and the remedy.
+pub fn fit_beside(
+    reserve: Bandwidth,
+    cpus: &[u32],
+    asked: Vec<Reservation>,
+    name: impl Fn(usize) -> String,
+) -> Result<Admitted, String> {
+    let count = cpus.len();
+    let number = u32::try_from(count).unwrap_or(u32::MAX);
     let beside = reserve + Bandwidth::ppm(ROUNDING_PPM);
-    if let Some(at) = vcpus.iter().position(|vcpu| vcpu.bandwidth + beside > Bandwidth::ONE) {
+    if let Some(at) = asked.iter().position(|ask| ask.bandwidth + beside > Bandwidth::ONE) {
         return Err(format!(
             "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU); ask for less, or \
              reserve less",

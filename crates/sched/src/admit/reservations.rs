@@ -1,6 +1,6 @@
 //! The result of an admission: the vCPUs with a reservation, and the VMs that are refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_plan::{Admitted, Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::admit::offer::Offer;
 use crate::admit::request::GuestNeed;
 use crate::guest_page::Page;
-use crate::model::{Budget, NOTHING, Table};
+use crate::model::{Budget, NOTHING, Pacing, Table};
 
 /// A vCPU with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,11 +63,37 @@ pub struct Refused {
     pub why: String,
 }
 
+/// Bandwidth that is held for a lease while no vCPU has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// The lease.
+    pub lease: String,
+    /// How much.
+    pub bandwidth: Bandwidth,
+    /// The period of its windows.
+    pub period: Nanos,
+    /// On which CPU, an index of [`Reservations::cpus`]; None if it is not pinned.
+    pub cpu: Option<u32>,
+}
+
+/// What became of a lease.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LeaseState {
+    /// Whether its bandwidth is held.
+    pub held: bool,
+    /// Why it is not held, or why its tenants do not have it.
+    pub why: Option<String>,
+}
+
 /// The result of an admission.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reservations {
     /// The vCPUs with a reservation, in the order of admission.
     pub vcpus: Vec<Reserved>,
+    /// What is held for leases besides.
+    pub kept: Vec<Kept>,
+    /// The leases, by name.
+    pub leases: BTreeMap<String, LeaseState>,
     /// The VMs without.
     pub refused: Vec<Refused>,
     /// The host's CPUs for reservations, by number; the planner calls them 0, 1, 2...
@@ -76,12 +102,14 @@ pub struct Reservations {
     pub shared: Vec<bool>,
     /// The part of each CPU that is kept for others.
     pub reserve: Bandwidth,
+    /// How pacers plan the vCPUs: their own time is admitted too.
+    pub pacing: Pacing,
 }
 
 impl Reservations {
     /// The sum of all reservations, in CPUs.
     pub fn total(&self) -> Bandwidth {
-        self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum()
+        self.vcpus.iter().map(|vcpu| vcpu.bandwidth).chain(self.kept.iter().map(|kept| kept.bandwidth)).sum()
     }
 
     /// The host's CPU on which the plan keeps a vCPU; None if the vCPU may migrate.
@@ -89,9 +117,10 @@ impl Reservations {
         self.cpus.get(usize::try_from(vcpu.home?).ok()?).copied()
     }
 
-    /// Sets the admitted vCPUs, and their home CPUs.
-    pub(crate) fn set_admitted(&mut self, vcpus: Vec<Reserved>, admitted: Admitted) {
+    /// Sets the admitted vCPUs, their home CPUs, and what is kept besides.
+    pub(crate) fn set_admitted(&mut self, vcpus: Vec<Reserved>, kept: Vec<Kept>, admitted: Admitted) {
         self.vcpus = vcpus;
+        self.kept = kept;
         let homes = admitted.home.into_iter().skip(self.cpus.len());
         for (vcpu, home) in self.vcpus.iter_mut().zip(homes) {
             vcpu.home = home;

@@ -28,6 +28,27 @@ impl BackendKind {
             BackendKind::Deadline => "deadline",
         }
     }
+
+    /// How its pacers plan vCPUs.
+    pub(crate) fn pacing(self) -> Pacing {
+        match self {
+            BackendKind::Paced | BackendKind::SchedExt => Pacing::Best,
+            BackendKind::DpWrap => Pacing::Slices,
+            BackendKind::Deadline => Pacing::None,
+        }
+    }
+}
+
+/// How pacers plan vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pacing {
+    /// There are no pacers.
+    #[default]
+    None,
+    /// In the order of deadlines where no vCPU migrates, or else by slices.
+    Best,
+    /// By slices.
+    Slices,
 }
 
 /// The policy of a vCPU that has used up its share.

@@ -10,10 +10,10 @@ mod usage;
 
 pub use budget::{Budget, NOTHING, Table, VCPUS};
 pub use error::PacerError;
-pub use kind::{BackendKind, Beyond};
+pub use kind::{BackendKind, Beyond, Pacing};
 pub use place::{Place, Places};
 pub use snapshot::{Segment, Snapshot, VcpuState};
-pub(crate) use thread::{Counts, NEVER, Threads};
+pub(crate) use thread::{Counts, NEVER, PROMPT, Threads};
 pub use thread::{Next, Share};
 pub(crate) use usage::Tally;
 pub use usage::Use;

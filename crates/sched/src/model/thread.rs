@@ -6,6 +6,9 @@ use crate::model::place::Place;
 
 /// No further check.
 pub(crate) const NEVER: u64 = u64::MAX;
+/// The longest period of a prompt vCPU, ns: one that answers requests, and runs ahead of all others on the only CPU for
+/// reservations.
+pub(crate) const PROMPT: u64 = 1_000_000;
 
 /// A vCPU's next deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,9 +41,11 @@ pub struct Share {
 pub(crate) trait Threads {
     /// The thread's counters up to now.
     fn read(&mut self, vcpu: usize) -> Option<Counts>;
-    /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. Costs about three readings.
+    /// Whether the thread sleeps: it neither waits for a CPU nor for a lock. False if that cannot be read now. Costs
+    /// several readings.
     fn is_asleep(&mut self, vcpu: usize) -> bool;
-    /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none.
+    /// The next deadline after `after`, ns, that the guest publishes; None if it publishes none, or if it cannot be
+    /// read now.
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next>;
     /// The vCPU's new share, if its guest has claimed from its offer ([`crate::ledger`]) since the last call.
     fn claimed(&mut self, vcpu: usize) -> Option<Share>;

@@ -20,6 +20,9 @@ const GRAIN_MIN: u64 = 2_000;
 pub(crate) const CALM_MAX: u64 = 50_000_000;
 /// The limit of the pool of unused time, ns, which is kept for vCPUs that have used up their shares.
 pub(crate) const UNUSED_MAX: u64 = 10_000_000;
+/// The pool of unused time is given away in pieces of at least this length, ns: a piece costs a check and two changes
+/// of place.
+pub(crate) const POOL_PIECE_MIN: u64 = 1_000_000;
 
 /// A time as a signed amount, which may be a debt.
 pub(crate) fn signed(ns: u64) -> i64 {

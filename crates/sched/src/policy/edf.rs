@@ -32,6 +32,11 @@
 //! deadline first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together
 //! have no more than their bandwidth, and bulk has the rest.
 //!
+//! **Further windows.** One window in each period of a vCPU was admitted with the pacers' time. A guest that publishes
+//! more deadlines, or nonsense, has more windows. The checks that these cost are paid from the vCPU's unused time.
+//! While more than [`FURTHER_MAX`] windows are not paid, its windows last a period at least. So no guest's deadlines
+//! take time from other vCPUs.
+//!
 //! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
 //! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
 //! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
@@ -47,12 +52,16 @@ use ontime_tenants::ThreadId;
 
 use crate::admit::{Reservations, Reserved};
 use crate::model::{NEVER, Next, Place, Segment, Snapshot, Tally, Threads};
-use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::policy::account::{Account, CALM_MAX, POOL_PIECE_MIN, UNUSED_MAX, signed};
 
 /// The least time between two checks, ns, unless the next one is certain to be needed.
 pub(crate) const CHECK_DELAY_MIN: u64 = 250_000;
-/// Such a check also waits for this many times the duration of a check.
+/// A check for which it may be too early waits for this many times the duration of a check.
 const COST_FACTOR: u64 = 4;
+/// So does a check only because the order of deadlines is not certain any longer. Such checks were not admitted: they
+/// take at most a seventeenth of the CPU, about the default reserve. Where little slack is left they would otherwise
+/// leave still less.
+const ORDER_COST_FACTOR: u64 = 16;
 /// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of
 /// the time since the last check. Interrupts may have taken less.
 const IDLE_MIN: u64 = 20_000;
@@ -60,9 +69,10 @@ const IDLE_MIN: u64 = 20_000;
 const IDLE_QUARTERS: [u64; 2] = [1, 3];
 /// A vCPU may use its saved time at once up to its share of this time, ns.
 const OVERUSE_TIME: u64 = 20_000_000;
-/// The pool of unused time is given away in pieces of at least this length, ns: a piece costs a check and two changes
-/// of place.
-const POOL_PIECE_MIN: u64 = 1_000_000;
+/// How many windows beyond one in a period a vCPU may have before it has paid for them.
+const FURTHER_MAX: u64 = 4;
+/// Checks in a window: at its end, and when the share is used up.
+const WINDOW_CHECKS: u64 = 2;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -113,6 +123,8 @@ struct Server {
     saved: u64,
     /// Unused time beyond the limit of `saved`, ns, until it goes to the CPU's pool.
     surplus: u64,
+    /// The time of checks for further windows that it has not paid yet, ns.
+    unpaid: u64,
     /// How far the balance may go below 0 until the next check, ns.
     overuse_max: u64,
     deadlines: Deadlines,
@@ -149,6 +161,7 @@ impl Server {
             granted: 0,
             saved: 0,
             surplus: 0,
+            unpaid: 0,
             overuse_max: 0,
             deadlines: Deadlines::None,
             quiet: false,
@@ -276,9 +289,20 @@ impl Server {
             && self.account.place != Place::Beyond
     }
 
-    /// Begins the vCPU's next window.
-    fn begin_window(&mut self, now: u64, threads: &mut impl Threads) {
-        let start = if now.saturating_sub(self.end) < SLICE_MIN.0 { self.end } else { now };
+    /// Pays for checks of further windows from unused time.
+    fn pay(&mut self) {
+        let paid = self.unpaid.min(self.saved);
+        self.unpaid -= paid;
+        self.saved -= paid;
+    }
+
+    /// Begins the vCPU's next window. A window costs `cost` ns of checks.
+    fn begin_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
+        let late = now.saturating_sub(self.end);
+        let start = if late < SLICE_MIN.0 { self.end } else { now };
+        // The vCPU is charged for what it used in a gap before a check that came late, so it is granted its share of
+        // it.
+        let gap = (start - self.end).min(self.account.period);
         let next = threads.next_deadline(self.index, start);
         self.deadlines = Deadlines::of(next);
         self.exhausted = self.account.place == Place::Beyond || self.account.is_used_up();
@@ -287,12 +311,19 @@ impl Server {
         if self.account.place != Place::Beyond {
             self.reclaim(0);
         }
+        self.pay();
         let account = &mut self.account;
         let period = account.period.max(1);
         let end = next.map_or((start / period + 1).saturating_mul(period), |next| next.at);
         let bound = |length: Nanos| start.saturating_add(length.0);
-        self.end = end.clamp(bound(SLICE_MIN), bound(SLICE_MAX));
-        self.granted = account.share(self.end - start);
+        let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
+        let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
+        self.end = end.clamp(bound(least), bound(SLICE_MAX));
+        // The part of this window that its period does not pay.
+        let further = period.saturating_sub(self.end - start);
+        let more = u128::from(cost) * u128::from(further) / u128::from(period);
+        self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
+        self.granted = account.share((self.end - start).saturating_add(gap));
         account.balance = account.balance.saturating_add(signed(self.granted));
         self.sleep = Sleep::Awake;
     }
@@ -370,6 +401,16 @@ impl EdfCpu {
         }
     }
 
+    /// Whether this is the plan of a CPU (by the planner's number).
+    pub(crate) fn is_on(&self, cpu: usize) -> bool {
+        self.cpu == cpu
+    }
+
+    /// Whether the vCPU with this number is in this plan.
+    pub(crate) fn has(&self, vcpu: usize) -> bool {
+        self.servers.iter().any(|server| server.index == vcpu)
+    }
+
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
     /// calls this: what vCPUs use between this call and the first check is charged to them.
     pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {
@@ -398,6 +439,7 @@ impl EdfCpu {
             (server.end, server.deadlines) = (before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
             server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
+            server.unpaid = before.unpaid;
             let more = signed(server.account.share(left)) - signed(given);
             server.granted = before.granted.saturating_add_signed(more);
             server.account.balance = server.account.balance.saturating_add(more);
@@ -517,13 +559,14 @@ impl EdfCpu {
     /// Begins the windows that are due. True if no vCPU needs a plan any more.
     fn begin_windows(&mut self, now: u64, threads: &mut impl Threads) -> bool {
         let calm = std::mem::take(&mut self.calm);
+        let cost = self.cost.saturating_mul(WINDOW_CHECKS);
         let mut rolled = false;
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             if calm {
                 server.end = now;
             }
             if now >= server.end {
-                server.begin_window(now, threads);
+                server.begin_window(now, cost, threads);
                 rolled = true;
             } else if server.deadlines == Deadlines::None {
                 server.shorten_window(now, threads);
@@ -629,7 +672,8 @@ impl EdfCpu {
             now.saturating_add(self.cost).saturating_add(server.remaining().max(least))
         };
         let awake = present().filter(|server| server.account.place != Place::Beyond && server.runnable).map(used_up);
-        let bounds = awake.chain([self.end, now.saturating_add(holds.max(CHECK_DELAY_MIN).max(delay_min))]);
+        let order = holds.max(CHECK_DELAY_MIN).max(self.cost.saturating_mul(ORDER_COST_FACTOR));
+        let bounds = awake.chain([self.end, now.saturating_add(order)]);
         bounds.min().unwrap_or(self.end)
     }
 

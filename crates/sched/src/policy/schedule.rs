@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ontime_tenants::ThreadId;
 
 use crate::admit::Reservations;
-use crate::model::{NEVER, Snapshot, Tally, Threads};
+use crate::model::{NEVER, PROMPT, Snapshot, Tally, Threads};
 use crate::policy::edf::EdfCpu;
-use crate::policy::slices::{PROMPT, Slices};
+use crate::policy::slices::Slices;
 
 /// How vCPUs are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +45,23 @@ impl Schedule {
             return Self::Slices(Box::new(Slices::new(reservations, now, tally)));
         }
         Self::Edf((0..cpus).map(|cpu| EdfCpu::new(reservations, cpu, now, &tally)).collect())
+    }
+
+    /// The parts on which the pacers of different CPUs can work at the same time: by deadline one for each CPU, in
+    /// their order, or else one for all CPUs.
+    pub(crate) fn parts(self) -> Vec<Self> {
+        match self {
+            Self::Slices(_) => vec![self],
+            Self::Edf(cpus) => cpus.into_iter().map(|cpu| Self::Edf(vec![cpu])).collect(),
+        }
+    }
+
+    /// Whether the vCPU with this number is in this plan.
+    pub(crate) fn has(&self, vcpu: usize) -> bool {
+        match self {
+            Self::Slices(_) => true,
+            Self::Edf(cpus) => cpus.iter().any(|cpu| cpu.has(vcpu)),
+        }
     }
 
     /// Takes each vCPU's first reading; earlier CPU time is not counted. The pacer that keeps the shares from `now` on
@@ -94,7 +111,7 @@ impl Schedule {
     pub(crate) fn record_cost(&mut self, cpu: usize, ns: u64) {
         match self {
             Self::Slices(slices) => slices.record_cost(ns),
-            Self::Edf(cpus) => cpus.get_mut(cpu).into_iter().for_each(|cpu| cpu.record_cost(ns)),
+            Self::Edf(cpus) => cpus.iter_mut().filter(|one| one.is_on(cpu)).for_each(|one| one.record_cost(ns)),
         }
     }
 
@@ -102,13 +119,12 @@ impl Schedule {
     pub(crate) fn step(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
         match self {
             Self::Slices(slices) => slices.step(cpu, now, threads),
-            Self::Edf(cpus) => cpus.get_mut(cpu).map_or(NEVER, |cpu| cpu.step(now, threads)),
+            Self::Edf(cpus) => cpus.iter_mut().find(|one| one.is_on(cpu)).map_or(NEVER, |one| one.step(now, threads)),
         }
     }
 
-    /// Writes the present state to the snapshot, as far as its lists have room.
+    /// Adds the present state to the snapshot, as far as its lists have room.
     pub(crate) fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
-        into.clear();
         match self {
             Self::Slices(slices) => slices.write_snapshot(now, into),
             Self::Edf(cpus) => cpus.iter().for_each(|cpu| cpu.write_snapshot(now, into)),

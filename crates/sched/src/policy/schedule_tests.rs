@@ -130,6 +130,24 @@ fn spinners_have_their_shares_in_every_period_and_bulk_has_the_rest() {
     }
 }
 
+/// On a busy host the pacers wake late. What vCPUs use until then is charged to them, so their share of that time must
+/// be granted.
+#[test]
+fn checks_that_come_late_take_nothing_from_the_shares() {
+    for (planning, late) in BOTH.into_iter().flat_map(|planning| [300_000, 700_000].map(|late| (planning, late))) {
+        let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS)];
+        let (mut schedule, mut host) = start(planning, 1, &asked, &[Guest::Spins, Guest::Spins]);
+        host.run(&mut schedule, 4_000 * MS, late);
+        for (vm, (budget, period)) in asked.into_iter().enumerate() {
+            let (ran, expected) = (host.vms[vm].counts.ran, 4_000 * MS / period * budget);
+            assert!(
+                ran.abs_diff(expected) <= expected / 100,
+                "{planning:?}, {late} ns late: VM {vm} had {ran} of {expected}"
+            );
+        }
+    }
+}
+
 /// Unused time goes to the vCPU with the earliest deadline among those that used up their shares. Bulk loses nothing of
 /// its own.
 #[test]
@@ -146,6 +164,28 @@ fn time_unused_by_sleepers_goes_first_to_throttled_vcpus() {
         assert!(ran[0] + ran[1] >= 1_150 * MS && ran[0] >= 650 * MS, "{planning:?}: of 0.6 they had {ran:?}");
         assert!(host.bulk >= 780 * MS, "{planning:?}: bulk had {} of 0.4", host.bulk);
         assert_eq!(ran[2], 0);
+    }
+}
+
+/// The first VM never idles and is planned first; it may also use what the second leaves. The third waits for its
+/// segment, which comes last.
+#[test]
+fn a_vcpu_on_lent_time_waits_for_those_with_time_of_their_own() {
+    for third in [MS, 2 * MS, 3 * MS] {
+        let asked = [(3 * MS, 10 * MS), (3 * MS, 10 * MS), (3 * MS, 10 * MS)];
+        let guests = [Guest::Spins, Guest::Sleeps, Guest::Wants(third)];
+        let (mut schedule, mut host) = start(Planning::Slices, 1, &asked, &guests);
+        host.run(&mut schedule, 100 * MS, 0);
+        let (lent_from, beginning) = (host.vms[0].counts.ran, host.now);
+        while host.now < 300 * MS {
+            let (before, start) = (host.vms[2].counts.ran, host.now);
+            host.run(&mut schedule, start + 7 * MS, 0);
+            let ran = host.vms[2].counts.ran - before;
+            assert!(ran + MS / 10 >= third, "at {} ms {ran} of {third}", start / MS);
+            host.run(&mut schedule, start + 10 * MS, 0);
+        }
+        let (ran, share) = (host.vms[0].counts.ran - lent_from, (host.now - beginning) / 10 * 3);
+        assert!(ran >= share + share / 3, "the first had {ran} of {share} and what the second left");
     }
 }
 
@@ -381,6 +421,30 @@ fn a_claim_counts_from_the_next_check_on() {
     }
 }
 
+/// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
+#[test]
+fn guests_that_publish_many_deadlines_take_no_time_from_others() {
+    let liars = 5;
+    let mut asked = vec![(640_000, 8 * MS); liars];
+    asked.push((4 * MS, 10 * MS));
+    for lies in [Guest::Spins, Guest::Sleeps, Guest::Wants(20_000)] {
+        let mut guests = vec![lies; liars];
+        guests.push(Guest::Spins);
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &guests);
+        for (vm, phase) in host.vms.iter_mut().take(liars).zip(0..) {
+            (vm.period, vm.phase, vm.publishes) = (500_000, phase * 70_000, true);
+        }
+        host.counted = true;
+        host.run(&mut schedule, 2_000 * MS, 0);
+        let pacers = host.pacing as f64 / host.now as f64;
+        let least = host.vms.last().unwrap().least;
+        println!("{lies:?}: pacers {pacers:.3}, the least of a period {least}");
+        assert!(pacers < 0.4, "{lies:?}: pacers took {pacers:.3} of the CPU");
+        // At most one check of the order comes too late in a period.
+        assert!(least + 2 * CHECK_DELAY_MIN >= 4 * MS, "{lies:?}: {least} in a period; pacers {pacers:.3}");
+    }
+}
+
 #[test]
 fn a_vcpu_delayed_by_other_threads_has_missed() {
     for planning in BOTH {
@@ -448,7 +512,8 @@ fn vcpus_of_one_place_run_by_deadline() {
     assert!(counted.1 > 300 && counted.0 <= 2 && counted.2 <= 11, "sets with late jobs, sets, late jobs: {counted:?}");
 }
 
-/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30. Pacers take as long as in the lab.
+/// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30. Pacers take as long as in the lab, and
+/// as long as handing reads to their readers is estimated to take.
 #[test]
 fn ten_vms_of_ten_tasks_fit_one_cpu() {
     let groups =
@@ -472,7 +537,7 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
         host.flips
     );
     println!("{told}");
-    assert!(late == 0 && jobs > 2_000 && share < 0.075, "{told}");
+    assert!(late == 0 && jobs > 2_000 && share < 0.09, "{told}");
 }
 
 proptest! {

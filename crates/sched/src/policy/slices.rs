@@ -12,9 +12,10 @@
 //! | [`Place::Beyond`] | its share of the slice is used up |
 //!
 //! Use is *measured*, at every change of place and whenever a share may have been used up. Time that a planned vCPU
-//! does not use goes to the entitled vCPUs. Time that no vCPU of a slice used is added to the next share of one vCPU:
-//! the one with the earliest deadline among those that have used up their share. Bulk has the rest. So while others
-//! need the CPU, a vCPU that never idles has no more than that. A check takes time itself. The next check of
+//! does not use goes to the entitled vCPUs. Time that no vCPU of a slice used goes to a pool, which is lent in later
+//! slices, while no vCPU with time of its own needs the CPU: to the vCPU with the earliest deadline among those that
+//! have used up their share, in pieces of [`POOL_PIECE_MIN`]. Bulk has the rest. So while others need the CPU, a vCPU
+//! that never idles has no more than its share. A check takes time itself. The next check of
 //! a vCPU comes only after it could have run for what it has left; a vCPU that waits for its segment is checked so
 //! seldom that such checks take at most a fifth of the CPU. Overuse (a check comes some microseconds late) is taken off
 //! the next share; unused time is taken back. In which order vCPUs use their shares within a slice does not matter: no
@@ -28,6 +29,10 @@
 //! its share could be used up. While it slept, the others ran ahead of their plan, so there is room for its share
 //! whenever it wakes (on one CPU; on several CPUs it may delay a vCPU that is planned elsewhere, at most for its
 //! share).
+//!
+//! **Missing time.** A check that comes late, or a vCPU that wakes late in the slice with its whole share, may keep
+//! another vCPU from its share until the slice ends. If that vCPU still waits then, it keeps the time that it is
+//! missing, at most a budget, and is planned ahead of its segment in the next slice until it has had that time.
 //!
 //! **Prompt vCPUs.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes no deadlines answers requests:
 //! it needs the CPU soon, and seldom. With one CPU for reservations the order within a slice is free. So while the vCPU
@@ -52,11 +57,9 @@ use ontime_plan::{Demand, Nanos, Planner, VcpuId};
 use ontime_tenants::ThreadId;
 
 use crate::admit::Reservations;
-use crate::model::{NEVER, Place, Segment, Snapshot, Tally, Threads};
-use crate::policy::account::{Account, CALM_MAX, UNUSED_MAX, signed};
+use crate::model::{NEVER, PROMPT, Place, Segment, Snapshot, Tally, Threads};
+use crate::policy::account::{Account, CALM_MAX, POOL_PIECE_MIN, UNUSED_MAX, signed};
 
-/// The longest period of a prompt vCPU, ns.
-pub(crate) const PROMPT: u64 = 1_000_000;
 /// A vCPU that is entitled and did not run is waiting. It is checked at intervals of at least this many times the
 /// duration of a check.
 const COST_FACTOR: u64 = 4;
@@ -97,6 +100,10 @@ struct Server {
     /// What the vCPU was granted for this slice, and what it had kept from before, ns.
     granted: u64,
     carried: i64,
+    /// What it was lent in this slice, ns.
+    lent: i64,
+    /// What it was missing at the end of the slice before, ns: it is planned until it has had that.
+    missing: u64,
     intervals: [Interval; 2],
     /// The CPU whose pacer checks it in this slice, and the time of its next check.
     cpu: usize,
@@ -128,11 +135,13 @@ impl Server {
             Mode::Asleep => false,
             Mode::WholeSlice | Mode::Prompt => true,
         };
-        let behind_prompt = self.behind_prompt;
+        // On time that is lent it is behind the planned ones.
+        let first = !self.behind_prompt && self.lent == 0;
+        let (missing, ran_at_start) = (self.missing, self.ran_at_start);
         self.account.update_place(index, threads, |account| {
             if account.is_used_up() {
                 Place::Beyond
-            } else if in_turn && !behind_prompt {
+            } else if first && (in_turn || account.counts.ran.saturating_sub(ran_at_start) < missing) {
                 Place::Planned
             } else {
                 Place::Entitled
@@ -151,11 +160,13 @@ impl Server {
         let least = grain.max(patience);
         let left = u64::try_from(balance).unwrap_or(0).max(least);
         let used_up = now.saturating_add(cost).saturating_add(left);
+        let missing = self.missing.saturating_sub(self.account.counts.ran.saturating_sub(self.ran_at_start));
+        let made_up = if missing > 0 { now.saturating_add(cost).saturating_add(missing.max(least)) } else { end };
         // Where a vCPU is prompt, segments decide nothing.
         let in_turn = self.mode != Mode::Prompt && !self.behind_prompt;
         let borders =
             self.intervals.iter().flat_map(|interval| [interval.start, interval.end]).filter(|at| in_turn && *at > now);
-        borders.chain([used_up, end]).min().unwrap_or(end)
+        borders.chain([used_up, made_up, end]).min().unwrap_or(end)
     }
 }
 
@@ -207,6 +218,8 @@ impl Slices {
                     behind_prompt: false,
                     granted: 0,
                     carried: 0,
+                    lent: 0,
+                    missing: 0,
                     intervals: [Interval::default(); 2],
                     cpu: 0,
                     next_check: 0,
@@ -332,14 +345,49 @@ impl Slices {
                 due = due.min(server.next_check);
             }
         }
-        due
+        due.min(self.lend(cpu, now, threads))
+    }
+
+    /// Lends a piece of the pool to a vCPU of this CPU that has used up its share, if no vCPU with time of its own
+    /// needs the CPU: each has used up its share, or sleeps and publishes no deadlines, or has not run in this slice
+    /// since it slept. At [`Place::Entitled`] the borrower is behind all vCPUs that wake at [`Place::Planned`]; one
+    /// that wakes at `Entitled` waits for a piece at most. Returns when to check the borrower.
+    ///
+    /// Nothing is lent beside a prompt vCPU: there the order within the slice is free, so lent time could delay a share
+    /// beyond the slice.
+    fn lend(&mut self, cpu: usize, now: u64, threads: &mut impl Threads) -> u64 {
+        let (end, cost) = (self.end, self.cost);
+        let long_enough = self.pool >= POOL_PIECE_MIN && end.saturating_sub(now) >= POOL_PIECE_MIN;
+        if !long_enough || self.servers.iter().any(|server| server.behind_prompt) {
+            return end;
+        }
+        let throttled = |server: &Server| server.account.place == Place::Beyond && !server.account.ended;
+        let here = self.servers.iter().enumerate().filter(|(_, server)| server.cpu == cpu && throttled(server));
+        let due = |(_, server): &(usize, &Server)| server.deadline.unwrap_or(server.account.deadline);
+        let Some((index, _)) = here.min_by_key(due) else { return end };
+        let needs_nothing = |server: &Server| {
+            let asleep = matches!(server.mode, Mode::Asleep | Mode::WholeSlice);
+            server.account.ended || throttled(server) || asleep && server.account.counts.ran == server.ran_at_start
+        };
+        let mut all = self.servers.iter().enumerate();
+        if !all.all(|(at, server)| needs_nothing(server) || server.deadline.is_none() && threads.is_asleep(at)) {
+            return end;
+        }
+        let Some(server) = self.servers.get_mut(index) else { return end };
+        self.pool -= POOL_PIECE_MIN;
+        let more = signed(POOL_PIECE_MIN);
+        (server.lent, server.carried) = (server.lent + more, server.carried + more);
+        server.account.balance = server.account.balance.saturating_add(more);
+        server.update_place(index, now, threads);
+        server.next_check = server.next_check_time(now, end, cost, false);
+        server.next_check
     }
 
     /// Ends a slice and begins the next, or a calm time.
     fn begin_slice(&mut self, now: u64, threads: &mut impl Threads) {
         // Slices follow each other without a gap, unless the check comes very late.
-        let late = now.saturating_sub(self.end);
-        self.start = if late < SLICE_MIN.0 { self.end } else { now };
+        let before = self.end;
+        self.start = if now.saturating_sub(before) < SLICE_MIN.0 { before } else { now };
         let first = std::mem::take(&mut self.first);
         let (mut busy, mut ran, mut prompt) = (first, false, false);
         for (index, server) in self.servers.iter_mut().enumerate().filter(|(_, server)| !server.account.ended) {
@@ -361,6 +409,9 @@ impl Slices {
                 (_, true, false) => Mode::WholeSlice,
                 (_, false, _) => Mode::Intervals,
             };
+            // A vCPU with time left that does not sleep has been kept from its share.
+            let waits = !first && !self.calm && !slept && !is_prompt && server.account.place != Place::Beyond;
+            let waits = waits && server.lent == 0 && !server.account.is_used_up() && !threads.is_asleep(index);
             prompt |= is_prompt;
             busy |= server.used_over(8) && !is_prompt;
             server.ran_at_start = server.account.counts.ran;
@@ -370,10 +421,16 @@ impl Slices {
             account.end_period(now);
             // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
             if account.place != Place::Beyond {
-                let carried = account.balance.min(if silent { server.prompt_limit } else { 0 });
+                let most = match (waits, silent) {
+                    (true, _) => signed(account.share(account.period)),
+                    (_, true) => server.prompt_limit,
+                    (_, false) => 0,
+                };
+                let carried = account.balance.min(most);
                 self.pool = self.pool.saturating_add((account.balance - carried).unsigned_abs()).min(UNUSED_MAX);
                 account.balance = carried;
             }
+            server.missing = if waits { u64::try_from(account.balance).unwrap_or(0) } else { 0 };
         }
         for server in &mut self.servers {
             server.behind_prompt = prompt && server.mode != Mode::Prompt;
@@ -382,6 +439,7 @@ impl Slices {
             self.calm_ended |= std::mem::take(&mut self.calm);
             self.calm_length = self.shortest;
             self.plan();
+            self.grant_gap(self.start - before);
         } else {
             self.begin_calm(if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) }, now, threads);
         }
@@ -399,7 +457,7 @@ impl Slices {
         self.slices += 1;
         for server in &mut self.servers {
             server.intervals = [Interval::default(); 2];
-            server.granted = 0;
+            (server.granted, server.lent) = (0, 0);
         }
         // The planner's vCPUs: first a reserve for each CPU, then the servers in their order.
         let reserves = self.demands.len() - self.servers.len();
@@ -419,21 +477,13 @@ impl Slices {
             server.carried = (*balance).max(0);
             *balance = balance.saturating_add(signed(server.granted));
         }
-        self.grant_pool();
     }
 
-    /// Adds the pool of unused time to the share of one vCPU: the one with the earliest deadline among those at
-    /// `Beyond`. Not beside a prompt vCPU: there the order within the slice is free, so the extra time could delay a
-    /// share beyond the slice.
-    fn grant_pool(&mut self) {
-        if self.servers.iter().any(|server| server.behind_prompt) {
-            return;
-        }
-        let throttled =
-            self.servers.iter_mut().filter(|server| server.account.place == Place::Beyond && !server.account.ended);
-        if let Some(server) = throttled.min_by_key(|server| server.deadline.unwrap_or(server.account.deadline)) {
-            let more = signed(std::mem::take(&mut self.pool));
-            server.carried += more;
+    /// Grants each vCPU its share of a gap of `ns` before a check that came late: it is charged for what it used then.
+    fn grant_gap(&mut self, ns: u64) {
+        for server in self.servers.iter_mut().filter(|_| ns > 0) {
+            let more = signed(server.account.share(ns.min(server.account.period)));
+            server.carried = server.carried.saturating_add(more);
             server.account.balance = server.account.balance.saturating_add(more);
         }
     }

@@ -42,6 +42,11 @@ pub trait Backend: Debug {
     /// The counters of each vCPU.
     fn uses(&self) -> BTreeMap<ThreadId, Use>;
 
+    /// This back end's own real-time threads and their policies.
+    fn threads(&self) -> Vec<(ThreadId, Policy)> {
+        Vec::new()
+    }
+
     /// The pacers' present state, if there are pacers.
     fn show(&mut self) -> Option<Snapshot>;
 }

@@ -1,9 +1,10 @@
-//! What a pacer reads of a vCPU's guest: its next deadlines, and its claims from its offer. At most two system calls,
-//! no allocation.
+//! What a pacer reads of a vCPU's guest: its next deadlines, by its [`Reader`], and its claims from its offer. No
+//! allocation.
 
 use crate::admit::{Offer, Reserved};
-use crate::guest_page::Published;
+use crate::guest_page::{LINE, Published};
 use crate::model::{Next, Share};
+use crate::run::reader::{Reader, Unread};
 
 /// Reads what a vCPU's guest publishes and claims.
 #[derive(Debug, Default)]
@@ -33,9 +34,19 @@ impl GuestReader {
         }
     }
 
-    /// The next deadline after `after`, ns, that the guest publishes.
-    pub(crate) fn next_deadline(&mut self, after: u64) -> Option<Next> {
-        self.published.as_mut()?.next(after)
+    /// The next deadline after `after`, ns, that the guest publishes. None also if it cannot be read now.
+    pub(crate) fn next_deadline(&mut self, after: u64, reader: &mut Reader) -> Option<Next> {
+        let published = self.published.as_mut()?;
+        let (file, offset) = published.place(after)?;
+        let mut line = [0; LINE];
+        match reader.read_at(file, offset, &mut line) {
+            Ok(LINE) => published.next(&line, after),
+            Ok(_) | Err(Unread::Busy) => None,
+            Err(Unread::Late) => {
+                published.rest(after);
+                None
+            }
+        }
     }
 
     /// The vCPU's share, if its guest has made a new claim since the last call. No system call.

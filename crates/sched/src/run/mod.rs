@@ -2,6 +2,8 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `clock` | the clock |
+//! | `reader` | the threads that read, for pacers, what other processes can make long |
 //! | `guest` | reads what a vCPU's guest publishes and claims |
 //! | `vcpu` | one vCPU thread: reads its CPU time and changes its place |
 //! | `threads` | all vCPU threads of a schedule |
@@ -11,10 +13,12 @@
 //! | `deadline` | back end `deadline` |
 
 mod backend;
+mod clock;
 mod deadline;
 mod guest;
 mod paced;
 mod pacer;
+mod reader;
 mod threads;
 mod vcpu;
 

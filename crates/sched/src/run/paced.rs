@@ -10,8 +10,9 @@ use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::policy::{Planning, Schedule};
 use crate::run::backend::Backend;
+use crate::run::clock::now;
 use crate::run::guest::GuestReader;
-use crate::run::pacer::{Pacers, Pacing, now};
+use crate::run::pacer::{Pacers, Pacing};
 use crate::run::threads::VcpuThreads;
 use crate::run::vcpu::{Placement, ThreadFiles, VcpuThread};
 
@@ -92,10 +93,9 @@ impl Paced {
 
     /// Has the pacers enforce these; ends them if that fails.
     fn work_on(&mut self, reservations: Reservations) -> Result<(), PacerError> {
-        if reservations.cpus != self.reservations.cpus {
-            // A CPU came or went. The vCPUs stay at `Beyond` until there are new pacers.
-            self.pacers = None;
-        }
+        // A CPU came or went, or a pacer cannot read any more. The vCPUs stay at `Beyond` until there are new pacers.
+        let moved = reservations.cpus != self.reservations.cpus;
+        self.pacers.take_if(|pacers| pacers.cannot_read() || moved);
         let done = self.try_work_on(&reservations);
         if done.is_err() {
             self.end();
@@ -141,7 +141,7 @@ impl Paced {
         let opened = reservations.vcpus.iter().zip(&vcpus.0);
         self.files = opened.filter_map(|(vcpu, thread)| Some((vcpu.id, thread.as_ref()?.files()))).collect();
         let schedule = Schedule::new(reservations, self.planning, now(), tally);
-        pacers.replace(Some(Box::new(Pacing { schedule, vcpus })))
+        pacers.replace(Some(Box::new(Pacing::new(schedule, vcpus))))
     }
 }
 
@@ -170,7 +170,8 @@ impl Backend for Paced {
     }
 
     fn set(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
-        if reservations.differs_only_in_claims(&self.reservations) {
+        let read = !self.pacers.as_mut().is_some_and(Pacers::cannot_read);
+        if read && reservations.differs_only_in_claims(&self.reservations) {
             let running = self.way.check();
             match running {
                 Ok(()) => self.reservations = reservations.clone(),
@@ -183,6 +184,11 @@ impl Backend for Paced {
 
     fn uses(&self) -> BTreeMap<ThreadId, Use> {
         self.tallies.iter().map(|(id, tally)| (*id, tally.usage())).collect()
+    }
+
+    fn threads(&self) -> Vec<(ThreadId, Policy)> {
+        let pacers = self.pacers.iter().flat_map(Pacers::ids);
+        pacers.map(|id| (id, self.place)).collect()
     }
 
     fn show(&mut self) -> Option<Snapshot> {

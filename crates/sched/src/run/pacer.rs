@@ -5,17 +5,21 @@
 //! thread expires in the timer interrupt itself. A timerfd would need `ktimers/N`, which a spinning vCPU keeps from
 //! running (`kernel/time/hrtimer.c`, `__hrtimer_setup_sleeper`).
 //!
-//! Pacers share their state under a mutex that no other thread takes. They all have the same priority, run on different
-//! CPUs, and hold the mutex for a few changes of place. The daemon's thread may be preempted for long, so it never
-//! takes the mutex. It exchanges [`Command`]s with the pacers through two atomic cells: commands go in, and come back
-//! when they are carried out, so that the thread that allocated them frees them.
+//! Each pacer works under the mutex of its own [`Part`] of the state: where vCPUs stay on their CPUs, a part for each
+//! CPU, so that no pacer waits for another; by slices, one part for all. A pacer that carries out a command excludes
+//! all others for that time. They all have the same priority, run on different CPUs, and hold these locks for a few
+//! changes of place. The daemon's thread may be preempted for long, so it takes none of them. It exchanges [`Command`]s
+//! with the pacers through two atomic cells: commands go in, and come back when they are carried out, so that the
+//! thread that allocated them frees them.
+//!
+//! A pacer reads nothing that another process can make long. Its reader, a thread of its own, does that (`reader`).
 
 use std::io;
 use std::num::NonZeroU32;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,7 +29,10 @@ use rustix::time::Timespec;
 
 use crate::model::{NEVER, PacerError, Place, Snapshot};
 use crate::policy::Schedule;
-use crate::run::threads::VcpuThreads;
+use crate::run::clock::{now, timespec};
+use crate::run::reader::{Progress, Reader};
+use crate::run::threads::{Seen, VcpuThreads};
+use crate::run::vcpu::VcpuThread;
 
 /// The longest wait for pacers to carry out a command. A slice takes at most 100 ms.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -33,10 +40,64 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The state that pacers work on.
 #[derive(Debug)]
 pub(crate) struct Pacing {
+    /// A part for each CPU, or one for all.
+    parts: Vec<Mutex<Part>>,
+}
+
+/// What one pacer works on at a time.
+#[derive(Debug)]
+struct Part {
     /// Which vCPU is at which place.
-    pub schedule: Schedule,
-    /// The vCPU threads, in the same order.
-    pub vcpus: VcpuThreads,
+    schedule: Schedule,
+    /// The threads of these vCPUs, by their numbers.
+    vcpus: VcpuThreads,
+}
+
+/// Poisoned only by a panic, of which there is none; the state is valid all the same.
+fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
+    part.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pacing {
+    /// A schedule and the threads of its vCPUs, by their numbers.
+    pub(crate) fn new(schedule: Schedule, vcpus: VcpuThreads) -> Self {
+        let mut threads = vcpus.0;
+        let part = |schedule: Schedule| {
+            let here = |(number, vcpu): (usize, &mut Option<VcpuThread>)| vcpu.take_if(|_| schedule.has(number));
+            let vcpus = VcpuThreads(threads.iter_mut().enumerate().map(here).collect());
+            Mutex::new(Part { schedule, vcpus })
+        };
+        Self { parts: schedule.parts().into_iter().map(part).collect() }
+    }
+
+    /// The part of a CPU (by the planner's number).
+    fn of(&self, cpu: usize) -> Option<&Mutex<Part>> {
+        self.parts.get(cpu).or_else(|| self.parts.first())
+    }
+
+    fn can_be_replaced(&self, now: u64) -> bool {
+        self.parts.iter().all(|part| lock(part).schedule.can_be_replaced(now))
+    }
+
+    /// Begins this plan, or continues `old`.
+    fn begin(&self, now: u64, old: Option<&Pacing>, reader: &mut Reader) {
+        for part in &self.parts {
+            let Part { schedule, vcpus } = &mut *lock(part);
+            schedule.begin(now, &mut Seen { vcpus, reader });
+            for old in old.iter().flat_map(|old| &old.parts) {
+                let old = lock(old);
+                schedule.take_over(&old.schedule);
+                vcpus.take_over(&old.vcpus);
+            }
+        }
+    }
+
+    /// Moves the threads that are not in `other` to a place.
+    fn place_others(&self, other: Option<&Pacing>, place: Place) {
+        let stays =
+            |vcpu: &VcpuThread| other.iter().flat_map(|other| &other.parts).any(|part| lock(part).vcpus.has(vcpu));
+        self.parts.iter().for_each(|part| lock(part).vcpus.place_others(stays, place));
+    }
 }
 
 /// A request of the daemon to the pacers.
@@ -51,7 +112,10 @@ enum Command {
 /// Shared by pacers and the daemon.
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    /// Read by pacers for a check, written for a command.
+    state: RwLock<State>,
+    /// Whether a command waits in `state`.
+    waits: AtomicBool,
     /// The pacers' futex. Changes when all pacers are to check.
     word: AtomicU32,
     stop: AtomicBool,
@@ -61,17 +125,11 @@ struct Shared {
     done: AtomicU32,
 }
 
-/// The pacers' state, under their mutex.
+/// The pacers' state.
 #[derive(Debug, Default)]
 struct State {
     pacing: Option<Box<Pacing>>,
     waiting: Option<Box<Command>>,
-}
-
-/// The present time, ns of CLOCK_MONOTONIC.
-pub(crate) fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
 /// Changes a futex word and wakes all its waiters.
@@ -100,25 +158,42 @@ impl Shared {
         wake(&self.word);
     }
 
-    /// One check of a pacer. Returns the time of the next one.
-    fn work(&self, cpu: usize) -> u64 {
-        // Poisoned only by a panic, of which there is none; the state is valid all the same.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Carries out the daemon's command, if there is one and the present plan can be replaced.
+    fn execute(&self, reader: &mut Reader) -> Option<Box<Command>> {
+        if self.inbox.load(Ordering::Acquire).is_null() && !self.waits.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if self.stop.load(Ordering::Acquire) {
-            return NEVER;
+            return None;
         }
         if state.waiting.is_none() {
             state.waiting = Self::take(&self.inbox);
         }
-        let done = state.execute(now());
-        let due = state.pacing.as_mut().map_or(NEVER, |pacing| {
-            let start = now();
-            let due = pacing.schedule.step(cpu, start, &mut pacing.vcpus);
-            pacing.schedule.record_cost(cpu, now().saturating_sub(start));
-            due
-        });
-        let calm_ended = state.pacing.as_mut().is_some_and(|pacing| pacing.schedule.take_calm_ended());
-        drop(state);
+        let done = state.execute(now(), reader);
+        self.waits.store(state.waiting.is_some(), Ordering::Release);
+        done
+    }
+
+    /// Does what is due on a CPU. Returns when to do so again, and whether a calm time has ended.
+    fn step(&self, cpu: usize, reader: &mut Reader) -> (u64, bool) {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        // The pacer that ends first has moved all vCPUs to `Beyond`, under the lock for writing.
+        if self.stop.load(Ordering::Acquire) {
+            return (NEVER, false);
+        }
+        let Some(part) = state.pacing.as_ref().and_then(|pacing| pacing.of(cpu)) else { return (NEVER, false) };
+        let Part { schedule, vcpus } = &mut *lock(part);
+        let start = now();
+        let due = schedule.step(cpu, start, &mut Seen { vcpus, reader });
+        schedule.record_cost(cpu, now().saturating_sub(start));
+        (due, schedule.take_calm_ended())
+    }
+
+    /// One check of a pacer. Returns the time of the next one.
+    fn work(&self, cpu: usize, reader: &mut Reader) -> u64 {
+        let done = self.execute(reader);
+        let (due, calm_ended) = self.step(cpu, reader);
         if let Some(command) = done {
             // At most one command is in progress, so no command is dropped here.
             let before = Self::put(&self.outbox, command);
@@ -134,22 +209,22 @@ impl Shared {
     /// Moves all vCPUs to `Beyond`. A spinning vCPU ahead of others and without a pacer would keep the daemon itself
     /// off its CPU, and the daemon must set the vCPU's policy.
     fn release_vcpus(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pacing) = &mut state.pacing {
-            pacing.vcpus.place_others(None, Place::Beyond);
+        let state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pacing) = &state.pacing {
+            pacing.place_others(None, Place::Beyond);
         }
     }
 
     /// The main loop of one CPU's pacer.
-    fn run(&self, cpu: usize) {
+    fn run(&self, cpu: usize, mut reader: Reader) {
         loop {
             let seen = self.word.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
                 self.release_vcpus();
                 return;
             }
-            let due = self.work(cpu);
-            let until = Timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as _ };
+            let due = self.work(cpu, &mut reader);
+            let until = timespec(due);
             let until = (due != NEVER).then_some(&until);
             // Woken, timed out, interrupted, or the word had changed: check again.
             let _ = futex::wait_bitset(&self.word, futex::Flags::PRIVATE, seen, until, NonZeroU32::MAX);
@@ -159,34 +234,27 @@ impl Shared {
 
 impl State {
     /// Carries out the waiting command, if the present plan can be replaced now.
-    fn execute(&mut self, now: u64) -> Option<Box<Command>> {
+    fn execute(&mut self, now: u64, reader: &mut Reader) -> Option<Box<Command>> {
         match self.waiting.as_deref_mut()? {
             Command::Snapshot(snapshot) => {
-                if let Some(pacing) = &self.pacing {
-                    pacing.schedule.write_snapshot(now, snapshot);
+                snapshot.clear();
+                for part in self.pacing.iter().flat_map(|pacing| &pacing.parts) {
+                    lock(part).schedule.write_snapshot(now, snapshot);
                 }
             }
             Command::Replace(next) => {
-                if self.pacing.as_deref().is_some_and(|old| !old.schedule.can_be_replaced(now)) {
+                let old = self.pacing.as_deref();
+                if old.is_some_and(|old| !old.can_be_replaced(now)) {
                     return None;
                 }
-                let old = self.pacing.as_deref();
-                if let Some(next) = next {
+                if let Some(next) = next.as_deref() {
                     // The daemon's thread may have been preempted since it made this state.
-                    next.schedule.begin(now, &mut next.vcpus);
-                    if let Some(old) = old {
-                        next.schedule.take_over(&old.schedule);
-                    }
+                    next.begin(now, old, reader);
+                    // New vCPUs go to the place that the plan assumes; those that leave go to `Beyond`, as in
+                    // `release_vcpus`.
+                    next.place_others(old, Place::Entitled);
                 }
-                // New vCPUs go to the place that the plan assumes; those that leave go to `Beyond`, as in
-                // `release_vcpus`.
-                let mut next = next.as_deref_mut().map(|next| &mut next.vcpus);
-                let mut old = self.pacing.as_deref_mut().map(|old| &mut old.vcpus);
-                if let Some(next) = &mut next {
-                    old.iter().for_each(|old| next.take_over(old));
-                    next.place_others(old.as_deref(), Place::Entitled);
-                }
-                if let Some(old) = &mut old {
+                if let Some(old) = old {
                     old.place_others(next.as_deref(), Place::Beyond);
                 }
                 if let Some(Command::Replace(next)) = self.waiting.as_deref_mut() {
@@ -203,6 +271,8 @@ impl State {
 pub(crate) struct Pacers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    ids: Vec<ThreadId>,
+    readers: Vec<Progress>,
 }
 
 impl Pacers {
@@ -214,8 +284,11 @@ impl Pacers {
         let setup = |what| move |source: io::Error| PacerError::Setup { what, source };
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
             .map_err(|error| setup("locking memory (LimitMEMLOCK=infinity)")(error.into()))?;
-        let mut pacers = Self { shared: Arc::default(), threads: Vec::new() };
+        let below = below(place);
+        let mut pacers = Self { shared: Arc::default(), threads: Vec::new(), ids: Vec::new(), readers: Vec::new() };
         for (index, cpu) in cpus.iter().copied().enumerate() {
+            let reader = Reader::start(cpu, below, move || place_here(cpu, Policy::Fifo(below)).map(|_| ()))?;
+            pacers.readers.push(reader.progress());
             let shared = Arc::clone(&pacers.shared);
             let (tell, told) = sync_channel(1);
             let thread = std::thread::Builder::new()
@@ -226,14 +299,27 @@ impl Pacers {
                     let go = placed.is_ok();
                     let _ = tell.send(placed);
                     if go {
-                        shared.run(index);
+                        shared.run(index, reader);
                     }
                 })
                 .map_err(setup("starting a pacer thread"))?;
             pacers.threads.push(thread);
-            told.recv().map_err(|_| PacerError::Lost)?.map_err(setup("placing a pacer thread (CAP_SYS_NICE)"))?;
+            let placed = told.recv().map_err(|_| PacerError::Lost)?;
+            pacers.ids.push(placed.map_err(setup("placing a pacer thread (CAP_SYS_NICE)"))?);
         }
         Ok(pacers)
+    }
+
+    /// The pacers' threads.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ThreadId> {
+        self.ids.iter().copied()
+    }
+
+    /// Whether a reader does not finish a read, so that its pacer learns neither deadlines nor who sleeps. The daemon
+    /// then starts other pacers; the threads of such readers end when their reads do.
+    pub(crate) fn cannot_read(&mut self) -> bool {
+        // Every reader is asked, because a call notes the time.
+        self.readers.iter_mut().fold(false, |stuck, reader| stuck | reader.is_stuck())
     }
 
     /// Has the pacers work on this state from the end of the present slice on; None: on nothing. Waits until they do.
@@ -291,13 +377,22 @@ impl Drop for Pacers {
     }
 }
 
+/// The FIFO priority of the readers of pacers with this policy. It is above every thread that a pacer moves.
+fn below(place: Policy) -> u8 {
+    match place {
+        Policy::Fifo(priority) => priority.saturating_sub(1).max(1),
+        _ => 1,
+    }
+}
+
 /// Pins the calling thread and sets its policy.
-fn place_here(cpu: u32, place: Policy) -> io::Result<()> {
+fn place_here(cpu: u32, place: Policy) -> io::Result<ThreadId> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let process = rustix::process::getpid().as_raw_nonzero().get();
     let id = ThreadId::of(process, own).map_err(io::Error::other)?;
     id.set_affinity(&CpuList::from_iter([cpu])).map_err(io::Error::other)?;
-    id.set_policy(place).map_err(io::Error::other)
+    id.set_policy(place).map_err(io::Error::other)?;
+    Ok(id)
 }
 
 #[cfg(test)]
@@ -311,6 +406,7 @@ mod tests {
     use crate::model::Places;
     use crate::policy::Planning;
     use crate::run::guest::GuestReader;
+    use crate::run::reader::unplaced;
     use crate::run::vcpu::{Placement, VcpuThread};
 
     /// Policies that any user may set; the real ones need CAP_SYS_NICE.
@@ -335,8 +431,8 @@ mod tests {
             VcpuThread::open(waiting.0, Placement::Policy(PLACES), Arc::default(), GuestReader::default()).ok()
         };
         let reservations = Reservations { cpus: vec![0], reserve: Bandwidth::ZERO, ..Reservations::default() };
-        let schedule = Schedule::new(&reservations, Planning::Best, now(), |_| Arc::default());
-        Box::new(Pacing { schedule, vcpus: VcpuThreads(of.iter().map(vcpu).collect()) })
+        let schedule = Schedule::new(&reservations, Planning::Slices, now(), |_| Arc::default());
+        Box::new(Pacing::new(schedule, VcpuThreads(of.iter().map(vcpu).collect())))
     }
 
     fn is_behind(waiting: &Waiting) -> bool {
@@ -345,24 +441,59 @@ mod tests {
         policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_IDLE
     }
 
+    /// Two CPUs with a vCPU each. The pacer of the second works while that of the first is in the middle of a check.
+    #[test]
+    fn pacers_of_cpus_without_migration_do_not_wait_for_each_other() {
+        let reservations = crate::sim::reservations(2, 50_000, &[(1_000_000, 10_000_000); 2], true).unwrap();
+        let schedule = Schedule::new(&reservations, Planning::Best, now(), |_| Arc::default());
+        let (first, second) = (waiting(), waiting());
+        let vcpu = |of: &Waiting| {
+            VcpuThread::open(of.0, Placement::Policy(PLACES), Arc::default(), GuestReader::default()).ok()
+        };
+        let pacing = Pacing::new(schedule, VcpuThreads(vec![vcpu(&first), vcpu(&second)]));
+        let threads = |cpu: usize| {
+            let part = lock(pacing.of(cpu).unwrap());
+            [0, 1].map(|number: usize| part.vcpus.0.get(number).is_some_and(Option::is_some))
+        };
+        assert_eq!([threads(0), threads(1)], [[true, false], [false, true]]);
+        let shared = Shared::default();
+        {
+            let mut state = shared.state.write().unwrap();
+            state.waiting = Some(Box::new(Command::Replace(Some(Box::new(pacing)))));
+            assert!(state.execute(now(), &mut unplaced()).is_some());
+        }
+        let state = shared.state.read().unwrap();
+        let busy = lock(state.pacing.as_ref().unwrap().of(0).unwrap());
+        assert_ne!(shared.work(1, &mut unplaced()), NEVER);
+        drop(busy);
+        drop(state);
+        assert_ne!(shared.work(0, &mut unplaced()), NEVER);
+        // A snapshot has both.
+        let snapshot = Box::new(Command::Snapshot(Snapshot::with_room(2)));
+        assert!(Shared::put(&shared.inbox, snapshot).is_none());
+        shared.work(1, &mut unplaced());
+        let Some(Command::Snapshot(snapshot)) = Shared::take(&shared.outbox).map(|command| *command) else { panic!() };
+        assert_eq!(snapshot.standings.len(), 2);
+    }
+
     #[test]
     fn vcpus_without_a_pacer_are_moved_behind_bulk() {
         let (stays, goes, comes) = (waiting(), waiting(), waiting());
         let shared = Shared::default();
         let replace = |next: &[&Waiting]| {
-            let mut state = shared.state.lock().unwrap();
+            let mut state = shared.state.write().unwrap();
             state.waiting = Some(Box::new(Command::Replace(Some(pacing(next)))));
-            assert!(state.execute(now()).is_some());
+            assert!(state.execute(now(), &mut unplaced()).is_some());
         };
         replace(&[&stays, &goes]);
         assert!(!is_behind(&stays) && !is_behind(&goes));
         // A vCPU that other pacers left at `Beyond` goes to the place that the new plan assumes.
-        pacing(&[&comes]).vcpus.place_others(None, Place::Beyond);
+        pacing(&[&comes]).place_others(None, Place::Beyond);
         assert!(is_behind(&comes));
         replace(&[&comes, &stays]);
         assert!(is_behind(&goes) && !is_behind(&stays) && !is_behind(&comes));
         shared.stop.store(true, Ordering::Release);
-        shared.run(0);
+        shared.run(0, unplaced());
         assert!(is_behind(&stays) && is_behind(&comes));
     }
 }

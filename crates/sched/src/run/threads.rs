@@ -1,6 +1,7 @@
 //! The vCPU threads of a schedule, by number.
 
 use crate::model::{Counts, Next, Place, Share, Threads};
+use crate::run::reader::Reader;
 use crate::run::vcpu::VcpuThread;
 
 /// vCPU threads; None: the thread had ended when it was to be opened.
@@ -17,35 +18,53 @@ impl VcpuThreads {
         }
     }
 
-    /// Moves the threads that are not in `other` to a place.
-    pub(crate) fn place_others(&mut self, other: Option<&VcpuThreads>, place: Place) {
-        let is_there =
-            |vcpu: &VcpuThread| other.iter().any(|other| other.0.iter().flatten().any(|there| there.is_of(vcpu)));
-        for vcpu in self.0.iter_mut().flatten().filter(|vcpu| !is_there(vcpu)) {
+    /// Whether this thread is among them.
+    pub(crate) fn has(&self, vcpu: &VcpuThread) -> bool {
+        self.0.iter().flatten().any(|one| one.is_of(vcpu))
+    }
+
+    /// Moves the threads for which `stays` does not hold to a place.
+    pub(crate) fn place_others(&mut self, stays: impl Fn(&VcpuThread) -> bool, place: Place) {
+        for vcpu in self.0.iter_mut().flatten().filter(|vcpu| !stays(vcpu)) {
             // If the thread has ended, or the change is not permitted, nothing changes.
             let _ = vcpu.read_schedstat().and_then(|_| vcpu.set_place(place));
         }
     }
 }
 
-impl Threads for VcpuThreads {
+/// The vCPU threads as a pacer sees them, with its reader.
+#[derive(Debug)]
+pub(crate) struct Seen<'a> {
+    pub vcpus: &'a mut VcpuThreads,
+    pub reader: &'a mut Reader,
+}
+
+impl Seen<'_> {
+    fn get(&mut self, vcpu: usize) -> Option<&mut VcpuThread> {
+        self.vcpus.0.get_mut(vcpu)?.as_mut()
+    }
+}
+
+impl Threads for Seen<'_> {
     fn read(&mut self, vcpu: usize) -> Option<Counts> {
-        self.0.get_mut(vcpu)?.as_mut()?.read().ok()
+        self.get(vcpu)?.read().ok()
     }
 
     fn is_asleep(&mut self, vcpu: usize) -> bool {
-        self.0.get(vcpu).and_then(Option::as_ref).is_none_or(VcpuThread::is_asleep)
+        let thread = self.vcpus.0.get(vcpu).and_then(Option::as_ref);
+        thread.is_none_or(|thread| thread.is_asleep(self.reader))
     }
 
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
-        self.0.get_mut(vcpu)?.as_mut()?.guest.next_deadline(after)
+        let thread = self.vcpus.0.get_mut(vcpu)?.as_mut()?;
+        thread.guest.next_deadline(after, self.reader)
     }
 
     fn claimed(&mut self, vcpu: usize) -> Option<Share> {
-        self.0.get_mut(vcpu)?.as_mut()?.guest.claimed()
+        self.get(vcpu)?.guest.claimed()
     }
 
     fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
-        self.0.get_mut(vcpu)?.as_mut()?.set_place(place).ok()
+        self.get(vcpu)?.set_place(place).ok()
     }
 }

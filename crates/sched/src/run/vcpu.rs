@@ -5,7 +5,7 @@
 //! fails with ESRCH after the thread has ended, even if another thread has that number by then. The file is read right
 //! after every change. So a change that hit a later thread with the same number is noticed and undone, as in
 //! `ontime_tenants::thread` by pidfd. Format: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is read
-//! from its `stat` (`fs/proc/array.c`, `do_task_stat`), which takes three times as long.
+//! from its `stat` (`fs/proc/array.c`, `do_task_stat`), by the pacer's reader (`run::reader`).
 //!
 //! A thread that did not run between its last two readings is read again only if its process has had CPU time since, by
 //! the process's CPU clock. If no thread of the process ran, this one did not, and no wait of it has ended. That
@@ -22,6 +22,7 @@ use ontime_tenants::{Policy, ProcessClock, ThreadId};
 use crate::ext::TableEntry;
 use crate::model::{Counts, Place, Places, Tally};
 use crate::run::guest::GuestReader;
+use crate::run::reader::Reader;
 
 /// How a thread's place is changed.
 #[derive(Debug, Clone)]
@@ -36,7 +37,7 @@ pub(crate) enum Placement {
 #[derive(Debug)]
 pub(crate) struct ThreadFiles {
     schedstat: File,
-    stat: File,
+    stat: Arc<File>,
 }
 
 /// A vCPU thread, as its pacer sees it.
@@ -62,7 +63,7 @@ impl VcpuThread {
     /// ESRCH or ENOENT if the thread has ended.
     pub(crate) fn open(id: ThreadId, placement: Placement, tally: Arc<Tally>, guest: GuestReader) -> io::Result<Self> {
         let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
-        let files = ThreadFiles { schedstat: open("schedstat")?, stat: open("stat")? };
+        let files = ThreadFiles { schedstat: open("schedstat")?, stat: Arc::new(open("stat")?) };
         // The files are open, and the number still means this thread: so they are its files.
         id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         let vcpu = Self::with(Arc::new(files), id, placement, tally, guest);
@@ -117,12 +118,11 @@ impl VcpuThread {
     }
 
     /// Whether the thread sleeps, is stopped, or has ended. A thread that waits for a CPU or for a kernel lock does not
-    /// sleep. For this file the kernel takes the process's signal lock; on PREEMPT_RT the lock's holder inherits the
-    /// pacer's priority.
-    pub(crate) fn is_asleep(&self) -> bool {
+    /// sleep; one whose state cannot be read now counts as such.
+    pub(crate) fn is_asleep(&self, reader: &mut Reader) -> bool {
         // The number and the name, which the kernel limits to 15 bytes, fit well within 64 bytes.
         let mut line = [0; 64];
-        let length = self.files.stat.read_at(&mut line, 0).unwrap_or(0);
+        let Ok(length) = reader.read_at(&self.files.stat, 0, &mut line) else { return false };
         matches!(state(line.get(..length).unwrap_or_default()), None | Some(b'S' | b'T' | b't' | b'Z' | b'X'))
     }
 
@@ -151,9 +151,22 @@ impl VcpuThread {
                 Ok(counts)
             }
             Err(error) => {
-                self.id.undo_policy_on_successor(places.policy(place));
+                self.undo_on_successor(policy);
                 Err(error)
             }
+        }
+    }
+
+    /// Moves a thread that got the number of this ended thread, and so the policy that was meant for this one, to
+    /// SCHED_OTHER: such a thread is new. What its creator has, as `ontime_tenants::thread` restores it, is in files
+    /// that a pacer must not read.
+    fn undo_on_successor(&self, policy: libc::c_int) {
+        // SAFETY: takes and returns numbers only.
+        let now = unsafe { libc::sched_getscheduler(self.id.tid) };
+        if now >= 0 && now & !libc::SCHED_RESET_ON_FORK == policy {
+            let param = libc::sched_param { sched_priority: 0 };
+            // SAFETY: the kernel copies param, which outlives the call.
+            unsafe { libc::sched_setscheduler(self.id.tid, libc::SCHED_OTHER, &raw const param) };
         }
     }
 }
@@ -229,7 +242,8 @@ mod tests {
             vcpu.set_place(place).unwrap();
             assert_eq!(id.policy().unwrap(), policy);
         }
-        while !vcpu.is_asleep() {
+        let mut reader = crate::run::reader::unplaced();
+        while !vcpu.is_asleep(&mut reader) {
             std::thread::yield_now();
         }
         let mut again =

@@ -186,6 +186,38 @@ fn a_connection_that_was_reset_while_it_waited_says_so() {
     });
 }
 
+/// The kernel chooses the size of a connection's send buffer. The answer has it where the call has room for it.
+#[test]
+fn a_connection_says_how_large_its_send_buffer_is() {
+    both(|vm, channel| {
+        let address = listen(vm, 1, channel as u32);
+        let buffer = [libc::SOL_SOCKET, libc::SO_SNDBUF];
+        let expected = |vm: &mut Vm, sock: u32| {
+            let size = vm.main().call(Call::new(ONTIME_OP_GETOPT, sock).arg(buffer).room(4)).data;
+            let header = [20, 0, buffer[0], buffer[1]].map(i32::to_le_bytes);
+            [header.as_flattened(), &size].concat()
+        };
+        for (room, told) in [(20, true), (19, false), (0, false)] {
+            // A connection within this machine stands when connect(2) returns, unless the machine is busy.
+            let connected = (10..110).find(|sock| {
+                vm.main().socket(*sock, AF_INET, SOCK_STREAM, 0);
+                let done = vm.main().call(Call::new(ONTIME_OP_CONNECT, *sock).to(address).control_room(room));
+                let accept = Call::new(ONTIME_OP_ACCEPT, 1).arg([*sock as i32 + 200]).wait().control_room(room);
+                let accepted = queue(vm, channel).call(accept);
+                assert_eq!(accepted.result(), Ok(0));
+                assert_eq!(accepted.control, if told { expected(vm, *sock + 200) } else { Vec::new() });
+                let said = !done.control.is_empty();
+                assert!(!said || done.control == expected(vm, *sock), "{done:?}");
+                for sock in [*sock, *sock + 200] {
+                    assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, sock).arg([1])), Ok(0));
+                }
+                said || !told
+            });
+            assert!(connected.is_some(), "no answer to CONNECT had it");
+        }
+    });
+}
+
 /// An error that was read from the error queue is no longer the socket's pending error, even if no event has reported
 /// it yet. The next error in the queue is.
 #[test]

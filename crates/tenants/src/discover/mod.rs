@@ -57,7 +57,9 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
         standing: HashMap::new(),
         budget: Budget::default(),
         monitors: HashMap::new(),
+        pods: BTreeSet::new(),
         of_vms: BTreeSet::new(),
+        pods_of_vms: BTreeSet::new(),
         named_by_root: BTreeSet::new(),
         unnamed: Vec::new(),
         tenants: Vec::new(),
@@ -95,8 +97,12 @@ struct Finder<'a> {
     budget: Budget,
     /// Monitors of containers, conmon's and LXC's, outside containers, each with its user and its arguments.
     monitors: HashMap<i32, (u32, Vec<String>)>,
+    /// Cgroups of Podman pods that are known by the conmon of a container.
+    pods: BTreeSet<String>,
     /// Cgroups of single-program containers that contain a VM's monitor.
     of_vms: BTreeSet<String>,
+    /// UIDs of Kubernetes pods that contain a VM's monitor.
+    pods_of_vms: BTreeSet<String>,
     /// Tenants whose names root chose.
     named_by_root: BTreeSet<ThreadId>,
     /// Containers whose name no runtime has recorded.
@@ -126,6 +132,8 @@ struct Found {
     own_cgroup: Option<String>,
     /// All its processes run beside a VM's monitor in the same container.
     beside_vm: bool,
+    /// A VM runs in its pod.
+    in_pod_of_vm: bool,
 }
 
 impl Found {
@@ -140,6 +148,7 @@ impl Found {
             owner: self.owner,
             namer: self.namer,
             beside_vm: self.beside_vm,
+            in_pod_of_vm: self.in_pod_of_vm,
         }
     }
 }
@@ -163,6 +172,7 @@ impl Finder<'_> {
         if let Some(first) = v1.clone().next() {
             self.problem(first, ProblemKind::CgroupV1(v1.count()));
         }
+        self.pods = self.pods(&processes.user);
         self.runtimes(&processes.user);
         let domains = self.domains();
         let mut shared: HashMap<&str, usize> = HashMap::new();
@@ -190,6 +200,9 @@ impl Finder<'_> {
         let around = |vm: &VmProcess<'_>| container::innermost(vm.process.cgroup.as_deref()?);
         let of_program = vms.iter().filter_map(around).filter(|container| container.id.id().is_some());
         self.of_vms = of_program.map(|container| container.cgroup).collect();
+        let by_system = vms.iter().filter_map(|vm| vm.container.as_deref());
+        let by_system = by_system.filter(|container| self.sources.cgroup_owner(container, false) == 0);
+        self.pods_of_vms = by_system.filter_map(container::pod_of).collect();
         let outside = || vms.iter().filter(|vm| vm.container.is_none()).filter_map(|vm| vm.process.cgroup.as_deref());
         let of_vms = outside().filter(|path| *path != "/").map(str::to_owned).collect();
         let units = outside().filter_map(container::unit_of).filter(|unit| self.sources.cgroup_owner(unit, true) == 0);
@@ -207,6 +220,9 @@ impl Finder<'_> {
             .map(|(account, what)| Problem::new(account.to_string(), ProblemKind::NotRead(what)))
             .collect();
         self.problems.extend(unread);
+        for (path, why) in self.names.unread() {
+            self.problem(path.display().to_string(), ProblemKind::RecordUnread(why));
+        }
     }
 
     /// Adds a tenant.
@@ -364,11 +380,27 @@ impl Finder<'_> {
             let task = self.names.task(path).filter(|task| self.sources.cgroup_owner(&task.cgroup, false) == 0);
             return task.or_else(|| self.recorded_container(path));
         };
-        if self.names.is_pod(&outer.id) && self.sources.cgroup_owner(&outer.cgroup, false) == 0 {
+        let is_pod = |found: &mut Self| {
+            found.pods.contains(&outer.cgroup)
+                || found.names.is_pod(&outer.id) && found.sources.cgroup_owner(&outer.cgroup, false) == 0
+        };
+        if is_pod(self) {
             let inner = container::of_path(path.get(outer.cgroup.len()..)?)?;
             return Some(Container { cgroup: outer.cgroup + &inner.cgroup, id: inner.id });
         }
         Some(outer)
+    }
+
+    /// Podman pods without an infra container: the conmon of each container runs in the pod's cgroup and in the host's
+    /// PID namespace, as the user who made the cgroup. No program in a container is there.
+    fn pods(&self, processes: &[Process]) -> BTreeSet<String> {
+        let conmons = processes.iter().filter(|process| vmm::file_name(&process.executable) == Some("conmon"));
+        let pods = conmons.filter_map(|process| {
+            let pod = container::pod_of_conmon(process.cgroup.as_deref()?)?;
+            let is_makers = self.sources.owner(process.pid) == Some(self.sources.cgroup_owner(pod, false));
+            (is_makers && self.sources.has_one_number(process.pid)).then(|| pod.to_owned())
+        });
+        pods.collect()
     }
 
     /// The container in a unit of any name for which machined has a record.
@@ -398,6 +430,9 @@ impl Finder<'_> {
                 0 => self.sources.owner(process.pid).unwrap_or(u32::MAX),
                 user => user,
             };
+            if is_conmon && user == 0 {
+                self.names.started("conmon", &arguments);
+            }
             self.monitors.insert(process.pid, (user, arguments));
         }
     }
@@ -429,13 +464,16 @@ impl Finder<'_> {
         for process in processes {
             let Some(program) = vmm::file_name(&process.executable) else { continue };
             let is_shim = program.starts_with("containerd-shim");
-            if !is_shim && !matches!(program, "dockerd" | "containerd") {
+            if !is_shim && !matches!(program, "dockerd" | "containerd" | "crio" | "podman") {
                 continue;
             }
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
             let contained = self.container_at(cgroup).is_some();
             if contained || self.sources.owner(process.pid) != Some(0) || self.sources.cgroup_owner(cgroup, true) != 0 {
                 continue;
+            }
+            if let Some(file) = matches!(program, "crio" | "podman").then(|| self.storage_conf(process.pid)).flatten() {
+                self.names.configured_storage(&file);
             }
             if !is_shim {
                 let arguments = self.arguments(process.pid, &Account::System);
@@ -444,6 +482,14 @@ impl Finder<'_> {
                 self.names.started_shim(&directory);
             }
         }
+    }
+
+    /// The configuration of its storage that is in a process's environment.
+    fn storage_conf(&self, pid: i32) -> Option<String> {
+        let environment = self.sources.read(pid, "environ")?;
+        let variables = environment.split(|byte| *byte == 0).filter_map(|one| std::str::from_utf8(one).ok());
+        let mut values = variables.filter_map(|one| one.strip_prefix(container::STORAGE_CONF)?.strip_prefix('='));
+        values.next().map(str::to_owned)
     }
 
     /// `vms` are the monitors' own cgroups, `units` the units around them.
@@ -523,6 +569,7 @@ impl Finder<'_> {
             own_cgroup: Some(cgroup.clone()),
             cgroup: Some(cgroup.clone()),
             beside_vm: processes.iter().all(|process| self.is_beside_vm(process)),
+            in_pod_of_vm: container::pod_of(&cgroup).is_some_and(|pod| self.pods_of_vms.contains(&pod)),
         };
         let (decision, withheld) = self.decision(&found, None);
         let account = match (decision.class, owner) {

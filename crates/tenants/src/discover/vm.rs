@@ -257,6 +257,7 @@ impl Finder<'_> {
             cgroup,
             own_cgroup: sandbox.map(|(_, cgroup)| cgroup).or_else(|| vm.own_cgroup(alone)),
             beside_vm: false,
+            in_pod_of_vm: true,
         };
         let metadata = vm.domain.and_then(|domain| self.metadata(domain));
         let decision = self.decide(&found, metadata);
@@ -363,7 +364,8 @@ impl Finder<'_> {
         let number = |stat: &Stat| (self.sources.inner_thread(process.pid, stat.tid), stat.tid);
         let numbers: BTreeMap<i32, i32> = stats.iter().map(number).collect();
         let alive: Vec<i32> = numbers.keys().copied().collect();
-        let vcpus = self.sources.monitors.vcpus(process, &alive, &vm.arguments.qmp_sockets)?;
+        let user = self.sources.owner(process.pid).unwrap_or(u32::MAX);
+        let vcpus = self.sources.monitors.vcpus(process, user, &alive, &vm.arguments.qmp_sockets)?;
         Ok(vcpus.into_iter().filter_map(|(inner, vcpu)| Some((*numbers.get(&inner)?, vcpu))).collect())
     }
 

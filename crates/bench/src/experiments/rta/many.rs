@@ -178,9 +178,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     })?;
     println!("{}", report::fitted(&simulated));
     let notes = vec![format!(
-        "the emulated host: {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, as the \
-         virtual clock has one CPU; a job computes for {} % of its slice; four threads of the host want the CPU all \
-         the time",
+        "the emulated host: {}, {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, so that \
+         they fit on one CPU; a job computes for {} % of its slice; four threads of the host want the CPU all the time",
+        args.emulated.cpus_in_words(),
         plan.groups.len(),
         COPIES,
         SCALE,

@@ -150,7 +150,8 @@ impl Cpu {
         let said = host.shell(
             "device=0 daemon=0 pacers=0; \
              of() { for task in /proc/$1/task/*; do read -r name < $task/comm; read -r ran rest < $task/schedstat; \
-             case $name in ontime-pace/*) pacers=$((pacers + ran)) ;; *) eval \"$2=\\$(($2 + ran))\" ;; esac; done; }; \
+             case $name in ontime-pace/*|ontime-read/*) pacers=$((pacers + ran)) ;; \
+             *) eval \"$2=\\$(($2 + ran))\" ;; esac; done; }; \
              of \"$(pgrep -f '^ontime device --vm rta1')\" device; of \"$(pgrep -x -f 'ontime daemon')\" daemon; \
              read -r up idle < /proc/uptime; echo $device $daemon $pacers $up",
         )?;

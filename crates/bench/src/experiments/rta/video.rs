@@ -355,10 +355,12 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         .measure(true, |site, images| measure(args, &figures, &site, images, &mut say, &mut noted(&mut missing)))?;
     let notes = vec![
         format!(
-            "the emulated host: four VMs with a vCPU each, {} s, slices the paper's divided by {}, as the virtual \
-             clock has one CPU; a job computes for {WORK_PERCENT} % of its slice; four threads of the host want the \
-             CPU all the time",
-            args.seconds, SCALE
+            "the emulated host: {}, four VMs with a vCPU each, {} s, slices the paper's divided by {}, so that they \
+             fit on one CPU; a job computes for {WORK_PERCENT} % of its slice; four threads of the host want the CPU \
+             all the time",
+            args.emulated.cpus_in_words(),
+            args.seconds,
+            SCALE
         ),
         simulated.words(),
     ];

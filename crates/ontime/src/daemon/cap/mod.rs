@@ -10,8 +10,9 @@
 //!
 //! Modules: `account` is the arithmetic. `table` decides which thread pauses until when, and when to look next. `boost`
 //! decides when a vCPU is ahead. `who` maps an interrupt to its vCPU. These four are pure. `reading` reads CPU time,
-//! `place` changes the policy, `watcher` is the thread. One thread handles both caps and interrupts, because both move
-//! the same vCPUs, and time that a vCPU runs ahead is charged to its cap.
+//! `sight` reads where a thread is and whether it sleeps, `place` changes the policy, `watcher` is the thread. One
+//! thread handles both caps and interrupts, because both move the same vCPUs, and time that a vCPU runs ahead is
+//! charged to its cap.
 //!
 //! Why the period is 2 ms: an honest guest that computes through a whole period loses only one pause, (1 - 0.95) x 2 ms
 //! = 0.1 ms.
@@ -28,6 +29,7 @@ pub mod account;
 mod boost;
 pub mod place;
 pub mod reading;
+mod sight;
 pub mod table;
 pub mod watcher;
 pub mod who;
@@ -53,11 +55,13 @@ use thiserror::Error;
 pub use self::account::Share;
 use self::place::Place;
 use self::reading::Reading;
+use self::sight::Readers;
 pub use self::table::Rank;
 use self::table::{SlotIndex, Table};
 use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};
 use self::who::{Vm, Who};
 use super::census::priority;
+use super::own::{Own, this_thread};
 
 /// How long the planner's thread waits at most for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -246,6 +250,8 @@ pub struct Use {
     pub paused: bool,
     /// Times the kernel refused to change its policy.
     pub refused: u64,
+    /// How often it, or another program, ended a pause of its cap.
+    pub escaped: u64,
     /// How often it was put ahead because of an interrupt.
     pub raised: u64,
     /// CPU time that it took while ahead, ns.
@@ -306,11 +312,13 @@ pub struct Caps {
     thread: Option<std::thread::JoinHandle<()>>,
     /// The watcher's policy and priority.
     watcher: Policy,
-    /// The watcher's thread number.
-    pub watcher_tid: i32,
+    /// The watcher's thread.
+    pub watcher_id: ThreadId,
     entries: BTreeMap<ThreadId, Entry>,
     uncovered: BTreeMap<ThreadId, Cover>,
     free: Vec<SlotIndex>,
+    /// The threads that read for the watcher.
+    readers: Readers,
     /// The most threads watched (`cap.threads`).
     capacity: usize,
 }
@@ -343,12 +351,16 @@ impl Caps {
         let done = Arc::new(AtomicU32::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
         let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
+        // Room for every slot and for as many that were handed back.
+        let (readers, sights) =
+            Readers::start(2 * capacity).map_err(setup("starting a thread that reads for the watcher"))?;
         let channels = Channels {
             orders: take_orders,
             done: Arc::clone(&done),
             wake: Arc::clone(&wake),
             returned: give_back,
             rings: Arc::clone(&rings),
+            sights,
         };
         let watcher = Watcher::new(table, capacity, channels).map_err(setup("epoll"))?;
         let (tell, told) = sync_channel(1);
@@ -358,14 +370,14 @@ impl Caps {
             .spawn(move || {
                 let placed = place::place_self(settings.watcher);
                 let go = placed.is_ok();
-                let _ = tell.send(placed.map(|()| rustix::thread::gettid().as_raw_nonzero().get()));
+                let _ = tell.send(placed.and_then(|()| this_thread()));
                 if go {
                     watcher.run();
                 }
             })
             .map_err(setup("starting the watcher thread"))?;
         let told = told.recv().map_err(|_| CapError::Lost)?;
-        let watcher_tid = told.map_err(setup("placing the watcher thread (CAP_SYS_NICE)"))?;
+        let watcher_id = told.map_err(setup("placing the watcher thread (CAP_SYS_NICE)"))?;
         Ok(Self {
             orders,
             ordered: 0,
@@ -378,12 +390,18 @@ impl Caps {
             rivals: false,
             thread: Some(thread),
             watcher: settings.watcher,
-            watcher_tid,
+            watcher_id,
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
             free: (0..capacity).rev().collect(),
+            readers,
             capacity,
         })
+    }
+
+    /// The watcher's thread and its place.
+    pub fn own(&self) -> Own {
+        Own { name: "ontime-cap", id: self.watcher_id, place: self.watcher }
     }
 
     /// The threads that [`Self::release`] stops watching.
@@ -415,6 +433,7 @@ impl Caps {
     /// # Errors
     /// [`CapError::Lost`].
     pub fn set(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
+        self.readers.tend();
         self.release(wanted)?;
         self.uncovered.clear();
         for watch in wanted {
@@ -569,6 +588,7 @@ impl Caps {
             ran_ns: entry.tally.ran_ns.load(Ordering::Relaxed),
             paused: entry.tally.paused.load(Ordering::Relaxed),
             refused: entry.tally.refused.load(Ordering::Relaxed),
+            escaped: entry.tally.escaped.load(Ordering::Relaxed),
             raised: entry.tally.raised.load(Ordering::Relaxed),
             ahead_ns: entry.tally.ahead_ns.load(Ordering::Relaxed),
         });
@@ -580,6 +600,7 @@ impl Caps {
             ran_ns: 0,
             paused: false,
             refused: 0,
+            escaped: 0,
             raised: 0,
             ahead_ns: 0,
         });
@@ -591,11 +612,11 @@ impl Caps {
         self.entries.keys().copied().collect()
     }
 
-    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, and the kernel has never
-    /// refused a change of its policy.
+    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, the kernel has never refused a
+    /// change of its policy, and it has stayed in its pauses.
     pub fn complete(&self) -> bool {
-        self.uncovered.values().all(Cover::holds)
-            && self.entries.values().all(|entry| entry.tally.refused.load(Ordering::Relaxed) == 0)
+        let held = |tally: &Tally| [&tally.refused, &tally.escaped].iter().all(|of| of.load(Ordering::Relaxed) == 0);
+        self.uncovered.values().all(Cover::holds) && self.entries.values().all(|entry| held(&entry.tally))
     }
 
     fn order(&mut self, order: Order) -> Result<(), CapError> {

@@ -54,16 +54,17 @@ impl Place {
         if !fresh {
             self.verify()?;
         }
-        self.set(libc::SCHED_IDLE, 0)
+        self.set(libc::SCHED_IDLE, 0).map(|_| ())
     }
 
-    /// Gives the thread its place back.
+    /// Gives the thread its place back. Returns whether it had a real-time policy by then.
     ///
     /// # Errors
     /// ESRCH where the thread has ended; else the kernel's error.
-    pub fn take(&self) -> io::Result<()> {
+    pub fn take(&self) -> io::Result<bool> {
         self.verify()?;
-        self.set(self.policy, self.priority)
+        let before = self.set(self.policy, self.priority)?;
+        Ok(matches!(before, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE))
     }
 
     /// Whether it may be put ahead.
@@ -111,7 +112,8 @@ impl Place {
         Ok(())
     }
 
-    fn set(&self, policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
+    /// Sets a policy and returns the former one.
+    fn set(&self, policy: libc::c_int, priority: libc::c_int) -> io::Result<libc::c_int> {
         // SAFETY: takes an integer, touches no memory.
         let now = unsafe { libc::sched_getscheduler(self.tid) };
         if now < 0 {
@@ -123,7 +125,7 @@ impl Place {
         if unsafe { libc::sched_setscheduler(self.tid, policy | flags, &raw const param) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(())
+        Ok(now & !libc::SCHED_RESET_ON_FORK)
     }
 
     /// Checks that the thread still exists. Reading at offset 0 makes the kernel look the thread up anew.

@@ -1,4 +1,4 @@
-//! Reads from `/proc` how much CPU time a thread has taken, and on which CPU.
+//! Reads from `/proc` how much CPU time a thread has taken.
 //!
 //! Why not a perf event: an event on the thread's task clock would wake the watcher exactly when the budget is used up.
 //! But on PREEMPT_RT that wake-up goes through `irq_work/N` at FIFO 1, which a spinning thread keeps from running
@@ -7,6 +7,9 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::sight::{Asker, Sight};
 
 /// CPU time taken since the last reading, and the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,39 +20,76 @@ pub struct Taken {
     pub cpu: Option<u32>,
 }
 
-/// CPU time, ns, from which the CPU is looked up: reading `stat` costs several times as much as reading `schedstat`.
+/// CPU time, ns, from which the CPU is looked up: that is more work than reading the time.
 const WORTH_A_LOOK: u64 = 250_000;
 
-/// A thread's `/proc` files, kept open: they refer to the thread itself, not to a later thread with the same number.
+/// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
+/// To read it, the kernel takes no reference to anything of the process (see `sight`).
 #[derive(Debug)]
-pub struct Reading {
+pub struct Time {
     schedstat: File,
-    stat: File,
-    /// The CPU that the thread is pinned to.
-    only: Option<u32>,
     last: u64,
 }
 
+impl Time {
+    /// Opens the file of thread `tid` and counts from now on.
+    ///
+    /// # Errors
+    /// ENOENT or ESRCH where the thread has ended.
+    pub fn open(pid: i32, tid: i32) -> io::Result<Self> {
+        let mut time = Self { schedstat: File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?, last: 0 };
+        time.take()?;
+        Ok(time)
+    }
+
+    /// CPU time since the last call, ns.
+    ///
+    /// # Errors
+    /// ESRCH where the thread has ended.
+    pub fn take(&mut self) -> io::Result<u64> {
+        let mut buffer = [0; 96];
+        let length = self.schedstat.read_at(&mut buffer, 0)?;
+        let count = schedstat_ran(buffer.get(..length).unwrap_or_default()).ok_or(io::ErrorKind::InvalidData)?;
+        let ran = count.saturating_sub(self.last);
+        self.last = count;
+        Ok(ran)
+    }
+}
+
+/// How much CPU time a thread takes, where it is, and whether it sleeps.
+#[derive(Debug)]
+pub struct Reading {
+    time: Time,
+    sight: Arc<Sight>,
+    /// The CPU that the thread is pinned to.
+    only: Option<u32>,
+    /// The sight is to be read.
+    wants: bool,
+    /// The sight's state was asked for since the thread last ran.
+    asked: bool,
+}
+
 impl Reading {
-    /// Opens the files of thread `tid` and counts from now on. `only`: the CPU that the thread is pinned to; then
-    /// `stat` is not read for it.
+    /// Opens the files of thread `tid` and counts from now on. `only`: the CPU that the thread is pinned to.
     ///
     /// # Errors
     /// ENOENT or ESRCH where the thread has ended.
     pub fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
-        let schedstat = File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?;
-        let stat = File::open(format!("/proc/{pid}/task/{tid}/stat"))?;
-        let mut reading = Self { schedstat, stat, only, last: 0 };
-        reading.take()?;
-        Ok(reading)
+        let time = Time::open(pid, tid)?;
+        Ok(Self { time, sight: Arc::new(Sight::open(pid, tid)?), only, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
-    /// ended.
-    pub fn asleep(&self) -> bool {
-        let mut line = [0; 64];
-        let length = self.stat.read_at(&mut line, 0).unwrap_or(0);
-        !matches!(state(line.get(..length).unwrap_or_default()), Some(b'R' | b'T' | b't'))
+    /// ended. False until its state was read.
+    pub fn asleep(&mut self) -> bool {
+        let state = if self.asked { self.sight.state() } else { None };
+        if state.is_none() {
+            if !self.asked {
+                self.sight.forget_state();
+            }
+            (self.asked, self.wants) = (true, true);
+        }
+        state.is_some_and(|state| !matches!(state, b'R' | b'T' | b't'))
     }
 
     /// CPU time since the last call.
@@ -57,35 +97,25 @@ impl Reading {
     /// # Errors
     /// ESRCH where the thread has ended.
     pub fn take(&mut self) -> io::Result<Taken> {
-        let mut buffer = [0; 512];
-        let length = self.schedstat.read_at(&mut buffer, 0)?;
-        let count = schedstat_ran(buffer.get(..length).unwrap_or_default()).ok_or(io::ErrorKind::InvalidData)?;
-        let ran = count.saturating_sub(self.last);
-        self.last = count;
+        let ran = self.time.take()?;
+        if ran > 0 {
+            self.asked = false;
+        }
         if ran < WORTH_A_LOOK || self.only.is_some() {
             return Ok(Taken { ran, cpu: self.only });
         }
-        let length = self.stat.read_at(&mut buffer, 0)?;
-        let cpu = stat_field(buffer.get(..length).unwrap_or_default(), STAT_PROCESSOR).map(|cpu| cpu as u32);
-        Ok(Taken { ran, cpu })
+        self.wants = true;
+        Ok(Taken { ran, cpu: self.sight.cpu() })
     }
-}
 
-/// The state letter of a `stat` line, see proc(5).
-fn state(line: &[u8]) -> Option<u8> {
-    let end_of_name = line.iter().rposition(|byte| *byte == b')')?;
-    line.get(end_of_name + 2).copied()
-}
-
-/// The field number of the CPU in `/proc/PID/stat`, as in proc(5).
-const STAT_PROCESSOR: usize = 39;
-
-/// A numeric field of a `stat` line, numbered as in proc(5), from 3 on. The name (field 2) may contain any character,
-/// even ")".
-fn stat_field(line: &[u8], field: usize) -> Option<u64> {
-    let end_of_name = line.iter().rposition(|byte| *byte == b')')?;
-    let rest = line.get(end_of_name + 2..)?;
-    number(rest.split(|byte| byte.is_ascii_whitespace()).nth(field.checked_sub(3)?)?)
+    /// Has the sight read if it is needed. Returns whether it is.
+    pub fn ask(&mut self, asker: &mut Asker) -> bool {
+        let wants = std::mem::take(&mut self.wants);
+        if wants {
+            asker.ask(&self.sight);
+        }
+        wants
+    }
 }
 
 fn schedstat_ran(line: &[u8]) -> Option<u64> {
@@ -98,18 +128,8 @@ fn number(digits: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sight::Readers;
     use super::*;
-
-    #[test]
-    fn a_stat_line_is_read_past_any_name() {
-        let line = b"77 (a) b (CPU 0/KVM)) R 1 77 77 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 1 0 4242 100 5";
-        assert_eq!(stat_field(line, 22), Some(4242));
-        assert_eq!((state(line), state(b""), state(b"1 (x)")), (Some(b'R'), None, None));
-        assert_eq!(stat_field(line, 99), None);
-        assert_eq!(stat_field(b"", 22), None);
-        assert_eq!(stat_field(b"1 (x)", 22), None);
-        assert_eq!(stat_field(line, 0), None);
-    }
 
     fn own_tid() -> i32 {
         rustix::thread::gettid().as_raw_nonzero().get()
@@ -138,6 +158,29 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    /// An answer counts only if it was asked for after the thread's last run.
+    #[test]
+    fn a_thread_sleeps_only_if_its_state_was_read_since_it_ran() {
+        let (_readers, mut asker) = Readers::start(8).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut reading = Reading::open(child.id() as i32, child.id() as i32, Some(0)).unwrap();
+        let mut sleeps = |reading: &mut Reading| {
+            assert!(!reading.asleep() && reading.wants, "what was read before it was asked for does not count");
+            while !reading.asleep() {
+                if reading.ask(&mut asker) {
+                    asker.ring();
+                }
+                reading.take().unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        };
+        sleeps(&mut reading);
+        reading.asked = false;
+        sleeps(&mut reading);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -108,6 +108,31 @@ fn rivals_may_want_one_cpu_at_one_place() {
     assert!(!one.is_rival(&one.clone()));
 }
 
+/// A thread with RLIMIT_RTPRIO or CAP_SYS_NICE can end its pause.
+#[test]
+fn a_thread_that_ends_its_pauses_is_not_held_to_its_cap() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let spinner = Spinner::start(0);
+    let place = Place::open(spinner.id(), PLACE, None).unwrap().unwrap();
+    place.leave(false).unwrap();
+    assert_eq!((place.take().unwrap(), spinner.policy()), (false, libc::SCHED_FIFO), "it stayed in its pause");
+    place.leave(false).unwrap();
+    spinner.id().set_policy(Policy::BULK).unwrap();
+    assert!(!place.take().unwrap(), "it has left its pause, but cannot monopolize its CPU");
+    place.leave(false).unwrap();
+    spinner.id().set_policy(Policy::Rr(2)).unwrap();
+    assert!(place.take().unwrap(), "it ran at real-time priority");
+    let mut caps = Caps::start(settings(0.95)).unwrap();
+    caps.set(&[watch(&spinner, 0.9, 0)]).unwrap();
+    assert!(caps.complete());
+    let entry = caps.entries.values().next().unwrap();
+    entry.tally.escaped.fetch_add(1, Ordering::Relaxed);
+    assert!(!caps.complete() && caps.report()[0].escaped == 1);
+}
+
 fn skipped() -> bool {
     let refused = std::thread::spawn(|| place_self(Policy::Fifo(1)).is_err()).join().unwrap();
     if refused {
@@ -262,7 +287,7 @@ mod real_speed {
         let child = Spinner(Command::new("sleep").arg("30").spawn().unwrap());
         child.place(PLACE);
         caps.set(&[watch(&child, 0.95, 0)]).unwrap();
-        let task = format!("/proc/self/task/{}/schedstat", caps.watcher_tid);
+        let task = format!("/proc/self/task/{}/schedstat", caps.watcher_id.tid);
         let runs = || -> u64 {
             let text = std::fs::read_to_string(&task).unwrap();
             text.split_whitespace().nth(2).unwrap().parse().unwrap()

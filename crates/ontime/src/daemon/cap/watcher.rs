@@ -33,6 +33,7 @@ use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
 use super::place::Place;
 use super::reading::Reading;
+use super::sight::Asker;
 use super::table::{Action, Rank, SlotIndex, Table, Watched};
 use super::who::Who;
 
@@ -62,6 +63,8 @@ pub struct Tally {
     pub paused: AtomicBool,
     /// Times the kernel refused to change its policy.
     pub refused: AtomicU64,
+    /// How often it had real-time priority again at the end of a pause.
+    pub escaped: AtomicU64,
     /// How often it was put ahead because of an interrupt.
     pub raised: AtomicU64,
     /// CPU time that it took while ahead, ns.
@@ -141,6 +144,8 @@ pub struct Channels {
     pub returned: Producer<Returned>,
     /// The trace rings, as one epoll set: the watcher waits for all or for none.
     pub rings: Arc<OwnedFd>,
+    /// Has a thread at normal priority read what this thread must not.
+    pub sights: Asker,
 }
 
 /// The watcher's state. [`Watcher::run`] is the body of the thread.
@@ -250,6 +255,7 @@ impl Watcher {
             self.check();
             if self.table.next_look().is_some_and(|at| at <= now()) {
                 self.look();
+                self.ask();
             }
             self.expire();
             self.listen();
@@ -336,8 +342,16 @@ impl Watcher {
             let at = now();
             let Some(index) = self.table.due(at) else { return };
             let ran = self.charge(index).unwrap_or(0);
-            let slot = self.slots.get(index).and_then(Option::as_ref);
-            self.table.checked(index, ran, at, || slot.is_none_or(|slot| slot.reading.asleep()));
+            let slot = self.slots.get_mut(index).and_then(Option::as_deref_mut);
+            let sights = &mut self.channels.sights;
+            let asleep = |slot: &mut Slot| {
+                let asleep = slot.reading.asleep();
+                if slot.reading.ask(sights) {
+                    sights.ring();
+                }
+                asleep
+            };
+            self.table.checked(index, ran, at, || slot.is_none_or(asleep));
             self.act();
         }
     }
@@ -429,6 +443,15 @@ impl Watcher {
             self.look_at_threads();
         }
         self.table.cost(now().saturating_sub(start));
+    }
+
+    /// Has the states and CPUs of threads read that were needed since the last look.
+    fn ask(&mut self) {
+        let sights = &mut self.channels.sights;
+        let asked = self.slots.iter_mut().flatten().fold(false, |asked, slot| slot.reading.ask(sights) | asked);
+        if asked {
+            sights.ring();
+        }
     }
 
     /// The first slot of each process.
@@ -575,7 +598,9 @@ impl Slot {
     /// Gives the thread its place back. Returns the CPU time that it took in the pause, ns. The figure is complete,
     /// because the change of policy makes the kernel update the thread's run time.
     fn resume(&mut self) -> io::Result<u64> {
-        self.place.take()?;
+        if self.place.take()? {
+            self.tally.escaped.fetch_add(1, Ordering::Relaxed);
+        }
         self.tally.paused.store(false, Ordering::Relaxed);
         self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
         self.reading.take().map(|taken| taken.ran)

@@ -8,6 +8,7 @@ use super::Engine;
 use super::caps::PastPauses;
 use super::look::{Known, Look};
 use super::observe;
+use super::reservations::UNRESERVED;
 use crate::api;
 use crate::daemon::cap::Pauses;
 use crate::daemon::view::{self, Owned};
@@ -28,16 +29,20 @@ impl Engine {
             ..Known::default()
         };
         let look = match self.state {
-            api::State::Applied => Look::at(&self.sources, &self.config, &self.paths, known),
+            api::State::Applied => {
+                let mut look = Look::at(&self.sources, &self.config, &self.paths, known);
+                look.reserves_nothing();
+                look
+            }
             api::State::Reset | api::State::Observing => {
                 observe::to_be(&self.config, &self.paths, method, &self.journal, &self.keeper)
             }
         };
-        observe::would(&look, &PastPauses { pauses, ..self.past_pacers() }, &self.journal)
+        observe::would(&look, &PastPauses { pauses, ..self.past_pacers() }, &self.journal, &self.look.settled)
     }
 
     /// The tenants as they are now.
-    pub fn tenants(&self) -> Vec<api::Tenant> {
+    pub fn tenants(&self) -> api::Tenants {
         let found = discover(&self.sources, &self.config.rules);
         let mut shown: Vec<_> = found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect();
         let past = self.keeper.past();
@@ -48,7 +53,7 @@ impl Engine {
                 thread.wanted = (!past.moves(*id)).then(|| setting.value.to_string());
             }
         }
-        shown
+        api::Tenants { schema_version: api::SCHEMA_VERSION, tenants: shown, unseen: view::unseen(&found) }
     }
 
     fn past_pacers(&self) -> PastPauses<'_> {
@@ -101,11 +106,16 @@ impl Engine {
 
     /// The status: the value that the plan gives each knob, and the value that was read now.
     pub fn status(&self) -> api::Status {
-        let knobs = self.knob_states();
+        let mut knobs = self.knob_states();
+        if self.state == api::State::Observing {
+            knobs.extend(self.would_reserve());
+        }
         let mut problems: Vec<api::Problem> = self.look.found.problems.iter().map(view::problem).collect();
         problems.extend(self.errors.iter().cloned());
         let unserved = |why: &String| api::Problem { subject: "metrics".to_owned(), message: why.clone() };
         problems.extend(self.unserved.iter().map(unserved));
+        let fault = |why: &str| api::Problem { subject: "reservations".to_owned(), message: why.to_owned() };
+        problems.extend(self.requested.fault().map(fault));
         api::Status {
             schema_version: api::SCHEMA_VERSION,
             version: crate::version().to_owned(),
@@ -123,7 +133,18 @@ impl Engine {
             findings: self.look.plan.findings.iter().map(view::finding).collect(),
             problems,
             refused_configuration: self.refused.clone(),
+            requested: self.requested.len(),
         }
+    }
+
+    /// The CPU time that would be reserved, as knobs.
+    fn would_reserve(&self) -> impl Iterator<Item = api::KnobState> + '_ {
+        let foreseen = &self.look.foreseen;
+        foreseen.vcpus.iter().map(|vcpu| {
+            let (knob, wanted) = view::reservation(foreseen, vcpu);
+            let (rule, state) = (view::RESERVATION.to_owned(), "would-change".to_owned());
+            api::KnobState { rule, knob, wanted, actual: None, state, why: Some(UNRESERVED.to_owned()) }
+        })
     }
 
     fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {
@@ -158,7 +179,7 @@ impl Engine {
             Ok(caps) => {
                 let report = caps.report();
                 let open = report.iter().find(|used| !used.cover.holds());
-                let open = open.or_else(|| report.iter().find(|used| used.refused > 0));
+                let open = open.or_else(|| report.iter().find(|used| used.refused + used.escaped > 0));
                 let why = open.map(|used| view::cap_thread(used, &self.watches.of)).map(|thread| {
                     let cause = thread.watched.strip_prefix("not: ").unwrap_or(&thread.watched);
                     format!("thread {} of {} is not held to its runtime cap: {cause}", thread.tid, thread.of)

@@ -17,6 +17,7 @@ use crate::daemon::cap::{CapError, Caps, FollowError, Pauses, Watch};
 use crate::daemon::census::{Census, Held};
 use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
+use crate::daemon::own::{self, Own};
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
 use crate::daemon::watches::{Excess, Watches};
@@ -28,7 +29,7 @@ impl Engine {
         self.caps = Err("being restarted".to_owned());
         self.caps = Caps::start(self.config.daemon.caps(self.table())).map_err(|error| error.to_string());
         match &self.caps {
-            Ok(caps) => tracing::info!("cap watcher is thread {}", caps.watcher_tid),
+            Ok(caps) => tracing::info!("cap watcher is thread {}", caps.watcher_id.tid),
             Err(why) => self.repeats.warn(why),
         }
     }
@@ -156,15 +157,15 @@ impl Engine {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes a census if it is due, because a change of policy causes no event. If a thread has no cap, this restores
-    /// the protections and returns true, and a pass is due.
+    /// Takes a census if it is due, because a change of policy causes no event. If a thread has no cap, or has escaped
+    /// from it, this restores the protections and returns true, and a pass is due.
     pub fn look_at_real_time(&mut self) -> bool {
         if self.census_in().is_none_or(|wait| !wait.is_zero()) {
             return false;
         }
         self.census = self.take_census();
         self.hold_to_quotas();
-        if self.find_uncapped().is_empty() {
+        if self.find_uncapped().is_empty() && self.caps.as_ref().is_ok_and(Caps::complete) {
             return false;
         }
         self.in_force = false;
@@ -175,6 +176,38 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// When the daemon's own threads are to be looked at; None while it neither caps nor paces a thread.
+    pub(super) fn own_in(&self) -> Option<Duration> {
+        let watches = self.caps.is_ok() && !self.watches.list.is_empty();
+        (watches || self.keeper.own_threads().next().is_some())
+            .then(|| self.own_seen.map_or(Duration::ZERO, |seen| own::EVERY.saturating_sub(seen.elapsed())))
+    }
+
+    /// Gives the daemon's own real-time threads their places back, if it is time to look at them. Returns whether one
+    /// had lost its place: then a pass is due, because tenants' threads may have lost theirs, too.
+    pub fn look_at_own_threads(&mut self) -> bool {
+        if self.own_in().is_none_or(|wait| !wait.is_zero()) {
+            return false;
+        }
+        self.own_seen = Some(Instant::now());
+        let watcher = self.caps.as_ref().ok().map(Caps::own);
+        let guardian = self.guardian.iter().flat_map(Guardian::own);
+        let all: Vec<Own> = watcher.into_iter().chain(guardian).chain(self.keeper.own_threads()).collect();
+        let mut changed = false;
+        for own in all {
+            match own::keep(own) {
+                Ok(None) => {}
+                Ok(Some(found)) => {
+                    changed = true;
+                    self.repeats.warn_of(own.name, &found.to_string());
+                }
+                Err(error) if Some(own) == watcher => self.caps_lost(&error.to_string()),
+                Err(error) => self.repeats.warn_of(own.name, &format!("{}: {error}", own.name)),
+            }
+        }
+        changed
     }
 
     /// Follows interrupts of the vCPUs that the plan puts ahead while an interrupt is pending.

@@ -34,6 +34,8 @@ pub struct Look {
     pub plan: Plan,
     /// Reserved CPU time.
     pub settled: Settled,
+    /// Where the plan is shown and not applied: the CPU time that would be reserved. `settled` has no vCPU then.
+    pub foreseen: Settled,
     /// NICs that poll under the method, now or when packets come.
     pub polls: Vec<NicId>,
     /// How long discovery took.
@@ -78,6 +80,12 @@ impl Look {
     /// Whether no look has succeeded yet.
     pub fn is_none(&self) -> bool {
         self.inventory.cpus.online.iter().next().is_none()
+    }
+
+    /// The plan will be shown and not applied: nothing is reserved for it.
+    pub(super) fn reserves_nothing(&mut self) {
+        let nothing = Settled { refused: self.settled.refused.clone(), ..Settled::default() };
+        self.foreseen = std::mem::replace(&mut self.settled, nothing);
     }
 
     /// Why the look may lack something that exists. A plan from it would restore settings that shall stay.

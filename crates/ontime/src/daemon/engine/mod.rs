@@ -1,6 +1,7 @@
 //! The engine: one pass over the host. A pass discovers tenants, takes the inventory, plans (`look`) and applies the
-//! plan. The engine keeps the result for the next pass and for requests (`answers`). `caps`, `reservations` and
-//! `traffic` are its parts for runtime caps, reserved CPU time and adaptive polling.
+//! plan. The engine keeps the result for the next pass and for requests (`answers`). `caps`, `reservations`,
+//! `requests` and `traffic` are its parts for runtime caps, reserved CPU time, reservations of programs and adaptive
+//! polling.
 //!
 //! A pass is safe because of its order:
 //! 1. Threads that shall no longer be capped are released, so that only the planner changes their policies.
@@ -17,6 +18,7 @@ mod answers;
 mod caps;
 mod look;
 mod observe;
+mod requests;
 mod reservations;
 mod traffic;
 
@@ -43,6 +45,7 @@ use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
 use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
+use crate::daemon::requested::{Requested, boot_time};
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::{Excess, Watches};
 use crate::log::{LineQuota, change_line};
@@ -86,8 +89,12 @@ pub struct Engine {
     uncapped: Vec<String>,
     /// Threads beyond their tenant's quota, which the daemon has moved to SCHED_OTHER.
     demoted: Demoted,
+    /// When the daemon's own threads were last looked at.
+    own_seen: Option<Instant>,
     keeper: Keeper,
     held: Memory,
+    /// What programs requested. `config` has its leases and the classes that it gives.
+    requested: Requested,
     /// The owners of capped threads that have metrics.
     domains: BTreeSet<Owned>,
     look: Look,
@@ -125,13 +132,16 @@ impl Engine {
     ///
     /// # Errors
     /// Where the journal cannot be opened.
-    pub fn new(paths: Paths, config: Config) -> anyhow::Result<Self> {
+    pub fn new(paths: Paths, mut config: Config) -> anyhow::Result<Self> {
         say_start(&paths, &config);
         let journal = paths.journal()?;
         if journal.stale() > 0 {
             tracing::info!("{} original values of an earlier boot dropped", journal.stale());
         }
-        let held = Memory::open(paths.held(), &hostnet::journal::running_boot_id().unwrap_or_default());
+        let boot_id = hostnet::journal::running_boot_id().unwrap_or_default();
+        let held = Memory::open(paths.held(), &boot_id);
+        let requested = Requested::open(paths.requested(), &boot_id, boot_time());
+        config.set_requested(requested.leases(), requested.grants());
         let mut keeper = Keeper::new(&config.sched, config.rules.table());
         keeper.remember(held.held(), held.asks());
         let mut engine = Self {
@@ -139,9 +149,11 @@ impl Engine {
             demoted: Demoted::open(paths.demoted()),
             paths,
             sources: Sources::host(),
+            own_seen: None,
             caps: Err("nothing is applied, so no thread is capped; `ontime apply` starts the caps".to_owned()),
             keeper,
             held,
+            requested,
             method: None,
             journal,
             guardian: None,
@@ -523,12 +535,13 @@ impl Engine {
     /// # Errors
     /// What is wrong with the new configuration. `status` and a metric report it until a reload succeeds.
     pub fn reload(&mut self) -> Result<(), api::RefusedConfiguration> {
-        let config = Config::load(&self.paths.config_dir).map_err(|error| {
+        let mut config = Config::load(&self.paths.config_dir).map_err(|error| {
             let refused = view::refused(&error);
             self.metrics.reloaded(false);
             self.refused = Some(refused.clone());
             refused
         })?;
+        config.set_requested(self.requested.leases(), self.requested.grants());
         self.metrics.reloaded(true);
         self.refused = None;
         let other_caps = config.daemon != self.config.daemon || config.rules.table() != self.table();
@@ -586,7 +599,7 @@ impl Engine {
     /// The result of a reload, for the API. In mode `observe`, if nothing had to be restored, it is what would be set.
     pub fn reloaded(&self, report: &hostnet::Report) -> api::Report {
         if self.state == api::State::Observing && report.items.is_empty() {
-            return would(&self.look, &self.host, &self.journal);
+            return would(&self.look, &self.host, &self.journal, &Settled::default());
         }
         self.told(report)
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_hostnet::{self as hostnet, Done, Host, Knob, KnobError, Method, Originals, Value};
-use ontime_sched::Refused;
+use ontime_sched::{BackendKind, Refused, Reserved, Settled, ext};
 use ontime_tenants::{Policy, Sources, ThreadId};
 
 use super::caps::beyond_quotas;
@@ -13,7 +13,7 @@ use crate::api;
 use crate::daemon::cap::Watch;
 use crate::daemon::census::{Census, Held};
 use crate::daemon::config::Config;
-use crate::daemon::keeper::Keeper;
+use crate::daemon::keeper::{Keeper, refused};
 use crate::daemon::view;
 use crate::daemon::watches::Watches;
 use crate::paths::Paths;
@@ -21,13 +21,23 @@ use crate::paths::Paths;
 /// Why no thread is capped.
 pub(super) const NO_CAPS: &str = "mode observe: nothing is set, so no thread has a place that needs a cap";
 
+/// Why back end `sched_ext` would not keep a reservation.
+const ABSENT: &str = "this ontime is built without sched_ext; build it with --features sched-ext, or use backend = \
+                      \"paced\" in sched.toml";
+
 /// Reads the host and plans what the daemon would set. In this plan, protections go off only if runtime caps would hold
 /// every real-time thread. Without a running daemon, `originals` are those that the last daemon left, and `keeper` has
 /// reserved nothing yet.
 pub fn to_be(config: &Config, paths: &Paths, method: Option<Method>, originals: &Originals, keeper: &Keeper) -> Look {
-    let known = Known { method, journal: Some(originals), keeper: Some(keeper), ..Known::default() };
+    // This back end would fail as soon as it got a vCPU.
+    let is_absent = config.sched.backend == BackendKind::SchedExt && !ext::BUILT_IN;
+    let keeper = Some(keeper).filter(|_| !is_absent);
+    let known = Known { method, journal: Some(originals), keeper, ..Known::default() };
     let sources = Sources::host();
     let mut look = Look::at(&sources, config, paths, known);
+    if is_absent {
+        look.settled = refused(&config.sched, &look.found.tenants, ABSENT);
+    }
     let mut census = Census::take(&sources.proc, &[std::process::id()], config.daemon.census());
     // The daemon's own threads are left out, even if a daemon runs that does not answer.
     census.threads.retain(|thread| !thread.is_daemon());
@@ -35,6 +45,7 @@ pub fn to_be(config: &Config, paths: &Paths, method: Option<Method>, originals: 
     // Protections stay on where CPU time is reserved.
     look.replan(originals, caps && look.settled.vcpus.is_empty());
     look.name_uncapped(census.why_protected(&uncapped));
+    look.reserves_nothing();
     look
 }
 
@@ -62,8 +73,9 @@ fn would_hold(look: &Look, census: &mut Census, config: &Config) -> (bool, Vec<S
     (uncapped.is_empty() && capped.len() == watches.list.len(), uncapped)
 }
 
-/// What applying this plan would change: knobs with another value, and knobs that would get their originals back.
-pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report {
+/// What applying this plan would change: knobs with another value, knobs that would get their originals back, and
+/// reserved CPU time that is not in force yet.
+pub fn would(look: &Look, host: &dyn Host, originals: &Originals, in_force: &Settled) -> api::Report {
     let mut changes = Vec::new();
     let mut unchanged = 0;
     for setting in &look.plan.settings {
@@ -107,6 +119,20 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
         outcome: "would-restore".to_owned(),
         why: None,
     }));
+    let has = |vcpu: &&Reserved| {
+        let is_same = |now: &Reserved| (now.id, now.budget, now.period) == (vcpu.id, vcpu.budget, vcpu.period);
+        in_force.vcpus.iter().any(is_same)
+    };
+    let (kept, new): (Vec<&Reserved>, Vec<&Reserved>) = look.foreseen.vcpus.iter().partition(has);
+    unchanged += kept.len();
+    changes.extend(new.into_iter().map(|vcpu| {
+        let (knob, to) = view::reservation(&look.foreseen, vcpu);
+        reserving(knob, to, "would-change", None)
+    }));
+    changes.extend(look.foreseen.refused.iter().map(|Refused { tenant, why }| {
+        let (knob, to) = (format!("CPU time of {tenant}"), "as sched.toml says".to_owned());
+        reserving(knob, to, "would-fail", Some(why.clone()))
+    }));
     api::Report {
         schema_version: api::SCHEMA_VERSION,
         method: look.intent.method.name().to_owned(),
@@ -115,6 +141,12 @@ pub fn would(look: &Look, host: &dyn Host, originals: &Originals) -> api::Report
         unchanged,
         findings: look.plan.findings.iter().map(view::finding).collect(),
     }
+}
+
+/// A change of reserved CPU time that an apply would make or attempt.
+fn reserving(knob: String, to: String, outcome: &str, why: Option<String>) -> api::Change {
+    let rule = Some(view::RESERVATION.to_owned());
+    api::Change { rule, knob, from: None, to, outcome: outcome.to_owned(), why }
 }
 
 impl Engine {
@@ -145,7 +177,6 @@ impl Engine {
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation would not hold: {why}"));
         }
-        self.look.settled.vcpus.clear();
         hostnet::Report { findings: self.look.plan.findings.clone(), ..report }
     }
 }
@@ -153,6 +184,8 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use ontime_hostnet::{Obstacle, Plan, Root, RuleId, Setting, Stage};
+    use ontime_plan::Nanos;
+    use ontime_sched::Held as Kept;
 
     use super::*;
     use crate::daemon::census::RealTime;
@@ -220,11 +253,44 @@ mod tests {
             Setting::new(RuleId::HaltPoll, Stage::Place, knob, Value::Text(value.to_owned()))
         };
         let plan = Plan { settings: ["1", "2", "3", "4"].map(setting).into(), ..Plan::default() };
-        let report = would(&Look { plan, ..Look::default() }, &Ones, &Originals::default());
+        let look = Look { plan, ..Look::default() };
+        let report = would(&look, &Ones, &Originals::default(), &Settled::default());
         let told: Vec<(&str, Option<&str>)> =
             report.changes.iter().map(|change| (change.outcome.as_str(), change.why.as_deref())).collect();
-        let why = Some("the cause; the remedy");
-        assert_eq!(told, [("would-fail", why), ("unsupported", why), ("would-change", None)]);
+        let why = "the cause; the remedy";
+        let accepted = format!("{why}; to accept it as it is: without = [\"halt-poll\"] in /etc/ontime/host.toml");
+        assert_eq!(told, [("would-fail", Some(why)), ("unsupported", Some(accepted.as_str())), ("would-change", None)]);
         assert_eq!(report.unchanged, 1);
+    }
+
+    #[test]
+    fn reserved_cpu_time_that_is_not_in_force_would_be_a_change() {
+        let held = |tid, cpu| Kept { id: ThreadId { pid: 1, tid, start_time: 1 }, cpu };
+        let mut settled = Settled::remembered(&[held(7, Some(3)), held(8, None), held(9, None)]);
+        for (vcpu, number) in settled.vcpus.iter_mut().zip(0..) {
+            (vcpu.tenant, vcpu.vcpu) = ("press".to_owned(), number);
+            (vcpu.budget, vcpu.period) = (Nanos(2_500_000), Nanos(20_000_000));
+        }
+        let mut in_force = settled.clone();
+        in_force.vcpus.remove(1);
+        in_force.vcpus[1].budget = Nanos(1_000_000);
+        settled.refused.push(Refused { tenant: "mill".to_owned(), why: "no room".to_owned() });
+        let mut look = Look { settled, ..Look::default() };
+        look.reserves_nothing();
+        assert!(look.settled.vcpus.is_empty() && look.settled.refused.len() == 1);
+        let told = |in_force: &Settled| -> (Vec<(String, String, String)>, usize) {
+            let report = would(&look, &Ones, &Originals::default(), in_force);
+            let changes = report.changes.into_iter().map(|change| (change.knob, change.to, change.outcome));
+            (changes.collect(), report.unchanged)
+        };
+        let vcpu = |number: u32, to: &str| {
+            let knob = format!("CPU time of vCPU {number} of press (thread {})", 7 + number);
+            (knob, to.to_owned(), "would-change".to_owned())
+        };
+        let refused = ("CPU time of mill".to_owned(), "as sched.toml says".to_owned(), "would-fail".to_owned());
+        let free = "2.5 ms of each 20 ms";
+        let all = vec![vcpu(0, "2.5 ms of each 20 ms on CPU 3"), vcpu(1, free), vcpu(2, free), refused.clone()];
+        assert_eq!(told(&Settled::default()), (all, 0));
+        assert_eq!(told(&in_force), (vec![vcpu(1, free), vcpu(2, free), refused], 1));
     }
 }

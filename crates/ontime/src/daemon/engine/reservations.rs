@@ -15,7 +15,8 @@ use crate::daemon::guardian::Charge;
 use crate::daemon::keeper::Keeper;
 
 /// Why nothing is reserved in mode `observe`.
-const UNRESERVED: &str = "mode observe: nothing is set or reserved until daemon.toml says mode = \"enforce\"";
+pub(super) const UNRESERVED: &str =
+    "mode observe: nothing is set or reserved until daemon.toml says mode = \"enforce\"";
 
 impl Engine {
     /// The recorded original policies of the threads that a back end moves, or is about to move.
@@ -101,13 +102,7 @@ impl Engine {
     /// # Errors
     /// Why it was refused. Then the guest keeps what it held.
     pub fn guest_asks(&mut self, vm: &str, mut ask: Ask) -> Result<(), String> {
-        match self.state {
-            api::State::Applied => {}
-            api::State::Reset => {
-                return Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned());
-            }
-            api::State::Observing => return Err(UNRESERVED.to_owned()),
-        }
+        self.may_reserve()?;
         // The free bandwidth depends on what other guests have claimed from their offers. They must not claim more
         // while this is decided.
         let taken = self.withdraw();
@@ -133,6 +128,21 @@ impl Engine {
         }
         self.offer();
         admitted
+    }
+
+    /// Refuses where nothing is reserved whatever is requested.
+    fn may_reserve(&self) -> Result<(), String> {
+        match self.state {
+            api::State::Applied => Ok(()),
+            api::State::Reset => Err("`ontime reset` was called; nothing is reserved until `ontime apply`".to_owned()),
+            api::State::Observing => Err(UNRESERVED.to_owned()),
+        }
+    }
+
+    /// Why nothing can be reserved now.
+    pub(super) fn unreservable(&self) -> Option<String> {
+        let off = self.may_reserve().err();
+        off.or_else(|| self.keeper.why_off(self.look.intent.method))
     }
 
     fn count_asked(&mut self, vm: &str, admitted: bool, times: u64) {
@@ -231,13 +241,13 @@ impl Engine {
         }
     }
 
-    fn hold_again(&mut self) {
+    pub(super) fn hold_again(&mut self) {
         let settled = self.settled_again();
         // The reason of a failure is in the keeper's `off`.
         let _ = self.hold(settled);
     }
 
-    fn settled_again(&self) -> Settled {
+    pub(super) fn settled_again(&self) -> Settled {
         let online = &self.look.inventory.cpus.online;
         self.keeper.settle(&self.config.sched, &self.look.found.tenants, online, self.look.intent.method)
     }
@@ -266,10 +276,11 @@ impl Engine {
         self.metrics.reservations(&self.look.settled, &self.keeper.uses());
     }
 
-    /// Reserved CPU time of each vCPU, and how it is kept, for the API.
+    /// Reserved CPU time of each vCPU, and how it is kept, for the API. In mode `observe`, what would be reserved.
     pub fn reservations(&mut self) -> api::Reservations {
         self.catch_up();
-        let settled = &self.look.settled;
+        let observing = self.state == api::State::Observing;
+        let settled = if observing { &self.look.foreseen } else { &self.look.settled };
         let uses = self.keeper.uses();
         let shown = self.keeper.show();
         let standings: BTreeMap<ThreadId, (Place, u64)> = shown
@@ -337,16 +348,16 @@ impl Engine {
         api::Reservations {
             schema_version: api::SCHEMA_VERSION,
             backend: self.keeper.kind().name().to_owned(),
-            off: match self.state {
-                api::State::Observing => Some(UNRESERVED.to_owned()),
-                api::State::Applied | api::State::Reset => self.keeper.off().map(str::to_owned),
-            },
-            cpus: settled.cpus.clone(),
+            foreseen: observing,
+            off: self.unreservable(),
+            cpus: self.config.sched.cpus_of(&self.look.inventory.cpus.online.iter().collect()),
             reserve: self.config.sched.reserve.as_f64(),
             reserved: settled.total().as_f64(),
             vcpus: vcpus.collect(),
             refused: settled.refused.iter().map(refused).collect(),
             absent: absent.into_iter().map(str::to_owned).collect(),
+            requested: self.requested(),
+            capacity: self.capacity(),
             slice,
         }
     }

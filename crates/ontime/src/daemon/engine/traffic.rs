@@ -24,11 +24,11 @@ impl Engine {
         self.config.host.adaptive.filter(|_| self.state == api::State::Applied && !self.look.polls.is_empty())
     }
 
-    /// The time until traffic must be looked at (while NICs poll adaptively) or a census is due (while protections are
-    /// off). None: no timer is needed for either.
+    /// The time until traffic must be looked at (while NICs poll adaptively), or a census is due (while protections are
+    /// off), or a look at the daemon's own threads (while it caps or paces a thread). None: no timer is needed.
     pub fn look_in(&self) -> Option<Duration> {
         let traffic = || self.traffic.last.map_or(Duration::ZERO, |last| LOOK.saturating_sub(last.elapsed()));
-        self.adaptive().map(|_| traffic()).into_iter().chain(self.census_in()).min()
+        self.adaptive().map(|_| traffic()).into_iter().chain(self.census_in()).chain(self.own_in()).min()
     }
 
     /// Looks at the traffic if it is time. Returns whether a pass is due, because a NIC has to begin or end polling.

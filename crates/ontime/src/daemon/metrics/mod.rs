@@ -510,6 +510,7 @@ mod tests {
             paused: false,
             refused: 0,
             raised: 7 * pauses,
+            escaped: 0,
             ahead_ns: 0,
         };
         metrics.caps(&[used(2)], &of);
@@ -527,6 +528,31 @@ mod tests {
         assert!(!text.contains("4712"), "{text}");
         metrics.forget(&owned);
         assert!(!metrics.text().contains("rt0"));
+    }
+
+    #[test]
+    fn findings_are_metrics_by_rule_and_severity_for_as_long_as_they_hold() {
+        use ontime_hostnet::{RuleId, Severity};
+        let metrics = Metrics::default();
+        let finding = |rule, severity| Finding {
+            rule,
+            severity,
+            object: "eth0\n".to_owned(),
+            found: "x".to_owned(),
+            remedy: "y".to_owned(),
+            refusal: None,
+        };
+        let critical = finding(RuleId::NapiThread, Severity::Critical);
+        metrics.found(&[critical.clone(), finding(RuleId::HostConfig, Severity::Warning), critical.clone()]);
+        let text = metrics.text();
+        for line in [
+            "ontime_findings{rule=\"napi-thread\",severity=\"critical\"} 2\n",
+            "ontime_findings{rule=\"host-config\",severity=\"warning\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        metrics.found(&[finding(RuleId::HostConfig, Severity::Warning)]);
+        assert!(!metrics.text().contains("severity=\"critical\""));
     }
 
     #[test]

@@ -1,0 +1,590 @@
+//! `ontime verify`: whether this host, and a guest, are fit for their load. It measures the way that hosts are
+//! accepted: with cyclictest, `rtla timerlat` and oslat, and with `ontime trace` meanwhile. Named limits judge the
+//! longest delays.
+//!
+//! In: those programs and their outputs (`outputs`), limits (`limits`), the daemon's status. Out: a
+//! `document::Document`. Every program is limited in time and ends with this one (`child`).
+
+mod child;
+mod document;
+mod limits;
+mod outputs;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ontime_hostnet::{CpuSet, Inventory};
+use rustix::process::Signal;
+
+use self::child::{Ended, Load, Running, last_line};
+use self::document::{Document, Host, Measured, Measurement, OfTenant, Outcome, Verdict};
+use self::limits::Test;
+use self::outputs::{OfCpu, Slow};
+use crate::exit::{Doing, Exit};
+use crate::paths::Paths;
+use crate::sight::Missed;
+use crate::{api, client, exit};
+
+/// How much longer than its measurement a program may take.
+const GRACE: Duration = Duration::from_secs(30);
+/// How many of the slowest requests `ontime trace` keeps.
+const WORST: &str = "100";
+
+/// `ontime verify`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The duration of each measurement.
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    duration: u64,
+    /// A shell's command that runs beside the measurements, again and again: the host's load.
+    #[arg(long, value_name = "COMMAND")]
+    load: Option<String>,
+    /// Which measurements.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Test::ALL)]
+    test: Vec<Test>,
+    /// The limits to be kept: rhel, vmware, iec61850, or names of --limits-file.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "rhel")]
+    limits: Vec<String>,
+    /// A TOML file with limits of your own (format: docs/verify.md).
+    #[arg(long, value_name = "FILE")]
+    limits_file: Option<PathBuf>,
+    /// Measure on these CPUs with cyclictest and timerlat, such as 2-5; on all where it is not given.
+    #[arg(long, value_name = "CPUS", value_parser = CpuSet::from_list)]
+    cpus: Option<CpuSet>,
+    /// Measure on these CPUs with oslat, which takes them whole; on the isolated ones where it is not given.
+    #[arg(long, value_name = "CPUS", value_parser = CpuSet::from_list)]
+    oslat_cpus: Option<CpuSet>,
+    /// SCHED_FIFO priority of cyclictest's and timerlat's threads.
+    #[arg(long, value_name = "N", default_value_t = 95, value_parser = clap::value_parser!(u8).range(1..=99))]
+    priority: u8,
+    /// Run cyclictest in a guest too: a command that runs a shell's script from its standard input there, such as
+    /// "ssh plc-1 sh".
+    #[arg(long, value_name = "COMMAND")]
+    guest: Option<String>,
+    /// Write the result here as JSON; - for standard output, in place of the text.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the result here as one self-contained page.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Measures and judges. Exit status 1 where a limit is exceeded, 3 where a limit's measurement is missing.
+///
+/// # Errors
+/// Where a program is missing, limits are wrong, or a file cannot be written.
+pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+    let mut sets = limits::built_in();
+    if let Some(file) = &args.limits_file {
+        sets.extend(limits::load(file)?);
+    }
+    limits::check(&sets, &args.limits)?;
+    if args.guest.is_some() && !args.test.contains(&Test::Cyclictest) {
+        exit::usage!("--guest runs cyclictest in the guest, which --test leaves out; name cyclictest there");
+    }
+    let cpus = Inventory::scan(&paths.roots()).cpus;
+    let on = |asked: &Option<CpuSet>, flag: &str, or: &CpuSet| {
+        let asked = asked.clone().unwrap_or_else(|| or.clone());
+        if asked.is_subset(&cpus.online) {
+            return Ok(asked);
+        }
+        Err(Exit::usage(format!("{flag} {asked}: not all of these CPUs are online; online are {}", cpus.online)))
+    };
+    let plan = Plan {
+        args,
+        cpus: on(&args.cpus, "--cpus", &cpus.online)?,
+        oslat_cpus: on(&args.oslat_cpus, "--oslat-cpus", &cpus.isolated)?,
+        online: &cpus.online,
+        tests: Test::ALL.into_iter().filter(|test| args.test.contains(test)).collect(),
+    };
+    plan.check_programs(|program| std::env::var_os("PATH").is_some_and(|path| is_in(&path, program)))?;
+    let missed = Missed::rights();
+    if !missed.is_none() {
+        eprintln!("ontime: nothing was measured: the kernel gives real-time priority to root alone");
+        return Ok(ExitCode::from(missed.tell(exit::UNKNOWN)));
+    }
+    let mut files = Files::create(args)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).doing("catching signals")?;
+    }
+    let measured = Bench { plan: &plan, paths, stop: &stop, versions: BTreeMap::new() }.measure(&cpus.isolated)?;
+    let document = Document::new(measured, &sets, &args.limits);
+    files.write(&document)?;
+    Ok(ExitCode::from(document.verdict.status()))
+}
+
+fn is_in(path: &std::ffi::OsStr, program: &str) -> bool {
+    let is_executable =
+        |file: PathBuf| file.metadata().is_ok_and(|of| of.is_file() && of.permissions().mode() & 0o111 != 0);
+    std::env::split_paths(path).any(|folder| is_executable(folder.join(program)))
+}
+
+/// What is measured where.
+struct Plan<'a> {
+    args: &'a Args,
+    cpus: CpuSet,
+    oslat_cpus: CpuSet,
+    online: &'a CpuSet,
+    tests: Vec<Test>,
+}
+
+impl Plan<'_> {
+    /// Refuses to start without a program that is needed.
+    fn check_programs(&self, is_there: impl Fn(&str) -> bool) -> Result<(), Exit> {
+        let is_needed = |test: &Test| *test != Test::Oslat || self.oslat_place().is_ok();
+        let needed = self.tests.iter().filter(|test| is_needed(test)).filter_map(|test| test.program());
+        let missing: Vec<_> = needed.filter(|(program, _)| !is_there(program)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&str> = missing.iter().map(|(program, _)| *program).collect();
+        let packages: BTreeSet<&str> = missing.iter().map(|(_, package)| *package).collect();
+        Err(Exit::unknown(format!(
+            "not installed: {}; Debian: apt-get install {}; or name other measurements with --test",
+            names.join(", "),
+            packages.into_iter().collect::<Vec<_>>().join(" ")
+        )))
+    }
+
+    /// The CPU of oslat's main thread; or why oslat cannot run.
+    fn oslat_place(&self) -> Result<u32, String> {
+        if self.oslat_cpus.is_empty() {
+            let why = "no CPU is isolated for a thread that polls alone; --oslat-cpus names CPUs";
+            return Err(why.to_owned());
+        }
+        let free = self.online.iter().find(|cpu| !self.oslat_cpus.contains(*cpu));
+        free.ok_or_else(|| format!("oslat takes CPUs {} and leaves no other", self.oslat_cpus))
+    }
+
+    fn cyclictest(&self, place: &[String]) -> Vec<String> {
+        let Args { priority, duration, .. } = self.args;
+        // Without --default-system, cyclictest keeps CPUs out of idle states, which tenants do not.
+        let fixed = ["--mlockall", "--default-system", "--quiet", "--interval=1000", "--distance=0"].map(str::to_owned);
+        let own = [format!("--priority={priority}"), format!("--duration={duration}")];
+        fixed.into_iter().chain(own).chain(place.iter().cloned()).collect()
+    }
+
+    fn on_host(&self, json: &Path) -> Vec<String> {
+        let place = [
+            format!("--affinity={}", self.cpus),
+            format!("--threads={}", self.cpus.len()),
+            format!("--json={}", json.display()),
+        ];
+        self.cyclictest(&place)
+    }
+
+    /// A shell's script for the guest. The JSON goes through a file, because cyclictest's other output is on the same
+    /// standard output.
+    fn in_guest(&self) -> String {
+        let arguments = self.cyclictest(&["--smp".to_owned(), "--json=\"$file\"".to_owned()]).join(" ");
+        let run = format!("file=$(mktemp) || exit 1\ncyclictest {arguments} >&2\nstatus=$?\n");
+        run + "cat \"$file\"\nrm -f \"$file\"\nexit $status\n"
+    }
+
+    fn timerlat(&self) -> Vec<String> {
+        let Args { priority, duration, .. } = self.args;
+        let words = ["timerlat", "hist", "-p", "1000", "-c"].map(str::to_owned);
+        let own = [self.cpus.to_string(), "-P".to_owned(), format!("f:{priority}"), "-d".to_owned()];
+        words.into_iter().chain(own).chain([duration.to_string()]).collect()
+    }
+
+    fn oslat(&self, main: u32, json: &Path) -> Vec<String> {
+        vec![
+            format!("--cpu-list={}", self.oslat_cpus),
+            format!("--cpu-main-thread={main}"),
+            "--rtprio=1".to_owned(),
+            format!("--duration={}", self.args.duration),
+            "--quiet".to_owned(),
+            format!("--json={}", json.display()),
+        ]
+    }
+}
+
+/// The measurements in progress.
+struct Bench<'a> {
+    plan: &'a Plan<'a>,
+    paths: &'a Paths,
+    stop: &'a AtomicBool,
+    versions: BTreeMap<String, String>,
+}
+
+impl Bench<'_> {
+    fn measure(mut self, isolated: &CpuSet) -> anyhow::Result<Measured> {
+        let (args, plan) = (self.plan.args, self.plan);
+        let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mut load = args.load.as_deref().map(Load::start).transpose().doing("starting the load (--load)")?;
+        let mut trace = plan.tests.contains(&Test::Request).then(|| self.start_trace()).transpose()?;
+        let (mut measurements, mut slow) = (Vec::new(), Vec::new());
+        for test in &plan.tests {
+            match test {
+                Test::Cyclictest => {
+                    measurements.push(self.cyclictest(&mut load)?);
+                    if let Some(guest) = &args.guest {
+                        measurements.push(self.guest(guest, &mut load)?);
+                    }
+                }
+                Test::Timerlat => measurements.push(self.timerlat(&mut load)?),
+                Test::Oslat => measurements.push(self.oslat(&mut load)?),
+                // Traced meanwhile.
+                Test::Request => {}
+            }
+        }
+        if let Some((running, command)) = &mut trace {
+            if measurements.is_empty() {
+                eprintln!("ontime trace, {} s", args.duration);
+                running.wait(Duration::from_secs(args.duration), || self.why_stop(&mut load))?;
+            }
+            let (measurement, found) = requests(running, std::mem::take(command))?;
+            measurements.push(measurement);
+            slow = found;
+        }
+        self.go_on(&mut load)?;
+        drop(load);
+        let host = self.host(isolated);
+        let (duration_s, load) = (args.duration, args.load.clone());
+        Ok(Measured { started_unix_s, duration_s, load, host, measurements, slow })
+    }
+
+    /// Why a measurement ends before its time.
+    fn why_stop(&self, load: &mut Option<Load>) -> Option<String> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Some("interrupted: nothing is judged".to_owned());
+        }
+        load.as_mut().and_then(Load::keep)
+    }
+
+    /// An error if the measurements cannot go on.
+    fn go_on(&self, load: &mut Option<Load>) -> Result<(), Exit> {
+        self.why_stop(load).map_or(Ok(()), |why| Err(Exit::unknown(why)))
+    }
+
+    /// Runs a program for the duration of a measurement. The inner error says why there is no result.
+    fn program(
+        &self,
+        command: Command,
+        script: Option<&str>,
+        load: &mut Option<Load>,
+    ) -> anyhow::Result<Result<(Vec<u8>, String), String>> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let duration = Duration::from_secs(self.plan.args.duration);
+        let mut running = Running::start(command, script).doing(format_args!("starting {name}"))?;
+        let ended = running.wait(duration + GRACE, || self.why_stop(load)).doing(format_args!("waiting for {name}"))?;
+        let (out, err) = running.output().doing(format_args!("reading what {name} wrote"))?;
+        let said = last_line(&err).map_or_else(String::new, |line| format!(": {line}"));
+        Ok(match ended {
+            Ended::Itself(Some(0)) => Ok((out, err)),
+            Ended::Itself(Some(127)) if script.is_some() => {
+                Err(format!("no cyclictest there{said}; install rt-tests in the guest"))
+            }
+            Ended::Itself(Some(status)) => Err(format!("{name} ended with status {status}{said}")),
+            Ended::Itself(None) => Err(format!("a signal ended {name}{said}")),
+            Ended::Late => Err(format!("{name} did not end within {} s after its time{said}", GRACE.as_secs())),
+            Ended::Because(why) => return Err(Exit::unknown(why).into()),
+        })
+    }
+
+    /// Runs a program of rt-tests, which writes JSON to a file.
+    fn rt_tests(
+        &mut self,
+        test: Test,
+        arguments: impl Fn(&Path) -> Vec<String>,
+        load: &mut Option<Load>,
+    ) -> anyhow::Result<Measurement> {
+        let json = tempfile::NamedTempFile::new().doing("making a file for the result")?;
+        let name = test.name();
+        let mut command = Command::new(name);
+        command.args(arguments(json.path()));
+        let words = format!("{name} {}", arguments(Path::new("FILE")).join(" "));
+        eprintln!("{words}");
+        let result = match self.program(command, None, load)? {
+            Ok(_) => outputs::rt_tests(&fs::read(json.path()).doing(format_args!("reading {name}'s JSON"))?),
+            Err(why) => Err(why),
+        };
+        Ok(self.by_cpu(test, "host", words, "rt-tests", result))
+    }
+
+    /// A measurement of a program of rt-tests.
+    fn by_cpu(
+        &mut self,
+        test: Test,
+        place: &'static str,
+        command: String,
+        package: &str,
+        result: Result<outputs::RtTests, String>,
+    ) -> Measurement {
+        let result = result.map(|read| {
+            self.versions.extend(read.version.map(|version| (package.to_owned(), version)));
+            read.cpus
+        });
+        Measurement { test, place, command, outcome: outcome(result) }
+    }
+
+    fn cyclictest(&mut self, load: &mut Option<Load>) -> anyhow::Result<Measurement> {
+        let plan = self.plan;
+        self.rt_tests(Test::Cyclictest, |json| plan.on_host(json), load)
+    }
+
+    fn oslat(&mut self, load: &mut Option<Load>) -> anyhow::Result<Measurement> {
+        let plan = self.plan;
+        match plan.oslat_place() {
+            Ok(main) => self.rt_tests(Test::Oslat, |json| plan.oslat(main, json), load),
+            Err(why) => {
+                let outcome = Outcome::NotApplicable { why };
+                Ok(Measurement { test: Test::Oslat, place: "host", command: String::new(), outcome })
+            }
+        }
+    }
+
+    fn guest(&mut self, guest: &str, load: &mut Option<Load>) -> anyhow::Result<Measurement> {
+        let script = self.plan.in_guest();
+        let mut command = Command::new("sh");
+        command.args(["-c", guest]);
+        eprintln!("cyclictest in the guest, by {guest}");
+        let result = self.program(command, Some(&script), load)?;
+        let result = result.and_then(|(out, _)| outputs::rt_tests(&out));
+        let words = format!("{guest}\n{script}");
+        Ok(self.by_cpu(Test::Cyclictest, "guest", words, "rt-tests (guest)", result))
+    }
+
+    fn timerlat(&mut self, load: &mut Option<Load>) -> anyhow::Result<Measurement> {
+        let mut help = Command::new("rtla");
+        help.arg("--help");
+        let mut running = Running::start(help, None).doing("starting rtla")?;
+        running.wait(GRACE, || None).doing("waiting for rtla")?;
+        let (out, err) = running.output().doing("reading what rtla wrote")?;
+        let version = outputs::rtla_version(&(String::from_utf8_lossy(&out) + err.as_str()));
+        self.versions.extend(version.map(|version| ("rtla".to_owned(), version)));
+        let arguments = self.plan.timerlat();
+        let words = format!("rtla {}", arguments.join(" "));
+        eprintln!("{words}");
+        let mut command = Command::new("rtla");
+        command.args(arguments);
+        let result = self.program(command, None, load)?;
+        let result = result.and_then(|(out, _)| outputs::timerlat(&String::from_utf8_lossy(&out)));
+        Ok(Measurement { test: Test::Timerlat, place: "host", command: words, outcome: outcome(result) })
+    }
+
+    /// Starts `ontime trace` beside the measurements. Returns it with its command line.
+    fn start_trace(&self) -> anyhow::Result<(Running, String)> {
+        let program = std::env::current_exe().doing("finding the program `ontime`")?;
+        let arguments = ["trace", "--quiet", "--json", "-", "--worst", WORST];
+        let mut command = Command::new(program);
+        command.args(arguments).args(self.paths.arguments());
+        let running = Running::start(command, None).doing("starting ontime trace")?;
+        Ok((running, format!("ontime {}", arguments.join(" "))))
+    }
+
+    fn host(self, isolated: &CpuSet) -> Host {
+        let name = rustix::system::uname();
+        let read = |file: &str| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
+        let mut versions = self.versions;
+        versions.insert("ontime".to_owned(), crate::version().to_owned());
+        let status = client::get::<api::Status>(&self.paths.socket(), "/v1/status");
+        let status_missing = status.as_ref().err().map(ToString::to_string);
+        Host {
+            name: name.nodename().to_string_lossy().into_owned(),
+            kernel: name.release().to_string_lossy().into_owned(),
+            command_line: read("/proc/cmdline"),
+            preempt_rt: read("/sys/kernel/realtime") == "1",
+            cpus: self.plan.online.to_string(),
+            isolated: isolated.to_string(),
+            versions,
+            status: status.ok(),
+            status_missing,
+        }
+    }
+}
+
+fn outcome(result: Result<Vec<OfCpu>, String>) -> Outcome {
+    match result {
+        Ok(cpus) => {
+            let max_us = cpus.iter().map(|of| of.max_us).fold(0.0, f64::max);
+            Outcome::Measured { max_us, cpus, tenants: Vec::new() }
+        }
+        Err(why) => Outcome::Missing { why },
+    }
+}
+
+/// Ends the trace, and reads what it found.
+fn requests(running: &mut Running, command: String) -> anyhow::Result<(Measurement, Vec<Slow>)> {
+    let status = running.end(Signal::INT).doing("ending ontime trace")?;
+    let (out, err) = running.output().doing("reading what ontime trace wrote")?;
+    let found = if status == Some(i32::from(exit::OK)) {
+        outputs::trace(&out)
+    } else {
+        Err(last_line(&err).unwrap_or("ontime trace said nothing and failed").to_owned())
+    };
+    let (outcome, slow) = match found {
+        Ok(trace) => (of_trace(&trace), trace.worst),
+        Err(why) => (Outcome::Missing { why }, Vec::new()),
+    };
+    Ok((Measurement { test: Test::Request, place: "host", command, outcome }, slow))
+}
+
+fn of_trace(trace: &outputs::Trace) -> Outcome {
+    let of_path = |path: &outputs::Path| {
+        let total = path.total?;
+        let (samples, min_us, avg_us, max_us) = (total.count, total.min, total.mean, path.max_us);
+        Some(OfTenant { tenant: path.tenant.clone(), samples, min_us, avg_us, max_us })
+    };
+    let tenants: Vec<OfTenant> = trace.paths.iter().filter_map(of_path).collect();
+    if tenants.is_empty() {
+        return Outcome::Missing { why: "no RT tenant was sent a request; send some meanwhile".to_owned() };
+    }
+    let max_us = tenants.iter().map(|of| of.max_us).fold(0.0, f64::max);
+    Outcome::Measured { max_us, cpus: Vec::new(), tenants }
+}
+
+/// The output files. They are created before the measurements, so that a wrong path does not waste them.
+struct Files {
+    json: Option<Box<dyn Write>>,
+    html: Option<File>,
+    text: bool,
+}
+
+impl Files {
+    fn create(args: &Args) -> anyhow::Result<Self> {
+        let file = |path: &Path| File::create(path).doing(format_args!("{}: making the file", path.display()));
+        let to_stdout = args.json.as_deref() == Some(Path::new("-"));
+        let json: Option<Box<dyn Write>> = match args.json.as_deref() {
+            Some(_) if to_stdout => Some(Box::new(std::io::stdout())),
+            Some(path) => Some(Box::new(file(path)?)),
+            None => None,
+        };
+        Ok(Self { json, html: args.html.as_deref().map(file).transpose()?, text: !to_stdout })
+    }
+
+    fn write(&mut self, document: &Document) -> anyhow::Result<()> {
+        if let Some(file) = &mut self.html {
+            file.write_all(document::html(document).as_bytes())?;
+        }
+        if let Some(json) = &mut self.json {
+            serde_json::to_writer_pretty(&mut *json, &api::Versioned::of(document))?;
+            writeln!(json)?;
+        }
+        if self.text {
+            document::text(&mut std::io::stdout().lock(), document)?;
+            if document.verdict == Verdict::Fail && document.late.is_empty() {
+                println!("the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(words: &[&str]) -> Args {
+        Line::try_parse_from(std::iter::once(&"verify").chain(words)).unwrap().args
+    }
+
+    fn plan<'a>(args: &'a Args, online: &'a CpuSet, isolated: &str) -> Plan<'a> {
+        let (cpus, oslat_cpus) = (online.clone(), CpuSet::from_list(isolated).unwrap());
+        Plan { args, cpus, oslat_cpus, online, tests: args.test.clone() }
+    }
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package_and_only_if_it_is_needed() {
+        let online = CpuSet::from_list("0-3").unwrap();
+        let all = args(&[]);
+        let said = |args: &Args, isolated: &str, there: &[&str]| {
+            let found = plan(args, &online, isolated).check_programs(|program| there.contains(&program));
+            found.err().map(|error| (error.status, error.message))
+        };
+        let (status, none) = said(&all, "3", &[]).unwrap();
+        assert_eq!(status, exit::UNKNOWN);
+        assert!(none.contains("cyclictest, rtla, oslat; Debian: apt-get install rt-tests rtla;"), "{none}");
+        let (_, rtla) = said(&all, "3", &["cyclictest", "oslat"]).unwrap();
+        assert!(rtla.contains("not installed: rtla; Debian: apt-get install rtla;"), "{rtla}");
+        assert_eq!(said(&all, "", &["cyclictest", "rtla"]), None, "oslat has no CPU");
+        assert_eq!(said(&args(&["--test", "request"]), "3", &[]), None);
+        assert!(said(&args(&["--test", "timerlat,request"]), "3", &["cyclictest"]).is_some());
+    }
+
+    #[test]
+    fn programs_get_the_chosen_cpus_time_and_priority() {
+        let online = CpuSet::from_list("0-5").unwrap();
+        let args = args(&["--duration", "7", "--priority", "80"]);
+        let mut plan = plan(&args, &online, "0,4");
+        plan.cpus = CpuSet::from_list("1,3-4").unwrap();
+        let cyclictest = plan.on_host(Path::new("/tmp/x")).join(" ");
+        for word in
+            ["--affinity=1,3-4 --threads=3", "--priority=80", "--duration=7", "--json=/tmp/x", "--default-system"]
+        {
+            assert!(cyclictest.contains(word), "{word}: {cyclictest}");
+        }
+        assert_eq!(plan.timerlat().join(" "), "timerlat hist -p 1000 -c 1,3-4 -P f:80 -d 7");
+        assert_eq!(plan.oslat_place(), Ok(1));
+        let oslat = plan.oslat(1, Path::new("/tmp/y")).join(" ");
+        assert_eq!(oslat, "--cpu-list=0,4 --cpu-main-thread=1 --rtprio=1 --duration=7 --quiet --json=/tmp/y");
+        plan.oslat_cpus = online.clone();
+        assert!(plan.oslat_place().unwrap_err().contains("leaves no other"));
+    }
+
+    #[test]
+    fn the_guests_script_gives_the_json_alone_and_cyclictests_status() {
+        let online = CpuSet::from_list("0").unwrap();
+        let args = args(&["--duration", "3"]);
+        let script = plan(&args, &online, "").in_guest();
+        let run = |fake: &str| {
+            let mut shell = Command::new("sh");
+            shell.arg("-s");
+            let mut running = Running::start(shell, Some(&format!("{fake}\n{script}"))).unwrap();
+            let ended = running.wait(Duration::from_secs(60), || None).unwrap();
+            (ended, String::from_utf8(running.output().unwrap().0).unwrap())
+        };
+        let writes = "cyclictest() { for word; do case $word in --json=*) echo '{}' > ${word#--json=};; esac; done
+            echo T: 0 noise; return 5; }";
+        assert_eq!(run(writes), (Ended::Itself(Some(5)), "{}\n".to_owned()));
+        let (ended, _) = run("PATH=/nonexistent; mktemp() { echo /dev/null; }; cat() { :; }; rm() { :; }");
+        assert_eq!(ended, Ended::Itself(Some(127)));
+    }
+
+    #[test]
+    fn requests_are_judged_by_tenant_and_their_absence_is_told() {
+        let path = |tenant: &str, count: u64, max_us: f64| outputs::Path {
+            tenant: tenant.to_owned(),
+            total: (count > 0).then_some(outputs::Total { count, min: 5.0, mean: 9.0 }),
+            max_us,
+        };
+        let trace = |paths: Vec<outputs::Path>| outputs::Trace { paths, worst: Vec::new() };
+        let Outcome::Measured { max_us, tenants, .. } =
+            of_trace(&trace(vec![path("a", 3, 40.0), path("idle", 0, 0.0), path("b", 9, 70.0)]))
+        else {
+            panic!("nothing was measured")
+        };
+        assert_eq!((max_us, tenants.len()), (70.0, 2));
+        assert!(matches!(of_trace(&trace(vec![path("idle", 0, 0.0)])), Outcome::Missing { .. }));
+    }
+
+    #[test]
+    fn a_program_is_looked_up_in_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = std::env::join_paths([Path::new("/nonexistent"), dir.path()]).unwrap();
+        assert!(!is_in(&path, "tool"));
+        fs::write(dir.path().join("tool"), "").unwrap();
+        assert!(!is_in(&path, "tool"), "not executable");
+        fs::set_permissions(dir.path().join("tool"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(is_in(&path, "tool"));
+        fs::create_dir(dir.path().join("folder")).unwrap();
+        assert!(!is_in(&path, "folder"));
+    }
+}

@@ -1,0 +1,531 @@
+//! The result of `ontime verify`: measurements, their judgement by each set of limits, and the host's settings; as
+//! JSON, text and a page.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use maud::{Markup, html};
+use ontime_figures::{number, page};
+use serde::Serialize;
+
+use super::limits::{Set, Test};
+use super::outputs::{OfCpu, Slow};
+use crate::table::visible;
+use crate::{api, exit, table};
+
+/// Whether limits are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Every measurement is within its limit.
+    Pass,
+    /// A measurement that a limit is for is missing, and none is beyond its limit.
+    Unknown,
+    /// A measurement is beyond its limit.
+    Fail,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Unknown => "unknown",
+            Self::Fail => "FAIL",
+        }
+    }
+
+    /// The exit status.
+    pub fn status(self) -> u8 {
+        match self {
+            Self::Pass => exit::OK,
+            Self::Unknown => exit::UNKNOWN,
+            Self::Fail => exit::WARNING,
+        }
+    }
+}
+
+/// What became of a measurement.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum Outcome {
+    /// It was made.
+    Measured {
+        /// The longest delay, us.
+        max_us: f64,
+        /// The figures, by CPU.
+        cpus: Vec<OfCpu>,
+        /// The figures, by tenant.
+        tenants: Vec<OfTenant>,
+    },
+    /// It was not made, or its result could not be read.
+    Missing {
+        /// Why, and what to do.
+        why: String,
+    },
+    /// It does not concern this host, so that no limit needs it.
+    NotApplicable {
+        /// Why.
+        why: String,
+    },
+}
+
+/// The requests to a tenant, us.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OfTenant {
+    /// The tenant.
+    pub tenant: String,
+    /// Requests.
+    pub samples: u64,
+    /// The fastest.
+    pub min_us: f64,
+    /// Arithmetic mean.
+    pub avg_us: f64,
+    /// The slowest.
+    pub max_us: f64,
+}
+
+/// A measurement.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measurement {
+    /// What was measured.
+    pub test: Test,
+    /// `host` or `guest`.
+    pub place: &'static str,
+    /// The command.
+    pub command: String,
+    /// What became of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// A limit, and what was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Judged {
+    /// What was measured.
+    pub test: Test,
+    /// `host` or `guest`.
+    pub place: &'static str,
+    /// The limit, us.
+    pub limit_us: f64,
+    /// The longest delay, us; none where the measurement is missing.
+    pub max_us: Option<f64>,
+    /// Whether the limit is kept.
+    pub verdict: Verdict,
+}
+
+/// The judgement by a set of limits.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Judgement {
+    /// The name of the set.
+    pub limits: String,
+    /// Who states the limits.
+    pub source: String,
+    /// Whether the verdict of the whole depends on this set.
+    pub chosen: bool,
+    /// Whether all its limits are kept.
+    pub verdict: Verdict,
+    /// By measurement.
+    pub by_test: Vec<Judged>,
+}
+
+/// A slow request.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Late {
+    /// The tenant.
+    pub tenant: String,
+    /// From interrupt to NIC, us.
+    pub total_us: f64,
+    /// What delayed it, by `ontime trace`; empty where no cause was found.
+    pub causes: Vec<String>,
+}
+
+/// The host while it was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// `uname -r`.
+    pub kernel: String,
+    /// The kernel's command line.
+    pub command_line: String,
+    /// Whether the kernel says that it is PREEMPT_RT.
+    pub preempt_rt: bool,
+    /// CPUs online.
+    pub cpus: String,
+    /// CPUs that the scheduler leaves alone.
+    pub isolated: String,
+    /// Versions: `ontime`, `rt-tests`, `rtla`, `rt-tests (guest)`.
+    pub versions: BTreeMap<String, String>,
+    /// What the daemon answered to `ontime status` after the measurements.
+    pub status: Option<api::Status>,
+    /// Why it did not answer.
+    pub status_missing: Option<String>,
+}
+
+/// The result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Document {
+    /// Whether every chosen set of limits is kept.
+    pub verdict: Verdict,
+    /// Start, seconds since 1970.
+    pub started_unix_s: u64,
+    /// The duration of each measurement, seconds.
+    pub duration_s: u64,
+    /// The command that ran beside the measurements.
+    pub load: Option<String>,
+    /// The host.
+    pub host: Host,
+    /// The measurements.
+    pub measurements: Vec<Measurement>,
+    /// By each set of limits.
+    pub judgements: Vec<Judgement>,
+    /// Requests beyond the smallest limit of a chosen set, the slowest first.
+    pub late: Vec<Late>,
+}
+
+/// What was measured, before it is judged.
+pub struct Measured {
+    /// Start, seconds since 1970.
+    pub started_unix_s: u64,
+    /// The duration of each measurement, seconds.
+    pub duration_s: u64,
+    /// The command that ran beside the measurements.
+    pub load: Option<String>,
+    /// The host.
+    pub host: Host,
+    /// The measurements.
+    pub measurements: Vec<Measurement>,
+    /// The slowest requests.
+    pub slow: Vec<Slow>,
+}
+
+impl Document {
+    /// Judges measurements by all sets of limits. The verdict is that of the chosen ones.
+    pub fn new(measured: Measured, sets: &[Set], chosen: &[String]) -> Self {
+        let Measured { started_unix_s, duration_s, load, host, measurements, slow } = measured;
+        let is_chosen = |set: &Set| chosen.contains(&set.name);
+        let judgements: Vec<Judgement> = sets.iter().map(|set| judge(set, is_chosen(set), &measurements)).collect();
+        let verdict = judgements.iter().filter(|of| of.chosen).map(|of| of.verdict).max();
+        let limits = sets.iter().filter(|set| is_chosen(set)).filter_map(|set| set.limits.get(&Test::Request));
+        let limit = limits.copied().min_by(f64::total_cmp);
+        let late = slow.into_iter().filter(|slow| limit.is_some_and(|limit| slow.total_us > limit)).map(|slow| Late {
+            tenant: slow.tenant,
+            total_us: slow.total_us,
+            causes: slow.words.into_iter().chain(slow.hint).collect(),
+        });
+        Self {
+            verdict: verdict.unwrap_or(Verdict::Unknown),
+            started_unix_s,
+            duration_s,
+            load,
+            host,
+            late: late.collect(),
+            measurements,
+            judgements,
+        }
+    }
+}
+
+fn judge(set: &Set, chosen: bool, measurements: &[Measurement]) -> Judgement {
+    let by_test: Vec<Judged> = measurements
+        .iter()
+        .filter_map(|of| {
+            let limit_us = *set.limits.get(&of.test)?;
+            let (max_us, verdict) = match &of.outcome {
+                Outcome::Measured { max_us, .. } if *max_us <= limit_us => (Some(*max_us), Verdict::Pass),
+                Outcome::Measured { max_us, .. } => (Some(*max_us), Verdict::Fail),
+                Outcome::Missing { .. } => (None, Verdict::Unknown),
+                Outcome::NotApplicable { .. } => return None,
+            };
+            Some(Judged { test: of.test, place: of.place, limit_us, max_us, verdict })
+        })
+        .collect();
+    // A set of which nothing was measured is not kept.
+    let verdict = by_test.iter().map(|of| of.verdict).max().unwrap_or(Verdict::Unknown);
+    Judgement { limits: set.name.clone(), source: set.source.clone(), chosen, verdict, by_test }
+}
+
+fn chosen(document: &Document) -> String {
+    let names = document.judgements.iter().filter(|of| of.chosen).map(|of| visible(&of.limits));
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// A row of figures: measurement, where, samples, min, avg, max.
+fn figures(measurement: &Measurement) -> Vec<[String; 6]> {
+    let Outcome::Measured { cpus, tenants, .. } = &measurement.outcome else { return Vec::new() };
+    let name = measurement.test.name().to_owned();
+    let count = |samples: Option<u64>| samples.map_or_else(|| "-".to_owned(), number::count);
+    let of_cpu = |of: &OfCpu| {
+        let place = format!("{} CPU {}", measurement.place, of.cpu);
+        [name.clone(), place, count(of.samples), number::us(of.min_us), number::us(of.avg_us), number::us(of.max_us)]
+    };
+    let of_tenant = |of: &OfTenant| {
+        let samples = count(Some(of.samples));
+        let times = [of.min_us, of.avg_us, of.max_us].map(number::us);
+        let [min, avg, max] = times;
+        [name.clone(), visible(&of.tenant), samples, min, avg, max]
+    };
+    cpus.iter().map(of_cpu).chain(tenants.iter().map(of_tenant)).collect()
+}
+
+/// Measurements without figures, in words.
+fn without_figures(document: &Document) -> Vec<String> {
+    let line = |of: &Measurement| match &of.outcome {
+        Outcome::Measured { .. } => None,
+        Outcome::Missing { why } => Some(format!("{} ({}): not measured: {why}", of.test.name(), of.place)),
+        Outcome::NotApplicable { why } => Some(format!("{} ({}): not applicable: {why}", of.test.name(), of.place)),
+    };
+    document.measurements.iter().filter_map(line).map(|line| visible(&line)).collect()
+}
+
+/// A row for each limit: the set, the measurement, the limit, the longest delay, the verdict.
+fn limits(document: &Document) -> Vec<[String; 5]> {
+    let row = |set: &Judgement, of: &Judged| {
+        let name = if set.chosen { visible(&set.limits) } else { format!("({})", visible(&set.limits)) };
+        let max = of.max_us.map_or_else(|| "-".to_owned(), number::us);
+        let measurement = format!("{} ({})", of.test.name(), of.place);
+        [name, measurement, number::us(of.limit_us), max, of.verdict.word().to_owned()]
+    };
+    document.judgements.iter().flat_map(|set| set.by_test.iter().map(move |of| row(set, of))).collect()
+}
+
+/// The settings in force, in words.
+fn settings(host: &Host) -> Vec<String> {
+    let kind = if host.preempt_rt { "PREEMPT_RT" } else { "not PREEMPT_RT" };
+    let isolated = if host.isolated.is_empty() { "none" } else { host.isolated.as_str() };
+    let mut lines = vec![format!("kernel {} ({kind}), CPUs {}, isolated: {isolated}", host.kernel, host.cpus)];
+    lines.extend(host.versions.iter().map(|(name, version)| format!("{name} {version}")));
+    match &host.status {
+        Some(status) => {
+            let state = match status.state {
+                api::State::Applied => "applied",
+                api::State::Reset => "reset: nothing is applied",
+                api::State::Observing => "observing: nothing is set",
+            };
+            let wrong = status.knobs.iter().filter(|knob| knob.state != "ok").count();
+            let caps = if status.caps.in_force { "in force" } else { "not in force" };
+            lines.push(format!("method {}, {state}; runtime caps {caps}", status.method));
+            lines.push(format!("knobs {}, {wrong} of them not as wanted", status.knobs.len()));
+        }
+        None => lines.extend(host.status_missing.iter().map(|why| format!("settings of Ontime not known: {why}"))),
+    }
+    lines.into_iter().map(|line| visible(&line)).collect()
+}
+
+/// Prints the result.
+///
+/// # Errors
+/// Those of `out`.
+pub fn text(out: &mut impl Write, document: &Document) -> io::Result<()> {
+    let beside = document.load.as_ref().map_or_else(|| "without a load".to_owned(), |load| format!("beside `{load}`"));
+    let seconds = document.duration_s;
+    let verdict = document.verdict.word();
+    writeln!(out, "{verdict} by {}: {seconds} s each, {}\n", chosen(document), visible(&beside))?;
+    let rows: Vec<[String; 6]> = document.measurements.iter().flat_map(figures).collect();
+    if !rows.is_empty() {
+        table::write(out, ["MEASUREMENT", "WHERE", "SAMPLES", "MIN US", "AVG US", "MAX US"], &rows)?;
+        writeln!(out)?;
+    }
+    for line in without_figures(document) {
+        writeln!(out, "{line}")?;
+    }
+    table::write(out, ["LIMITS", "MEASUREMENT", "LIMIT US", "MAX US", "VERDICT"], &limits(document))?;
+    for late in &document.late {
+        writeln!(out, "\nlate: a request of {} took {} us", visible(&late.tenant), number::us(late.total_us))?;
+        for cause in &late.causes {
+            writeln!(out, "  {}", visible(cause))?;
+        }
+        if late.causes.is_empty() {
+            writeln!(out, "  no cause among threads, softirqs and interrupts")?;
+        }
+    }
+    writeln!(out)?;
+    settings(&document.host).iter().try_for_each(|line| writeln!(out, "{line}"))
+}
+
+fn table_of<const N: usize>(caption: &str, head: [&str; N], rows: &[[String; N]]) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(caption) { table {
+            caption { (caption) }
+            thead { tr { @for name in head { th.left scope="col" { (name) } } } }
+            tbody { @for row in rows { tr { @for cell in row { td.left { (cell) } } } } }
+        } }
+    }
+}
+
+/// The result as one self-contained page.
+pub fn html(document: &Document) -> String {
+    let title = format!("Ontime verify: {}", document.host.name);
+    let class = if document.verdict == Verdict::Pass { "lead verdict good" } else { "lead verdict bad" };
+    let rows: Vec<[String; 6]> = document.measurements.iter().flat_map(figures).collect();
+    let knobs: Vec<[String; 5]> = document.host.status.iter().flat_map(|status| &status.knobs).map(knob).collect();
+    page(
+        &title,
+        "",
+        &html! {
+            h1 { "Acceptance of " (document.host.name) }
+            p.soft { (document.duration_s) " s for each measurement; started at " (document.started_unix_s)
+                " s since 1970 (UTC)" }
+            p class=(class) { (document.verdict.word()) " by " (chosen(document)) }
+            dl {
+                dt { "Load" } dd { @match &document.load { Some(load) => { code { (load) } } None => { "none" } } }
+                @for judgement in &document.judgements {
+                    dt { (judgement.limits) } dd { (judgement.verdict.word()) " (" (judgement.source) ")" }
+                }
+            }
+            h2 { "Limits" }
+            (table_of("The longest delay beside each limit, µs; limits in brackets were not chosen",
+                ["limits", "measurement", "limit", "longest", "verdict"], &limits(document)))
+            h2 { "Measurements" }
+            (table_of("Delays, µs", ["measurement", "where", "samples", "min", "mean", "max"], &rows))
+            @for line in without_figures(document) { p { (line) } }
+            @for measurement in &document.measurements {
+                @if !measurement.command.is_empty() { pre { (measurement.command) } }
+            }
+            h2 { "Late requests" }
+            @if document.late.is_empty() { p { "None that was traced and that a chosen limit is for." } }
+            @for late in &document.late {
+                h3 { (late.tenant) ": " (number::us(late.total_us)) " µs" }
+                @if late.causes.is_empty() { p { "No cause among threads, softirqs and interrupts." } }
+                @else { ul { @for cause in &late.causes { li { (cause) } } } }
+            }
+            h2 { "Versions and settings" }
+            ul { @for line in settings(&document.host) { li { (line) } } }
+            pre { (document.host.command_line) }
+            @if !knobs.is_empty() {
+                (table_of("What Ontime wants of the host, and what is",
+                    ["rule", "knob", "wanted", "actual", "state"], &knobs))
+            }
+        },
+    )
+}
+
+fn knob(knob: &api::KnobState) -> [String; 5] {
+    let actual = knob.actual.clone().unwrap_or_else(|| "-".to_owned());
+    [knob.rule.clone(), knob.knob.clone(), knob.wanted.clone(), actual, knob.state.clone()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::limits::built_in;
+    use super::*;
+
+    fn measured(test: Test, place: &'static str, max_us: f64) -> Measurement {
+        let cpus = vec![OfCpu { cpu: 0, samples: Some(60_000), min_us: 1.0, avg_us: 3.5, max_us }];
+        let outcome = Outcome::Measured { max_us, cpus, tenants: Vec::new() };
+        Measurement { test, place, command: format!("{} --duration=60", test.name()), outcome }
+    }
+
+    fn missing(test: Test, outcome: Outcome) -> Measurement {
+        Measurement { test, place: "host", command: String::new(), outcome }
+    }
+
+    fn document(measurements: Vec<Measurement>, slow: Vec<Slow>, chosen: &[&str]) -> Document {
+        let host = Host {
+            name: "host<1>".to_owned(),
+            kernel: "6.12-rt".to_owned(),
+            command_line: "quiet".to_owned(),
+            preempt_rt: true,
+            cpus: "0-3".to_owned(),
+            isolated: String::new(),
+            versions: BTreeMap::from([("rt-tests".to_owned(), "2.80".to_owned())]),
+            status: None,
+            status_missing: Some("no daemon".to_owned()),
+        };
+        let (started_unix_s, duration_s, load) = (1_795_000_000, 60, Some("stress-ng --cpu 4".to_owned()));
+        let measured = Measured { started_unix_s, duration_s, load, host, measurements, slow };
+        let chosen: Vec<String> = chosen.iter().map(ToString::to_string).collect();
+        Document::new(measured, &built_in(), &chosen)
+    }
+
+    fn verdict_of(document: &Document, limits: &str) -> Verdict {
+        document.judgements.iter().find(|of| of.limits == limits).unwrap().verdict
+    }
+
+    #[test]
+    fn the_verdict_is_the_worst_of_the_chosen_limits() {
+        let all = || vec![measured(Test::Cyclictest, "host", 40.0), measured(Test::Timerlat, "host", 41.0)];
+        let by = |chosen: &[&str]| document(all(), Vec::new(), chosen).verdict;
+        // A delay as long as the limit keeps it.
+        assert_eq!(by(&["vmware"]), Verdict::Pass);
+        assert_eq!(by(&["rhel"]), Verdict::Fail);
+        assert_eq!(by(&["vmware", "rhel"]), Verdict::Fail);
+        let of = document(all(), Vec::new(), &["vmware"]);
+        assert_eq!((verdict_of(&of, "rhel"), of.judgements.len()), (Verdict::Fail, 3));
+        // A guest is judged by the same limits.
+        let guest = vec![measured(Test::Cyclictest, "host", 9.0), measured(Test::Cyclictest, "guest", 121.0)];
+        assert_eq!(document(guest, Vec::new(), &["vmware"]).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn what_is_missing_is_never_a_pass_and_what_does_not_apply_is_not_judged() {
+        let why = || "why".to_owned();
+        let oslat = missing(Test::Oslat, Outcome::NotApplicable { why: why() });
+        let good = vec![measured(Test::Cyclictest, "host", 12.0), oslat.clone()];
+        assert_eq!(document(good, Vec::new(), &["rhel"]).verdict, Verdict::Pass);
+        let lost = missing(Test::Timerlat, Outcome::Missing { why: why() });
+        let unknown = vec![measured(Test::Cyclictest, "host", 12.0), lost.clone()];
+        assert_eq!(document(unknown, Vec::new(), &["rhel"]).verdict, Verdict::Unknown);
+        let fails = vec![measured(Test::Cyclictest, "host", 99.0), lost];
+        assert_eq!(document(fails, Vec::new(), &["rhel"]).verdict, Verdict::Fail);
+        assert_eq!(document(vec![oslat], Vec::new(), &["rhel"]).verdict, Verdict::Unknown);
+        assert_eq!(document(Vec::new(), Vec::new(), &["rhel"]).verdict, Verdict::Unknown);
+        let statuses = [Verdict::Pass, Verdict::Fail, Verdict::Unknown].map(Verdict::status);
+        assert_eq!(statuses, [exit::OK, exit::WARNING, exit::UNKNOWN]);
+    }
+
+    #[test]
+    fn late_requests_have_their_causes_and_others_are_left_out() {
+        let slow = |total_us: f64, words: &[&str], hint: Option<&str>| Slow {
+            tenant: "plc".to_owned(),
+            total_us,
+            words: words.iter().map(ToString::to_string).collect(),
+            hint: hint.map(str::to_owned),
+        };
+        let all =
+            || vec![slow(900.0, &["waited behind x"], Some("2 SMIs")), slow(251.0, &[], None), slow(250.0, &[], None)];
+        let outcome = Outcome::Measured { max_us: 900.0, cpus: Vec::new(), tenants: Vec::new() };
+        let requests = || vec![missing(Test::Request, outcome.clone())];
+        let late = document(requests(), all(), &["iec61850"]);
+        let causes: Vec<_> = late.late.iter().map(|late| (late.total_us, late.causes.len())).collect();
+        assert_eq!((causes, late.verdict), (vec![(900.0, 2), (251.0, 0)], Verdict::Fail));
+        // rhel has no limit for requests.
+        assert!(document(requests(), all(), &["rhel"]).late.is_empty());
+        let mut out = Vec::new();
+        text(&mut out, &late).unwrap();
+        let said = String::from_utf8(out).unwrap();
+        assert!(said.contains("late: a request of plc took 900 us\n  waited behind x\n  2 SMIs\n"), "{said}");
+        assert!(said.contains("took 251 us\n  no cause among threads"), "{said}");
+    }
+
+    #[test]
+    fn the_text_and_the_page_say_the_verdict_the_limits_and_what_is_missing() {
+        let lost = missing(Test::Timerlat, Outcome::Missing { why: "rtla ended with status 1".to_owned() });
+        let of = document(vec![measured(Test::Cyclictest, "host", 1234.0), lost], Vec::new(), &["rhel"]);
+        let mut out = Vec::new();
+        text(&mut out, &of).unwrap();
+        let said = String::from_utf8(out).unwrap();
+        assert!(said.starts_with("FAIL by rhel: 60 s each, beside `stress-ng --cpu 4`\n"), "{said}");
+        let rows = ["cyclictest   host CPU 0  60,000   1.0     3.5     1,234\n", "(vmware)    cyclictest (host)  120"];
+        let lines =
+            ["timerlat (host): not measured: rtla ended with status 1\n", "settings of Ontime not known: no daemon\n"];
+        for wanted in rows.into_iter().chain(lines) {
+            assert!(said.contains(wanted), "{wanted}: {said}");
+        }
+        let page = html(&of);
+        assert!(page.contains("host&lt;1&gt;") && !page.contains("host<1>"), "{page}");
+        assert!(page.contains("FAIL by rhel") && page.contains("1,234") && page.contains("rtla ended"), "{page}");
+    }
+
+    #[test]
+    fn the_json_has_a_version_and_each_state() {
+        let lost = missing(Test::Oslat, Outcome::NotApplicable { why: "none isolated".to_owned() });
+        let of = document(vec![measured(Test::Cyclictest, "host", 12.0), lost], Vec::new(), &["rhel"]);
+        let json = serde_json::to_value(api::Versioned::of(&of)).unwrap();
+        assert_eq!((&json["schema_version"], &json["verdict"]), (&api::SCHEMA_VERSION.into(), &"pass".into()));
+        assert_eq!(json["measurements"][0]["state"], "measured");
+        assert_eq!(json["measurements"][0]["cpus"][0]["max_us"], 12.0);
+        assert_eq!(json["measurements"][1]["state"], "not-applicable");
+        assert_eq!(json["judgements"][0]["by_test"][0]["limit_us"], 40.0);
+    }
+}

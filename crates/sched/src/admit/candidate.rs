@@ -1,0 +1,82 @@
+//! A vCPU that may get a reservation, and on which CPUs.
+
+use std::collections::BTreeSet;
+
+use ontime_plan::{Bandwidth, Nanos};
+use ontime_tenants::{CpuList, Tenant, TenantThread, ThreadId};
+
+use crate::admit::offer::Offer;
+use crate::admit::request::GuestNeed;
+use crate::admit::reservations::{Kept, Reserved};
+use crate::guest_page::Page;
+
+/// What is admitted whole or not at all: vCPUs, and what is kept for a lease besides.
+#[derive(Default)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) candidates: Vec<Candidate<'a>>,
+    pub(crate) kept: Vec<Kept>,
+    /// Why the tenants of a lease do not have what is kept.
+    pub(crate) why: Option<String>,
+}
+
+/// A vCPU for which a reservation is declared or requested, before admission.
+pub(crate) struct Candidate<'a> {
+    pub(crate) tenant: &'a Tenant,
+    pub(crate) id: ThreadId,
+    pub(crate) vcpu: u32,
+    pub(crate) bandwidth: Bandwidth,
+    pub(crate) period: Nanos,
+    pub(crate) guest: Option<GuestNeed>,
+    pub(crate) page: Option<Page>,
+    pub(crate) offer: Option<Offer>,
+    /// The CPUs that the vCPU may run on; None: all.
+    pub(crate) affinity: Option<BTreeSet<u32>>,
+    /// The one of these CPUs that the vCPU had before.
+    pub(crate) home: Option<u32>,
+}
+
+impl Candidate<'_> {
+    pub(crate) fn reserved(&self) -> Reserved {
+        Reserved {
+            id: self.id,
+            tenant: self.tenant.name.clone(),
+            class: self.tenant.class,
+            vcpu: self.vcpu,
+            budget: self.bandwidth.of(self.period),
+            period: self.period,
+            bandwidth: self.bandwidth,
+            guest: self.guest,
+            page: self.page.clone(),
+            offer: self.offer.clone(),
+            home: None,
+        }
+    }
+}
+
+/// Refuses a vCPU whose policy libvirt sets.
+pub(crate) fn refuse_vcpusched(number: u32, thread: &TenantThread) -> Result<(), String> {
+    match thread.libvirt.sched {
+        Some(sched) => Err(format!(
+            "vCPU {number} has {sched} by the domain's <vcpusched>, which Ontime leaves as it is; remove <vcpusched> \
+             from the domain"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The allowed CPUs as indices of `cpus`; None: all of them.
+pub(crate) fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<BTreeSet<u32>>, String> {
+    let allowed: CpuList = thread.affinity.parse().unwrap_or_default();
+    if cpus.iter().all(|cpu| allowed.contains(*cpu)) && !cpus.is_empty() {
+        return Ok(None);
+    }
+    let within: BTreeSet<u32> = (0..).zip(cpus).filter(|(_, cpu)| allowed.contains(**cpu)).map(|(at, _)| at).collect();
+    if within.is_empty() {
+        return Err(format!(
+            "vCPU {number} may run on CPUs {} only, none of which is for reservations; widen its pinning, or `cpus` in \
+             sched.toml",
+            thread.affinity
+        ));
+    }
+    Ok(Some(within))
+}

@@ -1,0 +1,111 @@
+//! What the tenants of a lease get of it: each vCPU below its `count` has a part. What no vCPU has is kept. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ontime_tenants::{Tenant, TenantThread, ThreadId, ThreadRole};
+
+use crate::admit::candidate::{Candidate, Wanted, affinity, refuse_vcpusched};
+use crate::admit::reservations::Kept;
+use crate::config::SchedConfig;
+use crate::lease::Lease;
+
+/// The vCPUs of these tenants that get a part, and what is kept. If a vCPU cannot have its part, none has one, and all
+/// is kept.
+///
+/// # Errors
+/// A CPU of the lease is not one for reservations.
+pub(crate) fn leased<'a>(
+    config: &SchedConfig,
+    lease: &Lease,
+    tenants: &[&'a Tenant],
+    cpus: &[u32],
+    held: &BTreeMap<ThreadId, Option<u32>>,
+) -> Result<Wanted<'a>, String> {
+    let homes = homes(lease, cpus)?;
+    let mut wanted = Wanted::default();
+    match candidates(config, lease, tenants, cpus, &homes, held) {
+        Ok(candidates) => wanted.candidates = candidates,
+        Err(why) => wanted.why = Some(why),
+    }
+    let kept = |(number, cpu): (u32, &Option<u32>)| {
+        let has_thread = wanted.candidates.iter().any(|one| one.vcpu == number);
+        let (bandwidth, period) = (lease.bandwidth(), lease.period);
+        (!has_thread).then(|| Kept { lease: lease.name.clone(), bandwidth, period, cpu: *cpu })
+    };
+    let kept = (0..).zip(&homes).filter_map(kept).collect();
+    Ok(Wanted { kept, ..wanted })
+}
+
+/// The CPU on which each vCPU of the lease stays, as an index of `cpus`.
+fn homes(lease: &Lease, cpus: &[u32]) -> Result<Vec<Option<u32>>, String> {
+    let place = |cpu: u32| {
+        let place = (0..).zip(cpus).find(|(_, one)| **one == cpu).map(|(at, _)| Some(at));
+        place.ok_or_else(|| {
+            format!("CPU {cpu} is offline, or `cpus` in sched.toml leaves it out; ask for another CPU, or change that")
+        })
+    };
+    match &lease.cpus {
+        None => Ok((0..lease.count).map(|_| None).collect()),
+        Some(pinned) => pinned.iter().map(|cpu| place(*cpu)).collect(),
+    }
+}
+
+fn candidates<'a>(
+    config: &SchedConfig,
+    lease: &Lease,
+    tenants: &[&'a Tenant],
+    cpus: &[u32],
+    homes: &[Option<u32>],
+    held: &BTreeMap<ThreadId, Option<u32>>,
+) -> Result<Vec<Candidate<'a>>, String> {
+    let mut candidates: Vec<Candidate<'a>> = Vec::new();
+    for tenant in tenants.iter().copied() {
+        let of = |what: String| format!("{}: {what}", tenant.name);
+        if config.names(&tenant.name) {
+            return Err(of("sched.toml has a [[reservation]] for it too; remove one of the two".to_owned()));
+        }
+        for thread in &tenant.threads {
+            let ThreadRole::Vcpu(number) = thread.role else { continue };
+            let Some(home) = homes.get(number as usize) else { continue };
+            if candidates.iter().any(|one| one.vcpu == number) {
+                return Err(of("another VM has the reservation; give each VM its own".to_owned()));
+            }
+            refuse_vcpusched(number, thread).map_err(of)?;
+            let affinity = allowed(number, thread, cpus, *home).map_err(of)?;
+            let had = held.get(&thread.id).copied().flatten();
+            candidates.push(Candidate {
+                tenant,
+                id: thread.id,
+                vcpu: number,
+                bandwidth: lease.bandwidth(),
+                period: lease.period,
+                guest: None,
+                page: None,
+                offer: None,
+                home: home.or_else(|| had.filter(|had| affinity.as_ref().is_some_and(|cpus| cpus.contains(had)))),
+                affinity,
+            });
+        }
+    }
+    Ok(candidates)
+}
+
+/// The CPUs of a vCPU, which are the one of its reservation if that is pinned.
+fn allowed(
+    number: u32,
+    thread: &TenantThread,
+    cpus: &[u32],
+    home: Option<u32>,
+) -> Result<Option<BTreeSet<u32>>, String> {
+    let allowed = affinity(number, thread, cpus)?;
+    let Some(home) = home else { return Ok(allowed) };
+    let only = BTreeSet::from([home]);
+    if allowed.as_ref().is_some_and(|cpus| *cpus == only) || cpus.len() == 1 {
+        return Ok(Some(only));
+    }
+    let cpu = cpus.get(home as usize).copied().unwrap_or(home);
+    Err(format!(
+        "vCPU {number} may run on CPUs {}, and its reservation is for CPU {cpu}; pin it there",
+        thread.affinity
+    ))
+}

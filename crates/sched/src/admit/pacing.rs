@@ -1,0 +1,266 @@
+//! The pacers' own time, which is admitted like a reservation. Pure.
+//!
+//! A vCPU has a window in each of its periods. Where the order of deadlines decides, a window costs two checks: one at
+//! its end, and one when the share is used up. By slices, the end of each vCPU's period ends a slice for all vCPUs;
+//! equal periods end together, unless guests publish their deadlines. A set is refused if the windows of a CPU, or the
+//! slices of all CPUs, take more time than the reservations and the reserve leave. A vCPU that publishes further
+//! deadlines has more windows than one in a period: it pays for these ([`crate::policy`]).
+
+use std::collections::BTreeSet;
+
+use ontime_plan::dpwrap::SLICE_MIN;
+use ontime_plan::{Bandwidth, Nanos};
+
+use crate::admit::reservations::{Kept, Reservations, Reserved};
+use crate::model::{PROMPT, Pacing};
+
+/// The duration of a check without its calls, ns; and of each call: reading a thread's counters, asking whether it
+/// sleeps, reading a published deadline, having the reader read one of these two (an estimate: two changes of thread),
+/// changing a place. Counted as instructions on the emulated host, traced in experiment `rta-scale`, at 1 ns each.
+pub(crate) const CHECK: u64 = 12_000;
+pub(crate) const READ: u64 = 3_300;
+pub(crate) const STATE: u64 = 13_500;
+pub(crate) const NEXT: u64 = 3_000;
+pub(crate) const HANDED_OVER: u64 = 8_000;
+pub(crate) const PLACE: u64 = 5_500;
+
+/// What a window costs on a CPU with this many vCPUs, ns.
+fn window(vcpus: usize) -> u64 {
+    2 * (CHECK + READ * vcpus as u64) + STATE + NEXT + 2 * (HANDED_OVER + PLACE)
+}
+
+/// What a slice costs on all CPUs together, ns: its begin reads all vCPUs, half of which have time left, and each has
+/// two borders.
+fn slice(vcpus: usize, cpus: usize) -> u64 {
+    let reads = READ + NEXT + HANDED_OVER + (STATE + HANDED_OVER) / 2;
+    CHECK * cpus as u64 + vcpus as u64 * (reads + 2 * (CHECK + READ + PLACE))
+}
+
+/// A bandwidth of `cost` ns in each of these periods.
+fn each(cost: u64, periods: impl Iterator<Item = Nanos>) -> Bandwidth {
+    periods.map(|period| Bandwidth::new(Nanos(cost), period).unwrap_or(Bandwidth::ONE)).sum()
+}
+
+/// How often per second these periods end.
+fn per_second(periods: impl Iterator<Item = Nanos>) -> u64 {
+    periods.map(|period| 1_000_000_000 / period.0.max(1)).sum()
+}
+
+/// A vCPU that pacers serve, or what is kept for one.
+#[derive(Debug, Clone)]
+struct Served {
+    name: String,
+    bandwidth: Bandwidth,
+    period: Nanos,
+    publishes: bool,
+}
+
+impl From<&Reserved> for Served {
+    fn from(vcpu: &Reserved) -> Self {
+        let Reserved { bandwidth, period, .. } = *vcpu;
+        let name = format!("vCPU {} of {}", vcpu.vcpu, vcpu.tenant);
+        Self { name, bandwidth, period, publishes: vcpu.page.is_some() }
+    }
+}
+
+impl From<&Kept> for Served {
+    fn from(kept: &Kept) -> Self {
+        let Kept { bandwidth, period, .. } = *kept;
+        Self { name: format!("reservation {}", kept.lease), bandwidth, period, publishes: false }
+    }
+}
+
+impl Served {
+    /// Whether the vCPU is planned ahead of all others, if there is one CPU for reservations.
+    fn is_prompt(&self) -> bool {
+        self.period.0 <= PROMPT && !self.publishes
+    }
+}
+
+/// vCPUs whose pacers share their time.
+struct Group<'a> {
+    /// The host's CPU; None: all CPUs together, by slices.
+    cpu: Option<u32>,
+    cpus: usize,
+    vcpus: Vec<&'a Served>,
+}
+
+impl Group<'_> {
+    /// The periods whose ends cost time. The period of a prompt vCPU ends no slice.
+    fn periods(&self) -> Vec<Nanos> {
+        let alone = self.cpus == 1;
+        let costly = self.vcpus.iter().filter(|vcpu| !(alone && vcpu.is_prompt()));
+        if self.cpu.is_some() {
+            return costly.map(|vcpu| vcpu.period).collect();
+        }
+        let (publish, silent): (Vec<&&Served>, Vec<&&Served>) = costly.partition(|vcpu| vcpu.publishes);
+        let equal: BTreeSet<Nanos> = silent.iter().map(|vcpu| vcpu.period).collect();
+        publish.iter().map(|vcpu| vcpu.period).chain(equal).collect()
+    }
+
+    /// The pacers' time, in CPUs.
+    fn needs(&self) -> Bandwidth {
+        let periods = self.periods().into_iter();
+        if self.cpu.is_some() {
+            return each(window(self.vcpus.len()), periods);
+        }
+        let cost = slice(self.vcpus.len(), self.cpus);
+        each(cost, periods).min(each(cost, std::iter::once(SLICE_MIN)))
+    }
+
+    /// # Errors
+    /// The reason and the remedy, if the pacers' time does not fit beside the reservations.
+    fn check(&self, reserve: Bandwidth) -> Result<(), String> {
+        let kept: Bandwidth = std::iter::repeat_n(reserve, self.cpus).sum();
+        let reserved: Bandwidth = self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum();
+        let needs = self.needs();
+        if self.vcpus.is_empty() || needs == Bandwidth::ZERO || reserved + kept + needs <= Bandwidth::cpus(self.cpus) {
+            return Ok(());
+        }
+        let periods = self.periods();
+        let shortest = periods.iter().min().copied().unwrap_or_default();
+        let whose = self.vcpus.iter().find(|vcpu| vcpu.period == shortest);
+        let whose = whose.map_or("", |vcpu| &vcpu.name);
+        let number = per_second(periods.into_iter());
+        let (what, of) = match self.cpu {
+            Some(cpu) => ("windows", format!("CPU {cpu}")),
+            None => ("slices", "all CPUs".to_owned()),
+        };
+        Err(format!(
+            "{number} {what} a second would cost the pacers {needs} of {of}, beside {reserved} reserved and the \
+             reserve of {kept}; the shortest period is {shortest}, of {whose}: choose a longer one, or reserve less"
+        ))
+    }
+}
+
+/// The groups whose pacers' time must fit. `homes`: the home CPU of each vCPU, an index of `cpus`.
+fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option<u32>]) -> Vec<Group<'a>> {
+    let alone = cpus.len() == 1;
+    let on = |at: u32| {
+        let here = vcpus.iter().zip(homes).filter(move |(_, home)| alone || **home == Some(at));
+        here.map(|(vcpu, _)| vcpu).collect()
+    };
+    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, vcpus: on(at) });
+    let mut groups: Vec<Group> = each.filter(|_| pacing == Pacing::Best).collect();
+    let migrate = !alone && homes.iter().any(Option::is_none);
+    let by_slices = pacing == Pacing::Slices || migrate || alone && vcpus.iter().any(Served::is_prompt);
+    if by_slices && pacing != Pacing::None {
+        groups.push(Group { cpu: None, cpus: cpus.len(), vcpus: vcpus.iter().collect() });
+    }
+    groups
+}
+
+fn served(vcpus: &[Reserved], kept: &[Kept]) -> Vec<Served> {
+    vcpus.iter().map(Served::from).chain(kept.iter().map(Served::from)).collect()
+}
+
+/// Whether the pacers' time fits beside these reservations. `homes`: the home CPUs of the vCPUs, then of what is kept.
+///
+/// # Errors
+/// The reason and the remedy, if not.
+pub(crate) fn check(
+    reservations: &Reservations,
+    vcpus: &[Reserved],
+    kept: &[Kept],
+    homes: &[Option<u32>],
+) -> Result<(), String> {
+    let Reservations { pacing, reserve, ref cpus, .. } = *reservations;
+    groups(pacing, cpus, &served(vcpus, kept), homes).iter().try_for_each(|group| group.check(reserve))
+}
+
+/// The pacers' time for these vCPUs and what is kept, at `home`, an index of `cpus` (None: for those without a home),
+/// in CPUs.
+pub(crate) fn at_home(reservations: &Reservations, vcpus: &[Reserved], home: Option<u32>) -> Bandwidth {
+    let Reservations { pacing, ref cpus, ref kept, .. } = *reservations;
+    let homes: Vec<Option<u32>> = vcpus.iter().map(|vcpu| vcpu.home).chain(kept.iter().map(|kept| kept.cpu)).collect();
+    let cpu =
+        home.and_then(|at| cpus.get(usize::try_from(at).ok()?)).or_else(|| cpus.first().filter(|_| cpus.len() == 1));
+    let served = served(vcpus, kept);
+    let groups = groups(pacing, cpus, &served, &homes);
+    let needs = |of: Option<u32>| groups.iter().filter(|group| group.cpu == of).map(Group::needs).max();
+    needs(cpu.copied()).max(needs(None)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_tenants::{Class, ThreadId};
+
+    use super::*;
+
+    fn on(pacing: Pacing, cpus: &[u32]) -> Reservations {
+        Reservations { pacing, cpus: cpus.to_vec(), reserve: Bandwidth::ZERO, ..Reservations::default() }
+    }
+
+    fn vcpu(number: u32, budget_us: u64, period_us: u64) -> Reserved {
+        let (budget, period) = (Nanos::from_micros(budget_us), Nanos::from_micros(period_us));
+        Reserved {
+            id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
+            tenant: format!("vm{number}"),
+            class: Class::Bulk,
+            vcpu: 0,
+            budget,
+            period,
+            bandwidth: Bandwidth::new(budget, period).unwrap(),
+            guest: None,
+            page: None,
+            offer: None,
+            home: None,
+        }
+    }
+
+    fn said(pacing: Pacing, cpus: &[u32], vcpus: &[Reserved], homes: &[Option<u32>]) -> Option<String> {
+        check(&on(pacing, cpus), vcpus, &[], homes).err()
+    }
+
+    #[test]
+    fn more_windows_a_second_than_the_cpu_can_serve_are_refused_and_the_period_is_named() {
+        // 50 us in 3 ms are 1.7 % of a CPU each. The pacer would read all vCPUs twice in each window.
+        let mut set: Vec<Reserved> = (0..20).map(|number| vcpu(number, 50, 3_000)).collect();
+        set.push(vcpu(20, 100, 2_000));
+        let homes = vec![Some(0); set.len()];
+        let said_all = said(Pacing::Best, &[3], &set, &homes).unwrap();
+        assert!(said_all.starts_with("7160 windows a second would cost the pacers 1."), "{said_all}");
+        assert!(said_all.contains("of CPU 3") && said_all.contains("is 2 ms, of vCPU 0 of vm20:"), "{said_all}");
+        // The same on four CPUs, and in longer periods.
+        let spread: Vec<Option<u32>> = (0..21).map(|number| Some(number % 4)).collect();
+        assert_eq!(said(Pacing::Best, &[0, 1, 2, 3], &set, &spread), None);
+        let slower: Vec<Reserved> = (0..21).map(|number| vcpu(number, 1_000, 60_000)).collect();
+        assert_eq!(said(Pacing::Best, &[3], &slower, &homes), None);
+        assert_eq!(said(Pacing::None, &[3], &set, &homes), None, "there are no pacers");
+    }
+
+    #[test]
+    fn slices_cost_time_on_all_cpus_and_equal_periods_end_together() {
+        let cpus = [0, 1];
+        let equal: Vec<Reserved> = (0..20).map(|number| vcpu(number, 300, 5_000)).collect();
+        let homes = vec![None; equal.len()];
+        assert_eq!(said(Pacing::Best, &cpus, &equal, &homes), None);
+        let differ: Vec<Reserved> = (0..20).map(|number| vcpu(number, 300, 5_000 + u64::from(number))).collect();
+        let why = said(Pacing::Best, &cpus, &differ, &homes).unwrap();
+        assert!(why.contains("slices a second") && why.contains("of all CPUs") && why.contains("is 5 ms"), "{why}");
+        assert!(said(Pacing::Slices, &[0], &differ, &homes).is_some());
+        // Beside others on the only CPU, a prompt vCPU ends no slice.
+        let prompt = [vcpu(0, 60, 500), vcpu(1, 9_000, 20_000)];
+        assert_eq!(said(Pacing::Best, &[0], &prompt, &[None, None]), None);
+        assert_eq!(at_home(&on(Pacing::Best, &[0]), &prompt[..0], None), Bandwidth::ZERO);
+    }
+
+    #[test]
+    fn the_windows_of_a_lease_count_before_its_tenant_runs() {
+        let set: Vec<Reserved> = (0..12).map(|number| vcpu(number, 50, 3_000)).collect();
+        let kept = |number: u64| Kept {
+            lease: format!("pod{number}"),
+            bandwidth: Bandwidth::ppm(10_000),
+            period: Nanos::from_micros(1_100 + number),
+            cpu: Some(0),
+        };
+        let kept: Vec<Kept> = (0..6).map(kept).collect();
+        let homes = vec![Some(0); set.len() + kept.len()];
+        let reservations = on(Pacing::Best, &[0]);
+        assert_eq!(check(&reservations, &set[..4], &kept[..1], &homes[..5]), Ok(()));
+        let why = check(&reservations, &set, &kept, &homes).unwrap_err();
+        assert!(why.contains("the shortest period is 1.1 ms, of reservation pod0:"), "{why}");
+        let with = Reservations { kept: kept[..1].to_vec(), ..reservations.clone() };
+        assert!(at_home(&with, &set[..4], Some(0)) > at_home(&reservations, &set[..4], Some(0)));
+    }
+}

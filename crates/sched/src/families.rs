@@ -1,0 +1,544 @@
+//! Families of random sets of VMs: how many sets that are admitted have late jobs. A simulated host runs them by
+//! events, to the nanosecond. Each VM has a vCPU with one to three deadline tasks, whose deadlines its guest publishes
+//! when it runs. One more VM, without deadlines, needs all the CPU time it can get.
+//!
+//! `cargo test` tries 200 sets of each family, `make thorough` 10,000. Which families may have late sets, and how many
+//! in a thousand, is in the table at the end; docs/sched.md says which guarantee that leaves.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ontime_plan::{Bandwidth, Nanos};
+use ontime_tenants::{Class, ThreadId};
+
+use crate::admit::{Reservations, Reserved, pacing};
+use crate::guest_page::{self, Follow};
+use crate::model::{Counts, Next, Pacing, Place, Share, Threads};
+use crate::policy::{Planning, Schedule};
+use crate::sim::{Calls, MS, admitted};
+
+/// Each job needs this much less than is reserved for it, ns: a share may be short of its grain, and a check takes a
+/// moment.
+const SHORT: u64 = 60_000;
+/// What is reserved for the host and bulk on each CPU, ppm.
+const RESERVE: u64 = 50_000;
+/// Jobs are counted after this time, in which tasks publish their first deadlines, and for this long, ns.
+const WARM_UP: u64 = 150 * MS;
+const LENGTH: u64 = 600 * MS;
+
+/// What is special in the sets of a family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// Periodic tasks with random periods and phases.
+    Periodic,
+    /// Periods of 4 ms and its doubles; all tasks are released together.
+    Harmonic,
+    /// One task in each VM, whose jobs come at random times, a period apart at least.
+    SporadicAlone,
+    /// The same with up to three tasks in a VM.
+    SporadicMixed,
+    /// Periods of 1.1 to 4 ms.
+    Short,
+    /// All but 0.1 % of the CPU is reserved.
+    Full,
+    /// The last VM publishes nonsense.
+    Liar,
+    /// The last VM sleeps and spins in turn.
+    Bursts,
+    /// Two or three CPUs; each vCPU is pinned to one.
+    SeveralCpus,
+    /// Two or three CPUs; vCPUs migrate.
+    Migrating,
+    /// The host's clock is set at random times. Guests read it anew some time later.
+    ClockSteps,
+    /// Pacers wake up to 300 us late.
+    LateLooks,
+    /// Checks take as long as their calls, which is admitted.
+    Counted,
+    /// The same, and every VM publishes nonsense but the one that is judged.
+    CountedLiars,
+}
+
+/// Random numbers (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From `least` to `most`.
+    fn range(&mut self, least: u64, most: u64) -> u64 {
+        least + self.next() % (most - least + 1)
+    }
+}
+
+/// A deadline task.
+struct Task {
+    work: u64,
+    period: u64,
+    release: u64,
+    /// A job comes up to this much later than a period after the one before.
+    delay: u64,
+    /// Deadline and rest of each job that is not done.
+    jobs: VecDeque<(u64, u64)>,
+    /// The last job's deadline; 0 before the first job.
+    due: u64,
+}
+
+/// What a VM does apart from its tasks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    Nothing,
+    Spins,
+    /// Spins and sleeps for these times, in turn.
+    Bursts(u64, u64),
+}
+
+struct Vm {
+    tasks: Vec<Task>,
+    rest: Rest,
+    /// Which nonsense its guest publishes.
+    lie: Option<u64>,
+    home: Option<usize>,
+    place: Place,
+    /// Its position among vCPUs of the same place.
+    turn: i64,
+    counts: Counts,
+    awake: bool,
+    cpu: Option<usize>,
+    /// What the guest has published: how often it has read the host's clock, and its entries.
+    paired: u64,
+    line: Vec<(u64, u64)>,
+    follow: Follow,
+    /// The guest's CLOCK_REALTIME less CLOCK_MONOTONIC, ns.
+    ahead: u64,
+}
+
+impl Vm {
+    fn needs_cpu(&self, now: u64) -> bool {
+        match self.rest {
+            Rest::Spins => true,
+            Rest::Bursts(spins, sleeps) => now % (spins + sleeps) < spins,
+            Rest::Nothing => self.tasks.iter().any(|task| !task.jobs.is_empty()),
+        }
+    }
+
+    fn publish(&mut self) {
+        let entry = |task: &Task| (task.due > 0).then_some((task.due + self.ahead, task.period));
+        self.line = self.tasks.iter().filter_map(entry).collect();
+        self.line.sort_unstable();
+        self.line.truncate(guest_page::ENTRIES);
+    }
+
+    /// The task that the guest runs: the one with the earliest deadline.
+    fn running(&mut self) -> Option<&mut Task> {
+        self.tasks.iter_mut().filter(|task| !task.jobs.is_empty()).min_by_key(|task| task.jobs[0].0)
+    }
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Found {
+    jobs: u64,
+    late: u64,
+    worst: u64,
+}
+
+struct Host {
+    vms: Vec<Vm>,
+    now: u64,
+    turns: i64,
+    calls: Calls,
+    random: Random,
+    /// CLOCK_REALTIME less CLOCK_MONOTONIC, ns; when it changes, and when guests read the clock after that.
+    ahead: u64,
+    steps: Option<(u64, u64)>,
+    found: Found,
+}
+
+fn rank(place: Place) -> u8 {
+    match place {
+        Place::Planned => 0,
+        Place::Entitled => 1,
+        Place::Beyond => 2,
+    }
+}
+
+impl Threads for Host {
+    fn read(&mut self, vcpu: usize) -> Option<Counts> {
+        self.calls.reads += 1;
+        Some(self.vms[vcpu].counts)
+    }
+
+    fn is_asleep(&mut self, vcpu: usize) -> bool {
+        self.calls.states += 1;
+        !self.vms[vcpu].awake
+    }
+
+    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
+        let (now, ahead) = (self.now, self.ahead);
+        let any = self.random.next();
+        let vm = &mut self.vms[vcpu];
+        let lie = |until: u64, period: u64| vec![(now + ahead + until, period)];
+        let entries = match vm.lie {
+            None if vm.tasks.is_empty() => return None,
+            None => vm.line.clone(),
+            Some(0) => lie(250_000 + any % MS, 4 * MS),
+            Some(1) => lie(99 * MS, 100 * MS),
+            Some(_) => lie(any % (100 * MS), 100 * MS),
+        };
+        self.calls.nexts += 1;
+        vm.follow.next(&guest_page::line(vm.paired, &entries), after, ahead.into())
+    }
+
+    fn claimed(&mut self, _vcpu: usize) -> Option<Share> {
+        None
+    }
+
+    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
+        self.calls.places += 1;
+        self.turns += 1;
+        let vm = &mut self.vms[vcpu];
+        // As in SCHED_FIFO: a raised thread goes to the tail, a lowered thread to the head.
+        vm.turn = if rank(place) < rank(vm.place) { self.turns } else { -self.turns };
+        vm.place = place;
+        Some(vm.counts)
+    }
+}
+
+impl Host {
+    /// Releases due jobs and wakes VMs. Returns the time of the next such event.
+    fn release(&mut self) -> u64 {
+        let mut next = u64::MAX;
+        for vm in &mut self.vms {
+            for task in &mut vm.tasks {
+                while task.release <= self.now {
+                    task.due = task.release + task.period;
+                    task.jobs.push_back((task.due, task.work));
+                    let delay = if task.delay > 0 { self.random.next() % task.delay } else { 0 };
+                    task.release = task.due + delay;
+                }
+                next = next.min(task.release);
+            }
+            if let Rest::Bursts(spins, sleeps) = vm.rest {
+                let at = self.now % (spins + sleeps);
+                next = next.min(self.now - at + if at < spins { spins } else { spins + sleeps });
+            }
+            let awake = vm.needs_cpu(self.now);
+            if awake && !vm.awake {
+                self.turns += 1;
+                vm.turn = self.turns;
+            }
+            vm.awake = awake;
+        }
+        if let Some((step, paired)) = self.steps {
+            if self.now >= step && step > 0 {
+                self.ahead = self.ahead.wrapping_add(self.random.next() % (20_000 * MS)).wrapping_sub(10_000 * MS);
+                self.steps = Some((0, self.now + 1 + self.random.next() % (50 * MS)));
+            } else if self.now >= paired && step == 0 {
+                for vm in &mut self.vms {
+                    (vm.ahead, vm.paired) = (self.ahead, vm.paired + 1);
+                    vm.publish();
+                }
+                self.steps = Some((self.now + 150 * MS + self.random.next() % (100 * MS), 0));
+            }
+            next = next.min(self.steps.map_or(u64::MAX, |(step, paired)| step.max(paired)));
+        }
+        next
+    }
+
+    /// Which vCPU runs on each CPU that no pacer uses: by place, then by turn.
+    fn dispatch(&mut self, free: &mut [bool]) {
+        let runs = |vm: &Vm| vm.awake && vm.place != Place::Beyond;
+        let mut line: Vec<usize> = (0..self.vms.len()).filter(|at| runs(&self.vms[*at])).collect();
+        line.sort_by_key(|at| (rank(self.vms[*at].place), self.vms[*at].turn));
+        let before: Vec<Option<usize>> = self.vms.iter().map(|vm| vm.cpu).collect();
+        self.vms.iter_mut().for_each(|vm| vm.cpu = None);
+        for at in line {
+            let vm = &mut self.vms[at];
+            let stays = before[at].filter(|cpu| free[*cpu]);
+            let cpu = match vm.home {
+                Some(home) => free[home].then_some(home),
+                None => stays.or_else(|| free.iter().position(|free| *free)),
+            };
+            let Some(cpu) = cpu else { continue };
+            free[cpu] = false;
+            vm.cpu = Some(cpu);
+            if before[at].is_none() {
+                vm.publish();
+            }
+        }
+    }
+
+    /// Lets time pass up to `until`, at most up to the end of a job.
+    fn advance(&mut self, until: u64) {
+        let work = |vm: &mut Vm| if vm.cpu.is_some() { vm.running().map(|task| task.jobs[0].1) } else { None };
+        let least = self.vms.iter_mut().filter_map(work).min().unwrap_or(u64::MAX);
+        let passed = (until - self.now).min(least);
+        self.now += passed;
+        for vm in &mut self.vms {
+            if vm.cpu.is_none() {
+                vm.counts.waited += if vm.awake { passed } else { 0 };
+                continue;
+            }
+            vm.counts.ran += passed;
+            let Some(task) = vm.running() else { continue };
+            task.jobs[0].1 -= passed;
+            if task.jobs[0].1 == 0 {
+                let (due, _) = task.jobs.pop_front().unwrap();
+                self.found.jobs += 1;
+                judge(&mut self.found, self.now, due);
+                vm.publish();
+            }
+        }
+    }
+
+    /// Runs with pacers, which wake up to `late` ns late and whose checks cost time if `counted`.
+    fn run(&mut self, schedule: &mut Schedule, cpus: usize, late: u64, counted: bool) {
+        let (mut due, mut busy) = (vec![0; cpus], vec![0; cpus]);
+        let mut warm = false;
+        while self.now < WARM_UP + LENGTH {
+            if !warm && self.now >= WARM_UP {
+                (self.found, warm) = (Found::default(), true);
+            }
+            let mut next = self.release();
+            for cpu in 0..cpus {
+                if due[cpu] <= self.now && busy[cpu] <= self.now {
+                    self.calls = Calls::default();
+                    let at = schedule.step(cpu, self.now, self);
+                    assert!(at > self.now, "a check follows at once");
+                    due[cpu] = at.saturating_add(if late > 0 { self.random.next() % late } else { 0 });
+                    let cost = if counted { self.calls.cost() } else { 0 };
+                    schedule.record_cost(cpu, cost);
+                    busy[cpu] = self.now + cost;
+                    if schedule.take_calm_ended() {
+                        due.iter_mut().for_each(|due| *due = (*due).min(self.now + 1));
+                    }
+                }
+                next = next.min(due[cpu].max(busy[cpu]));
+                next = if busy[cpu] > self.now { next.min(busy[cpu]) } else { next };
+            }
+            let mut free: Vec<bool> = busy.iter().map(|busy| *busy <= self.now).collect();
+            self.dispatch(&mut free);
+            self.advance(next.max(self.now + 1));
+        }
+        for vm in &self.vms {
+            for (due, _) in vm.tasks.iter().flat_map(|task| &task.jobs).filter(|(due, _)| *due < self.now) {
+                judge(&mut self.found, self.now, *due);
+            }
+        }
+    }
+}
+
+fn judge(found: &mut Found, at: u64, due: u64) {
+    let late = at.saturating_sub(due);
+    found.late += u64::from(late > 1_000);
+    found.worst = found.worst.max(late);
+}
+
+/// A set's tasks by VM, and the part of a CPU that the last VM has, in thousandths. None if they leave no room.
+fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>>, u64)> {
+    let target = if family == Family::Full { 949 } else { random.range(400, 940) };
+    let rest = random.range(30, 500).min(target * 6 / 10);
+    let vms = random.range(cpus, 6 * cpus);
+    let mut sets: Vec<Vec<Task>> = Vec::new();
+    for _ in 0..vms {
+        let count = if family == Family::SporadicAlone { 1 } else { random.range(1, 3) };
+        let mut task = || {
+            let period = match family {
+                Family::Short => random.range(1_100, 4_000) * 1_000,
+                Family::Harmonic => (4 * MS) << random.range(0, 4),
+                _ => random.range(4_000, 40_000) * 1_000,
+            };
+            let mixed = random.range(0, 1) == 0;
+            let sporadic = match family {
+                Family::SporadicAlone | Family::SporadicMixed => true,
+                Family::Full | Family::Liar | Family::Bursts => count == 1 && mixed,
+                _ => false,
+            };
+            let delay = [period / 10, period, 5 * period][random.range(0, 2) as usize];
+            let phase = random.range(0, 40_000_000);
+            Task {
+                work: (period / 1_000 * random.range(10, 200)).max(2 * SHORT),
+                period,
+                release: 20 * MS + if family == Family::Harmonic { 0 } else { phase },
+                delay: if sporadic { delay } else { 0 },
+                jobs: VecDeque::new(),
+                due: 0,
+            }
+        };
+        sets.push((0..count).map(|_| task()).collect());
+    }
+    let parts = |sets: &[Vec<Task>]| sets.iter().flatten().map(|task| task.work * 1_000_000 / task.period).sum::<u64>();
+    let (free, sum) = ((target * cpus - rest) * 1_000, parts(&sets).max(1));
+    for task in sets.iter_mut().flatten() {
+        let scaled = u128::from(task.work) * u128::from(free) / u128::from(sum);
+        task.work = u64::try_from(scaled).unwrap().clamp(2 * SHORT, task.period);
+    }
+    (parts(&sets) <= free + 1_000 * cpus).then_some((sets, rest))
+}
+
+/// Runs the set of this number. None if it is not admitted.
+fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
+    let mut random = Random(seed.wrapping_mul(0x1234_5677).wrapping_add(family as u64));
+    let several = matches!(family, Family::SeveralCpus | Family::Migrating);
+    let counted = matches!(family, Family::Counted | Family::CountedLiars);
+    let cpus = if several { random.range(2, 3) } else { 1 };
+    let (sets, rest) = draw(family, cpus, &mut random)?;
+    // Each vCPU reserves the sum of its tasks in the shortest of their periods.
+    let mut asked: Vec<(u64, u64)> = Vec::new();
+    for set in &sets {
+        let period = set.iter().map(|task| task.period).min()?;
+        let budget: u64 = set.iter().map(|task| (task.work * period).div_ceil(task.period)).sum();
+        asked.push((budget, period));
+    }
+    asked.push((rest * 10_000, 10 * MS));
+    let pinned = family == Family::SeveralCpus;
+    let homes: Vec<Option<u32>> =
+        asked.iter().map(|_| pinned.then(|| u32::try_from(random.range(0, cpus - 1)).unwrap())).collect();
+    let reserved = |(number, (budget, period)): (u32, &(u64, u64))| {
+        Some(Reserved {
+            id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
+            tenant: "vm".to_owned(),
+            class: Class::Bulk,
+            vcpu: number,
+            budget: Nanos(*budget),
+            period: Nanos(*period),
+            bandwidth: Bandwidth::new(Nanos(*budget), Nanos(*period)).filter(|part| *part <= Bandwidth::ONE)?,
+            guest: None,
+            page: None,
+            offer: None,
+            home: homes[number as usize],
+        })
+    };
+    let vcpus: Vec<Reserved> = (0..).zip(&asked).map(reserved).collect::<Option<_>>()?;
+    let reservations = admitted(u32::try_from(cpus).unwrap(), Bandwidth::ppm(RESERVE), vcpus)?;
+    if counted {
+        let reservations = Reservations { pacing: Pacing::Best, ..reservations.clone() };
+        pacing::check(&reservations, &reservations.vcpus, &[], &homes).ok()?;
+    }
+    let start = 1_700_000_000_000 * MS;
+    let last = asked.len() - 1;
+    let rest = match family {
+        Family::Bursts => Rest::Bursts(random.range(100, 12_000) * 1_000, random.range(100, 30_000) * 1_000),
+        _ => Rest::Spins,
+    };
+    let lies = |at: usize| match family {
+        Family::Liar => at == last,
+        Family::CountedLiars => at > 0,
+        _ => false,
+    };
+    let tasks = sets.into_iter().chain([Vec::new()]);
+    let vms = tasks.zip(&asked).zip(&homes).enumerate().map(|(at, ((mut tasks, (_, period)), home))| {
+        tasks.iter_mut().for_each(|task| task.work -= SHORT);
+        // Only jobs of honest guests are judged.
+        let liar = lies(at);
+        Vm {
+            rest: if at == last || liar { rest } else { Rest::Nothing },
+            tasks: if liar { Vec::new() } else { tasks },
+            lie: liar.then(|| random.range(0, 2)),
+            home: home.map(|home| home as usize),
+            place: Place::Entitled,
+            turn: 0,
+            counts: Counts::default(),
+            awake: false,
+            cpu: None,
+            paired: 1,
+            line: Vec::new(),
+            follow: Follow::new(*period),
+            ahead: start,
+        }
+    });
+    let vms: Vec<Vm> = vms.collect();
+    let mut host = Host {
+        vms,
+        now: 0,
+        turns: 0,
+        calls: Calls::default(),
+        ahead: start,
+        steps: (family == Family::ClockSteps).then_some((200 * MS, 0)),
+        random,
+        found: Found::default(),
+    };
+    let mut schedule = Schedule::new(&reservations, planning, 0, |_| Arc::default());
+    schedule.begin(0, &mut host);
+    let late = if family == Family::LateLooks { 300_000 } else { 0 };
+    host.run(&mut schedule, usize::try_from(cpus).unwrap(), late, counted);
+    Some(host.found)
+}
+
+/// Runs `count` sets that are admitted. At most `most` in a thousand may have late jobs, none of them later than
+/// `worst` us.
+fn check(family: Family, planning: Planning, count: u64, most: u64, worst: u64) {
+    let (mut sets, mut late_sets, mut all) = (0, 0, Found::default());
+    let mut example = None;
+    for seed in 0.. {
+        let Some(found) = run(family, planning, seed) else { continue };
+        sets += 1;
+        late_sets += u64::from(found.late > 0);
+        if found.late > 0 && found.worst > all.worst {
+            example = Some(seed);
+        }
+        all.jobs += found.jobs;
+        all.late += found.late;
+        all.worst = all.worst.max(found.worst);
+        if sets == count {
+            break;
+        }
+        assert!(seed < 100 * count, "nearly no set of {family:?} is admitted");
+    }
+    let told = format!(
+        "{family:?}, {planning:?}: {late_sets} of {sets} sets have late jobs, {} of {} jobs, by {} us at most (set \
+         {example:?})",
+        all.late,
+        all.jobs,
+        all.worst / 1_000
+    );
+    println!("figures: {told}");
+    assert!(all.jobs > 20 * count, "{told}");
+    assert!(late_sets * 1_000 <= most * sets && all.worst <= worst * 1_000, "{told}");
+}
+
+macro_rules! families {
+    ($($name:ident: $family:ident, $planning:ident, $most:literal, $worst:literal;)*) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn in_200_sets() {
+                check(Family::$family, Planning::$planning, 200, $most, $worst);
+            }
+
+            #[test]
+            #[ignore = "takes minutes: make thorough"]
+            fn in_10_000_sets() {
+                check(Family::$family, Planning::$planning, 10_000, $most, $worst);
+            }
+        })*
+    };
+}
+
+// The family, the plan, how many sets in a thousand may have late jobs, and how late a job may be, us.
+families! {
+    periodic: Periodic, Best, 10, 1_000;
+    harmonic: Harmonic, Best, 10, 1_000;
+    sporadic_alone: SporadicAlone, Best, 10, 1_000;
+    sporadic_mixed: SporadicMixed, Best, 20, 5_000;
+    short: Short, Best, 10, 1_000;
+    full: Full, Best, 10, 1_000;
+    liar: Liar, Best, 10, 1_000;
+    bursts: Bursts, Best, 10, 1_000;
+    several_cpus: SeveralCpus, Best, 10, 1_000;
+    clock_steps: ClockSteps, Best, 10, 1_000;
+    late_looks: LateLooks, Best, 10, 1_000;
+    counted: Counted, Best, 10, 70_000;
+    counted_liars: CountedLiars, Best, 10, 1_000;
+    periodic_by_slices: Periodic, Slices, 120, 10_000;
+    harmonic_by_slices: Harmonic, Slices, 120, 10_000;
+    sporadic_by_slices: SporadicAlone, Slices, 120, 10_000;
+    migrating: Migrating, Best, 30, 5_000;
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/cpuset"
+	"k8s.io/utils/ptr"
+)
+
+const testNode = "node-a"
+
+func deviceResult(device string, consumed int64) resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{
+		Request: "cpu", Driver: driverName, Pool: testNode, Device: device,
+		ShareID: ptr.To(types.UID("7f0c0f5e-3b6e-4a0e-9a55-0d3f7b0f6a10")),
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+			capacityName: *resource.NewQuantity(consumed, resource.DecimalSI)},
+	}
+}
+
+func opaque(source resourceapi.AllocationConfigSource, text string) resourceapi.DeviceAllocationConfiguration {
+	return resourceapi.DeviceAllocationConfiguration{Source: source,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driverName, Parameters: runtime.RawExtension{Raw: []byte(text)}}}}
+}
+
+// allocated is a claim for one pod, as the scheduler leaves it.
+func allocated(name, config string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-of-" + name)},
+		Status: resourceapi.ResourceClaimStatus{
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: results,
+				Config:  []resourceapi.DeviceAllocationConfiguration{opaque(resourceapi.AllocationConfigSourceClaim, config)},
+			}},
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+				{Resource: "pods", Name: "pod-" + name, UID: types.UID("pod-uid-of-" + name)}},
+		},
+	}
+}
+
+var tenth = parameters(`"budget":"1ms","period":"10ms"`)
+
+func TestAClaimBecomesAReservation(t *testing.T) {
+	shared := allocated("a", parameters(`"budget":"3ms","period":"10ms","vcpus":2,"level":4`),
+		deviceResult(sharedDevice, 600_000))
+	wanted := reservation{For: target{Pod: "pod-uid-of-a"}, BudgetUs: 3000, PeriodUs: 10_000, Count: 2, Level: 4,
+		LeaseSeconds: 90, Owner: owner}
+	if found, err := reservationOf(shared, testNode, 90*time.Second); err != nil || !reflect.DeepEqual(found, wanted) {
+		t.Errorf("%+v, %v", found, err)
+	}
+	pinned := allocated("b", parameters(`"budget":"500us","period":"1ms","vcpus":2`),
+		deviceResult("cpu-3", 500_000), deviceResult("cpu-12", 500_000))
+	found, err := reservationOf(pinned, testNode, 90*time.Second)
+	if err != nil || !reflect.DeepEqual(found.Cpus, []int{3, 12}) || found.Count != 2 {
+		t.Errorf("%+v, %v", found, err)
+	}
+	// The claim's parameters precede those of its class, and other drivers' devices are not this driver's matter.
+	both := allocated("c", tenth, deviceResult(sharedDevice, 100_000))
+	both.Status.Allocation.Devices.Config = append([]resourceapi.DeviceAllocationConfiguration{
+		opaque(resourceapi.AllocationConfigSourceClass, parameters(`"budget":"5ms","period":"10ms"`))},
+		both.Status.Allocation.Devices.Config...)
+	both.Status.Allocation.Devices.Results = append(both.Status.Allocation.Devices.Results,
+		resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: "gpu.example.com", Pool: "x", Device: "y"})
+	if found, err := reservationOf(both, testNode, time.Minute); err != nil || found.BudgetUs != 1000 {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
+func TestClaimsThatCannotBeKeptAreRefusedByName(t *testing.T) {
+	for reason, change := range map[string]func(*resourceapi.ResourceClaim){
+		"has no device": func(claim *resourceapi.ResourceClaim) { claim.Status.Allocation.Devices.Results = nil },
+		"need 100000": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Results[0] = deviceResult(sharedDevice, 99_999)
+		},
+		"DRAConsumableCapacity": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Results[0].ConsumedCapacity = nil
+		},
+		"of node other": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Results[0].Pool = "other"
+		},
+		"admin access": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+		},
+		`device "cpu-03"`: func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Results[0].Device = "cpu-03"
+		},
+		"2 devices of the node's shared": func(claim *resourceapi.ResourceClaim) {
+			results := &claim.Status.Allocation.Devices.Results
+			*results = append(*results, (*results)[0])
+		},
+		"write one claim for each": func(claim *resourceapi.ResourceClaim) {
+			other := deviceResult("cpu-4", 100_000)
+			other.Request = "more"
+			results := &claim.Status.Allocation.Devices.Results
+			*results = []resourceapi.DeviceRequestAllocationResult{deviceResult("cpu-3", 100_000), other}
+		},
+		"count = vcpus": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{
+				deviceResult("cpu-3", 100_000), deviceResult("cpu-4", 100_000)}
+		},
+		"has no parameters": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Config[0].Requests = []string{"another"}
+		},
+		"period is missing": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.Allocation.Devices.Config[0].Opaque.Parameters.Raw = []byte(parameters(`"budget":"1ms"`))
+		},
+		"for 0 pods": func(claim *resourceapi.ResourceClaim) { claim.Status.ReservedFor = nil },
+		"for 2 pods": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, claim.Status.ReservedFor[0])
+		},
+	} {
+		claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+		if _, err := reservationOf(claim, testNode, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		change(claim)
+		if found, err := reservationOf(claim, testNode, time.Minute); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%q: %+v, %v", reason, found, err)
+		}
+	}
+}
+
+// capacities is the capacity of each device.
+func capacities(devices []resourceapi.Device) map[string]int64 {
+	found := map[string]int64{}
+	for _, device := range devices {
+		value := device.Capacity[capacityName].Value
+		found[device.Name] = value.Value()
+	}
+	return found
+}
+
+func TestNoCPUIsPublishedTwice(t *testing.T) {
+	state := nodeState{Cpus: []int{0, 1, 2, 3, 5}, Capacity: &nodeCapacity{UnpinnedPerCPU: 949_996, Largest: 949_988,
+		PinnedPerCPU: 949_740, Other: 250_000, PreemptRT: true}}
+	for _, example := range []struct {
+		pinned string
+		wanted map[string]int64
+	}{
+		{"", map[string]int64{sharedDevice: 5*949_996 - 250_000}},
+		// CPU 4 is not one of the daemon's.
+		{"3-5", map[string]int64{sharedDevice: 3*949_996 - 250_000, "cpu-3": 949_740, "cpu-5": 949_740}},
+		{"0-5", map[string]int64{"cpu-0": 949_740, "cpu-1": 949_740, "cpu-2": 949_740, "cpu-3": 949_740, "cpu-5": 949_740}},
+	} {
+		pinned, err := cpuset.Parse(example.pinned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices := devicesOf(state, pinned, false)
+		if found := capacities(devices); !reflect.DeepEqual(found, example.wanted) {
+			t.Errorf("%q: %v", example.pinned, found)
+		}
+	}
+	state.Off = ptr.To("the daemon only observes")
+	if devices := devicesOf(state, cpuset.New(), false); devices != nil {
+		t.Errorf("%v is published although nothing can be reserved", devices)
+	}
+}
+
+func TestAHostOfManyCPUsHasSeveralSlices(t *testing.T) {
+	state := nodeState{Capacity: &nodeCapacity{UnpinnedPerCPU: 950_000, PinnedPerCPU: 950_000}}
+	for cpu := range 400 {
+		state.Cpus = append(state.Cpus, cpu)
+	}
+	slices := poolOf(testNode, devicesOf(state, cpuset.New(state.Cpus[1:]...), false)).Pools[testNode].Slices
+	count := 0
+	for _, slice := range slices {
+		if len(slice.Devices) > resourceapi.ResourceSliceMaxDevices {
+			t.Errorf("a slice has %d devices", len(slice.Devices))
+		}
+		count += len(slice.Devices)
+	}
+	if count != 400 || len(slices) != 4 {
+		t.Errorf("%d devices in %d slices", count, len(slices))
+	}
+	if empty := poolOf(testNode, nil).Pools[testNode].Slices; len(empty) != 1 {
+		t.Errorf("an empty pool has %d slices", len(empty))
+	}
+}

@@ -1,0 +1,379 @@
+// Package cluster tests the driver in a cluster of real parts: etcd, the API server, the scheduler and the controllers
+// of Kubernetes, and for each node the driver and a daemon of Ontime. Only kubelet is played by the test, over gRPC.
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"ontime/dra/daemontest"
+)
+
+const (
+	namespace = "default"
+	token     = "administrator"
+	lease     = 30 * time.Second
+	// reserve is each daemon's sched.toml and a line of the file for `ontime plan`.
+	reserve = "reserve = 0.05\n"
+	// patience is how long the test waits for what must happen.
+	patience = 3 * time.Minute
+)
+
+// process is a program that may be killed and started again.
+type process struct {
+	t       testing.TB
+	log     string
+	command []string
+	running *exec.Cmd
+}
+
+func (cluster *cluster) start(log, program string, arguments ...string) *process {
+	program = filepath.Join(cluster.programs, program)
+	process := &process{t: cluster.t, log: filepath.Join(cluster.dir, log+".log"),
+		command: append([]string{program}, arguments...)}
+	cluster.t.Cleanup(func() {
+		process.kill()
+		if cluster.t.Failed() {
+			text, _ := os.ReadFile(process.log)
+			cluster.t.Logf("%s:\n%s", log, text[max(0, len(text)-4000):])
+		}
+	})
+	process.restart()
+	return process
+}
+
+func (process *process) restart() {
+	process.t.Helper()
+	log, err := os.OpenFile(process.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(process.t, err)
+	defer log.Close()
+	process.running = exec.Command(process.command[0], process.command[1:]...)
+	process.running.Stdout, process.running.Stderr = log, log
+	// The program ends with the test, however that ends.
+	process.running.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(process.t, process.running.Start())
+}
+
+func (process *process) kill() {
+	if process.running != nil {
+		_ = process.running.Process.Kill()
+		_ = process.running.Wait()
+		process.running = nil
+	}
+}
+
+// cluster is a control plane and its nodes.
+type cluster struct {
+	t                   testing.TB
+	programs            string
+	dir                 string
+	config              *rest.Config
+	client              kubernetes.Interface
+	apiserver, schedule *process
+	nodes               []*node
+}
+
+// node is a daemon, a driver, and kubelet's part.
+type node struct {
+	name   string
+	dir    string
+	daemon *daemontest.Node
+	driver *process
+	plugin drapb.DRAPluginClient
+}
+
+// newCluster starts a cluster. KUBERNETES names the directory of its programs (scripts/kubernetes-test.sh builds them).
+func newCluster(t testing.TB, nodes int) *cluster {
+	programs := os.Getenv("KUBERNETES")
+	if programs == "" {
+		t.Skip("KUBERNETES is not set: run make test-kubernetes")
+	}
+	// Short, because it becomes part of the paths of sockets.
+	dir, err := os.MkdirTemp("", "dra")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cluster := &cluster{t: t, programs: programs, dir: dir}
+	cluster.startControlPlane()
+	manifests := filepath.Join("..", "manifests")
+	for _, file := range []string{"namespace", "rbac", "deviceclasses", "admission", "daemonset"} {
+		cluster.apply(filepath.Join(manifests, file+".yaml"))
+	}
+	for number := range nodes {
+		cluster.addNode(fmt.Sprintf("node-%d", number))
+	}
+	return cluster
+}
+
+func (cluster *cluster) startControlPlane() {
+	t := cluster.t
+	client, peer, secure := freePort(t), freePort(t), freePort(t)
+	etcd, peers := "http://127.0.0.1:"+client, "http://127.0.0.1:"+peer
+	cluster.start("etcd", "etcd", "--data-dir", filepath.Join(cluster.dir, "etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls", etcd, "--advertise-client-urls", etcd, "--listen-peer-urls", peers,
+		"--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers)
+	tokens, key := filepath.Join(cluster.dir, "tokens"), filepath.Join(cluster.dir, "key")
+	must(t, os.WriteFile(tokens, []byte(token+",administrator,1,system:masters\n"), 0o600))
+	out, err := exec.Command("openssl", "genrsa", "-out", key, "2048").CombinedOutput()
+	if err != nil {
+		t.Fatalf("openssl: %v: %s", err, out)
+	}
+	cluster.apiserver = cluster.start("kube-apiserver", "kube-apiserver", "--etcd-servers", etcd,
+		"--bind-address", "127.0.0.1", "--secure-port", secure, "--cert-dir", filepath.Join(cluster.dir, "certificates"),
+		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
+		"--token-auth-file", tokens, "--authorization-mode", "RBAC", "--service-cluster-ip-range", "10.96.0.0/24",
+		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key,
+		"--service-account-signing-key-file", key,
+		// No controller makes service accounts here, and none removes the taint of new nodes.
+		"--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition")
+	server := "https://127.0.0.1:" + secure
+	cluster.config = &rest.Config{Host: server, BearerToken: token, QPS: 500, Burst: 500,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, Timeout: 30 * time.Second}
+	cluster.client, err = kubernetes.NewForConfig(cluster.config)
+	must(t, err)
+	must(t, os.WriteFile(cluster.kubeconfig(), fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{name: test, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: test, user: {token: %s}}]
+contexts: [{name: test, context: {cluster: test, user: test}}]
+`, server, token), 0o600))
+	cluster.until("the API server is ready", func(ctx context.Context) error {
+		_, err := cluster.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err
+	})
+	cluster.schedule = cluster.start("kube-scheduler", "kube-scheduler", "--kubeconfig", cluster.kubeconfig(),
+		"--leader-elect=false", "--secure-port=0", "--kube-api-qps=500", "--kube-api-burst=500")
+	cluster.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig", cluster.kubeconfig(),
+		"--leader-elect=false", "--secure-port=0", "--kube-api-qps=500", "--kube-api-burst=500",
+		"--controllers=resourceclaim-controller,garbage-collector-controller")
+}
+
+func (cluster *cluster) kubeconfig() string {
+	return filepath.Join(cluster.dir, "kubeconfig")
+}
+
+// apply creates every object of a file of manifests.
+func (cluster *cluster) apply(file string) {
+	t := cluster.t
+	text, err := os.ReadFile(file)
+	must(t, err)
+	client, err := dynamic.NewForConfig(cluster.config)
+	must(t, err)
+	groups, err := restmapper.GetAPIGroupResources(discovery.NewDiscoveryClientForConfigOrDie(cluster.config))
+	must(t, err)
+	mapper := restmapper.NewDiscoveryRESTMapper(groups)
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		if err := decoder.Decode(&object.Object); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		kind := object.GroupVersionKind()
+		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		must(t, err)
+		var to dynamic.ResourceInterface = client.Resource(mapping.Resource)
+		if mapping.Scope.Name() == "namespace" {
+			within := object.GetNamespace()
+			if within == "" {
+				within = namespace
+			}
+			to = client.Resource(mapping.Resource).Namespace(within)
+		}
+		if _, err := to.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+	}
+}
+
+func (cluster *cluster) addNode(name string) {
+	t := cluster.t
+	node := &node{name: name, dir: filepath.Join(cluster.dir, name), daemon: daemontest.Start(t, reserve)}
+	must(t, os.MkdirAll(filepath.Join(node.dir, "plugins_registry"), 0o755))
+	room := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("64"),
+		corev1.ResourceMemory: resource.MustParse("64Gi"), corev1.ResourcePods: resource.MustParse("1000")}
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Capacity: room, Allocatable: room,
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+	_, err := cluster.client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{})
+	must(t, err)
+	// This machine's kernel need not be a real-time kernel: nothing is timed here.
+	node.driver = cluster.start("driver-"+name, "ontime-dra", "--node", name, "--kubeconfig", cluster.kubeconfig(),
+		"--kubelet-dir", node.dir, "--daemon", node.daemon.Socket(), "--any-kernel", "--lease", lease.String(),
+		"--interval", "1s", "--cdi-dir", filepath.Join(node.dir, "cdi"))
+	node.register(cluster)
+	cluster.nodes = append(cluster.nodes, node)
+	cluster.until("the node publishes its CPU time", func(ctx context.Context) error {
+		if cluster.capacity(ctx, node) == 0 {
+			return fmt.Errorf("no slice of %s has device shared", name)
+		}
+		return nil
+	})
+}
+
+// register does what kubelet does when a plugin's socket appears.
+func (node *node) register(cluster *cluster) {
+	connection := dial(cluster.t, filepath.Join(node.dir, "plugins_registry", "cpu.ontime-reg.sock"))
+	client := registerapi.NewRegistrationClient(connection)
+	var info *registerapi.PluginInfo
+	cluster.until("the driver registers", func(ctx context.Context) (err error) {
+		info, err = client.GetInfo(ctx, &registerapi.InfoRequest{})
+		return err
+	})
+	if info.Type != registerapi.DRAPlugin || info.Name != "cpu.ontime" {
+		cluster.t.Fatalf("the driver registers as %v", info)
+	}
+	registered := &registerapi.RegistrationStatus{PluginRegistered: true}
+	_, err := client.NotifyRegistrationStatus(cluster.t.Context(), registered)
+	must(cluster.t, err)
+	node.plugin = drapb.NewDRAPluginClient(dial(cluster.t, info.Endpoint))
+}
+
+func dial(t testing.TB, socket string) *grpc.ClientConn {
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	t.Cleanup(func() { _ = connection.Close() })
+	return connection
+}
+
+// prepare is kubelet's call before a pod's containers start.
+func (node *node) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	asked := &drapb.Claim{Namespace: claim.Namespace, Uid: string(claim.UID), Name: claim.Name}
+	answer, err := node.plugin.NodePrepareResources(ctx,
+		&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{asked}})
+	if err != nil {
+		return err
+	}
+	result, found := answer.Claims[asked.Uid]
+	if !found {
+		return fmt.Errorf("no answer for claim %s", claim.Name)
+	}
+	if result.Error != "" {
+		return errors.New(result.Error)
+	}
+	return nil
+}
+
+// unprepare is kubelet's call after a pod's containers have ended.
+func (node *node) unprepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	asked := &drapb.Claim{Namespace: claim.Namespace, Uid: string(claim.UID), Name: claim.Name}
+	answer, err := node.plugin.NodeUnprepareResources(ctx,
+		&drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{asked}})
+	if err != nil {
+		return err
+	}
+	if result, found := answer.Claims[asked.Uid]; !found || result.Error != "" {
+		return fmt.Errorf("claim %s: %v", claim.Name, result)
+	}
+	return nil
+}
+
+// capacity is what the node publishes for unpinned work, in millionths of a CPU; 0 if nothing.
+func (cluster *cluster) capacity(ctx context.Context, node *node) int64 {
+	slices, err := cluster.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + node.name})
+	if err != nil {
+		return 0
+	}
+	for _, slice := range slices.Items {
+		for _, device := range slice.Spec.Devices {
+			if device.Name == "shared" {
+				value := device.Capacity["microcpus"].Value
+				return value.Value()
+			}
+		}
+	}
+	return 0
+}
+
+// held is what the node's daemon holds by request: the name and millionths of each reservation.
+func (node *node) held(ctx context.Context) (map[string]int64, error) {
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", node.daemon.Socket())
+		}}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://ontime/v1/reservations", nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	var state struct {
+		Requested []struct {
+			Name      string `json:"name"`
+			MicroCpus int64  `json:"micro_cpus"`
+		} `json:"requested"`
+	}
+	if err := json.NewDecoder(answer.Body).Decode(&state); err != nil {
+		return nil, err
+	}
+	held := map[string]int64{}
+	for _, reservation := range state.Requested {
+		held[reservation.Name] = reservation.MicroCpus
+	}
+	return held, nil
+}
+
+// until waits until something succeeds.
+func (cluster *cluster) until(what string, done func(context.Context) error) {
+	cluster.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(cluster.t.Context(), 20*time.Second)
+		err := done(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			cluster.t.Fatalf("waited %v in vain until %s: %v", patience, what, err)
+		}
+	}
+}
+
+func freePort(t testing.TB) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer listener.Close()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	must(t, err)
+	return port
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

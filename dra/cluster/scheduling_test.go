@@ -1,0 +1,503 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+)
+
+// demand is what a pod reserves: a share of whole thousandths of a CPU for each vCPU, so no sum is rounded.
+type demand struct {
+	vcpus       int
+	thousandths int
+	periodUs    int
+}
+
+func (demand demand) budgetUs() int { return demand.periodUs / 1000 * demand.thousandths }
+
+func (demand demand) microcpus() int64 { return int64(demand.vcpus) * int64(demand.thousandths) * 1000 }
+
+func (demand demand) parameters() string {
+	return fmt.Sprintf(`{"apiVersion":"cpu.ontime/v1","kind":"Reservation","budget":"%dus","period":"%dus","vcpus":%d}`,
+		demand.budgetUs(), demand.periodUs, demand.vcpus)
+}
+
+// spec is a claim of class ontime-shared.
+func spec(microcpus int64, parameters string) resourceapi.ResourceClaimSpec {
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: "cpu", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: "ontime-shared",
+			Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+				"microcpus": *resource.NewQuantity(microcpus, resource.DecimalSI)}}}}},
+		Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "cpu.ontime",
+				Parameters: apiruntime.RawExtension{Raw: []byte(parameters)}}}}},
+	}}
+}
+
+func TestCluster(t *testing.T) {
+	cluster := newCluster(t, 3)
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"the documented pod runs", cluster.documentedPodRuns},
+		{"bad claims are refused", cluster.badClaimsAreRefused},
+		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
+		{"kills leak nothing", cluster.killsLeakNothing},
+	} {
+		begin := time.Now()
+		step.run(t)
+		t.Logf("%s: %v", step.name, time.Since(begin).Round(time.Second))
+	}
+}
+
+// number is an environment variable's, or the default.
+func number(name string, otherwise int) int {
+	if value, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return value
+	}
+	return otherwise
+}
+
+// documentedPodRuns takes the example that docs/kubernetes.md shows from kubectl apply to a held reservation.
+func (cluster *cluster) documentedPodRuns(t *testing.T) {
+	cluster.apply(filepath.Join("..", "manifests", "examples", "pod.yaml"))
+	cluster.apply(filepath.Join("..", "manifests", "examples", "pinned.yaml"))
+	pods := cluster.decided(t, 1)
+	node := cluster.nodeOf(pods[0])
+	if node == nil {
+		t.Fatalf("the pod is not placed: %s", pending(pods[0]))
+	}
+	claim := cluster.claimOf(t, pods[0])
+	must(t, node.prepare(t.Context(), claim))
+	held, err := node.held(t.Context())
+	must(t, err)
+	if wanted := map[string]int64{"dra-" + string(claim.UID): 300_000}; !maps.Equal(held, wanted) {
+		t.Fatalf("the daemon holds %v, wanted %v", held, wanted)
+	}
+	cluster.remove(t, pods[0])
+	cluster.nothingIsHeld()
+}
+
+// badClaimsAreRefused writes claims that the policy must refuse, by a reason that names the mistake.
+func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
+	good := demand{vcpus: 2, thousandths: 250, periodUs: 10_000}
+	create := func(spec resourceapi.ResourceClaimSpec) error {
+		template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "bad"},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
+		_, err := cluster.client.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(), template,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Spec: spec}
+		_, other := cluster.client.ResourceV1().ResourceClaims(namespace).Create(t.Context(), claim,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if (err == nil) != (other == nil) {
+			t.Errorf("a claim: %v, a template: %v", other, err)
+		}
+		return err
+	}
+	// A new policy takes a moment until the API server applies it.
+	cluster.until("the policy is in force", func(context.Context) error {
+		if create(spec(1, `{}`)) == nil {
+			return fmt.Errorf("a claim without budget is accepted")
+		}
+		return nil
+	})
+	must(t, create(spec(good.microcpus(), good.parameters())))
+	change := func(from, to string) resourceapi.ResourceClaimSpec {
+		changed := strings.Replace(good.parameters(), from, to, 1)
+		if changed == good.parameters() {
+			t.Fatalf("%s has no %s", changed, from)
+		}
+		return spec(1_000_000_000, changed)
+	}
+	for reason, spec := range map[string]resourceapi.ResourceClaimSpec{
+		"at least 500000":            spec(good.microcpus()-1, good.parameters()),
+		"must be apiVersion":         change("cpu.ontime/v1", "cpu.ontime/v2"),
+		"unknown parameter":          change(`"vcpus"`, `"cores"`),
+		"budget must be a whole":     change("2500us", "2.5ms"),
+		"budget must be more":        change("2500us", "0us"),
+		"budget must not exceed":     change("2500us", "10001us"),
+		"period must be a whole":     change(`"10000us"`, `10`),
+		"period must be 500us":       change(`"10000us"`, `"0ms"`),
+		"vcpus must be":              change(`"vcpus":2`, `"vcpus":0`),
+		"class must be rt":           change(`"vcpus":2`, `"class":"fastest"`),
+		"level must be":              change(`"vcpus":2`, `"level":9`),
+		"one opaque configuration":   {Devices: resourceapi.DeviceClaim{Requests: spec(1, `{}`).Devices.Requests}},
+		"one request of classes":     twoRequests(spec(good.microcpus(), good.parameters())),
+		"count must be 1":            counted(spec(good.microcpus(), good.parameters()), "ontime-shared", 2),
+		"count must equal vcpus":     counted(spec(good.microcpus(), good.parameters()), "ontime-pinned", 3),
+		"microcpus must be at least": withoutCapacity(spec(good.microcpus(), good.parameters())),
+	} {
+		if err := create(spec); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%q: %v", reason, err)
+		}
+	}
+	must(t, create(counted(spec(250_000, good.parameters()), "ontime-pinned", 2)))
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+func twoRequests(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
+	second := spec.Devices.Requests[0]
+	second.Name = "second"
+	spec.Devices.Requests = append(spec.Devices.Requests, second)
+	return spec
+}
+
+func counted(spec resourceapi.ResourceClaimSpec, class string, count int64) resourceapi.ResourceClaimSpec {
+	spec.Devices.Requests[0].Exactly.DeviceClassName = class
+	spec.Devices.Requests[0].Exactly.AllocationMode = resourceapi.DeviceAllocationModeExactCount
+	spec.Devices.Requests[0].Exactly.Count = count
+	return spec
+}
+
+func withoutCapacity(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
+	spec.Devices.Requests[0].Exactly.Capacity = nil
+	return spec
+}
+
+// placementsAreThoseOfPlan lets the scheduler place random sets of pods, and holds every answer against `ontime plan`.
+// What it places, each daemon must admit.
+func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
+	seed := uint64(number("SEED", 1))
+	random := rand.New(rand.NewPCG(seed, seed))
+	placed, refused := 0, 0
+	for round := range number("ROUNDS", 20) {
+		demands := map[string]demand{}
+		for pod := range 1 + random.IntN(12) {
+			name := fmt.Sprintf("round-%d-%d", round, pod)
+			demands[name] = demand{vcpus: 1 + random.IntN(2), thousandths: 10 + random.IntN(890),
+				periodUs: 1000 * []int{1, 2, 5, 10, 20, 50, 100}[random.IntN(7)]}
+			cluster.submit(t, name, demands[name])
+		}
+		pods := cluster.decided(t, len(demands))
+		on := map[*node]map[string]demand{}
+		for _, node := range cluster.nodes {
+			on[node] = map[string]demand{}
+		}
+		for _, pod := range pods {
+			if node := cluster.nodeOf(pod); node != nil {
+				on[node][pod.Name] = demands[pod.Name]
+			}
+		}
+		for node, set := range on {
+			if !cluster.plan(t, set) {
+				t.Fatalf("seed %d, round %d: the scheduler placed on %s what plan refuses: %v", seed, round, node.name, set)
+			}
+		}
+		for _, pod := range pods {
+			node := cluster.nodeOf(pod)
+			if node != nil {
+				placed++
+				must(t, node.prepare(t.Context(), cluster.claimOf(t, pod)))
+				continue
+			}
+			refused++
+			if !strings.Contains(pending(pod), "cannot allocate all claims") {
+				t.Fatalf("%s stays pending, but its reason is %q", pod.Name, pending(pod))
+			}
+			for node, set := range on {
+				with := maps.Clone(set)
+				with[pod.Name] = demands[pod.Name]
+				if cluster.plan(t, with) {
+					t.Fatalf("seed %d, round %d: %s stays pending, but fits on %s beside %v", seed, round, pod.Name,
+						node.name, set)
+				}
+			}
+		}
+		cluster.holdsExactly(t, pods, demands)
+		for _, pod := range pods {
+			cluster.remove(t, pod)
+		}
+		cluster.nothingIsHeld()
+	}
+	t.Logf("seed %d: %d pods placed, %d refused", seed, placed, refused)
+	if placed == 0 || refused == 0 {
+		t.Errorf("the sets were too small or too large to tell")
+	}
+}
+
+// plan asks `ontime plan` whether a node's set fits on a host of its size with the reserve of its daemon.
+func (cluster *cluster) plan(t *testing.T, set map[string]demand) bool {
+	t.Helper()
+	text := fmt.Sprintf("[host]\ncpus = %d\n%s", runtime.NumCPU(), reserve)
+	for name, demand := range set {
+		text += fmt.Sprintf("[[tenant]]\nname = %q\nvcpus = %d\nrta = [{ slice = \"%dus\", period = \"%dus\", copies = %d }]\n",
+			name, demand.vcpus, demand.budgetUs(), demand.periodUs, demand.vcpus)
+	}
+	file := filepath.Join(cluster.dir, "plan.toml")
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+	out, err := exec.Command(os.Getenv("ONTIME"), "plan", file).CombinedOutput()
+	if err == nil {
+		return true
+	}
+	if status, exited := err.(*exec.ExitError); exited && status.ExitCode() == 1 {
+		return false
+	}
+	t.Fatalf("ontime plan: %v: %s\n%s", err, out, text)
+	return false
+}
+
+// killsLeakNothing kills a driver, a daemon, the API server or the scheduler while pods come and go, again and again.
+func (cluster *cluster) killsLeakNothing(t *testing.T) {
+	kills := number("KILLS", 12)
+	random := rand.New(rand.NewPCG(2, 2))
+	var pods sync.WaitGroup
+	problems := make(chan error, 64)
+	stop := make(chan struct{})
+	for worker := range 4 {
+		pods.Go(func() {
+			for life := 0; ; life++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				name := fmt.Sprintf("life-%d-%d", worker, life)
+				if err := cluster.live(t.Context(), name, demand{vcpus: 1, thousandths: 100, periodUs: 10_000}); err != nil {
+					problems <- fmt.Errorf("%s: %w", name, err)
+					return
+				}
+			}
+		})
+	}
+	for kill := range kills {
+		time.Sleep(time.Duration(random.IntN(1500)) * time.Millisecond)
+		node := cluster.nodes[random.IntN(len(cluster.nodes))]
+		switch kill % 4 {
+		case 0:
+			node.driver.kill()
+			node.driver.restart()
+		case 1:
+			node.daemon.Stop(syscall.SIGKILL)
+			node.daemon.Restart()
+		case 2:
+			cluster.apiserver.kill()
+			cluster.apiserver.restart()
+		case 3:
+			cluster.schedule.kill()
+			cluster.schedule.restart()
+		}
+	}
+	close(stop)
+	pods.Wait()
+	close(problems)
+	for problem := range problems {
+		t.Error(problem)
+	}
+	cluster.nothingIsHeld()
+}
+
+// live takes a pod through its life. Whatever is asked is asked again until it succeeds, as kubelet does.
+func (cluster *cluster) live(ctx context.Context, name string, demand demand) error {
+	again := func(what string, do func() error) error {
+		var err error
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+			if err = do(); err == nil {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	var pod *corev1.Pod
+	var claim *resourceapi.ResourceClaim
+	var on *node
+	steps := []struct {
+		what string
+		do   func() error
+	}{
+		{"create", func() error { return cluster.create(ctx, name, demand) }},
+		{"place", func() (err error) {
+			if pod, err = cluster.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
+				return err
+			}
+			if on = cluster.nodeOf(pod); on == nil {
+				return fmt.Errorf("pending: %s", pending(pod))
+			}
+			claim, err = cluster.claim(ctx, pod)
+			return err
+		}},
+		{"prepare", func() error { return on.prepare(ctx, claim) }},
+		{"look", func() error {
+			held, err := on.held(ctx)
+			if err == nil && held["dra-"+string(claim.UID)] != demand.microcpus() {
+				err = fmt.Errorf("%s holds %v", on.name, held)
+			}
+			return err
+		}},
+		{"unprepare", func() error { return on.unprepare(ctx, claim) }},
+		{"delete", func() error { return cluster.delete(ctx, pod) }},
+	}
+	for _, step := range steps {
+		if err := again(step.what, step.do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// create makes a pod and the template of its claim. It may be called again after a failure.
+func (cluster *cluster) create(ctx context.Context, name string, demand demand) error {
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec(demand.microcpus(), demand.parameters())}}
+	_, err := cluster.client.ResourceV1().ResourceClaimTemplates(namespace).Create(ctx, template, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
+			Claims: []corev1.ResourceClaim{{Name: "cpu-time"}}}}},
+		ResourceClaims: []corev1.PodResourceClaim{{Name: "cpu-time", ResourceClaimTemplateName: ptr.To(name)}},
+	}}
+	_, err = cluster.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+func (cluster *cluster) submit(t *testing.T, name string, demand demand) {
+	t.Helper()
+	must(t, cluster.create(t.Context(), name, demand))
+}
+
+// decided waits until the scheduler has placed or refused each of so many pods.
+func (cluster *cluster) decided(t *testing.T, count int) []*corev1.Pod {
+	t.Helper()
+	var pods []*corev1.Pod
+	cluster.until("every pod is placed or refused", func(ctx context.Context) error {
+		list, err := cluster.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		pods = nil
+		for index := range list.Items {
+			pod := &list.Items[index]
+			if pod.Spec.NodeName == "" && !strings.Contains(pending(pod), "nodes are available") {
+				return fmt.Errorf("%s is undecided: %s", pod.Name, pending(pod))
+			}
+			pods = append(pods, pod)
+		}
+		if len(pods) != count {
+			return fmt.Errorf("%d of %d pods", len(pods), count)
+		}
+		return nil
+	})
+	return pods
+}
+
+// pending is the scheduler's reason, which kubectl describe shows.
+func pending(pod *corev1.Pod) string {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			return condition.Message
+		}
+	}
+	return ""
+}
+
+func (cluster *cluster) nodeOf(pod *corev1.Pod) *node {
+	index := slices.IndexFunc(cluster.nodes, func(node *node) bool { return node.name == pod.Spec.NodeName })
+	if index < 0 {
+		return nil
+	}
+	return cluster.nodes[index]
+}
+
+// claim is the claim that a controller made for a pod.
+func (cluster *cluster) claim(ctx context.Context, pod *corev1.Pod) (*resourceapi.ResourceClaim, error) {
+	for _, status := range pod.Status.ResourceClaimStatuses {
+		if status.ResourceClaimName != nil {
+			return cluster.client.ResourceV1().ResourceClaims(namespace).Get(ctx, *status.ResourceClaimName,
+				metav1.GetOptions{})
+		}
+	}
+	return nil, fmt.Errorf("pod %s has no claim", pod.Name)
+}
+
+func (cluster *cluster) claimOf(t *testing.T, pod *corev1.Pod) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim, err := cluster.claim(t.Context(), pod)
+	must(t, err)
+	return claim
+}
+
+// holdsExactly compares what the daemons hold with the placed pods.
+func (cluster *cluster) holdsExactly(t *testing.T, pods []*corev1.Pod, demands map[string]demand) {
+	t.Helper()
+	for _, node := range cluster.nodes {
+		wanted := map[string]int64{}
+		for _, pod := range pods {
+			if cluster.nodeOf(pod) == node {
+				wanted["dra-"+string(cluster.claimOf(t, pod).UID)] = demands[pod.Name].microcpus()
+			}
+		}
+		held, err := node.held(t.Context())
+		must(t, err)
+		if !maps.Equal(held, wanted) {
+			t.Fatalf("%s holds %v, wanted %v", node.name, held, wanted)
+		}
+	}
+}
+
+// remove ends a pod as kubelet does: unprepare, then the pod goes for good.
+func (cluster *cluster) remove(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	if node := cluster.nodeOf(pod); node != nil {
+		must(t, node.unprepare(t.Context(), cluster.claimOf(t, pod)))
+	}
+	must(t, cluster.delete(t.Context(), pod))
+}
+
+// delete removes a pod and the template of its claim at once; controllers remove the claim.
+func (cluster *cluster) delete(ctx context.Context, pod *corev1.Pod) error {
+	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
+	if err := cluster.client.CoreV1().Pods(namespace).Delete(ctx, pod.Name, now); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	template := *pod.Spec.ResourceClaims[0].ResourceClaimTemplateName
+	err := cluster.client.ResourceV1().ResourceClaimTemplates(namespace).Delete(ctx, template, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// nothingIsHeld waits until no daemon holds anything and no claim is left.
+func (cluster *cluster) nothingIsHeld() {
+	cluster.t.Helper()
+	cluster.until("nothing is held and no claim is left", func(ctx context.Context) error {
+		for _, node := range cluster.nodes {
+			if held, err := node.held(ctx); err != nil || len(held) > 0 {
+				return fmt.Errorf("%s holds %v (%v)", node.name, held, err)
+			}
+		}
+		claims, err := cluster.client.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
+		if err == nil && len(claims.Items) > 0 {
+			err = fmt.Errorf("%d claims are left", len(claims.Items))
+		}
+		return err
+	})
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+const (
+	// daemonTimeout bounds one request. The daemon answers within a pass, some 100 ms.
+	daemonTimeout = 10 * time.Second
+	// longestAnswer bounds what is read of an answer: 1,024 reservations of some 500 bytes, vCPUs and findings.
+	longestAnswer = 16 << 20
+	// owner marks this driver's reservations in the daemon's lists.
+	owner = "ontime-dra"
+)
+
+// target says whose threads a reservation is for.
+type target struct {
+	Pod string `json:"pod"`
+}
+
+// reservation is what the driver asks of the daemon (PUT /v1/reservations/NAME).
+type reservation struct {
+	For          target `json:"for"`
+	BudgetUs     int64  `json:"budget_us"`
+	PeriodUs     int64  `json:"period_us"`
+	Count        int    `json:"count"`
+	Cpus         []int  `json:"cpus,omitempty"`
+	Level        int    `json:"level"`
+	LeaseSeconds int64  `json:"lease_seconds"`
+	Owner        string `json:"owner"`
+}
+
+// heldReservation is a reservation as the daemon lists it.
+type heldReservation struct {
+	Name         string    `json:"name"`
+	LeaseSeconds int64     `json:"lease_seconds"`
+	LeftSeconds  float64   `json:"left_seconds"`
+	MicroCpus    microcpus `json:"micro_cpus"`
+	Owner        string    `json:"owner"`
+	// Held is whether the bandwidth is held now; Why says why not.
+	Held *bool   `json:"held"`
+	Why  *string `json:"why"`
+}
+
+// nodeState is what the driver reads of GET /v1/reservations.
+type nodeState struct {
+	Off       *string           `json:"off"`
+	Cpus      []int             `json:"cpus"`
+	Requested []heldReservation `json:"requested"`
+	Capacity  *nodeCapacity     `json:"capacity"`
+}
+
+// nodeCapacity is what may be reserved, computed by the daemon so that sums of integers equal its own admission.
+type nodeCapacity struct {
+	UnpinnedPerCPU microcpus `json:"unpinned_micro_cpus_per_cpu"`
+	Largest        microcpus `json:"largest_micro_cpus"`
+	PinnedPerCPU   microcpus `json:"pinned_micro_cpus_per_cpu"`
+	Other          microcpus `json:"other_micro_cpus"`
+	PreemptRT      bool      `json:"preempt_rt"`
+}
+
+// daemonClient speaks to the daemon of this node over its Unix socket.
+type daemonClient struct {
+	socket string
+	http   http.Client
+}
+
+func newDaemonClient(socket string) *daemonClient {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var dialer net.Dialer
+		return dialer.DialContext(ctx, "unix", socket)
+	}
+	return &daemonClient{socket: socket, http: http.Client{
+		Transport: &http.Transport{DialContext: dial, MaxIdleConns: 1},
+		Timeout:   daemonTimeout,
+	}}
+}
+
+// state asks what the node has to give and what is reserved.
+func (daemon *daemonClient) state(ctx context.Context) (nodeState, error) {
+	var state nodeState
+	if err := daemon.ask(ctx, http.MethodGet, "", nil, &state); err != nil {
+		return nodeState{}, err
+	}
+	if state.Capacity == nil && state.Off == nil {
+		return nodeState{}, fmt.Errorf("the daemon at %s does not know reservations by request: it is older than "+
+			"this driver; install the same version of both", daemon.socket)
+	}
+	return state, nil
+}
+
+// reserve creates, renews or changes a reservation.
+func (daemon *daemonClient) reserve(ctx context.Context, name string, wanted reservation) error {
+	var held heldReservation
+	if err := daemon.ask(ctx, http.MethodPut, name, &wanted, &held); err != nil {
+		return err
+	}
+	if held.Held == nil || *held.Held {
+		return nil
+	}
+	why := "it does not say why"
+	if held.Why != nil {
+		why = *held.Why
+	}
+	return fmt.Errorf("Ontime's daemon on this node does not hold the CPU time: %s", why)
+}
+
+// release ends a reservation. It is no error if there is none of that name.
+func (daemon *daemonClient) release(ctx context.Context, name string) error {
+	return daemon.ask(ctx, http.MethodDelete, name, nil, nil)
+}
+
+func (daemon *daemonClient) ask(ctx context.Context, method, name string, body, answer any) error {
+	// The host's name is not used: the transport connects to the socket.
+	address := url.URL{Scheme: "http", Host: "ontime", Path: "/v1/reservations"}
+	if name != "" {
+		address.Path += "/" + name
+	}
+	var content io.Reader
+	if body != nil {
+		text, err := json.Marshal(body)
+		if err != nil {
+			return fmt.Errorf("encode a reservation: %w", err)
+		}
+		content = bytes.NewReader(text)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, address.String(), content)
+	if err != nil {
+		return fmt.Errorf("make a request to the daemon: %w", err)
+	}
+	if body != nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	response, err := daemon.http.Do(request)
+	if err != nil {
+		return fmt.Errorf("no answer from Ontime's daemon on this node (%w): see systemctl status ontimed", err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, longestAnswer))
+	if err != nil {
+		return fmt.Errorf("the answer of Ontime's daemon broke off: %w", err)
+	}
+	if response.StatusCode >= http.StatusMultipleChoices {
+		return refusal(response.StatusCode, text)
+	}
+	if answer == nil {
+		return nil
+	}
+	if err := json.Unmarshal(text, answer); err != nil {
+		return fmt.Errorf("the answer of Ontime's daemon is not what this driver expects (%w): "+
+			"install the same version of both", err)
+	}
+	return nil
+}
+
+// refusal is the daemon's own reason, which becomes an event of the pod.
+func refusal(status int, text []byte) error {
+	var problem struct {
+		Error string `json:"error"`
+	}
+	if json.Unmarshal(text, &problem) != nil || problem.Error == "" {
+		problem.Error = fmt.Sprintf("HTTP status %d without a reason", status)
+	}
+	if status == http.StatusForbidden {
+		problem.Error += " (the driver must run as root, or as a user of [reservations] in daemon.toml)"
+	}
+	return fmt.Errorf("Ontime's daemon on this node refuses: %s", problem.Error)
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/cpuset"
+	"k8s.io/utils/ptr"
+)
+
+// Attributes of devices, which the manifests' selectors use.
+const (
+	// kindAttribute is "shared" or "pinned".
+	kindAttribute = "kind"
+	// realTimeAttribute says whether the node's kernel is PREEMPT_RT.
+	realTimeAttribute = "realTimeKernel"
+	// largestAttribute is the largest share of a CPU, in millionths, that one unpinned vCPU can have.
+	largestAttribute = "largestVcpu"
+	// cpuAttribute is the number of a pinned device's CPU.
+	cpuAttribute = "cpu"
+)
+
+// devicesOf are the devices of a node: one for unpinned work with the time of all CPUs that pinned work does not have,
+// and one for each CPU of pinned work. A CPU is in one of them only, so the scheduler never counts its time twice.
+func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resourceapi.Device {
+	if state.Off != nil || state.Capacity == nil {
+		return nil
+	}
+	capacity := state.Capacity
+	usable := cpuset.New(state.Cpus...)
+	pinned = pinned.Intersection(usable)
+	realTime := resourceapi.DeviceAttribute{BoolValue: ptr.To(capacity.PreemptRT || anyKernel)}
+	var devices []resourceapi.Device
+
+	shared := int64(usable.Difference(pinned).Size())*capacity.UnpinnedPerCPU - capacity.Other
+	if shared > 0 {
+		devices = append(devices, resourceapi.Device{
+			Name: sharedDevice,
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				kindAttribute:     {StringValue: ptr.To("shared")},
+				realTimeAttribute: realTime,
+				largestAttribute:  {IntValue: ptr.To(capacity.Largest)},
+			},
+			Capacity:                 divisible(shared),
+			AllowMultipleAllocations: ptr.To(true),
+		})
+	}
+	if capacity.PinnedPerCPU <= 0 {
+		return devices
+	}
+	for _, cpu := range pinned.List() {
+		devices = append(devices, resourceapi.Device{
+			Name: cpuDevice(cpu),
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				kindAttribute:     {StringValue: ptr.To("pinned")},
+				realTimeAttribute: realTime,
+				cpuAttribute:      {IntValue: ptr.To(int64(cpu))},
+			},
+			Capacity:                 divisible(capacity.PinnedPerCPU),
+			AllowMultipleAllocations: ptr.To(true),
+		})
+	}
+	return devices
+}
+
+// divisible is a capacity of which a request takes any whole number. A request that names none takes 1, and the driver
+// then says what it needs; without a policy it would take everything.
+func divisible(all microcpus) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	one := resource.NewQuantity(1, resource.DecimalSI)
+	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		capacityName: {
+			Value: *resource.NewQuantity(all, resource.DecimalSI),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default:    one,
+				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one},
+			},
+		},
+	}
+}
+
+// poolOf is what the node publishes. A node without devices publishes an empty pool, which shows that the driver runs.
+func poolOf(node string, devices []resourceapi.Device) resourceslice.DriverResources {
+	var parts []resourceslice.Slice
+	for part := range slices.Chunk(devices, resourceapi.ResourceSliceMaxDevices) {
+		parts = append(parts, resourceslice.Slice{Devices: part})
+	}
+	if parts == nil {
+		parts = []resourceslice.Slice{{}}
+	}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: {Slices: parts}}}
+}

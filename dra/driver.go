@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/cpuset"
+)
+
+// unheardBeforeEmpty is how many looks in a row the daemon may leave unanswered before the node publishes no capacity.
+// A daemon that is being replaced is away for less.
+const unheardBeforeEmpty = 3
+
+// publisher writes the node's ResourceSlices.
+type publisher interface {
+	PublishResources(context.Context, resourceslice.DriverResources) error
+}
+
+// driver reserves CPU time with the node's daemon for claims that the scheduler has allocated here. It implements
+// kubeletplugin.DRAPlugin.
+type driver struct {
+	node      string
+	pinned    cpuset.CPUSet
+	anyKernel bool
+	lease     time.Duration
+	cdi       string
+	client    kubernetes.Interface
+	daemon    *daemonClient
+	// fatal ends the process after an error that a restart may cure.
+	fatal context.CancelCauseFunc
+
+	// mutex guards records, and keeps a renewal from bringing back what kubelet is giving back.
+	mutex   sync.Mutex
+	records *records
+
+	// What look knows from before. Only its goroutine uses these.
+	published []resourceapi.Device
+	anything  bool
+	unheard   int
+}
+
+// PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (driver *driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (
+	map[types.UID]kubeletplugin.PrepareResult, error) {
+	prepared := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for _, claim := range claims {
+		if err := driver.prepare(ctx, claim); err != nil {
+			klog.FromContext(ctx).Error(err, "A claim is refused", "claim", klog.KObj(claim), "uid", claim.UID)
+			prepared[claim.UID] = kubeletplugin.PrepareResult{Err: err}
+			continue
+		}
+		var devices []kubeletplugin.Device
+		for _, result := range results(claim) {
+			devices = append(devices, kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool,
+				DeviceName: result.Device, ShareID: result.ShareID})
+		}
+		if _, pinned := cpuOf(devices[0].DeviceName); pinned {
+			devices[0].CDIDeviceIDs = []string{cdiKind + "=" + string(claim.UID)}
+		}
+		prepared[claim.UID] = kubeletplugin.PrepareResult{Devices: devices}
+	}
+	return prepared, nil
+}
+
+// prepare records the claim before it reserves: a driver that is killed in between renews or gives back what it finds
+// recorded, so nothing stays reserved for nobody.
+func (driver *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	wanted, err := reservationOf(claim, driver.node, driver.lease)
+	if err != nil {
+		return err
+	}
+	if err := driver.checkKernel(ctx); err != nil {
+		return err
+	}
+	driver.mutex.Lock()
+	defer driver.mutex.Unlock()
+	former, again := driver.records.claims[claim.UID]
+	added := record{Namespace: claim.Namespace, Name: claim.Name, Reservation: wanted}
+	if err := driver.records.put(claim.UID, added); err != nil {
+		return err
+	}
+	err = driver.daemon.reserve(ctx, reservationName(claim.UID), wanted)
+	if err == nil && wanted.Cpus != nil {
+		err = describeCPUs(driver.cdi, claim.UID, wanted.Cpus)
+	}
+	if err != nil {
+		if again {
+			return errors.Join(err, driver.records.put(claim.UID, former))
+		}
+		// The daemon may have reserved although its answer was lost.
+		return errors.Join(err, driver.giveBack(ctx, claim.UID))
+	}
+	return nil
+}
+
+func (driver *driver) checkKernel(ctx context.Context) error {
+	if driver.anyKernel {
+		return nil
+	}
+	state, err := driver.daemon.state(ctx)
+	if err == nil && state.Capacity != nil && !state.Capacity.PreemptRT {
+		err = fmt.Errorf("node %s does not run a PREEMPT_RT kernel, so response times are not kept: install one, or "+
+			"let the claim's device class select %s", driver.node, realTimeAttribute)
+	}
+	return err
+}
+
+// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (driver *driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (
+	map[types.UID]error, error) {
+	driver.mutex.Lock()
+	defer driver.mutex.Unlock()
+	released := make(map[types.UID]error, len(claims))
+	for _, claim := range claims {
+		released[claim.UID] = driver.giveBack(ctx, claim.UID)
+	}
+	return released, nil
+}
+
+// giveBack ends the reservation of a claim, whether it is recorded or not. The caller holds the mutex.
+func (driver *driver) giveBack(ctx context.Context, claim types.UID) error {
+	if err := driver.daemon.release(ctx, reservationName(claim)); err != nil {
+		return err
+	}
+	if err := removeCPUs(driver.cdi, claim); err != nil {
+		return err
+	}
+	return driver.records.remove(claim)
+}
+
+// WatchHealthStatus implements [kubeletplugin.DRAPlugin]: a reservation's state is in `ontime top`, not in the pod's.
+func (driver *driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
+
+// HandleError implements [kubeletplugin.DRAPlugin].
+func (driver *driver) HandleError(ctx context.Context, err error, message string) {
+	runtime.HandleErrorWithContext(ctx, err, message)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		driver.fatal(fmt.Errorf("%s: %w", message, err))
+	}
+}
+
+// run looks at the daemon and at the prepared claims until the context ends.
+func (driver *driver) run(ctx context.Context, to publisher, interval time.Duration) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	var log changedErrors
+	for {
+		log.tell(ctx, driver.look(ctx, to), "The node's reservations could not all be looked after; trying again")
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// changedErrors logs an error that lasts once, not at each look.
+type changedErrors struct {
+	last string
+}
+
+func (errors *changedErrors) tell(ctx context.Context, err error, message string) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != errors.last && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, message)
+	}
+	errors.last = text
+}
+
+// look publishes the node's capacity if it has changed, and renews reservations.
+func (driver *driver) look(ctx context.Context, to publisher) error {
+	state, err := driver.daemon.state(ctx)
+	if err != nil {
+		driver.unheard++
+		if driver.anything && driver.unheard < unheardBeforeEmpty {
+			return err
+		}
+		return errors.Join(err, driver.publish(ctx, to, nil))
+	}
+	driver.unheard = 0
+	problem := driver.publish(ctx, to, devicesOf(state, driver.pinned, driver.anyKernel))
+	return errors.Join(problem, driver.renew(ctx, state))
+}
+
+func (driver *driver) publish(ctx context.Context, to publisher, devices []resourceapi.Device) error {
+	if driver.anything && equality.Semantic.DeepEqual(devices, driver.published) {
+		return nil
+	}
+	if err := to.PublishResources(ctx, poolOf(driver.node, devices)); err != nil {
+		return fmt.Errorf("publish the node's CPU time: %w", err)
+	}
+	driver.published, driver.anything = devices, true
+	return nil
+}
+
+// renew begins each lease anew that the daemon has lost or of which a third is over, and gives back what belongs to
+// pods that are gone.
+func (driver *driver) renew(ctx context.Context, state nodeState) error {
+	held := make(map[string]heldReservation, len(state.Requested))
+	for _, reservation := range state.Requested {
+		held[reservation.Name] = reservation
+	}
+	driver.mutex.Lock()
+	recorded := maps.Clone(driver.records.claims)
+	driver.mutex.Unlock()
+	var problems []error
+	for uid, record := range recorded {
+		present, found := held[reservationName(uid)]
+		if found && present.LeftSeconds > driver.lease.Seconds()*2/3 {
+			continue
+		}
+		if err := driver.renewOne(ctx, uid, record); err != nil {
+			problems = append(problems, fmt.Errorf("claim %s/%s: %w", record.Namespace, record.Name, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (driver *driver) renewOne(ctx context.Context, uid types.UID, record record) error {
+	// The API server may take long to answer, so kubelet does not wait for this.
+	gone, err := driver.isGone(ctx, uid, record)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A claim could not be looked up; its reservation is kept",
+			"claim", klog.KRef(record.Namespace, record.Name))
+	}
+	driver.mutex.Lock()
+	defer driver.mutex.Unlock()
+	if _, still := driver.records.claims[uid]; !still {
+		return nil
+	}
+	if gone {
+		klog.FromContext(ctx).Info("A pod is gone; its CPU time is given back",
+			"claim", klog.KRef(record.Namespace, record.Name), "uid", uid)
+		return driver.giveBack(ctx, uid)
+	}
+	renewed := record.Reservation
+	renewed.LeaseSeconds = int64(driver.lease / time.Second)
+	return driver.daemon.reserve(ctx, reservationName(uid), renewed)
+}
+
+// isGone says whether the pod that a claim was prepared for no longer uses it. While the API server does not answer,
+// nothing counts as gone.
+func (driver *driver) isGone(ctx context.Context, uid types.UID, record record) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, daemonTimeout)
+	defer cancel()
+	claim, err := driver.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if claim.UID != uid || claim.Status.Allocation == nil {
+		return true, nil
+	}
+	pod, err := podOf(claim)
+	return err != nil || string(pod) != record.Reservation.For.Pod, nil
+}

@@ -1,0 +1,431 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"ontime/dra/daemontest"
+)
+
+// pages keeps what was published last.
+type pages struct {
+	devices map[string]int64
+	count   int
+}
+
+func (pages *pages) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
+	pages.devices = map[string]int64{}
+	for _, slice := range resources.Pools[testNode].Slices {
+		for name, capacity := range capacities(slice.Devices) {
+			pages.devices[name] = capacity
+		}
+	}
+	pages.count++
+	return nil
+}
+
+// newDriver is a driver as a new process makes it; folder has the list of prepared claims.
+func newDriver(t *testing.T, folder, socket string, api *fake.Clientset) *driver {
+	t.Helper()
+	records, err := loadRecords(filepath.Join(folder, "claims.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, fatal := context.WithCancelCause(context.Background())
+	return &driver{node: testNode, anyKernel: true, lease: time.Minute, client: api, daemon: newDaemonClient(socket),
+		cdi: filepath.Join(folder, "cdi"), fatal: fatal, records: records}
+}
+
+// apiServer has these claims.
+func apiServer(claims ...*resourceapi.ResourceClaim) *fake.Clientset {
+	var objects []runtime.Object
+	for _, claim := range claims {
+		objects = append(objects, claim)
+	}
+	return fake.NewClientset(objects...)
+}
+
+// prepare is kubelet's call for one claim.
+func prepare(t *testing.T, driver *driver, claim *resourceapi.ResourceClaim) error {
+	t.Helper()
+	prepared, err := driver.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, found := prepared[claim.UID]
+	if !found {
+		t.Fatalf("no answer for %s", claim.UID)
+	}
+	if result.Err == nil && len(result.Devices) != len(claim.Status.Allocation.Devices.Results) {
+		t.Fatalf("%d devices are prepared", len(result.Devices))
+	}
+	return result.Err
+}
+
+func unprepare(t *testing.T, driver *driver, claim *resourceapi.ResourceClaim) error {
+	t.Helper()
+	released, err := driver.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: claim.UID,
+		NamespacedName: types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, found := released[claim.UID]
+	if !found {
+		t.Fatalf("no answer for %s", claim.UID)
+	}
+	return result
+}
+
+// held are the names and shares of the daemon's reservations.
+func held(t *testing.T, driver *driver) map[string]microcpus {
+	t.Helper()
+	state, err := driver.daemon.state(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shares := map[string]microcpus{}
+	for _, reservation := range state.Requested {
+		shares[reservation.Name] = reservation.MicroCpus
+	}
+	return shares
+}
+
+func wantHeld(t *testing.T, driver *driver, wanted map[string]microcpus) {
+	t.Helper()
+	if found := held(t, driver); fmt.Sprint(found) != fmt.Sprint(wanted) {
+		t.Fatalf("the daemon holds %v, wanted %v", found, wanted)
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const sched = "reserve = 0.05\n"
+
+func TestARealDaemonHoldsWhatIsPrepared(t *testing.T) {
+	node := daemontest.Start(t, sched)
+	first := allocated("first", parameters(`"budget":"3ms","period":"10ms"`), deviceResult(sharedDevice, 300_000))
+	folder, api := t.TempDir(), apiServer(first)
+	driver := newDriver(t, folder, node.Socket(), api)
+	var pages pages
+	ok(t, driver.look(t.Context(), &pages))
+	all := pages.devices[sharedDevice]
+	if all < 500_000 {
+		t.Fatalf("the node publishes %v", pages.devices)
+	}
+	name := reservationName(first.UID)
+	ok(t, prepare(t, driver, first))
+	ok(t, prepare(t, driver, first)) // A restarted kubelet asks again.
+	wantHeld(t, driver, map[string]microcpus{name: 300_000})
+
+	// What the node does not have is refused with the daemon's reason, and nothing of it stays.
+	second := allocated("second", parameters(`"budget":"9ms","period":"10ms","vcpus":200`),
+		deviceResult(sharedDevice, 180_000_000))
+	if err := prepare(t, driver, second); err == nil || !strings.Contains(err.Error(), "daemon on this node refuses") {
+		t.Fatalf("200 vCPUs: %v", err)
+	}
+	wantHeld(t, driver, map[string]microcpus{name: 300_000})
+
+	// The published capacity is what the daemon admits, to the last millionth: the scheduler's sum is the daemon's.
+	state, err := driver.daemon.state(t.Context())
+	ok(t, err)
+	rest, vcpus := all-300_000, int64(len(state.Cpus))
+	filler := allocated("filler", parameters(fmt.Sprintf(`"budget":"%dus","period":"1s","vcpus":%d`, rest/vcpus, vcpus)),
+		deviceResult(sharedDevice, rest))
+	ok(t, prepare(t, driver, filler))
+	drop := allocated("drop", parameters(fmt.Sprintf(`"budget":"%dus","period":"1s"`, vcpus)),
+		deviceResult(sharedDevice, vcpus))
+	if err := prepare(t, driver, drop); err == nil {
+		t.Fatal("more is reserved than the node publishes")
+	}
+	ok(t, unprepare(t, driver, filler))
+	ok(t, unprepare(t, driver, filler))
+
+	// Each of the three may be killed at any time.
+	driver = newDriver(t, folder, node.Socket(), api)
+	node.Stop(syscall.SIGKILL)
+	if err := driver.look(t.Context(), &pages); err == nil {
+		t.Fatal("a dead daemon answers")
+	}
+	node.Restart()
+	ok(t, driver.look(t.Context(), &pages))
+	wantHeld(t, driver, map[string]microcpus{name: 300_000})
+
+	// After a reboot the daemon has forgotten; the driver has not.
+	node.Stop(syscall.SIGKILL)
+	node.Forget()
+	node.Restart()
+	wantHeld(t, driver, nil)
+	driver = newDriver(t, folder, node.Socket(), api)
+	ok(t, driver.look(t.Context(), &pages))
+	wantHeld(t, driver, map[string]microcpus{name: 300_000})
+
+	ok(t, unprepare(t, driver, first))
+	wantHeld(t, driver, nil)
+	ok(t, driver.look(t.Context(), &pages))
+	wantHeld(t, driver, nil)
+}
+
+func TestARealDaemonForgetsLostPods(t *testing.T) {
+	node := daemontest.Start(t, sched)
+	lost := allocated("lost", tenth, deviceResult(sharedDevice, 100_000))
+	folder, api := t.TempDir(), apiServer(lost)
+	driver := newDriver(t, folder, node.Socket(), api)
+	// The shortest lease; the driver looks when more than a third of it is over.
+	driver.lease = 10 * time.Second
+	var pages pages
+	ok(t, prepare(t, driver, lost))
+	ok(t, api.ResourceV1().ResourceClaims("default").Delete(t.Context(), "lost", metav1.DeleteOptions{}))
+	for end := time.Now().Add(daemontest.Patience); len(driver.records.claims) > 0; time.Sleep(time.Second / 4) {
+		ok(t, driver.look(t.Context(), &pages))
+		if time.Now().After(end) {
+			t.Fatal("the reservation of a pod that is gone is renewed")
+		}
+	}
+	wantHeld(t, driver, nil)
+
+	// A driver that is gone for good leaks a lease at most.
+	ok(t, prepare(t, driver, lost))
+	wantHeld(t, driver, map[string]microcpus{reservationName(lost.UID): 100_000})
+	for end := time.Now().Add(daemontest.Patience); len(held(t, driver)) > 0; time.Sleep(time.Second / 4) {
+		if time.Now().After(end) {
+			t.Fatal("a lease does not end")
+		}
+	}
+}
+
+// answers is an HTTP server on a Unix socket in the daemon's place, for errors that a real daemon seldom gives.
+type answers struct {
+	mutex    sync.Mutex
+	status   int
+	body     string
+	requests []string
+}
+
+func (answers *answers) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
+	answers.mutex.Lock()
+	defer answers.mutex.Unlock()
+	answers.requests = append(answers.requests, request.Method+" "+request.URL.Path)
+	status := answers.status
+	if request.Method == http.MethodDelete {
+		status = http.StatusNoContent
+	}
+	writer.WriteHeader(status)
+	if status != http.StatusNoContent {
+		_, _ = writer.Write([]byte(answers.body))
+	}
+}
+
+func serve(t *testing.T) (*answers, string) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "daemon")
+	listener, err := net.Listen("unix", socket)
+	ok(t, err)
+	answers := &answers{}
+	server := &http.Server{Handler: answers}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return answers, socket
+}
+
+func TestRefusalsOfTheDaemonReachThePod(t *testing.T) {
+	answers, socket := serve(t)
+	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	folder := t.TempDir()
+	driver := newDriver(t, folder, socket, apiServer(claim))
+	for _, example := range []struct {
+		status int
+		body   string
+		reason string
+	}{
+		{409, `{"error":"CPU 3 has 0.05 left"}`, "CPU 3 has 0.05 left"},
+		{429, `{"error":"this user holds 64"}`, "this user holds 64"},
+		{403, `{"error":"user 7 may not"}`, "[reservations] in daemon.toml"},
+		{503, ``, "HTTP status 503"},
+		{500, `<html>`, "HTTP status 500"},
+		{200, `<html>`, "same version of both"},
+		{200, `{"held":false,"why":"its back end failed"}`, "its back end failed"},
+	} {
+		answers.status, answers.body, answers.requests = example.status, example.body, nil
+		err := prepare(t, driver, claim)
+		if err == nil || !strings.Contains(err.Error(), example.reason) {
+			t.Errorf("%+v: %v", example, err)
+		}
+		path := "/v1/reservations/" + reservationName(claim.UID)
+		if found := strings.Join(answers.requests, ", "); found != "PUT "+path+", DELETE "+path {
+			t.Errorf("%+v: %s", example, found)
+		}
+		if again := newDriver(t, folder, socket, apiServer()); len(again.records.claims) != 0 {
+			t.Errorf("%+v: %v is recorded", example, again.records.claims)
+		}
+	}
+}
+
+func TestANodeWithoutARealTimeKernelRefuses(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{"unpinned_micro_cpus_per_cpu":950000,
+		"largest_micro_cpus":950000,"pinned_micro_cpus_per_cpu":950000,"other_micro_cpus":0,"preempt_rt":false}}`
+	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
+	driver.anyKernel = false
+	if err := prepare(t, driver, claim); err == nil || !strings.Contains(err.Error(), "PREEMPT_RT") {
+		t.Errorf("%v", err)
+	}
+	if found := strings.Join(answers.requests, ", "); found != "GET /v1/reservations" {
+		t.Error(found)
+	}
+	answers.body = strings.Replace(answers.body, "false", "true", 1)
+	ok(t, prepare(t, driver, claim))
+}
+
+func TestADaemonThatIsGonePublishesNothing(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{"unpinned_micro_cpus_per_cpu":950000,
+		"largest_micro_cpus":950000,"pinned_micro_cpus_per_cpu":950000,"other_micro_cpus":0,"preempt_rt":true}}`
+	driver := newDriver(t, t.TempDir(), socket, apiServer())
+	var pages pages
+	ok(t, driver.look(t.Context(), &pages))
+	ok(t, driver.look(t.Context(), &pages))
+	if pages.count != 1 || pages.devices[sharedDevice] != 950_000 {
+		t.Fatalf("%+v", pages)
+	}
+	answers.status = 503
+	for look := 1; look <= unheardBeforeEmpty+1; look++ {
+		if err := driver.look(t.Context(), &pages); err == nil {
+			t.Fatal("no error is told")
+		}
+		if gone := len(pages.devices) == 0; gone != (look >= unheardBeforeEmpty) {
+			t.Fatalf("after %d looks: %v", look, pages.devices)
+		}
+	}
+	if pages.count != 2 {
+		t.Errorf("published %d times", pages.count)
+	}
+	answers.status = 200
+	ok(t, driver.look(t.Context(), &pages))
+	if pages.devices[sharedDevice] != 950_000 {
+		t.Error("a daemon that is back publishes nothing")
+	}
+	// A daemon of an earlier version has no reservations by request.
+	answers.body = `{"cpus":[0]}`
+	if err := driver.look(t.Context(), &pages); err == nil || !strings.Contains(err.Error(), "same version") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestReservationsAreKeptWhileTheAPIServerIsAway(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
+	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	api := apiServer()
+	api.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewServiceUnavailable("away")
+	})
+	driver := newDriver(t, t.TempDir(), socket, api)
+	ok(t, prepare(t, driver, claim))
+	answers.requests = nil
+	ok(t, driver.look(t.Context(), &pages{}))
+	path := "/v1/reservations/" + reservationName(claim.UID)
+	if found := strings.Join(answers.requests, ", "); found != "GET /v1/reservations, PUT "+path {
+		t.Error(found)
+	}
+}
+
+// A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
+func TestAReservationEndsWithItsPod(t *testing.T) {
+	for what, change := range map[string]func(*resourceapi.ResourceClaim){
+		"replaced":    func(claim *resourceapi.ResourceClaim) { claim.UID = "another" },
+		"deallocated": func(claim *resourceapi.ResourceClaim) { claim.Status.Allocation = nil },
+		"unused":      func(claim *resourceapi.ResourceClaim) { claim.Status.ReservedFor = nil },
+		"other pod":   func(claim *resourceapi.ResourceClaim) { claim.Status.ReservedFor[0].UID = "another" },
+	} {
+		answers, socket := serve(t)
+		answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
+		claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+		changed := claim.DeepCopy()
+		change(changed)
+		driver := newDriver(t, t.TempDir(), socket, apiServer(changed))
+		ok(t, prepare(t, driver, claim))
+		answers.requests = nil
+		ok(t, driver.look(t.Context(), &pages{}))
+		wanted := "GET /v1/reservations, DELETE /v1/reservations/" + reservationName(claim.UID)
+		if found := strings.Join(answers.requests, ", "); found != wanted || len(driver.records.claims) != 0 {
+			t.Errorf("%s: %s, %v", what, found, driver.records.claims)
+		}
+	}
+}
+
+func TestAPinnedPodLearnsItsCPUs(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 201, `{}`
+	claim := allocated("a", parameters(`"budget":"1ms","period":"10ms","vcpus":2`),
+		deviceResult("cpu-12", 100_000), deviceResult("cpu-3", 100_000))
+	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
+	prepared, err := driver.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	ok(t, err)
+	devices := prepared[claim.UID].Devices
+	if len(devices) != 2 || len(devices[0].CDIDeviceIDs) != 1 || devices[1].CDIDeviceIDs != nil {
+		t.Fatalf("%+v", prepared)
+	}
+	text, err := os.ReadFile(cdiFile(driver.cdi, claim.UID))
+	ok(t, err)
+	_, name, _ := strings.Cut(devices[0].CDIDeviceIDs[0], "=")
+	if !strings.Contains(string(text), `"name":"`+name+`"`) || !strings.Contains(string(text), `"ONTIME_CPUS=12,3"`) {
+		t.Errorf("%s", text)
+	}
+	ok(t, unprepare(t, driver, claim))
+	if files, err := os.ReadDir(driver.cdi); err != nil || len(files) > 0 {
+		t.Errorf("%v, %v", files, err)
+	}
+}
+
+func TestTheListOfClaimsIsReplacedAsAWhole(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "claims.json")
+	kept, err := loadRecords(path)
+	ok(t, err)
+	ok(t, kept.put("a", record{Name: "a"}))
+	// A driver that was killed while it wrote leaves a part of the next list beside the former one.
+	ok(t, os.WriteFile(path+".new", []byte(`{"b":`), 0o600))
+	again, err := loadRecords(path)
+	if err != nil || len(again.claims) != 1 || again.claims["a"].Name != "a" {
+		t.Errorf("%v, %v", again, err)
+	}
+	ok(t, again.remove("a"))
+	ok(t, again.remove("a"))
+	ok(t, os.WriteFile(path, []byte(`{"b":`), 0o600))
+	if _, err := loadRecords(path); err == nil || !strings.Contains(err.Error(), "remove it") {
+		t.Errorf("%v", err)
+	}
+	// What cannot be written is not kept in memory either.
+	kept.path = filepath.Join(folder, "missing", "claims.json")
+	if err := kept.put("c", record{}); err == nil || len(kept.claims) != 1 {
+		t.Errorf("%v, %v", err, kept.claims)
+	}
+	if err := kept.remove("a"); err == nil || len(kept.claims) != 1 {
+		t.Errorf("%v, %v", err, kept.claims)
+	}
+}

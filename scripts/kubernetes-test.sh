@@ -1,0 +1,24 @@
+#!/bin/sh
+# A cluster of real parts: builds etcd and Kubernetes from their Go modules (the first time: half an hour on two cores),
+# then tests the DRA driver with real daemons. kubernetes-test.sh ONTIME
+# ROUNDS (20) random sets of pods are held against `ontime plan`; KILLS (12) processes are killed; SEED (1).
+set -eu
+ontime=$(realpath "$1")
+cd "$(dirname "$0")/.."
+[ "$(id -u)" = 0 ] || { echo "kubernetes-test: run it as root: it starts daemons and makes namespaces" >&2; exit 3; }
+command -v openssl > /dev/null || {
+    echo "kubernetes-test: openssl is missing: apt-get install openssl" >&2
+    exit 3
+}
+programs=$PWD/target/kubernetes
+mkdir -p "$programs"
+export CGO_ENABLED=0
+build() {
+    scripts/go.sh "$1" build -trimpath -ldflags '-s -w' -o "$programs/$2" "$3"
+}
+build dra/cluster etcd go.etcd.io/etcd/server/v3
+for program in kube-apiserver kube-controller-manager kube-scheduler; do
+    build dra/cluster $program k8s.io/kubernetes/cmd/$program
+done
+build dra ontime-dra .
+ONTIME=$ontime KUBERNETES=$programs scripts/go.sh dra/cluster test -count=1 -timeout 60m -v ./...
