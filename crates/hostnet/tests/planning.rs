@@ -496,7 +496,7 @@ fn a_macvtap_is_known_by_its_address() {
         link: Some(2),
         ..Nic::default()
     });
-    intent.tenants[0].vnics = vec![Vnic { ifname: "macvtap0".to_owned(), lower: Vec::new() }];
+    intent.tenants[0].vnics = vec![Vnic { ifname: "macvtap0".to_owned(), ..Vnic::default() }];
     let found = plan(&inventory, &intent);
     let steer = Knob::TxSteer {
         nic: NicId { ifindex: 2, name: "eth0".to_owned() },
@@ -510,7 +510,7 @@ fn a_macvtap_is_known_by_its_address() {
 fn a_containers_macvlan_is_its_nics_tenant_and_known_by_its_address() {
     let (inventory, mut intent) = mixed(2);
     let mac = [0x02, 0, 0, 0, 0, 7];
-    let attached = |mac| Attached { name: "eth0".to_owned(), mac, lower: vec!["eth0".to_owned()] };
+    let attached = |mac| Attached { name: "eth0".to_owned(), mac, lower: vec!["eth0".to_owned()], below: Vec::new() };
     let container = &mut intent.tenants[0];
     (container.kind, container.vnics) = (Kind::Container, Vec::new());
     container.attached = vec![attached(Some(mac))];

@@ -461,7 +461,7 @@ impl Container {
         let mut tenant = fleet::vm(&mut Inventory::default(), 1, fleet::rt(0), 1, "va");
         tenant.kind = ontime_tenants::Kind::Container;
         tenant.process = ThreadId::of(pid, pid).unwrap();
-        tenant.vnics = vec![ontime_tenants::Vnic { ifname: "va".to_owned(), lower: Vec::new() }];
+        tenant.vnics = vec![ontime_tenants::Vnic { ifname: "va".to_owned(), ..ontime_tenants::Vnic::default() }];
         tenant.threads.clear();
         tenant
     }

@@ -97,7 +97,7 @@ pub struct TenantThread {
 }
 
 /// A tenant's virtual NIC with a known interface on the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Vnic {
     /// The host's interface: a tap, macvtap or veth.
     pub ifname: String,
@@ -105,6 +105,9 @@ pub struct Vnic {
     /// below a bond, none if the interface leads nowhere.
     #[serde(default)]
     pub lower: Vec<String>,
+    /// The NICs through which those of `lower` send: of a switch's port, a failover or Hyper-V pair, or a representor.
+    #[serde(default)]
+    pub below: Vec<String>,
 }
 
 /// An interface in a container's network namespace that sends through one of the host's interfaces: macvlan, ipvlan or
@@ -117,6 +120,9 @@ pub struct Attached {
     pub mac: Option<[u8; 6]>,
     /// The physical NICs that it reaches, as in [`Vnic::lower`].
     pub lower: Vec<String>,
+    /// As in [`Vnic::below`].
+    #[serde(default)]
+    pub below: Vec<String>,
 }
 
 /// A virtual machine or container on this host.

@@ -53,15 +53,15 @@ impl Peers {
     }
 }
 
-/// The interface of this namespace below each interface, by index and name; none for the end of a pair, and for an
-/// interface on top of one in another namespace.
+/// The interface of this namespace below each interface, by index and name; none for the end of a pair, for a child of
+/// IPoIB, which has rings of its own, and for an interface on top of one in another namespace.
 ///
 /// # Errors
 /// The kernel's error.
 pub(crate) fn carriers() -> io::Result<HashMap<(u32, String), Option<u32>>> {
     let of = |link: Link| {
-        let is_pair = matches!(link.kind, Some(InfoKind::Veth | InfoKind::Netkit));
-        let below = link.lower.filter(|_| !is_pair && link.namespace.is_none());
+        let by_itself = matches!(link.kind, Some(InfoKind::Veth | InfoKind::Netkit | InfoKind::Ipoib));
+        let below = link.lower.filter(|_| !by_itself && link.namespace.is_none());
         ((link.index, link.name), below)
     };
     Ok(links(&connected()?, usize::MAX)?.0.into_iter().map(of).collect())

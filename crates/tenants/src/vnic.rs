@@ -3,7 +3,7 @@
 //! Input: `/proc/PID/fd`, `/proc/PID/fdinfo`, `/sys/class/net`. Output: [`Vnic`]s. Source: `drivers/net/tun.c`
 //! (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links), `net/bridge/br_sysfs_br.c`.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -21,12 +21,15 @@ pub struct Network {
     by_index: OnceCell<HashMap<u32, String>>,
     /// The kernel's table of interfaces below others; empty if it cannot be read.
     carriers: OnceCell<HashMap<(u32, String), Option<u32>>>,
+    /// The interfaces below those that have a device, each read once.
+    carrying: RefCell<HashMap<String, Vec<String>>>,
 }
 
 impl Network {
     /// The interfaces below `root` (`/sys/class/net` on a real host).
     pub fn at(root: &Path) -> Self {
-        Self { root: root.to_owned(), by_index: OnceCell::new(), carriers: OnceCell::new() }
+        let (by_index, carriers) = (OnceCell::new(), OnceCell::new());
+        Self { root: root.to_owned(), by_index, carriers, carrying: RefCell::default() }
     }
 
     /// Whether the host has the interface (in this network namespace).
@@ -47,7 +50,51 @@ impl Network {
         let mut physical = BTreeSet::new();
         let mut seen = BTreeSet::new();
         self.descend(ifname, &mut seen, &mut physical);
-        Vnic { ifname: ifname.to_owned(), lower: physical.into_iter().collect() }
+        let below = self.below(&physical);
+        Vnic { ifname: ifname.to_owned(), lower: physical.into_iter().collect(), below }
+    }
+
+    /// The interfaces with a device through which these send, which have one, too; without these themselves.
+    fn below(&self, devices: &BTreeSet<String>) -> Vec<String> {
+        let mut found = BTreeSet::new();
+        let mut open: Vec<String> = devices.iter().cloned().collect();
+        while let Some(upper) = open.pop() {
+            for one in self.directly_below(&upper) {
+                if !devices.contains(&one) && found.insert(one.clone()) {
+                    open.push(one);
+                }
+            }
+        }
+        found.into_iter().filter(|name| self.is_physical(name)).collect()
+    }
+
+    /// The NIC of a switch's port (`iflink`), the interfaces of a failover or Hyper-V pair (`lower_*`), a representor's
+    /// uplink.
+    fn directly_below(&self, ifname: &str) -> Vec<String> {
+        if let Some(known) = self.carrying.borrow().get(ifname) {
+            return known.clone();
+        }
+        let mut found = self.lower_of(ifname);
+        found.extend(self.carrier(ifname).map(str::to_owned).or_else(|| self.uplink(ifname)));
+        self.carrying.borrow_mut().insert(ifname.to_owned(), found.clone());
+        found
+    }
+
+    fn lower_of(&self, ifname: &str) -> Vec<String> {
+        let names = names_in(&self.root.join(ifname));
+        names.iter().filter_map(|name| name.strip_prefix("lower_").map(str::to_owned)).collect()
+    }
+
+    /// The interface of the NIC to which a representor belongs: on the same switch and of the same physical function.
+    fn uplink(&self, representor: &str) -> Option<String> {
+        let port = self.text(representor, "phys_port_name")?;
+        let function = represented(&port)?;
+        let switch = self.text(representor, "phys_switch_id").filter(|id| !id.is_empty())?;
+        names_in(&self.root).into_iter().find(|name| {
+            let port = self.text(name, "phys_port_name");
+            port.is_some_and(|port| port.strip_prefix('p') == Some(function))
+                && self.text(name, "phys_switch_id").as_ref() == Some(&switch)
+        })
     }
 
     /// Follows lower devices, the bridge of a port, a tunnel's carrier, and a veth pair within this namespace.
@@ -59,10 +106,7 @@ impl Network {
             physical.insert(ifname.to_owned());
             return;
         }
-        let mut next: Vec<String> = names_in(&self.root.join(ifname))
-            .iter()
-            .filter_map(|name| name.strip_prefix("lower_").map(str::to_owned))
-            .collect();
+        let mut next = self.lower_of(ifname);
         next.extend(self.bridge_of(ifname));
         next.extend(self.veth_peer(ifname).or_else(|| self.carrier(ifname)).map(str::to_owned));
         for one in next {
@@ -112,8 +156,25 @@ impl Network {
     }
 
     fn number(&self, ifname: &str, attribute: &str) -> Option<u32> {
-        std::fs::read_to_string(self.root.join(ifname).join(attribute)).ok()?.trim().parse().ok()
+        self.text(ifname, attribute)?.parse().ok()
     }
+
+    fn text(&self, ifname: &str, attribute: &str) -> Option<String> {
+        Some(std::fs::read_to_string(self.root.join(ifname).join(attribute)).ok()?.trim().to_owned())
+    }
+}
+
+/// The number of the physical function whose representor has this `phys_port_name`: `pf1vf3` and `c2pf1sf40` belong to
+/// 1 (`net/devlink/port.c`, `__devlink_port_phys_port_name_get`).
+pub fn represented(port: &str) -> Option<&str> {
+    fn after_number(text: &str) -> &str {
+        text.trim_start_matches(|c: char| c.is_ascii_digit())
+    }
+    let own = port.strip_prefix('c').map_or(port, after_number);
+    // sfc adds the port in front: `p0pf0vf1`.
+    let at_port = own.strip_prefix('p').map(after_number);
+    let function = at_port.filter(|rest| rest.starts_with("pf")).unwrap_or(own).strip_prefix("pf")?;
+    function.get(..function.len() - after_number(function).len()).filter(|digits| !digits.is_empty())
 }
 
 fn names_in(directory: &Path) -> Vec<String> {
@@ -341,6 +402,42 @@ mod tests {
         tree.bridge("br1", &["anywhere", "gone", "tap1"]);
         assert_eq!(tree.lower("tap0"), ["eno1"]);
         assert!(tree.lower("tap1").is_empty(), "tunnels by the routing table, and over an interface that is not here");
+    }
+
+    #[test]
+    fn below_an_interface_with_a_device_is_the_one_by_which_it_sends() {
+        let tree = Tree::new(&[
+            ("cpu0", 1, 1),
+            ("lan3", 2, 1),
+            ("syn0", 3, 3),
+            ("vf0", 4, 4),
+            ("up1", 5, 5),
+            ("rep2", 6, 6),
+            ("other", 7, 7),
+            ("br0", 8, 8),
+            ("tap0", 9, 9),
+        ]);
+        for (name, port, switch) in [
+            ("cpu0", "", ""),
+            ("lan3", "p3", "aa"),
+            ("syn0", "", ""),
+            ("vf0", "", ""),
+            ("up1", "p1", "bb"),
+            ("rep2", "c1pf1vf2", "bb"),
+            ("other", "p1", "cc"),
+        ] {
+            tree.physical(name);
+            for (attribute, text) in [("phys_port_name", port), ("phys_switch_id", switch)] {
+                std::fs::write(tree.0.path().join(name).join(attribute), format!("{text}\n")).unwrap();
+            }
+        }
+        tree.link("syn0/lower_vf0", "vf0");
+        tree.bridge("br0", &["lan3", "syn0", "rep2", "tap0"]);
+        let found = Network::at(tree.0.path()).vnic("tap0");
+        assert_eq!(found.lower, ["lan3", "rep2", "syn0"]);
+        assert_eq!(found.below, ["cpu0", "up1", "vf0"]);
+        let network = Network::at(tree.0.path());
+        assert!(["cpu0", "vf0", "up1", "other"].iter().all(|nic| network.vnic(nic).below.is_empty()));
     }
 
     /// In the test's own network namespace, where the kernel's table has the interfaces.

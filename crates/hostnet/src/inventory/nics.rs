@@ -193,19 +193,9 @@ fn uplink_of(class: &Path, representor: &Path, links: &[Link]) -> Option<u32> {
     links.iter().find(is_uplink).map(|link| link.ifindex)
 }
 
-/// The number of the physical function to which a representor's port belongs: `pf1vf3` and `c2pf1sf40` belong to 1
-/// (`net/devlink/port.c`, `__devlink_port_phys_port_name_get`).
+/// The number of the physical function to which a representor belongs.
 fn represented(dir: &Path) -> Option<String> {
-    let name = read(&dir.join("phys_port_name"))?;
-    let own = match name.strip_prefix('c') {
-        Some(rest) => rest.trim_start_matches(|c: char| c.is_ascii_digit()),
-        None => &name,
-    };
-    // sfc adds the port in front: `p0pf0vf1`.
-    let at_port = own.strip_prefix('p').map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
-    let own = at_port.filter(|rest| rest.starts_with("pf")).unwrap_or(own);
-    let digits: String = own.strip_prefix("pf")?.chars().take_while(char::is_ascii_digit).collect();
-    (!digits.is_empty()).then_some(digits)
+    ontime_tenants::vnic::represented(&read(&dir.join("phys_port_name"))?).map(str::to_owned)
 }
 
 fn names_in(dir: &Path) -> Vec<String> {

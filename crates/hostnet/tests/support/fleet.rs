@@ -148,7 +148,7 @@ pub fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u32, lowe
         class_source: ClassSource::Default,
         runtime_cap: 0.9,
         threads,
-        vnics: vec![Vnic { ifname: tap, lower: vec![lower.to_owned()] }],
+        vnics: vec![Vnic { ifname: tap, lower: vec![lower.to_owned()], below: Vec::new() }],
         attached: Vec::new(),
     }
 }

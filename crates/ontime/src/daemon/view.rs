@@ -30,9 +30,10 @@ pub fn tenant(tenant: &tenants::Tenant, table: PriorityTable) -> api::Tenant {
 }
 
 fn nics_of(tenant: &tenants::Tenant) -> Vec<api::TenantNic> {
-    let vnics = tenant.vnics.iter().map(|vnic| (vnic.ifname.clone(), &vnic.lower));
-    let attached = tenant.attached.iter().map(|own| (format!("{} (inside)", own.name), &own.lower));
-    vnics.chain(attached).map(|(name, lower)| api::TenantNic { name, lower: lower.clone() }).collect()
+    let of = |name: String, lower: &[String], below: &[String]| api::TenantNic { name, lower: [lower, below].concat() };
+    let vnics = tenant.vnics.iter().map(|vnic| of(vnic.ifname.clone(), &vnic.lower, &vnic.below));
+    let attached = tenant.attached.iter().map(|own| of(format!("{} (inside)", own.name), &own.lower, &own.below));
+    vnics.chain(attached).collect()
 }
 
 fn tenant_thread(tenant: &tenants::Tenant, thread: &tenants::TenantThread, table: PriorityTable) -> api::Thread {

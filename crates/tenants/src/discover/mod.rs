@@ -659,8 +659,8 @@ impl Finder<'_> {
                 peers::standing(thread, limit).inspect_err(files::note).unwrap_or((0, true, Vec::new()));
             self.budget.charge(account, Item::Links, looked_at, whole);
             let attached = standing.into_iter().filter_map(|own| {
-                let lower = self.network.vnic(self.network.name_of(own.on)?).lower;
-                Some(Attached { name: printable(own.name.as_bytes()), mac: own.mac, lower })
+                let Vnic { lower, below, .. } = self.network.vnic(self.network.name_of(own.on)?);
+                Some(Attached { name: printable(own.name.as_bytes()), mac: own.mac, lower, below })
             });
             attached.collect()
         });
