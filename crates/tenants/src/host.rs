@@ -176,12 +176,12 @@ impl Sources {
     }
 
     /// Whether a process has run a KVM guest, by the guest time of all its threads, and whether it is new: its guest may
-    /// not have run for a clock tick yet. `uptime`: the host's; without it, no process is new.
+    /// not have run for a clock tick yet. `uptime`: the host's; without it, every process may be new.
     pub(crate) fn has_run_a_guest(&self, pid: i32, uptime: Option<u64>) -> (bool, bool) {
         let Some(stat) = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text)) else {
             return (false, false);
         };
-        let is_new = uptime.is_some_and(|uptime| uptime.saturating_sub(stat.start_time / TICKS) < LATELY);
+        let is_new = uptime.is_none_or(|uptime| uptime.saturating_sub(stat.start_time / TICKS) < LATELY);
         (stat.guest_time > 0, is_new)
     }
 
