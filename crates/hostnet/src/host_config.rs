@@ -235,7 +235,9 @@ const OF_NIC: [&str; 6] = ["class", "level", "queue", "tenants", "poll_cpu", "qd
 /// Explains the error for an unquoted name with a dot: TOML reads `[nic.enp1s0.100]` as key `100` of `enp1s0`.
 fn dotted_name(text: &Text, error: ConfigError) -> ConfigError {
     let nics = text.parse::<toml::Table>().ok().and_then(|mut file| file.remove("nic"));
-    let Some(name) = nics.as_ref().and_then(toml::Value::as_table).and_then(with_dots) else { return error };
+    let Some(name) = nics.as_ref().and_then(toml::Value::as_table).and_then(with_dots) else {
+        return unquoted_name(error);
+    };
     let unquoted: Vec<&str> = name.split('.').collect();
     let what = format!(
         "a name with a dot stands in quotes: [nic.\"{name}\"]; without them it is `{}` of interface `{}`",
@@ -244,6 +246,26 @@ fn dotted_name(text: &Text, error: ConfigError) -> ConfigError {
     );
     match error {
         ConfigError::Invalid { place, snippet, .. } => ConfigError::Invalid { place, what, snippet, hint: None },
+        unread @ ConfigError::Read { .. } => unread,
+    }
+}
+
+/// Explains the error for an unquoted name with a sign that TOML takes in quotes only (`[nic.br0@if3]`).
+fn unquoted_name(error: ConfigError) -> ConfigError {
+    let named = |header: &str| {
+        let header = header.trim_start().strip_prefix("[nic.")?.split(']').next()?;
+        let name = header.split_once(".queue.").map_or(header, |(name, _)| name);
+        let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let is_cut = is_ifname(name) && !name.contains(['"', '\'']) && !name.chars().all(is_bare);
+        is_cut.then(|| {
+            format!("a name with other signs than letters, digits, `-` and `_` stands in quotes: [nic.\"{name}\"]")
+        })
+    };
+    match error {
+        ConfigError::Invalid { place, what, snippet, hint } => match named(&snippet) {
+            Some(what) => ConfigError::Invalid { place, what, snippet, hint: None },
+            None => ConfigError::Invalid { place, what, snippet, hint },
+        },
         unread @ ConfigError::Read { .. } => unread,
     }
 }
@@ -328,6 +350,9 @@ mod tests {
             ("[nic.lan.2.queue.1]\nclass = \"rt\"\n", 1, "[nic.\"lan.2\"]"),
             ("[nic.eth0.5]\nclas = \"rt\"\n", 1, "[nic.\"eth0.5\"]"),
             ("[nic.bond1.20]\n", 1, "[nic.\"bond1.20\"]"),
+            ("[nic.br-ex@if3]\nclass = \"rt\"\n", 1, "[nic.\"br-ex@if3\"]"),
+            ("method = \"vanilla\"\n[nic.ap+7.queue.1]\nclass = \"rt\"\n", 2, "[nic.\"ap+7\"]"),
+            ("[nic.\"eth0@\"]\nclas = \"rt\"\n", 2, "unknown field `clas`"),
             ("[nic.eth0.quue]\n", 1, "unknown field `quue`"),
             ("[nic.eth0.queue.a]\nclass = \"rt\"\n", 1, "queue's number"),
             ("[nic.eth0.queue.1]\nlevel = 1\n", 1, "class"),
