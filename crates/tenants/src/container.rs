@@ -570,6 +570,11 @@ impl Records {
         read.ok()
     }
 
+    /// A daemon's configuration. No container is named there, and the daemon itself tells what is wrong with it.
+    fn settings<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
+        serde_json::from_slice(&self.bytes(path)?).ok()
+    }
+
     fn toml<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
         toml::from_str(std::str::from_utf8(&self.bytes(path)?).ok()?).ok()
     }
@@ -580,7 +585,7 @@ impl Names {
     pub fn below(root: &Path) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let records = Records::default();
-        let docker: Option<DockerConfig> = records.json(&at("etc/docker/daemon.json"));
+        let docker: Option<DockerConfig> = records.settings(&at("etc/docker/daemon.json"));
         let containerd: Option<ContainerdConfig> = records.toml(&at("etc/containerd/config.toml"));
         let storage = ["usr/share/containers/storage.conf", "etc/containers/storage.conf"]
             .into_iter()
@@ -636,7 +641,7 @@ impl Names {
         let file = file.map(|file| self.root.join(file.trim_start_matches('/')));
         let (places, found): (_, Vec<String>) = match program {
             "dockerd" => {
-                let in_file = || self.records.json::<DockerConfig>(file.as_deref()?)?.data_root;
+                let in_file = || self.records.settings::<DockerConfig>(file.as_deref()?)?.data_root;
                 let place = given(&["--data-root", "--graph", "-g"]).or_else(in_file);
                 (&mut self.docker, place.into_iter().collect())
             }

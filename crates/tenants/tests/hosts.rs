@@ -1011,6 +1011,9 @@ fn storage_of_any_place_is_told_by_crios_and_conmons_command_lines_and_the_envir
 fn records_that_are_too_large_or_damaged_are_told() {
     let host = Host::new();
     let (storage, docker) = ("var/lib/containers/storage/vfs-containers", "var/lib/docker/containers");
+    // Docker takes an empty configuration for none.
+    fs::create_dir_all(host.path("etc/docker")).unwrap();
+    fs::write(host.path("etc/docker/daemon.json"), "").unwrap();
     for directory in [storage.to_owned(), format!("{docker}/{}", id('b')), format!("{docker}/{}", id('c'))] {
         fs::create_dir_all(host.path(&directory)).unwrap();
     }
