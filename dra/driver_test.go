@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -18,7 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -351,6 +355,33 @@ func TestReservationsAreKeptWhileTheAPIServerIsAway(t *testing.T) {
 	path := "/v1/reservations/" + reservationName(claim.UID)
 	if found := strings.Join(answers.requests, ", "); found != "GET /v1/reservations, PUT "+path {
 		t.Error(found)
+	}
+}
+
+// An API server that is cut off answers nothing at all, and each request to it takes its whole time.
+func TestASilentAPIServerDoesNotDelayRenewals(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
+	var asked atomic.Int32
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, request *http.Request) {
+		asked.Add(1)
+		<-request.Context().Done()
+	}))
+	t.Cleanup(silent.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: silent.URL})
+	ok(t, err)
+	driver := newDriver(t, t.TempDir(), socket, apiServer())
+	driver.client, driver.lease = client, 6*time.Second
+	for _, name := range []string{"a", "b", "c"} {
+		ok(t, prepare(t, driver, allocated(name, tenth, deviceResult(sharedDevice, 100_000))))
+	}
+	answers.requests = nil
+	ok(t, driver.look(t.Context(), &pages{}))
+	if len(answers.requests) != 4 || strings.Contains(strings.Join(answers.requests, ", "), "DELETE") {
+		t.Errorf("%v", answers.requests)
+	}
+	if count := asked.Load(); count > 1 {
+		t.Errorf("%d look-ups waited one after the other", count)
 	}
 }
 
