@@ -125,14 +125,20 @@ func configOf(claim *resourceapi.ResourceClaim, request string) (reservationConf
 	return parseConfig(found)
 }
 
-// podOf is the only pod that a claim is for. Bandwidth that several pods shared would be promised to each of them.
-func podOf(claim *resourceapi.ResourceClaim) (types.UID, error) {
+// podsOf are the pods that use a claim, or wait for it.
+func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
 	var pods []types.UID
 	for _, consumer := range claim.Status.ReservedFor {
 		if consumer.Resource == "pods" && consumer.APIGroup == "" {
 			pods = append(pods, consumer.UID)
 		}
 	}
+	return pods
+}
+
+// podOf is the only pod that a claim is for. Bandwidth that several pods shared would be promised to each of them.
+func podOf(claim *resourceapi.ResourceClaim) (types.UID, error) {
+	pods := podsOf(claim)
 	if len(pods) != 1 {
 		return "", fmt.Errorf("claim %s is for %d pods: CPU time is reserved for one; use a ResourceClaimTemplate",
 			claim.Name, len(pods))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -274,6 +275,6 @@ func (driver *driver) isGone(ctx context.Context, uid types.UID, record record) 
 	if claim.UID != uid || claim.Status.Allocation == nil {
 		return true, nil
 	}
-	pod, err := podOf(claim)
-	return err != nil || string(pod) != record.Reservation.For.Pod, nil
+	// Another pod may name the same claim and wait for it.
+	return !slices.Contains(podsOf(claim), types.UID(record.Reservation.For.Pod)), nil
 }

@@ -409,6 +409,24 @@ func TestAReservationEndsWithItsPod(t *testing.T) {
 	}
 }
 
+// A second replica that names the same claim must not take the time of the pod that runs.
+func TestAPodKeepsItsTimeWhileAnotherWaitsForItsClaim(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
+	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	shared := claim.DeepCopy()
+	shared.Status.ReservedFor = append(shared.Status.ReservedFor,
+		resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "another"})
+	driver := newDriver(t, t.TempDir(), socket, apiServer(shared))
+	ok(t, prepare(t, driver, claim))
+	answers.requests = nil
+	ok(t, driver.look(t.Context(), &pages{}))
+	wanted := "GET /v1/reservations, PUT /v1/reservations/" + reservationName(claim.UID)
+	if found := strings.Join(answers.requests, ", "); found != wanted || len(driver.records.claims) != 1 {
+		t.Errorf("%s, %v", found, driver.records.claims)
+	}
+}
+
 func TestAPinnedPodLearnsItsCPUs(t *testing.T) {
 	answers, socket := serve(t)
 	answers.status, answers.body = 201, `{}`
