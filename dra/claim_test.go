@@ -166,6 +166,29 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 	}
 }
 
+func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
+	state := nodeState{Cpus: []int{0, 1, 2}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, PinnedPerCPU: 900_000},
+		Requested: []heldReservation{
+			{Name: reservationName("a"), MicroCpus: 500_000, Owner: owner},
+			{Name: "cell", MicroCpus: 300_000, Held: ptr.To(true)},
+			{Name: "lost", MicroCpus: 800_000, Held: ptr.To(false)},
+			{Name: "pinned", MicroCpus: 400_000, Cpus: []int{2, 1}},
+		}}
+	for pinned, wanted := range map[string]map[string]int64{
+		"":    {sharedDevice: 3*900_000 - 700_000},
+		"2":   {sharedDevice: 2*900_000 - 500_000, "cpu-2": 700_000},
+		"1-2": {sharedDevice: 900_000 - 300_000, "cpu-1": 700_000, "cpu-2": 700_000},
+	} {
+		cpus, err := cpuset.Parse(pinned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := capacities(devicesOf(state, cpus, true)); !reflect.DeepEqual(found, wanted) {
+			t.Errorf("%q: %v", pinned, found)
+		}
+	}
+}
+
 func TestAHostOfManyCPUsHasSeveralSlices(t *testing.T) {
 	state := nodeState{Capacity: &nodeCapacity{UnpinnedPerCPU: 950_000, PinnedPerCPU: 950_000}}
 	for cpu := range 400 {
