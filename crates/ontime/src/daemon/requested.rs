@@ -201,6 +201,9 @@ fn grant(name: &str, request: &api::ReserveRequest) -> Option<Grant> {
 struct Entry {
     /// The user who requested it last.
     uid: u32,
+    /// Its place among all, the one that has its tenants for the longest first.
+    #[serde(default)]
+    order: u64,
     request: api::ReserveRequest,
     /// When its lease ends.
     #[serde(skip)]
@@ -368,9 +371,12 @@ impl Requested {
         self.entries.iter().filter_map(|(name, entry)| lease(name, &entry.request, true)).collect()
     }
 
-    /// The classes of their tenants.
+    /// The classes of their tenants. Among those for one tenant the first counts, so root's come first, then the
+    /// oldest: nobody takes a tenant from another's reservation.
     pub fn grants(&self) -> Vec<Grant> {
-        self.entries.iter().filter_map(|(name, entry)| grant(name, &entry.request)).collect()
+        let mut entries: Vec<(&String, &Entry)> = self.entries.iter().collect();
+        entries.sort_by_key(|(_, entry)| (entry.uid != 0, entry.order));
+        entries.into_iter().filter_map(|(name, entry)| grant(name, &entry.request)).collect()
     }
 
     /// Puts a reservation into the list and the file, and begins its lease.
@@ -379,7 +385,10 @@ impl Requested {
     /// The file cannot be written; then the list stays as it was.
     pub fn put(&mut self, name: &str, request: api::ReserveRequest, uid: u32, now: Duration) -> Result<(), Unreserved> {
         let until = now + Duration::from_secs(request.lease_seconds);
-        let new = Entry { uid, request, until };
+        let last = || self.entries.values().map(|entry| entry.order).max().unwrap_or(0);
+        let old = self.entries.get(name).filter(|old| old.request.reserved_for == request.reserved_for);
+        let order = old.map_or_else(|| last().saturating_add(1), |old| old.order);
+        let new = Entry { uid, order, request, until };
         // What is stored does not change with each renewal.
         if let Some(old) = self.entries.get_mut(name).filter(|old| (old.uid, &old.request) == (uid, &new.request)) {
             old.until = until;
@@ -663,6 +672,24 @@ mod tests {
         }
         assert_eq!(all.within_limits("a", &large(1), 0, &config), Ok(()));
         assert!(matches!(all.within_limits("b", &large(1), 0, &config), Err(Unreserved::TooMany(_))));
+    }
+
+    #[test]
+    fn nobody_takes_a_tenant_from_another_users_reservation() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = empty(&dir);
+        all.put("m", simple(""), 7, START).unwrap();
+        all.put("a", simple(""), 8, START).unwrap();
+        let order = |all: &Requested| all.grants().into_iter().map(|grant| grant.reservation).collect::<Vec<_>>();
+        assert_eq!(order(&all), ["m", "a"]);
+        all.put("z", simple(""), 0, START).unwrap();
+        all.put("m", simple(r#", "level": 3"#), 7, START).unwrap();
+        assert_eq!(order(&all), ["z", "m", "a"], "root's first, and a change keeps the place");
+        assert_eq!(order(&Requested::open(dir.path().join("requested"), "boot", START)), ["z", "m", "a"]);
+        let other = api::ReserveRequest { reserved_for: api::ReservedFor::Vm("b".to_owned()), ..simple("") };
+        all.put("m", other, 7, START).unwrap();
+        all.put("m", simple(""), 7, START).unwrap();
+        assert_eq!(order(&all), ["z", "a", "m"], "who asks for another tenant comes last");
     }
 
     #[test]
