@@ -59,8 +59,8 @@ func reservationOf(claim *resourceapi.ResourceClaim, node string, lease time.Dur
 	for _, result := range ours {
 		switch {
 		case result.Request != first.Request:
-			return reservation{}, fmt.Errorf("claim %s has requests %q and %q for driver %s: write one claim for each",
-				claim.Name, first.Request, result.Request, driverName)
+			return reservation{}, fmt.Errorf("claim %s has requests %q and %q for driver %s: write one request, with "+
+				"vcpus in its parameters", claim.Name, first.Request, result.Request, driverName)
 		case result.Pool != node:
 			return reservation{}, fmt.Errorf("claim %s was given CPU time of node %s, this is %s", claim.Name,
 				result.Pool, node)

@@ -97,7 +97,7 @@ func TestClaimsThatCannotBeKeptAreRefusedByName(t *testing.T) {
 			results := &claim.Status.Allocation.Devices.Results
 			*results = append(*results, (*results)[0])
 		},
-		"write one claim for each": func(claim *resourceapi.ResourceClaim) {
+		"write one request": func(claim *resourceapi.ResourceClaim) {
 			other := deviceResult("cpu-4", 100_000)
 			other.Request = "more"
 			results := &claim.Status.Allocation.Devices.Results

@@ -89,6 +89,12 @@ func (driver *driver) prepare(ctx context.Context, claim *resourceapi.ResourceCl
 	}
 	driver.mutex.Lock()
 	defer driver.mutex.Unlock()
+	for uid, other := range driver.records.claims {
+		if uid != claim.UID && other.Reservation.For == wanted.For {
+			return fmt.Errorf("the pod of claim %s has claim %s for driver %s too, and can use only one: ask for all its "+
+				"CPU time in one claim", claim.Name, other.Name, driverName)
+		}
+	}
 	former, again := driver.records.claims[claim.UID]
 	added := record{Namespace: claim.Namespace, Name: claim.Name, Reservation: wanted}
 	if err := driver.records.put(claim.UID, added); err != nil {

@@ -427,6 +427,26 @@ func TestAPodKeepsItsTimeWhileAnotherWaitsForItsClaim(t *testing.T) {
 	}
 }
 
+// The daemon gives a pod one reservation; the time of another would be held for nobody.
+func TestAPodHasOneClaim(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 201, `{}`
+	first := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	second := allocated("b", tenth, deviceResult(sharedDevice, 100_000))
+	second.Status.ReservedFor = first.Status.ReservedFor
+	driver := newDriver(t, t.TempDir(), socket, apiServer(first, second))
+	ok(t, prepare(t, driver, first))
+	answers.requests = nil
+	if err := prepare(t, driver, second); err == nil || !strings.Contains(err.Error(), "has claim a for") {
+		t.Errorf("%v", err)
+	}
+	if len(answers.requests) != 0 || len(driver.records.claims) != 1 {
+		t.Errorf("%v, %v", answers.requests, driver.records.claims)
+	}
+	ok(t, prepare(t, driver, first))
+	ok(t, prepare(t, driver, allocated("c", tenth, deviceResult(sharedDevice, 100_000))))
+}
+
 func TestAPinnedPodLearnsItsCPUs(t *testing.T) {
 	answers, socket := serve(t)
 	answers.status, answers.body = 201, `{}`
