@@ -210,11 +210,12 @@ struct Entry {
     until: Duration,
 }
 
-/// The file's content.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Record {
+/// The file's content. When it is read, a reservation is first any value: that of another version of Ontime may have
+/// fields that this one does not know.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record<Reservation> {
     boot_id: String,
-    reservations: BTreeMap<String, Entry>,
+    reservations: BTreeMap<String, Reservation>,
 }
 
 /// What a request does to the list.
@@ -249,11 +250,17 @@ impl Requested {
                 path.display(),
                 remedy(&error)
             ));
-            Record::default()
+            None
         });
-        let mut entries = if record.boot_id == boot_id { record.reservations } else { BTreeMap::new() };
-        let before = entries.len();
-        entries.retain(|name, entry| check_name(name).and_then(|()| check(&entry.request)).is_ok());
+        let stored = record.filter(|record| record.boot_id == boot_id).map(|record| record.reservations);
+        let stored = stored.unwrap_or_default();
+        let before = stored.len();
+        let understood = |(name, value): (String, serde_json::Value)| {
+            let entry: Entry = serde_json::from_value(value).ok()?;
+            check_name(&name).and_then(|()| check(&entry.request)).ok()?;
+            Some((name, entry))
+        };
+        let mut entries: BTreeMap<String, Entry> = stored.into_iter().filter_map(understood).collect();
         if entries.len() < before {
             let lost = before - entries.len();
             fault = Some(format!("{}: {lost} reservations in it are wrong, and were left out", path.display()));
@@ -495,10 +502,11 @@ impl Requested {
     }
 }
 
-fn read(path: &Path) -> io::Result<Record> {
+/// None: there is no file.
+fn read(path: &Path) -> io::Result<Option<Record<serde_json::Value>>> {
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Record::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
     let mut text = Vec::new();
@@ -506,7 +514,7 @@ fn read(path: &Path) -> io::Result<Record> {
     if text.len() as u64 > FILE_MAX {
         return Err(io::Error::other(format!("it has more than {FILE_MAX} bytes")));
     }
-    Ok(serde_json::from_slice(&text)?)
+    Ok(Some(serde_json::from_slice(&text)?))
 }
 
 /// The time since the host's boot.
@@ -725,10 +733,14 @@ mod tests {
         assert_eq!((next.entries["a"].uid, next.ends_in(later)), (7, Some(Duration::from_secs(60))));
         assert!(Requested::open(path.clone(), "another", later).leases().is_empty());
         let whole = std::fs::read_to_string(&path).unwrap();
-        // One entry is wrong: the other stays.
-        std::fs::write(&path, whole.replacen("3000", "30000000", 1)).unwrap();
-        let next = Requested::open(path.clone(), "boot", later);
-        assert_eq!((next.entries.len(), next.fault().is_some()), (1, true));
+        // One entry is wrong, or of a later version of Ontime: the other stays.
+        for (field, other) in [("3000", "30000000"), ("\"level\"", "\"colour\":1,\"level\""), ("{\"vm\"", "{\"node\"")]
+        {
+            assert!(whole.contains(field), "{whole}");
+            std::fs::write(&path, whole.replacen(field, other, 1)).unwrap();
+            let next = Requested::open(path.clone(), "boot", later);
+            assert_eq!((next.entries.len(), next.fault().is_some()), (1, true), "{other}");
+        }
         for damaged in ["", "{", "[]", "null", &whole[..whole.len() / 2], " ".repeat(5 << 20).as_str()] {
             std::fs::write(&path, damaged).unwrap();
             let mut next = Requested::open(path.clone(), "boot", later);
