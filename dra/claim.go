@@ -59,8 +59,8 @@ func reservationOf(claim *resourceapi.ResourceClaim, node string, lease time.Dur
 	for _, result := range ours {
 		switch {
 		case result.Request != first.Request:
-			return reservation{}, fmt.Errorf("claim %s has requests %q and %q for driver %s: write one claim for each",
-				claim.Name, first.Request, result.Request, driverName)
+			return reservation{}, fmt.Errorf("claim %s has requests %q and %q for driver %s: write one request, with "+
+				"vcpus in its parameters", claim.Name, first.Request, result.Request, driverName)
 		case result.Pool != node:
 			return reservation{}, fmt.Errorf("claim %s was given CPU time of node %s, this is %s", claim.Name,
 				result.Pool, node)
@@ -125,14 +125,20 @@ func configOf(claim *resourceapi.ResourceClaim, request string) (reservationConf
 	return parseConfig(found)
 }
 
-// podOf is the only pod that a claim is for. Bandwidth that several pods shared would be promised to each of them.
-func podOf(claim *resourceapi.ResourceClaim) (types.UID, error) {
+// podsOf are the pods that use a claim, or wait for it.
+func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
 	var pods []types.UID
 	for _, consumer := range claim.Status.ReservedFor {
 		if consumer.Resource == "pods" && consumer.APIGroup == "" {
 			pods = append(pods, consumer.UID)
 		}
 	}
+	return pods
+}
+
+// podOf is the only pod that a claim is for. Bandwidth that several pods shared would be promised to each of them.
+func podOf(claim *resourceapi.ResourceClaim) (types.UID, error) {
+	pods := podsOf(claim)
 	if len(pods) != 1 {
 		return "", fmt.Errorf("claim %s is for %d pods: CPU time is reserved for one; use a ResourceClaimTemplate",
 			claim.Name, len(pods))

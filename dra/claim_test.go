@@ -97,7 +97,7 @@ func TestClaimsThatCannotBeKeptAreRefusedByName(t *testing.T) {
 			results := &claim.Status.Allocation.Devices.Results
 			*results = append(*results, (*results)[0])
 		},
-		"write one claim for each": func(claim *resourceapi.ResourceClaim) {
+		"write one request": func(claim *resourceapi.ResourceClaim) {
 			other := deviceResult("cpu-4", 100_000)
 			other.Request = "more"
 			results := &claim.Status.Allocation.Devices.Results
@@ -163,6 +163,29 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 	state.Off = ptr.To("the daemon only observes")
 	if devices := devicesOf(state, cpuset.New(), false); devices != nil {
 		t.Errorf("%v is published although nothing can be reserved", devices)
+	}
+}
+
+func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
+	state := nodeState{Cpus: []int{0, 1, 2}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, PinnedPerCPU: 900_000},
+		Requested: []heldReservation{
+			{Name: reservationName("a"), MicroCpus: 500_000, Owner: owner},
+			{Name: "cell", MicroCpus: 300_000, Held: ptr.To(true)},
+			{Name: "lost", MicroCpus: 800_000, Held: ptr.To(false)},
+			{Name: "pinned", MicroCpus: 400_000, Cpus: []int{2, 1}},
+		}}
+	for pinned, wanted := range map[string]map[string]int64{
+		"":    {sharedDevice: 3*900_000 - 700_000},
+		"2":   {sharedDevice: 2*900_000 - 500_000, "cpu-2": 700_000},
+		"1-2": {sharedDevice: 900_000 - 300_000, "cpu-1": 700_000, "cpu-2": 700_000},
+	} {
+		cpus, err := cpuset.Parse(pinned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := capacities(devicesOf(state, cpus, true)); !reflect.DeepEqual(found, wanted) {
+			t.Errorf("%q: %v", pinned, found)
+		}
 	}
 }
 

@@ -44,6 +44,7 @@ type heldReservation struct {
 	LeaseSeconds int64     `json:"lease_seconds"`
 	LeftSeconds  float64   `json:"left_seconds"`
 	MicroCpus    microcpus `json:"micro_cpus"`
+	Cpus         []int     `json:"cpus"`
 	Owner        string    `json:"owner"`
 	// Held is whether the bandwidth is held now; Why says why not.
 	Held *bool   `json:"held"`

@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -34,7 +35,8 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 	realTime := resourceapi.DeviceAttribute{BoolValue: ptr.To(capacity.PreemptRT || anyKernel)}
 	var devices []resourceapi.Device
 
-	shared := int64(usable.Difference(pinned).Size())*capacity.UnpinnedPerCPU - capacity.Other
+	others, othersOf := otherPrograms(state, pinned)
+	shared := int64(usable.Difference(pinned).Size())*capacity.UnpinnedPerCPU - capacity.Other - others
 	if shared > 0 {
 		devices = append(devices, resourceapi.Device{
 			Name: sharedDevice,
@@ -47,10 +49,11 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 			AllowMultipleAllocations: ptr.To(true),
 		})
 	}
-	if capacity.PinnedPerCPU <= 0 {
-		return devices
-	}
 	for _, cpu := range pinned.List() {
+		left := capacity.PinnedPerCPU - othersOf[cpu]
+		if left <= 0 {
+			continue
+		}
 		devices = append(devices, resourceapi.Device{
 			Name: cpuDevice(cpu),
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
@@ -58,11 +61,37 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 				realTimeAttribute: realTime,
 				cpuAttribute:      {IntValue: ptr.To(int64(cpu))},
 			},
-			Capacity:                 divisible(capacity.PinnedPerCPU),
+			Capacity:                 divisible(left),
 			AllowMultipleAllocations: ptr.To(true),
 		})
 	}
 	return devices
+}
+
+// otherPrograms is what reservations that are not this driver's hold: of the shared device, and of each pinned CPU.
+func otherPrograms(state nodeState, pinned cpuset.CPUSet) (microcpus, map[int]microcpus) {
+	var shared microcpus
+	ofCPU := map[int]microcpus{}
+	for _, reservation := range state.Requested {
+		held := reservation.Held == nil || *reservation.Held
+		if !held || strings.HasPrefix(reservation.Name, reservationName("")) {
+			continue
+		}
+		each := reservation.MicroCpus
+		if len(reservation.Cpus) > 0 {
+			each /= int64(len(reservation.Cpus))
+		} else {
+			shared += each
+		}
+		for _, cpu := range reservation.Cpus {
+			if pinned.Contains(cpu) {
+				ofCPU[cpu] += each
+			} else {
+				shared += each
+			}
+		}
+	}
+	return shared, ofCPU
 }
 
 // divisible is a capacity of which a request takes any whole number. A request that names none takes 1, and the driver

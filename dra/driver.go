@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -88,6 +89,12 @@ func (driver *driver) prepare(ctx context.Context, claim *resourceapi.ResourceCl
 	}
 	driver.mutex.Lock()
 	defer driver.mutex.Unlock()
+	for uid, other := range driver.records.claims {
+		if uid != claim.UID && other.Reservation.For == wanted.For {
+			return fmt.Errorf("the pod of claim %s has claim %s for driver %s too, and can use only one: ask for all its "+
+				"CPU time in one claim", claim.Name, other.Name, driverName)
+		}
+	}
 	former, again := driver.records.claims[claim.UID]
 	added := record{Namespace: claim.Namespace, Name: claim.Name, Reservation: wanted}
 	if err := driver.records.put(claim.UID, added); err != nil {
@@ -222,22 +229,26 @@ func (driver *driver) renew(ctx context.Context, state nodeState) error {
 	driver.mutex.Lock()
 	recorded := maps.Clone(driver.records.claims)
 	driver.mutex.Unlock()
+	// All look-ups together must leave time to renew each lease, because the API server may not answer any of them.
+	lookups, cancel := context.WithTimeout(ctx, min(daemonTimeout, driver.lease/6))
+	defer cancel()
 	var problems []error
 	for uid, record := range recorded {
 		present, found := held[reservationName(uid)]
 		if found && present.LeftSeconds > driver.lease.Seconds()*2/3 {
 			continue
 		}
-		if err := driver.renewOne(ctx, uid, record); err != nil {
+		if err := driver.renewOne(ctx, lookups, uid, record); err != nil {
 			problems = append(problems, fmt.Errorf("claim %s/%s: %w", record.Namespace, record.Name, err))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (driver *driver) renewOne(ctx context.Context, uid types.UID, record record) error {
+// renewOne renews a reservation, or gives it back. It asks the API server within `lookups`.
+func (driver *driver) renewOne(ctx, lookups context.Context, uid types.UID, record record) error {
 	// The API server may take long to answer, so kubelet does not wait for this.
-	gone, err := driver.isGone(ctx, uid, record)
+	gone, err := driver.isGone(lookups, uid, record)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A claim could not be looked up; its reservation is kept",
 			"claim", klog.KRef(record.Namespace, record.Name))
@@ -260,8 +271,6 @@ func (driver *driver) renewOne(ctx context.Context, uid types.UID, record record
 // isGone says whether the pod that a claim was prepared for no longer uses it. While the API server does not answer,
 // nothing counts as gone.
 func (driver *driver) isGone(ctx context.Context, uid types.UID, record record) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, daemonTimeout)
-	defer cancel()
 	claim, err := driver.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return true, nil
@@ -272,6 +281,6 @@ func (driver *driver) isGone(ctx context.Context, uid types.UID, record record) 
 	if claim.UID != uid || claim.Status.Allocation == nil {
 		return true, nil
 	}
-	pod, err := podOf(claim)
-	return err != nil || string(pod) != record.Reservation.For.Pod, nil
+	// Another pod may name the same claim and wait for it.
+	return !slices.Contains(podsOf(claim), types.UID(record.Reservation.For.Pod)), nil
 }

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -18,7 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -354,6 +358,33 @@ func TestReservationsAreKeptWhileTheAPIServerIsAway(t *testing.T) {
 	}
 }
 
+// An API server that is cut off answers nothing at all, and each request to it takes its whole time.
+func TestASilentAPIServerDoesNotDelayRenewals(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
+	var asked atomic.Int32
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, request *http.Request) {
+		asked.Add(1)
+		<-request.Context().Done()
+	}))
+	t.Cleanup(silent.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: silent.URL})
+	ok(t, err)
+	driver := newDriver(t, t.TempDir(), socket, apiServer())
+	driver.client, driver.lease = client, 6*time.Second
+	for _, name := range []string{"a", "b", "c"} {
+		ok(t, prepare(t, driver, allocated(name, tenth, deviceResult(sharedDevice, 100_000))))
+	}
+	answers.requests = nil
+	ok(t, driver.look(t.Context(), &pages{}))
+	if len(answers.requests) != 4 || strings.Contains(strings.Join(answers.requests, ", "), "DELETE") {
+		t.Errorf("%v", answers.requests)
+	}
+	if count := asked.Load(); count > 1 {
+		t.Errorf("%d look-ups waited one after the other", count)
+	}
+}
+
 // A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
 func TestAReservationEndsWithItsPod(t *testing.T) {
 	for what, change := range map[string]func(*resourceapi.ResourceClaim){
@@ -376,6 +407,44 @@ func TestAReservationEndsWithItsPod(t *testing.T) {
 			t.Errorf("%s: %s, %v", what, found, driver.records.claims)
 		}
 	}
+}
+
+// A second replica that names the same claim must not take the time of the pod that runs.
+func TestAPodKeepsItsTimeWhileAnotherWaitsForItsClaim(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
+	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	shared := claim.DeepCopy()
+	shared.Status.ReservedFor = append(shared.Status.ReservedFor,
+		resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "another"})
+	driver := newDriver(t, t.TempDir(), socket, apiServer(shared))
+	ok(t, prepare(t, driver, claim))
+	answers.requests = nil
+	ok(t, driver.look(t.Context(), &pages{}))
+	wanted := "GET /v1/reservations, PUT /v1/reservations/" + reservationName(claim.UID)
+	if found := strings.Join(answers.requests, ", "); found != wanted || len(driver.records.claims) != 1 {
+		t.Errorf("%s, %v", found, driver.records.claims)
+	}
+}
+
+// The daemon gives a pod one reservation; the time of another would be held for nobody.
+func TestAPodHasOneClaim(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 201, `{}`
+	first := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	second := allocated("b", tenth, deviceResult(sharedDevice, 100_000))
+	second.Status.ReservedFor = first.Status.ReservedFor
+	driver := newDriver(t, t.TempDir(), socket, apiServer(first, second))
+	ok(t, prepare(t, driver, first))
+	answers.requests = nil
+	if err := prepare(t, driver, second); err == nil || !strings.Contains(err.Error(), "has claim a for") {
+		t.Errorf("%v", err)
+	}
+	if len(answers.requests) != 0 || len(driver.records.claims) != 1 {
+		t.Errorf("%v, %v", answers.requests, driver.records.claims)
+	}
+	ok(t, prepare(t, driver, first))
+	ok(t, prepare(t, driver, allocated("c", tenth, deviceResult(sharedDevice, 100_000))))
 }
 
 func TestAPinnedPodLearnsItsCPUs(t *testing.T) {

@@ -107,8 +107,9 @@ impl Events {
         std::fs::File::create(poke)?;
         let poked = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         inotify::add_watch(&poked, poke, inotify::WatchFlags::ATTRIB | inotify::WatchFlags::CLOSE_WRITE)?;
+        // Leases also end while the host sleeps.
         let clock = rustix::time::timerfd_create(
-            TimerfdClockId::Monotonic,
+            TimerfdClockId::Boottime,
             TimerfdFlags::CLOEXEC.union(TimerfdFlags::NONBLOCK),
         )?;
         let events = Self {

@@ -201,17 +201,21 @@ fn grant(name: &str, request: &api::ReserveRequest) -> Option<Grant> {
 struct Entry {
     /// The user who requested it last.
     uid: u32,
+    /// Its place among all, the one that has its tenants for the longest first.
+    #[serde(default)]
+    order: u64,
     request: api::ReserveRequest,
     /// When its lease ends.
     #[serde(skip)]
     until: Duration,
 }
 
-/// The file's content.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Record {
+/// The file's content. When it is read, a reservation is first any value: that of another version of Ontime may have
+/// fields that this one does not know.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record<Reservation> {
     boot_id: String,
-    reservations: BTreeMap<String, Entry>,
+    reservations: BTreeMap<String, Reservation>,
 }
 
 /// What a request does to the list.
@@ -246,11 +250,17 @@ impl Requested {
                 path.display(),
                 remedy(&error)
             ));
-            Record::default()
+            None
         });
-        let mut entries = if record.boot_id == boot_id { record.reservations } else { BTreeMap::new() };
-        let before = entries.len();
-        entries.retain(|name, entry| check_name(name).and_then(|()| check(&entry.request)).is_ok());
+        let stored = record.filter(|record| record.boot_id == boot_id).map(|record| record.reservations);
+        let stored = stored.unwrap_or_default();
+        let before = stored.len();
+        let understood = |(name, value): (String, serde_json::Value)| {
+            let entry: Entry = serde_json::from_value(value).ok()?;
+            check_name(&name).and_then(|()| check(&entry.request)).ok()?;
+            Some((name, entry))
+        };
+        let mut entries: BTreeMap<String, Entry> = stored.into_iter().filter_map(understood).collect();
         if entries.len() < before {
             let lost = before - entries.len();
             fault = Some(format!("{}: {lost} reservations in it are wrong, and were left out", path.display()));
@@ -368,9 +378,12 @@ impl Requested {
         self.entries.iter().filter_map(|(name, entry)| lease(name, &entry.request, true)).collect()
     }
 
-    /// The classes of their tenants.
+    /// The classes of their tenants. Among those for one tenant the first counts, so root's come first, then the
+    /// oldest: nobody takes a tenant from another's reservation.
     pub fn grants(&self) -> Vec<Grant> {
-        self.entries.iter().filter_map(|(name, entry)| grant(name, &entry.request)).collect()
+        let mut entries: Vec<(&String, &Entry)> = self.entries.iter().collect();
+        entries.sort_by_key(|(_, entry)| (entry.uid != 0, entry.order));
+        entries.into_iter().filter_map(|(name, entry)| grant(name, &entry.request)).collect()
     }
 
     /// Puts a reservation into the list and the file, and begins its lease.
@@ -379,7 +392,10 @@ impl Requested {
     /// The file cannot be written; then the list stays as it was.
     pub fn put(&mut self, name: &str, request: api::ReserveRequest, uid: u32, now: Duration) -> Result<(), Unreserved> {
         let until = now + Duration::from_secs(request.lease_seconds);
-        let new = Entry { uid, request, until };
+        let last = || self.entries.values().map(|entry| entry.order).max().unwrap_or(0);
+        let old = self.entries.get(name).filter(|old| old.request.reserved_for == request.reserved_for);
+        let order = old.map_or_else(|| last().saturating_add(1), |old| old.order);
+        let new = Entry { uid, order, request, until };
         // What is stored does not change with each renewal.
         if let Some(old) = self.entries.get_mut(name).filter(|old| (old.uid, &old.request) == (uid, &new.request)) {
             old.until = until;
@@ -486,10 +502,11 @@ impl Requested {
     }
 }
 
-fn read(path: &Path) -> io::Result<Record> {
+/// None: there is no file.
+fn read(path: &Path) -> io::Result<Option<Record<serde_json::Value>>> {
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Record::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
     let mut text = Vec::new();
@@ -497,7 +514,7 @@ fn read(path: &Path) -> io::Result<Record> {
     if text.len() as u64 > FILE_MAX {
         return Err(io::Error::other(format!("it has more than {FILE_MAX} bytes")));
     }
-    Ok(serde_json::from_slice(&text)?)
+    Ok(Some(serde_json::from_slice(&text)?))
 }
 
 /// The time since the host's boot.
@@ -666,6 +683,24 @@ mod tests {
     }
 
     #[test]
+    fn nobody_takes_a_tenant_from_another_users_reservation() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = empty(&dir);
+        all.put("m", simple(""), 7, START).unwrap();
+        all.put("a", simple(""), 8, START).unwrap();
+        let order = |all: &Requested| all.grants().into_iter().map(|grant| grant.reservation).collect::<Vec<_>>();
+        assert_eq!(order(&all), ["m", "a"]);
+        all.put("z", simple(""), 0, START).unwrap();
+        all.put("m", simple(r#", "level": 3"#), 7, START).unwrap();
+        assert_eq!(order(&all), ["z", "m", "a"], "root's first, and a change keeps the place");
+        assert_eq!(order(&Requested::open(dir.path().join("requested"), "boot", START)), ["z", "m", "a"]);
+        let other = api::ReserveRequest { reserved_for: api::ReservedFor::Vm("b".to_owned()), ..simple("") };
+        all.put("m", other, 7, START).unwrap();
+        all.put("m", simple(""), 7, START).unwrap();
+        assert_eq!(order(&all), ["z", "a", "m"], "who asks for another tenant comes last");
+    }
+
+    #[test]
     fn a_lease_ends_unless_it_is_renewed_and_only_other_content_is_a_change() {
         let dir = tempfile::tempdir().unwrap();
         let mut all = empty(&dir);
@@ -698,10 +733,14 @@ mod tests {
         assert_eq!((next.entries["a"].uid, next.ends_in(later)), (7, Some(Duration::from_secs(60))));
         assert!(Requested::open(path.clone(), "another", later).leases().is_empty());
         let whole = std::fs::read_to_string(&path).unwrap();
-        // One entry is wrong: the other stays.
-        std::fs::write(&path, whole.replacen("3000", "30000000", 1)).unwrap();
-        let next = Requested::open(path.clone(), "boot", later);
-        assert_eq!((next.entries.len(), next.fault().is_some()), (1, true));
+        // One entry is wrong, or of a later version of Ontime: the other stays.
+        for (field, other) in [("3000", "30000000"), ("\"level\"", "\"colour\":1,\"level\""), ("{\"vm\"", "{\"node\"")]
+        {
+            assert!(whole.contains(field), "{whole}");
+            std::fs::write(&path, whole.replacen(field, other, 1)).unwrap();
+            let next = Requested::open(path.clone(), "boot", later);
+            assert_eq!((next.entries.len(), next.fault().is_some()), (1, true), "{other}");
+        }
         for damaged in ["", "{", "[]", "null", &whole[..whole.len() / 2], " ".repeat(5 << 20).as_str()] {
             std::fs::write(&path, damaged).unwrap();
             let mut next = Requested::open(path.clone(), "boot", later);
