@@ -90,17 +90,10 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         exit::usage!("--guest runs cyclictest in the guest, which --test leaves out; name cyclictest there");
     }
     let cpus = Inventory::scan(&paths.roots()).cpus;
-    let on = |asked: &Option<CpuSet>, flag: &str, or: &CpuSet| {
-        let asked = asked.clone().unwrap_or_else(|| or.clone());
-        if asked.is_subset(&cpus.online) {
-            return Ok(asked);
-        }
-        Err(Exit::usage(format!("{flag} {asked}: not all of these CPUs are online; online are {}", cpus.online)))
-    };
     let plan = Plan {
         args,
-        cpus: on(&args.cpus, "--cpus", &cpus.online)?,
-        oslat_cpus: on(&args.oslat_cpus, "--oslat-cpus", &cpus.isolated)?,
+        cpus: chosen(args.cpus.as_ref(), "--cpus", &cpus.online, &cpus.online)?,
+        oslat_cpus: chosen(args.oslat_cpus.as_ref(), "--oslat-cpus", &cpus.isolated, &cpus.online)?,
         online: &cpus.online,
         tests: Test::ALL.into_iter().filter(|test| args.test.contains(test)).collect(),
     };
@@ -119,6 +112,19 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let document = Document::new(measured, &sets, &args.limits);
     files.write(&document)?;
     Ok(ExitCode::from(document.verdict.status()))
+}
+
+/// The CPUs to measure on: the asked ones, or those of `or` that are online. The kernel also lists isolated CPUs that
+/// are offline, such as hardware threads with `nosmt`.
+fn chosen(asked: Option<&CpuSet>, flag: &str, or: &CpuSet, online: &CpuSet) -> Result<CpuSet, Exit> {
+    let Some(asked) = asked else { return Ok(or.intersection(online)) };
+    if asked.is_empty() {
+        return Err(Exit::usage(format!("{flag} names no CPU; online are {online}")));
+    }
+    if !asked.is_subset(online) {
+        return Err(Exit::usage(format!("{flag} {asked}: not all of these CPUs are online; online are {online}")));
+    }
+    Ok(asked.clone())
 }
 
 fn is_in(path: &std::ffi::OsStr, program: &str) -> bool {
@@ -499,6 +505,19 @@ mod tests {
     fn plan<'a>(args: &'a Args, online: &'a CpuSet, isolated: &str) -> Plan<'a> {
         let (cpus, oslat_cpus) = (online.clone(), CpuSet::from_list(isolated).unwrap());
         Plan { args, cpus, oslat_cpus, online, tests: args.test.clone() }
+    }
+
+    #[test]
+    fn isolated_cpus_that_are_offline_are_left_out_and_asked_ones_are_refused() {
+        let [online, isolated] = ["0-3", "2-3,6-7"].map(|list| CpuSet::from_list(list).unwrap());
+        let flag = "--oslat-cpus";
+        assert_eq!(chosen(None, flag, &isolated, &online).unwrap(), CpuSet::from_list("2-3").unwrap());
+        let said = |asked: &str| {
+            let asked = CpuSet::from_list(asked).unwrap();
+            chosen(Some(&asked), flag, &isolated, &online).unwrap_err().message
+        };
+        assert!(said("2,6").contains("--oslat-cpus 2,6: not all of these CPUs are online"), "{}", said("2,6"));
+        assert!(said("").contains("--oslat-cpus names no CPU"), "{}", said(""));
     }
 
     #[test]
