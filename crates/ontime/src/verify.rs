@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ontime_hostnet::{CpuSet, Inventory};
 use rustix::process::Signal;
 
-use self::child::{Ended, Load, Running, last_line};
+use self::child::{Ended, Load, OUTPUT_MAX, Running, last_line};
 use self::document::{Document, Host, Measured, Measurement, OfTenant, Outcome, Verdict};
 use self::limits::Test;
 use self::outputs::{OfCpu, Slow};
@@ -293,6 +293,9 @@ impl Bench<'_> {
             Ended::Itself(Some(status)) => Err(format!("{name} ended with status {status}{said}")),
             Ended::Itself(None) => Err(format!("a signal ended {name}{said}")),
             Ended::Late => Err(format!("{name} did not end within {} s after its time{said}", GRACE.as_secs())),
+            Ended::TooMuch => {
+                Err(format!("{name} wrote more than {} MiB and was ended; a result is smaller", OUTPUT_MAX >> 20))
+            }
             Ended::Because(why) => return Err(Exit::unknown(why).into()),
         })
     }
