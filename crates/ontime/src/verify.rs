@@ -378,6 +378,7 @@ impl Bench<'_> {
         command.args(arguments);
         let result = self.program(command, None, load)?;
         let result = result.and_then(|(out, _)| outputs::timerlat(&String::from_utf8_lossy(&out)));
+        let result = result.and_then(|of| outputs::complete(of, &self.plan.cpus));
         Ok(Measurement { test: Test::Timerlat, place: "host", command: words, outcome: outcome(result) })
     }
 

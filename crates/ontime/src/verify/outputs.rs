@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use ontime_hostnet::CpuSet;
 use serde::{Deserialize, Serialize};
 
 /// The delays of a CPU, us.
@@ -116,6 +117,18 @@ pub fn timerlat(text: &str) -> Result<Vec<OfCpu>, String> {
         return Err("its output has no column of a thread: it measured nothing".to_owned());
     }
     Ok(cpus)
+}
+
+/// The figures, if every asked CPU has some: rtla leaves out the columns of a CPU where it measured nothing.
+///
+/// # Errors
+/// Names the CPUs without figures.
+pub fn complete(cpus: Vec<OfCpu>, asked: &CpuSet) -> Result<Vec<OfCpu>, String> {
+    let left: CpuSet = asked.iter().filter(|cpu| !cpus.iter().any(|of| of.cpu == *cpu)).collect();
+    if left.is_empty() {
+        return Ok(cpus);
+    }
+    Err(format!("it measured nothing on CPUs {left}: its threads there did not run"))
 }
 
 /// What `ontime trace` reports.
@@ -251,6 +264,16 @@ mod tests {
         let old: String = before.lines().map(|line| comments_stay(line) + "\n").collect();
         assert!(old.contains("Index  IRQ-001  Thr-001  IRQ-012  Thr-012\n"), "{old}");
         assert_eq!(timerlat(&old).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_cpu_without_a_column_is_missed() {
+        let asked = |list| complete(timerlat(TIMERLAT).unwrap(), &CpuSet::from_list(list).unwrap());
+        assert_eq!(asked("1,12"), timerlat(TIMERLAT));
+        assert_eq!(
+            asked("1,3,7-8,12").unwrap_err(),
+            "it measured nothing on CPUs 3,7-8: its threads there did not run"
+        );
     }
 
     #[test]
