@@ -417,7 +417,7 @@ fn outcome(result: Result<Vec<OfCpu>, String>) -> Outcome {
     match result {
         Ok(cpus) => {
             let max_us = cpus.iter().map(|of| of.max_us).fold(0.0, f64::max);
-            Outcome::Measured { max_us, cpus, tenants: Vec::new() }
+            Outcome::Measured { max_us, cpus, tenants: Vec::new(), lost_events: 0 }
         }
         Err(why) => Outcome::Missing { why },
     }
@@ -446,11 +446,16 @@ fn of_trace(trace: &outputs::Trace) -> Outcome {
         Some(OfTenant { tenant: path.tenant.clone(), samples, min_us, avg_us, max_us })
     };
     let tenants: Vec<OfTenant> = trace.paths.iter().filter_map(of_path).collect();
+    let lost_events: u64 = trace.tracing.lost.values().sum();
     if tenants.is_empty() {
-        return Outcome::Missing { why: "no RT tenant was sent a request; send some meanwhile".to_owned() };
+        let why = match lost_events {
+            0 => "no RT tenant was sent a request; send some meanwhile",
+            _ => "the trace lost events, and all requests with them; send fewer meanwhile",
+        };
+        return Outcome::Missing { why: why.to_owned() };
     }
     let max_us = tenants.iter().map(|of| of.max_us).fold(0.0, f64::max);
-    Outcome::Measured { max_us, cpus: Vec::new(), tenants }
+    Outcome::Measured { max_us, cpus: Vec::new(), tenants, lost_events }
 }
 
 /// The output files. They are created before the measurements, so that a wrong path does not waste them.
@@ -588,7 +593,8 @@ mod tests {
             total: (count > 0).then_some(outputs::Total { count, min: 5.0, mean: 9.0 }),
             max_us,
         };
-        let trace = |paths: Vec<outputs::Path>| outputs::Trace { paths, worst: Vec::new() };
+        let lost = |count: u64| outputs::Tracing { lost: [("3".to_owned(), count)].into() };
+        let trace = |paths: Vec<outputs::Path>| outputs::Trace { paths, worst: Vec::new(), tracing: lost(0) };
         let Outcome::Measured { max_us, tenants, .. } =
             of_trace(&trace(vec![path("a", 3, 40.0), path("idle", 0, 0.0), path("b", 9, 70.0)]))
         else {
@@ -596,6 +602,11 @@ mod tests {
         };
         assert_eq!((max_us, tenants.len()), (70.0, 2));
         assert!(matches!(of_trace(&trace(vec![path("idle", 0, 0.0)])), Outcome::Missing { .. }));
+        let with_losses = |paths| of_trace(&outputs::Trace { tracing: lost(7), ..trace(paths) });
+        let measured = with_losses(vec![path("a", 3, 40.0)]);
+        assert!(matches!(measured, Outcome::Measured { lost_events: 7, .. }), "{measured:?}");
+        let missing = with_losses(Vec::new());
+        assert!(matches!(&missing, Outcome::Missing { why } if why.contains("lost events")), "{missing:?}");
     }
 
     #[test]

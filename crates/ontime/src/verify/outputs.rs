@@ -138,6 +138,15 @@ pub struct Trace {
     pub paths: Vec<Path>,
     /// The slowest requests, the slowest first.
     pub worst: Vec<Slow>,
+    /// Losses.
+    pub tracing: Tracing,
+}
+
+/// Losses of the trace itself.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct Tracing {
+    /// Lost events, at least, by CPU.
+    pub lost: BTreeMap<String, u64>,
 }
 
 /// A tenant's requests.
@@ -297,11 +306,13 @@ mod tests {
             {"tenant": "plc", "class": "rt0", "max_us": 301.5,
              "total": {"count": 9, "min": 1.0, "mean": 2.0, "p50": 2.0, "p95": 3, "p99": 3, "p99_9": 3, "max": 301.5}},
             {"tenant": "idle", "class": "rt1", "max_us": 0.0, "total": null}],
-            "worst": [{"tenant": "plc", "total_us": 301.5, "words": ["thread a waited behind b"], "hint": null}]}"#;
+            "worst": [{"tenant": "plc", "total_us": 301.5, "words": ["thread a waited behind b"], "hint": null}],
+            "tracing": {"events": {"irq": 9}, "undecoded": 0, "lost": {"3": 12, "10": 1}, "probe_ns": null}}"#;
         let read = trace(json.as_bytes()).unwrap();
         assert_eq!(read.paths.len(), 2);
         assert_eq!((read.paths[0].total.unwrap().count, read.paths[1].total), (9, None));
         assert_eq!(read.worst[0].words, ["thread a waited behind b"]);
+        assert_eq!(read.tracing.lost.values().sum::<u64>(), 13);
         assert!(trace(b"{}").is_err());
     }
 
