@@ -104,8 +104,9 @@ fn conditions(result: &MethodResult) -> String {
 
 fn regressions(new: &MethodResult, old: &MethodResult, tolerance: Tolerance) -> Vec<String> {
     let mut found = Vec::new();
-    if new.lost > old.lost {
-        found.push(format!("{} requests lost, {} in the baseline", new.lost, old.lost));
+    if new.lost > as_many_lost(new, old) {
+        let [now, before] = [new, old].map(|of| format!("{} of {}", of.lost, sent(of)));
+        found.push(format!("{now} requests lost, {before} in the baseline"));
     }
     let (Some(now), Some(before)) = (&new.latency_us, &old.latency_us) else {
         if old.latency_us.is_some() {
@@ -121,6 +122,16 @@ fn regressions(new: &MethodResult, old: &MethodResult, tolerance: Tolerance) -> 
     }
     found.extend(slower(&new.histogram, &old.histogram, tolerance));
     found
+}
+
+fn sent(result: &MethodResult) -> u64 {
+    result.count.saturating_add(result.lost)
+}
+
+/// The baseline's losses for as many requests as the new result has, rounded up.
+fn as_many_lost(new: &MethodResult, old: &MethodResult) -> u64 {
+    let lost = (u128::from(old.lost) * u128::from(sent(new))).div_ceil(u128::from(sent(old)).max(1));
+    u64::try_from(lost).unwrap_or(u64::MAX)
 }
 
 /// The point at which the histograms differ most to the disadvantage of the new one, if they differ by more than chance
@@ -241,7 +252,22 @@ mod tests {
         let mut silent = result("partitioned", 1, []);
         silent.lost = 7;
         let words = compared(vec![silent], old(), "5").regressions.join("\n");
-        assert!(words.contains("7 requests lost, 0 in the baseline") && words.contains("no response time"), "{words}");
+        let lost = "7 of 7 requests lost, 0 of 1000 in the baseline";
+        assert!(words.contains(lost) && words.contains("no response time"), "{words}");
+    }
+
+    #[test]
+    fn losses_are_compared_by_the_number_of_requests() {
+        let with = |lost, count| {
+            let mut result = result("partitioned", 1, usual().take(count));
+            result.lost = lost;
+            vec![result]
+        };
+        let words = |new, old| compared(new, old, "5").regressions.join("\n");
+        assert_eq!(words(with(3, 997), with(1, 299)), "");
+        assert_eq!(words(with(1, 99), with(1, 999)), "");
+        assert!(words(with(2, 98), with(3, 997)).contains("2 of 100 requests lost, 3 of 1000 in the baseline"));
+        assert!(words(with(1, 99), with(0, 1_000)).contains("1 of 100 requests lost"));
     }
 
     #[test]

@@ -363,6 +363,11 @@ fn limit(text: &Text, table: &Spanned<LimitTable>, methods: &[Method], loads: &[
         let what = format!("figure \"{}\" is not one of {names}", figure.get_ref());
         return Err(text.error(&figure.span(), what));
     };
+    let with_tcp = load.as_ref().map_or_else(|| loads.contains(&Load::Tcp), |load| *load.get_ref() == Load::Tcp);
+    if known.1 == Figure::Bulk && !with_tcp {
+        let what = "bulk throughput is measured under load \"tcp\" only: add that to loads, or set load = \"tcp\"";
+        return Err(text.error(&figure.span(), what));
+    }
     let (bound, target) = match (at_most, at_least) {
         (Some(most), None) => (Bound::AtMost, *most),
         (None, Some(least)) => (Bound::AtLeast, *least),
@@ -557,6 +562,7 @@ at-most = 100
             ("method = \"partitioned\"", "method = \"vanilla\"", 32, "add it to methods"),
             ("load = \"tcp\"", "load = \"large-packets\"", 33, "add it to loads"),
             ("figure = \"p99\"", "figure = \"p98\"", 34, "lost, mean, p50"),
+            ("load = \"tcp\"\nfigure = \"p99\"", "load = \"none\"\nfigure = \"bulk\"", 34, "under load \"tcp\" only"),
             ("at-most = 100\n", "", 31, "one of at-most and at-least"),
             ("at-most = 100", "at-most = 100\nat-least = 1", 31, "one of at-most and at-least"),
             ("at-most = 100", "at-most = nan", 31, "set a number"),

@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ontime_hostnet::{CpuSet, Inventory};
 use rustix::process::Signal;
 
-use self::child::{Ended, Load, Running, last_line};
+use self::child::{Ended, Load, OUTPUT_MAX, Running, last_line};
 use self::document::{Document, Host, Measured, Measurement, OfTenant, Outcome, Verdict};
 use self::limits::Test;
 use self::outputs::{OfCpu, Slow};
@@ -90,17 +90,10 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         exit::usage!("--guest runs cyclictest in the guest, which --test leaves out; name cyclictest there");
     }
     let cpus = Inventory::scan(&paths.roots()).cpus;
-    let on = |asked: &Option<CpuSet>, flag: &str, or: &CpuSet| {
-        let asked = asked.clone().unwrap_or_else(|| or.clone());
-        if asked.is_subset(&cpus.online) {
-            return Ok(asked);
-        }
-        Err(Exit::usage(format!("{flag} {asked}: not all of these CPUs are online; online are {}", cpus.online)))
-    };
     let plan = Plan {
         args,
-        cpus: on(&args.cpus, "--cpus", &cpus.online)?,
-        oslat_cpus: on(&args.oslat_cpus, "--oslat-cpus", &cpus.isolated)?,
+        cpus: chosen(args.cpus.as_ref(), "--cpus", &cpus.online, &cpus.online)?,
+        oslat_cpus: chosen(args.oslat_cpus.as_ref(), "--oslat-cpus", &cpus.isolated, &cpus.online)?,
         online: &cpus.online,
         tests: Test::ALL.into_iter().filter(|test| args.test.contains(test)).collect(),
     };
@@ -119,6 +112,19 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let document = Document::new(measured, &sets, &args.limits);
     files.write(&document)?;
     Ok(ExitCode::from(document.verdict.status()))
+}
+
+/// The CPUs to measure on: the asked ones, or those of `or` that are online. The kernel also lists isolated CPUs that
+/// are offline, such as hardware threads with `nosmt`.
+fn chosen(asked: Option<&CpuSet>, flag: &str, or: &CpuSet, online: &CpuSet) -> Result<CpuSet, Exit> {
+    let Some(asked) = asked else { return Ok(or.intersection(online)) };
+    if asked.is_empty() {
+        return Err(Exit::usage(format!("{flag} names no CPU; online are {online}")));
+    }
+    if !asked.is_subset(online) {
+        return Err(Exit::usage(format!("{flag} {asked}: not all of these CPUs are online; online are {online}")));
+    }
+    Ok(asked.clone())
 }
 
 fn is_in(path: &std::ffi::OsStr, program: &str) -> bool {
@@ -287,6 +293,9 @@ impl Bench<'_> {
             Ended::Itself(Some(status)) => Err(format!("{name} ended with status {status}{said}")),
             Ended::Itself(None) => Err(format!("a signal ended {name}{said}")),
             Ended::Late => Err(format!("{name} did not end within {} s after its time{said}", GRACE.as_secs())),
+            Ended::TooMuch => {
+                Err(format!("{name} wrote more than {} MiB and was ended; a result is smaller", OUTPUT_MAX >> 20))
+            }
             Ended::Because(why) => return Err(Exit::unknown(why).into()),
         })
     }
@@ -369,6 +378,7 @@ impl Bench<'_> {
         command.args(arguments);
         let result = self.program(command, None, load)?;
         let result = result.and_then(|(out, _)| outputs::timerlat(&String::from_utf8_lossy(&out)));
+        let result = result.and_then(|of| outputs::complete(of, &self.plan.cpus));
         Ok(Measurement { test: Test::Timerlat, place: "host", command: words, outcome: outcome(result) })
     }
 
@@ -407,7 +417,7 @@ fn outcome(result: Result<Vec<OfCpu>, String>) -> Outcome {
     match result {
         Ok(cpus) => {
             let max_us = cpus.iter().map(|of| of.max_us).fold(0.0, f64::max);
-            Outcome::Measured { max_us, cpus, tenants: Vec::new() }
+            Outcome::Measured { max_us, cpus, tenants: Vec::new(), lost_events: 0 }
         }
         Err(why) => Outcome::Missing { why },
     }
@@ -436,11 +446,16 @@ fn of_trace(trace: &outputs::Trace) -> Outcome {
         Some(OfTenant { tenant: path.tenant.clone(), samples, min_us, avg_us, max_us })
     };
     let tenants: Vec<OfTenant> = trace.paths.iter().filter_map(of_path).collect();
+    let lost_events: u64 = trace.tracing.lost.values().sum();
     if tenants.is_empty() {
-        return Outcome::Missing { why: "no RT tenant was sent a request; send some meanwhile".to_owned() };
+        let why = match lost_events {
+            0 => "no RT tenant was sent a request; send some meanwhile",
+            _ => "the trace lost events, and all requests with them; send fewer meanwhile",
+        };
+        return Outcome::Missing { why: why.to_owned() };
     }
     let max_us = tenants.iter().map(|of| of.max_us).fold(0.0, f64::max);
-    Outcome::Measured { max_us, cpus: Vec::new(), tenants }
+    Outcome::Measured { max_us, cpus: Vec::new(), tenants, lost_events }
 }
 
 /// The output files. They are created before the measurements, so that a wrong path does not waste them.
@@ -499,6 +514,19 @@ mod tests {
     fn plan<'a>(args: &'a Args, online: &'a CpuSet, isolated: &str) -> Plan<'a> {
         let (cpus, oslat_cpus) = (online.clone(), CpuSet::from_list(isolated).unwrap());
         Plan { args, cpus, oslat_cpus, online, tests: args.test.clone() }
+    }
+
+    #[test]
+    fn isolated_cpus_that_are_offline_are_left_out_and_asked_ones_are_refused() {
+        let [online, isolated] = ["0-3", "2-3,6-7"].map(|list| CpuSet::from_list(list).unwrap());
+        let flag = "--oslat-cpus";
+        assert_eq!(chosen(None, flag, &isolated, &online).unwrap(), CpuSet::from_list("2-3").unwrap());
+        let said = |asked: &str| {
+            let asked = CpuSet::from_list(asked).unwrap();
+            chosen(Some(&asked), flag, &isolated, &online).unwrap_err().message
+        };
+        assert!(said("2,6").contains("--oslat-cpus 2,6: not all of these CPUs are online"), "{}", said("2,6"));
+        assert!(said("").contains("--oslat-cpus names no CPU"), "{}", said(""));
     }
 
     #[test]
@@ -565,7 +593,8 @@ mod tests {
             total: (count > 0).then_some(outputs::Total { count, min: 5.0, mean: 9.0 }),
             max_us,
         };
-        let trace = |paths: Vec<outputs::Path>| outputs::Trace { paths, worst: Vec::new() };
+        let lost = |count: u64| outputs::Tracing { lost: [("3".to_owned(), count)].into() };
+        let trace = |paths: Vec<outputs::Path>| outputs::Trace { paths, worst: Vec::new(), tracing: lost(0) };
         let Outcome::Measured { max_us, tenants, .. } =
             of_trace(&trace(vec![path("a", 3, 40.0), path("idle", 0, 0.0), path("b", 9, 70.0)]))
         else {
@@ -573,6 +602,11 @@ mod tests {
         };
         assert_eq!((max_us, tenants.len()), (70.0, 2));
         assert!(matches!(of_trace(&trace(vec![path("idle", 0, 0.0)])), Outcome::Missing { .. }));
+        let with_losses = |paths| of_trace(&outputs::Trace { tracing: lost(7), ..trace(paths) });
+        let measured = with_losses(vec![path("a", 3, 40.0)]);
+        assert!(matches!(measured, Outcome::Measured { lost_events: 7, .. }), "{measured:?}");
+        let missing = with_losses(Vec::new());
+        assert!(matches!(&missing, Outcome::Missing { why } if why.contains("lost events")), "{missing:?}");
     }
 
     #[test]

@@ -41,12 +41,13 @@ fn program(dir: &Path, name: &str, script: &str) {
     std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A cyclictest and an rtla that write what real ones wrote.
+/// A cyclictest and an rtla that write what real ones wrote, rtla of CPU 0 in place of 1.
 fn stand_ins(dir: &Path) {
     let json =
         format!("for word; do case $word in --json=*) cat {RECORDED}/cyclictest.json > ${{word#--json=}};; esac; done");
     program(dir, "cyclictest", &format!("echo $@ >> {}/called; {json}; echo 'T: 0 noise'", dir.display()));
-    let histogram = format!("[ $1 = --help ] && exec echo 'rtla version 6.1.0'; cat {RECORDED}/timerlat-hist.txt");
+    let histogram =
+        format!("[ $1 = --help ] && exec echo 'rtla version 6.1.0'; sed s/-001/-000/g {RECORDED}/timerlat-hist.txt");
     program(dir, "rtla", &histogram);
 }
 
@@ -88,8 +89,10 @@ fn the_result_is_judged_written_and_told_by_the_exit_status() {
     let (own, page) = (dir.path().join("own.toml"), dir.path().join("page.html"));
     let (own, page) = (own.to_str().unwrap(), page.to_str().unwrap());
     let run = |limits: &str, more: &[&str]| {
-        let fixed = ["--test", "cyclictest,timerlat", "--duration", "1", "--limits-file", own, "--limits", limits];
-        let out = verify_by(dir.path(), &[fixed.as_slice(), more].concat()).output().unwrap();
+        let fixed = ["--test", "cyclictest,timerlat", "--cpus", "0", "--duration", "1", "--limits-file", own];
+        let out = verify_by(dir.path(), &[fixed.as_slice(), ["--limits", limits].as_slice(), more].concat())
+            .output()
+            .unwrap();
         (out.status.code(), String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
     };
     let (status, text, progress) = run("own", &["--load", "sleep 600"]);
@@ -130,6 +133,9 @@ fn what_was_not_measured_is_no_pass() {
     let (status, text, _) =
         run(&["--test", "cyclictest", "--guest", "PATH=/nonexistent; exit 127", "--limits", "iec61850"]);
     assert!(status == Some(3) && text.contains("cyclictest (guest): not measured: no cyclictest there"), "{text}");
+    program(dir.path(), "rtla", &format!("cat {RECORDED}/timerlat-hist.txt"));
+    let (status, text, _) = run(&["--test", "timerlat", "--cpus", "0"]);
+    assert!(status == Some(3) && text.contains("not measured: it measured nothing on CPUs 0: "), "{text}");
     program(dir.path(), "cyclictest", "exec sleep 600");
     let (status, _, said) = run(&["--test", "cyclictest", "--load", "echo full >&2; exit 4"]);
     assert!(status == Some(3) && said.contains("ended with status 4: full; correct --load"), "{said}");

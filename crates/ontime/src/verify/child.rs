@@ -15,8 +15,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long it has before SIGTERM: a program that a shell started in the background may ignore SIGINT.
 const UNTIL_TERM: Duration = Duration::from_secs(5);
-/// The most that is read of a program's output, bytes.
-const OUTPUT_MAX: u64 = 16 << 20;
+/// The most that a program may write to standard output, and to standard error, bytes. A guest's is what it likes.
+pub const OUTPUT_MAX: u64 = 16 << 20;
 /// The shortest time between two starts of the load.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -27,6 +27,8 @@ pub enum Ended {
     Itself(Option<i32>),
     /// It took too long, and was ended.
     Late,
+    /// It wrote more than [`OUTPUT_MAX`], and was ended.
+    TooMuch,
     /// It was ended for a reason from outside.
     Because(String),
 }
@@ -79,6 +81,10 @@ impl Running {
     pub fn wait(&mut self, limit: Duration, mut why_stop: impl FnMut() -> Option<String>) -> io::Result<Ended> {
         let start = Instant::now();
         loop {
+            if self.written()? > OUTPUT_MAX {
+                self.end(Signal::KILL)?;
+                return Ok(Ended::TooMuch);
+            }
             if self.has_ended()? {
                 return Ok(Ended::Itself(self.end(Signal::INT)?));
             }
@@ -92,6 +98,24 @@ impl Running {
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// The size of the larger output.
+    fn written(&self) -> io::Result<u64> {
+        Ok(self.out.metadata()?.len().max(self.err.metadata()?.len()))
+    }
+
+    /// Empties the outputs if they are large.
+    fn forget_output(&mut self) -> io::Result<()> {
+        if self.written()? <= OUTPUT_MAX {
+            return Ok(());
+        }
+        for file in [&mut self.out, &mut self.err] {
+            // The position is the program's too, so that it goes on at the start.
+            file.seek(SeekFrom::Start(0))?;
+            file.set_len(0)?;
+        }
+        Ok(())
     }
 
     /// Asks the process group to end, kills it after a while, and returns the program's status. rtla and `ontime trace`
@@ -175,6 +199,8 @@ impl Load {
     }
 
     fn restart(&mut self) -> io::Result<Option<String>> {
+        // It may run for days, and only its last words are of interest.
+        self.running.forget_output()?;
         if !self.running.has_ended()? {
             return Ok(None);
         }
@@ -267,6 +293,21 @@ mod tests {
         let child = started_by(&mut left);
         assert_eq!(left.wait(Duration::from_secs(60), || None).unwrap(), Ended::Itself(Some(0)));
         assert!(gone(child));
+    }
+
+    #[test]
+    fn a_program_that_writes_without_end_is_ended_and_a_loads_output_is_forgotten() {
+        for to in ["1", "2"] {
+            let mut floods = shell(&format!("head -c 17000000 /dev/zero >&{to}; exec sleep 600"));
+            assert_eq!(floods.wait(Duration::from_secs(60), || None).unwrap(), Ended::TooMuch);
+        }
+        let mut load = Load::start("head -c 17000000 /dev/zero; exec sleep 600").unwrap();
+        while load.running.written().unwrap() < 17_000_000 {
+            assert!(load.started.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(LOOK);
+        }
+        assert_eq!(load.keep(), None);
+        assert_eq!(load.running.written().unwrap(), 0);
     }
 
     #[test]

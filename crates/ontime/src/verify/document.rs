@@ -19,7 +19,7 @@ use crate::{api, exit, table};
 pub enum Verdict {
     /// Every measurement is within its limit.
     Pass,
-    /// A measurement that a limit is for is missing, and none is beyond its limit.
+    /// A measurement that a limit is for is missing or has losses, and none is beyond its limit.
     Unknown,
     /// A measurement is beyond its limit.
     Fail,
@@ -56,6 +56,8 @@ pub enum Outcome {
         cpus: Vec<OfCpu>,
         /// The figures, by tenant.
         tenants: Vec<OfTenant>,
+        /// Events that the trace of requests lost, at least. The figures have no request that they belong to.
+        lost_events: u64,
     },
     /// It was not made, or its result could not be read.
     Missing {
@@ -232,7 +234,10 @@ fn judge(set: &Set, chosen: bool, measurements: &[Measurement]) -> Judgement {
         .filter_map(|of| {
             let limit_us = *set.limits.get(&of.test)?;
             let (max_us, verdict) = match &of.outcome {
-                Outcome::Measured { max_us, .. } if *max_us <= limit_us => (Some(*max_us), Verdict::Pass),
+                Outcome::Measured { max_us, lost_events: 0, .. } if *max_us <= limit_us => {
+                    (Some(*max_us), Verdict::Pass)
+                }
+                Outcome::Measured { max_us, .. } if *max_us <= limit_us => (Some(*max_us), Verdict::Unknown),
                 Outcome::Measured { max_us, .. } => (Some(*max_us), Verdict::Fail),
                 Outcome::Missing { .. } => (None, Verdict::Unknown),
                 Outcome::NotApplicable { .. } => return None,
@@ -268,10 +273,14 @@ fn figures(measurement: &Measurement) -> Vec<[String; 6]> {
     cpus.iter().map(of_cpu).chain(tenants.iter().map(of_tenant)).collect()
 }
 
-/// Measurements without figures, in words.
+/// Measurements without figures, or with losses, in words.
 fn without_figures(document: &Document) -> Vec<String> {
     let line = |of: &Measurement| match &of.outcome {
-        Outcome::Measured { .. } => None,
+        Outcome::Measured { lost_events: 0, .. } => None,
+        Outcome::Measured { lost_events, .. } => {
+            let (name, place, lost) = (of.test.name(), of.place, number::count(*lost_events));
+            Some(format!("{name} ({place}): at least {lost} events were lost, perhaps those of slower requests"))
+        }
         Outcome::Missing { why } => Some(format!("{} ({}): not measured: {why}", of.test.name(), of.place)),
         Outcome::NotApplicable { why } => Some(format!("{} ({}): not applicable: {why}", of.test.name(), of.place)),
     };
@@ -412,7 +421,7 @@ mod tests {
 
     fn measured(test: Test, place: &'static str, max_us: f64) -> Measurement {
         let cpus = vec![OfCpu { cpu: 0, samples: Some(60_000), min_us: 1.0, avg_us: 3.5, max_us }];
-        let outcome = Outcome::Measured { max_us, cpus, tenants: Vec::new() };
+        let outcome = Outcome::Measured { max_us, cpus, tenants: Vec::new(), lost_events: 0 };
         Measurement { test, place, command: format!("{} --duration=60", test.name()), outcome }
     }
 
@@ -470,6 +479,12 @@ mod tests {
         assert_eq!(document(fails, Vec::new(), &["rhel"]).verdict, Verdict::Fail);
         assert_eq!(document(vec![oslat], Vec::new(), &["rhel"]).verdict, Verdict::Unknown);
         assert_eq!(document(Vec::new(), Vec::new(), &["rhel"]).verdict, Verdict::Unknown);
+        let with_losses = |max_us| {
+            let outcome = Outcome::Measured { max_us, cpus: Vec::new(), tenants: Vec::new(), lost_events: 1_234 };
+            document(vec![missing(Test::Request, outcome)], Vec::new(), &["iec61850"])
+        };
+        assert_eq!([250.0, 251.0].map(|us| with_losses(us).verdict), [Verdict::Unknown, Verdict::Fail]);
+        assert!(without_figures(&with_losses(9.0))[0].contains("request (host): at least 1,234 events were lost"));
         let statuses = [Verdict::Pass, Verdict::Fail, Verdict::Unknown].map(Verdict::status);
         assert_eq!(statuses, [exit::OK, exit::WARNING, exit::UNKNOWN]);
     }
@@ -484,7 +499,7 @@ mod tests {
         };
         let all =
             || vec![slow(900.0, &["waited behind x"], Some("2 SMIs")), slow(251.0, &[], None), slow(250.0, &[], None)];
-        let outcome = Outcome::Measured { max_us: 900.0, cpus: Vec::new(), tenants: Vec::new() };
+        let outcome = Outcome::Measured { max_us: 900.0, cpus: Vec::new(), tenants: Vec::new(), lost_events: 0 };
         let requests = || vec![missing(Test::Request, outcome.clone())];
         let late = document(requests(), all(), &["iec61850"]);
         let causes: Vec<_> = late.late.iter().map(|late| (late.total_us, late.causes.len())).collect();

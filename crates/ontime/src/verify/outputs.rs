@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use ontime_hostnet::CpuSet;
 use serde::{Deserialize, Serialize};
 
 /// The delays of a CPU, us.
@@ -118,6 +119,18 @@ pub fn timerlat(text: &str) -> Result<Vec<OfCpu>, String> {
     Ok(cpus)
 }
 
+/// The figures, if every asked CPU has some: rtla leaves out the columns of a CPU where it measured nothing.
+///
+/// # Errors
+/// Names the CPUs without figures.
+pub fn complete(cpus: Vec<OfCpu>, asked: &CpuSet) -> Result<Vec<OfCpu>, String> {
+    let left: CpuSet = asked.iter().filter(|cpu| !cpus.iter().any(|of| of.cpu == *cpu)).collect();
+    if left.is_empty() {
+        return Ok(cpus);
+    }
+    Err(format!("it measured nothing on CPUs {left}: its threads there did not run"))
+}
+
 /// What `ontime trace` reports.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Trace {
@@ -125,6 +138,15 @@ pub struct Trace {
     pub paths: Vec<Path>,
     /// The slowest requests, the slowest first.
     pub worst: Vec<Slow>,
+    /// Losses.
+    pub tracing: Tracing,
+}
+
+/// Losses of the trace itself.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct Tracing {
+    /// Lost events, at least, by CPU.
+    pub lost: BTreeMap<String, u64>,
 }
 
 /// A tenant's requests.
@@ -254,6 +276,16 @@ mod tests {
     }
 
     #[test]
+    fn a_cpu_without_a_column_is_missed() {
+        let asked = |list| complete(timerlat(TIMERLAT).unwrap(), &CpuSet::from_list(list).unwrap());
+        assert_eq!(asked("1,12"), timerlat(TIMERLAT));
+        assert_eq!(
+            asked("1,3,7-8,12").unwrap_err(),
+            "it measured nothing on CPUs 3,7-8: its threads there did not run"
+        );
+    }
+
+    #[test]
     fn a_cut_or_empty_output_of_timerlat_is_no_figure() {
         for (text, want) in [
             (String::new(), "no line `Index`"),
@@ -274,11 +306,13 @@ mod tests {
             {"tenant": "plc", "class": "rt0", "max_us": 301.5,
              "total": {"count": 9, "min": 1.0, "mean": 2.0, "p50": 2.0, "p95": 3, "p99": 3, "p99_9": 3, "max": 301.5}},
             {"tenant": "idle", "class": "rt1", "max_us": 0.0, "total": null}],
-            "worst": [{"tenant": "plc", "total_us": 301.5, "words": ["thread a waited behind b"], "hint": null}]}"#;
+            "worst": [{"tenant": "plc", "total_us": 301.5, "words": ["thread a waited behind b"], "hint": null}],
+            "tracing": {"events": {"irq": 9}, "undecoded": 0, "lost": {"3": 12, "10": 1}, "probe_ns": null}}"#;
         let read = trace(json.as_bytes()).unwrap();
         assert_eq!(read.paths.len(), 2);
         assert_eq!((read.paths[0].total.unwrap().count, read.paths[1].total), (9, None));
         assert_eq!(read.worst[0].words, ["thread a waited behind b"]);
+        assert_eq!(read.tracing.lost.values().sum::<u64>(), 13);
         assert!(trace(b"{}").is_err());
     }
 
