@@ -782,10 +782,11 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		WRITE_ONCE(os->sized, false);
 	}
 	err = dissolve ? sock_dissolve_call(sk, addr, length) : sock_connect_call(sk, addr, length);
-	if (err == -ECONNABORTED) {
+	if (err == -ECONNABORTED)
 		err = sock_connect_reason(sk);
+	/* What was reported before says nothing about this attempt. */
+	if (!dissolve && sk->sk_type == SOCK_STREAM)
 		sock_refresh(sk);
-	}
 	if (err == -EINPROGRESS || err == -EALREADY) {
 		sock->state = SS_CONNECTING;
 		if (!timeout)

@@ -544,6 +544,32 @@ static void connect_ended(int family)
 	close(place.more);
 }
 
+/* What poll says at once, without waiting for anything: of an attempt without an answer, and of a connection. */
+static void polled_at_once(int family)
+{
+	short going = 0, stands = 0;
+	int i;
+
+	for (i = 0; i < 50; i++) {
+		struct place place = { .family = family, .type = SOCK_STREAM, .fd = -1, .peer = -1, .more = -1 };
+		int listener, fd;
+
+		connecting(&place);
+		going |= polled(place.fd);
+		close(place.fd);
+		close(place.peer);
+		close(place.more);
+		listener = tcp_listener(family, &place.addr, &place.len);
+		fd = socket(family, SOCK_STREAM, 0);
+		connect(fd, (struct sockaddr *)&place.addr, place.len);
+		stands |= polled(fd);
+		close(fd);
+		close(listener);
+	}
+	printf("polled at once %d: %#x, %#x\n", family, going, stands);
+	fflush(stdout);
+}
+
 void test_edges(int family)
 {
 	static const int hows[] = { SHUT_RD, SHUT_RDWR };
@@ -568,4 +594,5 @@ void test_edges(int family)
 	ends(family, SOCK_STREAM, "poll", connected, poll, -1);
 	ends(family, SOCK_STREAM, "accept", bound, accept, -1);
 	connect_ended(family);
+	polled_at_once(family);
 }
