@@ -292,6 +292,7 @@ static inline u8 *ontime_rpc_in(struct ontime_rpc *rpc)
 /* The name that a socket was bound to, an IPv4 address mapped; port 0: not bound. */
 struct ontime_bound {
 	__be16 port;
+	bool only_v6;
 	struct in6_addr addr;
 };
 
@@ -333,11 +334,14 @@ struct ontime_sock {
 	bool sized;			/* the connection's SO_SNDBUF is known */
 	struct work_struct urgent;	/* SIGURG: ready.c */
 	/*
-	 * Of a stream: held while the host's socket and sk_state begin or end to listen. Of
-	 * datagrams: while filter.c fetches.
+	 * Held while the host binds. Of a stream: also while the host's socket and sk_state begin or
+	 * end to listen. Of datagrams: also while filter.c fetches.
 	 */
 	struct mutex call_lock;
+	bool shares;			/* SO_REUSEPORT was requested, perhaps for a while only */
+	bool only_v6;			/* IPV6_V6ONLY */
 	struct ontime_bound bound;	/* with ports_lock of sock.c */
+	struct ontime_bound trying;	/* a bind() that was not answered; with ports_lock */
 	u16 peer_len, local_len;
 	u8 peer[ONTIME_ADDR_MAX];	/* of an accepted socket */
 	u8 local[ONTIME_ADDR_MAX];	/* of a socket with a filter */

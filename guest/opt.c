@@ -218,6 +218,9 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	/* FORCE does not go beyond the host's policy. Of a negative size it makes the smallest one. */
 	if ((name == SO_SNDBUFFORCE || name == SO_RCVBUFFORCE) && number < 0)
 		memset(value, 0, sizeof(number));
+	/* Before the host has it: sock.c. */
+	if (name == SO_REUSEPORT && number)
+		WRITE_ONCE(ontime_sk(sk)->shares, true);
 	if (!err)
 		err = host_setsockopt(sk, SOL_SOCKET, name == SO_SNDBUFFORCE ? SO_SNDBUF :
 				      name == SO_RCVBUFFORCE ? SO_RCVBUF : name, value, length);
@@ -448,6 +451,8 @@ static void opt_changed(struct sock *sk, int level, int name, const void *value)
 	/* The priority follows from the type of service. */
 	if (level == SOL_IP && name == IP_TOS)
 		mirror_number(sk, SO_PRIORITY, (int *)&sk->sk_priority);
+	else if (level == SOL_IPV6 && name == IPV6_V6ONLY)
+		WRITE_ONCE(ontime_sk(sk)->only_v6, *(const int *)value != 0);
 	else if (sk->sk_type == SOCK_STREAM ? level == SOL_TCP && name == TCP_CORK : level == SOL_UDP && name == UDP_CORK)
 		WRITE_ONCE(ontime_sk(sk)->corked, *(const int *)value != 0);
 }

@@ -419,11 +419,11 @@ static bool port_needs_privilege(const struct sockaddr *addr)
 /* Protects the names that sockets are bound to. Not held while the host binds. */
 static DEFINE_MUTEX(ports_lock);
 
-static struct ontime_bound port_name(const void *name)
+static struct ontime_bound port_name(const struct sock *sk, const void *name)
 {
 	const struct sockaddr_in6 *v6 = name;
 	const struct sockaddr_in *v4 = name;
-	struct ontime_bound bound = { .port = v4->sin_port };
+	struct ontime_bound bound = { .port = v4->sin_port, .only_v6 = READ_ONCE(ontime_sk(sk)->only_v6) };
 
 	if (v6->sin6_family == AF_INET6)
 		bound.addr = v6->sin6_addr;
@@ -432,20 +432,38 @@ static struct ontime_bound port_name(const void *name)
 	return bound;
 }
 
-static bool port_any_addr(const struct in6_addr *addr)
+/* Whether @one is an unspecified address that includes @two. */
+static bool port_covers(const struct ontime_bound *one, const struct ontime_bound *two)
 {
-	return ipv6_addr_any(addr) || (ipv6_addr_v4mapped(addr) && !addr->s6_addr32[3]);
+	bool v4 = ipv6_addr_v4mapped(&two->addr);
+
+	if (ipv6_addr_any(&one->addr))
+		return !(one->only_v6 && v4);
+	return v4 && ipv6_addr_v4mapped(&one->addr) && !one->addr.s6_addr32[3];
 }
 
+/* As inet_rcv_saddr_equal(). */
 static bool port_overlaps(const struct ontime_bound *one, const struct ontime_bound *two)
 {
-	return one->port == two->port &&
-	       (port_any_addr(&one->addr) || port_any_addr(&two->addr) || ipv6_addr_equal(&one->addr, &two->addr));
+	return one->port && one->port == two->port &&
+	       (port_covers(one, two) || port_covers(two, one) || ipv6_addr_equal(&one->addr, &two->addr));
 }
 
 /*
- * Whether another user's socket has this name and would share it. With ports_lock; so no name
- * changes, and the RCU read lock keeps sockets that are being closed.
+ * Whether two users' sockets may have one name by SO_REUSEADDR. Of streams only one may then listen, which the
+ * host does not enforce if both share by SO_REUSEPORT.
+ */
+static bool port_reusable(const struct sock *sk, const struct sock *osk)
+{
+	if (!sk->sk_reuse || !osk->sk_reuse)
+		return false;
+	return sk->sk_type == SOCK_DGRAM || (READ_ONCE(osk->sk_state) != TCP_LISTEN &&
+					     !READ_ONCE(ontime_sk(sk)->shares) && !READ_ONCE(ontime_sk(osk)->shares));
+}
+
+/*
+ * Whether another user's socket has this name. With ports_lock; so no name changes, and the RCU read lock keeps
+ * sockets that are being closed.
  */
 static bool port_of_other_user(struct sock *sk, const struct ontime_bound *bound)
 {
@@ -457,8 +475,9 @@ static bool port_of_other_user(struct sock *sk, const struct ontime_bound *bound
 	xa_for_each(&ontime_sk(sk)->dev->socks, index, other) {
 		struct sock *osk = (struct sock *)other;
 
-		found = osk != sk && osk->sk_type == sk->sk_type && osk->sk_reuseport &&
-			!uid_eq(READ_ONCE(osk->sk_uid), READ_ONCE(sk->sk_uid)) && port_overlaps(&other->bound, bound);
+		found = osk != sk && osk->sk_type == sk->sk_type &&
+			(port_overlaps(&other->bound, bound) || port_overlaps(&other->trying, bound)) &&
+			!uid_eq(READ_ONCE(osk->sk_uid), READ_ONCE(sk->sk_uid)) && !port_reusable(sk, osk);
 		if (found)
 			break;
 	}
@@ -468,31 +487,39 @@ static bool port_of_other_user(struct sock *sk, const struct ontime_bound *bound
 
 /*
  * Sockets share a port by SO_REUSEPORT only if they are of one user (inet_csk_bind_conflict(),
- * udp_lib_lport_inuse()). The host sees one user for the whole VM, so this is checked here. The name
- * is recorded before the host binds: so of two users at once, one finds the other. Returns the name
- * before in @before.
+ * udp_lib_lport_inuse()). The host sees one user for the whole VM, so this is checked here, without
+ * regard to SO_REUSEPORT: other threads may change that until the host binds. The name is recorded
+ * before the host binds: so of two users at once, one finds the other.
  */
-static int port_take(struct sock *sk, const void *name, struct ontime_bound *before)
+static int port_take(struct sock *sk, const void *name)
 {
 	struct ontime_sock *os = ontime_sk(sk);
-	struct ontime_bound bound = port_name(name);
+	struct ontime_bound bound = port_name(sk, name);
 	int err = 0;
 
 	mutex_lock(&ports_lock);
-	*before = os->bound;
-	if (bound.port && sk->sk_reuseport && port_of_other_user(sk, &bound))
+	if (os->trying.port)
+		/* A thread was killed while the host bound the socket. */
+		err = -EINVAL;
+	else if (bound.port && port_of_other_user(sk, &bound))
 		err = -EADDRINUSE;
 	else
-		os->bound = bound;
+		os->trying = bound;
 	mutex_unlock(&ports_lock);
 	return err;
 }
 
-/* The host has bound the socket, perhaps to a port of its choice, or it has not. */
-static void port_taken(struct sock *sk, struct ontime_bound bound)
+/* The host has answered; if without an error, the answer has the name. */
+static void port_taken(struct sock *sk, const struct ontime_rpc *rpc, int err)
 {
+	struct ontime_sock *os = ontime_sk(sk);
+
 	mutex_lock(&ports_lock);
-	ontime_sk(sk)->bound = bound;
+	if (!err && rpc->in->done.addr_len)
+		os->bound = port_name(sk, rpc->in->done.addr);
+	else if (!err && os->trying.port)
+		os->bound = os->trying;
+	os->trying = (struct ontime_bound) {};
 	mutex_unlock(&ports_lock);
 }
 
@@ -500,7 +527,7 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 {
 	struct sock *sk = sock->sk;
 	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_BIND);
-	struct ontime_bound before = {};
+	struct ontime_sock *os = ontime_sk(sk);
 	int err;
 
 	if (IS_ERR(rpc))
@@ -509,15 +536,18 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 	if (!err && port_needs_privilege((const struct sockaddr *)rpc->out.call.addr))
 		err = -EACCES;
 	if (!err)
-		err = port_take(sk, rpc->out.call.addr, &before);
+		err = mutex_lock_killable(&os->call_lock);
 	if (!err) {
-		err = ontime_sock_call(sk, rpc);
-		if (err)
-			port_taken(sk, before);
-		else if (rpc->in->done.addr_len)
-			port_taken(sk, port_name(rpc->in->done.addr));
+		err = port_take(sk, rpc->out.call.addr);
+		if (!err) {
+			err = ontime_sock_call(sk, rpc);
+			/* The caller was killed: the host may bind the socket still. */
+			if (err != -EINTR)
+				port_taken(sk, rpc, err);
+		}
+		mutex_unlock(&os->call_lock);
 	}
-	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
+	WRITE_ONCE(os->local_len, 0);
 	ontime_rpc_put(rpc);
 	return err;
 }
@@ -752,10 +782,11 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		WRITE_ONCE(os->sized, false);
 	}
 	err = dissolve ? sock_dissolve_call(sk, addr, length) : sock_connect_call(sk, addr, length);
-	if (err == -ECONNABORTED) {
+	if (err == -ECONNABORTED)
 		err = sock_connect_reason(sk);
+	/* What was reported before says nothing about this attempt. */
+	if (!dissolve && sk->sk_type == SOCK_STREAM)
 		sock_refresh(sk);
-	}
 	if (err == -EINPROGRESS || err == -EALREADY) {
 		sock->state = SS_CONNECTING;
 		if (!timeout)
@@ -777,17 +808,27 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 
 int ontime_listen(struct socket *sock, int backlog)
 {
-	struct ontime_sock *os = ontime_sk(sock->sk);
+	struct sock *sk = sock->sk;
+	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_LISTEN);
+	struct ontime_sock *os = ontime_sk(sk);
 	int err;
 
-	if (mutex_lock_killable(&os->call_lock))
-		return -EINTR;
-	err = ontime_simple(sock->sk, ONTIME_OP_LISTEN, backlog, 0);
-	/* SO_ACCEPTCONN */
-	if (!err)
-		WRITE_ONCE(sock->sk->sk_state, TCP_LISTEN);
-	mutex_unlock(&os->call_lock);
-	sock_refresh(sock->sk);
+	if (IS_ERR(rpc))
+		return PTR_ERR(rpc);
+	rpc->out.call.arg[0] = cpu_to_le32(backlog);
+	err = mutex_lock_killable(&os->call_lock);
+	if (!err) {
+		err = ontime_sock_call(sk, rpc);
+		if (!err) {
+			/* A socket that was not bound is bound now. */
+			port_taken(sk, rpc, 0);
+			/* SO_ACCEPTCONN */
+			WRITE_ONCE(sk->sk_state, TCP_LISTEN);
+		}
+		mutex_unlock(&os->call_lock);
+		sock_refresh(sk);
+	}
+	ontime_rpc_put(rpc);
 	return err;
 }
 

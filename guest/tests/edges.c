@@ -29,8 +29,26 @@ static void other_listener(struct place *place)
 {
 	int closed = tcp_listener(place->family, &place->gone, &place->len);
 
-	close(closed);
+	/* Closed after that, so that it does not get the same port. */
 	place->listener = tcp_listener(place->family, &place->addr, &place->len);
+	close(closed);
+}
+
+static short polled(int fd)
+{
+	struct pollfd one = { .fd = fd, .events = POLLIN | POLLPRI | POLLOUT | POLLRDHUP };
+
+	poll(&one, 1, 0);
+	return one.revents;
+}
+
+/* Waits until one of these poll bits is set, for at most two seconds. */
+static void await(int fd, short bits)
+{
+	int i;
+
+	for (i = 0; i < 2000000 / SETTLE_US && !(polled(fd) & bits); i++)
+		usleep(SETTLE_US);
 }
 
 static void fresh(struct place *place)
@@ -156,7 +174,7 @@ static void refused_read(struct place *place)
 	socklen_t len = sizeof(value);
 
 	refused_unseen(place);
-	usleep(SETTLE_US);
+	await(place->fd, POLLERR);
 	getsockopt(place->fd, SOL_SOCKET, SO_ERROR, &value, &len);
 }
 
@@ -234,26 +252,29 @@ static void told_of_nobody(struct place *place)
 	send(place->fd, "x", 1, 0);
 }
 
+/* @until: poll bits that show the state, if it comes later than the call that leads to it. */
 struct state {
 	const char *name;
 	void (*make)(struct place *place);
+	short until;
 };
 
 static const struct state streams[] = {
-	{ "fresh", fresh }, { "fresh, shut", fresh_shut }, { "listening", bound }, { "listening, one waits", pending },
-	{ "listener shut", listener_shut }, { "listener dissolved", listener_dissolved }, { "connected", connected },
-	{ "with data", with_data }, { "dissolved", dissolved }, { "shut to read", shut_read },
-	{ "shut to write", shut_write }, { "shut", shut_both }, { "refused", refused },
-	{ "refused, unseen", refused_unseen }, { "refused, read", refused_read },
-	{ "peer closed", peer_closed }, { "peer shut", peer_shut },
-	{ "peer reset", peer_reset }, { "reset before accept", reset_before_accept }, { "connecting", connecting },
-	{ "reset after the end", reset_after_end },
+	{ "fresh", fresh, 0 }, { "fresh, shut", fresh_shut, 0 }, { "listening", bound, 0 },
+	{ "listening, one waits", pending, POLLIN },
+	{ "listener shut", listener_shut, 0 }, { "listener dissolved", listener_dissolved, 0 }, { "connected", connected, 0 },
+	{ "with data", with_data, POLLIN }, { "dissolved", dissolved, 0 }, { "shut to read", shut_read, 0 },
+	{ "shut to write", shut_write, 0 }, { "shut", shut_both, 0 }, { "refused", refused, 0 },
+	{ "refused, unseen", refused_unseen, POLLERR }, { "refused, read", refused_read, 0 },
+	{ "peer closed", peer_closed, POLLRDHUP }, { "peer shut", peer_shut, POLLRDHUP },
+	{ "peer reset", peer_reset, POLLERR }, { "reset before accept", reset_before_accept, 0 },
+	{ "connecting", connecting, 0 }, { "reset after the end", reset_after_end, POLLERR },
 };
 
 static const struct state datagrams[] = {
-	{ "fresh", fresh }, { "fresh, shut", fresh_shut }, { "bound", bound }, { "connected", connected },
-	{ "with data", with_data }, { "dissolved", dissolved }, { "shut to read", shut_read },
-	{ "shut to write", shut_write }, { "shut", shut_both }, { "told of nobody", told_of_nobody },
+	{ "fresh", fresh, 0 }, { "fresh, shut", fresh_shut, 0 }, { "bound", bound, 0 }, { "connected", connected, 0 },
+	{ "with data", with_data, POLLIN }, { "dissolved", dissolved, 0 }, { "shut to read", shut_read, 0 },
+	{ "shut to write", shut_write, 0 }, { "shut", shut_both, 0 }, { "told of nobody", told_of_nobody, POLLERR },
 };
 
 static long op_nothing(struct place *place)
@@ -385,14 +406,6 @@ static const char *said(char *text, size_t size, long result)
 	return text;
 }
 
-static short polled(int fd)
-{
-	struct pollfd one = { .fd = fd, .events = POLLIN | POLLPRI | POLLOUT | POLLRDHUP };
-
-	poll(&one, 1, 0);
-	return one.revents;
-}
-
 static int number_of(int fd, int name)
 {
 	int value = -1;
@@ -412,6 +425,8 @@ static void edge(int family, int type, const struct state *state, unsigned int o
 	other_listener(&place);
 	state->make(&place);
 	usleep(SETTLE_US);
+	if (state->until)
+		await(place.fd, state->until);
 	snprintf(gave, sizeof(gave), "%s", said(got, sizeof(got), ops[op].run(&place)));
 	usleep(SETTLE_US);
 	before = polled(place.fd);
@@ -529,6 +544,32 @@ static void connect_ended(int family)
 	close(place.more);
 }
 
+/* What poll says at once, without waiting for anything: of an attempt without an answer, and of a connection. */
+static void polled_at_once(int family)
+{
+	short going = 0, stands = 0;
+	int i;
+
+	for (i = 0; i < 50; i++) {
+		struct place place = { .family = family, .type = SOCK_STREAM, .fd = -1, .peer = -1, .more = -1 };
+		int listener, fd;
+
+		connecting(&place);
+		going |= polled(place.fd);
+		close(place.fd);
+		close(place.peer);
+		close(place.more);
+		listener = tcp_listener(family, &place.addr, &place.len);
+		fd = socket(family, SOCK_STREAM, 0);
+		connect(fd, (struct sockaddr *)&place.addr, place.len);
+		stands |= polled(fd);
+		close(fd);
+		close(listener);
+	}
+	printf("polled at once %d: %#x, %#x\n", family, going, stands);
+	fflush(stdout);
+}
+
 void test_edges(int family)
 {
 	static const int hows[] = { SHUT_RD, SHUT_RDWR };
@@ -553,4 +594,5 @@ void test_edges(int family)
 	ends(family, SOCK_STREAM, "poll", connected, poll, -1);
 	ends(family, SOCK_STREAM, "accept", bound, accept, -1);
 	connect_ended(family);
+	polled_at_once(family);
 }

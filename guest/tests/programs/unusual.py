@@ -123,10 +123,64 @@ def shared_ports():
             print("free again", kind, outcome(lambda: bound(1001, (host, port)).close()))
 
 
+SHARE = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+REUSE = (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def made_by(user, family, kind, *options):
+    os.seteuid(user)
+    sock = socket.socket(family, kind)
+    os.seteuid(0)
+    for option in options:
+        sock.setsockopt(*option)
+    return sock
+
+
+def bound_by(user, family, kind, name, *options):
+    sock = made_by(user, family, kind, *options)
+    sock.bind(name)
+    return sock
+
+
+def names_of_two_users():
+    """Which names sockets of two users may have at once."""
+
+    def second(what, family, kind, host, *options):
+        said = outcome(lambda: bound_by(1001, family, kind, (host, port), *options).close())
+        print("names of two users,", what, kind, host, said)
+
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        for only in (0, 1):
+            first = bound_by(1000, socket.AF_INET6, kind, ("::", 0), SHARE,
+                             (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only))
+            port = first.getsockname()[1]
+            for host in ("0.0.0.0", "127.0.0.1"):
+                second(f":: only {only}", socket.AF_INET, kind, host, SHARE)
+            first.close()
+        first = bound_by(1000, socket.AF_INET, kind, ("0.0.0.0", 0), SHARE)
+        port = first.getsockname()[1]
+        for host in ("::1", "::"):
+            second("0.0.0.0", socket.AF_INET6, kind, host, SHARE)
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+        second("not shared any more", socket.AF_INET, kind, "127.0.0.1", SHARE)
+        first.close()
+    first = bound_by(1000, socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0), SHARE, REUSE)
+    port = first.getsockname()[1]
+    second("SO_REUSEADDR of both", socket.AF_INET, socket.SOCK_DGRAM, "127.0.0.1", SHARE, REUSE)
+    second("SO_REUSEADDR of one", socket.AF_INET, socket.SOCK_DGRAM, "127.0.0.1", SHARE)
+    first.close()
+    first = made_by(1000, socket.AF_INET, socket.SOCK_STREAM, SHARE)
+    first.listen()
+    port = first.getsockname()[1]
+    second("listens without a name", socket.AF_INET, socket.SOCK_STREAM, "127.0.0.1", SHARE)
+    first.close()
+
+
 signals("stream", pair_of_streams)
 signals("datagram", pair_of_datagrams)
 refused(socket.AF_INET, "127.0.0.1", socket.IPPROTO_IP, IP_RECVERR)
 refused(socket.AF_INET6, "::1", socket.IPPROTO_IPV6, IPV6_RECVERR)
 multicast()
 shared_ports()
+names_of_two_users()
 print("end")
