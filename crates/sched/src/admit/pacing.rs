@@ -82,14 +82,15 @@ struct Group<'a> {
     /// The host's CPU; None: all CPUs together, by slices.
     cpu: Option<u32>,
     cpus: usize,
+    /// Whether there is one CPU for reservations.
+    alone: bool,
     vcpus: Vec<&'a Served>,
 }
 
 impl Group<'_> {
     /// The periods whose ends cost time. The period of a prompt vCPU ends no slice.
     fn periods(&self) -> Vec<Nanos> {
-        let alone = self.cpus == 1;
-        let costly = self.vcpus.iter().filter(|vcpu| !(alone && vcpu.is_prompt()));
+        let costly = self.vcpus.iter().filter(|vcpu| !(self.alone && vcpu.is_prompt()));
         if self.cpu.is_some() {
             return costly.map(|vcpu| vcpu.period).collect();
         }
@@ -140,12 +141,14 @@ fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option
         let here = vcpus.iter().zip(homes).filter(move |(_, home)| alone || **home == Some(at));
         here.map(|(vcpu, _)| vcpu).collect()
     };
-    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, vcpus: on(at) });
+    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, alone, vcpus: on(at) });
     let mut groups: Vec<Group> = each.filter(|_| pacing == Pacing::Best).collect();
     let migrate = !alone && homes.iter().any(Option::is_none);
-    let by_slices = pacing == Pacing::Slices || migrate || alone && vcpus.iter().any(Served::is_prompt);
+    // As `Schedule::new` decides: also where a vCPU with such a period publishes deadlines.
+    let may_be_prompt = alone && vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
+    let by_slices = pacing == Pacing::Slices || migrate || may_be_prompt;
     if by_slices && pacing != Pacing::None {
-        groups.push(Group { cpu: None, cpus: cpus.len(), vcpus: vcpus.iter().collect() });
+        groups.push(Group { cpu: None, cpus: cpus.len(), alone, vcpus: vcpus.iter().collect() });
     }
     groups
 }
@@ -243,6 +246,25 @@ mod tests {
         let prompt = [vcpu(0, 60, 500), vcpu(1, 9_000, 20_000)];
         assert_eq!(said(Pacing::Best, &[0], &prompt, &[None, None]), None);
         assert_eq!(at_home(&on(Pacing::Best, &[0]), &prompt[..0], None), Bandwidth::ZERO);
+    }
+
+    #[test]
+    fn short_periods_cost_windows_where_there_are_several_cpus() {
+        let set: Vec<Reserved> = (0..4).map(|number| vcpu(number, 50, 500)).collect();
+        let why = said(Pacing::Best, &[2, 3], &set, &[Some(1); 4]).unwrap();
+        assert!(why.starts_with("8000 windows a second") && why.contains("of CPU 3"), "{why}");
+        assert_eq!(said(Pacing::Best, &[2, 3], &set, &[Some(0), Some(0), Some(1), Some(1)]), None);
+        assert_eq!(said(Pacing::Best, &[3], &set, &[Some(0); 4]), None, "all are prompt, and end no slice");
+    }
+
+    #[test]
+    fn slices_count_where_a_vcpu_with_a_short_period_publishes_deadlines() {
+        let served = [Served { publishes: true, ..Served::from(&vcpu(0, 60, 500)) }];
+        let slices = |cpus: &[u32]| {
+            let groups = groups(Pacing::Best, cpus, &served, &[Some(0)]);
+            groups.iter().find(|group| group.cpu.is_none()).map(|group| group.needs() > Bandwidth::ZERO)
+        };
+        assert_eq!((slices(&[0]), slices(&[0, 1])), (Some(true), None));
     }
 
     #[test]
