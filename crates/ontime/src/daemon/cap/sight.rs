@@ -219,7 +219,8 @@ impl Readers {
         Ok(())
     }
 
-    /// Starts another reader if none has got on with its read for [`STUCK`]. Called in every pass.
+    /// Starts another reader if none has got on with its read for [`STUCK`]. Called in every pass, and once a
+    /// second while threads are watched.
     pub fn tend(&mut self) {
         let done = self.queue.done.load(Ordering::Relaxed);
         if self.queue.busy.load(Ordering::Relaxed) < self.started {
