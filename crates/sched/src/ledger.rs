@@ -90,17 +90,22 @@ impl Ledger {
     ///
     /// # Errors
     /// The file could make a reader fault later: it may shrink, is too short, or has huge pages (which may run out). Or
-    /// it cannot be mapped.
+    /// it is larger, or may grow: then the last close could take long. Or it cannot be mapped.
     pub fn accept(file: OwnedFd) -> io::Result<Self> {
-        let seals = rustix::fs::fcntl_get_seals(&file)?;
-        let size = rustix::fs::fstat(&file)?.st_size;
-        if !seals.contains(SealFlags::SHRINK)
-            || usize::try_from(size).unwrap_or(0) < SIZE
-            || !memory_file::is_tmpfs(&file)?
-        {
-            return Err(io::Error::other("its ledger is no memory file of a page that is sealed against shrinking"));
+        match Self::is_one(&file) {
+            Ok(true) => return Self::map(file),
+            done => {
+                memory_file::close_elsewhere(file);
+                done?;
+            }
         }
-        Self::map(file)
+        Err(io::Error::other("its ledger is no memory file of one page that is sealed against shrinking and growing"))
+    }
+
+    fn is_one(file: &OwnedFd) -> io::Result<bool> {
+        let sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK | SealFlags::GROW);
+        let size = rustix::fs::fstat(file)?.st_size;
+        Ok(sealed && usize::try_from(size) == Ok(SIZE) && memory_file::is_tmpfs(file)?)
     }
 
     fn map(file: OwnedFd) -> io::Result<Self> {
@@ -201,13 +206,20 @@ mod tests {
 
     #[test]
     fn a_file_that_may_shrink_or_is_short_is_none() {
-        let memfd = |flags| rustix::fs::memfd_create("no-ledger", MemfdFlags::CLOEXEC | flags).unwrap();
-        let unsealed = memfd(MemfdFlags::ALLOW_SEALING);
-        rustix::fs::ftruncate(&unsealed, SIZE as u64).unwrap();
-        assert!(Ledger::accept(unsealed).is_err());
-        let short = memfd(MemfdFlags::ALLOW_SEALING);
-        rustix::fs::fcntl_add_seals(&short, SealFlags::SHRINK).unwrap();
-        assert!(Ledger::accept(short).is_err());
+        let both = SealFlags::SHRINK | SealFlags::GROW;
+        let accept = |size: usize, seals| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = rustix::fs::memfd_create("no-ledger", flags).unwrap();
+            rustix::fs::ftruncate(&file, size as u64).unwrap();
+            rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+            Ledger::accept(file).map(drop)
+        };
+        accept(SIZE, both).unwrap();
+        let bad = [(SIZE, SealFlags::empty()), (SIZE, SealFlags::SHRINK), (SIZE, SealFlags::GROW)];
+        for (size, seals) in bad.into_iter().chain([(0, both), (SIZE - 1, both), (2 * SIZE, both)]) {
+            let said = accept(size, seals).unwrap_err().to_string();
+            assert!(said.contains("of one page that is sealed"), "{size}, {seals:?}: {said}");
+        }
         assert!(Ledger::accept(std::fs::File::open("/dev/null").unwrap().into()).is_err());
     }
 }

@@ -116,6 +116,8 @@ impl Charge {
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
+    /// Its main thread.
+    id: Option<ThreadId>,
     started: Instant,
     pipe: ChildStdin,
     last: Charge,
@@ -147,7 +149,8 @@ impl Guardian {
             .spawn()
             .doing("starting the guardian process")?;
         let pipe = child.stdin.take().context("the guardian's pipe")?;
-        Ok(Self { child, started: Instant::now(), pipe, last: Charge::default(), life, place })
+        let id = main_thread(&child);
+        Ok(Self { child, id, started: Instant::now(), pipe, last: Charge::default(), life, place })
     }
 
     /// Sends the guardian a new charge.
@@ -179,9 +182,8 @@ impl Guardian {
     /// The guardian's thread and the one by which it sees that the daemon lives, with their places.
     pub fn own(&self) -> impl Iterator<Item = Own> {
         let place = self.place;
-        let pid = i32::try_from(self.child.id()).ok().filter(|_| self.started.elapsed() > SETTLES);
-        let id = pid.and_then(|pid| ThreadId::of(pid, pid).ok());
-        let guardian = id.map(|id| Own { name: "ontime guardian", id, place });
+        let guardian = self.id.filter(|_| self.started.elapsed() > SETTLES);
+        let guardian = guardian.map(|id| Own { name: "ontime guardian", id, place });
         guardian.into_iter().chain(self.life.placed.map(|id| Own { name: "ontime-life", id, place }))
     }
 
@@ -208,6 +210,12 @@ impl Guardian {
         let _ = child.wait();
         drop(life);
     }
+}
+
+/// The main thread of a process that has not been waited for, whose number nothing else can have yet.
+fn main_thread(child: &Child) -> Option<ThreadId> {
+    let pid = i32::try_from(child.id()).ok()?;
+    ThreadId::of(pid, pid).ok()
 }
 
 /// `ontime guardian`: started by the daemon only.
@@ -340,5 +348,28 @@ fn watch(charge: &Charge) {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::own;
+    use super::*;
+
+    /// Once a guardian that ended has been waited for, another process may have its number.
+    #[test]
+    fn a_guardian_is_known_by_its_start_not_by_its_number() {
+        let place = Policy::BULK;
+        let (life, _death) = Life::start(place).unwrap();
+        let mut child = Command::new("sleep").arg("1000").stdin(Stdio::piped()).spawn().unwrap();
+        let (id, pipe) = (main_thread(&child), child.stdin.take().unwrap());
+        let started = Instant::now().checked_sub(2 * SETTLES).unwrap();
+        let mut guardian = Guardian { child, id, started, pipe, last: Charge::default(), life, place };
+        let known = |guardian: &Guardian| guardian.own().find(|own| own.name == "ontime guardian").unwrap();
+        let before = known(&guardian);
+        guardian.child.kill().unwrap();
+        guardian.child.wait().unwrap();
+        assert_eq!(known(&guardian), before);
+        assert_eq!(own::keep(before).unwrap(), None, "it has ended");
     }
 }

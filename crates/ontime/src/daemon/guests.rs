@@ -179,10 +179,10 @@ fn at_device(vm: &str, what: &str, cause: &dyn std::fmt::Display) -> String {
     )
 }
 
-/// The last close of a VM's memory frees it.
+/// The last close of memory frees it: that of the VM, or whatever the device process sent instead.
 impl Drop for Link {
     fn drop(&mut self) {
-        self.memory.take().into_iter().for_each(close_elsewhere);
+        self.memory.take().into_iter().chain(self.files.drain(..)).for_each(close_elsewhere);
     }
 }
 
@@ -196,7 +196,7 @@ impl Link {
         for file in along {
             let came = self.files.pop_front();
             match file {
-                Along::Other => drop(came),
+                Along::Other => came.into_iter().for_each(close_elsewhere),
                 Along::Memory => std::mem::replace(&mut self.memory, came).into_iter().for_each(close_elsewhere),
                 Along::Ledger => {
                     let ledger = came.map(Ledger::accept).transpose();
@@ -317,6 +317,38 @@ mod tests {
                 return asked;
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    /// Its drop ends when the other end is dropped.
+    struct Slow(std::sync::mpsc::Receiver<()>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    #[test]
+    fn no_file_of_a_device_process_is_closed_in_a_pass() {
+        let pair = || UnixStream::pair().unwrap();
+        let ((stream, _device), (received, _give)) = (pair(), pair());
+        let mut link = Link::new(stream, received);
+        let (mut other, mut left) = (pair(), pair());
+        link.files.push_back(OwnedFd::from(other.1));
+        link.files.push_back(OwnedFd::from(left.1));
+        let (end, ended) = std::sync::mpsc::channel();
+        close_elsewhere(Slow(ended));
+        link.unpack("a", &[Along::Other], &mut Repeats::default());
+        drop(link);
+        for open in [&mut other.0, &mut left.0] {
+            open.set_nonblocking(true).unwrap();
+            assert_eq!(open.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "it waits to be closed");
+        }
+        drop(end);
+        for closed in [&mut other.0, &mut left.0] {
+            closed.set_nonblocking(false).unwrap();
+            assert_eq!(closed.read(&mut [0]).unwrap(), 0);
         }
     }
 

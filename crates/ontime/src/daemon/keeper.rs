@@ -192,6 +192,11 @@ impl Keeper {
         self.off.as_deref()
     }
 
+    /// Whether [`Self::set`] has to be called although nothing has changed. To be asked once a second.
+    pub fn hangs(&mut self) -> bool {
+        self.backend.hangs()
+    }
+
     /// The back end's own real-time threads.
     pub fn own_threads(&self) -> impl Iterator<Item = Own> {
         self.backend.threads().into_iter().map(|(id, place)| Own { name: "ontime-pace", id, place })

@@ -1,14 +1,14 @@
 //! The pacers' own time, which is admitted like a reservation. Pure.
 //!
-//! A vCPU has a window in each of its periods. Where the order of deadlines decides, a window costs two checks: one at
-//! its end, and one when the share is used up. By slices, the end of each vCPU's period ends a slice for all vCPUs;
-//! equal periods end together, unless guests publish their deadlines. A set is refused if the windows of a CPU, or the
-//! slices of all CPUs, take more time than the reservations and the reserve leave. A vCPU that publishes further
-//! deadlines has more windows than one in a period: it pays for these ([`crate::policy`]).
+//! A vCPU has a window in each of its periods, and in each 100 ms of a longer one. Where the order of deadlines
+//! decides, a window costs two checks: one at its end, and one when the share is used up. By slices, the end of each
+//! vCPU's period ends a slice for all vCPUs; equal periods end together, unless guests publish their deadlines. A set
+//! is refused if the windows of a CPU, or the slices of all CPUs, take more time than the reservations and the reserve
+//! leave. A vCPU that publishes further deadlines has more windows: it pays for these ([`crate::policy`]).
 
 use std::collections::BTreeSet;
 
-use ontime_plan::dpwrap::SLICE_MIN;
+use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_plan::{Bandwidth, Nanos};
 
 use crate::admit::reservations::{Kept, Reservations, Reserved};
@@ -82,18 +82,24 @@ struct Group<'a> {
     /// The host's CPU; None: all CPUs together, by slices.
     cpu: Option<u32>,
     cpus: usize,
+    /// Whether there is one CPU for reservations.
+    alone: bool,
     vcpus: Vec<&'a Served>,
 }
 
-impl Group<'_> {
-    /// The periods whose ends cost time. The period of a prompt vCPU ends no slice.
+impl<'a> Group<'a> {
+    /// The vCPUs whose periods cost time. The period of a prompt vCPU ends no slice.
+    fn costly(&self) -> impl Iterator<Item = &'a Served> {
+        let alone = self.alone;
+        self.vcpus.iter().copied().filter(move |vcpu| !(alone && vcpu.is_prompt()))
+    }
+
+    /// The times after which windows or slices end. No window is longer than [`SLICE_MAX`].
     fn periods(&self) -> Vec<Nanos> {
-        let alone = self.cpus == 1;
-        let costly = self.vcpus.iter().filter(|vcpu| !(alone && vcpu.is_prompt()));
         if self.cpu.is_some() {
-            return costly.map(|vcpu| vcpu.period).collect();
+            return self.costly().map(|vcpu| vcpu.period.min(SLICE_MAX)).collect();
         }
-        let (publish, silent): (Vec<&&Served>, Vec<&&Served>) = costly.partition(|vcpu| vcpu.publishes);
+        let (publish, silent): (Vec<&Served>, Vec<&Served>) = self.costly().partition(|vcpu| vcpu.publishes);
         let equal: BTreeSet<Nanos> = silent.iter().map(|vcpu| vcpu.period).collect();
         publish.iter().map(|vcpu| vcpu.period).chain(equal).collect()
     }
@@ -117,11 +123,9 @@ impl Group<'_> {
         if self.vcpus.is_empty() || needs == Bandwidth::ZERO || reserved + kept + needs <= Bandwidth::cpus(self.cpus) {
             return Ok(());
         }
-        let periods = self.periods();
-        let shortest = periods.iter().min().copied().unwrap_or_default();
-        let whose = self.vcpus.iter().find(|vcpu| vcpu.period == shortest);
-        let whose = whose.map_or("", |vcpu| &vcpu.name);
-        let number = per_second(periods.into_iter());
+        let shortest = self.costly().min_by_key(|vcpu| vcpu.period);
+        let (shortest, whose) = shortest.map_or((Nanos::ZERO, ""), |vcpu| (vcpu.period, vcpu.name.as_str()));
+        let number = per_second(self.periods().into_iter());
         let (what, of) = match self.cpu {
             Some(cpu) => ("windows", format!("CPU {cpu}")),
             None => ("slices", "all CPUs".to_owned()),
@@ -140,12 +144,14 @@ fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option
         let here = vcpus.iter().zip(homes).filter(move |(_, home)| alone || **home == Some(at));
         here.map(|(vcpu, _)| vcpu).collect()
     };
-    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, vcpus: on(at) });
+    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, alone, vcpus: on(at) });
     let mut groups: Vec<Group> = each.filter(|_| pacing == Pacing::Best).collect();
     let migrate = !alone && homes.iter().any(Option::is_none);
-    let by_slices = pacing == Pacing::Slices || migrate || alone && vcpus.iter().any(Served::is_prompt);
+    // As `Schedule::new` decides: also where a vCPU with such a period publishes deadlines.
+    let may_be_prompt = alone && vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
+    let by_slices = pacing == Pacing::Slices || migrate || may_be_prompt;
     if by_slices && pacing != Pacing::None {
-        groups.push(Group { cpu: None, cpus: cpus.len(), vcpus: vcpus.iter().collect() });
+        groups.push(Group { cpu: None, cpus: cpus.len(), alone, vcpus: vcpus.iter().collect() });
     }
     groups
 }
@@ -243,6 +249,34 @@ mod tests {
         let prompt = [vcpu(0, 60, 500), vcpu(1, 9_000, 20_000)];
         assert_eq!(said(Pacing::Best, &[0], &prompt, &[None, None]), None);
         assert_eq!(at_home(&on(Pacing::Best, &[0]), &prompt[..0], None), Bandwidth::ZERO);
+    }
+
+    #[test]
+    fn short_periods_cost_windows_where_there_are_several_cpus() {
+        let set: Vec<Reserved> = (0..4).map(|number| vcpu(number, 50, 500)).collect();
+        let why = said(Pacing::Best, &[2, 3], &set, &[Some(1); 4]).unwrap();
+        assert!(why.starts_with("8000 windows a second") && why.contains("of CPU 3"), "{why}");
+        assert_eq!(said(Pacing::Best, &[2, 3], &set, &[Some(0), Some(0), Some(1), Some(1)]), None);
+        assert_eq!(said(Pacing::Best, &[3], &set, &[Some(0); 4]), None, "all are prompt, and end no slice");
+    }
+
+    #[test]
+    fn a_long_period_has_several_windows() {
+        let set: Vec<Reserved> = (0..60).map(|number| vcpu(number, 12_500, 1_000_000)).collect();
+        let homes = vec![Some(0); set.len()];
+        let why = said(Pacing::Best, &[3], &set, &homes).unwrap();
+        assert!(why.starts_with("600 windows a second") && why.contains("is 1000 ms, of vCPU 0 of vm0:"), "{why}");
+        assert_eq!(said(Pacing::Best, &[3], &set[..40], &homes[..40]), None);
+    }
+
+    #[test]
+    fn slices_count_where_a_vcpu_with_a_short_period_publishes_deadlines() {
+        let served = [Served { publishes: true, ..Served::from(&vcpu(0, 60, 500)) }];
+        let slices = |cpus: &[u32]| {
+            let groups = groups(Pacing::Best, cpus, &served, &[Some(0)]);
+            groups.iter().find(|group| group.cpu.is_none()).map(|group| group.needs() > Bandwidth::ZERO)
+        };
+        assert_eq!((slices(&[0]), slices(&[0, 1])), (Some(true), None));
     }
 
     #[test]

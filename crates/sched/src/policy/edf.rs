@@ -32,10 +32,10 @@
 //! deadline first, all of them ahead of bulk. What neither covers, they pay back. So in the long run all vCPUs together
 //! have no more than their bandwidth, and bulk has the rest.
 //!
-//! **Further windows.** One window in each period of a vCPU was admitted with the pacers' time. A guest that publishes
-//! more deadlines, or nonsense, has more windows. The checks that these cost are paid from the vCPU's unused time.
-//! While more than [`FURTHER_MAX`] windows are not paid, its windows last a period at least. So no guest's deadlines
-//! take time from other vCPUs.
+//! **Further windows.** One window in each period of a vCPU, or in each 100 ms of a longer period, was admitted with
+//! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
+//! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a period
+//! at least. So no guest's deadlines take time from other vCPUs.
 //!
 //! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
 //! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
@@ -319,9 +319,10 @@ impl Server {
         let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
         self.end = end.clamp(bound(least), bound(SLICE_MAX));
-        // The part of this window that its period does not pay.
-        let further = period.saturating_sub(self.end - start);
-        let more = u128::from(cost) * u128::from(further) / u128::from(period);
+        // The part of this window that its period does not pay. In a longer period several windows were admitted.
+        let admitted = period.min(SLICE_MAX.0);
+        let further = admitted.saturating_sub(self.end - start);
+        let more = u128::from(cost) * u128::from(further) / u128::from(admitted);
         self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
         self.granted = account.share((self.end - start).saturating_add(gap));
         account.balance = account.balance.saturating_add(signed(self.granted));

@@ -42,6 +42,12 @@ pub trait Backend: Debug {
     /// The counters of each vCPU.
     fn uses(&self) -> BTreeMap<ThreadId, Use>;
 
+    /// Whether a part of this back end hangs, so that [`Self::set`] has to be called although nothing has changed. To be
+    /// asked once a second.
+    fn hangs(&mut self) -> bool {
+        false
+    }
+
     /// This back end's own real-time threads and their policies.
     fn threads(&self) -> Vec<(ThreadId, Policy)> {
         Vec::new()

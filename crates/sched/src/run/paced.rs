@@ -95,7 +95,12 @@ impl Paced {
     fn work_on(&mut self, reservations: Reservations) -> Result<(), PacerError> {
         // A CPU came or went, or a pacer cannot read any more. The vCPUs stay at `Beyond` until there are new pacers.
         let moved = reservations.cpus != self.reservations.cpus;
-        self.pacers.take_if(|pacers| pacers.cannot_read() || moved);
+        let hangs = self.hangs();
+        if hangs {
+            // The reader may hold the lock of an open file (`fs/seq_file.c`), for which the next one would wait.
+            self.files.clear();
+        }
+        self.pacers.take_if(|_| hangs || moved);
         let done = self.try_work_on(&reservations);
         if done.is_err() {
             self.end();
@@ -170,8 +175,7 @@ impl Backend for Paced {
     }
 
     fn set(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
-        let read = !self.pacers.as_mut().is_some_and(Pacers::cannot_read);
-        if read && reservations.differs_only_in_claims(&self.reservations) {
+        if !self.hangs() && reservations.differs_only_in_claims(&self.reservations) {
             let running = self.way.check();
             match running {
                 Ok(()) => self.reservations = reservations.clone(),
@@ -186,6 +190,10 @@ impl Backend for Paced {
         self.tallies.iter().map(|(id, tally)| (*id, tally.usage())).collect()
     }
 
+    fn hangs(&mut self) -> bool {
+        self.pacers.as_mut().is_some_and(Pacers::cannot_read)
+    }
+
     fn threads(&self) -> Vec<(ThreadId, Policy)> {
         let pacers = self.pacers.iter().flat_map(Pacers::ids);
         pacers.map(|id| (id, self.place)).collect()
@@ -197,5 +205,23 @@ impl Backend for Paced {
             return None;
         }
         self.pacers.as_mut()?.snapshot(vcpus).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_tenants::PriorityTable;
+
+    use super::*;
+
+    #[test]
+    fn pacers_with_a_reader_that_hangs_are_given_up() {
+        let places = Places::of(PriorityTable::default(), Beyond::Idle);
+        let mut paced = Paced::new(Planning::Best, Way::Policies(places), Policy::BULK);
+        assert!(!paced.hangs());
+        paced.pacers = Some(Pacers::hanging());
+        assert!(paced.hangs());
+        paced.set(&Reservations::default()).unwrap();
+        assert!(paced.pacers.is_none() && !paced.hangs());
     }
 }

@@ -315,6 +315,12 @@ impl Pacers {
         self.ids.iter().copied()
     }
 
+    /// Pacers without threads, one of whose readers hangs.
+    #[cfg(test)]
+    pub(crate) fn hanging() -> Self {
+        Self { shared: Arc::default(), threads: Vec::new(), ids: Vec::new(), readers: vec![Progress::hanging()] }
+    }
+
     /// Whether a reader does not finish a read, so that its pacer learns neither deadlines nor who sleeps. The daemon
     /// then starts other pacers; the threads of such readers end when their reads do.
     pub(crate) fn cannot_read(&mut self) -> bool {

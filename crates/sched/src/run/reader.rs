@@ -252,6 +252,14 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// That of a reader which has not answered its first question for long.
+    #[cfg(test)]
+    pub(crate) fn hanging() -> Self {
+        let shared = Arc::new(Shared::new());
+        shared.asked.store(1, Ordering::Release);
+        Self { shared, since: Instant::now().checked_sub(2 * STUCK).map(|since| (1, since)) }
+    }
+
     /// Whether the reader has worked on one question for longer than [`STUCK`], as far as the calls of this function
     /// show.
     pub(crate) fn is_stuck(&mut self) -> bool {

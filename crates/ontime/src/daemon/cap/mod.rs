@@ -399,6 +399,11 @@ impl Caps {
         })
     }
 
+    /// Starts another thread that reads for the watcher if the present ones hang. To be called once a second.
+    pub fn tend(&mut self) {
+        self.readers.tend();
+    }
+
     /// The watcher's thread and its place.
     pub fn own(&self) -> Own {
         Own { name: "ontime-cap", id: self.watcher_id, place: self.watcher }

@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ use ontime_tenants::limit_waits;
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::thread::futex;
 
+/// The bits of a state's letter in [`Sight::state`].
+const LETTER: u64 = 0xff;
 /// No CPU was seen.
 const NO_CPU: u32 = u32::MAX;
 /// How long no reader may get on, until another one is started, and the most readers.
@@ -34,8 +36,9 @@ pub struct Sight {
     stat: File,
     /// It is in the queue.
     wanted: AtomicBool,
-    /// The state's letter, see proc(5); 0: not read since [`Sight::forget_state`].
-    state: AtomicU8,
+    /// The state's letter, see proc(5), in the lowest 8 bits; 0: not read since [`Sight::forget_state`]. Above them, how
+    /// often that was called: a read that began before such a call has no answer for later.
+    state: AtomicU64,
     cpu: AtomicU32,
 }
 
@@ -46,7 +49,7 @@ impl Sight {
     /// ENOENT where the thread has ended.
     pub fn open(pid: i32, tid: i32) -> io::Result<Self> {
         let stat = File::open(format!("/proc/{pid}/task/{tid}/stat"))?;
-        let (wanted, state, cpu) = (AtomicBool::new(false), AtomicU8::new(0), AtomicU32::new(NO_CPU));
+        let (wanted, state, cpu) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU32::new(NO_CPU));
         let sight = Self { stat, wanted, state, cpu };
         sight.read();
         Ok(sight)
@@ -59,16 +62,22 @@ impl Sight {
 
     /// The state's letter, if it was read since [`Self::forget_state`].
     pub fn state(&self) -> Option<u8> {
-        Some(self.state.load(Ordering::Relaxed)).filter(|state| *state != 0)
+        Some((self.state.load(Ordering::Relaxed) & LETTER) as u8).filter(|state| *state != 0)
     }
 
-    /// The next [`Self::state`] is one that was read after this.
+    /// The next [`Self::state`] is one that was read after this. Called by one thread only.
     pub fn forget_state(&self) {
-        self.state.store(0, Ordering::Relaxed);
+        self.state.store(self.round().wrapping_add(LETTER + 1), Ordering::Relaxed);
+    }
+
+    /// How often the state was forgotten.
+    fn round(&self) -> u64 {
+        self.state.load(Ordering::Acquire) & !LETTER
     }
 
     /// Not for real-time threads.
     fn read(&self) {
+        let round = self.round();
         let mut line = [0; 512];
         let length = self.stat.read_at(&mut line, 0).unwrap_or(0);
         let line = line.get(..length).unwrap_or_default();
@@ -76,7 +85,13 @@ impl Sight {
             self.cpu.store(cpu as u32, Ordering::Relaxed);
         }
         // A thread that has ended has no line.
-        self.state.store(state(line).unwrap_or(b'X'), Ordering::Relaxed);
+        self.answer(round, state(line).unwrap_or(b'X'));
+    }
+
+    /// Sets the state that was read from `round` on, unless it was forgotten since.
+    fn answer(&self, round: u64, letter: u8) {
+        let is_asked = |state: u64| (state & !LETTER == round).then_some(round | u64::from(letter));
+        let _ = self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_asked);
     }
 }
 
@@ -132,7 +147,8 @@ impl Queue {
             };
             self.busy.fetch_add(1, Ordering::Relaxed);
             limit_waits(|| {
-                sight.wanted.store(false, Ordering::Release);
+                // A question from here on is read again; what was asked until here, and forgotten before, is read now.
+                sight.wanted.swap(false, Ordering::AcqRel);
                 sight.read();
                 // Perhaps the last reference.
                 drop(sight);
@@ -203,7 +219,8 @@ impl Readers {
         Ok(())
     }
 
-    /// Starts another reader if none has got on with its read for [`STUCK`]. Called in every pass.
+    /// Starts another reader if none has got on with its read for [`STUCK`]. Called in every pass, and once a
+    /// second while threads are watched.
     pub fn tend(&mut self) {
         let done = self.queue.done.load(Ordering::Relaxed);
         if self.queue.busy.load(Ordering::Relaxed) < self.started {
@@ -285,6 +302,22 @@ mod tests {
         drop((readers, asker));
         until(|| Arc::strong_count(&queue) == 1);
         assert_eq!(Arc::strong_count(&sight), 1, "nothing keeps the file open");
+    }
+
+    /// The reader may be kept from running between its read and its answer, for as long as the thread sleeps and wakes.
+    #[test]
+    fn a_state_that_was_read_before_it_was_forgotten_does_not_count() {
+        let sight = own(std::process::id() as i32);
+        let round = sight.round();
+        sight.forget_state();
+        sight.answer(round, b'S');
+        assert_eq!(sight.state(), None);
+        sight.answer(sight.round(), b'R');
+        assert_eq!(sight.state(), Some(b'R'));
+        sight.forget_state();
+        assert_eq!(sight.state(), None);
+        sight.read();
+        assert!(sight.state().is_some());
     }
 
     #[test]

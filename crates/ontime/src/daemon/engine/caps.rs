@@ -185,17 +185,19 @@ impl Engine {
             .then(|| self.own_seen.map_or(Duration::ZERO, |seen| own::EVERY.saturating_sub(seen.elapsed())))
     }
 
-    /// Gives the daemon's own real-time threads their places back, if it is time to look at them. Returns whether one
-    /// had lost its place: then a pass is due, because tenants' threads may have lost theirs, too.
+    /// Gives the daemon's own real-time threads their places back, if it is time to look at them, and notices threads
+    /// that hang in a read. Returns whether a pass is due: one had lost its place, so tenants' threads may have lost
+    /// theirs, too; or pacers have to be started anew.
     pub fn look_at_own_threads(&mut self) -> bool {
         if self.own_in().is_none_or(|wait| !wait.is_zero()) {
             return false;
         }
         self.own_seen = Some(Instant::now());
+        self.caps.iter_mut().for_each(Caps::tend);
         let watcher = self.caps.as_ref().ok().map(Caps::own);
         let guardian = self.guardian.iter().flat_map(Guardian::own);
         let all: Vec<Own> = watcher.into_iter().chain(guardian).chain(self.keeper.own_threads()).collect();
-        let mut changed = false;
+        let mut changed = self.keeper.hangs();
         for own in all {
             match own::keep(own) {
                 Ok(None) => {}
