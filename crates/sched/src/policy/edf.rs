@@ -34,8 +34,8 @@
 //!
 //! **Further windows.** One window in each period of a vCPU, or in each 100 ms of a longer period, was admitted with
 //! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
-//! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a period
-//! at least. So no guest's deadlines take time from other vCPUs.
+//! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
+//! period at least. So no guest's deadlines take time from other vCPUs.
 //!
 //! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
 //! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks

@@ -42,8 +42,8 @@ pub trait Backend: Debug {
     /// The counters of each vCPU.
     fn uses(&self) -> BTreeMap<ThreadId, Use>;
 
-    /// Whether a part of this back end hangs, so that [`Self::set`] has to be called although nothing has changed. To be
-    /// asked once a second.
+    /// Whether a part of this back end hangs, so that [`Self::set`] has to be called although nothing has changed. To
+    /// be asked once a second.
     fn hangs(&mut self) -> bool {
         false
     }

@@ -36,8 +36,8 @@ pub struct Sight {
     stat: File,
     /// It is in the queue.
     wanted: AtomicBool,
-    /// The state's letter, see proc(5), in the lowest 8 bits; 0: not read since [`Sight::forget_state`]. Above them, how
-    /// often that was called: a read that began before such a call has no answer for later.
+    /// The state's letter, see proc(5), in the lowest 8 bits; 0: not read since [`Sight::forget_state`]. Above them,
+    /// how often that was called: a read that began before such a call has no answer for later.
     state: AtomicU64,
     cpu: AtomicU32,
 }
