@@ -4,6 +4,8 @@
 #[path = "support/fleet.rs"]
 mod fleet;
 
+use std::collections::BTreeSet;
+
 use fleet::{of_rule, policies, two_vms};
 use ontime_hostnet::inventory::{Inventory, Irq, KernelThread, KernelThreadKind};
 use ontime_hostnet::{CpuSet, Intent, IrqId, Journal, Knob, Method, Original, RuleId, Severity, Value, plan, replan};
@@ -113,6 +115,36 @@ fn a_network_interrupt_that_no_interface_here_claims_is_reported() {
     }
     // One interface with this interrupt is enough, whatever its class.
     inventory.nics[1].irqs.extend([9_001, 9_002, 9_003, 9_004, 9_005]);
+    assert!(plan(&inventory, &intent).findings.iter().all(|finding| finding.rule != RULE));
+}
+
+#[test]
+fn a_network_interrupt_without_a_thread_that_no_interface_here_claims_is_reported_once() {
+    let (mut inventory, intent) = two_vms();
+    for (number, device) in [(9_001, Some("0000:5e:02.3")), (9_002, Some("virtio11")), (9_003, None)] {
+        network_device(&mut inventory, number, device, Policy::Fifo(50));
+    }
+    // Never reported: a disk and a passed-through NIC.
+    device(&mut inventory, 9_004, "ahci", Policy::Fifo(50));
+    network_device(&mut inventory, 9_005, Some("0000:5e:02.4"), Policy::Fifo(50));
+    let passed_through = inventory.irqs.iter_mut().find(|irq| irq.id.irq == 9_005).unwrap();
+    passed_through.actions = vec!["vfio-msi[0](0000:5e:02.4)".to_owned()];
+    inventory.threads.retain(|thread| !matches!(thread.kind, KernelThreadKind::Irq(9_001..)));
+    // With a thread, only the thread is reported.
+    network_device(&mut inventory, 9_007, Some("0000:5e:02.5"), Policy::Fifo(50));
+    let found = plan(&inventory, &intent);
+    assert!(of_rule(&found, RULE).is_empty(), "{found:?}");
+    let said: Vec<_> = found.findings.iter().filter(|finding| finding.rule == RULE).collect();
+    let objects: BTreeSet<&str> = said.iter().map(|finding| finding.object.as_str()).collect();
+    let wanted = ["interrupt 9001", "interrupt 9002", "interrupt 9003", "irq/9007-queue-0"];
+    assert_eq!((objects, said.len()), (BTreeSet::from(wanted), 4), "{said:?}");
+    for (number, words) in [(9_001, "0000:5e:02.3"), (9_002, "virtio11"), (9_003, "(by its handler's name)")] {
+        let one = said.iter().find(|finding| finding.object == format!("interrupt {number}")).unwrap();
+        assert_eq!(one.severity, Severity::Info);
+        assert!(one.found.contains(&format!("network controller {words}, which has no interface")), "{one:?}");
+        assert!(one.remedy.contains(&format!("/proc/irq/{number}/smp_affinity_list")), "{one:?}");
+    }
+    inventory.nics[1].irqs.extend([9_001, 9_002, 9_003, 9_007]);
     assert!(plan(&inventory, &intent).findings.iter().all(|finding| finding.rule != RULE));
 }
 

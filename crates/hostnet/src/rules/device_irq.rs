@@ -21,8 +21,8 @@ const AS_STARTED: Policy = Policy::Fifo(50);
 
 /// The rule [`RuleId::DeviceIrq`]. It changes only threads with the kernel's policy; another policy is the choice of
 /// the administrator or another program. NICs' interrupts belong to another rule. Interrupts that may be an RT NIC's
-/// stay as they are, those of NICs in other network namespaces are reported, and those of passed-through devices belong
-/// to their VM.
+/// stay as they are, those of NICs in other network namespaces are reported, with a thread or without, and those of
+/// passed-through devices belong to their VM.
 pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let of_nics: BTreeSet<u32> = inventory.nics.iter().flat_map(|nic| nic.irqs.iter().copied()).collect();
     // A thread below this priority delays no RT tenant.
@@ -64,11 +64,25 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
             ));
         }
     }
+    let threaded: BTreeSet<u32> = inventory
+        .threads
+        .iter()
+        .filter_map(|thread| match thread.kind {
+            KernelThreadKind::Irq(number) => Some(number),
+            _ => None,
+        })
+        .collect();
+    let is_told = |irq: &&Irq| {
+        let claimed = of_nics.contains(&irq.id.irq) || passed_through(irq);
+        irq.network && !claimed && !threaded.contains(&irq.id.irq)
+    };
+    outcome.findings.extend(inventory.irqs.iter().filter(is_told).map(threadless));
     outcome
 }
 
 const PASSED_THROUGH: &str = "nothing for an RT VM's device; for a bulk VM's: chrt --other --pid 0 THREAD";
 const UNKNOWN: &str = "if it is another device's: chrt --other --pid 0 THREAD";
+const NAMESPACES: &str = "`ip netns` and `lsns -t net` list the namespaces";
 const CHOSEN: &str =
     "lower it below every RT vCPU (chrt), or keep its interrupt off RT CPUs (/proc/irq/N/smp_affinity_list)";
 
@@ -85,24 +99,45 @@ fn real_time(policy: Policy) -> Option<u8> {
     }
 }
 
-/// The finding for an interrupt of a network controller without an interface here: the interface is in a container's
+/// Why an interrupt of a network controller without an interface here is told: the interface is in a container's
 /// network namespace, or a program has taken the device over. The owner of the packets is unknown, so it has no class.
-fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
+fn without_interface(irq: &Irq) -> String {
     // Without a device, only the handler's name shows that the interrupt is a network controller's.
     let device = irq.device.as_deref().unwrap_or("(by its handler's name)");
     let of =
         irq.virtual_of.as_deref().map_or_else(String::new, |function| format!(", a virtual function of {function}"));
-    let why = format!("is of network controller {device}{of}, which has no interface in the host's network namespace,");
+    format!("is of network controller {device}{of}, which has no interface in the host's network namespace,")
+}
+
+/// The finding for the thread of such an interrupt.
+fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
+    let why = without_interface(irq);
     let severity = if above { Severity::Warning } else { Severity::Info };
     let delays = if above { ", where RT threads wait for it" } else { "" };
     let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);
     let remedy = format!(
         "leave it where an RT container or VM has this interface; where a bulk one has: chrt --other --pid 0 {}, or \
-         keep it off RT tenants' CPUs (/proc/irq/{}/smp_affinity_list). `ip netns` and `lsns -t net` list the \
-         namespaces",
+         keep it off RT tenants' CPUs (/proc/irq/{}/smp_affinity_list). {NAMESPACES}",
         thread.id.tid, irq.id.irq
     );
     Finding { found, ..left(thread, severity, "", &remedy) }
+}
+
+/// The finding for such an interrupt without a thread: of a kernel without threaded interrupts, or one whose driver
+/// forbids a thread (`IRQF_NO_THREAD`).
+fn threadless(irq: &Irq) -> Finding {
+    let number = irq.id.irq;
+    Finding {
+        rule: RuleId::DeviceIrq,
+        severity: Severity::Info,
+        object: format!("interrupt {number}"),
+        found: format!("{} and has no thread: its handler runs above every thread", without_interface(irq)),
+        remedy: format!(
+            "leave it where an RT container or VM has this interface; where a bulk one has: keep it off RT tenants' \
+             CPUs (/proc/irq/{number}/smp_affinity_list). {NAMESPACES}"
+        ),
+        refusal: None,
+    }
 }
 
 fn left(thread: &KernelThread, severity: Severity, why: &str, remedy: &str) -> Finding {
