@@ -116,8 +116,61 @@ fn devices_that_are_on_no_pci_bus_have_the_interrupts_named_after_them() {
         tree.irq(39, "xhci-hcd:usb50");
         tree.irq(53, "virtio70");
         tree.irq(54, "2f00100000.ethernet");
+        // Another device's, which the plan moves.
+        tree.irq(40, "mystery");
         assert_eq!(tree.irqs(), owned([("end0", &[106]), ("ens4", &[52]), ("wan", &[38])]));
+        let mut inventory = tree.scan();
+        for irq in [38, 40, 52, 106] {
+            let id = ThreadId { pid: irq, tid: irq, start_time: 1 };
+            let kind = KernelThreadKind::Irq(u32::try_from(irq).unwrap());
+            inventory.threads.push(KernelThread { id, kind, comm: format!("irq/{irq}-x"), policy: Policy::Fifo(50) });
+        }
+        let found = plan(&inventory, &intent(&["end0", "ens4", "wan"].map(|name| (name, RT)), Vec::new()));
+        let policies = fleet::policies(&found);
+        let (nics, other) = (Policy::Fifo(50), Policy::BULK_DRIVER);
+        for (irq, wanted) in [(38, nics), (52, nics), (106, nics), (40, other)] {
+            assert_eq!(policies.get(&format!("irq/{irq}-x")), Some(&wanted), "{irq}");
+        }
+        let of_rule = |rule| fleet::of_rule(&found, rule).len();
+        assert_eq!((of_rule(RuleId::IrqThread), of_rule(RuleId::DeviceIrq)), (3, 1));
     });
+}
+
+#[test]
+fn of_interfaces_whose_names_begin_alike_the_longest_whole_name_has_the_interrupt() {
+    let names = ["lan1", "lan10", "lan1x", "lan1-x", "lan"];
+    for order in [names, ["lan", "lan1-x", "lan1x", "lan10", "lan1"]] {
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            order.iter().for_each(|name| tree.nic(name, &format!("platform/mac-of-{name}")));
+            for (irq, handler) in [
+                (20, "lan1"),
+                (21, "lan1-rx-0"),
+                (22, "lan10"),
+                (23, "lan10-TxRx-1"),
+                (24, "lan1x-tx-0"),
+                (25, "lan1-x"),
+                (26, "lan1-x-rx-0"),
+                (27, "lan-rx-1"),
+                (28, "queue1@lan1"),
+                // Of no interface here.
+                (29, "lan100-rx-0"),
+                (30, "wlan1"),
+                (31, "lan1xy"),
+                (32, "lan2"),
+            ] {
+                tree.irq(irq, handler);
+            }
+            let wanted = owned([
+                ("lan", &[27][..]),
+                ("lan1", &[20, 21, 28]),
+                ("lan10", &[22, 23]),
+                ("lan1x", &[24]),
+                ("lan1-x", &[25, 26]),
+            ]);
+            assert_eq!(tree.irqs(), wanted);
+        });
+    }
 }
 
 #[test]

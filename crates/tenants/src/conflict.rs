@@ -240,6 +240,22 @@ mod tests {
     }
 
     #[test]
+    fn a_vcpu_that_libvirt_puts_between_the_kernels_threads_and_the_irqs_is_no_conflict() {
+        for (priority, is_above, is_below) in
+            [(3, false, true), (4, false, true), (9, false, false), (46, false, false), (49, true, false)]
+        {
+            for policy in [Policy::Fifo(priority), Policy::Rr(priority)] {
+                let mut vcpu = by_libvirt(priority);
+                vcpu.libvirt.sched = Some(policy);
+                let found = of(RT, vec![vcpu]);
+                let above = matches!(found.as_slice(), [Conflict::AbovePath { .. }]);
+                let below = matches!(found.as_slice(), [Conflict::BelowKernel { .. }]);
+                assert_eq!((above, below, found.is_empty()), (is_above, is_below, !is_above && !is_below), "{policy}");
+            }
+        }
+    }
+
+    #[test]
     fn a_vcpu_that_ontime_will_place_is_no_conflict() {
         assert!(of(RT, vec![thread(ThreadRole::Vcpu(0), Policy::Fifo(50))]).is_empty());
         assert!(of(RT, vec![thread(ThreadRole::Vcpu(0), Policy::BULK)]).is_empty());

@@ -975,6 +975,8 @@ mod tests {
             (format!("/plc.slice:docker:{a}/child"), "docker:"),
             (format!("/kubelet/kubepods/burstable/pod7/crio-{a}"), "crio-"),
             (format!("/user.slice/user-7.slice/user@7.service/user.slice/nerdctl-{a}.scope"), "scope"),
+            // A task of Nomad with its Docker driver.
+            (format!("/nomad.slice/share.slice/docker-{a}.scope"), "nomad"),
         ] {
             let found = of_path(&path).unwrap_or_else(|| panic!("{path}"));
             assert_eq!(found.id, Identity::Id(a.clone()), "{path}");
@@ -983,6 +985,10 @@ mod tests {
             assert_eq!(found.cgroup, path[..end], "{cgroup}");
         }
         assert_eq!(of_path("/docker/buildkit/0a1b2c3d4e5f6g7h8i9jklmno").unwrap().id.id().unwrap().len(), 25);
+        for path in ["/lxc.payload/weld", "/lxc.payload/weld/init.scope", "/lxc.payload/weld/lxc.pivot"] {
+            let wanted = Container { cgroup: "/lxc.payload/weld".to_owned(), id: Identity::Lxc("weld".to_owned()) };
+            assert_eq!(of_path(path), Some(wanted), "{path}");
+        }
     }
 
     #[test]
@@ -993,6 +999,8 @@ mod tests {
             format!("/jobs/batch/{a}/worker"),
             format!("/pool.slice/box_{a}"),
             format!("/pool.slice/vendor.{a}.scope"),
+            format!("/garden/{a}"),
+            format!("/mesos/{a}/leaf"),
         ] {
             assert_eq!(of_path(&path).map(|found| found.id), Some(Identity::Unknown(a.clone())), "{path}");
         }
@@ -1006,6 +1014,11 @@ mod tests {
             format!("/pool.slice/{a}0"),
             format!("/pool.slice/{}", &a[..63]),
             "/devices/0000:00:1f.2".to_owned(),
+            // Nomad (for plain processes, too), Mesos and Garden: a UUID alone makes no container.
+            "/nomad.slice/share.slice/6b1f0c2e-93d7-4a58-8e0b-2c4d6f8a1b3e.weld.scope".to_owned(),
+            "/nomad.slice/reserve.slice/6b1f0c2e-93d7-4a58-8e0b-2c4d6f8a1b3e.weld.scope".to_owned(),
+            "/mesos/6b1f0c2e-93d7-4a58-8e0b-2c4d6f8a1b3e/leaf".to_owned(),
+            "/system.slice/garden.service/garden/6b1f0c2e-93d7-4a58-8e0b-2c4d6f8a1b3e".to_owned(),
         ] {
             assert_eq!(of_path(&path), None, "{path}");
         }
@@ -1021,6 +1034,10 @@ mod tests {
             (
                 r"/machine.slice/machine-rt.slice/machine-ch\x2d3\x2da.scope",
                 r"/machine.slice/machine-rt.slice/machine-ch\x2d3\x2da.scope",
+            ),
+            (
+                r"/machine.slice/machine-rt.slice/machine-qemu\x2d12\x2dweld\x2d1.scope/libvirt/emulator",
+                r"/machine.slice/machine-rt.slice/machine-qemu\x2d12\x2dweld\x2d1.scope",
             ),
             ("/machine.slice/machine-vm9.scope", "/machine.slice/machine-vm9.scope"),
             ("/machine/qemu-2-rt1.libvirt-qemu/emulator", "/machine/qemu-2-rt1.libvirt-qemu"),

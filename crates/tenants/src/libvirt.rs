@@ -334,6 +334,22 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_that_is_passed_through_has_no_name_here_and_hides_no_other() {
+        let text = "<domstatus state='running' pid='77'><vcpus><vcpu id='0' pid='81'/></vcpus><domain type='kvm'>\
+                    <name>weld</name><resource><partition>/machine/rt</partition></resource>\
+                    <cputune><vcpusched vcpus='0' scheduler='rr' priority='9'/></cputune><devices>\
+                    <interface type='hostdev' managed='yes'><source><address type='pci' domain='0x0000' bus='0x5e' \
+                    slot='0x02' function='0x3'/></source><alias name='hostdev0'/></interface>\
+                    <interface type='network'><source network='vfs'/><actual type='hostdev'/></interface>\
+                    <interface type='bridge'><target dev='vnet7'/></interface></devices></domain></domstatus>";
+        let domain = parse_status(text).unwrap();
+        assert_eq!(domain.interfaces.as_deref().unwrap(), ["vnet7"]);
+        assert_eq!(domain.tuning(ThreadRole::Vcpu(0), "CPU 0/KVM").sched, Some(Policy::Rr(9)));
+        let alone = parse_status(&text.replace("<target dev='vnet7'/>", "")).unwrap();
+        assert!(alone.is_whole() && alone.interfaces.as_deref().unwrap().is_empty());
+    }
+
+    #[test]
     fn bad_metadata_says_what_is_wrong_and_what_is_allowed() {
         let element =
             |attributes: &str| format!(r#"<o:tenant xmlns:o="https://ontime.dev/xmlns/tenant/1" {attributes}/>"#);

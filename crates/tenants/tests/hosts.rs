@@ -267,6 +267,27 @@ fn ports_of_a_switch_in_user_space_are_no_interfaces() {
 }
 
 #[test]
+fn a_domain_in_a_slice_of_its_own_with_a_passed_through_nic_is_whole() {
+    // At the kernel's rcuc threads, between these and vhost, and at vhost.
+    for (priority, conflicts) in [(4, 2), (20, 0), (48, 2)] {
+        let host = Host::new();
+        host.interface("vnet3", 3);
+        host.vm(100, "weld", r"/machine.slice/machine-rt.slice/machine-qemu\x2d7\x2dweld.scope");
+        let tuning = format!("<vcpusched vcpus='0-1' scheduler='fifo' priority='{priority}'/>");
+        let devices = "<interface type='hostdev'><alias name='hostdev0'/></interface>\
+                       <interface type='bridge'><target dev='vnet3'/></interface>";
+        let inside = format!("<cputune>{tuning}</cputune><devices>{devices}</devices>");
+        host.domain("weld", 100, UUID, &inside);
+        let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"weld\"\nclass = \"rt\"\n"));
+        let tenant = named(&found, "weld");
+        assert_eq!((tenant.kind, tenant.class, tenant.vnics.len()), (Kind::Libvirt, RT, 1));
+        let told = ontime_tenants::conflict::conflicts(&found.tenants, &ontime_tenants::PriorityTable::default());
+        assert_eq!(told.len(), conflicts, "{told:?}");
+        assert!(!words(&found).contains(&("weld", "vnic-elsewhere")), "{:?}", found.problems);
+    }
+}
+
+#[test]
 fn containers_of_cgroup_v1_are_told_and_no_others() {
     let host = Host::new();
     let a = id('d');

@@ -316,6 +316,20 @@ fn the_kubevirt_example_makes_its_vm_real_time() {
     assert!(file("host.toml").contains("tenants = [\"default_plc-1\"]"));
 }
 
+/// gVisor: the sandbox and its file server are in the scope of the manager's container.
+#[test]
+fn a_gvisor_sandbox_is_the_container_whose_scope_it_is_in() {
+    let host = Host::new();
+    let scope = format!("/system.slice/docker-{}.scope", id(4));
+    docker(&host, "var/lib/docker", &id(4), "weld");
+    host.process(10, "/usr/local/bin/runsc", &scope, 0, &["runsc-gofer", "--root=/var/run/docker/runtime-runc/moby"]);
+    host.process(11, "/usr/local/bin/runsc", &scope, 65_534, &["runsc-sandbox", "--platform=systrap", "boot"]);
+    let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"weld\"\nclass = \"rt\"\n"));
+    assert_eq!(found.tenants.len(), 1, "{found:#?}");
+    let tenant = named(&found, "weld");
+    assert_eq!((tenant.kind, tenant.class, pids(tenant)), (Kind::Container, RT, vec![10, 11]));
+}
+
 /// A kind node, or a system in a container, contains more than the VM of one of its pods.
 #[test]
 fn a_vm_deep_in_a_container_does_not_make_helpers_of_all_that_is_there() {

@@ -498,6 +498,42 @@ mod tests {
     }
 
     #[test]
+    fn real_time_kernels_are_known_by_their_build_or_their_flag_and_not_by_their_release() {
+        let preempted = "#1 SMP PREEMPT_DYNAMIC Sat Feb 3 10:00:00 UTC 2024";
+        for (release, version, build, flag, realtime) in [
+            ("6.12.31+deb13-rt-amd64", (6, 12), "#1 SMP PREEMPT_RT Debian 6.12.31-1", None, true),
+            // Before Linux 6.12 the patches of PREEMPT_RT add the flag.
+            ("5.14.0-503.11.1.el9_5.x86_64+rt", (5, 14), "#1 SMP PREEMPT_RT Tue Nov 12 2024", Some("1\n"), true),
+            ("4.19.0-27-rt-arm64", (4, 19), "#1 SMP PREEMPT RT Debian 4.19.316-1", Some("1\n"), true),
+            ("6.8.1-1015-realtime", (6, 8), "#16-Ubuntu SMP PREEMPT_RT Wed Jan 15 2025", Some("1\n"), true),
+            ("6.4.0-150700.7-rt", (6, 4), "#1 SMP PREEMPT_RT (1a2b3c4)", None, true),
+            ("6.6.63-v8-16k+", (6, 6), "#1825 SMP PREEMPT_RT Sun Nov 24 2024", None, true),
+            ("10.3.0", (10, 3), "#1 SMP PREEMPT_RT", None, true),
+            // A release is only a name.
+            ("6.12.31-rt", (6, 12), preempted, None, false),
+            ("6.8.0-45-lowlatency", (6, 8), "#45-Ubuntu SMP PREEMPT_DYNAMIC Fri Aug 30 2024", None, false),
+            ("6.11.4-301.fc41.x86_64", (6, 11), preempted, Some("0\n"), false),
+            ("6.10.11-amd64", (6, 10), "#1 SMP PREEMPT Debian 6.10.11-1", None, false),
+            ("6.9.0-rt.cloud", (6, 9), "#2 SMP RT", None, false),
+            ("custom", (0, 0), "", None, false),
+        ] {
+            let tree = tempfile::tempdir().unwrap();
+            let roots = Roots { proc: tree.path().join("proc"), sys: tree.path().join("sys"), ..Roots::default() };
+            let names = roots.proc.join("sys/kernel");
+            fs::create_dir_all(&names).unwrap();
+            fs::write(names.join("osrelease"), format!("{release}\n")).unwrap();
+            fs::write(names.join("version"), format!("{build}\n")).unwrap();
+            if let Some(flag) = flag {
+                fs::create_dir_all(roots.sys.join("kernel")).unwrap();
+                fs::write(roots.sys.join("kernel/realtime"), flag).unwrap();
+            }
+            let found = kernel(&roots);
+            assert_eq!((found.release.as_str(), found.version), (release, version));
+            assert_eq!((found.realtime, found.threaded_irqs), (realtime, realtime), "{release}");
+        }
+    }
+
+    #[test]
     fn what_keeps_debugfs_from_being_read_is_named() {
         let tree = tempfile::tempdir().unwrap();
         let why = |lockdown| without_debugfs(tree.path(), lockdown);
