@@ -100,28 +100,29 @@ impl Lab {
         machine.check()?;
         fs::create_dir_all(dir.join("files")).map_err(file("make", dir))?;
         let dir = dir.canonicalize().map_err(file("find", dir))?;
-        let initrd = dir.join("initrd");
-        with_overlay(&images.initrd(machine.kernel), programs, &initrd)?;
         if !machine.client_cpu {
             network::set_up()?;
         }
-        match Self::boot(machine, images, &dir, &initrd) {
+        match Self::boot(machine, images, &dir, programs) {
             // A kernel changes most of its code while it boots. The caller has not started anything yet, so a second
             // boot is safe.
             Err(error @ LabError::StaleCode { .. }) => {
                 eprintln!("ontime-lab: {error}; it boots again");
-                Self::boot(machine, images, &dir, &initrd)
+                Self::boot(machine, images, &dir, programs)
             }
             other => other,
         }
     }
 
-    fn boot(machine: &Machine, images: &Images, dir: &Path, initrd: &Path) -> Result<Self, LabError> {
+    /// Boots once. A lab removes its initrd when it ends, so each boot writes its own.
+    fn boot(machine: &Machine, images: &Images, dir: &Path, programs: &Programs) -> Result<Self, LabError> {
         for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap"] {
             // A file of an earlier run in the same directory must not be mistaken for a file of this run.
             let _ = fs::remove_file(dir.join(old));
         }
-        let arguments = machine.arguments(images, dir, initrd);
+        let initrd = dir.join("initrd");
+        with_overlay(&images.initrd(machine.kernel), programs, &initrd)?;
+        let arguments = machine.arguments(images, dir, &initrd);
         let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
         let mut command = Command::new(program);
         command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules());
