@@ -57,7 +57,7 @@ fn only(rules: &[String], status: &mut api::Status) {
     status.drift = status.knobs.iter().filter(|knob| knob.state == "drifted").count();
 }
 
-fn verdict(status: &api::Status) -> u8 {
+pub(crate) fn verdict(status: &api::Status) -> u8 {
     let is_wrong = |knob: &api::KnobState| matches!(knob.state.as_str(), "drifted" | "failed");
     if api::any_critical(&status.findings) {
         exit::CRITICAL
@@ -68,7 +68,7 @@ fn verdict(status: &api::Status) -> u8 {
     }
 }
 
-fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Result<()> {
+pub(crate) fn show(out: &mut impl Write, status: &api::Status, all: bool) -> std::io::Result<()> {
     let state = match status.state {
         api::State::Applied => "applied",
         api::State::Reset => "reset: nothing is applied until `ontime apply`",

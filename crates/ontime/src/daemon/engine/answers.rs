@@ -194,3 +194,152 @@ impl Engine {
         api::Caps { in_force: self.in_force, why, protections_off: self.protections_off(), threads }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use ontime_hostnet::{LiveHost, Plan, Roots, RuleId, Setting, Stage, Value};
+    use ontime_tenants::{Policy, ThreadId};
+    use rustix::process::{Resource, getpid, getrlimit};
+    use rustix::thread::{CapabilitySet, capabilities, gettid, set_capabilities};
+
+    use super::*;
+    use crate::daemon::config::{Config, Mode};
+    use crate::paths::Paths;
+    use crate::{exit, status};
+
+    const PLACE: Policy = Policy::Fifo(47);
+
+    fn put(dir: &Path, file: &str, text: &str) {
+        let path = dir.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// An engine that has tried to give this thread a place, without the right to do so. The kernel's answer is real;
+    /// the files that tell the cause are in `dir`.
+    fn refused(dir: &Path, thread: ThreadId) -> (Engine, hostnet::Report) {
+        let at = |name: &str| dir.join(name);
+        let paths = Paths { run_dir: at("run"), state_dir: at("state"), config_dir: at("etc"), debugfs: at("debug") };
+        fs::create_dir_all(&paths.run_dir).unwrap();
+        let mut config = Config::load(&paths.config_dir).unwrap();
+        config.daemon.mode = Mode::Observe;
+        let mut engine = Engine::new(paths, config).unwrap();
+        engine.host = LiveHost::with_roots(Roots { proc: at("proc"), sys: at("sys"), ..Roots::default() });
+        let knob = Knob::ThreadPolicy { thread, comm: "CPU 0/KVM".to_owned() };
+        let setting = Setting::new(RuleId::VcpuPlace, Stage::Place, knob, Value::Policy(PLACE));
+        engine.look.plan = Plan { settings: vec![setting], ..Plan::default() };
+        let mut report = hostnet::apply(&engine.host, &engine.look.plan, &mut engine.journal).unwrap();
+        engine.state = api::State::Applied;
+        engine.note_changes(&mut report, &BTreeMap::new());
+        (engine, report)
+    }
+
+    /// Files of a thread and its cgroup, and what `ontime status` says if the kernel refuses the thread's place.
+    type Case = (Vec<(String, &'static str)>, [&'static str; 3]);
+
+    fn cases(thread: ThreadId) -> [Case; 4] {
+        let proc = |file: &str| format!("proc/{file}");
+        let cgroup = || proc(&format!("{}/task/{}/cgroup", thread.pid, thread.tid));
+        let limit = || (proc("sys/kernel/sched_rt_runtime_us"), "950000\n");
+        let budget = |path: &str| (format!("sys/fs/cgroup/{path}/cpu.rt_runtime_us"), "0\n");
+        let root = || (proc("self/status"), "Name:\tontime\nCapEff:\t000001ffffffffff\n");
+        let cause = "the kernel has RT group scheduling (CONFIG_RT_GROUP_SCHED)";
+        [
+            (
+                vec![
+                    (cgroup(), "6:memory:/vm\n4:cpu,cpuacct:/machine/rtvm.libvirt-qemu\n0::/vm\n"),
+                    limit(),
+                    budget("cpu,cpuacct/machine/rtvm.libvirt-qemu"),
+                ],
+                [
+                    cause,
+                    "cgroup /machine/rtvm.libvirt-qemu of controller cpu",
+                    "sys/fs/cgroup/cpu,cpuacct/machine/rtvm.libvirt-qemu/cpu.rt_runtime_us; or boot with \
+                     rt_group_sched=0",
+                ],
+            ),
+            (
+                vec![(cgroup(), "3:cpu:/kubepods/pod7/0a1b\n"), budget("cpu/kubepods/pod7/0a1b"), root()],
+                [
+                    cause,
+                    "cgroup /kubepods/pod7/0a1b of controller cpu",
+                    "give it one, after the cgroups above it: echo 900000 > ",
+                ],
+            ),
+            (
+                vec![(cgroup(), "0::/machine.slice/machine-plc.scope\n"), root()],
+                [
+                    "CONFIG_RT_GROUP_SCHED",
+                    "the thread is in cgroup /machine.slice/machine-plc.scope",
+                    "boot with rt_group_sched=0 (6.14), or a kernel without that option",
+                ],
+            ),
+            (
+                vec![
+                    (cgroup(), "2:cpu:/vm\n"),
+                    ("sys/fs/cgroup/cpu/vm/cpu.rt_runtime_us".to_owned(), "1000\n"),
+                    (proc("self/status"), "Name:\tontime\nCapEff:\t0000000000000000\n"),
+                ],
+                ["this process has no CAP_SYS_NICE", "Operation not permitted", "run it as root"],
+            ),
+        ]
+    }
+
+    /// Under CONFIG_RT_GROUP_SCHED the kernel refuses every place, also to root: with EPERM, as without CAP_SYS_NICE.
+    #[test]
+    fn a_place_that_the_kernel_refuses_is_in_the_status_with_cause_cgroup_and_remedy() {
+        if getrlimit(Resource::Rtprio).current != Some(0) {
+            println!("SKIPPED: RLIMIT_RTPRIO lets every process have real-time priority");
+            return;
+        }
+        let (to_test, from_thread) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let vcpu = std::thread::spawn(move || {
+            to_test.send(ThreadId::of(getpid().as_raw_pid(), gettid().as_raw_pid()).unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        let thread = from_thread.recv().unwrap();
+        // A thread of its own, because it gives up a right.
+        let test = std::thread::spawn(move || {
+            let mut rights = capabilities(None).unwrap();
+            rights.effective -= CapabilitySet::SYS_NICE;
+            set_capabilities(None, rights).unwrap();
+            for (files, words) in cases(thread) {
+                let dir = tempfile::tempdir().unwrap();
+                files.iter().for_each(|(file, text)| put(dir.path(), file, text));
+                let (mut engine, report) = refused(dir.path(), thread);
+                let told = engine.status();
+                let [knob] = told.knobs.as_slice() else { panic!("{:?}", told.knobs) };
+                assert_eq!((knob.state.as_str(), knob.rule.as_str()), ("failed", "vcpu-place"));
+                assert_eq!(status::verdict(&told), exit::WARNING);
+                let mut text = Vec::new();
+                status::show(&mut text, &told, false).unwrap();
+                let text = String::from_utf8(text).unwrap();
+                let line = text.lines().find(|line| line.starts_with("failed  vcpu-place")).unwrap();
+                let applied = view::report(&report, "partitioned", false);
+                for word in words {
+                    assert!(line.contains(word), "{word}: {text}");
+                    assert!(applied.changes[0].why.as_ref().unwrap().contains(word), "{word}: {applied:?}");
+                }
+                assert!(line.contains("CPU 0/KVM") && line.contains("Operation not permitted"), "{line}");
+                // Before anything is tried, the files alone tell what would fail.
+                engine.state = api::State::Observing;
+                let foreseen = &engine.status().knobs[0];
+                let budget = words[0].starts_with("the kernel has RT group");
+                assert_eq!(foreseen.state, if budget { "would-fail" } else { "would-change" });
+                let why = foreseen.why.as_ref().unwrap();
+                assert_eq!(words.iter().all(|word| why.contains(word)), budget, "{why}");
+            }
+            assert_ne!(thread.policy().unwrap(), PLACE);
+        });
+        let outcome = test.join();
+        drop(end);
+        vcpu.join().unwrap();
+        outcome.unwrap();
+    }
+}
