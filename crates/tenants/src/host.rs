@@ -285,7 +285,14 @@ impl Processes {
     fn read_all(sources: &Sources) -> io::Result<Self> {
         let mut all = Self::default();
         for pid in files::numbers(&files::directory(&sources.proc)?) {
-            let Ok(dir) = files::directory(sources.process_dir(pid)) else { continue };
+            let dir = match files::directory(sources.process_dir(pid)) {
+                Ok(dir) => dir,
+                // With the mount option hidepid=1 not even the directory may be opened.
+                Err(error) => {
+                    all.refused(pid, error);
+                    continue;
+                }
+            };
             match files::link_at(&dir, "exe") {
                 Ok(executable) => all.user.push(Process::read(pid, executable, &dir)),
                 Err(Errno::NOENT) => all.without_program(sources, pid, &dir),

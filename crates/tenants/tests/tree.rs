@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use common::{Host, PF_KTHREAD};
 use ontime_tenants::config::Text;
@@ -12,6 +12,7 @@ use ontime_tenants::rules::Namer;
 use ontime_tenants::{
     Class, ClassSource, Discovery, Kind, Level, Policy, PriorityTable, ProblemKind, Rules, Tenant, ThreadRole, discover,
 };
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 const UUID: &str = "3f1c9a52-0d52-4c1b-9e0a-6f4b7f1d2c33";
 const RT: Class = Class::Rt(Level::HIGHEST);
@@ -46,6 +47,46 @@ fn a_host_that_cannot_be_read_is_one_problem() {
     let host = Host::new();
     fs::remove_dir_all(host.path("proc")).unwrap();
     assert_eq!(words(&discover(&host.sources(), &Rules::default()))[0].1, "unreadable");
+}
+
+#[test]
+fn processes_that_may_not_be_looked_into_are_counted_and_the_rest_is_found() {
+    let closed = |host: &Host, pids: &[i32], mode: u32| {
+        let set = |pid: &i32| {
+            fs::set_permissions(host.path(&format!("proc/{pid}")), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        pids.iter().for_each(set);
+    };
+    // Directories that may be read and not searched, as without CAP_SYS_PTRACE, or not opened, as with hidepid=1.
+    for (pids, mode, words) in [
+        (&[][..], 0o444, None),
+        // The host's init is no tenant, whatever hides it.
+        (&[1], 0o000, None),
+        (&[301], 0o444, Some("1 process may not be looked into; tenants may be missing")),
+        (&[302], 0o000, Some("1 process may not be looked into; tenants may be missing")),
+        (&[301, 1, 302, 303], 0o444, Some("3 processes may not be looked into; tenants may be missing")),
+    ] {
+        let host = Host::new();
+        host.vm(100, "a", "/vm.slice/a.service");
+        [1, 301, 302, 303].iter().for_each(|pid| host.process(*pid, "/usr/bin/app", "/", 1000, &["app"]));
+        closed(&host, pids, mode);
+        // A thread of its own, because it gives up the rights that open every file.
+        let look = || {
+            let mut rights = capabilities(None).unwrap();
+            rights.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            set_capabilities(None, rights).unwrap();
+            discover(&host.sources(), &Rules::default())
+        };
+        let found = std::thread::scope(|scope| scope.spawn(look).join().unwrap());
+        closed(&host, pids, 0o755);
+        assert_eq!(only(&found).name, "a");
+        let told: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
+        assert_eq!(told.len(), usize::from(words.is_some()), "{told:?}");
+        // Root without rights is not told to become root.
+        let remedy = if rustix::process::geteuid().is_root() { "run it on the host" } else { "run as root" };
+        let is_said = |words: &str| told[0].starts_with(&format!("/proc: {words}; ")) && told[0].contains(remedy);
+        assert!(words.is_none_or(is_said), "{told:?}");
+    }
 }
 
 #[test]
