@@ -5,8 +5,9 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
+use globset::Glob;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -470,6 +471,8 @@ const CONTAINERD: [&str; 6] = [
 const STORAGE: [&str; 2] = ["/var/lib/containers/storage", "/run/containers/storage"];
 /// containerd's directory of tasks below its state directory: one for each namespace, with one for each task.
 const TASKS: &str = "io.containerd.runtime.v2.task";
+/// Most files of containerd's configuration that are read.
+const IMPORTS: usize = 64;
 /// Dashes in a scope's name behind which the name of a container is searched.
 const DASHES: usize = 8;
 /// Scopes on a path, from the top, that may be a task's: each dash costs a look into each namespace. Those below were
@@ -489,7 +492,10 @@ struct DockerConfig {
 
 #[derive(Deserialize)]
 struct ContainerdConfig {
-    state: String,
+    state: Option<String>,
+    /// Files that are read behind this one; a `*` stands for a part of a name.
+    #[serde(default)]
+    imports: Vec<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -578,6 +584,25 @@ impl Records {
     fn toml<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
         toml::from_str(std::str::from_utf8(&self.bytes(path)?).ok()?).ok()
     }
+
+    /// containerd's state directories by its configuration and the files that it imports
+    /// (`cmd/containerd/server/config/config.go`, `LoadConfig`): the last one counts, so that comes first.
+    fn containerd(&self, root: &Path, file: &Path) -> Vec<String> {
+        let (mut states, mut files, mut next) = (Vec::new(), vec![file.to_owned()], 0);
+        while let Some(file) = files.get(next).cloned() {
+            next += 1;
+            let Some(config) = self.toml::<ContainerdConfig>(&file) else { continue };
+            states.extend(config.state);
+            for import in config.imports {
+                let beside = file.parent().unwrap_or(root);
+                let import = import.strip_prefix("/").map_or_else(|_| beside.join(&import), |path| root.join(path));
+                let new = expand(&import).into_iter().filter(|path| !files.contains(path)).collect::<Vec<_>>();
+                files.extend(new.into_iter().take(IMPORTS.saturating_sub(files.len())));
+            }
+        }
+        states.reverse();
+        states
+    }
 }
 
 impl Names {
@@ -586,7 +611,7 @@ impl Names {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let records = Records::default();
         let docker: Option<DockerConfig> = records.settings(&at("etc/docker/daemon.json"));
-        let containerd: Option<ContainerdConfig> = records.toml(&at("etc/containerd/config.toml"));
+        let containerd = records.containerd(root, &at("etc/containerd/config.toml"));
         let storage = ["usr/share/containers/storage.conf", "etc/containers/storage.conf"]
             .into_iter()
             .flat_map(|file| std::iter::once(at(file)).chain(subdirectories(&at(&format!("{file}.d")))))
@@ -611,7 +636,7 @@ impl Names {
             lxc: places(lxc.collect(), &LXC),
             remapped: None,
             docker: places(docker.and_then(|config| config.data_root).into_iter().collect(), &DOCKER),
-            containerd: places(containerd.map(|config| config.state).into_iter().collect(), &CONTAINERD),
+            containerd: places(containerd, &CONTAINERD),
             storage: places(storage, &STORAGE),
             records,
             namespaces: None,
@@ -646,9 +671,9 @@ impl Names {
                 (&mut self.docker, place.into_iter().collect())
             }
             "containerd" => {
-                let in_file = || Some(self.records.toml::<ContainerdConfig>(file.as_deref()?)?.state);
-                let place = given(&["--state"]).or_else(in_file);
-                (&mut self.containerd, place.into_iter().collect())
+                let in_files = || file.map(|file| self.records.containerd(&self.root, &file)).unwrap_or_default();
+                let found = given(&["--state"]).map_or_else(in_files, |state| vec![state]);
+                (&mut self.containerd, found)
             }
             "crio" => {
                 let in_file = file.and_then(|file| self.records.toml::<CrioConfig>(&file));
@@ -869,6 +894,27 @@ fn subdirectories(directory: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths
+}
+
+/// The files that a path stands for, as Go's `filepath.Glob` finds them: each `*` is a part of one name. As there, `..`
+/// only takes a name off, so each file has one path.
+fn expand(pattern: &Path) -> Vec<PathBuf> {
+    let mut found = vec![PathBuf::new()];
+    for part in pattern.components() {
+        if part == Component::ParentDir {
+            found.iter_mut().for_each(|path| drop(path.pop()));
+            continue;
+        }
+        let glob = part.as_os_str().to_str().filter(|part| part.contains('*')).and_then(|part| Glob::new(part).ok());
+        found = match glob.map(|glob| glob.compile_matcher()) {
+            None => found.into_iter().map(|path| path.join(part)).collect(),
+            Some(name) => {
+                let entries = found.iter().flat_map(|directory| subdirectories(directory));
+                entries.filter(|path| path.file_name().is_some_and(|own| name.is_match(own))).take(IMPORTS).collect()
+            }
+        };
+    }
+    found
 }
 
 /// The storage to which conmon's bundle belongs: `STORAGE/DRIVER-containers/ID/userdata`.
@@ -1286,6 +1332,21 @@ mod tests {
         }
         write("opt/docker.json".into(), r#"{"data-root":"/mnt/file"}"#);
         write("opt/containerd.toml".into(), "version = 2\nstate = \"/mnt/c2\"\n");
+        // Absolute, beside the file that imports, and by a part of the name, each in turn; and one imports itself.
+        write("etc/containerd/config.toml".into(), "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n");
+        write("etc/containerd/conf.d/10-root.toml".into(), "root = \"/mnt/data\"\n");
+        write("etc/containerd/conf.d/90-state.toml".into(), "state = \"/mnt/i1\"\n");
+        write("etc/containerd/conf.d/note.txt".into(), "state = \"/mnt/i5\"\n");
+        write(
+            "opt/imports.toml".into(),
+            "imports = [\"more/site.toml\", \"/opt/no-such.toml\"]\nstate = \"/mnt/i2\"\n",
+        );
+        write("opt/more/site.toml".into(), "imports = [\"site.toml\", \"../*/plant-*.toml\"]\nstate = \"/mnt/i3\"\n");
+        write("opt/edge/plant-7.toml".into(), "state = \"/mnt/i4\"\n");
+        for (digit, place) in [('c', "i1"), ('d', "i2"), ('e', "i3"), ('f', "i4"), ('8', "i5")] {
+            let file = format!("mnt/{place}/{task}/plant/{}/config.json", id(digit));
+            write(file, &format!(r#"{{"annotations":{{"nerdctl/name":"{place}"}}}}"#));
+        }
         write("etc/lxc/lxc.conf".into(), "# where they are\nlxc.lxcpath = /mnt/lxc\n");
         std::fs::create_dir_all(root.path().join("mnt/lxc/saw-2")).unwrap();
         let mut names = Names::below(root.path());
@@ -1299,6 +1360,7 @@ mod tests {
             ("containerd", "containerd --state /mnt/c1 --root /x"),
             ("containerd", "containerd -c /opt/containerd.toml"),
             ("containerd", "containerd --config=/nowhere"),
+            ("containerd", "containerd --config /opt/imports.toml"),
             ("other", "other --data-root=/x"),
         ] {
             let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
@@ -1314,6 +1376,11 @@ mod tests {
             ('7', None),
             ('a', Some("state")),
             ('b', Some("configured")),
+            ('c', Some("i1")),
+            ('d', Some("i2")),
+            ('e', Some("i3")),
+            ('f', Some("i4")),
+            ('8', None),
         ] {
             assert_eq!(names.recorded(&Identity::Id(id(digit))).as_deref(), name, "{digit}");
         }
