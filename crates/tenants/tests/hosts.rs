@@ -264,6 +264,40 @@ fn ports_of_a_switch_in_user_space_are_no_interfaces() {
     assert_eq!(named(&found, "dom").vnics.len(), 1);
     assert_eq!(words(&found), [("dom", "vnic-elsewhere")]);
     assert!(found.problems[0].message().contains("vnet9"));
+    // Of a switch in user space alone: Open vSwitch with DPDK as server or client, VPP, and a network that has chosen.
+    for (interface, options) in [
+        (
+            "<interface type='vhostuser'><source type='unix' path='/run/openvswitch/vhu-weld' mode='server'/>\
+             <target dev='vhuweld-0'/></interface>",
+            "vhost-user,id=hostnet0,chardev=charnet0",
+        ),
+        (
+            "<interface type='vhostuser'><source type='unix' path='/run/vpp/weld.sock' mode='client'>\
+             <reconnect enabled='yes'/></source><target dev='vnet3'/></interface>",
+            "{\"type\":\"vhost-user\",\"chardev\":\"charnet0\",\"id\":\"hostnet0\"}",
+        ),
+        (
+            "<interface type='network'><source network='dpdk' portgroup='rt'/>\
+             <actual type='vhostuser'><source type='unix' path='/run/ovs/a' mode='server'/></actual>\
+             <target dev='vhost-user-1'/></interface>",
+            "vhost-user,chardev=charnet0,id=hostnet0,queues=4",
+        ),
+    ] {
+        let host = Host::new();
+        host.interface("vnet3", 3);
+        let called = ["qemu-system-x86_64", "-name", "guest=weld,debug-threads=on", "-netdev", options];
+        host.process(100, "/usr/bin/qemu-system-x86_64", "/vm.slice/weld.service", 0, &called);
+        host.thread(100, 101, "CPU 0/KVM", 0);
+        // By its command line, and by libvirt's file.
+        for by_libvirt in [false, true] {
+            if by_libvirt {
+                host.domain("weld", 100, UUID, &format!("<devices>{interface}</devices>"));
+            }
+            let found = discover(&host.sources(), &Rules::default());
+            assert!(named(&found, "weld").vnics.is_empty(), "{interface}");
+            assert!(!words(&found).iter().any(|(_, word)| *word == "vnic-elsewhere"), "{:?}", found.problems);
+        }
+    }
 }
 
 #[test]
