@@ -549,6 +549,53 @@ fn an_interface_that_is_called_like_a_word_of_a_description_does_not_get_its_int
     });
 }
 
+/// Names that administrators give: words of which lines of other platform devices are described, too.
+#[test]
+fn a_nic_that_is_called_like_a_word_of_another_line_has_its_own_interrupts_only() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for name in ["modem", "uplink", "press4", "charger", "hall", "silent"] {
+            tree.nic(name, &format!("platform/soc/mac-of-{name}"));
+            support::run("ip", &format!("link set {name} up"));
+        }
+        tree.driver_of("hall", "fs-enet");
+        for (irq, handler) in [
+            (40, "modem:rx0"),
+            (41, "modem-wakeup"),
+            (42, "uplink"),
+            (43, "sfp-uplink"),
+            (44, "uplink_los"),
+            (45, "press4-TxRx-1"),
+            (46, "press4-pump"),
+            (47, "charger_g0_tx"),
+            (48, "axp20x_charger"),
+            (49, "charger-vbus-removal"),
+            (50, "fs_enet-mac@hall"),
+            (51, "fs-enet-hall"),
+            (52, "pca953x-hall"),
+            (53, "silent-alarm"),
+            (54, "board-silent"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        let wanted =
+            [("charger", &[47][..]), ("hall", &[50, 51]), ("modem", &[40]), ("press4", &[45]), ("uplink", &[42])];
+        assert_eq!(tree.irqs(), owned(wanted));
+        // The NIC of which no interrupt is known is reported, and no line is taken for another device's meanwhile.
+        let mut inventory = tree.scan();
+        for irq in [41, 53, 54] {
+            let id = ThreadId { pid: irq, tid: irq, start_time: 1 };
+            let kind = KernelThreadKind::Irq(u32::try_from(irq).unwrap());
+            inventory.threads.push(KernelThread { id, kind, comm: format!("irq/{irq}-x"), policy: Policy::Fifo(50) });
+        }
+        let found = plan(&inventory, &intent(&[("silent", RT)], Vec::new()));
+        assert!(found.settings.iter().all(|setting| setting.rule != RuleId::DeviceIrq), "{:?}", found.settings);
+        let told = |rule| found.findings.iter().find(|finding| finding.rule == rule).unwrap();
+        assert_eq!(told(RuleId::IrqThread).object, "silent");
+        assert!(told(RuleId::DeviceIrq).found.contains("may be that of silent"), "{:?}", found.findings);
+    });
+}
+
 /// A NIC's own interrupts, and those of the devices above it.
 #[test]
 fn what_a_device_above_has_does_not_hide_the_nics_own_interrupts() {

@@ -293,7 +293,7 @@ fn named_after_port(port: &Port, ports: &[Port], irqs: &[Irq], known: &BTreeSet<
     }
     let all: Vec<&Port> = ports.iter().collect();
     let is_own =
-        |action: &String| may_name_port(action, &port.name) && longest_name(action, &all) == Some(port.name.as_str());
+        |action: &String| may_name_port(action, port) && longest_name(action, &all) == Some(port.name.as_str());
     nobodys(irqs, known).filter(|irq| irq.actions.iter().any(is_own)).map(|irq| irq.id.irq).collect()
 }
 
@@ -316,23 +316,42 @@ fn longest_name<'a>(action: &str, ports: &[&'a Port]) -> Option<&'a str> {
 
 /// `eth1` is in `eth1-TxRx-3` and `mlx5_comp0@eth1`, and not in `eth10-TxRx-3`.
 pub(super) fn is_word_of(text: &str, word: &str) -> bool {
-    has_word(text, word, |_, _| true)
+    around(text, word).next().is_some()
 }
 
-/// Whether an interface's name may be meant by this word of a handler's name. Drivers put a colon before names of other
-/// devices (`xhci-hcd:usb1`, `sdhci:wan-detect`), and a space beside words of a description (`gpio keys`).
-fn may_name_port(action: &str, name: &str) -> bool {
-    has_word(action, name, |before, after| ![Some(':'), Some(' ')].contains(&before) && after != Some(' '))
-}
+/// Words that drivers put behind an interface's name, with numbers, for queues, channels, parts and events of the NIC.
+const PARTS: [&str; 46] = [
+    "a", "admin", "aq", "async", "be", "ce", "ch", "cmd", "comp", "cq", "dma", "emac", "eq", "er", "err", "event",
+    "fp", "g", "int", "irq", "link", "lpi", "lsc", "mac", "mbx", "mgmnt", "mgmt", "misc", "nc", "ntfy", "oob", "phy",
+    "ptp", "q", "queue", "ring", "rx", "rxtx", "sfty", "stat", "status", "tr", "tx", "txrx", "ue", "wol",
+];
 
-/// Whether a word is in a text, between characters that are neither letters nor digits and pass the filter.
-fn has_word(text: &str, word: &str, between: impl Fn(Option<char>, Option<char>) -> bool) -> bool {
-    text.match_indices(word).any(|(at, _)| {
-        let is_word = |c: char| c.is_ascii_alphanumeric();
-        let before = text.get(..at).unwrap_or_default().chars().next_back();
-        let after = text.get(at + word.len()..).unwrap_or_default().chars().next();
-        !before.is_some_and(is_word) && !after.is_some_and(is_word) && between(before, after)
+/// Whether an interface's name may be meant by a word of a handler's name. Drivers put a colon before names of other
+/// devices (`xhci-hcd:usb1`, `sdhci:wan-detect`), and a space beside words of a description (`gpio keys`). A name that
+/// an administrator chose may also be a word of a line's description (`modem-wakeup`, `carrier-power`): it is meant
+/// alone, at the beginning or behind the driver's name, or before names of a NIC's parts.
+fn may_name_port(action: &str, port: &Port) -> bool {
+    let driver = port.driver.as_deref().unwrap_or_default();
+    around(action, &port.name).any(|(before, after)| {
+        if before.ends_with([':', ' ']) || after.starts_with(' ') {
+            return false;
+        }
+        let is_part = |word: &str| {
+            let word = word.trim_matches(|c: char| c.is_ascii_digit()).to_ascii_lowercase();
+            word.is_empty() || PARTS.contains(&word.as_str())
+        };
+        let begins = before.is_empty() || before.ends_with('@') || !driver.is_empty() && is_word_of(before, driver);
+        let is_whole = begins || !after.is_empty();
+        is_interface_like(&port.name) || is_whole && after.split(|c: char| !c.is_ascii_alphanumeric()).all(is_part)
     })
+}
+
+/// What is before and behind a word wherever it is in a text between characters that are neither letters nor digits.
+fn around<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let apart =
+        text.match_indices(word).filter_map(move |(at, _)| Some((text.get(..at)?, text.get(at + word.len()..)?)));
+    let is_word = |c: char| c.is_ascii_alphanumeric();
+    apart.filter(move |(before, after)| !before.ends_with(is_word) && !after.starts_with(is_word))
 }
 
 /// The PCI functions' interrupts.
