@@ -114,6 +114,18 @@ fn a_nic_is_known_by_its_alternative_names() {
             of_rule(&polls, RuleId::BusyPoll).iter().any(|(knob, to)| knob.contains("napi/eth1") && to == "CPUs 5")
         );
     }
+    // Every other setting of a NIC's table is found by such a name, too.
+    for (name, config) in [
+        ("enp7s0f1", NicConfig { tenants: vec!["vm1".to_owned()], ..NicConfig::default() }),
+        ("a-fibre-to-the-plant-hall", NicConfig { queues: [(1, rt(2))].into(), ..NicConfig::default() }),
+        ("eth1", NicConfig { qdisc_bypass: true, ..NicConfig::default() }),
+    ] {
+        let said = Intent { nics: [(name.to_owned(), config.clone())].into(), ..intent.clone() };
+        assert_eq!(said.config_of(&inventory.nics[1]), Some(&config), "{name}");
+        assert_eq!(said.config_of(&inventory.nics[0]), None, "{name}");
+        let found = plan(&inventory, &said).findings;
+        assert!(!found.iter().any(|finding| finding.found.contains("no such interface")), "{found:?}");
+    }
     // Configured under both names: the name counts, and a finding reports it.
     let twice = plan(&inventory, &with(&[("eth1", rt(4)), ("enp7s0f1", rt(1))]));
     assert_eq!(policies(&twice)["irq/1100-eth1-TxRx-0"], ontime_tenants::Policy::Fifo(30));
@@ -233,7 +245,8 @@ fn a_look_that_missed_tenants_takes_absence_for_unknown() {
         found.doubt_absence();
         let places = found.checks.iter().find(|check| check.id == "vcpu-place").unwrap();
         assert_eq!(places.state, wanted, "{places:?}");
-        assert_eq!(places.remedy.contains("as root"), wanted == State::Unknown, "{places:?}");
+        let told = if rustix::process::geteuid().is_root() { "hides tenants from root" } else { "run this as root" };
+        assert_eq!(places.remedy.contains(told), wanted == State::Unknown, "{places:?}");
         assert!(found.state >= State::Unknown);
     }
 }
@@ -457,6 +470,27 @@ fn kubelet_matters_where_its_cpu_manager_gives_cpus() {
         let (state, found) = told("kubelite", "static", shared, exclusive);
         assert!(state == State::Warning && found.ends_with(words), "{found}");
     }
+}
+
+#[test]
+fn a_delay_without_a_limit_is_no_number_in_json() {
+    let (mut inventory, intent) = two_vms();
+    inventory.cpus.idle_states = vec![IdleState { name: "C6".to_owned(), latency_us: 133, enabled_on: cpus("0-3") }];
+    let why = || "it did not answer".to_owned();
+    let delay = |probe: kvm::KvmProbe, id: &str| {
+        let check = row_with(&inventory, &intent, &probe.into(), id);
+        (serde_json::to_value(&check).unwrap()["delay_us"].clone(), check.delay_us)
+    };
+    for probe in [
+        kvm::KvmProbe::Absent(why()),
+        kvm::KvmProbe::Broken(why()),
+        kvm::KvmProbe::Hangs(why()),
+        kvm::KvmProbe::Unknown(why()),
+    ] {
+        assert_eq!(delay(probe.clone(), "kvm"), (serde_json::Value::Null, ontime_hostnet::doctor::ENDLESS));
+        assert_eq!(delay(probe, "idle-states"), (133.into(), 133));
+    }
+    assert_eq!(delay(kvm::KvmProbe::Works, "kvm"), (0.into(), 0));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use ontime_tenants::{Kind, proc::printable};
 
 use super::upkeep::{pinned, rt_cpus};
-use super::{Check, State};
+use super::{Check, ENDLESS, State};
 use crate::cpus::CpuSet;
 use crate::intent::Intent;
 use crate::inventory::{Conflict, IdleState, Inventory, Lockdown};
@@ -82,15 +82,15 @@ pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
     match probe {
         KvmProbe::Works => Check::new("kvm", title, State::Ok, format!("a probe guest ran to its end{nested}")),
         KvmProbe::Absent(why) => Check::new("kvm", title, State::Critical, format!("{why}{nested}"))
-            .costs(u32::MAX, cost, "")
+            .costs(ENDLESS, cost, "")
             .remedy("load kvm_intel or kvm_amd, with virtualization on in the firmware"),
         KvmProbe::Broken(why) | KvmProbe::Hangs(why) => {
             Check::new("kvm", title, State::Critical, format!("{why}{nested}; ordinary guests fail or hang"))
-                .costs(u32::MAX, cost, "")
+                .costs(ENDLESS, cost, "")
                 .remedy(lab)
         }
         KvmProbe::Unknown(why) => Check::new("kvm", title, State::Unknown, why.clone())
-            .costs(u32::MAX, cost, "")
+            .costs(ENDLESS, cost, "")
             .remedy("start a guest and see"),
     }
 }
@@ -121,7 +121,7 @@ pub(super) fn idle_states(inventory: &Inventory) -> Check {
     let told: Vec<String> = told.collect();
     Check::new(id, title, State::Warning, format!("may be entered: {}", told.join(", ")))
         .costs(
-            longest.unwrap_or(u32::MAX),
+            longest.unwrap_or(ENDLESS),
             "the state's exit latency, added to the first packet after a pause",
             "the states' own figures",
         )

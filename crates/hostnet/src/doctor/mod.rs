@@ -14,7 +14,7 @@ mod vmm;
 use std::collections::BTreeMap;
 
 use ontime_tenants::{Problem, ThreadId};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Note};
@@ -54,6 +54,13 @@ impl State {
 /// Knobs that a daemon failed to set, by their text, with the reason.
 pub type Refused = BTreeMap<String, String>;
 
+/// A delay without a limit: a guest that does not start.
+pub const ENDLESS: u32 = u32::MAX;
+
+fn finite<S: Serializer>(delay_us: &u32, serializer: S) -> Result<S::Ok, S::Error> {
+    Some(*delay_us).filter(|us| *us != ENDLESS).serialize(serializer)
+}
+
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
@@ -66,7 +73,8 @@ pub struct Check {
     /// The finding.
     pub found: String,
     /// How late a packet may be if the result is not ok, us: the largest latency in `cost`, or an estimate if it has
-    /// none. Findings are ranked by it.
+    /// none. Findings are ranked by it. [`ENDLESS`] is null in JSON.
+    #[serde(serialize_with = "finite")]
     pub delay_us: u32,
     /// The cost if the result is not ok, with figures; otherwise empty.
     pub cost: String,
@@ -142,11 +150,16 @@ impl Diagnosis {
     /// For a process that could not see all tenants: a rule that planned nothing may have missed some, so its check is
     /// not ok but unknown.
     pub fn doubt_absence(&mut self) {
+        // Root is not told to become root.
+        let remedy = match rustix::process::geteuid().is_root() {
+            true => "end what hides tenants from root: standard error names it behind `not seen:`",
+            false => "run this as root",
+        };
         for check in &mut self.checks {
             if check.state == State::Ok && check.found == rule_state::NOTHING {
                 check.state = State::Unknown;
                 "nothing to set for what could be seen; not all tenants could be seen".clone_into(&mut check.found);
-                "run this as root".clone_into(&mut check.remedy);
+                remedy.clone_into(&mut check.remedy);
                 let rule = RULES.iter().find(|rule| rule.id.name() == check.id);
                 check.delay_us = rule.map_or(0, |rule| rule.cost.delay_us);
             }
