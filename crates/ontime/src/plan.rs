@@ -162,7 +162,11 @@ fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
         writeln!(out, "  note: {}", table::visible(note))?;
     }
     writeln!(out)?;
-    table::write(out, ["TENANT", "VCPUS", "NEEDED", "ONTIME", "PRM", "BUDGETS", "PRM INTERFACES"], &rows(report))?;
+    let rows = rows(report);
+    if rows.is_empty() {
+        return writeln!(out, "no tenant: the file has no [[tenant]]");
+    }
+    table::write(out, ["TENANT", "VCPUS", "NEEDED", "ONTIME", "PRM", "BUDGETS", "PRM INTERFACES"], &rows)?;
     writeln!(out)?;
     print_compositional(out, report)?;
     for (number, host) in (1..).zip(&report.hosts) {

@@ -147,7 +147,7 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
     let rows: Vec<[String; COLUMNS]> =
         now.vcpus.iter().zip(used).enumerate().flat_map(|(index, (vcpu, used))| rows(index, vcpu, used)).collect();
     if rows.is_empty() {
-        writeln!(text, "{NONE}")?;
+        writeln!(text, "{}", none(now))?;
     } else {
         let mut out = Vec::new();
         table::write(&mut out, HEAD, &rows)?;
@@ -157,7 +157,20 @@ fn show(text: &mut String, now: &api::Reservations, used: &[Used]) -> anyhow::Re
     Ok(())
 }
 
-const NONE: &str = "no vCPU has reserved CPU time (sched.toml says which are to have some)";
+/// Says why there is no row.
+fn none(now: &api::Reservations) -> String {
+    let why = if now.off.is_some() {
+        "what reserves it does not run"
+    } else if !now.refused.is_empty() || !now.requested.is_empty() {
+        "none of the reservations below is in force"
+    } else if !now.absent.is_empty() {
+        "no VM of a reservation in sched.toml runs"
+    } else {
+        "neither sched.toml nor a program reserves any"
+    };
+    format!("no vCPU has reserved CPU time: {why}")
+}
+
 const COLUMNS: usize = 12;
 const HEAD: [&str; COLUMNS] =
     ["", "VM", "VCPU", "BUDGET", "RESERVED", "GUEST", "USED", "BEYOND", "MISSES", "OVERRUNS", "PLACE", "DEADLINE IN"];
@@ -390,9 +403,6 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("7.3 ms") && text.contains("active"), "{text}");
-        let mut none = String::new();
-        show(&mut none, &reservations(vec![]), &[]).unwrap();
-        assert!(none.contains("no vCPU has reserved CPU time") && !none.contains("DEADLINE IN"), "{none}");
         assert!(text.contains("not running: d") && !text.contains('\x1b'), "{text}");
         assert!(text.starts_with("paced: 0.600 CPUs reserved of 1, "), "{text}");
         let mut foreseen = String::new();
@@ -401,6 +411,30 @@ mod tests {
         let requested =
             "requested: dra-1 (driver, user 7) for pod 7f0c: 2 x 2.5 / 10 ms on CPUs 3,4, rt1, waiting, 42 s left\n";
         assert!(text.contains(requested), "{text}");
+    }
+
+    /// In both views: no header without a row.
+    #[test]
+    fn where_no_vcpu_has_reserved_cpu_time_the_reason_is_said() {
+        let all = reservations(vec![]);
+        let nothing =
+            api::Reservations { refused: vec![], absent: vec![], requested: vec![], slice: None, ..all.clone() };
+        for (now, why) in [
+            (nothing.clone(), "neither sched.toml nor a program reserves any"),
+            (api::Reservations { absent: vec!["d".to_owned()], ..nothing.clone() }, "no VM of a reservation in sched"),
+            (api::Reservations { refused: all.refused.clone(), ..nothing.clone() }, "none of the reservations below"),
+            (api::Reservations { requested: all.requested.clone(), ..nothing.clone() }, "none of the reservations be"),
+            (all.clone(), "none of the reservations below is in force"),
+            (api::Reservations { off: Some("no BPF".to_owned()), ..all }, "what reserves it does not run"),
+        ] {
+            let mut once = String::new();
+            show(&mut once, &now, &[]).unwrap();
+            for text in [once, Screen::default().draw(&now, &[], 80, 24)] {
+                assert!(text.contains(&format!("no vCPU has reserved CPU time: {why}")), "{text}");
+                assert!(!text.contains("DEADLINE IN") && !text.contains("BUDGET"), "{text}");
+                assert_eq!(text.contains("NOT KEPT: no BPF"), now.off.is_some(), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -184,4 +184,7 @@ fn wrong_use_and_a_wrong_file_have_statuses_of_their_own() {
     let out = plan(path.to_str().unwrap(), &[]);
     assert_eq!(out.status.code(), Some(78));
     assert!(String::from_utf8(out.stderr).unwrap().contains("did you mean `tenant`?"));
+    std::fs::write(&path, "[host]\ncpus = 1\n").unwrap();
+    let said = String::from_utf8(plan(path.to_str().unwrap(), &[]).stdout).unwrap();
+    assert!(said.ends_with("\n\nno tenant: the file has no [[tenant]]\n"), "no table without a row: {said}");
 }

@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 
-use super::{COLUMNS, HEAD, NONE, Used, foot, head, rows};
+use super::{COLUMNS, HEAD, Used, foot, head, none, rows};
 use crate::api;
 use crate::table::visible;
 
@@ -127,7 +127,7 @@ impl Screen {
         // The last line has the keys, the one before it the number of rows that do not fit.
         let room = height.saturating_sub(lines.len() + below.len() + 3).max(1);
         if cells.is_empty() {
-            lines.push(NONE.to_owned());
+            lines.push(none(now));
         } else {
             let hidden = cells.len().saturating_sub(room);
             let shown = cells.get(..cells.len() - hidden).unwrap_or_default();
