@@ -57,6 +57,9 @@ pub struct Nics {
     /// network interrupt that no NIC claims.
     #[serde(default)]
     pub findings: Vec<Finding>,
+    /// What could not be read, so that interfaces or their tenants may be missing.
+    #[serde(default)]
+    pub unseen: Vec<Problem>,
 }
 
 /// A virtual machine or container on this host.
@@ -218,6 +221,9 @@ pub struct Status {
     pub findings: Vec<Finding>,
     /// What discovery could not do or did not like, and what went wrong in the daemon.
     pub problems: Vec<Problem>,
+    /// Those of them because of which tenants or settings may be missing.
+    #[serde(default)]
+    pub unseen: Vec<Problem>,
     /// Configuration files that the daemon refused at its last reload; the former configuration is in force until a
     /// reload succeeds.
     #[serde(default)]

@@ -13,6 +13,7 @@ use crate::client::ClientError;
 use crate::daemon::config::Config;
 use crate::daemon::engine::{to_be, would};
 use crate::daemon::keeper::Keeper;
+use crate::daemon::view;
 use crate::paths::Paths;
 use crate::sight::Missed;
 use crate::table::visible;
@@ -59,7 +60,7 @@ fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Repo
     };
     let keeper = Keeper::new(&config.sched, config.rules.table());
     let seen = to_be(&config, paths, method, &originals, &keeper);
-    let missed = missed.and(&seen.found.problems);
+    let missed = seen.inventory.incomplete.iter().fold(missed.and(&view::unseen(&seen.found)), Missed::also);
     Ok((would(&seen, &LiveHost::with_roots(paths.roots()), &originals, &Settled::default()), missed))
 }
 

@@ -15,11 +15,12 @@ use ontime_hostnet::smi::Counting;
 use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, Probes, as_found, kvm, placement};
 use ontime_sched::BackendKind;
 use ontime_tenants::text::counted;
-use ontime_tenants::{Class, Kind, Policy, ProblemKind, Sources, Tenant, ThreadId, discover};
+use ontime_tenants::{Class, Discovery, Kind, Policy, ProblemKind, Sources, Tenant, ThreadId, discover};
 use textwrap::{Options, WordSplitter, fill};
 
 use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
+use crate::daemon::view;
 use crate::paths::Paths;
 use crate::sight::Missed;
 use crate::{api, table::visible};
@@ -68,20 +69,14 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Originals::default()
     });
     let found = discover(&Sources::host(), &config.rules);
-    let is_unread = |kind: &ProblemKind| {
-        matches!(kind, ProblemKind::CgroupV1(_) | ProblemKind::NotRead(_) | ProblemKind::RecordUnread(_))
-    };
-    let unread = found.problems.iter().filter(|one| is_unread(&one.kind));
-    inventory.notes.extend(
-        unread.map(|one| Note { about: one.subject.clone(), why: format!("{}; {}", one.message(), one.remedy()) }),
-    );
+    let missed = inventory.incomplete.iter().fold(missed.and(&view::unseen(&found)), Missed::also);
+    inventory.notes.extend(unread(&found));
     let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     intent.method = method.unwrap_or(intent.method);
     let rests = polling.iter().filter(|nic| !nic.polling);
     intent.resting = rests.filter_map(|nic| Some(inventory.nic(&nic.nic)?.id.ifindex)).collect();
     intent.reserved = reserved.map(|reserved| kept(&reserved, &intent.tenants)).unwrap_or_default();
     let (inventory, intent) = as_found(inventory, intent, &originals);
-    let missed = missed.and(&found.problems);
     let stake = Stake::of(&intent.tenants, missed.is_none());
     let memory = placement::of_rt_tenants(&roots, &inventory, &intent);
     let smi = counting.map_or_else(|instead| instead, |counting| counting.finish(SMI_TIME));
@@ -101,6 +96,21 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Page { out: &mut out, colour }.write(&diagnosis, stake, args.all)?;
     }
     Ok(ExitCode::from(missed.tell(diagnosis.state.exit_code())))
+}
+
+/// Processes, records and cgroups that discovery could not read, or not to their end.
+fn unread(found: &Discovery) -> impl Iterator<Item = Note> + '_ {
+    let is_unread = |kind: &ProblemKind| {
+        matches!(
+            kind,
+            ProblemKind::Unreadable(_)
+                | ProblemKind::CgroupV1(_)
+                | ProblemKind::NotRead(_)
+                | ProblemKind::RecordUnread(_)
+        )
+    };
+    let unread = found.problems.iter().filter(move |one| is_unread(&one.kind));
+    unread.map(|one| Note { about: one.subject.clone(), why: format!("{}; {}", one.message(), one.remedy()) })
 }
 
 /// The vCPU threads with reserved CPU time. The daemon's back end moves them, so their present policy does not matter.
@@ -248,7 +258,17 @@ impl<W: Write> Page<'_, W> {
 }
 
 #[cfg(test)]
+#[path = "../../hostnet/tests/support/fleet.rs"]
+mod fleet;
+
+#[cfg(test)]
 mod tests {
+    use ontime_hostnet::inventory::{Conflict, CpuManager, IdleState, LinkPolicy, Lockdown};
+    use ontime_hostnet::{CpuSet, Host, Knob, KnobError, Obstacle, RULES, Root, SmiCount, Value};
+    use ontime_tenants::vmm::Delay;
+    use ontime_tenants::{Problem, ThreadRole};
+    use textwrap::core::display_width;
+
     use super::*;
 
     const NOBODY: Stake = Stake { vms: 0, containers: 0, all: true };
@@ -275,7 +295,7 @@ mod tests {
             check("veth", State::Warning, 1_067),
             check("preempt-rt", State::Critical, 225),
             check("smt", State::Unknown, 25),
-            check("kvm", State::Critical, u32::MAX),
+            check("kvm", State::Critical, doctor::ENDLESS),
             check("napi-threaded", State::Critical, 6_182),
         ];
         let note = Note { about: "a file".to_owned(), why: "denied".to_owned() };
@@ -320,6 +340,152 @@ mod tests {
         // What makes the exit status 2 is named, whomever it concerns.
         let text = page(Stake { vms: 0, containers: 1, all: true }, false, false);
         assert!(text.contains("4 more: idle-states, smt, kvm (critical), vnic-place."), "{text}");
+    }
+
+    /// A host on which every knob has another value. The kernel refuses all of them, and files in /sys fail.
+    struct Averse;
+
+    impl Host for Averse {
+        fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
+            let source = std::io::Error::from_raw_os_error(5);
+            match knob {
+                Knob::HostFile { root: Root::Sys, .. } => {
+                    Err(KnobError::Os { knob: knob.to_string(), what: "reading", source })
+                }
+                _ => Ok(Value::Text("otherwise".to_owned())),
+            }
+        }
+        fn write(&self, knob: &Knob, _: &Value) -> Result<(), KnobError> {
+            panic!("{knob} was written")
+        }
+        fn foresee(&self, knob: &Knob, _: &Value) -> Option<Obstacle> {
+            let cgroup =
+                format!("/kubepods.slice/{}.slice/cri-containerd-{}.scope", "pod7_".repeat(25), "0af9".repeat(16));
+            let lasting = matches!(knob, Knob::HostFile { .. });
+            Some(Obstacle {
+                cause: format!("cgroup {cgroup} has no budget"),
+                remedy: "give it one".to_owned(),
+                lasting,
+            })
+        }
+    }
+
+    /// A host on which every row but the rules' is bad, with names as long as Linux, libvirt and Kubernetes allow them.
+    fn worst(name: &str) -> Diagnosis {
+        let (mut inventory, mut intent) = fleet::two_vms();
+        let cpus = |text: &str| CpuSet::from_list(text).unwrap();
+        let path = |dir: &str| format!("{dir}/{}", "x".repeat(255));
+        let [far, nic] = ["enP65535p255s31", "enp129s0f0np0v1"];
+        for (at, new) in [far, nic].into_iter().enumerate() {
+            new.clone_into(&mut inventory.nics[at].id.name);
+            intent.tenants[at].vnics[0].lower = vec![new.to_owned()];
+        }
+        name.clone_into(&mut intent.tenants[0].name);
+        for vcpu in intent.tenants[0].threads.iter_mut().filter(|one| matches!(one.role, ThreadRole::Vcpu(_))) {
+            "10-12".clone_into(&mut vcpu.affinity);
+        }
+        let kernel = &mut inventory.kernel;
+        kernel.release = format!("6.12.48+deb13-{}", "rt".repeat(25));
+        (kernel.version, kernel.realtime, kernel.threaded_irqs) = ((6, 12), false, false);
+        (kernel.lockdown, kernel.pressure) = (Lockdown::Confidentiality, true);
+        let state = |number: u32| IdleState { name: format!("C{number}"), latency_us: 133, enabled_on: cpus("0-63") };
+        inventory.cpus.idle_states = (1..9).map(state).collect();
+        inventory.cpus.governors =
+            [("conservative".to_owned(), cpus("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28"))].into();
+        inventory.cpus.clocksource = "hyperv_clocksource_msr".to_owned();
+        inventory.cpus.smt_active = Some(true);
+        inventory.cpus.siblings = (0..32).map(|core| cpus(&format!("{core},{}", core + 32))).collect();
+        (inventory.cpus.isolated, inventory.cpus.nohz_full) = (cpus("8-11"), cpus("8"));
+        let nodes = [(0, (cpus("0-31"), vec![10, 21])), (1, (cpus("32-63"), vec![21, 10]))];
+        (inventory.cpus.nodes, inventory.nics[0].node) = (nodes.into(), Some(1));
+        inventory.cpus.bpf_scheduler = Some(format!("lavd_{}", "1.0.19_".repeat(17)));
+        inventory.udev.rules = vec![path("/etc/udev/rules.d"), path("/run/udev/rules.d")];
+        let policy =
+            LinkPolicy { file: path("/etc"), policy: "spread".to_owned(), among: "IRQAffinity=0-3".to_owned() };
+        inventory.udev.links = [(nic.to_owned(), policy)].into();
+        let sysctls = [("kernel/nmi_watchdog", "1"), ("vm/stat_interval", "1"), ("kernel/timer_migration", "0")];
+        inventory.sysctls.extend(sysctls.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        (inventory.memory.merged, inventory.memory.balanced, inventory.memory.swap) = (true, true, true);
+        inventory.memory.collapsed = Some("always".to_owned());
+        (inventory.kvm.clock_sync, inventory.kvm.page_recovery) = (true, true);
+        let beside = |service: &str| Conflict { service: service.to_owned(), pid: 4_194_304 };
+        inventory.conflicts = ["irqbalance", "tuned", "kubelite", "ovs-vswitchd", "scx_loader"].map(beside).into();
+        inventory.pollers = vec![("pmd-c63/id:9".to_owned(), cpus("10"))];
+        let (policy, shared, exclusive) = ("static".to_owned(), cpus("0-4,10"), cpus("5"));
+        inventory.cpu_manager = Some(CpuManager { policy, shared, exclusive });
+        inventory.notes = vec![Note { about: "NAPI instances".to_owned(), why: path("/sys/class/net") }];
+        let delays =
+            [Delay::NoIrqchip, Delay::HiddenIdle, Delay::NoVectors("virtio-net-pci-non-transitional".to_owned())];
+        let problem = |delay| Problem { subject: name.to_owned(), kind: ProblemKind::Delay(delay) };
+        let memory = [(intent.tenants[0].process, Ok([(1, 9)].into()))].into();
+        let smi = SmiCount::Counted { most: 12, cpu: 63, during: Duration::from_secs(1) };
+        let probes = Probes { kvm: kvm::KvmProbe::Broken(path("/dev/kvm: ioctl")), smi, memory };
+        doctor::examine(&Averse, &inventory, &intent, &delays.map(problem), &Refused::new(), &probes)
+    }
+
+    /// Rows as doctor makes them: nothing of them is cut off, and nothing is beyond the page.
+    #[test]
+    fn the_longest_rows_that_doctor_can_have_fit_the_page_whole() {
+        let joined = |text: &str| text.split_whitespace().collect::<String>();
+        let label = "a123456789".repeat(25);
+        let names = [label.clone(), "press line 4 ".repeat(19), "工場の制御装置".repeat(12), label[..63].to_owned()];
+        for name in &names {
+            let found = worst(name);
+            let no_rule = |check: &&Check| !RULES.iter().any(|rule| rule.id.name() == check.id);
+            let good: Vec<&str> = found
+                .checks
+                .iter()
+                .filter(no_rule)
+                .filter(|one| one.state == State::Ok)
+                .map(|one| one.id.as_str())
+                .collect();
+            assert!(good.is_empty(), "{good:?} are not bad here");
+            assert!(found.checks.iter().any(|check| check.state == State::Unknown));
+            let stake = Stake { vms: 1, containers: 0, all: true };
+            for (all, colour) in [(false, false), (true, false), (true, true)] {
+                let mut out = Vec::new();
+                Page { out: &mut out, colour }.write(&found, stake, all).unwrap();
+                let coloured = String::from_utf8(out).unwrap();
+                let codes = ["31", "32", "33", "36", "0"].map(|code| format!("\x1b[{code}m"));
+                let text = codes.iter().fold(coloured, |text, code| text.replace(code, ""));
+                let longest = text.lines().max_by_key(|line| display_width(line)).unwrap();
+                assert!(display_width(longest) <= WIDTH, "{longest}");
+                let whole = joined(&text);
+                let shown = if all { found.checks.iter().collect() } else { ranked(&found.checks, stake) };
+                for check in shown.iter().take(if all { usize::MAX } else { SHOWN }) {
+                    let parts = [&check.found, &check.cost, &check.remedy];
+                    let parts = if check.state == State::Ok { &parts[..1] } else { &parts[..] };
+                    assert!(parts.iter().all(|part| whole.contains(&joined(part))), "{check:?} is not whole: {text}");
+                }
+                let named = shown.iter().all(|check| whole.contains(&check.id));
+                assert!(named && (!all || whole.contains(&joined(&found.notes[0].why))), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_discovery_did_not_read_is_a_note_with_its_remedy() {
+        let of = |kind: ProblemKind| {
+            let problems = vec![Problem { subject: "/docker/3c1f".to_owned(), kind }];
+            unread(&Discovery { problems, ..Discovery::default() }).map(|note| (note.about, note.why)).next()
+        };
+        let v1 = "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)";
+        for (kind, words, remedy) in [
+            (ProblemKind::CgroupV1(1), "1 process is in containers by cgroup v1 alone", v1),
+            (ProblemKind::CgroupV1(41), "41 processes are in containers by cgroup v1 alone", v1),
+            (ProblemKind::RecordUnread("it has 7 MiB".to_owned()), "7 MiB", "give rules for these containers by"),
+            (ProblemKind::NotRead("9 threads".to_owned()), "9 threads", "each has a quota"),
+            (ProblemKind::Unreadable("denied".to_owned()), "denied", "on the host"),
+        ] {
+            let (about, why) = of(kind).unwrap();
+            assert!(about == "/docker/3c1f" && why.contains(words) && why.contains(remedy), "{why}");
+        }
+        assert!(
+            [ProblemKind::SameName, ProblemKind::RuntimeUnknown, ProblemKind::StaleDomain(3)]
+                .map(of)
+                .iter()
+                .all(Option::is_none)
+        );
     }
 
     #[test]

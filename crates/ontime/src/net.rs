@@ -46,48 +46,46 @@ struct Status {
 /// Where the configuration is wrong, a NIC is unknown, or standard output is closed.
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let What::Status(args) = &args.what;
-    let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, Some(missed)));
-    let (answer, missed): (api::Nics, Option<Missed>) = match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {
-        Ok(answer) => (answer, None),
+    let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, missed, false));
+    let (answer, missed, by_daemon) = match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {
+        Ok(answer) => (answer, Missed::default(), true),
         Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Missed::rights())?,
         Err(error @ ClientError::Denied { .. }) => own("the daemon could not be asked", Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
-    let api::Nics { mut nics, mut findings, .. } = answer;
-    let is_called = |nic: &api::Nic, name: &String| nic.name == *name || nic.altnames.contains(name);
-    if let Some(unknown) = args.nics.iter().find(|name| !nics.iter().any(|nic| is_called(nic, name))) {
-        let known = nics.iter().map(|nic| visible(&nic.name)).collect::<Vec<_>>().join(", ");
-        exit::usage!("there is no interface {unknown} in this network namespace; there are: {known}");
-    }
+    let api::Nics { nics, mut findings, unseen, .. } = answer;
+    let missed = missed.and(&unseen);
+    let nics = chosen(nics, &args.nics)?;
     findings.retain(|_| args.nics.is_empty());
-    nics.retain(|nic| args.nics.is_empty() || args.nics.iter().any(|name| is_called(nic, name)));
     let states = |nic: &api::Nic| nic.knobs.iter().map(|knob| knob.state.clone()).collect::<Vec<_>>();
     let states: Vec<String> = nics.iter().flat_map(states).collect();
     let critical = api::any_critical(&findings) || nics.iter().any(|nic| api::any_critical(&nic.findings));
     let mut out = std::io::stdout().lock();
     if args.json {
-        let answer = api::Nics { schema_version: api::SCHEMA_VERSION, nics, findings };
+        let answer = api::Nics { schema_version: api::SCHEMA_VERSION, nics, findings, unseen };
         serde_json::to_writer_pretty(&mut out, &answer)?;
         writeln!(out)?;
     } else {
-        if nics.is_empty() {
-            writeln!(out, "no network interface in this network namespace but the loopback")?;
-        }
-        let seen_all = missed.as_ref().is_none_or(Missed::is_none);
-        for nic in &nics {
-            show(&mut out, nic, seen_all)?;
-        }
-        for finding in &findings {
-            let (object, found, remedy) = (visible(&finding.object), visible(&finding.found), visible(&finding.remedy));
-            writeln!(out, "{object}: {} ({}): {found}\n  {remedy}", finding.severity, finding.rule)?;
-        }
+        page(&mut out, &nics, &findings, missed.is_none())?;
     }
     // If a daemon answers and does not apply, that was requested, so it is no warning.
-    let not_applied = |state: &str| state == "not-applied" && missed.is_some();
+    let not_applied = |state: &str| state == "not-applied" && !by_daemon;
     let is_wrong = |state: &String| matches!(state.as_str(), "drifted" | "failed") || not_applied(state);
     let status = if states.iter().any(is_wrong) { exit::WARNING } else { exit::OK };
     let status = if critical { exit::CRITICAL } else { status };
-    Ok(ExitCode::from(missed.map_or(status, |missed| missed.tell(status))))
+    Ok(ExitCode::from(missed.tell(status)))
+}
+
+/// The NICs that have one of these names, as their own or an alternative one. Without names, all.
+fn chosen(mut nics: Vec<api::Nic>, names: &[String]) -> anyhow::Result<Vec<api::Nic>> {
+    let is_called = |nic: &api::Nic, name: &String| nic.name == *name || nic.altnames.contains(name);
+    if let Some(unknown) = names.iter().find(|name| !nics.iter().any(|nic| is_called(nic, name))) {
+        let known = nics.iter().map(|nic| visible(&nic.name)).collect::<Vec<_>>().join(", ");
+        let known = if known.is_empty() { "only the loopback" } else { known.as_str() };
+        exit::usage!("there is no interface {unknown} in this network namespace; there are: {known}");
+    }
+    nics.retain(|nic| names.is_empty() || names.iter().any(|name| is_called(nic, name)));
+    Ok(nics)
 }
 
 /// Reads the host without a daemon. `why`: why no daemon could be asked.
@@ -111,8 +109,25 @@ fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(api::Nics, 
     let notes = look.inventory.notes.iter().map(|note| format!("{}: {}", note.about, note.why));
     // With root's rights, a fact that cannot be read does not exist on this host.
     let unread = notes.take(if missed.is_none() { 0 } else { usize::MAX });
-    let missed = unread.fold(missed.and(&look.found.problems), Missed::also);
-    Ok((view::nics(&look.inventory, &look.intent, &look.plan, &state), missed))
+    let missed = unread.chain(look.inventory.incomplete.clone()).fold(missed, Missed::also);
+    let unseen = view::unseen(&look.found);
+    Ok((view::nics(&look.inventory, &look.intent, &look.plan, &state, unseen), missed))
+}
+
+/// All NICs, and what belongs to none. `seen_all`: all tenants and NICs could be seen.
+fn page(out: &mut impl Write, nics: &[api::Nic], findings: &[api::Finding], seen_all: bool) -> std::io::Result<()> {
+    if nics.is_empty() {
+        let seen = if seen_all { "is in this network namespace" } else { "is among what could be seen" };
+        writeln!(out, "no NIC: no network interface but the loopback {seen}")?;
+    }
+    for nic in nics {
+        show(out, nic, seen_all)?;
+    }
+    for finding in findings {
+        let (object, found, remedy) = (visible(&finding.object), visible(&finding.found), visible(&finding.remedy));
+        writeln!(out, "{object}: {} ({}): {found}\n  {remedy}", finding.severity, finding.rule)?;
+    }
+    Ok(())
 }
 
 /// `seen_all`: all tenants could be seen.
@@ -151,22 +166,77 @@ fn show(out: &mut impl Write, nic: &api::Nic, seen_all: bool) -> std::io::Result
 mod tests {
     use super::*;
 
+    fn nic(name: &str, altnames: &[&str]) -> api::Nic {
+        api::Nic {
+            name: name.to_owned(),
+            altnames: altnames.iter().map(ToString::to_string).collect(),
+            ifindex: 7,
+            kind: "bridge".to_owned(),
+            up: true,
+            class: "bulk".to_owned(),
+            class_by: "derived".to_owned(),
+            napis: Vec::new(),
+            irqs: Vec::new(),
+            tenants: Vec::new(),
+            knobs: Vec::new(),
+            findings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn nics_are_chosen_by_any_of_their_names() {
+        let all = || {
+            vec![
+                nic("eno1", &["enp0s25", "enx0c42a1d81e07"]),
+                nic("wan", &["enP2p1s0f0np0", "uplink-of-the-press-line-in-hall-4"]),
+                nic("br-lan.7", &[]),
+            ]
+        };
+        let with = |names: &[&str]| -> Result<Vec<String>, String> {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            let chosen = chosen(all(), &names).map_err(|error| error.to_string())?;
+            Ok(chosen.into_iter().map(|nic| nic.name).collect())
+        };
+        for (names, wanted) in [
+            (&[][..], &["eno1", "wan", "br-lan.7"][..]),
+            (&["enp0s25"], &["eno1"]),
+            (&["enx0c42a1d81e07", "eno1"], &["eno1"]),
+            (&["uplink-of-the-press-line-in-hall-4", "br-lan.7"], &["wan", "br-lan.7"]),
+            (&["enP2p1s0f0np0"], &["wan"]),
+        ] {
+            assert_eq!(with(names).unwrap(), wanted, "{names:?}");
+        }
+        for unknown in ["uplink", "enp2p1s0f0np0", ""] {
+            let said = with(&["wan", unknown]).unwrap_err();
+            assert!(said.contains("there are: eno1, wan, br-lan.7"), "{said}");
+        }
+        let said = chosen(Vec::new(), &["eth0".to_owned()]).unwrap_err().to_string();
+        assert!(said.ends_with("there is no interface eth0 in this network namespace; there are: only the loopback"));
+    }
+
+    #[test]
+    fn a_host_without_nics_is_told_and_what_belongs_to_none_is_shown() {
+        let text = |findings: &[api::Finding], seen_all| {
+            let mut out = Vec::new();
+            page(&mut out, &[], findings, seen_all).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(text(&[], true), "no NIC: no network interface but the loopback is in this network namespace\n");
+        assert_eq!(text(&[], false), "no NIC: no network interface but the loopback is among what could be seen\n");
+        let of = |text: &str| text.to_owned();
+        let (rule, severity, object) = (of("host-config"), of("warning"), of("lan7"));
+        let named = api::Finding { rule, severity, object, found: of("is not here"), remedy: of("correct it") };
+        let said = text(&[named], true);
+        assert!(said.ends_with("namespace\nlan7: warning (host-config): is not here\n  correct it\n"), "{said}");
+    }
+
     #[test]
     fn the_reason_of_a_class_claims_only_what_was_seen() {
         let line = |class_by: &str, tenants: &[&str], seen_all| {
             let nic = api::Nic {
-                name: "x0".to_owned(),
-                altnames: Vec::new(),
-                ifindex: 7,
-                kind: "bridge".to_owned(),
-                up: true,
-                class: "bulk".to_owned(),
                 class_by: class_by.to_owned(),
-                napis: Vec::new(),
-                irqs: Vec::new(),
                 tenants: tenants.iter().map(ToString::to_string).collect(),
-                knobs: Vec::new(),
-                findings: Vec::new(),
+                ..nic("x0", &[])
             };
             let mut out = Vec::new();
             show(&mut out, &nic, seen_all).unwrap();

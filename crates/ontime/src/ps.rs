@@ -33,7 +33,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     for problem in problems {
-        eprintln!("ontime: {}", table::visible(&line(&problem)));
+        eprintln!("ontime: {}", table::visible(&format!("{}: {}", problem.subject, problem.message)));
     }
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -53,7 +53,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 
 /// Adds the problems that the daemon's last pass found.
 fn told(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Problem>, Missed) {
-    let missed = answer.unseen.iter().fold(Missed::default(), |missed, one| missed.also(line(one)));
+    let missed = Missed::default().and(&answer.unseen);
     match client::get::<api::Status>(&paths.socket(), "/v1/status") {
         Ok(status) => {
             let is_said = |problem: &api::Problem| answer.unseen.contains(problem);
@@ -64,15 +64,11 @@ fn told(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Prob
     }
 }
 
-fn line(problem: &api::Problem) -> String {
-    format!("{}: {}", problem.subject, problem.message)
-}
-
 fn look(paths: &Paths, missed: Missed) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>, Missed)> {
     let config = Config::load(&paths.config_dir)?;
     let found = discover(&Sources::host(), &config.rules);
     let tenants = found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect();
-    let missed = view::unseen(&found).iter().fold(missed, |missed, one| missed.also(line(one)));
+    let missed = missed.and(&view::unseen(&found));
     let others = found.problems.iter().filter(|problem| !problem.hides_tenants());
     Ok((tenants, others.map(view::problem).collect(), missed))
 }

@@ -1,12 +1,10 @@
-//! Records what a command that reads the host itself, without the daemon, could not see.
+//! Records what a command, or the daemon that it asked, could not see.
 //!
-//! Such a command shows what it saw, prints on standard error what it could not see, and ends with [`exit::UNKNOWN`]:
-//! an empty table for a user without the necessary rights would be misleading.
+//! Such a command shows what was seen, prints on standard error what was not, and ends with [`exit::UNKNOWN`]: an empty
+//! table for a user without the necessary rights would be misleading.
 
-use ontime_tenants::{Problem, ProblemKind};
-
-use crate::exit;
 use crate::table::visible;
+use crate::{api, exit};
 
 /// The reasons why something could not be seen, one line each.
 #[derive(Debug, Default)]
@@ -26,16 +24,17 @@ impl Missed {
         Self((uid != 0).then(why).into_iter().collect())
     }
 
-    /// Adds what discovery could not read.
-    pub fn and(mut self, problems: &[Problem]) -> Self {
-        let unread = problems.iter().filter(|problem| matches!(problem.kind, ProblemKind::Unreadable(_)));
-        self.0.extend(unread.map(ToString::to_string));
-        self
+    /// Adds what discovery could not see (`view::unseen`).
+    pub fn and(self, unseen: &[api::Problem]) -> Self {
+        unseen.iter().fold(self, |missed, one| missed.also(format!("{}: {}", one.subject, one.message)))
     }
 
     /// Adds a reason.
     pub fn also(mut self, why: impl ToString) -> Self {
-        self.0.push(why.to_string());
+        let why = why.to_string();
+        if !self.0.contains(&why) {
+            self.0.push(why);
+        }
         self
     }
 
@@ -55,7 +54,10 @@ impl Missed {
 
 #[cfg(test)]
 mod tests {
+    use ontime_tenants::{Discovery, Problem, ProblemKind};
+
     use super::*;
+    use crate::daemon::view::unseen;
 
     #[test]
     fn a_look_that_missed_something_is_unknown_whatever_it_found() {
@@ -68,11 +70,29 @@ mod tests {
                 assert_eq!(missed.tell(status), exit::UNKNOWN);
             }
         }
-        let problem = |kind| Problem { subject: "/proc".to_owned(), kind };
-        let same_name = problem(ProblemKind::SameName);
-        assert!(Missed::default().and(std::slice::from_ref(&same_name)).is_none());
-        let unread = problem(ProblemKind::Unreadable("permission denied".to_owned()));
-        assert!(!Missed::default().and(&[same_name, unread]).is_none());
         assert!(!Missed::default().also("no daemon").is_none());
+    }
+
+    #[test]
+    fn what_hides_tenants_is_missed_and_no_other_problem() {
+        let found = |kinds: &[ProblemKind], incomplete: Option<&str>| {
+            let problem = |kind: &ProblemKind| Problem { subject: "/docker/7".to_owned(), kind: kind.clone() };
+            let problems = kinds.iter().map(problem).collect();
+            Discovery { problems, incomplete: incomplete.map(str::to_owned), ..Discovery::default() }
+        };
+        let unread = ProblemKind::Unreadable("permission denied".to_owned());
+        for (kinds, incomplete, words) in [
+            (&[ProblemKind::SameName][..], None, &[][..]),
+            (&[ProblemKind::RuntimeUnknown, ProblemKind::StaleDomain(7)], None, &[]),
+            (std::slice::from_ref(&unread), None, &["/docker/7: permission denied"]),
+            (&[ProblemKind::SameName, ProblemKind::CgroupV1(3)], None, &["/docker/7: 3 processes"]),
+            (&[unread.clone(), ProblemKind::CgroupV1(1)], Some("x"), &["permission denied", "/docker/7: 1 process"]),
+            (&[], Some("/proc: Too many open files"), &["host: /proc: Too many open files"]),
+        ] {
+            let missed = Missed::default().and(&unseen(&found(kinds, incomplete)));
+            assert_eq!(missed.0.len(), words.len(), "{missed:?}");
+            assert!(missed.0.iter().zip(words).all(|(said, words)| said.contains(words)), "{missed:?}");
+            assert_eq!(missed.tell(exit::WARNING), if words.is_empty() { exit::WARNING } else { exit::UNKNOWN });
+        }
     }
 }

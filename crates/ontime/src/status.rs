@@ -8,6 +8,7 @@ use ontime_hostnet::RULES;
 use ontime_tenants::text::counted;
 
 use crate::paths::Paths;
+use crate::sight::Missed;
 use crate::table::visible;
 use crate::{api, client, exit, table};
 
@@ -30,7 +31,7 @@ fn rules() -> impl Iterator<Item = &'static str> {
 }
 
 /// Shows the daemon's state. Exit status 1 where a knob differs from the plan or a reload was refused, 2 where a
-/// finding is critical.
+/// finding is critical, 3 where the daemon could not see everything.
 ///
 /// # Errors
 /// Where no daemon answers.
@@ -44,7 +45,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     } else {
         show(&mut out, &status, args.all)?;
     }
-    Ok(ExitCode::from(verdict(&status)))
+    Ok(ExitCode::from(Missed::default().and(&status.unseen).tell(verdict(&status))))
 }
 
 /// Leaves out the knobs and findings of other rules. Without names, all stay.
@@ -176,6 +177,7 @@ mod tests {
             drift: 0,
             findings: vec![],
             problems: vec![],
+            unseen: vec![],
             refused_configuration: None,
             requested: 0,
         }

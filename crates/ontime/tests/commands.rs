@@ -120,6 +120,84 @@ fn ps_is_unknown_where_the_daemon_could_not_see_all() {
     assert_eq!(out.status.code(), Some(3));
 }
 
+/// On a hybrid host every command says what is not seen, with and without a daemon, and none says that all is well.
+#[test]
+fn what_the_daemon_could_not_see_makes_every_command_unknown() {
+    const UNSEEN: &str = r#"[{"subject": "/docker/ab", "message": "cgroup v1; boot"}]"#;
+    const TENANTS: &str = r#"{"schema_version": 1, "tenants": [], "unseen": UNSEEN}"#;
+    const NICS: &str = r#"{"schema_version": 1, "nics": [], "findings": [], "unseen": UNSEEN}"#;
+    const STATUS: &str = r#"{"version": "1", "pid": 1, "kernel": "7.2", "state": "applied", "method": "partitioned",
+        "method_by": "default", "passes": 1, "last_pass_seconds": 0.01,
+        "caps": {"in_force": true, "why": null, "protections_off": true, "threads": []},
+        "polling": [], "knobs": [], "drift": 0, "findings": [], "problems": UNSEEN, "unseen": UNSEEN}"#;
+    let with = |text: &str| -> &'static str { Box::leak(text.replace("UNSEEN", UNSEEN).into_boxed_str()) };
+    let answers = [("/v1/tenants", with(TENANTS)), ("/v1/nics", with(NICS)), ("/v1/status", with(STATUS))];
+    let dir = tempfile::tempdir().unwrap();
+    daemon(dir.path(), Box::leak(Box::new(answers)));
+    for args in [
+        ["ps"].as_slice(),
+        &["ps", "--json"],
+        &["status"],
+        &["status", "--json"],
+        &["net", "status"],
+        &["net", "status", "--json"],
+    ] {
+        let out = ontime(dir.path(), args);
+        assert_eq!(text(&out.stderr), "ontime: not seen: /docker/ab: cgroup v1; boot\n", "{args:?}");
+        assert_eq!(out.status.code(), Some(3), "{args:?}: {out:?}");
+    }
+    let shown = text(&ontime(dir.path(), &["net", "status"]).stdout);
+    assert_eq!(shown, "no NIC: no network interface but the loopback is among what could be seen\n");
+}
+
+/// The same without a daemon: a process that is in a container by cgroup v1 alone, in namespaces of the test.
+#[test]
+fn without_a_daemon_a_hybrid_host_is_unknown_to_every_command() {
+    const HOST: &str = "set -e
+        sleep 600 & sleeper=$!
+        printf '5:memory:/docker/%s\\n0::/\\n' $(printf '%064d' 7) > $1/cgroup
+        mount --bind $1/cgroup /proc/$sleeper/cgroup
+        set +e
+        for args in 'ps' 'net status' 'apply --dry-run' 'doctor --json'; do
+            $2 $args --run-dir $1/run --state-dir $1/state --config-dir $1/etc > $1/out 2> $1/err
+            echo \"$args: $? $(grep -c 'not seen: /docker/0' $1/err)\"
+        done
+        cat $1/out
+        kill $sleeper";
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args([
+        "--mount",
+        "--pid",
+        "--net",
+        "--fork",
+        "--mount-proc",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        HOST,
+        "sh",
+    ]);
+    let out = command.arg(dir.path()).arg(env!("CARGO_BIN_EXE_ontime")).output().unwrap();
+    let said = text(&out.stdout);
+    if said.is_empty() {
+        println!("SKIPPED: no namespaces, or no mounts in /proc: {}", text(&out.stderr));
+        return;
+    }
+    for args in ["ps", "net status", "apply --dry-run", "doctor --json"] {
+        assert!(said.contains(&format!("{args}: 3 1\n")), "{args}: {out:?}");
+    }
+    let diagnosis: serde_json::Value = serde_json::from_str(&said[said.find('{').unwrap()..]).unwrap();
+    let note =
+        diagnosis["notes"].as_array().unwrap().iter().find(|note| note["about"].as_str().unwrap().contains("docker"));
+    let why = note.unwrap()["why"].as_str().unwrap();
+    assert!(why.contains("by cgroup v1 alone") && why.contains("boot with cgroup v2 alone"), "{why}");
+}
+
 #[test]
 fn a_reset_with_nothing_to_give_back_says_so() {
     let dir = tempfile::tempdir().unwrap();

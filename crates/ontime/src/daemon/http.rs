@@ -598,7 +598,7 @@ mod tests {
             Ask::Status(to) => drop(to.send(serde_json::from_str(STATUS).unwrap())),
             Ask::Nics(to) => {
                 let schema_version = api::SCHEMA_VERSION;
-                drop(to.send(api::Nics { schema_version, nics: vec![], findings: vec![] }));
+                drop(to.send(api::Nics { schema_version, nics: vec![], findings: vec![], unseen: vec![] }));
             }
             Ask::Reservations(to) => drop(to.send(serde_json::from_str(RESERVATIONS).unwrap())),
             Ask::Reserve { name, request, uid, answer } => {

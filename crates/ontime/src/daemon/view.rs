@@ -74,12 +74,13 @@ pub fn nic_classes(inventory: &Inventory, intent: &Intent) -> impl Iterator<Item
     inventory.nics.iter().map(|nic| (nic.id.name.clone(), intent.nic_class(inventory, nic).to_string()))
 }
 
-/// The host's NICs, with the planned value of each knob. `state` gives the present value.
+/// The host's NICs, with the planned value of each knob. `state` gives the present value, `unseen` what is missing.
 pub fn nics(
     inventory: &Inventory,
     intent: &Intent,
     plan: &hostnet::Plan,
     state: &dyn Fn(&Setting) -> api::KnobState,
+    unseen: Vec<api::Problem>,
 ) -> api::Nics {
     let mut knobs: BTreeMap<u32, Vec<api::KnobState>> = BTreeMap::new();
     for setting in &plan.settings {
@@ -99,7 +100,7 @@ pub fn nics(
         about_path && inventory.nics.iter().all(|nic| of.object != nic.id.name)
     };
     let findings = plan.findings.iter().filter(is_left).map(finding).collect();
-    api::Nics { schema_version: api::SCHEMA_VERSION, nics, findings }
+    api::Nics { schema_version: api::SCHEMA_VERSION, nics, findings, unseen }
 }
 
 /// The tap of the tenant to which this vhost thread belongs.

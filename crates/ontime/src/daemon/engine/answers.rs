@@ -63,7 +63,13 @@ impl Engine {
     /// The NICs as the last pass found them.
     pub fn nics(&self) -> api::Nics {
         let look = &self.look;
-        view::nics(&look.inventory, &look.intent, &look.plan, &|setting| self.knob_state(setting))
+        view::nics(&look.inventory, &look.intent, &look.plan, &|setting| self.knob_state(setting), self.unseen())
+    }
+
+    /// What the last pass could not read.
+    fn unseen(&self) -> Vec<api::Problem> {
+        let of_host = self.errors.iter().filter(|error| self.looks_again && error.subject == super::HOST);
+        view::unseen(&self.look.found).into_iter().chain(of_host.cloned()).collect()
     }
 
     /// Metrics, brought up to date, as text.
@@ -132,6 +138,7 @@ impl Engine {
             knobs,
             findings: self.look.plan.findings.iter().map(view::finding).collect(),
             problems,
+            unseen: self.unseen(),
             refused_configuration: self.refused.clone(),
             requested: self.requested.len(),
         }

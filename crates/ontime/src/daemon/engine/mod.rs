@@ -51,6 +51,9 @@ use crate::daemon::watches::{Excess, Watches};
 use crate::log::{LineQuota, change_line};
 use crate::paths::Paths;
 
+/// The subject of a problem with reading the host as a whole.
+const HOST: &str = "host";
+
 /// Discovery or the inventory may have missed something that exists.
 #[derive(Debug, thiserror::Error)]
 #[error("the host could not be read whole: {0}; all settings stay as they are, and the daemon looks again in a second")]
@@ -417,7 +420,7 @@ impl Engine {
         self.look.discovering = discovering;
         result.unwrap_or_else(|error| {
             self.looks_again = matches!(error, ConvergeError::Look(_));
-            self.error(if self.looks_again { "host" } else { "journal" }, &error);
+            self.error(if self.looks_again { HOST } else { "journal" }, &error);
             hostnet::Report::default()
         })
     }

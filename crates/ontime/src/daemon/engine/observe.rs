@@ -168,7 +168,7 @@ impl Engine {
         let look = to_be(&self.config, &self.paths, self.method, &self.journal, &self.keeper);
         if let Some(why) = look.incomplete() {
             self.looks_again = true;
-            self.error("host", &Incomplete(why.to_owned()));
+            self.error(super::HOST, &Incomplete(why.to_owned()));
             return report;
         }
         self.look = look;
