@@ -70,7 +70,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     // If a daemon answers and does not apply, that was requested, so it is no warning.
     let not_applied = |state: &str| state == "not-applied" && !by_daemon;
-    let is_wrong = |state: &String| matches!(state.as_str(), "drifted" | "failed") || not_applied(state);
+    let is_wrong = |state: &String| matches!(state.as_str(), "drifted" | "failed" | "would-fail") || not_applied(state);
     let status = if states.iter().any(is_wrong) { exit::WARNING } else { exit::OK };
     let status = if critical { exit::CRITICAL } else { status };
     Ok(ExitCode::from(missed.tell(status)))

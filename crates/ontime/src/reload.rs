@@ -21,7 +21,7 @@ pub struct Args {
 pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let report: api::Report = client::post(&paths.socket(), "/v1/reload", &())?;
     if !args.json {
-        println!("{}: read again, and in force", paths.config_dir.display());
+        println!("the daemon has read its configuration again, and it is in force");
     }
     Ok(ExitCode::from(apply::show(&report, args.json, &["failed"])?))
 }

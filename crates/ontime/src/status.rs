@@ -30,8 +30,8 @@ fn rules() -> impl Iterator<Item = &'static str> {
     RULES.iter().map(|rule| rule.id.name())
 }
 
-/// Shows the daemon's state. Exit status 1 where a knob differs from the plan or a reload was refused, 2 where a
-/// finding is critical, 3 where the daemon could not see everything.
+/// Shows the daemon's state. Exit status 1 where a knob is not as planned or could not be set, or a reload was refused,
+/// 2 where a finding is critical, 3 where the daemon could not see everything.
 ///
 /// # Errors
 /// Where no daemon answers.
@@ -59,7 +59,7 @@ fn only(rules: &[String], status: &mut api::Status) {
 }
 
 pub(crate) fn verdict(status: &api::Status) -> u8 {
-    let is_wrong = |knob: &api::KnobState| matches!(knob.state.as_str(), "drifted" | "failed");
+    let is_wrong = |knob: &api::KnobState| matches!(knob.state.as_str(), "drifted" | "failed" | "would-fail");
     if api::any_critical(&status.findings) {
         exit::CRITICAL
     } else if status.knobs.iter().any(is_wrong) || status.refused_configuration.is_some() {
@@ -206,7 +206,13 @@ mod tests {
             let status = api::Status { findings: vec![finding("info"), finding(severity)], ..status() };
             assert_eq!(verdict(&status), wanted, "{severity}");
         }
-        for (state, wanted) in [("drifted", exit::WARNING), ("failed", exit::WARNING), ("would-change", exit::OK)] {
+        for (state, wanted) in [
+            ("drifted", exit::WARNING),
+            ("failed", exit::WARNING),
+            ("would-fail", exit::WARNING),
+            ("would-change", exit::OK),
+            ("unsupported", exit::OK),
+        ] {
             let status = api::Status { knobs: vec![knob("ok"), knob(state)], ..status() };
             assert_eq!(verdict(&status), wanted, "{state}");
         }

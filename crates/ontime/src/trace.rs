@@ -20,7 +20,9 @@ use ontime_trace::tracefs::Instance;
 use ontime_trace::{Analyser, Choice, Document, Run, Session, Watch, cost, html, perfetto, text, tracefs};
 
 use self::latency::Latency;
+use crate::api;
 use crate::daemon::config::Config;
+use crate::daemon::view;
 use crate::exit::{self, Doing};
 use crate::paths::Paths;
 use crate::sight::Missed;
@@ -83,7 +85,8 @@ pub struct Args {
     quiet: bool,
 }
 
-/// Traces. Exit status 1 where `--break` ended the trace, 3 where the kernel does not allow tracing.
+/// Traces. Exit status 1 where `--break` ended the trace, 3 where the kernel does not allow tracing, or tenants could not
+/// be seen.
 ///
 /// # Errors
 /// Where the tenant or NIC does not exist, tracing is not available, or a file cannot be written.
@@ -100,7 +103,9 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         nics: args.nic.clone(),
         segments_only: args.segments_only,
     };
-    let watch = look(&choice, &config, paths)?;
+    let (watch, unseen) = look(&choice, &config, paths);
+    let status = Missed::default().and(&unseen).tell(exit::OK);
+    let watch = watch?;
     let root = Path::new(tracefs::TRACEFS);
     let probe_ns = cost::of_a_probe(root).map_err(unsupported)?;
     let mut files = Files::create(args)?;
@@ -127,11 +132,11 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         broke: None,
         latency: Latency::default(),
     };
-    trace.follow(session, &stop, || look(&choice, &config, paths).ok())?;
+    trace.follow(session, &stop, || look(&choice, &config, paths).0.ok())?;
     drop(guard);
     let (analyser, run, broke) = (trace.analyser, trace.run, trace.broke);
     files.write(&analyser, &Document::new(&analyser, &run))?;
-    Ok(ExitCode::from(if broke.is_some() { exit::WARNING } else { exit::OK }))
+    Ok(ExitCode::from(if broke.is_some() { exit::WARNING } else { status }))
 }
 
 fn unsupported(error: ontime_trace::TraceError) -> anyhow::Error {
@@ -142,16 +147,18 @@ fn release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Finds the present packet path.
-fn look(choice: &Choice, config: &Config, paths: &Paths) -> anyhow::Result<Watch> {
+/// Finds the present packet path, and what hides tenants.
+fn look(choice: &Choice, config: &Config, paths: &Paths) -> (anyhow::Result<Watch>, Vec<api::Problem>) {
     let inventory = Inventory::scan(&paths.roots());
     let found = discover(&Sources::host(), &config.rules);
+    let unseen = view::unseen(&found);
     let intent = Intent::new(&config.host, config.rules.table(), found.tenants, false);
     let affinity = |tid: i32| {
         let thread = inventory.threads.iter().find(|thread| thread.id.tid == tid)?;
         CpuSet::from_list(&thread.id.affinity().ok()?.to_string()).ok()
     };
-    Watch::new(choice, &inventory, &intent, affinity).map_err(|error| exit::Exit::usage(error.to_string()).into())
+    let watch = Watch::new(choice, &inventory, &intent, affinity);
+    (watch.map_err(|error| exit::Exit::usage(error.to_string()).into()), unseen)
 }
 
 /// A trace in progress.

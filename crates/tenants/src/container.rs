@@ -902,7 +902,9 @@ fn expand(pattern: &Path) -> Vec<PathBuf> {
     let mut found = vec![PathBuf::new()];
     for part in pattern.components() {
         if part == Component::ParentDir {
-            found.iter_mut().for_each(|path| drop(path.pop()));
+            for path in &mut found {
+                path.pop();
+            }
             continue;
         }
         let glob = part.as_os_str().to_str().filter(|part| part.contains('*')).and_then(|part| Glob::new(part).ok());

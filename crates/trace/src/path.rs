@@ -347,7 +347,8 @@ fn chosen<'a>(choice: &Choice, tenants: &'a [Tenant]) -> Result<Vec<&'a Tenant>,
 fn nics_of<'a>(choice: &Choice, inventory: &'a Inventory, intent: &Intent, tenant: &Tenant) -> Vec<&'a Nic> {
     let asked = choice.vm.is_some() || choice.container.is_some();
     let leads = |nic: &&Nic| intent.users(inventory, nic).any(|user| user.process == tenant.process);
-    let named = |nic: &&Nic| choice.nics.is_empty() || choice.nics.contains(&nic.id.name);
+    let is_called = |nic: &Nic, name: &str| inventory.nic(name).is_some_and(|one| one.id.ifindex == nic.id.ifindex);
+    let named = |nic: &&Nic| choice.nics.is_empty() || choice.nics.iter().any(|name| is_called(nic, name));
     let own = |nic: &&Nic| !tenant.vnics.iter().any(|vnic| vnic.ifname == nic.id.name);
     let found: Vec<&Nic> = inventory.nics.iter().filter(own).filter(leads).filter(named).collect();
     if found.is_empty() && asked {
@@ -482,8 +483,32 @@ fn cpus(
 }
 
 #[cfg(test)]
+#[path = "../../hostnet/tests/support/fleet.rs"]
+mod fleet;
+
+#[cfg(test)]
 mod tests {
-    use super::only_sends;
+    use super::*;
+
+    #[test]
+    fn a_nic_is_chosen_by_any_of_its_names_with_the_tenant_that_uses_it() {
+        let (mut inventory, intent) = fleet::two_vms();
+        inventory.nics[0].altnames = vec!["enp65s0f0np0".to_owned(), "uplink-of-the-press-line".to_owned()];
+        let watch = |name: &str| {
+            let choice = Choice { nics: vec![name.to_owned()], ..Choice::default() };
+            Watch::new(&choice, &inventory, &intent, |_| None)
+        };
+        let by_name = watch("eth0").unwrap();
+        let [path] = by_name.paths.as_slice() else { panic!("{:?}", by_name.paths) };
+        assert_eq!(path.nics, [Name::from("eth0")].into());
+        assert_eq!(path.vnics, [Name::from("tap1")].into(), "the tenant's, not the NIC alone");
+        for altname in ["enp65s0f0np0", "uplink-of-the-press-line"] {
+            assert_eq!(watch(altname).unwrap(), by_name, "{altname}");
+        }
+        for unknown in ["enp65s0f0", "uplink"] {
+            assert!(watch(unknown).unwrap_err().to_string().contains("there are: eth0, eth1"), "{unknown}");
+        }
+    }
 
     #[test]
     fn a_handler_that_only_sends_is_known_by_its_name() {

@@ -206,11 +206,12 @@ impl Engine {
 mod tests {
     use std::collections::BTreeMap;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
     use std::sync::mpsc;
 
-    use ontime_hostnet::{LiveHost, Plan, Roots, RuleId, Setting, Stage, Value};
-    use ontime_tenants::{Policy, ThreadId};
+    use ontime_hostnet::{LiveHost, Plan, Root, Roots, RuleId, Setting, Stage, Value};
+    use ontime_tenants::{Policy, Problem, ProblemKind, ThreadId};
     use rustix::process::{Resource, getpid, getrlimit};
     use rustix::thread::{CapabilitySet, capabilities, gettid, set_capabilities};
 
@@ -221,48 +222,45 @@ mod tests {
 
     const PLACE: Policy = Policy::Fifo(47);
 
-    fn put(dir: &Path, file: &str, text: &str) {
-        let path = dir.join(file);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+    /// A setting that the kernel refuses on a host with these files.
+    struct Case {
+        files: Vec<(String, &'static str)>,
+        setting: Setting,
+        /// Its state after a try, and in mode `observe`.
+        states: [&'static str; 2],
+        /// The kernel's own words after a try.
+        error: &'static str,
+        /// Cause, place and remedy.
+        words: [&'static str; 3],
     }
 
-    /// An engine that has tried to give this thread a place, without the right to do so. The kernel's answer is real;
-    /// the files that tell the cause are in `dir`.
-    fn refused(dir: &Path, thread: ThreadId) -> (Engine, hostnet::Report) {
-        let at = |name: &str| dir.join(name);
-        let paths = Paths { run_dir: at("run"), state_dir: at("state"), config_dir: at("etc"), debugfs: at("debug") };
-        fs::create_dir_all(&paths.run_dir).unwrap();
-        let mut config = Config::load(&paths.config_dir).unwrap();
-        config.daemon.mode = Mode::Observe;
-        let mut engine = Engine::new(paths, config).unwrap();
-        engine.host = LiveHost::with_roots(Roots { proc: at("proc"), sys: at("sys"), ..Roots::default() });
-        let knob = Knob::ThreadPolicy { thread, comm: "CPU 0/KVM".to_owned() };
-        let setting = Setting::new(RuleId::VcpuPlace, Stage::Place, knob, Value::Policy(PLACE));
-        engine.look.plan = Plan { settings: vec![setting], ..Plan::default() };
-        let mut report = hostnet::apply(&engine.host, &engine.look.plan, &mut engine.journal).unwrap();
-        engine.state = api::State::Applied;
-        engine.note_changes(&mut report, &BTreeMap::new());
-        (engine, report)
-    }
-
-    /// Files of a thread and its cgroup, and what `ontime status` says if the kernel refuses the thread's place.
-    type Case = (Vec<(String, &'static str)>, [&'static str; 3]);
-
-    fn cases(thread: ThreadId) -> [Case; 4] {
+    /// Threads without real-time budget (by cgroup v1 and v2) and without a right, an affinity, a module's parameter.
+    fn cases(thread: ThreadId) -> [Case; 6] {
         let proc = |file: &str| format!("proc/{file}");
         let cgroup = || proc(&format!("{}/task/{}/cgroup", thread.pid, thread.tid));
         let limit = || (proc("sys/kernel/sched_rt_runtime_us"), "950000\n");
-        let budget = |path: &str| (format!("sys/fs/cgroup/{path}/cpu.rt_runtime_us"), "0\n");
+        let budget = |path: &str, us| (format!("sys/fs/cgroup/{path}/cpu.rt_runtime_us"), us);
         let root = || (proc("self/status"), "Name:\tontime\nCapEff:\t000001ffffffffff\n");
+        let comm = || "CPU 0/KVM".to_owned();
+        let place = |files, foreseen, words| {
+            let knob = Knob::ThreadPolicy { thread, comm: comm() };
+            let setting = Setting::new(RuleId::VcpuPlace, Stage::Place, knob, Value::Policy(PLACE));
+            Case { files, setting, states: ["failed", foreseen], error: "Operation not permitted", words }
+        };
+        let other = |rule, files, knob, value, states, error, words| Case {
+            files,
+            setting: Setting::new(rule, Stage::Place, knob, value),
+            states,
+            error,
+            words,
+        };
         let cause = "the kernel has RT group scheduling (CONFIG_RT_GROUP_SCHED)";
+        let v1 = "6:memory:/vm\n4:cpu,cpuacct:/machine/rtvm.libvirt-qemu\n0::/vm\n";
+        let parameter = "module/kvm/parameters/halt_poll_ns";
         [
-            (
-                vec![
-                    (cgroup(), "6:memory:/vm\n4:cpu,cpuacct:/machine/rtvm.libvirt-qemu\n0::/vm\n"),
-                    limit(),
-                    budget("cpu,cpuacct/machine/rtvm.libvirt-qemu"),
-                ],
+            place(
+                vec![(cgroup(), v1), limit(), budget("cpu,cpuacct/machine/rtvm.libvirt-qemu", "0\n")],
+                "would-fail",
                 [
                     cause,
                     "cgroup /machine/rtvm.libvirt-qemu of controller cpu",
@@ -270,36 +268,119 @@ mod tests {
                      rt_group_sched=0",
                 ],
             ),
-            (
-                vec![(cgroup(), "3:cpu:/kubepods/pod7/0a1b\n"), budget("cpu/kubepods/pod7/0a1b"), root()],
-                [
-                    cause,
-                    "cgroup /kubepods/pod7/0a1b of controller cpu",
-                    "give it one, after the cgroups above it: echo 900000 > ",
-                ],
+            place(
+                vec![(cgroup(), "3:cpu:/kubepods/pod7/0a1b\n"), budget("cpu/kubepods/pod7/0a1b", "0\n"), root()],
+                "would-fail",
+                [cause, "cgroup /kubepods/pod7/0a1b of controller cpu", "after the cgroups above it: echo 900000 > "],
             ),
-            (
+            place(
                 vec![(cgroup(), "0::/machine.slice/machine-plc.scope\n"), root()],
+                "would-change",
                 [
                     "CONFIG_RT_GROUP_SCHED",
                     "the thread is in cgroup /machine.slice/machine-plc.scope",
                     "boot with rt_group_sched=0 (6.14), or a kernel without that option",
                 ],
             ),
-            (
+            place(
                 vec![
                     (cgroup(), "2:cpu:/vm\n"),
-                    ("sys/fs/cgroup/cpu/vm/cpu.rt_runtime_us".to_owned(), "1000\n"),
+                    budget("cpu/vm", "1000\n"),
                     (proc("self/status"), "Name:\tontime\nCapEff:\t0000000000000000\n"),
                 ],
-                ["this process has no CAP_SYS_NICE", "Operation not permitted", "run it as root"],
+                "would-change",
+                ["this process has no CAP_SYS_NICE", "setting its policy", "run it as root"],
+            ),
+            other(
+                RuleId::ExclusiveCpu,
+                vec![
+                    (cgroup(), "0::/edge.slice/plc.scope\n"),
+                    ("sys/fs/cgroup/edge.slice/plc.scope/cpuset.cpus.effective".to_owned(), "0-1\n"),
+                ],
+                Knob::ThreadAffinity { thread, comm: comm() },
+                Value::Cpus([1023].into_iter().collect()),
+                ["failed", "would-fail"],
+                "Invalid argument",
+                [
+                    "lets its threads run on CPUs 0-1 only, not on 1023",
+                    "the cpuset of cgroup /edge.slice/plc.scope",
+                    "add 1023 to cpuset.cpus of that cgroup",
+                ],
+            ),
+            other(
+                RuleId::HaltPoll,
+                vec![(format!("sys/{parameter}"), "200000\n")],
+                Knob::HostFile { root: Root::Sys, path: parameter.to_owned() },
+                Value::Text("0".to_owned()),
+                ["unsupported", "unsupported"],
+                "",
+                [
+                    "/sys/module/kvm/parameters/halt_poll_ns is read-only in this kernel",
+                    "options kvm halt_poll_ns=0 in /etc/modprobe.d",
+                    "to accept it as it is: without = [\"halt-poll\"] in /etc/ontime/host.toml",
+                ],
             ),
         ]
     }
 
+    /// An engine that has looked at nothing yet, with directories and a host of its own.
+    fn engine(dir: &Path) -> Engine {
+        let at = |name: &str| dir.join(name);
+        let paths = Paths { run_dir: at("run"), state_dir: at("state"), config_dir: at("etc"), debugfs: at("debug") };
+        fs::create_dir_all(&paths.run_dir).unwrap();
+        let mut config = Config::load(&paths.config_dir).unwrap();
+        config.daemon.mode = Mode::Observe;
+        let mut engine = Engine::new(paths, config).unwrap();
+        engine.host = LiveHost::with_roots(Roots { proc: at("proc"), sys: at("sys"), ..Roots::default() });
+        engine
+    }
+
+    #[test]
+    fn what_a_look_missed_is_in_the_answers_about_status_and_nics() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut engine = engine(dir.path());
+        let subjects = |engine: &Engine| {
+            [engine.status().unseen, engine.nics().unseen]
+                .map(|unseen| unseen.into_iter().map(|one| one.subject).collect::<Vec<_>>())
+        };
+        let of = |subjects: &[&str]| [(); 2].map(|()| subjects.iter().map(ToString::to_string).collect::<Vec<_>>());
+        engine.error("journal", &"it is full");
+        assert_eq!(subjects(&engine), of(&[]), "settings are not stored, but all was seen");
+        engine.error(super::super::HOST, &"an earlier look");
+        assert_eq!(subjects(&engine), of(&[]));
+        engine.looks_again = true;
+        assert_eq!(subjects(&engine), of(&["host"]));
+        for (subject, kind) in [
+            ("/docker/07", ProblemKind::CgroupV1(2)),
+            ("plc", ProblemKind::SameName),
+            ("/proc", ProblemKind::Unreadable("denied".to_owned())),
+        ] {
+            engine.look.found.problems.push(Problem { subject: subject.to_owned(), kind });
+        }
+        assert_eq!(subjects(&engine), of(&["/docker/07", "/proc", "host"]));
+    }
+
+    /// An engine that has tried to make a setting. The kernel's answer is real; the files that tell the cause are in
+    /// `dir`.
+    fn tried(dir: &Path, case: &Case) -> (Engine, hostnet::Report) {
+        for (file, text) in &case.files {
+            let path = dir.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            let mode = if file.contains("/parameters/") { 0o444 } else { 0o644 };
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let mut engine = engine(dir);
+        engine.look.plan = Plan { settings: vec![case.setting.clone()], ..Plan::default() };
+        let mut report = hostnet::apply(&engine.host, &engine.look.plan, &mut engine.journal).unwrap();
+        engine.state = api::State::Applied;
+        engine.note_changes(&mut report, &BTreeMap::new());
+        (engine, report)
+    }
+
     /// Under CONFIG_RT_GROUP_SCHED the kernel refuses every place, also to root: with EPERM, as without CAP_SYS_NICE.
     #[test]
-    fn a_place_that_the_kernel_refuses_is_in_the_status_with_cause_cgroup_and_remedy() {
+    fn what_the_kernel_refuses_is_in_the_status_with_cause_place_and_remedy() {
         if getrlimit(Resource::Rtprio).current != Some(0) {
             println!("SKIPPED: RLIMIT_RTPRIO lets every process have real-time priority");
             return;
@@ -311,36 +392,36 @@ mod tests {
             let _ = ended.recv();
         });
         let thread = from_thread.recv().unwrap();
-        // A thread of its own, because it gives up a right.
+        // A thread of its own, because it gives up rights.
         let test = std::thread::spawn(move || {
             let mut rights = capabilities(None).unwrap();
-            rights.effective -= CapabilitySet::SYS_NICE;
+            rights.effective -= CapabilitySet::SYS_NICE | CapabilitySet::DAC_OVERRIDE;
             set_capabilities(None, rights).unwrap();
-            for (files, words) in cases(thread) {
+            for case in cases(thread) {
                 let dir = tempfile::tempdir().unwrap();
-                files.iter().for_each(|(file, text)| put(dir.path(), file, text));
-                let (mut engine, report) = refused(dir.path(), thread);
+                let (mut engine, report) = tried(dir.path(), &case);
                 let told = engine.status();
                 let [knob] = told.knobs.as_slice() else { panic!("{:?}", told.knobs) };
-                assert_eq!((knob.state.as_str(), knob.rule.as_str()), ("failed", "vcpu-place"));
-                assert_eq!(status::verdict(&told), exit::WARNING);
+                let [state, foreseen] = case.states;
+                assert_eq!((knob.state.as_str(), knob.rule.as_str()), (state, case.setting.rule.name()), "{knob:?}");
+                assert_eq!(status::verdict(&told), if state == "failed" { exit::WARNING } else { exit::OK });
                 let mut text = Vec::new();
                 status::show(&mut text, &told, false).unwrap();
                 let text = String::from_utf8(text).unwrap();
-                let line = text.lines().find(|line| line.starts_with("failed  vcpu-place")).unwrap();
+                let line = text.lines().find(|line| line.starts_with(state)).unwrap();
+                assert!(line.contains(&case.setting.knob.to_string()) && line.contains(case.error), "{line}");
                 let applied = view::report(&report, "partitioned", false);
-                for word in words {
+                for word in case.words {
                     assert!(line.contains(word), "{word}: {text}");
                     assert!(applied.changes[0].why.as_ref().unwrap().contains(word), "{word}: {applied:?}");
                 }
-                assert!(line.contains("CPU 0/KVM") && line.contains("Operation not permitted"), "{line}");
-                // Before anything is tried, the files alone tell what would fail.
+                // Before anything is tried, the files alone tell what cannot be set.
                 engine.state = api::State::Observing;
-                let foreseen = &engine.status().knobs[0];
-                let budget = words[0].starts_with("the kernel has RT group");
-                assert_eq!(foreseen.state, if budget { "would-fail" } else { "would-change" });
-                let why = foreseen.why.as_ref().unwrap();
-                assert_eq!(words.iter().all(|word| why.contains(word)), budget, "{why}");
+                let told = engine.status();
+                let why = told.knobs[0].why.as_ref().unwrap();
+                assert_eq!(told.knobs[0].state, foreseen);
+                assert_eq!(case.words.iter().all(|word| why.contains(word)), foreseen != "would-change", "{why}");
+                assert_eq!(status::verdict(&told), if foreseen == "would-fail" { exit::WARNING } else { exit::OK });
             }
             assert_ne!(thread.policy().unwrap(), PLACE);
         });
