@@ -55,7 +55,8 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     };
     let api::Nics { nics, mut findings, unseen, .. } = answer;
     let missed = missed.and(&unseen);
-    let nics = chosen(nics, &args.nics)?;
+    // Where no interface could be read, it is not known whether one has the name.
+    let nics = if nics.is_empty() && !missed.is_none() { nics } else { chosen(nics, &args.nics)? };
     findings.retain(|_| args.nics.is_empty());
     let states = |nic: &api::Nic| nic.knobs.iter().map(|knob| knob.state.clone()).collect::<Vec<_>>();
     let states: Vec<String> = nics.iter().flat_map(states).collect();

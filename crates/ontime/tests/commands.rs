@@ -141,6 +141,7 @@ fn what_the_daemon_could_not_see_makes_every_command_unknown() {
         &["status", "--json"],
         &["net", "status"],
         &["net", "status", "--json"],
+        &["net", "status", "eth0"],
     ] {
         let out = ontime(dir.path(), args);
         assert_eq!(text(&out.stderr), "ontime: not seen: /docker/ab: cgroup v1; boot\n", "{args:?}");
