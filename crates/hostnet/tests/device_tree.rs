@@ -385,6 +385,38 @@ fn a_representor_leads_to_the_uplink_of_its_function() {
     });
 }
 
+/// Not every driver gives its representors a device, and port and function need not have the same number.
+#[test]
+fn a_representor_without_a_device_passes_its_class_to_its_switchs_uplink() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("wire0", "pci0000:c0/0000:c1:00.0");
+        tree.nic("wire1", "pci0000:c0/0000:c1:00.1");
+        for name in ["r0", "r1", "lost"] {
+            support::run("ip", &format!("link add {name} type ifb"));
+        }
+        for (name, port, switch) in [
+            ("wire0", "p0", "0badcafe"),
+            ("wire1", "p3", "d00d"),
+            ("r0", "pf0vf7", "0badcafe"),
+            ("r1", "pf1vf2", "d00d"),
+            ("lost", "pf0vf1", "beef"),
+        ] {
+            tree.attribute(name, "phys_port_name", &format!("{port}\n"));
+            tree.attribute(name, "phys_switch_id", &format!("{switch}\n"));
+        }
+        let inventory = tree.scan();
+        for (representor, uplink, other) in [("r0", "wire0", "wire1"), ("r1", "wire1", "wire0")] {
+            let said = intent(&[(representor, RT)], Vec::new());
+            assert_eq!(used(&inventory, &said, uplink), NicUse::Configured(RT), "{representor}");
+            assert_eq!(used(&inventory, &said, other), NicUse::Derived(Class::Bulk), "{representor}");
+            let nic = inventory.nic(representor).unwrap();
+            assert!(nic.carried && !nic.physical && !nic.passes_on(), "{representor}");
+        }
+        assert!(inventory.nic("lost").unwrap().lower.is_empty());
+    });
+}
+
 #[test]
 fn a_nic_on_either_bus_of_a_usb_controller_has_the_controllers_interrupt() {
     support::in_namespace(|_| {

@@ -85,19 +85,26 @@ impl Network {
         names.iter().filter_map(|name| name.strip_prefix("lower_").map(str::to_owned)).collect()
     }
 
-    /// The interface of the NIC to which a representor belongs: on the same switch and of the same physical function.
+    /// The interface of the NIC to which a representor belongs: on the same switch and of the same physical function, or
+    /// the only one of that switch.
     fn uplink(&self, representor: &str) -> Option<String> {
         let port = self.text(representor, "phys_port_name")?;
         let function = represented(&port)?;
         let switch = self.text(representor, "phys_switch_id").filter(|id| !id.is_empty())?;
-        names_in(&self.root).into_iter().find(|name| {
-            let port = self.text(name, "phys_port_name");
-            port.is_some_and(|port| port.strip_prefix('p') == Some(function))
+        let port_of = |name: &String| self.text(name, "phys_port_name").unwrap_or_default();
+        let is_uplink = |name: &String| {
+            self.is_physical(name)
+                && represented(&port_of(name)).is_none()
                 && self.text(name, "phys_switch_id").as_ref() == Some(&switch)
-        })
+        };
+        let uplinks: Vec<String> = names_in(&self.root).into_iter().filter(is_uplink).collect();
+        let of_function = uplinks.iter().find(|name| port_of(name).strip_prefix('p') == Some(function));
+        let only = || uplinks.first().filter(|_| uplinks.len() == 1);
+        of_function.or_else(only).cloned()
     }
 
-    /// Follows lower devices, the bridge of a port, a tunnel's carrier, and a veth pair within this namespace.
+    /// Follows lower devices, the bridge of a port, a tunnel's carrier, a veth pair within this namespace, and a
+    /// representor to which its driver gives no device (bnxt, nfp, sfc).
     fn descend(&self, ifname: &str, seen: &mut BTreeSet<String>, physical: &mut BTreeSet<String>) {
         if !seen.insert(ifname.to_owned()) {
             return;
@@ -109,6 +116,7 @@ impl Network {
         let mut next = self.lower_of(ifname);
         next.extend(self.bridge_of(ifname));
         next.extend(self.veth_peer(ifname).or_else(|| self.carrier(ifname)).map(str::to_owned));
+        next.extend(self.uplink(ifname));
         for one in next {
             self.descend(&one, seen, physical);
         }
@@ -402,6 +410,42 @@ mod tests {
         tree.bridge("br1", &["anywhere", "gone", "tap1"]);
         assert_eq!(tree.lower("tap0"), ["eno1"]);
         assert!(tree.lower("tap1").is_empty(), "tunnels by the routing table, and over an interface that is not here");
+    }
+
+    /// Drivers differ in whether a representor has a device, and in how they number ports and functions.
+    #[test]
+    fn a_representor_without_a_device_leads_to_the_uplink_of_its_switch() {
+        let tree = Tree::new(&[
+            ("ens3f0", 1, 1),
+            ("ens3f1", 2, 2),
+            ("ens5", 3, 3),
+            ("rep0", 4, 4),
+            ("rep1", 5, 5),
+            ("rep2", 6, 6),
+            ("rep3", 7, 7),
+            ("br0", 8, 8),
+            ("tap0", 9, 9),
+        ]);
+        ["ens3f0", "ens3f1", "ens5"].iter().for_each(|nic| tree.physical(nic));
+        for (name, port, switch) in [
+            ("ens3f0", "p0", "aa"),
+            ("ens3f1", "p1", "aa"),
+            ("ens5", "p2", "bb"),
+            ("rep0", "pf1vf0", "aa"),
+            ("rep1", "pf0vf4", "bb"),
+            ("rep2", "pf7vf4", "aa"),
+            ("rep3", "pf0vf1", ""),
+        ] {
+            for (attribute, text) in [("phys_port_name", port), ("phys_switch_id", switch)] {
+                std::fs::write(tree.0.path().join(name).join(attribute), format!("{text}\n")).unwrap();
+            }
+        }
+        assert_eq!(tree.lower("rep0"), ["ens3f1"]);
+        assert_eq!(tree.lower("rep1"), ["ens5"], "the only one of its switch");
+        assert!(tree.lower("rep2").is_empty(), "either one may carry it");
+        assert!(tree.lower("rep3").is_empty());
+        tree.bridge("br0", &["rep0", "tap0"]);
+        assert_eq!(tree.lower("tap0"), ["ens3f1"]);
     }
 
     #[test]
