@@ -58,7 +58,8 @@ impl<'a> VmProcess<'a> {
         }
         let line = finder.arguments(process.pid, &account);
         // Xen's device model: Xen runs the guest.
-        if line.iter().any(|word| matches!(word.as_str(), "-xen-domid" | "--xen-domid")) {
+        let is_xens = line.iter().any(|word| matches!(word.as_str(), "-xen-domid" | "--xen-domid"));
+        if is_xens || vmm::has_no_machine(&line) {
             return None;
         }
         let arguments = vmm::qemu_arguments(&line);
