@@ -233,21 +233,23 @@ fn first_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
     let looked_at = descriptors.len();
     let target = |fd: String| Some((files::link_at(&open, fd.as_str()).ok()?, fd));
     let targets = descriptors.into_iter().filter_map(target).map(|(target, fd)| (fd, target));
-    let matters = |target: &str| target.starts_with("/dev/") || target.starts_with("anon_inode:");
+    let matters = |target: &str| target.contains("/dev/") || target.starts_with("anon_inode:");
     let targets = targets.filter(|(_, target)| matters(target)).collect();
     Ok(OpenFiles { process: process.to_owned(), targets, looked_at, whole })
 }
 
 impl OpenFiles {
-    /// The host's interfaces behind the tap and macvtap files. A process may have any file at `/dev/tap2`, and
-    /// interface 2 may be a NIC. So the kernel must confirm that the device belongs to the interface.
+    /// The host's interfaces behind the tap and macvtap files; a jail has a `/dev` of its own. A process may have any
+    /// file at `/dev/tap2`, and interface 2 may be a NIC. So the kernel must confirm that the device belongs to the
+    /// interface. Only a tap's file has a line `iff`.
     pub fn interfaces(&self, network: &Network) -> Vec<String> {
         let mut found = BTreeSet::new();
         for (fd, target) in &self.targets {
-            if target == "/dev/net/tun" {
+            let Some((_, device)) = target.rsplit_once("/dev/") else { continue };
+            if device == "net/tun" {
                 let info = files::read_at(CWD, self.process.join("fdinfo").join(fd)).unwrap_or_default();
                 found.extend(proc::status_value(&info, "iff").filter(|name| !name.is_empty()).map(str::to_owned));
-            } else if let Some(index) = target.strip_prefix("/dev/tap").and_then(|number| number.parse().ok()) {
+            } else if let Some(index) = device.strip_prefix("tap").and_then(|number| number.parse().ok()) {
                 let is_its = |ifname: &&str| {
                     let device = network.tap_device(ifname, index);
                     device.is_some() && device == device_at(&self.process.join("fd").join(fd))
@@ -530,7 +532,7 @@ mod tests {
 
     #[test]
     fn open_files_name_their_interfaces() {
-        let tree = Tree::new(&[("tap3", 3, 3), ("macvtap9", 9, 1)]);
+        let tree = Tree::new(&[("tap3", 3, 3), ("tap4", 4, 4), ("macvtap9", 9, 1)]);
         let process = tempfile::tempdir().unwrap();
         for dir in ["fd", "fdinfo"] {
             std::fs::create_dir(process.path().join(dir)).unwrap();
@@ -542,14 +544,17 @@ mod tests {
             ("6", "/dev/net/tun", "pos:\t0\niff:\t../x\n"),
             ("7", "socket:[5]", ""),
             ("8", "/dev/net/tun", "pos:\t0\n"),
+            // In the jail of a monitor, which is a directory of the host.
+            ("9", "/srv/jailer/firecracker/7c9e/root/dev/net/tun", "pos:\t0\niff:\ttap4\n"),
         ] {
             symlink(target, process.path().join("fd").join(fd)).unwrap();
             std::fs::write(process.path().join("fdinfo").join(fd), info).unwrap();
         }
         let network = Network::at(tree.0.path());
         let open = open_files(process.path(), 100).unwrap();
-        assert_eq!(open.interfaces(&network), ["tap3"], "nothing says that /dev/tap9 is the interface's");
-        assert_eq!((open.looked_at, open.whole), (6, true));
+        let named = open.interfaces(&network);
+        assert_eq!(named, ["tap3", "tap4"], "nothing says that /dev/tap9 is the interface's");
+        assert_eq!((open.looked_at, open.whole), (7, true));
         let first = open_files(process.path(), 2).unwrap();
         assert_eq!((first.looked_at, first.whole), (2, false));
     }
