@@ -173,8 +173,10 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
         if let Some(machine) = unit.strip_prefix("machine-") {
             return machine_scope(component, &unescape(machine), child);
         }
-        // systemd-nspawn --keep-unit, in a scope of systemd-run.
-        if child == Some("payload") {
+        // systemd-nspawn --keep-unit, in a scope of systemd-run. A container may make a cgroup of that name below its
+        // own scope.
+        let is_containers = unit.rsplit_once('-').is_some_and(|(_, id)| hex_id(id).is_some());
+        if child == Some("payload") && !is_containers {
             return Some(Identity::Machine { unit: component.to_owned(), name: unescape(unit) });
         }
     }
@@ -977,6 +979,8 @@ mod tests {
             (format!("/user.slice/user-7.slice/user@7.service/user.slice/nerdctl-{a}.scope"), "scope"),
             // A task of Nomad with its Docker driver.
             (format!("/nomad.slice/share.slice/docker-{a}.scope"), "nomad"),
+            // A container that made itself a cgroup like systemd-nspawn's.
+            (format!("/machine.slice/libpod-{a}.scope/payload/init.scope"), "scope"),
         ] {
             let found = of_path(&path).unwrap_or_else(|| panic!("{path}"));
             assert_eq!(found.id, Identity::Id(a.clone()), "{path}");
