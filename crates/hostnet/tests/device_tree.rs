@@ -193,6 +193,39 @@ fn a_name_that_an_interface_took_over_gives_it_no_interrupt() {
     }
 }
 
+/// Drivers of SoCs call handlers as the interface was called when it was brought up, or before it had a name.
+#[test]
+fn the_only_nic_without_interrupts_has_those_of_its_earlier_name() {
+    for (handlers, wanted) in [
+        (&["end1:mac", "end1:rx-0", "end1:tx-0"][..], &[40, 41, 42][..]),
+        (&["eth%d:ch0:rx_be", "eth%d:ch19:tx_nc", "ttyS1"], &[40, 41]),
+        // The other NIC's name, which that one took over, and its own interrupt.
+        (&["lan1"], &[40]),
+        // Perhaps two NICs', and names of other devices.
+        (&["end1:mac", "end2"], &[]),
+        (&["ttyS1", "mmc1"], &[]),
+    ] {
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            tree.nic("plc", "platform/soc/fe2a0000.gmac");
+            tree.nic("lan1", "pci0000:00/0000:01:00.0");
+            tree.msi("pci0000:00/0000:01:00.0", &[70]);
+            tree.irq(70, "lan1-TxRx-0");
+            // Neither can have an interrupt of its own now.
+            tree.nic("usbnic", "platform/soc/fd000000.usb/usb1/1-1/1-1:1.0");
+            tree.nic("spare", "platform/soc/fe010000.gmac");
+            ["plc", "lan1", "usbnic"].iter().for_each(|name| support::run("ip", &format!("link set {name} up")));
+            (40..).zip(handlers).for_each(|(irq, handler)| tree.irq(irq, handler));
+            let found = |name: &str| tree.scan().nic(name).unwrap().irqs.clone();
+            assert_eq!(found("plc"), wanted, "{handlers:?}");
+            assert!(found("spare").is_empty() && found("usbnic").is_empty());
+            assert_eq!(found("lan1"), [70]);
+            support::run("ip", "link set spare up");
+            assert!(found("plc").is_empty(), "either may have them");
+        });
+    }
+}
+
 #[test]
 fn a_nic_that_is_called_like_a_device_or_a_handler_has_its_own_interrupts_only() {
     support::in_namespace(|_| {

@@ -85,8 +85,8 @@ impl Network {
         names.iter().filter_map(|name| name.strip_prefix("lower_").map(str::to_owned)).collect()
     }
 
-    /// The interface of the NIC to which a representor belongs: on the same switch and of the same physical function, or
-    /// the only one of that switch.
+    /// The interface of the NIC to which a representor belongs: on the same switch and of the same physical function,
+    /// or the only one of that switch.
     fn uplink(&self, representor: &str) -> Option<String> {
         let port = self.text(representor, "phys_port_name")?;
         let function = represented(&port)?;

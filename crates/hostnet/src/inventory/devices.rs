@@ -16,6 +16,8 @@
 //! 4. The interrupt of a PHY has the name of its MDIO bus, which many drivers derive from the NIC's device
 //!    (`f8008000.ethernet-ffffffff:01`). The PHY receives no packet, so the interface has this interrupt in addition to
 //!    others, never alone.
+//! 5. If exactly one interface that is up has no interrupt by then, it has those that no device and no interface has
+//!    and whose handlers have the name of one interface ([`assign_earlier_name`]).
 //!
 //! Some drivers receive packets through portals of the processor, or name handlers after nothing of the above. Their
 //! interfaces share these interrupts.
@@ -112,6 +114,26 @@ pub(super) fn assign(ports: &[Port], irqs: &[Irq], pci: &Pci) -> Vec<BTreeSet<u3
     found.collect()
 }
 
+/// Gives the only interface without interrupts those that no device and no interface has and whose handlers have the
+/// name of one interface. Its driver requested them when the interface had another name (which may change while the
+/// interface is up since 6.2), or none yet (`eth%d`). Two names may mean two NICs. No other NIC's interface may be in
+/// another network namespace.
+pub(super) fn assign_earlier_name(ports: &[Port], irqs: &[Irq], found: &mut [BTreeSet<u32>]) {
+    let may_lack = |port: &Port| {
+        let has_files = || port.device.ancestors().any(has_interrupt_files);
+        port.up && !port.representor && !is_behind_bus(&port.device) && !has_files()
+    };
+    let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    let mut lacking = ports.iter().zip(found).filter(|(port, own)| own.is_empty() && may_lack(port));
+    let (Some((_, own)), None) = (lacking.next(), lacking.next()) else { return };
+    let named = nobodys(irqs, &claimed)
+        .filter_map(|irq| Some((irq.id.irq, irq.actions.iter().find_map(|action| interface_in(action))?)));
+    let (numbers, names): (BTreeSet<u32>, BTreeSet<&str>) = named.unzip();
+    if names.len() == 1 {
+        own.extend(numbers);
+    }
+}
+
 type IsNamed = fn(&str) -> bool;
 
 /// Drivers whose interfaces share interrupts that are named after no interface and no device of theirs: portals of
@@ -165,14 +187,17 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence],
 /// The nearest device, from the interface's own upwards, that has interrupt files, with the interrupts in them. Every
 /// PCI function has such files, even without interrupts.
 fn lister(port: &Port, irqs: &[Irq], pci: &Pci) -> Option<Owner> {
-    let has = |dir: &&Path| ["msi_irqs", "irqs", "irq"].iter().any(|name| dir.join(name).exists());
-    let path = port.device.ancestors().find(has)?;
+    let path = port.device.ancestors().find(|dir| has_interrupt_files(dir))?;
     let used = |irq: &u32| {
         let actions = irqs.iter().find(|one| one.id.irq == *irq).map_or(&[][..], |one| &one.actions);
         port.up && !pci.is_others(*irq, &name_of(path), actions)
     };
     let own = listed(path).unwrap_or_else(|| line(path).filter(used).into_iter().collect());
     Some(Owner { path: path.to_owned(), irqs: own.into_iter().collect() })
+}
+
+fn has_interrupt_files(device: &Path) -> bool {
+    ["msi_irqs", "irqs", "irq"].iter().any(|name| device.join(name).exists())
 }
 
 /// A device's message-signalled interrupts.
@@ -438,9 +463,18 @@ pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
     })
 }
 
-/// Whether a handler's name begins with a name that the kernel or udev gives to wired interfaces and common switch
-/// ports: `eth1`, `end0-rx`, `enp1s0f1:tx`.
+/// Whether a handler's name begins with an interface's, as the kernel and udev call them.
 pub(super) fn is_interface_like(action: &str) -> bool {
+    interface_in(action).is_some()
+}
+
+/// The name at the beginning of a handler's name that the kernel or udev gives to wired interfaces and common switch
+/// ports: `eth1`, `end0-rx`, `enp1s0f1:tx`. Before an interface has a name, it is called `eth%d`.
+fn interface_in(action: &str) -> Option<&str> {
+    const UNNAMED: &str = "eth%d";
+    if action.starts_with(UNNAMED) {
+        return Some(UNNAMED);
+    }
     let word = action.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
     let letters = word.trim_end_matches(|c: char| c.is_ascii_digit());
     let numbered = letters.len() < word.len();
@@ -449,5 +483,5 @@ pub(super) fn is_interface_like(action: &str) -> bool {
         rest.next().is_some_and(|kind| "abcdioPpsuvx".contains(kind))
             && rest.next().is_some_and(|c| c.is_ascii_hexdigit())
     });
-    (numbered && ["eth", "lan", "wan"].contains(&letters)) || is_predictable
+    ((numbered && ["eth", "lan", "wan"].contains(&letters)) || is_predictable).then_some(word)
 }

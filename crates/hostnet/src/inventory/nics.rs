@@ -116,7 +116,11 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
             representor: represented(&class.join(&nic.id.name)).is_some(),
         })
         .collect();
-    let found = devices::assign(&ports, &inventory.irqs, pci);
+    let mut found = devices::assign(&ports, &inventory.irqs, pci);
+    let elsewhere = devices::has_interfaces_elsewhere(sys, &inventory.irqs);
+    if !elsewhere {
+        devices::assign_earlier_name(&ports, &inventory.irqs, &mut found);
+    }
     let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
     // A handler with the name of a NIC's queue, but of a device that is not that NIC's: the interrupt is another NIC's,
     // perhaps in another network namespace.
@@ -125,7 +129,6 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
         let of_port = || ports.iter().any(|port| is_word_of(action, &port.name));
         ((words.contains("rx") || words.contains("tx")) && of_port()) || is_numbered_queue(&words)
     };
-    let elsewhere = devices::has_interfaces_elsewhere(sys, &inventory.irqs);
     let is_network = |action: &String| is_queue(action) || (elsewhere && devices::is_interface_like(action));
     for irq in inventory.irqs.iter_mut().filter(|irq| irq.device.is_none() && !claimed.contains(&irq.id.irq)) {
         irq.network |= irq.actions.iter().any(is_network);

@@ -179,8 +179,8 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
 /// Most threads that a finding names.
 const NAMED: usize = 4;
 
-/// Before 6.8: threaded RT NICs of which no NAPI thread is known, while threads have the names of interfaces that are not
-/// here. A thread keeps the name that its NIC had when the kernel made it (`net/core/dev.c`, `napi_kthread_create`).
+/// Before 6.8: threaded RT NICs of which no NAPI thread is known, while threads have the names of interfaces that are
+/// not here. A thread keeps the name that its NIC had when the kernel made it (`net/core/dev.c`, `napi_kthread_create`).
 fn renamed(inventory: &Inventory, intent: &Intent) -> Vec<Finding> {
     let known: BTreeSet<i32> = inventory.nics.iter().flat_map(|nic| &nic.napis).filter_map(|napi| napi.pid).collect();
     let polls = inventory.threads_of(|kind| matches!(kind, KernelThreadKind::Napi(_) | KernelThreadKind::NapiCut));
@@ -201,8 +201,8 @@ fn renamed(inventory: &Inventory, intent: &Intent) -> Vec<Finding> {
             others.join(", ")
         ),
         remedy: format!(
-            "give it its earlier name while it is down (ip link set {} name EARLIER), or boot a kernel of 6.8 or later, \
-             which tells whose threads these are",
+            "give it its earlier name while it is down (ip link set {} name EARLIER), or boot a kernel of 6.8 or \
+             later, which tells whose threads these are",
             nic.id.name
         ),
         refusal: None,
