@@ -272,8 +272,9 @@ impl Finder<'_> {
         let roles = self.roles(&found.name, process, vm, &stats, decision.class);
         let threads =
             stats.iter().zip(roles).map(|(stat, role)| self.tenant_thread(pid, stat, role, vm.domain)).collect();
-        let vnics = self.vnics(&found.name, vm, &account);
-        self.take_in(found, process, decision, threads, vnics);
+        let vnics = self.vnics(&found.name, process, vm, &account);
+        let attached = if vm.domain.is_some() { Vec::new() } else { self.attached(process, &account) };
+        self.take_in(found, process, decision, threads, vnics, attached);
         true
     }
 
@@ -370,8 +371,10 @@ impl Finder<'_> {
         Ok(vcpus.into_iter().filter_map(|(inner, vcpu)| Some((*numbers.get(&inner)?, vcpu))).collect())
     }
 
-    fn vnics(&mut self, name: &str, vm: &VmProcess<'_>, account: &Account) -> Vec<Vnic> {
-        let pid = vm.process.pid;
+    /// The VM's own interfaces here. In another network namespace (KubeVirt's or Kata's pod) they are joined to the end
+    /// of a pair in a way that is not visible from here: there, those of the pair's ends that are here.
+    fn vnics(&mut self, name: &str, process: ThreadId, vm: &VmProcess<'_>, account: &Account) -> Vec<Vnic> {
+        let pid = process.pid;
         let (interfaces, is_here) = match vm.domain.and_then(|domain| domain.interfaces.clone()) {
             Some(interfaces) => (interfaces, true),
             None => {
@@ -390,6 +393,9 @@ impl Finder<'_> {
             interfaces.into_iter().partition(|ifname| is_here && self.network.has(ifname));
         for ifname in elsewhere {
             self.problem(name, ProblemKind::VnicElsewhere(printable(ifname.as_bytes())));
+        }
+        if !is_here {
+            return self.host_ends(process);
         }
         here.iter().map(|ifname| self.network.vnic(ifname)).collect()
     }
