@@ -226,6 +226,52 @@ fn the_only_nic_without_interrupts_has_those_of_its_earlier_name() {
     }
 }
 
+/// An SoC's NICs, whose nodes in the device tree say which interrupts of Arm's GIC are theirs.
+#[test]
+fn interrupts_in_the_device_tree_are_the_nics_whatever_their_handlers_are_called() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        // Two swapped names while they were up; of two the handlers have the driver's name; one is on a GPIO.
+        for (name, device, cells) in [
+            ("end0", "fe010000.ethernet", &[0, 27, 4, 0, 28, 4][..]),
+            ("end1", "fe2a0000.ethernet", &[0, 32, 4, 0, 0, 33, 4, 0]),
+            ("neta0", "30000.ethernet", &[0, 42, 4]),
+            ("neta1", "40000.ethernet", &[1, 7, 0xf08]),
+            ("spi0", "spi0.0", &[5, 8]),
+            ("odd0", "odd.ethernet", &[0, 60, 4, 0]),
+            ("odd1", "ends.early", &[0, 61]),
+        ] {
+            tree.nic(name, &format!("platform/soc/{device}"));
+            let bytes: Vec<u8> = cells.iter().flat_map(|cell: &u32| cell.to_be_bytes()).collect();
+            let node = tree.dir.path().join(format!("sys/devices/platform/soc/{device}/of_node"));
+            fs::create_dir_all(&node).unwrap();
+            fs::write(node.join("interrupts"), bytes).unwrap();
+        }
+        for (irq, chip, number, handler) in [
+            (20, "GICv3", 59, "end1:mac"),
+            (21, "GICv3", 60, "end1:rx-0"),
+            (22, "GICv3", 64, "end0:mac"),
+            (23, "GICv3", 65, "end0:rx-0"),
+            (24, "GIC-0", 74, "mvneta"),
+            (25, "GICv2", 23, "mvneta"),
+            (26, "GICv3", 92, "ttyS0"),
+            (27, "GICv3", 93, "mmc0"),
+            // Of another controller, and of another number.
+            (28, "gpio-rockchip", 60, "key"),
+            (29, "GICv3", 27, "timer"),
+            (30, "GICv3", 5, "watchdog"),
+        ] {
+            tree.irq(irq, handler);
+            for (file, text) in [("chip_name", chip.to_owned()), ("hwirq", number.to_string())] {
+                tree.put(&format!("sys/kernel/irq/{irq}/{file}"), &text);
+            }
+        }
+        let wanted =
+            [("end0", &[20, 21][..]), ("end1", &[22, 23]), ("neta0", &[24]), ("neta1", &[25]), ("odd0", &[26])];
+        assert_eq!(tree.irqs(), owned(wanted));
+    });
+}
+
 #[test]
 fn a_nic_that_is_called_like_a_device_or_a_handler_has_its_own_interrupts_only() {
     support::in_namespace(|_| {

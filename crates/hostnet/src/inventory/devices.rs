@@ -6,10 +6,11 @@
 //!
 //! 1. If the interface's own device lists interrupts with handlers, the interface has these: `msi_irqs` (PCI,
 //!    platform), `irqs` (auxiliary devices, 6.11), `irq` (a PCI function's line).
-//! 2. Otherwise the interface has the interrupts whose handlers have the name of its device (`30be0000.ethernet`), and
-//!    those whose handlers have its own name (`eth0`), if there are none those with its driver's name (`enc28j60`). An
-//!    interrupt that another device lists is not among them. A name is weak evidence: a driver keeps the name that the
-//!    interface had when the driver requested the interrupt, and another interface may have that name by now.
+//! 2. Otherwise the interface has the interrupts that the device tree gives its device ([`in_device_tree`]), those
+//!    whose handlers have the name of its device (`30be0000.ethernet`), and those whose handlers have its own name
+//!    (`eth0`), if there are none those with its driver's name (`enc28j60`). An interrupt that another device lists is
+//!    not among them. A name is weak evidence: a driver keeps the name that the interface had when the driver requested
+//!    the interrupt, and another interface may have that name by now.
 //! 3. The nearest device above that lists interrupts, or whose name a handler has (`xhci-hcd:usb1`), is a fallback: a
 //!    bridge, a function that demultiplexes or a bus controller also has interrupts for other purposes. Behind a bus
 //!    that carries each packet (SPI, SDIO, USB), the controller's interrupts are always part of the packets' path.
@@ -225,12 +226,42 @@ fn of_device(port: &Port, listed: Option<Owner>, irqs: &[Irq], known: &BTreeSet<
     if is_own {
         return Evidence { own: listed, listed: true, ..Evidence::default() };
     }
-    let (own, phys) = named_after(&own_names(&name_of(&port.device)), irqs, known);
+    let (mut own, phys) = named_after(&own_names(&name_of(&port.device)), irqs, known);
+    own.extend(&in_device_tree(&port.device, irqs) - known);
     let own = (!own.is_empty()).then(|| Owner { path: port.device.clone(), irqs: own });
     let between = port.device.ancestors().skip(1);
     let between = between.take_while(|path| end.as_ref().is_none_or(|end| path.starts_with(end)));
     let above = listed.or_else(|| named_above(between, irqs, known));
     Evidence { own, above, phys, ..Evidence::default() }
+}
+
+/// The interrupts that a device's node in the device tree has at Arm's GIC. Each entry has three numbers of 32 bits, or
+/// four: the kind (0 for a shared one, 1 for a CPU's own), the number within that kind, the trigger, and a partition
+/// (`Documentation/devicetree/bindings/interrupt-controller/arm,gic-v3.yaml`). Entries of another form lead to another
+/// controller. Interrupts that the device needs for something else than packets are among them.
+fn in_device_tree(device: &Path, irqs: &[Irq]) -> BTreeSet<u32> {
+    let bytes = fs::read(device.join("of_node/interrupts")).unwrap_or_default();
+    let cells = bytes.chunks_exact(4).filter_map(|cell| cell.try_into().ok().map(u32::from_be_bytes));
+    let cells: Vec<u32> = cells.collect();
+    let number = |entry: &[u32]| match entry {
+        [0, shared, trigger, ..] if is_trigger(*trigger) => shared.checked_add(32),
+        [1, own, trigger, ..] if is_trigger(*trigger) => own.checked_add(16),
+        _ => None,
+    };
+    // A part of an entry at the end is none.
+    let numbers = [3, 4].iter().find_map(|size| cells.chunks(*size).map(number).collect::<Option<BTreeSet<u32>>>());
+    let numbers = numbers.unwrap_or_default();
+    let is_its = |irq: &&Irq| {
+        irq.device.is_none()
+            && irq.id.chip.starts_with("GIC")
+            && irq.id.hwirq.parse().is_ok_and(|at| numbers.contains(&at))
+    };
+    irqs.iter().filter(is_its).map(|irq| irq.id.irq).collect()
+}
+
+/// One edge, either edge, or a level, in the lower bits; above these are CPUs.
+fn is_trigger(flags: u32) -> bool {
+    flags <= 0xffff && matches!(flags & 0xf, 1 | 2 | 4 | 8)
 }
 
 /// The nearest of these devices whose name appears in a handler's name.
