@@ -856,6 +856,29 @@ fn a_functions_line_is_its_nics_only_while_that_is_up() {
     });
 }
 
+/// The device tree tells which of an SoC's interrupts are those of a NIC whose interface is in a container.
+#[test]
+fn interrupts_of_a_platform_nic_elsewhere_are_networks_by_the_device_tree() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let device = "sys/bus/platform/devices/20000000.ethernet";
+        tree.put(&format!("{device}/of_node/name"), "ethernet\0");
+        symlink("/sys/bus/platform/drivers/any", tree.dir.path().join(device).join("driver")).unwrap();
+        let cells: Vec<u8> = [0_u32, 11, 4, 0, 12, 1].iter().flat_map(|cell| cell.to_be_bytes()).collect();
+        fs::write(tree.dir.path().join(device).join("of_node/interrupts"), cells).unwrap();
+        for (irq, number, handler) in [(50, 43, "emac-core0"), (51, 44, "gmac-ptp"), (52, 45, "eth4"), (53, 11, "rtc")]
+        {
+            tree.irq(irq, handler);
+            tree.put(&format!("sys/kernel/irq/{irq}/chip_name"), "GICv3\n");
+            tree.put(&format!("sys/kernel/irq/{irq}/hwirq"), &format!("{number}\n"));
+        }
+        let found = tree.scan().irqs.into_iter().filter(|irq| irq.network);
+        let found: Vec<(u32, Option<String>)> = found.map(|irq| (irq.id.irq, irq.device)).collect();
+        let its = Some("20000000.ethernet".to_owned());
+        assert_eq!(found, [(50, its.clone()), (51, its)], "with these known, `eth4` need not be its");
+    });
+}
+
 /// A handler has the name that the interface had when it was brought up, and the interface is in a container.
 #[test]
 fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() {

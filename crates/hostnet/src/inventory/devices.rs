@@ -28,6 +28,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Irq;
+use crate::knob::IrqId;
 use crate::roots::{read, read_number};
 
 /// A network interface that may have interrupts.
@@ -235,11 +236,19 @@ fn of_device(port: &Port, listed: Option<Owner>, irqs: &[Irq], known: &BTreeSet<
     Evidence { own, above, phys, ..Evidence::default() }
 }
 
-/// The interrupts that a device's node in the device tree has at Arm's GIC. Each entry has three numbers of 32 bits, or
-/// four: the kind (0 for a shared one, 1 for a CPU's own), the number within that kind, the trigger, and a partition
-/// (`Documentation/devicetree/bindings/interrupt-controller/arm,gic-v3.yaml`). Entries of another form lead to another
-/// controller. Interrupts that the device needs for something else than packets are among them.
+/// The interrupts that the device tree gives a device at Arm's GIC. Those that the device needs for something else than
+/// packets are among them.
 fn in_device_tree(device: &Path, irqs: &[Irq]) -> BTreeSet<u32> {
+    let (name, numbers) = (name_of(device), gic_numbers(device));
+    let may_be = |irq: &&Irq| irq.device.as_ref().is_none_or(|other| *other == name);
+    irqs.iter().filter(may_be).filter(|irq| is_at_gic(&irq.id, &numbers)).map(|irq| irq.id.irq).collect()
+}
+
+/// The numbers at Arm's GIC of a device's interrupts, by its node in the device tree. Each entry has three numbers of
+/// 32 bits, or four: the kind (0 for a shared one, 1 for a CPU's own), the number within that kind, the trigger, and a
+/// partition (`Documentation/devicetree/bindings/interrupt-controller/arm,gic-v3.yaml`). Entries of another form lead
+/// to another controller.
+fn gic_numbers(device: &Path) -> BTreeSet<u32> {
     let bytes = fs::read(device.join("of_node/interrupts")).unwrap_or_default();
     let cells = bytes.chunks_exact(4).filter_map(|cell| cell.try_into().ok().map(u32::from_be_bytes));
     let cells: Vec<u32> = cells.collect();
@@ -250,13 +259,12 @@ fn in_device_tree(device: &Path, irqs: &[Irq]) -> BTreeSet<u32> {
     };
     // A part of an entry at the end is none.
     let numbers = [3, 4].iter().find_map(|size| cells.chunks(*size).map(number).collect::<Option<BTreeSet<u32>>>());
-    let numbers = numbers.unwrap_or_default();
-    let is_its = |irq: &&Irq| {
-        irq.device.is_none()
-            && irq.id.chip.starts_with("GIC")
-            && irq.id.hwirq.parse().is_ok_and(|at| numbers.contains(&at))
-    };
-    irqs.iter().filter(is_its).map(|irq| irq.id.irq).collect()
+    numbers.unwrap_or_default()
+}
+
+/// Whether an interrupt has one of these numbers at Arm's GIC.
+fn is_at_gic(irq: &IrqId, numbers: &BTreeSet<u32>) -> bool {
+    irq.chip.starts_with("GIC") && irq.hwirq.parse().is_ok_and(|number| numbers.contains(&number))
 }
 
 /// One edge, either edge, or a level, in the lower bits; above these are CPUs.
@@ -464,14 +472,37 @@ fn is_up(flags: &str) -> bool {
     flags.strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok()).is_some_and(|bits| bits & 1 != 0)
 }
 
-/// Names of devices on buses where handlers have the device's name, and whether they are network devices: virtio
-/// devices of type 1 (`include/uapi/linux/virtio_ids.h`), and platform devices that the device tree calls `ethernet`.
-pub(super) fn on_other_buses(sys: &Path) -> Vec<(String, bool)> {
+/// A device on a bus other than PCI.
+pub(super) struct BusDevice {
+    /// Its name, which its handlers may have.
+    pub(super) name: String,
+    /// It is a network device: a virtio device of type 1 (`include/uapi/linux/virtio_ids.h`), or a platform device that
+    /// the device tree calls `ethernet`.
+    pub(super) network: bool,
+    /// Numbers of a network device's interrupts at Arm's GIC.
+    gic: BTreeSet<u32>,
+}
+
+impl BusDevice {
+    /// The device that has an interrupt with these handlers: by the device tree, else by the handlers' names. A PHY's
+    /// interrupt is not the NIC's.
+    pub(super) fn of<'a>(all: &'a [BusDevice], irq: &IrqId, actions: &[String]) -> Option<&'a BusDevice> {
+        let is_named = |one: &&BusDevice| actions.iter().any(|action| is_word_of(action, &one.name) && !is_phy(action));
+        all.iter().find(|one| is_at_gic(irq, &one.gic)).or_else(|| all.iter().find(is_named))
+    }
+}
+
+/// The devices on the buses for virtio and for devices of the platform.
+pub(super) fn on_other_buses(sys: &Path) -> Vec<BusDevice> {
     let devices = |bus: &str| fs::read_dir(sys.join("bus").join(bus).join("devices")).into_iter().flatten().flatten();
-    let virtio = devices("virtio").map(|entry| (entry.file_name(), is_virtio_net(&entry.path())));
-    let platform = devices("platform").map(|entry| (entry.file_name(), is_ethernet(&entry.path())));
-    let named = virtio.chain(platform).map(|(name, network)| (name.to_string_lossy().into_owned(), network));
-    named.filter(|(name, _)| is_device_name(name)).collect()
+    let virtio = devices("virtio").map(|entry| (is_virtio_net(&entry.path()), entry));
+    let platform = devices("platform").map(|entry| (is_ethernet(&entry.path()), entry));
+    let all = virtio.chain(platform).map(|(network, entry)| BusDevice {
+        name: entry.file_name().to_string_lossy().into_owned(),
+        network,
+        gic: if network { gic_numbers(&entry.path()) } else { BTreeSet::new() },
+    });
+    all.filter(|device| is_device_name(&device.name)).collect()
 }
 
 fn is_virtio_net(device: &Path) -> bool {
@@ -482,15 +513,14 @@ fn is_ethernet(device: &Path) -> bool {
     read(&device.join("of_node/name")).is_some_and(|name| name.trim_end_matches('\0') == "ethernet")
 }
 
-/// Whether the interface of a platform NIC is not in this network namespace, and no handler has the device's name. Its
-/// handlers may then have the name that the interface had when it was brought up.
+/// Whether the interface of a platform NIC is not in this network namespace, and no interrupt is known to be the
+/// device's. Its handlers may then have the name that the interface had when it was brought up.
 pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
     let devices = fs::read_dir(sys.join("bus/platform/devices")).into_iter().flatten().flatten();
     let mut nics = devices.map(|entry| entry.path()).filter(|device| is_ethernet(device));
     nics.any(|device| {
         let (name, bound) = (name_of(&device), device.join("driver").is_symlink());
-        let is_own = |action: &String| is_word_of(action, &name) && !is_phy(action);
-        bound && !device.join("net").exists() && !irqs.iter().flat_map(|irq| &irq.actions).any(is_own)
+        bound && !device.join("net").exists() && irqs.iter().all(|irq| irq.device.as_ref() != Some(&name))
     })
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::Irq;
-use super::devices::{Pci, is_phy, is_word_of, on_other_buses};
+use super::devices::{BusDevice, Pci, on_other_buses};
 use crate::cpus::CpuSet;
 use crate::knob::IrqId;
 use crate::roots::{Roots, read};
@@ -36,17 +36,16 @@ pub(super) fn scan(roots: &Roots, pci: &Pci) -> Vec<Irq> {
             // Without the description it is not certain later that the number is still this interrupt's.
             let is_writable = || fs::metadata(&file).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
             let settable = dir.exists() && is_writable();
-            // The name is used only if the device tree has no information. A PHY's interrupt is not the NIC's.
-            let is_of = |device: &str| actions.iter().any(|action| is_word_of(action, device) && !is_phy(action));
-            let named = || others.iter().find(|(device, _)| is_of(device)).cloned();
-            let (device, network) = pci.owner(irq, &actions).or_else(named).unzip();
+            let id = IrqId {
+                irq,
+                chip: read(&dir.join("chip_name")).unwrap_or_default(),
+                hwirq: read(&dir.join("hwirq")).unwrap_or_default(),
+            };
+            let other = || BusDevice::of(&others, &id, &actions).map(|device| (device.name.clone(), device.network));
+            let (device, network) = pci.owner(irq, &actions).or_else(other).unzip();
             let virtual_of = device.as_deref().and_then(|device| virtual_of(&roots.sys, device));
             Some(Irq {
-                id: IrqId {
-                    irq,
-                    chip: read(&dir.join("chip_name")).unwrap_or_default(),
-                    hwirq: read(&dir.join("hwirq")).unwrap_or_default(),
-                },
+                id,
                 actions,
                 affinity: CpuSet::from_list(&affinity).unwrap_or_default(),
                 settable,
