@@ -902,6 +902,9 @@ fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() 
         tree.irq(81, "ff540000.ethernet");
         assert_eq!(kept(), ["ff540000.ethernet"]);
         fs::remove_dir_all(tree.dir.path().join("sys/kernel/irq/81")).unwrap();
+        // The kernel keeps the folder of an interface that is in another namespace.
+        fs::create_dir_all(tree.dir.path().join(device).join("net")).unwrap();
+        assert_eq!(kept(), handlers[..4]);
         // Its interface is here.
         fs::create_dir_all(tree.dir.path().join(device).join("net/plant")).unwrap();
         assert!(kept().is_empty());
