@@ -304,9 +304,8 @@ fn napis_by_thread(inventory: &mut Inventory, links: &[Link]) -> BTreeMap<u32, V
         let threads: Vec<String> = threads.iter().map(i32::to_string).collect();
         let why = format!(
             "kernel {} shows 15 bytes of a thread's name, so NAPI threads {} are those of one of {}: each has the \
-             class of the most \
-             urgent of these; rename all but one (ip link set NIC name SHORTER, while it is down), or a kernel of \
-             5.17 or later",
+             class of the most urgent of these; rename all but one (ip link set NIC name SHORTER, while it is down), \
+             or boot a kernel of 5.17 or later",
             inventory.kernel.release,
             threads.join(", "),
             names.join(", "),
