@@ -365,6 +365,12 @@ pub fn name_of_scope(scope: &str) -> Option<String> {
     (!own.is_empty()).then(|| own.to_owned())
 }
 
+/// The instance name of a template unit's service (`microvm@NAME.service`), if this is its cgroup.
+pub fn instance_of(path: &str) -> Option<String> {
+    let (_, instance) = path.rsplit('/').next()?.strip_suffix(".service")?.split_once('@')?;
+    Some(unescape(instance)).filter(|name| !name.is_empty())
+}
+
 /// The instance name of systemd's template unit for VMs.
 fn vmspawns(component: &str) -> Option<&str> {
     component.strip_prefix("systemd-vmspawn@")?.strip_suffix(".service")
@@ -1427,7 +1433,7 @@ mod tests {
             let _ = of_path(&path);
             let _ = libvirt_scope(&path);
             let _ = vm_scope(&path);
-            let _ = (is_monitors(&path), unit_of(&path), name_of_scope(&path));
+            let _ = (is_monitors(&path), unit_of(&path), name_of_scope(&path), instance_of(&path));
             let _ = started_by_lxc(&[path.clone(), path.clone()], &path);
             let _ = owner_of_path(&path);
             let _ = unescape(&path);

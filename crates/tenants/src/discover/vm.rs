@@ -88,7 +88,8 @@ impl<'a> VmProcess<'a> {
         self.given_name.as_ref().is_some_and(named) || self.line.iter().any(|word| word.split('/').any(|at| at == id))
     }
 
-    fn name(&self) -> String {
+    /// `instance`: of its unit, which is its alone.
+    fn name(&self, instance: Option<String>) -> String {
         match self.domain {
             Some(domain) => domain.name.clone(),
             None => self
@@ -97,6 +98,7 @@ impl<'a> VmProcess<'a> {
                 .filter(|name| !name.is_empty())
                 .map(|name| printable(name.as_bytes()))
                 .or_else(|| self.machine_name())
+                .or(instance)
                 .unwrap_or_else(|| format!("vm-{}", self.process.pid)),
         }
     }
@@ -247,8 +249,11 @@ impl Finder<'_> {
         };
         let contained = vm.domain.is_none() && vm.container.is_some();
         let sandbox = self.sandbox_of(vm);
+        // A user may have chosen the name of the user's unit.
+        let unit = cgroup.as_deref().filter(|_| alone && !contained && cgroup_owner == 0);
+        let instance = || unit.and_then(container::instance_of);
         let found = Found {
-            name: sandbox.as_ref().map_or_else(|| vm.name(), |(name, _)| name.clone()),
+            name: sandbox.as_ref().map_or_else(|| vm.name(instance()), |(name, _)| name.clone()),
             namespace: None,
             uuid: vm.uuid(),
             kind: vm.kind(),
