@@ -129,7 +129,9 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
         let of_port = || ports.iter().any(|port| is_word_of(action, &port.name));
         ((words.contains("rx") || words.contains("tx")) && of_port()) || is_numbered_queue(&words)
     };
-    let is_network = |action: &String| is_queue(action) || (elsewhere && devices::is_interface_like(action));
+    // A switch's port, or a key, may be called `lan1`.
+    let is_port = |action: &String| devices::is_interface_like(action) && (elsewhere || action.starts_with('e'));
+    let is_network = |action: &String| is_queue(action) || is_port(action);
     for irq in inventory.irqs.iter_mut().filter(|irq| irq.device.is_none() && !claimed.contains(&irq.id.irq)) {
         irq.network |= irq.actions.iter().any(is_network);
     }
