@@ -886,8 +886,11 @@ fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() 
         let tree = Tree::new();
         let device = "sys/bus/platform/devices/ff540000.ethernet";
         tree.put(&format!("{device}/of_node/name"), "ethernet\0");
-        let handlers = ["eth3", "end1-rx", "enP2p1s0", "lan2:tx", "mmc1", "ttyS2", "ethosu", "energy", "sdhci4"]
-            .map(str::to_owned);
+        let handlers = [
+            "eth3", "end1-rx", "enP2p1s0", "lan2:tx", "mmc1", "ttyS2", "ethosu", "energy", "sdhci4", "enable-1",
+            "enxerr",
+        ]
+        .map(str::to_owned);
         (60..).zip(&handlers).for_each(|(irq, handler)| tree.irq(irq, handler));
         let kept = || {
             let irqs = tree.scan().irqs.into_iter().filter(|irq| irq.network);

@@ -541,10 +541,11 @@ fn interface_in(action: &str) -> Option<&str> {
     let word = action.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
     let letters = word.trim_end_matches(|c: char| c.is_ascii_digit());
     let numbered = letters.len() < word.len();
-    let is_predictable = word.strip_prefix("en").is_some_and(|rest| {
-        let mut rest = rest.chars();
-        rest.next().is_some_and(|kind| "abcdioPpsuvx".contains(kind))
-            && rest.next().is_some_and(|c| c.is_ascii_hexdigit())
+    // A number of the slot, or the address. `enable` and `encap` are words.
+    let is_predictable = word.strip_prefix("en").is_some_and(|rest| match rest.as_bytes() {
+        [b'x', address @ ..] => address.len() == 12 && address.iter().all(u8::is_ascii_hexdigit),
+        [kind, number, ..] => b"abcdioPpsuv".contains(kind) && number.is_ascii_digit(),
+        _ => false,
     });
     ((numbered && ["eth", "lan", "wan"].contains(&letters)) || is_predictable).then_some(word)
 }
