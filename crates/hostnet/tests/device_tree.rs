@@ -193,6 +193,85 @@ fn a_name_that_an_interface_took_over_gives_it_no_interrupt() {
     }
 }
 
+/// Drivers of SoCs call handlers as the interface was called when it was brought up, or before it had a name.
+#[test]
+fn the_only_nic_without_interrupts_has_those_of_its_earlier_name() {
+    for (handlers, wanted) in [
+        (&["end1:mac", "end1:rx-0", "end1:tx-0"][..], &[40, 41, 42][..]),
+        (&["eth%d:ch0:rx_be", "eth%d:ch19:tx_nc", "ttyS1"], &[40, 41]),
+        // The other NIC's name, which that one took over, and its own interrupt.
+        (&["lan1"], &[40]),
+        // Perhaps two NICs', and names of other devices.
+        (&["end1:mac", "end2"], &[]),
+        (&["ttyS1", "mmc1"], &[]),
+    ] {
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            tree.nic("plc", "platform/soc/fe2a0000.gmac");
+            tree.nic("lan1", "pci0000:00/0000:01:00.0");
+            tree.msi("pci0000:00/0000:01:00.0", &[70]);
+            tree.irq(70, "lan1-TxRx-0");
+            // Neither can have an interrupt of its own now.
+            tree.nic("usbnic", "platform/soc/fd000000.usb/usb1/1-1/1-1:1.0");
+            tree.nic("spare", "platform/soc/fe010000.gmac");
+            ["plc", "lan1", "usbnic"].iter().for_each(|name| support::run("ip", &format!("link set {name} up")));
+            (40..).zip(handlers).for_each(|(irq, handler)| tree.irq(irq, handler));
+            let found = |name: &str| tree.scan().nic(name).unwrap().irqs.clone();
+            assert_eq!(found("plc"), wanted, "{handlers:?}");
+            assert!(found("spare").is_empty() && found("usbnic").is_empty());
+            assert_eq!(found("lan1"), [70]);
+            support::run("ip", "link set spare up");
+            assert!(found("plc").is_empty(), "either may have them");
+        });
+    }
+}
+
+/// An SoC's NICs, whose nodes in the device tree say which interrupts of Arm's GIC are theirs.
+#[test]
+fn interrupts_in_the_device_tree_are_the_nics_whatever_their_handlers_are_called() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        // Two swapped names while they were up; of two the handlers have the driver's name; one is on a GPIO.
+        for (name, device, cells) in [
+            ("end0", "fe010000.ethernet", &[0, 27, 4, 0, 28, 4][..]),
+            ("end1", "fe2a0000.ethernet", &[0, 32, 4, 0, 0, 33, 4, 0]),
+            ("neta0", "30000.ethernet", &[0, 42, 4]),
+            ("neta1", "40000.ethernet", &[1, 7, 0xf08]),
+            ("spi0", "spi0.0", &[5, 8]),
+            ("odd0", "odd.ethernet", &[0, 60, 4, 0]),
+            ("odd1", "ends.early", &[0, 61]),
+        ] {
+            tree.nic(name, &format!("platform/soc/{device}"));
+            let bytes: Vec<u8> = cells.iter().flat_map(|cell: &u32| cell.to_be_bytes()).collect();
+            let node = tree.dir.path().join(format!("sys/devices/platform/soc/{device}/of_node"));
+            fs::create_dir_all(&node).unwrap();
+            fs::write(node.join("interrupts"), bytes).unwrap();
+        }
+        for (irq, chip, number, handler) in [
+            (20, "GICv3", 59, "end1:mac"),
+            (21, "GICv3", 60, "end1:rx-0"),
+            (22, "GICv3", 64, "end0:mac"),
+            (23, "GICv3", 65, "end0:rx-0"),
+            (24, "GIC-0", 74, "mvneta"),
+            (25, "GICv2", 23, "mvneta"),
+            (26, "GICv3", 92, "ttyS0"),
+            (27, "GICv3", 93, "mmc0"),
+            // Of another controller, and of another number.
+            (28, "gpio-rockchip", 60, "key"),
+            (29, "GICv3", 27, "timer"),
+            (30, "GICv3", 5, "watchdog"),
+        ] {
+            tree.irq(irq, handler);
+            for (file, text) in [("chip_name", chip.to_owned()), ("hwirq", number.to_string())] {
+                tree.put(&format!("sys/kernel/irq/{irq}/{file}"), &text);
+            }
+        }
+        let wanted =
+            [("end0", &[20, 21][..]), ("end1", &[22, 23]), ("neta0", &[24]), ("neta1", &[25]), ("odd0", &[26])];
+        assert_eq!(tree.irqs(), owned(wanted));
+    });
+}
+
 #[test]
 fn a_nic_that_is_called_like_a_device_or_a_handler_has_its_own_interrupts_only() {
     support::in_namespace(|_| {
@@ -382,6 +461,38 @@ fn a_representor_leads_to_the_uplink_of_its_function() {
             assert_eq!(used(&inventory, &said, uplink), NicUse::Configured(RT), "{representor}");
         }
         assert_eq!(used(&inventory, &intent(&[("vrep", RT)], Vec::new()), "up1"), NicUse::Derived(Class::Bulk));
+    });
+}
+
+/// Not every driver gives its representors a device, and port and function need not have the same number.
+#[test]
+fn a_representor_without_a_device_passes_its_class_to_its_switchs_uplink() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("wire0", "pci0000:c0/0000:c1:00.0");
+        tree.nic("wire1", "pci0000:c0/0000:c1:00.1");
+        for name in ["r0", "r1", "lost"] {
+            support::run("ip", &format!("link add {name} type ifb"));
+        }
+        for (name, port, switch) in [
+            ("wire0", "p0", "0badcafe"),
+            ("wire1", "p3", "d00d"),
+            ("r0", "pf0vf7", "0badcafe"),
+            ("r1", "pf1vf2", "d00d"),
+            ("lost", "pf0vf1", "beef"),
+        ] {
+            tree.attribute(name, "phys_port_name", &format!("{port}\n"));
+            tree.attribute(name, "phys_switch_id", &format!("{switch}\n"));
+        }
+        let inventory = tree.scan();
+        for (representor, uplink, other) in [("r0", "wire0", "wire1"), ("r1", "wire1", "wire0")] {
+            let said = intent(&[(representor, RT)], Vec::new());
+            assert_eq!(used(&inventory, &said, uplink), NicUse::Configured(RT), "{representor}");
+            assert_eq!(used(&inventory, &said, other), NicUse::Derived(Class::Bulk), "{representor}");
+            let nic = inventory.nic(representor).unwrap();
+            assert!(nic.carried && !nic.physical && !nic.passes_on(), "{representor}");
+        }
+        assert!(inventory.nic("lost").unwrap().lower.is_empty());
     });
 }
 
@@ -792,6 +903,29 @@ fn a_functions_line_is_its_nics_only_while_that_is_up() {
     });
 }
 
+/// The device tree tells which of an SoC's interrupts are those of a NIC whose interface is in a container.
+#[test]
+fn interrupts_of_a_platform_nic_elsewhere_are_networks_by_the_device_tree() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let device = "sys/bus/platform/devices/20000000.ethernet";
+        tree.put(&format!("{device}/of_node/name"), "ethernet\0");
+        symlink("/sys/bus/platform/drivers/any", tree.dir.path().join(device).join("driver")).unwrap();
+        let cells: Vec<u8> = [0_u32, 11, 4, 0, 12, 1].iter().flat_map(|cell| cell.to_be_bytes()).collect();
+        fs::write(tree.dir.path().join(device).join("of_node/interrupts"), cells).unwrap();
+        for (irq, number, handler) in [(50, 43, "emac-core0"), (51, 44, "gmac-ptp"), (52, 45, "lan4"), (53, 11, "rtc")]
+        {
+            tree.irq(irq, handler);
+            tree.put(&format!("sys/kernel/irq/{irq}/chip_name"), "GICv3\n");
+            tree.put(&format!("sys/kernel/irq/{irq}/hwirq"), &format!("{number}\n"));
+        }
+        let found = tree.scan().irqs.into_iter().filter(|irq| irq.network);
+        let found: Vec<(u32, Option<String>)> = found.map(|irq| (irq.id.irq, irq.device)).collect();
+        let its = Some("20000000.ethernet".to_owned());
+        assert_eq!(found, [(50, its.clone()), (51, its)], "with these known, `lan4` need not be its");
+    });
+}
+
 /// A handler has the name that the interface had when it was brought up, and the interface is in a container.
 #[test]
 fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() {
@@ -799,25 +933,31 @@ fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() 
         let tree = Tree::new();
         let device = "sys/bus/platform/devices/ff540000.ethernet";
         tree.put(&format!("{device}/of_node/name"), "ethernet\0");
-        let handlers = ["eth3", "end1-rx", "enP2p1s0", "lan2:tx", "mmc1", "ttyS2", "ethosu", "energy", "sdhci4"]
-            .map(str::to_owned);
+        let handlers = [
+            "eth3", "end1-rx", "enP2p1s0", "lan2:tx", "mmc1", "ttyS2", "ethosu", "energy", "sdhci4", "enable-1",
+            "enxerr",
+        ]
+        .map(str::to_owned);
         (60..).zip(&handlers).for_each(|(irq, handler)| tree.irq(irq, handler));
         let kept = || {
             let irqs = tree.scan().irqs.into_iter().filter(|irq| irq.network);
             irqs.map(|irq| irq.actions.concat()).collect::<Vec<_>>()
         };
-        assert!(kept().is_empty(), "without a driver it has no handler");
+        assert_eq!(kept(), handlers[..3], "without a driver it has no handler, and these are of no other device");
         symlink("/sys/bus/platform/drivers/any", tree.dir.path().join(device).join("driver")).unwrap();
         assert_eq!(kept(), handlers[..4]);
         // Its handlers have the device's name, beside a PHY's that does not count.
         tree.irq(80, "ff540000.ethernet-0:03");
         assert_eq!(kept(), handlers[..4]);
         tree.irq(81, "ff540000.ethernet");
-        assert_eq!(kept(), ["ff540000.ethernet"]);
+        assert_eq!(kept(), ["eth3", "end1-rx", "enP2p1s0", "ff540000.ethernet"]);
         fs::remove_dir_all(tree.dir.path().join("sys/kernel/irq/81")).unwrap();
+        // The kernel keeps the folder of an interface that is in another namespace.
+        fs::create_dir_all(tree.dir.path().join(device).join("net")).unwrap();
+        assert_eq!(kept(), handlers[..4]);
         // Its interface is here.
         fs::create_dir_all(tree.dir.path().join(device).join("net/plant")).unwrap();
-        assert!(kept().is_empty());
+        assert_eq!(kept(), handlers[..3]);
     });
 }
 

@@ -176,6 +176,14 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
                 apart(|inventory, _| inventory.nics[1].napis[0].pid = inventory.nics[0].napis[0].pid),
             ),
             ("eth0", "polls without", apart(|inventory, _| inventory.nics[0].napis[0].threaded = Some(2))),
+            (
+                "eth0",
+                "no NAPI thread has its name",
+                apart(|inventory, _| {
+                    inventory.kernel.version = (6, 1);
+                    inventory.nics[0].napis.clear();
+                }),
+            ),
         ],
         RuleId::NapiWeight => vec![
             ("kernel", "ontime_napi is not loaded", apart(|inventory, _| inventory.kernel.version = (6, 12))),
@@ -466,7 +474,7 @@ const SITES: [(&str, &str, usize); 18] = [
     ("moderation", include_str!("../src/rules/moderation.rs"), 1),
     ("napi_weight", include_str!("../src/rules/napi_weight.rs"), 1),
     ("nic_qdisc", include_str!("../src/rules/nic_qdisc.rs"), 1),
-    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 6),
+    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 7),
     ("qdisc_bypass", include_str!("../src/rules/qdisc_bypass.rs"), 1),
     ("tap_batch", include_str!("../src/rules/tap_batch.rs"), 0),
     ("tenant_threads", include_str!("../src/rules/tenant_threads.rs"), 0),

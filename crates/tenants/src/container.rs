@@ -174,8 +174,10 @@ fn identity(parent: &str, component: &str, child: Option<&str>) -> Option<Identi
         if let Some(machine) = unit.strip_prefix("machine-") {
             return machine_scope(component, &unescape(machine), child);
         }
-        // systemd-nspawn --keep-unit, in a scope of systemd-run.
-        if child == Some("payload") {
+        // systemd-nspawn --keep-unit, in a scope of systemd-run. A container may make a cgroup of that name below its
+        // own scope.
+        let is_containers = unit.rsplit_once('-').is_some_and(|(_, id)| hex_id(id).is_some());
+        if child == Some("payload") && !is_containers {
             return Some(Identity::Machine { unit: component.to_owned(), name: unescape(unit) });
         }
     }
@@ -362,6 +364,12 @@ pub fn name_of_scope(scope: &str) -> Option<String> {
     };
     let own = libvirt_vm(&machine).unwrap_or(&machine);
     (!own.is_empty()).then(|| own.to_owned())
+}
+
+/// The instance name of a template unit's service (`microvm@NAME.service`), if this is its cgroup.
+pub fn instance_of(path: &str) -> Option<String> {
+    let (_, instance) = path.rsplit('/').next()?.strip_suffix(".service")?.split_once('@')?;
+    Some(unescape(instance)).filter(|name| !name.is_empty())
 }
 
 /// The instance name of systemd's template unit for VMs.
@@ -1025,6 +1033,8 @@ mod tests {
             (format!("/user.slice/user-7.slice/user@7.service/user.slice/nerdctl-{a}.scope"), "scope"),
             // A task of Nomad with its Docker driver.
             (format!("/nomad.slice/share.slice/docker-{a}.scope"), "nomad"),
+            // A container that made itself a cgroup like systemd-nspawn's.
+            (format!("/machine.slice/libpod-{a}.scope/payload/init.scope"), "scope"),
         ] {
             let found = of_path(&path).unwrap_or_else(|| panic!("{path}"));
             assert_eq!(found.id, Identity::Id(a.clone()), "{path}");
@@ -1492,7 +1502,7 @@ mod tests {
             let _ = of_path(&path);
             let _ = libvirt_scope(&path);
             let _ = vm_scope(&path);
-            let _ = (is_monitors(&path), unit_of(&path), name_of_scope(&path));
+            let _ = (is_monitors(&path), unit_of(&path), name_of_scope(&path), instance_of(&path));
             let _ = started_by_lxc(&[path.clone(), path.clone()], &path);
             let _ = owner_of_path(&path);
             let _ = unescape(&path);

@@ -204,8 +204,8 @@ impl Problem {
             ProblemKind::StaleDomain(pid) => {
                 format!(
                     "libvirt's file says that process {pid} runs it, which is no QEMU of that name that libvirt \
-                     started: another program, \
-                     another user's, or one that was started after the file was written"
+                     started: another program, another user's, one in a container, or one that was started after the \
+                     file was written"
                 )
             }
             ProblemKind::BadStatus(what) => format!("not a libvirt status file: {what}"),

@@ -44,15 +44,16 @@ static OTHERS: [OtherVmm; 7] = [
 /// A program of unknown name that has KVM's descriptors and has run a guest.
 static UNNAMED: OtherVmm = OtherVmm { programs: &["its monitor"], vcpu: "vcpuN" };
 
-/// Prefixes before a vCPU's number in thread names, for all monitors.
-const VCPU_PREFIXES: [&str; 6] = ["CPU ", "vcpu", "fc_vcpu ", "crosvm_vcpu", "kvm-vcpu-", "EMT-"];
+/// Prefixes before a vCPU's number in thread names, for all monitors. Some put a separator between the two (`vcpu_0`).
+const VCPU_PREFIXES: [&str; 6] = ["CPU ", "vcpu", "fc_vcpu", "crosvm_vcpu", "kvm-vcpu", "EMT-"];
 
 /// The vCPU number in a monitor's thread name, if any.
 pub fn vcpu_number(comm: &str) -> Option<u32> {
     if comm == "EMT" || comm.starts_with("ALL CPUs/") {
         return Some(0);
     }
-    let number = |prefix: &&str| comm.strip_prefix(*prefix)?.split('/').next()?.trim_start().parse().ok();
+    let number =
+        |prefix: &&str| comm.strip_prefix(*prefix)?.split('/').next()?.trim_start_matches([' ', '-', '_']).parse().ok();
     VCPU_PREFIXES.iter().find_map(number)
 }
 
@@ -325,6 +326,14 @@ impl fmt::Display for Delay {
     }
 }
 
+/// Whether QEMU's arguments ask for no machine. libvirt starts such a process for a moment, to learn QEMU's features
+/// (`src/qemu/qemu_process.c`, `qemuProcessQMPLaunch`).
+pub fn has_no_machine(arguments: &[String]) -> bool {
+    options(arguments).any(|(option, value)| {
+        matches!(option, "machine" | "M") && option_value(value, "type", true).as_deref() == Some("none")
+    })
+}
+
 /// The options in QEMU's arguments that delay its guest's requests.
 pub fn delays(arguments: &[String]) -> Vec<Delay> {
     let mut found = BTreeSet::new();
@@ -591,6 +600,9 @@ mod tests {
             ("kvm-vcpu-2", Some(2)),
             ("EMT-1", Some(1)),
             ("EMT", Some(0)),
+            ("fc_vcpu2", Some(2)),
+            ("vcpu_4", Some(4)),
+            ("vcpu-11", Some(11)),
             ("ALL CPUs/TCG", Some(0)),
             ("vcpu", None),
             ("vcpu_throttle", None),

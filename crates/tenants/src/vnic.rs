@@ -85,19 +85,26 @@ impl Network {
         names.iter().filter_map(|name| name.strip_prefix("lower_").map(str::to_owned)).collect()
     }
 
-    /// The interface of the NIC to which a representor belongs: on the same switch and of the same physical function.
+    /// The interface of the NIC to which a representor belongs: on the same switch and of the same physical function,
+    /// or the only one of that switch.
     fn uplink(&self, representor: &str) -> Option<String> {
         let port = self.text(representor, "phys_port_name")?;
         let function = represented(&port)?;
         let switch = self.text(representor, "phys_switch_id").filter(|id| !id.is_empty())?;
-        names_in(&self.root).into_iter().find(|name| {
-            let port = self.text(name, "phys_port_name");
-            port.is_some_and(|port| port.strip_prefix('p') == Some(function))
+        let port_of = |name: &String| self.text(name, "phys_port_name").unwrap_or_default();
+        let is_uplink = |name: &String| {
+            self.is_physical(name)
+                && represented(&port_of(name)).is_none()
                 && self.text(name, "phys_switch_id").as_ref() == Some(&switch)
-        })
+        };
+        let uplinks: Vec<String> = names_in(&self.root).into_iter().filter(is_uplink).collect();
+        let of_function = uplinks.iter().find(|name| port_of(name).strip_prefix('p') == Some(function));
+        let only = || uplinks.first().filter(|_| uplinks.len() == 1);
+        of_function.or_else(only).cloned()
     }
 
-    /// Follows lower devices, the bridge of a port, a tunnel's carrier, and a veth pair within this namespace.
+    /// Follows lower devices, the bridge of a port, a tunnel's carrier, a veth pair within this namespace, and a
+    /// representor to which its driver gives no device (bnxt, nfp, sfc).
     fn descend(&self, ifname: &str, seen: &mut BTreeSet<String>, physical: &mut BTreeSet<String>) {
         if !seen.insert(ifname.to_owned()) {
             return;
@@ -109,6 +116,7 @@ impl Network {
         let mut next = self.lower_of(ifname);
         next.extend(self.bridge_of(ifname));
         next.extend(self.veth_peer(ifname).or_else(|| self.carrier(ifname)).map(str::to_owned));
+        next.extend(self.uplink(ifname));
         for one in next {
             self.descend(&one, seen, physical);
         }
@@ -225,21 +233,23 @@ fn first_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
     let looked_at = descriptors.len();
     let target = |fd: String| Some((files::link_at(&open, fd.as_str()).ok()?, fd));
     let targets = descriptors.into_iter().filter_map(target).map(|(target, fd)| (fd, target));
-    let matters = |target: &str| target.starts_with("/dev/") || target.starts_with("anon_inode:");
+    let matters = |target: &str| target.contains("/dev/") || target.starts_with("anon_inode:");
     let targets = targets.filter(|(_, target)| matters(target)).collect();
     Ok(OpenFiles { process: process.to_owned(), targets, looked_at, whole })
 }
 
 impl OpenFiles {
-    /// The host's interfaces behind the tap and macvtap files. A process may have any file at `/dev/tap2`, and
-    /// interface 2 may be a NIC. So the kernel must confirm that the device belongs to the interface.
+    /// The host's interfaces behind the tap and macvtap files; a jail has a `/dev` of its own. A process may have any
+    /// file at `/dev/tap2`, and interface 2 may be a NIC. So the kernel must confirm that the device belongs to the
+    /// interface. Only a tap's file has a line `iff`.
     pub fn interfaces(&self, network: &Network) -> Vec<String> {
         let mut found = BTreeSet::new();
         for (fd, target) in &self.targets {
-            if target == "/dev/net/tun" {
+            let Some((_, device)) = target.rsplit_once("/dev/") else { continue };
+            if device == "net/tun" {
                 let info = files::read_at(CWD, self.process.join("fdinfo").join(fd)).unwrap_or_default();
                 found.extend(proc::status_value(&info, "iff").filter(|name| !name.is_empty()).map(str::to_owned));
-            } else if let Some(index) = target.strip_prefix("/dev/tap").and_then(|number| number.parse().ok()) {
+            } else if let Some(index) = device.strip_prefix("tap").and_then(|number| number.parse().ok()) {
                 let is_its = |ifname: &&str| {
                     let device = network.tap_device(ifname, index);
                     device.is_some() && device == device_at(&self.process.join("fd").join(fd))
@@ -404,6 +414,42 @@ mod tests {
         assert!(tree.lower("tap1").is_empty(), "tunnels by the routing table, and over an interface that is not here");
     }
 
+    /// Drivers differ in whether a representor has a device, and in how they number ports and functions.
+    #[test]
+    fn a_representor_without_a_device_leads_to_the_uplink_of_its_switch() {
+        let tree = Tree::new(&[
+            ("ens3f0", 1, 1),
+            ("ens3f1", 2, 2),
+            ("ens5", 3, 3),
+            ("rep0", 4, 4),
+            ("rep1", 5, 5),
+            ("rep2", 6, 6),
+            ("rep3", 7, 7),
+            ("br0", 8, 8),
+            ("tap0", 9, 9),
+        ]);
+        ["ens3f0", "ens3f1", "ens5"].iter().for_each(|nic| tree.physical(nic));
+        for (name, port, switch) in [
+            ("ens3f0", "p0", "aa"),
+            ("ens3f1", "p1", "aa"),
+            ("ens5", "p2", "bb"),
+            ("rep0", "pf1vf0", "aa"),
+            ("rep1", "pf0vf4", "bb"),
+            ("rep2", "pf7vf4", "aa"),
+            ("rep3", "pf0vf1", ""),
+        ] {
+            for (attribute, text) in [("phys_port_name", port), ("phys_switch_id", switch)] {
+                std::fs::write(tree.0.path().join(name).join(attribute), format!("{text}\n")).unwrap();
+            }
+        }
+        assert_eq!(tree.lower("rep0"), ["ens3f1"]);
+        assert_eq!(tree.lower("rep1"), ["ens5"], "the only one of its switch");
+        assert!(tree.lower("rep2").is_empty(), "either one may carry it");
+        assert!(tree.lower("rep3").is_empty());
+        tree.bridge("br0", &["rep0", "tap0"]);
+        assert_eq!(tree.lower("tap0"), ["ens3f1"]);
+    }
+
     #[test]
     fn below_an_interface_with_a_device_is_the_one_by_which_it_sends() {
         let tree = Tree::new(&[
@@ -486,7 +532,7 @@ mod tests {
 
     #[test]
     fn open_files_name_their_interfaces() {
-        let tree = Tree::new(&[("tap3", 3, 3), ("macvtap9", 9, 1)]);
+        let tree = Tree::new(&[("tap3", 3, 3), ("tap4", 4, 4), ("macvtap9", 9, 1)]);
         let process = tempfile::tempdir().unwrap();
         for dir in ["fd", "fdinfo"] {
             std::fs::create_dir(process.path().join(dir)).unwrap();
@@ -498,14 +544,17 @@ mod tests {
             ("6", "/dev/net/tun", "pos:\t0\niff:\t../x\n"),
             ("7", "socket:[5]", ""),
             ("8", "/dev/net/tun", "pos:\t0\n"),
+            // In the jail of a monitor, which is a directory of the host.
+            ("9", "/srv/jailer/firecracker/7c9e/root/dev/net/tun", "pos:\t0\niff:\ttap4\n"),
         ] {
             symlink(target, process.path().join("fd").join(fd)).unwrap();
             std::fs::write(process.path().join("fdinfo").join(fd), info).unwrap();
         }
         let network = Network::at(tree.0.path());
         let open = open_files(process.path(), 100).unwrap();
-        assert_eq!(open.interfaces(&network), ["tap3"], "nothing says that /dev/tap9 is the interface's");
-        assert_eq!((open.looked_at, open.whole), (6, true));
+        let named = open.interfaces(&network);
+        assert_eq!(named, ["tap3", "tap4"], "nothing says that /dev/tap9 is the interface's");
+        assert_eq!((open.looked_at, open.whole), (7, true));
         let first = open_files(process.path(), 2).unwrap();
         assert_eq!((first.looked_at, first.whole), (2, false));
     }

@@ -129,6 +129,11 @@ fn a_monitor_of_any_name_is_known_by_kvms_descriptors_and_the_time_in_a_guest() 
         0,
         &["qemu-system-i386", "-xen-domid", "3", "-name", "x"],
     );
+    // libvirt asks a QEMU without a machine for its features.
+    for (pid, machine) in [(160, "none,accel=kvm:tcg"), (161, "accel=tcg,type=none")] {
+        let line = ["qemu-system-arm", "-S", "-nodefaults", "-machine", machine, "-daemonize"];
+        host.process(pid, "/usr/bin/qemu-system-arm", "/system.slice/libvirtd.service", 64_055, &line);
+    }
     // It has KVM's descriptors but never ran a guest: a program that queries KVM's capabilities.
     host.process(140, "/usr/bin/prober", "/", 0, &["prober"]);
     host.open_file(140, 7, "anon_inode:kvm-vm", "");

@@ -206,6 +206,16 @@ fn vms_of_every_manager_have_their_own_names_and_vcpus() {
     vm(160, "/usr/lib/virtualbox/VBoxHeadless", "/vm.slice/b.service", 0, "VBoxHeadless --comment weld", "EMT-0");
     let incus = "/opt/incus/bin/qemu-system-x86_64";
     vm(170, incus, "/system.slice/incus.service", 0, "qemu -S -name plant_drill -uuid 1", "CPU 0/KVM");
+    // microvm.nix: this monitor has no option for a name.
+    let (hypervisor, unit) =
+        ("/nix/store/0b-ch-44.0/bin/cloud-hypervisor", r"/system.slice/m.slice/microvm@hot\x2d2.service");
+    vm(180, hypervisor, unit, 0, "microvm@hot-2 --cpus boot=1", "vcpu0");
+    // Two in one unit, and one in a user's: the unit's name is none of theirs.
+    for (pid, unit) in [(190, "/vm.slice/pair@1.service"), (194, "/vm.slice/pair@1.service")] {
+        vm(pid, hypervisor, unit, 0, "ch", "vcpu0");
+    }
+    let of_user = "/user.slice/user-1000.slice/user@1000.service/app.slice/vm@cell.service";
+    vm(198, hypervisor, of_user, 0, "ch", "vcpu0");
     // A forked crosvm process for a device, and vmspawn's own helpers.
     host.process(122, "/usr/bin/crosvm", "/system.slice/cell.service", 0, &["crosvm"]);
     host.alter(122, 120, 0);
@@ -225,11 +235,15 @@ fn vms_of_every_manager_have_their_own_names_and_vcpus() {
     let wanted = [
         ("7c9e6679", 100),
         ("cell", 120),
+        ("hot-2", 180),
         ("lathe", 150),
         ("mill", 110),
         ("plant_drill", 170),
         ("press", 140),
         ("saw", 130),
+        ("vm-190", 190),
+        ("vm-194", 194),
+        ("vm-198", 198),
         ("weld", 160),
     ];
     assert_eq!(seen, wanted, "{:?}", found.problems);

@@ -315,6 +315,34 @@ fn a_tap_in_another_network_namespace_is_not_the_hosts_of_that_name() {
     assert!(found.problems.iter().any(is_told), "{:?}", found.problems);
 }
 
+/// A VM as in a pod: its tap is beside the end of a pair, and a macvlan is on one of the host's interfaces.
+#[test]
+fn a_vm_in_another_network_namespace_is_reached_by_what_leads_there() {
+    if !is_root() || !Path::new("/dev/net/tun").exists() {
+        return println!("SKIPPED: this test needs root and /dev/net/tun");
+    }
+    let id = std::process::id();
+    let (guest, end, nic) = (format!("guest=pod-{id},debug-threads=on"), format!("otp{id}"), format!("otn{id}"));
+    let tap = ["-netdev", "tap,id=n,ifname=tap0,script=no,downscript=no", "-device", "virtio-net-pci,netdev=n"];
+    let arguments = [&["-name", &guest], tap.as_slice()].concat();
+    let Some(vm) = Vm::start_by(&["unshare", "--net"], &arguments) else { return };
+    vm.discover(&Sources::host(), &Rules::default());
+    let ip =
+        |arguments: &str| Command::new("ip").args(arguments.split(' ')).status().is_ok_and(|status| status.success());
+    let there = vm.pid();
+    // All of them end with the VM's namespace.
+    if !ip(&format!("link add {end} type veth peer name eth0 netns {there}"))
+        || !ip(&format!("link add {nic} type veth peer name eth9 netns {there}"))
+        || !ip(&format!("link add link {nic} name net1 netns {there} type macvlan"))
+    {
+        return println!("SKIPPED: needs ip(8), veth and macvlan");
+    }
+    let (tenant, found) = vm.discover(&Sources::host(), &Rules::default());
+    let ends: Vec<&str> = tenant.vnics.iter().map(|vnic| vnic.ifname.as_str()).collect();
+    assert_eq!(ends, [nic.as_str(), end.as_str()], "{:?}", found.problems);
+    assert_eq!(tenant.attached.iter().map(|own| own.name.as_str()).collect::<Vec<_>>(), ["net1"]);
+}
+
 /// A process in its own cgroup and network namespace. Process and cgroup end with the test.
 struct Contained {
     process: Child,

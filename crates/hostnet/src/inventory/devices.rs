@@ -6,16 +6,19 @@
 //!
 //! 1. If the interface's own device lists interrupts with handlers, the interface has these: `msi_irqs` (PCI,
 //!    platform), `irqs` (auxiliary devices, 6.11), `irq` (a PCI function's line).
-//! 2. Otherwise the interface has the interrupts whose handlers have the name of its device (`30be0000.ethernet`), and
-//!    those whose handlers have its own name (`eth0`), if there are none those with its driver's name (`enc28j60`). An
-//!    interrupt that another device lists is not among them. A name is weak evidence: a driver keeps the name that the
-//!    interface had when the driver requested the interrupt, and another interface may have that name by now.
+//! 2. Otherwise the interface has the interrupts that the device tree gives its device ([`in_device_tree`]), those
+//!    whose handlers have the name of its device (`30be0000.ethernet`), and those whose handlers have its own name
+//!    (`eth0`), if there are none those with its driver's name (`enc28j60`). An interrupt that another device lists is
+//!    not among them. A name is weak evidence: a driver keeps the name that the interface had when the driver requested
+//!    the interrupt, and another interface may have that name by now.
 //! 3. The nearest device above that lists interrupts, or whose name a handler has (`xhci-hcd:usb1`), is a fallback: a
 //!    bridge, a function that demultiplexes or a bus controller also has interrupts for other purposes. Behind a bus
 //!    that carries each packet (SPI, SDIO, USB), the controller's interrupts are always part of the packets' path.
 //! 4. The interrupt of a PHY has the name of its MDIO bus, which many drivers derive from the NIC's device
 //!    (`f8008000.ethernet-ffffffff:01`). The PHY receives no packet, so the interface has this interrupt in addition to
 //!    others, never alone.
+//! 5. If exactly one interface that is up has no interrupt by then, it has those that no device and no interface has
+//!    and whose handlers have the name of one interface ([`assign_earlier_name`]).
 //!
 //! Some drivers receive packets through portals of the processor, or name handlers after nothing of the above. Their
 //! interfaces share these interrupts.
@@ -25,6 +28,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Irq;
+use crate::knob::IrqId;
 use crate::roots::{read, read_number};
 
 /// A network interface that may have interrupts.
@@ -112,6 +116,26 @@ pub(super) fn assign(ports: &[Port], irqs: &[Irq], pci: &Pci) -> Vec<BTreeSet<u3
     found.collect()
 }
 
+/// Gives the only interface without interrupts those that no device and no interface has and whose handlers have the
+/// name of one interface. Its driver requested them when the interface had another name (which may change while the
+/// interface is up since 6.2), or none yet (`eth%d`). Two names may mean two NICs. No other NIC's interface may be in
+/// another network namespace.
+pub(super) fn assign_earlier_name(ports: &[Port], irqs: &[Irq], found: &mut [BTreeSet<u32>]) {
+    let may_lack = |port: &Port| {
+        let has_files = || port.device.ancestors().any(has_interrupt_files);
+        port.up && !port.representor && !is_behind_bus(&port.device) && !has_files()
+    };
+    let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    let mut lacking = ports.iter().zip(found).filter(|(port, own)| own.is_empty() && may_lack(port));
+    let (Some((_, own)), None) = (lacking.next(), lacking.next()) else { return };
+    let named = nobodys(irqs, &claimed)
+        .filter_map(|irq| Some((irq.id.irq, irq.actions.iter().find_map(|action| interface_in(action))?)));
+    let (numbers, names): (BTreeSet<u32>, BTreeSet<&str>) = named.unzip();
+    if names.len() == 1 {
+        own.extend(numbers);
+    }
+}
+
 type IsNamed = fn(&str) -> bool;
 
 /// Drivers whose interfaces share interrupts that are named after no interface and no device of theirs: portals of
@@ -165,14 +189,17 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence],
 /// The nearest device, from the interface's own upwards, that has interrupt files, with the interrupts in them. Every
 /// PCI function has such files, even without interrupts.
 fn lister(port: &Port, irqs: &[Irq], pci: &Pci) -> Option<Owner> {
-    let has = |dir: &&Path| ["msi_irqs", "irqs", "irq"].iter().any(|name| dir.join(name).exists());
-    let path = port.device.ancestors().find(has)?;
+    let path = port.device.ancestors().find(|dir| has_interrupt_files(dir))?;
     let used = |irq: &u32| {
         let actions = irqs.iter().find(|one| one.id.irq == *irq).map_or(&[][..], |one| &one.actions);
         port.up && !pci.is_others(*irq, &name_of(path), actions)
     };
     let own = listed(path).unwrap_or_else(|| line(path).filter(used).into_iter().collect());
     Some(Owner { path: path.to_owned(), irqs: own.into_iter().collect() })
+}
+
+fn has_interrupt_files(device: &Path) -> bool {
+    ["msi_irqs", "irqs", "irq"].iter().any(|name| device.join(name).exists())
 }
 
 /// A device's message-signalled interrupts.
@@ -200,12 +227,49 @@ fn of_device(port: &Port, listed: Option<Owner>, irqs: &[Irq], known: &BTreeSet<
     if is_own {
         return Evidence { own: listed, listed: true, ..Evidence::default() };
     }
-    let (own, phys) = named_after(&own_names(&name_of(&port.device)), irqs, known);
+    let (mut own, phys) = named_after(&own_names(&name_of(&port.device)), irqs, known);
+    own.extend(&in_device_tree(&port.device, irqs) - known);
     let own = (!own.is_empty()).then(|| Owner { path: port.device.clone(), irqs: own });
     let between = port.device.ancestors().skip(1);
     let between = between.take_while(|path| end.as_ref().is_none_or(|end| path.starts_with(end)));
     let above = listed.or_else(|| named_above(between, irqs, known));
     Evidence { own, above, phys, ..Evidence::default() }
+}
+
+/// The interrupts that the device tree gives a device at Arm's GIC. Those that the device needs for something else than
+/// packets are among them.
+fn in_device_tree(device: &Path, irqs: &[Irq]) -> BTreeSet<u32> {
+    let (name, numbers) = (name_of(device), gic_numbers(device));
+    let may_be = |irq: &&Irq| irq.device.as_ref().is_none_or(|other| *other == name);
+    irqs.iter().filter(may_be).filter(|irq| is_at_gic(&irq.id, &numbers)).map(|irq| irq.id.irq).collect()
+}
+
+/// The numbers at Arm's GIC of a device's interrupts, by its node in the device tree. Each entry has three numbers of
+/// 32 bits, or four: the kind (0 for a shared one, 1 for a CPU's own), the number within that kind, the trigger, and a
+/// partition (`Documentation/devicetree/bindings/interrupt-controller/arm,gic-v3.yaml`). Entries of another form lead
+/// to another controller.
+fn gic_numbers(device: &Path) -> BTreeSet<u32> {
+    let bytes = fs::read(device.join("of_node/interrupts")).unwrap_or_default();
+    let cells = bytes.chunks_exact(4).filter_map(|cell| cell.try_into().ok().map(u32::from_be_bytes));
+    let cells: Vec<u32> = cells.collect();
+    let number = |entry: &[u32]| match entry {
+        [0, shared, trigger, ..] if is_trigger(*trigger) => shared.checked_add(32),
+        [1, own, trigger, ..] if is_trigger(*trigger) => own.checked_add(16),
+        _ => None,
+    };
+    // A part of an entry at the end is none.
+    let numbers = [3, 4].iter().find_map(|size| cells.chunks(*size).map(number).collect::<Option<BTreeSet<u32>>>());
+    numbers.unwrap_or_default()
+}
+
+/// Whether an interrupt has one of these numbers at Arm's GIC.
+fn is_at_gic(irq: &IrqId, numbers: &BTreeSet<u32>) -> bool {
+    irq.chip.starts_with("GIC") && irq.hwirq.parse().is_ok_and(|number| numbers.contains(&number))
+}
+
+/// One edge, either edge, or a level, in the lower bits; above these are CPUs.
+fn is_trigger(flags: u32) -> bool {
+    flags <= 0xffff && matches!(flags & 0xf, 1 | 2 | 4 | 8)
 }
 
 /// The nearest of these devices whose name appears in a handler's name.
@@ -427,14 +491,37 @@ fn is_up(flags: &str) -> bool {
     flags.strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok()).is_some_and(|bits| bits & 1 != 0)
 }
 
-/// Names of devices on buses where handlers have the device's name, and whether they are network devices: virtio
-/// devices of type 1 (`include/uapi/linux/virtio_ids.h`), and platform devices that the device tree calls `ethernet`.
-pub(super) fn on_other_buses(sys: &Path) -> Vec<(String, bool)> {
+/// A device on a bus other than PCI.
+pub(super) struct BusDevice {
+    /// Its name, which its handlers may have.
+    pub(super) name: String,
+    /// It is a network device: a virtio device of type 1 (`include/uapi/linux/virtio_ids.h`), or a platform device that
+    /// the device tree calls `ethernet`.
+    pub(super) network: bool,
+    /// Numbers of a network device's interrupts at Arm's GIC.
+    gic: BTreeSet<u32>,
+}
+
+impl BusDevice {
+    /// The device that has an interrupt with these handlers: by the device tree, else by the handlers' names. A PHY's
+    /// interrupt is not the NIC's.
+    pub(super) fn of<'a>(all: &'a [BusDevice], irq: &IrqId, actions: &[String]) -> Option<&'a BusDevice> {
+        let is_named = |one: &&BusDevice| actions.iter().any(|action| is_word_of(action, &one.name) && !is_phy(action));
+        all.iter().find(|one| is_at_gic(irq, &one.gic)).or_else(|| all.iter().find(is_named))
+    }
+}
+
+/// The devices on the buses for virtio and for devices of the platform.
+pub(super) fn on_other_buses(sys: &Path) -> Vec<BusDevice> {
     let devices = |bus: &str| fs::read_dir(sys.join("bus").join(bus).join("devices")).into_iter().flatten().flatten();
-    let virtio = devices("virtio").map(|entry| (entry.file_name(), is_virtio_net(&entry.path())));
-    let platform = devices("platform").map(|entry| (entry.file_name(), is_ethernet(&entry.path())));
-    let named = virtio.chain(platform).map(|(name, network)| (name.to_string_lossy().into_owned(), network));
-    named.filter(|(name, _)| is_device_name(name)).collect()
+    let virtio = devices("virtio").map(|entry| (is_virtio_net(&entry.path()), entry));
+    let platform = devices("platform").map(|entry| (is_ethernet(&entry.path()), entry));
+    let all = virtio.chain(platform).map(|(network, entry)| BusDevice {
+        name: entry.file_name().to_string_lossy().into_owned(),
+        network,
+        gic: if network { gic_numbers(&entry.path()) } else { BTreeSet::new() },
+    });
+    all.filter(|device| is_device_name(&device.name)).collect()
 }
 
 fn is_virtio_net(device: &Path) -> bool {
@@ -445,28 +532,39 @@ fn is_ethernet(device: &Path) -> bool {
     read(&device.join("of_node/name")).is_some_and(|name| name.trim_end_matches('\0') == "ethernet")
 }
 
-/// Whether the interface of a platform NIC is not in this network namespace, and no handler has the device's name. Its
-/// handlers may then have the name that the interface had when it was brought up.
+/// Whether the interface of a platform NIC is not in this network namespace (the device's folder `net` is empty), and no
+/// interrupt is known to be the device's. Its handlers may then have the name that the interface had when it was brought
+/// up.
 pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
     let devices = fs::read_dir(sys.join("bus/platform/devices")).into_iter().flatten().flatten();
     let mut nics = devices.map(|entry| entry.path()).filter(|device| is_ethernet(device));
     nics.any(|device| {
         let (name, bound) = (name_of(&device), device.join("driver").is_symlink());
-        let is_own = |action: &String| is_word_of(action, &name) && !is_phy(action);
-        bound && !device.join("net").exists() && !irqs.iter().flat_map(|irq| &irq.actions).any(is_own)
+        let is_here = || fs::read_dir(device.join("net")).is_ok_and(|mut interfaces| interfaces.next().is_some());
+        bound && !is_here() && irqs.iter().all(|irq| irq.device.as_ref() != Some(&name))
     })
 }
 
-/// Whether a handler's name begins with a name that the kernel or udev gives to wired interfaces and common switch
-/// ports: `eth1`, `end0-rx`, `enp1s0f1:tx`.
+/// Whether a handler's name begins with an interface's, as the kernel and udev call them.
 pub(super) fn is_interface_like(action: &str) -> bool {
+    interface_in(action).is_some()
+}
+
+/// The name at the beginning of a handler's name that the kernel or udev gives to wired interfaces and common switch
+/// ports: `eth1`, `end0-rx`, `enp1s0f1:tx`. Before an interface has a name, it is called `eth%d`.
+fn interface_in(action: &str) -> Option<&str> {
+    const UNNAMED: &str = "eth%d";
+    if action.starts_with(UNNAMED) {
+        return Some(UNNAMED);
+    }
     let word = action.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
     let letters = word.trim_end_matches(|c: char| c.is_ascii_digit());
     let numbered = letters.len() < word.len();
-    let is_predictable = word.strip_prefix("en").is_some_and(|rest| {
-        let mut rest = rest.chars();
-        rest.next().is_some_and(|kind| "abcdioPpsuvx".contains(kind))
-            && rest.next().is_some_and(|c| c.is_ascii_hexdigit())
+    // A number of the slot, or the address. `enable` and `encap` are words.
+    let is_predictable = word.strip_prefix("en").is_some_and(|rest| match rest.as_bytes() {
+        [b'x', address @ ..] => address.len() == 12 && address.iter().all(u8::is_ascii_hexdigit),
+        [kind, number, ..] => b"abcdioPpsuv".contains(kind) && number.is_ascii_digit(),
+        _ => false,
     });
-    (numbered && ["eth", "lan", "wan"].contains(&letters)) || is_predictable
+    ((numbered && ["eth", "lan", "wan"].contains(&letters)) || is_predictable).then_some(word)
 }

@@ -7,8 +7,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use ontime_tenants::vnic::represented;
+
 use super::Irq;
-use super::devices::{Pci, is_phy, is_word_of, on_other_buses};
+use super::devices::{BusDevice, Pci, on_other_buses};
 use crate::cpus::CpuSet;
 use crate::knob::IrqId;
 use crate::roots::{Roots, read};
@@ -36,17 +38,16 @@ pub(super) fn scan(roots: &Roots, pci: &Pci) -> Vec<Irq> {
             // Without the description it is not certain later that the number is still this interrupt's.
             let is_writable = || fs::metadata(&file).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
             let settable = dir.exists() && is_writable();
-            // The name is used only if the device tree has no information. A PHY's interrupt is not the NIC's.
-            let is_of = |device: &str| actions.iter().any(|action| is_word_of(action, device) && !is_phy(action));
-            let named = || others.iter().find(|(device, _)| is_of(device)).cloned();
-            let (device, network) = pci.owner(irq, &actions).or_else(named).unzip();
+            let id = IrqId {
+                irq,
+                chip: read(&dir.join("chip_name")).unwrap_or_default(),
+                hwirq: read(&dir.join("hwirq")).unwrap_or_default(),
+            };
+            let other = || BusDevice::of(&others, &id, &actions).map(|device| (device.name.clone(), device.network));
+            let (device, network) = pci.owner(irq, &actions).or_else(other).unzip();
             let virtual_of = device.as_deref().and_then(|device| virtual_of(&roots.sys, device));
             Some(Irq {
-                id: IrqId {
-                    irq,
-                    chip: read(&dir.join("chip_name")).unwrap_or_default(),
-                    hwirq: read(&dir.join("hwirq")).unwrap_or_default(),
-                },
+                id,
                 actions,
                 affinity: CpuSet::from_list(&affinity).unwrap_or_default(),
                 settable,
@@ -75,8 +76,12 @@ fn handlers_in(proc: &Path) -> Vec<String> {
 /// The physical function of a PCI virtual function (`physfn`): its interface if it has one here, otherwise its name.
 fn virtual_of(sys: &Path, device: &str) -> Option<String> {
     let function = sys.join("bus/pci/devices").join(device).join("physfn");
-    let mut interfaces = fs::read_dir(function.join("net")).into_iter().flatten().flatten();
-    let name = interfaces.next().map(|entry| entry.file_name());
+    let interfaces = fs::read_dir(function.join("net")).into_iter().flatten().flatten();
+    // Where the NIC is a switch, the representors of its ports are there, too (5.8).
+    let is_own = |entry: &fs::DirEntry| {
+        read(&entry.path().join("phys_port_name")).is_none_or(|port| represented(&port).is_none())
+    };
+    let name = interfaces.filter(is_own).map(|entry| entry.file_name()).min();
     let name = name.or_else(|| Some(fs::read_link(&function).ok()?.file_name()?.to_owned()))?;
     Some(name.to_string_lossy().into_owned())
 }
@@ -133,6 +138,9 @@ mod tests {
         std::os::unix::fs::symlink("../0000:09:00.0", pci.join("0000:01:00.0/physfn")).unwrap();
         std::os::unix::fs::symlink("../0000:08:00.1", pci.join("0000:03:00.0/physfn")).unwrap();
         put(pci.join("0000:09:00.0/net/wan1/ifindex"), "5\n");
+        for (name, port) in [("rep1", "pf0vf1\n"), ("wan1", "p0\n"), ("arep2", "c1pf0sf2\n")] {
+            put(pci.join(format!("0000:09:00.0/net/{name}/phys_port_name")), port);
+        }
         let found: Vec<_> = scan(&roots, &Pci::scan(&roots.sys))
             .into_iter()
             .filter_map(|irq| Some((irq.id.irq, irq.virtual_of?)))

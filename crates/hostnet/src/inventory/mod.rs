@@ -139,8 +139,8 @@ pub struct Nic {
     pub altnames: Vec<String>,
     /// The interface has a device on a bus (`/sys/class/net/X/device`), and this device has the interrupts and rings.
     pub physical: bool,
-    /// The interface has a device, but its packets pass through the interfaces below it ([`Nic::lower`]), which have
-    /// the interrupts and rings: a port of a switch (DSA), or the upper interface of a failover pair.
+    /// The interface's packets pass through the interfaces below it ([`Nic::lower`]), which have the interrupts and
+    /// rings: a port of a switch (DSA), the upper interface of a failover pair, or a representor without a device.
     pub carried: bool,
     /// Indices of the interfaces below, which carry this interface's packets: the kernel's `lower_*` links, `iflink` of
     /// an interface with a device or of a tunnel, and for a representor the interface of the NIC itself.

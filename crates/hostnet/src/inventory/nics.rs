@@ -116,7 +116,11 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
             representor: represented(&class.join(&nic.id.name)).is_some(),
         })
         .collect();
-    let found = devices::assign(&ports, &inventory.irqs, pci);
+    let mut found = devices::assign(&ports, &inventory.irqs, pci);
+    let elsewhere = devices::has_interfaces_elsewhere(sys, &inventory.irqs);
+    if !elsewhere {
+        devices::assign_earlier_name(&ports, &inventory.irqs, &mut found);
+    }
     let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
     // A handler with the name of a NIC's queue, but of a device that is not that NIC's: the interrupt is another NIC's,
     // perhaps in another network namespace.
@@ -125,8 +129,9 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
         let of_port = || ports.iter().any(|port| is_word_of(action, &port.name));
         ((words.contains("rx") || words.contains("tx")) && of_port()) || is_numbered_queue(&words)
     };
-    let elsewhere = devices::has_interfaces_elsewhere(sys, &inventory.irqs);
-    let is_network = |action: &String| is_queue(action) || (elsewhere && devices::is_interface_like(action));
+    // A switch's port, or a key, may be called `lan1`.
+    let is_port = |action: &String| devices::is_interface_like(action) && (elsewhere || action.starts_with('e'));
+    let is_network = |action: &String| is_queue(action) || is_port(action);
     for irq in inventory.irqs.iter_mut().filter(|irq| irq.device.is_none() && !claimed.contains(&irq.id.irq)) {
         irq.network |= irq.actions.iter().any(is_network);
     }
@@ -148,7 +153,7 @@ struct Below {
     lower: Vec<u32>,
     /// The interface is a port of a switch: its device is the switch, and the interface in its `iflink` has the
     /// interrupts (`net/dsa/user.c`, `dsa_user_get_iflink`). A child of IPoIB also has an `iflink`, but rings of its
-    /// own; a veth's `iflink` is its other end.
+    /// own; a veth's `iflink` is its other end. Or it is a representor without a device (bnxt, nfp, sfc).
     carried: bool,
 }
 
@@ -170,27 +175,36 @@ fn below(roots: &Roots, links: &[Link]) -> BTreeMap<u32, Below> {
             let on = iflink.filter(|index| *index != link.ifindex);
             carried = on.is_some() && !matches!(link.kind.as_deref(), Some("ipoib" | "veth"));
             lower.extend(on.filter(|_| carried));
-            lower.extend(uplink_of(&class, &dir, links));
         } else if link.kind.as_deref().is_some_and(|kind| !["veth", "netkit"].contains(&kind)) {
             // A tunnel has no `lower_*` link to the NIC that carries it.
             lower.extend(link.link.and_then(by_number));
         }
+        let uplink = uplink_of(&class, &dir, links);
+        carried |= uplink.is_some() && !dir.join("device").exists();
+        lower.extend(uplink);
         lower.remove(&link.ifindex);
         Below { lower: lower.into_iter().collect(), carried }
     };
     links.iter().map(|link| (link.ifindex, of(link))).collect()
 }
 
-/// The interface of the NIC that a representor belongs to: on the same switch and of the same physical function.
+/// The interface of the NIC that a representor belongs to: on the same switch and of the same physical function, or the
+/// only one of that switch.
 fn uplink_of(class: &Path, representor: &Path, links: &[Link]) -> Option<u32> {
     let function = represented(representor)?;
     let switch = read(&representor.join("phys_switch_id")).filter(|id| !id.is_empty())?;
     let is_uplink = |link: &&Link| {
         let dir = class.join(&link.name);
-        read(&dir.join("phys_switch_id")).as_ref() == Some(&switch)
-            && read(&dir.join("phys_port_name")).is_some_and(|name| name.strip_prefix('p') == Some(&function))
+        let is_of_switch = || read(&dir.join("phys_switch_id")).as_ref() == Some(&switch);
+        dir.join("device").exists() && represented(&dir).is_none() && is_of_switch()
     };
-    links.iter().find(is_uplink).map(|link| link.ifindex)
+    let uplinks: Vec<&Link> = links.iter().filter(is_uplink).collect();
+    let is_of_function = |link: &&&Link| {
+        let port = read(&class.join(&link.name).join("phys_port_name"));
+        port.is_some_and(|name| name.strip_prefix('p') == Some(&function))
+    };
+    let only = || uplinks.first().filter(|_| uplinks.len() == 1);
+    uplinks.iter().find(is_of_function).or_else(only).map(|link| link.ifindex)
 }
 
 /// The number of the physical function to which a representor belongs.
@@ -292,9 +306,8 @@ fn napis_by_thread(inventory: &mut Inventory, links: &[Link]) -> BTreeMap<u32, V
         let threads: Vec<String> = threads.iter().map(i32::to_string).collect();
         let why = format!(
             "kernel {} shows 15 bytes of a thread's name, so NAPI threads {} are those of one of {}: each has the \
-             class of the most \
-             urgent of these; rename all but one (ip link set NIC name SHORTER, while it is down), or a kernel of \
-             5.17 or later",
+             class of the most urgent of these; rename all but one (ip link set NIC name SHORTER, while it is down), \
+             or boot a kernel of 5.17 or later",
             inventory.kernel.release,
             threads.join(", "),
             names.join(", "),

@@ -106,7 +106,10 @@ fn without_interface(irq: &Irq) -> String {
     let device = irq.device.as_deref().unwrap_or("(by its handler's name)");
     let of =
         irq.virtual_of.as_deref().map_or_else(String::new, |function| format!(", a virtual function of {function}"));
-    format!("is of network controller {device}{of}, which has no interface in the host's network namespace,")
+    let or_renamed = if irq.device.is_none() { " or was renamed" } else { "" };
+    format!(
+        "is of network controller {device}{of}, which has no interface in the host's network namespace{or_renamed},"
+    )
 }
 
 /// The finding for the thread of such an interrupt.

@@ -1,11 +1,11 @@
 //! Threads of network interfaces: interrupts, NAPI, backlog.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_tenants::{Class, Policy, PriorityTable, Role, ThreadId};
 
 use super::busy_poll::{self, POLLING};
-use super::threads::{has_napi, napi_knob, place, thread_of};
+use super::threads::{NAPI_LISTED, has_napi, napi_knob, place, thread_of};
 use super::{senders, veth};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
@@ -172,7 +172,42 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         outcome.settings.extend(most_urgent(RuleId::NapiThread, thread, nics, policy, &mut shared));
     }
     outcome.findings.extend(told(RuleId::NapiThread, shared));
+    outcome.findings.extend(renamed(inventory, intent));
     outcome
+}
+
+/// Most threads that a finding names.
+const NAMED: usize = 4;
+
+/// Before 6.8: threaded RT NICs of which no NAPI thread is known, while threads have the names of interfaces that are
+/// not here. A thread keeps the name that its NIC had when the kernel made it (`net/core/dev.c`, `napi_kthread_create`).
+fn renamed(inventory: &Inventory, intent: &Intent) -> Vec<Finding> {
+    let known: BTreeSet<i32> = inventory.nics.iter().flat_map(|nic| &nic.napis).filter_map(|napi| napi.pid).collect();
+    let polls = inventory.threads_of(|kind| matches!(kind, KernelThreadKind::Napi(_) | KernelThreadKind::NapiCut));
+    let others = polls.filter(|thread| !known.contains(&thread.id.tid));
+    let others: Vec<String> = others.take(NAMED).map(|one| format!("{} ({})", one.id.tid, one.comm)).collect();
+    if others.is_empty() || inventory.kernel.version >= NAPI_LISTED {
+        return Vec::new();
+    }
+    let has_none = |nic: &&Nic| nic.physical && nic.up && nic.threaded == Some(1) && nic.napis.is_empty();
+    let nics = inventory.nics.iter().filter(has_none).filter(|nic| intent.nic_class(inventory, nic) != Class::Bulk);
+    let finding = |nic: &Nic| Finding {
+        rule: RuleId::NapiThread,
+        severity: Severity::Warning,
+        object: nic.id.name.clone(),
+        found: format!(
+            "no NAPI thread has its name, and threads {} have names of interfaces that are not here: if the NIC was \
+             renamed after they were made, they are its own, and have not its place",
+            others.join(", ")
+        ),
+        remedy: format!(
+            "give it its earlier name while it is down (ip link set {} name EARLIER), or boot a kernel of 6.8 or \
+             later, which tells whose threads these are",
+            nic.id.name
+        ),
+        refusal: None,
+    };
+    nics.map(finding).collect()
 }
 
 /// Threads that may work for NICs of several classes, by the name of the most urgent NIC and the text of all these

@@ -233,6 +233,7 @@ impl Finder<'_> {
         decision: Decision,
         threads: Vec<TenantThread>,
         vnics: Vec<Vnic>,
+        attached: Vec<Attached>,
     ) {
         if found.namer == Namer::User(0) {
             self.named_by_root.insert(process);
@@ -249,7 +250,7 @@ impl Finder<'_> {
             runtime_cap: decision.runtime_cap,
             threads,
             vnics,
-            attached: Vec::new(),
+            attached,
         });
         self.decided.push(found);
     }
@@ -598,12 +599,9 @@ impl Finder<'_> {
                 self.problem(&cgroup, ProblemKind::RuntimeUnknown);
             }
         }
-        let vnics = self.container_vnics(living);
+        let vnics = self.host_ends(living);
         let attached = self.attached(living, &account);
-        self.take_in(found, process, decision, threads, vnics);
-        if let Some(tenant) = self.tenants.last_mut() {
-            tenant.attached = attached;
-        }
+        self.take_in(found, process, decision, threads, vnics, attached);
     }
 
     /// A process's identity and a thread of it that lives: the main thread, unless it has ended.
@@ -639,8 +637,9 @@ impl Finder<'_> {
         }
     }
 
-    /// The host's ends of a container's veth pairs. Empty if the kernel refuses the request.
-    fn container_vnics(&mut self, thread: ThreadId) -> Vec<Vnic> {
+    /// The host's ends of veth pairs that lead into a thread's network namespace. Empty if the kernel refuses the
+    /// request.
+    fn host_ends(&mut self, thread: ThreadId) -> Vec<Vnic> {
         if !self.sources.live {
             return Vec::new();
         }
@@ -649,8 +648,8 @@ impl Finder<'_> {
         names.iter().map(|name| self.network.vnic(name)).collect()
     }
 
-    /// The interfaces in a container's own network namespace that are on top of the host's interfaces. Empty if they
-    /// cannot be read.
+    /// The interfaces in a tenant's own network namespace that are on top of the host's interfaces. Empty if they cannot
+    /// be read.
     fn attached(&mut self, thread: ThreadId, account: &Account) -> Vec<Attached> {
         let Some(namespace) = self.sources.own_network(thread.pid) else { return Vec::new() };
         let known = self.standing.entry(namespace).or_insert_with(|| {

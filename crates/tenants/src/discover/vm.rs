@@ -58,7 +58,8 @@ impl<'a> VmProcess<'a> {
         }
         let line = finder.arguments(process.pid, &account);
         // Xen's device model: Xen runs the guest.
-        if line.iter().any(|word| matches!(word.as_str(), "-xen-domid" | "--xen-domid")) {
+        let is_xens = line.iter().any(|word| matches!(word.as_str(), "-xen-domid" | "--xen-domid"));
+        if is_xens || vmm::has_no_machine(&line) {
             return None;
         }
         let arguments = vmm::qemu_arguments(&line);
@@ -87,7 +88,8 @@ impl<'a> VmProcess<'a> {
         self.given_name.as_ref().is_some_and(named) || self.line.iter().any(|word| word.split('/').any(|at| at == id))
     }
 
-    fn name(&self) -> String {
+    /// `instance`: of its unit, which is its alone.
+    fn name(&self, instance: Option<String>) -> String {
         match self.domain {
             Some(domain) => domain.name.clone(),
             None => self
@@ -96,6 +98,7 @@ impl<'a> VmProcess<'a> {
                 .filter(|name| !name.is_empty())
                 .map(|name| printable(name.as_bytes()))
                 .or_else(|| self.machine_name())
+                .or(instance)
                 .unwrap_or_else(|| format!("vm-{}", self.process.pid)),
         }
     }
@@ -246,8 +249,11 @@ impl Finder<'_> {
         };
         let contained = vm.domain.is_none() && vm.container.is_some();
         let sandbox = self.sandbox_of(vm);
+        // A user may have chosen the name of the user's unit.
+        let unit = cgroup.as_deref().filter(|_| alone && !contained && cgroup_owner == 0);
+        let instance = || unit.and_then(container::instance_of);
         let found = Found {
-            name: sandbox.as_ref().map_or_else(|| vm.name(), |(name, _)| name.clone()),
+            name: sandbox.as_ref().map_or_else(|| vm.name(instance()), |(name, _)| name.clone()),
             namespace: None,
             uuid: vm.uuid(),
             kind: vm.kind(),
@@ -271,8 +277,9 @@ impl Finder<'_> {
         let roles = self.roles(&found.name, process, vm, &stats, decision.class);
         let threads =
             stats.iter().zip(roles).map(|(stat, role)| self.tenant_thread(pid, stat, role, vm.domain)).collect();
-        let vnics = self.vnics(&found.name, vm, &account);
-        self.take_in(found, process, decision, threads, vnics);
+        let vnics = self.vnics(&found.name, process, vm, &account);
+        let attached = if vm.domain.is_some() { Vec::new() } else { self.attached(process, &account) };
+        self.take_in(found, process, decision, threads, vnics, attached);
         true
     }
 
@@ -369,8 +376,10 @@ impl Finder<'_> {
         Ok(vcpus.into_iter().filter_map(|(inner, vcpu)| Some((*numbers.get(&inner)?, vcpu))).collect())
     }
 
-    fn vnics(&mut self, name: &str, vm: &VmProcess<'_>, account: &Account) -> Vec<Vnic> {
-        let pid = vm.process.pid;
+    /// The VM's own interfaces here. In another network namespace (KubeVirt's or Kata's pod) they are joined to the end
+    /// of a pair in a way that is not visible from here: there, those of the pair's ends that are here.
+    fn vnics(&mut self, name: &str, process: ThreadId, vm: &VmProcess<'_>, account: &Account) -> Vec<Vnic> {
+        let pid = process.pid;
         let (interfaces, is_here) = match vm.domain.and_then(|domain| domain.interfaces.clone()) {
             Some(interfaces) => (interfaces, true),
             None => {
@@ -389,6 +398,9 @@ impl Finder<'_> {
             interfaces.into_iter().partition(|ifname| is_here && self.network.has(ifname));
         for ifname in elsewhere {
             self.problem(name, ProblemKind::VnicElsewhere(printable(ifname.as_bytes())));
+        }
+        if !is_here {
+            return self.host_ends(process);
         }
         here.iter().map(|ifname| self.network.vnic(ifname)).collect()
     }
