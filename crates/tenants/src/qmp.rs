@@ -12,7 +12,8 @@
 //! of its own asks, and is abandoned if it does not end.
 //!
 //! Each user has an account: a number of these threads, and less time for each further monitor while others of the user
-//! do not answer. So monitors that never answer delay and exclude only VMs of their own user.
+//! do not answer. So monitors that never answer delay and exclude only VMs of their own user. However many users have
+//! such monitors, one thread is left for each other user, up to [`MOST`] in all, and root has threads of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -40,13 +41,17 @@ const RETRY: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How long an answer is kept while its threads live (vCPUs may be hot-plugged).
 const KEEP: Duration = Duration::from_secs(60);
-/// How long a thread has, beyond the timeout of its monitor, until it is abandoned.
-const MARGIN: Duration = Duration::from_secs(1);
+/// How long a thread has, beyond the timeout of its monitor, until it is abandoned; less while other threads of its user
+/// have not ended.
+const MARGIN: Duration = Duration::from_millis(200);
 /// How long the end of a thread that has told its answer is waited for, so that the process can be asked again.
 const CLOSES: Duration = Duration::from_millis(100);
-/// The most threads that ask or are abandoned at a time: for one user's processes, and in all. One for each process.
+/// The most threads that ask or are abandoned at a time, one for each process: for one user's processes, in all where
+/// their user has one already, and in all. Those for root's processes are not counted in the latter two.
 const USER_THREADS: usize = 6;
 const THREADS: usize = 4 * USER_THREADS;
+const MOST: usize = 2 * THREADS;
+const ROOT: u32 = 0;
 /// Stack size of such a thread, bytes: enough for nested JSON. The daemon's memory is locked.
 const STACK: usize = 1 << 20;
 
@@ -150,7 +155,7 @@ fn absolute(pid: i32, socket: &str) -> PathBuf {
 fn ask(process: ThreadId, user: u32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
     static RUNNING: Running = Running::new(BTreeMap::new());
     let (until, path) = (Instant::now() + timeout, path.to_owned());
-    in_thread(&RUNNING, process, user, timeout + MARGIN, move |tell| {
+    in_thread(&RUNNING, process, user, timeout, move |tell| {
         match own_table().and_then(|()| connect(process.pid, &path)) {
             Ok(stream) => talk(stream, until, tell),
             Err(error) => tell(Err(error)),
@@ -175,22 +180,27 @@ struct Counted {
 }
 
 impl Counted {
-    fn start(running: &'static Running, process: ThreadId, user: u32) -> io::Result<Self> {
+    /// Also returns how many other threads the user has.
+    fn start(running: &'static Running, process: ThreadId, user: u32) -> io::Result<(Self, u32)> {
         let mut all = running.lock().unwrap_or_else(PoisonError::into_inner);
         if all.contains_key(&process) {
             return Err(io::Error::other("a thread that asked this process before has not ended"));
         }
-        if all.values().filter(|other| **other == user).count() >= USER_THREADS {
+        let own = all.values().filter(|other| **other == user).count();
+        if own >= USER_THREADS {
             return Err(io::Error::other(format!(
                 "{USER_THREADS} threads wait for other monitors of user {user} already; end the processes that do not \
                  answer"
             )));
         }
-        if all.len() >= THREADS {
-            return Err(io::Error::other(format!("{THREADS} threads wait for other monitors already")));
+        let others = all.values().filter(|other| **other != ROOT).count();
+        if user != ROOT && others >= if own == 0 { MOST } else { THREADS } {
+            return Err(io::Error::other(format!(
+                "{others} threads wait for other monitors already; end the processes that do not answer"
+            )));
         }
         all.insert(process, user);
-        Ok(Self { running, process })
+        Ok((Self { running, process }, own as u32))
     }
 }
 
@@ -200,8 +210,8 @@ impl Drop for Counted {
     }
 }
 
-/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience`. Does not
-/// start it while another thread for this process runs.
+/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience` and a margin.
+/// Does not start it while another thread for this process runs.
 fn in_thread<T: Send + 'static>(
     running: &'static Running,
     process: ThreadId,
@@ -209,7 +219,7 @@ fn in_thread<T: Send + 'static>(
     patience: Duration,
     ask: impl FnOnce(&dyn Fn(io::Result<T>)) + Send + 'static,
 ) -> io::Result<T> {
-    let counted = Counted::start(running, process, user)?;
+    let (counted, beside) = Counted::start(running, process, user)?;
     let (tell, told) = sync_channel(1);
     let run = move || {
         ask(&|answer| {
@@ -222,7 +232,7 @@ fn in_thread<T: Send + 'static>(
     };
     std::thread::Builder::new().name("ontime-ask".to_owned()).stack_size(STACK).spawn(run)?;
     let answer = told
-        .recv_timeout(patience)
+        .recv_timeout(patience + MARGIN / (1 + beside))
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the thread that asked did not end in time"))?;
     let _ = told.recv_timeout(CLOSES);
     answer
@@ -321,7 +331,7 @@ fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Reads from a non-blocking stream until a deadline.
+/// Reads from a non-blocking stream until a deadline, however often something arrives.
 struct Bounded<'a> {
     stream: &'a UnixStream,
     until: Instant,
@@ -335,7 +345,7 @@ impl Read for Bounded<'_> {
             tv_nsec: left.subsec_nanos().into(),
         };
         let mut polled = [rustix::event::PollFd::new(self.stream, rustix::event::PollFlags::IN)];
-        if rustix::event::poll(&mut polled, Some(&left))? == 0 {
+        if (left.tv_sec, left.tv_nsec) == (0, 0) || rustix::event::poll(&mut polled, Some(&left))? == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "it did not answer in time, as while it serves another client",
@@ -466,12 +476,12 @@ mod tests {
         static RUNNING: Running = Running::new(BTreeMap::new());
         let long = Duration::from_secs(60);
         let answer = |number, user| in_thread(&RUNNING, process(number), user, long, |tell| tell(Ok(5)));
+        let short = Duration::from_millis(10);
         let mut holding = Vec::new();
         for number in (0..).take(THREADS) {
-            let user = u32::try_from(number as usize / USER_THREADS).unwrap();
+            let user = 1 + u32::try_from(number as usize / USER_THREADS).unwrap();
             let (hold, held) = sync_channel::<()>(0);
             holding.push(hold);
-            let short = Duration::from_millis(10);
             let stuck = in_thread(&RUNNING, process(number), user, short, move |_: &dyn Fn(io::Result<()>)| {
                 let _ = held.recv();
             });
@@ -480,13 +490,25 @@ mod tests {
             assert!(answer(number, user).unwrap_err().to_string().contains("asked this process before"));
             if holding.len() == USER_THREADS {
                 let refused = answer(100, user).unwrap_err().to_string();
-                assert!(refused.contains("monitors of user 0"), "{refused}");
+                assert!(refused.contains("monitors of user 1"), "{refused}");
             }
             if holding.len() < THREADS {
                 assert_eq!(answer(100, 7).unwrap(), 5, "another user's is asked beside {} that hang", holding.len());
             }
         }
+        // Four users have all threads but those that are kept: one for each other user, and root's.
+        for user in (11..).take(MOST - THREADS) {
+            let (hold, held) = sync_channel::<()>(0);
+            holding.push(hold);
+            let number = i32::try_from(user).unwrap();
+            let stuck = in_thread(&RUNNING, process(number + 1_000), user, short, move |_: &dyn Fn(io::Result<()>)| {
+                let _ = held.recv();
+            });
+            assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut, "user {user}");
+            assert!(answer(100, user).unwrap_err().to_string().contains("wait for other monitors"), "a second one");
+        }
         assert!(answer(100, 7).unwrap_err().to_string().contains("wait for other monitors"));
+        assert_eq!(answer(100, ROOT).unwrap(), 5);
         drop(holding);
         let start = Instant::now();
         while !RUNNING.lock().unwrap().is_empty() {
@@ -494,6 +516,16 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(answer(0, 0).unwrap(), 5);
+    }
+
+    /// A monitor that sends a byte now and then keeps its reader no longer than a silent one.
+    #[test]
+    fn a_monitor_that_drips_has_no_more_time() {
+        let (stream, mut monitor) = UnixStream::pair().unwrap();
+        monitor.write_all(b"{\"QMP\"").unwrap();
+        let read = |until| Bounded { stream: &stream, until }.read(&mut [0; 1]).map_err(|error| error.kind());
+        assert_eq!(read(Instant::now() + Duration::from_secs(3600)), Ok(1));
+        assert_eq!(read(Instant::now()), Err(io::ErrorKind::TimedOut), "although there is more to read");
     }
 
     /// A user with many silent monitors costs little more than with one; another user's monitor has all its time.
