@@ -331,10 +331,13 @@ fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Reads from a non-blocking stream until a deadline, however often something arrives.
-struct Bounded<'a> {
-    stream: &'a UnixStream,
-    until: Instant,
+/// Reads from a stream until a deadline, however often something arrives.
+#[derive(Debug)]
+pub struct Bounded<'a> {
+    /// The stream, of which this is the only reader.
+    pub stream: &'a UnixStream,
+    /// The deadline. A read after it fails with [`io::ErrorKind::TimedOut`].
+    pub until: Instant,
 }
 
 impl Read for Bounded<'_> {
