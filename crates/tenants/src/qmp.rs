@@ -29,7 +29,7 @@ use serde::Deserialize;
 use crate::files;
 use crate::proc::printable;
 use crate::thread::ThreadId;
-use crate::wait_limit::limit_waits;
+use crate::wait_limit::{limit_waits, refuse_descriptors};
 
 /// Larger than any answer, bytes: 1,024 vCPUs give about 200 KiB.
 const ANSWER_MAX: u64 = 1 << 20;
@@ -320,6 +320,8 @@ fn vcpus_in(mut reply: serde_json::Value) -> io::Result<VcpuThreads> {
 fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Older kernels cannot.
+    let _ = refuse_descriptors(&socket);
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
         Err(rustix::io::Errno::AGAIN) => return Err(io::Error::other("other clients wait to be served already")),
         result => result?,
@@ -597,6 +599,30 @@ mod tests {
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
         assert_eq!(believed(&Ok(BTreeMap::new()), before.as_ref()), KEEP);
+    }
+
+    #[test]
+    fn a_monitor_cannot_send_descriptors_along() {
+        use std::os::fd::AsFd;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        if refuse_descriptors(&listener).is_err() {
+            println!("SKIPPED: before Linux 6.16 no socket refuses descriptors");
+            return;
+        }
+        let stream = connect(me(), &path).unwrap();
+        let monitor = listener.accept().unwrap().0;
+        let send = |from: &UnixStream| {
+            let files = [listener.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+            let line = [io::IoSlice::new(b"x")];
+            rustix::net::sendmsg(from, &line, &mut control, rustix::net::SendFlags::empty())
+        };
+        assert_eq!(send(&monitor), Err(rustix::io::Errno::PERM), "to the daemon's end");
+        assert_eq!(send(&stream), Err(rustix::io::Errno::PERM), "to a socket accepted from one that refuses");
     }
 
     #[test]

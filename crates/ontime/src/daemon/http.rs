@@ -21,7 +21,7 @@ use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::serve::{IncomingStream, Listener};
-use ontime_tenants::limit_waits;
+use ontime_tenants::{limit_waits, refuse_descriptors};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -212,8 +212,9 @@ impl Listener for Clients {
     }
 }
 
-/// A client's connection; `None` while it is dropped. A client may send descriptors along with a request. This thread,
-/// which serves every client, closes them when it reads or closes the connection, and so limits its waits.
+/// A client's connection; `None` while it is dropped. Before Linux 6.16 a client may send descriptors along with a
+/// request. This thread, which serves every client, closes them when it reads or closes the connection, and so limits
+/// its waits.
 struct Client(Option<UnixStream>);
 
 impl Client {
@@ -465,6 +466,8 @@ pub fn bind(path: &std::path::Path) -> io::Result<std::os::unix::net::UnixListen
     let listener = std::os::unix::net::UnixListener::bind(path);
     rustix::process::umask(mask);
     let listener = listener?;
+    // Older kernels cannot: see `Client`.
+    let _ = refuse_descriptors(&listener);
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -557,10 +560,42 @@ mod tests {
         }
     }
 
-    /// Each client has sent a socket that lingers before it is served, and only its connection has a reference to it.
+    /// Sends a file along with these bytes.
+    fn send_along(
+        stream: &std::os::unix::net::UnixStream,
+        bytes: &[u8],
+        file: std::os::fd::BorrowedFd<'_>,
+    ) -> rustix::io::Result<usize> {
+        let files = [file];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+        let bytes = [std::io::IoSlice::new(bytes)];
+        rustix::net::sendmsg(stream, &bytes, &mut control, rustix::net::SendFlags::empty())
+    }
+
+    #[test]
+    fn a_client_cannot_send_descriptors_along() {
+        use std::os::fd::AsFd;
+        use std::os::unix::net::UnixStream;
+        if refuse_descriptors(UnixStream::pair().unwrap().0).is_err() {
+            println!("SKIPPED: before Linux 6.16 no socket refuses descriptors");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ontime.sock");
+        let bound = bind(&path).unwrap();
+        let stream = UnixStream::connect(&path).unwrap();
+        assert_eq!(send_along(&stream, b"GET", bound.as_fd()), Err(rustix::io::Errno::PERM));
+        let _accepted = bound.accept().unwrap();
+        assert_eq!(send_along(&stream, b"GET", bound.as_fd()), Err(rustix::io::Errno::PERM));
+    }
+
+    /// Each client has sent a socket that lingers before it is served, and only its connection has a reference to it. The
+    /// listener does not refuse that, as on older kernels.
     #[test]
     fn descriptors_that_a_client_sends_along_delay_no_other_client() {
-        use std::io::{IoSlice, Read, Write};
+        use std::io::{Read, Write};
         use std::net::{TcpListener, TcpStream};
         use std::os::fd::AsFd;
         use std::os::unix::net::UnixStream;
@@ -568,7 +603,8 @@ mod tests {
         let path = dir.path().join("ontime.sock");
         let (asks, _asked) = std::sync::mpsc::sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        let bound = bind(&path).unwrap();
+        let bound = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        bound.set_nonblocking(true).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut clients = Vec::new();
         for request in ["GET /v1/no HTTP/1.1\r\n", "no request\r\n\r\n"] {
@@ -579,12 +615,7 @@ mod tests {
             near.set_nonblocking(false).unwrap();
             rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
             let stream = UnixStream::connect(&path).unwrap();
-            let files = [near.as_fd()];
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-            assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
-            let bytes = [IoSlice::new(request.as_bytes())];
-            rustix::net::sendmsg(&stream, &bytes, &mut control, rustix::net::SendFlags::empty()).unwrap();
+            send_along(&stream, request.as_bytes(), near.as_fd()).unwrap();
             clients.push((stream, far));
         }
         serve(bound, Loop::new(asks, Arc::new(bell))).unwrap();

@@ -17,10 +17,11 @@
 //! | `ontime-ask` | SCHED_OTHER, nice -20 | asks a QEMU's monitor (`tenants::qmp`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
+//! | `ontime-change` of the guardian | FIFO base + 5 (55) | changes threads' policies for the guardian | channel |
 //!
 //! Pacers exist from the first reservation on. Their readers are at SCHED_OTHER while a read takes long.
 //! `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and `ontime-ask` have descriptor tables of
-//! their own. These two, `ontime-read` and `ontime-sight` are abandoned if they do not end.
+//! their own. These two, `ontime-read`, `ontime-sight` and `ontime-change` are abandoned if they do not end.
 //!
 //! Only these poll: the caps and the pacers, while a thread is at real-time priority; the look at the daemon's own
 //! threads (`own`), once a second, while it caps or paces a thread; the census of real-time threads, once a second,
