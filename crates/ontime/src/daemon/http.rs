@@ -570,7 +570,7 @@ mod tests {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
         assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
-        let bytes = [std::io::IoSlice::new(bytes)];
+        let bytes = [io::IoSlice::new(bytes)];
         rustix::net::sendmsg(stream, &bytes, &mut control, rustix::net::SendFlags::empty())
     }
 
