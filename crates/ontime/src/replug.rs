@@ -3,12 +3,13 @@
 //! QEMU (10.2 to 11.1) cannot reconnect such a device: with `reconnect-ms` it ends with a failed assertion, because it
 //! clears the device's state when the first process goes (`hw/virtio/vhost-user-base.c`).
 
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use ontime_tenants::qmp::Bounded;
 use serde_json::{Value, json};
 
 use crate::exit::{self, Exit};
@@ -17,6 +18,8 @@ use crate::exit::{self, Exit};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a guest may take to release a device. It waits 5 s for a new process.
 const RELEASE: Duration = Duration::from_secs(60);
+/// The longest message of QEMU, bytes. It may be another user's process.
+const MESSAGE_MAX: u64 = 1 << 20;
 
 /// QEMU has ended, or has closed its monitor.
 const GONE: &str = "QEMU closed the connection; see whether the VM still runs, then try again";
@@ -93,13 +96,14 @@ fn run_within(monitor: &Path, commands: &[Command], release: Duration) -> anyhow
 fn replace(monitor: &Path, commands: &[Command], release: Duration) -> anyhow::Result<()> {
     let stream = UnixStream::connect(monitor)
         .context("QEMU does not listen there; name the socket of its option `-qmp unix:SOCKET,server=on`")?;
-    let mut talk = Talk { lines: BufReader::new(&stream), gone: Vec::new() };
+    let mut talk = Talk::new(&stream);
     let mut ignored = String::new();
-    talk.next().context("QEMU does not greet; end the other client of this monitor, or give QEMU a second `-qmp`")?;
+    talk.next(Instant::now() + PATIENCE)
+        .context("QEMU does not greet; end the other client of this monitor, or give QEMU a second `-qmp`")?;
     let enter = Command { json: json!({ "execute": "qmp_capabilities" }), optional: false, deleted: None };
     for command in std::iter::once(&enter).chain(commands) {
         (&stream).write_all(format!("{}\n", command.json).as_bytes()).context(GONE)?;
-        let reply = talk.reply()?;
+        let reply = talk.reply(PATIENCE)?;
         let reason = |error: &Value| error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
         let refused = reply.get("error").map(reason);
         match (refused, &command.deleted) {
@@ -122,21 +126,25 @@ fn replace(monitor: &Path, commands: &[Command], release: Duration) -> anyhow::R
 }
 
 struct Talk<'a> {
-    lines: BufReader<&'a UnixStream>,
+    lines: BufReader<Bounded<'a>>,
     gone: Vec<String>,
 }
 
-impl Talk<'_> {
-    fn next(&mut self) -> anyhow::Result<Value> {
-        self.receive(PATIENCE)?.context("QEMU does not answer; see whether the VM still runs, then try again")
+impl<'a> Talk<'a> {
+    fn new(stream: &'a UnixStream) -> Self {
+        Self { lines: BufReader::new(Bounded { stream, until: Instant::now() }), gone: Vec::new() }
     }
 
-    /// The next message; none if it does not come in this time.
-    fn receive(&mut self, within: Duration) -> anyhow::Result<Option<Value>> {
-        self.lines.get_ref().set_read_timeout(Some(within))?;
+    fn next(&mut self, until: Instant) -> anyhow::Result<Value> {
+        self.receive(until)?.context("QEMU does not answer; see whether the VM still runs, then try again")
+    }
+
+    /// The next message; none if it is not complete by then.
+    fn receive(&mut self, until: Instant) -> anyhow::Result<Option<Value>> {
+        self.lines.get_mut().until = until;
         let mut line = String::new();
-        let read = self.lines.read_line(&mut line);
-        if read.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)) {
+        let read = self.lines.by_ref().take(MESSAGE_MAX).read_line(&mut line);
+        if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut) {
             return Ok(None);
         }
         if read.context(GONE)? == 0 {
@@ -150,9 +158,11 @@ impl Talk<'_> {
         Ok(Some(value))
     }
 
-    fn reply(&mut self) -> anyhow::Result<Value> {
+    /// The next message that is no event.
+    fn reply(&mut self, within: Duration) -> anyhow::Result<Value> {
+        let until = Instant::now() + within;
         loop {
-            let value = self.next()?;
+            let value = self.next(until)?;
             if value.get("event").is_none() {
                 return Ok(value);
             }
@@ -163,9 +173,7 @@ impl Talk<'_> {
     fn gone(&mut self, device: &str, release: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + release;
         while !self.gone.iter().any(|gone| gone == device) {
-            let left = until.saturating_duration_since(Instant::now());
-            let came = if left.is_zero() { None } else { self.receive(left)? };
-            if came.is_none() {
+            if self.receive(until)?.is_none() {
                 bail!(
                     "QEMU has asked the guest to release {device}, and the guest has not within {} s; wait until it is \
                      up, see that its machine has PCIe (q35) and that its kernel has PCIe hotplug, then try again",
@@ -250,6 +258,30 @@ mod tests {
         assert!(error.contains("has asked the guest to release ontime-dev0, and the guest has not"), "{error}");
         assert!(error.contains("; wait until it is up") && !error.contains("does not answer"), "{error}");
         assert_eq!(thread.join().unwrap().len(), 2);
+    }
+
+    /// However often it sends something, and however long its message is.
+    #[test]
+    fn a_monitor_that_drips_is_not_waited_for() {
+        let short = Duration::from_millis(30);
+        for bytes in ["{", "{\"event\":\"X\"}\n"] {
+            let (stream, mut far) = UnixStream::pair().unwrap();
+            let thread = std::thread::spawn(move || {
+                while far.write_all(bytes.as_bytes()).is_ok() {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            });
+            let said = Talk::new(&stream).reply(short).unwrap_err().to_string();
+            assert!(said.contains("does not answer"), "{bytes}: {said}");
+            drop(stream);
+            thread.join().unwrap();
+        }
+        let (stream, mut far) = UnixStream::pair().unwrap();
+        let thread = std::thread::spawn(move || while far.write_all(&[b'{'; 4096]).is_ok() {});
+        let said = Talk::new(&stream).reply(PATIENCE).unwrap_err().to_string();
+        assert!(said.contains("its answer is no JSON"), "{said}");
+        drop(stream);
+        thread.join().unwrap();
     }
 
     #[test]

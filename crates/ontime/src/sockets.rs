@@ -3,10 +3,11 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ontime_sockets::status::{SocketStatus, Status};
+use ontime_tenants::qmp::Bounded;
 
 use crate::device::vm_name;
 use crate::paths::Paths;
@@ -62,7 +63,7 @@ fn ask(paths: &ontime_sockets::Paths, vm: &str) -> anyhow::Result<Status> {
         };
         anyhow::Error::from(error).context(said(&what))
     })?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = Bounded { stream: &stream, until: Instant::now() + PATIENCE };
     let mut answer = Vec::new();
     let log = format!("see its log: journalctl -u ontime-device@{vm}");
     let late = || said(&format!("the device process does not answer; {log}"));

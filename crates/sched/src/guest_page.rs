@@ -9,7 +9,7 @@
 //! **Read, not mapped.** The process that holds the guest's memory may truncate it or punch holes into it. Through a
 //! mapping that would be a SIGBUS in the daemon; a read returns zeros or less. A read takes the lock of the page, which
 //! that process can hold: so a pacer does not read itself (`run::reader`), and does not read a page for a while
-//! ([`REST`]) that could not be read in time.
+//! ([`REST`]) whose reads take long.
 //!
 //! Times in the page are ns of the host's CLOCK_REALTIME, which a guest can know exactly (KVM_HC_CLOCK_PAIRING).
 //! `paired` counts the guest's readings of that clock. The distance to CLOCK_MONOTONIC is taken when `paired` changes,
@@ -39,7 +39,11 @@ const CUTS: u64 = 8;
 const BURST: u64 = 16;
 /// A task whose deadline has not changed for this many periods counts as asleep.
 const LIVE: u64 = 2;
-/// How long a page is not read after a read that took too long, ns.
+/// How much longer than usual reads of a page may take together, ns, beyond one part in [`PART`] of the time. One read
+/// that is late takes as much.
+const EXCESS_MAX: u64 = 150_000;
+const PART: u64 = 20;
+/// How long the page is not read after that, ns.
 const REST: u64 = 1_000_000_000;
 /// The longest period of a task, ns (ONTIME_BW_PERIOD_MAX).
 const PERIOD_MAX: u64 = 4_000_000_000;
@@ -55,6 +59,8 @@ struct Inner {
     offset: u64,
     /// Not read before this time, ns of CLOCK_MONOTONIC.
     rests_until: AtomicU64,
+    /// When the time that reads took beyond the usual will be one part in [`PART`] of all time.
+    paid_at: AtomicU64,
     /// Device and inode.
     id: (u64, u64),
 }
@@ -92,7 +98,12 @@ impl Page {
         if offset % 4096 != 0 || offset.checked_add(whole).is_none_or(|end| end > size) {
             return Err(io::Error::other("its deadlines are not in its memory"));
         }
-        Ok(Self(Arc::new(Inner { file: Some(Arc::new(file)), offset, rests_until: AtomicU64::new(0), id: id(&stat) })))
+        Ok(Self::of(file, offset, id(&stat)))
+    }
+
+    fn of(file: File, offset: u64, id: (u64, u64)) -> Self {
+        let [rests_until, paid_at] = [0, 0].map(AtomicU64::new);
+        Self(Arc::new(Inner { file: Some(Arc::new(file)), offset, rests_until, paid_at, id }))
     }
 
     /// Whether this page is at `offset` of `file`, so that no new one is needed.
@@ -188,9 +199,17 @@ impl Published {
         Some((file, self.page.place(self.vcpu)))
     }
 
-    /// The page could not be read in time: for all vCPUs of the VM it is not read for [`REST`].
-    pub(crate) fn rest(&self, now: u64) {
-        self.page.0.rests_until.store(now.saturating_add(REST), Ordering::Relaxed);
+    /// A read took `excess` ns more than usual. If such times add up, the page is not read for [`REST`], for all vCPUs
+    /// of the VM. Of two pacers at once one may go unnoticed.
+    pub(crate) fn charge(&self, now: u64, excess: u64) {
+        let Inner { rests_until, paid_at, .. } = &*self.page.0;
+        if excess > 0 {
+            let paid = paid_at.load(Ordering::Relaxed).max(now).saturating_add(excess.saturating_mul(PART));
+            paid_at.store(paid, Ordering::Relaxed);
+            if paid - now >= EXCESS_MAX * PART {
+                rests_until.store(now.saturating_add(REST), Ordering::Relaxed);
+            }
+        }
     }
 
     /// The next deadline after `after` in the vCPU's entries. Called by a pacer: no system call, no allocation.
@@ -359,7 +378,7 @@ mod tests {
         let whole = u64::from(VCPUS) * LINE as u64;
         file.set_len(whole).unwrap();
         let id = id(&rustix::fs::fstat(&file).unwrap());
-        let page = Page(Arc::new(Inner { file: Some(Arc::new(file)), offset: 0, rests_until: AtomicU64::new(0), id }));
+        let page = Page::of(file, 0, id);
         let next = |published: &mut Published, ahead| {
             published.follow.next(&line(1, &[(real(120), 20 * MS)]), 110 * MS, ahead).unwrap().at
         };
@@ -379,13 +398,33 @@ mod tests {
     fn a_page_that_could_not_be_read_in_time_rests_for_all_vcpus() {
         let file = tempfile::tempfile().unwrap();
         let id = id(&rustix::fs::fstat(&file).unwrap());
-        let page =
-            Page(Arc::new(Inner { file: Some(Arc::new(file)), offset: 4096, rests_until: AtomicU64::new(0), id }));
+        let page = Page::of(file, 4096, id);
         let (one, two) = (Published::new(page.clone(), 0, 20 * MS), Published::new(page, 2, 20 * MS));
         assert_eq!(two.place(5 * MS).map(|(_, offset)| offset), Some(4096 + 2 * LINE as u64));
-        one.rest(5 * MS);
+        one.charge(5 * MS, EXCESS_MAX);
         assert!(two.place(5 * MS + REST - 1).is_none() && one.place(5 * MS).is_none());
         assert!(two.place(5 * MS + REST).is_some());
+    }
+
+    /// None of the reads is late, but a pacer that reads at each check would lose a seventh of its CPU.
+    #[test]
+    fn a_page_that_is_slow_at_each_read_rests() {
+        let slow = |every: u64, excess: u64| {
+            let file = tempfile::tempfile().unwrap();
+            let id = id(&rustix::fs::fstat(&file).unwrap());
+            let page = Published::new(Page::of(file, 0, id), 0, 20 * MS);
+            let mut lost = 0;
+            for now in (1..=1_000).map(|number| number * every) {
+                if page.place(now).is_some() {
+                    lost += excess;
+                    page.charge(now, excess);
+                }
+            }
+            (lost, page.place(1_000 * every).is_none())
+        };
+        let (lost, rests) = slow(MS, 140_000);
+        assert!(rests && lost <= 2 * EXCESS_MAX, "{lost} ns in a second");
+        assert_eq!(slow(10 * MS, 140_000), (1_000 * 140_000, false), "now and then is no matter");
     }
 
     #[test]

@@ -76,6 +76,8 @@ pub struct Vm {
     pub least: u64,
     pub tasks: Vec<Job>,
     follow: Follow,
+    /// How often a pacer has read the guest's deadlines.
+    pub asked: u64,
     /// The vCPU's new share after a claim of its guest, until the pacer has read it.
     pub claimed: Option<Share>,
     /// The CPU to which the vCPU is pinned.
@@ -144,6 +146,7 @@ impl Threads for Host {
     }
 
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
+        self.vms.get_mut(vcpu)?.asked += 1;
         if let Some(vm) = self.vms.get_mut(vcpu).filter(|vm| !vm.tasks.is_empty()) {
             self.calls.nexts += 1;
             let mut entries: Vec<(u64, u64)> = vm.tasks.iter().map(|task| (task.due, task.period)).collect();
@@ -187,6 +190,7 @@ impl Host {
             least: u64::MAX,
             tasks: Vec::new(),
             follow: Follow::new(reserved.period.0),
+            asked: 0,
             claimed: None,
             home: reserved.home.map(|home| home as usize),
             awake: false,

@@ -178,6 +178,19 @@ pub fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<()
         .map(drop)
 }
 
+/// Whether the socket may share its port (SO_REUSEPORT).
+///
+/// # Errors
+/// The errno of setsockopt(2).
+pub fn share_port(fd: RawFd, may: bool) -> Result<(), Errno> {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &i32::from(may).to_ne_bytes())
+}
+
+/// Whether the socket has a local port.
+pub fn has_port(fd: RawFd) -> bool {
+    name(fd, false).ok().and_then(|name| name.get()).is_some_and(|name| name.port() != 0)
+}
+
 /// States of a TCP socket in TCP_INFO (include/net/tcp_states.h).
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod tcp {

@@ -19,6 +19,9 @@ pub enum Access {
     BufferLock,
     /// Set and get; a number of queued connections, limited by the policy.
     Backlog,
+    /// Set and get; whether the socket may share its port. The host's socket has it only while that is the guest's
+    /// choice.
+    Share,
     /// Set only; the value contains a multicast group that the policy must allow.
     Group(Group),
     /// As `Group`, and get; for a get the input value names the group.
@@ -121,7 +124,7 @@ macro_rules! option {
 }
 
 const OPTIONS: &[Passed] = {
-    use Access::{Backlog, Both, Buffer, BufferLock, Filter, Get, Group as Member};
+    use Access::{Backlog, Both, Buffer, BufferLock, Filter, Get, Group as Member, Share};
     use Group::{Storage, V4First, V6First};
     &[
         option!(SOCKET, libc::SO_REUSEADDR, Both),
@@ -137,7 +140,7 @@ const OPTIONS: &[Passed] = {
         option!(SOCKET, libc::SO_KEEPALIVE, Both),
         option!(SOCKET, libc::SO_OOBINLINE, Both),
         option!(SOCKET, libc::SO_PRIORITY, Both),
-        option!(SOCKET, libc::SO_REUSEPORT, Both),
+        option!(SOCKET, libc::SO_REUSEPORT, Share),
         option!(SOCKET, libc::SO_RCVLOWAT, Both),
         option!(SOCKET, libc::SO_TIMESTAMP, Both),
         option!(SOCKET, libc::SO_ACCEPTCONN, Get),

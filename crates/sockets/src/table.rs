@@ -19,6 +19,7 @@ const UDP: u8 = 1;
 const V6: u8 = 2;
 const BOUND: u8 = 4;
 const ACCEPTED: u8 = 8;
+const SHARES: u8 = 16;
 
 struct Slot {
     id: AtomicU32,
@@ -46,8 +47,10 @@ pub struct Socket {
     pub protocol: Protocol,
     /// IPv4 or IPv6.
     pub family: Family,
-    /// Whether the guest gave it a local port.
+    /// Whether the guest gave it a local port, or had one chosen by a bind.
     pub bound: bool,
+    /// Whether it is a datagram socket with SO_REUSEPORT.
+    pub shares: bool,
     /// Whether it is a connection accepted from a listener and was not changed into anything else since.
     pub accepted: bool,
 }
@@ -188,30 +191,37 @@ impl Table {
             protocol: if facts & UDP == 0 { Protocol::Tcp } else { Protocol::Udp },
             family: if facts & V6 == 0 { Family::V4 } else { Family::V6 },
             bound: facts & BOUND != 0,
+            shares: facts & SHARES != 0,
             accepted: facts & ACCEPTED != 0,
         })
     }
 
-    /// Records that the guest gave the socket a local port.
-    pub fn set_bound(&self, index: u32) {
-        self.note(index, BOUND);
+    /// Records whether the guest gave the socket a local port.
+    pub fn set_bound(&self, index: u32, is: bool) {
+        self.note(index, BOUND, is);
+    }
+
+    /// Records whether the guest set SO_REUSEPORT of a datagram socket.
+    pub fn set_shares(&self, index: u32, is: bool) {
+        self.note(index, SHARES, is);
     }
 
     /// Records that the socket was accepted from a listener.
     pub fn set_accepted(&self, index: u32) {
-        self.note(index, ACCEPTED);
+        self.note(index, ACCEPTED, true);
     }
 
     /// Records that the socket may be more than an accepted connection: a group member or a listener.
     pub fn set_more(&self, index: u32) {
-        if let Some(slot) = self.slots.get(index as usize) {
-            slot.facts.fetch_and(!ACCEPTED, Ordering::Relaxed);
-        }
+        self.note(index, ACCEPTED, false);
     }
 
-    fn note(&self, index: u32, fact: u8) {
-        if let Some(slot) = self.slots.get(index as usize) {
+    fn note(&self, index: u32, fact: u8, is: bool) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
+        if is {
             slot.facts.fetch_or(fact, Ordering::Relaxed);
+        } else {
+            slot.facts.fetch_and(!fact, Ordering::Relaxed);
         }
     }
 

@@ -386,9 +386,34 @@ impl Worker {
     fn bind(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
         let Name::Inet(address) = name else { return Err(Errno(libc::EINVAL)) };
         let address = self.may_bind(socket, address)?;
-        host::bind(socket.fd, &host::Address::from(&address))?;
-        self.shared().table.set_bound(socket.index);
+        let free = !host::has_port(socket.fd);
+        let shares = socket.shares && free && address.port() != 0;
+        if shares {
+            host::share_port(socket.fd, true)?;
+        }
+        let done = host::bind(socket.fd, &host::Address::from(&address));
+        if shares && done.is_err() {
+            host::share_port(socket.fd, false)?;
+            // A send on the socket's channel may have had the kernel choose a port meanwhile.
+            host::connect(socket.fd, &host::Address::unspec())?;
+        }
+        done?;
+        if host::has_port(socket.fd) {
+            self.shared().table.set_bound(socket.index, true);
+            if socket.shares {
+                host::share_port(socket.fd, true)?;
+            }
+        }
         Ok(Reply::done().named(self.local_name(socket)))
+    }
+
+    /// Sets a datagram socket's SO_REUSEPORT. The host sees one user for all sockets of the VM, and gives a socket with
+    /// this option also the port of another that has it (`udp_lib_lport_inuse`), which may be another user's. So the
+    /// host's socket has it only while its port is one that the guest chose or was told by a bind: the guest's module
+    /// knows whose these are.
+    fn share(&self, socket: &Socket, may: bool) -> Result<(), Errno> {
+        self.shared().table.set_shares(socket.index, may);
+        host::share_port(socket.fd, may && socket.bound)
     }
 
     fn may_bind(&self, socket: &Socket, address: SocketAddr) -> Result<SocketAddr, Errno> {
@@ -415,7 +440,7 @@ impl Worker {
         // Connections that are queued already stay queued if the backlog becomes smaller.
         self.backlogs.retain(|(id, _)| *id != socket.id);
         self.backlogs.push((socket.id, granted.max(before)));
-        self.shared().table.set_bound(socket.index);
+        self.shared().table.set_bound(socket.index, true);
         Ok(Reply::done().named(self.local_name(socket)))
     }
 
@@ -454,7 +479,18 @@ impl Worker {
                 host::Address::from(&allowed)
             }
         };
-        let result = match host::connect(socket.fd, &address) {
+        // A port that the kernel chose is given up with the connection.
+        let shares = matches!(name, Name::Unspec) && socket.shares;
+        if shares {
+            host::share_port(socket.fd, false)?;
+        }
+        let connected = host::connect(socket.fd, &address);
+        if shares {
+            let bound = socket.bound && host::has_port(socket.fd);
+            self.shared().table.set_bound(socket.index, bound);
+            host::share_port(socket.fd, bound)?;
+        }
+        let result = match connected {
             Ok(()) => Ok(0),
             Err(Errno(libc::EINPROGRESS)) => Err(Errno(libc::EINPROGRESS)),
             Err(error) => return Err(error),
@@ -480,7 +516,6 @@ impl Worker {
         let shared = &self.engine.shared;
         match access {
             Access::Get => return Err(Errno(libc::ENOPROTOOPT)),
-            Access::Both => {}
             Access::Buffer => {
                 // The kernel refuses a value of fewer than 4 bytes and takes a negative size as a very large one.
                 if let Some(wanted) = value.first_chunk_mut::<4>() {
@@ -493,6 +528,14 @@ impl Worker {
                     *lock = (u32::from_ne_bytes(*lock) | host::BUFFERS_LOCKED).to_ne_bytes();
                 }
             }
+            Access::Share if socket.protocol == Protocol::Udp => {
+                // The kernel refuses a value of fewer than 4 bytes.
+                if let Some(wanted) = value.first_chunk::<4>() {
+                    let may = i32::from_ne_bytes(*wanted) != 0;
+                    return self.share(socket, may).map(|()| Reply::done());
+                }
+            }
+            Access::Both | Access::Share => {}
             Access::Backlog => {
                 if let Some(wanted) = value.first_chunk_mut::<4>() {
                     *wanted = i32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.backlog).to_ne_bytes();
@@ -541,6 +584,10 @@ impl Worker {
             group.limit_sources(value)?;
         }
         let len = host::get_option(socket.fd, level, name, value)?;
+        if access == Access::Share && socket.protocol == Protocol::Udp {
+            let shares = i32::from(socket.shares).to_ne_bytes();
+            value.iter_mut().zip(shares).for_each(|(to, from)| *to = from);
+        }
         call.buffers.writable.write(memory, call.room_at(), value.get(..len).unwrap_or_default())?;
         Ok(Reply { data: len, ..Reply::number(Ok(len as u32)) })
     }
@@ -590,6 +637,7 @@ mod tests {
     use super::*;
     use crate::config::Vm;
     use crate::mail::ROOM;
+    use crate::policy::Ports;
     use crate::wait::{Events, Ring};
 
     /// A channel whose thread did not run for a while still gets all its sockets.
@@ -688,6 +736,34 @@ mod tests {
         let fd = host::socket(Family::V4, Protocol::Tcp).unwrap();
         shared.table.set(index, fd, Family::V4, Protocol::Tcp, channel);
         index
+    }
+
+    /// The kernel may choose one port only, which another socket has and shares.
+    #[test]
+    fn a_port_that_the_kernel_chooses_is_no_other_sockets() {
+        const IP_LOCAL_PORT_RANGE: i32 = 51;
+        let mut vm = Vm { channels: 2, ..Vm::default() };
+        vm.policy.bind = vec![Ports { protocol: Protocol::Udp, first: 0, last: u16::MAX }];
+        let bench = Bench::of(Shared::new("a", vm, 1, None).unwrap());
+        let local = |port: u16| Name::Inet((Ipv4Addr::LOCALHOST, port).into());
+        let sharing = |id| {
+            let table = &bench.shared.table;
+            let index = table.claim(id).unwrap();
+            table.set(index, host::socket(Family::V4, Protocol::Udp).unwrap(), Family::V4, Protocol::Udp, 0);
+            bench.worker.share(&table.find(id).unwrap(), true).unwrap();
+            table.find(id).unwrap()
+        };
+        let first = sharing(1);
+        bench.worker.bind(&first, local(0)).unwrap();
+        let port = host::name(first.fd, false).unwrap().get().unwrap().port();
+        let second = sharing(2);
+        let only = (u32::from(port) << 16 | u32::from(port)).to_ne_bytes();
+        if host::set_option(second.fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &only).is_err() {
+            println!("SKIPPED: before Linux 6.3 a socket has no range of ports");
+            return;
+        }
+        assert_eq!(bench.worker.bind(&second, local(0)).err(), Some(Errno(libc::EADDRINUSE)));
+        assert!(bench.worker.bind(&second, local(port)).is_ok(), "the guest's module has allowed it");
     }
 
     /// A channel looks a socket up for a call, and only then adopts it, releases it, and adopts the next socket in its

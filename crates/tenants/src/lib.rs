@@ -70,5 +70,5 @@ pub use remedy::remedy;
 pub use repeats::Repeats;
 pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
-pub use wait_limit::limit_waits;
+pub use wait_limit::{limit_waits, refuse_descriptors};
 pub use watch::Watcher;

@@ -11,8 +11,10 @@
 //! reading thread, which may wait for the process (`wait_limit`), and not every such wait ends at a signal. So a thread
 //! of its own asks, and is abandoned if it does not end.
 //!
-//! Each user has an account: a number of these threads, and less time for each further monitor while others of the user
-//! do not answer. So monitors that never answer delay and exclude only VMs of their own user.
+//! Each account, of a user or a container, has a number of these threads, and less time for each further monitor while
+//! others of the account do not answer. So monitors that never answer delay and exclude only VMs of their own account.
+//! However many accounts have such monitors, one thread is left for each other account, up to [`MOST`] in all, and the
+//! system has threads of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -25,10 +27,11 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Deserialize;
 
+use crate::budget::Account;
 use crate::files;
 use crate::proc::printable;
 use crate::thread::ThreadId;
-use crate::wait_limit::limit_waits;
+use crate::wait_limit::{limit_waits, refuse_descriptors};
 
 /// Larger than any answer, bytes: 1,024 vCPUs give about 200 KiB.
 const ANSWER_MAX: u64 = 1 << 20;
@@ -40,13 +43,16 @@ const RETRY: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How long an answer is kept while its threads live (vCPUs may be hot-plugged).
 const KEEP: Duration = Duration::from_secs(60);
-/// How long a thread has, beyond the timeout of its monitor, until it is abandoned.
-const MARGIN: Duration = Duration::from_secs(1);
+/// How long a thread has, beyond the timeout of its monitor, until it is abandoned; less while other threads of its
+/// account have not ended.
+const MARGIN: Duration = Duration::from_millis(200);
 /// How long the end of a thread that has told its answer is waited for, so that the process can be asked again.
 const CLOSES: Duration = Duration::from_millis(100);
-/// The most threads that ask or are abandoned at a time: for one user's processes, and in all. One for each process.
-const USER_THREADS: usize = 6;
-const THREADS: usize = 4 * USER_THREADS;
+/// The most threads that ask or are abandoned at a time, one for each process: for one account, in all where their
+/// account has one already, and in all. Those of the system's account are not counted in the latter two.
+const ACCOUNT_THREADS: usize = 6;
+const THREADS: usize = 4 * ACCOUNT_THREADS;
+const MOST: usize = 2 * THREADS;
 /// Stack size of such a thread, bytes: enough for nested JSON. The daemon's memory is locked.
 const STACK: usize = 1 << 20;
 
@@ -62,8 +68,7 @@ pub struct Monitors {
 
 #[derive(Debug, Clone)]
 struct Asked {
-    /// The user that the process belongs to.
-    user: u32,
+    account: Account,
     /// Whether all the time that its monitors had passed without an answer.
     silent: bool,
     when: Instant,
@@ -92,19 +97,19 @@ fn believed(answer: &Result<VcpuThreads, String>, before: Option<&Asked>) -> Dur
 
 impl Monitors {
     /// Waits at most `timeout` for the answers of one process's monitors, and for a fraction of that while monitors of
-    /// other processes of its user do not answer: for N silent ones about `timeout` * ln(N) in all.
+    /// other processes of its account do not answer: for N silent ones about `timeout` * ln(N) in all.
     pub fn asking_for(timeout: Duration) -> Self {
         Self { timeout, asked: Mutex::default() }
     }
 
-    /// The vCPU threads of a user's QEMU process, from the first of its sockets that answers.
+    /// The vCPU threads of an account's QEMU process, from the first of its sockets that answers.
     ///
     /// # Errors
     /// A sentence with the reason.
     pub fn vcpus(
         &self,
         process: ThreadId,
-        user: u32,
+        account: &Account,
         alive: &[i32],
         sockets: &[String],
     ) -> Result<VcpuThreads, String> {
@@ -115,12 +120,13 @@ impl Monitors {
         let mut answer =
             Err("QEMU was started without -qmp unix:PATH,server=on, by which it could be asked".to_owned());
         let sockets = sockets.get(..SOCKETS).unwrap_or(sockets);
-        let silent = asked.iter().filter(|(other, of)| **other != process && of.user == user && of.silent).count();
+        let is_beside = |(other, of): &(&ThreadId, &Asked)| **other != process && of.account == *account && of.silent;
+        let silent = asked.iter().filter(is_beside).count();
         let count = u32::try_from(sockets.len() * (1 + silent)).unwrap_or(u32::MAX);
         let part = self.timeout.checked_div(count).unwrap_or_default();
         let start = Instant::now();
         for socket in sockets {
-            answer = ask(process, user, &absolute(process.pid, socket), part)
+            answer = ask(process, account, &absolute(process.pid, socket), part)
                 .map(|vcpus| vcpus.into_iter().filter(|(tid, _)| alive.contains(tid)).collect())
                 .map_err(|error| {
                     format!("its QMP monitor {} does not tell them: {error}", printable(socket.as_bytes()))
@@ -132,7 +138,8 @@ impl Monitors {
         let believed = believed(&answer, asked.get(&process));
         let silent = answer.is_err() && !sockets.is_empty() && start.elapsed() >= part;
         asked.retain(|_, old| old.when.elapsed() < 2 * KEEP);
-        asked.insert(process, Asked { user, silent, when: Instant::now(), believed, answer: answer.clone() });
+        let when = Instant::now();
+        asked.insert(process, Asked { account: account.clone(), silent, when, believed, answer: answer.clone() });
         answer
     }
 }
@@ -147,10 +154,10 @@ fn absolute(pid: i32, socket: &str) -> PathBuf {
     PathBuf::from(if inside.len() <= PATH_MAX { &inside } else { socket })
 }
 
-fn ask(process: ThreadId, user: u32, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
+fn ask(process: ThreadId, account: &Account, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
     static RUNNING: Running = Running::new(BTreeMap::new());
     let (until, path) = (Instant::now() + timeout, path.to_owned());
-    in_thread(&RUNNING, process, user, timeout + MARGIN, move |tell| {
+    in_thread(&RUNNING, process, account, timeout, move |tell| {
         match own_table().and_then(|()| connect(process.pid, &path)) {
             Ok(stream) => talk(stream, until, tell),
             Err(error) => tell(Err(error)),
@@ -165,8 +172,8 @@ fn talk(stream: UnixStream, until: Instant, tell: &dyn Fn(io::Result<VcpuThreads
     limit_waits(|| drop(stream));
 }
 
-/// The processes that are asked by threads which have not ended, each with its user.
-type Running = Mutex<BTreeMap<ThreadId, u32>>;
+/// The processes that are asked by threads which have not ended, each with its account.
+type Running = Mutex<BTreeMap<ThreadId, Account>>;
 
 /// Counts a thread for its process until it ends or is not started.
 struct Counted {
@@ -175,22 +182,27 @@ struct Counted {
 }
 
 impl Counted {
-    fn start(running: &'static Running, process: ThreadId, user: u32) -> io::Result<Self> {
+    /// Also returns how many other threads the account has.
+    fn start(running: &'static Running, process: ThreadId, account: &Account) -> io::Result<(Self, u32)> {
         let mut all = running.lock().unwrap_or_else(PoisonError::into_inner);
         if all.contains_key(&process) {
             return Err(io::Error::other("a thread that asked this process before has not ended"));
         }
-        if all.values().filter(|other| **other == user).count() >= USER_THREADS {
+        let own = all.values().filter(|other| *other == account).count();
+        if own >= ACCOUNT_THREADS {
             return Err(io::Error::other(format!(
-                "{USER_THREADS} threads wait for other monitors of user {user} already; end the processes that do not \
+                "{ACCOUNT_THREADS} threads wait for other monitors of {account} already; end the processes that do not \
                  answer"
             )));
         }
-        if all.len() >= THREADS {
-            return Err(io::Error::other(format!("{THREADS} threads wait for other monitors already")));
+        let others = all.values().filter(|other| **other != Account::System).count();
+        if *account != Account::System && others >= if own == 0 { MOST } else { THREADS } {
+            return Err(io::Error::other(format!(
+                "{others} threads wait for other monitors already; end the processes that do not answer"
+            )));
         }
-        all.insert(process, user);
-        Ok(Self { running, process })
+        all.insert(process, account.clone());
+        Ok((Self { running, process }, own as u32))
     }
 }
 
@@ -200,16 +212,16 @@ impl Drop for Counted {
     }
 }
 
-/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience`. Does not
-/// start it while another thread for this process runs.
+/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience` and a margin.
+/// Does not start it while another thread for this process runs.
 fn in_thread<T: Send + 'static>(
     running: &'static Running,
     process: ThreadId,
-    user: u32,
+    account: &Account,
     patience: Duration,
     ask: impl FnOnce(&dyn Fn(io::Result<T>)) + Send + 'static,
 ) -> io::Result<T> {
-    let counted = Counted::start(running, process, user)?;
+    let (counted, beside) = Counted::start(running, process, account)?;
     let (tell, told) = sync_channel(1);
     let run = move || {
         ask(&|answer| {
@@ -222,7 +234,7 @@ fn in_thread<T: Send + 'static>(
     };
     std::thread::Builder::new().name("ontime-ask".to_owned()).stack_size(STACK).spawn(run)?;
     let answer = told
-        .recv_timeout(patience)
+        .recv_timeout(patience + MARGIN / (1 + beside))
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the thread that asked did not end in time"))?;
     let _ = told.recv_timeout(CLOSES);
     answer
@@ -310,6 +322,8 @@ fn vcpus_in(mut reply: serde_json::Value) -> io::Result<VcpuThreads> {
 fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Older kernels cannot.
+    let _ = refuse_descriptors(&socket);
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
         Err(rustix::io::Errno::AGAIN) => return Err(io::Error::other("other clients wait to be served already")),
         result => result?,
@@ -321,10 +335,13 @@ fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Reads from a non-blocking stream until a deadline.
-struct Bounded<'a> {
-    stream: &'a UnixStream,
-    until: Instant,
+/// Reads from a stream until a deadline, however often something arrives.
+#[derive(Debug)]
+pub struct Bounded<'a> {
+    /// The stream, of which this is the only reader.
+    pub stream: &'a UnixStream,
+    /// The deadline. A read after it fails with [`io::ErrorKind::TimedOut`].
+    pub until: Instant,
 }
 
 impl Read for Bounded<'_> {
@@ -335,7 +352,7 @@ impl Read for Bounded<'_> {
             tv_nsec: left.subsec_nanos().into(),
         };
         let mut polled = [rustix::event::PollFd::new(self.stream, rustix::event::PollFlags::IN)];
-        if rustix::event::poll(&mut polled, Some(&left))? == 0 {
+        if (left.tv_sec, left.tv_nsec) == (0, 0) || rustix::event::poll(&mut polled, Some(&left))? == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "it did not answer in time, as while it serves another client",
@@ -360,7 +377,7 @@ mod tests {
         ThreadId { pid: me(), tid: test, start_time: 0 }
     }
 
-    const USER: u32 = 1000;
+    const USER: Account = Account::User(1000);
 
     /// A monitor that sends these lines, one before and one after each command.
     fn monitor(lines: &'static [&'static str]) -> (tempfile::TempDir, PathBuf) {
@@ -388,7 +405,7 @@ mod tests {
             "{\"event\":\"X\"}\n{\"return\":[{\"cpu-index\":0,\"thread-id\":11,\"more\":1},\
              {\"cpu-index\":1,\"thread-id\":12}]}\n",
         ]);
-        assert_eq!(ask(process(3), USER, &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
+        assert_eq!(ask(process(3), &USER, &path, WAIT).unwrap(), BTreeMap::from([(11, 0), (12, 1)]));
     }
 
     #[test]
@@ -399,14 +416,14 @@ mod tests {
         let mut sockets: Vec<String> = silent.iter().map(|path| path.display().to_string()).collect();
         let monitors = Monitors::asking_for(WAIT);
         let start = Instant::now();
-        assert!(monitors.vcpus(process(1), USER, &[11], &sockets).is_err());
+        assert!(monitors.vcpus(process(1), &USER, &[11], &sockets).is_err());
         assert!(start.elapsed() < 30 * WAIT, "40 monitors were waited for one after the other: {:?}", start.elapsed());
         // A monitor that another client uses does not prevent the next one from being asked.
         let (_dir, path) =
             monitor(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"return\":[{\"cpu-index\":0,\"thread-id\":11}]}\n"]);
         sockets.insert(1, path.display().to_string());
         let monitors = Monitors::asking_for(10 * WAIT);
-        assert_eq!(monitors.vcpus(process(2), USER, &[11], &sockets), Ok(BTreeMap::from([(11, 0)])));
+        assert_eq!(monitors.vcpus(process(2), &USER, &[11], &sockets), Ok(BTreeMap::from([(11, 0)])));
     }
 
     #[test]
@@ -421,7 +438,7 @@ mod tests {
             let (_dir, path) = monitor(lines);
             let start = Instant::now();
             // The whole time is this test's own: on a busy machine the monitor may not answer within it.
-            let said = ask(process(4), USER, &path, Duration::from_secs(30)).unwrap_err().to_string();
+            let said = ask(process(4), &USER, &path, Duration::from_secs(30)).unwrap_err().to_string();
             assert!(said.contains(cause), "{lines:?}: {said}");
             assert!(start.elapsed() < Duration::from_secs(60));
         }
@@ -465,35 +482,70 @@ mod tests {
     fn threads_that_do_not_end_are_abandoned_and_limited() {
         static RUNNING: Running = Running::new(BTreeMap::new());
         let long = Duration::from_secs(60);
-        let answer = |number, user| in_thread(&RUNNING, process(number), user, long, |tell| tell(Ok(5)));
+        let answer = |number, user| in_thread(&RUNNING, process(number), &user, long, |tell| tell(Ok(5)));
+        let user_of = Account::User;
+        let short = Duration::from_millis(10);
         let mut holding = Vec::new();
         for number in (0..).take(THREADS) {
-            let user = u32::try_from(number as usize / USER_THREADS).unwrap();
+            let user = user_of(1 + u32::try_from(number as usize / ACCOUNT_THREADS).unwrap());
             let (hold, held) = sync_channel::<()>(0);
             holding.push(hold);
-            let short = Duration::from_millis(10);
-            let stuck = in_thread(&RUNNING, process(number), user, short, move |_: &dyn Fn(io::Result<()>)| {
+            let stuck = in_thread(&RUNNING, process(number), &user, short, move |_: &dyn Fn(io::Result<()>)| {
                 let _ = held.recv();
             });
             assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut);
             // It takes no other thread, whatever it is asked by.
-            assert!(answer(number, user).unwrap_err().to_string().contains("asked this process before"));
-            if holding.len() == USER_THREADS {
-                let refused = answer(100, user).unwrap_err().to_string();
-                assert!(refused.contains("monitors of user 0"), "{refused}");
+            assert!(answer(number, user.clone()).unwrap_err().to_string().contains("asked this process before"));
+            if holding.len() == ACCOUNT_THREADS {
+                let refused = answer(100, user.clone()).unwrap_err().to_string();
+                assert!(refused.contains("monitors of user 1"), "{refused}");
             }
             if holding.len() < THREADS {
-                assert_eq!(answer(100, 7).unwrap(), 5, "another user's is asked beside {} that hang", holding.len());
+                assert_eq!(
+                    answer(100, user_of(7)).unwrap(),
+                    5,
+                    "another user's is asked beside {} that hang",
+                    holding.len()
+                );
             }
         }
-        assert!(answer(100, 7).unwrap_err().to_string().contains("wait for other monitors"));
+        // Four users have all threads but those that are kept: one for each other user, and root's.
+        for user in (11..).take(MOST - THREADS) {
+            let (hold, held) = sync_channel::<()>(0);
+            holding.push(hold);
+            let number = i32::try_from(user).unwrap();
+            let stuck = in_thread(
+                &RUNNING,
+                process(number + 1_000),
+                &user_of(user),
+                short,
+                move |_: &dyn Fn(io::Result<()>)| {
+                    let _ = held.recv();
+                },
+            );
+            assert_eq!(stuck.unwrap_err().kind(), io::ErrorKind::TimedOut, "user {user}");
+            let second = answer(100, user_of(user)).unwrap_err().to_string();
+            assert!(second.contains("wait for other monitors"), "{second}");
+        }
+        assert!(answer(100, user_of(7)).unwrap_err().to_string().contains("wait for other monitors"));
+        assert_eq!(answer(100, Account::System).unwrap(), 5);
         drop(holding);
         let start = Instant::now();
         while !RUNNING.lock().unwrap().is_empty() {
             assert!(start.elapsed() < long, "the threads do not end");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(answer(0, 0).unwrap(), 5);
+        assert_eq!(answer(0, Account::System).unwrap(), 5);
+    }
+
+    /// A monitor that sends a byte now and then keeps its reader no longer than a silent one.
+    #[test]
+    fn a_monitor_that_drips_has_no_more_time() {
+        let (stream, mut monitor) = UnixStream::pair().unwrap();
+        monitor.write_all(b"{\"QMP\"").unwrap();
+        let read = |until| Bounded { stream: &stream, until }.read(&mut [0; 1]).map_err(|error| error.kind());
+        assert_eq!(read(Instant::now() + Duration::from_secs(3600)), Ok(1));
+        assert_eq!(read(Instant::now()), Err(io::ErrorKind::TimedOut), "although there is more to read");
     }
 
     /// A user with many silent monitors costs little more than with one; another user's monitor has all its time.
@@ -506,9 +558,9 @@ mod tests {
         let monitors = Monitors::asking_for(WAIT);
         let parts: Vec<_> = (0..20)
             .map(|number| {
-                assert!(monitors.vcpus(process(200 + number), USER, &[11], &silent).is_err());
+                assert!(monitors.vcpus(process(200 + number), &USER, &[11], &silent).is_err());
                 let asked = monitors.asked.lock().unwrap();
-                asked.values().filter(|of| of.user == USER && of.silent).count()
+                asked.values().filter(|of| of.account == USER && of.silent).count()
             })
             .collect();
         assert_eq!(parts, (1..=20).collect::<Vec<_>>(), "each silent one shortens the time of the next");
@@ -517,7 +569,7 @@ mod tests {
         let (_dir, path) =
             monitor(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"return\":[{\"cpu-index\":0,\"thread-id\":11}]}\n"]);
         let answers = Monitors { timeout: 100 * WAIT, asked: monitors.asked };
-        let answer = answers.vcpus(process(300), USER + 1, &[11], &[path.display().to_string()]);
+        let answer = answers.vcpus(process(300), &Account::User(1001), &[11], &[path.display().to_string()]);
         assert_eq!(answer, Ok(BTreeMap::from([(11, 0)])));
     }
 
@@ -526,13 +578,13 @@ mod tests {
     fn a_process_is_not_asked_again_while_a_thread_that_has_told_hangs() {
         static RUNNING: Running = Running::new(BTreeMap::new());
         let (hold, held) = sync_channel::<()>(0);
-        let told = in_thread(&RUNNING, process(1), USER, Duration::from_secs(60), move |tell| {
+        let told = in_thread(&RUNNING, process(1), &USER, Duration::from_secs(60), move |tell| {
             tell(Ok(7));
             let _ = held.recv();
         });
         assert_eq!(told.unwrap(), 7);
-        assert!(in_thread(&RUNNING, process(1), USER, WAIT, |tell| tell(Ok(8))).is_err());
-        assert_eq!(in_thread(&RUNNING, process(2), USER, Duration::from_secs(60), |tell| tell(Ok(9))).unwrap(), 9);
+        assert!(in_thread(&RUNNING, process(1), &USER, WAIT, |tell| tell(Ok(8))).is_err());
+        assert_eq!(in_thread(&RUNNING, process(2), &USER, Duration::from_secs(60), |tell| tell(Ok(9))).unwrap(), 9);
         drop(hold);
     }
 
@@ -558,16 +610,40 @@ mod tests {
             let answer = Err(String::new());
             let wait = believed(&answer, before.as_ref());
             waits.push(wait.as_millis());
-            before = Some(Asked { user: USER, silent: true, when: Instant::now(), believed: wait, answer });
+            before = Some(Asked { account: USER, silent: true, when: Instant::now(), believed: wait, answer });
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
         assert_eq!(believed(&Ok(BTreeMap::new()), before.as_ref()), KEEP);
     }
 
     #[test]
+    fn a_monitor_cannot_send_descriptors_along() {
+        use std::os::fd::AsFd;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        if refuse_descriptors(&listener).is_err() {
+            println!("SKIPPED: before Linux 6.16 no socket refuses descriptors");
+            return;
+        }
+        let stream = connect(me(), &path).unwrap();
+        let monitor = listener.accept().unwrap().0;
+        let send = |from: &UnixStream| {
+            let files = [listener.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+            let line = [io::IoSlice::new(b"x")];
+            rustix::net::sendmsg(from, &line, &mut control, rustix::net::SendFlags::empty())
+        };
+        assert_eq!(send(&monitor), Err(rustix::io::Errno::PERM), "to the daemon's end");
+        assert_eq!(send(&stream), Err(rustix::io::Errno::PERM), "to a socket accepted from one that refuses");
+    }
+
+    #[test]
     fn a_socket_of_another_process_is_sent_nothing() {
         let (_dir, path) = monitor(&["{\"QMP\":{}}\n"]);
-        let error = ask(ThreadId { pid: me() + 1, tid: 5, start_time: 0 }, USER, &path, WAIT).unwrap_err().to_string();
+        let error = ask(ThreadId { pid: me() + 1, tid: 5, start_time: 0 }, &USER, &path, WAIT).unwrap_err().to_string();
         assert!(error.contains("another process listens"), "{error}");
     }
 }

@@ -7,7 +7,7 @@
 //! the socket's owner chose and which may be years.
 //!
 //! A thread also closes descriptors that another process sends it over a Unix socket and that it does not receive
-//! (`include/net/scm.h`, `scm_destroy`).
+//! (`include/net/scm.h`, `scm_destroy`). From Linux 6.16 on a socket can refuse them ([`refuse_descriptors`]).
 //!
 //! The kernel ends the wait if the thread has a signal pending: TCP and MPTCP (`net/core/stream.c`,
 //! `sk_stream_wait_close`), SCTP (`sctp_wait_for_close`), vsock (`virtio_transport_wait_close`), SMC
@@ -21,17 +21,35 @@
 //! it would miss the threads of a VM that has done nothing wrong.
 //!
 //! On PREEMPT_RT the timer expires in `ktimers/N`, at FIFO 1 or 2. A thread that waits leaves its CPU to it, but the
-//! signal is late as long as other real-time threads keep that CPU busy. Of the daemon's real-time threads only the
-//! guardian reads `stat` of other processes (`thread.rs`), once the daemon has died.
+//! signal is late as long as other real-time threads keep that CPU busy. Of the daemon's real-time threads only a
+//! pacer's reader and `ontime-change`, below the guardian, read `stat` of other processes, both for 0.2 ms.
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::sync::Once;
 use std::time::Duration;
 
 /// The longest wait in one system call.
 const LIMIT: Duration = Duration::from_millis(10);
+
+/// Missing in the libc crate.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Has the kernel refuse descriptors that are sent to this Unix socket, or to those accepted from it, so that nobody
+/// here has to close them (EPERM for the sender).
+///
+/// # Errors
+/// ENOPROTOOPT before Linux 6.16.
+pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
+    let off: libc::c_int = 0;
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the value lives across the call, and is as long as is said.
+    let done = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), length) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
 
 thread_local! {
     static TIMER: RefCell<Option<Timer>> = const { RefCell::new(None) };

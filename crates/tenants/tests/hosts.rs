@@ -473,10 +473,12 @@ fn a_delegated_cgroup_is_its_owners() {
 fn hostile_processes_cost_no_more_than_one_and_leave_others_whole() {
     let host = Host::new();
     let user = "/user.slice/user-1000.slice/session-1.scope";
-    for n in 0..12 {
+    for n in 0..12_i32 {
         let pid = 1000 + n * 10;
         let long = "x".repeat(100_000);
-        host.process(pid, "/home/u/kvm", user, 1000, &["kvm", "-name", &format!("web{n}"), "-append", &long]);
+        // Subordinate user numbers give the user no more.
+        let uid = if n % 2 == 0 { 1000 } else { 100_000 + n.unsigned_abs() };
+        host.process(pid, "/home/u/kvm", user, uid, &["kvm", "-name", &format!("web{n}"), "-append", &long]);
         let open = host.path(&format!("proc/{pid}/fd"));
         (0..1500).for_each(|fd| symlink("socket:[1]", open.join(fd.to_string())).unwrap());
     }

@@ -15,12 +15,17 @@
 //! In: one JSON line per change on standard input ([`Charge`]). The end of a second pipe shows that the daemon has died
 //! (`life`). The guardian runs above every thread that it may have to preempt, in locked memory. `ontime reset
 //! --protections` does the same from systemd's `ExecStopPost=`, in case the guardian was killed too.
+//!
+//! To know a thread by its start time the kernel's `stat` is read, which may take down the address space of a process
+//! that ends in that moment (`cap::sight`). Above every other thread that would stop a CPU. So a thread just below the
+//! guardian does this ([`Changer`]): if it takes longer than [`PATIENCE`], it goes on at normal priority.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -46,6 +51,10 @@ const WATCH: Duration = Duration::from_secs(1);
 const FORMER: Duration = Duration::from_secs(6);
 /// The time in which a new guardian has set its own priority.
 const SETTLES: Duration = Duration::from_secs(2);
+/// How long the guardian waits for the change of one thread's policy.
+const PATIENCE: Duration = Duration::from_micros(200);
+/// The most threads that go on with changes at normal priority. Each belongs to a process that ended just then.
+const ABANDONED: usize = 16;
 
 /// Waits until the guardian of a daemon that was killed has ended. That guardian still changes threads' policies, and
 /// its own real-time thread would be in the census.
@@ -251,9 +260,82 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let life = unsafe { BorrowedFd::borrow_raw(args.life) };
     let charge = last_charge(std::io::stdin().as_fd(), life);
     if !charge.relieved {
-        act(&charge);
+        act(&charge, &mut Changer::new(args.priority));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has steps that change a thread's policy carried out by a thread just below the guardian.
+struct Changer {
+    /// The guardian's FIFO priority; 0: SCHED_OTHER.
+    priority: u8,
+    thread: Option<(Sender<Step>, libc::pid_t)>,
+    abandoned: usize,
+}
+
+type Step = Box<dyn FnOnce() + Send>;
+
+impl Changer {
+    fn new(priority: u8) -> Self {
+        Self { priority, thread: None, abandoned: 0 }
+    }
+
+    /// Carries out a step. False if it has not ended in time: it may end later.
+    fn run(&mut self, step: impl FnOnce() + Send + 'static) -> bool {
+        if self.abandoned >= ABANDONED {
+            return false;
+        }
+        let Some((steps, thread)) = self.thread.take().or_else(|| self.start()) else {
+            // Without a thread the guardian does it itself, however long it takes.
+            step();
+            return true;
+        };
+        let (tell, told) = sync_channel(1);
+        let told_after = Box::new(move || {
+            step();
+            let _ = tell.send(());
+        });
+        if steps.send(told_after).is_ok() && told.recv_timeout(PATIENCE).is_ok() {
+            self.thread = Some((steps, thread));
+            return true;
+        }
+        // The thread lives until `steps` is dropped.
+        set_other(thread);
+        self.abandoned += 1;
+        false
+    }
+
+    fn start(&self) -> Option<(Sender<Step>, libc::pid_t)> {
+        let (steps, next) = channel::<Step>();
+        let (tell, told) = sync_channel(1);
+        let below = self.priority.saturating_sub(1);
+        let body = move || {
+            if below > 0 {
+                let _ = place_self(Policy::Fifo(below));
+            }
+            let _ = tell.send(rustix::thread::gettid().as_raw_nonzero().get());
+            next.into_iter().for_each(|step| step());
+        };
+        std::thread::Builder::new().name("ontime-change".to_owned()).stack_size(128 * 1024).spawn(body).ok()?;
+        Some((steps, told.recv().ok()?))
+    }
+}
+
+/// Moves a thread to SCHED_OTHER by its number alone.
+fn set_other(tid: libc::pid_t) {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel copies param, which outlives the call.
+    unsafe { libc::sched_setscheduler(tid, libc::SCHED_OTHER, &raw const param) };
+}
+
+/// Lowers a real-time thread that nothing may hold any more, and whose `stat` could not be read in time. Should another
+/// thread have its number by now, that one loses a real-time policy, which is better than a blocked machine.
+fn lower(id: ThreadId) {
+    // SAFETY: takes and returns numbers only.
+    let policy = unsafe { libc::sched_getscheduler(id.tid) };
+    if matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR) {
+        set_other(id.tid);
+    }
 }
 
 /// The last charge when the daemon died or closed the pipe. Charges that were written before its death are read first.
@@ -288,33 +370,42 @@ fn last_charge(orders: BorrowedFd<'_>, life: BorrowedFd<'_>) -> Charge {
     }
 }
 
-fn act(charge: &Charge) {
+fn act(charge: &Charge, changer: &mut Changer) {
     let mut protected = charge.then_protected;
     for (path, value) in &charge.protections {
         if std::fs::write(path, value).is_err() {
             protected = false;
         }
     }
-    for (id, original) in &charge.paced {
+    for (id, original) in charge.paced.iter().copied() {
         // As below: an error is ignored.
-        let _ = id.set_policy_alone(*original);
+        changer.run(move || {
+            let _ = id.set_policy_alone(original);
+        });
     }
-    for (id, place) in &charge.raised {
-        // Paused threads get their places back below.
-        if id.policy().is_ok_and(|policy| policy != Policy::Idle && policy != *place) {
-            let _ = id.set_policy_alone(*place);
+    for (id, place) in charge.raised.iter().copied() {
+        changer.run(move || {
+            // Paused threads get their places back below.
+            if id.policy().is_ok_and(|policy| policy != Policy::Idle && policy != place) {
+                let _ = id.set_policy_alone(place);
+            }
+        });
+    }
+    for Capped { id, place, .. } in charge.threads.iter().copied() {
+        // A thread that has ended needs nothing. If a policy cannot be changed, there is nothing left to try.
+        let changed = changer.run(move || {
+            let _ = match id.policy() {
+                Ok(Policy::Idle) if protected => id.set_policy(place),
+                Ok(_) if !protected => id.set_policy(Policy::BULK),
+                _ => Ok(()),
+            };
+        });
+        if !changed && !protected {
+            lower(id);
         }
     }
-    for Capped { id, place, .. } in &charge.threads {
-        // A thread that has ended needs nothing. If a policy cannot be changed, there is nothing left to try.
-        let _ = match id.policy() {
-            Ok(Policy::Idle) if protected => id.set_policy(*place),
-            Ok(_) if !protected => id.set_policy(Policy::BULK),
-            _ => Ok(()),
-        };
-    }
     if protected && charge.realtime {
-        watch(charge);
+        watch(charge, changer);
     }
     // Last, because it waits for grace periods, which a spinning thread could prevent from ending.
     if let Some(instance) = &charge.instance {
@@ -323,7 +414,7 @@ fn act(charge: &Charge) {
 }
 
 /// For [`WATCH`], moves each thread that exceeds its cap to SCHED_OTHER.
-fn watch(charge: &Charge) {
+fn watch(charge: &Charge, changer: &mut Changer) {
     let start = now();
     let open = |of: &Capped| {
         let time = Time::open(of.id.pid, of.id.tid).ok()?;
@@ -341,8 +432,14 @@ fn watch(charge: &Charge) {
             match account.charge(now(), ran) {
                 Verdict::Within => true,
                 Verdict::Over { .. } => {
-                    if of.id.policy().is_ok_and(|policy| policy == of.place) {
-                        let _ = of.id.set_policy(Policy::BULK);
+                    let Capped { id, place, .. } = *of;
+                    let changed = changer.run(move || {
+                        if id.policy().is_ok_and(|policy| policy == place) {
+                            let _ = id.set_policy(Policy::BULK);
+                        }
+                    });
+                    if !changed {
+                        lower(id);
                     }
                     false
                 }
@@ -355,6 +452,42 @@ fn watch(charge: &Charge) {
 mod tests {
     use super::super::own;
     use super::*;
+
+    /// As where a step takes down an address space. The guardian goes on with the next thread.
+    #[test]
+    fn a_change_that_does_not_end_is_left_to_a_thread_at_normal_priority() {
+        let root = rustix::process::geteuid().is_root();
+        let mut changer = Changer::new(if root { 2 } else { 0 });
+        let (tell, told) = channel();
+        let (end, held) = channel::<()>();
+        let ended = tell.clone();
+        let done = changer.run(move || {
+            tell.send(own::this_thread().unwrap()).unwrap();
+            let _ = held.recv();
+            ended.send(own::this_thread().unwrap()).unwrap();
+        });
+        assert!(!done);
+        let is_other = |id: ThreadId| matches!(id.policy().unwrap(), Policy::Other { .. });
+        let thread = told.recv().unwrap();
+        assert!(is_other(thread));
+        // On a busy machine these may be late, too, but each is carried out, by a thread of its own.
+        let (answer, answers) = channel();
+        for _ in 0..3 {
+            let answer = answer.clone();
+            changer.run(move || answer.send(own::this_thread().unwrap()).unwrap());
+            assert_ne!(answers.recv().unwrap(), thread);
+        }
+        // The number of such threads is limited; a thread that may hold a CPU is lowered all the same.
+        changer.abandoned = ABANDONED;
+        assert!(!changer.run(|| panic!("one more")));
+        if root {
+            place_self(Policy::Fifo(1)).unwrap();
+        }
+        lower(own::this_thread().unwrap());
+        assert!(is_other(own::this_thread().unwrap()));
+        drop(end);
+        assert_eq!(told.recv().unwrap(), thread, "it goes on");
+    }
 
     /// Once a guardian that ended has been waited for, another process may have its number.
     #[test]

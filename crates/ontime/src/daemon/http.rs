@@ -1,9 +1,9 @@
 //! The daemon's HTTP/JSON interface on its Unix socket, and the OpenAPI description of it.
 //!
 //! In: requests. Out: answers of the main loop, which is asked through a queue, so that nothing here touches the host.
-//! The server runs on a thread of its own at SCHED_OTHER; a slow or hostile client delays no other client. Any client
-//! that may open the socket (mode 0660) may read; only root may change anything, and users whom daemon.toml lists may
-//! change their own reservations. The kernel identifies the client (SO_PEERCRED).
+//! The server runs on a thread of its own at SCHED_OTHER; a slow or hostile client delays no other client, and users
+//! take turns (`turns`). Any client that may open the socket (mode 0660) may read; only root may change anything, and
+//! users whom daemon.toml lists may change their own reservations. The kernel identifies the client (SO_PEERCRED).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::serve::{IncomingStream, Listener};
-use ontime_tenants::limit_waits;
+use ontime_tenants::{limit_waits, refuse_descriptors};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -32,7 +32,19 @@ use utoipa_axum::routes;
 use super::engine::NotApplied;
 use super::metrics::Format;
 use super::requested::Unreserved;
+use super::turns::{Place, Places, User};
 use crate::api;
+
+/// A request of a user, which has its place until it is answered.
+#[derive(Debug)]
+pub struct Asked {
+    /// The client's user.
+    pub user: User,
+    /// The request.
+    pub ask: Ask,
+    /// Its place among those that wait.
+    pub place: Place,
+}
 
 /// A request to the main loop, with the channel for its answer.
 #[derive(Debug)]
@@ -75,8 +87,6 @@ pub enum Ask {
     Reset(oneshot::Sender<api::Report>),
 }
 
-/// The number of requests that may wait for the main loop.
-pub const BACKLOG: usize = 32;
 /// The largest request body, bytes.
 const BODY_MAX: usize = 16 << 10;
 
@@ -106,7 +116,8 @@ enum Unanswered {
 #[derive(Clone)]
 pub struct Loop {
     /// The queue of requests.
-    asks: SyncSender<Ask>,
+    asks: SyncSender<Asked>,
+    places: Places,
     /// An eventfd that wakes the main loop; written after each request.
     bell: Arc<OwnedFd>,
     /// How long a request that reads, and one that changes something, may take.
@@ -124,20 +135,20 @@ impl IntoResponse for Refusal {
 
 impl Loop {
     /// Requests go through this queue. `bell` wakes its reader.
-    pub fn new(asks: SyncSender<Ask>, bell: Arc<OwnedFd>) -> Self {
-        Self { asks, bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
+    pub fn new(asks: SyncSender<Asked>, bell: Arc<OwnedFd>) -> Self {
+        Self { asks, places: Places::default(), bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
     }
 
     /// Makes a request that changes nothing.
-    pub async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
-        self.within(self.patience.0, "see its log", question).await
+    pub async fn ask<T>(&self, user: User, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
+        self.within(self.patience.0, "see its log", user, question).await
     }
 
     /// Makes a request for a change. The change is carried out even if the client no longer waits for it.
-    async fn order<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
+    async fn order<T>(&self, user: User, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
         let late = "RT threads leave this host little CPU time, or it hangs. What was asked for is still to be done: \
                     `ontime status` shows how far it is, the log why";
-        self.within(self.patience.1, late, question).await
+        self.within(self.patience.1, late, user, question).await
     }
 
     /// `late`: the text of the error if there is no answer in that time.
@@ -145,13 +156,14 @@ impl Loop {
         &self,
         patience: Duration,
         late: &str,
+        user: User,
         question: impl FnOnce(oneshot::Sender<T>) -> Ask,
     ) -> Result<T, Refusal> {
+        let too_many = || Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait; try again".to_owned());
+        let place = self.places.take(user).ok_or_else(too_many)?;
         let (answer, answered) = oneshot::channel();
-        self.asks.try_send(question(answer)).map_err(|error| match error {
-            TrySendError::Full(_) => {
-                Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait; try again".to_owned())
-            }
+        self.asks.try_send(Asked { user, ask: question(answer), place }).map_err(|error| match error {
+            TrySendError::Full(_) => too_many(),
             TrySendError::Disconnected(_) => ending(),
         })?;
         // An eventfd is full only after 2^64 - 1 writes.
@@ -200,8 +212,9 @@ impl Listener for Clients {
     }
 }
 
-/// A client's connection; `None` while it is dropped. A client may send descriptors along with a request. This thread,
-/// which serves every client, closes them when it reads or closes the connection, and so limits its waits.
+/// A client's connection; `None` while it is dropped. Before Linux 6.16 a client may send descriptors along with a
+/// request. This thread, which serves every client, closes them when it reads or closes the connection, and so limits
+/// its waits.
 struct Client(Option<UnixStream>);
 
 impl Client {
@@ -255,32 +268,35 @@ impl Peer {
 #[utoipa::path(get, path = "/v1/tenants", responses(
     (status = 200, body = api::Tenants),
     Unanswered))]
-async fn tenants(State(to): State<Loop>) -> Result<Json<api::Tenants>, Refusal> {
-    to.ask(Ask::Tenants).await.map(Json)
+async fn tenants(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Tenants>, Refusal> {
+    to.ask(peer.uid, Ask::Tenants).await.map(Json)
 }
 
 /// What is wanted, what is, and why they differ.
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, body = api::Status),
     Unanswered))]
-async fn status(State(to): State<Loop>) -> Result<Json<api::Status>, Refusal> {
-    to.ask(Ask::Status).await.map(Json)
+async fn status(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Status>, Refusal> {
+    to.ask(peer.uid, Ask::Status).await.map(Json)
 }
 
 /// Network interfaces, with class, NAPI instances and interrupts, as the last pass found them.
 #[utoipa::path(get, path = "/v1/nics", responses(
     (status = 200, body = api::Nics),
     Unanswered))]
-async fn nics(State(to): State<Loop>) -> Result<Json<api::Nics>, Refusal> {
-    to.ask(Ask::Nics).await.map(Json)
+async fn nics(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Nics>, Refusal> {
+    to.ask(peer.uid, Ask::Nics).await.map(Json)
 }
 
 /// Reserved CPU time: whose, how much of it was used, missed or overrun, and the plan of the present slice.
 #[utoipa::path(get, path = "/v1/reservations", responses(
     (status = 200, body = api::Reservations),
     Unanswered))]
-async fn reservations(State(to): State<Loop>) -> Result<Json<api::Reservations>, Refusal> {
-    to.ask(Ask::Reservations).await.map(Json)
+async fn reservations(
+    State(to): State<Loop>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+) -> Result<Json<api::Reservations>, Refusal> {
+    to.ask(peer.uid, Ask::Reservations).await.map(Json)
 }
 
 impl From<Unreserved> for Refusal {
@@ -314,7 +330,8 @@ async fn reserve(
 ) -> Result<(StatusCode, Json<api::Requested>), Refusal> {
     let Path(name) = name.map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.body_text()))?;
     let Json(request) = request.map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.body_text()))?;
-    let (is_new, requested) = to.order(|answer| Ask::Reserve { name, request, uid: peer.uid, answer }).await??;
+    let (is_new, requested) =
+        to.order(peer.uid, |answer| Ask::Reserve { name, request, uid: peer.uid, answer }).await??;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(requested)))
 }
 
@@ -331,7 +348,7 @@ async fn unreserve(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<StatusCode, Refusal> {
     let Path(name) = name.map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.body_text()))?;
-    to.order(|answer| Ask::Unreserve { name, uid: peer.uid, answer }).await??;
+    to.order(peer.uid, |answer| Ask::Unreserve { name, uid: peer.uid, answer }).await??;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -353,7 +370,7 @@ async fn apply(
     }
     let dry_run = request.dry_run;
     let apply = |answer| Ask::Apply(request, answer);
-    let done = if dry_run { to.ask(apply).await? } else { to.order(apply).await? };
+    let done = if dry_run { to.ask(peer.uid, apply).await? } else { to.order(peer.uid, apply).await? };
     done.map(Json).map_err(|error| {
         let status = match &error {
             NotApplied::NoMethod(_) => StatusCode::BAD_REQUEST,
@@ -371,7 +388,7 @@ async fn apply(
     Unanswered))]
 async fn reload(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Report>, Refusal> {
     peer.may_change()?;
-    let done = to.order(Ask::Reload).await?;
+    let done = to.order(peer.uid, Ask::Reload).await?;
     done.map(Json).map_err(|refused| Refusal(StatusCode::UNPROCESSABLE_ENTITY, refused.to_string()))
 }
 
@@ -382,14 +399,18 @@ async fn reload(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) ->
     Unanswered))]
 async fn reset(State(to): State<Loop>, ConnectInfo(peer): ConnectInfo<Peer>) -> Result<Json<api::Report>, Refusal> {
     peer.may_change()?;
-    to.order(Ask::Reset).await.map(Json)
+    to.order(peer.uid, Ask::Reset).await.map(Json)
 }
 
 /// Metrics for Prometheus, in the format that the client accepts: the classic text format, or OpenMetrics.
 #[utoipa::path(get, path = "/metrics", responses(
     (status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))), Unanswered))]
-async fn metrics(State(to): State<Loop>, headers: HeaderMap) -> Result<Response, Refusal> {
-    let text = to.ask(Ask::Metrics).await?;
+async fn metrics(
+    State(to): State<Loop>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let text = to.ask(peer.uid, Ask::Metrics).await?;
     let format = Format::accepted(headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()));
     Ok(([(header::CONTENT_TYPE, format.content_type())], format.render(&text)).into_response())
 }
@@ -445,6 +466,8 @@ pub fn bind(path: &std::path::Path) -> io::Result<std::os::unix::net::UnixListen
     let listener = std::os::unix::net::UnixListener::bind(path);
     rustix::process::umask(mask);
     let listener = listener?;
+    // Older kernels cannot: see `Client`.
+    let _ = refuse_descriptors(&listener);
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -506,13 +529,13 @@ mod tests {
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let to = Loop::new(asks, Arc::new(bell));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let wait = || runtime.block_on(to.within(Duration::from_millis(1), "see its log", Ask::Reset));
+        let wait = || runtime.block_on(to.within(Duration::from_millis(1), "see its log", None, Ask::Reset));
         let Err(Refusal(status, said)) = wait() else { panic!("nobody has answered") };
         assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
         assert!(said.ends_with("see its log"), "{said}");
         // The abandoned request stays in the queue until the main loop reads it.
         assert!(matches!(wait(), Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, _))));
-        assert!(matches!(asked.try_recv(), Ok(Ask::Reset(answer)) if answer.is_closed()));
+        assert!(matches!(asked.try_recv(), Ok(Asked { ask: Ask::Reset(answer), .. }) if answer.is_closed()));
         drop(asked);
         assert!(matches!(wait(), Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, _))));
     }
@@ -537,10 +560,42 @@ mod tests {
         }
     }
 
-    /// Each client has sent a socket that lingers before it is served, and only its connection has a reference to it.
+    /// Sends a file along with these bytes.
+    fn send_along(
+        stream: &std::os::unix::net::UnixStream,
+        bytes: &[u8],
+        file: std::os::fd::BorrowedFd<'_>,
+    ) -> rustix::io::Result<usize> {
+        let files = [file];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+        let bytes = [io::IoSlice::new(bytes)];
+        rustix::net::sendmsg(stream, &bytes, &mut control, rustix::net::SendFlags::empty())
+    }
+
+    #[test]
+    fn a_client_cannot_send_descriptors_along() {
+        use std::os::fd::AsFd;
+        use std::os::unix::net::UnixStream;
+        if refuse_descriptors(UnixStream::pair().unwrap().0).is_err() {
+            println!("SKIPPED: before Linux 6.16 no socket refuses descriptors");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ontime.sock");
+        let bound = bind(&path).unwrap();
+        let stream = UnixStream::connect(&path).unwrap();
+        assert_eq!(send_along(&stream, b"GET", bound.as_fd()), Err(rustix::io::Errno::PERM));
+        let _accepted = bound.accept().unwrap();
+        assert_eq!(send_along(&stream, b"GET", bound.as_fd()), Err(rustix::io::Errno::PERM));
+    }
+
+    /// Each client has sent a socket that lingers before it is served, and only its connection has a reference to it. The
+    /// listener does not refuse that, as on older kernels.
     #[test]
     fn descriptors_that_a_client_sends_along_delay_no_other_client() {
-        use std::io::{IoSlice, Read, Write};
+        use std::io::{Read, Write};
         use std::net::{TcpListener, TcpStream};
         use std::os::fd::AsFd;
         use std::os::unix::net::UnixStream;
@@ -548,7 +603,8 @@ mod tests {
         let path = dir.path().join("ontime.sock");
         let (asks, _asked) = std::sync::mpsc::sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        let bound = bind(&path).unwrap();
+        let bound = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        bound.set_nonblocking(true).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut clients = Vec::new();
         for request in ["GET /v1/no HTTP/1.1\r\n", "no request\r\n\r\n"] {
@@ -559,12 +615,7 @@ mod tests {
             near.set_nonblocking(false).unwrap();
             rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
             let stream = UnixStream::connect(&path).unwrap();
-            let files = [near.as_fd()];
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-            assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
-            let bytes = [IoSlice::new(request.as_bytes())];
-            rustix::net::sendmsg(&stream, &bytes, &mut control, rustix::net::SendFlags::empty()).unwrap();
+            send_along(&stream, request.as_bytes(), near.as_fd()).unwrap();
             clients.push((stream, far));
         }
         serve(bound, Loop::new(asks, Arc::new(bell))).unwrap();
@@ -643,14 +694,14 @@ mod tests {
         let patience = if kind == MainLoop::Silent { (short, short) } else { (long, long) };
         std::thread::spawn(move || match kind {
             MainLoop::Answers | MainLoop::Refuses => {
-                asked.iter().for_each(|ask| answer(ask, kind == MainLoop::Answers))
+                asked.iter().for_each(|asked: Asked| answer(asked.ask, kind == MainLoop::Answers))
             }
             // The requests are kept until the queue is closed, and none is answered.
-            MainLoop::Silent => drop(asked.iter().collect::<Vec<Ask>>()),
+            MainLoop::Silent => drop(asked.iter().collect::<Vec<Asked>>()),
             MainLoop::Full => std::thread::sleep(long),
             MainLoop::Ending => {}
         });
-        Loop { asks, bell: Arc::new(bell), patience }
+        Loop { patience, ..Loop::new(asks, Arc::new(bell)) }
     }
 
     /// Path, verb, status and content type of every answer.

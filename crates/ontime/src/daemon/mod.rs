@@ -17,10 +17,11 @@
 //! | `ontime-ask` | SCHED_OTHER, nice -20 | asks a QEMU's monitor (`tenants::qmp`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
+//! | `ontime-change` of the guardian | FIFO base + 5 (55) | changes threads' policies for the guardian | channel |
 //!
 //! Pacers exist from the first reservation on. Their readers are at SCHED_OTHER while a read takes long.
 //! `ontime-metrics` exists where daemon.toml has a port. `ontime-guest` and `ontime-ask` have descriptor tables of
-//! their own. These two, `ontime-read` and `ontime-sight` are abandoned if they do not end.
+//! their own. These two, `ontime-read`, `ontime-sight` and `ontime-change` are abandoned if they do not end.
 //!
 //! Only these poll: the caps and the pacers, while a thread is at real-time priority; the look at the daemon's own
 //! threads (`own`), once a second, while it caps or paces a thread; the census of real-time threads, once a second,
@@ -46,6 +47,7 @@ pub mod metrics;
 mod own;
 pub mod protections;
 mod requested;
+mod turns;
 pub mod view;
 mod watches;
 
@@ -66,8 +68,9 @@ use self::due::Due;
 use self::engine::Engine;
 use self::events::{Event, Events};
 use self::guests::Guests;
-use self::http::{Ask, Loop};
+use self::http::{Ask, Asked, Loop};
 use self::metrics::Server;
+use self::turns::Turns;
 use crate::api;
 use crate::exit::{Doing, Exit};
 use crate::paths::Paths;
@@ -96,7 +99,7 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // From here on SIGTERM ends the daemon in an orderly way.
     let bell = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let events = Events::new(&paths.poke(), bell.try_clone()?).doing("setting up events")?;
-    let (asks, asked) = sync_channel(http::BACKLOG);
+    let (asks, asked) = sync_channel(turns::BACKLOG);
     guardian::wait_for_former(paths);
     let engine = Engine::new(paths.clone(), config)?;
     // A client that connects before this gets `no daemon` at once.
@@ -111,7 +114,8 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     let due = Due::new(Instant::now());
     let scrapes = (Server::default(), to);
-    let mut daemon = Daemon { engine, events, watcher, asked, scrapes, guests: Guests::default(), due, followed: 0 };
+    let (turns, guests) = (Turns::default(), Guests::default());
+    let mut daemon = Daemon { engine, events, watcher, asked, turns, scrapes, guests, due, followed: 0 };
     daemon.serve_metrics();
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status(daemon.engine.word())]);
@@ -176,7 +180,8 @@ struct Daemon {
     engine: Engine,
     events: Events,
     watcher: Watcher,
-    asked: Receiver<Ask>,
+    asked: Receiver<Asked>,
+    turns: Turns<Asked>,
     /// The server of metrics over TCP, and how it asks the main loop.
     scrapes: (Server, Loop),
     guests: Guests,
@@ -204,11 +209,11 @@ impl Daemon {
                             self.want(event);
                         }
                     }
-                    Event::Request => self.answer(),
                     Event::Guests => self.answer_guests(),
-                    Event::Clock => {}
+                    Event::Request | Event::Clock => {}
                 }
             }
+            self.answer();
             if self.engine.end_leases() {
                 self.pass("lease");
             }
@@ -245,6 +250,7 @@ impl Daemon {
         let (_, at) = self.due.next(self.engine.rescan());
         let wait = at.saturating_duration_since(Instant::now());
         let others = watchdog().into_iter().chain(self.engine.look_in()).chain(self.engine.lease_ends_in());
+        let others = others.chain(self.turns.due_in(Instant::now()));
         let soonest = others.fold(wait, Duration::min);
         self.events.wake_in(soonest);
     }
@@ -333,34 +339,46 @@ impl Daemon {
         self.engine.metrics_served(done.err());
     }
 
-    /// Answers waiting requests; those beyond [`ANSWERS`] wait for the next round. A client may have gone; then its
-    /// answer is dropped.
+    /// Answers waiting requests; those beyond [`ANSWERS`], and those of users whose part of the time is used up, wait for
+    /// a later round.
     fn answer(&mut self) {
+        for asked in self.asked.try_iter() {
+            self.turns.push(asked.user, asked);
+        }
         for _ in 0..ANSWERS {
-            let Ok(ask) = self.asked.try_recv() else { return };
-            match ask {
-                Ask::Tenants(answer) => drop(answer.send(self.engine.tenants())),
-                Ask::Status(answer) => drop(answer.send(self.engine.status())),
-                Ask::Nics(answer) => drop(answer.send(self.engine.nics())),
-                Ask::Reservations(answer) => drop(answer.send(self.engine.reservations())),
-                Ask::Reserve { name, request, uid, answer } => {
-                    drop(answer.send(self.engine.reserve(&name, request, uid)));
-                    self.passed();
-                }
-                Ask::Unreserve { name, uid, answer } => {
-                    drop(answer.send(self.engine.unreserve(&name, uid)));
-                    self.passed();
-                }
-                Ask::Metrics(answer) => drop(answer.send(self.engine.metrics_text())),
-                Ask::Apply(request, answer) => {
-                    drop(answer.send(self.engine.apply_request(&request)));
-                    self.passed();
-                }
-                Ask::Reload(answer) => drop(answer.send(self.reload())),
-                Ask::Reset(answer) => drop(answer.send(self.engine.reset())),
-            }
+            let start = Instant::now();
+            let Some((user, Asked { ask, place, .. })) = self.turns.next(start) else { return };
+            self.answer_one(ask);
+            drop(place);
+            let end = Instant::now();
+            self.turns.charge(user, end - start, end);
         }
         self.events.wake_for_requests();
+    }
+
+    /// Answers a request. A client may have gone; then its answer is dropped.
+    fn answer_one(&mut self, ask: Ask) {
+        match ask {
+            Ask::Tenants(answer) => drop(answer.send(self.engine.tenants())),
+            Ask::Status(answer) => drop(answer.send(self.engine.status())),
+            Ask::Nics(answer) => drop(answer.send(self.engine.nics())),
+            Ask::Reservations(answer) => drop(answer.send(self.engine.reservations())),
+            Ask::Reserve { name, request, uid, answer } => {
+                drop(answer.send(self.engine.reserve(&name, request, uid)));
+                self.passed();
+            }
+            Ask::Unreserve { name, uid, answer } => {
+                drop(answer.send(self.engine.unreserve(&name, uid)));
+                self.passed();
+            }
+            Ask::Metrics(answer) => drop(answer.send(self.engine.metrics_text())),
+            Ask::Apply(request, answer) => {
+                drop(answer.send(self.engine.apply_request(&request)));
+                self.passed();
+            }
+            Ask::Reload(answer) => drop(answer.send(self.reload())),
+            Ask::Reset(answer) => drop(answer.send(self.engine.reset())),
+        }
     }
 }
 

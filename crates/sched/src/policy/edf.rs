@@ -329,7 +329,13 @@ impl Server {
         self.sleep = Sleep::Awake;
     }
 
-    /// Shortens the vCPU's window if its guest has begun to publish deadlines.
+    /// Whether the vCPU may have run since the last check. At `Beyond` its CPU time is not read at each check.
+    fn may_have_run(&self) -> bool {
+        self.ran || self.place_before == Place::Beyond
+    }
+
+    /// Shortens the vCPU's window if its guest has begun to publish deadlines. A vCPU that has not run has written
+    /// nothing (`guest/dl_next.c`): its page is not read, which was not admitted for each check.
     fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
@@ -569,7 +575,7 @@ impl EdfCpu {
             if now >= server.end {
                 server.begin_window(now, cost, threads);
                 rolled = true;
-            } else if server.deadlines == Deadlines::None {
+            } else if server.deadlines == Deadlines::None && server.may_have_run() {
                 server.shorten_window(now, threads);
             }
         }

@@ -445,6 +445,22 @@ fn guests_that_publish_many_deadlines_take_no_time_from_others() {
     }
 }
 
+/// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.
+#[test]
+fn a_sleeping_guest_is_asked_for_deadlines_once_a_window_and_a_running_one_until_it_publishes() {
+    let asked = [(3 * MS, 10 * MS), (2 * MS, 50 * MS), (4 * MS, 50 * MS)];
+    let guests = [Guest::Spins, Guest::Sleeps, Guest::Wants(3 * MS)];
+    let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &guests);
+    host.run(&mut schedule, 2_005 * MS, 0);
+    let windows = 2_005 / 50;
+    assert!(host.vms[1].asked <= windows + 2, "{} times in {windows} windows", host.vms[1].asked);
+    // Its window would last until 2,050 ms. It runs at 2,007 ms and publishes 2,027 ms.
+    (host.vms[2].period, host.vms[2].phase, host.vms[2].publishes) = (20 * MS, 7 * MS, true);
+    host.vms[2].asked = 0;
+    host.run(&mut schedule, 2_040 * MS, 0);
+    assert!(host.vms[2].asked >= 2, "{} times", host.vms[2].asked);
+}
+
 #[test]
 fn a_vcpu_delayed_by_other_threads_has_missed() {
     for planning in BOTH {

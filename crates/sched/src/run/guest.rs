@@ -39,14 +39,11 @@ impl GuestReader {
         let published = self.published.as_mut()?;
         let (file, offset) = published.place(after)?;
         let mut line = [0; LINE];
-        match reader.read_at(file, offset, &mut line) {
-            Ok(LINE) => published.next(&line, after),
-            Ok(_) | Err(Unread::Busy) => None,
-            Err(Unread::Late) => {
-                published.rest(after);
-                None
-            }
+        let read = reader.read_at(file, offset, &mut line);
+        if read != Err(Unread::Busy) {
+            published.charge(after, reader.excess());
         }
+        if read == Ok(LINE) { published.next(&line, after) } else { None }
     }
 
     /// The vCPU's share, if its guest has made a new claim since the last call. No system call.

@@ -192,6 +192,7 @@ impl Shared {
 
     /// One check of a pacer. Returns the time of the next one.
     fn work(&self, cpu: usize, reader: &mut Reader) -> u64 {
+        reader.begin_check();
         let done = self.execute(reader);
         let (due, calm_ended) = self.step(cpu, reader);
         if let Some(command) = done {

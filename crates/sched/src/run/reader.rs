@@ -8,9 +8,10 @@
 //! at the lowest priority of the host may hold the lock (`move_pages`, `madvise`) and be kept from running.
 //!
 //! A pacer preempts everything on its CPU and holds the mutex of its part of the plan. So another thread reads: pinned
-//! to the pacer's CPU, just below the pacer, so that it runs as soon as the pacer waits for it. The pacer waits at most
-//! [`PATIENCE`]. Then it moves its reader to SCHED_OTHER, where the rest of the read delays no real-time thread, and
-//! does without what cannot be read until the reader has finished. Only the pacer changes its reader's policy.
+//! to the pacer's CPU, just below the pacer, so that it runs as soon as the pacer waits for it. Beyond [`USUAL`], the
+//! pacer waits at most [`PATIENCE`] for all reads of a check together. Then it moves its reader to SCHED_OTHER, where
+//! the rest of the read delays no real-time thread, and does without what cannot be read until the reader has finished.
+//! Only the pacer changes its reader's policy.
 
 use std::fs::File;
 use std::io;
@@ -27,8 +28,10 @@ use rustix::thread::futex;
 use crate::model::PacerError;
 use crate::run::clock::{now, timespec};
 
-/// The longest wait for a read, ns: many times what a read of memory takes.
-const PATIENCE: u64 = 200_000;
+/// What a read takes, ns, and more. So much is waited for each read.
+const USUAL: u64 = 50_000;
+/// The longest wait beyond that in a check, ns: many times what a read of memory takes.
+const PATIENCE: u64 = 150_000;
 /// The longest read, bytes.
 const MOST: usize = 128;
 /// A reader that has not finished a read for this long does not count on finishing it.
@@ -61,6 +64,9 @@ struct Shared {
     /// Held by a test in place of a file that cannot be read.
     #[cfg(test)]
     hold: std::sync::Mutex<()>,
+    /// How long a read takes at least in a test, ns.
+    #[cfg(test)]
+    slow: AtomicU64,
 }
 
 impl Shared {
@@ -75,6 +81,8 @@ impl Shared {
             bytes: [const { AtomicU8::new(0) }; MOST],
             #[cfg(test)]
             hold: std::sync::Mutex::new(()),
+            #[cfg(test)]
+            slow: AtomicU64::new(0),
         }
     }
 
@@ -110,7 +118,10 @@ impl Shared {
 
     fn read(&self, file: &File) {
         #[cfg(test)]
-        drop(self.hold.lock());
+        {
+            drop(self.hold.lock());
+            std::thread::sleep(Duration::from_nanos(self.slow.load(Ordering::Relaxed)));
+        }
         let mut bytes = [0; MOST];
         let wanted = bytes.get_mut(..self.length.load(Ordering::Relaxed) as usize).unwrap_or_default();
         // A file that cannot be read has no bytes: its thread has ended.
@@ -137,6 +148,9 @@ pub(crate) struct Reader {
     priority: libc::c_int,
     /// The number of the last question.
     asked: u32,
+    /// What is left of [`PATIENCE`] in this check; how much the last read took beyond [`USUAL`], ns.
+    left: u64,
+    excess: u64,
     /// The reader was moved to SCHED_OTHER.
     demoted: bool,
 }
@@ -170,11 +184,22 @@ impl Reader {
             .map_err(setup("starting a pacer's reading thread"))?;
         let thread = told.recv().map_err(|_| PacerError::Lost)?;
         let thread = thread.map_err(setup("placing a pacer's reading thread (CAP_SYS_NICE)"))?;
-        Ok(Self { shared, thread, priority: priority.into(), asked: 0, demoted: false })
+        let priority = priority.into();
+        Ok(Self { shared, thread, priority, asked: 0, left: PATIENCE, excess: 0, demoted: false })
+    }
+
+    /// The pacer begins a check.
+    pub(crate) fn begin_check(&mut self) {
+        self.left = PATIENCE;
+    }
+
+    /// How much the last read took beyond [`USUAL`], ns, also if it was late.
+    pub(crate) fn excess(&self) -> u64 {
+        self.excess
     }
 
     /// Reads from a file as pread(2) does, at most [`MOST`] bytes; an error is an empty file. Called by the pacer:
-    /// three system calls, no allocation, a wait of at most [`PATIENCE`].
+    /// three system calls, no allocation, a wait of at most [`USUAL`] and what is left of [`PATIENCE`].
     pub(crate) fn read_at(&mut self, file: &Arc<File>, offset: u64, into: &mut [u8]) -> Result<usize, Unread> {
         if self.shared.answered.load(Ordering::Acquire) != self.asked {
             return Err(Unread::Busy);
@@ -191,7 +216,11 @@ impl Reader {
         self.asked = self.asked.wrapping_add(1);
         shared.asked.store(self.asked, Ordering::Release);
         let _ = futex::wake(&shared.asked, futex::Flags::PRIVATE, 1);
-        if !self.wait() {
+        let start = now();
+        let answered = self.wait(start.saturating_add(USUAL + self.left));
+        self.excess = now().saturating_sub(start).saturating_sub(USUAL);
+        self.left = self.left.saturating_sub(self.excess);
+        if !answered {
             // A thread that cannot be moved stays where it is, below the pacer.
             let _ = self.set_priority(0);
             self.demoted = true;
@@ -206,8 +235,7 @@ impl Reader {
 
     /// Waits for the answer to the last question. A real-time thread's time-out expires in the timer interrupt itself
     /// (see `pacer`).
-    fn wait(&self) -> bool {
-        let end = now().saturating_add(PATIENCE);
+    fn wait(&self, end: u64) -> bool {
         loop {
             let seen = self.shared.answered.load(Ordering::Acquire);
             if seen == self.asked {
@@ -348,6 +376,34 @@ mod tests {
         assert!(read(&mut reader, &file, 0, &mut bytes) > 0 && bytes.contains(&b'('));
         assert!(!progress.is_stuck());
         assert_eq!((policy(&reader), reader.demoted), (at_its_place, false));
+    }
+
+    /// Each read takes 0.15 ms or more: not long enough to be late alone. On a busy machine one may be late all the same.
+    #[test]
+    fn slow_reads_of_a_check_share_one_patience() {
+        let file = Arc::new(File::open("/proc/self/stat").unwrap());
+        let mut reader = unplaced();
+        reader.shared.slow.store(150_000, Ordering::Relaxed);
+        let mut excess = 0;
+        while reader.left > 0 {
+            match reader.read_at(&file, 0, &mut [0; 64]) {
+                Err(Unread::Busy) => std::thread::yield_now(),
+                _ => excess += reader.excess(),
+            }
+        }
+        assert!(excess >= PATIENCE, "{excess}");
+        // A read that does not end is not waited for longer than usual: all of its excess is the machine's.
+        let shared = Arc::clone(&reader.shared);
+        shared.slow.store(0, Ordering::Relaxed);
+        while shared.answered.load(Ordering::Acquire) != reader.asked {
+            std::thread::yield_now();
+        }
+        let held = shared.hold.lock().unwrap();
+        assert_eq!(reader.read_at(&file, 0, &mut [0; 64]), Err(Unread::Late));
+        assert_eq!(reader.left, 0);
+        reader.begin_check();
+        assert_eq!(reader.left, PATIENCE);
+        drop(held);
     }
 
     /// A pacer ends although its reader does not.

@@ -9,7 +9,7 @@ use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 use vhost::VhostBackend;
 
-use super::driver::{Call, Vm};
+use super::driver::{Call, Driver, Vm};
 use super::{bind, listen, local};
 
 /// Missing in the libc crate.
@@ -58,6 +58,41 @@ fn no_port_is_had_without_a_rule() {
     let range =
         Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE]).data(&[0x40, 0x9c, 0x40, 0x9c]);
     assert_eq!(main.result(range), Err(libc::ENOPROTOOPT));
+}
+
+/// The guest's module decides whose sockets share a port. It does not know of ports that the kernel chose without a
+/// bind.
+#[test]
+fn a_port_is_shared_only_after_a_bind_and_until_it_is_given_up() {
+    let mut vm = Vm::start("bind = [\"udp/0-65535\"]\nreach = [\"127.0.0.0/8\"]");
+    let receiver = UdpSocket::bind(local(0)).unwrap();
+    let to = receiver.local_addr().unwrap();
+    let main = vm.main();
+    for sock in 1..=4 {
+        main.socket(sock, AF_INET, SOCK_DGRAM, 0);
+        let option = [libc::SOL_SOCKET, libc::SO_REUSEPORT];
+        let share = Call::new(ONTIME_OP_SETOPT, sock).arg(option).data(&1i32.to_le_bytes());
+        assert_eq!(main.result(share), Ok(0));
+        let shares = main.call(Call::new(ONTIME_OP_GETOPT, sock).arg(option).room(4));
+        assert_eq!((shares.result(), &shares.data[..4]), (Ok(4), &[1, 0, 0, 0][..]));
+    }
+    let send = |main: &mut Driver, sock| {
+        assert_eq!(main.result(Call::new(ONTIME_OP_SEND, sock).to(to).data(b"x")), Ok(1));
+        main.call(Call::new(ONTIME_OP_NAME, sock).arg([0])).name().port()
+    };
+    let take = |main: &mut Driver, port| main.result(Call::new(ONTIME_OP_BIND, 4).to(local(port)));
+    let port = send(main, 1);
+    assert_eq!(take(main, port), Err(libc::EADDRINUSE));
+    // A bind tells the guest its port. With the disconnect the socket gives that up, and gets another at the send.
+    let bound = main.call(Call::new(ONTIME_OP_BIND, 2).to(local(0)));
+    assert_eq!(bound.result(), Ok(0));
+    let mut dissolve = Call::new(ONTIME_OP_CONNECT, 2);
+    dissolve.words.addr_len = size_of::<libc::sockaddr_in>() as u16;
+    assert_eq!(main.result(dissolve), Ok(0));
+    let port = send(main, 2);
+    assert_eq!(take(main, port), Err(libc::EADDRINUSE));
+    let port = main.call(Call::new(ONTIME_OP_BIND, 3).to(local(0))).name().port();
+    assert_eq!(take(main, port), Ok(0));
 }
 
 #[test]

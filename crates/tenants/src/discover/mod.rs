@@ -279,14 +279,18 @@ impl Finder<'_> {
         }
     }
 
-    /// The account to which reading a process in this container, or in none, is charged.
-    fn account(&self, pid: i32, container: Option<&str>) -> Account {
+    /// The account to which reading a process in this container, or in none, is charged. In a user's slice, which no
+    /// process of that user can leave, subordinate user numbers are that user's, too.
+    fn account(&self, process: &Process, container: Option<&str>) -> Account {
         match container.map(|cgroup| (cgroup, self.sources.cgroup_owner(cgroup, false))) {
             Some((cgroup, 0)) => Account::Container(cgroup.to_owned()),
             Some((_, user)) => Account::User(user),
-            None => match self.sources.owner(pid).unwrap_or(u32::MAX) {
+            None => match self.sources.owner(process.pid).unwrap_or(u32::MAX) {
                 0 => Account::System,
-                user => Account::User(user),
+                user => {
+                    let of_slice = container::owner_of_path(process.cgroup.as_deref().unwrap_or("/"));
+                    Account::User(if of_slice == 0 { user } else { of_slice })
+                }
             },
         }
     }
@@ -424,7 +428,7 @@ impl Finder<'_> {
             if !(is_conmon || is_lxcs) || self.container_at(cgroup).is_some() {
                 continue;
             }
-            let account = self.account(process.pid, None);
+            let account = self.account(process, None);
             let arguments = self.arguments(process.pid, &account);
             // The cgroup's name is its user's choice.
             let user = match self.sources.cgroup_owner(cgroup, true) {
@@ -701,7 +705,7 @@ impl Finder<'_> {
             }
             // A device process of the system may serve any VM.
             let user = Some(self.sources.cgroup_owner(cgroup, true)).filter(|user| *user != 0);
-            let account = user.map_or_else(|| self.account(process.pid, None), Account::User);
+            let account = user.map_or_else(|| self.account(process, None), Account::User);
             let arguments = self.arguments(process.pid, &account);
             // A unit may be configured to serve another VM: the VM in the unit's name counts only if it exists.
             let says = [devices::by_unit(cgroup), vmm::served(&arguments)];

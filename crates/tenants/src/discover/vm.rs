@@ -46,12 +46,12 @@ impl<'a> VmProcess<'a> {
             Some(_) => None,
             None => finder.container_at(path).map(|container| container.cgroup),
         };
-        if named.is_none() && domain.is_none() && (container.is_some() || !finder.may_run_a_guest(process.pid)) {
+        if named.is_none() && domain.is_none() && (container.is_some() || !finder.may_run_a_guest(process)) {
             return None;
         }
         let account = match domain {
             Some(_) => Account::System,
-            None => finder.account(process.pid, container.as_deref()),
+            None => finder.account(process, container.as_deref()),
         };
         if !finder.budget.admits(&account) {
             return None;
@@ -193,12 +193,13 @@ impl Finder<'_> {
 
     /// Whether a process outside containers may be a monitor, whatever its program's name: it has run a guest, or it is
     /// new and has a vCPU among its first threads.
-    fn may_run_a_guest(&mut self, pid: i32) -> bool {
+    fn may_run_a_guest(&mut self, process: &Process) -> bool {
+        let pid = process.pid;
         let (has_run, is_new) = self.sources.has_run_a_guest(pid, self.uptime);
         if has_run || !is_new {
             return has_run;
         }
-        let account = self.account(pid, None);
+        let account = self.account(process, None);
         let limit = self.budget.allowed(&account, Item::NewThreads);
         let stats = if limit > 0 { self.sources.threads(pid, limit).0 } else { Vec::new() };
         // What is not read is no problem: it is no VM, or one that is found later.
@@ -371,8 +372,7 @@ impl Finder<'_> {
         let number = |stat: &Stat| (self.sources.inner_thread(process.pid, stat.tid), stat.tid);
         let numbers: BTreeMap<i32, i32> = stats.iter().map(number).collect();
         let alive: Vec<i32> = numbers.keys().copied().collect();
-        let user = self.sources.owner(process.pid).unwrap_or(u32::MAX);
-        let vcpus = self.sources.monitors.vcpus(process, user, &alive, &vm.arguments.qmp_sockets)?;
+        let vcpus = self.sources.monitors.vcpus(process, &vm.account, &alive, &vm.arguments.qmp_sockets)?;
         Ok(vcpus.into_iter().filter_map(|(inner, vcpu)| Some((*numbers.get(&inner)?, vcpu))).collect())
     }
 

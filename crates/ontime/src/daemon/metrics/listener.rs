@@ -152,7 +152,8 @@ impl Source {
         if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
             return Ok(Arc::clone(text));
         }
-        let text: Arc<str> = self.to.ask(Ask::Metrics).await.map_err(|refused| (refused.0, refused.1 + "\n"))?.into();
+        let text: Arc<str> =
+            self.to.ask(None, Ask::Metrics).await.map_err(|refused| (refused.0, refused.1 + "\n"))?.into();
         *last = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }
@@ -165,6 +166,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::daemon::http::Asked;
 
     /// A server, and a counter of requests to its main loop.
     fn server() -> (Server, SocketAddr, Arc<AtomicU32>) {
@@ -174,7 +176,7 @@ mod tests {
         let count = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&count);
         std::thread::spawn(move || {
-            while let Ok(ask) = asked.recv() {
+            while let Ok(Asked { ask, .. }) = asked.recv() {
                 let Ask::Metrics(answer) = ask else { panic!("{ask:?} was asked") };
                 counted.fetch_add(1, Ordering::SeqCst);
                 let _ = answer.send("# TYPE ontime_x counter\nontime_x_total 1\n# EOF\n".to_owned());

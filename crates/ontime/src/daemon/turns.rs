@@ -1,0 +1,183 @@
+//! Which request the main loop answers next: users take turns, and each has a part of the loop's time. Pure, but for
+//! the count of waiting requests, which the HTTP thread and the main loop share.
+//!
+//! In: requests with their user, and how long each answer took. Out: the next request, or when there is one. A request
+//! may cost a pass, so without this a user who may only read could keep all others waiting. Root is trusted.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The most requests that wait: of one user; of users who have one waiting already; of all users but root; of root.
+const OWN: usize = 8;
+const SHARED: usize = 32;
+const MOST: usize = 56;
+const ROOTS: usize = 32;
+/// The most requests that wait.
+pub const BACKLOG: usize = MOST + ROOTS;
+/// Answers to a user take at most one part in this of the time, once they have taken [`BURST`].
+const PART: u32 = 4;
+const BURST: Duration = Duration::from_secs(2);
+
+/// The client's user. None: the kernel does not know it, or it is a client of the metrics' TCP port.
+pub type User = Option<u32>;
+
+const ROOT: User = Some(0);
+
+/// How many requests of each user wait.
+#[derive(Debug, Clone, Default)]
+pub struct Places(Arc<Mutex<BTreeMap<User, usize>>>);
+
+/// The place of a waiting request, until this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    places: Places,
+    user: User,
+}
+
+impl Places {
+    /// A place for a request. None: too many wait.
+    pub fn take(&self, user: User) -> Option<Place> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = all.get(&user).copied().unwrap_or(0);
+        let others: usize = all.iter().filter(|(other, _)| **other != ROOT).map(|(_, count)| count).sum();
+        let fits = match own {
+            _ if user == ROOT => own < ROOTS,
+            0 => others < MOST,
+            _ => own < OWN && others < SHARED,
+        };
+        fits.then(|| {
+            *all.entry(user).or_default() += 1;
+            Place { places: self.clone(), user }
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.user) {
+            *count -= 1;
+        }
+        all.retain(|_, count| *count > 0);
+    }
+}
+
+/// Waiting requests, and the time that answers took.
+#[derive(Debug)]
+pub struct Turns<Request> {
+    /// Of each user in their order; the user whose turn it is comes first.
+    waiting: VecDeque<(User, VecDeque<Request>)>,
+    /// When the time that answers to a user took will be one part in [`PART`] of all time.
+    paid_at: BTreeMap<User, Instant>,
+}
+
+impl<Request> Default for Turns<Request> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), paid_at: BTreeMap::new() }
+    }
+}
+
+impl<Request> Turns<Request> {
+    /// A request has come.
+    pub fn push(&mut self, user: User, request: Request) {
+        match self.waiting.iter_mut().find(|(other, _)| *other == user) {
+            Some((_, requests)) => requests.push_back(request),
+            None => self.waiting.push_back((user, VecDeque::from([request]))),
+        }
+    }
+
+    /// How long a user has to wait for the next answer.
+    fn wait(&self, user: User, now: Instant) -> Duration {
+        let paid_at = self.paid_at.get(&user).filter(|_| user != ROOT);
+        paid_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now + BURST * PART))
+    }
+
+    /// Takes the request that is to be answered now.
+    pub fn next(&mut self, now: Instant) -> Option<(User, Request)> {
+        let at = self.waiting.iter().position(|(user, _)| self.wait(*user, now).is_zero())?;
+        let (user, mut requests) = self.waiting.remove(at)?;
+        let request = requests.pop_front()?;
+        if !requests.is_empty() {
+            self.waiting.push_back((user, requests));
+        }
+        Some((user, request))
+    }
+
+    /// The answer to a user has taken this long.
+    pub fn charge(&mut self, user: User, took: Duration, now: Instant) {
+        self.paid_at.retain(|_, at| *at > now);
+        *self.paid_at.entry(user).or_insert(now) += took * PART;
+    }
+
+    /// The time until the next request is to be answered. None: no request waits.
+    pub fn due_in(&self, now: Instant) -> Option<Duration> {
+        self.waiting.iter().map(|(user, _)| self.wait(*user, now)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_with_many_requests_delays_another_users_by_one() {
+        let (mut turns, now) = (Turns::default(), Instant::now());
+        for number in 0..20 {
+            turns.push(Some(1000), number);
+        }
+        turns.push(Some(1001), 100);
+        turns.push(None, 200);
+        turns.push(ROOT, 300);
+        let order: Vec<i32> = std::iter::from_fn(|| turns.next(now).map(|(_, request)| request)).collect();
+        assert_eq!(order[..6], [0, 100, 200, 300, 1, 2]);
+        assert!(order.len() == 23 && turns.due_in(now).is_none());
+    }
+
+    /// Four users and root always have a request; each answer takes as long as a pass on a busy host.
+    #[test]
+    fn no_user_has_more_than_a_part_of_the_loops_time() {
+        let answer = Duration::from_millis(100);
+        let served = |users: &[User]| {
+            let (mut turns, start) = (Turns::default(), Instant::now());
+            let (mut now, mut served) = (start, BTreeMap::<User, u32>::new());
+            users.iter().for_each(|user| turns.push(*user, ()));
+            while now < start + Duration::from_secs(100) {
+                match turns.next(now) {
+                    Some((user, ())) => {
+                        now += answer;
+                        turns.charge(user, answer, now);
+                        *served.entry(user).or_default() += 1;
+                        turns.push(user, ());
+                    }
+                    None => now += turns.due_in(now).unwrap().max(Duration::from_nanos(1)),
+                }
+            }
+            served
+        };
+        let alone = served(&[Some(1000)])[&Some(1000)];
+        assert!((250..=280).contains(&alone), "{alone} answers in 100 s");
+        assert_eq!(served(&[ROOT])[&ROOT], 1000);
+        let together = served(&[Some(1000), Some(1001), None, Some(1002), ROOT]);
+        assert!(together.values().all(|count| (190..=280).contains(count)), "{together:?}");
+    }
+
+    #[test]
+    fn users_with_many_requests_leave_a_place_for_every_other_user() {
+        let places = Places::default();
+        let mut kept = Vec::new();
+        for user in 1..=4 {
+            kept.extend((0..OWN + 3).filter_map(|_| places.take(Some(user))));
+        }
+        assert_eq!(kept.len(), 4 * OWN);
+        for user in (1000..).take(MOST - SHARED) {
+            kept.push(places.take(Some(user)).unwrap());
+            assert!(places.take(Some(user)).is_none(), "a second one");
+        }
+        assert!(places.take(None).is_none());
+        kept.extend((0..ROOTS).map(|_| places.take(ROOT).unwrap()));
+        assert!(places.take(ROOT).is_none() && kept.len() == BACKLOG);
+        kept.clear();
+        assert!(places.0.lock().unwrap().is_empty() && places.take(Some(7)).is_some());
+    }
+}
