@@ -204,7 +204,7 @@ pub(crate) struct Output {
     /// Compare p99, maximum, histogram and losses with results that `--json` wrote; status 2 if any is worse
     #[arg(long, value_name = "FILE", value_parser = stored)]
     pub(crate) baseline: Option<Report>,
-    /// By how many percent figures may be worse than the baseline's
+    /// By how many percent figures may be worse than the baseline's, besides what chance explains (docs/bench.md)
     #[arg(long, value_name = "PERCENT", default_value = "5", requires = "baseline")]
     pub(crate) tolerance: Tolerance,
 }

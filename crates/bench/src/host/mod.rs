@@ -28,7 +28,7 @@ use crate::error::MeasureError;
 use crate::hardware::{HardwareError, Target};
 use crate::paced::{Pace, Paced};
 use crate::pcap::HEADER;
-use crate::schema::Clock;
+use crate::schema::{CLIENTS_INSIDE, Clock};
 
 /// Limit of real time for a command in the emulated host.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -201,8 +201,7 @@ impl Host {
     /// Notes for the reader of a measurement. `missed` is the monitor's count of missed frames before it.
     pub fn notes(&self, missed: u64) -> Vec<String> {
         let Some(target) = self.target() else {
-            let inside = "the clients' side is a CPU of the emulated machine: its load is in the host's time";
-            return self.client_cpu.then(|| inside.to_owned()).into_iter().collect();
+            return self.client_cpu.then(|| CLIENTS_INSIDE.to_owned()).into_iter().collect();
         };
         let missed = target.missed().saturating_sub(missed);
         let lacks =
