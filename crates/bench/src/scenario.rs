@@ -406,7 +406,12 @@ fn config(
 ) -> Result<Vec<(&'static str, String)>, ConfigError> {
     let mut files = Vec::new();
     if let Some(settings) = &file.host.settings {
-        HostConfig::default().add(&inside(path, content, settings))?;
+        let mut host = HostConfig::default();
+        host.add(&inside(path, content, settings))?;
+        if let Some(cpu) = host.exclusive_cpu.filter(|cpu| *cpu >= u32::from(cpus)) {
+            let what = format!("exclusive_cpu = {cpu} is none of this host's CPUs, 0 to {}", cpus - 1);
+            return Err(text.error(&settings.span(), what));
+        }
         files.push(("host.toml", settings.get_ref().clone()));
     }
     let (mut rules, mut reservations) = (String::new(), String::new());
@@ -567,6 +572,7 @@ at-most = 100
             ("\"threaded\", ", "\"fast\", ", 1, "fast"),
             ("[\"threaded\", \"partitioned\"]", "[]", 1, "methods is empty: name one or more of vanilla"),
             ("\"tcp\", \"none\"", "\"udp\"", 2, "small-packets"),
+            ("[nic.rt0]", "exclusive_cpu = 2\n[nic.rt0]", 7, "exclusive_cpu = 2 is none of this host's CPUs, 0 to 1"),
             ("requests = 200", "requests = 0", 12, "1 or more"),
             ("requests = 200", "requests = -1", 13, "requests"),
             ("name = \"plc\"", "name = \"PLC 1\"", 16, "a to z"),
