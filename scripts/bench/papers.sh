@@ -46,10 +46,12 @@ chosen() { # NAME
     return 1
 }
 
+for name in "$@"; do
+    experiments | grep -q "^$name " || { echo "papers: no experiment is named $name: see scripts/bench/papers.sh" >&2; exit 64; }
+done
 total=$(experiments | while read -r name cpus cases seconds _; do
     ! chosen "$name" || hours "$cpus" "$cases" "$seconds" && echo
 done | awk '{ sum += $1 } END { printf "%.0f", sum }')
-[ "$total" -gt 0 ] || { echo "papers: no experiment is named$wanted: see scripts/bench/papers.sh" >&2; exit 64; }
 echo "papers: about $total hours of a core in all; the results: $dir"
 mkdir -p "$dir" || exit 3
 failed=$(experiments | {

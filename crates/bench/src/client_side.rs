@@ -160,9 +160,9 @@ fn to_several(
     servers: &[SocketAddr],
     tell: impl FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<(), ClientError> {
-    let mut configs = (config.seed..).zip(servers).map(|(seed, server)| {
-        let (server, config) = (*server, config.clone());
-        ClientConfig { server, seed, ..config }
+    let mut configs = (0..).zip(servers).map(|(number, server)| {
+        let (server, seed) = (*server, config.seed.wrapping_add(number));
+        ClientConfig { server, seed, ..config.clone() }
     });
     let Some(first) = configs.next() else { return Ok(()) };
     thread::scope(|scope| {
@@ -226,7 +226,9 @@ mod tests {
                     }
                 });
             }
-            Order::ToSeveral { config: config.clone(), servers: servers.clone() }.carry_out().unwrap();
+            // The seed that follows the largest one is 0.
+            let config = ClientConfig { seed: u64::MAX, ..config.clone() };
+            Order::ToSeveral { config, servers: servers.clone() }.carry_out().unwrap();
         });
         // One that is not there fails the whole, whichever it is.
         drop(sockets);

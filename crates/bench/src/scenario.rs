@@ -26,6 +26,11 @@ use crate::several::{WORST_P99, WORST_SD};
 const MOST_CPUS: u8 = 7;
 /// Longest name of a tenant: its tap's name has two more characters, and an interface's has at most 15.
 const LONGEST_NAME: usize = 13;
+/// Names that the lab has given already: the clients' network namespace. A container's has its name, and ending a VM
+/// ends the namespace of its name.
+const TAKEN: [&str; 1] = ["clients"];
+/// Largest number of VMs. Each has 192 MiB of the memory of the machine that emulates.
+const MOST_VMS: usize = 102;
 /// Figures that a limit can be of.
 const FIGURES: [(&str, Figure); 14] = [
     ("lost", Figure::Lost),
@@ -73,6 +78,8 @@ pub(crate) struct Tenant {
     pub(crate) program: Program,
     pub(crate) nic: Nic,
     pub(crate) address: Ipv4Addr,
+    /// Whether it has reserved CPU time.
+    pub(crate) reserved: bool,
 }
 
 /// The kind of a tenant.
@@ -253,7 +260,7 @@ impl Scenario {
         }
         let limit = |table| limit(text, table, &methods, &loads);
         let limits = file.limit.iter().map(limit).collect::<Result<_, _>>()?;
-        let config = config(text, &file, path, content)?;
+        let config = config(text, &file, path, content, cpus)?;
         let kernel = file.host.kernel.unwrap_or(Kernel::Rt72);
         Ok(Self { kernel, cpus, tenants, methods, loads, requests, limits, config })
     }
@@ -313,6 +320,10 @@ fn tenants(text: &Text, tables: &[Spanned<TenantTable>]) -> Result<Vec<Tenant>, 
         let last = tables.last().map_or(0..0, Spanned::span);
         return Err(text.error(&last, what));
     }
+    let mut vms = tables.iter().filter(|table| table.get_ref().kind == Kind::Vm);
+    if let Some(table) = vms.nth(MOST_VMS) {
+        return Err(text.error(&table.span(), format!("this host has room for {MOST_VMS} VMs: remove the others")));
+    }
     Ok(all)
 }
 
@@ -323,6 +334,10 @@ fn tenant(text: &Text, table: &TenantTable) -> Result<Tenant, ConfigError> {
         let what = format!(
             "name \"{name}\" is not 1 to {LONGEST_NAME} of the characters a to z, 0 to 9 and '-', not '-' first"
         );
+        return Err(text.error(&table.name.span(), what));
+    }
+    if TAKEN.contains(&name.as_str()) {
+        let what = format!("name \"{name}\" is that of the lab's own network namespace: give the tenant another");
         return Err(text.error(&table.name.span(), what));
     }
     let (program, nic, address) = (*table.program.get_ref(), *table.nic.get_ref(), *table.address.get_ref());
@@ -345,7 +360,8 @@ fn tenant(text: &Text, table: &TenantTable) -> Result<Tenant, ConfigError> {
         let what = "a container has program = \"sockperf\": set that, or kind = \"vm\"";
         return Err(text.error(&table.program.span(), what));
     }
-    Ok(Tenant { name: name.clone(), kind: table.kind, program, nic, address })
+    let reserved = table.reservation.is_some();
+    Ok(Tenant { name: name.clone(), kind: table.kind, program, nic, address, reserved })
 }
 
 fn limit(text: &Text, table: &Spanned<LimitTable>, methods: &[Method], loads: &[Load]) -> Result<Limit, ConfigError> {
@@ -380,11 +396,22 @@ fn limit(text: &Text, table: &Spanned<LimitTable>, methods: &[Method], loads: &[
     Ok(Limit { method, load, figure: known, bound, target })
 }
 
-/// The files for `/etc/ontime`, as the daemon reads them.
-fn config(text: &Text, file: &File, path: &Path, content: &str) -> Result<Vec<(&'static str, String)>, ConfigError> {
+/// The files for `/etc/ontime`, as the daemon reads them. No time is reserved on the clients' CPU, the last one.
+fn config(
+    text: &Text,
+    file: &File,
+    path: &Path,
+    content: &str,
+    cpus: u8,
+) -> Result<Vec<(&'static str, String)>, ConfigError> {
     let mut files = Vec::new();
     if let Some(settings) = &file.host.settings {
-        HostConfig::default().add(&inside(path, content, settings))?;
+        let mut host = HostConfig::default();
+        host.add(&inside(path, content, settings))?;
+        if let Some(cpu) = host.exclusive_cpu.filter(|cpu| *cpu >= u32::from(cpus)) {
+            let what = format!("exclusive_cpu = {cpu} is none of this host's CPUs, 0 to {}", cpus - 1);
+            return Err(text.error(&settings.span(), what));
+        }
         files.push(("host.toml", settings.get_ref().clone()));
     }
     let (mut rules, mut reservations) = (String::new(), String::new());
@@ -412,7 +439,7 @@ fn config(text: &Text, file: &File, path: &Path, content: &str) -> Result<Vec<(&
     }
     files.push(("tenants.toml", rules));
     if !reservations.is_empty() {
-        files.push(("sched.toml", reservations));
+        files.push(("sched.toml", format!("cpus = \"0-{}\"\n{reservations}", cpus - 1)));
     }
     Ok(files)
 }
@@ -514,6 +541,11 @@ at-most = 100
         );
         assert_eq!(config[1], "[[tenant]]\nname = \"plc\"\nclass = \"rt\"\nlevel = 1\nruntime-cap = 0.5\n");
         assert!(config[2].contains("name = \"plc\"\nbudget = \"3ms\"\nperiod = \"10ms\"\n"));
+        // The third CPU is the clients'.
+        let mut sched = SchedConfig::default();
+        sched.add(&Text::new("sched.toml", config[2])).unwrap();
+        assert_eq!(sched.cpus_of(&"0-2".parse().unwrap()), [0, 1]);
+        assert_eq!(scenario.tenants.iter().map(|tenant| tenant.reserved).collect::<Vec<_>>(), [true, false]);
         let least = r#"methods = ["partitioned"]
             [[tenant]]
             name = "a"
@@ -540,10 +572,13 @@ at-most = 100
             ("\"threaded\", ", "\"fast\", ", 1, "fast"),
             ("[\"threaded\", \"partitioned\"]", "[]", 1, "methods is empty: name one or more of vanilla"),
             ("\"tcp\", \"none\"", "\"udp\"", 2, "small-packets"),
+            ("[nic.rt0]", "exclusive_cpu = 2\n[nic.rt0]", 7, "exclusive_cpu = 2 is none of this host's CPUs, 0 to 1"),
             ("requests = 200", "requests = 0", 12, "1 or more"),
             ("requests = 200", "requests = -1", 13, "requests"),
             ("name = \"plc\"", "name = \"PLC 1\"", 16, "a to z"),
             ("name = \"plc\"", "name = \"a-name-too-long\"", 16, "1 to 13"),
+            ("name = \"plc\"", "name = \"clients\"", 16, "the lab's own network namespace"),
+            ("name = \"bulk1\"", "name = \"clients\"", 26, "the lab's own network namespace"),
             ("name = \"plc\"", "name = \"bulk1\"", 26, "two tenants have the name \"bulk1\""),
             ("program = \"sockperf\"", "program = \"nginx\"", 17, "sockperf"),
             ("program = \"sockperf\"", "program = \"idle\"", 25, "nothing to measure: add one"),
@@ -584,6 +619,23 @@ at-most = 100
         assert!(error.starts_with("a.toml:19:") && error.contains("the only tenant on rt0"), "{error}");
         let error = parse(&GOOD.replace("name = \"bulk1\"\n", "name = \"bulk1\"\nkind = \"container\"\n")).unwrap_err();
         assert!(error.starts_with("a.toml:28:") && error.contains("kind = \"vm\""), "{error}");
+        // A container of the name of the lab's namespace, and more VMs than there is room for.
+        let alone = "methods = [\"partitioned\"]\n[[tenant]]\nname = \"clients\"\nkind = \"container\"\nprogram = \
+                     \"sockperf\"\nnic = \"rt0\"\naddress = \"10.1.0.2\"\n";
+        let error = parse(alone).unwrap_err();
+        assert!(error.starts_with("a.toml:3:") && error.contains("\"clients\" is that of the lab's own"), "{error}");
+        assert!(parse(&alone.replace("clients", "client")).is_ok());
+        let idle = |vms: usize| {
+            let vm = |at| {
+                format!(
+                    "[[tenant]]\nname = \"vm{at}\"\nprogram = \"idle\"\nnic = \"bulk0\"\naddress = \"10.2.0.{at}\"\n"
+                )
+            };
+            parse(&(alone.replace("clients", "rt") + &(2..vms + 2).map(vm).collect::<String>()))
+        };
+        assert_eq!(idle(102).unwrap().tenants.len(), 103);
+        let error = idle(103).unwrap_err();
+        assert!(error.starts_with("a.toml:518:") && error.contains("room for 102 VMs"), "{error}");
         let error = Scenario::read(Path::new("/nowhere/a.toml")).unwrap_err().to_string();
         assert!(error.starts_with("/nowhere/a.toml: cannot be read"), "{error}");
     }

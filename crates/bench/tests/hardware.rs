@@ -204,6 +204,12 @@ fn a_host_is_measured_by_its_client_and_keeps_its_method() {
     let output = bench.bench(&bench.describe(&rt, &bulk), &["kbp", "--place", "macvlan"]);
     assert!(said(&output).contains("place 'macvlan'"), "{}", said(&output));
 
+    // The host's configuration names no CPU for the RT group: nothing would move.
+    let exclusive = ["rt-server", "--method", "exclusive", "--load", "none", "--requests", "5"];
+    let output = bench.bench(&bench.describe(&rt, &bulk), &exclusive);
+    let words = said(&output);
+    assert!(!output.status.success() && words.contains("critical: exclusive_cpu: no CPU is named"), "{words}");
+
     // A tenant that does not match the site is not measured.
     let output = bench.bench(
         &bench.describe(&bulk, &rt),

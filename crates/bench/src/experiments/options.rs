@@ -2,6 +2,7 @@
 //! assembly.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -90,6 +91,8 @@ impl Emulated {
         let machine = self.machine();
         let dir = self.out.clone().unwrap_or(scratch);
         fs::create_dir_all(&dir).with_context(|| format!("directory {}", dir.display()))?;
+        remove_former(&dir.join("files"))
+            .with_context(|| format!("the files of an earlier run in {}", dir.display()))?;
         let programs = self.product.find()?;
         measure(Site { machine, dir: dir.clone(), programs }, images).map_err(|error| {
             // The error message names the console log, so it must outlive this process.
@@ -97,6 +100,24 @@ impl Emulated {
             error.into()
         })
     }
+}
+
+/// Removes what an earlier experiment with the same directory brought for its host: configuration, guests' roles and
+/// words for their kernels. The next host would have them too.
+fn remove_former(files: &Path) -> io::Result<()> {
+    if !files.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(files)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name == "etc" {
+            fs::remove_dir_all(&path)?;
+        } else if name.starts_with("role-") || name.starts_with("append-") {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// A real host, in place of an emulated one.
@@ -204,7 +225,7 @@ pub(crate) struct Output {
     /// Compare p99, maximum, histogram and losses with results that `--json` wrote; status 2 if any is worse
     #[arg(long, value_name = "FILE", value_parser = stored)]
     pub(crate) baseline: Option<Report>,
-    /// By how many percent figures may be worse than the baseline's
+    /// By how many percent figures may be worse than the baseline's, besides what chance explains (docs/bench.md)
     #[arg(long, value_name = "PERCENT", default_value = "5", requires = "baseline")]
     pub(crate) tolerance: Tolerance,
 }
@@ -449,6 +470,21 @@ mod tests {
         // An experiment without this option.
         let matches = clap::Command::new("path").try_get_matches_from(["path"]).unwrap();
         assert!(check_baseline("path", &matches).is_ok());
+    }
+
+    #[test]
+    fn a_host_has_nothing_of_an_earlier_one_in_the_same_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = dir.path().join("files");
+        assert!(remove_former(&files).is_ok());
+        fs::create_dir_all(files.join("etc")).unwrap();
+        for name in ["etc/sched.toml", "role-rt.cpio", "append-rt", "daemon.log", "partitioned.applied"] {
+            fs::write(files.join(name), "").unwrap();
+        }
+        remove_former(&files).unwrap();
+        let mut left: Vec<_> = fs::read_dir(&files).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["daemon.log", "partitioned.applied"]);
     }
 
     #[derive(Debug, Parser)]

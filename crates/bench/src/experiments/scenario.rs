@@ -9,8 +9,10 @@ use std::process::ExitCode;
 
 use ontime_cli::{CONFIG, CRITICAL, Exit};
 use ontime_figures::number;
+use ontime_hostnet::{Method, RuleId};
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
+use serde::Deserialize;
 
 use super::{Emulated, Experiment, Measured, Output, command, noted, say};
 use crate::command::product::Product;
@@ -25,6 +27,8 @@ use crate::trial;
 
 /// The name of the experiment.
 const NAME: &str = "scenario";
+/// Number of looks at the reservations until the daemon has admitted them; each takes 0.1 s of the host's time.
+const LOOKS: u32 = 100;
 
 /// What to run.
 #[derive(Debug, Clone, clap::Args)]
@@ -95,7 +99,10 @@ fn measure(
         .collect();
     let bulk: Vec<_> =
         scenario.with_program(Program::Iperf3).map(|(name, address)| (name.to_owned(), address.to_string())).collect();
+    let reserved: Vec<&str> =
+        scenario.tenants.iter().filter(|tenant| tenant.reserved).map(|tenant| tenant.name.as_str()).collect();
     let cases = scenario.methods.iter().flat_map(|method| scenario.loads.iter().map(move |load| (*method, *load)));
+    let mut in_force: Option<Method> = None;
     trial::each(
         host,
         cases,
@@ -103,9 +110,14 @@ fn measure(
         progress,
         missing,
         |host, (method, load), results, progress| {
-            host.apply(method.name())?;
-            // The daemon also admits the reservations meanwhile.
-            host.settle()?;
+            if in_force != Some(*method) {
+                in_force = None;
+                host.apply(method.name())?;
+                if keeps_reservations(*method) && !reserved.is_empty() {
+                    wait_for_reservations(host, &reserved)?;
+                }
+                in_force = Some(*method);
+            }
             let several = Several {
                 case: method.name(),
                 label: "as the scenario describes",
@@ -116,10 +128,74 @@ fn measure(
                 warmup: scenario.requests.warm_up.into(),
                 seed: scenario.requests.seed,
             };
-            results.push(several.run(host, progress)?);
+            let mut result = several.run(host, progress)?;
+            if !reserved.is_empty() && !keeps_reservations(*method) {
+                result.notes.push(format!("no CPU time is reserved: {method} leaves vCPUs where they are"));
+            }
+            results.push(result);
             Ok(())
         },
     )
+}
+
+/// Whether the daemon keeps reservations under this method.
+fn keeps_reservations(method: Method) -> bool {
+    method.has(RuleId::VcpuPlace)
+}
+
+/// Waits until the daemon has admitted the reservations of these VMs.
+fn wait_for_reservations(host: &mut Host, vms: &[&str]) -> Result<(), MeasureError> {
+    let failed = |said: String| MeasureError::Program { program: "a reservation".to_owned(), said };
+    for _ in 0..LOOKS {
+        let said = host.ask("ontime top --once --json --interval 0.1")?;
+        let look: Look = serde_json::from_str(&said).map_err(|error| failed(format!("{error}: {said}")))?;
+        if look.reservations.hold(vms).map_err(failed)? {
+            return Ok(());
+        }
+    }
+    Err(failed(format!("the daemon has not admitted all of {}", vms.join(", "))))
+}
+
+/// What `ontime top --json` prints.
+#[derive(Debug, Deserialize)]
+struct Look {
+    reservations: Reservations,
+}
+
+/// The reservations (docs/openapi.json).
+#[derive(Debug, Deserialize)]
+struct Reservations {
+    /// Why none is kept.
+    off: Option<String>,
+    vcpus: Vec<Vcpu>,
+    refused: Vec<Refused>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Vcpu {
+    vm: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Refused {
+    subject: String,
+    message: String,
+}
+
+impl Reservations {
+    /// Whether those of all these VMs are admitted already.
+    ///
+    /// # Errors
+    /// The daemon's reason why one is not.
+    fn hold(&self, vms: &[&str]) -> Result<bool, String> {
+        if let Some(off) = &self.off {
+            return Err(off.clone());
+        }
+        if let Some(Refused { subject, message }) = self.refused.first() {
+            return Err(format!("{subject}: {message}"));
+        }
+        Ok(vms.iter().all(|name| self.vcpus.iter().any(|vcpu| vcpu.vm == *name)))
+    }
 }
 
 /// Starts a tenant and waits for its program.
@@ -243,6 +319,26 @@ mod tests {
         assert!(missing.figures.contains("was not measured"), "{}", missing.figures);
         let bulk = Limit { figure: ("bulk", Figure::Bulk), ..limit(1.0, Some(second)) };
         assert!(goals(&bulk, &scenario, &results)[0].figures.contains("has no figure 'bulk'"));
+    }
+
+    #[test]
+    fn a_reservation_that_does_not_hold_is_told_and_one_that_is_not_decided_is_awaited() {
+        let look = |off: &str, vcpus: &str, refused: &str| {
+            let text = format!(
+                r#"{{"seconds":0.1,"reservations":{{"backend":"paced","off":{off},"cpus":[0,1],"reserve":0.05,
+                "vcpus":[{vcpus}],"refused":[{refused}],"absent":["b"]}},"used":[]}}"#
+            );
+            serde_json::from_str::<Look>(&text).unwrap().reservations
+        };
+        let [a, b] = ["a", "b"].map(|vm| format!(r#"{{"vm":"{vm}","vcpu":0,"tid":7,"bandwidth":0.3}}"#));
+        let both = format!("{a},{b}");
+        assert_eq!(look("null", "", "").hold(&["a"]), Ok(false));
+        assert_eq!(look("null", &a, "").hold(&["a", "b"]), Ok(false));
+        assert_eq!(look("null", &both, "").hold(&["a", "b"]), Ok(true));
+        let refused = r#"{"subject":"b","message":"0.9 of a CPU is not free"}"#;
+        assert_eq!(look("null", &a, refused).hold(&["a"]), Err("b: 0.9 of a CPU is not free".to_owned()));
+        assert_eq!(look("\"no timer\"", &both, "").hold(&["a"]), Err("no timer".to_owned()));
+        assert!(keeps_reservations(Method::Exclusive) && !keeps_reservations(Method::Credit));
     }
 
     #[test]

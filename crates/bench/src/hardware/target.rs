@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Deserialize;
 
-use super::HardwareError;
 use super::monitor::{Monitor, Watch};
 use super::site::{Site, Stamps};
+use super::{HardwareError, NO_EXCLUSIVE_CPU};
 
 /// Time limit of a command.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -184,6 +184,9 @@ impl Target {
         self.know_the_host()?;
         let script = format!("{} apply --method {method} 2>&1; [ $? -le 2 ]", self.site.ontime);
         let said = self.shell(&script)?;
+        if let Some(line) = said.lines().find(|line| line.starts_with(NO_EXCLUSIVE_CPU)) {
+            return Err(HardwareError::NotHere(line.to_owned()));
+        }
         // The output is kept for later readers of the figures.
         let _ = std::fs::write(self.dir.join(format!("{method}.applied")), said);
         Ok(())

@@ -25,10 +25,10 @@ pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, Peer};
 use crate::client_side::Order;
 use crate::error::MeasureError;
-use crate::hardware::{HardwareError, Target};
+use crate::hardware::{HardwareError, NO_EXCLUSIVE_CPU, Target};
 use crate::paced::{Pace, Paced};
 use crate::pcap::HEADER;
-use crate::schema::Clock;
+use crate::schema::{CLIENTS_INSIDE, Clock};
 
 /// Limit of real time for a command in the emulated host.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -88,9 +88,11 @@ impl Host {
         let settings = site.dir.join("files/etc");
         fs::create_dir_all(&settings).map_err(|source| MeasureError::File { path: settings.clone(), source })?;
         // A file of the experiment's own replaces one of these.
-        for (name, text) in [("tenants.toml", TENANTS), ("daemon.toml", TRUSTED)].iter().chain(config) {
+        let own = [("tenants.toml", TENANTS), ("daemon.toml", TRUSTED), ("host.toml", "")];
+        for (name, text) in own.iter().chain(config) {
             let path = settings.join(name);
-            fs::write(&path, text).map_err(|source| MeasureError::File { path, source })?;
+            let exclusive = exclusive_cpu(name, text, site.machine.cpus);
+            fs::write(&path, format!("{exclusive}{text}")).map_err(|source| MeasureError::File { path, source })?;
         }
         let start = "mkdir -p /etc/ontime && cp /lab/etc/* /etc/ontime/ && \
                      { ontime daemon > /lab/daemon.log 2>&1 & } && \
@@ -201,8 +203,7 @@ impl Host {
     /// Notes for the reader of a measurement. `missed` is the monitor's count of missed frames before it.
     pub fn notes(&self, missed: u64) -> Vec<String> {
         let Some(target) = self.target() else {
-            let inside = "the clients' side is a CPU of the emulated machine: its load is in the host's time";
-            return self.client_cpu.then(|| inside.to_owned()).into_iter().collect();
+            return self.client_cpu.then(|| CLIENTS_INSIDE.to_owned()).into_iter().collect();
         };
         let missed = target.missed().saturating_sub(missed);
         let lacks =
@@ -245,11 +246,13 @@ impl Host {
         }
     }
 
-    /// Switches to a method. The output of `ontime apply` and the list of threads are kept in the lab's files.
+    /// Switches to a method. The output of `ontime apply` and the list of threads are kept in the lab's files. A method
+    /// `exclusive` without its CPU is an error.
     pub fn apply(&mut self, method: &str) -> Result<(), MeasureError> {
         let apply = format!(
             "ontime apply --method {method} > /lab/{method}.applied 2>&1; status=$?; ontime ps > \
-             /lab/{method}.threads; [ $status -le 2 ] || {{ cat /lab/{method}.applied; exit $status; }}"
+             /lab/{method}.threads; [ $status -le 2 ] && ! grep '^{NO_EXCLUSIVE_CPU}' /lab/{method}.applied || \
+             {{ cat /lab/{method}.applied; exit 1; }}"
         );
         match &mut self.under {
             Under::Lab(_) => self.ask(&apply).map(|_| ()),
@@ -400,6 +403,15 @@ impl Host {
     }
 }
 
+/// What a file for `/etc/ontime` of an emulated host begins with: `host.toml` names the last CPU for method `exclusive`,
+/// unless it names one itself. Without a name, the method leaves everything where it is.
+fn exclusive_cpu(name: &str, text: &str, cpus: u8) -> String {
+    if name != "host.toml" || cpus < 2 || text.contains("exclusive_cpu") {
+        return String::new();
+    }
+    format!("exclusive_cpu = {}\n", cpus - 1)
+}
+
 /// Present size of a capture, bytes.
 pub fn size(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |data| data.len())
@@ -421,7 +433,27 @@ fn slice(capture: &Path, from: u64, cut: &Path) -> Result<(), MeasureError> {
 
 #[cfg(test)]
 mod tests {
+    use ontime_hostnet::HostConfig;
+    use ontime_tenants::config::Text;
+
     use super::*;
+
+    #[test]
+    fn a_host_of_several_cpus_has_one_for_method_exclusive() {
+        let [(name, text)] = crate::server::CONFIG;
+        for (name, text, cpus, wanted) in [
+            (name, text, 1, None),
+            (name, text, 2, Some(1)),
+            (name, "", 7, Some(6)),
+            (name, "exclusive_cpu = 0\n[nic.rt0]\nclass = \"rt\"\n", 4, Some(0)),
+        ] {
+            let mut config = HostConfig::default();
+            let file = format!("{}{text}", exclusive_cpu(name, text, cpus));
+            config.add(&Text::new("host.toml", file.as_str())).unwrap();
+            assert_eq!(config.exclusive_cpu, wanted, "{file}");
+        }
+        assert_eq!(exclusive_cpu("tenants.toml", TENANTS, 2), "");
+    }
 
     #[test]
     fn a_slice_keeps_the_header_and_what_follows() {

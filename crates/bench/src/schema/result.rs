@@ -7,6 +7,10 @@ use super::{Clock, Load, Metric, kernel_series};
 use crate::bulk::BulkReceiver;
 use crate::wire::WireCounts;
 
+/// A note of results whose clients' side was in the emulated machine.
+pub(crate) const CLIENTS_INSIDE: &str =
+    "the clients' side is a CPU of the emulated machine: its load is in the host's time";
+
 /// One method under one condition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

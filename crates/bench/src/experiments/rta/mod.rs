@@ -197,8 +197,10 @@ pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &s
         return Ok(());
     }
     host.shell(&format!(
-        "printf '%s' 'backend = \"{method}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP $(pgrep -x -f 'ontime \
-         daemon')",
+        "printf '%s' 'backend = \"{method}\"\ncpus = \"0-{}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP \
+         $(pgrep -x -f 'ontime daemon')",
+        // The clients' CPU comes after these.
+        host.cpus - 1,
         guests.reservations()
     ))?;
     host.apply("partitioned")?;
