@@ -162,8 +162,45 @@ func (driver *driver) HandleError(ctx context.Context, err error, message string
 	}
 }
 
+// newest gives a publisher the newest of what is published. The helper's first call does not return before the API
+// server has answered, and renewals must not wait for that.
+type newest struct {
+	to      publisher
+	waiting chan resourceslice.DriverResources
+}
+
+// PublishResources implements [publisher]. Only one goroutine calls it.
+func (newest *newest) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
+	select {
+	case <-newest.waiting:
+	default:
+	}
+	newest.waiting <- resources
+	return nil
+}
+
+// forward publishes until the context ends.
+func (newest *newest) forward(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case resources := <-newest.waiting:
+			if err := newest.to.PublishResources(ctx, resources); err != nil {
+				return fmt.Errorf("publish the node's CPU time: %w", err)
+			}
+		}
+	}
+}
+
 // run looks at the daemon and at the prepared claims until the context ends.
-func (driver *driver) run(ctx context.Context, to publisher, interval time.Duration) {
+func (driver *driver) run(ctx context.Context, helper publisher, interval time.Duration) {
+	to := &newest{to: helper, waiting: make(chan resourceslice.DriverResources, 1)}
+	go func() {
+		if err := to.forward(ctx); err != nil && ctx.Err() == nil {
+			driver.fatal(err)
+		}
+	}()
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	var log changedErrors

@@ -385,6 +385,51 @@ func TestASilentAPIServerDoesNotDelayRenewals(t *testing.T) {
 	}
 }
 
+// A driver that starts while the API server is cut off cannot publish, but has to keep what its pods have.
+func TestADriverThatStartsBesideASilentAPIServerRenews(t *testing.T) {
+	answers, socket := serve(t)
+	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{"unpinned_micro_cpus_per_cpu":950000}}`
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, request *http.Request) {
+		<-request.Context().Done()
+	}))
+	t.Cleanup(silent.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: silent.URL})
+	ok(t, err)
+	folder := t.TempDir()
+	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	ok(t, prepare(t, newDriver(t, folder, socket, apiServer()), claim))
+	driver := newDriver(t, folder, socket, apiServer())
+	driver.client, driver.lease = client, 6*time.Millisecond
+	answers.mutex.Lock()
+	answers.requests = nil
+	answers.mutex.Unlock()
+	ctx, stop := context.WithCancel(t.Context())
+	helper, err := kubeletplugin.Start(ctx, driver, kubeletplugin.DriverName(driverName),
+		kubeletplugin.NodeName(testNode), kubeletplugin.KubeClient(client),
+		kubeletplugin.RegistrarDirectoryPath(folder), kubeletplugin.PluginDataDirectoryPath(folder))
+	ok(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		driver.run(ctx, helper, time.Millisecond)
+	}()
+	path := "PUT /v1/reservations/" + reservationName(claim.UID)
+	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
+		answers.mutex.Lock()
+		renewals := strings.Count(strings.Join(answers.requests, "\n"), path)
+		answers.mutex.Unlock()
+		if renewals > 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("a reservation is not renewed while the API server is silent")
+		}
+	}
+	stop()
+	<-ended
+	helper.Stop()
+}
+
 // A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
 func TestAReservationEndsWithItsPod(t *testing.T) {
 	for what, change := range map[string]func(*resourceapi.ResourceClaim){

@@ -1,7 +1,8 @@
 #!/bin/sh
 # A cluster of real parts: builds etcd and Kubernetes from their Go modules (the first time: half an hour on two cores),
 # then tests the DRA driver with real daemons. kubernetes-test.sh ONTIME
-# ROUNDS (20) random sets of pods are held against `ontime plan`; KILLS (12) processes are killed; SEED (1).
+# The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000), are held against
+# `ontime plan`; KILLS (12) processes are killed; SEED (1).
 set -eu
 ontime=$(realpath "$1")
 cd "$(dirname "$0")/.."
@@ -12,9 +13,10 @@ command -v openssl > /dev/null || {
 }
 programs=$PWD/target/kubernetes
 mkdir -p "$programs"
-export CGO_ENABLED=0
+# With the same flags for all, packages are compiled once.
+export CGO_ENABLED=0 GOFLAGS="${GOFLAGS-} -trimpath"
 build() {
-    scripts/go.sh "$1" build -trimpath -ldflags '-s -w' -o "$programs/$2" "$3"
+    scripts/go.sh "$1" build -ldflags '-s -w' -o "$programs/$2" "$3"
 }
 build dra/cluster etcd go.etcd.io/etcd/server/v3
 for program in kube-apiserver kube-controller-manager kube-scheduler; do

@@ -20,6 +20,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -107,6 +108,8 @@ type node struct {
 	dir    string
 	daemon *daemontest.Node
 	driver *process
+	// token is the driver's at the API server.
+	token  string
 	plugin drapb.DRAPluginClient
 }
 
@@ -153,31 +156,38 @@ func (cluster *cluster) startControlPlane() {
 		"--service-account-signing-key-file", key,
 		// No controller makes service accounts here, and none removes the taint of new nodes.
 		"--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition")
-	server := "https://127.0.0.1:" + secure
-	cluster.config = &rest.Config{Host: server, BearerToken: token, QPS: 500, Burst: 500,
-		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, Timeout: 30 * time.Second}
+	cluster.config = cluster.access("https://127.0.0.1:"+secure, token)
 	cluster.client, err = kubernetes.NewForConfig(cluster.config)
 	must(t, err)
-	must(t, os.WriteFile(cluster.kubeconfig(), fmt.Appendf(nil, `apiVersion: v1
-kind: Config
-current-context: test
-clusters: [{name: test, cluster: {server: %q, insecure-skip-tls-verify: true}}]
-users: [{name: test, user: {token: %s}}]
-contexts: [{name: test, context: {cluster: test, user: test}}]
-`, server, token), 0o600))
+	administrator := cluster.kubeconfig("administrator", token)
 	cluster.until("the API server is ready", func(ctx context.Context) error {
 		_, err := cluster.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		return err
 	})
-	cluster.schedule = cluster.start("kube-scheduler", "kube-scheduler", "--kubeconfig", cluster.kubeconfig(),
+	cluster.schedule = cluster.start("kube-scheduler", "kube-scheduler", "--kubeconfig", administrator,
 		"--leader-elect=false", "--secure-port=0", "--kube-api-qps=500", "--kube-api-burst=500")
-	cluster.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig", cluster.kubeconfig(),
+	cluster.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig", administrator,
 		"--leader-elect=false", "--secure-port=0", "--kube-api-qps=500", "--kube-api-burst=500",
 		"--controllers=resourceclaim-controller,garbage-collector-controller")
 }
 
-func (cluster *cluster) kubeconfig() string {
-	return filepath.Join(cluster.dir, "kubeconfig")
+// access is the configuration of a client with this token.
+func (cluster *cluster) access(server, token string) *rest.Config {
+	return &rest.Config{Host: server, BearerToken: token, QPS: 500, Burst: 500, Timeout: 30 * time.Second,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+}
+
+// kubeconfig writes the file of a user.
+func (cluster *cluster) kubeconfig(user, token string) string {
+	file := filepath.Join(cluster.dir, user+".kubeconfig")
+	must(cluster.t, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{name: test, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: test, user: {token: %q}}]
+contexts: [{name: test, context: {cluster: test, user: test}}]
+`, cluster.config.Host, token), 0o600))
+	return file
 }
 
 // apply creates every object of a file of manifests.
@@ -226,10 +236,12 @@ func (cluster *cluster) addNode(name string) {
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 	_, err := cluster.client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{})
 	must(t, err)
+	node.token = cluster.driverToken(name)
 	// This machine's kernel need not be a real-time kernel: nothing is timed here.
-	node.driver = cluster.start("driver-"+name, "ontime-dra", "--node", name, "--kubeconfig", cluster.kubeconfig(),
-		"--kubelet-dir", node.dir, "--daemon", node.daemon.Socket(), "--any-kernel", "--lease", lease.String(),
-		"--interval", "1s", "--cdi-dir", filepath.Join(node.dir, "cdi"))
+	node.driver = cluster.start("driver-"+name, "ontime-dra", "--node", name,
+		"--kubeconfig", cluster.kubeconfig("driver-"+name, node.token), "--kubelet-dir", node.dir,
+		"--daemon", node.daemon.Socket(), "--any-kernel", "--lease", lease.String(), "--interval", "1s",
+		"--cdi-dir", filepath.Join(node.dir, "cdi"))
 	node.register(cluster)
 	cluster.nodes = append(cluster.nodes, node)
 	cluster.until("the node publishes its CPU time", func(ctx context.Context) error {
@@ -238,6 +250,24 @@ func (cluster *cluster) addNode(name string) {
 		}
 		return nil
 	})
+}
+
+// driverToken is what kubelet gives to the driver's pod on a node: the token of the service account in rbac.yaml, which
+// names the node.
+func (cluster *cluster) driverToken(node string) string {
+	t := cluster.t
+	const namespace, account = "ontime-system", "ontime-dra"
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: account + "-" + node}, Spec: corev1.PodSpec{
+		NodeName: node, ServiceAccountName: account, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	pod, err := cluster.client.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+	must(t, err)
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name,
+			UID: pod.UID}}}
+	request, err = cluster.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, request,
+		metav1.CreateOptions{})
+	must(t, err)
+	return request.Status.Token
 }
 
 // register does what kubelet does when a plugin's socket appears.

@@ -23,23 +23,29 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
 
-// demand is what a pod reserves: a share of whole thousandths of a CPU for each vCPU, so no sum is rounded.
+// demand is what a pod reserves for each of its vCPUs.
 type demand struct {
-	vcpus       int
-	thousandths int
-	periodUs    int
+	vcpus, budgetUs, periodUs int
 }
 
-func (demand demand) budgetUs() int { return demand.periodUs / 1000 * demand.thousandths }
+// microcpus is what the driver's documentation says of a claim's capacity.
+func (demand demand) microcpus() int64 {
+	return int64(demand.vcpus) * int64((demand.budgetUs*1_000_000+demand.periodUs-1)/demand.periodUs)
+}
 
-func (demand demand) microcpus() int64 { return int64(demand.vcpus) * int64(demand.thousandths) * 1000 }
+// anyDemand is a share of up to nine tenths of a CPU for one vCPU or several.
+func anyDemand(random *rand.Rand, vcpus int) demand {
+	period := 2 + random.IntN(99)
+	return demand{vcpus: 1 + random.IntN(vcpus), budgetUs: 1000 * (1 + random.IntN(period*9/10)), periodUs: 1000 * period}
+}
 
 func (demand demand) parameters() string {
 	return fmt.Sprintf(`{"apiVersion":"cpu.ontime/v1","kind":"Reservation","budget":"%dus","period":"%dus","vcpus":%d}`,
-		demand.budgetUs(), demand.periodUs, demand.vcpus)
+		demand.budgetUs, demand.periodUs, demand.vcpus)
 }
 
 // spec is a claim of class ontime-shared.
@@ -63,6 +69,8 @@ func TestCluster(t *testing.T) {
 	}{
 		{"the documented pod runs", cluster.documentedPodRuns},
 		{"bad claims are refused", cluster.badClaimsAreRefused},
+		{"a driver writes what is its own node's", cluster.driversWriteTheirOwn},
+		{"allocations are those of plan", cluster.allocationsAreThoseOfPlan},
 		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
 		{"kills leak nothing", cluster.killsLeakNothing},
 	} {
@@ -102,7 +110,7 @@ func (cluster *cluster) documentedPodRuns(t *testing.T) {
 
 // badClaimsAreRefused writes claims that the policy must refuse, by a reason that names the mistake.
 func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
-	good := demand{vcpus: 2, thousandths: 250, periodUs: 10_000}
+	good := demand{vcpus: 2, budgetUs: 2_500, periodUs: 10_000}
 	create := func(spec resourceapi.ResourceClaimSpec) error {
 		template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "bad"},
 			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
@@ -159,6 +167,29 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 	}
 }
 
+// driversWriteTheirOwn writes slices as a driver: its policy lets it describe its own node only.
+func (cluster *cluster) driversWriteTheirOwn(t *testing.T) {
+	client, err := kubernetes.NewForConfig(cluster.access(cluster.config.Host, cluster.nodes[0].token))
+	must(t, err)
+	create := func(driver, node string) error {
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "own"}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}}
+		_, err := client.ResourceV1().ResourceSlices().Create(t.Context(), slice,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	must(t, create("cpu.ontime", cluster.nodes[0].name))
+	for driver, node := range map[string]string{"cpu.ontime": cluster.nodes[1].name, "other": cluster.nodes[0].name} {
+		if err := create(driver, node); err == nil || !strings.Contains(err.Error(), "for the node on which it runs") {
+			t.Fatalf("driver %s, node %s: %v", driver, node, err)
+		}
+	}
+	_, err = client.CoreV1().Secrets(namespace).List(t.Context(), metav1.ListOptions{})
+	if !apierrors.IsForbidden(err) {
+		t.Fatalf("a driver reads secrets: %v", err)
+	}
+}
+
 func twoRequests(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
 	second := spec.Devices.Requests[0]
 	second.Name = "second"
@@ -188,8 +219,7 @@ func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
 		demands := map[string]demand{}
 		for pod := range 1 + random.IntN(12) {
 			name := fmt.Sprintf("round-%d-%d", round, pod)
-			demands[name] = demand{vcpus: 1 + random.IntN(2), thousandths: 10 + random.IntN(890),
-				periodUs: 1000 * []int{1, 2, 5, 10, 20, 50, 100}[random.IntN(7)]}
+			demands[name] = anyDemand(random, 2)
 			cluster.submit(t, name, demands[name])
 		}
 		pods := cluster.decided(t, len(demands))
@@ -239,13 +269,22 @@ func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
 	}
 }
 
+// host begins a file for `ontime plan`, with nodes as these are.
+func host() string {
+	return fmt.Sprintf("[host]\ncpus = %d\n%s", runtime.NumCPU(), reserve)
+}
+
+func (demand demand) tenant(name string) string {
+	return fmt.Sprintf("[[tenant]]\nname = %q\nvcpus = %d\nbudget = \"%dus\"\nperiod = \"%dus\"\n", name, demand.vcpus,
+		demand.budgetUs, demand.periodUs)
+}
+
 // plan asks `ontime plan` whether a node's set fits on a host of its size with the reserve of its daemon.
 func (cluster *cluster) plan(t *testing.T, set map[string]demand) bool {
 	t.Helper()
-	text := fmt.Sprintf("[host]\ncpus = %d\n%s", runtime.NumCPU(), reserve)
+	text := host()
 	for name, demand := range set {
-		text += fmt.Sprintf("[[tenant]]\nname = %q\nvcpus = %d\nrta = [{ slice = \"%dus\", period = \"%dus\", copies = %d }]\n",
-			name, demand.vcpus, demand.budgetUs(), demand.periodUs, demand.vcpus)
+		text += demand.tenant(name)
 	}
 	file := filepath.Join(cluster.dir, "plan.toml")
 	must(t, os.WriteFile(file, []byte(text), 0o600))
@@ -276,7 +315,7 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 				default:
 				}
 				name := fmt.Sprintf("life-%d-%d", worker, life)
-				if err := cluster.live(t.Context(), name, demand{vcpus: 1, thousandths: 100, periodUs: 10_000}); err != nil {
+				if err := cluster.live(t.Context(), name, demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}); err != nil {
 					problems <- fmt.Errorf("%s: %w", name, err)
 					return
 				}
@@ -474,11 +513,12 @@ func (cluster *cluster) remove(t *testing.T, pod *corev1.Pod) {
 // delete removes a pod and the template of its claim at once; controllers remove the claim.
 func (cluster *cluster) delete(ctx context.Context, pod *corev1.Pod) error {
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
-	if err := cluster.client.CoreV1().Pods(namespace).Delete(ctx, pod.Name, now); err != nil && !apierrors.IsNotFound(err) {
+	err := cluster.client.CoreV1().Pods(namespace).Delete(ctx, pod.Name, now)
+	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	template := *pod.Spec.ResourceClaims[0].ResourceClaimTemplateName
-	err := cluster.client.ResourceV1().ResourceClaimTemplates(namespace).Delete(ctx, template, metav1.DeleteOptions{})
+	err = cluster.client.ResourceV1().ResourceClaimTemplates(namespace).Delete(ctx, template, metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -40,8 +40,13 @@ pub enum ClassSource {
     Metadata,
     /// A rule, as `FILE:LINE`.
     Rule(String),
-    /// A reservation that a program requested from the daemon, by name.
-    Reservation(String),
+    /// A reservation that a program requested from the daemon.
+    Reservation {
+        /// Its name.
+        name: String,
+        /// How many vCPUs it is for.
+        vcpus: u32,
+    },
     /// No rule applies: bulk.
     Default,
 }

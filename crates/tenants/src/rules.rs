@@ -107,6 +107,8 @@ pub struct Grant {
     pub level: Level,
     /// Their runtime cap, if the reservation decides it.
     pub runtime_cap: Option<RuntimeCap>,
+    /// How many vCPUs it is for.
+    pub vcpus: u32,
 }
 
 impl Grant {
@@ -409,7 +411,7 @@ impl Rules {
         let pod = subject.cgroup.and_then(crate::container::pod_of);
         let grant = self.grants.iter().find(|grant| grant.fits(subject, pod.as_deref()))?;
         let verdict = Verdict { class: Class::Rt(grant.level), runtime_cap: grant.runtime_cap };
-        Some((verdict, ClassSource::Reservation(grant.reservation.clone())))
+        Some((verdict, ClassSource::Reservation { name: grant.reservation.clone(), vcpus: grant.vcpus }))
     }
 
     fn first(

@@ -296,10 +296,10 @@ fn a_rule_for_a_pod_with_a_vm_means_the_vm_and_not_what_manages_it() {
     for (uid, reserved) in [("0f", vec![20]), ("77", vec![40]), ("7", vec![])] {
         let mut rules = Rules::default();
         let to = ReservedFor::Pod(uid.to_owned());
-        let grant = Grant { reservation: "r".to_owned(), to, level: Level::HIGHEST, runtime_cap: None };
+        let grant = Grant { reservation: "r".to_owned(), to, level: Level::HIGHEST, runtime_cap: None, vcpus: 1 };
         rules.set_grants(vec![grant]);
         let found = discover(&host.sources(), &rules);
-        let is_its = |tenant: &&Tenant| tenant.class_source == ClassSource::Reservation("r".to_owned());
+        let is_its = |tenant: &&Tenant| matches!(tenant.class_source, ClassSource::Reservation { .. });
         let threads: Vec<i32> = found.tenants.iter().filter(is_its).flat_map(pids).collect();
         assert_eq!(threads, reserved, "{uid}");
     }

@@ -90,6 +90,7 @@ fn a_reservation_decides_the_class_of_its_tenants_until_an_override() {
         to,
         level: Level::try_from(2_u8).unwrap(),
         runtime_cap: RuntimeCap::try_from(0.25).ok(),
+        vcpus: 3,
     };
     let mut rules = parse("[[tenant]]\nname = \"late\"\nclass = \"bulk\"\noverride = true\n");
     rules.set_grants(vec![
@@ -106,8 +107,8 @@ fn a_reservation_decides_the_class_of_its_tenants_until_an_override() {
     let by = |subject: &Subject<'_>| {
         let decided = rules.decide(subject, metadata);
         match decided.source {
-            ClassSource::Reservation(name) => {
-                assert_eq!((decided.class, decided.runtime_cap), (rt(2), 0.25));
+            ClassSource::Reservation { name, vcpus } => {
+                assert_eq!((decided.class, decided.runtime_cap, vcpus), (rt(2), 0.25, 3));
                 name
             }
             _ => String::new(),

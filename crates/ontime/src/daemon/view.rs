@@ -52,7 +52,7 @@ fn source(source: &ClassSource) -> String {
     match source {
         ClassSource::Metadata => "metadata".to_owned(),
         ClassSource::Rule(place) => place.clone(),
-        ClassSource::Reservation(name) => format!("reservation {name}"),
+        ClassSource::Reservation { name, .. } => format!("reservation {name}"),
         ClassSource::Default => "default".to_owned(),
     }
 }

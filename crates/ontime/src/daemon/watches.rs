@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_hostnet::{CpuSet, Intent, Knob, Plan, RuleId, Setting, Value};
 use ontime_tenants::{
-    Class, Policy, PriorityTable, Role, RuntimeCap, Tenant, TenantThread, ThreadId, ThreadRole, ownership,
+    Class, ClassSource, Policy, PriorityTable, Role, RuntimeCap, Tenant, TenantThread, ThreadId, ThreadRole, ownership,
 };
 
 use super::cap::{Followed, Rank, Share, Watch};
@@ -130,13 +130,21 @@ pub enum Moved {
 }
 
 /// The cap of a thread of an RT tenant. A VMM chooses which threads it names as a vCPU, and by which number, so threads
-/// with the same vCPU number share one cap in equal parts.
+/// with the same vCPU number share one cap in equal parts. The cap by a reservation is that of one of its vCPUs; a thread
+/// that serves all of them may take what is reserved for all, up to the default cap.
 fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
-    let like = tenant.threads.iter().filter(|other| other.role == thread.role).count().max(1);
-    let parts = if matches!(thread.role, ThreadRole::Vcpu(_)) { like } else { 1 };
     // The configuration refuses a cap outside its range. If there were one, the default is used.
-    let whole = Share::new(tenant.runtime_cap).map_or(Share::NINETY_FIVE.fraction(), |_| tenant.runtime_cap);
-    Share::new((whole / parts as f64).max(RuntimeCap::LEAST)).unwrap_or(Share::NINETY_FIVE)
+    let default = Share::NINETY_FIVE.fraction();
+    let one = Share::new(tenant.runtime_cap).map_or(default, |_| tenant.runtime_cap);
+    let own = match (thread.role, &tenant.class_source) {
+        (ThreadRole::Vcpu(_), _) => {
+            one / tenant.threads.iter().filter(|other| other.role == thread.role).count().max(1) as f64
+        }
+        (ThreadRole::Container, _) => one,
+        (_, ClassSource::Reservation { vcpus, .. }) => (one * f64::from(*vcpus)).min(default).max(one),
+        _ => one,
+    };
+    Share::new(own.max(RuntimeCap::LEAST)).unwrap_or(Share::NINETY_FIVE)
 }
 
 /// A tenant with more threads at real-time priority than can be capped.
@@ -215,7 +223,7 @@ mod tests {
     use ontime_hostnet::{Method, Stage};
     use ontime_tenants::model::LibvirtTuning;
     use ontime_tenants::rules::RUNTIME_CAP;
-    use ontime_tenants::{ClassSource, Kind, Level, ThreadRole};
+    use ontime_tenants::{Kind, Level, ThreadRole};
 
     use super::*;
 
@@ -337,6 +345,30 @@ mod tests {
         vm.runtime_cap = RuntimeCap::LEAST;
         let all = Watches::of(&Plan::default(), &[vm], &Intent::default(), Share::NINETY_FIVE).list;
         assert!(all.iter().all(|watch| watch.share == Share::new(RuntimeCap::LEAST).unwrap()));
+    }
+
+    #[test]
+    fn threads_that_serve_all_vcpus_of_a_reservation_may_take_what_is_reserved_for_all() {
+        let roles = [
+            ThreadRole::Vcpu(0),
+            ThreadRole::Vcpu(1),
+            ThreadRole::Container,
+            ThreadRole::Vhost,
+            ThreadRole::Iothread,
+            ThreadRole::Emulator,
+            ThreadRole::KvmPit,
+            ThreadRole::Device,
+        ];
+        let threads = (2..).zip(roles).map(|(tid, role)| thread(tid, role, Policy::Fifo(5))).collect();
+        let mut vm = tenant(Class::Rt(Level::HIGHEST), threads);
+        for (cap, vcpus, of_devices) in [(0.25, 3, 0.75), (0.25, 1, 0.25), (0.5, 256, 0.95), (1.0, 2, 1.0)] {
+            vm.runtime_cap = cap;
+            vm.class_source = ClassSource::Reservation { name: "r".to_owned(), vcpus };
+            let all = Watches::of(&Plan::default(), &[vm.clone()], &Intent::default(), Share::NINETY_FIVE).list;
+            let shares: Vec<Share> = all.iter().map(|watch| watch.share).collect();
+            let [own, devices] = [cap, of_devices].map(|share| Share::new(share).unwrap());
+            assert_eq!(shares, [own, own, own, devices, devices, devices, devices, devices], "{cap} x {vcpus}");
+        }
     }
 
     #[test]

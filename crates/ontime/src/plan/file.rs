@@ -42,6 +42,8 @@ struct Entry {
     slack: Option<Nanos>,
     cpus: Option<BTreeSet<u32>>,
     host: Option<u32>,
+    budget: Option<Nanos>,
+    period: Option<Nanos>,
     #[serde(default)]
     rta: Vec<Spanned<RtaEntry>>,
 }
@@ -159,6 +161,14 @@ fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, Wrong> {
     if let Some(beyond) = entry.cpus.iter().flatten().find(|cpu| **cpu >= cpus) {
         return Err(format!("{name}: there is no CPU {beyond}; the host has 0 to {}", cpus - 1).into());
     }
+    match (entry.budget, entry.period) {
+        (None, None) => {}
+        (Some(_), Some(_)) if !entry.rta.is_empty() => {
+            return Err(format!("{name}: give budget and period of each vCPU, or rta, not both").into());
+        }
+        (Some(budget), Some(period)) => return reserving(entry, budget, period, slack),
+        _ => return Err(format!("{name}: give both budget and period of each vCPU, or neither and rta").into()),
+    }
     let mut rtas = Vec::new();
     for rta in &entry.rta {
         let one = rta.get_ref();
@@ -184,17 +194,31 @@ fn tenant(entry: &Entry, slack: Nanos, cpus: u32) -> Result<Tenant, Wrong> {
     Ok(Tenant { vcpus: vcpus.map_err(|error| format!("{name}: {error}"))?, name })
 }
 
+/// A tenant each of whose vCPUs reserves this, as a program requests it from the daemon.
+fn reserving(entry: &Entry, budget: Nanos, period: Nanos, slack: Nanos) -> Result<Tenant, Wrong> {
+    let name = entry.name.clone();
+    let count = vcpu_count(entry.vcpus.unwrap_or(1)).map_err(|error| format!("{name}: {error}"))?;
+    let vcpu = Rta::new(budget, period, Arrivals::Periodic)
+        .and_then(|whole| Vcpu::new(vec![whole], slack, entry.cpus.clone()))
+        .map_err(|error| format!("{name}: {error}"))?;
+    Ok(Tenant { vcpus: vec![vcpu; count], name })
+}
+
+fn vcpu_count(vcpus: u32) -> Result<usize, String> {
+    if vcpus == 0 || vcpus > CPUS_MAX {
+        return Err(format!("vcpus = {vcpus} is not one of 1 to {CPUS_MAX}"));
+    }
+    Ok(vcpus as usize)
+}
+
 /// Partitions RTAs onto the given number of vCPUs, or else onto as few as possible.
 fn partition(rtas: Vec<Rta>, vcpus: Option<u32>, slack: Nanos) -> Result<Partition, String> {
-    if vcpus.is_some_and(|count| count == 0 || count > CPUS_MAX) {
-        return Err(format!("vcpus = {} is not one of 1 to {CPUS_MAX}", vcpus.unwrap_or_default()));
-    }
     let place = |count: usize| {
         let mut partition = Partition::new(count, slack);
         rtas.iter().try_for_each(|rta| partition.insert(rta.clone())).map(|()| partition)
     };
     if let Some(count) = vcpus {
-        return place(count as usize).map_err(|error| error.to_string());
+        return place(vcpu_count(count)?).map_err(|error| error.to_string());
     }
     let need: Bandwidth = rtas.iter().map(Rta::bandwidth).sum();
     let fewest = usize::try_from(need.whole_cpus()).unwrap_or(usize::MAX).max(1);
@@ -225,12 +249,24 @@ mod tests {
     }
 
     #[test]
+    fn each_vcpu_of_a_reservation_has_its_budget_and_none_has_two() {
+        // As applications, the two would share a vCPU, and need more of one than is left beside the reserve.
+        let plan = read(
+            "[host]\ncpus = 2\nreserve = 0.05\n[[tenant]]\nname = \"pod\"\nvcpus = 2\nbudget = \"1440us\"\n\
+             period = \"3ms\"\ncpus = [1]\n",
+        )
+        .unwrap();
+        let vcpus: Vec<_> = plan.tenants[0].vcpus.iter().map(|vcpu| (vcpu.bandwidth(), vcpu.affinity())).collect();
+        assert_eq!(vcpus, [(Bandwidth::ppm(480_000), Some(&[1].into())); 2]);
+    }
+
+    #[test]
     fn the_file_of_the_documentation_is_read() {
         let page = include_str!("../../../../docs/plan.md");
         let (_, rest) = page.split_once("```toml\n").unwrap();
         let plan = read(rest.split_once("```").unwrap().0).unwrap();
         let names: Vec<_> = plan.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
-        assert_eq!((plan.cpus, names), (15, vec!["plc-1", "plc-2"]));
+        assert_eq!((plan.cpus, names), (15, vec!["plc-1", "plc-2", "pod"]));
     }
 
     #[test]
@@ -247,6 +283,22 @@ mod tests {
                 "hosts are numbered from 1",
             ),
             (format!("{host}[[tenant]]\nname = \"a\"\n"), "a: no rta"),
+            (format!("{host}[[tenant]]\nname = \"a\"\nbudget = \"1ms\"\n"), "a: give both budget and period"),
+            (
+                format!("{host}[[tenant]]\nname = \"a\"\nbudget = \"3ms\"\nperiod = \"2ms\"\n"),
+                "a: an RTA of 3 ms every 2 ms",
+            ),
+            (
+                format!("{host}[[tenant]]\nname = \"a\"\nvcpus = 0\nbudget = \"1ms\"\nperiod = \"2ms\"\n"),
+                "a: vcpus = 0 is not one of 1 to 1024",
+            ),
+            (
+                format!(
+                    "{host}[[tenant]]\nname = \"a\"\nbudget = \"1ms\"\nperiod = \"2ms\"\n\
+                     rta = [{{slice=\"1ms\", period=\"2ms\"}}]\n"
+                ),
+                "a: give budget and period of each vCPU, or rta, not both",
+            ),
             (
                 format!("{host}[[tenant]]\nname = \"a\"\nrta = [{{slice=\"2ms\", period=\"1ms\"}}]\n"),
                 "t.toml:5:8: a: an RTA of 2 ms every 1 ms: the slice must be above 0 and at most the period",

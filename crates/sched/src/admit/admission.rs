@@ -137,7 +137,7 @@ fn admit_by<'a>(
 /// The tenants that a lease is for. A tenant's class says so, which only the system's names decide.
 fn tenants_of<'a>(lease: &Lease, tenants: &'a [Tenant]) -> Vec<&'a Tenant> {
     let is_its = |tenant: &&Tenant| match &tenant.class_source {
-        ClassSource::Reservation(name) => *name == lease.name,
+        ClassSource::Reservation { name, .. } => *name == lease.name,
         _ => false,
     };
     tenants.iter().filter(is_its).collect()

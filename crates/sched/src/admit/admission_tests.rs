@@ -321,7 +321,8 @@ fn lease(name: &str, thousandths: u64, count: u32, cpus: Option<&[u32]>, admitte
 }
 
 fn leased_vm(name: &str, started: u64, vcpus: u32, affinity: &str, reservation: &str) -> Tenant {
-    Tenant { class_source: ClassSource::Reservation(reservation.to_owned()), ..vm(name, started, vcpus, affinity) }
+    let class_source = ClassSource::Reservation { name: reservation.to_owned(), vcpus };
+    Tenant { class_source, ..vm(name, started, vcpus, affinity) }
 }
 
 /// Each lease: whether it is held, and why its tenants do not have it.

@@ -127,7 +127,8 @@ impl Engine {
     /// What programs requested, for the API.
     pub(super) fn requested(&self) -> Vec<api::Requested> {
         let tenants = |name: &str| {
-            let is_its = |source: &ClassSource| matches!(source, ClassSource::Reservation(of) if of == name);
+            let is_its =
+                |source: &ClassSource| matches!(source, ClassSource::Reservation { name: of, .. } if of == name);
             let found = self.look.found.tenants.iter().filter(|tenant| is_its(&tenant.class_source));
             found.map(|tenant| tenant.name.clone()).collect::<Vec<String>>()
         };
