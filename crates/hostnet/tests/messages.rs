@@ -178,10 +178,20 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
             ("eth0", "polls without", apart(|inventory, _| inventory.nics[0].napis[0].threaded = Some(2))),
             (
                 "eth0",
-                "no NAPI thread has its name",
+                "which have names of interfaces that are not here",
                 apart(|inventory, _| {
                     inventory.kernel.version = (6, 1);
                     inventory.nics[0].napis.clear();
+                }),
+            ),
+            (
+                "eth0",
+                "they have the name and the place of another interface",
+                apart(|inventory, _| {
+                    // Another NIC has its earlier name.
+                    inventory.kernel.version = (6, 1);
+                    let napis = std::mem::take(&mut inventory.nics[0].napis);
+                    inventory.nics[1].napis.extend(napis);
                 }),
             ),
         ],

@@ -8,7 +8,7 @@ use super::busy_poll::{self, POLLING};
 use super::threads::{NAPI_LISTED, has_napi, napi_knob, place, thread_of};
 use super::{senders, veth};
 use crate::intent::Intent;
-use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
+use crate::inventory::{Inventory, Irq, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::kernel_files::UNTHREADING_WAITS;
 use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
@@ -179,27 +179,30 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
 /// Most threads that a finding names.
 const NAMED: usize = 4;
 
-/// Before 6.8: threaded RT NICs of which no NAPI thread is known, while threads have the names of interfaces that are
-/// not here. A thread keeps the name that its NIC had when the kernel made it (`net/core/dev.c`, `napi_kthread_create`).
+/// Before 6.8: threaded RT NICs of which no NAPI thread is known. A thread keeps the name that its NIC had when the
+/// kernel made it (`net/core/dev.c`, `napi_kthread_create`). A USB NIC may have no NAPI, so it is reported only while
+/// threads have names of interfaces that are not here.
 fn renamed(inventory: &Inventory, intent: &Intent) -> Vec<Finding> {
+    if inventory.kernel.version >= NAPI_LISTED {
+        return Vec::new();
+    }
     let known: BTreeSet<i32> = inventory.nics.iter().flat_map(|nic| &nic.napis).filter_map(|napi| napi.pid).collect();
     let polls = inventory.threads_of(|kind| matches!(kind, KernelThreadKind::Napi(_) | KernelThreadKind::NapiCut));
     let others = polls.filter(|thread| !known.contains(&thread.id.tid));
     let others: Vec<String> = others.take(NAMED).map(|one| format!("{} ({})", one.id.tid, one.comm)).collect();
-    if others.is_empty() || inventory.kernel.version >= NAPI_LISTED {
-        return Vec::new();
-    }
+    let is_own = |irq: &Irq| !irq.actions.iter().any(|action| action.contains("hcd"));
+    let has_own = |nic: &Nic| inventory.irqs.iter().any(|irq| nic.irqs.contains(&irq.id.irq) && is_own(irq));
     let has_none = |nic: &&Nic| nic.physical && nic.up && nic.threaded == Some(1) && nic.napis.is_empty();
-    let nics = inventory.nics.iter().filter(has_none).filter(|nic| intent.nic_class(inventory, nic) != Class::Bulk);
+    let lacks = |nic: &&Nic| intent.nic_class(inventory, nic) != Class::Bulk && (!others.is_empty() || has_own(nic));
+    let these = match others.as_slice() {
+        [] => "have the name and the place of another interface".to_owned(),
+        others => format!("may be {}, which have names of interfaces that are not here", others.join(", ")),
+    };
     let finding = |nic: &Nic| Finding {
         rule: RuleId::NapiThread,
         severity: Severity::Warning,
         object: nic.id.name.clone(),
-        found: format!(
-            "no NAPI thread has its name, and threads {} have names of interfaces that are not here: if the NIC was \
-             renamed after they were made, they are its own, and have not its place",
-            others.join(", ")
-        ),
+        found: format!("no NAPI thread has its name: if it was renamed after its threads were made, they {these}"),
         remedy: format!(
             "give it its earlier name while it is down (ip link set {} name EARLIER), or boot a kernel of 6.8 or \
              later, which tells whose threads these are",
@@ -207,7 +210,7 @@ fn renamed(inventory: &Inventory, intent: &Intent) -> Vec<Finding> {
         ),
         refusal: None,
     };
-    nics.map(finding).collect()
+    inventory.nics.iter().filter(has_none).filter(lacks).map(finding).collect()
 }
 
 /// Threads that may work for NICs of several classes, by the name of the most urgent NIC and the text of all these
