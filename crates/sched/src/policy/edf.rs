@@ -12,18 +12,22 @@
 //!
 //! **Two places for an order.** SCHED_FIFO has no order by deadline among threads of one priority. So the first vCPUs
 //! in the order are at [`Place::Planned`], and the others with time left are at [`Place::Entitled`]. The *slack* of a
-//! vCPU is the time that vCPUs behind it may run before it misses its deadline: the time to its deadline, less what it
-//! and all vCPUs ahead of it may still need until then, including their grants of later windows. Either the vCPU with
-//! the earliest deadline alone is planned, or as many as can all finish before the earliest deadline in any order. We
-//! choose the number whose order stays valid longest. The pacer checks again when that time is over, usually at the
-//! next end of a window.
+//! vCPU is the time that others may run before it misses its deadline: the time to its deadline, less what it and all
+//! vCPUs with earlier deadlines may still need until then, including their grants of later windows. The vCPUs of one
+//! place may run in any order if each one's slack covers what those with later deadlines may still need there;
+//! otherwise they may for as long as the least slack. We choose the number of planned vCPUs whose order stays valid
+//! longest, and among equals the one that changes the fewest places. The pacer checks again when that time is over,
+//! usually at the next end of a window. If it is shorter than a check is worth, as many vCPUs are planned as may run
+//! in any order.
 //!
 //! **Checks.** A vCPU that ran since the last check is checked again when its share may be used up. A vCPU
 //! that did not run, although none of them ran for a quarter of the time (three quarters, if it used up its last
-//! share), was asleep. A shorter idle time proves nothing, because interrupts may have taken it. The kernel is asked
-//! whether the vCPU sleeps, at most once a window and where the answer matters. What a sleeping vCPU may still need
-//! shrinks with the time that is left (DP-Fair, for sporadic tasks). A vCPU that wakes is noticed at the next check.
-//! Until then it may use more than its share of the others' slack, or of [`CHECK_DELAY_MIN`].
+//! share), is likely to sleep. The idle time proves nothing, because interrupts may have taken it: the kernel is asked,
+//! where the answer matters. A vCPU that waits stays awake until it runs, so it is asked about once. What a sleeping
+//! vCPU may still need shrinks with the time that is left (DP-Fair, for sporadic tasks); without deadlines, its window
+//! moves on instead, as far as its rest needs (as the deadline of a constant-bandwidth server: Abeni and Buttazzo,
+//! 1998). A vCPU that wakes is noticed at the next check, which comes before it can use up the others' *spare* time:
+//! the least slack that is left when all vCPUs of a place run in the worst order.
 //!
 //! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
 //! of all is long ([`EdfCpu::allow_overuse`]), the vCPU is checked only when that saved time is used up as well: an
@@ -102,6 +106,8 @@ impl Deadlines {
 enum Sleep {
     /// It was seen running, or nothing says that it sleeps.
     Awake,
+    /// The kernel said that it does not, and it has not run since: so it waits.
+    Waits,
     /// Only the kernel knows whether it sleeps or waits.
     Unknown,
     /// The kernel said so, and it has not run since.
@@ -116,7 +122,8 @@ struct Server {
     account: Account,
     /// The vCPU's bandwidth in parts of [`RATE`], rounded up.
     rate: u64,
-    /// The end of the present window, and the time granted for it, ns.
+    /// Start and end of the present window, and the time granted for it, ns.
+    start: u64,
     end: u64,
     granted: u64,
     /// Saved unused time, ns, which pays for overuse.
@@ -144,8 +151,12 @@ struct Server {
     waited_for: u64,
     /// What the vCPU may still need of its window, ns.
     demand: u64,
-    /// The least slack of the vCPUs behind this one, ns.
-    slack_behind: u64,
+    /// How long other vCPUs may run before this one misses its deadline, ns.
+    slack: u64,
+    /// What vCPUs with later deadlines may still need, ns.
+    later: u64,
+    /// For how long the vCPUs behind this one may run in any order, ns.
+    order_behind: u64,
     /// Whether the vCPU is to be planned.
     planned: bool,
 }
@@ -157,6 +168,7 @@ impl Server {
             index,
             rate: account.share(RATE) + 1,
             account,
+            start: now,
             end: now,
             granted: 0,
             saved: 0,
@@ -173,7 +185,9 @@ impl Server {
             cpu_idle: false,
             waited_for: 0,
             demand: 0,
-            slack_behind: 0,
+            slack: 0,
+            later: 0,
+            order_behind: 0,
             planned: false,
         }
     }
@@ -223,21 +237,30 @@ impl Server {
 
     /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns.
     /// `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU
-    /// that was assumed to be runnable, because the next check depends on that.
-    fn update_sleep(&mut self, now: u64, busy: u64, cpu_idle: bool, threads: &mut impl Threads) {
-        let may = !self.ran && cpu_idle;
+    /// that was assumed to be runnable, because the next check depends on that: if the CPU was idle, or if less than
+    /// `in_doubt` ns are left to the vCPU, because checks for its small rest would follow each other while others run.
+    fn update_sleep(&mut self, now: u64, busy: u64, cpu_idle: bool, in_doubt: u64, threads: &mut impl Threads) {
         self.cpu_idle = cpu_idle;
-        // A vCPU that was at `Beyond`, behind bulk, may have waited all the time.
-        let ask = self.runnable && self.place_before != Place::Beyond;
-        // `cpu_idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake would
-        // stand until its window ends.
-        let asleep = may && (self.sleep == Sleep::Asleep || ask && threads.is_asleep(self.index));
-        self.sleep = match asleep {
-            true => Sleep::Asleep,
-            false if self.ran || ask => Sleep::Awake,
-            false => Sleep::Unknown,
+        // A vCPU that was at `Beyond`, behind bulk, may have waited or run all the time.
+        let beyond = self.place_before == Place::Beyond;
+        let may = !self.ran && (cpu_idle || self.remaining() < in_doubt);
+        self.sleep = if self.ran {
+            Sleep::Awake
+        } else if self.sleep == Sleep::Waits && !beyond || may && self.sleep == Sleep::Asleep {
+            self.sleep
+        } else if self.runnable && !beyond {
+            // `cpu_idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake
+            // would stand until its window ends.
+            match may {
+                true if threads.is_asleep(self.index) => Sleep::Asleep,
+                true => Sleep::Waits,
+                false => Sleep::Awake,
+            }
+        } else {
+            Sleep::Unknown
         };
-        self.runnable = self.ran || self.place_before == Place::Beyond || self.runnable && !asleep;
+        let asleep = self.sleep == Sleep::Asleep;
+        self.runnable = self.ran || beyond || self.runnable && !asleep;
         self.waited_for = busy;
         self.update_demand(now);
     }
@@ -246,7 +269,7 @@ impl Server {
     fn ask_kernel(&mut self, now: u64, threads: &mut impl Threads) {
         if self.sleep == Sleep::Unknown {
             let asleep = threads.is_asleep(self.index);
-            self.sleep = if asleep { Sleep::Asleep } else { Sleep::Awake };
+            self.sleep = if asleep { Sleep::Asleep } else { Sleep::Waits };
             // It does not sleep, so it waits for a CPU, although no check has seen it run.
             self.runnable = !asleep;
             self.update_demand(now);
@@ -259,8 +282,11 @@ impl Server {
         if self.sleep == Sleep::Asleep {
             // It may have woken since, and may have waited while the others ran.
             let left = self.end.saturating_sub(now).saturating_add(self.waited_for);
-            demand = demand.min(self.account.bandwidth.of(Nanos(left)).0);
-            if self.deadlines != Deadlines::None {
+            if self.deadlines == Deadlines::None {
+                let needed = (demand.saturating_mul(RATE) / self.rate).min(SLICE_MAX.0);
+                self.end = self.end.saturating_add(needed.saturating_sub(left));
+            } else {
+                demand = demand.min(self.account.bandwidth.of(Nanos(left)).0);
                 self.reclaim(signed(demand));
             }
         }
@@ -318,7 +344,7 @@ impl Server {
         let bound = |length: Nanos| start.saturating_add(length.0);
         let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
-        self.end = end.clamp(bound(least), bound(SLICE_MAX));
+        (self.start, self.end) = (start, end.clamp(bound(least), bound(SLICE_MAX)));
         // The part of this window that its period does not pay. In a longer period several windows were admitted.
         let admitted = period.min(SLICE_MAX.0);
         let further = admitted.saturating_sub(self.end - start);
@@ -326,7 +352,19 @@ impl Server {
         self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
         self.granted = account.share((self.end - start).saturating_add(gap));
         account.balance = account.balance.saturating_add(signed(self.granted));
-        self.sleep = Sleep::Awake;
+        if self.sleep != Sleep::Waits {
+            self.sleep = Sleep::Awake;
+        }
+        // The window begins where the next job of a task comes.
+        self.runnable |= self.deadlines == Deadlines::Live;
+    }
+
+    /// Whether the vCPU's window is over. One that moves on with a sleeping vCPU ends after the vCPU's period, so that
+    /// a calm time can begin.
+    fn is_over(&self, now: u64) -> bool {
+        let longest = self.account.period.min(SLICE_MAX.0);
+        let moves = self.sleep == Sleep::Asleep && self.deadlines == Deadlines::None;
+        now >= self.end || moves && now >= self.start.saturating_add(longest)
     }
 
     /// Whether the vCPU may have run since the last check. At `Beyond` its CPU time is not read at each check.
@@ -365,6 +403,9 @@ pub(crate) struct EdfCpu {
     shortest: u64,
     /// Pool of unused time, ns, which no vCPU has had yet.
     pool: u64,
+    /// How long vCPUs may run beyond their shares, until the next check, without making any other miss its deadline,
+    /// ns.
+    spare: u64,
     windows: u64,
     checks: u64,
     /// Duration of a check, ns: a moving average, and the last one.
@@ -401,6 +442,7 @@ impl EdfCpu {
             calm_length: shortest,
             shortest,
             pool: 0,
+            spare: 0,
             windows: 0,
             checks: 0,
             cost: 0,
@@ -423,7 +465,7 @@ impl EdfCpu {
     pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for server in &mut self.servers {
             server.account.begin(now, threads.read(server.index));
-            server.end = now;
+            (server.start, server.end) = (now, now);
         }
         (self.last, self.end) = (now, now);
     }
@@ -443,7 +485,7 @@ impl EdfCpu {
                 server.account.balance = -signed(before.account.overuse(given));
                 continue;
             }
-            (server.end, server.deadlines) = (before.end, before.deadlines);
+            (server.start, server.end, server.deadlines) = (before.start, before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
             server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
             server.unpaid = before.unpaid;
@@ -502,6 +544,7 @@ impl EdfCpu {
         if self.begin_windows(now, threads) {
             return self.begin_calm(now, threads);
         }
+        let in_doubt = self.cost.saturating_mul(ORDER_COST_FACTOR);
         for server in &mut self.servers {
             // Behind bulk it may not have run although it was runnable.
             let busy = match server.place_before {
@@ -511,24 +554,31 @@ impl EdfCpu {
             };
             let [most, exhausted] = IDLE_QUARTERS;
             let least = passed / 4 * if server.exhausted { exhausted } else { most };
-            server.update_sleep(now, busy, passed > busy.saturating_add(IDLE_MIN.max(least)), threads);
+            let idle = passed > busy.saturating_add(IDLE_MIN.max(least));
+            server.update_sleep(now, busy, idle, in_doubt, threads);
         }
         let mut holds = self.choose_planned(now);
-        // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid;
-        // and where that time is too short for another check, so that a waiting vCPU must not be behind one with a
-        // later deadline.
+        // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid,
+        // or the spare time; and where that time is too short for another check, so that a waiting vCPU must not be
+        // behind one with a later deadline.
         self.end =
             self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
+        let time = holds.min(self.spare);
         let ask = |server: &Server| {
-            server.sleep == Sleep::Unknown && server.demand > 0 && (server.cpu_idle || holds < CHECK_DELAY_MIN)
+            server.sleep == Sleep::Unknown && server.demand > 0 && (server.cpu_idle || time < CHECK_DELAY_MIN)
         };
-        if holds < self.end.saturating_sub(now) && self.servers.iter().any(ask) {
+        if time < self.end.saturating_sub(now) && self.servers.iter().any(ask) {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
             holds = self.choose_planned(now);
         }
         self.allow_overuse(holds);
         self.apply_places(threads);
         self.next_check(now, holds)
+    }
+
+    /// The least delay, ns, of a check that is needed only if vCPUs run in another order than expected.
+    fn doubt_delay_min(&self) -> u64 {
+        CHECK_DELAY_MIN.max(self.cost.saturating_mul(ORDER_COST_FACTOR))
     }
 
     /// The least delay, ns, of a check that is not urgent.
@@ -540,16 +590,18 @@ impl EdfCpu {
     /// vCPU with the earliest deadline for the pool.
     fn allow_overuse(&mut self, holds: u64) {
         let unhurried = holds >= 2 * CHECK_DELAY_MIN.max(self.delay_min());
-        let Self { servers, by_deadline, pool, .. } = self;
+        let Self { servers, by_deadline, pool, spare, .. } = self;
         servers.iter_mut().for_each(|server| server.overuse_max = 0);
         let mut others = *pool;
         for at in by_deadline.iter().filter(|_| unhurried) {
             let Some(server) = servers.get_mut(*at) else { continue };
             let own = server.saved.min(server.account.share(OVERUSE_TIME));
-            server.overuse_max = if own >= CHECK_DELAY_MIN { own } else { 0 };
+            let mut most = if own >= CHECK_DELAY_MIN { own } else { 0 };
             if server.runnable && others >= POOL_PIECE_MIN {
-                server.overuse_max += std::mem::take(&mut others);
+                most += std::mem::take(&mut others);
             }
+            most = most.min(*spare);
+            server.overuse_max = if most >= CHECK_DELAY_MIN { most } else { 0 };
         }
     }
 
@@ -569,10 +621,11 @@ impl EdfCpu {
         let cost = self.cost.saturating_mul(WINDOW_CHECKS);
         let mut rolled = false;
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
-            if calm {
+            let over = server.is_over(now);
+            if calm || over && server.end > now {
                 server.end = now;
             }
-            if now >= server.end {
+            if over || calm {
                 server.begin_window(now, cost, threads);
                 rolled = true;
             } else if server.deadlines == Deadlines::None && server.may_have_run() {
@@ -590,7 +643,7 @@ impl EdfCpu {
         quiet
     }
 
-    /// Sorts the vCPUs by deadline, and computes for each the least slack of those behind it.
+    /// Sorts the vCPUs by deadline, and computes for each its slack, and what those with later deadlines need.
     fn sort_by_deadline(&mut self, now: u64) {
         let Self { servers, by_deadline, .. } = self;
         by_deadline.clear();
@@ -607,40 +660,77 @@ impl EdfCpu {
             (rate, before) = (rate.saturating_add(server.rate), server.end);
             // A vCPU that needs nothing more misses nothing.
             let slack = server.end.saturating_sub(now).saturating_sub(wanted);
-            server.slack_behind = if server.demand > 0 { slack } else { u64::MAX };
+            server.slack = if server.demand > 0 { slack } else { u64::MAX };
         }
-        let mut least = u64::MAX;
+        let (mut later, mut same, mut end, mut order) = (0_u64, 0_u64, u64::MAX, u64::MAX);
         for at in by_deadline.iter().rev() {
             let Some(server) = servers.get_mut(*at) else { continue };
-            (server.slack_behind, least) = (least, least.min(server.slack_behind));
+            if server.end != end {
+                (later, same, end) = (later.saturating_add(same), 0, server.end);
+            }
+            same = same.saturating_add(server.demand);
+            (server.later, server.order_behind) = (later, order);
+            if server.slack < later {
+                order = order.min(server.slack);
+            }
         }
     }
 
     /// Chooses the vCPUs to be planned, and returns for how long that choice is valid, ns.
     fn choose_planned(&mut self, now: u64) -> u64 {
         self.sort_by_deadline(now);
-        let Self { servers, by_deadline, .. } = self;
+        let doubt_delay_min = self.doubt_delay_min();
+        let Self { servers, by_deadline, spare, .. } = self;
         servers.iter_mut().for_each(|server| server.planned = false);
         let line = || by_deadline.iter().filter_map(|at| servers.get(*at)).filter(|server| server.demand > 0);
-        let Some(first) = line().next().map(|server| server.end.saturating_sub(now)) else { return NEVER };
-        let (mut best, mut holds, mut together) = (1, 0, 0_u64);
+        let all = line().fold(0_u64, |sum, server| sum.saturating_add(server.demand));
+        let first_end = by_deadline.first().and_then(|at| servers.get(*at)).map_or(0, |server| server.end);
+        // The choice so far, and how many places it changes; and the most vCPUs, up to a runnable one, that may run in
+        // any order.
+        let (mut best, mut holds, mut fewest) = (0, 0, 0);
+        let (mut free, mut free_holds) = (0, 0);
+        // What the first vCPUs need, up to which need they may run in any order, and their least slack.
+        let (mut need, mut room, mut least, mut changes) = (0_u64, u64::MAX, u64::MAX, 0);
         for (number, server) in (1_usize..).zip(line()) {
-            together = together.saturating_add(server.demand);
-            let within = if number == 1 { u64::MAX } else { first.saturating_sub(together) };
-            let reach = within.min(server.slack_behind);
-            if number == 1 || reach > holds {
-                (best, holds) = (number, reach);
+            need = need.saturating_add(server.demand);
+            room = room.min(server.slack.saturating_add(all.saturating_sub(server.later)));
+            least = least.min(server.slack);
+            if need <= room && (server.runnable || free == 0) {
+                (free, free_holds) = (number, server.order_behind);
             }
-            if holds >= first || within == 0 {
-                break;
+            let within = if need <= room { u64::MAX } else { least };
+            // The next check comes when the first window ends.
+            let valid = within.min(server.order_behind).min(first_end.saturating_sub(now));
+            changes += match server.account.place {
+                Place::Planned => -1,
+                Place::Entitled => 1,
+                Place::Beyond => 0,
+            };
+            if best == 0 || valid > holds || valid == holds && changes <= fewest {
+                (best, holds, fewest) = (number, valid, changes);
             }
         }
-        // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned, so that it
-        // does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay entitled: no
-        // other delays it.
-        let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
-        if let (true, Some((number, _))) = (holds < CHECK_DELAY_MIN, eager.next()) {
-            best = if eager.next().is_some() { number } else { (number - 1).max(1) };
+        // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned at least, so
+        // that it does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay
+        // entitled: no other delays it. While none is runnable, those that are planned stay so.
+        if holds < doubt_delay_min {
+            (best, holds) = (free, free_holds);
+            let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
+            if let Some((number, _)) = eager.next() {
+                best = best.max(if eager.next().is_some() { number } else { (number - 1).max(1) });
+            } else {
+                best = best.max(line().take_while(|server| server.account.place == Place::Planned).count());
+            }
+        }
+        // What remains of each slack when all vCPUs of the same place with later deadlines run first.
+        let planned = line().take(best).fold(0_u64, |sum, server| sum.saturating_add(server.demand));
+        let remains = |(number, server): (usize, &Server)| {
+            let entitled = if number < best { all.saturating_sub(planned) } else { 0 };
+            server.slack.saturating_sub(server.later.saturating_sub(entitled).min(holds))
+        };
+        *spare = (0..).zip(line()).map(remains).min().unwrap_or(u64::MAX);
+        if best == 0 {
+            return NEVER;
         }
         for at in by_deadline.iter() {
             if let Some(server) = servers.get_mut(*at).filter(|server| best > 0 && server.demand > 0) {
@@ -671,17 +761,32 @@ impl EdfCpu {
     /// When to check again, if the order is valid for `holds` ns.
     fn next_check(&self, now: u64, holds: u64) -> u64 {
         let present = || self.servers.iter().filter(|server| !server.account.ended);
-        let delay_min = self.delay_min();
         let alone = present().filter(|server| server.planned).count() == 1;
-        let used_up = |server: &Server| {
-            let runs = server.ran || alone && server.planned && server.sleep != Sleep::Asleep;
-            let least = if runs { server.account.grain } else { server.account.grain.max(delay_min) };
-            now.saturating_add(self.cost).saturating_add(server.remaining().max(least))
+        let (delay_min, doubt_delay_min) = (self.delay_min(), self.doubt_delay_min());
+        let planned = present().any(|server| server.planned && server.runnable);
+        // The vCPU that ran goes on, at the first place where one is runnable. Others run when it sleeps.
+        let known = present().any(|server| server.ran && server.runnable && (server.planned || !planned));
+        // Each sleeping vCPU takes its part of the spare time while it sleeps on, because its rest does not shrink
+        // before the next check.
+        let rate: u64 = present().filter(|server| server.sleep == Sleep::Asleep).map(|server| server.rate).sum();
+        let asleep = self.spare.saturating_mul(RATE) / rate.max(1);
+        let delay = |server: &Server| match server.sleep {
+            Sleep::Asleep => asleep.min(server.demand.saturating_add(self.spare)).max(doubt_delay_min),
+            _ if !server.runnable => self.spare.max(doubt_delay_min),
+            _ => {
+                let least = if server.ran || alone && server.planned {
+                    0
+                } else if known || planned && !server.planned {
+                    self.cost.saturating_mul(ORDER_COST_FACTOR)
+                } else {
+                    delay_min
+                };
+                self.cost.saturating_add(server.remaining().max(server.account.grain).max(least))
+            }
         };
-        let awake = present().filter(|server| server.account.place != Place::Beyond && server.runnable).map(used_up);
-        let order = holds.max(CHECK_DELAY_MIN).max(self.cost.saturating_mul(ORDER_COST_FACTOR));
-        let bounds = awake.chain([self.end, now.saturating_add(order)]);
-        bounds.min().unwrap_or(self.end)
+        let delays = present().filter(|server| server.account.place != Place::Beyond).map(delay);
+        let soonest = delays.chain([holds.max(doubt_delay_min)]).min().unwrap_or(holds);
+        now.saturating_add(soonest).min(self.end)
     }
 
     /// Begins a calm time, without a plan. Returns when it ends.

@@ -461,6 +461,38 @@ fn a_sleeping_guest_is_asked_for_deadlines_once_a_window_and_a_running_one_until
     assert!(host.vms[2].asked >= 2, "{} times", host.vms[2].asked);
 }
 
+/// vCPUs that have done their work sleep with little of their shares left, while another keeps the CPU busy.
+#[test]
+fn sleepers_on_a_busy_cpu_cost_no_checks() {
+    let asked = [(17 * MS, 20 * MS), (120_000, 13 * MS), (130_000, 17 * MS), (150_000, 19 * MS)];
+    let guests = [Guest::Spins, Guest::Wants(60_000), Guest::Wants(60_000), Guest::Wants(60_000)];
+    let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &guests);
+    host.counted = true;
+    let wakes = host.run(&mut schedule, 2_000 * MS, 0);
+    let pacers = host.pacing as f64 / host.now as f64;
+    println!("{wakes} checks, pacers {pacers:.3}, the least of a period {}", host.vms[0].least);
+    // They have 240 windows a second, with two checks each.
+    assert!(pacers < 0.05, "{wakes} checks took {pacers:.3} of the CPU");
+}
+
+/// The guest of the first VM needs less than its share, and its next jobs are released when its slice ends. The second
+/// has a deadline soon after that.
+#[test]
+fn a_job_that_is_released_at_the_end_of_a_slice_has_missed_nothing() {
+    let asked = [(3 * MS, 10 * MS), (1_500_000, 5 * MS), (3 * MS, 10 * MS)];
+    for work in [MS, 2 * MS, 3 * MS] {
+        let (mut schedule, mut host) = start(Planning::Slices, 1, &asked, &[Guest::Tasks, Guest::Tasks, Guest::Spins]);
+        host.vms[0].tasks = vec![Job::new(MS, 10 * MS, 20 * MS), Job::new(work, 40 * MS, 20 * MS)];
+        host.vms[1].tasks = vec![Job::new(1_440_000, 5 * MS, 21 * MS)];
+        // The pacer comes after the release. First jobs are unknown before they run.
+        host.run(&mut schedule, 100 * MS, TICK);
+        host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
+        host.run(&mut schedule, 1_000 * MS, TICK);
+        let told: Vec<_> = host.vms.iter().flat_map(|vm| &vm.tasks).map(|task| (task.jobs, task.late)).collect();
+        assert!(told.iter().all(|(jobs, late)| *jobs > 20 && *late == 0), "{work}: {told:?}");
+    }
+}
+
 #[test]
 fn a_vcpu_delayed_by_other_threads_has_missed() {
     for planning in BOTH {
@@ -553,7 +585,7 @@ fn ten_vms_of_ten_tasks_fit_one_cpu() {
         host.flips
     );
     println!("{told}");
-    assert!(late == 0 && jobs > 2_000 && share < 0.09, "{told}");
+    assert!(late == 0 && jobs > 2_000 && share < 0.13, "{told}");
 }
 
 proptest! {

@@ -32,7 +32,8 @@
 //!
 //! **Missing time.** A check that comes late, or a vCPU that wakes late in the slice with its whole share, may keep
 //! another vCPU from its share until the slice ends. If that vCPU still waits then, it keeps the time that it is
-//! missing, at most a budget, and is planned ahead of its segment in the next slice until it has had that time.
+//! missing, at most a budget, and is planned ahead of its segment in the next slice until it has had that time. After
+//! its own deadline it may wait only because a job was released then: it keeps its share of the time since.
 //!
 //! **Prompt vCPUs.** A vCPU whose period is at most [`PROMPT`] and whose guest publishes no deadlines answers requests:
 //! it needs the CPU soon, and seldom. With one CPU for reservations the order within a slice is free. So while the vCPU
@@ -394,6 +395,7 @@ impl Slices {
             server.account.read(index, threads);
             server.apply_claim(index, now, now, &mut self.planner, threads);
             let next = threads.next_deadline(index, self.start);
+            let passed = server.deadline.filter(|at| *at <= self.start);
             server.deadline = next.map(|next| next.at);
             let live = next.is_some_and(|next| next.live);
             busy |= live;
@@ -422,7 +424,9 @@ impl Slices {
             // Unused time is taken back, except for the grain that was left when the vCPU went to `Beyond`.
             if account.place != Place::Beyond {
                 let most = match (waits, silent) {
-                    (true, _) => signed(account.share(account.period)),
+                    (true, _) => {
+                        signed(account.share(passed.map_or(account.period, |at| self.start - at).min(account.period)))
+                    }
                     (_, true) => server.prompt_limit,
                     (_, false) => 0,
                 };
