@@ -85,8 +85,8 @@ pub struct Args {
     quiet: bool,
 }
 
-/// Traces. Exit status 1 where `--break` ended the trace, 3 where the kernel does not allow tracing, or tenants could not
-/// be seen.
+/// Traces. Exit status 1 where `--break` ended the trace, 3 where the kernel does not allow tracing, or tenants could
+/// not be seen.
 ///
 /// # Errors
 /// Where the tenant or NIC does not exist, tracing is not available, or a file cannot be written.

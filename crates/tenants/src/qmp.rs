@@ -212,8 +212,8 @@ impl Drop for Counted {
     }
 }
 
-/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience` and a margin.
-/// Does not start it while another thread for this process runs.
+/// Runs `ask` in a thread and returns what it tells; abandons the thread if it takes longer than `patience` and a
+/// margin. Does not start it while another thread for this process runs.
 fn in_thread<T: Send + 'static>(
     running: &'static Running,
     process: ThreadId,

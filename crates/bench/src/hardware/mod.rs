@@ -17,8 +17,8 @@ use thiserror::Error;
 pub use self::site::Site;
 pub use self::target::Target;
 
-/// The beginning of the line by which `ontime apply` reports that method `exclusive` has no CPU for the RT group. Nothing
-/// moves then, and the figures would be those of `threaded`.
+/// The beginning of the line by which `ontime apply` reports that method `exclusive` has no CPU for the RT group.
+/// Nothing moves then, and the figures would be those of `threaded`.
 pub(crate) const NO_EXCLUSIVE_CPU: &str = "critical: exclusive_cpu: ";
 
 /// Why a real host cannot be measured.

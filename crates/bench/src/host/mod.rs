@@ -403,8 +403,8 @@ impl Host {
     }
 }
 
-/// What a file for `/etc/ontime` of an emulated host begins with: `host.toml` names the last CPU for method `exclusive`,
-/// unless it names one itself. Without a name, the method leaves everything where it is.
+/// What a file for `/etc/ontime` of an emulated host begins with: `host.toml` names the last CPU for method
+/// `exclusive`, unless it names one itself. Without a name, the method leaves everything where it is.
 fn exclusive_cpu(name: &str, text: &str, cpus: u8) -> String {
     if name != "host.toml" || cpus < 2 || text.contains("exclusive_cpu") {
         return String::new();

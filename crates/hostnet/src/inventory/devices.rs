@@ -532,9 +532,9 @@ fn is_ethernet(device: &Path) -> bool {
     read(&device.join("of_node/name")).is_some_and(|name| name.trim_end_matches('\0') == "ethernet")
 }
 
-/// Whether the interface of a platform NIC is not in this network namespace (the device's folder `net` is empty), and no
-/// interrupt is known to be the device's. Its handlers may then have the name that the interface had when it was brought
-/// up.
+/// Whether the interface of a platform NIC is not in this network namespace (the device's folder `net` is empty), and
+/// no interrupt is known to be the device's. Its handlers may then have the name that the interface had when it was
+/// brought up.
 pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
     let devices = fs::read_dir(sys.join("bus/platform/devices")).into_iter().flatten().flatten();
     let mut nics = devices.map(|entry| entry.path()).filter(|device| is_ethernet(device));

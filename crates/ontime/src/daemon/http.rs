@@ -591,8 +591,8 @@ mod tests {
         assert_eq!(send_along(&stream, b"GET", bound.as_fd()), Err(rustix::io::Errno::PERM));
     }
 
-    /// Each client has sent a socket that lingers before it is served, and only its connection has a reference to it. The
-    /// listener does not refuse that, as on older kernels.
+    /// Each client has sent a socket that lingers before it is served, and only its connection has a reference to it.
+    /// The listener does not refuse that, as on older kernels.
     #[test]
     fn descriptors_that_a_client_sends_along_delay_no_other_client() {
         use std::io::{Read, Write};

@@ -339,8 +339,8 @@ impl Daemon {
         self.engine.metrics_served(done.err());
     }
 
-    /// Answers waiting requests; those beyond [`ANSWERS`], and those of users whose part of the time is used up, wait for
-    /// a later round.
+    /// Answers waiting requests; those beyond [`ANSWERS`], and those of users whose part of the time is used up, wait
+    /// for a later round.
     fn answer(&mut self) {
         for asked in self.asked.try_iter() {
             self.turns.push(asked.user, asked);

@@ -130,8 +130,8 @@ pub enum Moved {
 }
 
 /// The cap of a thread of an RT tenant. A VMM chooses which threads it names as a vCPU, and by which number, so threads
-/// with the same vCPU number share one cap in equal parts. The cap by a reservation is that of one of its vCPUs; a thread
-/// that serves all of them may take what is reserved for all, up to the default cap.
+/// with the same vCPU number share one cap in equal parts. The cap by a reservation is that of one of its vCPUs; a
+/// thread that serves all of them may take what is reserved for all, up to the default cap.
 fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
     // The configuration refuses a cap outside its range. If there were one, the default is used.
     let default = Share::NINETY_FIVE.fraction();

@@ -458,7 +458,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(10_000))]
 
-        /// Kubernetes' scheduler adds up what pods ask for on each node. (`make test-kubernetes` asks its own allocator.)
+        /// Kubernetes' scheduler adds up what pods ask for on each node. (`make test-kubernetes` asks its own
+        /// allocator.)
         #[test]
         fn without_affinities_tenants_are_placed_as_a_scheduler_that_adds_up_places_them(
             tenants in proptest::collection::vec((shares(), 1usize..4), 0..24),

@@ -378,7 +378,8 @@ mod tests {
         assert_eq!((policy(&reader), reader.demoted), (at_its_place, false));
     }
 
-    /// Each read takes 0.15 ms or more: not long enough to be late alone. On a busy machine one may be late all the same.
+    /// Each read takes 0.15 ms or more: not long enough to be late alone. On a busy machine one may be late all the
+    /// same.
     #[test]
     fn slow_reads_of_a_check_share_one_patience() {
         let file = Arc::new(File::open("/proc/self/stat").unwrap());

@@ -652,8 +652,8 @@ impl Finder<'_> {
         names.iter().map(|name| self.network.vnic(name)).collect()
     }
 
-    /// The interfaces in a tenant's own network namespace that are on top of the host's interfaces. Empty if they cannot
-    /// be read.
+    /// The interfaces in a tenant's own network namespace that are on top of the host's interfaces. Empty if they
+    /// cannot be read.
     fn attached(&mut self, thread: ThreadId, account: &Account) -> Vec<Attached> {
         let Some(namespace) = self.sources.own_network(thread.pid) else { return Vec::new() };
         let known = self.standing.entry(namespace).or_insert_with(|| {
