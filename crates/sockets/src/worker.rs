@@ -479,16 +479,19 @@ impl Worker {
                 host::Address::from(&allowed)
             }
         };
-        // A port that the kernel chose is given up with the connection.
-        let shares = matches!(name, Name::Unspec) && socket.shares;
+        // A port that the kernel chose is given up with a datagram socket's connection.
+        let gives_up = matches!(name, Name::Unspec) && socket.protocol == Protocol::Udp;
+        let shares = gives_up && socket.shares;
         if shares {
             host::share_port(socket.fd, false)?;
         }
         let connected = host::connect(socket.fd, &address);
-        if shares {
+        if gives_up {
             let bound = socket.bound && host::has_port(socket.fd);
             self.shared().table.set_bound(socket.index, bound);
-            host::share_port(socket.fd, bound)?;
+            if shares {
+                host::share_port(socket.fd, bound)?;
+            }
         }
         let result = match connected {
             Ok(()) => Ok(0),

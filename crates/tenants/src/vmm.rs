@@ -327,11 +327,10 @@ impl fmt::Display for Delay {
 }
 
 /// Whether QEMU's arguments ask for no machine. libvirt starts such a process for a moment, to learn QEMU's features
-/// (`src/qemu/qemu_process.c`, `qemuProcessQMPLaunch`).
+/// (`src/qemu/qemu_process.c`, `qemuProcessQMPLaunch`). The last type counts.
 pub fn has_no_machine(arguments: &[String]) -> bool {
-    options(arguments).any(|(option, value)| {
-        matches!(option, "machine" | "M") && option_value(value, "type", true).as_deref() == Some("none")
-    })
+    let machines = options(arguments).filter(|(option, _)| matches!(*option, "machine" | "M"));
+    machines.filter_map(|(_, value)| option_value(value, "type", true)).last().as_deref() == Some("none")
 }
 
 /// The options in QEMU's arguments that delay its guest's requests.
@@ -498,6 +497,19 @@ mod tests {
             guest_time: 0,
             policy: Policy::BULK,
         }
+    }
+
+    #[test]
+    fn the_last_machine_counts() {
+        let has_none = |line: &str| {
+            let line: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            has_no_machine(&line)
+        };
+        assert!(has_none("qemu -M q35 -nographic -machine none,accel=kvm:tcg"));
+        assert!(has_none("qemu -machine type=none -machine accel=kvm"));
+        assert!(!has_none("qemu -machine none -machine q35"));
+        assert!(!has_none("qemu -machine none --machine type=pc,accel=kvm -name none"));
+        assert!(!has_none("qemu -name machine -cpu none"));
     }
 
     #[test]

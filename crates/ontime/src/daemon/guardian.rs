@@ -18,14 +18,15 @@
 //!
 //! To know a thread by its start time the kernel's `stat` is read, which may take down the address space of a process
 //! that ends in that moment (`cap::sight`). Above every other thread that would stop a CPU. So a thread just below the
-//! guardian does this ([`Changer`]): if it takes longer than [`PATIENCE`], it goes on at normal priority.
+//! guardian does this ([`Changer`]): if it takes longer than [`PATIENCE`], it goes on at normal priority. Before the
+//! guardian ends, it waits [`LATE`] for what is left.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
-use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -46,15 +47,18 @@ use crate::paths::Paths;
 
 /// How long capped threads are watched after the daemon's end, where the kernel's protections are not enough.
 const WATCH: Duration = Duration::from_secs(1);
-/// How long a daemon waits for the guardian of the former one at most: [`WATCH`] plus the time to remove a trace
-/// instance.
+/// How long a daemon waits for the guardian of the former one at most: [`WATCH`], [`LATE`], and the time to remove a
+/// trace instance.
 const FORMER: Duration = Duration::from_secs(6);
 /// The time in which a new guardian has set its own priority.
 const SETTLES: Duration = Duration::from_secs(2);
 /// How long the guardian waits for the change of one thread's policy.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// The most threads that go on with changes at normal priority. Each belongs to a process that ended just then.
+/// The most threads that go on with changes at normal priority at a time.
 const ABANDONED: usize = 16;
+/// How long the guardian waits for these threads in the end. Most are only late, as on a CPU that wakes from a deep
+/// idle state, and with the process they would end before they have changed anything.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Waits until the guardian of a daemon that was killed has ended. That guardian still changes threads' policies, and
 /// its own real-time thread would be in the census.
@@ -260,7 +264,9 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let life = unsafe { BorrowedFd::borrow_raw(args.life) };
     let charge = last_charge(std::io::stdin().as_fd(), life);
     if !charge.relieved {
-        act(&charge, &mut Changer::new(args.priority));
+        let mut changer = Changer::new(args.priority);
+        act(&charge, &mut changer);
+        changer.finish(LATE);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -270,19 +276,21 @@ struct Changer {
     /// The guardian's FIFO priority; 0: SCHED_OTHER.
     priority: u8,
     thread: Option<(Sender<Step>, libc::pid_t)>,
-    abandoned: usize,
+    /// The ends of the steps that go on at normal priority.
+    abandoned: Vec<Receiver<()>>,
 }
 
 type Step = Box<dyn FnOnce() + Send>;
 
 impl Changer {
     fn new(priority: u8) -> Self {
-        Self { priority, thread: None, abandoned: 0 }
+        Self { priority, thread: None, abandoned: Vec::new() }
     }
 
     /// Carries out a step. False if it has not ended in time: it may end later.
     fn run(&mut self, step: impl FnOnce() + Send + 'static) -> bool {
-        if self.abandoned >= ABANDONED {
+        self.abandoned.retain(|told| told.try_recv() == Err(TryRecvError::Empty));
+        if self.abandoned.len() >= ABANDONED {
             return false;
         }
         let Some((steps, thread)) = self.thread.take().or_else(|| self.start()) else {
@@ -301,8 +309,16 @@ impl Changer {
         }
         // The thread lives until `steps` is dropped.
         set_other(thread);
-        self.abandoned += 1;
+        self.abandoned.push(told);
         false
+    }
+
+    /// Waits for the steps that go on at normal priority, this long at most.
+    fn finish(self, most: Duration) {
+        let end = Instant::now() + most;
+        for told in self.abandoned {
+            let _ = told.recv_timeout(end.saturating_duration_since(Instant::now()));
+        }
     }
 
     fn start(&self) -> Option<(Sender<Step>, libc::pid_t)> {
@@ -478,15 +494,21 @@ mod tests {
             assert_ne!(answers.recv().unwrap(), thread);
         }
         // The number of such threads is limited; a thread that may hold a CPU is lowered all the same.
-        changer.abandoned = ABANDONED;
+        let (others, more): (Vec<_>, Vec<_>) = (0..ABANDONED).map(|_| sync_channel::<()>(1)).unzip();
+        changer.abandoned.extend(more);
         assert!(!changer.run(|| panic!("one more")));
+        // Those that have ended make room.
+        drop(others);
+        changer.run(move || answer.send(own::this_thread().unwrap()).unwrap());
+        assert_ne!(answers.recv().unwrap(), thread);
         if root {
             place_self(Policy::Fifo(1)).unwrap();
         }
         lower(own::this_thread().unwrap());
         assert!(is_other(own::this_thread().unwrap()));
         drop(end);
-        assert_eq!(told.recv().unwrap(), thread, "it goes on");
+        changer.finish(Duration::from_secs(3600));
+        assert_eq!(told.try_recv(), Ok(thread), "it has gone on to its end");
     }
 
     /// Once a guardian that ended has been waited for, another process may have its number.

@@ -68,11 +68,16 @@ fn a_port_is_shared_only_after_a_bind_and_until_it_is_given_up() {
     let receiver = UdpSocket::bind(local(0)).unwrap();
     let to = receiver.local_addr().unwrap();
     let main = vm.main();
+    let option = [libc::SOL_SOCKET, libc::SO_REUSEPORT];
+    let share = |sock| Call::new(ONTIME_OP_SETOPT, sock).arg(option).data(&1i32.to_le_bytes());
+    let dissolve = |sock| {
+        let mut call = Call::new(ONTIME_OP_CONNECT, sock);
+        call.words.addr_len = size_of::<libc::sockaddr_in>() as u16;
+        call
+    };
     for sock in 1..=4 {
         main.socket(sock, AF_INET, SOCK_DGRAM, 0);
-        let option = [libc::SOL_SOCKET, libc::SO_REUSEPORT];
-        let share = Call::new(ONTIME_OP_SETOPT, sock).arg(option).data(&1i32.to_le_bytes());
-        assert_eq!(main.result(share), Ok(0));
+        assert_eq!(main.result(share(sock)), Ok(0));
         let shares = main.call(Call::new(ONTIME_OP_GETOPT, sock).arg(option).room(4));
         assert_eq!((shares.result(), &shares.data[..4]), (Ok(4), &[1, 0, 0, 0][..]));
     }
@@ -86,10 +91,17 @@ fn a_port_is_shared_only_after_a_bind_and_until_it_is_given_up() {
     // A bind tells the guest its port. With the disconnect the socket gives that up, and gets another at the send.
     let bound = main.call(Call::new(ONTIME_OP_BIND, 2).to(local(0)));
     assert_eq!(bound.result(), Ok(0));
-    let mut dissolve = Call::new(ONTIME_OP_CONNECT, 2);
-    dissolve.words.addr_len = size_of::<libc::sockaddr_in>() as u16;
-    assert_eq!(main.result(dissolve), Ok(0));
+    assert_eq!(main.result(dissolve(2)), Ok(0));
     let port = send(main, 2);
+    assert_eq!(take(main, port), Err(libc::EADDRINUSE));
+    // Also if the option comes after the disconnect, and again after the send.
+    main.socket(5, AF_INET, SOCK_DGRAM, 0);
+    assert_eq!(main.call(Call::new(ONTIME_OP_BIND, 5).to(local(0))).result(), Ok(0));
+    assert_eq!(main.result(dissolve(5)), Ok(0));
+    assert_eq!(main.result(share(5)), Ok(0));
+    let port = send(main, 5);
+    assert_eq!(take(main, port), Err(libc::EADDRINUSE));
+    assert_eq!(main.result(share(5)), Ok(0));
     assert_eq!(take(main, port), Err(libc::EADDRINUSE));
     let port = main.call(Call::new(ONTIME_OP_BIND, 3).to(local(0))).name().port();
     assert_eq!(take(main, port), Ok(0));
