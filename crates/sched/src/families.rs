@@ -57,6 +57,8 @@ enum Family {
     Counted,
     /// The same, and every VM publishes nonsense but the one that is judged.
     CountedLiars,
+    /// The same as `Counted`, with the tasks of `SporadicAlone`.
+    CountedSporadic,
 }
 
 /// Random numbers (splitmix64).
@@ -347,7 +349,8 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
     let vms = random.range(cpus, 6 * cpus);
     let mut sets: Vec<Vec<Task>> = Vec::new();
     for _ in 0..vms {
-        let count = if family == Family::SporadicAlone { 1 } else { random.range(1, 3) };
+        let alone = matches!(family, Family::SporadicAlone | Family::CountedSporadic);
+        let count = if alone { 1 } else { random.range(1, 3) };
         let mut task = || {
             let period = match family {
                 Family::Short => random.range(1_100, 4_000) * 1_000,
@@ -356,7 +359,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
             };
             let mixed = random.range(0, 1) == 0;
             let sporadic = match family {
-                Family::SporadicAlone | Family::SporadicMixed => true,
+                Family::SporadicAlone | Family::SporadicMixed | Family::CountedSporadic => true,
                 Family::Full | Family::Liar | Family::Bursts => count == 1 && mixed,
                 _ => false,
             };
@@ -386,7 +389,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
 fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
     let mut random = Random(seed.wrapping_mul(0x1234_5677).wrapping_add(family as u64));
     let several = matches!(family, Family::SeveralCpus | Family::Migrating);
-    let counted = matches!(family, Family::Counted | Family::CountedLiars);
+    let counted = matches!(family, Family::Counted | Family::CountedLiars | Family::CountedSporadic);
     let cpus = if several { random.range(2, 3) } else { 1 };
     let (sets, rest) = draw(family, cpus, &mut random)?;
     // Each vCPU reserves the sum of its tasks in the shortest of their periods.
@@ -525,8 +528,8 @@ macro_rules! families {
 // The family, the plan, how many sets in a thousand may have late jobs, and how late a job may be, us.
 families! {
     periodic: Periodic, Best, 0, 1;
-    harmonic: Harmonic, Best, 1, 3_000;
-    sporadic_alone: SporadicAlone, Best, 1, 100;
+    harmonic: Harmonic, Best, 1, 35_000;
+    sporadic_alone: SporadicAlone, Best, 0, 1;
     sporadic_mixed: SporadicMixed, Best, 20, 5_000;
     short: Short, Best, 0, 1;
     full: Full, Best, 0, 1;
@@ -534,9 +537,10 @@ families! {
     bursts: Bursts, Best, 1, 1_000;
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
-    late_looks: LateLooks, Best, 3, 500;
-    counted: Counted, Best, 2, 4_000;
-    counted_liars: CountedLiars, Best, 1, 3_000;
+    late_looks: LateLooks, Best, 3, 1_200;
+    counted: Counted, Best, 4, 4_000;
+    counted_liars: CountedLiars, Best, 1, 4_000;
+    counted_sporadic: CountedSporadic, Best, 3, 5_000;
     periodic_by_slices: Periodic, Slices, 10, 7_000;
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;

@@ -106,7 +106,8 @@ impl Deadlines {
 enum Sleep {
     /// It was seen running, or nothing says that it sleeps.
     Awake,
-    /// The kernel said that it does not, and it has not run since: so it waits.
+    /// The kernel did not say that it does, and it has not run since: so it waits. It is asked again where the CPU was
+    /// idle, because there may have been no answer.
     Waits,
     /// Only the kernel knows whether it sleeps or waits.
     Unknown,
@@ -243,10 +244,12 @@ impl Server {
         self.cpu_idle = cpu_idle;
         // A vCPU that was at `Beyond`, behind bulk, may have waited or run all the time.
         let beyond = self.place_before == Place::Beyond;
-        let may = !self.ran && (cpu_idle || self.remaining() < in_doubt);
+        let may = !self.ran && !beyond && (cpu_idle || self.remaining() < in_doubt);
+        // On a busy CPU one that slept may have woken, and may wait since.
+        let waited = if may && !cpu_idle && self.sleep == Sleep::Asleep { self.waited_for } else { 0 };
         self.sleep = if self.ran {
             Sleep::Awake
-        } else if self.sleep == Sleep::Waits && !beyond || may && self.sleep == Sleep::Asleep {
+        } else if self.sleep == Sleep::Waits && !beyond && !cpu_idle || may && self.sleep == Sleep::Asleep {
             self.sleep
         } else if self.runnable && !beyond {
             // `cpu_idle` alone proves nothing: interrupt threads may have run while the vCPU waited, and the mistake
@@ -261,7 +264,7 @@ impl Server {
         };
         let asleep = self.sleep == Sleep::Asleep;
         self.runnable = self.ran || beyond || self.runnable && !asleep;
-        self.waited_for = busy;
+        self.waited_for = waited.saturating_add(busy);
         self.update_demand(now);
     }
 
@@ -571,7 +574,7 @@ impl EdfCpu {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
             holds = self.choose_planned(now);
         }
-        self.allow_overuse(holds);
+        self.allow_overuse(now, holds);
         self.apply_places(threads);
         self.next_check(now, holds)
     }
@@ -588,8 +591,9 @@ impl EdfCpu {
 
     /// Lets vCPUs run beyond their shares where no deadline is at risk: each for its own saved time, then the runnable
     /// vCPU with the earliest deadline for the pool.
-    fn allow_overuse(&mut self, holds: u64) {
-        let unhurried = holds >= 2 * CHECK_DELAY_MIN.max(self.delay_min());
+    fn allow_overuse(&mut self, now: u64, holds: u64) {
+        let enough = 2 * CHECK_DELAY_MIN.max(self.delay_min());
+        let unhurried = holds >= enough.min(self.end.saturating_sub(now));
         let Self { servers, by_deadline, pool, spare, .. } = self;
         servers.iter_mut().for_each(|server| server.overuse_max = 0);
         let mut others = *pool;
@@ -713,7 +717,7 @@ impl EdfCpu {
         // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned at least, so
         // that it does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay
         // entitled: no other delays it. While none is runnable, those that are planned stay so.
-        if holds < doubt_delay_min {
+        if holds < doubt_delay_min.min(first_end.saturating_sub(now)) {
             (best, holds) = (free, free_holds);
             let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
             if let Some((number, _)) = eager.next() {
@@ -765,10 +769,15 @@ impl EdfCpu {
         let (delay_min, doubt_delay_min) = (self.delay_min(), self.doubt_delay_min());
         let planned = present().any(|server| server.planned && server.runnable);
         // The vCPU that ran goes on, at the first place where one is runnable. Others run when it sleeps.
-        let known = present().any(|server| server.ran && server.runnable && (server.planned || !planned));
+        let known = present().any(|server| {
+            server.ran && server.runnable && server.account.place != Place::Beyond && (server.planned || !planned)
+        });
         // Each sleeping vCPU takes its part of the spare time while it sleeps on, because its rest does not shrink
         // before the next check.
-        let rate: u64 = present().filter(|server| server.sleep == Sleep::Asleep).map(|server| server.rate).sum();
+        let rate: u64 = present()
+            .filter(|server| server.sleep == Sleep::Asleep && server.demand > 0)
+            .map(|server| server.rate)
+            .sum();
         let asleep = self.spare.saturating_mul(RATE) / rate.max(1);
         let delay = |server: &Server| match server.sleep {
             Sleep::Asleep => asleep.min(server.demand.saturating_add(self.spare)).max(doubt_delay_min),
