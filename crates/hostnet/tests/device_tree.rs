@@ -85,6 +85,21 @@ impl Tree {
         self.put(&format!("proc/irq/{number}/smp_affinity_list"), "0-3");
     }
 
+    /// Shows a device on its bus.
+    fn on_bus(&self, bus: &str, device: &str) {
+        let device = self.dir.path().join("sys/devices").join(device);
+        let folder = self.dir.path().join("sys/bus").join(bus).join("devices");
+        [&device, &folder].into_iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        symlink(&device, folder.join(device.file_name().unwrap())).unwrap();
+    }
+
+    /// Adds a NIC whose interfaces are in other network namespaces: the kernel keeps its folder for them.
+    fn nic_elsewhere(&self, bus: &str, device: &str, driver: &str) {
+        self.on_bus(bus, device);
+        self.driver(device, driver);
+        fs::create_dir_all(self.dir.path().join("sys/devices").join(device).join("net")).unwrap();
+    }
+
     fn msi(&self, device: &str, irqs: &[u32]) {
         irqs.iter().for_each(|irq| self.put(&format!("sys/devices/{device}/msi_irqs/{irq}"), "msix"));
     }
@@ -923,6 +938,121 @@ fn interrupts_of_a_platform_nic_elsewhere_are_networks_by_the_device_tree() {
         let found: Vec<(u32, Option<String>)> = found.map(|irq| (irq.id.irq, irq.device)).collect();
         let its = Some("20000000.ethernet".to_owned());
         assert_eq!(found, [(50, its.clone()), (51, its)], "with these known, `lan4` need not be its");
+    });
+}
+
+/// Pods' NICs behind USB (by MSI and by a line), SPI, SDIO and NXP's portals, and on the platform by ACPI and by a node
+/// of another name than `ethernet`.
+#[test]
+fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for (bus, device, driver) in [
+            ("usb", "pci0000:00/0000:00:14.0/usb1/1-6/1-6:1.0", "r8152"),
+            ("usb", "pci0000:00/0000:00:1d.0/usb3/3-1/3-1:2.0", "asix"),
+            ("spi", "platform/soc/fe204000.spi/spi_master/spi0/spi0.2", "ksz8851"),
+            ("sdio", "platform/soc/fe340000.mmc/mmc_host/mmc3/mmc3:0001/mmc3:0001:1", "mwifiex_sdio"),
+            ("fsl-mc", "platform/soc/80c000000.fsl-mc/dprc.1/dpni.4", "fsl_dpaa2_eth"),
+            ("platform", "platform/ETHX0D05:00", "acpi-mac"),
+            ("platform", "platform/soc/ff360000.gmac", "rk_gmac-dwmac"),
+        ] {
+            tree.nic_elsewhere(bus, device, driver);
+        }
+        tree.on_bus("platform", "platform/SERX0001:00");
+        let node = "sys/devices/platform/soc/ff360000.gmac/of_node";
+        tree.put(&format!("{node}/name"), "gmac\0");
+        let cells: Vec<u8> = [0_u32, 21, 4].iter().flat_map(|cell| cell.to_be_bytes()).collect();
+        fs::write(tree.dir.path().join(node).join("interrupts"), cells).unwrap();
+        for (function, class, driver) in
+            [("14.0", "0x0c0330", "xhci_hcd"), ("15.0", "0x0c0330", "xhci_hcd"), ("1d.0", "0x0c0320", "ehci-pci")]
+        {
+            let device = format!("pci0000:00/0000:00:{function}");
+            tree.on_bus("pci", &device);
+            tree.driver(&device, driver);
+            tree.put(&format!("sys/devices/{device}/class"), class);
+        }
+        tree.msi("pci0000:00/0000:00:14.0", &[70]);
+        tree.msi("pci0000:00/0000:00:15.0", &[71]);
+        tree.put("sys/devices/pci0000:00/0000:00:1d.0/irq", "23\n");
+        for (irq, handler) in [
+            (23, "i801_smbus,ehci_hcd:usb3"),
+            (70, "xhci_hcd"),
+            (71, "xhci_hcd"),
+            (80, "fe204000.spi"),
+            (81, "ksz8851"),
+            (82, "fe204600.spi"),
+            (83, "mmc3"),
+            (84, "mmc0"),
+            (85, "dpio.6"),
+            (86, "dpni.4"),
+            (87, "ETHX0D05:00"),
+            (88, "SERX0001:00"),
+            (89, "thermal"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        tree.put("sys/kernel/irq/89/chip_name", "GICv3\n");
+        tree.put("sys/kernel/irq/89/hwirq", "53\n");
+        let networks = |inventory: &Inventory| -> Vec<(u32, String)> {
+            let networks = inventory.irqs.iter().filter(|irq| irq.network);
+            networks.map(|irq| (irq.id.irq, irq.device.clone().unwrap_or_default())).collect()
+        };
+        let wanted = [
+            (23, "3-1:2.0"),
+            (70, "1-6:1.0"),
+            (80, "spi0.2"),
+            (81, "spi0.2"),
+            (83, "mmc3:0001:1"),
+            (85, "dpni.4"),
+            (86, "dpni.4"),
+            (87, "ETHX0D05:00"),
+            (89, "ff360000.gmac"),
+        ]
+        .map(|(irq, device)| (irq, device.to_owned()));
+        let mut inventory = tree.scan();
+        assert_eq!(networks(&inventory), wanted);
+        // Their threads stay, and are told; those of other devices go below every RT thread.
+        for irq in inventory.irqs.iter().map(|irq| irq.id.irq).collect::<Vec<_>>() {
+            let number = i32::try_from(irq).unwrap();
+            let id = ThreadId { pid: number, tid: number, start_time: 1 };
+            let (kind, comm) = (KernelThreadKind::Irq(irq), format!("irq/{irq}-x"));
+            inventory.threads.push(KernelThread { id, kind, comm, policy: Policy::Fifo(50) });
+        }
+        let found = plan(&inventory, &intent(&[], Vec::new()));
+        let moved: Vec<String> = fleet::policies(&found).into_keys().collect();
+        assert_eq!(moved, ["irq/71-x", "irq/82-x", "irq/84-x", "irq/88-x"]);
+        let told: Vec<&str> = found.findings.iter().map(|finding| finding.found.as_str()).collect();
+        for (irq, device) in &wanted {
+            let words = format!("thread {irq} is of network controller {device}, which has no interface");
+            assert!(told.iter().any(|one| one.starts_with(&words)), "{words}: {told:?}");
+        }
+        // An interface here behind the same controller has the controller's interrupt.
+        let desk = "pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0";
+        tree.nic("desk", desk);
+        tree.nic_elsewhere("usb", desk, "cdc_ncm");
+        tree.put(&format!("sys/devices/{desk}/net/desk/flags"), "0x1002\n");
+        assert_eq!(tree.irqs(), owned([("desk", &[70])]));
+        assert_eq!(networks(&tree.scan()).len(), wanted.len() - 1);
+    });
+}
+
+/// A platform NIC without the node name `ethernet`, of whose interrupts nothing is known.
+#[test]
+fn while_an_acpi_nics_interface_is_elsewhere_handlers_like_interfaces_stay() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.irq(60, "lan2:tx");
+        tree.irq(61, "ttyAMA1");
+        let kept = || tree.scan().irqs.into_iter().filter(|irq| irq.network).map(|irq| irq.id.irq).collect::<Vec<_>>();
+        assert!(kept().is_empty());
+        tree.nic_elsewhere("platform", "platform/NIXX8001:00", "acpi-mac");
+        assert_eq!(kept(), [60]);
+        // Its handler has the device's name; then its interface is here.
+        tree.irq(62, "NIXX8001:00");
+        assert_eq!(kept(), [62]);
+        tree.irq(62, "rtc");
+        tree.put("sys/devices/platform/NIXX8001:00/net/plant/flags", "0x1003\n");
+        assert!(kept().is_empty());
     });
 }
 
