@@ -532,6 +532,41 @@ fn a_nic_on_either_bus_of_a_usb_controller_has_the_controllers_interrupt() {
     });
 }
 
+/// A NIC that is called like another NIC's bus: on another controller, which has only a line, or on the same.
+#[test]
+fn a_nic_that_is_called_like_a_usb_bus_has_its_own_controllers_interrupt() {
+    for order in [["usb7", "lan9"], ["lan9", "usb7"]] {
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            for name in order {
+                let device = if name == "usb7" { "1a.0/usb9/9-1/9-1:1.0" } else { "14.0/usb7/7-2/7-2:1.0" };
+                tree.nic(name, &format!("pci0000:00/0000:00:{device}"));
+            }
+            for function in ["1a.0", "14.0"] {
+                tree.on_bus("pci", &format!("pci0000:00/0000:00:{function}"));
+            }
+            tree.put("sys/devices/pci0000:00/0000:00:1a.0/irq", "18\n");
+            tree.msi("pci0000:00/0000:00:14.0", &[44]);
+            tree.irq(18, "ehci_hcd:usb9");
+            tree.irq(44, "xhci-hcd:usb7");
+            let wanted = owned([("lan9", &[44]), ("usb7", &[18])]);
+            assert_eq!(tree.irqs(), wanted, "down: the line by its handler's name");
+            order.iter().for_each(|name| support::run("ip", &format!("link set {name} up")));
+            assert_eq!(tree.irqs(), wanted);
+        });
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            for name in order {
+                let device = if name == "usb7" { "usb8/8-1/8-1:1.0" } else { "usb7/7-1/7-1:1.0" };
+                tree.nic(name, &format!("pci0000:00/0000:00:15.0/{device}"));
+            }
+            tree.msi("pci0000:00/0000:00:15.0", &[46]);
+            tree.irq(46, "xhci-hcd:usb7");
+            assert_eq!(tree.irqs(), owned([("lan9", &[46]), ("usb7", &[46])]));
+        });
+    }
+}
+
 #[test]
 fn handlers_that_are_called_after_a_driver_or_a_portal_are_the_nics_of_that_driver() {
     support::in_namespace(|_| {
