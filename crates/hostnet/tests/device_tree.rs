@@ -1126,6 +1126,43 @@ fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() 
     });
 }
 
+/// The files from which doctor has CPUs without a tick, work that comes at intervals, and the node of a NIC.
+#[test]
+fn sets_of_cpus_sysctls_and_nodes_are_read_as_the_kernel_writes_them() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.put("sys/devices/system/cpu/online", "0-3\n");
+        tree.put("sys/devices/system/cpu/possible", "0-7\n");
+        let sysctls = [("kernel/nmi_watchdog", "0"), ("kernel/timer_migration", "1"), ("vm/stat_interval", "60")];
+        for (name, value) in sysctls {
+            tree.put(&format!("proc/sys/{name}"), &format!("{value}\n"));
+        }
+        for (name, function, node) in [("near", "0", "1"), ("lone", "1", "-1"), ("bare", "2", "")] {
+            let device = format!("pci0000:80/0000:81:00.{function}");
+            tree.nic(name, &device);
+            if !node.is_empty() {
+                tree.put(&format!("sys/devices/{device}/numa_node"), &format!("{node}\n"));
+            }
+        }
+        // The kernel writes `(null)` where it was booted without nohz_full, and an empty line for no CPU.
+        for (isolated, nohz_full, wanted) in
+            [("2-3", "(null)", ["2-3", "", ""]), ("", "1,3", ["", "1,3", "1,3"]), ("1-2", "", ["1-2", "", ""])]
+        {
+            tree.put("sys/devices/system/cpu/isolated", &format!("{isolated}\n"));
+            tree.put("sys/devices/system/cpu/nohz_full", &format!("{nohz_full}\n"));
+            let cpus = tree.scan().cpus;
+            assert_eq!([cpus.isolated, cpus.nohz_full, cpus.rcu_nocbs].map(|set| set.to_string()), wanted);
+        }
+        let inventory = tree.scan();
+        for (name, value) in sysctls {
+            assert_eq!(inventory.sysctls.get(name).map(String::as_str), Some(value), "{name}");
+        }
+        assert!(!inventory.sysctls.contains_key("net/core/busy_poll"), "a kernel without it");
+        let nodes = ["near", "lone", "bare"].map(|name| inventory.nic(name).unwrap().node);
+        assert_eq!(nodes, [Some(1), None, None]);
+    });
+}
+
 #[test]
 fn without_any_description_of_interrupts_an_rt_nic_without_its_own_is_said() {
     support::in_namespace(|_| {
