@@ -85,6 +85,21 @@ impl Tree {
         self.put(&format!("proc/irq/{number}/smp_affinity_list"), "0-3");
     }
 
+    /// Shows a device on its bus.
+    fn on_bus(&self, bus: &str, device: &str) {
+        let device = self.dir.path().join("sys/devices").join(device);
+        let folder = self.dir.path().join("sys/bus").join(bus).join("devices");
+        [&device, &folder].into_iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        symlink(&device, folder.join(device.file_name().unwrap())).unwrap();
+    }
+
+    /// Adds a NIC whose interfaces are in other network namespaces: the kernel keeps its folder for them.
+    fn nic_elsewhere(&self, bus: &str, device: &str, driver: &str) {
+        self.on_bus(bus, device);
+        self.driver(device, driver);
+        fs::create_dir_all(self.dir.path().join("sys/devices").join(device).join("net")).unwrap();
+    }
+
     fn msi(&self, device: &str, irqs: &[u32]) {
         irqs.iter().for_each(|irq| self.put(&format!("sys/devices/{device}/msi_irqs/{irq}"), "msix"));
     }
@@ -517,6 +532,41 @@ fn a_nic_on_either_bus_of_a_usb_controller_has_the_controllers_interrupt() {
     });
 }
 
+/// A NIC that is called like another NIC's bus: on another controller, which has only a line, or on the same.
+#[test]
+fn a_nic_that_is_called_like_a_usb_bus_has_its_own_controllers_interrupt() {
+    for order in [["usb7", "lan9"], ["lan9", "usb7"]] {
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            for name in order {
+                let device = if name == "usb7" { "1a.0/usb9/9-1/9-1:1.0" } else { "14.0/usb7/7-2/7-2:1.0" };
+                tree.nic(name, &format!("pci0000:00/0000:00:{device}"));
+            }
+            for function in ["1a.0", "14.0"] {
+                tree.on_bus("pci", &format!("pci0000:00/0000:00:{function}"));
+            }
+            tree.put("sys/devices/pci0000:00/0000:00:1a.0/irq", "18\n");
+            tree.msi("pci0000:00/0000:00:14.0", &[44]);
+            tree.irq(18, "ehci_hcd:usb9");
+            tree.irq(44, "xhci-hcd:usb7");
+            let wanted = owned([("lan9", &[44]), ("usb7", &[18])]);
+            assert_eq!(tree.irqs(), wanted, "down: the line by its handler's name");
+            order.iter().for_each(|name| support::run("ip", &format!("link set {name} up")));
+            assert_eq!(tree.irqs(), wanted);
+        });
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            for name in order {
+                let device = if name == "usb7" { "usb8/8-1/8-1:1.0" } else { "usb7/7-1/7-1:1.0" };
+                tree.nic(name, &format!("pci0000:00/0000:00:15.0/{device}"));
+            }
+            tree.msi("pci0000:00/0000:00:15.0", &[46]);
+            tree.irq(46, "xhci-hcd:usb7");
+            assert_eq!(tree.irqs(), owned([("lan9", &[46]), ("usb7", &[46])]));
+        });
+    }
+}
+
 #[test]
 fn handlers_that_are_called_after_a_driver_or_a_portal_are_the_nics_of_that_driver() {
     support::in_namespace(|_| {
@@ -926,6 +976,121 @@ fn interrupts_of_a_platform_nic_elsewhere_are_networks_by_the_device_tree() {
     });
 }
 
+/// Pods' NICs behind USB (by MSI and by a line), SPI, SDIO and NXP's portals, and on the platform by ACPI and by a node
+/// of another name than `ethernet`.
+#[test]
+fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        for (bus, device, driver) in [
+            ("usb", "pci0000:00/0000:00:14.0/usb1/1-6/1-6:1.0", "r8152"),
+            ("usb", "pci0000:00/0000:00:1d.0/usb3/3-1/3-1:2.0", "asix"),
+            ("spi", "platform/soc/fe204000.spi/spi_master/spi0/spi0.2", "ksz8851"),
+            ("sdio", "platform/soc/fe340000.mmc/mmc_host/mmc3/mmc3:0001/mmc3:0001:1", "mwifiex_sdio"),
+            ("fsl-mc", "platform/soc/80c000000.fsl-mc/dprc.1/dpni.4", "fsl_dpaa2_eth"),
+            ("platform", "platform/ETHX0D05:00", "acpi-mac"),
+            ("platform", "platform/soc/ff360000.gmac", "rk_gmac-dwmac"),
+        ] {
+            tree.nic_elsewhere(bus, device, driver);
+        }
+        tree.on_bus("platform", "platform/SERX0001:00");
+        let node = "sys/devices/platform/soc/ff360000.gmac/of_node";
+        tree.put(&format!("{node}/name"), "gmac\0");
+        let cells: Vec<u8> = [0_u32, 21, 4].iter().flat_map(|cell| cell.to_be_bytes()).collect();
+        fs::write(tree.dir.path().join(node).join("interrupts"), cells).unwrap();
+        for (function, class, driver) in
+            [("14.0", "0x0c0330", "xhci_hcd"), ("15.0", "0x0c0330", "xhci_hcd"), ("1d.0", "0x0c0320", "ehci-pci")]
+        {
+            let device = format!("pci0000:00/0000:00:{function}");
+            tree.on_bus("pci", &device);
+            tree.driver(&device, driver);
+            tree.put(&format!("sys/devices/{device}/class"), class);
+        }
+        tree.msi("pci0000:00/0000:00:14.0", &[70]);
+        tree.msi("pci0000:00/0000:00:15.0", &[71]);
+        tree.put("sys/devices/pci0000:00/0000:00:1d.0/irq", "23\n");
+        for (irq, handler) in [
+            (23, "i801_smbus,ehci_hcd:usb3"),
+            (70, "xhci_hcd"),
+            (71, "xhci_hcd"),
+            (80, "fe204000.spi"),
+            (81, "ksz8851"),
+            (82, "fe204600.spi"),
+            (83, "mmc3"),
+            (84, "mmc0"),
+            (85, "dpio.6"),
+            (86, "dpni.4"),
+            (87, "ETHX0D05:00"),
+            (88, "SERX0001:00"),
+            (89, "thermal"),
+        ] {
+            tree.irq(irq, handler);
+        }
+        tree.put("sys/kernel/irq/89/chip_name", "GICv3\n");
+        tree.put("sys/kernel/irq/89/hwirq", "53\n");
+        let networks = |inventory: &Inventory| -> Vec<(u32, String)> {
+            let networks = inventory.irqs.iter().filter(|irq| irq.network);
+            networks.map(|irq| (irq.id.irq, irq.device.clone().unwrap_or_default())).collect()
+        };
+        let wanted = [
+            (23, "3-1:2.0"),
+            (70, "1-6:1.0"),
+            (80, "spi0.2"),
+            (81, "spi0.2"),
+            (83, "mmc3:0001:1"),
+            (85, "dpni.4"),
+            (86, "dpni.4"),
+            (87, "ETHX0D05:00"),
+            (89, "ff360000.gmac"),
+        ]
+        .map(|(irq, device)| (irq, device.to_owned()));
+        let mut inventory = tree.scan();
+        assert_eq!(networks(&inventory), wanted);
+        // Their threads stay, and are told; those of other devices go below every RT thread.
+        for irq in inventory.irqs.iter().map(|irq| irq.id.irq).collect::<Vec<_>>() {
+            let number = i32::try_from(irq).unwrap();
+            let id = ThreadId { pid: number, tid: number, start_time: 1 };
+            let (kind, comm) = (KernelThreadKind::Irq(irq), format!("irq/{irq}-x"));
+            inventory.threads.push(KernelThread { id, kind, comm, policy: Policy::Fifo(50) });
+        }
+        let found = plan(&inventory, &intent(&[], Vec::new()));
+        let moved: Vec<String> = fleet::policies(&found).into_keys().collect();
+        assert_eq!(moved, ["irq/71-x", "irq/82-x", "irq/84-x", "irq/88-x"]);
+        let told: Vec<&str> = found.findings.iter().map(|finding| finding.found.as_str()).collect();
+        for (irq, device) in &wanted {
+            let words = format!("thread {irq} is of network controller {device}, which has no interface");
+            assert!(told.iter().any(|one| one.starts_with(&words)), "{words}: {told:?}");
+        }
+        // An interface here behind the same controller has the controller's interrupt.
+        let desk = "pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0";
+        tree.nic("desk", desk);
+        tree.nic_elsewhere("usb", desk, "cdc_ncm");
+        tree.put(&format!("sys/devices/{desk}/net/desk/flags"), "0x1002\n");
+        assert_eq!(tree.irqs(), owned([("desk", &[70])]));
+        assert_eq!(networks(&tree.scan()).len(), wanted.len() - 1);
+    });
+}
+
+/// A platform NIC without the node name `ethernet`, of whose interrupts nothing is known.
+#[test]
+fn while_an_acpi_nics_interface_is_elsewhere_handlers_like_interfaces_stay() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.irq(60, "lan2:tx");
+        tree.irq(61, "ttyAMA1");
+        let kept = || tree.scan().irqs.into_iter().filter(|irq| irq.network).map(|irq| irq.id.irq).collect::<Vec<_>>();
+        assert!(kept().is_empty());
+        tree.nic_elsewhere("platform", "platform/NIXX8001:00", "acpi-mac");
+        assert_eq!(kept(), [60]);
+        // Its handler has the device's name; then its interface is here.
+        tree.irq(62, "NIXX8001:00");
+        assert_eq!(kept(), [62]);
+        tree.irq(62, "rtc");
+        tree.put("sys/devices/platform/NIXX8001:00/net/plant/flags", "0x1003\n");
+        assert!(kept().is_empty());
+    });
+}
+
 /// A handler has the name that the interface had when it was brought up, and the interface is in a container.
 #[test]
 fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() {
@@ -958,6 +1123,43 @@ fn while_a_platform_nics_interface_is_elsewhere_handlers_like_interfaces_stay() 
         // Its interface is here.
         fs::create_dir_all(tree.dir.path().join(device).join("net/plant")).unwrap();
         assert_eq!(kept(), handlers[..3]);
+    });
+}
+
+/// The files from which doctor has CPUs without a tick, work that comes at intervals, and the node of a NIC.
+#[test]
+fn sets_of_cpus_sysctls_and_nodes_are_read_as_the_kernel_writes_them() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.put("sys/devices/system/cpu/online", "0-3\n");
+        tree.put("sys/devices/system/cpu/possible", "0-7\n");
+        let sysctls = [("kernel/nmi_watchdog", "0"), ("kernel/timer_migration", "1"), ("vm/stat_interval", "60")];
+        for (name, value) in sysctls {
+            tree.put(&format!("proc/sys/{name}"), &format!("{value}\n"));
+        }
+        for (name, function, node) in [("near", "0", "1"), ("lone", "1", "-1"), ("bare", "2", "")] {
+            let device = format!("pci0000:80/0000:81:00.{function}");
+            tree.nic(name, &device);
+            if !node.is_empty() {
+                tree.put(&format!("sys/devices/{device}/numa_node"), &format!("{node}\n"));
+            }
+        }
+        // The kernel writes `(null)` where it was booted without nohz_full, and an empty line for no CPU.
+        for (isolated, nohz_full, wanted) in
+            [("2-3", "(null)", ["2-3", "", ""]), ("", "1,3", ["", "1,3", "1,3"]), ("1-2", "", ["1-2", "", ""])]
+        {
+            tree.put("sys/devices/system/cpu/isolated", &format!("{isolated}\n"));
+            tree.put("sys/devices/system/cpu/nohz_full", &format!("{nohz_full}\n"));
+            let cpus = tree.scan().cpus;
+            assert_eq!([cpus.isolated, cpus.nohz_full, cpus.rcu_nocbs].map(|set| set.to_string()), wanted);
+        }
+        let inventory = tree.scan();
+        for (name, value) in sysctls {
+            assert_eq!(inventory.sysctls.get(name).map(String::as_str), Some(value), "{name}");
+        }
+        assert!(!inventory.sysctls.contains_key("net/core/busy_poll"), "a kernel without it");
+        let nodes = ["near", "lone", "bare"].map(|name| inventory.nic(name).unwrap().node);
+        assert_eq!(nodes, [Some(1), None, None]);
     });
 }
 

@@ -161,9 +161,26 @@ fn one_cpu(inventory: &mut Inventory, intent: &mut Intent, poll_cpu: Option<u32>
 fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent))> {
     match rule {
         RuleId::HostConfig => host_config(),
-        RuleId::NapiThreaded => {
-            vec![("eth0", "cannot thread NAPI", apart(|inventory, _| inventory.nics[0].threaded = None))]
-        }
+        RuleId::NapiThreaded => vec![
+            ("eth0", "cannot thread NAPI", apart(|inventory, _| inventory.nics[0].threaded = None)),
+            (
+                "eth0",
+                "2 NAPI threads do not exist yet; once made they get FIFO 44",
+                apart(|inventory, _| {
+                    inventory.nics[0].threaded = Some(0);
+                    inventory.nics[0].napis.iter_mut().for_each(|napi| napi.pid = None);
+                    inventory.threads.retain(|thread| !matches!(thread.kind, KernelThreadKind::Napi(_)));
+                }),
+            ),
+            (
+                "eth0",
+                "does not list its NAPI instances",
+                apart(|inventory, _| {
+                    inventory.kernel.version = (6, 1);
+                    (inventory.nics[0].threaded, inventory.nics[0].napis) = (Some(0), Vec::new());
+                }),
+            ),
+        ],
         RuleId::IrqThread => vec![
             ("eth0", "handles an interrupt that is shared by", apart(|inventory, _| inventory.nics[1].irqs.push(100))),
             ("eth0", "no interrupt is known", apart(|inventory, _| inventory.nics[0].irqs.clear())),
@@ -484,7 +501,7 @@ const SITES: [(&str, &str, usize); 18] = [
     ("moderation", include_str!("../src/rules/moderation.rs"), 1),
     ("napi_weight", include_str!("../src/rules/napi_weight.rs"), 1),
     ("nic_qdisc", include_str!("../src/rules/nic_qdisc.rs"), 1),
-    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 7),
+    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 8),
     ("qdisc_bypass", include_str!("../src/rules/qdisc_bypass.rs"), 1),
     ("tap_batch", include_str!("../src/rules/tap_batch.rs"), 0),
     ("tenant_threads", include_str!("../src/rules/tenant_threads.rs"), 0),

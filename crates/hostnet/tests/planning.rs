@@ -76,6 +76,51 @@ fn an_interface_that_is_down_is_threaded_when_it_comes_up_where_that_could_not_b
     }
 }
 
+/// As a host is before Ontime first sets anything.
+#[test]
+fn napi_threads_that_do_not_exist_yet_are_told_with_their_places() {
+    let mut inventory = host(3, 3, false);
+    let tenants = vec![vm(&mut inventory, 1, rt(1), 1, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth1")];
+    let queues = BTreeMap::from([(2, rt(0))]);
+    let nics = BTreeMap::from([("eth2".to_owned(), NicConfig { queues, ..NicConfig::default() })]);
+    let intent = Intent { tenants, nics, ..Intent::default() };
+    let told = |inventory: &Inventory, intent: &Intent| -> Vec<String> {
+        let found = plan(inventory, intent).findings.into_iter().filter(|of| of.rule == RuleId::NapiThreaded);
+        found.map(|of| format!("{:?} {}: {}", of.severity, of.object, of.found)).collect()
+    };
+    let bulk = Policy::BULK_DRIVER;
+    let wanted = |nic: &str, places: &str| {
+        format!("Info {nic}: its 3 NAPI threads do not exist yet; once made they get {places} (napi-thread)")
+    };
+    let all = [
+        wanted("eth0", "FIFO 44"),
+        wanted("eth1", &bulk.to_string()),
+        wanted("eth2", &format!("{bulk} (2) and FIFO 49 (1)")),
+    ];
+    assert_eq!(told(&inventory, &intent), all);
+    assert!(told(&inventory, &Intent { without: [RuleId::NapiThread].into(), ..intent.clone() }).is_empty());
+    // Some have threads, by the kernel's setting for single instances.
+    for nic in &mut inventory.nics[..2] {
+        nic.napis.truncate(1);
+    }
+    inventory.nics[1].napis[0].pid = Some(77);
+    let threads = host(2, 1, true).threads.into_iter().filter(|thread| thread.comm.starts_with("napi/eth1"));
+    inventory.threads.extend(threads.map(|thread| {
+        let id = ontime_tenants::ThreadId { pid: 77, tid: 77, ..thread.id };
+        ontime_hostnet::inventory::KernelThread { id, ..thread }
+    }));
+    let one = "Info eth0: its NAPI thread does not exist yet; once made it gets FIFO 44 (napi-thread)".to_owned();
+    assert_eq!(told(&inventory, &intent), [one, all[2].clone()]);
+    // A kernel that lists no instance.
+    inventory.kernel = Kernel { release: "6.1.0".to_owned(), version: (6, 1), ..inventory.kernel };
+    inventory.nics.truncate(1);
+    inventory.nics[0].napis.clear();
+    let unlisted =
+        "Info eth0: kernel 6.1.0 does not list its NAPI instances: threads that are made for them get FIFO 44";
+    assert_eq!(told(&inventory, &intent), [format!("{unlisted} (napi-thread)")]);
+    assert!(told(&host(3, 3, true), &intent).is_empty());
+}
+
 #[test]
 fn a_rule_that_is_switched_off_sets_nothing_and_says_so() {
     let (inventory, mut intent) = two_vms();

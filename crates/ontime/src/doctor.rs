@@ -16,14 +16,15 @@ use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, Probes, as_found, k
 use ontime_sched::BackendKind;
 use ontime_tenants::text::counted;
 use ontime_tenants::{Class, Discovery, Kind, Policy, ProblemKind, Sources, Tenant, ThreadId, discover};
-use textwrap::{Options, WordSplitter, fill};
+use textwrap::fill;
 
+use crate::api;
 use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
 use crate::daemon::view;
 use crate::paths::Paths;
 use crate::sight::Missed;
-use crate::{api, table::visible};
+use crate::table::{visible, wrapping};
 
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
@@ -174,13 +175,6 @@ fn ranked(checks: &[Check], stake: Stake) -> Vec<&Check> {
 
 /// The number of findings that the summary shows in full.
 const SHOWN: usize = 3;
-/// Columns of the text.
-const WIDTH: usize = 80;
-
-/// Lines do not break at hyphens within words, so that commands can be copied.
-fn options() -> Options<'static> {
-    Options::new(WIDTH).word_splitter(WordSplitter::NoHyphenation)
-}
 
 struct Page<'a, W: Write> {
     out: &'a mut W,
@@ -236,7 +230,7 @@ impl<W: Write> Page<'_, W> {
         };
         let plain = format!("{number}{word:8}  ");
         let line = format!("{plain}{}: {}", check.id, visible(&check.found));
-        let wrapped = fill(&line, options().subsequent_indent("          "));
+        let wrapped = fill(&line, wrapping().subsequent_indent("          "));
         let coloured = format!("{number}\x1b[{code}m{word:8}\x1b[0m  ");
         // The text is wrapped without escape sequences, because they take no column; they are inserted afterwards.
         writeln!(self.out, "{}", if self.colour { wrapped.replacen(&plain, &coloured, 1) } else { wrapped })?;
@@ -253,7 +247,7 @@ impl<W: Write> Page<'_, W> {
     }
 
     fn text(&mut self, first: &str, rest: &str, text: &str) -> std::io::Result<()> {
-        writeln!(self.out, "{}", fill(&visible(text), options().initial_indent(first).subsequent_indent(rest)))
+        writeln!(self.out, "{}", fill(&visible(text), wrapping().initial_indent(first).subsequent_indent(rest)))
     }
 }
 
@@ -270,6 +264,7 @@ mod tests {
     use textwrap::core::display_width;
 
     use super::*;
+    use crate::table::WIDTH;
 
     const NOBODY: Stake = Stake { vms: 0, containers: 0, all: true };
 

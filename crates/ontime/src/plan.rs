@@ -91,7 +91,11 @@ pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         );
     }
     if let Some(beyond) = plan.hosts.iter().flatten().find(|host| **host > args.hosts) {
-        exit::usage!("{}: host = {beyond}, and --hosts is {}", args.file.display(), args.hosts);
+        exit::usage!(
+            "{}: host = {beyond}, and --hosts is {}; give more --hosts, or correct the tenant's `host`",
+            args.file.display(),
+            args.hosts
+        );
     }
     let (placed, refused) = report::place(&plan, args.hosts as usize, args.in_order);
     let mut report = report::report(&plan, &placed, refused);

@@ -3,7 +3,9 @@
 //! Such a command shows what was seen, prints on standard error what was not, and ends with [`exit::UNKNOWN`]: an empty
 //! table for a user without the necessary rights would be misleading.
 
-use crate::table::visible;
+use textwrap::fill;
+
+use crate::table::{visible, wrapping};
 use crate::{api, exit};
 
 /// The reasons why something could not be seen, one line each.
@@ -45,10 +47,14 @@ impl Missed {
 
     /// Prints the reasons on standard error. Returns `status` if there are none, else [`exit::UNKNOWN`].
     pub fn tell(&self, status: u8) -> u8 {
-        for why in &self.0 {
-            eprintln!("ontime: not seen: {}", visible(why));
-        }
+        eprint!("{}", self.text());
         if self.is_none() { status } else { exit::UNKNOWN }
+    }
+
+    /// The reasons, wrapped. A long path stays whole, on the line that it begins.
+    fn text(&self) -> String {
+        let options = wrapping().break_words(false).initial_indent("ontime: not seen: ").subsequent_indent("  ");
+        self.0.iter().map(|why| fill(&visible(why), &options) + "\n").collect()
     }
 }
 
@@ -58,6 +64,7 @@ mod tests {
 
     use super::*;
     use crate::daemon::view::unseen;
+    use crate::table::WIDTH;
 
     #[test]
     fn a_look_that_missed_something_is_unknown_whatever_it_found() {
@@ -71,6 +78,19 @@ mod tests {
             }
         }
         assert!(!Missed::default().also("no daemon").is_none());
+    }
+
+    #[test]
+    fn a_long_reason_is_wrapped_and_a_path_is_not() {
+        let text = Missed::of_user(1000).text();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+        let path = format!("/docker/{}", "7f".repeat(32));
+        let text = Missed::default().also(format!("{path}: one process\u{1b}[2J of a container by cgroup v1")).text();
+        let wanted = format!("ontime: not seen: {path}:\n  one process\u{fffd}[2J of a container by cgroup v1\n");
+        assert_eq!(text, wanted);
+        let both = Missed::of_user(7).also("short").text();
+        assert!(both.ends_with("\nontime: not seen: short\n"), "{both}");
     }
 
     #[test]

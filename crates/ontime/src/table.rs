@@ -1,6 +1,16 @@
-//! Plain text tables with columns as wide as necessary.
+//! Plain text: tables with columns as wide as necessary, and how other text is wrapped.
 
 use std::io::{self, Write};
+
+use textwrap::{Options, WordSplitter};
+
+/// Columns of wrapped text.
+pub const WIDTH: usize = 80;
+
+/// How text is wrapped. Lines do not break at hyphens within words, so that commands can be copied.
+pub fn wrapping() -> Options<'static> {
+    Options::new(WIDTH).word_splitter(WordSplitter::NoHyphenation)
+}
 
 /// Writes rows under a header, with columns padded with spaces. Control characters in foreign names are made visible.
 ///

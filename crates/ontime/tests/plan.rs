@@ -187,4 +187,11 @@ fn wrong_use_and_a_wrong_file_have_statuses_of_their_own() {
     std::fs::write(&path, "[host]\ncpus = 1\n").unwrap();
     let said = String::from_utf8(plan(path.to_str().unwrap(), &[]).stdout).unwrap();
     assert!(said.ends_with("\n\nno tenant: the file has no [[tenant]]\n"), "no table without a row: {said}");
+    let on_third = "[host]\ncpus = 1\n[[tenant]]\nname = \"press\"\nhost = 3\nbudget = \"1ms\"\nperiod = \"9ms\"\n";
+    std::fs::write(&path, on_third).unwrap();
+    let out = plan(path.to_str().unwrap(), &["--hosts", "2"]);
+    let said = String::from_utf8(out.stderr).unwrap();
+    let wanted = "t.toml: host = 3, and --hosts is 2; give more --hosts, or correct the tenant's `host`";
+    assert!(out.status.code() == Some(64) && said.contains(wanted), "{said}");
+    assert_eq!(plan(path.to_str().unwrap(), &["--hosts", "3"]).status.code(), Some(0));
 }

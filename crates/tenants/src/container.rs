@@ -73,12 +73,24 @@ pub fn pod_of_conmon(path: &str) -> Option<&str> {
     of_path(pod).is_some_and(is_pod).then_some(pod)
 }
 
-/// From the arguments of LXC's monitor, whose title is `[lxc monitor] PATH NAME`: the name of the container that it has
-/// started in a cgroup of this name, which is the container's or has a number after it (`cgfsng_payload_create`).
+/// The title of LXC's monitor: `[lxc monitor] PATH NAME`.
+const LXC_TITLE: &str = "[lxc monitor] ";
+
+/// From the arguments of LXC's monitor: the name of the container that it has started in a cgroup of this name, which
+/// is the container's or has a number after it (`cgfsng_payload_create`).
 pub fn started_by_lxc<'a>(arguments: &[String], cgroup: &'a str) -> Option<&'a str> {
-    let title = arguments.first()?.strip_prefix("[lxc monitor] ")?;
+    let title = arguments.first()?.strip_prefix(LXC_TITLE)?;
     let is_its = |name: &&str| title.strip_suffix(*name).is_some_and(|before| before.ends_with(' '));
     [Some(cgroup), without_number(cgroup)].into_iter().flatten().find(is_its)
+}
+
+/// From the arguments of conmon or of LXC's monitor: the name of the container that it has started.
+pub fn started_by_monitor(arguments: &[String]) -> Option<String> {
+    let by_lxc = || {
+        let name = arguments.first()?.strip_prefix(LXC_TITLE)?.rsplit(' ').next()?;
+        (!name.is_empty()).then(|| printable(name.as_bytes()))
+    };
+    started_by_conmon(arguments).map(|(_, name)| name).or_else(by_lxc)
 }
 
 /// The value of the first of these options in a program's arguments: `--name VALUE` or `--name=VALUE`.
@@ -263,6 +275,14 @@ pub fn is_monitors(path: &str) -> bool {
 pub fn is_monitor_program(name: &str) -> bool {
     let names = ["conmon", "conmonrs", "systemd-nspawn", "lxc-start", "libvirt_lxc"];
     names.contains(&name) || name.starts_with("containerd-shim")
+}
+
+/// Whether a program is a container runtime's own, which a monitor starts before and after the container's programs.
+/// (runc may run from memory.)
+pub fn is_runtime_program(executable: &str) -> bool {
+    let names = ["runc", "crun", "youki", "runsc", "criu", "podman", "crio"];
+    let is_runtimes = |name| names.contains(&name) || is_monitor_program(name);
+    executable.starts_with("/memfd:runc") || crate::vmm::file_name(executable).is_some_and(is_runtimes)
 }
 
 /// Whether a cgroup belongs to a systemd service or scope.

@@ -30,6 +30,8 @@ const MARGIN: u64 = 2;
 const PROBED: usize = 16;
 /// How long a process is new, seconds: a guest of an unknown monitor may take as long until it has run.
 const LATELY: u64 = 120;
+/// Most children of a process that are looked at.
+const CHILDREN: usize = 64;
 
 /// The locations of a host's files. Tests use a tree of their own.
 #[derive(Debug)]
@@ -209,6 +211,14 @@ impl Sources {
         (!stat.has_ended() || self.living_thread(pid).is_some()).then_some(stat)
     }
 
+    /// The first processes that a process's main thread has started or adopted. None where the kernel does not list
+    /// them (CONFIG_PROC_CHILDREN).
+    pub(crate) fn children(&self, pid: i32) -> Vec<i32> {
+        let text = self.read(pid, &format!("task/{pid}/children")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        text.split_ascii_whitespace().filter_map(|number| number.parse().ok()).take(CHILDREN).collect()
+    }
+
     /// A process's identity, even if its main thread has ended and other threads live.
     pub(crate) fn identity(&self, pid: i32) -> Option<ThreadId> {
         let start_time = proc::parse_stat(&self.read(pid, "stat")?)?.start_time;
@@ -329,8 +339,28 @@ impl Processes {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
     use super::*;
     use crate::testing::without_main_thread;
+
+    #[test]
+    fn a_real_process_has_its_children() {
+        let host = Sources::host();
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut shell = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (pid, child): (i32, i32) = (shell.id().try_into().unwrap(), line.trim().parse().unwrap());
+        let is_listed = host.process_dir(pid).join(format!("task/{pid}/children")).exists();
+        let found = (host.children(pid), host.children(child));
+        // SAFETY: ends the shell's child, which sleeps for longer than the test takes, and for which the shell waits.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        shell.wait().unwrap();
+        assert_eq!(found, (if is_listed { vec![child] } else { vec![] }, vec![]));
+    }
 
     #[test]
     fn a_real_process_is_read_without_its_main_thread() {

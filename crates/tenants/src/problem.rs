@@ -53,7 +53,7 @@ pub enum ProblemKind {
     SameName,
     /// An unprivileged tenant uses the name of a root tenant and is renamed in Ontime's output.
     NameTaken(String),
-    /// No running tenant fits an RT rule.
+    /// No running tenant fits an RT rule or an override.
     RuleUnused {
         /// What no tenant does, or how the nearest one fails the rule.
         what: String,
@@ -62,6 +62,8 @@ pub enum ProblemKind {
     },
     /// Containers of an unknown runtime without a recorded name.
     RuntimeUnknown,
+    /// A container that root started in this cgroup, which is not known as a container's.
+    NoOwnCgroup(String),
     /// Number of processes in containers that are only in cgroup v1 hierarchies.
     CgroupV1(usize),
     /// A container runtime's record is not used, and why.
@@ -154,6 +156,11 @@ impl Problem {
             ProblemKind::RuntimeUnknown => {
                 "give rules for it by `cgroup`, or by the first 12 digits of its identifier as `name`".to_owned()
             }
+            ProblemKind::NoOwnCgroup(_) => {
+                "give a rule its `cgroup`, or start it with a cgroup of its own (podman without --cgroups=disabled, \
+                 LXC without lxc.cgroup.dir.container)"
+                    .to_owned()
+            }
             ProblemKind::CgroupV1(_) => {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
             }
@@ -186,6 +193,7 @@ impl Problem {
             ProblemKind::NameTaken(_) => "name-taken",
             ProblemKind::RuleUnused { .. } => "rule-unused",
             ProblemKind::RuntimeUnknown => "runtime-unknown",
+            ProblemKind::NoOwnCgroup(_) => "no-own-cgroup",
             ProblemKind::CgroupV1(_) => "cgroup-v1",
             ProblemKind::RecordUnread(_) => "record-unread",
             ProblemKind::NotRead(_) => "not-read",
@@ -240,6 +248,10 @@ impl Problem {
             ProblemKind::RuntimeUnknown => {
                 "a container, by the identifier in its cgroup's path, whose runtime is unknown".to_owned()
             }
+            ProblemKind::NoOwnCgroup(cgroup) => format!(
+                "this container is no tenant: its program runs in cgroup {cgroup}, which no form identifies as a \
+                 container's and no rule names"
+            ),
             ProblemKind::CgroupV1(count) => {
                 let (these, are) = (counted(*count, "process"), if *count == 1 { "is" } else { "are" });
                 format!(
@@ -328,7 +340,8 @@ mod tests {
             ProblemKind::RuleUnused { unnamed, .. } if unnamed.is_empty() => unused(vec![user(0)]),
             ProblemKind::RuleUnused { unnamed, .. } if unnamed.len() == 1 => unused(vec![user(0), user(1000)]),
             ProblemKind::RuleUnused { .. } => ProblemKind::RuntimeUnknown,
-            ProblemKind::RuntimeUnknown => ProblemKind::CgroupV1(2),
+            ProblemKind::RuntimeUnknown => ProblemKind::NoOwnCgroup("/plc".to_owned()),
+            ProblemKind::NoOwnCgroup(_) => ProblemKind::CgroupV1(2),
             ProblemKind::CgroupV1(_) => ProblemKind::RecordUnread("it has 7 MiB, of which 4 may be read".to_owned()),
             ProblemKind::RecordUnread(_) => ProblemKind::NotRead("9000 threads of 2 processes".to_owned()),
             ProblemKind::NotRead(_) => above(true),
@@ -369,7 +382,7 @@ mod tests {
             let text = problem.to_string();
             assert!(!["anybody", "somebody", "nobody", "whoever"].iter().any(|word| text.contains(word)), "{text}");
         }
-        assert_eq!(words.len(), 20, "{words:?}");
+        assert_eq!(words.len(), 21, "{words:?}");
     }
 
     #[test]

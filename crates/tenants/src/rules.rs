@@ -234,7 +234,7 @@ fn names_namespace(glob: &GlobMatcher) -> bool {
     glob.glob().glob().matches('/').count() >= 2
 }
 
-/// An `rt` rule that no tenant fits.
+/// A rule with class `rt` or with `override` that no tenant fits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unused {
     /// The rule (`FILE:LINE`).
@@ -377,10 +377,11 @@ impl Rules {
             })
     }
 
-    /// The `rt` rules that none of these tenants fits.
+    /// The rules with class `rt` or with `override` that none of these tenants fits. A misspelt override to `bulk`
+    /// leaves its tenant at real-time priority.
     pub fn unused(&self, tenants: &[Subject<'_>]) -> Vec<Unused> {
-        let rt = self.rules.iter().filter(|rule| rule.verdict.class != Class::Bulk);
-        rt.filter_map(|rule| rule.unused(tenants)).collect()
+        let told = self.rules.iter().filter(|rule| rule.verdict.class != Class::Bulk || rule.overrides);
+        told.filter_map(|rule| rule.unused(tenants)).collect()
     }
 
     /// Whether a rule's `name` has three parts: NAMESPACE/POD/CONTAINER.

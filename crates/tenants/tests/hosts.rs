@@ -577,6 +577,52 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
     assert_eq!((tenants, problems), (wanted(&["press"]), vec![]));
 }
 
+/// `podman run --cgroups=disabled`, and LXC with `lxc.cgroup.dir.container`: nothing on the host tells of a container.
+#[test]
+fn a_container_without_a_cgroup_of_its_own_is_told_by_roots_monitor() {
+    let host = Host::new();
+    let start = |monitor: i32, program: &str, cgroup: &str, uid: u32, line: &[&str], children: &[(&str, &str)]| {
+        host.process(monitor, program, cgroup, uid, line);
+        let numbers: Vec<String> = (monitor + 1..).zip(children).map(|(pid, _)| pid.to_string()).collect();
+        fs::write(host.path(&format!("proc/{monitor}/task/{monitor}/children")), numbers.join(" ") + "\n").unwrap();
+        for (pid, (program, cgroup)) in (monitor + 1..).zip(children) {
+            host.process(pid, program, cgroup, uid, &[*program]);
+            host.alter(pid, monitor, 0);
+        }
+    };
+    let [cell, mill, saw, door, gate] = ['1', '2', '3', '4', '5'].map(id);
+    let conmon = "/usr/bin/conmon";
+    let unit = "/system.slice/cell.service";
+    start(100, conmon, unit, 0, &["conmon", "-c", &cell, "-n", "cell"], &[("/usr/bin/app", unit)]);
+    let (lxc, title) = ("/usr/bin/lxc-start", ["[lxc monitor] /srv/my lxc press"]);
+    start(200, lxc, "/plc-monitor", 0, &title, &[("/sbin/init", "/plc/x")]);
+    // Ordinary ones: Podman's, LXC's, a VM of KVM as the container's program.
+    let scope = format!("/machine.slice/libpod-{mill}.scope/container");
+    let beside = format!("/machine.slice/libpod-conmon-{mill}.scope");
+    start(300, conmon, &beside, 0, &["conmon", "-c", &mill, "-n", "mill"], &[("/usr/bin/app", &scope)]);
+    let title = ["[lxc monitor] /var/lib/lxc web"];
+    start(400, lxc, "/lxc.monitor.web", 0, &title, &[("/sbin/init", "/lxc.payload.web/init.scope")]);
+    let of_vm = "/system.slice/saw.service";
+    start(500, conmon, of_vm, 0, &["conmon", "-c", &saw, "-n", "saw"], &[("/usr/bin/qemu-system-x86_64", of_vm)]);
+    host.thread(501, 502, "CPU 0/KVM", 0);
+    // The runtime has not made the container yet, or removes it. A user's, and one in a container, count for nothing.
+    let runtimes = [("/usr/bin/crun", unit), ("/memfd:runc_cloned:/proc/self/exe (deleted)", unit)];
+    start(600, conmon, unit, 0, &["conmon", "-c", &door, "-n", "door"], &runtimes);
+    start(700, conmon, unit, 1000, &["conmon", "-c", &gate, "-n", "gate"], &[("/usr/bin/app", unit)]);
+    let inside = format!("/machine.slice/libpod-{mill}.scope/x");
+    start(800, conmon, &inside, 0, &["conmon", "-c", &gate, "-n", "gate"], &[("/usr/bin/app", "/")]);
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(words(&found), [("cell", "no-own-cgroup"), ("press", "no-own-cgroup")]);
+    let told: Vec<String> = found.problems.iter().map(|problem| problem.message()).collect();
+    assert!(told[0].contains("cgroup /system.slice/cell.service,") && told[1].contains("cgroup /plc/x,"), "{told:?}");
+    // A rule names their cgroups.
+    let text = "[[tenant]]\ncgroup = \"/{plc,system.slice/cell.service}\"\nclass = \"rt\"\n";
+    let found = discover(&host.sources(), &rules(text));
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+    let rt: Vec<i32> = found.tenants.iter().filter(|one| one.class == RT).map(|one| one.process.pid).collect();
+    assert_eq!(rt, [101, 201]);
+}
+
 #[test]
 fn containers_that_a_client_of_containerds_named_are_found() {
     let host = Host::new();

@@ -215,13 +215,15 @@ fn rt_rules_that_no_tenant_fits_are_told_with_the_condition() {
         assert_eq!(unused.iter().map(|one| one.what.as_str()).collect::<Vec<_>>(), Vec::from_iter(what), "{text}");
         assert_eq!(unused.iter().any(|one| one.by_name), text.contains("mill"), "{text}");
     }
-    let several = parse(&format!(
-        "{}[[tenant]]\nname = \"web\"\nclass = \"bulk\"\n{}",
-        rule("kind = \"libvirt\""),
-        rule("name = \"{a,b}\"")
-    ));
+    // A `bulk` rule with `override` that is misspelt leaves a tenant at real-time priority.
+    let bulk = |name: &str| format!("[[tenant]]\nname = \"{name}\"\nclass = \"bulk\"\n");
+    let (libvirts, named) = (rule("kind = \"libvirt\""), rule("name = \"{a,b}\""));
+    let several = parse(&format!("{libvirts}{}{named}{}override = true\n", bulk("web"), bulk("pres")));
     let places: Vec<String> = several.unused(&[]).into_iter().map(|one| one.place).collect();
-    assert_eq!(places, ["/etc/ontime/tenants.toml:3", "/etc/ontime/tenants.toml:9"], "of a host without tenants");
+    let wanted = [3, 9, 12].map(|line| format!("/etc/ontime/tenants.toml:{line}"));
+    assert_eq!(places, wanted, "of a host without tenants");
+    let told: Vec<String> = several.unused(&[press]).into_iter().map(|one| one.what).collect();
+    assert_eq!(told, ["is of kind `libvirt`", "has a name like `{a,b}`", "has a name like `pres`"]);
 }
 
 #[test]

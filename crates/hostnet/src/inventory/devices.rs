@@ -1,8 +1,8 @@
 //! Which interrupts belong to which network interface, by the device tree.
 //!
-//! In: the interfaces with their place in `/sys/devices`, the PCI functions, and the interrupts with a handler. Out: the
-//! interrupts of each interface. An interrupt that the driver links to a NAPI instance (netlink family `netdev`) belongs
-//! to that instance's interface. Apart from that:
+//! In: the interfaces with their place in `/sys/devices`, the PCI functions, and the interrupts with a handler. Out:
+//! the interrupts of each interface. An interrupt that the driver links to a NAPI instance (netlink family `netdev`)
+//! belongs to that instance's interface. Apart from that:
 //!
 //! 1. If the interface's own device lists interrupts with handlers, the interface has these: `msi_irqs` (PCI,
 //!    platform), `irqs` (auxiliary devices, 6.11), `irq` (a PCI function's line).
@@ -19,6 +19,9 @@
 //!    others, never alone.
 //! 5. If exactly one interface that is up has no interrupt by then, it has those that no device and no interface has
 //!    and whose handlers have the name of one interface ([`assign_earlier_name`]).
+//!
+//! A NIC whose interfaces are in other network namespaces has interrupts by the same steps ([`nics_elsewhere`]). Those
+//! that no interface here has are a network's, and no other device's.
 //!
 //! Some drivers receive packets through portals of the processor, or name handlers after nothing of the above. Their
 //! interfaces share these interrupts.
@@ -180,7 +183,8 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence],
     }
     let actions = irqs.iter().filter(|one| one.id.irq == irq).flat_map(|one| &one.actions);
     let named: BTreeSet<&str> = actions.filter_map(|action| longest_name(action, &group)).collect();
-    if !named.is_empty() {
+    // A USB controller's handler has the name of a bus.
+    if !named.is_empty() && !is_behind_root_hub(&port.device) {
         return named.contains(port.name.as_str());
     }
     !port.representor || group.iter().all(|other| other.representor)
@@ -293,14 +297,15 @@ fn named_after(names: &[String], irqs: &[Irq], known: &BTreeSet<u32>) -> (BTreeS
     for irq in free.filter(|irq| !irq.device.as_deref().is_some_and(of_others)) {
         let named = irq.actions.iter().filter(|action| names.iter().any(|name| is_word_of(action, name)));
         for action in named {
-            if is_phy(action) { &mut phys } else { &mut own }.insert(irq.id.irq);
+            let is_own = names.contains(action) || !is_phy(action);
+            if is_own { &mut own } else { &mut phys }.insert(irq.id.irq);
         }
     }
     (own, phys)
 }
 
 /// Whether a handler has the name of a PHY: its MDIO bus, and two hexadecimal digits for the address on that bus
-/// (`include/linux/phy.h`, `PHY_ID_FMT`).
+/// (`include/linux/phy.h`, `PHY_ID_FMT`). A device of ACPI may have such a name itself (`APMC0D05:00`).
 pub(super) fn is_phy(action: &str) -> bool {
     action.rsplit_once(':').is_some_and(|(bus, address)| {
         !bus.is_empty() && address.len() == 2 && address.bytes().all(|digit| digit.is_ascii_hexdigit())
@@ -495,8 +500,8 @@ fn is_up(flags: &str) -> bool {
 pub(super) struct BusDevice {
     /// Its name, which its handlers may have.
     pub(super) name: String,
-    /// It is a network device: a virtio device of type 1 (`include/uapi/linux/virtio_ids.h`), or a platform device that
-    /// the device tree calls `ethernet`.
+    /// It is a network device: a virtio device of type 1 (`include/uapi/linux/virtio_ids.h`), or a NIC of the platform
+    /// ([`is_platform_nic`]).
     pub(super) network: bool,
     /// Numbers of a network device's interrupts at Arm's GIC.
     gic: BTreeSet<u32>,
@@ -506,43 +511,66 @@ impl BusDevice {
     /// The device that has an interrupt with these handlers: by the device tree, else by the handlers' names. A PHY's
     /// interrupt is not the NIC's.
     pub(super) fn of<'a>(all: &'a [BusDevice], irq: &IrqId, actions: &[String]) -> Option<&'a BusDevice> {
-        let is_named = |one: &&BusDevice| actions.iter().any(|action| is_word_of(action, &one.name) && !is_phy(action));
+        let names = |action: &String, name: &str| action == name || is_word_of(action, name) && !is_phy(action);
+        let is_named = |one: &&BusDevice| actions.iter().any(|action| names(action, &one.name));
         all.iter().find(|one| is_at_gic(irq, &one.gic)).or_else(|| all.iter().find(is_named))
     }
 }
 
 /// The devices on the buses for virtio and for devices of the platform.
 pub(super) fn on_other_buses(sys: &Path) -> Vec<BusDevice> {
-    let devices = |bus: &str| fs::read_dir(sys.join("bus").join(bus).join("devices")).into_iter().flatten().flatten();
-    let virtio = devices("virtio").map(|entry| (is_virtio_net(&entry.path()), entry));
-    let platform = devices("platform").map(|entry| (is_ethernet(&entry.path()), entry));
-    let all = virtio.chain(platform).map(|(network, entry)| BusDevice {
-        name: entry.file_name().to_string_lossy().into_owned(),
+    let virtio = devices_on(sys, "virtio").map(|path| (is_virtio_net(&path), path));
+    let platform = devices_on(sys, "platform").map(|path| (is_platform_nic(&path), path));
+    let all = virtio.chain(platform).map(|(network, path)| BusDevice {
+        name: name_of(&path),
         network,
-        gic: if network { gic_numbers(&entry.path()) } else { BTreeSet::new() },
+        gic: if network { gic_numbers(&path) } else { BTreeSet::new() },
     });
     all.filter(|device| is_device_name(&device.name)).collect()
+}
+
+fn devices_on(sys: &Path, bus: &str) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(sys.join("bus").join(bus).join("devices")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
 }
 
 fn is_virtio_net(device: &Path) -> bool {
     read(&device.join("device")).is_some_and(|id| id == "0x0001")
 }
 
-fn is_ethernet(device: &Path) -> bool {
-    read(&device.join("of_node/name")).is_some_and(|name| name.trim_end_matches('\0') == "ethernet")
+/// Whether a platform device is a NIC: the device tree calls it `ethernet`, or it has a folder for interfaces, which
+/// the kernel keeps while these are in other network namespaces (`drivers/base/core.c`, `cleanup_glue_dir`).
+fn is_platform_nic(device: &Path) -> bool {
+    let node = read(&device.join("of_node/name"));
+    node.is_some_and(|name| name.trim_end_matches('\0') == "ethernet") || device.join("net").is_dir()
 }
 
 /// Whether the interface of a platform NIC is not in this network namespace (the device's folder `net` is empty), and
 /// no interrupt is known to be the device's. Its handlers may then have the name that the interface had when it was
 /// brought up.
 pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
-    let devices = fs::read_dir(sys.join("bus/platform/devices")).into_iter().flatten().flatten();
-    let mut nics = devices.map(|entry| entry.path()).filter(|device| is_ethernet(device));
-    nics.any(|device| {
+    devices_on(sys, "platform").filter(|device| is_platform_nic(device)).any(|device| {
         let (name, bound) = (name_of(&device), device.join("driver").is_symlink());
         let is_here = || fs::read_dir(device.join("net")).is_ok_and(|mut interfaces| interfaces.next().is_some());
         bound && !is_here() && irqs.iter().all(|irq| irq.device.as_ref() != Some(&name))
     })
+}
+
+/// Buses of NICs, without those whose devices tell which interrupts are a NIC's ([`Pci`], [`on_other_buses`]).
+const BUSES: [&str; 7] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", "vio"];
+
+/// NICs on these buses whose interfaces are in other network namespaces: they have a driver, and their folder for
+/// interfaces is empty. Each port has the device's name, and counts as up: its flags cannot be read from here.
+pub(super) fn nics_elsewhere(sys: &Path) -> Vec<Port> {
+    let is_empty =
+        |device: &PathBuf| fs::read_dir(device.join("net")).is_ok_and(|mut interfaces| interfaces.next().is_none());
+    let nics = BUSES.into_iter().flat_map(|bus| devices_on(sys, bus)).filter(is_empty);
+    let port = |device: PathBuf| {
+        let driver = Some(name_of(&fs::read_link(device.join("driver")).ok()?));
+        let (name, device) = (name_of(&device), fs::canonicalize(&device).ok()?);
+        Some(Port { name, device, driver, up: true, ..Port::default() })
+    };
+    nics.filter_map(port).collect()
 }
 
 /// Whether a handler's name begins with an interface's, as the kernel and udev call them.

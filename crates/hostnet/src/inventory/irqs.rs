@@ -105,7 +105,9 @@ mod tests {
             put(roots.sys.join(format!("kernel/irq/{irq}/actions")), handler);
             put(roots.proc.join(format!("irq/{irq}/smp_affinity_list")), "0-1");
         }
+        // Without a handler, and with one whose driver gave it no name (`kernel/irq/irqdesc.c`, `actions_show`).
         put(roots.sys.join("kernel/irq/26/actions"), "\n");
+        put(roots.sys.join("kernel/irq/27/actions"), "(null)\n");
         let pci = roots.sys.join("bus/pci/devices");
         put(pci.join("0000:01:00.0/class"), "0x020000\n");
         put(pci.join("0000:01:00.0/msi_irqs/24"), "msix");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::devices::{self, Pci, Port, is_word_of};
 use super::threads::{CUT, WHOLE_NAMES};
-use super::{Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
+use super::{Inventory, Irq, KernelThreadKind, Napi, Nic, Note, TxQueue};
 use crate::cpus::CpuSet;
 use crate::kernel_files::{POLL_FILE, WEIGHT_FILE};
 use crate::knob::NicId;
@@ -106,7 +106,7 @@ fn find_carried(inventory: &mut Inventory, devices: &[Option<PathBuf>]) {
 fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path, pci: &Pci) {
     let class = sys.join("class/net");
     let with_rings = || inventory.nics.iter().zip(devices).filter(|(nic, _)| nic.physical);
-    let ports: Vec<Port> = with_rings()
+    let mut ports: Vec<Port> = with_rings()
         .map(|(nic, device)| Port {
             name: nic.id.name.clone(),
             driver: nic.driver.clone(),
@@ -116,12 +116,21 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
             representor: represented(&class.join(&nic.id.name)).is_some(),
         })
         .collect();
+    let here = ports.len();
+    ports.extend(devices::nics_elsewhere(sys));
     let mut found = devices::assign(&ports, &inventory.irqs, pci);
     let elsewhere = devices::has_interfaces_elsewhere(sys, &inventory.irqs);
     if !elsewhere {
         devices::assign_earlier_name(&ports, &inventory.irqs, &mut found);
     }
     let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    let of_interfaces: BTreeSet<u32> = found.iter().take(here).flatten().copied().collect();
+    for (port, irqs) in ports.iter().zip(&found).skip(here) {
+        let only_its = |irq: &&mut Irq| irqs.contains(&irq.id.irq) && !of_interfaces.contains(&irq.id.irq);
+        for irq in inventory.irqs.iter_mut().filter(only_its).filter(|irq| !irq.network) {
+            (irq.network, irq.device) = (true, Some(port.name.clone()));
+        }
+    }
     // A handler with the name of a NIC's queue, but of a device that is not that NIC's: the interrupt is another NIC's,
     // perhaps in another network namespace.
     let is_queue = |action: &String| {

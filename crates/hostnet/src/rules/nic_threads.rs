@@ -42,6 +42,9 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
             setting.needs = needs.clone();
             outcome.settings.push(setting);
         }
+        if mode == 0 {
+            outcome.findings.extend(threads_to_come(inventory, intent, nic));
+        }
         if mode == 1 {
             // The busy-poll rule sets the instances that it polls. Instances that poll by another program's choice stay
             // as they are.
@@ -60,6 +63,50 @@ pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
 /// them differ, because after the first apply none does.
 fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
+}
+
+/// Tells which places rule [`RuleId::NapiThread`] will give to an interface's NAPI threads that do not exist yet.
+fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
+    if !intent.has(RuleId::NapiThread) {
+        return None;
+    }
+    let unlisted = nic.napis.is_empty() && inventory.kernel.version < NAPI_LISTED;
+    let unknown = unlisted.then(Napi::default);
+    let lacks_thread =
+        |napi: &&Napi| thread_of(inventory, napi).is_none() && !is_polled_by_kernel(inventory, intent, nic, napi);
+    let mut places: Vec<(Policy, usize)> = Vec::new();
+    for napi in nic.napis.iter().filter(lacks_thread).chain(&unknown) {
+        let class = intent.napi_class(inventory, nic, napi);
+        let policy = napi_place(inventory, intent, nic, class, sends_only(napi));
+        match places.iter_mut().find(|(known, _)| *known == policy) {
+            Some((_, count)) => *count += 1,
+            None => places.push((policy, 1)),
+        }
+    }
+    let text = match places.as_slice() {
+        [] => return None,
+        [(policy, _)] => policy.to_string(),
+        several => {
+            let several: Vec<String> = several.iter().map(|(policy, count)| format!("{policy} ({count})")).collect();
+            several.join(" and ")
+        }
+    };
+    let found = match places.iter().map(|(_, count)| count).sum::<usize>() {
+        _ if unlisted => format!(
+            "kernel {} does not list its NAPI instances: threads that are made for them get {text} (napi-thread)",
+            inventory.kernel.release
+        ),
+        1 => format!("its NAPI thread does not exist yet; once made it gets {text} (napi-thread)"),
+        count => format!("its {count} NAPI threads do not exist yet; once made they get {text} (napi-thread)"),
+    };
+    Some(Finding {
+        rule: RuleId::NapiThreaded,
+        severity: Severity::Info,
+        object: nic.id.name.clone(),
+        found,
+        remedy: "nothing; Ontime makes them where it may set this NIC's `threaded`, and then places them".to_owned(),
+        refusal: None,
+    })
 }
 
 /// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them.
@@ -145,8 +192,7 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut threads: BTreeMap<ThreadId, Polls> = BTreeMap::new();
     for nic in &inventory.nics {
         for napi in &nic.napis {
-            // The host module has its own threads. The NAPI threads take over when those do not poll.
-            if busy_poll::polls(inventory, intent, nic, napi) && !busy_poll::by_module(inventory, nic) {
+            if is_polled_by_kernel(inventory, intent, nic, napi) {
                 continue;
             }
             let Some(thread) = thread_of(inventory, napi) else { continue };
@@ -154,26 +200,39 @@ pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
                 outcome.findings.push(polling(nic, thread));
                 continue;
             }
-            let sends_only = napi.rx_queues.is_empty() && !napi.tx_queues.is_empty();
             let polls = threads.entry(thread.id).or_insert(Polls { thread, nics: Vec::new(), sends_only: true });
             polls.nics.push((intent.napi_class(inventory, nic, napi), nic));
-            polls.sends_only &= sends_only;
+            polls.sends_only &= sends_only(napi);
         }
     }
     let mut shared = Shared::new();
     for Polls { thread, nics, sends_only } in threads.into_values() {
-        let policy = |nic: &Nic, class| {
-            if sends_only && senders::is_shared(inventory, intent, nic) {
-                PriorityTable::SHARED_COMPLETIONS
-            } else {
-                intent.table.policy(class, Role::Napi)
-            }
-        };
+        let policy = |nic: &Nic, class| napi_place(inventory, intent, nic, class, sends_only);
         outcome.settings.extend(most_urgent(RuleId::NapiThread, thread, nics, policy, &mut shared));
     }
     outcome.findings.extend(told(RuleId::NapiThread, shared));
     outcome.findings.extend(renamed(inventory, intent));
     outcome
+}
+
+/// Whether an instance's own thread polls it without pause. The host module has its own threads; the NAPI threads take
+/// over when those do not poll.
+fn is_polled_by_kernel(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
+    busy_poll::polls(inventory, intent, nic, napi) && !busy_poll::by_module(inventory, nic)
+}
+
+/// Whether an instance serves only transmit queues.
+fn sends_only(napi: &Napi) -> bool {
+    napi.rx_queues.is_empty() && !napi.tx_queues.is_empty()
+}
+
+/// The place of a NAPI thread of this class.
+fn napi_place(inventory: &Inventory, intent: &Intent, nic: &Nic, class: Class, sends_only: bool) -> Policy {
+    if sends_only && senders::is_shared(inventory, intent, nic) {
+        PriorityTable::SHARED_COMPLETIONS
+    } else {
+        intent.table.policy(class, Role::Napi)
+    }
 }
 
 /// Most threads that a finding names.

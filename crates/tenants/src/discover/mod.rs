@@ -208,6 +208,7 @@ impl Finder<'_> {
         let units = outside().filter_map(container::unit_of).filter(|unit| self.sources.cgroup_owner(unit, true) == 0);
         let units = units.map(str::to_owned).collect();
         self.containers(&rest, of_vms, &units);
+        self.containers_without_own_cgroup(&rest);
         self.keep_names_of_roots_tenants();
         self.devices(&rest);
         self.kernel_threads(processes.kernel);
@@ -424,7 +425,8 @@ impl Finder<'_> {
         for process in processes {
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
             let is_conmon = vmm::file_name(&process.executable) == Some("conmon");
-            let is_lxcs = cgroup.split('/').any(|component| component.starts_with("lxc.monitor"));
+            let is_lxcs = vmm::file_name(&process.executable) == Some("lxc-start")
+                || cgroup.split('/').any(|component| component.starts_with("lxc.monitor"));
             if !(is_conmon || is_lxcs) || self.container_at(cgroup).is_some() {
                 continue;
             }
@@ -439,6 +441,38 @@ impl Finder<'_> {
                 self.names.started("conmon", &arguments);
             }
             self.monitors.insert(process.pid, (user, arguments));
+        }
+    }
+
+    /// Tells of containers that are no tenants: root's monitor has started their programs in a cgroup that is not known
+    /// as a container's.
+    fn containers_without_own_cgroup(&mut self, processes: &[&Process]) {
+        let of_root = self.monitors.iter().filter(|(_, (user, _))| *user == 0);
+        let named = |(pid, (_, arguments)): (&i32, &(u32, Vec<String>))| {
+            Some((*pid, container::started_by_monitor(arguments)?))
+        };
+        let started: Vec<(i32, String)> = of_root.filter_map(named).collect();
+        if started.is_empty() {
+            return;
+        }
+        let programs: HashMap<i32, &Process> = processes.iter().map(|process| (process.pid, *process)).collect();
+        let vms: BTreeSet<i32> = self.vms().map(|vm| vm.process.pid).collect();
+        let by_rule: BTreeSet<String> = self.tenants.iter().filter_map(|tenant| tenant.cgroup.clone()).collect();
+        let mut lost = BTreeMap::new();
+        for (monitor, name) in started {
+            let children = self.sources.children(monitor);
+            let own: Vec<&Process> = children.iter().filter_map(|pid| programs.get(pid).copied()).collect();
+            let mut paths = own.iter().filter_map(|process| process.cgroup.as_deref());
+            let is_known =
+                |path: &str| ancestors(path).any(|part| by_rule.contains(part)) || self.container_at(path).is_some();
+            if children.iter().any(|pid| vms.contains(pid)) || paths.any(is_known) {
+                continue;
+            }
+            let program = own.iter().find(|process| !container::is_runtime_program(&process.executable));
+            lost.extend(program.and_then(|program| Some((name, program.cgroup.clone()?))));
+        }
+        for (name, cgroup) in lost {
+            self.problem(name, ProblemKind::NoOwnCgroup(cgroup));
         }
     }
 
