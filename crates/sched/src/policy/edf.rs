@@ -26,8 +26,9 @@
 //! where the answer matters. A vCPU that waits stays awake until it runs, so it is asked about once. What a sleeping
 //! vCPU may still need shrinks with the time that is left (DP-Fair, for sporadic tasks); without deadlines, its window
 //! moves on instead, as far as its rest needs (as the deadline of a constant-bandwidth server: Abeni and Buttazzo,
-//! 1998). A vCPU that wakes is noticed at the next check, which comes before it can use up the others' *spare* time:
-//! the least slack that is left when all vCPUs of a place run in the worst order.
+//! 1998), and the next one begins where it would have ended. A vCPU that wakes is noticed at the next check, which
+//! comes before it can use up the others' *spare* time: the least slack that is left when all vCPUs of a place run in
+//! the worst order.
 //!
 //! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
 //! of all is long ([`EdfCpu::allow_overuse`]), the vCPU is checked only when that saved time is used up as well: an
@@ -123,9 +124,9 @@ struct Server {
     account: Account,
     /// The vCPU's bandwidth in parts of [`RATE`], rounded up.
     rate: u64,
-    /// Start and end of the present window, and the time granted for it, ns.
-    start: u64,
+    /// The end of the present window, what it was before it moved on, and the time granted for it, ns.
     end: u64,
+    regular_end: u64,
     granted: u64,
     /// Saved unused time, ns, which pays for overuse.
     saved: u64,
@@ -169,8 +170,8 @@ impl Server {
             index,
             rate: account.share(RATE) + 1,
             account,
-            start: now,
             end: now,
+            regular_end: now,
             granted: 0,
             saved: 0,
             surplus: 0,
@@ -343,11 +344,14 @@ impl Server {
         self.pay();
         let account = &mut self.account;
         let period = account.period.max(1);
-        let end = next.map_or((start / period + 1).saturating_mul(period), |next| next.at);
+        // The windows of one that sleeps move on, so they need not end where its periods do.
+        let regular = if self.sleep == Sleep::Asleep { start } else { start / period * period };
+        let end = next.map_or(regular.saturating_add(period), |next| next.at);
         let bound = |length: Nanos| start.saturating_add(length.0);
         let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
-        (self.start, self.end) = (start, end.clamp(bound(least), bound(SLICE_MAX)));
+        self.end = end.clamp(bound(least), bound(SLICE_MAX));
+        self.regular_end = self.end;
         // The part of this window that its period does not pay. In a longer period several windows were admitted.
         let admitted = period.min(SLICE_MAX.0);
         let further = admitted.saturating_sub(self.end - start);
@@ -362,12 +366,17 @@ impl Server {
         self.runnable |= self.deadlines == Deadlines::Live;
     }
 
-    /// Whether the vCPU's window is over. One that moves on with a sleeping vCPU ends after the vCPU's period, so that
-    /// a calm time can begin.
-    fn is_over(&self, now: u64) -> bool {
-        let longest = self.account.period.min(SLICE_MAX.0);
-        let moves = self.sleep == Sleep::Asleep && self.deadlines == Deadlines::None;
-        now >= self.end || moves && now >= self.start.saturating_add(longest)
+    /// Whether the vCPU's window is over. One that moved on is over at its regular end if the vCPU sleeps. If it waits,
+    /// its need may have begun with the last check.
+    fn is_over(&mut self, now: u64, threads: &mut impl Threads) -> bool {
+        if now >= self.end || now < self.regular_end {
+            return now >= self.end;
+        }
+        if !self.ran && self.sleep != Sleep::Waits {
+            self.runnable = !threads.is_asleep(self.index);
+            self.sleep = if self.runnable { Sleep::Waits } else { Sleep::Asleep };
+        }
+        self.sleep == Sleep::Asleep
     }
 
     /// Whether the vCPU may have run since the last check. At `Beyond` its CPU time is not read at each check.
@@ -382,7 +391,7 @@ impl Server {
         self.deadlines = Deadlines::of(Some(next));
         let end = next.at.max(now.saturating_add(SLICE_MIN.0));
         if end < self.end {
-            self.end = end;
+            (self.end, self.regular_end) = (end, end);
             let most = self.account.share(end - now);
             (self.granted, self.account.balance) = (most, self.account.balance.min(signed(most)));
         }
@@ -468,7 +477,7 @@ impl EdfCpu {
     pub(crate) fn begin(&mut self, now: u64, threads: &mut impl Threads) {
         for server in &mut self.servers {
             server.account.begin(now, threads.read(server.index));
-            (server.start, server.end) = (now, now);
+            (server.end, server.regular_end) = (now, now);
         }
         (self.last, self.end) = (now, now);
     }
@@ -488,7 +497,8 @@ impl EdfCpu {
                 server.account.balance = -signed(before.account.overuse(given));
                 continue;
             }
-            (server.start, server.end, server.deadlines) = (before.start, before.end, before.deadlines);
+            (server.end, server.regular_end) = (before.end, before.regular_end);
+            server.deadlines = before.deadlines;
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
             server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
             server.unpaid = before.unpaid;
@@ -625,9 +635,11 @@ impl EdfCpu {
         let cost = self.cost.saturating_mul(WINDOW_CHECKS);
         let mut rolled = false;
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
-            let over = server.is_over(now);
-            if calm || over && server.end > now {
+            let over = server.is_over(now, threads);
+            if calm {
                 server.end = now;
+            } else if over {
+                server.end = server.end.min(server.regular_end);
             }
             if over || calm {
                 server.begin_window(now, cost, threads);

@@ -167,6 +167,26 @@ fn time_unused_by_sleepers_goes_first_to_throttled_vcpus() {
     }
 }
 
+/// Threads ahead of the vCPUs shift the checks against the sleeper's periods. It may also wake where one begins.
+#[test]
+fn what_a_sleeper_leaves_is_handed_out_whenever_checks_come() {
+    for third in [Guest::Sleeps, Guest::Wants(20_000)] {
+        for late in [0, 30_000] {
+            for every in [3, 5, 7, 13, 40] {
+                let asked = [(6 * MS, 20 * MS), (4 * MS, 20 * MS), (2 * MS, 20 * MS)];
+                let guests = [Guest::Spins, Guest::Spins, third];
+                let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &guests);
+                (host.counted, host.storms) = (true, (every * MS, every * MS / 10));
+                host.run(&mut schedule, 2_000 * MS, late);
+                let ran: Vec<u64> = host.vms.iter().map(|vm| vm.counts.ran).collect();
+                let case = format!("{third:?}, {late} ns late, storms each {every} ms: {ran:?}");
+                assert!(ran.iter().sum::<u64>() >= 1_180 * MS, "{case}");
+                assert!(ran[0] >= 600 * MS && ran[1] >= 398 * MS, "{case}");
+            }
+        }
+    }
+}
+
 /// The first VM never idles and is planned first; it may also use what the second leaves. The third waits for its
 /// segment, which comes last.
 #[test]
