@@ -135,7 +135,7 @@ guest_sockets_are_the_hosts() {
 
 # The smallest set of public test suites, in a guest that this machine emulates directly.
 public_suites_agree() {
-    KERNEL=lab GUEST_TEST_SECONDS=1800 "$here/conformance.sh" "$ontime" ci || return 1
+    KERNEL=lab "$here/conformance.sh" "$ontime" ci || return 1
     awk '$1 == "total" { print "figures: " $4 " of " $2 " tests pass on outsourced sockets, " $3 " on the guest'"'"'s own" }' \
         "$work/log"
 }
