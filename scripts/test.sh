@@ -27,7 +27,7 @@ sed -e 's/^partly \([^ ]*\) /skipped in part: \1: /' -e t -e 's/^[a-z]* \([^ ]*\
 sed -n 's/^test \(.*\) \.\.\. FAILED$/failed: \1/p' "$logs/cargo.log"
 sed -n 's/^failed //p' "$logs/lab.results" | while read -r name; do
     echo "failed: $name; the end of target/test/$name.log:"
-    tail -n 25 "$logs/$name.log"
+    tail -n 40 "$logs/$name.log"
 done
 awk -v results="$logs/lab.results" -v skips="$logs/skipped" '
     /^test result: / { for (i = 1; i < NF; i++) { if ($(i + 1) == "passed;") passed += $i; if ($(i + 1) == "failed;") failed += $i } }
