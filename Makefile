@@ -37,11 +37,8 @@ monitoring-test: setup
 	cargo test -p ontime --test monitoring
 
 ## thorough: what `make test` leaves out: tests of this machine's real speed, long ones of plans and of the lab (hours)
-thorough: sched-ext
-	cargo test --workspace -- --ignored real_speed
-	cargo test --release -p ontime-sched --lib -- --ignored in_10_000_sets
-	$(ONTIME)-lab images
-	scripts/lab-test.sh $(ONTIME) by-name
+thorough: setup
+	MAKE="$(MAKE)" scripts/thorough.sh $(ONTIME)
 
 ## conformance: public test suites in a guest, on its own stack and on outsourced sockets; SUITE=all for every suite
 conformance: release images

@@ -16,7 +16,17 @@ words=${4:-wake=idle}
 wake=idle
 case $words in *wake=interrupt* | *direct*) wake=interrupt ;; esac
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# After a failure the logs and consoles stay, without what each run makes again.
+ended() { # STATUS
+    case $1 in
+    0 | 130) rm -rf "$work" ;;
+    *)
+        (cd "$work" && rm -rf tree out/files/disk.img out/files/extra.cpio out/files/vmlinux out/files/initrd)
+        echo "guest test: its files: $work" >&2
+        ;;
+    esac
+}
+trap 'ended $?' EXIT
 trap 'exit 130' INT TERM
 ls "$modules"/*/ontime.ko > /dev/null 2>&1 || "$here/guest-module.sh" "$modules"
 disk=$("$here/guest-image.sh")
@@ -57,6 +67,8 @@ direct() {
     unshare --net --mount --pid --fork --kill-child --propagation private sh -ec '
         image=$1 work=$2 ontime=$3
         shift 3
+        # In the image there is no such directory.
+        unset TMPDIR
         ip link set lo up
         mkdir "$work/lower" "$work/upper" "$work/root"
         mount -o ro,loop,noload "$image" "$work/lower"

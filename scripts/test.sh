@@ -16,17 +16,18 @@ unit=$?
 RESULTS=$logs/lab.results "$here/lab-test.sh" "$ontime"
 lab=$?
 
-# Lines "skipped NAME REASON". A test that only runs inside another one is not counted.
-awk '/^---- .* stdout ----$/ { name = $2 }
-    /^SKIPPED/ && !seen[name]++ { sub(/^SKIPPED:? */, ""); print "skipped", name, $0 }
+# Lines "skipped NAME REASON". A test that only runs inside another one is not counted, nor one of which a part has run.
+awk '/^---- .* stdout ----$/ { name = $2; said = 0 }
+    /^SKIPPED in part/ { sub(/^SKIPPED in part:? */, ""); print "partly", name, $0; next }
+    /^SKIPPED/ && !said++ { sub(/^SKIPPED:? */, ""); print "skipped", name, $0 }
     /^test .* \.\.\. ignored/ && !/, run by / { name = $2; sub(/^.* \.\.\. ignored,? */, ""); print "ignored", name, $0 }' \
     "$logs/cargo.log" > "$logs/skipped"
-sed 's/^[a-z]* \([^ ]*\) /skipped: \1: /' "$logs/skipped"
+sed -e 's/^partly \([^ ]*\) /skipped in part: \1: /' -e t -e 's/^[a-z]* \([^ ]*\) /skipped: \1: /' "$logs/skipped"
 # The failures again, at the end of the output.
 sed -n 's/^test \(.*\) \.\.\. FAILED$/failed: \1/p' "$logs/cargo.log"
 sed -n 's/^failed //p' "$logs/lab.results" | while read -r name; do
     echo "failed: $name; the end of target/test/$name.log:"
-    tail -n 25 "$logs/$name.log"
+    tail -n 40 "$logs/$name.log"
 done
 awk -v results="$logs/lab.results" -v skips="$logs/skipped" '
     /^test result: / { for (i = 1; i < NF; i++) { if ($(i + 1) == "passed;") passed += $i; if ($(i + 1) == "failed;") failed += $i } }
@@ -34,7 +35,10 @@ awk -v results="$logs/lab.results" -v skips="$logs/skipped" '
     END {
         while ((getline line < results) > 0) { if (line ~ /^ok /) passed++; else if (line ~ /^failed /) failed++ }
         # cargo counts a test that skipped itself as passed.
-        while ((getline line < skips) > 0) { skipped++; if (line ~ /^skipped /) passed-- }
+        while ((getline line < skips) > 0) {
+            if (line !~ /^partly /) skipped++
+            if (line ~ /^skipped /) passed--
+        }
         printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
     }' "$logs/cargo.log"
 [ "$unit" -eq 0 ] && [ "$lab" -eq 0 ]

@@ -176,22 +176,20 @@ fn a_monitor_held_by_another_client_delays_once_only() {
     let qmp = format!("unix:{},server=on,wait=off", socket.display());
     let Some(vm) = Vm::start(&["-name", &format!("guest={name},debug-threads=off"), "-qmp", &qmp]) else { return };
     wait_for(&socket);
-    let mut holder = std::os::unix::net::UnixStream::connect(&socket).unwrap();
-    std::io::Read::read(&mut holder, &mut [0u8; 16]).unwrap();
-    let sources = Sources::host();
+    // While QEMU has a client, its socket keeps the connection of each query, even after the query's end. So there are
+    // the listener, the holder's connection, and one of each query: two discoveries in a row make one query. On a busy
+    // machine so much time may pass between the two that the second one asks again; then repeat.
+    let asks_once = || {
+        let mut holder = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        std::io::Read::read(&mut holder, &mut [0u8; 16]).unwrap();
+        let sources = Sources::host();
+        let both = [(); 2].map(|()| has_unnamed(&discover(&sources, &rules(&name)), &name));
+        both == [true, true] && at_path(&socket).len() == 3
+    };
     let deadline = Instant::now() + PATIENCE;
-    while !has_unnamed(&discover(&sources, &rules(&name)), &name) {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(20));
+    while !asks_once() {
+        assert!(Instant::now() < deadline, "a held monitor is asked in each discovery");
     }
-    // A query takes its whole timeout on any machine. A faster discovery did not query.
-    let fastest = (0..20).map(|_| {
-        let start = Instant::now();
-        assert!(has_unnamed(&discover(&sources, &rules(&name)), &name));
-        start.elapsed()
-    });
-    let fastest = fastest.min().unwrap();
-    assert!(fastest < Duration::from_millis(190), "it asked again: {fastest:?}");
     drop(vm);
 }
 
@@ -280,15 +278,22 @@ fn has_unnamed(found: &Discovery, name: &str) -> bool {
     found.problems.iter().any(|one| one.subject == name && matches!(one.kind, ProblemKind::VcpusUnnamed { .. }))
 }
 
+/// The flags of each socket with this path: the listener, its accepted connections and those that wait.
+fn at_path(path: &Path) -> Vec<String> {
+    // "Num RefCount Protocol Flags Type St Inode Path" (`net/unix/af_unix.c`, unix_seq_show).
+    let flags = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.last().filter(|last| Path::new(last) == path)?;
+        fields.get(3).map(|flags| (*flags).to_owned())
+    };
+    std::fs::read_to_string("/proc/net/unix").unwrap().lines().filter_map(flags).collect()
+}
+
 /// Waits until a process listens there: the path exists a moment earlier.
 fn wait_for(path: &Path) {
-    // "Num RefCount Protocol Flags Type St Inode Path"; __SO_ACCEPTCON (`net/unix/af_unix.c`, unix_seq_show).
-    let listens = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        fields.get(3) == Some(&"00010000") && fields.last().is_some_and(|last| Path::new(last) == path)
-    };
     let deadline = Instant::now() + PATIENCE;
-    while !std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(listens) {
+    // __SO_ACCEPTCON
+    while !at_path(path).iter().any(|flags| flags == "00010000") {
         assert!(Instant::now() < deadline, "nobody listens at {}", path.display());
         std::thread::sleep(Duration::from_millis(10));
     }

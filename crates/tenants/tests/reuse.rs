@@ -8,10 +8,14 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use ontime_tenants::{Policy, ThreadError, ThreadId};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 
 const PLACE: Policy = Policy::Fifo(7);
 const PID_MAX: &str = "/proc/sys/kernel/pid_max";
 const RUN: Duration = Duration::from_secs(3);
+/// How long a machine may take until a thread was placed and another was gone.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// From Linux 6.14 `pid_max` belongs to the PID namespace. Before, it belongs to the whole host, and a test must not
 /// change it.
@@ -59,7 +63,7 @@ fn a_reused_number_is_never_left_changed() {
 fn inside_the_namespace() {
     assert_eq!(std::process::id(), 1, "in a namespace of its own");
     std::fs::write(PID_MAX, "340").unwrap();
-    let strangers = again("strangers").stdout(Stdio::piped()).spawn().unwrap();
+    let strangers = again("strangers").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(300));
     let (tell, told) = mpsc::sync_channel::<ThreadId>(1);
     let make_victims = move || {
@@ -81,7 +85,7 @@ fn inside_the_namespace() {
     let victims = std::thread::spawn(make_victims);
     let _parked = take_all_numbers_but(3);
     let (mut placed, mut gone, start) = (0u64, 0u64, Instant::now());
-    while start.elapsed() < RUN {
+    while start.elapsed() < RUN || (placed.min(gone) == 0 && start.elapsed() < PATIENCE) {
         let id = told.recv().unwrap();
         // From immediately to after its end.
         let wait = Instant::now() + Duration::from_micros((placed + gone) % 64);
@@ -96,12 +100,13 @@ fn inside_the_namespace() {
     }
     drop(told);
     let ended = victims.join().unwrap();
+    // Closes its standard input, so that it ends.
     let output = strangers.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
     let line = said.lines().find(|line| line.contains("strangers")).unwrap();
     println!("placed {placed}, gone {gone}, victims {ended}, {line}");
-    assert!(gone > 0 && ended > 0, "placed {placed}, gone {gone}, victims {ended}: no race to speak of");
+    assert!(placed > 0 && gone > 0 && ended > 0, "placed {placed}, gone {gone}, victims {ended}: no race to speak of");
 }
 
 /// Creates threads that only take numbers, until the returned value is dropped.
@@ -120,12 +125,13 @@ fn take_all_numbers_but(free: usize) -> Vec<mpsc::Sender<()>> {
     parked
 }
 
-/// Threads that get the numbers and check their own policy.
+/// Threads that get the numbers and check their own policy, until standard input is closed.
 #[test]
 #[ignore = "run by inside_the_namespace"]
 fn strangers() {
-    let (mut lived, mut touched, start) = (0u64, 0u64, Instant::now());
-    while start.elapsed() < RUN {
+    let (mut lived, mut touched, input) = (0u64, 0u64, std::io::stdin());
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    while poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&now)).unwrap() == 0 {
         let stranger = std::thread::Builder::new().spawn(|| {
             let me = i32::try_from(std::process::id()).unwrap();
             let Ok(id) = ThreadId::of(me, rustix::thread::gettid().as_raw_nonzero().get()) else { return false };

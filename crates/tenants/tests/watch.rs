@@ -232,5 +232,6 @@ fn an_idle_watcher_sleeps() {
         own() - before
     });
     let least = spent.min().unwrap();
-    assert!(least < 5_000_000, "{least} ns in a second");
+    // A watcher that spins takes the whole second, or its share of a busy CPU.
+    assert!(least < 100_000_000, "{least} ns in a second");
 }

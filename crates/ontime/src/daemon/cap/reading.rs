@@ -135,9 +135,14 @@ mod tests {
         rustix::thread::gettid().as_raw_nonzero().get()
     }
 
-    fn spin(for_ms: u64) {
-        let start = std::time::Instant::now();
-        while start.elapsed().as_millis() < u128::from(for_ms) {
+    /// Until the calling thread has taken this much CPU time, however long that takes.
+    fn spin(ns: i64) {
+        let taken = || {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            time.tv_sec * 1_000_000_000 + time.tv_nsec
+        };
+        let end = taken() + ns;
+        while taken() < end {
             std::hint::spin_loop();
         }
     }
@@ -147,7 +152,7 @@ mod tests {
     fn a_threads_cpu_time_and_cpu_are_read() {
         std::thread::spawn(|| {
             let mut reading = Reading::open(std::process::id() as i32, own_tid(), None).unwrap();
-            spin(50);
+            spin(50_000_000);
             let first = reading.take().unwrap();
             assert!(first.ran > 1_000_000, "{first:?}");
             let cpus = std::thread::available_parallelism().unwrap().get().max(4096) as u32;

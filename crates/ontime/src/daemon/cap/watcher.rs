@@ -638,19 +638,23 @@ fn drain(fd: &OwnedFd) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    /// The result depends on how punctually this machine runs threads. `make thorough` runs it.
+    mod real_speed {
+        use super::super::*;
 
-    #[test]
-    fn a_wait_ends_within_its_millisecond() {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let mut events = [NO_EVENT; 1];
-        // The machine may have other work: the shortest of many waits shows what the call itself takes.
-        let shortest = (0..200).map(|_| {
-            let start = now();
-            assert_eq!(wait(&epoll, &mut events, Some(start + 150_000)), Ok(0));
-            now() - start
-        });
-        let shortest = shortest.min().unwrap();
-        assert!((150_000..1_000_000).contains(&shortest), "a wait of 150 us took {shortest} ns at best");
+        #[test]
+        #[ignore = "the machine's real speed decides: make thorough"]
+        fn a_wait_ends_within_its_millisecond() {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let mut events = [NO_EVENT; 1];
+            // The machine may have other work: the shortest of many waits shows what the call itself takes.
+            let shortest = (0..200).map(|_| {
+                let start = now();
+                assert_eq!(wait(&epoll, &mut events, Some(start + 150_000)), Ok(0));
+                now() - start
+            });
+            let shortest = shortest.min().unwrap();
+            assert!((150_000..1_000_000).contains(&shortest), "a wait of 150 us took {shortest} ns at best");
+        }
     }
 }

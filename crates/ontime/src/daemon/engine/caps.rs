@@ -241,6 +241,13 @@ impl Engine {
             protections: files,
             then_protected: protections::kernel_protects(&self.host, &self.look.inventory, &self.journal),
             paced: self.paced_originals(),
+            ..self.charge_for_caps_and_interrupts()
+        }
+    }
+
+    /// [`Self::charge_for_caps`] while interrupts are followed, so that vCPUs may be ahead.
+    pub(super) fn charge_for_caps_and_interrupts(&self) -> Charge {
+        Charge {
             raised: self.watches.list.iter().filter(|of| of.ahead.is_some()).map(|of| (of.id, of.place)).collect(),
             instance: self.caps.as_ref().ok().and_then(Caps::instance),
             ..self.charge_for_caps()

@@ -684,7 +684,7 @@ impl Engine {
     /// Ontime too, nothing would stop a spinning guest, so then everything is reset.
     pub fn stop(mut self) {
         self.withdraw();
-        let charge = self.charge_for_caps();
+        let charge = self.charge_for_caps_and_interrupts();
         let protects = protections::kernel_protects(&self.host, &self.look.inventory, &self.journal);
         if protects {
             for (knob, done) in protections::restore(&self.host, &self.journal) {
@@ -714,7 +714,8 @@ impl Engine {
             );
         }
         let Self { caps, mut guardian, .. } = self;
-        // Charge the guardian before the caps end: afterwards a spinning thread could keep this thread from doing so.
+        // Charge the guardian before the caps end: afterwards a spinning thread could keep this thread from doing so. A
+        // daemon that is killed while they end leaves the trace instance and vCPUs that are ahead.
         let charged = guardian.as_mut().is_some_and(|guardian| protects && guardian.charge(charge).is_ok());
         drop(caps);
         match guardian {
