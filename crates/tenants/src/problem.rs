@@ -53,7 +53,7 @@ pub enum ProblemKind {
     SameName,
     /// An unprivileged tenant uses the name of a root tenant and is renamed in Ontime's output.
     NameTaken(String),
-    /// No running tenant fits an RT rule or an override.
+    /// No running tenant fits an RT rule, an override, or a bulk rule before an RT rule.
     RuleUnused {
         /// What no tenant does, or how the nearest one fails the rule.
         what: String,
