@@ -99,7 +99,7 @@ impl Problem {
 
     /// Whether tenants may be missing because of it.
     pub fn hides_tenants(&self) -> bool {
-        matches!(self.kind, ProblemKind::Unreadable(_) | ProblemKind::CgroupV1(_))
+        matches!(self.kind, ProblemKind::Unreadable(_) | ProblemKind::CgroupV1(_) | ProblemKind::NoOwnCgroup(_))
     }
 
     /// The remedy.

@@ -615,6 +615,7 @@ fn a_container_without_a_cgroup_of_its_own_is_told_by_roots_monitor() {
     assert_eq!(words(&found), [("cell", "no-own-cgroup"), ("press", "no-own-cgroup")]);
     let told: Vec<String> = found.problems.iter().map(|problem| problem.message()).collect();
     assert!(told[0].contains("cgroup /system.slice/cell.service,") && told[1].contains("cgroup /plc/x,"), "{told:?}");
+    assert!(found.problems.iter().all(|problem| problem.hides_tenants()), "{:?}", found.problems);
     // A rule names their cgroups.
     let text = "[[tenant]]\ncgroup = \"/{plc,system.slice/cell.service}\"\nclass = \"rt\"\n";
     let found = discover(&host.sources(), &rules(text));
