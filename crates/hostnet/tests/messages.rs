@@ -212,6 +212,14 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
                 }),
             ),
         ],
+        RuleId::Veth => vec![(
+            "tap1",
+            "GRO gives it NAPI instances; their threads get FIFO 44 once made",
+            apart(|inventory, _| {
+                let tap = inventory.nics.iter_mut().find(|nic| nic.id.name == "tap1").unwrap();
+                tap.kind = Some("veth".to_owned());
+            }),
+        )],
         RuleId::NapiWeight => vec![
             ("kernel", "ontime_napi is not loaded", apart(|inventory, _| inventory.kernel.version = (6, 12))),
             ("kernel", "ontime_napi is not loaded", apart(|inventory, _| inventory.kernel.version = (6, 16))),
@@ -277,7 +285,6 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
         // These only make settings.
         RuleId::TapBatch
         | RuleId::Backlog
-        | RuleId::Veth
         | RuleId::SoftirqThreads
         | RuleId::VcpuPlace
         | RuleId::VnicPlace
@@ -506,7 +513,7 @@ const SITES: [(&str, &str, usize); 18] = [
     ("tap_batch", include_str!("../src/rules/tap_batch.rs"), 0),
     ("tenant_threads", include_str!("../src/rules/tenant_threads.rs"), 0),
     ("tx_queue", include_str!("../src/rules/tx_queue.rs"), 7),
-    ("veth", include_str!("../src/rules/veth.rs"), 0),
+    ("veth", include_str!("../src/rules/veth.rs"), 1),
     ("mod", include_str!("../src/rules/mod.rs"), 0),
     ("senders", include_str!("../src/rules/senders.rs"), 0),
     ("threads", include_str!("../src/rules/threads.rs"), 0),
