@@ -65,39 +65,47 @@ fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
 }
 
-/// Tells which places rule [`RuleId::NapiThread`] will give to an interface's NAPI threads that do not exist yet.
+/// Tells which places an interface's NAPI threads that do not exist yet will get, and by which rules.
 fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
-    if !intent.has(RuleId::NapiThread) {
-        return None;
-    }
     let unlisted = nic.napis.is_empty() && inventory.kernel.version < NAPI_LISTED;
     let unknown = unlisted.then(Napi::default);
-    let lacks_thread =
-        |napi: &&Napi| thread_of(inventory, napi).is_none() && !is_polled_by_kernel(inventory, intent, nic, napi);
-    let mut places: Vec<(Policy, usize)> = Vec::new();
-    for napi in nic.napis.iter().filter(lacks_thread).chain(&unknown) {
-        let class = intent.napi_class(inventory, nic, napi);
-        let policy = napi_place(inventory, intent, nic, class, sends_only(napi));
-        match places.iter_mut().find(|(known, _)| *known == policy) {
+    let placed_by = |napi: &Napi| {
+        if is_polled_by_kernel(inventory, intent, nic, napi) { RuleId::BusyPoll } else { RuleId::NapiThread }
+    };
+    let is_to_come = |napi: &&Napi| thread_of(inventory, napi).is_none() && intent.has(placed_by(napi));
+    let mut places: Vec<(String, usize)> = Vec::new();
+    let mut rules: BTreeSet<&str> = BTreeSet::new();
+    for napi in nic.napis.iter().chain(&unknown).filter(is_to_come) {
+        let rule = placed_by(napi);
+        let policy = if rule == RuleId::BusyPoll {
+            PriorityTable::POLLER
+        } else {
+            napi_place(inventory, intent, nic, intent.napi_class(inventory, nic, napi), sends_only(napi))
+        };
+        let place = busy_poll::place_text(policy, busy_poll::cpu_of(inventory, intent, nic, napi));
+        rules.insert(rule.name());
+        match places.iter_mut().find(|(known, _)| *known == place) {
             Some((_, count)) => *count += 1,
-            None => places.push((policy, 1)),
+            None => places.push((place, 1)),
         }
     }
+    let rules: Vec<&str> = rules.into_iter().collect();
+    let rules = rules.join(", ");
     let text = match places.as_slice() {
         [] => return None,
-        [(policy, _)] => policy.to_string(),
+        [(place, _)] => place.clone(),
         several => {
-            let several: Vec<String> = several.iter().map(|(policy, count)| format!("{policy} ({count})")).collect();
+            let several: Vec<String> = several.iter().map(|(place, count)| format!("{place} ({count})")).collect();
             several.join(" and ")
         }
     };
     let found = match places.iter().map(|(_, count)| count).sum::<usize>() {
         _ if unlisted => format!(
-            "kernel {} does not list its NAPI instances: threads that are made for them get {text} (napi-thread)",
+            "kernel {} does not list its NAPI instances: threads that are made for them get {text} ({rules})",
             inventory.kernel.release
         ),
-        1 => format!("its NAPI thread does not exist yet; once made it gets {text} (napi-thread)"),
-        count => format!("its {count} NAPI threads do not exist yet; once made they get {text} (napi-thread)"),
+        1 => format!("its NAPI thread does not exist yet; once made it gets {text} ({rules})"),
+        count => format!("its {count} NAPI threads do not exist yet; once made they get {text} ({rules})"),
     };
     Some(Finding {
         rule: RuleId::NapiThreaded,
