@@ -1061,13 +1061,24 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             let words = format!("thread {irq} is of network controller {device}, which has no interface");
             assert!(told.iter().any(|one| one.starts_with(&words)), "{words}: {told:?}");
         }
-        // An interface here behind the same controller has the controller's interrupt.
+        // An interface here behind the same controller has the controller's interrupt, which serves the pod's as well:
+        // as long as no interface here is RT, its thread stays.
         let desk = "pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0";
         tree.nic("desk", desk);
         tree.nic_elsewhere("usb", desk, "cdc_ncm");
         tree.put(&format!("sys/devices/{desk}/net/desk/flags"), "0x1002\n");
         assert_eq!(tree.irqs(), owned([("desk", &[70])]));
-        assert_eq!(networks(&tree.scan()).len(), wanted.len() - 1);
+        let shared = Inventory { threads: inventory.threads.clone(), ..tree.scan() };
+        assert_eq!(networks(&shared).len(), wanted.len() - 1);
+        let found = plan(&shared, &intent(&[], Vec::new()));
+        assert!(!fleet::policies(&found).contains_key("irq/70-x"), "{:?}", fleet::policies(&found));
+        let said = found.findings.iter().find(|finding| finding.object == "irq/70-x").unwrap();
+        let words = "thread 70 is of desk (bulk) and of network controller 1-6:1.0, which has no interface";
+        assert!(said.rule == RuleId::IrqThread && said.severity == Severity::Info, "{said:?}");
+        assert!(said.found.starts_with(words) && said.found.ends_with("stays at FIFO 50"), "{said:?}");
+        let found = plan(&shared, &intent(&[("desk", RT)], Vec::new()));
+        assert_eq!(fleet::policies(&found).get("irq/70-x"), Some(&Policy::Fifo(50)));
+        assert!(!found.findings.iter().any(|finding| finding.object == "irq/70-x"), "{:?}", found.findings);
     });
 }
 

@@ -144,6 +144,7 @@ fn device_interrupt(inventory: &mut Inventory, action: &str, network: bool, poli
         device: network.then(|| "0000:09:00.0".to_owned()),
         network,
         virtual_of: network.then(|| "0000:09:00.1".to_owned()),
+        elsewhere: None,
     });
     let id = ThreadId { pid: 9001, tid: 9001, start_time: 4 };
     let comm = format!("irq/9000-{action}");
@@ -183,6 +184,14 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
         ],
         RuleId::IrqThread => vec![
             ("eth0", "handles an interrupt that is shared by", apart(|inventory, _| inventory.nics[1].irqs.push(100))),
+            (
+                "irq/1100-eth1",
+                "is of eth1 (bulk) and of network controller 1-6:1.0",
+                apart(|inventory, _| {
+                    let irq = inventory.irqs.iter_mut().find(|irq| irq.id.irq == 1100).unwrap();
+                    irq.elsewhere = Some("1-6:1.0".to_owned());
+                }),
+            ),
             ("eth0", "no interrupt is known", apart(|inventory, _| inventory.nics[0].irqs.clear())),
             ("kernel", "run above every thread", apart(|inventory, _| inventory.kernel.threaded_irqs = false)),
         ],
@@ -510,7 +519,7 @@ const SITES: [(&str, &str, usize); 18] = [
     ("moderation", include_str!("../src/rules/moderation.rs"), 1),
     ("napi_weight", include_str!("../src/rules/napi_weight.rs"), 1),
     ("nic_qdisc", include_str!("../src/rules/nic_qdisc.rs"), 1),
-    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 8),
+    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 9),
     ("qdisc_bypass", include_str!("../src/rules/qdisc_bypass.rs"), 1),
     ("tap_batch", include_str!("../src/rules/tap_batch.rs"), 0),
     ("tenant_threads", include_str!("../src/rules/tenant_threads.rs"), 0),

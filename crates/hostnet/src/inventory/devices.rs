@@ -21,7 +21,7 @@
 //!    and whose handlers have the name of one interface ([`assign_earlier_name`]).
 //!
 //! A NIC whose interfaces are in other network namespaces has interrupts by the same steps ([`nics_elsewhere`]). Those
-//! that no interface here has are a network's, and no other device's.
+//! that no interface here has are a network's, and no other device's; the others serve both ([`Irq::elsewhere`]).
 //!
 //! Some drivers receive packets through portals of the processor, or name handlers after nothing of the above. Their
 //! interfaces share these interrupts.

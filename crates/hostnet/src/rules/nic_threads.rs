@@ -117,15 +117,21 @@ fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<
     })
 }
 
-/// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them.
+/// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them. The
+/// class of one in another network namespace is unknown, so bulk NICs here do not decide then.
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let mut shared = Shared::new();
     for thread in &inventory.threads {
         let KernelThreadKind::Irq(irq) = thread.kind else { continue };
-        let nics: Vec<&Nic> = inventory.nics.iter().filter(|nic| nic.irqs.contains(&irq)).collect();
+        let nics = inventory.nics.iter().filter(|nic| nic.irqs.contains(&irq));
+        let classes: Vec<(Class, &Nic)> = nics.map(|nic| (intent.irq_class(inventory, nic, irq), nic)).collect();
+        let elsewhere = inventory.irqs.iter().find(|of| of.id.irq == irq).and_then(|of| of.elsewhere.as_deref());
+        if let Some(device) = elsewhere.filter(|_| classes.iter().all(|(class, _)| *class == Class::Bulk)) {
+            outcome.findings.push(serves_elsewhere(thread, &classes, device));
+            continue;
+        }
         let completes = only_completes(inventory, irq);
-        let classes = nics.iter().map(|nic| (intent.irq_class(inventory, nic, irq), *nic)).collect();
         let policy = |nic: &Nic, class| {
             if completes && senders::is_shared(inventory, intent, nic) {
                 PriorityTable::SHARED_COMPLETIONS
@@ -159,6 +165,28 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         });
     }
     outcome
+}
+
+/// The finding for an interrupt of bulk NICs that also serves a NIC in another network namespace.
+fn serves_elsewhere(thread: &KernelThread, nics: &[(Class, &Nic)], device: &str) -> Finding {
+    let names: Vec<&str> = nics.iter().map(|(_, nic)| nic.id.name.as_str()).collect();
+    Finding {
+        rule: RuleId::IrqThread,
+        severity: Severity::Info,
+        object: thread.comm.clone(),
+        found: format!(
+            "thread {} is of {} (bulk) and of network controller {device}, which has no interface in the host's \
+             network namespace: it stays at {}",
+            thread.id.tid,
+            names.join(", "),
+            thread.policy
+        ),
+        remedy: format!(
+            "leave it where an RT container or VM has that interface; where a bulk one has: chrt --other --pid 0 {}",
+            thread.id.tid
+        ),
+        refusal: None,
+    }
 }
 
 /// Drivers whose interrupts have no thread: Hyper-V's bus has no interrupt per device, and the channel subsystem of s390
