@@ -976,8 +976,8 @@ fn interrupts_of_a_platform_nic_elsewhere_are_networks_by_the_device_tree() {
     });
 }
 
-/// Pods' NICs behind USB (by MSI and by a line), SPI, SDIO and NXP's portals, and on the platform by ACPI and by a node
-/// of another name than `ethernet`.
+/// Pods' NICs behind USB (by MSI and by a line), SPI, SDIO and NXP's portals, on Broadcom's buses, and on the platform
+/// by ACPI and by a node of another name than `ethernet`.
 #[test]
 fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
     support::in_namespace(|_| {
@@ -988,6 +988,8 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             ("spi", "platform/soc/fe204000.spi/spi_master/spi0/spi0.2", "ksz8851"),
             ("sdio", "platform/soc/fe340000.mmc/mmc_host/mmc3/mmc3:0001/mmc3:0001:1", "mwifiex_sdio"),
             ("fsl-mc", "platform/soc/80c000000.fsl-mc/dprc.1/dpni.4", "fsl_dpaa2_eth"),
+            ("bcma", "platform/18000000.axi/bcma0:3", "b43"),
+            ("ssb", "ssb0:1", "b43legacy"),
             ("platform", "platform/ETHX0D05:00", "acpi-mac"),
             ("platform", "platform/soc/ff360000.gmac", "rk_gmac-dwmac"),
         ] {
@@ -1023,6 +1025,8 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             (87, "ETHX0D05:00"),
             (88, "SERX0001:00"),
             (89, "thermal"),
+            (90, "b43"),
+            (91, "b43legacy"),
         ] {
             tree.irq(irq, handler);
         }
@@ -1042,6 +1046,8 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             (86, "dpni.4"),
             (87, "ETHX0D05:00"),
             (89, "ff360000.gmac"),
+            (90, "bcma0:3"),
+            (91, "ssb0:1"),
         ]
         .map(|(irq, device)| (irq, device.to_owned()));
         let mut inventory = tree.scan();

@@ -557,7 +557,7 @@ pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
 }
 
 /// Buses of NICs, without those whose devices tell which interrupts are a NIC's ([`Pci`], [`on_other_buses`]).
-const BUSES: [&str; 7] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", "vio"];
+const BUSES: [&str; 9] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", "vio", "bcma", "ssb"];
 
 /// NICs on these buses whose interfaces are in other network namespaces: they have a driver, and their folder for
 /// interfaces is empty. Each port has the device's name, and counts as up: its flags cannot be read from here.
