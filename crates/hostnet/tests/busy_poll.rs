@@ -101,6 +101,37 @@ fn a_polling_thread_has_the_cpu_that_is_named_for_it() {
     assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(44));
 }
 
+/// As a host is before Ontime first sets anything.
+#[test]
+fn polling_threads_that_do_not_exist_yet_are_told_with_their_place_and_cpu() {
+    let (mut inventory, mut intent) = polling();
+    for nic in &mut inventory.nics {
+        nic.threaded = Some(0);
+        nic.napis.iter_mut().for_each(|napi| (napi.pid, napi.threaded) = (None, Some(0)));
+    }
+    inventory.threads.retain(|thread| !thread.comm.starts_with("napi/"));
+    let told = |intent: &Intent| -> Vec<String> {
+        let found = plan(&inventory, intent).findings.into_iter();
+        let of = found.filter(|of| of.rule == RuleId::NapiThreaded && of.object == "eth0");
+        of.map(|of| of.found).collect()
+    };
+    let wanted = |place: &str| [format!("its 2 NAPI threads do not exist yet; once made they get {place}")];
+    assert_eq!(told(&intent), wanted("FIFO 1 (busy-poll)"));
+    for (poll_cpu, place) in [(5, "FIFO 1 on CPU 5 (busy-poll)"), (64, "FIFO 1 (busy-poll)")] {
+        let config = NicConfig { poll_cpu: Some(poll_cpu), ..NicConfig::default() };
+        intent.nics = BTreeMap::from([("eth0".to_owned(), config)]);
+        assert_eq!(told(&intent), wanted(place));
+    }
+    let queues = BTreeMap::from([(1, ontime_tenants::Class::Bulk)]);
+    let config = NicConfig { poll_cpu: Some(7), queues, ..NicConfig::default() };
+    intent.nics = BTreeMap::from([("eth0".to_owned(), config)]);
+    let bulk = Policy::BULK_DRIVER;
+    assert_eq!(told(&intent), wanted(&format!("FIFO 1 on CPU 7 (1) and {bulk} (1) (busy-poll, napi-thread)")));
+    // A thread that rests waits for interrupts on its CPU.
+    intent.resting = std::collections::BTreeSet::from([inventory.nic("eth0").unwrap().id.ifindex]);
+    assert_eq!(told(&intent), wanted(&format!("FIFO 44 on CPU 7 (1) and {bulk} (1) (napi-thread)")));
+}
+
 /// A host whose knobs have the values of this plan.
 struct AsPlanned(Plan);
 
@@ -212,11 +243,21 @@ fn before_6_19_the_host_module_polls_and_its_threads_have_the_place() {
     let found = plan(&inventory, &intent);
     assert_eq!(file(&found), ["eth0 ontime/busy_poll: 1"], "its threads are there with the next look");
     assert_eq!(policies(&found)["napi/eth0-8193"], Policy::Fifo(44), "the kernel's thread keeps its place");
+    let to_come = |inventory: &Inventory, intent: &Intent| -> Vec<String> {
+        let found = plan(inventory, intent).findings.into_iter().map(|of| of.found);
+        found.filter(|found| found.starts_with("its polling threads do not exist yet")).collect()
+    };
+    let place = "its polling threads do not exist yet; once made they get FIFO 1";
+    assert_eq!(to_come(&inventory, &intent), [place]);
     let id = ontime_tenants::ThreadId { pid: 70_000, tid: 70_000, start_time: 1 };
     let comm = "napi-poll/eth0-8193".to_owned();
     let kind = ontime_hostnet::inventory::KernelThreadKind::NapiPoll(8193);
     inventory.threads.push(ontime_hostnet::inventory::KernelThread { id, kind, comm, policy: Policy::BULK });
     intent.nics = BTreeMap::from([("eth0".to_owned(), NicConfig { poll_cpu: Some(5), ..NicConfig::default() })]);
+    assert!(to_come(&inventory, &intent).is_empty());
+    let mut earlier = inventory.clone();
+    earlier.threads.pop();
+    assert_eq!(to_come(&earlier, &intent), [format!("{place} on CPU 5")]);
     let found = plan(&inventory, &intent);
     assert_eq!(policies(&found)["napi-poll/eth0-8193"], Policy::Fifo(1));
     assert!(

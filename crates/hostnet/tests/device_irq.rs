@@ -25,6 +25,7 @@ fn device(inventory: &mut Inventory, number: u32, handler: &str, policy: Policy)
         device: None,
         network: false,
         virtual_of: None,
+        elsewhere: None,
     });
     let comm = format!("irq/{number}-{handler}");
     inventory.threads.push(KernelThread { id, kind: KernelThreadKind::Irq(number), comm, policy });

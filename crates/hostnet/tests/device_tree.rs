@@ -976,8 +976,8 @@ fn interrupts_of_a_platform_nic_elsewhere_are_networks_by_the_device_tree() {
     });
 }
 
-/// Pods' NICs behind USB (by MSI and by a line), SPI, SDIO and NXP's portals, and on the platform by ACPI and by a node
-/// of another name than `ethernet`.
+/// Pods' NICs behind USB (by MSI and by a line), SPI, SDIO and NXP's portals, on Broadcom's buses, and on the platform
+/// by ACPI and by a node of another name than `ethernet`.
 #[test]
 fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
     support::in_namespace(|_| {
@@ -988,6 +988,8 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             ("spi", "platform/soc/fe204000.spi/spi_master/spi0/spi0.2", "ksz8851"),
             ("sdio", "platform/soc/fe340000.mmc/mmc_host/mmc3/mmc3:0001/mmc3:0001:1", "mwifiex_sdio"),
             ("fsl-mc", "platform/soc/80c000000.fsl-mc/dprc.1/dpni.4", "fsl_dpaa2_eth"),
+            ("bcma", "platform/18000000.axi/bcma0:3", "b43"),
+            ("ssb", "ssb0:1", "b43legacy"),
             ("platform", "platform/ETHX0D05:00", "acpi-mac"),
             ("platform", "platform/soc/ff360000.gmac", "rk_gmac-dwmac"),
         ] {
@@ -1023,6 +1025,8 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             (87, "ETHX0D05:00"),
             (88, "SERX0001:00"),
             (89, "thermal"),
+            (90, "b43"),
+            (91, "b43legacy"),
         ] {
             tree.irq(irq, handler);
         }
@@ -1042,6 +1046,8 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             (86, "dpni.4"),
             (87, "ETHX0D05:00"),
             (89, "ff360000.gmac"),
+            (90, "bcma0:3"),
+            (91, "ssb0:1"),
         ]
         .map(|(irq, device)| (irq, device.to_owned()));
         let mut inventory = tree.scan();
@@ -1061,13 +1067,24 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
             let words = format!("thread {irq} is of network controller {device}, which has no interface");
             assert!(told.iter().any(|one| one.starts_with(&words)), "{words}: {told:?}");
         }
-        // An interface here behind the same controller has the controller's interrupt.
+        // An interface here behind the same controller has the controller's interrupt, which serves the pod's as well:
+        // as long as no interface here is RT, its thread stays.
         let desk = "pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0";
         tree.nic("desk", desk);
         tree.nic_elsewhere("usb", desk, "cdc_ncm");
         tree.put(&format!("sys/devices/{desk}/net/desk/flags"), "0x1002\n");
         assert_eq!(tree.irqs(), owned([("desk", &[70])]));
-        assert_eq!(networks(&tree.scan()).len(), wanted.len() - 1);
+        let shared = Inventory { threads: inventory.threads.clone(), ..tree.scan() };
+        assert_eq!(networks(&shared).len(), wanted.len() - 1);
+        let found = plan(&shared, &intent(&[], Vec::new()));
+        assert!(!fleet::policies(&found).contains_key("irq/70-x"), "{:?}", fleet::policies(&found));
+        let said = found.findings.iter().find(|finding| finding.object == "irq/70-x").unwrap();
+        let words = "thread 70 is of desk (bulk) and of network controller 1-6:1.0, which has no interface";
+        assert!(said.rule == RuleId::IrqThread && said.severity == Severity::Info, "{said:?}");
+        assert!(said.found.starts_with(words) && said.found.ends_with("stays at FIFO 50"), "{said:?}");
+        let found = plan(&shared, &intent(&[("desk", RT)], Vec::new()));
+        assert_eq!(fleet::policies(&found).get("irq/70-x"), Some(&Policy::Fifo(50)));
+        assert!(!found.findings.iter().any(|finding| finding.object == "irq/70-x"), "{:?}", found.findings);
     });
 }
 

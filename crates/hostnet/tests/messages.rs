@@ -144,6 +144,7 @@ fn device_interrupt(inventory: &mut Inventory, action: &str, network: bool, poli
         device: network.then(|| "0000:09:00.0".to_owned()),
         network,
         virtual_of: network.then(|| "0000:09:00.1".to_owned()),
+        elsewhere: None,
     });
     let id = ThreadId { pid: 9001, tid: 9001, start_time: 4 };
     let comm = format!("irq/9000-{action}");
@@ -183,6 +184,14 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
         ],
         RuleId::IrqThread => vec![
             ("eth0", "handles an interrupt that is shared by", apart(|inventory, _| inventory.nics[1].irqs.push(100))),
+            (
+                "irq/1100-eth1",
+                "is of eth1 (bulk) and of network controller 1-6:1.0",
+                apart(|inventory, _| {
+                    let irq = inventory.irqs.iter_mut().find(|irq| irq.id.irq == 1100).unwrap();
+                    irq.elsewhere = Some("1-6:1.0".to_owned());
+                }),
+            ),
             ("eth0", "no interrupt is known", apart(|inventory, _| inventory.nics[0].irqs.clear())),
             ("kernel", "run above every thread", apart(|inventory, _| inventory.kernel.threaded_irqs = false)),
         ],
@@ -212,6 +221,14 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
                 }),
             ),
         ],
+        RuleId::Veth => vec![(
+            "tap1",
+            "GRO gives it NAPI instances; their threads get FIFO 44 once made",
+            apart(|inventory, _| {
+                let tap = inventory.nics.iter_mut().find(|nic| nic.id.name == "tap1").unwrap();
+                tap.kind = Some("veth".to_owned());
+            }),
+        )],
         RuleId::NapiWeight => vec![
             ("kernel", "ontime_napi is not loaded", apart(|inventory, _| inventory.kernel.version = (6, 12))),
             ("kernel", "ontime_napi is not loaded", apart(|inventory, _| inventory.kernel.version = (6, 16))),
@@ -277,7 +294,6 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
         // These only make settings.
         RuleId::TapBatch
         | RuleId::Backlog
-        | RuleId::Veth
         | RuleId::SoftirqThreads
         | RuleId::VcpuPlace
         | RuleId::VnicPlace
@@ -410,10 +426,12 @@ fn busy_poll() -> Vec<(&'static str, &'static str, (Inventory, Intent))> {
     };
     let mut module = old((6, 12));
     module.0.nics[0].busy_poll = Some("0".to_owned());
+    let to_come = module.clone();
     let config = NicConfig { queues: [(1, Class::Bulk)].into(), ..of_class(rt(0)) };
     configure(&mut module.1, "eth0", config);
     vec![
         ("eth0", "polls all of a NIC's queues", module),
+        ("eth0", "its polling threads do not exist yet; once made they get FIFO 1", to_come),
         ("eth0", "has no polling NAPI threads", old((6, 12))),
         ("eth0", "has no polling NAPI threads", old((6, 16))),
         ("eth0", "polls on the only CPU", apart(|inventory, intent| one_cpu(inventory, intent, Some(0)))),
@@ -492,7 +510,7 @@ fn every_kind_of_finding_names_its_object_the_cause_and_a_remedy() {
 
 /// Files of rules, and how often each hands out a finding.
 const SITES: [(&str, &str, usize); 18] = [
-    ("busy_poll", include_str!("../src/rules/busy_poll.rs"), 5),
+    ("busy_poll", include_str!("../src/rules/busy_poll.rs"), 6),
     ("device_irq", include_str!("../src/rules/device_irq.rs"), 5),
     ("exclusive", include_str!("../src/rules/exclusive.rs"), 2),
     ("host", include_str!("../src/rules/host.rs"), 4),
@@ -501,12 +519,12 @@ const SITES: [(&str, &str, usize); 18] = [
     ("moderation", include_str!("../src/rules/moderation.rs"), 1),
     ("napi_weight", include_str!("../src/rules/napi_weight.rs"), 1),
     ("nic_qdisc", include_str!("../src/rules/nic_qdisc.rs"), 1),
-    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 8),
+    ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 9),
     ("qdisc_bypass", include_str!("../src/rules/qdisc_bypass.rs"), 1),
     ("tap_batch", include_str!("../src/rules/tap_batch.rs"), 0),
     ("tenant_threads", include_str!("../src/rules/tenant_threads.rs"), 0),
     ("tx_queue", include_str!("../src/rules/tx_queue.rs"), 7),
-    ("veth", include_str!("../src/rules/veth.rs"), 0),
+    ("veth", include_str!("../src/rules/veth.rs"), 1),
     ("mod", include_str!("../src/rules/mod.rs"), 0),
     ("senders", include_str!("../src/rules/senders.rs"), 0),
     ("threads", include_str!("../src/rules/threads.rs"), 0),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use fleet::{host, hundred_vms, mixed, of_rule, policies, refusals, rt, two_vms, vm};
 use ontime_hostnet::doctor::Refused;
-use ontime_hostnet::inventory::{Kernel, Lockdown, Nic};
+use ontime_hostnet::inventory::{Kernel, Lockdown, Napi, Nic};
 use ontime_hostnet::{
     Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal,
     RuleId, Setting, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
@@ -119,6 +119,30 @@ fn napi_threads_that_do_not_exist_yet_are_told_with_their_places() {
         "Info eth0: kernel 6.1.0 does not list its NAPI instances: threads that are made for them get FIFO 44";
     assert_eq!(told(&inventory, &intent), [format!("{unlisted} (napi-thread)")]);
     assert!(told(&host(3, 3, true), &intent).is_empty());
+}
+
+/// GRO is off, so the kernel has no NAPI instance of the pair that it could list.
+#[test]
+fn the_threads_of_an_rt_containers_veth_are_told_once_before_they_exist() {
+    let (mut inventory, mut intent) = two_vms();
+    let is_tap = |nic: &&mut Nic| nic.id.name.starts_with("tap");
+    inventory.nics.iter_mut().filter(is_tap).for_each(|nic| nic.kind = Some("veth".to_owned()));
+    // Another container of the pod.
+    intent.tenants.push(Tenant { name: "beside".to_owned(), ..intent.tenants[0].clone() });
+    let told = |inventory: &Inventory, intent: &Intent| -> Vec<String> {
+        let found = plan(inventory, intent).findings.into_iter().filter(|of| of.rule == RuleId::Veth);
+        found.map(|of| format!("{:?} {}: {}", of.severity, of.object, of.found)).collect()
+    };
+    let what = "GRO gives it NAPI instances; their threads get FIFO 44 once made (napi-threaded, napi-thread)";
+    assert_eq!(told(&inventory, &intent), [format!("Info tap1: {what}")]);
+    for rule in [RuleId::NapiThreaded, RuleId::NapiThread] {
+        assert!(told(&inventory, &Intent { without: [rule].into(), ..intent.clone() }).is_empty(), "{rule}");
+    }
+    let mut older = inventory.clone();
+    older.kernel.version = (6, 7);
+    assert!(told(&older, &intent).is_empty(), "napi-threaded tells it");
+    inventory.nics.iter_mut().for_each(|nic| nic.napis.push(Napi::default()));
+    assert!(told(&inventory, &intent).is_empty());
 }
 
 #[test]

@@ -106,6 +106,7 @@ fn unread(found: &Discovery) -> impl Iterator<Item = Note> + '_ {
             kind,
             ProblemKind::Unreadable(_)
                 | ProblemKind::CgroupV1(_)
+                | ProblemKind::NoOwnCgroup(_)
                 | ProblemKind::NotRead(_)
                 | ProblemKind::RecordUnread(_)
         )
@@ -468,6 +469,7 @@ mod tests {
         for (kind, words, remedy) in [
             (ProblemKind::CgroupV1(1), "1 process is in containers by cgroup v1 alone", v1),
             (ProblemKind::CgroupV1(41), "41 processes are in containers by cgroup v1 alone", v1),
+            (ProblemKind::NoOwnCgroup("/plc/x".to_owned()), "runs in cgroup /plc/x", "start it with a cgroup"),
             (ProblemKind::RecordUnread("it has 7 MiB".to_owned()), "7 MiB", "give rules for these containers by"),
             (ProblemKind::NotRead("9 threads".to_owned()), "9 threads", "each has a quota"),
             (ProblemKind::Unreadable("denied".to_owned()), "denied", "on the host"),

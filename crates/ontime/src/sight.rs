@@ -107,11 +107,14 @@ mod tests {
             (std::slice::from_ref(&unread), None, &["/docker/7: permission denied"]),
             (&[ProblemKind::SameName, ProblemKind::CgroupV1(3)], None, &["/docker/7: 3 processes"]),
             (&[unread.clone(), ProblemKind::CgroupV1(1)], Some("x"), &["permission denied", "/docker/7: 1 process"]),
+            (&[ProblemKind::NoOwnCgroup("/plc/x".to_owned())], None, &["/docker/7: this container is no tenant"]),
+            (&[ProblemKind::CgroupV1(3)], Some("x"), &["/docker/7: 3 processes", "host: x"]),
             (&[], Some("/proc: Too many open files"), &["host: /proc: Too many open files"]),
         ] {
             let missed = Missed::default().and(&unseen(&found(kinds, incomplete)));
             assert_eq!(missed.0.len(), words.len(), "{missed:?}");
             assert!(missed.0.iter().zip(words).all(|(said, words)| said.contains(words)), "{missed:?}");
+            assert!(missed.text().lines().all(|line| line.len() <= WIDTH), "{}", missed.text());
             assert_eq!(missed.tell(exit::WARNING), if words.is_empty() { exit::WARNING } else { exit::UNKNOWN });
         }
     }

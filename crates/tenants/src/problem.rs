@@ -53,7 +53,7 @@ pub enum ProblemKind {
     SameName,
     /// An unprivileged tenant uses the name of a root tenant and is renamed in Ontime's output.
     NameTaken(String),
-    /// No running tenant fits an RT rule or an override.
+    /// No running tenant fits an RT rule, an override, or a bulk rule before an RT rule.
     RuleUnused {
         /// What no tenant does, or how the nearest one fails the rule.
         what: String,
@@ -99,7 +99,7 @@ impl Problem {
 
     /// Whether tenants may be missing because of it.
     pub fn hides_tenants(&self) -> bool {
-        matches!(self.kind, ProblemKind::Unreadable(_) | ProblemKind::CgroupV1(_))
+        matches!(self.kind, ProblemKind::Unreadable(_) | ProblemKind::CgroupV1(_) | ProblemKind::NoOwnCgroup(_))
     }
 
     /// The remedy.
@@ -156,10 +156,12 @@ impl Problem {
             ProblemKind::RuntimeUnknown => {
                 "give rules for it by `cgroup`, or by the first 12 digits of its identifier as `name`".to_owned()
             }
-            ProblemKind::NoOwnCgroup(_) => {
-                "give a rule its `cgroup`, or start it with a cgroup of its own (podman without --cgroups=disabled, \
-                 LXC without lxc.cgroup.dir.container)"
-                    .to_owned()
+            ProblemKind::NoOwnCgroup(cgroup) => {
+                let own = "start it with a cgroup of its own (podman without --cgroups=disabled, LXC without \
+                           lxc.cgroup.dir.container)";
+                // A rule for the root would be one for every process.
+                let by_rule = "; where nothing else runs in this cgroup, a rule may name it instead (`cgroup`)";
+                format!("{own}{}", if cgroup == "/" { "" } else { by_rule })
             }
             ProblemKind::CgroupV1(_) => {
                 "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1 on the kernel's command line)".to_owned()
@@ -383,6 +385,15 @@ mod tests {
             assert!(!["anybody", "somebody", "nobody", "whoever"].iter().any(|word| text.contains(word)), "{text}");
         }
         assert_eq!(words.len(), 21, "{words:?}");
+    }
+
+    #[test]
+    fn a_rule_is_no_remedy_for_a_container_in_the_root() {
+        for (cgroup, by_rule) in [("/", false), ("/user.slice/user-0.slice/session-7.scope", true)] {
+            let remedy = Problem::new("web", ProblemKind::NoOwnCgroup(cgroup.to_owned())).remedy();
+            assert!(remedy.starts_with("start it with a cgroup of its own (podman"), "{remedy}");
+            assert_eq!(remedy.contains("where nothing else runs in this cgroup, a rule"), by_rule, "{remedy}");
+        }
     }
 
     #[test]

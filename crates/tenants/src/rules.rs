@@ -234,7 +234,7 @@ fn names_namespace(glob: &GlobMatcher) -> bool {
     glob.glob().glob().matches('/').count() >= 2
 }
 
-/// A rule with class `rt` or with `override` that no tenant fits.
+/// A rule that no tenant fits although it can decide about real-time priority ([`Rules::unused`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unused {
     /// The rule (`FILE:LINE`).
@@ -377,11 +377,15 @@ impl Rules {
             })
     }
 
-    /// The rules with class `rt` or with `override` that none of these tenants fits. A misspelt override to `bulk`
-    /// leaves its tenant at real-time priority.
+    /// The rules that can decide about real-time priority and that none of these tenants fits: those with class `rt` or
+    /// with `override`, and `bulk` rules before an `rt` rule, from which they except tenants. A tenant whose `bulk` rule
+    /// is misspelt has real-time priority.
     pub fn unused(&self, tenants: &[Subject<'_>]) -> Vec<Unused> {
-        let told = self.rules.iter().filter(|rule| rule.verdict.class != Class::Bulk || rule.overrides);
-        told.filter_map(|rule| rule.unused(tenants)).collect()
+        let last_rt = self.rules.iter().rposition(|rule| !rule.overrides && rule.verdict.class != Class::Bulk);
+        let told = self.rules.iter().enumerate().filter(|(position, rule)| {
+            rule.verdict.class != Class::Bulk || rule.overrides || Some(*position) < last_rt
+        });
+        told.filter_map(|(_, rule)| rule.unused(tenants)).collect()
     }
 
     /// Whether a rule's `name` has three parts: NAMESPACE/POD/CONTAINER.

@@ -615,12 +615,27 @@ fn a_container_without_a_cgroup_of_its_own_is_told_by_roots_monitor() {
     assert_eq!(words(&found), [("cell", "no-own-cgroup"), ("press", "no-own-cgroup")]);
     let told: Vec<String> = found.problems.iter().map(|problem| problem.message()).collect();
     assert!(told[0].contains("cgroup /system.slice/cell.service,") && told[1].contains("cgroup /plc/x,"), "{told:?}");
+    assert!(found.problems.iter().all(|problem| problem.hides_tenants()), "{:?}", found.problems);
     // A rule names their cgroups.
     let text = "[[tenant]]\ncgroup = \"/{plc,system.slice/cell.service}\"\nclass = \"rt\"\n";
     let found = discover(&host.sources(), &rules(text));
     assert!(found.problems.is_empty(), "{:?}", found.problems);
     let rt: Vec<i32> = found.tenants.iter().filter(|one| one.class == RT).map(|one| one.process.pid).collect();
     assert_eq!(rt, [101, 201]);
+}
+
+/// Podman by cgroupfs, on a host of OpenRC with both hierarchies.
+#[test]
+fn a_container_of_cgroup_v1_is_told_as_that_alone() {
+    let (host, cell, service) = (Host::new(), id('6'), "/openrc.podman");
+    host.process(100, "/usr/bin/conmon", service, 0, &["conmon", "-c", &cell, "-n", "cell"]);
+    fs::write(host.path("proc/100/task/100/children"), "101\n").unwrap();
+    host.process(101, "/usr/bin/app", service, 0, &["app"]);
+    host.alter(101, 100, 0);
+    assert_eq!(words(&discover(&host.sources(), &Rules::default())), [("cell", "no-own-cgroup")]);
+    let path = format!("/libpod_parent/libpod-{cell}");
+    fs::write(host.path("proc/101/cgroup"), format!("5:memory:{path}\n0::{service}\n")).unwrap();
+    assert_eq!(words(&discover(&host.sources(), &Rules::default())), [(path.as_str(), "cgroup-v1")]);
 }
 
 #[test]

@@ -215,15 +215,27 @@ fn rt_rules_that_no_tenant_fits_are_told_with_the_condition() {
         assert_eq!(unused.iter().map(|one| one.what.as_str()).collect::<Vec<_>>(), Vec::from_iter(what), "{text}");
         assert_eq!(unused.iter().any(|one| one.by_name), text.contains("mill"), "{text}");
     }
-    // A `bulk` rule with `override` that is misspelt leaves a tenant at real-time priority.
+    // A misspelt `bulk` rule with `override`, or before an `rt` rule, leaves a tenant at real-time priority.
     let bulk = |name: &str| format!("[[tenant]]\nname = \"{name}\"\nclass = \"bulk\"\n");
     let (libvirts, named) = (rule("kind = \"libvirt\""), rule("name = \"{a,b}\""));
     let several = parse(&format!("{libvirts}{}{named}{}override = true\n", bulk("web"), bulk("pres")));
     let places: Vec<String> = several.unused(&[]).into_iter().map(|one| one.place).collect();
-    let wanted = [3, 9, 12].map(|line| format!("/etc/ontime/tenants.toml:{line}"));
+    let wanted = [3, 6, 9, 12].map(|line| format!("/etc/ontime/tenants.toml:{line}"));
     assert_eq!(places, wanted, "of a host without tenants");
     let told: Vec<String> = several.unused(&[press]).into_iter().map(|one| one.what).collect();
-    assert_eq!(told, ["is of kind `libvirt`", "has a name like `{a,b}`", "has a name like `pres`"]);
+    let web = "has a name like `web`";
+    assert_eq!(told, ["is of kind `libvirt`", web, "has a name like `{a,b}`", "has a name like `pres`"]);
+    // Without an `rt` rule after it that is no override, a `bulk` rule changes nothing.
+    let prior = rule("kind = \"container\"\noverride = true");
+    for (text, lines) in [
+        (format!("{}{prior}", bulk("web")), &[][..]),
+        (format!("{}{}", rule("name = \"press\""), bulk("web")), &[]),
+        (format!("{}{}{}", bulk("press"), bulk("ci-runer"), rule("cgroup = \"/machine.slice/**\"")), &[6, 9]),
+    ] {
+        let places: Vec<String> = parse(&text).unused(&[press]).into_iter().map(|one| one.place).collect();
+        let wanted: Vec<String> = lines.iter().map(|line| format!("/etc/ontime/tenants.toml:{line}")).collect();
+        assert_eq!(places, wanted, "{text}");
+    }
 }
 
 #[test]

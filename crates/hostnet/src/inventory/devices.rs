@@ -21,7 +21,7 @@
 //!    and whose handlers have the name of one interface ([`assign_earlier_name`]).
 //!
 //! A NIC whose interfaces are in other network namespaces has interrupts by the same steps ([`nics_elsewhere`]). Those
-//! that no interface here has are a network's, and no other device's.
+//! that no interface here has are a network's, and no other device's; the others serve both ([`Irq::elsewhere`]).
 //!
 //! Some drivers receive packets through portals of the processor, or name handlers after nothing of the above. Their
 //! interfaces share these interrupts.
@@ -557,7 +557,7 @@ pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
 }
 
 /// Buses of NICs, without those whose devices tell which interrupts are a NIC's ([`Pci`], [`on_other_buses`]).
-const BUSES: [&str; 7] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", "vio"];
+const BUSES: [&str; 9] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", "vio", "bcma", "ssb"];
 
 /// NICs on these buses whose interfaces are in other network namespaces: they have a driver, and their folder for
 /// interfaces is empty. Each port has the device's name, and counts as up: its flags cannot be read from here.

@@ -54,6 +54,7 @@ pub(super) fn scan(roots: &Roots, pci: &Pci) -> Vec<Irq> {
                 device,
                 network: network.unwrap_or_default(),
                 virtual_of,
+                elsewhere: None,
             })
         })
         .collect();

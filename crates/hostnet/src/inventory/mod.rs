@@ -243,6 +243,9 @@ pub struct Irq {
     /// If the device is a virtual function: the interface of its physical function, or the physical function itself if
     /// it has no interface here.
     pub virtual_of: Option<String>,
+    /// Where the interrupt is of an interface here: another NIC that it serves, whose interfaces are in other network
+    /// namespaces, by its device.
+    pub elsewhere: Option<String>,
 }
 
 /// The purpose of a kernel thread on the packet path.

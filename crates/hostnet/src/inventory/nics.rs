@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::devices::{self, Pci, Port, is_word_of};
 use super::threads::{CUT, WHOLE_NAMES};
-use super::{Inventory, Irq, KernelThreadKind, Napi, Nic, Note, TxQueue};
+use super::{Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
 use crate::cpus::CpuSet;
 use crate::kernel_files::{POLL_FILE, WEIGHT_FILE};
 use crate::knob::NicId;
@@ -126,9 +126,12 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
     let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
     let of_interfaces: BTreeSet<u32> = found.iter().take(here).flatten().copied().collect();
     for (port, irqs) in ports.iter().zip(&found).skip(here) {
-        let only_its = |irq: &&mut Irq| irqs.contains(&irq.id.irq) && !of_interfaces.contains(&irq.id.irq);
-        for irq in inventory.irqs.iter_mut().filter(only_its).filter(|irq| !irq.network) {
-            (irq.network, irq.device) = (true, Some(port.name.clone()));
+        for irq in inventory.irqs.iter_mut().filter(|irq| irqs.contains(&irq.id.irq)) {
+            if of_interfaces.contains(&irq.id.irq) {
+                irq.elsewhere.get_or_insert_with(|| port.name.clone());
+            } else if !irq.network {
+                (irq.network, irq.device) = (true, Some(port.name.clone()));
+            }
         }
     }
     // A handler with the name of a NIC's queue, but of a device that is not that NIC's: the interrupt is another NIC's,

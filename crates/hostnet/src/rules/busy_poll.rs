@@ -6,7 +6,7 @@
 //! cap leaves threads without real-time priority their share. On a host with one CPU it polls only if `poll_cpu` names
 //! that CPU, because that share is small for a whole host.
 
-use ontime_tenants::{Class, PriorityTable};
+use ontime_tenants::{Class, Policy, PriorityTable};
 
 use super::napi_weight::{INSTALL, MODULE_UNTIL};
 use super::threads::{napi_knob, place, thread_of};
@@ -57,6 +57,18 @@ fn named_cpu(intent: &Intent, nic: &Nic) -> Option<u32> {
     intent.config_of(nic)?.poll_cpu
 }
 
+/// The CPU on which the method keeps the kernel's thread of this instance, whether or not the thread polls now.
+pub fn cpu_of(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> Option<u32> {
+    let is_kept = intent.has(RuleId::BusyPoll) && may_poll(inventory, intent, nic, napi) && !by_module(inventory, nic);
+    let online = &inventory.cpus.online;
+    named_cpu(intent, nic).filter(|cpu| is_kept && online.len() > 1 && online.contains(*cpu))
+}
+
+/// A thread's place as text, with its CPU if it has one of its own.
+pub fn place_text(policy: Policy, cpu: Option<u32>) -> String {
+    cpu.map_or_else(|| policy.to_string(), |cpu| format!("{policy} on CPU {cpu}"))
+}
+
 /// NICs with an instance that the method polls, now or when packets arrive.
 pub fn polling_nics<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
     inventory.nics.iter().filter(|nic| nic.napis.iter().any(|napi| may_poll(inventory, intent, nic, napi)))
@@ -80,6 +92,12 @@ pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
         if module && rt.iter().any(|napi| polls(inventory, intent, nic, napi)) {
             let knob = Knob::NicFile { nic: nic.id.clone(), path: POLL_FILE.to_owned() };
             outcome.settings.push(Setting::new(RuleId::BusyPoll, Stage::Thread, knob, Value::Text("1".to_owned())));
+            if rt.iter().all(|napi| poller_of(inventory, napi).is_none()) {
+                let place = place_text(PriorityTable::POLLER, own);
+                let found = format!("its polling threads do not exist yet; once made they get {place}");
+                let remedy = "nothing; module ontime_napi makes them, and Ontime then places them".to_owned();
+                outcome.findings.push(finding(nic, Severity::Info, found, remedy, None));
+            }
         }
         for napi in rt.into_iter().filter(|napi| may_poll(inventory, intent, nic, napi)) {
             let now = polls(inventory, intent, nic, napi);

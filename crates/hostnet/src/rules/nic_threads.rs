@@ -65,39 +65,47 @@ fn separately_threaded(nic: &Nic) -> impl Iterator<Item = &Napi> {
     nic.napis.iter().filter(|napi| napi.threaded.is_some())
 }
 
-/// Tells which places rule [`RuleId::NapiThread`] will give to an interface's NAPI threads that do not exist yet.
+/// Tells which places an interface's NAPI threads that do not exist yet will get, and by which rules.
 fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
-    if !intent.has(RuleId::NapiThread) {
-        return None;
-    }
     let unlisted = nic.napis.is_empty() && inventory.kernel.version < NAPI_LISTED;
     let unknown = unlisted.then(Napi::default);
-    let lacks_thread =
-        |napi: &&Napi| thread_of(inventory, napi).is_none() && !is_polled_by_kernel(inventory, intent, nic, napi);
-    let mut places: Vec<(Policy, usize)> = Vec::new();
-    for napi in nic.napis.iter().filter(lacks_thread).chain(&unknown) {
-        let class = intent.napi_class(inventory, nic, napi);
-        let policy = napi_place(inventory, intent, nic, class, sends_only(napi));
-        match places.iter_mut().find(|(known, _)| *known == policy) {
+    let placed_by = |napi: &Napi| {
+        if is_polled_by_kernel(inventory, intent, nic, napi) { RuleId::BusyPoll } else { RuleId::NapiThread }
+    };
+    let is_to_come = |napi: &&Napi| thread_of(inventory, napi).is_none() && intent.has(placed_by(napi));
+    let mut places: Vec<(String, usize)> = Vec::new();
+    let mut rules: BTreeSet<&str> = BTreeSet::new();
+    for napi in nic.napis.iter().chain(&unknown).filter(is_to_come) {
+        let rule = placed_by(napi);
+        let policy = if rule == RuleId::BusyPoll {
+            PriorityTable::POLLER
+        } else {
+            napi_place(inventory, intent, nic, intent.napi_class(inventory, nic, napi), sends_only(napi))
+        };
+        let place = busy_poll::place_text(policy, busy_poll::cpu_of(inventory, intent, nic, napi));
+        rules.insert(rule.name());
+        match places.iter_mut().find(|(known, _)| *known == place) {
             Some((_, count)) => *count += 1,
-            None => places.push((policy, 1)),
+            None => places.push((place, 1)),
         }
     }
+    let rules: Vec<&str> = rules.into_iter().collect();
+    let rules = rules.join(", ");
     let text = match places.as_slice() {
         [] => return None,
-        [(policy, _)] => policy.to_string(),
+        [(place, _)] => place.clone(),
         several => {
-            let several: Vec<String> = several.iter().map(|(policy, count)| format!("{policy} ({count})")).collect();
+            let several: Vec<String> = several.iter().map(|(place, count)| format!("{place} ({count})")).collect();
             several.join(" and ")
         }
     };
     let found = match places.iter().map(|(_, count)| count).sum::<usize>() {
         _ if unlisted => format!(
-            "kernel {} does not list its NAPI instances: threads that are made for them get {text} (napi-thread)",
+            "kernel {} does not list its NAPI instances: threads that are made for them get {text} ({rules})",
             inventory.kernel.release
         ),
-        1 => format!("its NAPI thread does not exist yet; once made it gets {text} (napi-thread)"),
-        count => format!("its {count} NAPI threads do not exist yet; once made they get {text} (napi-thread)"),
+        1 => format!("its NAPI thread does not exist yet; once made it gets {text} ({rules})"),
+        count => format!("its {count} NAPI threads do not exist yet; once made they get {text} ({rules})"),
     };
     Some(Finding {
         rule: RuleId::NapiThreaded,
@@ -109,15 +117,21 @@ fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<
     })
 }
 
-/// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them.
+/// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them. The
+/// class of one in another network namespace is unknown, so bulk NICs here do not decide then.
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let mut shared = Shared::new();
     for thread in &inventory.threads {
         let KernelThreadKind::Irq(irq) = thread.kind else { continue };
-        let nics: Vec<&Nic> = inventory.nics.iter().filter(|nic| nic.irqs.contains(&irq)).collect();
+        let nics = inventory.nics.iter().filter(|nic| nic.irqs.contains(&irq));
+        let classes: Vec<(Class, &Nic)> = nics.map(|nic| (intent.irq_class(inventory, nic, irq), nic)).collect();
+        let elsewhere = inventory.irqs.iter().find(|of| of.id.irq == irq).and_then(|of| of.elsewhere.as_deref());
+        if let Some(device) = elsewhere.filter(|_| classes.iter().all(|(class, _)| *class == Class::Bulk)) {
+            outcome.findings.push(serves_elsewhere(thread, &classes, device));
+            continue;
+        }
         let completes = only_completes(inventory, irq);
-        let classes = nics.iter().map(|nic| (intent.irq_class(inventory, nic, irq), *nic)).collect();
         let policy = |nic: &Nic, class| {
             if completes && senders::is_shared(inventory, intent, nic) {
                 PriorityTable::SHARED_COMPLETIONS
@@ -151,6 +165,28 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         });
     }
     outcome
+}
+
+/// The finding for an interrupt of bulk NICs that also serves a NIC in another network namespace.
+fn serves_elsewhere(thread: &KernelThread, nics: &[(Class, &Nic)], device: &str) -> Finding {
+    let names: Vec<&str> = nics.iter().map(|(_, nic)| nic.id.name.as_str()).collect();
+    Finding {
+        rule: RuleId::IrqThread,
+        severity: Severity::Info,
+        object: thread.comm.clone(),
+        found: format!(
+            "thread {} is of {} (bulk) and of network controller {device}, which has no interface in the host's \
+             network namespace: it stays at {}",
+            thread.id.tid,
+            names.join(", "),
+            thread.policy
+        ),
+        remedy: format!(
+            "leave it where an RT container or VM has that interface; where a bulk one has: chrt --other --pid 0 {}",
+            thread.id.tid
+        ),
+        refusal: None,
+    }
 }
 
 /// Drivers whose interrupts have no thread: Hyper-V's bus has no interrupt per device, and the channel subsystem of s390

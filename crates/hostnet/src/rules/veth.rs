@@ -4,10 +4,15 @@
 //! (`drivers/net/veth.c`, `veth_skb_is_eligible_for_gro`). Otherwise it waits in the backlog (`__netif_rx`). For both
 //! directions, both ends need both settings, and the far end is in the container's namespace.
 
+use std::collections::BTreeSet;
+
+use ontime_tenants::Role;
+
+use super::threads::NAPI_LISTED;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
-use crate::rule::{Outcome, RuleId, Setting, Stage};
+use crate::rule::{Finding, Outcome, RuleId, Setting, Severity, Stage};
 
 /// The first version in which GRO gives a veth NAPI.
 const NAPI_BY_GRO: (u32, u32) = (5, 13);
@@ -37,9 +42,14 @@ pub fn veth(inventory: &Inventory, intent: &Intent) -> Outcome {
     if inventory.kernel.version < NAPI_BY_GRO {
         return outcome;
     }
+    // A pod's containers have one pair.
+    let mut told = BTreeSet::new();
     for tenant in intent.rt_tenants() {
         let nics = tenant.vnics.iter().filter_map(|vnic| inventory.nic(&vnic.ifname));
         for nic in nics.filter(|nic| nic.kind.as_deref() == Some("veth")) {
+            if told.insert(nic.id.ifindex) {
+                outcome.findings.extend(threads_to_come(inventory, intent, nic));
+            }
             // The next pass threads and places new NAPI instances.
             let mut set = |knob, value: &str| {
                 outcome.settings.push(Setting::new(RuleId::Veth, Stage::Thread, knob, Value::Text(value.to_owned())));
@@ -55,4 +65,22 @@ pub fn veth(inventory: &Inventory, intent: &Intent) -> Outcome {
         }
     }
     outcome
+}
+
+/// Tells the place of the threads of the NAPI instances that GRO will give a veth: the kernel has none to list yet. Of
+/// kernels that list none at all, rule [`RuleId::NapiThreaded`] tells.
+fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<Finding> {
+    let is_placed = intent.has(RuleId::NapiThreaded) && intent.has(RuleId::NapiThread);
+    let to_come = nic.napis.is_empty() && inventory.kernel.version >= NAPI_LISTED;
+    (is_placed && to_come).then(|| Finding {
+        rule: RuleId::Veth,
+        severity: Severity::Info,
+        object: nic.id.name.clone(),
+        found: format!(
+            "GRO gives it NAPI instances; their threads get {} once made (napi-threaded, napi-thread)",
+            intent.table.policy(intent.nic_class(inventory, nic), Role::Napi)
+        ),
+        remedy: "nothing; Ontime makes and places them once the interface is up with GRO on".to_owned(),
+        refusal: None,
+    })
 }

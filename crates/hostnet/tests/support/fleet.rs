@@ -83,6 +83,7 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
             device: Some(format!("0000:0{number}:00.0")),
             network: true,
             virtual_of: None,
+            elsewhere: None,
         });
         let tid = i32::try_from(50_000 + base + queue).unwrap();
         let comm = format!("irq/{irq}-{name}-TxRx-{queue}");

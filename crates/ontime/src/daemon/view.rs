@@ -7,7 +7,7 @@ use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob,
 use ontime_sched::{Reserved, Settled};
 use ontime_tenants::text::counted;
 use ontime_tenants::{
-    self as tenants, ClassSource, ConfigError, Discovery, PriorityTable, ThreadId, ThreadRole, ownership,
+    self as tenants, ClassSource, ConfigError, Discovery, PriorityTable, ProblemKind, ThreadId, ThreadRole, ownership,
 };
 
 use super::cap::{Cover, Use};
@@ -241,7 +241,9 @@ pub fn reservation(settled: &Settled, vcpu: &Reserved) -> (String, String) {
 pub fn unseen(found: &Discovery) -> Vec<api::Problem> {
     let mut unseen: Vec<api::Problem> =
         found.problems.iter().filter(|problem| problem.hides_tenants()).map(problem).collect();
-    let incomplete = found.incomplete.iter().filter(|_| unseen.is_empty());
+    // Such a problem has the same cause.
+    let is_told = found.problems.iter().any(|problem| matches!(problem.kind, ProblemKind::Unreadable(_)));
+    let incomplete = found.incomplete.iter().filter(|_| !is_told);
     let message = |why: &String| format!("{why}; end processes that are not needed, and look again");
     let incomplete: Vec<api::Problem> =
         incomplete.map(|why| api::Problem { subject: "host".to_owned(), message: message(why) }).collect();

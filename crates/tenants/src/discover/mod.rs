@@ -445,7 +445,7 @@ impl Finder<'_> {
     }
 
     /// Tells of containers that are no tenants: root's monitor has started their programs in a cgroup that is not known
-    /// as a container's.
+    /// as a container's. Those in cgroup v1 are told already.
     fn containers_without_own_cgroup(&mut self, processes: &[&Process]) {
         let of_root = self.monitors.iter().filter(|(_, (user, _))| *user == 0);
         let named = |(pid, (_, arguments)): (&i32, &(u32, Vec<String>))| {
@@ -462,10 +462,11 @@ impl Finder<'_> {
         for (monitor, name) in started {
             let children = self.sources.children(monitor);
             let own: Vec<&Process> = children.iter().filter_map(|pid| programs.get(pid).copied()).collect();
+            let is_in_v1 = own.iter().any(|process| process.v1_container.is_some());
             let mut paths = own.iter().filter_map(|process| process.cgroup.as_deref());
             let is_known =
                 |path: &str| ancestors(path).any(|part| by_rule.contains(part)) || self.container_at(path).is_some();
-            if children.iter().any(|pid| vms.contains(pid)) || paths.any(is_known) {
+            if is_in_v1 || children.iter().any(|pid| vms.contains(pid)) || paths.any(is_known) {
                 continue;
             }
             let program = own.iter().find(|process| !container::is_runtime_program(&process.executable));
