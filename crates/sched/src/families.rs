@@ -528,19 +528,19 @@ macro_rules! families {
 // The family, the plan, how many sets in a thousand may have late jobs, and how late a job may be, us.
 families! {
     periodic: Periodic, Best, 0, 1;
-    harmonic: Harmonic, Best, 1, 35_000;
+    harmonic: Harmonic, Best, 0, 1;
     sporadic_alone: SporadicAlone, Best, 0, 1;
-    sporadic_mixed: SporadicMixed, Best, 20, 5_000;
+    sporadic_mixed: SporadicMixed, Best, 7, 3_500;
     short: Short, Best, 0, 1;
     full: Full, Best, 0, 1;
-    liar: Liar, Best, 0, 1;
-    bursts: Bursts, Best, 1, 1_000;
+    liar: Liar, Best, 1, 1_000;
+    bursts: Bursts, Best, 0, 1;
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
-    late_looks: LateLooks, Best, 3, 1_200;
+    late_looks: LateLooks, Best, 3, 300;
     counted: Counted, Best, 4, 4_000;
     counted_liars: CountedLiars, Best, 1, 4_000;
-    counted_sporadic: CountedSporadic, Best, 3, 5_000;
+    counted_sporadic: CountedSporadic, Best, 3, 6_000;
     periodic_by_slices: Periodic, Slices, 10, 7_000;
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;

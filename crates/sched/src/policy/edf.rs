@@ -82,7 +82,7 @@ const WINDOW_CHECKS: u64 = 2;
 const RATE: u64 = 1 << 20;
 
 /// What a vCPU's guest publishes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Deadlines {
     /// No deadlines.
     None,
@@ -333,6 +333,7 @@ impl Server {
         // The vCPU is charged for what it used in a gap before a check that came late, so it is granted its share of
         // it.
         let gap = (start - self.end).min(self.account.period);
+        let asleep = self.sleep == Sleep::Asleep;
         let next = threads.next_deadline(self.index, start);
         self.deadlines = Deadlines::of(next);
         self.exhausted = self.account.place == Place::Beyond || self.account.is_used_up();
@@ -341,11 +342,14 @@ impl Server {
         if self.account.place != Place::Beyond {
             self.reclaim(0);
         }
+        // What it was not granted while it slept is unused too.
+        let moved = self.end.saturating_sub(self.regular_end);
+        self.save(self.account.share(moved + if asleep { gap } else { 0 }));
         self.pay();
         let account = &mut self.account;
         let period = account.period.max(1);
         // The windows of one that sleeps move on, so they need not end where its periods do.
-        let regular = if self.sleep == Sleep::Asleep { start } else { start / period * period };
+        let regular = if asleep { start } else { start / period * period };
         let end = next.map_or(regular.saturating_add(period), |next| next.at);
         let bound = |length: Nanos| start.saturating_add(length.0);
         let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
@@ -357,7 +361,7 @@ impl Server {
         let further = admitted.saturating_sub(self.end - start);
         let more = u128::from(cost) * u128::from(further) / u128::from(admitted);
         self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
-        self.granted = account.share((self.end - start).saturating_add(gap));
+        self.granted = account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
         account.balance = account.balance.saturating_add(signed(self.granted));
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
@@ -369,14 +373,12 @@ impl Server {
     /// Whether the vCPU's window is over. One that moved on is over at its regular end if the vCPU sleeps. If it waits,
     /// its need may have begun with the last check.
     fn is_over(&mut self, now: u64, threads: &mut impl Threads) -> bool {
-        if now >= self.end || now < self.regular_end {
+        if now >= self.end || now < self.regular_end || self.ran || self.sleep == Sleep::Waits {
             return now >= self.end;
         }
-        if !self.ran && self.sleep != Sleep::Waits {
-            self.runnable = !threads.is_asleep(self.index);
-            self.sleep = if self.runnable { Sleep::Waits } else { Sleep::Asleep };
-        }
-        self.sleep == Sleep::Asleep
+        self.runnable = !threads.is_asleep(self.index);
+        self.sleep = if self.runnable { Sleep::Waits } else { Sleep::Asleep };
+        !self.runnable
     }
 
     /// Whether the vCPU may have run since the last check. At `Beyond` its CPU time is not read at each check.
@@ -637,9 +639,9 @@ impl EdfCpu {
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             let over = server.is_over(now, threads);
             if calm {
-                server.end = now;
-            } else if over {
-                server.end = server.end.min(server.regular_end);
+                (server.end, server.regular_end) = (now, now);
+            } else if over && now < server.end {
+                server.end = server.regular_end;
             }
             if over || calm {
                 server.begin_window(now, cost, threads);
@@ -816,11 +818,15 @@ impl EdfCpu {
         self.calm = true;
         self.calm_length = if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) };
         self.end = now.saturating_add(self.calm_length);
+        // One without deadlines that begins to spin delays none that has some.
+        let present = self.servers.iter().filter(|server| !server.account.ended);
+        let first = present.map(|server| server.deadlines).max().unwrap_or(Deadlines::None);
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             server.end = self.end;
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
-            server.account.move_to(server.index, Place::Planned, threads);
+            let place = if server.deadlines == first { Place::Planned } else { Place::Entitled };
+            server.account.move_to(server.index, place, threads);
         }
         self.end
     }
