@@ -277,14 +277,6 @@ pub fn is_monitor_program(name: &str) -> bool {
     names.contains(&name) || name.starts_with("containerd-shim")
 }
 
-/// Whether a program is a container runtime's own, which a monitor starts before and after the container's programs.
-/// (runc may run from memory.)
-pub fn is_runtime_program(executable: &str) -> bool {
-    let names = ["runc", "crun", "youki", "runsc", "criu", "podman", "crio"];
-    let is_runtimes = |name| names.contains(&name) || is_monitor_program(name);
-    executable.starts_with("/memfd:runc") || crate::vmm::file_name(executable).is_some_and(is_runtimes)
-}
-
 /// Whether a cgroup belongs to a systemd service or scope.
 pub fn is_unit(path: &str) -> bool {
     [".service", ".scope"].iter().any(|kind| path.ends_with(kind))

@@ -105,6 +105,17 @@ impl Sources {
         (namespace(&self.proc.join("thread-self")).as_ref() != Some(&its)).then_some(its)
     }
 
+    /// Whether two processes have different mount namespaces. False also if either cannot be read.
+    pub(crate) fn have_other_mounts(&self, one: i32, other: i32) -> bool {
+        let namespace = |pid: i32| std::fs::read_link(self.living_dir(pid).join("ns/mnt")).ok();
+        namespace(one).zip(namespace(other)).is_some_and(|(one, other)| one != other)
+    }
+
+    /// A process's cgroup v2 path at this moment.
+    pub(crate) fn cgroup(&self, pid: i32) -> Option<String> {
+        proc::parse_cgroup(&files::read_at(rustix::fs::CWD, self.living_dir(pid).join("cgroup")).ok()?)
+    }
+
     /// A file of a process. `None` if the process is gone or the file cannot be read.
     pub(crate) fn read(&self, pid: i32, file: &str) -> Option<Vec<u8>> {
         files::read_at(rustix::fs::CWD, self.process_dir(pid).join(file)).ok()

@@ -581,36 +581,52 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
 #[test]
 fn a_container_without_a_cgroup_of_its_own_is_told_by_roots_monitor() {
     let host = Host::new();
-    let start = |monitor: i32, program: &str, cgroup: &str, uid: u32, line: &[&str], children: &[(&str, &str)]| {
+    // Mount namespaces: the host's, and a container's.
+    let (outside, own) = (1, 2);
+    let start = |monitor: i32, program: &str, cgroup: &str, uid: u32, line: &[&str], children: &[(&str, &str, u32)]| {
         host.process(monitor, program, cgroup, uid, line);
+        host.mounts(monitor, outside);
         let numbers: Vec<String> = (monitor + 1..).zip(children).map(|(pid, _)| pid.to_string()).collect();
         fs::write(host.path(&format!("proc/{monitor}/task/{monitor}/children")), numbers.join(" ") + "\n").unwrap();
-        for (pid, (program, cgroup)) in (monitor + 1..).zip(children) {
+        for (pid, (program, cgroup, mounts)) in (monitor + 1..).zip(children) {
             host.process(pid, program, cgroup, uid, &[*program]);
+            host.mounts(pid, *mounts);
             host.alter(pid, monitor, 0);
         }
     };
-    let [cell, mill, saw, door, gate] = ['1', '2', '3', '4', '5'].map(id);
+    let [cell, mill, saw, door, gate, haul] = ['1', '2', '3', '4', '5', '6'].map(id);
     let conmon = "/usr/bin/conmon";
     let unit = "/system.slice/cell.service";
-    start(100, conmon, unit, 0, &["conmon", "-c", &cell, "-n", "cell"], &[("/usr/bin/app", unit)]);
+    start(100, conmon, unit, 0, &["conmon", "-c", &cell, "-n", "cell"], &[("/usr/bin/app", unit, own)]);
     let (lxc, title) = ("/usr/bin/lxc-start", ["[lxc monitor] /srv/my lxc press"]);
-    start(200, lxc, "/plc-monitor", 0, &title, &[("/sbin/init", "/plc/x")]);
+    start(200, lxc, "/plc-monitor", 0, &title, &[("/sbin/init", "/plc/x", own)]);
     // Ordinary ones: Podman's, LXC's, a VM of KVM as the container's program.
     let scope = format!("/machine.slice/libpod-{mill}.scope/container");
     let beside = format!("/machine.slice/libpod-conmon-{mill}.scope");
-    start(300, conmon, &beside, 0, &["conmon", "-c", &mill, "-n", "mill"], &[("/usr/bin/app", &scope)]);
+    start(300, conmon, &beside, 0, &["conmon", "-c", &mill, "-n", "mill"], &[("/usr/bin/app", &scope, own)]);
     let title = ["[lxc monitor] /var/lib/lxc web"];
-    start(400, lxc, "/lxc.monitor.web", 0, &title, &[("/sbin/init", "/lxc.payload.web/init.scope")]);
+    start(400, lxc, "/lxc.monitor.web", 0, &title, &[("/sbin/init", "/lxc.payload.web/init.scope", own)]);
     let of_vm = "/system.slice/saw.service";
-    start(500, conmon, of_vm, 0, &["conmon", "-c", &saw, "-n", "saw"], &[("/usr/bin/qemu-system-x86_64", of_vm)]);
+    let qemu = ("/usr/bin/qemu-system-x86_64", of_vm, own);
+    start(500, conmon, of_vm, 0, &["conmon", "-c", &saw, "-n", "saw"], &[qemu]);
     host.thread(501, 502, "CPU 0/KVM", 0);
-    // The runtime has not made the container yet, or removes it. A user's, and one in a container, count for nothing.
-    let runtimes = [("/usr/bin/crun", unit), ("/memfd:runc_cloned:/proc/self/exe (deleted)", unit)];
+    // The runtime has not made the container yet, or removes it: crun from memory or from a file on no mount, others by
+    // any name; LXC's hooks, and its first process that is on its way to the container.
+    let runtimes = ["/usr/bin/crun", "/memfd:runc_cloned:/proc/self/exe (deleted)", "/usr/bin/runc.amd64"];
+    let runtimes = runtimes.map(|program| (program, unit, outside));
     start(600, conmon, unit, 0, &["conmon", "-c", &door, "-n", "door"], &runtimes);
-    start(700, conmon, unit, 1000, &["conmon", "-c", &gate, "-n", "gate"], &[("/usr/bin/app", unit)]);
+    let beside = format!("/kubepods.slice/crio-conmon-{haul}.scope");
+    let runtimes = ["/", "/memfd:crun_cloned:/proc/self/exe (deleted)", "/usr/bin/nvidia-container-runtime"];
+    let runtimes = runtimes.map(|program| (program, beside.as_str(), outside));
+    start(900, conmon, &beside, 0, &["conmon", "-c", &haul, "-n", "haul"], &runtimes);
+    let title = ["[lxc monitor] /var/lib/incus/containers c1"];
+    let hooks = [("/opt/hook", "/lxc.monitor.c1", outside), ("/usr/libexec/incus/hook", "/lxc.monitor.c1", own)];
+    start(1000, "/usr/libexec/incus/incusd", "/lxc.monitor.c1", 0, &title, &hooks);
+    start(1100, lxc, "/session", 0, &["[lxc monitor] /srv c2"], &[(lxc, "/session", own), ("/bin/sh", "/x", outside)]);
+    // A user's, and one in a container, count for nothing.
+    start(700, conmon, unit, 1000, &["conmon", "-c", &gate, "-n", "gate"], &[("/usr/bin/app", unit, own)]);
     let inside = format!("/machine.slice/libpod-{mill}.scope/x");
-    start(800, conmon, &inside, 0, &["conmon", "-c", &gate, "-n", "gate"], &[("/usr/bin/app", "/")]);
+    start(800, conmon, &inside, 0, &["conmon", "-c", &gate, "-n", "gate"], &[("/usr/bin/app", "/", own)]);
     let found = discover(&host.sources(), &Rules::default());
     assert_eq!(words(&found), [("cell", "no-own-cgroup"), ("press", "no-own-cgroup")]);
     let told: Vec<String> = found.problems.iter().map(|problem| problem.message()).collect();
@@ -631,6 +647,7 @@ fn a_container_of_cgroup_v1_is_told_as_that_alone() {
     host.process(100, "/usr/bin/conmon", service, 0, &["conmon", "-c", &cell, "-n", "cell"]);
     fs::write(host.path("proc/100/task/100/children"), "101\n").unwrap();
     host.process(101, "/usr/bin/app", service, 0, &["app"]);
+    [100, 101].into_iter().zip(1..).for_each(|(pid, mounts)| host.mounts(pid, mounts));
     host.alter(101, 100, 0);
     assert_eq!(words(&discover(&host.sources(), &Rules::default())), [("cell", "no-own-cgroup")]);
     let path = format!("/libpod_parent/libpod-{cell}");

@@ -469,12 +469,24 @@ impl Finder<'_> {
             if is_in_v1 || children.iter().any(|pid| vms.contains(pid)) || paths.any(is_known) {
                 continue;
             }
-            let program = own.iter().find(|process| !container::is_runtime_program(&process.executable));
+            let starter = programs.get(&monitor);
+            let program = starter.and_then(|starter| own.iter().find(|process| self.is_inside(process, starter)));
             lost.extend(program.and_then(|program| Some((name, program.cgroup.clone()?))));
         }
         for (name, cgroup) in lost {
             self.problem(name, ProblemKind::NoOwnCgroup(cgroup));
         }
+    }
+
+    /// Whether a child of a container's monitor runs in the container, which has mounts of its own. The runtime, whatever
+    /// its program is called, and hooks do not. Before it is moved to its cgroup, the container's first process has the
+    /// program of LXC's monitor, which cloned it.
+    fn is_inside(&self, child: &Process, monitor: &Process) -> bool {
+        child.executable != monitor.executable
+            && !child.cgroup.as_deref().is_some_and(container::is_monitors)
+            && self.sources.have_other_mounts(child.pid, monitor.pid)
+            // Not moved since the snapshot.
+            && self.sources.cgroup(child.pid) == child.cgroup
     }
 
     /// The arguments of the monitors that have started processes of a container, if they are root's or of the user who

@@ -105,6 +105,13 @@ impl Host {
         fs::write(self.path(&format!("proc/{pid}/status")), status).unwrap();
     }
 
+    /// Gives a process a mount namespace.
+    pub fn mounts(&self, pid: i32, number: u32) {
+        let namespaces = self.path(&format!("proc/{pid}/ns"));
+        fs::create_dir_all(&namespaces).unwrap();
+        symlink(format!("mnt:[{number}]"), namespaces.join("mnt")).unwrap();
+    }
+
     /// Creates a cgroup's directory, owned by this user. False: this process may not do so.
     pub fn cgroup(&self, path: &str, uid: u32) -> bool {
         let mount = self.path("sys/fs/cgroup");
