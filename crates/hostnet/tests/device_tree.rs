@@ -1088,6 +1088,42 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
     });
 }
 
+/// A switch of the platform: its ports here are carried by the conduit, and its own interrupt tells of links.
+#[test]
+fn a_switchs_interrupt_is_a_networks_only_while_its_ports_are_elsewhere() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        tree.nic("conduit", "platform/soc/17000000.ethernet");
+        tree.irq(40, "17000000.ethernet");
+        let switch = "platform/soc/17020000.switch";
+        tree.nic_elsewhere("platform", switch, "gsw-mmio");
+        tree.nic("port3", switch);
+        let index = tree.scan().nic("conduit").unwrap().id.ifindex;
+        tree.attribute("port3", "iflink", &format!("{index}\n"));
+        let cells: Vec<u8> = [0_u32, 151, 4].iter().flat_map(|cell| cell.to_be_bytes()).collect();
+        let node = tree.dir.path().join("sys/devices").join(switch).join("of_node");
+        fs::create_dir_all(&node).unwrap();
+        fs::write(node.join("interrupts"), cells).unwrap();
+        tree.irq(41, "gsw-mmio");
+        tree.put("sys/kernel/irq/41/chip_name", "GICv3\n");
+        tree.put("sys/kernel/irq/41/hwirq", "183\n");
+        let planned = || {
+            let mut inventory = tree.scan();
+            let id = ThreadId { pid: 41, tid: 41, start_time: 1 };
+            let (kind, comm) = (KernelThreadKind::Irq(41), "irq/41-gsw-mmio".to_owned());
+            inventory.threads.push(KernelThread { id, kind, comm, policy: Policy::Fifo(50) });
+            let found = plan(&inventory, &intent(&[], Vec::new()));
+            let said = found.findings.iter().find(|finding| finding.object == "irq/41-gsw-mmio");
+            (fleet::policies(&found).get("irq/41-gsw-mmio").copied(), said.map(|finding| finding.found.clone()))
+        };
+        let (place, said) = planned();
+        assert!(place.is_none() && said.unwrap().contains("network controller 17020000.switch, which has no"));
+        tree.put(&format!("sys/devices/{switch}/net/port3/flags"), "0x1003\n");
+        assert_eq!(planned(), (Some(Policy::BULK_DRIVER), None));
+        assert_eq!(tree.irqs(), owned([("conduit", &[40])]));
+    });
+}
+
 /// A platform NIC without the node name `ethernet`, of whose interrupts nothing is known.
 #[test]
 fn while_an_acpi_nics_interface_is_elsewhere_handlers_like_interfaces_stay() {

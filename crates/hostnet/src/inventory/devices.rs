@@ -538,11 +538,18 @@ fn is_virtio_net(device: &Path) -> bool {
     read(&device.join("device")).is_some_and(|id| id == "0x0001")
 }
 
-/// Whether a platform device is a NIC: the device tree calls it `ethernet`, or it has a folder for interfaces, which
-/// the kernel keeps while these are in other network namespaces (`drivers/base/core.c`, `cleanup_glue_dir`).
+/// Whether a platform device is a NIC by its name in the device tree, `ethernet`, or because its interfaces are in
+/// other network namespaces. Interfaces here have their own interrupts, or are a switch's ports, whose packets another
+/// device receives.
 fn is_platform_nic(device: &Path) -> bool {
     let node = read(&device.join("of_node/name"));
-    node.is_some_and(|name| name.trim_end_matches('\0') == "ethernet") || device.join("net").is_dir()
+    node.is_some_and(|name| name.trim_end_matches('\0') == "ethernet") || has_empty_folder(device)
+}
+
+/// Whether a device has a folder for interfaces and none in it. The kernel keeps the folder while the interfaces are in
+/// other network namespaces (`drivers/base/core.c`, `cleanup_glue_dir`).
+fn has_empty_folder(device: &Path) -> bool {
+    fs::read_dir(device.join("net")).is_ok_and(|mut interfaces| interfaces.next().is_none())
 }
 
 /// Whether the interface of a platform NIC is not in this network namespace (the device's folder `net` is empty), and
@@ -562,9 +569,7 @@ const BUSES: [&str; 9] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", 
 /// NICs on these buses whose interfaces are in other network namespaces: they have a driver, and their folder for
 /// interfaces is empty. Each port has the device's name, and counts as up: its flags cannot be read from here.
 pub(super) fn nics_elsewhere(sys: &Path) -> Vec<Port> {
-    let is_empty =
-        |device: &PathBuf| fs::read_dir(device.join("net")).is_ok_and(|mut interfaces| interfaces.next().is_none());
-    let nics = BUSES.into_iter().flat_map(|bus| devices_on(sys, bus)).filter(is_empty);
+    let nics = BUSES.into_iter().flat_map(|bus| devices_on(sys, bus)).filter(|device| has_empty_folder(device));
     let port = |device: PathBuf| {
         let driver = Some(name_of(&fs::read_link(device.join("driver")).ok()?));
         let (name, device) = (name_of(&device), fs::canonicalize(&device).ok()?);
