@@ -351,6 +351,48 @@ fn interfaces_of_one_function_share_what_none_of_them_alone_has() {
     });
 }
 
+/// A scalable function in a container. Before 6.11 it lists no interrupts.
+#[test]
+fn interrupts_of_a_scalable_function_elsewhere_are_not_its_parents() {
+    support::in_namespace(|_| {
+        let tree = Tree::new();
+        let function = "pci0000:c8/0000:ca:00.0";
+        let part = format!("{function}/mlx5_core.sf.6");
+        tree.on_bus("pci", function);
+        tree.put(&format!("sys/devices/{function}/class"), "0x020000\n");
+        tree.msi(function, &[130, 131, 132, 133]);
+        tree.nic("enp202s0f0np0", function);
+        tree.nic_elsewhere("auxiliary", &part, "mlx5_core.sf");
+        // Without a folder for interfaces, and with none of its own.
+        tree.on_bus("auxiliary", &format!("{function}/mlx5_core.eth.0"));
+        ["mlx5_async0", "mlx5_comp0", "mlx5_sf_ctrl0", "mlx5_sf_comp0"]
+            .into_iter()
+            .zip(130..)
+            .for_each(|(handler, irq)| tree.irq(irq, &format!("{handler}@pci:0000:ca:00.0")));
+        let seen = || {
+            let mut inventory = tree.scan();
+            assert_eq!(inventory.nic("enp202s0f0np0").unwrap().irqs, [130, 131]);
+            assert!(inventory.irqs.iter().all(|irq| irq.network && irq.elsewhere.is_none()), "{:?}", inventory.irqs);
+            for irq in [131, 133] {
+                let number = i32::try_from(irq).unwrap();
+                let id = ThreadId { pid: number, tid: number, start_time: 1 };
+                let (kind, comm) = (KernelThreadKind::Irq(irq), format!("irq/{irq}-x"));
+                inventory.threads.push(KernelThread { id, kind, comm, policy: Policy::Fifo(50) });
+            }
+            let found = plan(&inventory, &intent(&[], Vec::new()));
+            assert_eq!(fleet::policies(&found), BTreeMap::from([("irq/131-x".to_owned(), Policy::BULK_DRIVER)]));
+            found.findings.into_iter().find(|finding| finding.object == "irq/133-x").unwrap().found
+        };
+        assert!(seen().starts_with("thread 133 is of network controller 0000:ca:00.0,"));
+        // Names that tell nothing, as the function's own.
+        [132, 133].into_iter().for_each(|irq| {
+            tree.put(&format!("sys/devices/{part}/irqs/{irq}"), "");
+            tree.irq(irq, "mlx5_comp7@pci:0000:ca:00.0");
+        });
+        assert!(seen().starts_with("thread 133 is of network controller mlx5_core.sf.6, which has no interface"));
+    });
+}
+
 /// Configured classes of interfaces, as `host.toml` would give them.
 fn intent(nics: &[(&str, Class)], tenants: Vec<Tenant>) -> Intent {
     let of_class = |class: Class| NicConfig { class: Some(class), ..NicConfig::default() };

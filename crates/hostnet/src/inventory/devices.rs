@@ -181,8 +181,12 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence],
     if ports.iter().any(|other| other.by_driver.contains(&irq)) {
         return port.by_driver.contains(&irq);
     }
-    let actions = irqs.iter().filter(|one| one.id.irq == irq).flat_map(|one| &one.actions);
-    let named: BTreeSet<&str> = actions.filter_map(|action| longest_name(action, &group)).collect();
+    let actions: Vec<&String> = irqs.iter().filter(|one| one.id.irq == irq).flat_map(|one| &one.actions).collect();
+    // A scalable function's, before 6.11 (`mlx5_sf_comp3@pci:0000:81:00.0`).
+    if actions.iter().any(|action| action.contains("_sf_")) && !name_of(&port.device).contains(".sf.") {
+        return false;
+    }
+    let named: BTreeSet<&str> = actions.iter().filter_map(|action| longest_name(action, &group)).collect();
     // A USB controller's handler has the name of a bus.
     if !named.is_empty() && !is_behind_root_hub(&port.device) {
         return named.contains(port.name.as_str());
@@ -563,13 +567,19 @@ pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
     })
 }
 
+/// The bus of scalable functions (mlx5).
+const AUXILIARY: &str = "auxiliary";
+
 /// Buses of NICs, without those whose devices tell which interrupts are a NIC's ([`Pci`], [`on_other_buses`]).
-const BUSES: [&str; 9] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", "vio", "bcma", "ssb"];
+const BUSES: [&str; 10] = ["usb", "sdio", "spi", "thunderbolt", "fsl-mc", "xen", "vio", "bcma", "ssb", AUXILIARY];
 
 /// NICs on these buses whose interfaces are in other network namespaces: they have a driver, and their folder for
 /// interfaces is empty. Each port has the device's name, and counts as up: its flags cannot be read from here.
 pub(super) fn nics_elsewhere(sys: &Path) -> Vec<Port> {
-    let nics = BUSES.into_iter().flat_map(|bus| devices_on(sys, bus)).filter(|device| has_empty_folder(device));
+    // Before 6.11 a scalable function does not list its interrupts, and would seem to share its parent's.
+    let tells = |bus: &str, device: &Path| bus != AUXILIARY || device.join("irqs").exists();
+    let devices = |bus| devices_on(sys, bus).filter(move |device| tells(bus, device));
+    let nics = BUSES.into_iter().flat_map(devices).filter(|device| has_empty_folder(device));
     let port = |device: PathBuf| {
         let driver = Some(name_of(&fs::read_link(device.join("driver")).ok()?));
         let (name, device) = (name_of(&device), fs::canonicalize(&device).ok()?);

@@ -125,11 +125,12 @@ fn find_irqs(inventory: &mut Inventory, devices: &[Option<PathBuf>], sys: &Path,
     }
     let claimed: BTreeSet<u32> = found.iter().flatten().copied().collect();
     let of_interfaces: BTreeSet<u32> = found.iter().take(here).flatten().copied().collect();
-    for (port, irqs) in ports.iter().zip(&found).skip(here) {
+    // The name of the first NIC is kept, which is more exact than that of a PCI function of which the NIC is a part.
+    for (port, irqs) in ports.iter().zip(&found).skip(here).rev() {
         for irq in inventory.irqs.iter_mut().filter(|irq| irqs.contains(&irq.id.irq)) {
             if of_interfaces.contains(&irq.id.irq) {
-                irq.elsewhere.get_or_insert_with(|| port.name.clone());
-            } else if !irq.network {
+                irq.elsewhere = Some(port.name.clone());
+            } else {
                 (irq.network, irq.device) = (true, Some(port.name.clone()));
             }
         }
