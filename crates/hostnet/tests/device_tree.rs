@@ -1116,7 +1116,7 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
         tree.nic_elsewhere("usb", desk, "cdc_ncm");
         tree.put(&format!("sys/devices/{desk}/net/desk/flags"), "0x1002\n");
         assert_eq!(tree.irqs(), owned([("desk", &[70])]));
-        let shared = Inventory { threads: inventory.threads.clone(), ..tree.scan() };
+        let mut shared = Inventory { threads: inventory.threads.clone(), ..tree.scan() };
         assert_eq!(networks(&shared).len(), wanted.len() - 1);
         let found = plan(&shared, &intent(&[], Vec::new()));
         assert!(!fleet::policies(&found).contains_key("irq/70-x"), "{:?}", fleet::policies(&found));
@@ -1127,6 +1127,20 @@ fn interrupts_of_a_nic_elsewhere_are_networks_on_every_bus() {
         let found = plan(&shared, &intent(&[("desk", RT)], Vec::new()));
         assert_eq!(fleet::policies(&found).get("irq/70-x"), Some(&Policy::Fifo(50)));
         assert!(!found.findings.iter().any(|finding| finding.object == "irq/70-x"), "{:?}", found.findings);
+        // An RT tenant's vCPUs wait for it, unless it is below them.
+        let vm = fleet::vm(&mut shared, 1, RT, 1, "");
+        let rt = intent(&[], vec![vm]);
+        for (priority, severity, end) in [
+            (50, Severity::Warning, "stays at FIFO 50, where RT threads wait for it"),
+            (1, Severity::Info, "stays at FIFO 1"),
+        ] {
+            let its = |thread: &&mut KernelThread| thread.comm == "irq/70-x";
+            shared.threads.iter_mut().filter(its).for_each(|thread| thread.policy = Policy::Fifo(priority));
+            let found = plan(&shared, &rt);
+            assert!(!fleet::policies(&found).contains_key("irq/70-x"), "{:?}", fleet::policies(&found));
+            let said = found.findings.iter().find(|finding| finding.object == "irq/70-x").unwrap();
+            assert!(said.severity == severity && said.found.ends_with(end), "{said:?}");
+        }
     });
 }
 

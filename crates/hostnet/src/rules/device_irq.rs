@@ -8,10 +8,10 @@
 
 use std::collections::BTreeSet;
 
-use ontime_tenants::{Policy, Role};
+use ontime_tenants::Policy;
 
 use super::nic_threads::without_interrupts;
-use super::threads::place;
+use super::threads::{DELAYS_RT, delays_rt, place};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Irq, KernelThread, KernelThreadKind};
 use crate::rule::{Finding, Outcome, RuleId, Severity};
@@ -25,9 +25,7 @@ const AS_STARTED: Policy = Policy::Fifo(50);
 /// passed-through devices belong to their VM.
 pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let of_nics: BTreeSet<u32> = inventory.nics.iter().flat_map(|nic| nic.irqs.iter().copied()).collect();
-    // A thread below this priority delays no RT tenant.
-    let lowest = intent.rt_tenants().map(|tenant| intent.table.policy(tenant.class, Role::VcpuEntitled));
-    let lowest = lowest.filter_map(real_time).min();
+    let delays = delays_rt(intent);
     let lacking: Vec<&str> = without_interrupts(inventory, intent).map(|nic| nic.id.name.as_str()).collect();
     let may_be = format!("may be that of {}, of whose interrupts nothing is known,", lacking.join(" or "));
     let mut outcome = Outcome::default();
@@ -35,7 +33,7 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
         let KernelThreadKind::Irq(number) = thread.kind else { continue };
         // Without its handlers' names, the interrupt's device is unknown.
         let Some(irq) = inventory.irqs.iter().find(|irq| irq.id.irq == number) else { continue };
-        let above = real_time(thread.policy).zip(lowest).is_some_and(|(own, lowest)| own >= lowest);
+        let above = delays(thread.policy);
         if passed_through(irq) {
             if above {
                 outcome.findings.push(left(thread, Severity::Info, "is of a passed-through device", PASSED_THROUGH));
@@ -92,13 +90,6 @@ fn passed_through(irq: &Irq) -> bool {
     irq.actions.iter().any(|action| action.starts_with("vfio-"))
 }
 
-fn real_time(policy: Policy) -> Option<u8> {
-    match policy {
-        Policy::Fifo(priority) | Policy::Rr(priority) => Some(priority),
-        _ => None,
-    }
-}
-
 /// Why an interrupt of a network controller without an interface here is told: the interface is in a container's
 /// network namespace, or a program has taken the device over. The owner of the packets is unknown, so it has no class.
 fn without_interface(irq: &Irq) -> String {
@@ -116,7 +107,7 @@ fn without_interface(irq: &Irq) -> String {
 fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
     let why = without_interface(irq);
     let severity = if above { Severity::Warning } else { Severity::Info };
-    let delays = if above { ", where RT threads wait for it" } else { "" };
+    let delays = if above { DELAYS_RT } else { "" };
     let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);
     let remedy = format!(
         "leave it where an RT container or VM has this interface; where a bulk one has: chrt --other --pid 0 {}, or \
@@ -148,7 +139,7 @@ fn left(thread: &KernelThread, severity: Severity, why: &str, remedy: &str) -> F
         rule: RuleId::DeviceIrq,
         severity,
         object: thread.comm.clone(),
-        found: format!("thread {} {why} and stays at {}, where RT threads wait for it", thread.id.tid, thread.policy),
+        found: format!("thread {} {why} and stays at {}{DELAYS_RT}", thread.id.tid, thread.policy),
         remedy: remedy.replace("THREAD", &thread.id.tid.to_string()),
         refusal: None,
     }

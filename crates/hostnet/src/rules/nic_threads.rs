@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ontime_tenants::{Class, Policy, PriorityTable, Role, ThreadId};
 
 use super::busy_poll::{self, POLLING};
-use super::threads::{NAPI_LISTED, has_napi, napi_knob, place, thread_of};
+use super::threads::{DELAYS_RT, NAPI_LISTED, delays_rt, has_napi, napi_knob, place, thread_of};
 use super::{senders, veth};
 use crate::intent::Intent;
 use crate::inventory::{Inventory, Irq, KernelThread, KernelThreadKind, Napi, Nic};
@@ -122,13 +122,14 @@ fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<
 pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let mut shared = Shared::new();
+    let delays = delays_rt(intent);
     for thread in &inventory.threads {
         let KernelThreadKind::Irq(irq) = thread.kind else { continue };
         let nics = inventory.nics.iter().filter(|nic| nic.irqs.contains(&irq));
         let classes: Vec<(Class, &Nic)> = nics.map(|nic| (intent.irq_class(inventory, nic, irq), nic)).collect();
         let elsewhere = inventory.irqs.iter().find(|of| of.id.irq == irq).and_then(|of| of.elsewhere.as_deref());
         if let Some(device) = elsewhere.filter(|_| classes.iter().all(|(class, _)| *class == Class::Bulk)) {
-            outcome.findings.push(serves_elsewhere(thread, &classes, device));
+            outcome.findings.push(serves_elsewhere(thread, &classes, device, delays(thread.policy)));
             continue;
         }
         let completes = only_completes(inventory, irq);
@@ -168,15 +169,16 @@ pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 /// The finding for an interrupt of bulk NICs that also serves a NIC in another network namespace.
-fn serves_elsewhere(thread: &KernelThread, nics: &[(Class, &Nic)], device: &str) -> Finding {
+fn serves_elsewhere(thread: &KernelThread, nics: &[(Class, &Nic)], device: &str, delays: bool) -> Finding {
     let names: Vec<&str> = nics.iter().map(|(_, nic)| nic.id.name.as_str()).collect();
+    let (severity, delays) = if delays { (Severity::Warning, DELAYS_RT) } else { (Severity::Info, "") };
     Finding {
         rule: RuleId::IrqThread,
-        severity: Severity::Info,
+        severity,
         object: thread.comm.clone(),
         found: format!(
             "thread {} is of {} (bulk) and of network controller {device}, which has no interface in the host's \
-             network namespace: it stays at {}",
+             network namespace: it stays at {}{delays}",
             thread.id.tid,
             names.join(", "),
             thread.policy

@@ -1,7 +1,8 @@
 //! NAPI instances, kernel threads, and the setting that gives a thread its place.
 
-use ontime_tenants::Policy;
+use ontime_tenants::{Policy, Role};
 
+use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThread, KernelThreadKind, Napi, Nic};
 use crate::knob::{Knob, Value};
 use crate::rule::{RuleId, Setting, Stage};
@@ -30,6 +31,23 @@ pub fn thread_of<'a>(inventory: &'a Inventory, napi: &Napi) -> Option<&'a Kernel
         None => inventory.threads.iter().find(|thread| thread.kind == KernelThreadKind::Napi(napi.id)),
     }
 }
+
+/// Whether RT tenants wait for a thread of a policy: its priority is that of their lowest vCPU or above.
+pub fn delays_rt(intent: &Intent) -> impl Fn(Policy) -> bool {
+    let places = intent.rt_tenants().map(|tenant| intent.table.policy(tenant.class, Role::VcpuEntitled));
+    let lowest = places.filter_map(real_time).min();
+    move |policy| real_time(policy).zip(lowest).is_some_and(|(own, lowest)| own >= lowest)
+}
+
+fn real_time(policy: Policy) -> Option<u8> {
+    match policy {
+        Policy::Fifo(priority) | Policy::Rr(priority) => Some(priority),
+        _ => None,
+    }
+}
+
+/// What a finding says of a thread that [`delays_rt`].
+pub const DELAYS_RT: &str = ", where RT threads wait for it";
 
 /// The setting that gives a kernel thread a place.
 pub fn place(rule: RuleId, thread: &KernelThread, policy: Policy) -> Setting {
