@@ -393,6 +393,41 @@ fn interrupts_of_a_scalable_function_elsewhere_are_not_its_parents() {
     });
 }
 
+/// A function with an interface per port, of which one is in a container.
+#[test]
+fn queues_of_a_functions_interface_elsewhere_are_not_those_of_its_interface_here() {
+    for (handlers, own, elsewhere) in [
+        // `eth%d`: the driver requested it before it named the interface.
+        (["enp225s0f4", "enp225s0f4-Rx0", "enp225s0f4d1-Rx0", "cxgb4-other", "eth%d"], &[140, 141, 143, 144][..], true),
+        // Renamed: no name tells the ports apart.
+        (["eth8", "eth8-Rx0", "eth9-Rx0", "cxgb4-other", "eth%d"], &[140, 141, 142, 143, 144], false),
+    ] {
+        support::in_namespace(|_| {
+            let tree = Tree::new();
+            let function = "pci0000:e0/0000:e1:00.4";
+            tree.on_bus("pci", function);
+            tree.put(&format!("sys/devices/{function}/class"), "0x020000\n");
+            tree.nic("enp225s0f4", function);
+            tree.msi(function, &[140, 141, 142, 143, 144]);
+            (140..).zip(handlers).for_each(|(irq, handler)| tree.irq(irq, handler));
+            assert_eq!(tree.irqs(), owned([("enp225s0f4", own)]));
+            let mut inventory = tree.scan();
+            for irq in [141, 142] {
+                let number = i32::try_from(irq).unwrap();
+                let id = ThreadId { pid: number, tid: number, start_time: 1 };
+                let (kind, comm) = (KernelThreadKind::Irq(irq), format!("irq/{irq}-x"));
+                inventory.threads.push(KernelThread { id, kind, comm, policy: Policy::Fifo(50) });
+            }
+            let found = plan(&inventory, &intent(&[], Vec::new()));
+            let policies = fleet::policies(&found);
+            assert_eq!(policies.get("irq/141-x"), Some(&Policy::BULK_DRIVER), "{handlers:?}");
+            assert_eq!(policies.contains_key("irq/142-x"), !elsewhere, "{handlers:?}");
+            let told = found.findings.iter().any(|finding| finding.object == "irq/142-x");
+            assert_eq!(told, elsewhere, "{:?}", found.findings);
+        });
+    }
+}
+
 /// Configured classes of interfaces, as `host.toml` would give them.
 fn intent(nics: &[(&str, Class)], tenants: Vec<Tenant>) -> Intent {
     let of_class = |class: Class| NicConfig { class: Some(class), ..NicConfig::default() };

@@ -191,6 +191,17 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence],
     if !named.is_empty() && !is_behind_root_hub(&port.device) {
         return named.contains(port.name.as_str());
     }
+    // Of a function with interfaces in several network namespaces. A NIC that was renamed has none of its name.
+    let is_others = |action: &&String| {
+        interface_in(action).is_some_and(|name| name != UNNAMED && ports.iter().all(|other| other.name != name))
+    };
+    let has_own_name = || {
+        let mut owned = irqs.iter().filter(|one| owner.irqs.contains(&one.id.irq)).flat_map(|one| &one.actions);
+        owned.any(|action| longest_name(action, &group) == Some(port.name.as_str()))
+    };
+    if !actions.is_empty() && actions.iter().all(is_others) && has_own_name() {
+        return false;
+    }
     !port.representor || group.iter().all(|other| other.representor)
 }
 
@@ -593,10 +604,12 @@ pub(super) fn is_interface_like(action: &str) -> bool {
     interface_in(action).is_some()
 }
 
+/// The name of an interface before it has one.
+const UNNAMED: &str = "eth%d";
+
 /// The name at the beginning of a handler's name that the kernel or udev gives to wired interfaces and common switch
-/// ports: `eth1`, `end0-rx`, `enp1s0f1:tx`. Before an interface has a name, it is called `eth%d`.
+/// ports: `eth1`, `end0-rx`, `enp1s0f1:tx`, or [`UNNAMED`].
 fn interface_in(action: &str) -> Option<&str> {
-    const UNNAMED: &str = "eth%d";
     if action.starts_with(UNNAMED) {
         return Some(UNNAMED);
     }
