@@ -28,6 +28,11 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let delays = delays_rt(intent);
     let lacking: Vec<&str> = without_interrupts(inventory, intent).map(|nic| nic.id.name.as_str()).collect();
     let may_be = format!("may be that of {}, of whose interrupts nothing is known,", lacking.join(" or "));
+    // A function with several interfaces, or a scalable function's parent.
+    let has_interface = |irq: &Irq| {
+        let is_of_device = |other: &Irq| other.device.is_some() && other.device == irq.device;
+        inventory.irqs.iter().any(|other| is_of_device(other) && of_nics.contains(&other.id.irq))
+    };
     let mut outcome = Outcome::default();
     for thread in &inventory.threads {
         let KernelThreadKind::Irq(number) = thread.kind else { continue };
@@ -44,7 +49,7 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
             continue;
         }
         if irq.network {
-            outcome.findings.push(unclaimed(irq, thread, above));
+            outcome.findings.push(unclaimed(irq, has_interface(irq), thread, above));
             continue;
         }
         if irq.device.is_none() && !lacking.is_empty() && thread.policy == AS_STARTED {
@@ -74,7 +79,8 @@ pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
         let claimed = of_nics.contains(&irq.id.irq) || passed_through(irq);
         irq.network && !claimed && !threaded.contains(&irq.id.irq)
     };
-    outcome.findings.extend(inventory.irqs.iter().filter(is_told).map(threadless));
+    let told = inventory.irqs.iter().filter(is_told);
+    outcome.findings.extend(told.map(|irq| threadless(irq, has_interface(irq))));
     outcome
 }
 
@@ -90,22 +96,22 @@ fn passed_through(irq: &Irq) -> bool {
     irq.actions.iter().any(|action| action.starts_with("vfio-"))
 }
 
-/// Why an interrupt of a network controller without an interface here is told: the interface is in a container's
+/// Why an interrupt of a network controller that no interface here has is told: its interface is in a container's
 /// network namespace, or a program has taken the device over. The owner of the packets is unknown, so it has no class.
-fn without_interface(irq: &Irq) -> String {
+/// `others`: the controller has an interface here.
+fn without_interface(irq: &Irq, others: bool) -> String {
     // Without a device, only the handler's name shows that the interrupt is a network controller's.
     let device = irq.device.as_deref().unwrap_or("(by its handler's name)");
     let of =
         irq.virtual_of.as_deref().map_or_else(String::new, |function| format!(", a virtual function of {function}"));
     let or_renamed = if irq.device.is_none() { " or was renamed" } else { "" };
-    format!(
-        "is of network controller {device}{of}, which has no interface in the host's network namespace{or_renamed},"
-    )
+    let but = if others { "but of none of its interfaces" } else { "which has no interface" };
+    format!("is of network controller {device}{of}, {but} in the host's network namespace{or_renamed},")
 }
 
 /// The finding for the thread of such an interrupt.
-fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
-    let why = without_interface(irq);
+fn unclaimed(irq: &Irq, others: bool, thread: &KernelThread, above: bool) -> Finding {
+    let why = without_interface(irq, others);
     let severity = if above { Severity::Warning } else { Severity::Info };
     let delays = if above { DELAYS_RT } else { "" };
     let found = format!("thread {} {why} and stays at {}{delays}", thread.id.tid, thread.policy);
@@ -119,13 +125,13 @@ fn unclaimed(irq: &Irq, thread: &KernelThread, above: bool) -> Finding {
 
 /// The finding for such an interrupt without a thread: of a kernel without threaded interrupts, or one whose driver
 /// forbids a thread (`IRQF_NO_THREAD`).
-fn threadless(irq: &Irq) -> Finding {
+fn threadless(irq: &Irq, others: bool) -> Finding {
     let number = irq.id.irq;
     Finding {
         rule: RuleId::DeviceIrq,
         severity: Severity::Info,
         object: format!("interrupt {number}"),
-        found: format!("{} and has no thread: its handler runs above every thread", without_interface(irq)),
+        found: format!("{} and has no thread: its handler runs above every thread", without_interface(irq, others)),
         remedy: format!(
             "leave it where an RT container or VM has this interface; where a bulk one has: keep it off RT tenants' \
              CPUs (/proc/irq/{number}/smp_affinity_list). {NAMESPACES}"
