@@ -380,6 +380,7 @@ mod tests {
         let found = processes.user.iter().find(|process| process.pid == child.0).unwrap();
         let own = std::env::current_exe().unwrap();
         assert_eq!(found.executable, own.to_string_lossy());
+        assert_eq!(host.cgroup(child.0), found.cgroup);
         let line: Vec<String> = std::env::args().collect();
         assert_eq!(host.arguments(child.0, 1 << 20).0, line);
         assert!(std::fs::read_dir(host.living_dir(child.0).join("fd")).unwrap().count() > 0);
