@@ -38,7 +38,7 @@ monitoring-test: setup
 
 ## thorough: what `make test` leaves out: tests of this machine's real speed, long ones of plans and of the lab (hours)
 thorough: setup
-	MAKE="$(MAKE)" scripts/thorough.sh $(ONTIME)
+	scripts/thorough.sh $(ONTIME)
 
 ## conformance: public test suites in a guest, on its own stack and on outsourced sockets; SUITE=all for every suite
 conformance: release images

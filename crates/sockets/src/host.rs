@@ -188,7 +188,13 @@ pub fn share_port(fd: RawFd, may: bool) -> Result<(), Errno> {
 
 /// Whether the socket has a local port.
 pub fn has_port(fd: RawFd) -> bool {
-    name(fd, false).ok().and_then(|name| name.get()).is_some_and(|name| name.port() != 0)
+    port(fd).is_some()
+}
+
+/// The socket's own port.
+pub fn port(fd: RawFd) -> Option<u16> {
+    let name = name(fd, false).ok()?.get()?;
+    (name.port() != 0).then_some(name.port())
 }
 
 /// States of a TCP socket in TCP_INFO (include/net/tcp_states.h).

@@ -485,9 +485,11 @@ impl Worker {
         if shares {
             host::share_port(socket.fd, false)?;
         }
+        let before = host::port(socket.fd);
         let connected = host::connect(socket.fd, &address);
         if gives_up {
-            let bound = socket.bound && host::has_port(socket.fd);
+            // A send on the socket's channel may have had the kernel choose another port meanwhile.
+            let bound = socket.bound && host::has_port(socket.fd) && host::port(socket.fd) == before;
             self.shared().table.set_bound(socket.index, bound);
             if shares {
                 host::share_port(socket.fd, bound)?;

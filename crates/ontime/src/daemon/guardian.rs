@@ -47,9 +47,9 @@ use crate::paths::Paths;
 
 /// How long capped threads are watched after the daemon's end, where the kernel's protections are not enough.
 const WATCH: Duration = Duration::from_secs(1);
-/// How long a daemon waits for the guardian of the former one at most: [`WATCH`], [`LATE`], and the time to remove a
+/// How long a daemon waits for the guardian of the former one at most: [`WATCH`], [`LATE`], and up to 5 s to remove a
 /// trace instance.
-const FORMER: Duration = Duration::from_secs(6);
+const FORMER: Duration = Duration::from_secs(8);
 /// The time in which a new guardian has set its own priority.
 const SETTLES: Duration = Duration::from_secs(2);
 /// How long the guardian waits for the change of one thread's policy.

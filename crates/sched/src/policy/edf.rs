@@ -196,7 +196,10 @@ impl Server {
 
     /// Applies the bandwidth that the guest claimed from its offer.
     fn apply_claim(&mut self, now: u64, threads: &mut impl Threads) {
+        let moved = self.account.share(self.end - self.regular_end);
         if let Some(more) = self.account.apply_claim(self.index, now, self.end, threads) {
+            self.save(moved);
+            self.regular_end = self.end;
             self.granted = self.granted.saturating_add_signed(more);
             self.rate = self.account.share(RATE) + 1;
         }
@@ -333,8 +336,8 @@ impl Server {
         // The vCPU is charged for what it used in a gap before a check that came late, so it is granted its share of
         // it.
         let gap = (start - self.end).min(self.account.period);
-        let asleep = self.sleep == Sleep::Asleep;
         let next = threads.next_deadline(self.index, start);
+        let asleep = self.sleep == Sleep::Asleep && !self.ran && next.is_none();
         self.deadlines = Deadlines::of(next);
         self.exhausted = self.account.place == Place::Beyond || self.account.is_used_up();
         self.quiet = self.granted > 0 && self.is_quiet();
@@ -342,9 +345,10 @@ impl Server {
         if self.account.place != Place::Beyond {
             self.reclaim(0);
         }
-        // What it was not granted while it slept is unused too.
-        let moved = self.end.saturating_sub(self.regular_end);
-        self.save(self.account.share(moved + if asleep { gap } else { 0 }));
+        self.settle();
+        if asleep {
+            self.save(self.account.share(gap));
+        }
         self.pay();
         let account = &mut self.account;
         let period = account.period.max(1);
@@ -370,15 +374,25 @@ impl Server {
         self.runnable |= self.deadlines == Deadlines::Live;
     }
 
-    /// Whether the vCPU's window is over. One that moved on is over at its regular end if the vCPU sleeps. If it waits,
-    /// its need may have begun with the last check.
+    /// Ends the window where it has moved to. What the vCPU was not granted for the time that it moved is unused.
+    fn settle(&mut self) {
+        self.save(self.account.share(self.end - self.regular_end));
+        self.regular_end = self.end;
+    }
+
+    /// Whether the vCPU's window is over. One that moved on is over at its regular end if the vCPU sleeps and has not
+    /// run since. If it waits, its need may have begun with the last check.
     fn is_over(&mut self, now: u64, threads: &mut impl Threads) -> bool {
-        if now >= self.end || now < self.regular_end || self.ran || self.sleep == Sleep::Waits {
-            return now >= self.end;
+        if self.ran {
+            self.settle();
         }
-        self.runnable = !threads.is_asleep(self.index);
-        self.sleep = if self.runnable { Sleep::Waits } else { Sleep::Asleep };
-        !self.runnable
+        let stays = self.place_before == Place::Beyond || self.sleep == Sleep::Waits;
+        if now < self.end && now >= self.regular_end && !stays {
+            self.runnable = !threads.is_asleep(self.index);
+            self.sleep = if self.runnable { Sleep::Waits } else { Sleep::Asleep };
+            self.end = if self.runnable { self.end } else { self.regular_end };
+        }
+        now >= self.end
     }
 
     /// Whether the vCPU may have run since the last check. At `Beyond` its CPU time is not read at each check.
@@ -391,11 +405,16 @@ impl Server {
     fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
-        let end = next.at.max(now.saturating_add(SLICE_MIN.0));
+        self.settle();
+        // What the vCPU has used of its share is not forgotten: the window is cut by what its rest pays for.
+        let rest = u64::try_from(self.account.balance).unwrap_or(0).saturating_mul(RATE) / self.rate;
+        let end = next.at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
         if end < self.end {
+            let less = self.account.share(self.end - end);
+            self.granted = self.granted.saturating_sub(less);
+            self.account.balance -= signed(less);
             (self.end, self.regular_end) = (end, end);
-            let most = self.account.share(end - now);
-            (self.granted, self.account.balance) = (most, self.account.balance.min(signed(most)));
+            self.reclaim(signed(self.account.share(end - now)));
         }
     }
 }
@@ -499,10 +518,11 @@ impl EdfCpu {
                 server.account.balance = -signed(before.account.overuse(given));
                 continue;
             }
-            (server.end, server.regular_end) = (before.end, before.regular_end);
-            server.deadlines = before.deadlines;
+            (server.end, server.regular_end, server.deadlines) = (before.end, before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
-            server.saved = before.saved.min(server.account.share(SLICE_MAX.0));
+            let moved = before.account.share(before.end - before.regular_end);
+            server.surplus = before.surplus;
+            server.save(before.saved.saturating_add(moved));
             server.unpaid = before.unpaid;
             let more = signed(server.account.share(left)) - signed(given);
             server.granted = before.granted.saturating_add_signed(more);
@@ -640,8 +660,6 @@ impl EdfCpu {
             let over = server.is_over(now, threads);
             if calm {
                 (server.end, server.regular_end) = (now, now);
-            } else if over && now < server.end {
-                server.end = server.regular_end;
             }
             if over || calm {
                 server.begin_window(now, cost, threads);
@@ -822,7 +840,7 @@ impl EdfCpu {
         let present = self.servers.iter().filter(|server| !server.account.ended);
         let first = present.map(|server| server.deadlines).max().unwrap_or(Deadlines::None);
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
-            server.end = self.end;
+            (server.end, server.regular_end) = (self.end, self.end);
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
             let place = if server.deadlines == first { Place::Planned } else { Place::Entitled };
