@@ -43,7 +43,7 @@ enum Family {
     Full,
     /// The last VM publishes nonsense.
     Liar,
-    /// The last VM sleeps and spins in turn.
+    /// The last VM spins and sleeps in turn.
     Bursts,
     /// Two or three CPUs; each vCPU is pinned to one.
     SeveralCpus,
@@ -97,8 +97,18 @@ struct Task {
 enum Rest {
     Nothing,
     Spins,
-    /// Spins and sleeps for these times, in turn.
-    Bursts(u64, u64),
+    /// Spins and sleeps for these times, twice, and again.
+    Bursts([u64; 4]),
+}
+
+/// Whether a VM with these bursts spins now, and until when.
+fn burst(times: [u64; 4], now: u64) -> (bool, u64) {
+    let mut until = now - now % times.iter().sum::<u64>();
+    let phase = times.iter().position(|time| {
+        until += time;
+        now < until
+    });
+    (phase.is_some_and(|phase| phase % 2 == 0), until)
 }
 
 struct Vm {
@@ -125,7 +135,7 @@ impl Vm {
     fn needs_cpu(&self, now: u64) -> bool {
         match self.rest {
             Rest::Spins => true,
-            Rest::Bursts(spins, sleeps) => now % (spins + sleeps) < spins,
+            Rest::Bursts(times) => burst(times, now).0,
             Rest::Nothing => self.tasks.iter().any(|task| !task.jobs.is_empty()),
         }
     }
@@ -191,6 +201,8 @@ impl Threads for Host {
             None => vm.line.clone(),
             Some(0) => lie(250_000 + any % MS, 4 * MS),
             Some(1) => lie(99 * MS, 100 * MS),
+            Some(2) if any % 2 == 0 => return None,
+            Some(2) => lie(250_000 + any % MS, 4 * MS),
             Some(_) => lie(any % (100 * MS), 100 * MS),
         };
         self.calls.nexts += 1;
@@ -226,9 +238,8 @@ impl Host {
                 }
                 next = next.min(task.release);
             }
-            if let Rest::Bursts(spins, sleeps) = vm.rest {
-                let at = self.now % (spins + sleeps);
-                next = next.min(self.now - at + if at < spins { spins } else { spins + sleeps });
+            if let Rest::Bursts(times) = vm.rest {
+                next = next.min(burst(times, self.now).1);
             }
             let awake = vm.needs_cpu(self.now);
             if awake && !vm.awake {
@@ -399,7 +410,8 @@ fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
         let budget: u64 = set.iter().map(|task| (task.work * period).div_ceil(task.period)).sum();
         asked.push((budget, period));
     }
-    asked.push((rest * 10_000, 10 * MS));
+    let period = if family == Family::Bursts { random.range(10, 60) } else { 10 };
+    asked.push((rest * period * 1_000, period * MS));
     let pinned = family == Family::SeveralCpus;
     let homes: Vec<Option<u32>> =
         asked.iter().map(|_| pinned.then(|| u32::try_from(random.range(0, cpus - 1)).unwrap())).collect();
@@ -427,7 +439,7 @@ fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
     let start = 1_700_000_000_000 * MS;
     let last = asked.len() - 1;
     let rest = match family {
-        Family::Bursts => Rest::Bursts(random.range(100, 12_000) * 1_000, random.range(100, 30_000) * 1_000),
+        Family::Bursts => Rest::Bursts([12_000, 30_000, 12_000, 30_000].map(|most| random.range(100, most) * 1_000)),
         _ => Rest::Spins,
     };
     let lies = |at: usize| match family {
@@ -443,7 +455,7 @@ fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
         Vm {
             rest: if at == last || liar { rest } else { Rest::Nothing },
             tasks: if liar { Vec::new() } else { tasks },
-            lie: liar.then(|| random.range(0, 2)),
+            lie: liar.then(|| random.range(0, 3)),
             home: home.map(|home| home as usize),
             place: Place::Entitled,
             turn: 0,
@@ -530,17 +542,17 @@ families! {
     periodic: Periodic, Best, 0, 1;
     harmonic: Harmonic, Best, 0, 1;
     sporadic_alone: SporadicAlone, Best, 0, 1;
-    sporadic_mixed: SporadicMixed, Best, 7, 3_500;
+    sporadic_mixed: SporadicMixed, Best, 6, 5_000;
     short: Short, Best, 0, 1;
     full: Full, Best, 0, 1;
-    liar: Liar, Best, 1, 1_000;
-    bursts: Bursts, Best, 0, 1;
+    liar: Liar, Best, 0, 1;
+    bursts: Bursts, Best, 1, 1_000;
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
     late_looks: LateLooks, Best, 3, 300;
-    counted: Counted, Best, 4, 4_000;
+    counted: Counted, Best, 2, 4_000;
     counted_liars: CountedLiars, Best, 1, 4_000;
-    counted_sporadic: CountedSporadic, Best, 3, 6_000;
+    counted_sporadic: CountedSporadic, Best, 4, 8_000;
     periodic_by_slices: Periodic, Slices, 10, 7_000;
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;

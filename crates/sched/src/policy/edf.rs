@@ -606,7 +606,7 @@ impl EdfCpu {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
             holds = self.choose_planned(now);
         }
-        self.allow_overuse(now, holds);
+        self.allow_overuse(holds);
         self.apply_places(threads);
         self.next_check(now, holds)
     }
@@ -623,9 +623,8 @@ impl EdfCpu {
 
     /// Lets vCPUs run beyond their shares where no deadline is at risk: each for its own saved time, then the runnable
     /// vCPU with the earliest deadline for the pool.
-    fn allow_overuse(&mut self, now: u64, holds: u64) {
-        let enough = 2 * CHECK_DELAY_MIN.max(self.delay_min());
-        let unhurried = holds >= enough.min(self.end.saturating_sub(now));
+    fn allow_overuse(&mut self, holds: u64) {
+        let unhurried = holds >= 2 * CHECK_DELAY_MIN.max(self.delay_min());
         let Self { servers, by_deadline, pool, spare, .. } = self;
         servers.iter_mut().for_each(|server| server.overuse_max = 0);
         let mut others = *pool;
@@ -749,7 +748,7 @@ impl EdfCpu {
         // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned at least, so
         // that it does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay
         // entitled: no other delays it. While none is runnable, those that are planned stay so.
-        if holds < doubt_delay_min.min(first_end.saturating_sub(now)) {
+        if holds < doubt_delay_min {
             (best, holds) = (free, free_holds);
             let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
             if let Some((number, _)) = eager.next() {
