@@ -748,7 +748,7 @@ impl EdfCpu {
         // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned at least, so
         // that it does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay
         // entitled: no other delays it. While none is runnable, those that are planned stay so.
-        if holds < doubt_delay_min {
+        if holds < doubt_delay_min.min(first_end.saturating_sub(now)) {
             (best, holds) = (free, free_holds);
             let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
             if let Some((number, _)) = eager.next() {
