@@ -16,6 +16,7 @@ refused() { # VALUE
     grep -q "$2" /lab/refused || fail "'$1': wanted '$2', found '$(cat /lab/refused)'"
 }
 ip addr add 10.2.0.9/24 dev br-bulk
+within 20 ping -q -c 1 -W 1 10.2.0.1 # its link may not be up yet
 expect "budget before the module" 64 "$(budget bulk0 br-bulk)"
 
 insmod /lab/ontime_napi.ko
