@@ -400,6 +400,14 @@ fn queues_of_a_functions_interface_elsewhere_are_not_those_of_its_interface_here
     for (handlers, own, elsewhere) in [
         // `eth%d`: the driver requested it before it named the interface.
         (["enp225s0f4", "enp225s0f4-Rx0", "enp225s0f4d1-Rx0", "cxgb4-other", "eth%d"], &[140, 141, 143, 144][..], true),
+        (
+            ["enp225s0f4", "ice-enp225s0f4-TxRx-0", "ice-net1-TxRx-10", "ice-0000:e1:00.4:fdir-TxRx-0", "eth%d"],
+            &[140, 141, 143, 144],
+            true,
+        ),
+        (["nfp", "enp225s0f4-rxtx-0", "net1-rxtx-0", "net-exn", "enp225s0f4-lsc"], &[140, 141, 143, 144], true),
+        // Renamed while it was up: a handler's name that the driver did not copy has changed, the queues' have not.
+        (["enp225s0f4", "eth8-TxRx-0", "eth8-TxRx-1", "eth8-TxRx-2", "eth8-TxRx-3"], &[140, 141, 142, 143, 144], false),
         // Renamed: no name tells the ports apart.
         (["eth8", "eth8-Rx0", "eth9-Rx0", "cxgb4-other", "eth%d"], &[140, 141, 142, 143, 144], false),
     ] {

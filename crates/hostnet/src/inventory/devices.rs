@@ -183,7 +183,7 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence],
     }
     let actions: Vec<&String> = irqs.iter().filter(|one| one.id.irq == irq).flat_map(|one| &one.actions).collect();
     // A scalable function's, before 6.11 (`mlx5_sf_comp3@pci:0000:81:00.0`).
-    if actions.iter().any(|action| action.contains("_sf_")) && !name_of(&port.device).contains(".sf.") {
+    if actions.iter().any(|action| action.starts_with("mlx5_sf_")) && !name_of(&port.device).contains(".sf.") {
         return false;
     }
     let named: BTreeSet<&str> = actions.iter().filter_map(|action| longest_name(action, &group)).collect();
@@ -191,18 +191,31 @@ fn is_of(port: &Port, owner: &Owner, irq: u32, ports: &[Port], all: &[Evidence],
     if !named.is_empty() && !is_behind_root_hub(&port.device) {
         return named.contains(port.name.as_str());
     }
-    // Of a function with interfaces in several network namespaces. A NIC that was renamed has none of its name.
-    let is_others = |action: &&String| {
-        interface_in(action).is_some_and(|name| name != UNNAMED && ports.iter().all(|other| other.name != name))
-    };
-    let has_own_name = || {
-        let mut owned = irqs.iter().filter(|one| owner.irqs.contains(&one.id.irq)).flat_map(|one| &one.actions);
-        owned.any(|action| longest_name(action, &group) == Some(port.name.as_str()))
-    };
-    if !actions.is_empty() && actions.iter().all(is_others) && has_own_name() {
+    // Of a function with interfaces in several network namespaces: named as this one's queues, after another interface.
+    // A NIC that was renamed while it was up has no queue of its present name.
+    let owned = irqs.iter().filter(|one| owner.irqs.contains(&one.id.irq)).flat_map(|one| &one.actions);
+    let own = owned.filter(|action| longest_name(action, &group) == Some(port.name.as_str()));
+    let forms: Vec<(&str, &str)> = own.filter_map(|action| form(action, &port.name)).collect();
+    let is_others = |action: &&String| forms.iter().any(|form| names_another(action, *form, ports));
+    if !actions.is_empty() && actions.iter().all(is_others) {
         return false;
     }
     !port.representor || group.iter().all(|other| other.representor)
+}
+
+/// What is in the name of a queue's handler before and behind an interface's name: `ice-` and `-TxRx-` in
+/// `ice-eth0-TxRx-3`.
+fn form<'a>(action: &'a str, interface: &str) -> Option<(&'a str, &'a str)> {
+    let (before, behind) = action.split_once(interface)?;
+    let behind = behind.trim_end_matches(|c: char| c.is_ascii_digit());
+    behind.contains(|c: char| c.is_ascii_alphabetic()).then_some((before, behind))
+}
+
+/// Whether a handler's name has this form with the name of an interface that is not here, and no address of a device.
+fn names_another(action: &str, (before, behind): (&str, &str), ports: &[Port]) -> bool {
+    let action = action.trim_end_matches(|c: char| c.is_ascii_digit());
+    let word = action.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind)).unwrap_or_default();
+    !word.is_empty() && !word.contains([':', '@', '%', ' ']) && ports.iter().all(|other| other.name != word)
 }
 
 /// The nearest device, from the interface's own upwards, that has interrupt files, with the interrupts in them. Every
