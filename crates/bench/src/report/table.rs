@@ -19,7 +19,7 @@ use crate::goals::{Figure, Measure};
 use crate::schema::{Bound, Goal, JOBS, LATE, MISSED, MethodResult, PaperRow, REFUSED, Report};
 
 /// Maximum width of a report, columns.
-pub const WIDTH: usize = 100;
+pub(super) const WIDTH: usize = 100;
 /// Space between two table columns.
 const GAP: usize = 2;
 /// Maximum width of a head's lines.

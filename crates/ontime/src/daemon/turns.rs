@@ -14,30 +14,30 @@ const SHARED: usize = 32;
 const MOST: usize = 56;
 const ROOTS: usize = 32;
 /// The most requests that wait.
-pub const BACKLOG: usize = MOST + ROOTS;
+pub(super) const BACKLOG: usize = MOST + ROOTS;
 /// Answers to a user take at most one part in this of the time, once they have taken [`BURST`].
 const PART: u32 = 4;
 const BURST: Duration = Duration::from_secs(2);
 
 /// The client's user. None: the kernel does not know it, or it is a client of the metrics' TCP port.
-pub type User = Option<u32>;
+pub(super) type User = Option<u32>;
 
 const ROOT: User = Some(0);
 
 /// How many requests of each user wait.
 #[derive(Debug, Clone, Default)]
-pub struct Places(Arc<Mutex<BTreeMap<User, usize>>>);
+pub(super) struct Places(Arc<Mutex<BTreeMap<User, usize>>>);
 
 /// The place of a waiting request, until this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub(crate) struct Place {
     places: Places,
     user: User,
 }
 
 impl Places {
     /// A place for a request. None: too many wait.
-    pub fn take(&self, user: User) -> Option<Place> {
+    pub(super) fn take(&self, user: User) -> Option<Place> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = all.get(&user).copied().unwrap_or(0);
         let others: usize = all.iter().filter(|(other, _)| **other != ROOT).map(|(_, count)| count).sum();
@@ -65,7 +65,7 @@ impl Drop for Place {
 
 /// Waiting requests, and the time that answers took.
 #[derive(Debug)]
-pub struct Turns<Request> {
+pub(super) struct Turns<Request> {
     /// Of each user in their order; the user whose turn it is comes first.
     waiting: VecDeque<(User, VecDeque<Request>)>,
     /// When the time that answers to a user took will be one part in [`PART`] of all time.
@@ -80,7 +80,7 @@ impl<Request> Default for Turns<Request> {
 
 impl<Request> Turns<Request> {
     /// A request has come.
-    pub fn push(&mut self, user: User, request: Request) {
+    pub(super) fn push(&mut self, user: User, request: Request) {
         match self.waiting.iter_mut().find(|(other, _)| *other == user) {
             Some((_, requests)) => requests.push_back(request),
             None => self.waiting.push_back((user, VecDeque::from([request]))),
@@ -94,7 +94,7 @@ impl<Request> Turns<Request> {
     }
 
     /// Takes the request that is to be answered now.
-    pub fn next(&mut self, now: Instant) -> Option<(User, Request)> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<(User, Request)> {
         let at = self.waiting.iter().position(|(user, _)| self.wait(*user, now).is_zero())?;
         let (user, mut requests) = self.waiting.remove(at)?;
         let request = requests.pop_front()?;
@@ -105,13 +105,13 @@ impl<Request> Turns<Request> {
     }
 
     /// The answer to a user has taken this long.
-    pub fn charge(&mut self, user: User, took: Duration, now: Instant) {
+    pub(super) fn charge(&mut self, user: User, took: Duration, now: Instant) {
         self.paid_at.retain(|_, at| *at > now);
         *self.paid_at.entry(user).or_insert(now) += took * PART;
     }
 
     /// The time until the next request is to be answered. None: no request waits.
-    pub fn due_in(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn due_in(&self, now: Instant) -> Option<Duration> {
         self.waiting.iter().map(|(user, _)| self.wait(*user, now)).min()
     }
 }
