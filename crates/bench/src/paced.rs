@@ -77,7 +77,11 @@ impl Paced {
     }
 
     /// Sends to an emulated host that releases arrivals by [`Pace::of`] this rate. `nic` is its NIC's capture.
-    pub fn send_by_releases(&self, nic: &Path, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
+    pub(crate) fn send_by_releases(
+        &self,
+        nic: &Path,
+        go_on: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), ClientError> {
         let mut seen = Seen::at_end(nic, self.server.port())?;
         self.send_as_seen(|sent| seen.of(sent), go_on)
     }

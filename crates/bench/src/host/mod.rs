@@ -131,7 +131,7 @@ impl Host {
     }
 
     /// Whether the clients' side is in the emulated machine, on its own CPU.
-    pub fn has_client_cpu(&self) -> bool {
+    pub(crate) fn has_client_cpu(&self) -> bool {
         self.client_cpu
     }
 
@@ -225,7 +225,7 @@ impl Host {
     }
 
     /// The client's interface on the RT network.
-    pub fn client_nic(&self) -> &str {
+    pub(crate) fn client_nic(&self) -> &str {
         self.target().map_or(RT_TAP, |target| &target.site().rt.nic)
     }
 
@@ -310,7 +310,7 @@ impl Host {
     }
 
     /// As [`Host::requests`], to another server.
-    pub fn requests_to(
+    pub(crate) fn requests_to(
         &mut self,
         peer: &mut dyn Peer,
         mut config: ClientConfig,
@@ -353,7 +353,7 @@ impl Host {
     }
 
     /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time.
-    pub fn paced_while(
+    pub(crate) fn paced_while(
         &mut self,
         load: &Paced,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,

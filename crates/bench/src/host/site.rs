@@ -61,7 +61,7 @@ const OWN_MIB: u32 = 3_072;
 
 impl Site {
     /// Gives the host memory for this number of VMs.
-    pub fn with_room_for(mut self, vms: u32) -> Self {
+    pub(crate) fn with_room_for(mut self, vms: u32) -> Self {
         self.machine.huge_pages = vms * VM_PAGES;
         self.machine.memory_mib = self.machine.memory_mib.max(self.machine.huge_pages * 2 + OWN_MIB);
         self

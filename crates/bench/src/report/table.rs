@@ -100,7 +100,7 @@ pub fn terminal(report: &Report) -> String {
 }
 
 /// Wraps text to the width of a terminal.
-pub fn fitted(text: &str) -> String {
+pub(crate) fn fitted(text: &str) -> String {
     let options = Options::new(WIDTH).subsequent_indent("  ").word_splitter(WordSplitter::NoHyphenation);
     // Each line is filled separately, because `fill` indents every line but the very first.
     text.split('\n').map(|line| fill(line, &options)).collect::<Vec<_>>().join("\n")

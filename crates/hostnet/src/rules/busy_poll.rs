@@ -20,7 +20,7 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 /// The instance is polled by its thread, without interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`).
 pub(super) const POLLING: u32 = 2;
 /// The first kernel version with that mode.
-pub const POLLING_SINCE: (u32, u32) = (6, 19);
+pub(crate) const POLLING_SINCE: (u32, u32) = (6, 19);
 
 /// Whether the host module polls because the kernel cannot: all instances of a NIC or none.
 pub(super) fn by_module(inventory: &Inventory, nic: &Nic) -> bool {

@@ -10,7 +10,7 @@ use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The module parameter of [`RuleId::HaltPoll`], below `/sys`.
-pub const HALT_POLL_NS: &str = "module/kvm/parameters/halt_poll_ns";
+pub(crate) const HALT_POLL_NS: &str = "module/kvm/parameters/halt_poll_ns";
 /// The first kernel whose fair server replaces RT throttling.
 const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
 
