@@ -390,7 +390,12 @@ impl Server {
         if now < self.end && now >= self.regular_end && !stays {
             self.runnable = !threads.is_asleep(self.index);
             self.sleep = if self.runnable { Sleep::Waits } else { Sleep::Asleep };
-            self.end = if self.runnable { self.end } else { self.regular_end };
+            if !self.runnable {
+                // It has slept since: its share of that time is unused.
+                let start = if now - self.regular_end < SLICE_MIN.0 { self.regular_end } else { now };
+                self.save(self.account.share(start - self.regular_end));
+                (self.end, self.regular_end) = (start, start);
+            }
         }
         now >= self.end
     }
@@ -668,10 +673,7 @@ impl EdfCpu {
             }
         }
         self.windows += u64::from(rolled);
-        let quiet = self
-            .servers
-            .iter()
-            .all(|server| server.quiet && server.deadlines != Deadlines::Live || server.account.ended);
+        let quiet = self.servers.iter().all(|server| server.quiet && server.is_quiet() || server.account.ended);
         if !quiet {
             self.calm_length = self.shortest;
         }
