@@ -630,6 +630,8 @@ impl EdfCpu {
     /// vCPU with the earliest deadline for the pool.
     fn allow_overuse(&mut self, holds: u64) {
         let unhurried = holds >= 2 * CHECK_DELAY_MIN.max(self.delay_min());
+        // The check that ends the overuse may come late.
+        let kept = self.doubt_delay_min();
         let Self { servers, by_deadline, pool, spare, .. } = self;
         servers.iter_mut().for_each(|server| server.overuse_max = 0);
         let mut others = *pool;
@@ -640,7 +642,7 @@ impl EdfCpu {
             if server.runnable && others >= POOL_PIECE_MIN {
                 most += std::mem::take(&mut others);
             }
-            most = most.min(*spare);
+            most = most.min(spare.saturating_sub(kept));
             server.overuse_max = if most >= CHECK_DELAY_MIN { most } else { 0 };
         }
     }
