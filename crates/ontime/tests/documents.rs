@@ -205,8 +205,10 @@ const KINDS: [Kind; 5] = [
     // Programs in other languages inside scripts, and text that scripts print.
     Kind {
         name: "scripts",
-        includes: |path| path.starts_with("scripts") || path.starts_with("lab/tests"),
-        long_lines: 81,
+        includes: |path| {
+            (path.starts_with("scripts") || path.starts_with("lab/tests")) && !has_ending(path, &["rs", "toml"])
+        },
+        long_lines: 61,
     },
 ];
 

@@ -19,7 +19,7 @@ use syn::visit::Visit;
 use syn::{Attribute, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// The laboratory's crates.
-const LABORATORY: [&str; 2] = ["ontime-bench", "ontime-lab"];
+const LABORATORY: [&str; 3] = ["ontime-bench", "ontime-lab", "ontime-lab-tests"];
 
 /// The folders of the product's crates and of the laboratory's.
 fn folders_of_crates() -> [PathBuf; 2] {

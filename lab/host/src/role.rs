@@ -43,6 +43,11 @@ pub struct Role {
 }
 
 impl Role {
+    /// A role whose first process is a script.
+    pub const fn new(name: &'static str, init: &'static str) -> Self {
+        Self { name, init, more: &[] }
+    }
+
     /// Writes the archive into a host's files; `files` is its `/lab`.
     ///
     /// # Errors

@@ -1,0 +1,8 @@
+//! The tests, one file each, or one for those that belong together. `crate::list` says which there are.
+
+pub(crate) mod builds;
+pub(crate) mod degraded;
+pub(crate) mod laboratory;
+pub(crate) mod levels;
+pub(crate) mod lockdown;
+pub(crate) mod qdiscs;

@@ -1,0 +1,68 @@
+//! Guests of the emulated host, by its command `lab-vm` (crates/lab/src/overlay/lab-vm.sh has its roles and networks).
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+
+use super::command::{read, run, signal};
+use super::thread::{thread, threads};
+
+/// A guest. It continues to run if this value is dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct Vm {
+    name: String,
+}
+
+impl Vm {
+    /// Starts a guest with 192 MiB of memory, and does not wait until it is up.
+    pub(crate) fn start(name: &str, role: &str, net: &str, address: &str) -> Result<Self> {
+        run(format!("lab-vm start {name} {role} {net} {address}"))?;
+        Ok(Self { name: name.to_owned() })
+    }
+
+    /// As [`Self::start`], with 128 MiB.
+    pub(crate) fn start_small(name: &str, role: &str, net: &str, address: &str) -> Result<Self> {
+        run(format!("env LAB_VM_MB=128 lab-vm start {name} {role} {net} {address}"))?;
+        Ok(Self { name: name.to_owned() })
+    }
+
+    /// Waits until its server is up.
+    pub(crate) fn wait(&self) -> Result<()> {
+        run(format!("lab-vm wait {}", self.name)).map(drop)
+    }
+
+    /// Kills it, and removes its interface.
+    pub(crate) fn stop(self) -> Result<()> {
+        run(format!("lab-vm stop {}", self.name)).map(drop)
+    }
+
+    /// QEMU's process.
+    pub(crate) fn pid(&self) -> Result<i32> {
+        let text = read(format!("/run/lab-vm/{}.pid", self.name))?;
+        text.parse().with_context(|| format!("{}: '{text}' is no process", self.name))
+    }
+
+    /// Sends a signal to QEMU. A stopped guest takes no CPU time from the others, which would boot slowly beside it.
+    pub(crate) fn signal(&self, of: Signal) -> Result<()> {
+        signal(self.pid()?, of)
+    }
+
+    /// The thread of vCPU 0.
+    pub(crate) fn vcpu(&self) -> Result<i32> {
+        thread(self.pid()?, "CPU 0/KVM")
+    }
+
+    /// The threads of its vCPUs.
+    pub(crate) fn vcpus(&self) -> Result<Vec<i32>> {
+        threads(self.pid()?, "CPU *")
+    }
+
+    /// The vhost thread of its only NIC.
+    pub(crate) fn vhost(&self) -> Result<i32> {
+        thread(self.pid()?, "vhost-*")
+    }
+
+    /// What its console has printed.
+    pub(crate) fn console(&self) -> Result<String> {
+        read(format!("/run/lab-vm/{}.log", self.name))
+    }
+}

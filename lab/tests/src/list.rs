@@ -1,0 +1,234 @@
+//! The list of all tests.
+
+use ontime_lab::Kernel;
+
+use crate::cases::{builds, degraded, laboratory, levels, lockdown, qdiscs};
+use crate::emulated::{HOST, Host};
+use crate::outside::Inside;
+use crate::test::{TEST, Test};
+
+/// The tests of `make test`. The first one is alone, because it counts the machine's network namespaces; then the
+/// longest come first, two at a time.
+pub(crate) const EVERYDAY: &[Test] = &[
+    Test { name: "nothing_stays_behind", alone: true, outside: laboratory::nothing_stays_behind, ..TEST },
+    Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Script("tenants"), ..TEST },
+    Test {
+        name: "path_holds_under_traffic_and_faults",
+        inside: Inside::Script("path"),
+        host: Host { client: Some("sh client.sh"), ..HOST },
+        outside: builds::path_holds_under_traffic_and_faults,
+        ..TEST
+    },
+    Test { name: "public_suites_agree", outside: builds::public_suites_agree, ..TEST },
+    Test {
+        name: "a_vcpu_does_not_wait_for_its_vmm",
+        inside: Inside::Script("vmm"),
+        outside: builds::a_vcpu_does_not_wait_for_its_vmm,
+        ..TEST
+    },
+    Test {
+        name: "a_device_process_is_capped",
+        inside: Inside::Script("device-cap"),
+        host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "what_a_device_process_makes_pending_goes_first",
+        inside: Inside::Script("pending-device"),
+        host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
+        ..TEST
+    },
+    Test { name: "a_spinning_vm_leaves_the_rest", inside: Inside::Script("cap"), ..TEST },
+    Test {
+        name: "kernels_boot_and_an_old_one_is_said",
+        inside: Inside::Function(degraded::degraded),
+        host: Host { kernel: Kernel::Rt612, ..HOST },
+        outside: builds::kernels_boot_and_an_old_one_is_said,
+        ..TEST
+    },
+    Test {
+        name: "a_podman_container_has_its_place",
+        inside: Inside::Script("podman"),
+        outside: builds::a_podman_container_has_its_place,
+        ..TEST
+    },
+    Test { name: "a_hang_is_told", outside: laboratory::a_hang_is_told, ..TEST },
+    Test { name: "levels_have_their_places", inside: Inside::Function(levels::levels), ..TEST },
+    Test {
+        name: "a_reused_thread_number_is_not_left_changed",
+        outside: builds::a_reused_thread_number_is_not_left_changed,
+        ..TEST
+    },
+    Test {
+        name: "lockdown_is_said",
+        inside: Inside::Function(lockdown::lockdown),
+        host: Host { append: Some("lockdown=integrity"), ..HOST },
+        ..TEST
+    },
+    Test { name: "qdiscs_are_set_and_given_back", inside: Inside::Function(qdiscs::qdiscs), ..TEST },
+    Test { name: "status_and_files_come_back", outside: laboratory::status_and_files_come_back, ..TEST },
+    Test { name: "too_long_is_told", outside: laboratory::too_long_is_told, ..TEST },
+    Test { name: "a_panic_is_told", outside: laboratory::a_panic_is_told, ..TEST },
+    Test { name: "real_clock_has_two_cpus", outside: laboratory::real_clock_has_two_cpus, ..TEST },
+    Test { name: "an_interrupted_lab_leaves_nothing", outside: laboratory::an_interrupted_lab_leaves_nothing, ..TEST },
+];
+
+/// Tests that are long or need a build of their own (`make thorough`: about an hour). All have the virtual clock. Where
+/// several emulated CPUs run side by side (real clock), a host with guests may hang by the emulator's fault
+/// (CONTRIBUTING.md).
+pub(crate) const BY_NAME: &[Test] = &[
+    Test { name: "guest_sockets_are_the_hosts", outside: builds::guest_sockets_are_the_hosts, ..TEST },
+    Test {
+        name: "trace_names_the_inversions",
+        inside: Inside::Script("trace"),
+        host: Host { client: Some("sh trace-client.sh"), ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "trace_follows_a_vm",
+        inside: Inside::Script("trace-vm"),
+        host: Host { client: Some("sh trace-client.sh"), ..HOST },
+        ..TEST
+    },
+    // It needs the binary of `make sched-ext`.
+    Test {
+        name: "reserved_cpu_time_is_kept_by_sched_ext",
+        inside: Inside::Script("reservations"),
+        host: Host { environment: &[("BACKEND", "sched_ext")], ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "who_has_something_pending_goes_first",
+        inside: Inside::Script("pending"),
+        outside: builds::who_has_something_pending_goes_first,
+        ..TEST
+    },
+    Test {
+        name: "a_cpu_may_go_and_come",
+        inside: Inside::Script("hotplug"),
+        host: Host { cpus: Some(2), ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "deadline_tasks_have_their_vcpus",
+        inside: Inside::Script("deadlines-vcpus"),
+        host: Host { cpus: Some(2), ..HOST },
+        outside: builds::with_deadlines,
+        ..TEST
+    },
+    Test { name: "reserved_cpu_time_is_kept", inside: Inside::Script("reservations"), ..TEST },
+    Test {
+        name: "polls_are_short_on_an_old_kernel",
+        inside: Inside::Script("napi-weight"),
+        host: Host { kernel: Kernel::Rt612, host_module: true, ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "deadlines_of_a_guest_are_kept",
+        inside: Inside::Script("deadlines"),
+        outside: builds::with_deadlines,
+        ..TEST
+    },
+    Test {
+        name: "cpus_take_turns_on_the_virtual_clock",
+        inside: Inside::Script("cpus"),
+        host: Host { cpus: Some(2), ..HOST },
+        outside: builds::cpus_take_turns_on_the_virtual_clock,
+        ..TEST
+    },
+    Test {
+        name: "clients_have_a_cpu_of_the_hosts_time",
+        inside: Inside::Script("clients"),
+        host: Host { client_cpu: true, ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "busypoll_takes_no_interrupts",
+        inside: Inside::Script("busypoll"),
+        host: Host { cpus: Some(2), ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "a_send_waits_for_short_polls_only",
+        inside: Inside::Script("napi-wait"),
+        host: Host { kernel: Kernel::Rt612, host_module: true, client: Some("sh napi-wait-client.sh"), ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "rt_queues_are_polled_on_an_old_kernel",
+        inside: Inside::Script("host-poll"),
+        host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), ..HOST },
+        ..TEST
+    },
+];
+
+/// All tests.
+pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
+    EVERYDAY.iter().chain(BY_NAME)
+}
+
+/// The test of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Test> {
+    all().find(|test| test.name == name)
+}
+
+/// The tests that are named, each once: `everyday` (also if nothing is named), `by-name`, or names of tests.
+///
+/// # Errors
+/// No test has such a name: then its name is returned.
+pub(crate) fn chosen(names: &[String]) -> Result<Vec<&'static Test>, &String> {
+    let mut chosen: Vec<&'static Test> = Vec::new();
+    let mut add = |tests: &'static [Test]| {
+        for test in tests {
+            if chosen.iter().all(|other| other.name != test.name) {
+                chosen.push(test);
+            }
+        }
+    };
+    for name in names {
+        match name.as_str() {
+            "everyday" => add(EVERYDAY),
+            "by-name" => add(BY_NAME),
+            one => add(std::slice::from_ref(find(one).ok_or(name)?)),
+        }
+    }
+    if names.is_empty() {
+        add(EVERYDAY);
+    }
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn each_test_has_a_name_of_its_own_and_its_files() {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut names = BTreeSet::from(["everyday", "by-name", "inside", "program"]);
+        for test in all() {
+            assert!(names.insert(test.name), "{} is there twice", test.name);
+            if let Inside::Script(script) = test.inside {
+                assert!(scripts.join(format!("{script}.sh")).is_file(), "{}: no script {script}", test.name);
+            }
+            let programs: BTreeSet<_> = test.programs.iter().map(|(name, _)| name).collect();
+            assert_eq!(programs.len(), test.programs.len(), "{}: a program is there twice", test.name);
+        }
+    }
+
+    #[test]
+    fn tests_are_chosen_by_kind_and_by_name_and_each_once() {
+        let chosen = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            chosen(&names).map(|tests| tests.iter().map(|test| test.name).collect::<Vec<_>>()).map_err(Clone::clone)
+        };
+        assert_eq!(chosen(&[]).unwrap().len(), EVERYDAY.len());
+        assert_eq!(chosen(&["by-name", "everyday"]).unwrap().len(), all().count());
+        let two = ["reserved_cpu_time_is_kept", "a_panic_is_told"];
+        assert_eq!(chosen(&[two[0], two[1], two[0]]).unwrap(), two);
+        assert_eq!(chosen(&["a_panic_is_told", "no_such_test"]).unwrap_err(), "no_such_test");
+    }
+}

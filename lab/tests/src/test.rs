@@ -1,0 +1,28 @@
+//! What a test is.
+
+use anyhow::Result;
+
+use crate::emulated::{HOST, Host};
+use crate::outside::{Inside, Outside};
+
+/// A program of a test: a process of its own for what measures at real-time priority in the emulated host
+/// ([`crate::inside::command::program`]), or for the clients' side outside.
+pub(crate) type Program = fn(&[String]) -> Result<()>;
+
+/// A test.
+#[derive(Clone, Copy)]
+pub(crate) struct Test {
+    pub(crate) name: &'static str,
+    /// Whether no other test may run meanwhile.
+    pub(crate) alone: bool,
+    pub(crate) host: Host,
+    pub(crate) inside: Inside,
+    /// By name. `ontime-lab-tests program TEST NAME ARGUMENTS...` runs one.
+    pub(crate) programs: &'static [(&'static str, Program)],
+    /// Everything that runs on this machine. Most tests only run their inner half.
+    pub(crate) outside: fn(&Outside) -> Result<()>,
+}
+
+/// A test that others differ from: `Test { name: "...", inside: ..., ..TEST }`.
+pub(crate) const TEST: Test =
+    Test { name: "", alone: false, host: HOST, inside: Inside::Nothing, programs: &[], outside: Outside::inside };
