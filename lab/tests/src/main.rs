@@ -129,3 +129,24 @@ fn run(run: &Run) -> Result<ExitCode> {
     let results = std::env::var_os("RESULTS").filter(|path| !path.is_empty()).map(PathBuf::from);
     runner::run(&tests, tools, results)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn names_of_tests_are_told_from_what_the_emulated_host_starts() {
+        Cli::command().debug_assert();
+        let read = |words: &[&str]| Cli::try_parse_from(["ontime-lab-tests"].iter().chain(words)).unwrap();
+        let named = read(&["--ontime", "there", "a_panic_is_told", "by-name"]);
+        assert!(named.command.is_none());
+        assert_eq!(named.run.tests, ["a_panic_is_told", "by-name"]);
+        let inside = read(&["inside", "levels_have_their_places"]).command.unwrap();
+        assert!(matches!(inside, Command::Inside { test } if test == "levels_have_their_places"));
+        let program = read(&["program", "some_test", "ask", "--mps", "-1"]).command.unwrap();
+        let Command::Program { test, program, arguments } = program else { panic!("another command") };
+        assert_eq!((test.as_str(), program.as_str(), arguments.join(" ").as_str()), ("some_test", "ask", "--mps -1"));
+    }
+}
