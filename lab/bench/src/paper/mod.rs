@@ -1,9 +1,9 @@
 //! The papers' own figures, which are shown beside ours.
 //!
-//! In: `lab/papers/figures.toml`, which contains only figures that the papers' texts state, and none read from a plot. It
-//! is compiled in. Out: the figures that experiments quote ([`crate::experiments::Experiment::paper`]). An unknown key
-//! is an error, so that a misspelt figure cannot go unnoticed. `shape` has the file's keys, `notes` the statements in
-//! sentences.
+//! In: `lab/papers/figures.toml`, which contains only figures that the papers' texts state, and none read from a plot.
+//! It is compiled in. Out: the figures that experiments quote ([`crate::experiments::Experiment::paper`]). An unknown
+//! key is an error, so that a misspelt figure cannot go unnoticed. `shape` has the file's keys, `notes` the statements
+//! in sentences.
 
 mod notes;
 mod shape;
