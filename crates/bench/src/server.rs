@@ -34,7 +34,7 @@ pub enum Wake {
 
 /// Place of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum ServerPlace {
     /// In an ordinary VM: virtio-net, vhost-net, the bridge.
     Vm,
     /// In a VM whose sockets are those of `ontime device`.
@@ -93,12 +93,12 @@ pub const SUBSCRIBER: Server = Server { role: SAMPLED_VALUES.name, command: "", 
 
 /// The server and its present place.
 #[derive(Debug)]
-pub struct Seat {
+pub struct PlacedServer {
     server: Server,
-    place: Option<Place>,
+    place: Option<ServerPlace>,
 }
 
-impl Seat {
+impl PlacedServer {
     /// No place yet. If `outsourced`, the guest module is built, if missing, and copied to the host's files.
     pub fn new(
         server: Server,
@@ -114,36 +114,41 @@ impl Seat {
     }
 
     /// The present place.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<ServerPlace> {
         self.place
     }
 
     /// Runs the server at this place, and nowhere else. On a real host the server runs in its owner's VM and is not
     /// changed.
-    pub fn put(&mut self, host: &mut Host, place: Place, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
-        if self.place == Some(place) || (place == Place::Vm && host.target().is_some()) {
+    pub fn put(
+        &mut self,
+        host: &mut Host,
+        place: ServerPlace,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), MeasureError> {
+        if self.place == Some(place) || (place == ServerPlace::Vm && host.target().is_some()) {
             return Ok(());
         }
         // Every other place is set up by the experiment.
         host.lab()?;
         self.place = None;
-        vacate(host, NAME)?;
+        stop_server(host, NAME)?;
         let Vm { address, .. } = RT_VM;
         let Server { role, bind, .. } = self.server;
         let vm = |net| Vm { role, net, ..RT_VM };
         match place {
-            Place::Vm => boot_vm(host.lab()?, &vm("rt"), progress)?,
-            Place::Outsourced(wake) => {
+            ServerPlace::Vm => boot_vm(host.lab()?, &vm("rt"), progress)?,
+            ServerPlace::Outsourced(wake) => {
                 Sockets { vm: NAME, bind, reach: "10.1.0.0/24", channels: 1, wake }.write(host)?;
                 boot_vm(host.lab()?, &vm("sockets:rt"), progress)?;
             }
-            Place::Process => {
+            ServerPlace::Process => {
                 progress("starting the server on the host itself");
                 host.shell(&format!("lab-netns up {NAME} rt {address}"))?;
                 let join = "mkdir -p /sys/fs/cgroup/trusted && echo $$ > /sys/fs/cgroup/trusted/cgroup.procs";
                 run_in_namespace(host, NAME, self.server.command, &format!("{join} && exec chrt --fifo 47"))?;
             }
-            Place::Container(net) => {
+            ServerPlace::Container(net) => {
                 progress("starting the server in a container");
                 contain(host, (NAME, address), net, self.server.command)?;
             }
@@ -186,7 +191,7 @@ pub fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)
 }
 
 /// Ends a VM with this name, or the process in its place, and removes what a failed attempt left behind.
-pub fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
+pub fn stop_server(host: &mut Host, name: &str) -> Result<(), MeasureError> {
     host.shell(&format!(
         "[ ! -e /run/{name}.pid ] || {{ kill $(cat /run/{name}.pid); rm /run/{name}.pid; }}; \
          lab-vm stop {name} 2> /dev/null; [ ! -e /run/netns/{name} ] || lab-netns down {name}"

@@ -53,7 +53,7 @@ fn measure(
         server::bring_module(site, images, progress)?;
     }
     let host = Host::start(site, images, &[], &[], progress)?;
-    let mut seat = None;
+    let mut present = None;
     let cases = args.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
     trial::each(
         host,
@@ -62,29 +62,29 @@ fn measure(
         progress,
         missing,
         |host, &(method, send), results, progress| {
-            put(host, &mut seat, method == "outsourcing", progress)?;
+            put(host, &mut present, method == "outsourcing", progress)?;
             results.push(measure_case(host, args, method, send, progress)?);
             Ok(())
         },
     )
 }
 
-/// Runs the VM with a NIC or with outsourced sockets. `seat` is the present kind.
+/// Runs the VM with a NIC or with outsourced sockets. `present` is the present kind.
 fn put(
     host: &mut Host,
-    seat: &mut Option<bool>,
+    present: &mut Option<bool>,
     outsourced: bool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), MeasureError> {
-    if *seat == Some(outsourced) {
+    if *present == Some(outsourced) {
         return Ok(());
     }
-    *seat = None;
-    server::vacate(host, VM.name)?;
+    *present = None;
+    server::stop_server(host, VM.name)?;
     SOCKETS.write(host)?;
     let net = if outsourced { "sockets:bulk" } else { "bulk" };
     boot_vm(host.lab()?, &Vm { net, ..VM }, progress)?;
-    *seat = Some(outsourced);
+    *present = Some(outsourced);
     Ok(())
 }
 

@@ -22,7 +22,7 @@ use crate::goals::{Figure, GoalSpec, goal, idle};
 use crate::host::{Ground, Host, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
-use crate::server::{self, Place, Seat, Wake};
+use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial;
 use crate::wire::WireAnalysis;
 
@@ -40,7 +40,7 @@ fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let ground = Ground::Emulated(site, images);
     let outsourced = args.methods.iter().any(|method| method == "outsourcing");
-    let mut seat = Seat::new(server::MEMCACHED, &ground, outsourced, progress)?;
+    let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced, progress)?;
     let host = ground.start(&[], &server::CONFIG, progress)?;
     trial::each(
         host,
@@ -50,10 +50,10 @@ fn measure(
         missing,
         |host, method, results, progress| {
             let (place, applied) = match method.as_str() {
-                "outsourcing" => (Place::Outsourced(Wake::Idle), "partitioned"),
-                other => (Place::Vm, other),
+                "outsourcing" => (ServerPlace::Outsourced(Wake::Idle), "partitioned"),
+                other => (ServerPlace::Vm, other),
             };
-            seat.put(host, place, progress)?;
+            placed.put(host, place, progress)?;
             progress(&format!("{method}: applying"));
             host.apply(applied)?;
             results.push(measure_case(host, args, method, progress)?);

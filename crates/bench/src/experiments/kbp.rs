@@ -23,7 +23,7 @@ use crate::host::{BULK_VMS, Ground, Host, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
 use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
-use crate::server::{self, Net, Place, Seat};
+use crate::server::{self, Net, PlacedServer, ServerPlace};
 use crate::trial::{self, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::{self, Workload};
@@ -72,27 +72,27 @@ fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut seat = Seat::new(server::SOCKPERF, &ground, false, progress)?;
+    let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false, progress)?;
     let host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
     let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
     trial::each(host, cases, name, progress, missing, |host, &(method, place), results, progress| {
-        if seat.place().is_some_and(|before| before != seat_of(place)) {
+        if placed.place().is_some_and(|before| before != server_place(place)) {
             // Beside a polling thread, the setup of the next place would get a twentieth of the one CPU and take
             // minutes.
             apply(host, "napi")?;
         }
-        seat.put(host, seat_of(place), progress)?;
+        placed.put(host, server_place(place), progress)?;
         apply(host, method)?;
         args.frames.iter().try_for_each(|frame| measure_case(host, args, (method, place, *frame), progress, results))
     })
 }
 
-fn seat_of(place: &str) -> Place {
+fn server_place(place: &str) -> ServerPlace {
     match place {
-        "nat" => Place::Container(Net::Nat),
-        "macvlan" => Place::Container(Net::Macvlan),
-        _ => Place::Vm,
+        "nat" => ServerPlace::Container(Net::Nat),
+        "macvlan" => ServerPlace::Container(Net::Macvlan),
+        _ => ServerPlace::Vm,
     }
 }
 

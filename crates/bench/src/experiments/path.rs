@@ -71,7 +71,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
     let mut missing = Vec::new();
     let measured = args.emulated.measure(outsourced, |site, images| {
-        let plan = path::Plan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
+        let plan = path::PathPlan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
         path::measure(&plan, images, &mut say, &mut noted(&mut missing))
     })?;
     report(args, measured, missing)

@@ -31,7 +31,7 @@ use crate::memcached::ACCESS;
 use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, PaperRow};
 use crate::segments::{Depth, Trace};
-use crate::server::{self, Place, Seat, Wake};
+use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial::{self, CaseCount, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
@@ -81,16 +81,16 @@ impl Case {
 
     /// Whether the case needs the guest module.
     pub(crate) fn is_outsourced(&self) -> bool {
-        matches!(self.place(), Place::Outsourced(_))
+        matches!(self.place(), ServerPlace::Outsourced(_))
     }
 
     /// Where the server runs.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> ServerPlace {
         match self.name.as_str() {
-            "outsourcing" | "outsourcing-only" => Place::Outsourced(Wake::Idle),
-            "outsourcing-interrupt" => Place::Outsourced(Wake::Interrupt),
-            HOST_PROCESS => Place::Process,
-            _ => Place::Vm,
+            "outsourcing" | "outsourcing-only" => ServerPlace::Outsourced(Wake::Idle),
+            "outsourcing-interrupt" => ServerPlace::Outsourced(Wake::Interrupt),
+            HOST_PROCESS => ServerPlace::Process,
+            _ => ServerPlace::Vm,
         }
     }
 
@@ -119,7 +119,7 @@ impl Case {
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-struct Plan {
+struct RtServerPlan {
     /// The server and its client.
     workload: Workload,
     /// Lines for the host's `host.toml`, placed above its NIC tables.
@@ -140,14 +140,14 @@ struct Plan {
 /// gets its name. A failed case goes to `missing` with its name, and the remaining cases are measured while the host
 /// lives.
 fn measure(
-    plan: &Plan,
+    plan: &RtServerPlan,
     ground: Ground<'_>,
     begun: &mut dyn FnMut(&str),
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
-    let mut seat = Seat::new(plan.workload.server(), &ground, outsourced, progress)?;
+    let mut placed_server = PlacedServer::new(plan.workload.server(), &ground, outsourced, progress)?;
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
@@ -162,7 +162,7 @@ fn measure(
         missing,
         |host, case, results| {
             begun(&case.words());
-            seat.put(host, case.place(), progress)?;
+            placed_server.put(host, case.place(), progress)?;
             let mut result = measure_case(host, plan, case, progress)?;
             result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
             result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
@@ -185,7 +185,7 @@ fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
 /// Measures one case.
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    plan: &RtServerPlan,
     case: &Case,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
@@ -371,9 +371,9 @@ struct Part {
 }
 
 /// The plan for one host: these methods, each under every load.
-fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
+fn plan(args: &Args, kind: &Kind, methods: &[String]) -> RtServerPlan {
     let of = |name: &String| args.loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
-    Plan {
+    RtServerPlan {
         workload: kind.workload,
         settings: args.settings.clone(),
         appended: args.appended.clone(),

@@ -89,7 +89,7 @@ impl Running {
     ) -> Result<(), MeasureError> {
         if self.outsourced != outsourced {
             while self.count > 0 {
-                server::vacate(host, &rt_vm(self.count).0)?;
+                server::stop_server(host, &rt_vm(self.count).0)?;
                 self.count -= 1;
             }
             self.outsourced = outsourced;

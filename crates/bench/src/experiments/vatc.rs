@@ -142,7 +142,7 @@ impl fmt::Display for Interval {
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-struct Plan {
+struct VatcPlan {
     /// Methods from [`METHODS`].
     methods: Vec<String>,
     /// Traffic of the bulk VMs.
@@ -162,7 +162,7 @@ struct Case<'a> {
     method: &'a str,
     /// Traffic of the bulk VMs.
     beside: Beside,
-    /// An interval from [`Plan::intervals`].
+    /// An interval from [`VatcPlan::intervals`].
     interval: Option<Interval>,
 }
 
@@ -178,7 +178,7 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-impl Plan {
+impl VatcPlan {
     /// Every case, in the order of measurement.
     fn cases(&self) -> Vec<Case<'_>> {
         let intervals: Vec<_> = self.intervals.iter().copied().map(Some).collect();
@@ -197,7 +197,7 @@ impl Plan {
 /// Boots the host, starts the VMs and measures every method with every traffic and interval. A failed case goes to
 /// `missing`, and the remaining cases are measured while the host lives.
 fn measure(
-    plan: &Plan,
+    plan: &VatcPlan,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
@@ -233,7 +233,7 @@ fn senders(host: &Host, count: u8) -> Result<Vec<(String, String)>, MeasureError
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    plan: &VatcPlan,
     Case { method, beside, interval }: Case<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
@@ -468,7 +468,7 @@ fn execute(
     let methods = common.host.hardware.methods(&common.methods, &defaults, &METHODS)?;
     let mut missing = Vec::new();
     let intervals = common.intervals.clone();
-    let plan = Plan { methods, beside, total_rate, intervals, requests: common.requests };
+    let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
     let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
     let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
@@ -557,14 +557,14 @@ mod tests {
     #[test]
     fn every_interval_is_a_case_and_has_its_name() {
         let methods = vec!["prio".to_owned(), "vatc".to_owned()];
-        let mut plan = Plan {
+        let mut plan = VatcPlan {
             methods,
             beside: vec![Beside::Small(0), Beside::Tcp],
             total_rate: None,
             intervals: Vec::new(),
             requests: 1,
         };
-        let names = |plan: &Plan| plan.cases().iter().map(Case::to_string).collect::<Vec<_>>();
+        let names = |plan: &VatcPlan| plan.cases().iter().map(Case::to_string).collect::<Vec<_>>();
         assert_eq!(names(&plan), ["prio-0", "vatc-0", "prio-tcp", "vatc-tcp"]);
         (plan.intervals, plan.beside) = (vec![Interval::Micros(10), Interval::Dynamic], vec![Beside::Small(1)]);
         assert_eq!(names(&plan), ["prio-1-10us", "vatc-1-10us", "prio-1-dynamic", "vatc-1-dynamic"]);

@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use super::PathError;
 use super::symbols::Names;
 use super::window::{Cutter, Incomplete, Run};
-use crate::client::{ClientError, Heard, Peer};
+use crate::client::{ClientError, Peer, ReplyOutcome};
 
 /// The runs that were read between the log's start and its end.
 pub type Stretch = Result<Vec<Run>, Incomplete>;
@@ -184,12 +184,12 @@ impl Peer for Traced<'_> {
         self.peer.ask(sequence)
     }
 
-    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError> {
-        let heard = self.peer.hear(sequence, limit)?;
-        if heard == Heard::Answer {
+    fn wait_reply(&mut self, sequence: u64, limit: Duration) -> Result<ReplyOutcome, ClientError> {
+        let outcome = self.peer.wait_reply(sequence, limit)?;
+        if outcome == ReplyOutcome::Answer {
             self.off(true)?;
         }
-        Ok(heard)
+        Ok(outcome)
     }
 
     fn give_up(&mut self) -> Result<(), ClientError> {

@@ -40,7 +40,7 @@ const LOOKS: u32 = 60;
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ManyPlan {
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
     /// Applications from [`groups`]: one VM each, with [`COPIES`] copies.
@@ -49,7 +49,7 @@ pub struct Plan {
     pub seconds: u32,
 }
 
-impl Plan {
+impl ManyPlan {
     /// Gives the host memory for the VMs.
     pub fn prepare(&self, site: Site) -> Site {
         site.with_room_for(self.groups.len() as u32)
@@ -59,7 +59,7 @@ impl Plan {
 /// Boots the host and a VM for each group, and measures every method. A failed method goes to `missing`, and the
 /// remaining methods are measured while the host lives.
 fn measure(
-    plan: &Plan,
+    plan: &ManyPlan,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -172,7 +172,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
-    let plan = Plan { methods, groups: groups(&figures), seconds: args.seconds };
+    let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
     let results = args.emulated.measure(true, |site, images| {
         measure(&plan, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
     })?;

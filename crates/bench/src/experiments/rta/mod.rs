@@ -108,7 +108,7 @@ impl Arrivals {
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct RtaPlan {
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
     /// Names from [`group::NAMES`], with their applications.
@@ -125,7 +125,7 @@ pub fn name(method: &str, group: &str) -> String {
 /// Boots the host and four VMs and measures every group with every method. A failed case goes to `missing`, and the
 /// remaining cases are measured while the host lives.
 fn measure(
-    plan: &Plan,
+    plan: &RtaPlan,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -472,7 +472,7 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
         groups.push((name, rtas));
     }
     let mut missing = Vec::new();
-    let plan = Plan { methods, groups, arrivals };
+    let plan = RtaPlan { methods, groups, arrivals };
     let results = args
         .emulated
         .measure(true, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
