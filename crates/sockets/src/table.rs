@@ -21,7 +21,7 @@ const BOUND: u8 = 4;
 const ACCEPTED: u8 = 8;
 const SHARES: u8 = 16;
 
-struct Slot {
+struct SocketSlot {
     id: AtomicU32,
     fd: AtomicI32,
     owner: AtomicU32,
@@ -72,14 +72,14 @@ pub fn place(id: u32) -> u32 {
 
 /// The table.
 pub struct Table {
-    slots: Box<[Slot]>,
+    slots: Box<[SocketSlot]>,
     open: AtomicU32,
 }
 
 impl Table {
     /// A table of `sockets` slots.
     pub fn new(sockets: u32) -> Self {
-        let slot = || Slot {
+        let slot = || SocketSlot {
             id: AtomicU32::new(ONTIME_SOCK_NONE),
             fd: AtomicI32::new(-1),
             owner: AtomicU32::new(NOBODY),
