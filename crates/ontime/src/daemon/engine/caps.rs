@@ -193,7 +193,7 @@ impl Engine {
             return false;
         }
         self.own_seen = Some(Instant::now());
-        self.caps.iter_mut().for_each(Caps::tend);
+        self.caps.iter_mut().for_each(Caps::replace_stuck_reader);
         let watcher = self.caps.as_ref().ok().map(Caps::own);
         let guardian = self.guardian.iter().flat_map(Guardian::own);
         let all: Vec<Own> = watcher.into_iter().chain(guardian).chain(self.keeper.own_threads()).collect();
