@@ -15,7 +15,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::class::{Class, Level, PriorityTable};
-use crate::config::{self, ConfigError, Loaded, Place, Text};
+use crate::config::{self, ConfigError, Loaded, Text, TextPosition};
 use crate::model::{ClassSource, Kind};
 use crate::vmm::is_uuid;
 
@@ -171,7 +171,7 @@ fn covers(glob: &GlobMatcher, path: &str) -> bool {
 /// One rule.
 #[derive(Debug, Clone)]
 struct Rule {
-    place: Place,
+    place: TextPosition,
     name: Option<GlobMatcher>,
     uuid: Option<String>,
     cgroup: Option<GlobMatcher>,
@@ -332,8 +332,8 @@ impl Rules {
     /// [`ConfigError::Invalid`].
     pub fn parse(texts: &[Text]) -> Result<Self, ConfigError> {
         let mut all = Self::default();
-        let mut base_at: Option<Place> = None;
-        let mut cap_at: Option<Place> = None;
+        let mut base_at: Option<TextPosition> = None;
+        let mut cap_at: Option<TextPosition> = None;
         for text in texts {
             let file = Loaded { value: text.parse::<File>()?, text: text.clone() };
             if let Some(base) = &file.value.priorities.base {
@@ -443,7 +443,7 @@ fn base_range(base: i64) -> String {
 }
 
 /// Refuses a second value of a setting that the host has only once.
-fn once<T>(text: &Text, value: &Spanned<T>, first: &mut Option<Place>, key: &str) -> Result<(), ConfigError> {
+fn once<T>(text: &Text, value: &Spanned<T>, first: &mut Option<TextPosition>, key: &str) -> Result<(), ConfigError> {
     if let Some(first) = first {
         return Err(text.error(&value.span(), format!("`{key}` was already set at {first}; set it in one place")));
     }

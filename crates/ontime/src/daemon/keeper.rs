@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use ontime_hostnet::{CpuSet, Method, RuleId};
 use ontime_sched::backend::{Deadline, Paced, Way};
-use ontime_sched::seat::Places;
+use ontime_sched::places::Places;
 use ontime_sched::shares::Planning;
 use ontime_sched::show::Snapshot;
 use ontime_sched::{Asks, Backend, BackendKind, Beyond, LeaseState, Refused, SchedConfig, Settled, Use, settle};

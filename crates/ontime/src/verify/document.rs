@@ -143,7 +143,7 @@ pub struct Late {
 
 /// The host while it was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Host {
+pub struct HostFacts {
     /// Its name.
     pub name: String,
     /// `uname -r`.
@@ -176,7 +176,7 @@ pub struct Document {
     /// The command that ran beside the measurements.
     pub load: Option<String>,
     /// The host.
-    pub host: Host,
+    pub host: HostFacts,
     /// The measurements.
     pub measurements: Vec<Measurement>,
     /// By each set of limits.
@@ -194,7 +194,7 @@ pub struct Measured {
     /// The command that ran beside the measurements.
     pub load: Option<String>,
     /// The host.
-    pub host: Host,
+    pub host: HostFacts,
     /// The measurements.
     pub measurements: Vec<Measurement>,
     /// The slowest requests.
@@ -299,7 +299,7 @@ fn limits(document: &Document) -> Vec<[String; 5]> {
 }
 
 /// The settings in force, in words.
-fn settings(host: &Host) -> Vec<String> {
+fn settings(host: &HostFacts) -> Vec<String> {
     let kind = if host.preempt_rt { "PREEMPT_RT" } else { "not PREEMPT_RT" };
     let isolated = if host.isolated.is_empty() { "none" } else { host.isolated.as_str() };
     let mut lines = vec![format!("kernel {} ({kind}), CPUs {}, isolated: {isolated}", host.kernel, host.cpus)];
@@ -430,7 +430,7 @@ mod tests {
     }
 
     fn document(measurements: Vec<Measurement>, slow: Vec<Slow>, chosen: &[&str]) -> Document {
-        let host = Host {
+        let host = HostFacts {
             name: "host<1>".to_owned(),
             kernel: "6.12-rt".to_owned(),
             command_line: "quiet".to_owned(),
