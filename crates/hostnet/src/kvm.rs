@@ -183,7 +183,7 @@ impl ProbeGuest {
             memory_size: MEMORY as u64,
             userspace_addr: memory.0.as_mut_ptr() as u64,
         };
-        // SAFETY: the region is the whole of `memory`, page-aligned; a `ProbeGuest` frees it only after it closed the VM.
+        // SAFETY: the region is the whole of `memory`, page-aligned; `ProbeGuest` frees it only after it closed the VM.
         unsafe { vm.set_user_memory_region(region) }?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
