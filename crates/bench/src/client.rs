@@ -422,7 +422,7 @@ impl<'a> Client<'a> {
         let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
         loop {
             let left = self.real_left(due)?;
-            if self.tell()? == Wait::Stopped {
+            if self.report_progress()? == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
             // Look once more after the timeout: on a busy machine the reply arrived while this process waited for a
@@ -453,7 +453,7 @@ impl<'a> Client<'a> {
 
     fn sleep_until(&mut self, due_ns: u64) -> Result<Wait, ClientError> {
         while let Some(real) = self.real_left(due_ns)? {
-            if self.tell()? == Wait::Stopped {
+            if self.report_progress()? == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
             std::thread::sleep(real);
@@ -478,7 +478,7 @@ impl<'a> Client<'a> {
     }
 
     /// Reports progress to the caller, every 0.2 s.
-    fn tell(&mut self) -> Result<Wait, ClientError> {
+    fn report_progress(&mut self) -> Result<Wait, ClientError> {
         if self.told.elapsed() < Duration::from_millis(200) {
             return Ok(Wait::Passed);
         }

@@ -101,7 +101,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
         eprintln!("ontime: nothing was measured: the kernel gives real-time priority to root alone");
-        return Ok(ExitCode::from(missed.tell(exit::UNKNOWN)));
+        return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let mut files = Files::create(args)?;
     let stop = Arc::new(AtomicBool::new(false));

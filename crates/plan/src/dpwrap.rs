@@ -43,7 +43,7 @@ impl Demand {
 
 /// The share of a sleeper.
 #[derive(Debug, Clone, Copy, Default)]
-struct Kept {
+struct SleeperShare {
     amount: u64,
     since: u64,
 }
@@ -56,7 +56,7 @@ struct VcpuSlot {
     carry: i128,
     /// Time to place in the plan, ns.
     planned: u64,
-    kept: Option<Kept>,
+    kept: Option<SleeperShare>,
 }
 
 impl VcpuSlot {
@@ -253,7 +253,7 @@ impl Planner {
                 // dropped: it did not need it.
                 let (amount, carry) = share_of(slot.bandwidth, length, slot.carry.min(0));
                 slot.carry = carry.min(0);
-                slot.kept = Some(Kept { amount, since: self.start });
+                slot.kept = Some(SleeperShare { amount, since: self.start });
                 slot.planned = 0;
             } else {
                 (slot.planned, slot.carry) = share_of(slot.bandwidth, length, slot.carry);
@@ -325,7 +325,7 @@ impl Planner {
         }
         self.collect(now.0);
         if let Some(slot) = self.slot(vcpu) {
-            slot.kept = Some(Kept { amount: slot.planned, since: now.0 });
+            slot.kept = Some(SleeperShare { amount: slot.planned, since: now.0 });
             slot.planned = 0;
         }
         self.lay_out(now.0);

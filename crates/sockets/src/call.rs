@@ -143,7 +143,7 @@ impl Reply {
 }
 
 /// An answer that is held back because its ring is stopped.
-pub struct Owed {
+pub struct DelayedAnswer {
     /// The answered call.
     pub call: Box<Call>,
     /// The answer.

@@ -138,7 +138,7 @@ impl Segments {
     /// EFAULT as for `read`, E2BIG if `out`'s capacity is too small.
     pub fn iovecs(&self, memory: &Memory, offset: usize, len: usize, Iovecs(out): &mut Iovecs) -> Result<(), Errno> {
         out.clear();
-        let mut near = Near::default();
+        let mut near = LastRegion::default();
         for piece in self.pieces(offset, len) {
             if near.add(piece, out) {
                 continue;
@@ -155,7 +155,7 @@ impl Segments {
                 out.push(libc::iovec { iov_base: slice.ptr_guard_mut().as_ptr().cast(), iov_len: slice.len() });
                 address = GuestAddress(address.0.checked_add(here).ok_or(Errno(libc::EFAULT))?);
                 left -= here;
-                near = Near { start: region.start_addr().0, len: region.len(), at: region.as_ptr() };
+                near = LastRegion { start: region.start_addr().0, len: region.len(), at: region.as_ptr() };
             }
         }
         Ok(())
@@ -171,19 +171,19 @@ impl Segment {
 }
 
 /// The memory region of the last piece: the next piece is mostly in the same region.
-struct Near {
+struct LastRegion {
     start: u64,
     len: u64,
     at: *mut u8,
 }
 
-impl Default for Near {
+impl Default for LastRegion {
     fn default() -> Self {
         Self { start: 0, len: 0, at: std::ptr::null_mut() }
     }
 }
 
-impl Near {
+impl LastRegion {
     /// Adds a piece that is in this region. False: it is not, or `out` is full.
     fn add(&self, piece: Segment, out: &mut Vec<libc::iovec>) -> bool {
         let Some(offset) = piece.address.checked_sub(self.start) else { return false };

@@ -57,9 +57,9 @@ pub struct Socket {
 
 /// While this guard lives, no other thread closes the socket.
 #[derive(Debug)]
-pub struct Held<'a>(&'a AtomicBool);
+pub struct SocketGuard<'a>(&'a AtomicBool);
 
-impl Drop for Held<'_> {
+impl Drop for SocketGuard<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -139,16 +139,16 @@ impl Table {
 
     /// Excludes other holders: threads that are not the owner, and the owner when it closes the socket. None: another
     /// thread holds it. Callers never wait for the hold, because a channel's thread may be what preempts the holder.
-    pub fn hold(&self, index: u32) -> Option<Held<'_>> {
+    pub fn hold(&self, index: u32) -> Option<SocketGuard<'_>> {
         let held = &self.slots.get(index as usize)?.held;
-        held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(held))
+        held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| SocketGuard(held))
     }
 
     /// The socket that an id names, held: it stays the same until the guard is dropped.
     ///
     /// # Errors
     /// EBADF, also for a socket that is being closed.
-    pub fn held(&self, id: u32) -> Result<(Socket, Held<'_>), Errno> {
+    pub fn held(&self, id: u32) -> Result<(Socket, SocketGuard<'_>), Errno> {
         let held = self.hold(place(id)).ok_or(Errno(libc::EBADF))?;
         Ok((self.find(id)?, held))
     }

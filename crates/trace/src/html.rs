@@ -33,7 +33,7 @@ pub fn html(analyser: &Analyser, document: &Document) -> String {
             h1 { "Where requests spent their time" }
             p.soft { "Ontime trace of " (tenants.join(", ")) ", kernel " (document.kernel) ", "
                 (number::significant(document.duration_s)) " s" }
-            (news(document))
+            (summary_lines(document))
             (worst(analyser, document))
             (inversions(document))
             (segments(document))
@@ -42,7 +42,7 @@ pub fn html(analyser: &Analyser, document: &Document) -> String {
     )
 }
 
-fn news(document: &Document) -> Markup {
+fn summary_lines(document: &Document) -> Markup {
     let requests: u64 = document.paths.iter().map(|path| path.counts.requests).sum();
     html! {
         @if !document.inversions_looked_for {

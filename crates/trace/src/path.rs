@@ -243,11 +243,11 @@ impl Watch {
             // A container's entry is a switch; a VM's is not. If the hand-over of packets is not traced, switches show
             // which receivers are asleep.
             Probe::Switch => {
-                let mut terms = pids("next_pid", self.threads(PathRole::App).chain(self.blind()));
-                terms.extend(pids("prev_pid", self.blind()));
+                let mut terms = pids("next_pid", self.threads(PathRole::App).chain(self.untraced_receivers()));
+                terms.extend(pids("prev_pid", self.untraced_receivers()));
                 some(terms)
             }
-            Probe::Waking => some(pids("pid", self.blind())),
+            Probe::Waking => some(pids("pid", self.untraced_receivers())),
             Probe::Queue if self.paths.iter().all(|path| path.seen_at_vnic && !path.has(PathRole::App)) => None,
             other => self.packets(other),
         }
@@ -277,7 +277,7 @@ impl Watch {
     }
 
     /// Receivers of packets whose hand-over is not traced.
-    fn blind(&self) -> impl Iterator<Item = i32> + '_ {
+    fn untraced_receivers(&self) -> impl Iterator<Item = i32> + '_ {
         self.paths.iter().filter(|path| !path.seen_at_vnic).flat_map(Path::receivers)
     }
 

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
@@ -186,9 +186,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(with_module, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let results = args.emulated.measure(with_module, |site, images| {
+        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
+    })?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at \
          32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::client_side::Order;
 use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
@@ -221,9 +221,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(with_module, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let results = args.emulated.measure(with_module, |site, images| {
+        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
+    })?;
     let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
     measured.report(&args.output)
 }

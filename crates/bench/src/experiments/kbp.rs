@@ -14,7 +14,7 @@ use ontime_cli::usage;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
@@ -347,7 +347,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let args = &Options { methods, places, frames, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut say, &mut noted(&mut missing));
+    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \

@@ -19,7 +19,7 @@ use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted, say};
+use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted, print_progress};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
@@ -493,7 +493,13 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
         let mut count = CaseCount::new(plan.cases.len(), 1);
-        measure(&plan, ground, &mut |case| say(&count.begin(case)), &mut say, &mut noted(&mut missing))
+        measure(
+            &plan,
+            ground,
+            &mut |case| print_progress(&count.begin(case)),
+            &mut print_progress,
+            &mut noted(&mut missing),
+        )
     })?;
     let (results, notes) = found.context("a real host")?;
     Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
@@ -501,16 +507,16 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
 
 /// A line of a part's standard output, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-enum Told {
+enum PartLine {
     /// A case begins.
     Case(String),
     /// The last line.
     Found(Found),
 }
 
-impl Told {
+impl PartLine {
     /// Writes the line for the command that started this part.
-    fn tell(&self) -> anyhow::Result<()> {
+    fn write_line(&self) -> anyhow::Result<()> {
         Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(self)?)?)
     }
 }
@@ -520,11 +526,11 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<F
     let mut found = None;
     for line in BufReader::new(told).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
-            Ok(Told::Case(name)) => {
+            Ok(PartLine::Case(name)) => {
                 let begun = count.lock().unwrap_or_else(PoisonError::into_inner).begin(&name);
                 eprintln!("[{kernel}] {begun}");
             }
-            Ok(Told::Found(of)) => found = Some(of),
+            Ok(PartLine::Found(of)) => found = Some(of),
             Err(error) => eprintln!("[{kernel}] what a part of the measurement tells is no JSON: {error}"),
         }
     }
@@ -584,12 +590,12 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
-        let mut begun = |case: &str| drop(Told::Case(case.to_owned()).tell());
+        let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
         measure(&plan, ground, &mut begun, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
             missing.push(format!("{case} on {kernel}: not measured: {error}"));
         })
     })?;
-    Told::Found(Found { results, missing }).tell().context("telling what was measured")?;
+    PartLine::Found(Found { results, missing }).write_line().context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -854,7 +860,7 @@ mod tests {
     #[test]
     fn a_part_tells_its_cases_and_then_what_it_found() {
         let found = Found { results: Vec::new(), missing: vec!["threaded, no flood".to_owned()] };
-        let lines = [Told::Case("vanilla, TCP flood".to_owned()), Told::Found(found)];
+        let lines = [PartLine::Case("vanilla, TCP flood".to_owned()), PartLine::Found(found)];
         let told: String = lines.map(|line| serde_json::to_string(&line).unwrap() + "\n").concat();
         let count = Mutex::new(CaseCount::new(3, 1));
         let found = listen(told.as_bytes(), Kernel::Rt72, &count).unwrap();

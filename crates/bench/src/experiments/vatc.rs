@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::datagrams;
@@ -44,7 +44,7 @@ const NIC: &str = "rt0";
 
 /// The traffic of the bulk VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Beside {
+enum BulkTraffic {
     /// Number of VMs (0 to [`STREAMS_MAX`]) that send datagrams of [`datagrams::SMALL`] bytes: they compete for the CPU
     /// (IV-B).
     Small(u8),
@@ -54,30 +54,30 @@ enum Beside {
     Tcp,
 }
 
-impl Beside {
+impl BulkTraffic {
     /// Number of sending VMs.
     fn vms(self) -> u8 {
         match self {
-            Beside::Small(streams) => streams,
-            Beside::LargeUdp | Beside::Tcp => 1,
+            BulkTraffic::Small(streams) => streams,
+            BulkTraffic::LargeUdp | BulkTraffic::Tcp => 1,
         }
     }
 
     fn load(self) -> Load {
         match self {
-            Beside::Small(0) => Load::None,
-            Beside::Small(_) => Load::SmallPackets,
-            Beside::LargeUdp => Load::LargePackets,
-            Beside::Tcp => Load::Tcp,
+            BulkTraffic::Small(0) => Load::None,
+            BulkTraffic::Small(_) => Load::SmallPackets,
+            BulkTraffic::LargeUdp => Load::LargePackets,
+            BulkTraffic::Tcp => Load::Tcp,
         }
     }
 
     /// The flow of each VM, if all VMs together send `total` datagrams per second.
     fn flow(self, total: Option<u32>) -> Kind {
-        let bytes = if self == Beside::LargeUdp { datagrams::LARGE } else { datagrams::SMALL };
+        let bytes = if self == BulkTraffic::LargeUdp { datagrams::LARGE } else { datagrams::SMALL };
         match self {
-            Beside::Tcp => Kind::Send { streams: 1 },
-            Beside::Small(_) | Beside::LargeUdp => {
+            BulkTraffic::Tcp => Kind::Send { streams: 1 },
+            BulkTraffic::Small(_) | BulkTraffic::LargeUdp => {
                 Kind::SendUdp { bytes, rate: total.map(|total| total / u32::from(self.vms().max(1))) }
             }
         }
@@ -85,9 +85,9 @@ impl Beside {
 
     fn words(self) -> String {
         match self {
-            Beside::Small(streams) => format!("{streams} bulk VMs send small packets by the same NIC"),
-            Beside::LargeUdp => "a bulk VM sends large UDP packets by the same NIC".to_owned(),
-            Beside::Tcp => "a bulk VM sends TCP by the same NIC".to_owned(),
+            BulkTraffic::Small(streams) => format!("{streams} bulk VMs send small packets by the same NIC"),
+            BulkTraffic::LargeUdp => "a bulk VM sends large UDP packets by the same NIC".to_owned(),
+            BulkTraffic::Tcp => "a bulk VM sends TCP by the same NIC".to_owned(),
         }
     }
 }
@@ -146,7 +146,7 @@ struct VatcPlan {
     /// Methods from [`METHODS`].
     methods: Vec<String>,
     /// Traffic of the bulk VMs.
-    beside: Vec<Beside>,
+    beside: Vec<BulkTraffic>,
     /// Datagrams per second of all bulk VMs together (Figure 11); `None` for as many as possible.
     total_rate: Option<u32>,
     /// Interrupt intervals of the NIC (emulated hosts); empty for the driver's setting.
@@ -161,7 +161,7 @@ struct Case<'a> {
     /// A method from [`METHODS`].
     method: &'a str,
     /// Traffic of the bulk VMs.
-    beside: Beside,
+    beside: BulkTraffic,
     /// An interval from [`VatcPlan::intervals`].
     interval: Option<Interval>,
 }
@@ -170,9 +170,9 @@ struct Case<'a> {
 impl fmt::Display for Case<'_> {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
-            Beside::Small(streams) => write!(to, "{}-{streams}", self.method),
-            Beside::LargeUdp => write!(to, "{}-udp", self.method),
-            Beside::Tcp => write!(to, "{}-tcp", self.method),
+            BulkTraffic::Small(streams) => write!(to, "{}-{streams}", self.method),
+            BulkTraffic::LargeUdp => write!(to, "{}-udp", self.method),
+            BulkTraffic::Tcp => write!(to, "{}-tcp", self.method),
         }?;
         self.interval.map_or(Ok(()), |interval| write!(to, "-{interval}"))
     }
@@ -418,19 +418,19 @@ enum Stream {
     Tcp,
 }
 
-impl From<Stream> for Beside {
+impl From<Stream> for BulkTraffic {
     fn from(stream: Stream) -> Self {
         match stream {
-            Stream::None => Beside::Small(0),
-            Stream::Udp => Beside::LargeUdp,
-            Stream::Tcp => Beside::Tcp,
+            Stream::None => BulkTraffic::Small(0),
+            Stream::Udp => BulkTraffic::LargeUdp,
+            Stream::Tcp => BulkTraffic::Tcp,
         }
     }
 }
 
 /// Measures every method with every number of streams on one host.
 fn small(args: &SmallOptions) -> anyhow::Result<ExitCode> {
-    let beside = args.streams.iter().copied().map(Beside::Small).collect();
+    let beside = args.streams.iter().copied().map(BulkTraffic::Small).collect();
     let mut words = vec![
         "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux \
          3.10 and 40 times on 3.18; VATC's does not depend on the number of streams"
@@ -447,7 +447,7 @@ fn small(args: &SmallOptions) -> anyhow::Result<ExitCode> {
 
 /// Measures every method with every kind of large packets on one host.
 fn large(args: &LargeOptions) -> anyhow::Result<ExitCode> {
-    let beside = args.stream.iter().copied().map(Beside::from).collect();
+    let beside = args.stream.iter().copied().map(BulkTraffic::from).collect();
     let words = vec![
         "paper (VATC, IV-C, its hardware): the link is saturated, what waits waits in the NIC, and VATC has little or \
          no advantage"
@@ -459,7 +459,7 @@ fn large(args: &LargeOptions) -> anyhow::Result<ExitCode> {
 
 fn execute(
     experiment: &'static str,
-    beside: Vec<Beside>,
+    beside: Vec<BulkTraffic>,
     total_rate: Option<u32>,
     common: &Common,
     words: Vec<String>,
@@ -469,7 +469,7 @@ fn execute(
     let mut missing = Vec::new();
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
+    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(
@@ -494,9 +494,10 @@ impl Experiment for Vatc {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of =
-            |beside: Beside| METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()));
-        (0..=STREAMS_MAX).map(Beside::Small).flat_map(of).collect()
+        let of = |beside: BulkTraffic| {
+            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+        };
+        (0..=STREAMS_MAX).map(BulkTraffic::Small).flat_map(of).collect()
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -529,9 +530,10 @@ impl Experiment for VatcNetwork {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of =
-            |beside: Beside| METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()));
-        [Beside::Small(0), Beside::LargeUdp, Beside::Tcp].into_iter().flat_map(of).collect()
+        let of = |beside: BulkTraffic| {
+            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+        };
+        [BulkTraffic::Small(0), BulkTraffic::LargeUdp, BulkTraffic::Tcp].into_iter().flat_map(of).collect()
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -559,14 +561,14 @@ mod tests {
         let methods = vec!["prio".to_owned(), "vatc".to_owned()];
         let mut plan = VatcPlan {
             methods,
-            beside: vec![Beside::Small(0), Beside::Tcp],
+            beside: vec![BulkTraffic::Small(0), BulkTraffic::Tcp],
             total_rate: None,
             intervals: Vec::new(),
             requests: 1,
         };
         let names = |plan: &VatcPlan| plan.cases().iter().map(Case::to_string).collect::<Vec<_>>();
         assert_eq!(names(&plan), ["prio-0", "vatc-0", "prio-tcp", "vatc-tcp"]);
-        (plan.intervals, plan.beside) = (vec![Interval::Micros(10), Interval::Dynamic], vec![Beside::Small(1)]);
+        (plan.intervals, plan.beside) = (vec![Interval::Micros(10), Interval::Dynamic], vec![BulkTraffic::Small(1)]);
         assert_eq!(names(&plan), ["prio-1-10us", "vatc-1-10us", "prio-1-dynamic", "vatc-1-dynamic"]);
     }
 }

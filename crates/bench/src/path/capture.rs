@@ -162,7 +162,7 @@ impl<'a> Traced<'a> {
 
     fn off(&mut self, answered: bool) -> Result<(), ClientError> {
         if std::mem::take(&mut self.is_on) {
-            self.log.off().map_err(|error| told(&error))?;
+            self.log.off().map_err(|error| client_error(&error))?;
             let stretch = self.reader.stretch().map_err(|error| ClientError::Told(error.to_string()))?;
             self.stretches.push(if answered { stretch } else { Err(Incomplete::Unanswered) });
         }
@@ -170,14 +170,14 @@ impl<'a> Traced<'a> {
     }
 }
 
-fn told(error: &LabError) -> ClientError {
+fn client_error(error: &LabError) -> ClientError {
     ClientError::Told(error.to_string())
 }
 
 impl Peer for Traced<'_> {
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
         if sequence > self.warmup {
-            self.log.on().map_err(|error| told(&error))?;
+            self.log.on().map_err(|error| client_error(&error))?;
             self.is_on = true;
             self.reader.begun();
         }

@@ -180,7 +180,7 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
     let rt = calls.captures.first();
     loop {
         if let Some(status) = caller.ended()? {
-            return if WENT.contains(&status) { Ok(()) } else { Err(caller.said(status)) };
+            return if WENT.contains(&status) { Ok(()) } else { Err(caller.status_error(status)) };
         }
         host.alive()?;
         let now_ns = clock.now_ns()?;
@@ -277,7 +277,7 @@ impl Sipp {
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
             if let Some(status) = self.ended()? {
-                return Err(self.said(status));
+                return Err(self.status_error(status));
             }
         }
     }
@@ -288,7 +288,7 @@ impl Sipp {
         Ok(status.map(|status| status.code().unwrap_or(-1)))
     }
 
-    fn said(&self, status: i32) -> MeasureError {
+    fn status_error(&self, status: i32) -> MeasureError {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let last: Vec<&str> = text.lines().rev().take(5).collect();
         failed(format!("it ended with status {status}: {}", last.into_iter().rev().collect::<Vec<_>>().join("; ")))

@@ -109,7 +109,7 @@ pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     events.add(&watcher, Event::Tenants)?;
     let to = Loop::new(asks, bell);
     http::serve(listener, to.clone()).doing("starting the HTTP server")?;
-    if let Some(why) = watcher.blind() {
+    if let Some(why) = watcher.rescan_reason() {
         tracing::warn!("tenants: {why}");
     }
     let due = Due::new(Instant::now());
@@ -268,7 +268,7 @@ impl Daemon {
             return;
         }
         // Read this first: the code below may run another pass.
-        let insists = self.engine.insists();
+        let needs_second_write = self.engine.needs_second_write();
         if let Err(error) = self.watcher.follow(self.engine.found(), self.engine.rules()) {
             // The watcher's own rescan finds tenants that it fails to follow here.
             tracing::debug!("following tenants: {error}");
@@ -284,7 +284,11 @@ impl Daemon {
             }
         }
         self.followed = self.engine.passes();
-        self.due.ended(self.engine.looks_again(), insists || self.engine.insists(), Instant::now());
+        self.due.ended(
+            self.engine.looks_again(),
+            needs_second_write || self.engine.needs_second_write(),
+            Instant::now(),
+        );
     }
 
     /// Answers guests' requests for bandwidth, one after the other. A guest waits for each answer, and a device process

@@ -30,7 +30,7 @@ pub struct Report {
     /// One entry per host.
     pub hosts: Vec<HostReport>,
     /// Tenants that have no place, and why.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedTenant>,
     /// One entry per tenant.
     pub tenants: Vec<TenantReport>,
     /// What compositional analysis would reserve, with all tenants on one host.
@@ -54,7 +54,7 @@ pub struct HostReport {
 
 /// A tenant without a place.
 #[derive(Debug, Serialize)]
-pub struct Refused {
+pub struct RefusedTenant {
     /// Its name.
     pub tenant: String,
     /// Why the emptiest host refuses it.
@@ -172,7 +172,7 @@ impl Filled {
         match &mut self.cpus {
             Cpus::Host(filling) => {
                 let asked: Vec<Reservation> = tenant.vcpus.iter().map(Reservation::from).collect();
-                filling.add(&asked).map_err(|refusal| told(plan, &self.vcpus, refusal))?;
+                filling.add(&asked).map_err(|refusal| refusal_text(plan, &self.vcpus, refusal))?;
             }
             Cpus::EachCpu { kept, admitted } => {
                 let there = self.vcpus.iter().map(|(of, vcpu)| (*of, vcpu));
@@ -201,10 +201,10 @@ impl From<Filled> for Placed {
 /// first, each on the fullest host that admits it, and in the result the fullest host is the first. `in_order`: they
 /// come in the order of the file, each on the emptiest host. Then, and where the file has hosts, these keep their
 /// numbers.
-pub fn place(plan: &PlanFile, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<Refused>) {
+pub fn place(plan: &PlanFile, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<RefusedTenant>) {
     let mut filled: Vec<Filled> = (0..hosts).filter_map(|_| Filled::empty(plan)).collect();
     let mut refused = Vec::new();
-    let mut refuse = |tenant: &Tenant, why: String| refused.push(Refused { tenant: tenant.name.clone(), why });
+    let mut refuse = |tenant: &Tenant, why: String| refused.push(RefusedTenant { tenant: tenant.name.clone(), why });
     let mut order: Vec<(usize, &Tenant)> = Vec::new();
     for (index, (tenant, host)) in plan.tenants.iter().zip(&plan.hosts).enumerate() {
         let there = host.and_then(|host| filled.get_mut((host as usize).checked_sub(1)?));
@@ -265,7 +265,7 @@ fn vcpu_name<'a>(plan: &'a PlanFile, owners: &[usize], at: usize) -> Option<(usi
 
 /// Why a tenant was refused, with vCPUs numbered as in their tenant. The vCPUs of the new tenant come after those that
 /// are on the host.
-fn told(plan: &PlanFile, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
+fn refusal_text(plan: &PlanFile, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
     let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
     let owners: Vec<usize> = there.iter().map(|(of, _)| *of).collect();
     match vcpu_name(plan, &owners, place) {
@@ -278,7 +278,7 @@ fn told(plan: &PlanFile, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
 }
 
 /// The whole report without simulations.
-pub fn report(plan: &PlanFile, placed: &[Placed], refused: Vec<Refused>) -> Report {
+pub fn report(plan: &PlanFile, placed: &[Placed], refused: Vec<RefusedTenant>) -> Report {
     let mut known = Interfaces::new();
     let tenants: Vec<TenantReport> = plan.tenants.iter().map(|tenant| tenant_report(tenant, &mut known)).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());

@@ -14,7 +14,7 @@ use super::guests::{self, Guests, Log, Order, Releases, Reservations};
 use super::scale::{self, SCENARIOS};
 use super::{DEADLINES, JOB_TIME, Rta, Setup, each_case, group, methods, pacers, summarise, without_requests, words};
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -101,7 +101,7 @@ fn measure_method(
 ) -> Result<MethodResult, MeasureError> {
     let all: Vec<Vec<Order>> = groups.iter().enumerate().map(|(vm, rta)| orders(method, vm, *rta, seconds)).collect();
     let line = |orders: &Vec<Order>| orders.iter().map(Order::line).collect::<Vec<_>>().join("; ");
-    guests.tell(host, &all.iter().map(line).collect::<Vec<_>>())?;
+    guests.send_lines(host, &all.iter().map(line).collect::<Vec<_>>())?;
     let held = if method == "vanilla" { None } else { Some(admitted(host, guests, groups)?) };
     guests::bulk_threads(host, true)?;
     let mut run = || -> Result<_, MeasureError> {
@@ -174,7 +174,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
     let results = args.emulated.measure(true, |site, images| {
-        measure(&plan, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
+        measure(&plan, &plan.prepare(site), images, &mut print_progress, &mut noted(&mut missing))
     })?;
     println!("{}", report::fitted(&simulated));
     let notes = vec![format!(

@@ -28,7 +28,7 @@ use rand_chacha::ChaCha8Rng;
 pub use self::group::Rta;
 pub use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
@@ -278,7 +278,7 @@ fn run_all(
         work_percent: WORK_PERCENT,
     };
     let lines: Vec<String> = (0..).zip(rtas).map(order).map(|order| order.line()).collect();
-    guests.tell(host, &lines)?;
+    guests.send_lines(host, &lines)?;
     let held = if method == "vanilla" {
         None
     } else {
@@ -475,7 +475,7 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
     let plan = RtaPlan { methods, groups, arrivals };
     let results = args
         .emulated
-        .measure(true, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(true, |site, images| measure(&plan, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
          computes for {} % of its slice; four threads of the host want the CPU all the time",

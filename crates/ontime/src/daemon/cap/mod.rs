@@ -10,8 +10,8 @@
 //!
 //! Modules: `account` is the arithmetic. `table` decides which thread pauses until when, and when to look next. `boost`
 //! decides when a vCPU is ahead. `targets` maps an interrupt to its vCPU. These four are pure. `reading` reads CPU
-//! time, `sight` reads where a thread is and whether it sleeps, `place` changes the policy, `watcher` is the thread. One
-//! thread handles both caps and interrupts, because both move the same vCPUs, and time that a vCPU runs ahead is
+//! time, `sight` reads where a thread is and whether it sleeps, `place` changes the policy, `watcher` is the thread.
+//! One thread handles both caps and interrupts, because both move the same vCPUs, and time that a vCPU runs ahead is
 //! charged to its cap.
 //!
 //! Why the period is 2 ms: an honest guest that computes through a whole period loses only one pause, (1 - 0.95) x 2 ms
@@ -61,7 +61,7 @@ use self::table::{SlotIndex, Table};
 use self::targets::{InterruptTargets, Vm};
 use self::watcher::{Channels, InterruptFeed, Order, Returned, Tally, WatchedThread, Watcher};
 use super::census::priority;
-use super::own::{Own, this_thread};
+use super::own::{OwnThread, this_thread};
 
 /// How long the planner's thread waits at most for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -405,8 +405,8 @@ impl Caps {
     }
 
     /// The watcher's thread and its place.
-    pub fn own(&self) -> Own {
-        Own { name: "ontime-cap", id: self.watcher_id, place: self.watcher }
+    pub fn own(&self) -> OwnThread {
+        OwnThread { name: "ontime-cap", id: self.watcher_id, place: self.watcher }
     }
 
     /// The threads that [`Self::release`] stops watching.

@@ -16,7 +16,7 @@ use ontime_tenants::{Discovery, PriorityTable, Problem, ProblemKind, Sources, di
 use crate::daemon::cap::Pauses;
 use crate::daemon::config::Config;
 use crate::daemon::keeper::Keeper;
-use crate::daemon::watches::{Excess, limit};
+use crate::daemon::watches::{OverQuota, limit};
 use crate::paths::Paths;
 
 /// What was found and planned at one moment.
@@ -41,7 +41,7 @@ pub struct Look {
     /// How long discovery took.
     pub discovering: Duration,
     /// Threads beyond their tenants' quotas of capped threads. They are not part of `found`.
-    pub excess: Vec<Excess>,
+    pub excess: Vec<OverQuota>,
 }
 
 impl Look {
@@ -155,7 +155,7 @@ pub struct Known<'a> {
     /// The tenants, if they have just been discovered.
     pub found: Option<&'a Discovery>,
     /// Threads that were removed from these tenants because of quotas.
-    pub excess: &'a [Excess],
+    pub excess: &'a [OverQuota],
     /// Overrides the method of the configuration.
     pub method: Option<Method>,
     /// The original values.
