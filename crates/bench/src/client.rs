@@ -25,7 +25,7 @@ use crate::pcap::PcapError;
 use crate::sockperf;
 
 /// Default message size, bytes.
-pub const MESSAGE_BYTES: usize = 16;
+pub(crate) const MESSAGE_BYTES: usize = 16;
 
 /// Configuration of the client. Times are on the clock of the host under test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

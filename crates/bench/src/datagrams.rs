@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// iperf3's port.
-pub const PORT: u16 = 5_201;
+pub(crate) const PORT: u16 = 5_201;
 /// Payload of a small datagram, bytes. iperf3 cannot send 1 byte, and both sizes are the same frame of minimum length.
-pub const SMALL: u16 = 16;
+pub(crate) const SMALL: u16 = 16;
 /// Largest payload of a datagram in one frame with an MTU of 1,500, bytes.
-pub const LARGE: u16 = 1_472;
+pub(crate) const LARGE: u16 = 1_472;
 /// Datagrams per second of real time to each VM.
-pub const RATE: u32 = 200_000;
+pub(crate) const RATE: u32 = 200_000;
 /// Maximum of datagrams in a row, between two sleeps of a millisecond: the capacity of a tap's queue. A sender that did
 /// not get the CPU catches up with this many.
 const BURST: u128 = 1_000;

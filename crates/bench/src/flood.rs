@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// The traffic between the clients' side and a bulk VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The VM receives TCP at full speed over this many connections.
     Receive {
         /// Connections.
@@ -53,7 +53,7 @@ pub enum Kind {
 }
 
 /// Traffic to or from bulk VMs.
-pub struct Flood {
+pub(crate) struct Flood {
     flows: Vec<(String, Flow)>,
 }
 
@@ -69,7 +69,7 @@ enum Flow {
 impl Flood {
     /// Starts a flow for each VM (name and address), one after the other. Each must appear in the network's capture
     /// before the next starts.
-    pub fn start(
+    pub(crate) fn start(
         host: &mut Host,
         network: &str,
         vms: &[(impl AsRef<str>, impl AsRef<str>)],
@@ -94,7 +94,7 @@ impl Flood {
     }
 
     /// Ends the flood. It is an error if a flow has ended earlier.
-    pub fn stop(mut self, host: &mut Host) -> Result<(), MeasureError> {
+    pub(crate) fn stop(mut self, host: &mut Host) -> Result<(), MeasureError> {
         let mut ended = None;
         for (vm, flow) in &mut self.flows {
             if flow.has_ended(host)? {

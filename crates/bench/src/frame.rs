@@ -17,7 +17,7 @@ const MAX_STATED: usize = 65_535;
 
 /// A parsed frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Frame<'a> {
+pub(crate) enum Frame<'a> {
     /// A UDP datagram.
     Udp(Datagram<'a>),
     /// A TCP segment.
@@ -28,7 +28,7 @@ pub enum Frame<'a> {
 
 /// A UDP datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Datagram<'a> {
+pub(crate) struct Datagram<'a> {
     /// Sender.
     pub from: SocketAddr,
     /// Receiver.
@@ -39,7 +39,7 @@ pub struct Datagram<'a> {
 
 /// A TCP segment's counters, and the captured part of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment<'a> {
+pub(crate) struct Segment<'a> {
     /// Sender.
     pub from: SocketAddr,
     /// Receiver.
@@ -59,7 +59,7 @@ pub struct Segment<'a> {
 }
 
 /// Parses a frame. `None` if it is not UDP or TCP over IP, or was cut too short.
-pub fn parse<'a>(record: &Record<'a>) -> Option<Frame<'a>> {
+pub(crate) fn parse<'a>(record: &Record<'a>) -> Option<Frame<'a>> {
     PREFIXES.iter().find_map(|&prefix| {
         let data = record.data.get(prefix..)?;
         let wire_len = usize::try_from(record.wire_len).ok()?.checked_sub(prefix)?;

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 /// Bins per octave.
-pub const SUB_BINS: u64 = 128;
+pub(crate) const SUB_BINS: u64 = 128;
 
 /// One bin, ns: `low <= sample < high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,16 +24,16 @@ pub struct Bin {
 
 /// Occupied bins, ascending.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LogLinear(Vec<Bin>);
+pub(crate) struct LogLinear(Vec<Bin>);
 
 impl LogLinear {
     /// Sorts samples into bins.
-    pub fn of(samples_ns: &[u64]) -> Self {
+    pub(crate) fn of(samples_ns: &[u64]) -> Self {
         Self::counted(samples_ns.iter().map(|&sample| (sample, 1)))
     }
 
     /// Sorts values, ns, into bins. Each value comes with its number of samples.
-    pub fn counted(values: impl Iterator<Item = (u64, u64)>) -> Self {
+    pub(crate) fn counted(values: impl Iterator<Item = (u64, u64)>) -> Self {
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
         for (value, times) in values {
             *counts.entry(edges(value).0).or_default() += times;
@@ -42,7 +42,7 @@ impl LogLinear {
     }
 
     /// The occupied bins.
-    pub fn bins(&self) -> &[Bin] {
+    pub(crate) fn bins(&self) -> &[Bin] {
         &self.0
     }
 }

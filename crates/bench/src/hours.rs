@@ -33,7 +33,7 @@ use crate::workload::Workload;
 
 /// A request without reply after this time is lost, ns of the host's clock. It is longer than the delay of all queues
 /// on the way, at any rate that is useful for hours.
-pub const PATIENCE_NS: u64 = 10_000_000_000;
+pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 /// Resolution of response times, ns: the time stamps of an emulated host are not finer.
 const GRAIN_NS: u64 = 1_000;
 /// Real time between two reads of the captures.
@@ -49,7 +49,7 @@ const BLOCK: u64 = 4_096;
 
 /// The measurement.
 #[derive(Debug)]
-pub struct Hours<'a> {
+pub(crate) struct Hours<'a> {
     /// The case's name in results.
     pub case: &'a str,
     /// The case in words.
@@ -63,13 +63,13 @@ pub struct Hours<'a> {
 }
 
 /// Hours as ns, for [`Hours::length_ns`].
-pub fn length_ns(hours: f64) -> u64 {
+pub(crate) fn length_ns(hours: f64) -> u64 {
     (hours * 3_600e9) as u64
 }
 
 impl Hours<'_> {
     /// Runs the measurement.
-    pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
+    pub(crate) fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
         let captures = [host.capture("rt"), host.capture("bulk")];
         let workload = Workload::Sockperf { message_bytes: self.paced.message_bytes };
         workload.ready(host, 0)?;

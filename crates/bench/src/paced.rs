@@ -22,7 +22,7 @@ use crate::pcap::{PcapError, Tail};
 use crate::sockperf;
 
 /// Maximum of datagrams in a row. A NIC's ring holds many times as many.
-pub const BURST: u64 = 16;
+pub(crate) const BURST: u64 = 16;
 /// Releases per second of the emulated host's time, unless bursts would become too long. On a real machine, a
 /// millisecond of that time is long enough to prepare the next datagrams.
 const RELEASES: f64 = 1_000.0;
@@ -46,7 +46,7 @@ pub struct Paced {
 
 /// A rate as the release times of an emulated host's NIC: a number of datagrams at each release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub(crate) struct Pace {
     /// Datagrams, 1 to [`BURST`].
     pub burst: u64,
     /// Time between two releases, us of the emulated host's clock.
@@ -55,7 +55,7 @@ pub struct Pace {
 
 impl Pace {
     /// The pace for this number of datagrams per second.
-    pub fn of(rate: f64) -> Self {
+    pub(crate) fn of(rate: f64) -> Self {
         let burst = (rate / RELEASES).ceil().clamp(1.0, BURST as f64);
         Self { burst: burst as u64, every_us: (burst / rate * 1e6).round().clamp(1.0, f64::from(u32::MAX)) as u32 }
     }
@@ -77,7 +77,11 @@ impl Paced {
     }
 
     /// Sends to an emulated host that releases arrivals by [`Pace::of`] this rate. `nic` is its NIC's capture.
-    pub fn send_by_releases(&self, nic: &Path, go_on: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), ClientError> {
+    pub(crate) fn send_by_releases(
+        &self,
+        nic: &Path,
+        go_on: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), ClientError> {
         let mut seen = Seen::at_end(nic, self.server.port())?;
         self.send_as_seen(|sent| seen.of(sent), go_on)
     }

@@ -12,7 +12,7 @@ use pcap_parser::nom::Err as NomErr;
 use pcap_parser::{PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header};
 
 /// Maximum length of a captured packet that counts as valid, bytes: libpcap's MAXIMUM_SNAPLEN.
-pub const MAX_CAPTURED: u32 = 262_144;
+pub(crate) const MAX_CAPTURED: u32 = 262_144;
 /// LINKTYPE_ETHERNET of the pcap format.
 const LINKTYPE_ETHERNET: i32 = 1;
 /// Size of the file's header, bytes.
@@ -196,7 +196,7 @@ impl Tail {
     ///
     /// # Errors
     /// Those of [`Decoder::next_record`], and [`PcapError::Io`].
-    pub fn read_new(&mut self, mut each: impl FnMut(Record<'_>)) -> Result<usize, PcapError> {
+    pub(crate) fn read_new(&mut self, mut each: impl FnMut(Record<'_>)) -> Result<usize, PcapError> {
         let mut packets = 0;
         loop {
             let read = match self.file.read(&mut self.chunk) {

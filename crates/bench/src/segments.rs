@@ -15,14 +15,14 @@ use crate::host::Host;
 use crate::schema::{MethodResult, Metric, Unit};
 
 /// The segments, in the order of the way.
-pub const SEGMENTS: [&str; 3] = ["host receive", "guest", "host send"];
+pub(crate) const SEGMENTS: [&str; 3] = ["host receive", "guest", "host send"];
 /// Size of the kernel's ring, KiB. Under vanilla's flood, an emulated host writes that much while the reader does not
 /// run for seconds.
 const RING_KIB: u32 = 65_536;
 
 /// What a trace records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Depth {
+pub(crate) enum Depth {
     /// The segments of the time.
     Segments,
     /// The segments, and the requests that met a priority inversion, which needs more probes.
@@ -79,13 +79,13 @@ struct Tracing {
 
 /// A trace of the VM `rt` in the host.
 #[derive(Debug)]
-pub struct Trace<'a> {
+pub(crate) struct Trace<'a> {
     name: &'a str,
 }
 
 impl<'a> Trace<'a> {
     /// Starts the trace. Its report will be `/lab/trace-NAME.json`.
-    pub fn start(host: &mut Host, name: &'a str, depth: Depth) -> Result<Self, MeasureError> {
+    pub(crate) fn start(host: &mut Host, name: &'a str, depth: Depth) -> Result<Self, MeasureError> {
         let depth = if depth == Depth::Segments { "--segments-only" } else { "" };
         host.shell(&format!(
             "{{ ontime trace --vm rt {depth} --quiet --ring {RING_KIB} --json /lab/trace-{name}.json \
@@ -97,7 +97,7 @@ impl<'a> Trace<'a> {
     }
 
     /// Ends the trace and reads its report.
-    pub fn finish(self, host: &mut Host) -> Result<Found, MeasureError> {
+    pub(crate) fn finish(self, host: &mut Host) -> Result<Found, MeasureError> {
         let name = self.name;
         host.shell(&format!(
             "pid=$(cat /run/trace.pid); kill -INT $pid; \
@@ -114,11 +114,11 @@ impl<'a> Trace<'a> {
 
 /// The report of a trace.
 #[derive(Debug)]
-pub struct Found(Document);
+pub(crate) struct Found(Document);
 
 impl Found {
     /// Adds the report to the result of the traced case.
-    pub fn add_to(self, result: &mut MethodResult) {
+    pub(crate) fn add_to(self, result: &mut MethodResult) {
         add(self.0, result);
     }
 }

@@ -14,18 +14,18 @@ use crate::error::MeasureError;
 use crate::host::{Ground, Host, RT_VM, Site, Vm, boot_vm};
 
 /// The server's address on the RT network: that of [`RT_VM`].
-pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
+pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
 /// A container's own address behind NAT (`lab-netns nat`).
 const NAT_ADDRESS: &str = "172.17.0.2";
 /// The name of the VM, and of the process in its place.
 const NAME: &str = RT_VM.name;
 /// Files for `/etc/ontime`: the RT NIC has class RT, also while it is in a namespace and no tenant of the host seems to
 /// use it.
-pub const CONFIG: [(&str, &str); 1] = [("host.toml", "[nic.rt0]\nclass = \"rt\"\nlevel = 0\n")];
+pub(crate) const CONFIG: [(&str, &str); 1] = [("host.toml", "[nic.rt0]\nclass = \"rt\"\nlevel = 0\n")];
 
 /// How a guest with outsourced sockets is woken up (Access'18, III-C).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
+pub(crate) enum Wake {
     /// Its halt ends, and its idle loop checks the queues.
     Idle,
     /// By an interrupt, for comparison.
@@ -34,7 +34,7 @@ pub enum Wake {
 
 /// Place of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServerPlace {
+pub(crate) enum ServerPlace {
     /// In an ordinary VM: virtio-net, vhost-net, the bridge.
     Vm,
     /// In a VM whose sockets are those of `ontime device`.
@@ -47,7 +47,7 @@ pub enum ServerPlace {
 
 /// A container's way to the RT NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Net {
+pub(crate) enum Net {
     /// A veth pair to a bridge, and NAT, as in Docker.
     Nat,
     /// A macvlan.
@@ -56,7 +56,7 @@ pub enum Net {
 
 /// A server program and its port.
 #[derive(Debug, Clone, Copy)]
-pub struct Server {
+pub(crate) struct Server {
     /// The guest's role (`lab-vm`).
     pub role: &'static str,
     /// The command line on the host. It runs in the guests' file system.
@@ -68,17 +68,17 @@ pub struct Server {
 }
 
 /// `sockperf server`, UDP.
-pub const SOCKPERF: Server =
+pub(crate) const SOCKPERF: Server =
     Server { role: "rt", command: "sockperf server -i 10.1.0.2 -p 11111", bind: "udp/11111", port: 11_111 };
 /// memcached, TCP; one thread for requests, as there is one vCPU.
-pub const MEMCACHED: Server = Server {
+pub(crate) const MEMCACHED: Server = Server {
     role: "memcached",
     command: "memcached -u root -l 10.1.0.2 -p 11211 -t 1",
     bind: "tcp/11211",
     port: 11_211,
 };
 /// Kamailio, UDP, as a proxy that relays calls (`lab/src/recipe/kamailio.cfg`).
-pub const KAMAILIO: Server = Server {
+pub(crate) const KAMAILIO: Server = Server {
     role: "kamailio",
     command: "kamailio -f /etc/kamailio/lab.cfg -l udp:10.1.0.2:5060 -DD -E -m 32 -M 4",
     bind: "udp/5060",
@@ -86,21 +86,21 @@ pub const KAMAILIO: Server = Server {
 };
 
 /// `sockperf server`, UDP, in a VM with its own CPU load (`ontime_lab::role`); in a VM only.
-pub const LOADED_SOCKPERF: Server = Server { role: LOADED.name, ..SOCKPERF };
+pub(crate) const LOADED_SOCKPERF: Server = Server { role: LOADED.name, ..SOCKPERF };
 
 /// The subscriber of Sampled Values (`ontime_lab::role`): raw frames, in a VM only.
-pub const SUBSCRIBER: Server = Server { role: SAMPLED_VALUES.name, command: "", bind: "", port: 0 };
+pub(crate) const SUBSCRIBER: Server = Server { role: SAMPLED_VALUES.name, command: "", bind: "", port: 0 };
 
 /// The server and its present place.
 #[derive(Debug)]
-pub struct PlacedServer {
+pub(crate) struct PlacedServer {
     server: Server,
     place: Option<ServerPlace>,
 }
 
 impl PlacedServer {
     /// No place yet. If `outsourced`, the guest module is built, if missing, and copied to the host's files.
-    pub fn new(
+    pub(crate) fn new(
         server: Server,
         ground: &Ground<'_>,
         outsourced: bool,
@@ -114,13 +114,13 @@ impl PlacedServer {
     }
 
     /// The present place.
-    pub fn place(&self) -> Option<ServerPlace> {
+    pub(crate) fn place(&self) -> Option<ServerPlace> {
         self.place
     }
 
     /// Runs the server at this place, and nowhere else. On a real host the server runs in its owner's VM and is not
     /// changed.
-    pub fn put(
+    pub(crate) fn put(
         &mut self,
         host: &mut Host,
         place: ServerPlace,
@@ -160,7 +160,12 @@ impl PlacedServer {
 
 /// Starts a server in a container with this name and address on the RT network: in cgroup `/NAME.scope` and a network
 /// namespace of its own. `command` is a [`Server::command`].
-pub fn contain(host: &mut Host, (name, address): (&str, &str), net: Net, command: &str) -> Result<(), MeasureError> {
+pub(crate) fn contain(
+    host: &mut Host,
+    (name, address): (&str, &str),
+    net: Net,
+    command: &str,
+) -> Result<(), MeasureError> {
     let (verb, own) = match net {
         Net::Nat => ("nat", NAT_ADDRESS),
         Net::Macvlan => ("up", address),
@@ -185,13 +190,13 @@ fn run_in_namespace(host: &mut Host, name: &str, command: &str, place: &str) -> 
 }
 
 /// Copies the guest module to the host's files, before it boots. Builds it first if it is missing.
-pub fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+pub(crate) fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let module = GUEST.ready(&images.guest_version()?, progress)?;
     Ok(module::write_archive(&module, &site.dir.join("files/module.cpio"))?)
 }
 
 /// Ends a VM with this name, or the process in its place, and removes what a failed attempt left behind.
-pub fn stop_server(host: &mut Host, name: &str) -> Result<(), MeasureError> {
+pub(crate) fn stop_server(host: &mut Host, name: &str) -> Result<(), MeasureError> {
     host.shell(&format!(
         "[ ! -e /run/{name}.pid ] || {{ kill $(cat /run/{name}.pid); rm /run/{name}.pid; }}; \
          lab-vm stop {name} 2> /dev/null; [ ! -e /run/netns/{name} ] || lab-netns down {name}"
@@ -201,7 +206,7 @@ pub fn stop_server(host: &mut Host, name: &str) -> Result<(), MeasureError> {
 
 /// The policy of a VM's device process.
 #[derive(Debug, Clone, Copy)]
-pub struct Sockets<'a> {
+pub(crate) struct Sockets<'a> {
     /// The VM.
     pub vm: &'a str,
     /// The single port that it may bind.
@@ -216,13 +221,13 @@ pub struct Sockets<'a> {
 
 impl Sockets<'_> {
     /// Writes the policy's table. A device process reads it when it starts.
-    pub fn write(&self, host: &mut Host) -> Result<(), MeasureError> {
+    pub(crate) fn write(&self, host: &mut Host) -> Result<(), MeasureError> {
         host.shell(&format!("echo '{}' > /etc/ontime/sockets.toml", self.table()))?;
         Ok(())
     }
 
     /// The table of `sockets.toml`.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let Self { vm, bind, reach, channels, wake } = self;
         let wake = if *wake == Wake::Idle { "idle" } else { "interrupt" };
         format!(

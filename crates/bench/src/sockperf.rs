@@ -33,7 +33,7 @@ pub fn write_request(message: &mut [u8], sequence: u64) {
 }
 
 /// The sequence number of a server's reply; `None` if the message is not a reply.
-pub fn read_reply(message: &[u8]) -> Option<u64> {
+pub(crate) fn read_reply(message: &[u8]) -> Option<u64> {
     let (sequence, rest) = message.split_first_chunk::<8>()?;
     let (flags, rest) = rest.split_first_chunk::<2>()?;
     let length = u32::from_be_bytes(*rest.first_chunk::<4>()?);

@@ -57,7 +57,7 @@ impl CaseCount {
 }
 
 /// As [`each_of`]; before each case `progress` gets its number, name and the remaining time.
-pub fn each<C, R>(
+pub(crate) fn each<C, R>(
     host: Host,
     cases: impl IntoIterator<Item = C>,
     name: impl Fn(&C) -> String,
@@ -109,7 +109,7 @@ const STREAMS: u8 = 4;
 
 /// The requests and their timing.
 #[derive(Debug, Clone)]
-pub enum Requests {
+pub(crate) enum Requests {
     /// By the workload's client, at its own pace.
     Client {
         /// The server and its client.
@@ -180,7 +180,7 @@ pub(crate) fn stretch<const N: usize>(
 
 /// The parameters of a measurement.
 #[derive(Debug)]
-pub struct Trial<'a> {
+pub(crate) struct Trial<'a> {
     /// The method's name in results.
     pub method: &'a str,
     /// The method in words.
@@ -196,7 +196,7 @@ pub struct Trial<'a> {
 impl Trial<'_> {
     /// Runs the measurement. The cuts of the captures are put into the host's directory; only that of the RT NIC is
     /// kept.
-    pub fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
+    pub(crate) fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
         let dir = &host.dir.clone();
         let captures = [host.capture("rt"), host.capture("bulk")];
         let (workload, requests, seed) = self.requests.workload();

@@ -20,7 +20,7 @@ use crate::frame::{Datagram, Frame, parse};
 use crate::pcap::{PcapError, Record, Tail};
 
 /// A request without reply counts as open, not as lost, if the capture ends less than this time after it, ns.
-pub const SETTLE_NS: u64 = 100_000_000;
+pub(crate) const SETTLE_NS: u64 = 100_000_000;
 
 /// The exchanges to analyse.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -224,7 +224,7 @@ impl Monitor {
     }
 
     /// Notes data that replies to no request.
-    pub fn stray(&mut self) {
+    pub(crate) fn stray(&mut self) {
         self.counts.stray_replies += 1;
     }
 
@@ -256,14 +256,14 @@ impl Monitor {
     }
 
     /// Time stamp of the last packet, ns; 0 before the first.
-    pub fn last_ns(&self) -> u64 {
+    pub(crate) fn last_ns(&self) -> u64 {
         self.last_ns
     }
 
     /// Matches the requests before `until_ns` with the replies so far, and drops both; later packets stay. For captures
     /// that are read while they grow, and for flows without warm-up. A reply that arrives later counts as a stray
     /// reply.
-    pub fn take_before(&mut self, until_ns: u64) -> WireAnalysis {
+    pub(crate) fn take_before(&mut self, until_ns: u64) -> WireAnalysis {
         let is_request = |event: &&Event| event.way == DatagramDirection::Request && event.at_ns < until_ns;
         let requests: HashSet<_> = self.events.iter().filter(is_request).map(Event::key).collect();
         let (events, rest) = std::mem::take(&mut self.events)
@@ -385,7 +385,7 @@ pub fn analyse(path: &Path, flow: RtFlow) -> Result<WireAnalysis, PcapError> {
 ///
 /// # Errors
 /// As [`analyse`].
-pub fn analyse_by(reader: &mut dyn Reader, path: &Path, flow: RtFlow) -> Result<WireAnalysis, PcapError> {
+pub(crate) fn analyse_by(reader: &mut dyn Reader, path: &Path, flow: RtFlow) -> Result<WireAnalysis, PcapError> {
     let mut tail = Tail::open(path)?;
     let mut monitor = Monitor::new(flow);
     let read = tail.read_new(|record| {
@@ -434,7 +434,7 @@ impl Phases {
 
     /// The longest period of the arrivals, ns. An emulator that releases packets at fixed times (`filter-buffer`)
     /// causes such a period; the response times are then those of requests in only a few phases of the host's timers.
-    pub fn quantum(&self) -> Option<u64> {
+    pub(crate) fn quantum(&self) -> Option<u64> {
         let sharp = |(cosines, sines): (f64, f64)| cosines.hypot(sines) / self.arrivals as f64 >= SHARPNESS;
         let quanta = QUANTA_US.iter().zip(self.sums).rev();
         let found = quanta.filter(|_| self.arrivals >= QUANTUM_ARRIVALS).find(|(_, sums)| sharp(*sums));

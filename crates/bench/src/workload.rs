@@ -32,11 +32,11 @@ const TCP_TIMEOUT_US: u64 = 10_000_000;
 /// Bytes of a frame that contain a whole SIP message.
 const WHOLE_FRAME: u32 = 2_048;
 /// Bytes of a frame that contain its headers.
-pub const HEADERS: u32 = 96;
+pub(crate) const HEADERS: u32 = 96;
 
 /// A server and its load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Workload {
+pub(crate) enum Workload {
     /// `sockperf server`, UDP (Access'18, IV-A).
     Sockperf {
         /// Size of a message, [`crate::sockperf::HEADER`] to [`crate::sockperf::LONGEST`].
@@ -61,10 +61,10 @@ pub enum Workload {
 }
 
 /// sockperf with the client's own messages.
-pub const SOCKPERF: Workload = Workload::Sockperf { message_bytes: client::MESSAGE_BYTES };
+pub(crate) const SOCKPERF: Workload = Workload::Sockperf { message_bytes: client::MESSAGE_BYTES };
 
 /// A client that is ready: the server is up.
-pub enum Client {
+pub(crate) enum Client {
     /// The client for sockperf. Its first request is the first that the server receives.
     Sockperf {
         /// As in [`Workload::Sockperf`].
@@ -89,7 +89,7 @@ pub enum Client {
 
 /// One measured stretch.
 #[derive(Debug)]
-pub struct Load<'a> {
+pub(crate) struct Load<'a> {
     /// Number of requests, including those that do not count.
     pub requests: u64,
     /// Seed of everything random.
@@ -104,7 +104,7 @@ pub struct Load<'a> {
 
 impl Workload {
     /// The server program.
-    pub fn server(self) -> Server {
+    pub(crate) fn server(self) -> Server {
         match self {
             Workload::Sockperf { .. } => server::SOCKPERF,
             Workload::Memcached { .. } => server::MEMCACHED,
@@ -115,22 +115,22 @@ impl Workload {
     }
 
     /// Address of the server on an emulated host's RT network.
-    pub fn address(self) -> SocketAddr {
+    pub(crate) fn address(self) -> SocketAddr {
         SocketAddr::new(IpAddr::from(server::ADDRESS), self.server().port)
     }
 
     /// Address of the server on this host.
-    pub fn on(self, host: &Host) -> SocketAddr {
+    pub(crate) fn on(self, host: &Host) -> SocketAddr {
         host.target().map_or_else(|| self.address(), |target| target.site().rt.server)
     }
 
     /// Bytes of a frame that the RT NIC's capture must contain.
-    pub fn captured(self) -> u32 {
+    pub(crate) fn captured(self) -> u32 {
         if self == Workload::Voip { WHOLE_FRAME } else { HEADERS }
     }
 
     /// Prepares the client, before the measurement.
-    pub fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
+    pub(crate) fn ready(self, host: &mut Host, seed: u64) -> Result<Client, MeasureError> {
         match self {
             Workload::Sockperf { message_bytes } => {
                 // An experiment has checked that its own VM answers; a real host's may not.
@@ -170,7 +170,7 @@ impl Workload {
     }
 
     /// Sends the load, paced by the host's clock.
-    pub fn send(
+    pub(crate) fn send(
         self,
         client: Client,
         host: &mut Host,
@@ -223,7 +223,7 @@ impl Workload {
     }
 
     /// Response times of `requests` with this `seed` to this `port`, and notes for the reader.
-    pub fn analyse(
+    pub(crate) fn analyse(
         self,
         capture: &Path,
         port: u16,
@@ -274,7 +274,7 @@ impl Workload {
     }
 
     /// Command-line options that select this workload.
-    pub fn options(self) -> Vec<String> {
+    pub(crate) fn options(self) -> Vec<String> {
         match self {
             Workload::Memcached { connections, .. } => vec!["--connections".to_owned(), connections.to_string()],
             Workload::Sockperf { .. } | Workload::Loaded { .. } | Workload::Voip | Workload::SampledValues => {
@@ -284,7 +284,7 @@ impl Workload {
     }
 
     /// Time after which an answer is late, ns; `None` for never.
-    pub fn late_ns(self) -> Option<u64> {
+    pub(crate) fn late_ns(self) -> Option<u64> {
         match self {
             Workload::SampledValues => Some(sampled::LATE_NS),
             Workload::Loaded { .. } => Some(cpu_load::SPIKE_NS),

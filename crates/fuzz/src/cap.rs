@@ -6,12 +6,12 @@ use std::time::Duration;
 use ontime_tenants::Policy;
 
 #[path = "../../ontime/src/daemon/cap/account.rs"]
-pub mod account;
+pub(crate) mod account;
 
-pub use account::Share;
+pub(crate) use account::Share;
 
 /// A copy of `daemon::cap::Settings`.
-pub struct Settings {
+pub(crate) struct Settings {
     /// The caps' period.
     pub period: Duration,
     /// The greatest share of one CPU.

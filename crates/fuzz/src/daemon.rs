@@ -4,6 +4,6 @@
 use crate::cap;
 
 #[path = "../../ontime/src/daemon/config.rs"]
-pub mod config;
+pub(crate) mod config;
 #[path = "../../ontime/src/daemon/guests/lines.rs"]
-pub mod lines;
+pub(crate) mod lines;

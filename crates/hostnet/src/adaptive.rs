@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The time for which credit accumulates at most.
-pub const WINDOW: Duration = Duration::from_secs(10);
+pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// Interval between reads of packet counts. A queue starts to poll at most this long after its first packet. Until then
 /// its packets come by interrupt, as under `partitioned`.
 pub const LOOK: Duration = Duration::from_millis(100);

@@ -95,7 +95,7 @@ impl Intent {
 
     /// Whether only some vCPUs have the planned place at a time: those in a planner's plan, or those with a pending
     /// interrupt.
-    pub fn vcpus_change_places(&self) -> bool {
+    pub(crate) fn vcpus_change_places(&self) -> bool {
         self.planner_runs() || self.has(RuleId::InterruptContext)
     }
 
@@ -179,7 +179,7 @@ impl Intent {
 
     /// The class of a NAPI instance and of its thread: the most urgent class of its receive queues. A queue without
     /// configuration has the NIC's class.
-    pub fn napi_class(&self, inventory: &Inventory, nic: &Nic, napi: &Napi) -> Class {
+    pub(crate) fn napi_class(&self, inventory: &Inventory, nic: &Nic, napi: &Napi) -> Class {
         let whole = self.nic_class(inventory, nic);
         let Some(config) = self.config_of(nic).filter(|config| !config.queues.is_empty()) else { return whole };
         let of_queue = |queue: &u32| config.queues.get(queue).copied().unwrap_or(whole);
@@ -187,14 +187,14 @@ impl Intent {
     }
 
     /// The class of a NIC's interrupt: the most urgent class of the NAPI instances that it wakes, otherwise the NIC's.
-    pub fn irq_class(&self, inventory: &Inventory, nic: &Nic, irq: u32) -> Class {
+    pub(crate) fn irq_class(&self, inventory: &Inventory, nic: &Nic, irq: u32) -> Class {
         let woken = nic.napis.iter().filter(|napi| napi.irq == Some(irq));
         let class = woken.map(|napi| self.napi_class(inventory, nic, napi)).min();
         class.unwrap_or_else(|| self.nic_class(inventory, nic))
     }
 
     /// The tenants of class RT.
-    pub fn rt_tenants(&self) -> impl Iterator<Item = &Tenant> {
+    pub(crate) fn rt_tenants(&self) -> impl Iterator<Item = &Tenant> {
         self.tenants.iter().filter(|tenant| tenant.class != Class::Bulk)
     }
 }
@@ -222,7 +222,7 @@ fn is_directly_on(inventory: &Inventory, vnic: &Vnic, nic: &Nic) -> bool {
 }
 
 /// The interfaces in a tenant's network namespace that send through this NIC.
-pub fn attached_to<'a>(
+pub(crate) fn attached_to<'a>(
     inventory: &'a Inventory,
     tenant: &'a Tenant,
     nic: &'a Nic,
@@ -233,7 +233,7 @@ pub fn attached_to<'a>(
 }
 
 /// Whether a virtual NIC is this NIC, or sends through it.
-pub fn leads_to(inventory: &Inventory, vnic: &Vnic, nic: &Nic) -> bool {
+pub(crate) fn leads_to(inventory: &Inventory, vnic: &Vnic, nic: &Nic) -> bool {
     let senders = inventory.senders_by(nic);
     let is_sender = |name: &String| senders.iter().any(|sender| sender.id.name == *name);
     is_sender(&vnic.ifname) || vnic.lower.iter().any(is_sender) || is_directly_on(inventory, vnic, nic)

@@ -26,7 +26,7 @@ use thiserror::Error;
 use crate::knob::{Knob, Value};
 
 /// The file in which the kernel shows the identifier of this boot.
-pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Default path of the journal.
 pub const DEFAULT_PATH: &str = "/var/lib/ontime/originals";

@@ -249,7 +249,7 @@ fn thread_key(thread: ThreadId) -> String {
 }
 
 /// A hardware address in the usual notation.
-pub fn mac_text(mac: &[u8; 6]) -> String {
+pub(crate) fn mac_text(mac: &[u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 /// Limit of the guest's run time. On hardware it takes much less than 1 ms, under emulation some ms.
-pub const TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The result of the probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

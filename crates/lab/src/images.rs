@@ -91,7 +91,7 @@ impl Images {
     }
 
     /// The directory of Debian's emulator modules (`QEMU_MODULE_DIR`).
-    pub fn emulator_modules(&self) -> String {
+    pub(crate) fn emulator_modules(&self) -> String {
         self.path("tools/usr/lib/x86_64-linux-gnu/qemu")
     }
 
@@ -101,7 +101,7 @@ impl Images {
     }
 
     /// The initrd of a host kernel.
-    pub fn initrd(&self, kernel: Kernel) -> String {
+    pub(crate) fn initrd(&self, kernel: Kernel) -> String {
         self.path(&format!("initrd-{kernel}"))
     }
 
@@ -127,12 +127,12 @@ impl Images {
     }
 
     /// The host's disk, ext4. It is never written to.
-    pub fn host_disk(&self) -> String {
+    pub(crate) fn host_disk(&self) -> String {
         self.path("host.img")
     }
 
     /// The guests' disk, ext4, read-only.
-    pub fn guest_disk(&self) -> String {
+    pub(crate) fn guest_disk(&self) -> String {
         self.path("guest.img")
     }
 

@@ -9,7 +9,7 @@ use crate::error::LabError;
 /// The RT network's tap.
 pub const RT_TAP: &str = "rt";
 /// The bulk network's tap.
-pub const BULK_TAP: &str = "bulk";
+pub(crate) const BULK_TAP: &str = "bulk";
 /// The client's address on the RT network, /24.
 const RT_CLIENT: &str = "10.1.0.1";
 /// The clients' address on the bulk network, /24.

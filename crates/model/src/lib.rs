@@ -43,18 +43,20 @@ pub use self::sockets::{IDS, table};
 pub use self::waiting::room;
 
 mod atomic {
-    pub use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
 }
 
 /// Replaces the system calls: nothing is opened or closed.
 mod host {
     use std::os::fd::RawFd;
 
-    pub fn close(_: RawFd) {}
+    pub(crate) fn close(_: RawFd) {}
 
     /// For the unit tests of `table`, which clippy compiles here, too.
     #[cfg(test)]
-    pub fn socket(_: crate::request::Family, _: crate::request::Protocol) -> Result<RawFd, crate::abi::Errno> {
+    pub(crate) fn socket(_: crate::request::Family, _: crate::request::Protocol) -> Result<RawFd, crate::abi::Errno> {
         Ok(0)
     }
 }

@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// The longest that a request waits for the daemon's main loop; then the answer has status 504.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// The same for a request that changes something. If RT work leaves only a twentieth of the host's only CPU to the
 /// daemon, a pass takes that many times as long.
-pub const PATIENCE_CHANGE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE_CHANGE: Duration = Duration::from_secs(120);
 
 /// The version of the daemon's answers and of the output of `--json`.
-pub const SCHEMA_VERSION: u32 = 1;
+pub(crate) const SCHEMA_VERSION: u32 = 1;
 
 /// A document with its version: the output of `--json` where it is not an answer of the daemon.
 #[derive(Debug, Serialize)]
-pub struct Versioned<'a, T> {
+pub(crate) struct Versioned<'a, T> {
     schema_version: u32,
     #[serde(flatten)]
     document: &'a T,
@@ -27,14 +27,14 @@ pub struct Versioned<'a, T> {
 
 impl<'a, T> Versioned<'a, T> {
     /// This document with the present version.
-    pub fn of(document: &'a T) -> Self {
+    pub(crate) fn of(document: &'a T) -> Self {
         Self { schema_version: SCHEMA_VERSION, document }
     }
 }
 
 /// The tenants of this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Tenants {
+pub(crate) struct Tenants {
     /// The version of this document: a field that goes or changes its meaning raises it.
     #[serde(default)]
     pub schema_version: u32,
@@ -47,7 +47,7 @@ pub struct Tenants {
 
 /// The network interfaces of this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Nics {
+pub(crate) struct Nics {
     /// The version of this document: a field that goes or changes its meaning raises it.
     #[serde(default)]
     pub schema_version: u32,
@@ -64,7 +64,7 @@ pub struct Nics {
 
 /// A virtual machine or container on this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Tenant {
+pub(crate) struct Tenant {
     /// The domain's, guest's or container's name.
     pub name: String,
     /// Its UUID, where it has one.
@@ -89,7 +89,7 @@ pub struct Tenant {
 
 /// A thread of a tenant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Thread {
+pub(crate) struct Thread {
     /// `vcpu0`, `vhost`, `iothread`, `emulator`, `kvm-pit`, `device` or `container`.
     pub role: String,
     /// Its name.
@@ -108,7 +108,7 @@ pub struct Thread {
 
 /// A tenant's virtual NIC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct TenantNic {
+pub(crate) struct TenantNic {
     /// The host's interface; of a container's macvlan, ipvlan or VLAN, which is none of the host's, its name in the
     /// container: `eth0 (inside)`.
     pub name: String,
@@ -118,7 +118,7 @@ pub struct TenantNic {
 
 /// A network interface of the host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Nic {
+pub(crate) struct Nic {
     /// Its name.
     pub name: String,
     /// Its alternative names (`ip link property add dev NIC altname NAME`).
@@ -148,7 +148,7 @@ pub struct Nic {
 
 /// A NAPI instance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Napi {
+pub(crate) struct Napi {
     /// Its id.
     pub id: u32,
     /// Its thread, where it is threaded.
@@ -157,7 +157,7 @@ pub struct Napi {
 
 /// An interrupt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Irq {
+pub(crate) struct Irq {
     /// Its number.
     pub irq: u32,
     /// The CPUs it may be delivered to.
@@ -168,7 +168,7 @@ pub struct Irq {
 
 /// A kernel thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct KernelThread {
+pub(crate) struct KernelThread {
     /// Its number.
     pub tid: i32,
     /// Its policy.
@@ -178,7 +178,7 @@ pub struct KernelThread {
 /// What the daemon is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub(crate) enum State {
     /// The method is applied and kept.
     Applied,
     /// Reset by request: nothing is applied until `ontime apply` or a restart.
@@ -189,7 +189,7 @@ pub enum State {
 
 /// What is wanted of this host, what is, and why they differ.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Status {
+pub(crate) struct Status {
     /// The version of this document: a field that goes or changes its meaning raises it.
     #[serde(default)]
     pub schema_version: u32,
@@ -235,7 +235,7 @@ pub struct Status {
 
 /// A configuration that was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct RefusedConfiguration {
+pub(crate) struct RefusedConfiguration {
     /// The file.
     pub file: String,
     /// The line, from 1; none where the file could not be read.
@@ -253,7 +253,7 @@ impl std::fmt::Display for RefusedConfiguration {
 
 /// Runtime caps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Caps {
+pub(crate) struct Caps {
     /// Whether every thread at real-time priority is held to its cap.
     pub in_force: bool,
     /// Why not.
@@ -266,7 +266,7 @@ pub struct Caps {
 
 /// A NIC that polls while packets come.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Polling {
+pub(crate) struct Polling {
     /// Its name.
     pub nic: String,
     /// Whether it polls now.
@@ -283,7 +283,7 @@ pub struct Polling {
 
 /// A thread that is held to a cap.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct CapThread {
+pub(crate) struct CapThread {
     /// Its tenant, or the kernel thread's name.
     pub of: String,
     /// Its number.
@@ -306,7 +306,7 @@ pub struct CapThread {
 
 /// Reserved CPU time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Reservations {
+pub(crate) struct Reservations {
     /// The version of this document: a field that goes or changes its meaning raises it.
     #[serde(default)]
     pub schema_version: u32,
@@ -342,7 +342,7 @@ pub struct Reservations {
 /// What a program that adds up the bandwidth of reservations may give out, in millionths of a CPU, so that the daemon
 /// admits all of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Capacity {
+pub(crate) struct Capacity {
     /// Of each CPU for reservations that are not pinned; all of them together.
     pub unpinned_micro_cpus_per_cpu: u64,
     /// The most that one vCPU may have.
@@ -358,7 +358,7 @@ pub struct Capacity {
 /// The tenants of a reservation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum ReservedFor {
+pub(crate) enum ReservedFor {
     /// The VM of the Kubernetes pod with this UID, or else the pod's containers.
     Pod(String),
     /// The tenants in this cgroup (a path below the cgroup v2 mount), and in those below it.
@@ -370,7 +370,7 @@ pub enum ReservedFor {
 /// A reservation to create, renew or change. Its tenants have class `rt` while its lease lasts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ReserveRequest {
+pub(crate) struct ReserveRequest {
     /// Its tenants.
     #[serde(rename = "for")]
     pub reserved_for: ReservedFor,
@@ -398,7 +398,7 @@ pub struct ReserveRequest {
 
 /// A reservation that a program requested.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Requested {
+pub(crate) struct Requested {
     /// Its name.
     pub name: String,
     /// Whose it is, in the words of the request.
@@ -436,7 +436,7 @@ pub struct Requested {
 
 /// A vCPU with reserved CPU time. What it has had is counted since it has the reservation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct ReservedVcpu {
+pub(crate) struct ReservedVcpu {
     /// Its VM.
     pub vm: String,
     /// The VM's class.
@@ -480,7 +480,7 @@ pub struct ReservedVcpu {
 
 /// What the deadline tasks of a vCPU asked for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Guest {
+pub(crate) struct Guest {
     /// CPU time within each period, us.
     pub budget_us: f64,
     /// The period, us: the shortest of its tasks'.
@@ -489,7 +489,7 @@ pub struct Guest {
 
 /// A deadline task of a guest: the guest's word, which decides where slices end and nothing else.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct GuestTask {
+pub(crate) struct GuestTask {
     /// Its period, us.
     pub period_us: f64,
     /// From now to its next deadline, us; of one that sleeps, to the earliest that its next release can have.
@@ -500,7 +500,7 @@ pub struct GuestTask {
 
 /// The present slice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Slice {
+pub(crate) struct Slice {
     /// Nobody needs a plan: all vCPUs are nearly idle.
     pub calm: bool,
     /// Its length, us.
@@ -517,7 +517,7 @@ pub struct Slice {
 
 /// A vCPU's part of a slice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct PlannedPart {
+pub(crate) struct PlannedPart {
     /// On which CPU.
     pub cpu: u32,
     /// The VM.
@@ -532,7 +532,7 @@ pub struct PlannedPart {
 
 /// One knob: wanted and actual.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct KnobState {
+pub(crate) struct KnobState {
     /// The rule that wants it; `reservation` for CPU time that `sched.toml` would reserve.
     pub rule: String,
     /// The knob.
@@ -551,7 +551,7 @@ pub struct KnobState {
 
 /// Something no knob cures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Finding {
+pub(crate) struct Finding {
     /// The rule it is about.
     pub rule: String,
     /// `info`, `warning` or `critical`.
@@ -565,13 +565,13 @@ pub struct Finding {
 }
 
 /// Whether the class guarantee does not hold.
-pub fn any_critical(findings: &[Finding]) -> bool {
+pub(crate) fn any_critical(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.severity == "critical")
 }
 
 /// Something that went wrong.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Problem {
+pub(crate) struct Problem {
     /// On which tenant, file or part.
     pub subject: String,
     /// What, and what to do.
@@ -581,7 +581,7 @@ pub struct Problem {
 /// A request to apply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ApplyRequest {
+pub(crate) struct ApplyRequest {
     /// The method to switch to, until the daemon ends or is asked for another; without it, the one in force.
     #[serde(default)]
     pub method: Option<String>,
@@ -592,7 +592,7 @@ pub struct ApplyRequest {
 
 /// What an apply or reset did.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Report {
+pub(crate) struct Report {
     /// The version of this document: a field that goes or changes its meaning raises it.
     #[serde(default)]
     pub schema_version: u32,
@@ -610,7 +610,7 @@ pub struct Report {
 
 /// What became of one knob.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Change {
+pub(crate) struct Change {
     /// The rule that wanted it, or `reservation`; none where it was given back.
     pub rule: Option<String>,
     /// The knob.
@@ -628,7 +628,7 @@ pub struct Change {
 
 /// Why a call was refused or failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Error {
+pub(crate) struct Error {
     /// What is wrong and what to do.
     pub error: String,
 }

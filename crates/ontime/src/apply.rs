@@ -21,7 +21,7 @@ use crate::{api, client, exit, table};
 
 /// `ontime apply`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Switch to this method until the daemon ends (docs/hostnet.md has all): vanilla, partitioned, busypoll, ...
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
@@ -37,7 +37,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where no daemon answers or it refuses.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let request = api::ApplyRequest { method: args.method.clone(), dry_run: args.dry_run };
     let (report, missed) = match client::post::<api::Report>(&paths.socket(), "/v1/apply", &request) {
         Ok(report) => (report, Missed::default()),
@@ -85,7 +85,7 @@ fn summary(report: &api::Report) -> String {
 ///
 /// # Errors
 /// Where standard output is closed.
-pub fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<u8> {
+pub(crate) fn show(report: &api::Report, json: bool, wrong: &[&str]) -> anyhow::Result<u8> {
     let mut out = std::io::stdout().lock();
     if json {
         serde_json::to_writer_pretty(&mut out, report)?;

@@ -15,7 +15,7 @@ use crate::replug::{self, Plug};
 
 /// `ontime attach`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The VM: its table in sockets.toml says how many channels it has.
     #[arg(value_name = "DOMAIN", value_parser = vm_name)]
     vm: String,
@@ -43,7 +43,7 @@ const CHASSIS: u32 = 100;
 ///
 /// # Errors
 /// Where the configuration is wrong, standard output is closed, or QEMU refuses.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let Some(vm) = config::load(&paths.config_dir, &args.vm)? else {
         exit::usage!(
             "no VM {0} has outsourced sockets: there is no table [vm.{0}] in {1}/sockets.toml; write one, which says \

@@ -16,7 +16,7 @@ use crate::table::{lines, visible};
 
 /// `ontime check`
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub(crate) struct Args {}
 
 /// A part of the configuration: `NAME.toml` and `NAME.conf.d/*.toml`.
 struct Part {
@@ -53,7 +53,7 @@ const PARTS: [Part; 5] = [
 ///
 /// # Errors
 /// Where standard output is closed.
-pub fn run(_: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(_: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let found = Found::in_directory(&paths.config_dir);
     let mut out = io::stdout().lock();
     let name = |path: &Path| visible(&path.display().to_string());
@@ -85,7 +85,7 @@ pub fn run(_: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 }
 
 /// The configuration files that Ontime reads.
-pub fn files(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
     PARTS.iter().flat_map(|part| config::files(directory, part.name).unwrap_or_default()).collect()
 }
 

@@ -21,7 +21,7 @@ const ANSWER_MAX: usize = 64 << 20;
 
 /// Why the daemon gave no answer.
 #[derive(Debug, Error)]
-pub enum ClientError {
+pub(crate) enum ClientError {
     /// No daemon listens.
     #[error("no daemon at {socket}: {source}; start it: systemctl start ontimed")]
     NoDaemon {
@@ -62,7 +62,7 @@ pub enum ClientError {
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
+pub(crate) fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
     decode(socket, &call(socket, Method::GET, path, Vec::new())?)
 }
 
@@ -70,7 +70,7 @@ pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientEr
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn get_text(socket: &Path, path: &str) -> Result<String, ClientError> {
+pub(crate) fn get_text(socket: &Path, path: &str) -> Result<String, ClientError> {
     let body = call(socket, Method::GET, path, Vec::new())?;
     String::from_utf8(body.into()).map_err(|error| broken(socket, error))
 }
@@ -79,7 +79,7 @@ pub fn get_text(socket: &Path, path: &str) -> Result<String, ClientError> {
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn post<T: DeserializeOwned>(socket: &Path, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+pub(crate) fn post<T: DeserializeOwned>(socket: &Path, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
     let body = serde_json::to_vec(body).map_err(|error| broken(socket, error))?;
     decode(socket, &call(socket, Method::POST, path, body)?)
 }

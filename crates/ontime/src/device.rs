@@ -10,7 +10,7 @@ use crate::{exit, log};
 
 /// `ontime device`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The VM: its table in sockets.toml, and its directory in /run/ontime/device.
     #[arg(long, value_name = "NAME", value_parser = vm_name)]
     vm: String,
@@ -36,7 +36,7 @@ pub struct Args {
 }
 
 /// Checks that a name is a single component of a path.
-pub fn vm_name(text: &str) -> Result<String, String> {
+pub(crate) fn vm_name(text: &str) -> Result<String, String> {
     let fine = !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && !text.contains(['/', '\0']);
     if fine {
         Ok(text.to_owned())
@@ -54,7 +54,7 @@ fn user(text: &str) -> Result<(u32, u32), String> {
 ///
 /// # Errors
 /// Where the configuration is wrong, or the process cannot serve.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     log::start();
     let vm = config::load(&paths.config_dir, &args.vm)?.unwrap_or_else(|| {
         tracing::warn!(

@@ -28,7 +28,7 @@ use crate::table::{visible, wrapping};
 
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// As JSON: every check, in the order of docs/doctor.md.
     #[arg(long)]
     json: bool,
@@ -45,7 +45,7 @@ const SMI_TIME: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// Where the configuration is wrong.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let config = Config::load(&paths.config_dir)?;
     let (status, missed) = match client::get::<api::Status>(&paths.socket(), "/v1/status") {
         Ok(status) => (Some(status), Missed::rights()),

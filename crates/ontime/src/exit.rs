@@ -5,12 +5,12 @@ use std::io;
 
 use ontime_tenants::{ConfigError, remedy};
 
-pub use ontime_cli::{CONFIG, CRITICAL, Exit, OK, UNKNOWN, USAGE, WARNING, chain, usage};
+pub(crate) use ontime_cli::{CONFIG, CRITICAL, Exit, OK, UNKNOWN, USAGE, WARNING, chain, usage};
 
 use crate::client::ClientError;
 
 /// Adds to an error of the system what the program was doing, and a remedy.
-pub trait Doing<T> {
+pub(crate) trait Doing<T> {
     /// # Errors
     /// What was done on what, the system's error, and the remedy, in one message.
     fn doing(self, what: impl std::fmt::Display) -> anyhow::Result<T>;
@@ -27,7 +27,7 @@ impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
 }
 
 /// The status of an error, if its type determines one.
-pub fn status(cause: &(dyn Error + 'static)) -> Option<u8> {
+pub(crate) fn status(cause: &(dyn Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref::<ConfigError>() {
         return Some(of_config(error));
     }
@@ -39,7 +39,7 @@ pub fn status(cause: &(dyn Error + 'static)) -> Option<u8> {
 }
 
 /// A file that may not be read is not known to be wrong, so its status is `UNKNOWN`.
-pub fn of_config(error: &ConfigError) -> u8 {
+pub(crate) fn of_config(error: &ConfigError) -> u8 {
     match error {
         ConfigError::Read { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => UNKNOWN,
         _ => CONFIG,

@@ -9,7 +9,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging, at level `info` unless `ONTIME_LOG` sets another (`ONTIME_LOG=debug`).
-pub fn start() {
+pub(crate) fn start() {
     let filter = filter(std::env::var("ONTIME_LOG").ok());
     let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
     let result = match journal {
@@ -33,7 +33,7 @@ fn filter(said: Option<String>) -> EnvFilter {
 }
 
 /// The log line of a knob's change: old value, new value, rule.
-pub fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) -> String {
+pub(crate) fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) -> String {
     let from = from.map_or_else(|| "unknown".to_owned(), ToString::to_string);
     format!("knob {knob}: {from} -> {to} ({rule})")
 }
@@ -41,7 +41,7 @@ pub fn change_line(knob: &Knob, from: Option<&Value>, to: &Value, rule: &str) ->
 /// Limits log lines about changes. Tenants may start and end any number of threads, and journald drops all lines of a
 /// service that logs too much.
 #[derive(Debug)]
-pub struct LineQuota {
+pub(crate) struct LineQuota {
     left: f64,
     refilled: Instant,
 }
@@ -53,12 +53,12 @@ impl LineQuota {
     const REFILL: f64 = 20.0;
 
     /// A full quota.
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { left: Self::MOST, refilled: now }
     }
 
     /// Whether one more line may be logged.
-    pub fn take(&mut self, now: Instant) -> bool {
+    pub(crate) fn take(&mut self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.refilled).as_secs_f64();
         self.left = (self.left + since * Self::REFILL).min(Self::MOST);
         self.refilled = now;

@@ -11,7 +11,7 @@ use crate::paths::Paths;
 
 /// `ontime metrics`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Write them to this file, by a rename: a reader finds the old or the new text, and never a part.
     #[arg(long, value_name = "FILE")]
     textfile: Option<PathBuf>,
@@ -21,7 +21,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where no daemon answers, or the file cannot be written. Then an older file stays as it is.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let text = client::get_text(&paths.socket(), "/metrics")?;
     match &args.textfile {
         Some(file) => write(file, &text).doing(format_args!("{}: writing metrics (--textfile)", file.display()))?,
@@ -31,7 +31,7 @@ pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 }
 
 /// Replaces `file`. Everybody may read the new file, because the collector runs as another user.
-pub fn write(file: &Path, text: &str) -> std::io::Result<()> {
+pub(crate) fn write(file: &Path, text: &str) -> std::io::Result<()> {
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The collector reads `*.prom` only, so the temporary file has another name.
     let mut new = tempfile::Builder::new().prefix(".ontime-").suffix(".new").tempfile_in(directory)?;

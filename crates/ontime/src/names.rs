@@ -30,7 +30,7 @@ enum Kind {
 
 /// `ontime names`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// What is named.
     #[arg(value_enum)]
     kind: Kind,
@@ -40,7 +40,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where standard output is closed.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let of_tenants = |is_container: bool| {
         let tenants = tenants(paths).into_iter().filter(|tenant| (tenant.kind == "container") == is_container);
         tenants.map(|tenant| tenant.name).collect()

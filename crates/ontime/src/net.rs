@@ -19,7 +19,7 @@ use crate::{api, exit, table};
 
 /// `ontime net`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
 }
@@ -44,7 +44,7 @@ struct Status {
 ///
 /// # Errors
 /// Where the configuration is wrong, a NIC is unknown, or standard output is closed.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let What::Status(args) = &args.what;
     let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, missed, false));
     let (answer, missed, by_daemon) = match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {

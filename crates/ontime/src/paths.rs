@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use ontime_hostnet::{Journal, JournalError, Originals, Roots, journal};
 
 /// Where the configuration usually is.
-pub const CONFIG_DIR: &str = "/etc/ontime";
+pub(crate) const CONFIG_DIR: &str = "/etc/ontime";
 
 /// Directories, from the command line.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Paths {
+pub(crate) struct Paths {
     /// Sockets and locks of the running daemon.
     #[arg(long, global = true, default_value = "/run/ontime", value_name = "DIR", help_heading = "Directories")]
     pub run_dir: PathBuf,
@@ -34,7 +34,7 @@ pub struct Paths {
 
 impl Paths {
     /// The options that give another run of this program the same directories.
-    pub fn arguments(&self) -> Vec<OsString> {
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
         let directories = [
             ("--run-dir", &self.run_dir),
             ("--state-dir", &self.state_dir),
@@ -45,42 +45,42 @@ impl Paths {
     }
 
     /// The daemon's HTTP socket.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.run_dir.join("ontime.sock")
     }
 
     /// Locked (flock) by the running daemon; contains its process number.
-    pub fn lock(&self) -> PathBuf {
+    pub(crate) fn lock(&self) -> PathBuf {
         self.run_dir.join("daemon.lock")
     }
 
     /// Locked (flock) by the running daemon's guardian, even after the daemon has died.
-    pub fn guardian_lock(&self) -> PathBuf {
+    pub(crate) fn guardian_lock(&self) -> PathBuf {
         self.run_dir.join("guardian.lock")
     }
 
     /// Hooks touch this file when tenants change.
-    pub fn poke(&self) -> PathBuf {
+    pub(crate) fn poke(&self) -> PathBuf {
         self.run_dir.join("poke")
     }
 
     /// The reserved CPU time that vCPUs hold, for the next daemon.
-    pub fn held(&self) -> PathBuf {
+    pub(crate) fn held(&self) -> PathBuf {
         self.run_dir.join("reservations")
     }
 
     /// The reservations that programs requested, for the next daemon.
-    pub fn requested(&self) -> PathBuf {
+    pub(crate) fn requested(&self) -> PathBuf {
         self.run_dir.join("requested")
     }
 
     /// Threads beyond their tenant's quota, for the next daemon.
-    pub fn demoted(&self) -> PathBuf {
+    pub(crate) fn demoted(&self) -> PathBuf {
         self.run_dir.join("demoted")
     }
 
     /// The host's file systems.
-    pub fn roots(&self) -> Roots {
+    pub(crate) fn roots(&self) -> Roots {
         Roots { debug: self.debugfs.clone(), ..Roots::default() }
     }
 
@@ -88,7 +88,7 @@ impl Paths {
     ///
     /// # Errors
     /// See [`JournalError`].
-    pub fn journal(&self) -> Result<Journal, JournalError> {
+    pub(crate) fn journal(&self) -> Result<Journal, JournalError> {
         Journal::open(&self.kept(), &journal::running_boot_id()?)
     }
 
@@ -96,7 +96,7 @@ impl Paths {
     ///
     /// # Errors
     /// See [`JournalError`].
-    pub fn journal_to_reset(&self) -> Result<Journal, JournalError> {
+    pub(crate) fn journal_to_reset(&self) -> Result<Journal, JournalError> {
         Journal::open_to_reset(&self.kept(), &journal::running_boot_id()?)
     }
 
@@ -104,7 +104,7 @@ impl Paths {
     ///
     /// # Errors
     /// See [`JournalError`].
-    pub fn originals(&self) -> Result<Originals, JournalError> {
+    pub(crate) fn originals(&self) -> Result<Originals, JournalError> {
         let path = self.kept();
         Originals::read(&path, &journal::running_boot_id()?)
     }

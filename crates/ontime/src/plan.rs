@@ -27,7 +27,7 @@ const SIMULATION_MAX: f64 = 86_400.0;
 
 /// `ontime plan`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The tenants (format: docs/plan.md).
     file: PathBuf,
     /// What if each host had this many CPUs for tenants?
@@ -76,7 +76,7 @@ fn seconds(text: &str) -> Result<Nanos, String> {
 ///
 /// # Errors
 /// Where the file is wrong, or output cannot be written.
-pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
     let mut plan = file::load(&args.file).map_err(|error| match error {
         ConfigError::Read { .. } => Exit::usage(error.to_string()).into(),
         ConfigError::Invalid { .. } => anyhow::Error::from(error),

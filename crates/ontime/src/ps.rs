@@ -14,7 +14,7 @@ use crate::{api, exit, table};
 
 /// `ontime ps`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// As JSON (as GET /v1/tenants answers).
     #[arg(long)]
     json: bool,
@@ -25,7 +25,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where the configuration is wrong, or standard output is closed.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let (tenants, problems, missed) = match client::get::<api::Tenants>(&paths.socket(), "/v1/tenants") {
         Ok(answer) => with_last_problems(answer, paths),
         Err(ClientError::NoDaemon { .. }) => look(paths, Missed::rights())?,

@@ -7,7 +7,7 @@ use crate::{api, apply, client};
 
 /// `ontime reload`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// As JSON (as POST /v1/reload answers).
     #[arg(long)]
     json: bool,
@@ -18,7 +18,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where no daemon answers or it refuses the files.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let report: api::Report = client::post(&paths.socket(), "/v1/reload", &())?;
     if !args.json {
         println!("the daemon has read its configuration again, and it is in force");

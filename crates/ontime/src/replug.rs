@@ -26,7 +26,7 @@ const GONE: &str = "QEMU closed the connection; see whether the VM still runs, t
 
 /// One command of QEMU's monitor (`docs/interop/qmp-spec.rst`).
 #[derive(Debug, Clone, PartialEq)]
-pub struct Command {
+pub(crate) struct Command {
     /// The command as it is sent.
     pub json: Value,
     /// Its object may be gone already; then an error is ignored.
@@ -36,7 +36,7 @@ pub struct Command {
 }
 
 /// One device of a VM.
-pub struct Plug<'a> {
+pub(crate) struct Plug<'a> {
     /// The device's channel.
     pub channel: u32,
     /// The socket of its device process.
@@ -46,7 +46,7 @@ pub struct Plug<'a> {
 }
 
 /// The commands that replace these devices.
-pub fn commands(plugs: &[Plug]) -> Vec<Command> {
+pub(crate) fn commands(plugs: &[Plug]) -> Vec<Command> {
     let command = |name: &str, arguments: Value| Command {
         json: json!({ "execute": name, "arguments": arguments }),
         optional: false,
@@ -81,7 +81,7 @@ pub fn commands(plugs: &[Plug]) -> Vec<Command> {
 ///
 /// # Errors
 /// Where its monitor cannot be reached, or refuses a command.
-pub fn run(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
+pub(crate) fn run(monitor: &Path, commands: &[Command]) -> anyhow::Result<()> {
     run_within(monitor, commands, RELEASE)
 }
 

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `ontime report`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The file to make; it must not exist. Default: ontime-report-HOST-SECONDS.tar in this directory.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -67,7 +67,7 @@ struct Manifest<'a> {
 ///
 /// # Errors
 /// Where the file cannot be created or written.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();

@@ -14,7 +14,7 @@ use crate::{api, apply, exit};
 
 /// `ontime reset`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Only the kernel's protections against threads at real-time priority (for systemd's ExecStopPost=).
     #[arg(long)]
     protections: bool,
@@ -30,7 +30,7 @@ const KEPT: [&str; 2] = ["failed", "unsupported"];
 ///
 /// # Errors
 /// Where the daemon refuses, or the journal cannot be read.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if args.protections {
         return protections_only(paths);
     }

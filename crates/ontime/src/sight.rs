@@ -10,11 +10,11 @@ use crate::{api, exit};
 
 /// The reasons why something could not be seen, one line each.
 #[derive(Debug, Default)]
-pub struct Missed(Vec<String>);
+pub(crate) struct Missed(Vec<String>);
 
 impl Missed {
     /// What this process cannot see because it lacks rights, before it reads anything.
-    pub fn rights() -> Self {
+    pub(crate) fn rights() -> Self {
         let own = rustix::process::geteuid();
         Self::of_user(own.as_raw())
     }
@@ -27,12 +27,12 @@ impl Missed {
     }
 
     /// Adds what discovery could not see (`view::unseen`).
-    pub fn and(self, unseen: &[api::Problem]) -> Self {
+    pub(crate) fn and(self, unseen: &[api::Problem]) -> Self {
         unseen.iter().fold(self, |missed, one| missed.also(format!("{}: {}", one.subject, one.message)))
     }
 
     /// Adds a reason.
-    pub fn also(mut self, why: impl ToString) -> Self {
+    pub(crate) fn also(mut self, why: impl ToString) -> Self {
         let why = why.to_string();
         if !self.0.contains(&why) {
             self.0.push(why);
@@ -41,12 +41,12 @@ impl Missed {
     }
 
     /// Whether everything could be seen.
-    pub fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Prints the reasons on standard error. Returns `status` if there are none, else [`exit::UNKNOWN`].
-    pub fn print(&self, status: u8) -> u8 {
+    pub(crate) fn print(&self, status: u8) -> u8 {
         eprint!("{}", self.text());
         if self.is_none() { status } else { exit::UNKNOWN }
     }

@@ -20,7 +20,7 @@ const ANSWER_MAX: u64 = 64 << 20;
 
 /// `ontime sockets`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The VM.
     #[arg(value_name = "VM", value_parser = vm_name)]
     vm: String,
@@ -33,7 +33,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where no device process runs for the VM.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let status = ask(&ontime_sockets::Paths::new(&paths.run_dir, &args.vm), &args.vm)?;
     let mut out = std::io::stdout().lock();
     if args.json {

@@ -14,7 +14,7 @@ use crate::{api, client, exit, table};
 
 /// `ontime status`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// As JSON (as GET /v1/status answers).
     #[arg(long)]
     json: bool,
@@ -35,7 +35,7 @@ fn rules() -> impl Iterator<Item = &'static str> {
 ///
 /// # Errors
 /// Where no daemon answers.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let mut status: api::Status = client::get(&paths.socket(), "/v1/status")?;
     only(&args.rule, &mut status);
     let mut out = std::io::stdout().lock();

@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use textwrap::{Options, WordSplitter};
 
 /// Columns of wrapped text.
-pub const WIDTH: usize = 80;
+pub(crate) const WIDTH: usize = 80;
 
 /// How text is wrapped. Lines do not break at hyphens within words, so that commands can be copied.
-pub fn wrapping() -> Options<'static> {
+pub(crate) fn wrapping() -> Options<'static> {
     Options::new(WIDTH).word_splitter(WordSplitter::NoHyphenation)
 }
 
@@ -16,7 +16,7 @@ pub fn wrapping() -> Options<'static> {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write<const N: usize>(out: &mut impl Write, head: [&str; N], rows: &[[String; N]]) -> io::Result<()> {
+pub(crate) fn write<const N: usize>(out: &mut impl Write, head: [&str; N], rows: &[[String; N]]) -> io::Result<()> {
     let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned))
         .chain(rows.iter().map(|row| row.clone().map(|cell| visible(&cell))))
         .collect();
@@ -34,12 +34,12 @@ pub fn write<const N: usize>(out: &mut impl Write, head: [&str; N], rows: &[[Str
 }
 
 /// Replaces characters that would control a terminal.
-pub fn visible(text: &str) -> String {
+pub(crate) fn visible(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// The same for a text of several lines.
-pub fn lines(text: &str) -> String {
+pub(crate) fn lines(text: &str) -> String {
     text.lines().map(visible).collect::<Vec<_>>().join("\n")
 }
 

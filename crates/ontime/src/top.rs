@@ -22,7 +22,7 @@ const WIDTH: usize = 60;
 
 /// `ontime top`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Seconds between two looks, and over which use is measured: 0.1 to 60.
     #[arg(long, short, default_value = "1", value_parser = interval)]
     interval: Duration,
@@ -65,7 +65,7 @@ struct Used {
 ///
 /// # Errors
 /// Where no daemon answers, or standard output is closed.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let look = || client::get::<api::Reservations>(&paths.socket(), "/v1/reservations");
     if !args.json && !args.once && std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
         return live(args.interval, look);
@@ -318,7 +318,7 @@ fn picture(now: &api::Reservations, slice: &api::Slice, cpu: u32, width: usize) 
 mod tests {
     use super::*;
 
-    pub fn vcpu(vm: &str, tid: i32, ran: f64) -> api::ReservedVcpu {
+    pub(super) fn vcpu(vm: &str, tid: i32, ran: f64) -> api::ReservedVcpu {
         api::ReservedVcpu {
             vm: vm.to_owned(),
             class: "rt0".to_owned(),
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    pub fn reservations(vcpus: Vec<api::ReservedVcpu>) -> api::Reservations {
+    pub(super) fn reservations(vcpus: Vec<api::ReservedVcpu>) -> api::Reservations {
         let part =
             |vm: &str, start_us, end_us| api::PlannedPart { cpu: 0, vm: vm.to_owned(), vcpu: 0, start_us, end_us };
         api::Reservations {

@@ -37,7 +37,7 @@ const LOOK: Duration = Duration::from_secs(15);
 
 /// `ontime trace`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The requests of this VM; of every RT tenant where none is named.
     #[arg(long, value_name = "NAME", conflicts_with = "container")]
     vm: Option<String>,
@@ -90,7 +90,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where the tenant or NIC does not exist, tracing is not available, or a file cannot be written.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
         eprintln!("ontime: nothing was traced: the kernel lets root alone trace");
@@ -367,12 +367,12 @@ impl Drop for Guard {
 }
 
 /// `ontime trace-guardian`: waits until its parent has ended, then removes the instance.
-pub mod guardian {
+pub(crate) mod guardian {
     use super::{BufRead, ExitCode, PathBuf, Paths, io, tracefs};
 
     /// The instance.
     #[derive(Debug, clap::Args)]
-    pub struct Args {
+    pub(crate) struct Args {
         /// Its directory.
         instance: PathBuf,
     }
@@ -381,7 +381,7 @@ pub mod guardian {
     ///
     /// # Errors
     /// None.
-    pub fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(args: &Args, _: &Paths) -> anyhow::Result<ExitCode> {
         let mut line = String::new();
         while io::stdin().lock().read_line(&mut line).is_ok_and(|length| length > 0) {
             line.clear();

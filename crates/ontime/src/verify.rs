@@ -39,7 +39,7 @@ const WORST: &str = "100";
 
 /// `ontime verify`
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The duration of each measurement.
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     duration: u64,
@@ -80,7 +80,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where a program is missing, limits are wrong, or a file cannot be written.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let mut sets = limits::built_in();
     if let Some(file) = &args.limits_file {
         sets.extend(limits::load(file)?);

@@ -36,7 +36,7 @@ const PERIODS_MAX: u64 = 2_000;
 /// Least supply of a PRM in any interval of `t` units.
 ///
 /// k = floor((t - (P-Q)) / P), sbf = kQ + max(0, t - 2(P-Q) - kP); 0 below P-Q.
-pub fn prm_supply(interface: Task, t: u64) -> u64 {
+pub(crate) fn prm_supply(interface: Task, t: u64) -> u64 {
     let (period, budget) = (interface.period.max(1), interface.budget);
     let gap = period.saturating_sub(budget);
     let Some(after) = t.checked_sub(gap) else { return 0 };
@@ -45,7 +45,7 @@ pub fn prm_supply(interface: Task, t: u64) -> u64 {
 }
 
 /// Greatest demand of tasks under EDF in any interval of `t` units.
-pub fn edf_demand(tasks: &[Task], t: u64) -> u64 {
+pub(crate) fn edf_demand(tasks: &[Task], t: u64) -> u64 {
     tasks.iter().map(|task| (t / task.period.max(1)).saturating_mul(task.budget)).fold(0, u64::saturating_add)
 }
 
@@ -140,7 +140,7 @@ fn supplies(interface: Task, tasks: &[Task], points: &[u64], need: Bandwidth) ->
 /// Least supply of an MPR in any interval of `t` units: after a period that is served as early as possible, the next is
 /// served as late as possible. With full concurrency, Q consists of `Q/m` units of all m CPUs and one unit of the
 /// remainder. The interval begins before or after that unit.
-pub fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
+pub(crate) fn mpr_supply(interface: Task, cpus: u64, t: u64) -> u64 {
     let (period, budget, cpus) = (interface.period.max(1), interface.budget, cpus.max(1));
     let (full, rest) = (budget / cpus, budget % cpus);
     let early = |upto: u64| upto.min(full) * cpus + if upto > full { rest } else { 0 };

@@ -106,7 +106,7 @@ impl Planner {
     }
 
     /// Bounds the slices: at least 250 us, and `longest` at least as long as `shortest`.
-    pub fn set_slices(&mut self, shortest: Nanos, longest: Nanos) {
+    pub(crate) fn set_slices(&mut self, shortest: Nanos, longest: Nanos) {
         self.slice_min = shortest.0.max(SLICE_MIN.0);
         self.slice_max = longest.0.max(self.slice_min);
     }

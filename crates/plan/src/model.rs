@@ -108,7 +108,7 @@ impl Vcpu {
     /// The smallest reservation, and the smallest remainder beside one, ppm: the planner's rounding needs 2 ns in its
     /// shortest slice. Reservations between this and a whole CPU minus this are unchanged; larger ones become a whole
     /// CPU.
-    pub const GRAIN_PPM: u64 = 10;
+    pub(crate) const GRAIN_PPM: u64 = 10;
 
     /// A vCPU with these RTAs. `slack` is added to their needs once per shortest period (RTVirt, section 3.3: 500 us
     /// for the scheduling overhead of both levels). `affinity`: the CPUs that it may run on. None: all.

@@ -13,13 +13,13 @@ use crate::guest_page::{self, Follow};
 use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
 use crate::policy::{Planning, Schedule};
 
-pub const MS: u64 = 1_000_000;
+pub(crate) const MS: u64 = 1_000_000;
 /// The time step of the simulation, ns.
-pub const TICK: u64 = 10_000;
+pub(crate) const TICK: u64 = 10_000;
 
 /// What a simulated guest does.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Guest {
+pub(crate) enum Guest {
     Spins,
     Sleeps,
     /// Needs this much CPU time from the beginning of each period on.
@@ -32,7 +32,7 @@ pub enum Guest {
 
 /// A deadline task of a simulated guest, which is periodic.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Job {
+pub(crate) struct Job {
     work: u64,
     period: u64,
     /// Release of the next job; deadline of the present one, 0 before the first.
@@ -44,7 +44,7 @@ pub struct Job {
 }
 
 impl Job {
-    pub fn new(work: u64, period: u64, release: u64) -> Self {
+    pub(crate) fn new(work: u64, period: u64, release: u64) -> Self {
         Self { work, period, release, ..Self::default() }
     }
 
@@ -60,7 +60,7 @@ impl Job {
 }
 
 #[derive(Debug)]
-pub struct Vm {
+pub(crate) struct Vm {
     pub guest: Guest,
     pub period: u64,
     /// When the vCPU's periods begin, counted from the clock's zero; whether its guest publishes that.
@@ -89,7 +89,7 @@ pub struct Vm {
 
 /// How many calls of each kind a pacer made.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Calls {
+pub(crate) struct Calls {
     pub reads: u64,
     pub states: u64,
     pub nexts: u64,
@@ -98,13 +98,13 @@ pub struct Calls {
 
 impl Calls {
     /// Duration of a check with these calls, ns.
-    pub fn cost(self) -> u64 {
+    pub(crate) fn cost(self) -> u64 {
         let handed_over = HANDED_OVER * (self.states + self.nexts);
         CHECK + READ * self.reads + STATE * self.states + NEXT * self.nexts + handed_over + PLACE * self.places
     }
 }
 
-pub struct Host {
+pub(crate) struct Host {
     pub cpus: usize,
     pub vms: Vec<Vm>,
     pub now: u64,
@@ -176,7 +176,7 @@ impl Threads for Host {
 }
 
 impl Host {
-    pub fn new(cpus: usize, reservations: &Reservations, guests: &[Guest]) -> Self {
+    pub(crate) fn new(cpus: usize, reservations: &Reservations, guests: &[Guest]) -> Self {
         let vm = |(reserved, guest): (&Reserved, &Guest)| Vm {
             guest: *guest,
             period: reserved.period.0,
@@ -215,7 +215,7 @@ impl Host {
     }
 
     /// A plan for these vCPUs, as the pacers of this host begin it.
-    pub fn schedule(&mut self, reservations: &Reservations, planning: Planning) -> Schedule {
+    pub(crate) fn schedule(&mut self, reservations: &Reservations, planning: Planning) -> Schedule {
         let number = |id: ThreadId| reservations.vcpus.iter().position(|vcpu| vcpu.id == id).unwrap();
         let mut schedule = Schedule::new(reservations, planning, self.now, |id| Arc::clone(&self.tallies[number(id)]));
         schedule.begin(self.now, self);
@@ -233,7 +233,7 @@ impl Host {
             }
     }
 
-    pub fn tick(&mut self) {
+    pub(crate) fn tick(&mut self) {
         for vm in &mut self.vms {
             vm.tasks.iter_mut().for_each(|task| task.tick(self.now));
             if self.now >= vm.phase && (self.now - vm.phase) % vm.period == 0 {
@@ -284,7 +284,7 @@ impl Host {
     }
 
     /// Runs with pacers that come `late` ns after they are due. Returns how often they woke.
-    pub fn run(&mut self, schedule: &mut Schedule, until: u64, late: u64) -> u64 {
+    pub(crate) fn run(&mut self, schedule: &mut Schedule, until: u64, late: u64) -> u64 {
         let mut due = vec![self.now; self.cpus];
         let mut wakes = 0;
         while self.now < until {
@@ -309,7 +309,7 @@ impl Host {
 }
 
 /// VMs whose vCPUs may run anywhere, or are pinned to the CPUs in turn.
-pub fn reservations(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Reservations> {
+pub(crate) fn reservations(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: bool) -> Option<Reservations> {
     let home = |number: u32| pinned.then_some(number % cpus);
     let reserved = |(number, (budget, period)): (u32, &(u64, u64))| Reserved {
         id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
@@ -328,7 +328,7 @@ pub fn reservations(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pinned: b
 }
 
 /// A result with these vCPUs, if they are admitted.
-pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Reservations> {
+pub(crate) fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<Reservations> {
     let reserves =
         (0..cpus).map(|cpu| ontime_plan::Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
     let free = vcpus.iter().map(|vcpu| ontime_plan::Reservation {
@@ -341,13 +341,13 @@ pub fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> Option<R
     Some(Reservations { vcpus, cpus, shared, reserve, ..Reservations::default() })
 }
 
-pub fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {
+pub(crate) fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {
     let reservations = reservations(cpus, 50_000, asked, false).unwrap();
     let mut host = Host::new(cpus as usize, &reservations, guests);
     (host.schedule(&reservations, planning), host)
 }
 
-pub fn shown(schedule: &Schedule, host: &Host) -> Snapshot {
+pub(crate) fn shown(schedule: &Schedule, host: &Host) -> Snapshot {
     let mut shown = Snapshot::with_room(host.vms.len());
     shown.clear();
     schedule.write_snapshot(host.now, &mut shown);

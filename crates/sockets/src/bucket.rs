@@ -4,13 +4,13 @@
 use std::time::{Duration, Instant};
 
 /// Most tokens.
-pub const BURST: u32 = 32;
+pub(crate) const BURST: u32 = 32;
 /// Time per additional token.
-pub const REFILL: Duration = Duration::from_millis(20);
+pub(crate) const REFILL: Duration = Duration::from_millis(20);
 
 /// A token bucket.
 #[derive(Debug)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     tokens: u32,
     refilled: Instant,
 }
@@ -23,7 +23,7 @@ impl Default for Bucket {
 
 impl Bucket {
     /// Takes a token; sleeps until one is available.
-    pub fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         let since = self.refilled.elapsed();
         let fresh = u32::try_from(since.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);
         if fresh > 0 {

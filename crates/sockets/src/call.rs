@@ -10,11 +10,11 @@ use crate::name;
 use crate::request::{Parts, Request};
 
 /// No call.
-pub const NIL: u16 = u16::MAX;
+pub(crate) const NIL: u16 = u16::MAX;
 
 /// A call.
 #[derive(Debug)]
-pub struct Call {
+pub(crate) struct Call {
     /// Head of its descriptor chain.
     pub head: u16,
     /// The guest's call header, read once.
@@ -47,13 +47,13 @@ impl Call {
     }
 
     /// Offset of the data in the readable part.
-    pub fn data_at(&self) -> usize {
+    pub(crate) fn data_at(&self) -> usize {
         crate::abi::CALL_LEN + usize::from(self.words.control_len)
     }
 
     /// Bytes of received data in the writable part. With MSG_TRUNC, which is only checked for streams here, the kernel
     /// discards the bytes.
-    pub fn written(&self) -> usize {
+    pub(crate) fn written(&self) -> usize {
         match self.request {
             Request::Recv { flags } if flags & libc::MSG_TRUNC == 0 => self.moved,
             _ => 0,
@@ -61,13 +61,13 @@ impl Call {
     }
 
     /// Offset of the data in the writable part.
-    pub fn room_at(&self) -> usize {
+    pub(crate) fn room_at(&self) -> usize {
         DONE_LEN + usize::from(self.words.control_room)
     }
 
     /// Writes the size of a connection's send buffer as a control message, if the call has room for it: the kernel
     /// chooses the size when the connection is made. Returns the message's length, 0 without one.
-    pub fn tell_send_buffer(&self, memory: &Memory, fd: RawFd) -> usize {
+    pub(crate) fn tell_send_buffer(&self, memory: &Memory, fd: RawFd) -> usize {
         let mut size = [0; 4];
         if host::get_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &mut size) != Ok(size.len()) {
             return 0;
@@ -81,7 +81,7 @@ impl Call {
 
 /// A call's result.
 #[derive(Debug, Clone, Copy)]
-pub struct Reply {
+pub(crate) struct Reply {
     /// The returned number or the errno.
     pub result: Result<u32, Errno>,
     /// Bytes of data written.
@@ -96,17 +96,17 @@ pub struct Reply {
 
 impl Reply {
     /// A reply with a number or an error only.
-    pub fn number(result: Result<u32, Errno>) -> Self {
+    pub(crate) fn number(result: Result<u32, Errno>) -> Self {
         Self { result, data: 0, control: 0, flags: 0, name: ([0; name::ROOM], 0) }
     }
 
     /// Success, without further data.
-    pub fn done() -> Self {
+    pub(crate) fn done() -> Self {
         Self::number(Ok(0))
     }
 
     /// Adds an address.
-    pub fn named(mut self, address: Option<std::net::SocketAddr>) -> Self {
+    pub(crate) fn named(mut self, address: Option<std::net::SocketAddr>) -> Self {
         if let Some(address) = address {
             self.name = name::write(&address);
         }
@@ -117,7 +117,7 @@ impl Reply {
     ///
     /// # Errors
     /// EFAULT if the guest's buffer is not in guest memory.
-    pub fn write(&self, memory: &Memory, call: &Call, ready: u32, seq: u32) -> Result<u32, Errno> {
+    pub(crate) fn write(&self, memory: &Memory, call: &Call, ready: u32, seq: u32) -> Result<u32, Errno> {
         let header = self.write_to(memory, &call.buffers.writable, call.words.id, ready, seq)?;
         Ok(if self.data > 0 { (call.room_at() + self.data) as u32 } else { header + self.control as u32 })
     }
@@ -126,7 +126,14 @@ impl Reply {
     ///
     /// # Errors
     /// As [`Reply::write`].
-    pub fn write_to(&self, memory: &Memory, writable: &Segments, id: u64, ready: u32, seq: u32) -> Result<u32, Errno> {
+    pub(crate) fn write_to(
+        &self,
+        memory: &Memory,
+        writable: &Segments,
+        id: u64,
+        ready: u32,
+        seq: u32,
+    ) -> Result<u32, Errno> {
         let done = ontime_done {
             id,
             result: self.result.unwrap_or_else(|error| error.result() as u32),
@@ -143,7 +150,7 @@ impl Reply {
 }
 
 /// An answer that is held back because its ring is stopped.
-pub struct DelayedAnswer {
+pub(crate) struct DelayedAnswer {
     /// The answered call.
     pub call: Box<Call>,
     /// The answer.
@@ -161,7 +168,7 @@ impl From<Errno> for Reply {
 }
 
 /// The calls of one channel.
-pub struct Pool {
+pub(crate) struct Pool {
     #[allow(clippy::vec_box, reason = "a call moves between lists and is never copied")]
     free: Vec<Box<Call>>,
     waiting: Vec<Option<Box<Call>>>,
@@ -170,7 +177,7 @@ pub struct Pool {
 
 /// The calls that wait on a socket in one direction, in order of arrival.
 #[derive(Debug, Clone, Copy)]
-pub struct List {
+pub(crate) struct List {
     first: u16,
     last: u16,
 }
@@ -183,7 +190,7 @@ impl Default for List {
 
 impl List {
     /// Whether no call waits.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.first == NIL
     }
 }
@@ -191,7 +198,7 @@ impl List {
 impl Pool {
     /// A pool of `calls` calls that may wait, one more for refusals and one that is put off. Each has buffers of
     /// `segments` segments per direction.
-    pub fn new(calls: usize, segments: usize) -> Self {
+    pub(crate) fn new(calls: usize, segments: usize) -> Self {
         Self {
             free: (0..calls + 2).map(|_| Box::new(Call::new(segments))).collect(),
             waiting: (0..calls).map(|_| None).collect(),
@@ -200,17 +207,17 @@ impl Pool {
     }
 
     /// An unused call. One is always available beside the waiting calls and one that is put off.
-    pub fn take(&mut self) -> Option<Box<Call>> {
+    pub(crate) fn take(&mut self) -> Option<Box<Call>> {
         self.free.pop()
     }
 
     /// Returns a call to the pool.
-    pub fn put(&mut self, call: Box<Call>) {
+    pub(crate) fn put(&mut self, call: Box<Call>) {
         self.free.push(call);
     }
 
     /// Appends a call to a list. Returns the call if too many calls wait already.
-    pub fn wait(&mut self, list: &mut List, index: u32, mut call: Box<Call>) -> Option<Box<Call>> {
+    pub(crate) fn wait(&mut self, list: &mut List, index: u32, mut call: Box<Call>) -> Option<Box<Call>> {
         let Some(at) = self.room.pop() else { return Some(call) };
         call.index = index;
         call.next = NIL;
@@ -226,7 +233,7 @@ impl Pool {
     }
 
     /// Removes and returns a list's first call.
-    pub fn first(&mut self, list: &mut List) -> Option<Box<Call>> {
+    pub(crate) fn first(&mut self, list: &mut List) -> Option<Box<Call>> {
         let at = list.first;
         let call = self.waiting.get_mut(usize::from(at))?.take()?;
         self.room.push(at);
@@ -238,7 +245,7 @@ impl Pool {
     }
 
     /// Puts back a call that was just taken with [`Pool::first`].
-    pub fn put_first(&mut self, list: &mut List, mut call: Box<Call>) {
+    pub(crate) fn put_first(&mut self, list: &mut List, mut call: Box<Call>) {
         let Some(at) = self.room.pop() else { return };
         call.next = list.first;
         list.first = at;
@@ -251,13 +258,13 @@ impl Pool {
     }
 
     /// Finds a waiting call by its id: the socket's slot and whether the call is a send.
-    pub fn find(&self, id: u64) -> Option<(u32, bool)> {
+    pub(crate) fn find(&self, id: u64) -> Option<(u32, bool)> {
         let call = self.waiting.iter().flatten().find(|call| call.words.id == id)?;
         Some((call.index, matches!(call.request, Request::Send { .. })))
     }
 
     /// Removes the call `id` from its list.
-    pub fn remove(&mut self, list: &mut List, id: u64) -> Option<Box<Call>> {
+    pub(crate) fn remove(&mut self, list: &mut List, id: u64) -> Option<Box<Call>> {
         let (mut before, mut at) = (NIL, list.first);
         loop {
             let call = self.waiting.get(usize::from(at))?.as_ref()?;
@@ -280,7 +287,7 @@ impl Pool {
     }
 
     /// Frees every waiting call: their ring is gone.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         for (at, place) in self.waiting.iter_mut().enumerate() {
             if let Some(call) = place.take() {
                 self.free.push(call);

@@ -12,14 +12,14 @@ use crate::vring::Vring;
 use crate::wait::Events;
 
 /// State of a channel's thread before it starts.
-pub struct Channel {
+pub(crate) struct Channel {
     shared: Arc<Shared>,
     channel: u32,
     engine: Engine,
 }
 
 /// The running thread. Dropping this value ends the thread.
-pub struct Running {
+pub(crate) struct Running {
     shared: Arc<Shared>,
     channel: u32,
     ended: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ impl Channel {
     ///
     /// # Errors
     /// The errno of duplicating the bell.
-    pub fn new(shared: Arc<Shared>, channel: u32, mut engine: Engine) -> io::Result<Self> {
+    pub(crate) fn new(shared: Arc<Shared>, channel: u32, mut engine: Engine) -> io::Result<Self> {
         engine.wait.doorbell(BELL_EVENT, shared.mail.copy_of_bell(channel)?);
         Ok(Self { shared, channel, engine })
     }
@@ -40,7 +40,7 @@ impl Channel {
     ///
     /// # Errors
     /// If the thread cannot be created.
-    pub fn start(self, vrings: Vec<Vring>) -> io::Result<Running> {
+    pub(crate) fn start(self, vrings: Vec<Vring>) -> io::Result<Running> {
         let (shared, channel) = (self.shared.clone(), self.channel);
         let ended = Arc::new(AtomicBool::new(false));
         let told = ended.clone();

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FREE: RawFd = -1;
 
 /// The closed connections of one VM.
-pub struct Closing {
+pub(crate) struct Closing {
     places: Box<[AtomicI32]>,
     /// Any thread takes a place; only the thread `closing` returns one.
     free: Free,
@@ -55,14 +55,14 @@ struct Progress {
 
 impl Closing {
     /// Places for `most` connections.
-    pub fn new(most: u32) -> Self {
+    pub(crate) fn new(most: u32) -> Self {
         let places = (0..most).map(|_| AtomicI32::new(FREE)).collect();
         Self { places, free: Free::new(most), thread: OnceLock::new(), rests: AtomicBool::new(false) }
     }
 
     /// Takes over the descriptor of a connection whose FIN was sent. False: no place is free, and the caller keeps the
     /// descriptor.
-    pub fn put(&self, fd: RawFd) -> bool {
+    pub(crate) fn put(&self, fd: RawFd) -> bool {
         let Some(place) = self.free.take().and_then(|at| self.places.get(at)) else { return false };
         place.store(fd, Ordering::SeqCst);
         // Either the thread sees the descriptor before it parks, or this thread sees that it is parked.
@@ -75,12 +75,12 @@ impl Closing {
     }
 
     /// Number of connections.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.places.iter().filter(|place| place.load(Ordering::Relaxed) != FREE).count()
     }
 
     /// The thread `closing`; never returns.
-    pub fn run(&self) {
+    pub(crate) fn run(&self) {
         let _ = self.thread.set(std::thread::current());
         let mut progress = vec![None; self.places.len()];
         loop {
@@ -125,7 +125,7 @@ impl Closing {
 }
 
 /// Closes a socket for which the kernel has no data left to send.
-pub fn end(fd: RawFd) {
+pub(crate) fn end(fd: RawFd) {
     // With a TCP_LINGER2 set by the guest the socket could be an orphan for two minutes; with the default it is none.
     let _ = host::set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &0i32.to_ne_bytes());
     host::close(fd);
@@ -133,7 +133,7 @@ pub fn end(fd: RawFd) {
 
 /// Whether a socket in this state would become an orphan at its close: data or a FIN must still be sent or
 /// acknowledged.
-pub fn leaves_an_orphan(state: u8) -> bool {
+pub(crate) fn leaves_an_orphan(state: u8) -> bool {
     use host::tcp;
     matches!(state, tcp::ESTABLISHED | tcp::SYN_RECV | tcp::CLOSE_WAIT | tcp::FIN_WAIT1 | tcp::CLOSING | tcp::LAST_ACK)
 }

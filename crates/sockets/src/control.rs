@@ -22,7 +22,7 @@ const PASSED: &[(i32, i32, usize, &str)] = &[
 ///
 /// # Errors
 /// EINVAL if a length exceeds the buffer or a message is not in the list.
-pub fn check(bytes: &[u8]) -> Result<(), Errno> {
+pub(crate) fn check(bytes: &[u8]) -> Result<(), Errno> {
     let invalid = Errno(libc::EINVAL);
     if bytes.len() > ONTIME_CONTROL_MAX as usize {
         return Err(invalid);
@@ -44,7 +44,7 @@ pub fn check(bytes: &[u8]) -> Result<(), Errno> {
 }
 
 /// A control message whose data is a number.
-pub fn number(level: i32, kind: i32, value: i32) -> [[u8; 4]; HEADER / 4 + 1] {
+pub(crate) fn number(level: i32, kind: i32, value: i32) -> [[u8; 4]; HEADER / 4 + 1] {
     // The length has 8 bytes.
     [(HEADER + size_of::<i32>()) as i32, 0, level, kind, value].map(i32::to_le_bytes)
 }

@@ -26,7 +26,7 @@ const DATA_MAX: usize = ONTIME_BW_ENTRIES_MAX as usize * size_of::<ontime_bw>();
 const SEGMENTS: usize = 8;
 
 /// The control queue of a VM.
-pub struct ControlQueue {
+pub(crate) struct ControlQueue {
     shared: Arc<Shared>,
     memory: GuestMemoryAtomic<Memory>,
     buffers: Buffers,
@@ -36,12 +36,12 @@ pub struct ControlQueue {
 
 impl ControlQueue {
     /// The control queue of a VM.
-    pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
         Self { shared, memory, buffers: Buffers::with_capacity(SEGMENTS), seen: 0 }
     }
 
     /// Answers all calls in the queue.
-    pub fn handle(&mut self, vring: &Vring) {
+    pub(crate) fn handle(&mut self, vring: &Vring) {
         let guard = self.memory.memory();
         let memory = &*guard;
         if vring.anew_since(&mut self.seen) {

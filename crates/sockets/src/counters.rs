@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters since the process started.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub(crate) struct Counters {
     /// Calls executed.
     pub calls: AtomicU64,
     /// Malformed calls.
@@ -36,7 +36,7 @@ pub struct Counters {
 
 impl Counters {
     /// The counters by name, and the number of closed connections that still have data.
-    pub fn named(&self, closing: usize) -> Vec<(String, u64)> {
+    pub(crate) fn named(&self, closing: usize) -> Vec<(String, u64)> {
         let Counters {
             calls,
             malformed,
@@ -74,7 +74,7 @@ impl Counters {
     }
 
     /// Number of refused or malformed calls.
-    pub fn refusals(&self) -> u64 {
+    pub(crate) fn refusals(&self) -> u64 {
         let Counters {
             malformed, refused_bind, refused_reach, refused_option, refused_limit, refused_deadlines, ..
         } = self;
@@ -86,6 +86,6 @@ impl Counters {
 }
 
 /// Increments a counter.
-pub fn count(counter: &AtomicU64) {
+pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }

@@ -44,7 +44,7 @@ enum Threads {
 }
 
 /// A virtio device.
-pub struct Device {
+pub(crate) struct Device {
     shared: Arc<Shared>,
     channel: u32,
     threads: Threads,
@@ -59,7 +59,7 @@ impl Device {
     ///
     /// # Errors
     /// If a descriptor cannot be created.
-    pub fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         channel: u32,
         memory: GuestMemoryAtomic<Memory>,
@@ -81,7 +81,7 @@ impl Device {
     ///
     /// # Errors
     /// The errno of epoll_ctl(2).
-    pub fn attach(&self, epoll: RawFd) -> std::io::Result<()> {
+    pub(crate) fn attach(&self, epoll: RawFd) -> std::io::Result<()> {
         let attached = match &self.threads {
             Threads::Main { worker, .. } => worker.lock().map(|mut worker| worker.attach(epoll)).ok(),
             Threads::Channel { epoll: place, .. } => place.set(epoll).map(Ok).ok(),

@@ -24,9 +24,9 @@ use crate::vring::Vring;
 use crate::wait::Wait;
 
 /// Event number of the thread's bell. The queues and vhost-user-backend use lower numbers.
-pub const BELL_EVENT: u16 = 8;
+pub(crate) const BELL_EVENT: u16 = 8;
 /// Event number of the socket in slot 0.
-pub const SOCKET_EVENTS: u16 = 16;
+pub(crate) const SOCKET_EVENTS: u16 = 16;
 
 /// An engine's state for a socket that it owns.
 #[derive(Debug, Clone, Copy, Default)]
@@ -61,7 +61,7 @@ pub(crate) enum Outcome {
 }
 
 /// An engine; see the module's comment.
-pub struct Engine {
+pub(crate) struct Engine {
     pub(crate) shared: Arc<Shared>,
     pub(crate) channel: u32,
     memory: GuestMemoryAtomic<Memory>,
@@ -91,7 +91,7 @@ pub struct Engine {
 
 impl Engine {
     /// The engine of a channel, with the wait for its sockets.
-    pub fn new(shared: Arc<Shared>, channel: u32, memory: GuestMemoryAtomic<Memory>, wait: Wait) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, channel: u32, memory: GuestMemoryAtomic<Memory>, wait: Wait) -> Self {
         let segments = Shared::segments(channel) as usize;
         Self {
             channel,
@@ -123,7 +123,7 @@ impl Engine {
     }
 
     /// Handles an event on the real-time thread. For a socket, `ready` holds its EPOLL* bits.
-    pub fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
+    pub(crate) fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
         let Some([calls, events]) = vrings.first_chunk() else { return };
         let guard = self.memory();
         let memory = &*guard;

@@ -22,7 +22,7 @@ const DESCRIPTORS: u64 = 1 << 20;
 const VERSION: u32 = 1;
 
 /// A device's socket, and the first connection to it.
-pub struct Entrance {
+pub(crate) struct Entrance {
     /// The socket.
     pub listener: UnixListener,
     path: PathBuf,
@@ -34,7 +34,7 @@ impl Entrance {
     ///
     /// # Errors
     /// Those of connect(2).
-    pub fn new(listener: UnixListener, path: &Path) -> io::Result<Self> {
+    pub(crate) fn new(listener: UnixListener, path: &Path) -> io::Result<Self> {
         Ok(Self { listener, path: path.to_owned(), own: UnixStream::connect(path)? })
     }
 
@@ -42,7 +42,7 @@ impl Entrance {
     ///
     /// # Errors
     /// Those of dup(2).
-    pub fn for_daemon(&self) -> io::Result<Listener> {
+    pub(crate) fn for_daemon(&self) -> io::Result<Listener> {
         self.listener.try_clone().map(Listener::from)
     }
 
@@ -51,7 +51,7 @@ impl Entrance {
     ///
     /// # Errors
     /// ENOENT if there is none.
-    pub fn places(&self) -> io::Result<Vec<RawFd>> {
+    pub(crate) fn places(&self) -> io::Result<Vec<RawFd>> {
         let most = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS) as RawFd;
         let places: Vec<RawFd> = (0..most).filter(|fd| is_connection(*fd, &self.path)).collect();
         if places.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(places) }
@@ -61,7 +61,7 @@ impl Entrance {
     ///
     /// # Errors
     /// Those of dup3(2).
-    pub fn let_in(mut self, connection: UnixStream, places: &[RawFd]) -> io::Result<()> {
+    pub(crate) fn let_in(mut self, connection: UnixStream, places: &[RawFd]) -> io::Result<()> {
         for place in places {
             // SAFETY: the daemon owns the descriptor and keeps it open while the first connection lives, so the number
             // is the daemon's. It is a stream socket of the same family before and after, and is not closed here.

@@ -9,7 +9,7 @@ const TRIES: usize = 64;
 const NOWHERE: u32 = u32::MAX;
 
 /// The numbers of the free places.
-pub struct Free {
+pub(crate) struct Free {
     /// Low half: the top of the stack. High half: a change counter, so that a delayed thread's compare-exchange fails
     /// (ABA).
     top: AtomicU64,
@@ -19,7 +19,7 @@ pub struct Free {
 
 impl Free {
     /// A stack of `places` free places.
-    pub fn new(places: u32) -> Self {
+    pub(crate) fn new(places: u32) -> Self {
         let below = (0..places).map(|at| AtomicU32::new(if at + 1 < places { at + 1 } else { NOWHERE })).collect();
         Self { top: AtomicU64::new(if places > 0 { 0 } else { u64::from(NOWHERE) }), below }
     }
@@ -30,7 +30,7 @@ impl Free {
     }
 
     /// Takes a free place. None: no place is free, or other threads won every attempt.
-    pub fn take(&self) -> Option<usize> {
+    pub(crate) fn take(&self) -> Option<usize> {
         for _ in 0..TRIES {
             let free = self.top.load(Ordering::Acquire);
             let at = free as u32 as usize;
@@ -44,7 +44,7 @@ impl Free {
     }
 
     /// Returns a place that was taken.
-    pub fn give(&self, at: u32) {
+    pub(crate) fn give(&self, at: u32) {
         let Some(below) = self.below.get(at as usize) else { return };
         let mut free = self.top.load(Ordering::Relaxed);
         loop {

@@ -32,7 +32,7 @@ pub const QUEUE: u16 = 16;
 /// The descriptor table.
 pub const DESCRIPTORS: u64 = 0;
 /// The available ring.
-pub const AVAILABLE: u64 = 0x100;
+pub(crate) const AVAILABLE: u64 = 0x100;
 /// The used ring.
 pub const USED: u64 = 0x180;
 /// The first address behind the rings.

@@ -24,7 +24,7 @@ pub(crate) struct Watched {
 
 /// The guard of one VM.
 #[derive(Default)]
-pub struct Guard {
+pub(crate) struct Guard {
     pub(crate) channels: Vec<Watched>,
     pub(crate) thread: OnceLock<Thread>,
     pub(crate) rests: AtomicBool,
@@ -32,17 +32,17 @@ pub struct Guard {
 
 impl Guard {
     /// A guard for channels 1 to `channels`.
-    pub fn new(channels: u32) -> Self {
+    pub(crate) fn new(channels: u32) -> Self {
         Self { channels: (0..=channels).map(|_| Watched::default()).collect(), ..Self::default() }
     }
 
     /// Sets the memory that holds a channel's vCPU word.
-    pub fn watch(&self, channel: u32, memory: GuestMemoryAtomic<Memory>) {
+    pub(crate) fn watch(&self, channel: u32, memory: GuestMemoryAtomic<Memory>) {
         let _ = self.channels.get(channel as usize).map(|watched| watched.memory.set(memory));
     }
 
     /// Records a wake-up. Called by the channel's real-time thread.
-    pub fn woken(&self, channel: u32) {
+    pub(crate) fn woken(&self, channel: u32) {
         let Some(watched) = self.channels.get(channel as usize) else { return };
         watched.wakes.fetch_add(1, Ordering::SeqCst);
         // Either the guard sees this wake-up before it parks, or this thread sees that it is parked.
@@ -54,7 +54,7 @@ impl Guard {
     }
 
     /// Whether a wake-up of this channel must be sent again. Clears the request.
-    pub fn asked(&self, channel: u32) -> bool {
+    pub(crate) fn asked(&self, channel: u32) -> bool {
         self.channels.get(channel as usize).is_some_and(|watched| watched.again.swap(false, Ordering::SeqCst))
     }
 }

@@ -14,7 +14,7 @@ const EVERY: Duration = Duration::from_millis(10);
 const QUIET: u32 = 100;
 
 /// The guard's thread; never returns.
-pub fn run(shared: &Shared) {
+pub(crate) fn run(shared: &Shared) {
     let guard = &shared.guard;
     let _ = guard.thread.set(std::thread::current());
     let mut seen = vec![0; guard.channels.len()];

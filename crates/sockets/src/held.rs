@@ -32,7 +32,7 @@ const HELD: [(Family, i32, i32); 5] = [
 
 /// The held sockets.
 #[derive(Debug)]
-pub struct Held {
+pub(crate) struct Held {
     _sockets: Vec<OwnedFd>,
     /// Whether the host's kernel has IPv6. Without IPv6, each attempt to open such a socket makes the kernel start
     /// `modprobe`.
@@ -44,7 +44,7 @@ impl Held {
     ///
     /// # Errors
     /// If a socket cannot be created.
-    pub fn open() -> Result<Self, Errno> {
+    pub(crate) fn open() -> Result<Self, Errno> {
         let mut held = Self { _sockets: Vec::new(), ipv6: true };
         for (family, level, option) in HELD {
             match host::socket(family, Protocol::Udp) {

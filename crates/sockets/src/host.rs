@@ -14,7 +14,7 @@ pub(crate) const SIOCATMARK: libc::Ioctl = 0x8905;
 
 /// A socket address with room for every family.
 #[derive(Clone, Copy)]
-pub struct Address {
+pub(crate) struct Address {
     storage: libc::sockaddr_storage,
     len: libc::socklen_t,
 }
@@ -29,12 +29,12 @@ impl Default for Address {
 
 impl Address {
     /// AF_UNSPEC, as for connect(2).
-    pub fn unspec() -> Self {
+    pub(crate) fn unspec() -> Self {
         Self { len: size_of::<libc::sockaddr_in6>() as libc::socklen_t, ..Self::default() }
     }
 
     /// The address as a [`SocketAddr`]. None without an address or for another family.
-    pub fn get(&self) -> Option<SocketAddr> {
+    pub(crate) fn get(&self) -> Option<SocketAddr> {
         let mut bytes = [0; name::ROOM];
         // SAFETY: a sockaddr_storage is larger than ROOM, and any byte of it may be read: it was zeroed at first.
         let raw = unsafe { std::slice::from_raw_parts((&raw const self.storage).cast::<u8>(), name::ROOM) };
@@ -65,13 +65,13 @@ fn check_size(result: isize) -> Result<usize, Errno> {
 }
 
 /// SO_BUF_LOCK value SOCK_SNDBUF_LOCK | SOCK_RCVBUF_LOCK: the kernel does not resize the socket's buffers.
-pub const BUFFERS_LOCKED: u32 = 3;
+pub(crate) const BUFFERS_LOCKED: u32 = 3;
 
 /// Opens a non-blocking socket.
 ///
 /// # Errors
 /// The errno of socket(2).
-pub fn socket(family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
+pub(crate) fn socket(family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
     let family = match family {
         Family::V4 => libc::AF_INET,
         Family::V6 => libc::AF_INET6,
@@ -88,7 +88,7 @@ pub fn socket(family: Family, protocol: Protocol) -> Result<RawFd, Errno> {
 ///
 /// # Errors
 /// The errno of bind(2).
-pub fn bind(fd: RawFd, address: &Address) -> Result<(), Errno> {
+pub(crate) fn bind(fd: RawFd, address: &Address) -> Result<(), Errno> {
     // SAFETY: the storage is valid for `len` bytes.
     check(unsafe { libc::bind(fd, (&raw const address.storage).cast(), address.len) }).map(drop)
 }
@@ -97,7 +97,7 @@ pub fn bind(fd: RawFd, address: &Address) -> Result<(), Errno> {
 ///
 /// # Errors
 /// The errno of connect(2), EINPROGRESS included.
-pub fn connect(fd: RawFd, address: &Address) -> Result<(), Errno> {
+pub(crate) fn connect(fd: RawFd, address: &Address) -> Result<(), Errno> {
     // SAFETY: the storage is valid for `len` bytes.
     check(unsafe { libc::connect(fd, (&raw const address.storage).cast(), address.len) }).map(drop)
 }
@@ -106,7 +106,7 @@ pub fn connect(fd: RawFd, address: &Address) -> Result<(), Errno> {
 ///
 /// # Errors
 /// The errno of listen(2).
-pub fn listen(fd: RawFd, backlog: i32) -> Result<(), Errno> {
+pub(crate) fn listen(fd: RawFd, backlog: i32) -> Result<(), Errno> {
     // SAFETY: no memory is passed.
     check(unsafe { libc::listen(fd, backlog) }).map(drop)
 }
@@ -115,7 +115,7 @@ pub fn listen(fd: RawFd, backlog: i32) -> Result<(), Errno> {
 ///
 /// # Errors
 /// The errno of accept4(2).
-pub fn accept(fd: RawFd) -> Result<(RawFd, Address), Errno> {
+pub(crate) fn accept(fd: RawFd) -> Result<(RawFd, Address), Errno> {
     let mut peer = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the storage is valid for `len` bytes, which the kernel updates.
@@ -127,20 +127,20 @@ pub fn accept(fd: RawFd) -> Result<(RawFd, Address), Errno> {
 ///
 /// # Errors
 /// The errno of shutdown(2).
-pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
+pub(crate) fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     // SAFETY: no memory is passed.
     check(unsafe { libc::shutdown(fd, how) }).map(drop)
 }
 
 /// Makes the socket's close reset its connection: SO_LINGER with time 0. A socket that cannot be reset is closed
 /// normally.
-pub fn abort_at_close(fd: RawFd) {
+pub(crate) fn abort_at_close(fd: RawFd) {
     let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()];
     let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger.as_flattened());
 }
 
 /// close(2). The caller must not use the number afterwards.
-pub fn close(fd: RawFd) {
+pub(crate) fn close(fd: RawFd) {
     // SAFETY: the caller gives the descriptor up; it is closed even after an error.
     let _ = unsafe { libc::close(fd) };
 }
@@ -149,7 +149,7 @@ pub fn close(fd: RawFd) {
 ///
 /// # Errors
 /// The errno of the system call.
-pub fn name(fd: RawFd, peer: bool) -> Result<Address, Errno> {
+pub(crate) fn name(fd: RawFd, peer: bool) -> Result<Address, Errno> {
     let mut name = Address { len: size_of::<libc::sockaddr_storage>() as libc::socklen_t, ..Address::default() };
     let (at, len) = ((&raw mut name.storage).cast(), &raw mut name.len);
     // SAFETY: the storage is valid for `len` bytes, which the kernel updates.
@@ -161,7 +161,7 @@ pub fn name(fd: RawFd, peer: bool) -> Result<Address, Errno> {
 ///
 /// # Errors
 /// The errno of getsockopt(2).
-pub fn get_option(fd: RawFd, level: i32, option: i32, value: &mut [u8]) -> Result<usize, Errno> {
+pub(crate) fn get_option(fd: RawFd, level: i32, option: i32, value: &mut [u8]) -> Result<usize, Errno> {
     let mut len = value.len() as libc::socklen_t;
     // SAFETY: the value is valid for `len` bytes, which the kernel updates.
     check(unsafe { libc::getsockopt(fd, level, option, value.as_mut_ptr().cast(), &raw mut len) })?;
@@ -172,7 +172,7 @@ pub fn get_option(fd: RawFd, level: i32, option: i32, value: &mut [u8]) -> Resul
 ///
 /// # Errors
 /// The errno of setsockopt(2).
-pub fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<(), Errno> {
+pub(crate) fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<(), Errno> {
     // SAFETY: the value is valid for its length; only options with values without pointers come here (`options`).
     check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), value.len() as libc::socklen_t) })
         .map(drop)
@@ -182,40 +182,40 @@ pub fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Result<()
 ///
 /// # Errors
 /// The errno of setsockopt(2).
-pub fn share_port(fd: RawFd, may: bool) -> Result<(), Errno> {
+pub(crate) fn share_port(fd: RawFd, may: bool) -> Result<(), Errno> {
     set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &i32::from(may).to_ne_bytes())
 }
 
 /// Whether the socket has a local port.
-pub fn has_port(fd: RawFd) -> bool {
+pub(crate) fn has_port(fd: RawFd) -> bool {
     port(fd).is_some()
 }
 
 /// The socket's own port.
-pub fn port(fd: RawFd) -> Option<u16> {
+pub(crate) fn port(fd: RawFd) -> Option<u16> {
     let name = name(fd, false).ok()?.get()?;
     (name.port() != 0).then_some(name.port())
 }
 
 /// States of a TCP socket in TCP_INFO (include/net/tcp_states.h).
 #[allow(missing_docs, reason = "the kernel's names")]
-pub mod tcp {
-    pub const ESTABLISHED: u8 = 1;
-    pub const SYN_RECV: u8 = 3;
-    pub const FIN_WAIT1: u8 = 4;
+pub(crate) mod tcp {
+    pub(crate) const ESTABLISHED: u8 = 1;
+    pub(crate) const SYN_RECV: u8 = 3;
+    pub(crate) const FIN_WAIT1: u8 = 4;
     #[cfg(test)]
-    pub const FIN_WAIT2: u8 = 5;
+    pub(crate) const FIN_WAIT2: u8 = 5;
     #[cfg(test)]
-    pub const TIME_WAIT: u8 = 6;
-    pub const CLOSE: u8 = 7;
-    pub const CLOSE_WAIT: u8 = 8;
-    pub const LAST_ACK: u8 = 9;
-    pub const LISTEN: u8 = 10;
-    pub const CLOSING: u8 = 11;
+    pub(crate) const TIME_WAIT: u8 = 6;
+    pub(crate) const CLOSE: u8 = 7;
+    pub(crate) const CLOSE_WAIT: u8 = 8;
+    pub(crate) const LAST_ACK: u8 = 9;
+    pub(crate) const LISTEN: u8 = 10;
+    pub(crate) const CLOSING: u8 = 11;
 }
 
 /// The state of a TCP socket; CLOSE if TCP_INFO fails.
-pub fn tcp_state(fd: RawFd) -> u8 {
+pub(crate) fn tcp_state(fd: RawFd) -> u8 {
     let mut info = [0; 1];
     match get_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) {
         Ok(1) => info[0],
@@ -224,17 +224,17 @@ pub fn tcp_state(fd: RawFd) -> u8 {
 }
 
 /// Received bytes that are not read yet.
-pub fn unread(fd: RawFd) -> i32 {
+pub(crate) fn unread(fd: RawFd) -> i32 {
     query(fd, libc::FIONREAD as libc::Ioctl).unwrap_or(0)
 }
 
 /// Sent bytes that are not acknowledged.
-pub fn unsent(fd: RawFd) -> i32 {
+pub(crate) fn unsent(fd: RawFd) -> i32 {
     query(fd, libc::TIOCOUTQ as libc::Ioctl).unwrap_or(0)
 }
 
 /// Takes and clears the socket's pending error (SO_ERROR): 0 for none.
-pub fn take_error(fd: RawFd) -> i32 {
+pub(crate) fn take_error(fd: RawFd) -> i32 {
     let mut error = [0; 4];
     match get_option(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) {
         Ok(_) => i32::from_ne_bytes(error),
@@ -246,7 +246,7 @@ pub fn take_error(fd: RawFd) -> i32 {
 ///
 /// # Errors
 /// The errno of ioctl(2).
-pub fn query(fd: RawFd, request: libc::Ioctl) -> Result<i32, Errno> {
+pub(crate) fn query(fd: RawFd, request: libc::Ioctl) -> Result<i32, Errno> {
     let mut number: libc::c_int = 0;
     // SAFETY: the requests used here (SIOCINQ and the like) write one int.
     check(unsafe { libc::ioctl(fd, request, &raw mut number) })?;
@@ -254,7 +254,7 @@ pub fn query(fd: RawFd, request: libc::Ioctl) -> Result<i32, Errno> {
 }
 
 /// The events that are ready now, as EPOLL* bits. Never waits.
-pub fn ready(fd: RawFd) -> u32 {
+pub(crate) fn ready(fd: RawFd) -> u32 {
     let events = libc::POLLIN | libc::POLLPRI | libc::POLLOUT | libc::POLLRDHUP;
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one valid pollfd.
@@ -266,7 +266,7 @@ pub fn ready(fd: RawFd) -> u32 {
 }
 
 /// A socket's readiness as ONTIME_READY_* bits, from the kernel.
-pub fn readiness(fd: RawFd, protocol: Protocol) -> u32 {
+pub(crate) fn readiness(fd: RawFd, protocol: Protocol) -> u32 {
     let ready = ready(fd);
     let told = ONTIME_READY_IN | ONTIME_READY_RDHUP;
     let may_end = protocol == Protocol::Tcp && ready & (told | ONTIME_READY_PRI | ONTIME_READY_ERR) == told;
@@ -281,7 +281,7 @@ pub fn readiness(fd: RawFd, protocol: Protocol) -> u32 {
 ///
 /// # Errors
 /// The errno of epoll_ctl(2).
-pub fn watch(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
+pub(crate) fn watch(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
     control(epoll, libc::EPOLL_CTL_ADD, fd, events, data)
 }
 
@@ -289,7 +289,7 @@ pub fn watch(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errn
 ///
 /// # Errors
 /// The errno of epoll_ctl(2): ENOENT if the descriptor is not in the epoll.
-pub fn change(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
+pub(crate) fn change(epoll: RawFd, fd: RawFd, data: u64, events: u32) -> Result<(), Errno> {
     control(epoll, libc::EPOLL_CTL_MOD, fd, events, data)
 }
 
@@ -300,13 +300,13 @@ fn control(epoll: RawFd, op: libc::c_int, fd: RawFd, events: u32, data: u64) -> 
 }
 
 /// Removes a descriptor from an epoll. A descriptor that is not in it is no error.
-pub fn unwatch(epoll: RawFd, fd: RawFd) {
+pub(crate) fn unwatch(epoll: RawFd, fd: RawFd) {
     // SAFETY: the event may be null for DEL.
     let _ = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
 }
 
 /// Result of recvmsg(2).
-pub struct Received {
+pub(crate) struct Received {
     /// Received bytes.
     pub len: usize,
     /// msg_flags.
@@ -324,7 +324,7 @@ pub struct Received {
 ///
 /// # Safety
 /// Each iovec must be empty or name memory that may be written during the call.
-pub unsafe fn recv(
+pub(crate) unsafe fn recv(
     fd: RawFd,
     protocol: Protocol,
     iov: &mut [libc::iovec],
@@ -363,7 +363,7 @@ pub unsafe fn recv(
 ///
 /// # Safety
 /// Each iovec must be empty or name memory that may be read during the call.
-pub unsafe fn send(
+pub(crate) unsafe fn send(
     fd: RawFd,
     iov: &mut [libc::iovec],
     to: Option<&Address>,

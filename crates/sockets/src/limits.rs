@@ -1,10 +1,10 @@
 //! Sizes of the queues and of a call.
 
 /// Largest size of a virtqueue, entries.
-pub const QUEUE_MAX: usize = 256;
+pub(crate) const QUEUE_MAX: usize = 256;
 /// Most data of one call in each direction, bytes.
-pub const DATA_MAX: u32 = 1 << 20;
+pub(crate) const DATA_MAX: u32 = 1 << 20;
 /// Most descriptors of a call on main's queue, both directions together: 1,024 for data (IOV_MAX) and 4 for headers.
-pub const SEGMENTS_MAIN: u32 = 1024 + 4;
+pub(crate) const SEGMENTS_MAIN: u32 = 1024 + 4;
 /// Most descriptors of a call on a channel's queue.
-pub const SEGMENTS_CHANNEL: u32 = 64;
+pub(crate) const SEGMENTS_CHANNEL: u32 = 64;

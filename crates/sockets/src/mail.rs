@@ -18,11 +18,11 @@ use crate::room::Room;
 use crate::status::SocketStatus;
 
 /// Capacity of a ring, messages.
-pub const ROOM: usize = 2 * QUEUE_MAX;
+pub(crate) const ROOM: usize = 2 * QUEUE_MAX;
 
 /// From the worker to a channel.
 #[derive(Debug)]
-pub enum Order {
+pub(crate) enum Order {
     /// Take ownership of this socket.
     Adopt { index: u32 },
     /// Poll this socket again. A call of the worker may have changed its readiness without an edge.
@@ -39,7 +39,7 @@ pub enum Order {
 
 /// From a channel to the worker: the result of a release. EBUSY: refused; EBADF: the channel has closed the socket.
 #[derive(Debug)]
-pub struct Released {
+pub(crate) struct Released {
     /// The order's ticket.
     pub ticket: u32,
     /// The result.
@@ -47,11 +47,11 @@ pub struct Released {
 }
 
 /// From the status thread to the worker: a request for the list of sockets, as the channel for the answer.
-pub type Ask = SyncSender<Vec<SocketStatus>>;
+pub(crate) type Ask = SyncSender<Vec<SocketStatus>>;
 
 /// A channel's end, for its real-time thread.
 #[derive(Debug)]
-pub struct ChannelEnd {
+pub(crate) struct ChannelEnd {
     /// Orders from the worker.
     pub orders: Consumer<Order>,
     /// Answers to the worker.
@@ -60,7 +60,7 @@ pub struct ChannelEnd {
 
 /// The worker's end of one channel.
 #[derive(Debug)]
-pub struct WorkerEnd {
+pub(crate) struct WorkerEnd {
     /// Orders to the channel.
     pub orders: Producer<Order>,
     /// Answers from the channel.
@@ -69,7 +69,7 @@ pub struct WorkerEnd {
 
 /// All message sources of the worker.
 #[derive(Debug)]
-pub struct WorkerEnds {
+pub(crate) struct WorkerEnds {
     /// By channel, starting with channel 1.
     pub channels: Vec<WorkerEnd>,
     /// Requests for the list of sockets.
@@ -77,7 +77,7 @@ pub struct WorkerEnds {
 }
 
 /// The mail of one VM's device. It stores the ends until their threads take them.
-pub struct Mail {
+pub(crate) struct Mail {
     bells: Vec<EventFd>,
     /// By channel: whether the worker waits for room in the channel's ring.
     awaited: Vec<Room>,
@@ -91,7 +91,7 @@ impl Mail {
     ///
     /// # Errors
     /// The errno of eventfd(2).
-    pub fn new(channels: u32) -> std::io::Result<Self> {
+    pub(crate) fn new(channels: u32) -> std::io::Result<Self> {
         let bell = |_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let bells = (0..=channels).map(bell).collect::<Result<_, _>>()?;
         let awaited = (0..=channels).map(|_| Room::new()).collect();
@@ -107,32 +107,32 @@ impl Mail {
     }
 
     /// Number of threads with a bell: the worker and one per channel.
-    pub fn threads(&self) -> u32 {
+    pub(crate) fn threads(&self) -> u32 {
         self.bells.len() as u32
     }
 
     /// Wakes a channel's thread; 0 is the worker.
-    pub fn ring(&self, channel: u32) {
+    pub(crate) fn ring(&self, channel: u32) {
         // A full counter (2^64 - 2) means that the thread is being woken anyway.
         let _ = self.bells.get(channel as usize).map(|bell| bell.write(1));
     }
 
     /// The worker waits for room in a channel's ring. It must try once more after this call.
-    pub fn await_room(&self, channel: u32) {
+    pub(crate) fn await_room(&self, channel: u32) {
         if let Some(room) = self.awaited.get(channel as usize) {
             room.wait();
         }
     }
 
     /// The channel's thread took orders: wakes the worker if the worker waits for room.
-    pub fn made_room(&self, channel: u32) {
+    pub(crate) fn made_room(&self, channel: u32) {
         if self.awaited.get(channel as usize).is_some_and(Room::made) {
             self.ring(0);
         }
     }
 
     /// The thread's eventfd.
-    pub fn bell(&self, channel: u32) -> RawFd {
+    pub(crate) fn bell(&self, channel: u32) -> RawFd {
         self.bells.get(channel as usize).map_or(-1, AsRawFd::as_raw_fd)
     }
 
@@ -140,7 +140,7 @@ impl Mail {
     ///
     /// # Errors
     /// The errno of dup(2), or NotFound.
-    pub fn copy_of_bell(&self, channel: u32) -> std::io::Result<OwnedFd> {
+    pub(crate) fn copy_of_bell(&self, channel: u32) -> std::io::Result<OwnedFd> {
         // SAFETY: the bell is open as long as `self` lives.
         let bell = self.bells.get(channel as usize).map(|bell| unsafe { BorrowedFd::borrow_raw(bell.as_raw_fd()) });
         bell.ok_or(std::io::ErrorKind::NotFound)?.try_clone_to_owned()
@@ -150,19 +150,19 @@ impl Mail {
     ///
     /// # Errors
     /// EAGAIN if too many requests are pending or the worker has ended.
-    pub fn ask(&self, answer: Ask) -> Result<(), Errno> {
+    pub(crate) fn ask(&self, answer: Ask) -> Result<(), Errno> {
         self.ask.try_send(answer).map_err(|_| Errno(libc::EAGAIN))?;
         self.ring(0);
         Ok(())
     }
 
     /// Takes the worker's ends; works once.
-    pub fn take_worker(&self) -> Option<WorkerEnds> {
+    pub(crate) fn take_worker(&self) -> Option<WorkerEnds> {
         self.worker.lock().ok()?.take()
     }
 
     /// Takes a channel's end; works once.
-    pub fn take_channel(&self, channel: u32) -> Option<ChannelEnd> {
+    pub(crate) fn take_channel(&self, channel: u32) -> Option<ChannelEnd> {
         self.channels.get(channel.checked_sub(1)? as usize)?.lock().ok()?.take()
     }
 }

@@ -9,11 +9,11 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestM
 use crate::abi::Errno;
 
 /// The guest's memory as shared by QEMU.
-pub type Memory = GuestMemoryMmap<()>;
+pub(crate) type Memory = GuestMemoryMmap<()>;
 
 /// A piece of a buffer, in guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub(crate) struct Segment {
     /// Its address.
     pub address: u64,
     /// Its length, bytes.
@@ -22,14 +22,14 @@ pub struct Segment {
 
 /// Space for a system call's iovecs, allocated once.
 #[derive(Debug)]
-pub struct Iovecs(Vec<libc::iovec>);
+pub(crate) struct Iovecs(Vec<libc::iovec>);
 
 // SAFETY: `Segments::iovecs` fills in the pointers just before each system call; they are not used in between.
 unsafe impl Send for Iovecs {}
 
 impl Iovecs {
     /// Space for at most `max` iovecs.
-    pub fn with_capacity(max: usize) -> Self {
+    pub(crate) fn with_capacity(max: usize) -> Self {
         Self(Vec::with_capacity(max))
     }
 }
@@ -50,7 +50,7 @@ impl std::ops::DerefMut for Iovecs {
 
 /// A snapshot of one descriptor chain, so that later changes of the descriptors have no effect.
 #[derive(Debug, Default)]
-pub struct Buffers {
+pub(crate) struct Buffers {
     /// The part that the device reads.
     pub readable: Segments,
     /// The part that the device writes.
@@ -61,7 +61,7 @@ pub struct Buffers {
 
 /// The readable or writable part of a chain.
 #[derive(Debug, Default)]
-pub struct Segments {
+pub(crate) struct Segments {
     list: Vec<Segment>,
     /// Total length, bytes.
     pub len: usize,
@@ -99,7 +99,7 @@ impl Segments {
     ///
     /// # Errors
     /// EFAULT for addresses outside guest memory, EINVAL if the part is too short.
-    pub fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> Result<(), Errno> {
+    pub(crate) fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> Result<(), Errno> {
         let mut rest = out;
         let wanted = rest.len();
         for piece in self.pieces(offset, wanted) {
@@ -118,7 +118,7 @@ impl Segments {
     ///
     /// # Errors
     /// As for `read`.
-    pub fn write(&self, memory: &Memory, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+    pub(crate) fn write(&self, memory: &Memory, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         let mut rest = bytes;
         for piece in self.pieces(offset, bytes.len()) {
             let (now, later) = rest.split_at_checked(piece.len as usize).ok_or(Errno(libc::EINVAL))?;
@@ -136,7 +136,13 @@ impl Segments {
     ///
     /// # Errors
     /// EFAULT as for `read`, E2BIG if `out`'s capacity is too small.
-    pub fn iovecs(&self, memory: &Memory, offset: usize, len: usize, Iovecs(out): &mut Iovecs) -> Result<(), Errno> {
+    pub(crate) fn iovecs(
+        &self,
+        memory: &Memory,
+        offset: usize,
+        len: usize,
+        Iovecs(out): &mut Iovecs,
+    ) -> Result<(), Errno> {
         out.clear();
         let mut near = LastRegion::default();
         for piece in self.pieces(offset, len) {
@@ -198,14 +204,14 @@ impl LastRegion {
 
 impl Buffers {
     /// With room for `max` segments per direction, so that reading a chain never allocates.
-    pub fn with_capacity(max: usize) -> Self {
+    pub(crate) fn with_capacity(max: usize) -> Self {
         let part = || Segments { list: Vec::with_capacity(max), len: 0 };
         Self { readable: part(), writable: part(), malformed: None }
     }
 
     /// Reads a chain's descriptors: (address, bytes, writable). More than `max` in both directions together are an
     /// error. Further descriptors are still read, up to `max` per direction, because the error answer needs the space.
-    pub fn fill(&mut self, chain: impl Iterator<Item = (u64, u32, bool)>, max: usize) {
+    pub(crate) fn fill(&mut self, chain: impl Iterator<Item = (u64, u32, bool)>, max: usize) {
         self.malformed = None;
         for part in [&mut self.readable, &mut self.writable] {
             part.list.clear();

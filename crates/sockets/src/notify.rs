@@ -13,7 +13,7 @@ use crate::vring::Vring;
 
 /// The notification that a vCPU needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Notice {
+pub(crate) enum Notice {
     /// Exchange HALTING for WOKEN, then notify.
     Wake,
     /// Interrupt the vCPU through main's vector.
@@ -23,7 +23,7 @@ pub enum Notice {
 }
 
 /// The rule (pure), from the vCPU's state and the priority of the most urgent waiting thread.
-pub fn rule(state: u32, waiter: u16) -> Notice {
+pub(crate) fn rule(state: u32, waiter: u16) -> Notice {
     match state & ONTIME_VCPU_STATE_MASK {
         ONTIME_VCPU_HALTING => Notice::Wake,
         ONTIME_VCPU_RUN => {
@@ -36,19 +36,19 @@ pub fn rule(state: u32, waiter: u16) -> Notice {
 }
 
 /// Sends a channel's notifications.
-pub struct Notifier {
+pub(crate) struct Notifier {
     channel: u32,
 }
 
 impl Notifier {
     /// The notifier of a channel.
-    pub fn new(channel: u32) -> Self {
+    pub(crate) fn new(channel: u32) -> Self {
         Self { channel }
     }
 
     /// Notifies the guest that buffers of the queues marked in `used` were used. `waiter`: the highest priority of the
     /// threads that wait for them.
-    pub fn used(&self, shared: &Shared, memory: &Memory, vrings: &[Vring], used: [bool; 2], waiter: u16) {
+    pub(crate) fn used(&self, shared: &Shared, memory: &Memory, vrings: &[Vring], used: [bool; 2], waiter: u16) {
         let address = shared.vcpu(self.channel);
         if address == 0 {
             for (vring, _) in vrings.iter().zip(used).filter(|(_, used)| *used) {
@@ -86,7 +86,7 @@ impl Notifier {
     }
 
     /// Sends a wake-up again if the guard requests it.
-    pub fn again(&self, shared: &Shared, memory: &Memory, vrings: &[Vring]) {
+    pub(crate) fn again(&self, shared: &Shared, memory: &Memory, vrings: &[Vring]) {
         if shared.guard.asked(self.channel) && woken(memory, shared.vcpu(self.channel)) {
             wake(vrings);
             count(&shared.counters.rewakes);
@@ -101,12 +101,12 @@ fn wake(vrings: &[Vring]) {
 }
 
 /// Whether the vCPU with this word was sent a wake-up that has had no effect yet.
-pub fn woken(memory: &Memory, address: u64) -> bool {
+pub(crate) fn woken(memory: &Memory, address: u64) -> bool {
     address != 0 && word(memory, address, 0).is_some_and(|state| state.load(Ordering::SeqCst) == ONTIME_VCPU_WOKEN)
 }
 
 /// Whether a vCPU word may be at this address.
-pub fn word_fits(memory: &Memory, address: u64) -> bool {
+pub(crate) fn word_fits(memory: &Memory, address: u64) -> bool {
     address % size_of::<ontime_vcpu>() as u64 == 0
         && memory.check_range(GuestAddress(address), size_of::<ontime_vcpu>())
 }

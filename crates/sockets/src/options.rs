@@ -56,7 +56,7 @@ impl Group {
     /// # Errors
     /// EINVAL if the value is too short for a filter without sources; ENOPROTOOPT if no filter names its group this
     /// way.
-    pub fn limit_sources(self, value: &mut [u8]) -> Result<(), Errno> {
+    pub(crate) fn limit_sources(self, value: &mut [u8]) -> Result<(), Errno> {
         // Where the number is, where the first source is, and the length of a source, bytes.
         let (number, first, each) = match self {
             // struct ip_msfilter

@@ -15,7 +15,7 @@ use crate::mail::{Mail, Order, ROOM, Released, WorkerEnd};
 
 /// Orders to all channels.
 #[derive(Debug, Default)]
-pub struct Orders(Vec<Outbox>);
+pub(crate) struct Orders(Vec<Outbox>);
 
 /// Orders to one channel.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Outbox {
 
 impl Orders {
     /// By channel, starting with channel 1.
-    pub fn new(ends: Vec<WorkerEnd>) -> Self {
+    pub(crate) fn new(ends: Vec<WorkerEnd>) -> Self {
         let outbox = |end| Outbox { end, waiting: VecDeque::new(), looks: BTreeSet::new(), asked: 0 };
         Self(ends.into_iter().map(outbox).collect())
     }
@@ -44,7 +44,7 @@ impl Orders {
     ///
     /// # Errors
     /// EINVAL if the channel does not exist.
-    pub fn send(&mut self, mail: &Mail, channel: u32, order: Order) -> Result<(), Errno> {
+    pub(crate) fn send(&mut self, mail: &Mail, channel: u32, order: Order) -> Result<(), Errno> {
         let outbox = self.outbox(channel).ok_or(Errno(libc::EINVAL))?;
         match order {
             Order::Look { index } if !outbox.looks.insert(index) => {}
@@ -55,14 +55,14 @@ impl Orders {
     }
 
     /// Sends orders that waited for room.
-    pub fn flush(&mut self, mail: &Mail) {
+    pub(crate) fn flush(&mut self, mail: &Mail) {
         for (outbox, channel) in self.0.iter_mut().zip(1..) {
             outbox.flush(mail, channel);
         }
     }
 
     /// The next answer.
-    pub fn released(&mut self) -> Option<Released> {
+    pub(crate) fn released(&mut self) -> Option<Released> {
         self.0.iter_mut().find_map(|outbox| {
             let released = outbox.end.released.pop().ok()?;
             outbox.asked = outbox.asked.saturating_sub(1);
@@ -71,7 +71,7 @@ impl Orders {
     }
 
     /// Withdraws the orders that were not sent yet.
-    pub fn withdraw(&mut self, channel: u32) -> Vec<Order> {
+    pub(crate) fn withdraw(&mut self, channel: u32) -> Vec<Order> {
         self.outbox(channel).map_or_else(Vec::new, |outbox| {
             outbox.looks.clear();
             outbox.waiting.drain(..).collect()

@@ -15,14 +15,14 @@ use crate::host;
 
 /// The process at the other end of a connection, at the time when it connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
+pub(crate) struct Peer {
     process: i32,
     user: u32,
 }
 
 /// Why a process is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PeerError {
+pub(crate) enum PeerError {
     /// It does not belong to the user that `qemu-user` names.
     User(u32),
     /// Another process has connected before.
@@ -44,14 +44,14 @@ impl fmt::Display for PeerError {
 
 /// The admission of peers for one VM.
 #[derive(Debug)]
-pub struct Peers {
+pub(crate) struct Peers {
     user: Option<u32>,
     first: Mutex<Option<Peer>>,
 }
 
 impl Peers {
     /// Admits processes of this user, or of any user.
-    pub fn new(user: Option<u32>) -> Self {
+    pub(crate) fn new(user: Option<u32>) -> Self {
         Self { user, first: Mutex::new(None) }
     }
 
@@ -59,7 +59,7 @@ impl Peers {
     ///
     /// # Errors
     /// [`PeerError`]
-    pub fn admit(&self, peer: Peer) -> Result<(), PeerError> {
+    pub(crate) fn admit(&self, peer: Peer) -> Result<(), PeerError> {
         if let Some(user) = self.user.filter(|user| *user != peer.user) {
             return Err(PeerError::User(user));
         }
@@ -73,7 +73,7 @@ impl Peers {
 ///
 /// # Errors
 /// The errno of getsockopt(2).
-pub fn of(connection: &UnixStream) -> io::Result<Peer> {
+pub(crate) fn of(connection: &UnixStream) -> io::Result<Peer> {
     let mut credentials = [0; size_of::<libc::ucred>()];
     host::get_option(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, &mut credentials)
         .map_err(|Errno(error)| io::Error::from_raw_os_error(error))?;

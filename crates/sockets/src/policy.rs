@@ -44,16 +44,16 @@ const PACKET: u64 = 128 << 10;
 /// The kernel doubles a given buffer size to account for overhead.
 const DOUBLED: u64 = 2;
 /// Smallest buffer, bytes as given to setsockopt.
-pub const BUFFER_MIN: i32 = 4_096;
+pub(crate) const BUFFER_MIN: i32 = 4_096;
 
 impl Limits {
     /// The size per buffer, as given to setsockopt, with which all buffers together stay within `memory`.
-    pub fn buffer_of(memory: u64, sockets: u32) -> u64 {
+    pub(crate) fn buffer_of(memory: u64, sockets: u32) -> u64 {
         (memory / BUFFERS / u64::from(sockets.max(1))).saturating_sub(PACKET) / DOUBLED
     }
 
     /// The least `memory` for this many sockets, bytes.
-    pub fn memory_min(sockets: u32) -> u64 {
+    pub(crate) fn memory_min(sockets: u32) -> u64 {
         BUFFERS * u64::from(sockets) * (PACKET + DOUBLED * BUFFER_MIN as u64)
     }
 
@@ -64,13 +64,13 @@ impl Limits {
     }
 
     /// The largest buffer that the guest gets, as given to setsockopt.
-    pub fn largest_buffer(&self) -> i32 {
+    pub(crate) fn largest_buffer(&self) -> i32 {
         self.fixed_buffer().unwrap_or(self.buffer)
     }
 }
 
 /// The most sockets of a VM: socket and queue numbers share vhost-user-backend's 16-bit event numbers.
-pub const SOCKETS_MAX: u32 = 60_000;
+pub(crate) const SOCKETS_MAX: u32 = 60_000;
 
 impl Default for Limits {
     fn default() -> Self {

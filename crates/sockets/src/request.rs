@@ -7,7 +7,7 @@ use crate::name::{self, Name};
 /// Missing in the libc crate.
 const MSG_PROBE: i32 = 0x10;
 /// Message flags that SEND accepts. DONTWAIT and NOSIGNAL are implied.
-pub const SEND_FLAGS: u32 = (libc::MSG_OOB
+pub(crate) const SEND_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_DONTROUTE
     | libc::MSG_DONTWAIT
     | libc::MSG_EOR
@@ -16,7 +16,7 @@ pub const SEND_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_NOSIGNAL
     | libc::MSG_MORE) as u32;
 /// Message flags that RECV accepts.
-pub const RECV_FLAGS: u32 = (libc::MSG_OOB
+pub(crate) const RECV_FLAGS: u32 = (libc::MSG_OOB
     | libc::MSG_PEEK
     | libc::MSG_TRUNC
     | libc::MSG_DONTWAIT
@@ -83,7 +83,7 @@ pub enum Request {
 
 impl Request {
     /// Whether the call cannot block, so that a channel's queue accepts it.
-    pub fn is_fast(&self) -> bool {
+    pub(crate) fn is_fast(&self) -> bool {
         use Request::{Accept, Cancel, Name, Poll, Query, Recv, Send, Shutdown};
         matches!(
             self,

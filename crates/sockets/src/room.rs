@@ -4,23 +4,23 @@ use crate::atomic::{AtomicBool, Ordering, fence};
 
 /// The flag of one ring.
 #[derive(Debug)]
-pub struct Room(AtomicBool);
+pub(crate) struct Room(AtomicBool);
 
 impl Room {
     /// The worker does not wait.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
     /// For the worker, which found the ring full. The worker must try once more after this call, and waits only if the
     /// ring is still full.
-    pub fn wait(&self) {
+    pub(crate) fn wait(&self) {
         self.0.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// For the channel's thread after it took orders: whether it must wake the worker.
-    pub fn made(&self) -> bool {
+    pub(crate) fn made(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
     }

@@ -82,7 +82,7 @@ pub enum SandboxError {
 ///
 /// # Errors
 /// [`SandboxError::Network`], [`SandboxError::HostNetwork`], [`SandboxError::Root`]
-pub fn enter_network(options: &Options) -> Result<(), SandboxError> {
+pub(crate) fn enter_network(options: &Options) -> Result<(), SandboxError> {
     if let Some(path) = &options.network {
         let failed = |source| SandboxError::Network { path: path.clone(), source };
         let namespace = std::fs::File::open(path).map_err(failed)?;

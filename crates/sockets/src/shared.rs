@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const VCPU_COUNT: u64 = size_of::<ontime_vcpu>() as u64 - 1;
 
 /// Shared state of one VM's device threads.
-pub struct Shared {
+pub(crate) struct Shared {
     /// The VM's name.
     pub name: String,
     /// The VM's configuration.
@@ -64,7 +64,7 @@ impl Shared {
     ///
     /// # Errors
     /// The errno of eventfd(2).
-    pub fn new(name: &str, vm: Vm, generation: u64, ledger: Option<Ledger>) -> std::io::Result<Self> {
+    pub(crate) fn new(name: &str, vm: Vm, generation: u64, ledger: Option<Ledger>) -> std::io::Result<Self> {
         let mail = Mail::new(vm.channels)?;
         Ok(Self {
             name: name.to_owned(),
@@ -84,13 +84,13 @@ impl Shared {
     }
 
     /// Guest-physical address of a channel's `ontime_vcpu`, 0 for none.
-    pub fn vcpu(&self, channel: u32) -> u64 {
+    pub(crate) fn vcpu(&self, channel: u32) -> u64 {
         self.vcpu_named(channel) & !VCPU_COUNT
     }
 
     /// The same with a counter of the changes in the low bits, which are 0 in such an address: a new driver's word may
     /// have the old word's address.
-    pub fn vcpu_named(&self, channel: u32) -> u64 {
+    pub(crate) fn vcpu_named(&self, channel: u32) -> u64 {
         self.vcpus.get(channel as usize).map_or(0, |word| word.load(Ordering::SeqCst))
     }
 
@@ -101,7 +101,7 @@ impl Shared {
     /// # Errors
     /// EBUSY if the thread's turn takes longer than [`PATIENCE`] because other threads preempt it. The channel then has
     /// no word, and the thread may still write to the previous one.
-    pub fn name_vcpu(&self, channel: u32, address: u64) -> Result<(), Errno> {
+    pub(crate) fn name_vcpu(&self, channel: u32, address: u64) -> Result<(), Errno> {
         self.name_vcpu_within(PATIENCE, channel, address)
     }
 
@@ -120,13 +120,13 @@ impl Shared {
     }
 
     /// The turns of the first thread of a channel's device.
-    pub fn busy_counter(&self, channel: u32) -> Option<&BusyCounter> {
+    pub(crate) fn busy_counter(&self, channel: u32) -> Option<&BusyCounter> {
         self.busy.get(channel as usize)
     }
 
     /// Withdraws a word unless another one was named since it was `seen`. For the channel's thread when its driver is
     /// gone.
-    pub fn drop_vcpu(&self, channel: u32, seen: u64) {
+    pub(crate) fn drop_vcpu(&self, channel: u32, seen: u64) {
         if let Some(word) = self.vcpus.get(channel as usize) {
             let _ = word.compare_exchange(seen, seen & VCPU_COUNT, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -134,7 +134,7 @@ impl Shared {
 
     /// Passes a connection whose FIN was sent to the thread that closes it. If no place is free, the connection is
     /// reset if the kernel still has data to send, and closed.
-    pub fn leave(&self, fd: RawFd) {
+    pub(crate) fn leave(&self, fd: RawFd) {
         if self.closing.put(fd) {
             return;
         }
@@ -146,22 +146,22 @@ impl Shared {
     }
 
     /// Number of channels, main included.
-    pub fn channels(&self) -> u32 {
+    pub(crate) fn channels(&self) -> u32 {
         self.mail.threads()
     }
 
     /// A number that differs after each start of the process.
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
     /// Most descriptors of one call on a channel.
-    pub fn segments(channel: u32) -> u32 {
+    pub(crate) fn segments(channel: u32) -> u32 {
         if channel == 0 { SEGMENTS_MAIN } else { SEGMENTS_CHANNEL }
     }
 
     /// The configuration space of a channel's device.
-    pub fn config(&self, channel: u32) -> ontime_config {
+    pub(crate) fn config(&self, channel: u32) -> ontime_config {
         ontime_config {
             magic: ONTIME_MAGIC,
             version: ONTIME_VERSION,

@@ -46,7 +46,7 @@ pub struct Status {
 
 impl SocketStatus {
     /// Reads a socket's status from the kernel.
-    pub fn of(socket: &Socket, policy: &Policy) -> Self {
+    pub(crate) fn of(socket: &Socket, policy: &Policy) -> Self {
         let name = |peer| host::name(socket.fd, peer).ok().and_then(|name| name.get());
         let (local, peer) = (name(false), name(true));
         let guest = local.map(|local| policy.seen(socket.protocol, local)).filter(|seen| Some(*seen) != local);

@@ -13,7 +13,7 @@ use crate::host;
 use crate::request::{Family, Protocol};
 
 /// The owner of a socket that is between two owners.
-pub const NOBODY: u32 = u32::MAX;
+pub(crate) const NOBODY: u32 = u32::MAX;
 
 const UDP: u8 = 1;
 const V6: u8 = 2;
@@ -34,7 +34,7 @@ struct SocketSlot {
 
 /// A snapshot of a table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Socket {
+pub(crate) struct Socket {
     /// The slot.
     pub index: u32,
     /// The guest's id for the socket.
@@ -57,7 +57,7 @@ pub struct Socket {
 
 /// While this guard lives, no other thread closes the socket.
 #[derive(Debug)]
-pub struct SocketGuard<'a>(&'a AtomicBool);
+pub(crate) struct SocketGuard<'a>(&'a AtomicBool);
 
 impl Drop for SocketGuard<'_> {
     fn drop(&mut self) {
@@ -66,19 +66,19 @@ impl Drop for SocketGuard<'_> {
 }
 
 /// The slot that an id names.
-pub fn place(id: u32) -> u32 {
+pub(crate) fn place(id: u32) -> u32 {
     id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)
 }
 
 /// The table.
-pub struct Table {
+pub(crate) struct Table {
     slots: Box<[SocketSlot]>,
     open: AtomicU32,
 }
 
 impl Table {
     /// A table of `sockets` slots.
-    pub fn new(sockets: u32) -> Self {
+    pub(crate) fn new(sockets: u32) -> Self {
         let slot = || SocketSlot {
             id: AtomicU32::new(ONTIME_SOCK_NONE),
             fd: AtomicI32::new(-1),
@@ -91,13 +91,13 @@ impl Table {
     }
 
     /// Number of slots.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
     /// Number of claimed slots.
     #[allow(dead_code, reason = "for tests and the model")]
-    pub fn open(&self) -> u32 {
+    pub(crate) fn open(&self) -> u32 {
         self.open.load(Ordering::Relaxed)
     }
 
@@ -105,7 +105,7 @@ impl Table {
     ///
     /// # Errors
     /// EMFILE for an index beyond the limit, EBUSY for a claimed slot, EINVAL for [`ONTIME_SOCK_NONE`].
-    pub fn claim(&self, id: u32) -> Result<u32, Errno> {
+    pub(crate) fn claim(&self, id: u32) -> Result<u32, Errno> {
         let index = place(id);
         if id == ONTIME_SOCK_NONE {
             return Err(Errno(libc::EINVAL));
@@ -119,7 +119,7 @@ impl Table {
     }
 
     /// Fills a claimed slot with a socket that has no local port from the guest.
-    pub fn set(&self, index: u32, fd: RawFd, family: Family, protocol: Protocol, owner: u32) {
+    pub(crate) fn set(&self, index: u32, fd: RawFd, family: Family, protocol: Protocol, owner: u32) {
         let Some(slot) = self.slots.get(index as usize) else { return };
         let udp = if protocol == Protocol::Udp { UDP } else { 0 };
         let v6 = if family == Family::V6 { V6 } else { 0 };
@@ -129,7 +129,7 @@ impl Table {
     }
 
     /// Frees a slot without closing its descriptor.
-    pub fn unclaim(&self, index: u32) {
+    pub(crate) fn unclaim(&self, index: u32) {
         let Some(slot) = self.slots.get(index as usize) else { return };
         slot.owner.store(NOBODY, Ordering::Relaxed);
         slot.fd.store(-1, Ordering::Relaxed);
@@ -139,7 +139,7 @@ impl Table {
 
     /// Excludes other holders: threads that are not the owner, and the owner when it closes the socket. None: another
     /// thread holds it. Callers never wait for the hold, because a channel's thread may be what preempts the holder.
-    pub fn hold(&self, index: u32) -> Option<SocketGuard<'_>> {
+    pub(crate) fn hold(&self, index: u32) -> Option<SocketGuard<'_>> {
         let held = &self.slots.get(index as usize)?.held;
         held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| SocketGuard(held))
     }
@@ -148,19 +148,19 @@ impl Table {
     ///
     /// # Errors
     /// EBADF, also for a socket that is being closed.
-    pub fn held(&self, id: u32) -> Result<(Socket, SocketGuard<'_>), Errno> {
+    pub(crate) fn held(&self, id: u32) -> Result<(Socket, SocketGuard<'_>), Errno> {
         let held = self.hold(place(id)).ok_or(Errno(libc::EBADF))?;
         Ok((self.find(id)?, held))
     }
 
     /// Closes a socket that was never connected and frees its slot. Only for the worker, when the socket has no owner.
-    pub fn close(&self, index: u32) {
+    pub(crate) fn close(&self, index: u32) {
         self.take(index).into_iter().for_each(host::close);
     }
 
     /// Frees a socket's slot and gives its descriptor to the caller. For the worker, when the socket has no owner, and
     /// for an owner that holds the socket.
-    pub fn take(&self, index: u32) -> Option<RawFd> {
+    pub(crate) fn take(&self, index: u32) -> Option<RawFd> {
         let fd = self.slots.get(index as usize)?.fd.swap(-1, Ordering::AcqRel);
         self.unclaim(index);
         (fd >= 0).then_some(fd)
@@ -170,12 +170,12 @@ impl Table {
     ///
     /// # Errors
     /// EBADF if there is none.
-    pub fn find(&self, id: u32) -> Result<Socket, Errno> {
+    pub(crate) fn find(&self, id: u32) -> Result<Socket, Errno> {
         self.at(place(id)).filter(|socket| socket.id == id).ok_or(Errno(libc::EBADF))
     }
 
     /// The socket in a slot.
-    pub fn at(&self, index: u32) -> Option<Socket> {
+    pub(crate) fn at(&self, index: u32) -> Option<Socket> {
         let slot = self.slots.get(index as usize)?;
         let id = slot.id.load(Ordering::Acquire);
         let fd = slot.fd.load(Ordering::Acquire);
@@ -197,22 +197,22 @@ impl Table {
     }
 
     /// Records whether the guest gave the socket a local port.
-    pub fn set_bound(&self, index: u32, is: bool) {
+    pub(crate) fn set_bound(&self, index: u32, is: bool) {
         self.note(index, BOUND, is);
     }
 
     /// Records whether the guest set SO_REUSEPORT of a datagram socket.
-    pub fn set_shares(&self, index: u32, is: bool) {
+    pub(crate) fn set_shares(&self, index: u32, is: bool) {
         self.note(index, SHARES, is);
     }
 
     /// Records that the socket was accepted from a listener.
-    pub fn set_accepted(&self, index: u32) {
+    pub(crate) fn set_accepted(&self, index: u32) {
         self.note(index, ACCEPTED, true);
     }
 
     /// Records that the socket may be more than an accepted connection: a group member or a listener.
-    pub fn set_more(&self, index: u32) {
+    pub(crate) fn set_more(&self, index: u32) {
         self.note(index, ACCEPTED, false);
     }
 
@@ -226,21 +226,21 @@ impl Table {
     }
 
     /// Sets the owner.
-    pub fn set_owner(&self, index: u32, owner: u32) {
+    pub(crate) fn set_owner(&self, index: u32, owner: u32) {
         if let Some(slot) = self.slots.get(index as usize) {
             slot.owner.store(owner, Ordering::Release);
         }
     }
 
     /// Stores the number of a socket's readiness reports for its next owner.
-    pub fn set_reports(&self, index: u32, reports: u32) {
+    pub(crate) fn set_reports(&self, index: u32, reports: u32) {
         if let Some(slot) = self.slots.get(index as usize) {
             slot.reports.store(reports, Ordering::Relaxed);
         }
     }
 
     /// The number that the last owner stored.
-    pub fn reports(&self, index: u32) -> u32 {
+    pub(crate) fn reports(&self, index: u32) -> u32 {
         self.slots.get(index as usize).map_or(0, |slot| slot.reports.load(Ordering::Relaxed))
     }
 }

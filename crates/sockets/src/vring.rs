@@ -32,7 +32,7 @@ const READY: u8 = 2;
 
 /// A virtqueue. Clones refer to the same ring.
 #[derive(Clone)]
-pub struct Vring {
+pub(crate) struct Vring {
     inner: Inner,
     /// The eventfd is waited for edge-triggered and not read.
     edge: Arc<AtomicBool>,
@@ -52,7 +52,7 @@ pub struct Vring {
 impl Vring {
     /// Waits for the doorbell edge-triggered from now on, in this epoll under this number. The waiting thread calls
     /// this after each event; only the first call has an effect.
-    pub fn wait_by_edge(&self, epoll: RawFd, number: u16) {
+    pub(crate) fn wait_by_edge(&self, epoll: RawFd, number: u16) {
         if self.edge.load(Ordering::Acquire) {
             return;
         }
@@ -70,7 +70,7 @@ impl Vring {
 
     /// Hands the doorbell over to another thread and removes it from this epoll. The thread that waits by this epoll
     /// calls this after each event; only the first call has an effect.
-    pub fn hand_over(&self, epoll: RawFd) {
+    pub(crate) fn hand_over(&self, epoll: RawFd) {
         if self.edge.load(Ordering::Acquire) {
             return;
         }
@@ -92,12 +92,12 @@ impl Vring {
 
     /// The doorbell that [`Self::hand_over`] stored; returned once. Does not wait for a thread that is just storing
     /// one: that thread rings the bell afterwards.
-    pub fn take_doorbell(&self) -> Option<OwnedFd> {
+    pub(crate) fn take_doorbell(&self) -> Option<OwnedFd> {
         self.doorbell.try_lock().ok()?.take()
     }
 
     /// Whether the ring may be accessed.
-    pub fn running(&self) -> bool {
+    pub(crate) fn running(&self) -> bool {
         self.up.load(Ordering::SeqCst) == ENABLED | READY
     }
 
@@ -118,7 +118,7 @@ impl Vring {
     ///
     /// # Errors
     /// EINVAL for a head beyond the descriptor table, which cannot be put into the used ring.
-    pub fn pop<'a>(&self, memory: &'a Memory) -> Option<Result<DescriptorChain<&'a Memory>, Errno>> {
+    pub(crate) fn pop<'a>(&self, memory: &'a Memory) -> Option<Result<DescriptorChain<&'a Memory>, Errno>> {
         let mut state = self.inner.get_mut();
         let queue = state.get_queue_mut();
         let chain = queue.pop_descriptor_chain(memory)?;
@@ -127,20 +127,20 @@ impl Vring {
 
     /// How often the driver set up the ring: 0 before the first time, unchanged after a pause. The count does not
     /// change while the ring runs.
-    pub fn set_up(&self) -> u32 {
+    pub(crate) fn set_up(&self) -> u32 {
         self.set_up.load(Ordering::Acquire)
     }
 
     /// Records that a driver probes the device. A new driver that sets up the ring at index 0 and at the old ring's
     /// address otherwise looks like a paused VM that continues.
-    pub fn probed(&self) {
+    pub(crate) fn probed(&self) {
         if !self.running() {
             self.probed.store(true, Ordering::Release);
         }
     }
 
     /// Whether the ring runs and was set up anew since `seen`. Updates `seen` if the ring runs.
-    pub fn anew_since(&self, seen: &mut u32) -> bool {
+    pub(crate) fn anew_since(&self, seen: &mut u32) -> bool {
         let now = self.set_up();
         self.running() && std::mem::replace(seen, now) != now
     }

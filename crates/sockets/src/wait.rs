@@ -24,7 +24,7 @@ use crate::abi::Errno;
 use crate::host;
 
 /// Number of doorbells including the bell: numbers below this.
-pub const DOORBELLS: usize = 9;
+pub(crate) const DOORBELLS: usize = 9;
 /// Most events per wait.
 const AT_ONCE: usize = 64;
 /// Most requests queued before they are submitted to the kernel.
@@ -40,7 +40,7 @@ const NO_IOWAIT: u32 = 1 << 7;
 
 /// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
+pub(crate) struct Event {
     /// The number under which the descriptor is watched.
     pub number: u16,
     /// EPOLL* bits of the wake-up. For a datagram socket they are complete. For a stream they may contain EPOLLPRI with
@@ -49,7 +49,7 @@ pub struct Event {
 }
 
 /// An io_uring that can only poll. Only the thread that enables it may use it.
-pub struct Ring {
+pub(crate) struct Ring {
     uring: IoUring,
     /// Entries that were not submitted yet.
     queued: u32,
@@ -62,7 +62,7 @@ impl Ring {
     /// # Errors
     /// EPERM if io_uring is not allowed (`kernel.io_uring_disabled`, a container's filter), EINVAL before Linux 6.1,
     /// ENOSYS.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let uring = IoUring::builder()
             .setup_r_disabled()
             .setup_single_issuer()
@@ -124,7 +124,7 @@ struct PollEntry {
 const NOTHING: PollEntry = PollEntry { fd: -1, events: 0, armed: 0 };
 
 /// How one engine's thread waits.
-pub struct Wait {
+pub(crate) struct Wait {
     epoll: RawFd,
     ring: Option<Ring>,
     /// By number. Empty if another thread waits ([`Wait::by`]).
@@ -141,7 +141,7 @@ impl Wait {
     ///
     /// # Errors
     /// The errno of epoll_create1(2).
-    pub fn new(ring: Option<Ring>, numbers: usize) -> io::Result<Self> {
+    pub(crate) fn new(ring: Option<Ring>, numbers: usize) -> io::Result<Self> {
         // SAFETY: no memory is passed.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
@@ -154,20 +154,20 @@ impl Wait {
     }
 
     /// For sockets that another thread waits for with this epoll. Supports only [`Self::watch`] and its counterparts.
-    pub fn by(epoll: RawFd) -> Self {
+    pub(crate) fn by(epoll: RawFd) -> Self {
         let ready = Box::new([libc::epoll_event { events: 0, u64: 0 }; AT_ONCE]);
         Self { epoll, ring: None, places: Box::default(), doorbells: Default::default(), ready, _own: None }
     }
 
     /// Makes the calling thread the only one that may wait.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         let enabled = self.ring.as_ref().map_or(Ok(()), Ring::enable);
         self.without_ring(enabled);
     }
 
     /// Watches this doorbell under this number, below [`DOORBELLS`], in place of the one before. A doorbell that was
     /// rung before is an event at once.
-    pub fn doorbell(&mut self, number: u16, fd: OwnedFd) {
+    pub(crate) fn doorbell(&mut self, number: u16, fd: OwnedFd) {
         let raw = fd.as_raw_fd();
         let Some(place) = self.doorbells.get_mut(usize::from(number)) else { return };
         // The old doorbell stays open until it is unwatched, so that its descriptor number is not reused.
@@ -187,7 +187,7 @@ impl Wait {
     ///
     /// # Errors
     /// The errno of epoll_ctl(2).
-    pub fn watch(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
+    pub(crate) fn watch(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
         self.set(number, fd, events);
         if self.ring.is_none() {
             return host::watch(self.epoll, fd, u64::from(number), events);
@@ -200,7 +200,7 @@ impl Wait {
     ///
     /// # Errors
     /// The errno of epoll_ctl(2).
-    pub fn change(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
+    pub(crate) fn change(&mut self, number: u16, fd: RawFd, events: u32) -> Result<(), Errno> {
         let before = self.set(number, fd, events);
         if self.ring.is_none() {
             return host::change(self.epoll, fd, u64::from(number), events);
@@ -212,7 +212,7 @@ impl Wait {
 
     /// Stops watching a descriptor. The kernel keeps it open until the next wait or [`Self::flush`] at most. A
     /// descriptor that is not watched is no error.
-    pub fn unwatch(&mut self, number: u16, fd: RawFd) {
+    pub(crate) fn unwatch(&mut self, number: u16, fd: RawFd) {
         let before = self.set(number, -1, 0);
         if self.ring.is_none() {
             return host::unwatch(self.epoll, fd);
@@ -221,7 +221,7 @@ impl Wait {
     }
 
     /// Submits the queued requests without waiting: the kernel no longer keeps unwatched descriptors open.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         let submitted = self.ring.as_mut().filter(|ring| ring.queued > 0).map(|ring| ring.enter(0));
         self.without_ring(submitted.unwrap_or(Ok(())));
     }
@@ -270,7 +270,7 @@ impl Wait {
     ///
     /// # Errors
     /// The errno of epoll_wait(2), if no wait is possible.
-    pub fn wait(&mut self, Events(events): &mut Events) -> io::Result<()> {
+    pub(crate) fn wait(&mut self, Events(events): &mut Events) -> io::Result<()> {
         events.clear();
         let Some(ring) = &mut self.ring else { return self.look(events) };
         let entered = ring.enter(1);
@@ -320,7 +320,7 @@ impl Wait {
 }
 
 /// Room for the events of one wait.
-pub struct Events(Vec<Event>);
+pub(crate) struct Events(Vec<Event>);
 
 impl Default for Events {
     fn default() -> Self {

@@ -52,7 +52,7 @@ struct Ticket {
 }
 
 /// The worker; see the module's comment.
-pub struct Worker {
+pub(crate) struct Worker {
     engine: Engine,
     epoll: RawFd,
     orders: Orders,
@@ -74,7 +74,7 @@ const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl Worker {
     /// The worker of a VM.
-    pub fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, memory: GuestMemoryAtomic<Memory>) -> Self {
         let (channels, asked) = shared.mail.take_worker().map(|ends| (ends.channels, ends.asked)).unzip();
         Self {
             orders: Orders::new(channels.unwrap_or_default()),
@@ -96,7 +96,7 @@ impl Worker {
     ///
     /// # Errors
     /// The errno of epoll_ctl(2).
-    pub fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
+    pub(crate) fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
         self.engine.wait = Wait::by(epoll);
         self.epoll = epoll;
         host::watch(epoll, self.shared().mail.bell(0), u64::from(BELL_EVENT), libc::EPOLLIN as u32)
@@ -107,7 +107,7 @@ impl Worker {
     }
 
     /// Handles an event, as [`Engine::handle`] does.
-    pub fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
+    pub(crate) fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
         let Some([calls, events]) = vrings.first_chunk() else { return };
         let guard = self.engine.memory();
         let memory = &*guard;

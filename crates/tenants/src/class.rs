@@ -176,9 +176,9 @@ impl PriorityTable {
     /// Priorities per level: IRQ, NAPI, vNIC, planned and entitled vCPU.
     pub const STEP: u8 = 5;
     /// The lowest base that keeps the last level's vCPUs above `rcuc` (4).
-    pub const BASE_MIN: u8 = 4 + Self::STEP * (Level::MAX + 1);
+    pub(crate) const BASE_MIN: u8 = 4 + Self::STEP * (Level::MAX + 1);
     /// The highest base that leaves room for the daemon's cap watcher above it.
-    pub const BASE_MAX: u8 = 90;
+    pub(crate) const BASE_MAX: u8 = 90;
     /// `ktimers` and `ksoftirqd`, with the priority that tuned's realtime profiles use.
     pub const KTIMERS: Policy = Policy::Fifo(2);
     /// A polling thread: below all priorities here, so that these threads and every vCPU can run.
@@ -200,7 +200,7 @@ impl PriorityTable {
     ///
     /// # Errors
     /// A sentence with the allowed range if `base` is outside [`Self::BASE_MIN`]..=[`Self::BASE_MAX`].
-    pub fn with_base(base: u8) -> Result<Self, String> {
+    pub(crate) fn with_base(base: u8) -> Result<Self, String> {
         if (Self::BASE_MIN..=Self::BASE_MAX).contains(&base) {
             Ok(Self { base })
         } else {

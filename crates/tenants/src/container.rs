@@ -60,14 +60,14 @@ impl Identity {
 
 /// From conmon's arguments: the identifier of the container that it has started, and the name that Podman or CRI-O
 /// passed. This also gives names of containers that no storage records (`podman run --rootfs`, another user's).
-pub fn started_by_conmon(arguments: &[String]) -> Option<(String, String)> {
+pub(crate) fn started_by_conmon(arguments: &[String]) -> Option<(String, String)> {
     let name = option(arguments, &["-n", "--name"]).filter(|name| !name.is_empty())?;
     Some((hex_id(option(arguments, &["-c", "--cid"])?)?, given_name(name)))
 }
 
 /// The Podman pod to whose containers a conmon in this cgroup belongs, where the pod has a parent of its own and its
 /// cgroups are directories: `PARENT/POD/conmon`.
-pub fn pod_of_conmon(path: &str) -> Option<&str> {
+pub(crate) fn pod_of_conmon(path: &str) -> Option<&str> {
     let pod = path.strip_suffix("/conmon")?;
     let is_pod = |found: Container| found.cgroup == pod && matches!(found.id, Identity::Unknown(_));
     of_path(pod).is_some_and(is_pod).then_some(pod)
@@ -78,14 +78,14 @@ const LXC_TITLE: &str = "[lxc monitor] ";
 
 /// From the arguments of LXC's monitor: the name of the container that it has started in a cgroup of this name, which
 /// is the container's or has a number after it (`cgfsng_payload_create`).
-pub fn started_by_lxc<'a>(arguments: &[String], cgroup: &'a str) -> Option<&'a str> {
+pub(crate) fn started_by_lxc<'a>(arguments: &[String], cgroup: &'a str) -> Option<&'a str> {
     let title = arguments.first()?.strip_prefix(LXC_TITLE)?;
     let is_its = |name: &&str| title.strip_suffix(*name).is_some_and(|before| before.ends_with(' '));
     [Some(cgroup), without_number(cgroup)].into_iter().flatten().find(is_its)
 }
 
 /// From the arguments of conmon or of LXC's monitor: the name of the container that it has started.
-pub fn started_by_monitor(arguments: &[String]) -> Option<String> {
+pub(crate) fn started_by_monitor(arguments: &[String]) -> Option<String> {
     let by_lxc = || {
         let name = arguments.first()?.strip_prefix(LXC_TITLE)?.rsplit(' ').next()?;
         (!name.is_empty()).then(|| printable(name.as_bytes()))
@@ -147,7 +147,7 @@ pub fn of_path(path: &str) -> Option<Container> {
 }
 
 /// The innermost container on a path.
-pub fn innermost(path: &str) -> Option<Container> {
+pub(crate) fn innermost(path: &str) -> Option<Container> {
     let mut found = of_path(path)?;
     while let Some(inner) = path.get(found.cgroup.len()..).and_then(of_path) {
         found = Container { cgroup: found.cgroup + &inner.cgroup, id: inner.id };
@@ -158,7 +158,7 @@ pub fn innermost(path: &str) -> Option<Container> {
 /// The UID of the Kubernetes pod around the outermost container on a path, which the kubelet writes as
 /// `kubepods-...-podUID.slice` with `_` for `-`, or as `podUID` below `kubepods`. What is deeper was named inside the
 /// container.
-pub fn pod_of(path: &str) -> Option<String> {
+pub(crate) fn pod_of(path: &str) -> Option<String> {
     let container = of_path(path)?.cgroup;
     let mut in_kubepods = false;
     for component in container.split('/') {
@@ -257,7 +257,7 @@ fn is_helper(prefix: &str) -> bool {
 
 /// Whether a path leads to a container's monitor, which is beside the container: conmon, LXC's monitor, systemd-nspawn.
 /// (systemd-nspawn, and Podman in a service, use the name `supervisor` below their unit.)
-pub fn is_monitors(path: &str) -> bool {
+pub(crate) fn is_monitors(path: &str) -> bool {
     let parents = std::iter::once("").chain(path.split('/'));
     path.split('/').zip(parents).any(|(component, parent)| {
         let scope = component.strip_suffix(".scope");
@@ -272,7 +272,7 @@ pub fn is_monitors(path: &str) -> bool {
 
 /// Whether a program's file name is that of a container's monitor, which some managers leave in any cgroup
 /// (`podman --cgroups=no-conmon`, `lxc-start -F`).
-pub fn is_monitor_program(name: &str) -> bool {
+pub(crate) fn is_monitor_program(name: &str) -> bool {
     let names = ["conmon", "conmonrs", "systemd-nspawn", "lxc-start", "libvirt_lxc"];
     names.contains(&name) || name.starts_with("containerd-shim")
 }
@@ -284,7 +284,7 @@ pub fn is_unit(path: &str) -> bool {
 
 /// The innermost unit around a cgroup, or the cgroup itself if it is a unit. A user's manager does not count: it contains
 /// all of the user's units.
-pub fn unit_of(path: &str) -> Option<&str> {
+pub(crate) fn unit_of(path: &str) -> Option<&str> {
     let is_manager = |unit: &str| unit.rsplit('/').next().is_some_and(|name| name.starts_with("user@"));
     ancestors(path).filter(|part| is_unit(part) && !is_manager(part)).last()
 }
@@ -365,7 +365,7 @@ pub fn vm_scope(path: &str) -> Option<&str> {
 
 /// The machine's name in a scope that [`vm_scope`] found. libvirt puts driver and number before the name and may
 /// shorten it (`virDomainGenerateMachineName`).
-pub fn name_of_scope(scope: &str) -> Option<String> {
+pub(crate) fn name_of_scope(scope: &str) -> Option<String> {
     let name = scope.rsplit('/').next()?;
     if let Some(instance) = vmspawns(name) {
         return Some(unescape(instance)).filter(|name| !name.is_empty());
@@ -379,7 +379,7 @@ pub fn name_of_scope(scope: &str) -> Option<String> {
 }
 
 /// The instance name of a template unit's service (`microvm@NAME.service`), if this is its cgroup.
-pub fn instance_of(path: &str) -> Option<String> {
+pub(crate) fn instance_of(path: &str) -> Option<String> {
     let (_, instance) = path.rsplit('/').next()?.strip_suffix(".service")?.split_once('@')?;
     Some(unescape(instance)).filter(|name| !name.is_empty())
 }
@@ -667,7 +667,7 @@ impl Names {
 
     /// Adds containerd's state directory, as told by the directory in which a task's shim runs:
     /// `STATE/io.containerd.runtime.v2.task/NAMESPACE/ID`. (containerd may be a part of another program.)
-    pub fn started_shim(&mut self, directory: &Path) {
+    pub(crate) fn started_shim(&mut self, directory: &Path) {
         let Some(state) = directory.ancestors().nth(3).filter(|state| state.is_absolute()) else { return };
         let is_task = |path: &Path| path.file_name().is_some_and(|name| name == TASKS);
         if directory.ancestors().nth(2).is_some_and(is_task) {
@@ -717,7 +717,7 @@ impl Names {
     }
 
     /// Adds the directories of a configuration of `containers/storage`.
-    pub fn configured_storage(&mut self, file: &str) {
+    pub(crate) fn configured_storage(&mut self, file: &str) {
         let at = |path: &str| self.root.join(path.trim_start_matches('/'));
         let roots = self.records.toml::<StorageConfig>(&at(file)).into_iter().flat_map(StorageConfig::roots);
         let roots = roots.filter(|root| root.starts_with('/')).map(|root| at(&root));
@@ -835,7 +835,7 @@ impl Names {
     /// (`--cgroup-manager=cgroupfs` with `--cgroup-parent`). Such a cgroup's name alone proves nothing, because a
     /// container may be able to create cgroups below its own. A pod's infra container has the pod's digits for a name;
     /// of pods without one see [`pod_of_conmon`].
-    pub fn is_pod(&mut self, identity: &Identity) -> bool {
+    pub(crate) fn is_pod(&mut self, identity: &Identity) -> bool {
         let Identity::Unknown(pod) = identity else { return false };
         let infra = pod.get(..12).map(|digits| format!("{digits}-infra")).unwrap_or_default();
         self.stored().values().any(|name| *name == infra)

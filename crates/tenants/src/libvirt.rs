@@ -15,7 +15,7 @@ use crate::proc::printable;
 use crate::rules::{RuntimeCap, Verdict};
 
 /// The namespace of Ontime's element in a domain's `<metadata>`.
-pub const METADATA_NAMESPACE: &str = "https://ontime.dev/xmlns/tenant/1";
+pub(crate) const METADATA_NAMESPACE: &str = "https://ontime.dev/xmlns/tenant/1";
 
 /// More nodes than any domain has: a limit for malformed files.
 const NODES_MAX: u32 = 200_000;

@@ -45,7 +45,7 @@ impl Stat {
     }
 
     /// Whether the kernel runs this thread inside a user process. Unlike a name, user space cannot forge this.
-    pub fn is_user_worker(&self) -> bool {
+    pub(crate) fn is_user_worker(&self) -> bool {
         self.flags & PF_USER_WORKER != 0
     }
 

@@ -98,7 +98,7 @@ fn believed(answer: &Result<VcpuThreads, String>, before: Option<&Asked>) -> Dur
 impl Monitors {
     /// Waits at most `timeout` for the answers of one process's monitors, and for a fraction of that while monitors of
     /// other processes of its account do not answer: for N silent ones about `timeout` * ln(N) in all.
-    pub fn asking_for(timeout: Duration) -> Self {
+    pub(crate) fn asking_for(timeout: Duration) -> Self {
         Self { timeout, asked: Mutex::default() }
     }
 

@@ -85,7 +85,7 @@ impl Vmm {
     }
 
     /// The monitor of an unknown program, by its threads' names.
-    pub fn of_threads<'a>(mut names: impl Iterator<Item = &'a str>) -> Vmm {
+    pub(crate) fn of_threads<'a>(mut names: impl Iterator<Item = &'a str>) -> Vmm {
         let is_qemus = |name: &str| name.starts_with("CPU ") && vcpu_number(name).is_some();
         if names.any(is_qemus) { Vmm::Qemu } else { Vmm::Other(&UNNAMED) }
     }
@@ -114,7 +114,7 @@ impl Vmm {
     }
 
     /// The role of a user thread of this name.
-    pub fn role_of_name(self, comm: &str) -> ThreadRole {
+    pub(crate) fn role_of_name(self, comm: &str) -> ThreadRole {
         match self {
             Vmm::Qemu => qemu_role(comm),
             Vmm::Other(_) => vcpu_number(comm).map_or(ThreadRole::Emulator, ThreadRole::Vcpu),
@@ -328,7 +328,7 @@ impl fmt::Display for Delay {
 
 /// Whether QEMU's arguments ask for no machine. libvirt starts such a process for a moment, to learn QEMU's features
 /// (`src/qemu/qemu_process.c`, `qemuProcessQMPLaunch`). The last type counts.
-pub fn has_no_machine(arguments: &[String]) -> bool {
+pub(crate) fn has_no_machine(arguments: &[String]) -> bool {
     let machines = options(arguments).filter(|(option, _)| matches!(*option, "machine" | "M"));
     machines.filter_map(|(_, value)| option_value(value, "type", true)).last().as_deref() == Some("none")
 }
@@ -408,7 +408,7 @@ pub fn other_name(arguments: &[String]) -> Option<String> {
 
 /// The VM's UUID on another monitor's command line, if any: `-uuid UUID` (StratoVirt, as QEMU), `--platform uuid=UUID`
 /// (Cloud Hypervisor), `--startvm UUID` (VirtualBox, which also takes a name there).
-pub fn other_uuid(arguments: &[String]) -> Option<String> {
+pub(crate) fn other_uuid(arguments: &[String]) -> Option<String> {
     let words = arguments.iter().zip(arguments.iter().skip(1));
     let pairs = arguments
         .iter()

@@ -223,7 +223,7 @@ pub struct OpenFiles {
 ///
 /// # Errors
 /// If `/proc/PID/fd` cannot be listed, which needs root for other users' processes.
-pub fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
+pub(crate) fn open_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
     limit_waits(|| first_files(process, limit))
 }
 

@@ -46,13 +46,13 @@ use crate::rules::Rules;
 use crate::vmm::{self, Vmm};
 
 /// Delay from the first sign of a change to the notification: threads of one VM appear within this time.
-pub const SETTLE: Duration = Duration::from_millis(30);
+pub(crate) const SETTLE: Duration = Duration::from_millis(30);
 /// Least time between two notifications, so that many changes cost a bounded share of a CPU.
 pub const SPACING: Duration = Duration::from_millis(200);
 /// Interval of additional discoveries if process events are available.
 pub const RESCAN: Duration = Duration::from_secs(60);
 /// Interval of discoveries without process events.
-pub const RESCAN_BLIND: Duration = Duration::from_secs(5);
+pub(crate) const RESCAN_BLIND: Duration = Duration::from_secs(5);
 /// Requirements for process events.
 const PROC_EVENTS: &str = "for events, run as root in the host's own namespaces, on a kernel with CONFIG_PROC_EVENTS";
 

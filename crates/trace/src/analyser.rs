@@ -20,7 +20,7 @@ use crate::waits::{Wait, Waits};
 /// Most requests per path whose times are kept for the percentiles.
 pub const SAMPLES: usize = 1 << 20;
 /// Most distinct inversions; further ones are only counted.
-pub const CULPRITS: usize = 256;
+pub(crate) const CULPRITS: usize = 256;
 /// Most slices per CPU that are kept for one of the worst requests.
 const PICTURED: usize = 400;
 

@@ -221,10 +221,10 @@ pub const BACKLOG: &str = "(no_device)";
 /// Softirq vector of reception (`include/linux/interrupt.h`).
 pub const NET_RX: u32 = 3;
 /// Softirq vector of transmission.
-pub const NET_TX: u32 = 2;
+pub(crate) const NET_TX: u32 = 2;
 
 /// A softirq vector's name as in `/proc/softirqs`.
-pub fn softirq_name(vec: u32) -> &'static str {
+pub(crate) fn softirq_name(vec: u32) -> &'static str {
     ["HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"]
         .get(vec as usize)
         .copied()

@@ -167,7 +167,7 @@ impl Judge<'_> {
     }
 
     /// Waits of the path's threads during the request.
-    pub fn waits_of(&self, path: &Path, request: &Request) -> Vec<Wait> {
+    pub(crate) fn waits_of(&self, path: &Path, request: &Request) -> Vec<Wait> {
         let own = |wait: &Wait| path.threads.contains_key(&wait.task.pid);
         self.waits.within(request.begin, request.done).filter(own).collect()
     }

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{BACKLOG, Event, NET_RX, NET_TX, Name, Task, What, softirq_name};
+use crate::event::{BACKLOG, Event, Name, Task, What, softirq_name};
 
 /// Slices kept per CPU: a few hundred milliseconds during a flood.
 const KEPT: usize = 16_384;
@@ -46,11 +46,6 @@ impl CpuContext {
             CpuContext::Napi(dev) if *dev == Name::from(BACKLOG) => "the per-CPU backlog".to_owned(),
             CpuContext::Napi(dev) => format!("NAPI of {dev}"),
         }
-    }
-
-    /// Whether a softirq or poll processes packets in this context.
-    pub fn moves_packets(&self) -> bool {
-        matches!(self, CpuContext::Napi(_) | CpuContext::Softirq(NET_RX | NET_TX))
     }
 }
 
@@ -184,6 +179,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::event::NET_RX;
 
     fn task(pid: i32) -> Task {
         Task { pid, prio: 120, comm: Name::from(format!("t{pid}").as_str()) }

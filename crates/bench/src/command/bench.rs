@@ -9,7 +9,7 @@ use crate::experiments::{self, EXPERIMENTS, Show};
 
 /// `ontime-lab bench`
 #[derive(Debug)]
-pub struct Args {
+pub(super) struct Args {
     experiment: String,
     arguments: ArgMatches,
 }
@@ -47,7 +47,7 @@ impl clap::Args for Args {
 }
 
 /// Runs an experiment, or shows results again.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.experiment == SHOW {
         return experiments::show(&<Show as clap::FromArgMatches>::from_arg_matches(&args.arguments)?);
     }

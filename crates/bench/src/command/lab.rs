@@ -23,7 +23,7 @@ const LAB_FAILED: u8 = 125;
 
 /// The commands of the emulated host.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run a command in an emulated host; its exit status is this one's (124: too long, 125: the host failed). Or
     /// measure what a scenario's file describes, as `ontime-lab bench scenario` does (2: a limit does not hold)
     Run(Run),
@@ -47,7 +47,7 @@ pub enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct MachineArgs {
+pub(crate) struct MachineArgs {
     /// What time is inside: virtual (instructions executed; CPUs take turns) or real (this machine's)
     #[arg(long, default_value = "virtual")]
     clock: Clock,
@@ -79,7 +79,7 @@ pub struct MachineArgs {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Run {
+pub(crate) struct Run {
     #[command(flatten)]
     host: MachineArgs,
     /// Most real seconds the command may take
@@ -151,7 +151,7 @@ fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
 }
 
 /// Runs a command of the emulated host.
-pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
         Command::Client { order } => {
@@ -183,7 +183,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
 
 /// The lab's images, built first if they are missing, with progress on standard error. `turns`: with the emulator for
 /// several CPUs on the virtual clock.
-pub fn images(turns: bool) -> anyhow::Result<Images> {
+pub(crate) fn images(turns: bool) -> anyhow::Result<Images> {
     isolate::possible().map_err(unsupported)?;
     let mut progress = |line: &str| eprintln!("{line}");
     let images = Images::ready(&mut progress)?;
@@ -191,13 +191,13 @@ pub fn images(turns: bool) -> anyhow::Result<Images> {
 }
 
 /// Builds the guest module for the lab's guests if it is missing, with progress on standard error.
-pub fn guest_module(images: &Images) -> anyhow::Result<()> {
+pub(crate) fn guest_module(images: &Images) -> anyhow::Result<()> {
     GUEST.ready(&images.guest_version()?, &mut |line| eprintln!("{line}"))?;
     Ok(())
 }
 
 /// As [`guest_module`], for the host module, if the emulated host's kernel needs one.
-pub fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()> {
+pub(crate) fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()> {
     if kernel.takes_host_module() {
         HOST.ready(&images.kernel_version(kernel)?, &mut |line| eprintln!("{line}"))?;
     }

@@ -8,7 +8,7 @@ use ontime_lab::Programs;
 
 /// Which binary.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct Product {
+pub(crate) struct Product {
     /// The binary `ontime` for the emulated host (default: the one beside `ontime-lab`)
     #[arg(long, value_name = "FILE")]
     pub ontime: Option<PathBuf>,
@@ -19,7 +19,7 @@ impl Product {
     ///
     /// # Errors
     /// There is no file of that name.
-    pub fn find(&self) -> anyhow::Result<Programs> {
+    pub(crate) fn find(&self) -> anyhow::Result<Programs> {
         let lab = std::env::current_exe().context("finding the file of this program")?;
         Ok(Programs { ontime: find(self.ontime.as_deref(), &lab)?, lab })
     }

@@ -200,7 +200,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 
 /// Figure 13.
 #[derive(Debug)]
-pub struct Bulk;
+pub(super) struct Bulk;
 
 impl Experiment for Bulk {
     command!(

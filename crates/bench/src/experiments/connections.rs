@@ -230,7 +230,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 
 /// New TCP connections.
 #[derive(Debug)]
-pub struct Connections;
+pub(super) struct Connections;
 
 impl Experiment for Connections {
     command!(

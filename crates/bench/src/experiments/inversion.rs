@@ -227,7 +227,7 @@ fn against(result: &MethodResult, all: Option<&MethodResult>) -> Option<Metric> 
 
 /// Every rule switched off alone.
 #[derive(Debug)]
-pub struct Inversion;
+pub(super) struct Inversion;
 
 impl Experiment for Inversion {
     command!(

@@ -384,7 +384,7 @@ macro_rules! slowest {
 
 /// Polling compared with interrupts.
 #[derive(Debug)]
-pub struct Kbp;
+pub(super) struct Kbp;
 
 impl Experiment for Kbp {
     command!(

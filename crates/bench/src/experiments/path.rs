@@ -134,7 +134,7 @@ fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyh
 
 /// The instructions of a request.
 #[derive(Debug)]
-pub struct Path;
+pub(super) struct Path;
 
 impl Experiment for Path {
     command!(

@@ -618,7 +618,7 @@ fn all_cases() -> Vec<(String, Load)> {
 
 /// Table 3, Figures 6 to 8.
 #[derive(Debug)]
-pub struct RtServer;
+pub(crate) struct RtServer;
 
 impl Experiment for RtServer {
     command!(
@@ -688,7 +688,7 @@ impl Experiment for RtServer {
 
 /// Figure 9.
 #[derive(Debug)]
-pub struct Ablation;
+pub(crate) struct Ablation;
 
 impl Experiment for Ablation {
     command!(
@@ -726,7 +726,7 @@ impl Experiment for Ablation {
 
 /// Figure 11.
 #[derive(Debug)]
-pub struct Segments;
+pub(crate) struct Segments;
 
 impl Experiment for Segments {
     command!(
@@ -766,7 +766,7 @@ impl Experiment for Segments {
 
 /// Figure 14, a plot; the text states differences only.
 #[derive(Debug)]
-pub struct Voip;
+pub(crate) struct Voip;
 
 impl Experiment for Voip {
     command!(
@@ -806,7 +806,7 @@ impl Experiment for Voip {
 
 /// Figure 15, a plot; the text states differences only.
 #[derive(Debug)]
-pub struct Memcached;
+pub(crate) struct Memcached;
 
 impl Experiment for Memcached {
     command!(

@@ -231,7 +231,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 
 /// Figures 16 to 18, plots.
 #[derive(Debug)]
-pub struct RtVms;
+pub(super) struct RtVms;
 
 impl Experiment for RtVms {
     command!(

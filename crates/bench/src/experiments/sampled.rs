@@ -102,7 +102,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 
 /// Sampled Values: a frame every 250 us.
 #[derive(Debug)]
-pub struct SampledValues;
+pub(super) struct SampledValues;
 
 impl Experiment for SampledValues {
     command!(

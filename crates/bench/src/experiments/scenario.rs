@@ -253,7 +253,7 @@ fn goal(limit: &Limit, (method, load): (&str, Load), results: &[MethodResult]) -
 
 /// A host, its tenants and their load, from a file.
 #[derive(Debug)]
-pub struct FromFile;
+pub(crate) struct FromFile;
 
 impl Experiment for FromFile {
     command!(

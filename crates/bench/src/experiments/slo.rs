@@ -318,7 +318,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 
 /// RTVirt 4.4: requests to a VM with a small reservation.
 #[derive(Debug)]
-pub struct MemcachedSlo;
+pub(super) struct MemcachedSlo;
 
 impl Experiment for MemcachedSlo {
     command!(

@@ -483,7 +483,7 @@ fn execute(
 
 /// Figures 6 and 7.
 #[derive(Debug)]
-pub struct Vatc;
+pub(super) struct Vatc;
 
 impl Experiment for Vatc {
     command!(
@@ -519,7 +519,7 @@ impl Experiment for Vatc {
 
 /// Figure 12.
 #[derive(Debug)]
-pub struct VatcNetwork;
+pub(super) struct VatcNetwork;
 
 impl Experiment for VatcNetwork {
     command!(

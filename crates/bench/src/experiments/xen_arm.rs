@@ -239,7 +239,7 @@ macro_rules! worst {
 
 /// Xen-ARM: a guest that computes, beside another VM.
 #[derive(Debug)]
-pub struct XenArm;
+pub(crate) struct XenArm;
 
 impl Experiment for XenArm {
     command!(

@@ -148,7 +148,7 @@ impl GoalSpec {
     }
 
     /// The goal with an upper limit.
-    pub const fn at_most(self, target: f64) -> Self {
+    pub(crate) const fn at_most(self, target: f64) -> Self {
         Self { bound: Bound::AtMost, target, ..self }
     }
 }

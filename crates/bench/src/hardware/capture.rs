@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::site::Stamps;
 
 /// Maximum of bytes that are kept of a frame.
-pub const LONGEST: usize = 2_048;
+pub(super) const LONGEST: usize = 2_048;
 /// Size of the receive buffer, bytes.
 const BUFFER: libc::c_int = 256 << 20;
 /// `HWTSTAMP_FILTER_NONE`, `HWTSTAMP_FILTER_ALL` (`include/uapi/linux/net_tstamp.h`).
@@ -21,7 +21,7 @@ const ETHTOOL_GDRVINFO: u32 = 3;
 /// `struct hwtstamp_config`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct StampConfig {
+pub(super) struct StampConfig {
     flags: libc::c_int,
     tx_type: libc::c_int,
     rx_filter: libc::c_int,
@@ -50,7 +50,7 @@ struct Request<T> {
 
 /// A received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Frame {
+pub(super) struct Frame {
     /// Time of passage, ns since the epoch of the stamp; `None` if the frame has no stamp of the chosen kind.
     pub at_ns: Option<u64>,
     /// Number of bytes kept.
@@ -61,7 +61,7 @@ pub struct Frame {
 
 /// An open packet socket on one interface, for both directions.
 #[derive(Debug)]
-pub struct Socket {
+pub(super) struct Socket {
     fd: OwnedFd,
     stamps: Stamps,
 }
@@ -72,7 +72,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 
 impl Socket {
     /// Opens a socket on interface `index`.
-    pub fn open(index: u32, stamps: Stamps) -> io::Result<Self> {
+    pub(super) fn open(index: u32, stamps: Stamps) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: takes integers and accesses no memory. Protocol 0: nothing is received before the socket is bound.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
@@ -98,7 +98,7 @@ impl Socket {
     }
 
     /// Starts receiving the frames that pass the interface.
-    pub fn bind(&self, index: u32) -> io::Result<()> {
+    pub(super) fn bind(&self, index: u32) -> io::Result<()> {
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as libc::sa_family_t,
             sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
@@ -115,7 +115,7 @@ impl Socket {
 
     /// Passes only TCP, and one in 64 of all other frames, which is enough for a flood's sums. For IPv4 and IPv6
     /// without tags or options.
-    pub fn thin(&self) -> io::Result<()> {
+    pub(super) fn thin(&self) -> io::Result<()> {
         let code = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         const RANDOM: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_RANDOM) as u32;
         // BPF_LD|H|ABS 0x28, BPF_LD|B|ABS 0x30, BPF_JMP|JEQ|K 0x15, BPF_LD|W|ABS 0x20, BPF_JMP|JSET|K 0x45, BPF_RET|K
@@ -138,7 +138,7 @@ impl Socket {
     }
 
     /// The next frame, in `buffer`; `None` if there is none yet.
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Frame>> {
+    pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Frame>> {
         // SAFETY: a msghdr of zeros is valid.
         let mut message: libc::msghdr = unsafe { zeroed() };
         let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -178,7 +178,7 @@ impl Socket {
     }
 
     /// Frames that were dropped for lack of room since the last call.
-    pub fn dropped(&self) -> io::Result<u64> {
+    pub(super) fn dropped(&self) -> io::Result<u64> {
         // struct tpacket_stats.
         let mut counts = [0u32; 2];
         let mut length = size_of_val(&counts) as libc::socklen_t;
@@ -189,7 +189,7 @@ impl Socket {
     }
 
     /// Waits until a frame can be received, or until the limit.
-    pub fn wait(&self, limit_ms: i32) -> io::Result<()> {
+    pub(super) fn wait(&self, limit_ms: i32) -> io::Result<()> {
         let mut of = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the pointer is to one live pollfd.
         match check(unsafe { libc::poll(&raw mut of, 1, limit_ms) }) {
@@ -199,7 +199,7 @@ impl Socket {
     }
 
     /// Makes the NIC stamp every received frame. Returns the previous configuration.
-    pub fn stamp_all(&self, nic: &str) -> io::Result<StampConfig> {
+    pub(super) fn stamp_all(&self, nic: &str) -> io::Result<StampConfig> {
         let mut before = StampConfig::default();
         self.ask(nic, SIOCGHWTSTAMP, &mut before)?;
         let mut wanted = StampConfig { rx_filter: FILTER_ALL, ..before };
@@ -213,12 +213,12 @@ impl Socket {
     }
 
     /// Restores the previous configuration of time stamps.
-    pub fn set_stamps(&self, nic: &str, config: &mut StampConfig) -> io::Result<()> {
+    pub(super) fn set_stamps(&self, nic: &str, config: &mut StampConfig) -> io::Result<()> {
         self.ask(nic, SIOCSHWTSTAMP, config)
     }
 
     /// The interface's driver, and the bus address of its device, which is empty if it has no device.
-    pub fn driver(&self, nic: &str) -> io::Result<(String, String)> {
+    pub(super) fn driver(&self, nic: &str) -> io::Result<(String, String)> {
         // SAFETY: a DriverInfo of zeros is valid.
         let mut info: DriverInfo = unsafe { zeroed() };
         info.command = ETHTOOL_GDRVINFO;

@@ -5,7 +5,7 @@
 //! switches only the host's method, through its daemon, and restores it at the end.
 
 mod capture;
-pub mod monitor;
+pub(crate) mod monitor;
 mod site;
 mod target;
 
@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-pub use self::site::Site;
-pub use self::target::Target;
+pub(crate) use self::site::Site;
+pub(crate) use self::target::Target;
 
 /// The beginning of the line by which `ontime apply` reports that method `exclusive` has no CPU for the RT group.
 /// Nothing moves then, and the figures would be those of `threaded`.

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Parameters of a capture.
 #[derive(Debug, Clone, Copy)]
-pub struct Watch<'a> {
+pub(crate) struct Watch<'a> {
     /// The interface.
     pub nic: &'a str,
     /// The interface's place, for messages.
@@ -45,7 +45,7 @@ pub struct Watch<'a> {
 
 /// A growing capture.
 #[derive(Debug)]
-pub struct Monitor {
+pub(crate) struct Monitor {
     file: PathBuf,
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
@@ -69,7 +69,7 @@ struct Shared {
 
 impl Monitor {
     /// Starts capturing into `file`.
-    pub fn start(watch: Watch<'_>, file: &Path) -> Result<Self, HardwareError> {
+    pub(crate) fn start(watch: Watch<'_>, file: &Path) -> Result<Self, HardwareError> {
         let Watch { nic, place, stamps, captured, thin } = watch;
         let failed = |what| {
             let nic = nic.to_owned();
@@ -121,22 +121,22 @@ impl Monitor {
     }
 
     /// The path of the capture.
-    pub fn file(&self) -> &Path {
+    pub(crate) fn file(&self) -> &Path {
         &self.file
     }
 
     /// Whether the interface has a hardware device.
-    pub fn is_device(&self) -> bool {
+    pub(crate) fn is_device(&self) -> bool {
         self.device
     }
 
     /// Frames that passed but are missing in the capture, so far.
-    pub fn missed(&self) -> u64 {
+    pub(crate) fn missed(&self) -> u64 {
         self.shared.missed.load(Ordering::Relaxed)
     }
 
     /// Waits until the capture contains all frames that have passed. The capturing thread has no priority over others.
-    pub fn settle(&self) -> Result<(), HardwareError> {
+    pub(crate) fn settle(&self) -> Result<(), HardwareError> {
         let asked = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let end = Instant::now() + PATIENCE;
         while self.shared.written.load(Ordering::Acquire) < asked {
@@ -150,7 +150,7 @@ impl Monitor {
     }
 
     /// Checks that the capture still runs.
-    pub fn alive(&self) -> Result<(), HardwareError> {
+    pub(crate) fn alive(&self) -> Result<(), HardwareError> {
         if self.shared.failed.load(Ordering::Relaxed) {
             return Err(HardwareError::Down { nic: self.nic.clone() });
         }
@@ -158,7 +158,7 @@ impl Monitor {
     }
 
     /// Source of the time stamps, and the delays that the times between them include.
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         let Self { nic, driver, .. } = self;
         let what = match (self.stamps, self.device) {
             (Stamps::Kernel, true) => {

@@ -107,7 +107,7 @@ impl Target {
     }
 
     /// Whether both NICs have a hardware device.
-    pub fn is_hardware(&self) -> bool {
+    pub(crate) fn is_hardware(&self) -> bool {
         self.rt.is_device() && self.bulk.as_ref().is_none_or(Monitor::is_device)
     }
 

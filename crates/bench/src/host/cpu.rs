@@ -32,19 +32,19 @@ impl CpuTime {
     }
 
     /// Share of the CPUs used by guests since an earlier reading, 0 to 1; `None` if no time has passed.
-    pub fn guest_share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
+    pub(crate) fn guest_share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
         let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
         (elapsed > 0.0).then(|| ((self.guest - before.guest) / elapsed).clamp(0.0, 1.0))
     }
 
     /// Share of one CPU used by the pacers since an earlier reading; `None` if there are none, or no time has passed.
-    pub fn pacers_share_since(&self, before: &Self) -> Option<f64> {
+    pub(crate) fn pacers_share_since(&self, before: &Self) -> Option<f64> {
         let (ran, elapsed) = (self.pacers - before.pacers, self.uptime - before.uptime);
         (elapsed > 0.0 && ran > 0.0).then_some(ran / elapsed)
     }
 
     /// Busy share of the CPUs since an earlier reading, 0 to 1; `None` if no time has passed.
-    pub fn share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
+    pub(crate) fn share_since(&self, before: &Self, cpus: u16) -> Option<f64> {
         let elapsed = (self.uptime - before.uptime) * f64::from(cpus);
         (elapsed > 0.0).then(|| (1.0 - (self.idle - before.idle) / elapsed).clamp(0.0, 1.0))
     }

@@ -20,8 +20,8 @@ use ontime_lab::module::HOST;
 use ontime_lab::network::RT_TAP;
 use ontime_lab::{Lab, LabError};
 
-pub use self::cpu::CpuTime;
-pub use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
+pub(crate) use self::cpu::CpuTime;
+pub(crate) use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, Peer};
 use crate::client_side::Order;
 use crate::error::MeasureError;
@@ -33,7 +33,7 @@ use crate::schema::{CLIENTS_INSIDE, Clock};
 /// Limit of real time for a command in the emulated host.
 const LIMIT: Duration = Duration::from_secs(900);
 /// The pseudo-method that leaves a real host's settings as they are.
-pub const AS_IS: &str = "as-is";
+pub(crate) const AS_IS: &str = "as-is";
 
 /// Rules that make the VMs `rt` and `rt2`, and the processes in cgroup `rt.scope`, RT tenants.
 const TENANTS: &str = "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n[[tenant]]\nname = \"rt2\"\nclass \
@@ -131,7 +131,7 @@ impl Host {
     }
 
     /// Whether the clients' side is in the emulated machine, on its own CPU.
-    pub fn has_client_cpu(&self) -> bool {
+    pub(crate) fn has_client_cpu(&self) -> bool {
         self.client_cpu
     }
 
@@ -225,7 +225,7 @@ impl Host {
     }
 
     /// The client's interface on the RT network.
-    pub fn client_nic(&self) -> &str {
+    pub(crate) fn client_nic(&self) -> &str {
         self.target().map_or(RT_TAP, |target| &target.site().rt.nic)
     }
 
@@ -310,7 +310,7 @@ impl Host {
     }
 
     /// As [`Host::requests`], to another server.
-    pub fn requests_to(
+    pub(crate) fn requests_to(
         &mut self,
         peer: &mut dyn Peer,
         mut config: ClientConfig,
@@ -353,7 +353,7 @@ impl Host {
     }
 
     /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time.
-    pub fn paced_while(
+    pub(crate) fn paced_while(
         &mut self,
         load: &Paced,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
@@ -413,7 +413,7 @@ fn exclusive_cpu(name: &str, text: &str, cpus: u8) -> String {
 }
 
 /// Present size of a capture, bytes.
-pub fn size(path: &Path) -> u64 {
+pub(crate) fn size(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |data| data.len())
 }
 

@@ -26,9 +26,9 @@ pub struct Vm<'a> {
 }
 
 /// The RT VM with sockperf's server and a NIC. Others differ in role or network. The rules make it RT.
-pub const RT_VM: Vm<'static> = Vm { name: "rt", role: "rt", net: "rt", address: "10.1.0.2" };
+pub(crate) const RT_VM: Vm<'static> = Vm { name: "rt", role: "rt", net: "rt", address: "10.1.0.2" };
 /// The bulk VMs on the bulk network.
-pub const BULK_VMS: [Vm<'static>; 2] = [
+pub(crate) const BULK_VMS: [Vm<'static>; 2] = [
     Vm { name: "bulk1", role: "bulk", net: "bulk", address: "10.2.0.2" },
     Vm { name: "bulk2", role: "bulk", net: "bulk", address: "10.2.0.3" },
 ];
@@ -39,7 +39,7 @@ pub const BULK_VMS: [Vm<'static>; 2] = [
 const ICOUNT_SHIFT: u8 = 0;
 
 /// The machine of an experiment.
-pub fn machine(clock: ontime_lab::Clock, kernel: Kernel) -> Machine {
+pub(crate) fn machine(clock: ontime_lab::Clock, kernel: Kernel) -> Machine {
     Machine { icount_shift: ICOUNT_SHIFT, ..Machine::new(clock, kernel) }
 }
 
@@ -61,7 +61,7 @@ const OWN_MIB: u32 = 3_072;
 
 impl Site {
     /// Gives the host memory for this number of VMs.
-    pub fn with_room_for(mut self, vms: u32) -> Self {
+    pub(crate) fn with_room_for(mut self, vms: u32) -> Self {
         self.machine.huge_pages = vms * VM_PAGES;
         self.machine.memory_mib = self.machine.memory_mib.max(self.machine.huge_pages * 2 + OWN_MIB);
         self
@@ -69,7 +69,7 @@ impl Site {
 }
 
 /// The host for an experiment, before it starts.
-pub enum Ground<'a> {
+pub(crate) enum Ground<'a> {
     /// An emulated host, to be booted.
     Emulated(&'a Site, &'a Images),
     /// A real host.
@@ -78,7 +78,7 @@ pub enum Ground<'a> {
 
 impl Ground<'_> {
     /// Starts the host with these VMs and files for `/etc/ontime`. On a real host both are its owner's.
-    pub fn start(
+    pub(crate) fn start(
         self,
         vms: &[Vm<'_>],
         config: &[(&str, &str)],
@@ -93,7 +93,7 @@ impl Ground<'_> {
 
 /// Starts a VM and waits for its server. A guest that fails under emulated SVM is started again, and a message reports
 /// that.
-pub fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+pub(crate) fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
     let Vm { name, role, net, address } = *vm;
     for boot in 1.. {
         progress(&format!("booting the VM {name} in it (boot {boot})"));

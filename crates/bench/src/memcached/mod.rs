@@ -10,7 +10,7 @@ pub mod wire;
 use serde::{Deserialize, Serialize};
 
 /// Number of keys. All have values before the measurement, so that every GET is a hit.
-pub const KEYS: u16 = 100;
+pub(crate) const KEYS: u16 = 100;
 /// The answer to a SET.
 const STORED: &[u8] = b"STORED\r\n";
 

@@ -12,7 +12,7 @@ pub use self::shape::*;
 use crate::schema::PaperRow;
 
 /// The file, as of this program's build.
-pub const FIGURES: &str = include_str!("../../../../papers/figures.toml");
+pub(crate) const FIGURES: &str = include_str!("../../../../papers/figures.toml");
 
 /// Why the papers' figures could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ impl Figures {
     }
 
     /// Access'18's Table 3 for these methods.
-    pub fn table3(&self, methods: &[&str]) -> Vec<PaperRow> {
+    pub(crate) fn table3(&self, methods: &[&str]) -> Vec<PaperRow> {
         let Outsourcing { host, load, .. } = &self.outsourcing;
         let conditions = format!("{host}; {load}");
         let Methods { vanilla, threaded, exclusive, outsourcing } = self.outsourcing.table3;

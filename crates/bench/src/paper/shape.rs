@@ -255,7 +255,7 @@ pub struct Table3Video {
 
 impl Table3Video {
     /// All rates, the slowest first.
-    pub fn rates(&self) -> [Video; 4] {
+    pub(crate) fn rates(&self) -> [Video; 4] {
         [self.fps24, self.fps30, self.fps48, self.fps60]
     }
 }

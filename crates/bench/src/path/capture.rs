@@ -23,7 +23,7 @@ use super::window::{Cutter, Incomplete, Run};
 use crate::client::{ClientError, Peer, ReplyOutcome};
 
 /// The runs that were read between the log's start and its end.
-pub type Stretch = Result<Vec<Run>, Incomplete>;
+pub(super) type Stretch = Result<Vec<Run>, Incomplete>;
 
 /// Size of the pipe, and of one read, bytes.
 const PIPE: usize = 1 << 20;
@@ -36,7 +36,7 @@ const CLOSING: Duration = Duration::from_secs(30);
 
 /// The pipe, and the thread that reads it.
 #[derive(Debug)]
-pub struct Reader {
+pub(super) struct Reader {
     path: PathBuf,
     stretches: Receiver<Stretch>,
     shared: Arc<Shared>,
@@ -54,7 +54,7 @@ struct Shared {
 
 impl Reader {
     /// Makes the pipe `path` and starts reading.
-    pub fn start(path: &Path, names: Names) -> Result<Self, PathError> {
+    pub(super) fn start(path: &Path, names: Names) -> Result<Self, PathError> {
         let failed = |source: io::Error| PathError::Pipe { path: path.to_owned(), source };
         let _ = fs::remove_file(path);
         rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
@@ -71,7 +71,7 @@ impl Reader {
     }
 
     /// The path of the pipe.
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -90,7 +90,7 @@ impl Reader {
     }
 
     /// Ends the thread. Returns the names, including all that were added.
-    pub fn end(mut self) -> Result<Names, PathError> {
+    pub(super) fn end(mut self) -> Result<Names, PathError> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let failed = |source| PathError::Pipe { path: self.path.clone(), source };
         match self.thread.take().map(JoinHandle::join) {
@@ -138,7 +138,7 @@ fn read(mut pipe: File, mut names: Names, stretches: &Sender<Stretch>, shared: &
 }
 
 /// Sends requests as another peer does, and traces each request after the first `warmup`.
-pub struct Traced<'a> {
+pub(super) struct Traced<'a> {
     peer: Box<dyn Peer>,
     log: InstructionLog,
     reader: &'a Reader,
@@ -149,12 +149,12 @@ pub struct Traced<'a> {
 
 impl<'a> Traced<'a> {
     /// The log must be off.
-    pub fn new(peer: Box<dyn Peer>, log: InstructionLog, reader: &'a Reader, warmup: u64) -> Self {
+    pub(super) fn new(peer: Box<dyn Peer>, log: InstructionLog, reader: &'a Reader, warmup: u64) -> Self {
         Self { peer, log, reader, warmup, is_on: false, stretches: Vec::new() }
     }
 
     /// The traced stretches, one per request. The log is off afterwards, and its connection ends.
-    pub fn into_stretches(mut self) -> Vec<Stretch> {
+    pub(super) fn into_stretches(mut self) -> Vec<Stretch> {
         // The log is still on only after a failure, which the sender of the requests reports.
         let _ = self.off(false);
         self.stretches

@@ -14,7 +14,7 @@ use crate::baseline::{Comparison, Tolerance};
 const NAMED: usize = 3;
 
 /// Compares every method with the baseline's. Both must be of one kernel: another release has other functions.
-pub fn compare(new: &Document, baseline: &Document, tolerance: Tolerance) -> Comparison {
+pub(crate) fn compare(new: &Document, baseline: &Document, tolerance: Tolerance) -> Comparison {
     let mut comparison = Comparison::default();
     for method in &new.methods {
         let name = &method.method;

@@ -11,7 +11,7 @@ const SHT_SYMTAB: u32 = 2;
 const STT_FUNC: u8 = 2;
 
 /// Offset in the file and name of every function, in no order.
-pub fn functions(file: &[u8]) -> Vec<(u64, String)> {
+pub(super) fn functions(file: &[u8]) -> Vec<(u64, String)> {
     read(file).unwrap_or_default()
 }
 

@@ -7,7 +7,7 @@
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum Level {
+pub(crate) enum Level {
     /// The host's kernel.
     HostKernel,
     /// A program of the host.
@@ -20,7 +20,7 @@ pub enum Level {
 
 impl Level {
     /// The name in tables.
-    pub fn words(self) -> &'static str {
+    pub(crate) fn words(self) -> &'static str {
         match self {
             Level::HostKernel => "host kernel",
             Level::HostUser => "host user",
@@ -30,7 +30,7 @@ impl Level {
     }
 
     /// Whether the level is in a guest.
-    pub fn in_guest(self) -> bool {
+    pub(crate) fn in_guest(self) -> bool {
         matches!(self, Level::GuestKernel | Level::GuestUser)
     }
 
@@ -49,7 +49,7 @@ impl Level {
 
 /// The meaning of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Line {
+pub(crate) enum Line {
     /// The instruction at this address will be executed.
     Instruction(u64, Level),
     /// The previous line's instruction was not executed: the CPU stopped before it, and a later line logs it again.
@@ -57,7 +57,7 @@ pub enum Line {
 }
 
 /// Parses one line. `None` for other lines, and for lines that were cut off.
-pub fn parse(line: &[u8]) -> Option<Line> {
+pub(crate) fn parse(line: &[u8]) -> Option<Line> {
     if line.starts_with(b"Stopped execution of TB chain before ") {
         return Some(Line::Stopped);
     }

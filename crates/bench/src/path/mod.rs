@@ -16,12 +16,12 @@
 mod capture;
 mod compare;
 mod elf;
-pub mod line;
+pub(crate) mod line;
 mod report;
 mod sources;
-pub mod stages;
-pub mod symbols;
-pub mod window;
+pub(crate) mod stages;
+pub(crate) mod symbols;
+pub(crate) mod window;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,9 +32,9 @@ use ontime_lab::images::Images;
 use ontime_lab::isolate;
 use ontime_lab::role::SYMBOLS;
 
-pub use compare::compare;
+pub(crate) use compare::compare;
 use ontime_figures::stats::Summary;
-pub use report::{Document, Method, PATH_VERSION, ReportError, sequence, table};
+pub(crate) use report::{Document, Method, PATH_VERSION, ReportError, sequence, table};
 
 use crate::client::{self, ClientConfig, Peer};
 use crate::error::MeasureError;
@@ -51,7 +51,7 @@ use stages::Request;
 use symbols::Names;
 
 /// The methods: those of `rt-server` that work with one CPU.
-pub const METHODS: [&str; 8] = [
+pub(crate) const METHODS: [&str; 8] = [
     "vanilla",
     "rt-default",
     "threaded",
@@ -62,7 +62,7 @@ pub const METHODS: [&str; 8] = [
     "host-process",
 ];
 /// Requests before the first traced request.
-pub const WARM_UP: u64 = 100;
+pub(crate) const WARM_UP: u64 = 100;
 
 /// Why requests could not be traced.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +95,7 @@ impl From<PathError> for MeasureError {
 
 /// The program whose requests are traced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Program {
+pub(crate) enum Program {
     /// `sockperf server`: one datagram in each direction.
     Sockperf,
     /// memcached: GETs and SETs over one TCP connection, as in Access'18, IV-G 2.
@@ -106,7 +106,7 @@ pub enum Program {
 
 impl Program {
     /// All programs, by name.
-    pub const NAMES: [(&'static str, Self); 3] =
+    pub(crate) const NAMES: [(&'static str, Self); 3] =
         [("sockperf", Self::Sockperf), ("memcached", Self::Memcached), ("kamailio", Self::Kamailio)];
 
     fn workload(self) -> Workload {
@@ -150,7 +150,7 @@ impl FromStr for Program {
 
 /// What to trace on one emulated host.
 #[derive(Debug, Clone)]
-pub struct PathPlan {
+pub(crate) struct PathPlan {
     /// The host.
     pub site: Site,
     /// Methods from [`METHODS`].
@@ -165,7 +165,7 @@ pub struct PathPlan {
 
 /// The result of a method.
 #[derive(Debug)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// Instructions by stages and functions.
     pub method: Method,
     /// The median request.
@@ -176,7 +176,7 @@ pub struct Measured {
 
 /// Boots the host and traces requests under every method. A failed method goes to `missing`, and the remaining methods
 /// are traced while the host lives.
-pub fn measure(
+pub(crate) fn measure(
     plan: &PathPlan,
     images: &Images,
     progress: &mut dyn FnMut(&str),

@@ -14,14 +14,14 @@ use super::line::Level;
 use super::stages::{Phase, Request, Stage};
 
 /// The version of the document; any change of a field raises it.
-pub const PATH_VERSION: u32 = 1;
+pub(crate) const PATH_VERSION: u32 = 1;
 /// Number of functions per method in the table.
 const SHOWN: usize = 20;
 
 /// The experiment's results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Document {
+pub(crate) struct Document {
     /// [`PATH_VERSION`].
     pub path_version: u32,
     /// The host kernel's release.
@@ -39,7 +39,7 @@ pub struct Document {
 /// Requests under one method.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Method {
+pub(crate) struct Method {
     /// Its name on the command line.
     pub method: String,
     /// In words.
@@ -66,7 +66,7 @@ pub struct Method {
 /// Instructions of a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct StageRow {
+pub(crate) struct StageRow {
     /// Part of the way.
     pub phase: Phase,
     /// Whose thread.
@@ -82,7 +82,7 @@ pub struct StageRow {
 /// Instructions of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct FunctionRow {
+pub(crate) struct FunctionRow {
     /// Kernel or program, host or guest.
     pub level: Level,
     /// Its name, with its module or program; a program's file where it has no symbols.
@@ -115,7 +115,7 @@ pub enum ReportError {
 
 impl Method {
     /// Builds the result from these requests, in order of time. `missed` counts the others by reason.
-    pub fn new(
+    pub(crate) fn new(
         (method, label): (&str, &str),
         requests: &[Request],
         missed: &BTreeMap<String, u64>,
@@ -144,7 +144,7 @@ impl Method {
     }
 
     /// Checks that stages and functions add up to the whole.
-    pub fn check(&self) -> Result<(), ReportError> {
+    pub(crate) fn check(&self) -> Result<(), ReportError> {
         let stages = |of: fn(&StageRow) -> u64| self.stages.iter().map(of).sum::<u64>();
         let functions = |of: fn(&FunctionRow) -> u64| self.functions.iter().map(of).sum::<u64>();
         for (what, sum, whole) in [
@@ -216,7 +216,7 @@ fn functions(median: &Request, slowest: &Request) -> Vec<FunctionRow> {
 }
 
 /// The document for the terminal.
-pub fn table(document: &Document) -> String {
+pub(crate) fn table(document: &Document) -> String {
     let mut text = document.methods.iter().map(method_table).collect::<Vec<_>>().join("\n");
     for note in &document.notes {
         text.push_str(&format!("note: {note}\n"));
@@ -266,7 +266,7 @@ fn function_line(row: &FunctionRow) -> String {
 }
 
 /// A request's functions in order: instructions before it, its own, phase, thread, level and name, separated by tabs.
-pub fn sequence(method: &str, request: &Request) -> String {
+pub(crate) fn sequence(method: &str, request: &Request) -> String {
     let mut text = format!("# {method}: the median request, {} instructions\n", request.instructions);
     text.push_str("# start\tcount\tphase\tthread\tlevel\tfunction\n");
     let mut start = 0;

@@ -27,11 +27,11 @@ const END: &str = "end\n";
 
 /// The socket on which guests send their symbols.
 #[derive(Debug)]
-pub struct GuestSymbols(TcpListener);
+pub(super) struct GuestSymbols(TcpListener);
 
 impl GuestSymbols {
     /// Listens for guests, in the lab's network namespace.
-    pub fn listen() -> Result<Self, MeasureError> {
+    pub(super) fn listen() -> Result<Self, MeasureError> {
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, SYMBOLS_PORT));
         let failed = |what| move |source| ClientError::Socket { what, address, source };
         let listener = TcpListener::bind(address).map_err(failed("bind to"))?;
@@ -40,7 +40,7 @@ impl GuestSymbols {
     }
 
     /// The text of the guest that booted last; empty if none arrives.
-    pub fn receive(&self, host: &mut Host) -> Result<String, MeasureError> {
+    pub(super) fn receive(&self, host: &mut Host) -> Result<String, MeasureError> {
         let end = Instant::now() + PATIENCE;
         let mut last = String::new();
         while Instant::now() < end {
@@ -82,7 +82,7 @@ fn text_of(mut stream: TcpStream, host: &mut Host) -> Result<Option<String>, Mea
 }
 
 /// Reads the host's symbols and mappings, and parses the guest's text.
-pub fn gather(host: &mut Host, ontime: &Path, guest: Option<&str>) -> Result<Sources, MeasureError> {
+pub(super) fn gather(host: &mut Host, ontime: &Path, guest: Option<&str>) -> Result<Sources, MeasureError> {
     host.shell(
         "grep ' [tTwW] ' /proc/kallsyms > /lab/kallsyms; \
          for maps in /proc/[0-9]*/maps; do of=${maps%/maps}; \

@@ -21,7 +21,7 @@ use super::window::Run;
 /// A part of the way, as in `ontime-lab bench segments`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Up to the first instruction of the server's side.
     HostReceive,
     /// Between its first and its last.
@@ -32,7 +32,7 @@ pub enum Phase {
 
 impl Phase {
     /// The name in tables.
-    pub fn words(self) -> &'static str {
+    pub(crate) fn words(self) -> &'static str {
         match self {
             Phase::HostReceive => "host receive",
             Phase::Server => "server",
@@ -43,7 +43,7 @@ impl Phase {
 
 /// A phase, a thread and a level.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Stage {
+pub(crate) struct Stage {
     /// Part of the way.
     pub phase: Phase,
     /// Kind of thread.
@@ -54,7 +54,7 @@ pub struct Stage {
 
 /// A run with its stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub(crate) struct Step {
     /// The stage.
     pub stage: Stage,
     /// The function's name.
@@ -65,7 +65,7 @@ pub struct Step {
 
 /// The instructions of one request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// Number of all instructions.
     pub instructions: u64,
     /// Instructions by stage, in the order of their first instructions.
@@ -78,7 +78,7 @@ pub struct Request {
 
 impl Request {
     /// Builds the request from these runs, with the functions in `names`.
-    pub fn of(runs: &[Run], names: &Names) -> Self {
+    pub(crate) fn of(runs: &[Run], names: &Names) -> Self {
         let known: Vec<(&Function, u64)> =
             runs.iter().filter_map(|run| Some((names.get(run.function)?, run.count))).collect();
         let (threads, phases) = (threads(&known), phases(&known));

@@ -14,7 +14,7 @@ const IDLE: &str = "lab-spin";
 
 /// The meaning of a function for the path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Mark {
+pub(crate) enum Mark {
     /// No meaning.
     None,
     /// The CPU is idle.
@@ -33,7 +33,7 @@ pub enum Mark {
 
 /// Kinds of threads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Thread {
+pub(crate) enum Thread {
     /// An interrupt on top of the idle process, until the first switch.
     Interrupt,
     /// An interrupt's thread.
@@ -56,7 +56,7 @@ pub enum Thread {
 
 impl Thread {
     /// The name in tables.
-    pub fn words(&self) -> &str {
+    pub(crate) fn words(&self) -> &str {
         match self {
             Thread::Interrupt => "interrupt",
             Thread::Irq => "interrupt's thread",
@@ -91,7 +91,7 @@ fn thread(function: &str) -> Option<Thread> {
 
 /// A function and its origin. The same library function is a different [`Function`] in each program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Function {
+pub(crate) struct Function {
     /// Kernel or program, host or guest.
     pub level: Level,
     /// The name, with its module or program. For a program without symbols, the program's file.
@@ -102,11 +102,11 @@ pub struct Function {
 
 /// Functions of a kernel, by address.
 #[derive(Debug, Default)]
-pub struct Symbols(Vec<(u64, String)>);
+pub(crate) struct Symbols(Vec<(u64, String)>);
 
 impl Symbols {
     /// Reads `/proc/kallsyms`. Lines that are not text symbols are skipped.
-    pub fn kallsyms<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn kallsyms<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let symbol = |line: &str| {
             let mut words = line.split_whitespace();
             let address = u64::from_str_radix(words.next()?, 16).ok().filter(|address| *address != 0)?;
@@ -121,18 +121,18 @@ impl Symbols {
 
     /// Builds the table from symbols in any order. If an address has several names, a name that is not the linker's
     /// (`__irqentry_text_start`) is used.
-    pub fn new(mut symbols: Vec<(u64, String)>) -> Self {
+    pub(crate) fn new(mut symbols: Vec<(u64, String)>) -> Self {
         symbols.sort_by_key(|(address, name)| (*address, !name.starts_with("__")));
         Self(symbols)
     }
 
     /// Whether the table is empty.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The last function that begins at or before `address`.
-    pub fn at(&self, address: u64) -> Option<&str> {
+    pub(crate) fn at(&self, address: u64) -> Option<&str> {
         let behind = self.0.partition_point(|(start, _)| *start <= address);
         self.0.get(behind.checked_sub(1)?).map(|(_, name)| name.as_str())
     }
@@ -151,11 +151,11 @@ struct Mapping {
 
 /// Executable mappings of processes.
 #[derive(Debug, Default)]
-pub struct Maps(Vec<Mapping>);
+pub(crate) struct Maps(Vec<Mapping>);
 
 impl Maps {
     /// Reads, for each process, a line `process PID NAME` and its lines of `/proc/PID/maps`; other lines are skipped.
-    pub fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let (mut found, mut process) = (Vec::new(), String::new());
         for line in lines {
             if let Some(rest) = line.strip_prefix("process ") {
@@ -191,7 +191,7 @@ impl Maps {
 
 /// All tables for the addresses of one host and its guest.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub(crate) struct Sources {
     /// The host's kernel.
     pub host_kernel: Symbols,
     /// The host's processes.
@@ -206,7 +206,7 @@ pub struct Sources {
 
 /// Functions, numbered.
 #[derive(Debug, Default)]
-pub struct Names {
+pub(crate) struct Names {
     sources: Sources,
     functions: Vec<Function>,
     numbers: HashMap<Function, u32>,
@@ -215,12 +215,12 @@ pub struct Names {
 
 impl Names {
     /// Builds the table from these sources.
-    pub fn new(sources: Sources) -> Self {
+    pub(crate) fn new(sources: Sources) -> Self {
         Self { sources, ..Self::default() }
     }
 
     /// The number of the function that has this address.
-    pub fn of(&mut self, address: u64, level: Level) -> u32 {
+    pub(crate) fn of(&mut self, address: u64, level: Level) -> u32 {
         if let Some(number) = self.seen.get(&(address, level)) {
             return *number;
         }
@@ -243,7 +243,7 @@ impl Names {
     }
 
     /// The function of a number that [`Names::of`] gave.
-    pub fn get(&self, number: u32) -> Option<&Function> {
+    pub(crate) fn get(&self, number: u32) -> Option<&Function> {
         self.functions.get(number as usize)
     }
 

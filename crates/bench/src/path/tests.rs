@@ -12,13 +12,13 @@ use crate::baseline::Tolerance;
 use crate::path::line::Level;
 
 /// The emulator's log of a request under `partitioned`.
-pub const LOG: &str = include_str!("testdata/request.log");
+pub(super) const LOG: &str = include_str!("testdata/request.log");
 /// The host's symbols of these functions. The guest sent no symbols.
 const HOST: &str = include_str!("testdata/kallsyms");
 /// The host's mappings.
 const MAPS: &str = include_str!("testdata/maps");
 
-pub fn names() -> Names {
+pub(super) fn names() -> Names {
     Names::new(Sources {
         host_kernel: Symbols::kallsyms(HOST.lines()),
         host_maps: Maps::parse(MAPS.lines()),

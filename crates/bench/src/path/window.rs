@@ -12,13 +12,13 @@ use super::line::{self, Line};
 use super::symbols::{Function, Mark, Names};
 
 /// Limit of a request's runs: some hundred times the usual number.
-pub const LONGEST: usize = 1 << 20;
+pub(crate) const LONGEST: usize = 1 << 20;
 /// Limit of a line, bytes. A longer line is ignored.
 const LINE: usize = 512;
 
 /// A function with the number of instructions that it executed in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub(crate) struct Run {
     /// Number of the function ([`Names`]).
     pub function: u32,
     /// Number of instructions.
@@ -27,7 +27,7 @@ pub struct Run {
 
 /// Why a stretch contains no complete request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum Incomplete {
+pub(crate) enum Incomplete {
     /// The log started while the host was busy.
     #[error("the host was not idle when the trace began")]
     Busy,
@@ -64,7 +64,7 @@ enum At {
 
 /// Cuts the request out of a stretch while its lines arrive.
 #[derive(Debug)]
-pub struct Cutter {
+pub(crate) struct Cutter {
     at: At,
     runs: Vec<Run>,
     /// Index of the first run after idle instructions within a request.
@@ -83,7 +83,7 @@ impl Default for Cutter {
 
 impl Cutter {
     /// Takes the log's next bytes.
-    pub fn read(&mut self, bytes: &[u8], names: &mut Names) {
+    pub(crate) fn read(&mut self, bytes: &[u8], names: &mut Names) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let (line, behind) = rest.split_at(end);
@@ -102,12 +102,12 @@ impl Cutter {
     }
 
     /// Whether an idle instruction has been seen, so that the beginning of a following request is known.
-    pub fn saw_idle(&self) -> bool {
+    pub(crate) fn saw_idle(&self) -> bool {
         self.at != At::Unknown
     }
 
     /// The request, after it was answered and the stretch has ended.
-    pub fn finish(mut self, names: &Names) -> Result<Vec<Run>, Incomplete> {
+    pub(crate) fn finish(mut self, names: &Names) -> Result<Vec<Run>, Incomplete> {
         self.settle(names);
         let ends_in_driver = || {
             let last = self.runs.last().and_then(|run| names.get(run.function));

@@ -15,7 +15,8 @@ pub use csv::csv;
 pub use histograms::{case, hgrm, hgrm_files, rtla};
 pub use html::html;
 pub use own::{Own, own};
-pub use table::{fitted, goals, terminal};
+pub(crate) use table::fitted;
+pub use table::{goals, terminal};
 
 use ontime_figures::number;
 

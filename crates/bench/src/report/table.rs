@@ -19,7 +19,7 @@ use crate::goals::{Figure, Measure};
 use crate::schema::{Bound, Goal, JOBS, LATE, MISSED, MethodResult, PaperRow, REFUSED, Report};
 
 /// Maximum width of a report, columns.
-pub const WIDTH: usize = 100;
+pub(super) const WIDTH: usize = 100;
 /// Space between two table columns.
 const GAP: usize = 2;
 /// Maximum width of a head's lines.
@@ -100,7 +100,7 @@ pub fn terminal(report: &Report) -> String {
 }
 
 /// Wraps text to the width of a terminal.
-pub fn fitted(text: &str) -> String {
+pub(crate) fn fitted(text: &str) -> String {
     let options = Options::new(WIDTH).subsequent_indent("  ").word_splitter(WordSplitter::NoHyphenation);
     // Each line is filled separately, because `fill` indents every line but the very first.
     text.split('\n').map(|line| fill(line, &options)).collect::<Vec<_>>().join("\n")

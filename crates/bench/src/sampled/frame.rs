@@ -8,13 +8,13 @@
 //! first value is the frame's number, because smpCnt restarts every second.
 
 /// Frames per second (80 samples per period of 50 Hz): one every 250 us.
-pub const RATE: u64 = 4_000;
+pub(crate) const RATE: u64 = 4_000;
 /// Time between two frames, ns.
-pub const PERIOD_NS: u64 = 1_000_000_000 / RATE;
+pub(crate) const PERIOD_NS: u64 = 1_000_000_000 / RATE;
 /// The multicast address that 9-2LE recommends.
-pub const GROUP: [u8; 6] = [0x01, 0x0c, 0xcd, 0x04, 0x00, 0x01];
+pub(crate) const GROUP: [u8; 6] = [0x01, 0x0c, 0xcd, 0x04, 0x00, 0x01];
 /// The publisher's address.
-pub const PUBLISHER: [u8; 6] = [0x52, 0x54, 0x00, 0x02, 0x00, 0x01];
+pub(crate) const PUBLISHER: [u8; 6] = [0x52, 0x54, 0x00, 0x02, 0x00, 0x01];
 const TYPE: [u8; 2] = [0x88, 0xba];
 const APPID: u16 = 0x4000;
 const SV_ID: &[u8; 10] = b"ONTIME0001";
@@ -24,7 +24,7 @@ const DATA_BYTES: usize = 64;
 
 /// Direction of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FrameDirection {
+pub(crate) enum FrameDirection {
     /// From the publisher.
     Published,
     /// Back to the publisher.
@@ -32,7 +32,7 @@ pub enum FrameDirection {
 }
 
 /// Makes frame `number`, counted from 0.
-pub fn write(number: u64) -> Vec<u8> {
+pub(crate) fn write(number: u64) -> Vec<u8> {
     let mut data = [0; DATA_BYTES];
     for (byte, of) in data.iter_mut().zip(number.to_be_bytes()) {
         *byte = of;
@@ -51,7 +51,7 @@ fn element(tag: u8, value: &[u8]) -> Vec<u8> {
 }
 
 /// Direction and number of a captured frame; `None` for a frame of another type, an error for a damaged one.
-pub fn read(frame: &[u8]) -> Option<Result<(FrameDirection, u64), ()>> {
+pub(crate) fn read(frame: &[u8]) -> Option<Result<(FrameDirection, u64), ()>> {
     if frame.get(12..14) != Some(&TYPE) {
         return None;
     }

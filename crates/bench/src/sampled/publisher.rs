@@ -26,13 +26,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// A raw socket on the RT network.
 #[derive(Debug)]
-pub struct Publisher {
+pub(crate) struct Publisher {
     socket: OwnedFd,
 }
 
 impl Publisher {
     /// Opens a socket on the client's interface.
-    pub fn open(nic: &str) -> Result<Self, ClientError> {
+    pub(crate) fn open(nic: &str) -> Result<Self, ClientError> {
         let failed = |what| {
             move |error: Errno| ClientError::Socket {
                 what,
@@ -75,7 +75,7 @@ impl Publisher {
 
     /// Publishes `frames` frames by this process's clock, which is that of the host under test: a real one's, or the
     /// emulated machine's. `go_on` gets the number of frames so far, and may end the run by an error.
-    pub fn by_clock<E>(&self, frames: u64, mut go_on: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn by_clock<E>(&self, frames: u64, mut go_on: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
         let (start, mut due_ns) = (Instant::now(), 0);
         for number in 0..frames {
             self.publish(number);
@@ -88,7 +88,7 @@ impl Publisher {
 
     /// As [`Self::by_clock`], for an emulated host that releases arriving packets once per period of its virtual clock.
     /// `capture` is its RT NIC's.
-    pub fn by_releases<E: From<ClientError>>(
+    pub(crate) fn by_releases<E: From<ClientError>>(
         &self,
         frames: u64,
         capture: &Path,

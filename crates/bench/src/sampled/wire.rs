@@ -34,7 +34,7 @@ impl Reader for Frames {
 }
 
 /// Analyses a capture. The first `warmup` frames do not count.
-pub fn analyse(capture: &Path, warmup: u64) -> Result<WireAnalysis, PcapError> {
+pub(crate) fn analyse(capture: &Path, warmup: u64) -> Result<WireAnalysis, PcapError> {
     let mut frames = Frames::default();
     let mut analysis = analyse_by(&mut frames, capture, RtFlow { warmup, ..RtFlow::new(0) })?;
     let counted = frames.published.get(usize::try_from(warmup).unwrap_or(usize::MAX)..).unwrap_or_default();

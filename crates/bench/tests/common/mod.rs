@@ -1,22 +1,22 @@
 //! Makes captures byte by byte, in the format of QEMU's filter-dump.
 #![allow(dead_code, missing_docs)]
 
-pub mod process;
+pub(crate) mod process;
 
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{PacketBuilder, PacketBuilderStep, VlanId};
 
 /// In ns.
-pub const US: u64 = 1_000;
-pub const MS: u64 = 1_000_000;
+pub(crate) const US: u64 = 1_000;
+pub(crate) const MS: u64 = 1_000_000;
 /// The captures' clock begins at a wall-clock date, as QEMU's does.
-pub const T0: u64 = 1_700_000_000_000_000_000;
-pub const SERVER: &str = "10.1.0.2:11111";
-pub const CLIENT: &str = "10.1.0.1:40000";
+pub(crate) const T0: u64 = 1_700_000_000_000_000_000;
+pub(crate) const SERVER: &str = "10.1.0.2:11111";
+pub(crate) const CLIENT: &str = "10.1.0.1:40000";
 
 #[derive(Clone, Copy, Default)]
-pub struct Format {
+pub(crate) struct Format {
     pub nanoseconds: bool,
     pub big_endian: bool,
     pub snaplen: Option<usize>,
@@ -24,13 +24,13 @@ pub struct Format {
     pub vlan: Option<u16>,
 }
 
-pub struct Capture {
+pub(crate) struct Capture {
     format: Format,
     pub bytes: Vec<u8>,
 }
 
 impl Capture {
-    pub fn new(format: Format) -> Self {
+    pub(crate) fn new(format: Format) -> Self {
         let magic = if format.nanoseconds { 0xa1b2_3c4d } else { 0xa1b2_c3d4 };
         let mut capture = Self { format, bytes: Vec::new() };
         capture.word(magic);
@@ -46,7 +46,7 @@ impl Capture {
         self.bytes.extend(bytes);
     }
 
-    pub fn frame(&mut self, at_ns: u64, frame: &[u8]) {
+    pub(crate) fn frame(&mut self, at_ns: u64, frame: &[u8]) {
         let mut whole = vec![0; self.format.virtio_header];
         whole.extend(frame);
         let captured = whole.len().min(self.format.snaplen.unwrap_or(usize::MAX));
@@ -72,27 +72,27 @@ impl Capture {
         }
     }
 
-    pub fn udp(&mut self, at_ns: u64, from: &str, to: &str, payload: &[u8]) {
+    pub(crate) fn udp(&mut self, at_ns: u64, from: &str, to: &str, payload: &[u8]) {
         let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
         let mut frame = Vec::new();
         self.ip(from, to).udp(from.port(), to.port()).write(&mut frame, payload).unwrap();
         self.frame(at_ns, &frame);
     }
 
-    pub fn request(&mut self, at_ns: u64, sequence: u64) {
+    pub(crate) fn request(&mut self, at_ns: u64, sequence: u64) {
         self.udp(at_ns, CLIENT, SERVER, &message(sequence));
     }
 
-    pub fn reply(&mut self, at_ns: u64, sequence: u64) {
+    pub(crate) fn reply(&mut self, at_ns: u64, sequence: u64) {
         self.udp(at_ns, SERVER, CLIENT, &message(sequence));
     }
 
-    pub fn tcp(&mut self, at_ns: u64, from: &str, to: &str, segment: Tcp) {
+    pub(crate) fn tcp(&mut self, at_ns: u64, from: &str, to: &str, segment: Tcp) {
         self.tcp_with(at_ns, from, to, segment, &vec![0; segment.len]);
     }
 
     /// A segment with this payload; `segment.len` is ignored.
-    pub fn tcp_with(&mut self, at_ns: u64, from: &str, to: &str, segment: Tcp, payload: &[u8]) {
+    pub(crate) fn tcp_with(&mut self, at_ns: u64, from: &str, to: &str, segment: Tcp, payload: &[u8]) {
         let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
         let mut builder = self.ip(from, to).tcp(from.port(), to.port(), segment.sequence, 65_535);
         if let Some(acknowledged) = segment.acknowledged {
@@ -109,7 +109,7 @@ impl Capture {
         self.frame(at_ns, &frame);
     }
 
-    pub fn file(&self) -> tempfile::NamedTempFile {
+    pub(crate) fn file(&self) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &self.bytes).unwrap();
         file
@@ -117,7 +117,7 @@ impl Capture {
 }
 
 #[derive(Clone, Copy, Default)]
-pub struct Tcp {
+pub(crate) struct Tcp {
     pub sequence: u32,
     pub acknowledged: Option<u32>,
     pub len: usize,
@@ -125,7 +125,7 @@ pub struct Tcp {
     pub fin: bool,
 }
 
-pub fn message(sequence: u64) -> [u8; 16] {
+pub(crate) fn message(sequence: u64) -> [u8; 16] {
     let mut payload = [0; 16];
     ontime_bench::sockperf::write_request(&mut payload, sequence);
     payload

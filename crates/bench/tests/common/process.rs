@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A process that ends with the test.
-pub struct Background(Child);
+pub(crate) struct Background(Child);
 
 impl Drop for Background {
     fn drop(&mut self) {
@@ -15,7 +15,7 @@ impl Drop for Background {
 }
 
 /// Starts a program. If it is not installed, prints a message and returns `None`.
-pub fn start(program: &str, arguments: &[&str]) -> Option<Background> {
+pub(crate) fn start(program: &str, arguments: &[&str]) -> Option<Background> {
     match Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
         Ok(child) => Some(Background(child)),
         Err(error) => {
@@ -27,7 +27,7 @@ pub fn start(program: &str, arguments: &[&str]) -> Option<Background> {
 
 /// Captures packets on loopback that pass `filter`, with this many bytes per frame. If that is not permitted, prints a
 /// message and returns `None`.
-pub fn tcpdump(filter: &str, bytes: u32, file: &Path) -> Option<Background> {
+pub(crate) fn tcpdump(filter: &str, bytes: u32, file: &Path) -> Option<Background> {
     // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         println!("SKIPPED: capturing needs root");
@@ -41,7 +41,7 @@ pub fn tcpdump(filter: &str, bytes: u32, file: &Path) -> Option<Background> {
 }
 
 /// Waits until a capture has a file header.
-pub fn wait_for_header(capture: &Path) {
+pub(crate) fn wait_for_header(capture: &Path) {
     let begun = Instant::now();
     while std::fs::metadata(capture).map_or(0, |meta| meta.len()) < 24 {
         assert!(begun.elapsed() < Duration::from_secs(30), "{} has no file header", capture.display());

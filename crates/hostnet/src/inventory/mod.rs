@@ -380,7 +380,7 @@ impl Inventory {
     /// The interfaces with a device that send through this NIC: the NIC itself, and interfaces above it, directly or
     /// through others between them (ports of a switch on a bond). When discovery goes down from a virtual NIC, it stops
     /// at the first interface that has a device.
-    pub fn senders_by<'a>(&'a self, nic: &'a Nic) -> Vec<&'a Nic> {
+    pub(crate) fn senders_by<'a>(&'a self, nic: &'a Nic) -> Vec<&'a Nic> {
         let mut found = vec![nic];
         let mut at = 0;
         while let Some(below) = found.get(at).map(|nic| nic.id.ifindex) {

@@ -49,7 +49,7 @@ impl Ethtool {
     ///
     /// # Errors
     /// `EOPNOTSUPP` before 5.7.
-    pub fn moderations(&mut self) -> io::Result<BTreeMap<u32, Moderation>> {
+    pub(crate) fn moderations(&mut self) -> io::Result<BTreeMap<u32, Moderation>> {
         let ask = command(MSG_COALESCE_GET).with_nested(COALESCE_HEADER, Attributes::default());
         Ok(self.0.dump(&ask)?.iter().filter_map(|part| parse(part)).collect())
     }
@@ -58,7 +58,7 @@ impl Ethtool {
     ///
     /// # Errors
     /// `EOPNOTSUPP` before 5.7.
-    pub fn tx_rings(&mut self) -> io::Result<BTreeMap<u32, u32>> {
+    pub(crate) fn tx_rings(&mut self) -> io::Result<BTreeMap<u32, u32>> {
         let ask = command(MSG_RINGS_GET).with_nested(RINGS_HEADER, Attributes::default());
         Ok(self.0.dump(&ask)?.iter().filter_map(|part| parse_ring(part)).collect())
     }
@@ -87,7 +87,7 @@ impl Ethtool {
     ///
     /// # Errors
     /// `ENODEV` if the interface does not exist, `EOPNOTSUPP` and `EINVAL` if the driver refuses.
-    pub fn set_moderation(&mut self, ifindex: u32, wanted: Moderation) -> io::Result<()> {
+    pub(crate) fn set_moderation(&mut self, ifindex: u32, wanted: Moderation) -> io::Result<()> {
         wanted.steps().try_for_each(|step| {
             let mut set = command(MSG_COALESCE_SET)
                 .with_nested(COALESCE_HEADER, of(ifindex))
@@ -112,7 +112,7 @@ impl Ethtool {
     ///
     /// # Errors
     /// `ENODEV` if the interface does not exist, `EINVAL` if the device lacks the feature or does not allow the change.
-    pub fn set_feature(&mut self, ifindex: u32, name: &str, on: bool) -> io::Result<()> {
+    pub(crate) fn set_feature(&mut self, ifindex: u32, name: &str, on: bool) -> io::Result<()> {
         let bit = Attributes::default().with_text(BIT_NAME, name);
         let bit = if on { bit.with(BIT_VALUE, &[]) } else { bit };
         let bits = Attributes::default().with_nested(BITSET_BITS_BIT, bit);

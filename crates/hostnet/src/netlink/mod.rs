@@ -223,7 +223,7 @@ pub fn read_u32(bytes: &[u8]) -> Option<u32> {
 }
 
 /// The first two bytes as a number.
-pub fn read_u16(bytes: &[u8]) -> Option<u16> {
+pub(crate) fn read_u16(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.first_chunk()?))
 }
 

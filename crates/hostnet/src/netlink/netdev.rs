@@ -68,7 +68,7 @@ impl Netdev {
     /// # Errors
     /// `EOPNOTSUPP` before 6.13, `EINVAL` before 6.17 or for a mode that the kernel does not know, `ENOENT` if the
     /// instance does not exist.
-    pub fn set_threaded(&mut self, id: u32, mode: u32) -> io::Result<()> {
+    pub(crate) fn set_threaded(&mut self, id: u32, mode: u32) -> io::Result<()> {
         let set = command(CMD_NAPI_SET).with_u32(NAPI_ID, id).with_u32(NAPI_THREADED, mode);
         self.0.request(&set).map(|_| ())
     }

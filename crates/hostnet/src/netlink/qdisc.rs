@@ -15,7 +15,7 @@ use super::{Attributes, Netlink};
 const TC_H_ROOT: u32 = 0xffff_ffff;
 /// The kinds that Ontime attaches, with their handles. The kernel does not replace a qdisc by another kind under the
 /// same handle (`net/sched/sch_api.c`, `tc_modify_qdisc`: EINVAL), so each kind has its own handle.
-pub const OURS: [(&str, u32); 3] = [("prio", 0x4f4e_0000), ("fq_codel", 0x4f4f_0000), (NONE, 0x4f50_0000)];
+pub(crate) const OURS: [(&str, u32); 3] = [("prio", 0x4f4e_0000), ("fq_codel", 0x4f4f_0000), (NONE, 0x4f50_0000)];
 /// No queue: packets go directly to the driver, or are dropped if the driver takes none.
 pub const NONE: &str = "noqueue";
 /// The kernel's default qdisc.
@@ -72,7 +72,7 @@ pub fn root_of(part: &[u8]) -> Option<(u32, RootQdisc)> {
 ///
 /// # Errors
 /// The kernel's: `ENOENT` if the kernel has no such kind; `EINVAL` if the kind is not in [`OURS`].
-pub fn set_root(netlink: &mut Netlink, ifindex: u32, kind: &str) -> io::Result<()> {
+pub(crate) fn set_root(netlink: &mut Netlink, ifindex: u32, kind: &str) -> io::Result<()> {
     if kind == DEFAULT {
         let Some(RootQdisc::Ours(now)) = roots(netlink)?.remove(&ifindex) else { return Ok(()) };
         let header = tcmsg(ifindex, handle_of(&now)?, TC_H_ROOT, 0);

@@ -43,7 +43,7 @@ const TC_ACT_UNSPEC: i32 = -1;
 
 /// The preference of Ontime's filters. No other filter uses it, and it is early, since an earlier filter may end the
 /// walk.
-pub const PREFERENCE: u16 = 0x4f;
+pub(crate) const PREFERENCE: u16 = 0x4f;
 const ETH_P_ALL: u16 = 0x0003;
 
 /// The change that a filter makes to a packet.
@@ -67,7 +67,7 @@ fn handle_of(from: &SteerFrom) -> u32 {
 ///
 /// # Errors
 /// The kernel's error; `AddrInUse` if an `ingress` qdisc is in clsact's place.
-pub fn has_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
+pub(crate) fn has_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     for part in netlink.dump(RTM_GETQDISC, &tcmsg(ifindex, 0, 0, 0))? {
         let Some(header) = parse_header(&part) else { continue };
         if header.ifindex != ifindex || header.parent != CLSACT_PARENT {
@@ -85,7 +85,7 @@ pub fn has_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn add_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
+pub(crate) fn add_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
     let message = Attributes::after(&tcmsg(ifindex, CLSACT_HANDLE, CLSACT_PARENT, 0)).with_text(TCA_KIND, "clsact");
     netlink.request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, message.bytes()).map(|_| ())
 }
@@ -94,7 +94,7 @@ pub fn add_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// The kernel's error; `AddrInUse` if it has filters.
-pub fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
+pub(crate) fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result<()> {
     for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
         if !netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, parent, 0))?.is_empty() {
             let why = "filters of others stand on clsact, which stays until they are gone";
@@ -109,7 +109,7 @@ pub fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io::Result
 ///
 /// # Errors
 /// The kernel's error.
-pub fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<bool> {
+pub(crate) fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<bool> {
     let info = u32::from(PREFERENCE) << 16;
     let parts = netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, CLSACT_EGRESS, info))?;
     Ok(parts.iter().any(|part| {
@@ -124,7 +124,7 @@ pub fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: E
 ///
 /// # Errors
 /// The kernel's: `ENOENT` if it is built without `cls_flower` or `act_skbedit`.
-pub fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<()> {
+pub(crate) fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<()> {
     let message = filter_message(ifindex, from, edit);
     netlink.request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
 }
@@ -133,7 +133,7 @@ pub fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: E
 ///
 /// # Errors
 /// The kernel's error.
-pub fn remove_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom) -> io::Result<()> {
+pub(crate) fn remove_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom) -> io::Result<()> {
     let header = tcmsg(ifindex, handle_of(from), CLSACT_EGRESS, info());
     let message = Attributes::after(&header).with_text(TCA_KIND, "flower");
     match netlink.request(RTM_DELTFILTER, 0, message.bytes()) {

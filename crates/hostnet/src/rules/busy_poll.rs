@@ -18,18 +18,18 @@ use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The instance is polled by its thread, without interrupts (`NETDEV_NAPI_THREADED_BUSY_POLL`).
-pub const POLLING: u32 = 2;
+pub(super) const POLLING: u32 = 2;
 /// The first kernel version with that mode.
-pub const POLLING_SINCE: (u32, u32) = (6, 19);
+pub(crate) const POLLING_SINCE: (u32, u32) = (6, 19);
 
 /// Whether the host module polls because the kernel cannot: all instances of a NIC or none.
-pub fn by_module(inventory: &Inventory, nic: &Nic) -> bool {
+pub(super) fn by_module(inventory: &Inventory, nic: &Nic) -> bool {
     inventory.kernel.version < POLLING_SINCE && nic.busy_poll.is_some()
 }
 
 /// Whether the method polls this instance now. Only physical NICs are polled: a virtual interface's packets come from a
 /// thread of this host, and polling could only take the CPU from that thread.
-pub fn polls(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
+pub(super) fn polls(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> bool {
     may_poll(inventory, intent, nic, napi) && !intent.resting.contains(&nic.id.ifindex)
 }
 
@@ -58,14 +58,14 @@ fn named_cpu(intent: &Intent, nic: &Nic) -> Option<u32> {
 }
 
 /// The CPU on which the method keeps the kernel's thread of this instance, whether or not the thread polls now.
-pub fn cpu_of(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> Option<u32> {
+pub(super) fn cpu_of(inventory: &Inventory, intent: &Intent, nic: &Nic, napi: &Napi) -> Option<u32> {
     let is_kept = intent.has(RuleId::BusyPoll) && may_poll(inventory, intent, nic, napi) && !by_module(inventory, nic);
     let online = &inventory.cpus.online;
     named_cpu(intent, nic).filter(|cpu| is_kept && online.len() > 1 && online.contains(*cpu))
 }
 
 /// A thread's place as text, with its CPU if it has one of its own.
-pub fn place_text(policy: Policy, cpu: Option<u32>) -> String {
+pub(super) fn place_text(policy: Policy, cpu: Option<u32>) -> String {
     cpu.map_or_else(|| policy.to_string(), |cpu| format!("{policy} on CPU {cpu}"))
 }
 
@@ -75,7 +75,7 @@ pub fn polling_nics<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl It
 }
 
 /// The rule [`RuleId::BusyPoll`].
-pub fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn busy_poll(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical) {
         let rt: Vec<&Napi> =

@@ -23,7 +23,7 @@ const AS_STARTED: Policy = Policy::Fifo(50);
 /// the administrator or another program. NICs' interrupts belong to another rule. Interrupts that may be an RT NIC's
 /// stay as they are, those of NICs in other network namespaces are reported, with a thread or without, and those of
 /// passed-through devices belong to their VM.
-pub fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn device_irq(inventory: &Inventory, intent: &Intent) -> Outcome {
     let of_nics: BTreeSet<u32> = inventory.nics.iter().flat_map(|nic| nic.irqs.iter().copied()).collect();
     let delays = delays_rt(intent);
     let lacking: Vec<&str> = without_interrupts(inventory, intent).map(|nic| nic.id.name.as_str()).collect();

@@ -11,7 +11,7 @@ use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, RuleId, Setting, Severity, Stage};
 
 /// The rule [`RuleId::ExclusiveCpu`].
-pub fn exclusive_cpu(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn exclusive_cpu(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let online = &inventory.cpus.online;
     let cpu = match intent.exclusive_cpu {

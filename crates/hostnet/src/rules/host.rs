@@ -10,7 +10,7 @@ use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The module parameter of [`RuleId::HaltPoll`], below `/sys`.
-pub const HALT_POLL_NS: &str = "module/kvm/parameters/halt_poll_ns";
+pub(crate) const HALT_POLL_NS: &str = "module/kvm/parameters/halt_poll_ns";
 /// The first kernel whose fair server replaces RT throttling.
 const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
 
@@ -21,7 +21,7 @@ const SERVER_ACCOUNTED_SINCE: (u32, u32) = (6, 18);
 
 /// The rule [`RuleId::SoftirqThreads`]. Without PREEMPT_RT softirqs run on interrupt return, and these priorities
 /// matter little.
-pub fn softirq_threads(inventory: &Inventory, _intent: &Intent) -> Outcome {
+pub(super) fn softirq_threads(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if !inventory.kernel.realtime {
         return outcome;
@@ -38,7 +38,7 @@ pub fn softirq_threads(inventory: &Inventory, _intent: &Intent) -> Outcome {
 }
 
 /// The rule [`RuleId::SkbDefer`]. A kernel without the sysctl (before 5.19) does not defer.
-pub fn skb_defer(inventory: &Inventory, _intent: &Intent) -> Outcome {
+pub(super) fn skb_defer(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if inventory.sysctls.contains_key(SKB_DEFER_MAX) {
         let knob = Knob::HostFile { root: Root::Proc, path: format!("sys/{SKB_DEFER_MAX}") };
@@ -48,7 +48,7 @@ pub fn skb_defer(inventory: &Inventory, _intent: &Intent) -> Outcome {
 }
 
 /// The rule [`RuleId::HaltPoll`]. If kvm is not loaded, there is nothing to set.
-pub fn halt_poll(inventory: &Inventory, _intent: &Intent) -> Outcome {
+pub(super) fn halt_poll(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if inventory.kvm.halt_poll_ns.is_some() {
         let knob = Knob::HostFile { root: Root::Sys, path: HALT_POLL_NS.to_owned() };
@@ -58,7 +58,7 @@ pub fn halt_poll(inventory: &Inventory, _intent: &Intent) -> Outcome {
 }
 
 /// The rule [`RuleId::RtProtections`].
-pub fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if inventory.kernel.version < FAIR_SERVER_SINCE {
         rt_throttling(inventory, intent, &mut outcome);

@@ -15,7 +15,7 @@ use crate::rule::{Finding, Outcome, RuleId, Severity};
 const OPEN_VSWITCH: &str = "openvswitch";
 
 /// The rule [`RuleId::HostConfig`].
-pub fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for rule in intent.without.iter().filter(|rule| intent.method.has(**rule)) {
         outcome.findings.push(finding(

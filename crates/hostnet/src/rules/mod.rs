@@ -24,9 +24,9 @@ mod veth;
 
 use crate::rule::{Cost, Rule, RuleId};
 
-pub use busy_poll::{POLLING_SINCE, polling_nics};
-pub use host::HALT_POLL_NS;
-pub use napi_weight::{NO_BH_LOCK, softirqs_share_a_lock};
+pub use busy_poll::polling_nics;
+pub(crate) use napi_weight::NO_BH_LOCK;
+pub use napi_weight::softirqs_share_a_lock;
 pub use threads::NAPI_LISTED;
 
 const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";

@@ -17,7 +17,7 @@ const LIVE_SAFE: [&str; 6] = ["e1000e", "i40e", "ice", "igb", "igc", "virtio_net
 const FORGETS: &str = "e1000e";
 
 /// The rule [`RuleId::Moderation`].
-pub fn moderation(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn moderation(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical && intent.nic_class(inventory, nic) != Class::Bulk) {
         let Some(found) = nic.moderation else { continue };

@@ -15,19 +15,19 @@ use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The first version in which `local_bh_disable` takes no lock on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
-pub const NO_BH_LOCK: (u32, u32) = (6, 18);
+pub(crate) const NO_BH_LOCK: (u32, u32) = (6, 18);
 /// Packets per poll. The wait is a tenth of that for 64, and no loss of small packets was measurable (docs/hostnet.md).
 const WEIGHT: u32 = 4;
 /// The first version that the module does not support: NAPI instances defer their interrupts one by one, and from 6.14
 /// on `napi_list` has a lock.
-pub const MODULE_UNTIL: (u32, u32) = (6, 13);
+pub(super) const MODULE_UNTIL: (u32, u32) = (6, 13);
 
 /// How to install the module.
-pub const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.1) and \
+pub(super) const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.1) and \
     load it: modprobe ontime_napi; or";
 
 /// The rule [`RuleId::NapiWeight`].
-pub fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let Some(urgent) = most_urgent(inventory, intent).filter(|_| softirqs_share_a_lock(inventory)) else {
         return outcome;
@@ -55,7 +55,7 @@ pub fn softirqs_share_a_lock(inventory: &Inventory) -> bool {
 }
 
 /// The highest RT level of a tenant or a NIC; none if nothing on this host is RT.
-pub fn most_urgent(inventory: &Inventory, intent: &Intent) -> Option<Class> {
+pub(super) fn most_urgent(inventory: &Inventory, intent: &Intent) -> Option<Class> {
     let tenants = intent.rt_tenants().map(|tenant| tenant.class);
     let nics = inventory.nics.iter().flat_map(|nic| classes(inventory, intent, nic));
     tenants.chain(nics).filter(|class| *class != Class::Bulk).min()

@@ -13,7 +13,7 @@ use crate::method::Method;
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The rule [`RuleId::NicQdisc`].
-pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let kind = match intent.method {
         Method::Prio => "prio",
@@ -45,7 +45,7 @@ pub fn nic_qdisc(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 /// The finding for a root qdisc that stays, because the administrator or another program has set it.
-pub fn kept(rule: RuleId, nic: &Nic, theirs: &str) -> Finding {
+pub(super) fn kept(rule: RuleId, nic: &Nic, theirs: &str) -> Finding {
     Finding {
         rule,
         severity: Severity::Warning,

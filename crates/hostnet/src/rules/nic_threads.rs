@@ -14,7 +14,7 @@ use crate::knob::{Knob, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The rule [`RuleId::NapiThreaded`].
-pub fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn napi_threaded(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| has_napi(inventory, nic)) {
         let Some(mode) = nic.threaded else {
@@ -119,7 +119,7 @@ fn threads_to_come(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<
 
 /// The rule [`RuleId::IrqThread`]. An interrupt that several NICs share gets the place of the most urgent of them. The
 /// class of one in another network namespace is unknown, so bulk NICs here do not decide then.
-pub fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let mut shared = Shared::new();
     let delays = delays_rt(intent);
@@ -197,7 +197,7 @@ const WITHOUT_IRQ: [&str; 5] = ["hv_netvsc", "qeth", "lcs", "ctcm", "netiucv"];
 
 /// RT NICs without known interrupts. Excluded are interfaces above others and those of drivers without interrupt
 /// threads, which have none.
-pub fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
+pub(super) fn without_interrupts<'a>(inventory: &'a Inventory, intent: &'a Intent) -> impl Iterator<Item = &'a Nic> {
     let has_none = |nic: &Nic| nic.driver.as_deref().is_some_and(|driver| WITHOUT_IRQ.contains(&driver));
     let may_have = move |nic: &&Nic| nic.physical && nic.up && nic.lower.is_empty() && !has_none(nic);
     let nics = inventory.nics.iter().filter(may_have);
@@ -224,7 +224,7 @@ struct Polls<'a> {
 }
 
 /// The rule [`RuleId::NapiThread`].
-pub fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     // If a thread's name was cut, the thread is in the list of each NIC to which it may belong.
     let mut threads: BTreeMap<ThreadId, Polls> = BTreeMap::new();
@@ -366,7 +366,7 @@ fn polling(nic: &Nic, thread: &KernelThread) -> Finding {
 }
 
 /// The rule [`RuleId::Backlog`].
-pub fn backlog(inventory: &Inventory, _intent: &Intent) -> Outcome {
+pub(super) fn backlog(inventory: &Inventory, _intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for thread in inventory.threads_of(|kind| matches!(kind, KernelThreadKind::BacklogNapi(_))) {
         outcome.settings.push(place(RuleId::Backlog, thread, PriorityTable::KTIMERS));

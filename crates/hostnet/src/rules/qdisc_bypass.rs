@@ -32,7 +32,7 @@ const PACKET: u32 = 768;
 const LEAST: u32 = 4_096;
 
 /// The rule [`RuleId::QdiscBypass`].
-pub fn qdisc_bypass(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn qdisc_bypass(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| is_asked(inventory, intent, nic)) {
         match taps(inventory, intent, nic) {
@@ -44,7 +44,7 @@ pub fn qdisc_bypass(inventory: &Inventory, intent: &Intent) -> Outcome {
 }
 
 /// Whether packets bypass this NIC's qdisc.
-pub fn is_possible(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
+pub(super) fn is_possible(inventory: &Inventory, intent: &Intent, nic: &Nic) -> bool {
     intent.has(RuleId::QdiscBypass) && is_asked(inventory, intent, nic) && taps(inventory, intent, nic).is_ok()
 }
 

@@ -15,7 +15,7 @@ use crate::knob::{Knob, Value};
 use crate::rule::{Outcome, RuleId, Setting, Stage};
 
 /// The rule [`RuleId::TapBatch`].
-pub fn tap_batch(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn tap_batch(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     let Some(urgent) = most_urgent(inventory, intent).filter(|_| softirqs_share_a_lock(inventory)) else {
         return outcome;

@@ -10,17 +10,17 @@ use crate::knob::{Knob, Value};
 use crate::rule::{Outcome, RuleId, Setting, Stage};
 
 /// The rule [`RuleId::VcpuPlace`].
-pub fn vcpu_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn vcpu_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
     places(intent, RuleId::VcpuPlace, |role| matches!(role, ThreadRole::Vcpu(_) | ThreadRole::Container))
 }
 
 /// The rule [`RuleId::VnicPlace`].
-pub fn vnic_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn vnic_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
     places(intent, RuleId::VnicPlace, |role| matches!(role, ThreadRole::Vhost | ThreadRole::KvmPit))
 }
 
 /// The rule [`RuleId::VmmPlace`].
-pub fn vmm_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn vmm_place(_inventory: &Inventory, intent: &Intent) -> Outcome {
     places(intent, RuleId::VmmPlace, |role| role == ThreadRole::Emulator)
 }
 

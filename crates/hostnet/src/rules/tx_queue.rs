@@ -14,7 +14,7 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 const SKBEDIT_DECIDES_SINCE: (u32, u32) = (5, 19);
 
 /// The rule [`RuleId::RtTxQueue`].
-pub fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn rt_tx_queue(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     for nic in inventory.nics.iter().filter(|nic| nic.physical) {
         let users: Vec<&Tenant> = intent.users(inventory, nic).collect();

@@ -31,13 +31,13 @@ const MERGING: &str = "rx-gro";
 
 /// The knob that creates this NIC's NAPI instances, if it is a veth. Without it, settings of its NAPI cannot be
 /// restored.
-pub fn napi_maker(nic: &Nic) -> Option<Knob> {
+pub(super) fn napi_maker(nic: &Nic) -> Option<Knob> {
     let feature = MERGING.to_owned();
     (nic.kind.as_deref() == Some("veth")).then(|| Knob::Feature { nic: nic.id.clone(), feature })
 }
 
 /// The rule [`RuleId::Veth`].
-pub fn veth(inventory: &Inventory, intent: &Intent) -> Outcome {
+pub(super) fn veth(inventory: &Inventory, intent: &Intent) -> Outcome {
     let mut outcome = Outcome::default();
     if inventory.kernel.version < NAPI_BY_GRO {
         return outcome;

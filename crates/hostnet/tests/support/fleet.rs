@@ -12,7 +12,7 @@ use ontime_tenants::{
 };
 
 /// CPUs of the synthetic host.
-pub const CPUS: u32 = 64;
+pub(super) const CPUS: u32 = 64;
 
 fn id(tid: i32) -> ThreadId {
     ThreadId { pid: tid, tid, start_time: 1000 + u64::from(tid.unsigned_abs()) }
@@ -23,7 +23,7 @@ fn kernel_thread(tid: i32, kind: KernelThreadKind, comm: String, policy: Policy)
 }
 
 /// A PREEMPT_RT 7.2 host whose physical NICs `eth0`, `eth1`, ... have `queues` queues each, with NAPI threaded or not.
-pub fn host(nics: u32, queues: u32, threaded: bool) -> Inventory {
+pub(super) fn host(nics: u32, queues: u32, threaded: bool) -> Inventory {
     let online: CpuSet = (0..CPUS).collect();
     let mut inventory = Inventory {
         kernel: Kernel {
@@ -112,7 +112,7 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
 }
 
 /// A VM of a class with `vcpus` vCPUs, a vhost and a kvm-pit thread. Its tap leads to a NIC, and is added to the host.
-pub fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u32, lower: &str) -> Tenant {
+pub(super) fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u32, lower: &str) -> Tenant {
     let pid = 1_000_000 + number * 100;
     let tap = format!("tap{number}");
     let thread = |at: i32, role: ThreadRole, comm: String| TenantThread {
@@ -155,12 +155,12 @@ pub fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u32, lowe
 }
 
 /// An RT class.
-pub fn rt(level: u8) -> Class {
+pub(super) fn rt(level: u8) -> Class {
     Class::Rt(Level::try_from(level).unwrap())
 }
 
 /// A large host: 100 VMs, every tenth of them RT, on an RT and a bulk NIC with 64 queues in all.
-pub fn hundred_vms() -> (Inventory, Intent) {
+pub(super) fn hundred_vms() -> (Inventory, Intent) {
     let mut inventory = host(2, 32, true);
     let tenants = (0..100)
         .map(|number| {
@@ -173,7 +173,7 @@ pub fn hundred_vms() -> (Inventory, Intent) {
 }
 
 /// Policies by thread name.
-pub fn policies(plan: &Plan) -> BTreeMap<String, Policy> {
+pub(super) fn policies(plan: &Plan) -> BTreeMap<String, Policy> {
     plan.settings
         .iter()
         .filter_map(|setting| match (&setting.knob, &setting.value) {
@@ -183,24 +183,24 @@ pub fn policies(plan: &Plan) -> BTreeMap<String, Policy> {
         .collect()
 }
 
-pub fn of_rule(plan: &Plan, rule: RuleId) -> Vec<(String, String)> {
+pub(super) fn of_rule(plan: &Plan, rule: RuleId) -> Vec<(String, String)> {
     let of = plan.settings.iter().filter(|setting| setting.rule == rule);
     of.map(|setting| (setting.knob.to_string(), setting.value.to_string())).collect()
 }
 
-pub fn refusals(plan: &Plan, rule: RuleId) -> Vec<Refusal> {
+pub(super) fn refusals(plan: &Plan, rule: RuleId) -> Vec<Refusal> {
     plan.findings.iter().filter(|finding| finding.rule == rule).filter_map(|finding| finding.refusal).collect()
 }
 
 /// An RT VM (level 1) on eth0, a bulk VM on eth1.
-pub fn two_vms() -> (Inventory, Intent) {
+pub(super) fn two_vms() -> (Inventory, Intent) {
     let mut inventory = host(2, 2, true);
     let tenants = vec![vm(&mut inventory, 1, rt(1), 2, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth1")];
     (inventory, Intent { tenants, caps_in_force: true, ..Intent::default() })
 }
 
 /// An RT and a bulk VM on the same NIC.
-pub fn mixed(queues: u32) -> (Inventory, Intent) {
+pub(super) fn mixed(queues: u32) -> (Inventory, Intent) {
     let mut inventory = host(1, queues, true);
     let tenants = vec![vm(&mut inventory, 1, rt(0), 1, "eth0"), vm(&mut inventory, 2, Class::Bulk, 1, "eth0")];
     (inventory, Intent { tenants, ..Intent::default() })

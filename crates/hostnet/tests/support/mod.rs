@@ -7,7 +7,7 @@ use std::process::Command;
 use ontime_hostnet::Roots;
 
 /// Runs `test` in a thread with its own network and mount namespace. Prints a message and returns if it is not root.
-pub fn in_namespace(test: impl FnOnce(&Roots) + Send) {
+pub(crate) fn in_namespace(test: impl FnOnce(&Roots) + Send) {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: network namespaces need root");
         return;
@@ -25,7 +25,7 @@ pub fn in_namespace(test: impl FnOnce(&Roots) + Send) {
 }
 
 /// Gives the calling thread its own namespaces.
-pub fn unshare() {
+pub(crate) fn unshare() {
     use rustix::thread::{UnshareFlags, unshare_unsafe};
     // SAFETY: only this thread, which belongs to the test, changes namespaces; memory and descriptors stay shared as
     // before.
@@ -39,7 +39,7 @@ fn mount_sysfs(path: &Path) {
 }
 
 /// Runs a command. Its arguments are split at spaces.
-pub fn run(program: &str, arguments: &str) {
+pub(crate) fn run(program: &str, arguments: &str) {
     let output = Command::new(program).args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }

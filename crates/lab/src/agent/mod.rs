@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 /// The port's name in `/sys/class/virtio-ports/*/name`.
 pub const PORT: &str = "ontime.agent";
 /// Seconds of the emulated host's time between heartbeats.
-pub const BEAT_SECONDS: u64 = 2;
+pub(crate) const BEAT_SECONDS: u64 = 2;
 
 /// A message to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

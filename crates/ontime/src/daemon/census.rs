@@ -28,7 +28,7 @@ const THREADS_MAX: usize = 1 << 17;
 
 /// A thread of a program with a real-time policy: SCHED_FIFO, SCHED_RR or SCHED_DEADLINE.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RealTime {
+pub(super) struct RealTime {
     /// The thread.
     pub id: ThreadId,
     /// Its name, which its program chose, made safe for a terminal.
@@ -59,13 +59,13 @@ impl RealTime {
     }
 
     /// Whether it belongs to the daemon's unit.
-    pub fn is_daemon(&self) -> bool {
+    pub(super) fn is_daemon(&self) -> bool {
         self.cgroup.as_deref() == Some("/system.slice/ontimed.service")
     }
 
     /// Whether it belongs to the unit of a device process (`ontime device`): a unit of root's service manager, which a
     /// process cannot enter or leave by itself. A unit of a user's or a container's service manager does not count.
-    pub fn is_device(&self) -> bool {
+    pub(super) fn is_device(&self) -> bool {
         let cgroup = self.cgroup.as_deref().unwrap_or_default();
         let is_unit = |part: &str| part.starts_with("ontime-device@") && part.ends_with(".service");
         cgroup.starts_with("/system.slice/")
@@ -75,7 +75,7 @@ impl RealTime {
 }
 
 /// The priority of a thread at SCHED_FIFO or SCHED_RR.
-pub fn priority(policy: Policy) -> Option<u8> {
+pub(super) fn priority(policy: Policy) -> Option<u8> {
     match policy {
         Policy::Fifo(priority) | Policy::Rr(priority) => Some(priority),
         _ => None,
@@ -84,7 +84,7 @@ pub fn priority(policy: Policy) -> Option<u8> {
 
 /// The real-time threads of a host at one moment.
 #[derive(Debug, Default)]
-pub struct Census {
+pub(super) struct Census {
     /// Threads of programs; the kernel's own threads are left out.
     pub threads: Vec<RealTime>,
     /// Why threads may be missing.
@@ -96,7 +96,7 @@ pub struct Census {
 
 /// What holds real-time threads.
 #[derive(Debug)]
-pub struct ThreadHolders<'a> {
+pub(super) struct ThreadHolders<'a> {
     /// Threads that are held to a runtime cap.
     pub capped: &'a BTreeSet<ThreadId>,
     /// Threads with reserved CPU time, which a pacer or the kernel holds to their budgets.
@@ -110,7 +110,7 @@ pub struct ThreadHolders<'a> {
 impl Census {
     /// Reads every thread below `/proc`. `own`: processes of this daemon, which are left out. `most`: the number of
     /// real-time threads whose files are read.
-    pub fn take(proc: &Path, own: &[u32], most: usize) -> Self {
+    pub(super) fn take(proc: &Path, own: &[u32], most: usize) -> Self {
         let start = Instant::now();
         let mut census = Self { most, ..Self::default() };
         let mut left = THREADS_MAX;
@@ -145,7 +145,7 @@ impl Census {
 
     /// A census of these threads.
     #[cfg(test)]
-    pub fn of(threads: Vec<RealTime>) -> Self {
+    pub(super) fn of(threads: Vec<RealTime>) -> Self {
         Self { threads, ..Self::default() }
     }
 
@@ -192,13 +192,13 @@ impl Census {
     }
 
     /// When the next census is due while protections are off.
-    pub fn next(&self) -> Option<Instant> {
+    pub(super) fn next(&self) -> Option<Instant> {
         self.taken.map(|taken| taken + EVERY.max(self.took * COSTS))
     }
 
     /// Changes the census to the state after an apply: threads that get a place have it, and threads that lose theirs
     /// are no longer real-time threads.
-    pub fn plan(&mut self, places: &BTreeMap<ThreadId, Policy>) {
+    pub(super) fn plan(&mut self, places: &BTreeMap<ThreadId, Policy>) {
         self.threads.retain_mut(|thread| {
             thread.policy = places.get(&thread.id).copied().unwrap_or(thread.policy);
             is_real_time(thread.policy)
@@ -206,7 +206,7 @@ impl Census {
     }
 
     /// Why protections stay on because of these uncapped threads, and the remedy.
-    pub fn why_protected(&self, uncapped: &[String]) -> Option<(String, &'static str)> {
+    pub(super) fn why_protected(&self, uncapped: &[String]) -> Option<(String, &'static str)> {
         if let Some(why) = &self.incomplete {
             return Some((format!("{why}; kernel protections stay on"), "the next pass looks again"));
         }
@@ -219,7 +219,7 @@ impl Census {
 
     /// The threads that could monopolize a CPU: neither capped by a watcher above them, nor with reserved CPU time, nor
     /// in a listed cgroup.
-    pub fn uncapped<'a>(&'a self, held: &'a ThreadHolders<'a>) -> impl Iterator<Item = &'a RealTime> {
+    pub(super) fn uncapped<'a>(&'a self, held: &'a ThreadHolders<'a>) -> impl Iterator<Item = &'a RealTime> {
         self.threads.iter().filter(|thread| {
             let capped = held.capped.contains(&thread.id) && thread.is_below(held.watcher);
             let is_held = capped || held.reserved.contains_key(&thread.id);

@@ -18,7 +18,7 @@ use super::cap::{self, Share};
 
 /// All files of `/etc/ontime`.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub(crate) struct Config {
     /// `tenants.toml`: classes and priorities.
     pub rules: Rules,
     /// `host.toml`: method and classes of NICs.
@@ -37,12 +37,12 @@ const DESCRIPTORS: usize = 4096;
 const CAP_THREADS: RangeInclusive<u64> = 16..=16_384;
 
 /// Descriptors that the maximum of `cap.threads` needs.
-pub const DESCRIPTORS_MOST: usize = DESCRIPTORS + DESCRIPTORS_EACH * 16_384;
+pub(crate) const DESCRIPTORS_MOST: usize = DESCRIPTORS + DESCRIPTORS_EACH * 16_384;
 
 /// Whether the daemon sets what it plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub(crate) enum Mode {
     /// It discovers and plans, and sets nothing. A fresh installation has this mode (`packaging/ontime/daemon.toml`).
     Observe,
     /// It sets what it plans, and keeps it set. This is the default where no file names a mode, so that a host does not
@@ -53,7 +53,7 @@ pub enum Mode {
 
 /// `daemon.toml`: how the daemon itself works.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DaemonConfig {
+pub(crate) struct DaemonConfig {
     /// Whether it sets anything.
     pub mode: Mode,
     /// The longest time between two passes. A pass without an event finds changes that cause none, such as a sysctl
@@ -145,7 +145,7 @@ impl DaemonConfig {
     ///
     /// # Errors
     /// [`ConfigError`], with file, line, what is wrong and what is allowed.
-    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
+    pub(crate) fn load(directory: &Path) -> Result<Self, ConfigError> {
         let mut all = Self::default();
         for path in config::files(directory, "daemon")? {
             all.add(&Text::read(&path)?)?;
@@ -157,7 +157,7 @@ impl DaemonConfig {
     ///
     /// # Errors
     /// As [`Self::load`].
-    pub fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
+    pub(crate) fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
         let file: File = text.parse()?;
         self.mode = file.mode.unwrap_or(self.mode);
         if let Some(seconds) = within(text, "rescan-seconds", file.rescan_seconds, 1..=3600)? {
@@ -217,27 +217,27 @@ impl DaemonConfig {
     }
 
     /// The number of descriptors that the daemon must be allowed to have open.
-    pub fn descriptors(&self) -> usize {
+    pub(crate) fn descriptors(&self) -> usize {
         DESCRIPTORS + DESCRIPTORS_EACH * self.cap_threads
     }
 
     /// The most real-time threads of the host that a census reads: twice as many as can be capped.
-    pub fn census(&self) -> usize {
+    pub(crate) fn census(&self) -> usize {
         2 * self.cap_threads
     }
 
     /// Where metrics are served over TCP.
-    pub fn metrics(&self) -> Option<SocketAddr> {
+    pub(crate) fn metrics(&self) -> Option<SocketAddr> {
         self.metrics_port.map(|port| SocketAddr::new(self.metrics_address, port))
     }
 
     /// The most tenants' threads that are capped. The rest is for interrupt and NAPI threads.
-    pub fn pool(&self) -> usize {
+    pub(crate) fn pool(&self) -> usize {
         self.cap_threads - self.cap_threads / 4
     }
 
     /// Settings of the cap watcher, which runs above every thread of this table.
-    pub fn caps(&self, table: PriorityTable) -> cap::Settings {
+    pub(crate) fn caps(&self, table: PriorityTable) -> cap::Settings {
         cap::Settings {
             period: self.cap_period,
             cpu_share: self.cap_cpu_share,
@@ -264,7 +264,7 @@ fn within(
 
 impl Config {
     /// Replaces what programs requested: the reservations, and the classes of their tenants.
-    pub fn set_requested(&mut self, leases: Vec<Lease>, grants: Vec<Grant>) {
+    pub(crate) fn set_requested(&mut self, leases: Vec<Lease>, grants: Vec<Grant>) {
         self.sched.leases = leases;
         self.rules.set_grants(grants);
     }
@@ -273,7 +273,7 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError`] for the first error, with file, line and what is allowed.
-    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
+    pub(crate) fn load(directory: &Path) -> Result<Self, ConfigError> {
         Ok(Self {
             rules: Rules::load(directory)?,
             host: HostConfig::load(directory)?,

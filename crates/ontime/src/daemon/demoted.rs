@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 /// The threads, and the file.
 #[derive(Debug)]
-pub struct Demoted {
+pub(crate) struct Demoted {
     path: PathBuf,
     threads: BTreeMap<ThreadId, Policy>,
     written: BTreeMap<ThreadId, Policy>,
@@ -25,7 +25,7 @@ pub struct Demoted {
 
 impl Demoted {
     /// Reads the threads that an earlier daemon of this boot has demoted and that still run, if the file can be read.
-    pub fn open(path: PathBuf) -> Self {
+    pub(crate) fn open(path: PathBuf) -> Self {
         let read = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice::<Vec<serde_json::Value>>(&text).map_err(io::Error::from),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -58,17 +58,17 @@ impl Demoted {
     }
 
     /// Whether no thread is demoted.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.threads.is_empty()
     }
 
     /// The demoted threads.
-    pub fn ids(&self) -> impl Iterator<Item = ThreadId> {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ThreadId> {
         self.threads.keys().copied()
     }
 
     /// Forgets threads that have ended.
-    pub fn forget_ended(&mut self) {
+    pub(crate) fn forget_ended(&mut self) {
         self.threads.retain(|id, _| id.verify().is_ok());
     }
 
@@ -76,7 +76,7 @@ impl Demoted {
     ///
     /// # Errors
     /// The file cannot be written; then no thread was changed.
-    pub fn demote(&mut self, threads: &BTreeMap<ThreadId, Policy>) -> io::Result<BTreeSet<ThreadId>> {
+    pub(crate) fn demote(&mut self, threads: &BTreeMap<ThreadId, Policy>) -> io::Result<BTreeSet<ThreadId>> {
         let before = self.threads.clone();
         self.threads.extend(threads);
         if let Err(error) = self.keep() {
@@ -90,7 +90,7 @@ impl Demoted {
     }
 
     /// Restores the policies of all demoted threads. Returns for how many a policy was restored.
-    pub fn give_back(&mut self) -> usize {
+    pub(crate) fn give_back(&mut self) -> usize {
         let is_demoted = |id: &ThreadId| id.policy().is_ok_and(|now| now == Policy::BULK);
         let given = std::mem::take(&mut self.threads)
             .into_iter()

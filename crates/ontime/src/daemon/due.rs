@@ -22,7 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The passes that are due.
 #[derive(Debug)]
-pub struct Due {
+pub(super) struct Due {
     /// The first event since the last pass, and when its pass is due.
     wanted: Option<(Event, Instant)>,
     /// When to look again after a look that failed.
@@ -34,19 +34,19 @@ pub struct Due {
 
 impl Due {
     /// Nothing is due but the rescan.
-    pub fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self { wanted: None, again: None, second_write: None, last_end: now }
     }
 
     /// An event requests a pass, after [`DEBOUNCE`] so that it covers the whole burst, and not too soon after the last
     /// pass, which took `last_pass`.
-    pub fn want(&mut self, event: Event, last_pass: Duration, now: Instant) {
+    pub(super) fn want(&mut self, event: Event, last_pass: Duration, now: Instant) {
         let rest = (last_pass * (SHARE - 1)).min(REST);
         self.wanted.get_or_insert((event, (now + DEBOUNCE).max(self.last_end + rest)));
     }
 
     /// Why and when the next pass is due. `rescan` is the longest time without a pass.
-    pub fn next(&self, rescan: Duration) -> (Event, Instant) {
+    pub(super) fn next(&self, rescan: Duration) -> (Event, Instant) {
         let later = [self.again, self.second_write].into_iter().flatten().min();
         let later = later.or(self.wanted.is_none().then_some(self.last_end + rescan)).map(|at| (Event::Clock, at));
         let all = self.wanted.into_iter().chain(later);
@@ -54,14 +54,14 @@ impl Due {
     }
 
     /// A pass begins, for everything that is due.
-    pub fn begins(&mut self, now: Instant) {
+    pub(super) fn begins(&mut self, now: Instant) {
         (self.wanted, self.again) = (None, None);
         self.second_write = self.second_write.filter(|at| *at > now);
     }
 
     /// A pass has ended. `looks_again`: it could not read the whole host. `needs_second_write`: it has set a knob that
     /// must be set once more.
-    pub fn ended(&mut self, looks_again: bool, needs_second_write: bool, now: Instant) {
+    pub(super) fn ended(&mut self, looks_again: bool, needs_second_write: bool, now: Instant) {
         self.last_end = now;
         if looks_again {
             self.again = Some(now + LOOK_AGAIN);

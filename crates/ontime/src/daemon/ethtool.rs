@@ -22,7 +22,7 @@ const GENL_HEADER: usize = 4;
 ///
 /// # Errors
 /// `NotFound` where the kernel has no such family or group, else the kernel's error.
-pub fn monitor() -> io::Result<Socket> {
+pub(super) fn monitor() -> io::Result<Socket> {
     let mut netlink = Netlink::open(NETLINK_GENERIC)?;
     let ask = Attributes::after(&[CTRL_CMD_GETFAMILY, 1, 0, 0]).with_text(CTRL_ATTR_FAMILY_NAME, "ethtool");
     let answer = netlink.request(GENL_ID_CTRL, 0, ask.bytes())?;

@@ -20,7 +20,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 
 /// Why the main loop wakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Event {
+pub(crate) enum Event {
     /// SIGTERM or SIGINT.
     Stop,
     /// SIGHUP.
@@ -58,7 +58,7 @@ impl Event {
     ];
 
     /// The name as a metric's label.
-    pub fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Event::Stop => "stop",
             Event::Reload => "reload",
@@ -83,7 +83,7 @@ const NETLINK_ALIGNMENT: usize = 4;
 const UEVENT_GROUP: u32 = 1;
 
 /// All sources, in one epoll set.
-pub struct Events {
+pub(crate) struct Events {
     epoll: OwnedFd,
     stop: UnixStream,
     reload: UnixStream,
@@ -100,7 +100,7 @@ impl Events {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn new(poke: &Path, request: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(poke: &Path, request: OwnedFd) -> io::Result<Self> {
         let stop = on_signals(&[signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
         let reload = on_signals(&[signal_hook::consts::SIGHUP])?;
         let links = netlink(NETLINK_ROUTE, LINK_GROUP)?;
@@ -143,13 +143,13 @@ impl Events {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn add(&self, source: &impl AsFd, event: Event) -> io::Result<()> {
+    pub(crate) fn add(&self, source: &impl AsFd, event: Event) -> io::Result<()> {
         epoll::add(&self.epoll, source, epoll::EventData::new_u64(event as u64), epoll::EventFlags::IN)?;
         Ok(())
     }
 
     /// Wakes the main loop once with [`Event::Clock`] after this time.
-    pub fn wake_in(&self, time: Duration) {
+    pub(crate) fn wake_in(&self, time: Duration) {
         let value = Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
             // Zero would disarm the timer.
@@ -160,7 +160,7 @@ impl Events {
     }
 
     /// Wakes the main loop with [`Event::Request`] at once, because requests are left.
-    pub fn wake_for_requests(&self) {
+    pub(crate) fn wake_for_requests(&self) {
         // If the write fails because the counter is full, the eventfd is ready anyway.
         let _ = rustix::io::write(&self.request, &1u64.to_ne_bytes());
     }
@@ -169,7 +169,7 @@ impl Events {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn wait(&mut self) -> io::Result<Vec<Event>> {
+    pub(crate) fn wait(&mut self) -> io::Result<Vec<Event>> {
         let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
         let count = loop {
             match epoll::wait(&self.epoll, ready.as_mut_slice(), None) {

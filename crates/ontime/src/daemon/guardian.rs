@@ -62,7 +62,7 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// Waits until the guardian of a daemon that was killed has ended. That guardian still changes threads' policies, and
 /// its own real-time thread would be in the census.
-pub fn wait_for_former(paths: &Paths) {
+pub(crate) fn wait_for_former(paths: &Paths) {
     if !lock::wait_until_free(&paths.guardian_lock(), FORMER) {
         let path = paths.guardian_lock();
         tracing::warn!(
@@ -75,7 +75,7 @@ pub fn wait_for_former(paths: &Paths) {
 
 /// A thread under a runtime cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capped {
+pub(crate) struct Capped {
     /// The thread.
     pub id: ThreadId,
     /// Its place, while it is within its cap.
@@ -86,7 +86,7 @@ pub struct Capped {
 
 /// What the guardian has to do if the daemon dies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Charge {
+pub(crate) struct Charge {
     /// Files and the values to write: the originals of protections that are off.
     pub protections: Vec<(PathBuf, String)>,
     /// Whether the kernel's protections are on once those are written.
@@ -116,7 +116,7 @@ pub struct Charge {
 impl Charge {
     /// Adds what stays in force while a pass is in progress: the threads of the former charge, and the fields that
     /// change only at the end of the pass.
-    pub fn beside(mut self, former: Option<&Self>) -> Self {
+    pub(crate) fn beside(mut self, former: Option<&Self>) -> Self {
         let Some(former) = former.filter(|former| !former.relieved) else { return self };
         let own: BTreeSet<ThreadId> = self.threads.iter().map(|of| of.id).collect();
         self.threads.extend(former.threads.iter().filter(|of| !own.contains(&of.id)));
@@ -127,7 +127,7 @@ impl Charge {
 
 /// The daemon's handle to the guardian.
 #[derive(Debug)]
-pub struct Guardian {
+pub(crate) struct Guardian {
     child: Child,
     /// Its main thread.
     id: Option<ThreadId>,
@@ -143,7 +143,7 @@ impl Guardian {
     ///
     /// # Errors
     /// Where the process cannot be started.
-    pub fn start(place: Policy, run_dir: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(place: Policy, run_dir: &Path) -> anyhow::Result<Self> {
         let priority = match place {
             Policy::Fifo(priority) | Policy::Rr(priority) => priority,
             _ => 0,
@@ -170,7 +170,7 @@ impl Guardian {
     ///
     /// # Errors
     /// Where the guardian is dead.
-    pub fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
+    pub(crate) fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
             anyhow::bail!(
                 "the guardian process has ended ({status}); the next pass starts another; if it ends again, report it \
@@ -188,12 +188,12 @@ impl Guardian {
     }
 
     /// The policy and priority at which it was started.
-    pub fn place(&self) -> Policy {
+    pub(crate) fn place(&self) -> Policy {
         self.place
     }
 
     /// The guardian's thread and the one by which it sees that the daemon lives, with their places.
-    pub fn own(&self) -> impl Iterator<Item = OwnThread> {
+    pub(crate) fn own(&self) -> impl Iterator<Item = OwnThread> {
         let place = self.place;
         let guardian = self.id.filter(|_| self.started.elapsed() > SETTLES);
         let guardian = guardian.map(|id| OwnThread { name: "ontime guardian", id, place });
@@ -201,23 +201,23 @@ impl Guardian {
     }
 
     /// Its present charge.
-    pub fn charged(&self) -> &Charge {
+    pub(crate) fn charged(&self) -> &Charge {
         &self.last
     }
 
     /// Its process number.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Ends the guardian without action: the daemon has cleaned up itself.
-    pub fn relieve(mut self) {
+    pub(crate) fn relieve(mut self) {
         let _ = self.charge(Charge { relieved: true, ..Charge::default() });
         self.end();
     }
 
     /// Ends the guardian after it has carried out its last charge. The daemon ends too.
-    pub fn end(self) {
+    pub(crate) fn end(self) {
         let Self { mut child, pipe, life, .. } = self;
         drop(pipe);
         let _ = child.wait();
@@ -233,7 +233,7 @@ fn main_thread(child: &Child) -> Option<ThreadId> {
 
 /// `ontime guardian`: started by the daemon only.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// SCHED_FIFO priority to run at.
     #[arg(long)]
     priority: u8,
@@ -246,7 +246,7 @@ pub struct Args {
 ///
 /// # Errors
 /// Where its memory cannot be locked.
-pub fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // If the lock cannot be taken, the next daemon does not wait for this guardian.
     let _lock = lock::take(&paths.guardian_lock());
     // The daemon's signals must not reach the guardian: Ctrl-C goes to the whole process group.

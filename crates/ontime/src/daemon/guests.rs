@@ -43,7 +43,7 @@ const WHY_MAX: usize = 1024;
 
 /// A VM's request for bandwidth.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Question {
+pub(crate) struct Question {
     /// The name of the VM.
     pub vm: String,
     /// Number of the request, for the answer. None: the connection has ended, and the VM needs nothing any more.
@@ -60,7 +60,7 @@ impl Question {
 
 /// All connections to device processes.
 #[derive(Debug, Default)]
-pub struct Guests {
+pub(crate) struct Guests {
     links: BTreeMap<String, Link>,
     /// Threads that receive, or that still close received files, by VM. A VM has at most one.
     receivers: BTreeMap<String, JoinHandle<()>>,
@@ -88,7 +88,7 @@ struct Link {
 impl Guests {
     /// Connects to the device processes of these VMs, where they exist, and closes other connections. Returns the VMs
     /// whose connections were closed.
-    pub fn follow(&mut self, wanted: &BTreeSet<String>, run_dir: &Path, events: &Events) -> Vec<String> {
+    pub(crate) fn follow(&mut self, wanted: &BTreeSet<String>, run_dir: &Path, events: &Events) -> Vec<String> {
         let gone: Vec<String> = self.links.keys().filter(|vm| !wanted.contains(*vm)).cloned().collect();
         self.links.retain(|vm, _| wanted.contains(vm));
         self.receivers.retain(|_, receiver| !receiver.is_finished());
@@ -132,12 +132,12 @@ impl Guests {
     }
 
     /// Whether a VM's device process is connected.
-    pub fn has(&self, vm: &str) -> bool {
+    pub(crate) fn has(&self, vm: &str) -> bool {
         self.links.contains_key(vm)
     }
 
     /// Reads all pending requests.
-    pub fn take(&mut self) -> Vec<Question> {
+    pub(crate) fn take(&mut self) -> Vec<Question> {
         let mut questions = Vec::new();
         let Self { links, repeats, .. } = self;
         links.retain(|vm, link| match link.take() {
@@ -155,7 +155,7 @@ impl Guests {
     }
 
     /// Sends an answer. Returns true if that failed and the connection was closed.
-    pub fn answer(&mut self, vm: &str, seq: u64, refused: Option<&str>) -> bool {
+    pub(crate) fn answer(&mut self, vm: &str, seq: u64, refused: Option<&str>) -> bool {
         let refused = refused.map(|why| why.chars().take(WHY_MAX / 4).collect());
         let Some(link) = self.links.get_mut(vm) else { return false };
         let line = serde_json::to_vec(&BandwidthAnswer { seq, refused }).map(|mut line| {

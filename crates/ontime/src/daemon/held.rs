@@ -32,14 +32,14 @@ struct GuestRecord {
 
 /// The file and its content.
 #[derive(Debug)]
-pub struct Memory {
+pub(super) struct Memory {
     path: PathBuf,
     written: Record,
 }
 
 impl Memory {
     /// Reads what an earlier daemon of this boot has stored, if possible.
-    pub fn open(path: PathBuf, boot_id: &str) -> Self {
+    pub(super) fn open(path: PathBuf, boot_id: &str) -> Self {
         let read = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Record::default()),
@@ -58,12 +58,12 @@ impl Memory {
     }
 
     /// The vCPUs that held reservations, and their CPUs.
-    pub fn held(&self) -> Settled {
+    pub(super) fn held(&self) -> Settled {
         Settled::remembered(&self.written.vcpus)
     }
 
     /// What guests held in addition.
-    pub fn asks(&self) -> Asks {
+    pub(super) fn asks(&self) -> Asks {
         let need = |need: &Need| GuestNeed { vcpu: need.vcpu, budget: Nanos(need.budget), period: Nanos(need.period) };
         let ask = |guest: &GuestRecord| Ask {
             needs: guest.needs.iter().map(need).collect(),
@@ -78,7 +78,7 @@ impl Memory {
     ///
     /// # Errors
     /// The kernel's error; then the former content stays.
-    pub fn keep(&mut self, settled: &Settled, asks: &Asks) -> io::Result<()> {
+    pub(super) fn keep(&mut self, settled: &Settled, asks: &Asks) -> io::Result<()> {
         let need = |need: &GuestNeed| Need { vcpu: need.vcpu, budget: need.budget.0, period: need.period.0 };
         let guest = |ask: &Ask| GuestRecord { needs: ask.needs.iter().map(need).collect(), published: ask.published };
         let record = Record {
@@ -96,7 +96,7 @@ impl Memory {
 
     /// Whether the stored content is at least this. Then a lower need of a guest need not be written at once; the next
     /// pass does it.
-    pub fn covers(&self, settled: &Settled, asks: &Asks) -> bool {
+    pub(super) fn covers(&self, settled: &Settled, asks: &Asks) -> bool {
         let covered = |need: &GuestNeed, kept: &Need| {
             kept.vcpu == need.vcpu
                 && need.period.0 >= kept.period

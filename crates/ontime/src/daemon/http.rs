@@ -38,7 +38,7 @@ use crate::api;
 
 /// A request of a user, which counts as waiting until the main loop takes it.
 #[derive(Debug)]
-pub struct Asked {
+pub(crate) struct Asked {
     /// The client's user.
     pub user: User,
     /// The request.
@@ -49,7 +49,7 @@ pub struct Asked {
 
 /// A request to the main loop, with the channel for its answer.
 #[derive(Debug)]
-pub enum Ask {
+pub(crate) enum Ask {
     /// The tenants, now.
     Tenants(oneshot::Sender<api::Tenants>),
     /// The plan and the present state.
@@ -115,7 +115,7 @@ enum Unanswered {
 
 /// How HTTP handlers ask the main loop.
 #[derive(Clone)]
-pub struct Loop {
+pub(crate) struct Loop {
     /// The queue of requests.
     asks: SyncSender<Asked>,
     waiting: WaitingCounts,
@@ -126,7 +126,7 @@ pub struct Loop {
 }
 
 /// Why a call was refused.
-pub struct Refusal(pub StatusCode, pub String);
+pub(crate) struct Refusal(pub StatusCode, pub String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -136,12 +136,16 @@ impl IntoResponse for Refusal {
 
 impl Loop {
     /// Requests go through this queue. `bell` wakes its reader.
-    pub fn new(asks: SyncSender<Asked>, bell: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(asks: SyncSender<Asked>, bell: Arc<OwnedFd>) -> Self {
         Self { asks, waiting: WaitingCounts::default(), bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
     }
 
     /// Makes a request that changes nothing.
-    pub async fn ask<T>(&self, user: User, question: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, Refusal> {
+    pub(crate) async fn ask<T>(
+        &self,
+        user: User,
+        question: impl FnOnce(oneshot::Sender<T>) -> Ask,
+    ) -> Result<T, Refusal> {
         self.within(self.patience.0, "see its log", user, question).await
     }
 
@@ -446,7 +450,7 @@ fn router() -> OpenApiRouter<Loop> {
 }
 
 /// The OpenAPI description, generated from the code; `docs/openapi.json` is a copy.
-pub fn description() -> String {
+pub(super) fn description() -> String {
     let mut text = router().into_openapi().to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
@@ -457,7 +461,7 @@ pub fn description() -> String {
 ///
 /// # Errors
 /// The kernel's error.
-pub fn bind(path: &std::path::Path) -> io::Result<std::os::unix::net::UnixListener> {
+pub(super) fn bind(path: &std::path::Path) -> io::Result<std::os::unix::net::UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -487,7 +491,7 @@ fn service(to: Loop) -> axum::Router {
 ///
 /// # Errors
 /// Where the thread or its runtime cannot be started.
-pub fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result<()> {
+pub(super) fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listener = {
         let _in_runtime = runtime.enter();

@@ -26,7 +26,7 @@ type BackendThreads = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
 
 /// The back end in force, and its threads.
 #[derive(Debug)]
-pub struct Keeper {
+pub(crate) struct Keeper {
     kind: BackendKind,
     beyond: Beyond,
     backend: Box<dyn Backend>,
@@ -41,14 +41,14 @@ pub struct Keeper {
 
 /// Hides a back end's changes of policies from readers. It shares the list of threads with its [`Keeper`].
 #[derive(Debug, Clone, Default)]
-pub struct Past {
+pub(crate) struct Past {
     places: Option<Places>,
     held: BackendThreads,
 }
 
 impl Past {
     /// The policy that the plan gave to a thread, if the policy just read is one of the back end's places.
-    pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
+    pub(crate) fn past(&self, id: ThreadId, read: Policy) -> Policy {
         match (self.places, self.held.borrow().get(&id)) {
             (Some(places), Some(given)) if places.has(read) => *given,
             _ => read,
@@ -56,13 +56,13 @@ impl Past {
     }
 
     /// Whether a back end moves this thread.
-    pub fn moves(&self, id: ThreadId) -> bool {
+    pub(crate) fn moves(&self, id: ThreadId) -> bool {
         self.places.is_some() && self.held.borrow().contains_key(&id)
     }
 }
 
 /// All of these tenants' reservations and all leases are refused.
-pub fn refused(config: &SchedConfig, tenants: &[Tenant], why: &str) -> Settled {
+pub(crate) fn refused(config: &SchedConfig, tenants: &[Tenant], why: &str) -> Settled {
     let refuse = |tenant: &Tenant| Refused { tenant: tenant.name.clone(), why: why.to_owned() };
     let named = |tenant: &&Tenant| config.reservations.iter().any(|declared| declared.name == tenant.name);
     let unheld = |why: &str| LeaseState { held: false, why: Some(why.to_owned()) };
@@ -73,7 +73,7 @@ pub fn refused(config: &SchedConfig, tenants: &[Tenant], why: &str) -> Settled {
 
 impl Keeper {
     /// The configured back end. It starts with the first reservation.
-    pub fn new(config: &SchedConfig, table: PriorityTable) -> Self {
+    pub(crate) fn new(config: &SchedConfig, table: PriorityTable) -> Self {
         let paced = |planning, way| Box::new(Paced::new(planning, way, table.pacer()));
         let policies = Way::Policies(Places::of(table, config.beyond));
         let backend: Box<dyn Backend> = match config.backend {
@@ -94,38 +94,38 @@ impl Keeper {
     }
 
     /// Takes over what an earlier daemon kept and its guests requested.
-    pub fn remember(&mut self, before: Settled, asks: Asks) {
+    pub(crate) fn remember(&mut self, before: Settled, asks: Asks) {
         self.before = before;
         self.asks = asks;
     }
 
     /// Whether both have the same kind of back end with the same places.
-    pub fn like(&self, other: &Keeper) -> bool {
+    pub(crate) fn like(&self, other: &Keeper) -> bool {
         (self.kind, self.beyond, self.backend.places()) == (other.kind, other.beyond, other.backend.places())
     }
 
     /// The requests of guests. A change counts from the next [`Self::settle`] on.
-    pub fn asks(&mut self) -> &mut Asks {
+    pub(crate) fn asks(&mut self) -> &mut Asks {
         &mut self.asks
     }
 
     /// The kind of the back end.
-    pub fn kind(&self) -> BackendKind {
+    pub(crate) fn kind(&self) -> BackendKind {
         self.kind
     }
 
     /// Whether the back end changes its threads' policies.
-    pub fn moves(&self) -> bool {
+    pub(crate) fn moves(&self) -> bool {
         self.backend.places().is_some()
     }
 
     /// A view of policies without the back end's changes.
-    pub fn past(&self) -> Past {
+    pub(crate) fn past(&self) -> Past {
         Past { places: self.backend.places(), held: Rc::clone(&self.held) }
     }
 
     /// Decides which of these tenants' reservations hold on these CPUs.
-    pub fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet, method: Method) -> Settled {
+    pub(crate) fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet, method: Method) -> Settled {
         if config.is_empty() {
             return Settled::default();
         }
@@ -136,7 +136,7 @@ impl Keeper {
     }
 
     /// Why nothing can be kept under this method.
-    pub fn why_off(&self, method: Method) -> Option<String> {
+    pub(crate) fn why_off(&self, method: Method) -> Option<String> {
         match &self.off {
             Some(why) => Some(why.clone()),
             None if !method.has(RuleId::VcpuPlace) => Some(format!(
@@ -147,12 +147,12 @@ impl Keeper {
     }
 
     /// The first place that the plan gives to each thread.
-    pub fn places(&self, settled: &Settled) -> BTreeMap<ThreadId, Policy> {
+    pub(crate) fn places(&self, settled: &Settled) -> BTreeMap<ThreadId, Policy> {
         settled.vcpus.iter().map(|vcpu| (vcpu.id, self.backend.place(vcpu))).collect()
     }
 
     /// Takes threads that are not in `settled` away from the back end.
-    pub fn release(&mut self, settled: &Settled) {
+    pub(crate) fn release(&mut self, settled: &Settled) {
         if let Err(error) = self.backend.release(settled) {
             self.switch_off(&error.to_string());
         }
@@ -163,7 +163,7 @@ impl Keeper {
 
     /// Hands exactly these threads, which the plan has placed, to the back end. Returns false if that failed; then the
     /// threads must be placed as if nothing were reserved.
-    pub fn set(&mut self, settled: &Settled) -> bool {
+    pub(crate) fn set(&mut self, settled: &Settled) -> bool {
         if self.off.is_some() {
             return settled.vcpus.is_empty();
         }
@@ -188,27 +188,27 @@ impl Keeper {
     }
 
     /// Why nothing is kept although reservations are configured.
-    pub fn off(&self) -> Option<&str> {
+    pub(crate) fn off(&self) -> Option<&str> {
         self.off.as_deref()
     }
 
     /// Whether [`Self::set`] has to be called although nothing has changed. To be asked once a second.
-    pub fn hangs(&mut self) -> bool {
+    pub(crate) fn hangs(&mut self) -> bool {
         self.backend.hangs()
     }
 
     /// The back end's own real-time threads.
-    pub fn own_threads(&self) -> impl Iterator<Item = OwnThread> {
+    pub(crate) fn own_threads(&self) -> impl Iterator<Item = OwnThread> {
         self.backend.threads().into_iter().map(|(id, place)| OwnThread { name: "ontime-pace", id, place })
     }
 
     /// The counters of each thread.
-    pub fn uses(&self) -> BTreeMap<ThreadId, Use> {
+    pub(crate) fn uses(&self) -> BTreeMap<ThreadId, Use> {
         self.backend.uses()
     }
 
     /// The present slice, if the back end has one.
-    pub fn show(&mut self) -> Option<Snapshot> {
+    pub(crate) fn show(&mut self) -> Option<Snapshot> {
         self.backend.show()
     }
 }

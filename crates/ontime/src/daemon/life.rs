@@ -20,7 +20,7 @@ use super::own::this_thread;
 
 /// The thread. Dropping this ends it, and closes the pipe.
 #[derive(Debug)]
-pub struct Life {
+pub(super) struct Life {
     /// The thread, if it has the priority that it was to have.
     pub placed: Option<ThreadId>,
     stop: Option<OwnedFd>,
@@ -32,7 +32,7 @@ impl Life {
     ///
     /// # Errors
     /// The kernel's error, where a thread, a pipe or a descriptor table cannot be created.
-    pub fn start(place: Policy) -> io::Result<(Self, OwnedFd)> {
+    pub(super) fn start(place: Policy) -> io::Result<(Self, OwnedFd)> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC)?;
         let (tell, told) = sync_channel(1);

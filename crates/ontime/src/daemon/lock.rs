@@ -11,7 +11,7 @@ use thiserror::Error;
 
 /// Why the lock was not taken.
 #[derive(Debug, Error)]
-pub enum LockError {
+pub(super) enum LockError {
     /// Another process holds the lock.
     #[error(
         "another daemon runs as process {pid} ({path} is locked); stop it first: systemctl stop ontimed, or kill {pid}"
@@ -34,7 +34,7 @@ pub enum LockError {
 
 /// The held lock; released when dropped, and by the kernel when the process dies.
 #[derive(Debug)]
-pub struct Lock {
+pub(super) struct Lock {
     _file: File,
 }
 
@@ -42,7 +42,7 @@ pub struct Lock {
 ///
 /// # Errors
 /// See [`LockError`].
-pub fn take(path: &Path) -> Result<Lock, LockError> {
+pub(super) fn take(path: &Path) -> Result<Lock, LockError> {
     let fail = |source| LockError::Io { path: path.to_owned(), source };
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(fail)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -63,7 +63,7 @@ pub fn take(path: &Path) -> Result<Lock, LockError> {
 }
 
 /// Waits at most `most` until no process holds the lock. Returns whether it is free.
-pub fn wait_until_free(path: &Path, most: Duration) -> bool {
+pub(super) fn wait_until_free(path: &Path, most: Duration) -> bool {
     let start = Instant::now();
     loop {
         match take(path) {

@@ -28,27 +28,27 @@
 //! while the kernel's protections are off; adaptive busy polling, where it is configured, ten times a
 //! second. A host without RT tenants costs one look every `rescan-seconds`.
 
-pub mod cap;
+pub(crate) mod cap;
 mod census;
-pub mod config;
-pub mod demoted;
+pub(crate) mod config;
+pub(crate) mod demoted;
 mod due;
-pub mod engine;
+pub(crate) mod engine;
 mod ethtool;
 mod events;
-pub mod guardian;
-pub mod guests;
+pub(crate) mod guardian;
+pub(crate) mod guests;
 mod held;
 mod http;
-pub mod keeper;
+pub(crate) mod keeper;
 mod life;
 mod lock;
-pub mod metrics;
+pub(crate) mod metrics;
 mod own;
-pub mod protections;
+pub(crate) mod protections;
 mod request_queue;
 mod requested;
-pub mod view;
+pub(crate) mod view;
 mod watches;
 
 use std::collections::BTreeSet;
@@ -77,7 +77,7 @@ use crate::paths::Paths;
 
 /// `ontime daemon`
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub(crate) struct Args {}
 
 /// The most requests answered in one round of events, so that clients which ask again at once do not delay passes,
 /// signals and the watchdog.
@@ -87,7 +87,7 @@ const ANSWERS: usize = 8;
 ///
 /// # Errors
 /// Where another daemon runs, the configuration is wrong, or a directory cannot be used.
-pub fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     preflight()?;
     crate::log::start();
     raise_file_limit();

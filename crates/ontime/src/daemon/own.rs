@@ -9,11 +9,11 @@ use std::time::Duration;
 use ontime_tenants::{Policy, ThreadError, ThreadId};
 
 /// The time from one look to the next, while the daemon caps or paces a thread.
-pub const EVERY: Duration = Duration::from_secs(1);
+pub(super) const EVERY: Duration = Duration::from_secs(1);
 
 /// A thread of the daemon or its guardian, and its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OwnThread {
+pub(crate) struct OwnThread {
     /// What it does, as its name says.
     pub name: &'static str,
     /// The thread.
@@ -24,7 +24,7 @@ pub struct OwnThread {
 
 /// A change that was undone.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Changed {
+pub(super) struct Changed {
     own: OwnThread,
     found: Policy,
 }
@@ -40,7 +40,7 @@ impl fmt::Display for Changed {
 ///
 /// # Errors
 /// Where `/proc` cannot be read.
-pub fn this_thread() -> io::Result<ThreadId> {
+pub(super) fn this_thread() -> io::Result<ThreadId> {
     let process = rustix::process::getpid().as_raw_nonzero().get();
     Ok(ThreadId::of(process, rustix::thread::gettid().as_raw_nonzero().get())?)
 }
@@ -49,7 +49,7 @@ pub fn this_thread() -> io::Result<ThreadId> {
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn keep(own: OwnThread) -> Result<Option<Changed>, ThreadError> {
+pub(super) fn keep(own: OwnThread) -> Result<Option<Changed>, ThreadError> {
     match restore(own) {
         Err(ThreadError::Gone(_)) => Ok(None),
         done => done,

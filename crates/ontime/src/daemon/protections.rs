@@ -9,19 +9,19 @@ use crate::log::change_line;
 use ontime_hostnet::{Done, Host, Inventory, Item, Journal, Knob, Plan, Root, Roots, Stage, Value};
 
 /// The knobs of the plan that switch protections off.
-pub fn knobs(plan: &Plan) -> Vec<&Knob> {
+pub(crate) fn knobs(plan: &Plan) -> Vec<&Knob> {
     plan.settings.iter().filter(|setting| setting.stage == Stage::Protection).map(|setting| &setting.knob).collect()
 }
 
 /// Whether a knob is a protection.
-pub fn is_protection(knob: &Knob) -> bool {
+pub(crate) fn is_protection(knob: &Knob) -> bool {
     matches!(knob, Knob::HostFile { path, .. }
         if path == "sys/kernel/sched_rt_runtime_us"
             || (path.starts_with("sched/") && path.contains("_server/") && path.ends_with("/runtime")))
 }
 
 /// The original values of protections in the journal, as files and values.
-pub fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
+pub(crate) fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
     journal
         .entries()
         .iter()
@@ -35,7 +35,7 @@ pub fn originals(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
 
 /// The same in the order in which they are written: the reverse of switching off, because Linux 6.12 accepts its RT
 /// limit only after its fair servers.
-pub fn files(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
+pub(crate) fn files(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
     let mut files = originals(journal, roots);
     files.reverse();
     files
@@ -43,7 +43,7 @@ pub fn files(journal: &Journal, roots: &Roots) -> Vec<(PathBuf, String)> {
 
 /// Writes the protections' original values, in the order that kernels need. They stay in the journal, because the
 /// caller does the rest of a reset. Returns for each knob whether it failed, and why.
-pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), String>)> {
+pub(crate) fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), String>)> {
     let report = ontime_hostnet::apply::give_back(host, journal, is_protection);
     let say = |item: &Item| {
         if item.done == Done::Restored {
@@ -62,7 +62,7 @@ pub fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(), Stri
 }
 
 /// The message to an operator about a protection that [`restore`] could not restore.
-pub fn still_off(error: &str) -> String {
+pub(crate) fn still_off(error: &str) -> String {
     format!("this kernel protection could not be restored: {error}; `ontime reset` tries again")
 }
 
@@ -70,7 +70,7 @@ pub fn still_off(error: &str) -> String {
 /// is no server and RT throttling is on.
 ///
 /// The inventory only gives the list of knobs. Their values are read now, because a pass may have restored them since.
-pub fn kernel_protects(host: &dyn Host, inventory: &Inventory, journal: &Journal) -> bool {
+pub(crate) fn kernel_protects(host: &dyn Host, inventory: &Inventory, journal: &Journal) -> bool {
     let original = |root, path: String| {
         let knob = Knob::HostFile { root, path };
         let value = journal.original(&knob).cloned().or_else(|| host.read(&knob).ok());

@@ -14,30 +14,30 @@ const SHARED: usize = 32;
 const MOST: usize = 56;
 const ROOTS: usize = 32;
 /// The most requests that wait.
-pub const BACKLOG: usize = MOST + ROOTS;
+pub(super) const BACKLOG: usize = MOST + ROOTS;
 /// Answers to a user take at most one part in this of the time, once they have taken [`BURST`].
 const PART: u32 = 4;
 const BURST: Duration = Duration::from_secs(2);
 
 /// The client's user. None: the kernel does not know it, or it is a client of the metrics' TCP port.
-pub type User = Option<u32>;
+pub(super) type User = Option<u32>;
 
 const ROOT: User = Some(0);
 
 /// How many requests of each user wait.
 #[derive(Debug, Clone, Default)]
-pub struct WaitingCounts(Arc<Mutex<BTreeMap<User, usize>>>);
+pub(super) struct WaitingCounts(Arc<Mutex<BTreeMap<User, usize>>>);
 
 /// A request counts as waiting until this is dropped.
 #[derive(Debug)]
-pub struct WaitingGuard {
+pub(crate) struct WaitingGuard {
     counts: WaitingCounts,
     user: User,
 }
 
 impl WaitingCounts {
     /// Counts a request as waiting. None: too many wait.
-    pub fn take(&self, user: User) -> Option<WaitingGuard> {
+    pub(super) fn take(&self, user: User) -> Option<WaitingGuard> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = all.get(&user).copied().unwrap_or(0);
         let others: usize = all.iter().filter(|(other, _)| **other != ROOT).map(|(_, count)| count).sum();
@@ -65,7 +65,7 @@ impl Drop for WaitingGuard {
 
 /// Waiting requests, and the time that answers took.
 #[derive(Debug)]
-pub struct RequestQueue<Request> {
+pub(super) struct RequestQueue<Request> {
     /// Of each user in their order; the user whose turn it is comes first.
     waiting: VecDeque<(User, VecDeque<Request>)>,
     /// When the time that answers to a user took will be one part in [`PART`] of all time.
@@ -80,7 +80,7 @@ impl<Request> Default for RequestQueue<Request> {
 
 impl<Request> RequestQueue<Request> {
     /// A request has come.
-    pub fn push(&mut self, user: User, request: Request) {
+    pub(super) fn push(&mut self, user: User, request: Request) {
         match self.waiting.iter_mut().find(|(other, _)| *other == user) {
             Some((_, requests)) => requests.push_back(request),
             None => self.waiting.push_back((user, VecDeque::from([request]))),
@@ -94,7 +94,7 @@ impl<Request> RequestQueue<Request> {
     }
 
     /// Takes the request that is to be answered now.
-    pub fn next(&mut self, now: Instant) -> Option<(User, Request)> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<(User, Request)> {
         let at = self.waiting.iter().position(|(user, _)| self.wait(*user, now).is_zero())?;
         let (user, mut requests) = self.waiting.remove(at)?;
         let request = requests.pop_front()?;
@@ -105,13 +105,13 @@ impl<Request> RequestQueue<Request> {
     }
 
     /// The answer to a user has taken this long.
-    pub fn charge(&mut self, user: User, took: Duration, now: Instant) {
+    pub(super) fn charge(&mut self, user: User, took: Duration, now: Instant) {
         self.paid_at.retain(|_, at| *at > now);
         *self.paid_at.entry(user).or_insert(now) += took * PART;
     }
 
     /// The time until the next request is to be answered. None: no request waits.
-    pub fn due_in(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn due_in(&self, now: Instant) -> Option<Duration> {
         self.waiting.iter().map(|(user, _)| self.wait(*user, now)).min()
     }
 }

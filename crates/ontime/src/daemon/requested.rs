@@ -38,7 +38,7 @@ const FILE_MAX: u64 = 4 << 20;
 
 /// Why a request changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreserved {
+pub(crate) enum Unreserved {
     /// The request is wrong, and would be at any time.
     #[error("{0}")]
     Wrong(String),
@@ -67,7 +67,7 @@ fn is_name(text: &str, most: usize) -> bool {
 ///
 /// # Errors
 /// What is allowed.
-pub fn check_name(name: &str) -> Result<(), Unreserved> {
+pub(super) fn check_name(name: &str) -> Result<(), Unreserved> {
     if is_name(name, NAME_MAX) {
         return Ok(());
     }
@@ -81,7 +81,7 @@ pub fn check_name(name: &str) -> Result<(), Unreserved> {
 ///
 /// # Errors
 /// The field, its value, and what is allowed.
-pub fn check(request: &api::ReserveRequest) -> Result<(), Unreserved> {
+pub(super) fn check(request: &api::ReserveRequest) -> Result<(), Unreserved> {
     check_for(&request.reserved_for)?;
     if !LEASES.contains(&request.lease_seconds) {
         let (least, most) = LEASES.into_inner();
@@ -173,7 +173,7 @@ fn cost(request: &api::ReserveRequest) -> u64 {
 }
 
 /// What the admission gets of a request; None: only a class is requested.
-pub fn lease(name: &str, request: &api::ReserveRequest, admitted: bool) -> Option<Lease> {
+pub(super) fn lease(name: &str, request: &api::ReserveRequest, admitted: bool) -> Option<Lease> {
     Some(Lease {
         name: name.to_owned(),
         ppm: ppm(request)?,
@@ -220,7 +220,7 @@ struct Record<Reservation> {
 
 /// What a request does to the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub(super) enum Step {
     /// The reservation is new.
     Create,
     /// It has other content than before, and must be admitted anew.
@@ -231,7 +231,7 @@ pub enum Step {
 
 /// All requested reservations.
 #[derive(Debug)]
-pub struct Requested {
+pub(super) struct Requested {
     path: PathBuf,
     boot_id: String,
     entries: BTreeMap<String, Entry>,
@@ -241,7 +241,7 @@ pub struct Requested {
 
 impl Requested {
     /// Reads what an earlier daemon of this boot has stored. Their leases begin anew.
-    pub fn open(path: PathBuf, boot_id: &str, now: Duration) -> Self {
+    pub(super) fn open(path: PathBuf, boot_id: &str, now: Duration) -> Self {
         let mut fault = None;
         let record = read(&path).unwrap_or_else(|error| {
             fault = Some(format!(
@@ -278,12 +278,12 @@ impl Requested {
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// What is wrong with the file, until it is written again.
-    pub fn fault(&self) -> Option<&str> {
+    pub(super) fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }
 
@@ -291,7 +291,7 @@ impl Requested {
     ///
     /// # Errors
     /// What the user may do, and who may change that.
-    pub fn authorise(&self, name: &str, uid: Option<u32>, config: &DaemonConfig) -> Result<u32, Unreserved> {
+    pub(super) fn authorise(&self, name: &str, uid: Option<u32>, config: &DaemonConfig) -> Result<u32, Unreserved> {
         let uid = match uid {
             Some(uid) if uid == 0 || config.reserving_users.contains(&uid) => uid,
             _ => {
@@ -311,7 +311,7 @@ impl Requested {
     }
 
     /// What this request would do.
-    pub fn step(&self, name: &str, request: &api::ReserveRequest) -> Step {
+    pub(super) fn step(&self, name: &str, request: &api::ReserveRequest) -> Step {
         let Some(Entry { request: old, .. }) = self.entries.get(name) else { return Step::Create };
         let same = (&old.reserved_for, old.budget_us, old.period_us, count(old), &old.cpus, old.level)
             == (
@@ -329,7 +329,7 @@ impl Requested {
     ///
     /// # Errors
     /// The limit.
-    pub fn within_limits(
+    pub(super) fn within_limits(
         &self,
         name: &str,
         request: &api::ReserveRequest,
@@ -366,7 +366,7 @@ impl Requested {
     }
 
     /// The leases to be admitted, with this one new or in place of the one of its name.
-    pub fn leases_with(&self, new: Lease) -> Vec<Lease> {
+    pub(super) fn leases_with(&self, new: Lease) -> Vec<Lease> {
         let mut leases = self.leases();
         leases.retain(|lease| lease.name != new.name);
         leases.push(new);
@@ -374,13 +374,13 @@ impl Requested {
     }
 
     /// The leases, each of which was admitted.
-    pub fn leases(&self) -> Vec<Lease> {
+    pub(super) fn leases(&self) -> Vec<Lease> {
         self.entries.iter().filter_map(|(name, entry)| lease(name, &entry.request, true)).collect()
     }
 
     /// The classes of their tenants. Among those for one tenant the first counts, so root's come first, then the
     /// oldest: nobody takes a tenant from another's reservation.
-    pub fn grants(&self) -> Vec<Grant> {
+    pub(super) fn grants(&self) -> Vec<Grant> {
         let mut entries: Vec<(&String, &Entry)> = self.entries.iter().collect();
         entries.sort_by_key(|(_, entry)| (entry.uid != 0, entry.order));
         entries.into_iter().filter_map(|(name, entry)| grant(name, &entry.request)).collect()
@@ -390,7 +390,13 @@ impl Requested {
     ///
     /// # Errors
     /// The file cannot be written; then the list stays as it was.
-    pub fn put(&mut self, name: &str, request: api::ReserveRequest, uid: u32, now: Duration) -> Result<(), Unreserved> {
+    pub(super) fn put(
+        &mut self,
+        name: &str,
+        request: api::ReserveRequest,
+        uid: u32,
+        now: Duration,
+    ) -> Result<(), Unreserved> {
         let until = now + Duration::from_secs(request.lease_seconds);
         let last = || self.entries.values().map(|entry| entry.order).max().unwrap_or(0);
         let old = self.entries.get(name).filter(|old| old.request.reserved_for == request.reserved_for);
@@ -416,7 +422,7 @@ impl Requested {
     }
 
     /// Removes a reservation. Returns whether there was one.
-    pub fn remove(&mut self, name: &str) -> bool {
+    pub(super) fn remove(&mut self, name: &str) -> bool {
         let removed = self.entries.remove(name).is_some();
         if removed {
             self.store_or_tell();
@@ -425,7 +431,7 @@ impl Requested {
     }
 
     /// Removes the reservations whose leases have ended, and returns their names.
-    pub fn end(&mut self, now: Duration) -> Vec<String> {
+    pub(super) fn end(&mut self, now: Duration) -> Vec<String> {
         let ended = self.entries.iter().filter(|(_, entry)| entry.until <= now);
         let ended: Vec<String> = ended.map(|(name, _)| name.clone()).collect();
         if !ended.is_empty() {
@@ -436,7 +442,7 @@ impl Requested {
     }
 
     /// The time until the next lease ends.
-    pub fn ends_in(&self, now: Duration) -> Option<Duration> {
+    pub(super) fn ends_in(&self, now: Duration) -> Option<Duration> {
         self.entries.values().map(|entry| entry.until.saturating_sub(now)).min()
     }
 
@@ -461,7 +467,7 @@ impl Requested {
     }
 
     /// All reservations, for the API. `states` are those of the leases; `off`: why nothing is reserved.
-    pub fn show(
+    pub(super) fn show(
         &self,
         states: &BTreeMap<String, LeaseState>,
         tenants: impl Fn(&str) -> Vec<String>,
@@ -518,7 +524,7 @@ fn read(path: &Path) -> io::Result<Option<Record<serde_json::Value>>> {
 }
 
 /// The time since the host's boot.
-pub fn boot_time() -> Duration {
+pub(super) fn boot_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))

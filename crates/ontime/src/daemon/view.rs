@@ -14,7 +14,7 @@ use super::cap::{CapUsage, Cover};
 use crate::api;
 
 /// A tenant as `ontime ps` shows it.
-pub fn tenant(tenant: &tenants::Tenant, table: PriorityTable) -> api::Tenant {
+pub(crate) fn tenant(tenant: &tenants::Tenant, table: PriorityTable) -> api::Tenant {
     api::Tenant {
         name: tenant.name.clone(),
         uuid: tenant.uuid.clone(),
@@ -70,12 +70,12 @@ fn role(role: ThreadRole) -> String {
 }
 
 /// Names and classes of the host's NICs.
-pub fn nic_classes(inventory: &Inventory, intent: &Intent) -> impl Iterator<Item = (String, String)> {
+pub(crate) fn nic_classes(inventory: &Inventory, intent: &Intent) -> impl Iterator<Item = (String, String)> {
     inventory.nics.iter().map(|nic| (nic.id.name.clone(), intent.nic_class(inventory, nic).to_string()))
 }
 
 /// The host's NICs, with the planned value of each knob. `state` gives the present value, `unseen` what is missing.
-pub fn nics(
+pub(crate) fn nics(
     inventory: &Inventory,
     intent: &Intent,
     plan: &hostnet::Plan,
@@ -112,7 +112,7 @@ fn nic_of_vhost<'a>(inventory: &'a Inventory, intent: &Intent, knob: &Knob) -> O
 }
 
 /// A knob: the planned value, and the value that was read now.
-pub fn knob_state(host: &dyn Host, setting: &Setting) -> api::KnobState {
+pub(crate) fn knob_state(host: &dyn Host, setting: &Setting) -> api::KnobState {
     let (actual, state, why) = match host.read(&setting.knob) {
         Ok(found) if found == setting.value => (Some(found), "ok", None),
         Ok(found) => (Some(found), "drifted", None),
@@ -186,7 +186,7 @@ fn kernel_thread(inventory: &Inventory, kind: KernelThreadKind) -> Option<api::K
 }
 
 /// A severity as a word.
-pub fn severity(severity: Severity) -> &'static str {
+pub(crate) fn severity(severity: Severity) -> &'static str {
     match severity {
         Severity::Info => "info",
         Severity::Warning => "warning",
@@ -195,7 +195,7 @@ pub fn severity(severity: Severity) -> &'static str {
 }
 
 /// A finding.
-pub fn finding(finding: &hostnet::Finding) -> api::Finding {
+pub(crate) fn finding(finding: &hostnet::Finding) -> api::Finding {
     api::Finding {
         rule: finding.rule.to_string(),
         severity: severity(finding.severity).to_owned(),
@@ -206,7 +206,7 @@ pub fn finding(finding: &hostnet::Finding) -> api::Finding {
 }
 
 /// A configuration that was refused.
-pub fn refused(error: &ConfigError) -> api::RefusedConfiguration {
+pub(crate) fn refused(error: &ConfigError) -> api::RefusedConfiguration {
     match error {
         ConfigError::Read { path, source } => {
             api::RefusedConfiguration { file: path.display().to_string(), line: None, reason: source.to_string() }
@@ -223,22 +223,22 @@ pub fn refused(error: &ConfigError) -> api::RefusedConfiguration {
 }
 
 /// A problem that discovery found.
-pub fn problem(problem: &tenants::Problem) -> api::Problem {
+pub(crate) fn problem(problem: &tenants::Problem) -> api::Problem {
     api::Problem { subject: problem.subject.clone(), message: format!("{}; {}", problem.message(), problem.remedy()) }
 }
 
 /// In place of a rule's name, for reserved CPU time.
-pub const RESERVATION: &str = "reservation";
+pub(crate) const RESERVATION: &str = "reservation";
 
 /// A vCPU's reserved CPU time as a knob and its value.
-pub fn reservation(settled: &Settled, vcpu: &Reserved) -> (String, String) {
+pub(crate) fn reservation(settled: &Settled, vcpu: &Reserved) -> (String, String) {
     let knob = format!("CPU time of vCPU {} of {} (thread {})", vcpu.vcpu, vcpu.tenant, vcpu.id.tid);
     let cpu = settled.cpu(vcpu).map_or_else(String::new, |cpu| format!(" on CPU {cpu}"));
     (knob, format!("{} of each {}{cpu}", vcpu.budget, vcpu.period))
 }
 
 /// Why tenants may be missing from what was found.
-pub fn unseen(found: &Discovery) -> Vec<api::Problem> {
+pub(crate) fn unseen(found: &Discovery) -> Vec<api::Problem> {
     let mut unseen: Vec<api::Problem> =
         found.problems.iter().filter(|problem| problem.hides_tenants()).map(problem).collect();
     // Such a problem has the same cause.
@@ -252,7 +252,7 @@ pub fn unseen(found: &Discovery) -> Vec<api::Problem> {
 }
 
 /// An outcome as a word, and why.
-pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
+pub(crate) fn outcome(done: &Done) -> (&'static str, Option<String>) {
     match done {
         Done::Changed => ("changed", None),
         Done::Already => ("ok", None),
@@ -264,7 +264,7 @@ pub fn outcome(done: &Done) -> (&'static str, Option<String>) {
 }
 
 /// What would happen to a setting that cannot be made, as a word, and why. None if no obstacle is known.
-pub fn foreseen(host: &dyn Host, setting: &Setting) -> Option<(&'static str, Option<String>)> {
+pub(crate) fn foreseen(host: &dyn Host, setting: &Setting) -> Option<(&'static str, Option<String>)> {
     let obstacle = host.foresee(&setting.knob, &setting.value)?;
     let (outcome, end) =
         if obstacle.lasting { ("unsupported", hostnet::accepting(setting)) } else { ("would-fail", String::new()) };
@@ -272,7 +272,7 @@ pub fn foreseen(host: &dyn Host, setting: &Setting) -> Option<(&'static str, Opt
 }
 
 /// What an apply or reset did.
-pub fn report(report: &hostnet::Report, method: &str, dry_run: bool) -> api::Report {
+pub(crate) fn report(report: &hostnet::Report, method: &str, dry_run: bool) -> api::Report {
     let (unchanged, changes): (Vec<&Item>, Vec<&Item>) =
         report.items.iter().partition(|item| item.done == Done::Already);
     api::Report {
@@ -298,7 +298,7 @@ fn change(item: &Item) -> api::Change {
 }
 
 /// A capped thread. `of` has the owners.
-pub fn cap_thread(used: &CapUsage, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
+pub(crate) fn cap_thread(used: &CapUsage, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
     let watched = match &used.cover {
         _ if used.refused > 0 => format!(
             "not: the kernel has refused {} to change its policy; journalctl -k and `ontime doctor` (row refusals) \
@@ -334,7 +334,7 @@ pub fn cap_thread(used: &CapUsage, of: &BTreeMap<ThreadId, Owned>) -> api::CapTh
 
 /// The owner of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owned {
+pub(crate) struct Owned {
     /// The tenant's name, or a name for a group of kernel threads.
     pub name: String,
     /// The tenant's class, or `rt` for kernel threads.

@@ -17,7 +17,7 @@ use super::view::Owned;
 
 /// The threads to watch, and their owners.
 #[derive(Debug, Default)]
-pub struct Watches {
+pub(super) struct Watches {
     /// For the cap watcher.
     pub list: Vec<Watch>,
     /// The owner of each thread, for reports and metrics.
@@ -29,7 +29,7 @@ pub struct Watches {
 impl Watches {
     /// The threads of these tenants, read as if none were paused. `kernel` is the share of threads without a cap of
     /// their own. Threads with reserved time are left out, because their back end holds them to their budget.
-    pub fn of(plan: &Plan, tenants: &[Tenant], intent: &Intent, kernel: Share) -> Self {
+    pub(super) fn of(plan: &Plan, tenants: &[Tenant], intent: &Intent, kernel: Share) -> Self {
         let mut watches = Self::default();
         let (places, table) = (planned(plan), intent.table);
         for tenant in tenants {
@@ -88,7 +88,7 @@ impl Watches {
 
     /// Adds threads of device processes that serve no tenant, because their VM has not started or has ended. `before`:
     /// the watches until now, because a thread that its cap has just paused has no real-time policy at the moment.
-    pub fn add_devices(&mut self, found: &[RealTime], before: &Self, share: Share) {
+    pub(super) fn add_devices(&mut self, found: &[RealTime], before: &Self, share: Share) {
         let owned = Owned { name: "device processes".to_owned(), class: "rt".to_owned() };
         for thread in found.iter().filter(|thread| thread.is_device() && priority(thread.policy).is_some()) {
             let cpus = thread.id.affinity().map(|cpus| cpus.iter().collect()).unwrap_or_default();
@@ -103,7 +103,7 @@ impl Watches {
     }
 
     /// Why a thread with this policy is not at its place, if the cap watcher has moved it.
-    pub fn moved(&self, id: ThreadId, read: &str) -> Option<Moved> {
+    pub(super) fn moved(&self, id: ThreadId, read: &str) -> Option<Moved> {
         let watch = self.list.iter().find(|watch| watch.id == id)?;
         let is = |policy: Policy| policy.to_string() == read;
         match watch.ahead {
@@ -122,7 +122,7 @@ impl Watches {
 
 /// How the cap watcher has moved a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moved {
+pub(super) enum Moved {
     /// Over its cap.
     Paused,
     /// Put ahead, because an interrupt is pending or it has slept since the last one.
@@ -149,7 +149,7 @@ fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
 
 /// A tenant with more threads at real-time priority than can be capped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OverQuota {
+pub(crate) struct OverQuota {
     /// The tenant's name.
     pub tenant: String,
     /// The threads beyond the quota, which must not be at real-time priority.
@@ -160,7 +160,7 @@ pub struct OverQuota {
 /// need more than `capacity`. Then the capacity is divided fairly: a tenant that needs no more than an equal part gets
 /// all that it needs, and the rest is divided among the others. So a tenant with too many threads takes nothing from
 /// another.
-pub fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most: usize) -> Vec<OverQuota> {
+pub(super) fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most: usize) -> Vec<OverQuota> {
     let wants = |tenant: &Tenant, thread: &TenantThread| place(tenant, thread, table).is_some();
     let count = |tenant: &Tenant| tenant.threads.iter().filter(|thread| wants(tenant, thread)).count();
     let mut counts: Vec<usize> = tenants.iter().map(count).collect();

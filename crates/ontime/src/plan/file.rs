@@ -14,7 +14,7 @@ use toml::Spanned;
 const TENANTS_MAX: u32 = 10_000;
 const RTAS_MAX: u32 = 1_000;
 /// The most CPUs of a host.
-pub const CPUS_MAX: u32 = 1_024;
+pub(super) const CPUS_MAX: u32 = 1_024;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -60,7 +60,7 @@ struct RtaEntry {
 
 /// CPU time that is kept for bulk tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reserve {
+pub(super) enum Reserve {
     /// On each host, on whatever CPUs.
     Host(Bandwidth),
     /// On each CPU, as the daemon keeps it. Bandwidth is then in whole millionths of a CPU, as in reservations that
@@ -70,7 +70,7 @@ pub enum Reserve {
 
 /// The checked content of the file.
 #[derive(Debug, Clone)]
-pub struct PlanFile {
+pub(super) struct PlanFile {
     /// CPUs of each host for tenants.
     pub cpus: u32,
     /// CPU time kept for bulk tenants.
@@ -83,7 +83,7 @@ pub struct PlanFile {
 
 impl PlanFile {
     /// What is kept on each host.
-    pub fn kept(&self) -> Bandwidth {
+    pub(super) fn kept(&self) -> Bandwidth {
         match self.reserve {
             Reserve::Host(kept) => kept,
             Reserve::EachCpu(kept) => std::iter::repeat_n(kept, self.cpus as usize).sum(),
@@ -95,7 +95,7 @@ impl PlanFile {
 ///
 /// # Errors
 /// [`ConfigError`], with file and line.
-pub fn load(path: &Path) -> Result<PlanFile, ConfigError> {
+pub(super) fn load(path: &Path) -> Result<PlanFile, ConfigError> {
     let config::Loaded { value, text } = config::load::<File>(path)?;
     build(value, &text)
 }

@@ -23,7 +23,7 @@ const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 
 /// A vCPU of the schedule, numbered as in its tenant.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct PlacedVcpu {
+pub(super) struct PlacedVcpu {
     /// The index of its tenant.
     tenant: usize,
     /// Its number in the tenant.
@@ -33,7 +33,7 @@ pub struct PlacedVcpu {
 }
 
 /// The tenants and numbers of a host's vCPUs. Each vCPU comes with the index of its tenant.
-pub fn places(vcpus: &[(usize, Vcpu)]) -> Vec<PlacedVcpu> {
+pub(super) fn places(vcpus: &[(usize, Vcpu)]) -> Vec<PlacedVcpu> {
     let mut rtas = 0;
     let place = |(at, (tenant, vcpu)): (usize, &(usize, Vcpu))| {
         let number = vcpus.iter().take(at).filter(|(other, _)| other == tenant).count();
@@ -45,7 +45,7 @@ pub fn places(vcpus: &[(usize, Vcpu)]) -> Vec<PlacedVcpu> {
 }
 
 /// A schedule to draw.
-pub struct Picture<'a> {
+pub(super) struct Picture<'a> {
     /// The runs, sorted by CPU and time.
     pub runs: &'a [Run],
     /// The deadlines: index of the RTA, and time.
@@ -78,7 +78,7 @@ impl Picture<'_> {
 
     /// The picture for a terminal. Each column has the letter of the tenant that ran longest in it, or `.` if tenants
     /// ran for less than half of the column's time.
-    pub fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut out = String::new();
         let (span, used) = (self.span.0.max(1), self.used());
         let busy = self.runs.last().map_or(0, |run| run.cpu + 1);
@@ -122,7 +122,7 @@ impl Picture<'_> {
     /// The picture as SVG: one row per CPU, and below one row per tenant with a mark at each of its deadlines. Each run
     /// has a tooltip with its tenant, RTA and times. The width depends on the time span, the left margin on the longest
     /// name.
-    pub fn svg(&self) -> String {
+    pub(super) fn svg(&self) -> String {
         let used = self.used();
         let span = self.span.0.max(1);
         let names: Vec<String> = used.iter().map(|tenant| self.name(*tenant)).collect();

@@ -16,7 +16,7 @@ const MULTI_MAX: u64 = 200;
 
 /// The whole report.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub(super) struct Report {
     /// Whether every tenant has a place.
     pub fits: bool,
     /// CPUs of each host.
@@ -41,7 +41,7 @@ pub struct Report {
 
 /// A host and its tenants.
 #[derive(Debug, Serialize)]
-pub struct HostReport {
+pub(super) struct HostReport {
     /// Names of its tenants.
     pub tenants: Vec<String>,
     /// What Ontime reserves on it, in CPUs.
@@ -54,7 +54,7 @@ pub struct HostReport {
 
 /// A tenant without a place.
 #[derive(Debug, Serialize)]
-pub struct RefusedTenant {
+pub(super) struct RefusedTenant {
     /// Its name.
     pub tenant: String,
     /// Why the emptiest host refuses it.
@@ -63,7 +63,7 @@ pub struct RefusedTenant {
 
 /// A tenant's bandwidths.
 #[derive(Debug, Serialize)]
-pub struct TenantReport {
+pub(super) struct TenantReport {
     /// Its name.
     pub name: String,
     /// What its RTAs need, without slack, in CPUs.
@@ -80,7 +80,7 @@ pub struct TenantReport {
 
 /// A vCPU's budget and interface, as (time, period).
 #[derive(Debug, Serialize)]
-pub struct VcpuReport {
+pub(super) struct VcpuReport {
     /// How many RTAs it has.
     pub rtas: usize,
     /// Under Ontime, in ns.
@@ -91,7 +91,7 @@ pub struct VcpuReport {
 
 /// The results of compositional analysis, as in RT-Xen.
 #[derive(Debug, Serialize)]
-pub struct Compositional {
+pub(super) struct Compositional {
     /// The unit in which the host is analysed, in ns.
     pub unit_ns: u64,
     /// The sum of all PRM interfaces, in CPUs ("allocated").
@@ -106,7 +106,7 @@ pub struct Compositional {
 
 /// The result of a simulation. Nothing here is measured.
 #[derive(Debug, Serialize)]
-pub struct Simulation {
+pub(super) struct Simulation {
     /// Seconds simulated.
     pub seconds: f64,
     /// Jobs whose deadline was reached in the simulated time.
@@ -128,7 +128,7 @@ pub struct Simulation {
 }
 
 /// Tenants on one host, as admitted.
-pub struct Placed {
+pub(super) struct Placed {
     /// Indices of its tenants.
     pub tenants: Vec<usize>,
     /// Their vCPUs, each with the index of its tenant.
@@ -201,7 +201,7 @@ impl From<Filled> for Placed {
 /// first, each on the fullest host that admits it, and in the result the fullest host is the first. `in_order`: they
 /// come in the order of the file, each on the emptiest host. Then, and where the file has hosts, these keep their
 /// numbers.
-pub fn place(plan: &PlanFile, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<RefusedTenant>) {
+pub(super) fn place(plan: &PlanFile, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<RefusedTenant>) {
     let mut filled: Vec<Filled> = (0..hosts).filter_map(|_| Filled::empty(plan)).collect();
     let mut refused = Vec::new();
     let mut refuse = |tenant: &Tenant, why: String| refused.push(RefusedTenant { tenant: tenant.name.clone(), why });
@@ -278,7 +278,7 @@ fn refusal_text(plan: &PlanFile, there: &[(usize, Vcpu)], refusal: Refusal) -> S
 }
 
 /// The whole report without simulations.
-pub fn report(plan: &PlanFile, placed: &[Placed], refused: Vec<RefusedTenant>) -> Report {
+pub(super) fn report(plan: &PlanFile, placed: &[Placed], refused: Vec<RefusedTenant>) -> Report {
     let mut known = Interfaces::new();
     let tenants: Vec<TenantReport> = plan.tenants.iter().map(|tenant| tenant_report(tenant, &mut known)).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
@@ -380,7 +380,7 @@ fn notes(plan: &PlanFile) -> Vec<String> {
 }
 
 /// Simulates a host.
-pub fn run(on: &Placed, options: &Options) -> (Simulation, Outcome) {
+pub(super) fn run(on: &Placed, options: &Options) -> (Simulation, Outcome) {
     let vcpus: Vec<Vcpu> = on.vcpus.iter().map(|(_, vcpu)| vcpu.clone()).collect();
     let outcome = simulate(&vcpus, &on.admitted, options);
     let seconds = options.duration.0 as f64 / 1e9;

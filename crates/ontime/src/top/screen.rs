@@ -69,7 +69,7 @@ const LEAST: [usize; 9] = [5, 9, 4, 7, 10, 11, 3, 0, 8];
 
 /// The view's state.
 #[derive(Debug, Default)]
-pub struct Screen {
+pub(super) struct Screen {
     /// None: the daemon's order.
     order: Option<Order>,
     reversed: bool,
@@ -78,7 +78,7 @@ pub struct Screen {
 
 impl Screen {
     /// Handles a key. Returns false if it ends the view.
-    pub fn key(&mut self, key: u8) -> bool {
+    pub(super) fn key(&mut self, key: u8) -> bool {
         match key {
             // Also Ctrl-C and Ctrl-D, for which the terminal sends no signals in this mode.
             b'q' | b'Q' | 3 | 4 => return false,
@@ -96,7 +96,7 @@ impl Screen {
     }
 
     /// Draws the view in this many columns and lines.
-    pub fn draw(&self, now: &api::Reservations, used: &[Used], width: usize, height: usize) -> String {
+    pub(super) fn draw(&self, now: &api::Reservations, used: &[Used], width: usize, height: usize) -> String {
         let lines = if self.help { help() } else { self.lines(now, used, width, height) };
         let mut text = String::new();
         for line in lines.iter().take(height) {

@@ -11,7 +11,7 @@ use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tc
 
 /// What happened within the time limit.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Input {
+pub(super) enum Input {
     /// A key.
     Key(u8),
     /// A signal arrived, or the terminal has gone.
@@ -21,7 +21,7 @@ pub enum Input {
 }
 
 /// Standard input and output in raw mode, until dropped.
-pub struct Terminal {
+pub(super) struct Terminal {
     before: Termios,
     end: Arc<AtomicBool>,
 }
@@ -31,7 +31,7 @@ impl Terminal {
     ///
     /// # Errors
     /// Where standard input is no terminal.
-    pub fn enter() -> io::Result<Self> {
+    pub(super) fn enter() -> io::Result<Self> {
         let end = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT] {
             signal_hook::flag::register(signal, Arc::clone(&end))?;
@@ -50,7 +50,7 @@ impl Terminal {
     }
 
     /// Columns and lines; 80 by 24 if the terminal does not report them.
-    pub fn size(&self) -> (usize, usize) {
+    pub(super) fn size(&self) -> (usize, usize) {
         let known = tcgetwinsize(io::stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
         known.map_or((80, 24), |size| (usize::from(size.ws_col), usize::from(size.ws_row)))
     }
@@ -60,7 +60,7 @@ impl Terminal {
     ///
     /// # Errors
     /// The terminal's error.
-    pub fn draw(&mut self, text: &str) -> io::Result<()> {
+    pub(super) fn draw(&mut self, text: &str) -> io::Result<()> {
         let lines: Vec<&str> = text.lines().collect();
         write(format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")).as_bytes())
     }
@@ -69,7 +69,7 @@ impl Terminal {
     ///
     /// # Errors
     /// The terminal's error.
-    pub fn key(&mut self, patience: Duration) -> io::Result<Input> {
+    pub(super) fn key(&mut self, patience: Duration) -> io::Result<Input> {
         let stdin = io::stdin();
         let mut ready = [PollFd::new(&stdin, PollFlags::IN)];
         let patience = Timespec::try_from(patience).map_err(io::Error::other)?;

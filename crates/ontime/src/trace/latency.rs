@@ -34,7 +34,7 @@ struct OfSegment {
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// The histograms of a trace.
-pub struct Latency {
+pub(super) struct Latency {
     registry: Registry,
     requests: Histograms<Domain>,
     segments: Histograms<OfSegment>,
@@ -55,7 +55,7 @@ impl Default for Latency {
 
 impl Latency {
     /// Counts a request of a path of `watch`.
-    pub fn add(&self, watch: &Watch, request: &Request) {
+    pub(super) fn add(&self, watch: &Watch, request: &Request) {
         let Some(path) = watch.paths.get(request.path) else { return };
         let seconds = |ns: u64| ns as f64 / 1e9;
         let (domain, class) = (path.tenant.clone(), path.class.to_string());
@@ -78,7 +78,7 @@ impl Latency {
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn write(&self, file: &Path) -> io::Result<()> {
+    pub(super) fn write(&self, file: &Path) -> io::Result<()> {
         metrics::write(file, &self.text())
     }
 }

@@ -16,13 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long it has before SIGTERM: a program that a shell started in the background may ignore SIGINT.
 const UNTIL_TERM: Duration = Duration::from_secs(5);
 /// The most that a program may write to standard output, and to standard error, bytes. A guest's is what it likes.
-pub const OUTPUT_MAX: u64 = 16 << 20;
+pub(super) const OUTPUT_MAX: u64 = 16 << 20;
 /// The shortest time between two starts of the load.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How a program ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub(super) enum Ended {
     /// By itself, with this status; none if a signal ended it.
     Itself(Option<i32>),
     /// It took too long, and was ended.
@@ -35,7 +35,7 @@ pub enum Ended {
 
 /// A running program. Dropping it ends its process group.
 #[derive(Debug)]
-pub struct Running {
+pub(super) struct Running {
     child: Child,
     group: Option<Pid>,
     out: File,
@@ -47,7 +47,7 @@ impl Running {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn start(mut command: Command, script: Option<&str>) -> io::Result<Self> {
+    pub(super) fn start(mut command: Command, script: Option<&str>) -> io::Result<Self> {
         let (out, err) = (tempfile::tempfile()?, tempfile::tempfile()?);
         let input = match script {
             Some(script) => {
@@ -67,7 +67,7 @@ impl Running {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn has_ended(&self) -> io::Result<bool> {
+    pub(super) fn has_ended(&self) -> io::Result<bool> {
         let Some(pid) = self.group else { return Ok(true) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         Ok(waitid(WaitId::Pid(pid), options)?.is_some())
@@ -78,7 +78,7 @@ impl Running {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn wait(&mut self, limit: Duration, mut why_stop: impl FnMut() -> Option<String>) -> io::Result<Ended> {
+    pub(super) fn wait(&mut self, limit: Duration, mut why_stop: impl FnMut() -> Option<String>) -> io::Result<Ended> {
         let start = Instant::now();
         loop {
             if self.written()? > OUTPUT_MAX {
@@ -123,7 +123,7 @@ impl Running {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn end(&mut self, signal: Signal) -> io::Result<Option<i32>> {
+    pub(super) fn end(&mut self, signal: Signal) -> io::Result<Option<i32>> {
         let Some(group) = self.group else { return Ok(self.child.wait()?.code()) };
         let (asked, mut terminated) = (Instant::now(), false);
         // The group has the program's number until the program is waited for below.
@@ -145,7 +145,7 @@ impl Running {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn output(&mut self) -> io::Result<(Vec<u8>, String)> {
+    pub(super) fn output(&mut self) -> io::Result<(Vec<u8>, String)> {
         let read = |file: &mut File| -> io::Result<Vec<u8>> {
             let mut bytes = Vec::new();
             file.seek(SeekFrom::Start(0))?;
@@ -166,13 +166,13 @@ impl Drop for Running {
 }
 
 /// The last line that is not empty: what a program says before it fails.
-pub fn last_line(text: &str) -> Option<&str> {
+pub(super) fn last_line(text: &str) -> Option<&str> {
     text.lines().map(str::trim).rfind(|line| !line.is_empty())
 }
 
 /// The load beside the measurements: a shell's command that is started again whenever it ends well.
 #[derive(Debug)]
-pub struct Load {
+pub(super) struct Load {
     command: String,
     running: Running,
     started: Instant,
@@ -183,7 +183,7 @@ impl Load {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn start(command: &str) -> io::Result<Self> {
+    pub(super) fn start(command: &str) -> io::Result<Self> {
         Ok(Self { command: command.to_owned(), running: Self::run(command)?, started: Instant::now() })
     }
 
@@ -194,7 +194,7 @@ impl Load {
     }
 
     /// Starts the load again if it has ended. Returns what is wrong if it failed.
-    pub fn keep(&mut self) -> Option<String> {
+    pub(super) fn keep(&mut self) -> Option<String> {
         self.restart().unwrap_or_else(|error| Some(format!("the load `{}` cannot run: {error}", self.command)))
     }
 

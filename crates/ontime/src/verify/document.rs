@@ -16,7 +16,7 @@ use crate::{api, exit, table};
 /// Whether limits are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// Every measurement is within its limit.
     Pass,
     /// A measurement that a limit is for is missing or has losses, and none is beyond its limit.
@@ -35,7 +35,7 @@ impl Verdict {
     }
 
     /// The exit status.
-    pub fn status(self) -> u8 {
+    pub(super) fn status(self) -> u8 {
         match self {
             Self::Pass => exit::OK,
             Self::Unknown => exit::UNKNOWN,
@@ -47,7 +47,7 @@ impl Verdict {
 /// What became of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// It was made.
     Measured {
         /// The longest delay, us.
@@ -73,7 +73,7 @@ pub enum Outcome {
 
 /// The requests to a tenant, us.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct OfTenant {
+pub(super) struct OfTenant {
     /// The tenant.
     pub tenant: String,
     /// Requests.
@@ -88,7 +88,7 @@ pub struct OfTenant {
 
 /// A measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Measurement {
+pub(super) struct Measurement {
     /// What was measured.
     pub test: Test,
     /// `host` or `guest`.
@@ -102,7 +102,7 @@ pub struct Measurement {
 
 /// A limit, and what was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judged {
+pub(super) struct Judged {
     /// What was measured.
     pub test: Test,
     /// `host` or `guest`.
@@ -117,7 +117,7 @@ pub struct Judged {
 
 /// The judgement by a set of limits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judgement {
+pub(super) struct Judgement {
     /// The name of the set.
     pub limits: String,
     /// Who states the limits.
@@ -132,7 +132,7 @@ pub struct Judgement {
 
 /// A slow request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Late {
+pub(super) struct Late {
     /// The tenant.
     pub tenant: String,
     /// From interrupt to NIC, us.
@@ -143,7 +143,7 @@ pub struct Late {
 
 /// The host while it was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct HostFacts {
+pub(super) struct HostFacts {
     /// Its name.
     pub name: String,
     /// `uname -r`.
@@ -166,7 +166,7 @@ pub struct HostFacts {
 
 /// The result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Document {
+pub(super) struct Document {
     /// Whether every chosen set of limits is kept.
     pub verdict: Verdict,
     /// Start, seconds since 1970.
@@ -186,7 +186,7 @@ pub struct Document {
 }
 
 /// What was measured, before it is judged.
-pub struct Measured {
+pub(super) struct Measured {
     /// Start, seconds since 1970.
     pub started_unix_s: u64,
     /// The duration of each measurement, seconds.
@@ -203,7 +203,7 @@ pub struct Measured {
 
 impl Document {
     /// Judges measurements by all sets of limits. The verdict is that of the chosen ones.
-    pub fn new(measured: Measured, sets: &[Set], chosen: &[String]) -> Self {
+    pub(super) fn new(measured: Measured, sets: &[Set], chosen: &[String]) -> Self {
         let Measured { started_unix_s, duration_s, load, host, measurements, slow } = measured;
         let is_chosen = |set: &Set| chosen.contains(&set.name);
         let judgements: Vec<Judgement> = sets.iter().map(|set| judge(set, is_chosen(set), &measurements)).collect();
@@ -325,7 +325,7 @@ fn settings(host: &HostFacts) -> Vec<String> {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn text(out: &mut impl Write, document: &Document) -> io::Result<()> {
+pub(super) fn text(out: &mut impl Write, document: &Document) -> io::Result<()> {
     let beside = document.load.as_ref().map_or_else(|| "without a load".to_owned(), |load| format!("beside `{load}`"));
     let seconds = document.duration_s;
     let verdict = document.verdict.word();
@@ -363,7 +363,7 @@ fn table_of<const N: usize>(caption: &str, head: [&str; N], rows: &[[String; N]]
 }
 
 /// The result as one self-contained page.
-pub fn html(document: &Document) -> String {
+pub(super) fn html(document: &Document) -> String {
     let title = format!("Ontime verify: {}", document.host.name);
     let class = if document.verdict == Verdict::Pass { "lead verdict good" } else { "lead verdict bad" };
     let rows: Vec<[String; 6]> = document.measurements.iter().flat_map(figures).collect();

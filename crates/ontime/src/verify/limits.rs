@@ -19,7 +19,7 @@ const LIMIT_MAX_US: f64 = 1e9;
 /// A measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Test {
+pub(super) enum Test {
     /// cyclictest: from a timer's expiry until the thread runs that it wakes
     Cyclictest,
     /// rtla timerlat: the same, measured by the kernel
@@ -32,10 +32,10 @@ pub enum Test {
 
 impl Test {
     /// All of them, in the order in which they run.
-    pub const ALL: [Self; 4] = [Self::Cyclictest, Self::Timerlat, Self::Oslat, Self::Request];
+    pub(super) const ALL: [Self; 4] = [Self::Cyclictest, Self::Timerlat, Self::Oslat, Self::Request];
 
     /// The name on the command line, in files and in the report.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Cyclictest => "cyclictest",
             Self::Timerlat => "timerlat",
@@ -45,7 +45,7 @@ impl Test {
     }
 
     /// The program, and Debian's package that has it; none for what this program does itself.
-    pub fn program(self) -> Option<(&'static str, &'static str)> {
+    pub(super) fn program(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Cyclictest => Some(("cyclictest", "rt-tests")),
             Self::Timerlat => Some(("rtla", "rtla")),
@@ -57,7 +57,7 @@ impl Test {
 
 /// Limits under one name.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Set {
+pub(super) struct Set {
     /// Its name.
     pub name: String,
     /// Who states these limits: a publisher, or the file.
@@ -67,7 +67,7 @@ pub struct Set {
 }
 
 /// The sets that need no file.
-pub fn built_in() -> Vec<Set> {
+pub(super) fn built_in() -> Vec<Set> {
     let set = |name: &str, source: &str, limits: &[(Test, f64)]| Set {
         name: name.to_owned(),
         source: source.to_owned(),
@@ -111,7 +111,7 @@ struct Entry {
 ///
 /// # Errors
 /// [`ConfigError`], with file and line.
-pub fn load(path: &Path) -> Result<Vec<Set>, ConfigError> {
+pub(super) fn load(path: &Path) -> Result<Vec<Set>, ConfigError> {
     let config::Loaded { value, text } = config::load::<File>(path)?;
     build(value, &text, &path.display().to_string())
 }
@@ -144,7 +144,7 @@ fn build(file: File, text: &Text, source: &str) -> Result<Vec<Set>, ConfigError>
 ///
 /// # Errors
 /// A usage error with the names that exist.
-pub fn check(sets: &[Set], chosen: &[String]) -> Result<(), Exit> {
+pub(super) fn check(sets: &[Set], chosen: &[String]) -> Result<(), Exit> {
     let Some(unknown) = chosen.iter().find(|name| !sets.iter().any(|set| set.name == **name)) else { return Ok(()) };
     let known: Vec<&str> = sets.iter().map(|set| set.name.as_str()).collect();
     Err(Exit::usage(format!(

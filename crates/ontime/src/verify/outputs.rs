@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// The delays of a CPU, us.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct OfCpu {
+pub(super) struct OfCpu {
     /// The CPU.
     pub cpu: u32,
     /// How many were measured; none for oslat, which does not count.
@@ -25,7 +25,7 @@ pub struct OfCpu {
 
 /// What a program of rt-tests wrote.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RtTests {
+pub(super) struct RtTests {
     /// The version of rt-tests.
     pub version: Option<String>,
     /// The figures.
@@ -56,7 +56,7 @@ struct Thread {
 ///
 /// # Errors
 /// Where it is not such a document, or a thread measured nothing.
-pub fn rt_tests(json: &[u8]) -> Result<RtTests, String> {
+pub(super) fn rt_tests(json: &[u8]) -> Result<RtTests, String> {
     let document: Document = serde_json::from_slice(json).map_err(|error| format!("no result in its JSON: {error}"))?;
     let unit = if document.resolution_in_ns == 1 { 1e3 } else { 1.0 };
     let mut cpus = Vec::new();
@@ -89,7 +89,7 @@ pub fn rt_tests(json: &[u8]) -> Result<RtTests, String> {
 ///
 /// # Errors
 /// Where a line is missing, or a thread measured nothing.
-pub fn timerlat(text: &str) -> Result<Vec<OfCpu>, String> {
+pub(super) fn timerlat(text: &str) -> Result<Vec<OfCpu>, String> {
     let words = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let mut lines = text.lines().map(words).filter(|words| !words.is_empty());
     let first = |words: &[String], name: &str| words.first().is_some_and(|word| word == name);
@@ -123,7 +123,7 @@ pub fn timerlat(text: &str) -> Result<Vec<OfCpu>, String> {
 ///
 /// # Errors
 /// Names the CPUs without figures.
-pub fn complete(cpus: Vec<OfCpu>, asked: &CpuSet) -> Result<Vec<OfCpu>, String> {
+pub(super) fn complete(cpus: Vec<OfCpu>, asked: &CpuSet) -> Result<Vec<OfCpu>, String> {
     let left: CpuSet = asked.iter().filter(|cpu| !cpus.iter().any(|of| of.cpu == *cpu)).collect();
     if left.is_empty() {
         return Ok(cpus);
@@ -133,7 +133,7 @@ pub fn complete(cpus: Vec<OfCpu>, asked: &CpuSet) -> Result<Vec<OfCpu>, String> 
 
 /// What `ontime trace` reports.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Trace {
+pub(super) struct Trace {
     /// One tenant's path each.
     pub paths: Vec<Path>,
     /// The slowest requests, the slowest first.
@@ -144,14 +144,14 @@ pub struct Trace {
 
 /// Losses of the trace itself.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-pub struct Tracing {
+pub(super) struct Tracing {
     /// Lost events, at least, by CPU.
     pub lost: BTreeMap<String, u64>,
 }
 
 /// A tenant's requests.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Path {
+pub(super) struct Path {
     /// The tenant.
     pub tenant: String,
     /// Times from interrupt to NIC; none without requests.
@@ -162,7 +162,7 @@ pub struct Path {
 
 /// The distribution of a path's requests, us.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-pub struct Total {
+pub(super) struct Total {
     /// Requests.
     pub count: u64,
     /// The fastest.
@@ -173,7 +173,7 @@ pub struct Total {
 
 /// A slow request, and why it was slow.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Slow {
+pub(super) struct Slow {
     /// The tenant.
     pub tenant: String,
     /// From interrupt to NIC, us.
@@ -188,12 +188,12 @@ pub struct Slow {
 ///
 /// # Errors
 /// Where it is no such document.
-pub fn trace(json: &[u8]) -> Result<Trace, String> {
+pub(super) fn trace(json: &[u8]) -> Result<Trace, String> {
     serde_json::from_slice(json).map_err(|error| format!("no report in its JSON: {error}"))
 }
 
 /// The version that `rtla --help` prints.
-pub fn rtla_version(help: &str) -> Option<String> {
+pub(super) fn rtla_version(help: &str) -> Option<String> {
     let mut words = help.split_ascii_whitespace().skip_while(|word| *word != "version");
     words.nth(1).map(|word| word.trim_start_matches('v').to_owned())
 }

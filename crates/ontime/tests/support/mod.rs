@@ -21,7 +21,7 @@ use serde_json::Value;
 
 /// The product's binary. The laboratory's test of real hosts uses this file too; there it is the binary beside the
 /// test's.
-pub fn ontime() -> PathBuf {
+pub(crate) fn ontime() -> PathBuf {
     let beside = || {
         let path = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("ontime");
         assert!(path.is_file(), "{} is not built: cargo build -p ontime", path.display());
@@ -31,7 +31,7 @@ pub fn ontime() -> PathBuf {
 }
 
 /// Whether daemons can be tested here. Prints what is missing.
-pub fn possible() -> bool {
+pub(crate) fn possible() -> bool {
     let missing = if !rustix::process::geteuid().is_root() {
         Some("root")
     } else if !works(Command::new("ip").arg("-V")) {
@@ -52,18 +52,18 @@ fn works(command: &mut Command) -> bool {
 }
 
 /// A CPU on which this process, and so its guests, may run.
-pub fn a_cpu() -> usize {
+pub(crate) fn a_cpu() -> usize {
     let may = rustix::thread::sched_getaffinity(None).unwrap();
     (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| may.is_set(*cpu)).unwrap()
 }
 
 /// A VM name that no other run of the tests uses.
-pub fn name(test: &str) -> String {
+pub(crate) fn name(test: &str) -> String {
     format!("{test}-{}", std::process::id())
 }
 
 /// Waits until `done` returns a value, up to 60 s, because the machine may have other work.
-pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(value) = done() {
@@ -79,7 +79,7 @@ pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The directories and the network namespace of a test.
-pub struct Site {
+pub(crate) struct Site {
     _alone: MutexGuard<'static, ()>,
     dir: tempfile::TempDir,
     netns: String,
@@ -99,13 +99,13 @@ fn remove_abandoned() {
 }
 
 /// A file that exempts every cgroup from caps. A test of the census removes it.
-pub const EXEMPT: &str = "daemon.conf.d/exempt.toml";
+pub(crate) const EXEMPT: &str = "daemon.conf.d/exempt.toml";
 
 /// The fair server's runtime in the simulated debugfs, the kernel's default.
-pub const FAIR: &str = "50000000";
+pub(crate) const FAIR: &str = "50000000";
 
 impl Site {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
         for name in ["run", "state", "etc", "debug"] {
@@ -127,19 +127,19 @@ impl Site {
         site
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn netns(&self) -> &str {
+    pub(crate) fn netns(&self) -> &str {
         &self.netns
     }
 
-    pub fn ip(&self, args: &[&str]) {
+    pub(crate) fn ip(&self, args: &[&str]) {
         assert!(Command::new("ip").args(["-n", &self.netns]).args(args).status().unwrap().success(), "ip {args:?}");
     }
 
-    pub fn configure(&self, file: &str, text: &str) {
+    pub(crate) fn configure(&self, file: &str, text: &str) {
         fs::write(self.path("etc").join(file), text).unwrap();
     }
 
@@ -151,34 +151,34 @@ impl Site {
     }
 
     /// The command `ontime ARGS` in the namespace.
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         self.command_as(&[], args)
     }
 
     /// The command `BEFORE ontime ARGS` in the namespace.
-    pub fn command_as(&self, before: &[&str], args: &[&str]) -> Command {
+    pub(crate) fn command_as(&self, before: &[&str], args: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.netns]).args(before).arg(ontime());
         command.args(args).args(self.directories());
         command
     }
 
-    pub fn run(&self, args: &[&str]) -> Output {
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.command(args).output().unwrap()
     }
 
-    pub fn json(&self, args: &[&str]) -> Value {
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
         let out = self.run(args);
         serde_json::from_slice(&out.stdout).unwrap_or_else(|error| panic!("{args:?}: {error}: {out:?}"))
     }
 
     /// Makes the daemon look, as the libvirt hook does.
-    pub fn poke(&self) {
+    pub(crate) fn poke(&self) {
         fs::File::create(self.path("run/poke")).unwrap();
     }
 
     /// Sends a real request with curl. Returns the HTTP status and the body.
-    pub fn curl(&self, args: &[&str]) -> (u16, String) {
+    pub(crate) fn curl(&self, args: &[&str]) -> (u16, String) {
         let socket = self.path("run/ontime.sock");
         let out = Command::new("curl")
             .args(["-sS", "-w", "\n%{http_code}", "--unix-socket"])
@@ -191,7 +191,7 @@ impl Site {
         (code.parse().unwrap(), body.to_owned())
     }
 
-    pub fn fair_server(&self) -> Vec<String> {
+    pub(crate) fn fair_server(&self) -> Vec<String> {
         let mut all: Vec<(PathBuf, String)> = fs::read_dir(self.path("debug/sched/fair_server"))
             .unwrap()
             .map(|cpu| cpu.unwrap().path().join("runtime"))
@@ -201,11 +201,11 @@ impl Site {
         all.into_iter().map(|(_, value)| value).collect()
     }
 
-    pub fn protected(&self) -> bool {
+    pub(crate) fn protected(&self) -> bool {
         self.fair_server().iter().all(|value| value == FAIR)
     }
 
-    pub fn unprotected(&self) -> bool {
+    pub(crate) fn unprotected(&self) -> bool {
         self.fair_server().iter().all(|value| value == "0")
     }
 }
@@ -218,18 +218,18 @@ impl Drop for Site {
 }
 
 /// A running daemon. When dropped, it is killed, and its guardian is waited for.
-pub struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
     log: PathBuf,
 }
 
 impl Daemon {
-    pub fn start(site: &Site) -> Self {
+    pub(crate) fn start(site: &Site) -> Self {
         Self::start_as(site, &[])
     }
 
     /// Starts `BEFORE ontime daemon`.
-    pub fn start_as(site: &Site, before: &[&str]) -> Self {
+    pub(crate) fn start_as(site: &Site, before: &[&str]) -> Self {
         let log = site.path("log");
         let file = fs::File::create(&log).unwrap();
         let child = site.command_as(before, &["daemon"]).stderr(file).stdout(Stdio::null()).spawn().unwrap();
@@ -239,32 +239,32 @@ impl Daemon {
     }
 
     /// The daemon's process number (`ip netns exec` becomes the daemon by exec).
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.signal(rustix::process::Signal::KILL);
         self.child.wait().unwrap();
     }
 
     /// Sends SIGTERM and waits for the end.
-    pub fn stop(&mut self) -> std::process::ExitStatus {
+    pub(crate) fn stop(&mut self) -> std::process::ExitStatus {
         self.signal(rustix::process::Signal::TERM);
         self.child.wait().unwrap()
     }
 
     /// The guardian's process number.
-    pub fn guardian(&self) -> i32 {
+    pub(crate) fn guardian(&self) -> i32 {
         let children = format!("/proc/{0}/task/{0}/children", self.pid());
         until("the guardian runs", || fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse().ok())
     }
@@ -284,26 +284,26 @@ impl Drop for Daemon {
 }
 
 /// A QEMU process with software emulation. Its vCPU is stopped, or spins in a boot sector that jumps to itself.
-pub struct Guest(Child, Option<tempfile::NamedTempFile>);
+pub(crate) struct Guest(Child, Option<tempfile::NamedTempFile>);
 
 impl Guest {
-    pub fn stopped(name: &str) -> Self {
+    pub(crate) fn stopped(name: &str) -> Self {
         Self(qemu(name).arg("-S").spawn().unwrap(), None)
     }
 
     /// A guest with this many vCPUs, which are stopped.
-    pub fn wide(name: &str, vcpus: usize) -> Self {
+    pub(crate) fn wide(name: &str, vcpus: usize) -> Self {
         Self(qemu(name).args(["-S", "-smp", &vcpus.to_string()]).spawn().unwrap(), None)
     }
 
     /// Policy and priority of each vCPU thread.
-    pub fn policies(&self) -> Vec<(i32, i32)> {
+    pub(crate) fn policies(&self) -> Vec<(i32, i32)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten().map(|task| task.path());
         let is_vcpu = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.starts_with("CPU "));
         tasks.filter(is_vcpu).map(|task| policy(task.join("stat"))).collect()
     }
 
-    pub fn spinning(name: &str) -> Self {
+    pub(crate) fn spinning(name: &str) -> Self {
         let mut sector = vec![0u8; 512];
         // jmp $; boot signature.
         sector[..2].copy_from_slice(&[0xeb, 0xfe]);
@@ -314,12 +314,12 @@ impl Guest {
         Self(qemu(name).args(["-boot", "a", "-drive", &drive]).spawn().unwrap(), Some(file))
     }
 
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.0.id() as i32
     }
 
     /// The thread of vCPU 0.
-    pub fn vcpu(&self) -> i32 {
+    pub(crate) fn vcpu(&self) -> i32 {
         let tasks = format!("/proc/{}/task", self.pid());
         until("QEMU has a vCPU thread", || {
             fs::read_dir(&tasks).ok()?.flatten().find_map(|task| {
@@ -329,7 +329,7 @@ impl Guest {
         })
     }
 
-    pub fn policy(&self) -> (i32, i32) {
+    pub(crate) fn policy(&self) -> (i32, i32) {
         policy(format!("/proc/{}/task/{}/stat", self.pid(), self.vcpu()))
     }
 }
@@ -352,7 +352,7 @@ fn qemu(name: &str) -> Command {
 }
 
 /// Policy and real-time priority from a `stat` file (proc(5), fields 41 and 40).
-pub fn policy(stat: impl AsRef<Path>) -> (i32, i32) {
+pub(crate) fn policy(stat: impl AsRef<Path>) -> (i32, i32) {
     let text = fs::read_to_string(stat).unwrap();
     let fields: Vec<&str> = text[text.rfind(')').unwrap() + 2..].split(' ').collect();
     (fields[41 - 3].trim().parse().unwrap(), fields[40 - 3].parse().unwrap())

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 /// Properties of every plan: never two vCPUs on a CPU at once, no vCPU on two CPUs at once, each on its allowed CPUs,
 /// at most m-1 vCPUs on two CPUs. `admitted.home` is indexed by [`ontime_plan::VcpuId::index`].
-pub fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
+pub(crate) fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
     let segments = planner.segments();
     let cpus = admitted.shared.len();
     for pair in segments.windows(2) {
@@ -29,13 +29,13 @@ pub fn check_layout(planner: &Planner, admitted: &Admitted, from: Nanos) {
 }
 
 /// Any period, or one of a few whose sums have small divisors, so that a set can be made exactly full.
-pub fn periods() -> impl Strategy<Value = u64> {
+pub(crate) fn periods() -> impl Strategy<Value = u64> {
     let few = prop::sample::select(vec![3_000, 7_000, 13_000, 1_001_000, 4_096_000, 9_000_000, 100_000_000]);
     prop_oneof![1 => 1000u64..100_000_000, 8 => few]
 }
 
 /// Adds a vCPU with the remaining capacity: the set is then exactly full.
-pub fn top_up(cpus: u32, asked: &mut Vec<Reservation>) -> Option<Admitted> {
+pub(crate) fn top_up(cpus: u32, asked: &mut Vec<Reservation>) -> Option<Admitted> {
     let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
     let left = u64::from(cpus).checked_mul(total.period())?.checked_sub(total.runtime())?;
     let bandwidth = Bandwidth::new(Nanos(left), Nanos(total.period()))?;
@@ -47,7 +47,7 @@ pub fn top_up(cpus: u32, asked: &mut Vec<Reservation>) -> Option<Admitted> {
 }
 
 /// The remaining time of each vCPU in the plan after `now`, ns.
-pub fn left(planner: &Planner, vcpus: usize, now: Nanos) -> Vec<u64> {
+pub(crate) fn left(planner: &Planner, vcpus: usize, now: Nanos) -> Vec<u64> {
     let mut left = vec![0u64; vcpus];
     for segment in planner.segments() {
         left[segment.vcpu.index()] += segment.end.0.saturating_sub(segment.start.max(now).0);

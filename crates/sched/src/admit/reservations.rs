@@ -189,7 +189,7 @@ impl Reservations {
     }
 
     /// Whether this differs from `before` only in what guests claimed from their offers: pacers read claims themselves.
-    pub fn differs_only_in_claims(&self, before: &Reservations) -> bool {
+    pub(crate) fn differs_only_in_claims(&self, before: &Reservations) -> bool {
         let only_claims = |(vcpu, old): (&Reserved, &Reserved)| {
             let as_before = Reserved {
                 budget: old.budget,

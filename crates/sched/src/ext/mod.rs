@@ -139,7 +139,7 @@ impl Ext {
     }
 
     /// Takes back the entries of all other vCPUs.
-    pub fn release_others(&mut self, reservations: &Reservations) {
+    pub(crate) fn release_others(&mut self, reservations: &Reservations) {
         self.entries.retain(|id, _| {
             let stays = reservations.vcpus.iter().any(|vcpu| vcpu.id == *id);
             if !stays {

@@ -79,7 +79,7 @@ impl Snapshot {
     }
 
     /// A snapshot with room for this many vCPUs.
-    pub fn with_room(vcpus: usize) -> Self {
+    pub(crate) fn with_room(vcpus: usize) -> Self {
         Self { standings: Vec::with_capacity(vcpus), plan: Vec::with_capacity(2 * vcpus), ..Self::default() }
     }
 }

@@ -26,7 +26,7 @@ struct Row {
 
 const ROWS: usize = 256;
 /// Size of the file, bytes.
-pub const SIZE: usize = ROWS * size_of::<Row>();
+pub(crate) const SIZE: usize = ROWS * size_of::<Row>();
 
 /// The mapped file, in a device process.
 static TABLE: AtomicPtr<Row> = AtomicPtr::new(null_mut());
@@ -37,7 +37,7 @@ thread_local! {
 }
 
 /// Counts into this file of [`SIZE`] bytes from now on.
-pub fn count_into(path: &Path) {
+pub(crate) fn count_into(path: &Path) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
     let at = unsafe { libc::mmap(null_mut(), SIZE, access, libc::MAP_SHARED, fd, 0) };
@@ -46,7 +46,7 @@ pub fn count_into(path: &Path) {
 }
 
 /// A thread's count in the file.
-pub fn of(path: &Path, thread: u32) -> u64 {
+pub(crate) fn of(path: &Path, thread: u32) -> u64 {
     let bytes = std::fs::read(path).unwrap();
     let numbers: Vec<u64> = bytes.chunks(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap())).collect();
     numbers.chunks(2).find(|row| row[0] == u64::from(thread)).expect("a thread that has never allocated")[1]

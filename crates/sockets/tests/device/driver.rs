@@ -21,16 +21,16 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::allocation;
 
-pub const MEMORY: u64 = 64 << 20;
+pub(crate) const MEMORY: u64 = 64 << 20;
 const SIZE: u16 = 256;
 /// Each device's rings and slots have their own part of the memory; memory above FREE is for the tests.
 const PART: u64 = 8 << 20;
-pub const FREE: u64 = 32 << 20;
+pub(crate) const FREE: u64 = 32 << 20;
 const SLOT: u64 = 16 << 10;
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running device process and a driver that is connected to it.
-pub struct Vm {
+pub(crate) struct Vm {
     pub process: Child,
     pub memory: Arc<GuestMemoryMmap>,
     pub channels: Vec<Driver>,
@@ -42,7 +42,7 @@ pub struct Vm {
 
 impl Vm {
     /// Starts a VM with this table in sockets.toml (without its header).
-    pub fn start(table: &str) -> Self {
+    pub(crate) fn start(table: &str) -> Self {
         let mut vm = Self::begin(table);
         let channels = vm.channels[0].config.channels;
         for channel in 1..channels {
@@ -53,7 +53,7 @@ impl Vm {
     }
 
     /// The same with only the main device connected.
-    pub fn begin(table: &str) -> Self {
+    pub(crate) fn begin(table: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (run, config) = (directory.path().join("run"), directory.path().join("etc"));
         std::fs::create_dir(&config).unwrap();
@@ -72,31 +72,31 @@ impl Vm {
         vm
     }
 
-    pub fn socket_path(&self, channel: u32) -> PathBuf {
+    pub(crate) fn socket_path(&self, channel: u32) -> PathBuf {
         ontime_sockets::Paths::new(&self.run, "test").device(channel)
     }
 
-    pub fn connect(&self, channel: u32) -> Driver {
+    pub(crate) fn connect(&self, channel: u32) -> Driver {
         Driver::connect(&self.socket_path(channel), channel, self.memory.clone(), &self.file)
     }
 
-    pub fn main(&mut self) -> &mut Driver {
+    pub(crate) fn main(&mut self) -> &mut Driver {
         &mut self.channels[0]
     }
 
     /// The output of `ontime sockets test --json`.
-    pub fn status(&self) -> ontime_sockets::status::Status {
+    pub(crate) fn status(&self) -> ontime_sockets::status::Status {
         let stream =
             std::os::unix::net::UnixStream::connect(ontime_sockets::Paths::new(&self.run, "test").status()).unwrap();
         serde_json::from_reader(stream).unwrap()
     }
 
-    pub fn counter(&self, name: &str) -> u64 {
+    pub(crate) fn counter(&self, name: &str) -> u64 {
         self.status().counters.iter().find(|(have, _)| have == name).unwrap().1
     }
 
     /// Resident private memory of the device process, bytes, without the guest's memory and shared mappings.
-    pub fn own_memory(&self) -> u64 {
+    pub(crate) fn own_memory(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1_024
@@ -104,14 +104,14 @@ impl Vm {
 
     /// The device process's threads in /proc, without the main thread, which belongs to the test framework and polls a
     /// clock.
-    pub fn threads(&self) -> Vec<PathBuf> {
+    pub(crate) fn threads(&self) -> Vec<PathBuf> {
         let process = self.process.id().to_string();
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|task| task.unwrap());
         tasks.filter(|task| task.file_name().to_str() != Some(&process)).map(|task| task.path()).collect()
     }
 
     /// CPU time of the device process's threads.
-    pub fn cpu_time(&self) -> Duration {
+    pub(crate) fn cpu_time(&self) -> Duration {
         let ran = |task: &PathBuf| {
             let stat = std::fs::read_to_string(task.join("schedstat")).unwrap();
             stat.split(' ').next().unwrap().parse::<u64>().unwrap()
@@ -120,19 +120,19 @@ impl Vm {
     }
 
     /// The device process's thread with this name.
-    pub fn thread(&self, name: &str) -> u32 {
+    pub(crate) fn thread(&self, name: &str) -> u32 {
         let is_it = |task: &&PathBuf| std::fs::read_to_string(task.join("comm")).unwrap().trim_end() == name;
         let threads = self.threads();
         threads.iter().find(is_it).unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
     }
 
     /// Number of allocations and frees by the thread of that name.
-    pub fn allocations(&self, name: &str) -> u64 {
+    pub(crate) fn allocations(&self, name: &str) -> u64 {
         allocation::of(&self.allocations, self.thread(name))
     }
 
     /// Number of open descriptors of the device process, without those that it closes once a device is connected.
-    pub fn descriptors(&self) -> usize {
+    pub(crate) fn descriptors(&self) -> usize {
         for channel in 0..self.channels.len() as u32 {
             while std::os::unix::net::UnixStream::connect(self.socket_path(channel)).is_ok() {}
         }
@@ -151,10 +151,10 @@ impl Drop for Vm {
 const AS_DEVICE: &str = "ONTIME_TEST_DEVICE";
 
 /// Environment variables: refuse what an administrator must allow; the user to change to.
-pub const STRICT: &str = "ONTIME_TEST_STRICT";
-pub const USER: &str = "ONTIME_TEST_USER";
+pub(crate) const STRICT: &str = "ONTIME_TEST_STRICT";
+pub(crate) const USER: &str = "ONTIME_TEST_USER";
 /// Environment variable: one of its threads panics once it serves.
-pub const PANICS: &str = "ONTIME_TEST_PANICS";
+pub(crate) const PANICS: &str = "ONTIME_TEST_PANICS";
 
 /// Name of the allocation counters' file in the configuration directory.
 const ALLOCATIONS: &str = "allocations";
@@ -185,7 +185,7 @@ fn device_process() {
 }
 
 /// The command that starts a device process.
-pub fn command(run: &Path, config: &Path) -> Command {
+pub(crate) fn command(run: &Path, config: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "driver::device_process", "--nocapture"])
@@ -195,7 +195,7 @@ pub fn command(run: &Path, config: &Path) -> Command {
 }
 
 /// Starts a device process and waits until it listens.
-pub fn device(run: &Path, config: &Path) -> Child {
+pub(crate) fn device(run: &Path, config: &Path) -> Child {
     let child = command(run, config).spawn().unwrap();
     let status = ontime_sockets::Paths::new(run, "test").status();
     let start = Instant::now();
@@ -206,7 +206,7 @@ pub fn device(run: &Path, config: &Path) -> Child {
     child
 }
 
-pub fn write_descriptor(memory: &GuestMemoryMmap, at: u64, address: u64, len: u32, flags: u16, next: u16) {
+pub(crate) fn write_descriptor(memory: &GuestMemoryMmap, at: u64, address: u64, len: u32, flags: u16, next: u16) {
     memory.write_obj(address, GuestAddress(at)).unwrap();
     memory.write_obj(len, GuestAddress(at + 8)).unwrap();
     memory.write_obj(flags, GuestAddress(at + 12)).unwrap();
@@ -214,7 +214,7 @@ pub fn write_descriptor(memory: &GuestMemoryMmap, at: u64, address: u64, len: u3
 }
 
 /// The driver's side of one virtqueue.
-pub struct Ring {
+pub(crate) struct Ring {
     memory: Arc<GuestMemoryMmap>,
     base: u64,
     pub available: u16,
@@ -231,7 +231,7 @@ impl Ring {
         Self { memory, base, available: 0, used: 0, kick: event(), call: event() }
     }
 
-    pub fn descriptors(&self) -> u64 {
+    pub(crate) fn descriptors(&self) -> u64 {
         self.base
     }
 
@@ -243,16 +243,16 @@ impl Ring {
         self.base + 0x2000
     }
 
-    pub fn descriptor(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
+    pub(crate) fn descriptor(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
         self.write_descriptor(self.descriptors() + u64::from(index) * 16, address, len, flags, next);
     }
 
     /// Writes a descriptor of an indirect table.
-    pub fn write_descriptor(&self, at: u64, address: u64, len: u32, flags: u16, next: u16) {
+    pub(crate) fn write_descriptor(&self, at: u64, address: u64, len: u32, flags: u16, next: u16) {
         write_descriptor(&self.memory, at, address, len, flags, next);
     }
 
-    pub fn offer(&mut self, head: u16) {
+    pub(crate) fn offer(&mut self, head: u16) {
         self.memory.write_obj(head, GuestAddress(self.avail() + 4 + u64::from(self.available % SIZE) * 2)).unwrap();
         self.available = self.available.wrapping_add(1);
         fence(Ordering::SeqCst);
@@ -261,26 +261,26 @@ impl Ring {
     }
 
     /// Pretends to have offered this many more chains.
-    pub fn jump(&mut self, by: u16) {
+    pub(crate) fn jump(&mut self, by: u16) {
         self.available = self.available.wrapping_add(by);
         self.memory.store(self.available, GuestAddress(self.avail() + 2), Ordering::Release).unwrap();
     }
 
-    pub fn notify(&self) {
+    pub(crate) fn notify(&self) {
         self.kick.write(1).unwrap();
     }
 
     /// The device's used index, modulo 2^16.
-    pub fn used_index(&self) -> u16 {
+    pub(crate) fn used_index(&self) -> u16 {
         self.memory.load(GuestAddress(self.used_ring() + 2), Ordering::Acquire).unwrap()
     }
 
     /// Chains that the device has not used yet.
-    pub fn outstanding(&self) -> u16 {
+    pub(crate) fn outstanding(&self) -> u16 {
         self.available.wrapping_sub(self.used)
     }
 
-    pub fn take(&mut self) -> Option<(u16, u32)> {
+    pub(crate) fn take(&mut self) -> Option<(u16, u32)> {
         if self.used_index() == self.used {
             return None;
         }
@@ -293,7 +293,7 @@ impl Ring {
 
 /// A call to be made.
 #[derive(Clone, Default)]
-pub struct Call {
+pub(crate) struct Call {
     pub words: ontime_call,
     pub control: Vec<u8>,
     pub data: Vec<u8>,
@@ -301,60 +301,60 @@ pub struct Call {
 }
 
 impl Call {
-    pub fn new(op: u32, sock: u32) -> Self {
+    pub(crate) fn new(op: u32, sock: u32) -> Self {
         Self { words: ontime_call { op: op as u16, sock, ..Default::default() }, ..Default::default() }
     }
 
-    pub fn arg<const N: usize>(mut self, args: [i32; N]) -> Self {
+    pub(crate) fn arg<const N: usize>(mut self, args: [i32; N]) -> Self {
         for (arg, value) in self.words.arg.iter_mut().zip(args) {
             *arg = value as u32;
         }
         self
     }
 
-    pub fn to(mut self, address: SocketAddr) -> Self {
+    pub(crate) fn to(mut self, address: SocketAddr) -> Self {
         let (bytes, len) = ontime_sockets::name::write(&address);
         (self.words.addr, self.words.addr_len) = (bytes, len);
         self
     }
 
-    pub fn data(mut self, data: &[u8]) -> Self {
+    pub(crate) fn data(mut self, data: &[u8]) -> Self {
         self.data = data.to_vec();
         self
     }
 
-    pub fn control(mut self, control: &[u8]) -> Self {
+    pub(crate) fn control(mut self, control: &[u8]) -> Self {
         self.control = control.to_vec();
         self.words.control_len = control.len() as u16;
         self
     }
 
-    pub fn room(mut self, room: usize) -> Self {
+    pub(crate) fn room(mut self, room: usize) -> Self {
         self.room = room;
         self
     }
 
-    pub fn control_room(mut self, room: u16) -> Self {
+    pub(crate) fn control_room(mut self, room: u16) -> Self {
         self.words.control_room = room;
         self
     }
 
-    pub fn wait(mut self) -> Self {
+    pub(crate) fn wait(mut self) -> Self {
         self.words.flags |= ONTIME_CALL_WAIT as u16;
         self
     }
 
-    pub fn ahead(mut self) -> Self {
+    pub(crate) fn ahead(mut self) -> Self {
         self.words.flags |= ONTIME_CALL_AHEAD as u16;
         self
     }
 
-    pub fn blind(mut self) -> Self {
+    pub(crate) fn blind(mut self) -> Self {
         self.words.flags |= ONTIME_CALL_BLIND as u16;
         self
     }
 
-    pub fn prio(mut self, prio: u16) -> Self {
+    pub(crate) fn prio(mut self, prio: u16) -> Self {
         self.words.prio = prio;
         self
     }
@@ -362,7 +362,7 @@ impl Call {
 
 /// An answer.
 #[derive(Debug, Clone)]
-pub struct Done {
+pub(crate) struct Done {
     /// Its number among all answers that were not drained.
     pub nth: u64,
     pub len: u32,
@@ -373,12 +373,12 @@ pub struct Done {
 
 impl Done {
     /// The returned number or the errno.
-    pub fn result(&self) -> Result<u32, i32> {
+    pub(crate) fn result(&self) -> Result<u32, i32> {
         let result = self.header.result as i32;
         if result < 0 { Err(-result) } else { Ok(self.header.result) }
     }
 
-    pub fn name(&self) -> SocketAddr {
+    pub(crate) fn name(&self) -> SocketAddr {
         match ontime_sockets::name::parse(&self.header.addr, usize::from(self.header.addr_len)).unwrap() {
             ontime_sockets::name::Name::Inet(address) => address,
             other => panic!("{other:?} instead of an address"),
@@ -387,7 +387,7 @@ impl Done {
 }
 
 /// The driver of one device.
-pub struct Driver {
+pub(crate) struct Driver {
     pub frontend: Frontend,
     pub config: ontime_config,
     pub calls: Ring,
@@ -453,19 +453,19 @@ impl Driver {
     }
 
     /// Passes the rings as they are to the device and enables them.
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let used: Vec<u32> = self.rings().iter().map(|ring| u32::from(ring.used)).collect();
         self.start_at(&used);
     }
 
     /// Continues like QEMU after a pause, from the indexes at which the device stopped.
-    pub fn start_at(&mut self, stood: &[u32]) {
+    pub(crate) fn start_at(&mut self, stood: &[u32]) {
         for (index, stood) in stood.iter().enumerate() {
             self.start_ring(index, *stood as u16);
         }
     }
 
-    pub fn start_ring(&mut self, index: usize, stood: u16) {
+    pub(crate) fn start_ring(&mut self, index: usize, stood: u16) {
         let host = self.memory.get_host_address(GuestAddress(0)).unwrap() as u64;
         let mut frontend = self.frontend.clone();
         let ring = self.rings()[index];
@@ -487,18 +487,18 @@ impl Driver {
     }
 
     /// Stops the rings and returns the device's index in each.
-    pub fn stop(&mut self) -> Vec<u32> {
+    pub(crate) fn stop(&mut self) -> Vec<u32> {
         (0..self.rings().len()).map(|index| self.frontend.get_vring_base(index).unwrap()).collect()
     }
 
     /// Sets up new rings, like a rebooted guest.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.renew();
         self.start();
     }
 
     /// Like [`Driver::reset`] without the start.
-    pub fn renew(&mut self) {
+    pub(crate) fn renew(&mut self) {
         self.stop();
         self.calls = Ring::new(self.memory.clone(), self.calls.base);
         self.events = Ring::new(self.memory.clone(), self.events.base);
@@ -508,7 +508,7 @@ impl Driver {
         self.done.clear();
     }
 
-    pub fn event_buffers(&mut self, count: u16) {
+    pub(crate) fn event_buffers(&mut self, count: u16) {
         for index in 0..count {
             self.events.descriptor(index, self.slots + 128 * SLOT + u64::from(index) * 32, EVENT_LEN as u32, 2, 0);
             self.events.offer(index);
@@ -517,7 +517,7 @@ impl Driver {
     }
 
     /// The next event. Its buffer is offered again.
-    pub fn event(&mut self) -> Option<ontime_event> {
+    pub(crate) fn event(&mut self) -> Option<ontime_event> {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             if let Some(event) = self.try_event() {
@@ -528,7 +528,7 @@ impl Driver {
         None
     }
 
-    pub fn try_event(&mut self) -> Option<ontime_event> {
+    pub(crate) fn try_event(&mut self) -> Option<ontime_event> {
         let (head, len) = self.events.take()?;
         assert_eq!(len as usize, EVENT_LEN);
         let event = self.memory.read_obj(GuestAddress(self.slots + 128 * SLOT + u64::from(head) * 32)).unwrap();
@@ -538,7 +538,7 @@ impl Driver {
     }
 
     /// Waits until an event of the socket shows one of the bits, or an error.
-    pub fn ready(&mut self, sock: u32, bits: u32) -> ontime_event {
+    pub(crate) fn ready(&mut self, sock: u32, bits: u32) -> ontime_event {
         loop {
             let event = self.event().expect("no event came");
             if u32::from(event.type_) == ONTIME_EVENT_READY
@@ -551,7 +551,7 @@ impl Driver {
     }
 
     /// Posts a call in two descriptors.
-    pub fn post(&mut self, mut call: Call) -> u64 {
+    pub(crate) fn post(&mut self, mut call: Call) -> u64 {
         let slot = self.free.pop().expect("too many calls in flight");
         let at = self.slots + u64::from(slot) * SLOT;
         let id = self.next_id;
@@ -592,12 +592,12 @@ impl Driver {
     }
 
     /// Takes and drops answers, also those to manually offered chains.
-    pub fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         while self.take().is_some() {}
     }
 
     /// Takes one answer: the head and the written length.
-    pub fn take(&mut self) -> Option<(u16, u32)> {
+    pub(crate) fn take(&mut self) -> Option<(u16, u32)> {
         let (head, len) = self.calls.take()?;
         if self.out.remove(&head).is_some() {
             self.free.push(head / 2);
@@ -606,7 +606,7 @@ impl Driver {
     }
 
     /// Drains until the device has processed the last offered chain.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let last = self.post(Call::new(ONTIME_OP_POLL, ONTIME_SOCK_NONE));
         let start = Instant::now();
         while self.out.values().any(|(_, call)| call.words.id == last) {
@@ -617,7 +617,7 @@ impl Driver {
     }
 
     /// Makes this many calls without effect and waits for the answers.
-    pub fn settle_many(&mut self, count: u16) {
+    pub(crate) fn settle_many(&mut self, count: u16) {
         let posted: Vec<u64> = (0..count).map(|_| self.post(Call::new(ONTIME_OP_POLL, ONTIME_SOCK_NONE))).collect();
         for id in posted {
             self.wait(id);
@@ -625,25 +625,25 @@ impl Driver {
     }
 
     /// Probes the device as a driver does before its setup: reads the configuration.
-    pub fn probe(&mut self) {
+    pub(crate) fn probe(&mut self) {
         let zeros = [0; size_of::<ontime_config>()];
         self.frontend.get_config(0, zeros.len() as u32, VhostUserConfigFlags::WRITABLE, &zeros).unwrap();
     }
 
-    pub fn write(&self, address: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
         self.memory.write_slice(bytes, GuestAddress(address)).unwrap();
     }
 
-    pub fn read(&self, address: u64) -> [u8; 4] {
+    pub(crate) fn read(&self, address: u64) -> [u8; 4] {
         self.memory.read_obj(GuestAddress(address)).unwrap()
     }
 
-    pub fn poll(&mut self, id: u64) -> Option<Done> {
+    pub(crate) fn poll(&mut self, id: u64) -> Option<Done> {
         self.collect();
         self.done.remove(&id)
     }
 
-    pub fn wait(&mut self, id: u64) -> Done {
+    pub(crate) fn wait(&mut self, id: u64) -> Done {
         let start = Instant::now();
         loop {
             if let Some(done) = self.poll(id) {
@@ -656,27 +656,27 @@ impl Driver {
     }
 
     /// Makes a call and waits for its answer.
-    pub fn call(&mut self, call: Call) -> Done {
+    pub(crate) fn call(&mut self, call: Call) -> Done {
         let id = self.post(call);
         self.wait(id)
     }
 
-    pub fn result(&mut self, call: Call) -> Result<u32, i32> {
+    pub(crate) fn result(&mut self, call: Call) -> Result<u32, i32> {
         self.call(call).result()
     }
 
     /// Makes a SOCKET call.
-    pub fn socket(&mut self, sock: u32, family: i32, kind: i32, channel: u32) {
+    pub(crate) fn socket(&mut self, sock: u32, family: i32, kind: i32, channel: u32) {
         assert_eq!(self.result(Call::new(ONTIME_OP_SOCKET, sock).arg([family, kind, 0, channel as i32])), Ok(0));
     }
 
     /// Makes a CTL_VCPU call.
-    pub fn name_vcpu(&mut self, channel: u32, address: u64) -> i32 {
+    pub(crate) fn name_vcpu(&mut self, channel: u32, address: u64) -> i32 {
         self.control_call(ONTIME_CTL_VCPU, channel, &address.to_le_bytes())
     }
 
     /// Makes a call on the control queue. Written by hand, because `calls` is the call ring.
-    pub fn control_call(&mut self, op: u32, arg: u32, data: &[u8]) -> i32 {
+    pub(crate) fn control_call(&mut self, op: u32, arg: u32, data: &[u8]) -> i32 {
         let (memory, ring) = (self.memory.clone(), self.control.as_mut().unwrap());
         let words = ontime_call { op: op as u16, sock: ONTIME_SOCK_NONE, arg: [arg, 0, 0, 0], ..Default::default() };
         let (from, to) = (FREE - 0x2000, FREE - 0x1000);

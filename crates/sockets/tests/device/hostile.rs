@@ -13,7 +13,7 @@ use super::{bind, local};
 const EVERYTHING: &str = super::FREE;
 
 /// Checks that the process still serves.
-pub fn alive(vm: &mut Vm) {
+pub(crate) fn alive(vm: &mut Vm) {
     assert_eq!(vm.process.try_wait().unwrap(), None, "the process is gone");
     for channel in 0..2 {
         let unknown = Call::new(ONTIME_OP_POLL, 0xfffff);

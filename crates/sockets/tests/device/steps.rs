@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::driver::PATIENCE;
 
 /// A thread that is single-stepped until [`Steps::end`].
-pub struct Steps {
+pub(crate) struct Steps {
     thread: u32,
     taken: Arc<AtomicU64>,
     ended: Arc<AtomicBool>,
@@ -20,7 +20,7 @@ pub struct Steps {
 
 impl Steps {
     /// Starts single-stepping a child's thread.
-    pub fn begin(thread: u32) -> Self {
+    pub(crate) fn begin(thread: u32) -> Self {
         let (taken, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, told) = (taken.clone(), ended.clone());
         let (seized, begun) = channel();
@@ -31,7 +31,7 @@ impl Steps {
 
     /// Number of instructions that the thread executes because of `event` until it sleeps again. `event` returns after
     /// the thread has started on it.
-    pub fn of(&self, event: impl FnOnce()) -> u64 {
+    pub(crate) fn of(&self, event: impl FnOnce()) -> u64 {
         self.sleeps();
         let before = self.taken.load(Ordering::SeqCst);
         event();
@@ -53,7 +53,7 @@ impl Steps {
     }
 
     /// Ends the single-stepping; `wake` wakes the thread.
-    pub fn end(self, wake: impl FnOnce()) {
+    pub(crate) fn end(self, wake: impl FnOnce()) {
         self.ended.store(true, Ordering::SeqCst);
         wake();
         self.tracer.join().unwrap();

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use ontime_tenants::Sources;
 
-pub const PF_KTHREAD: u32 = 0x0020_0000;
-pub const PF_USER_WORKER: u32 = 0x0000_4000;
+pub(crate) const PF_KTHREAD: u32 = 0x0020_0000;
+pub(crate) const PF_USER_WORKER: u32 = 0x0000_4000;
 
-pub struct Host(pub tempfile::TempDir);
+pub(crate) struct Host(pub tempfile::TempDir);
 
 impl Default for Host {
     fn default() -> Self {
@@ -19,7 +19,7 @@ impl Default for Host {
 }
 
 impl Host {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // /proc is not on a disk, so the tree should not be either.
         let host = Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap());
         for dir in ["proc", "run/libvirt/qemu", "sys/class/net"] {
@@ -28,15 +28,15 @@ impl Host {
         host
     }
 
-    pub fn path(&self, below: &str) -> PathBuf {
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
         self.0.path().join(below)
     }
 
-    pub fn sources(&self) -> Sources {
+    pub(crate) fn sources(&self) -> Sources {
         Sources::below(self.0.path())
     }
 
-    pub fn process(&self, pid: i32, executable: &str, cgroup: &str, uid: u32, arguments: &[&str]) {
+    pub(crate) fn process(&self, pid: i32, executable: &str, cgroup: &str, uid: u32, arguments: &[&str]) {
         let dir = self.path(&format!("proc/{pid}"));
         fs::create_dir_all(dir.join("fd")).unwrap();
         fs::create_dir_all(dir.join("fdinfo")).unwrap();
@@ -48,12 +48,12 @@ impl Host {
         self.thread(pid, pid, &comm[..comm.len().min(15)], 0);
     }
 
-    pub fn thread(&self, pid: i32, tid: i32, comm: &str, flags: u32) {
+    pub(crate) fn thread(&self, pid: i32, tid: i32, comm: &str, flags: u32) {
         self.thread_at(pid, tid, comm, flags, (0, 0), "0-3");
     }
 
     /// `policy`: the kernel's policy number and the real-time priority.
-    pub fn thread_at(&self, pid: i32, tid: i32, comm: &str, flags: u32, policy: (u32, u32), cpus: &str) {
+    pub(crate) fn thread_at(&self, pid: i32, tid: i32, comm: &str, flags: u32, policy: (u32, u32), cpus: &str) {
         let dir = self.path(&format!("proc/{pid}/task/{tid}"));
         fs::create_dir_all(&dir).unwrap();
         let stat = stat_line(tid, comm, flags, policy);
@@ -65,7 +65,7 @@ impl Host {
     }
 
     /// Changes a process's main thread: parent process and guest time.
-    pub fn alter(&self, pid: i32, parent: i32, guest_time: u32) {
+    pub(crate) fn alter(&self, pid: i32, parent: i32, guest_time: u32) {
         let path = self.path(&format!("proc/{pid}/task/{pid}/stat"));
         let line = fs::read_to_string(&path).unwrap().replace(") S 1 ", &format!(") S {parent} "));
         // Field 43, guest time, is the second field after the three policy fields.
@@ -75,7 +75,7 @@ impl Host {
     }
 
     /// Ends a process's main thread while another thread lives, which then alone has what the process has.
-    pub fn end_main_thread(&self, pid: i32, living: i32) {
+    pub(crate) fn end_main_thread(&self, pid: i32, living: i32) {
         let dir = self.path(&format!("proc/{pid}"));
         let thread = dir.join(format!("task/{living}"));
         for own in ["exe", "cmdline", "fd", "fdinfo"] {
@@ -90,7 +90,7 @@ impl Host {
     }
 
     /// machined's record of a unit.
-    pub fn machine(&self, unit: &str, name: &str, class: &str) {
+    pub(crate) fn machine(&self, unit: &str, name: &str, class: &str) {
         let machines = self.path("run/systemd/machines");
         fs::create_dir_all(&machines).unwrap();
         symlink(name, machines.join(format!("unit:{unit}"))).unwrap();
@@ -100,20 +100,20 @@ impl Host {
     }
 
     /// A process of this user with another number in its own PID namespace.
-    pub fn in_namespace(&self, pid: i32, uid: u32, inner: i32) {
+    pub(crate) fn in_namespace(&self, pid: i32, uid: u32, inner: i32) {
         let status = format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{pid}\t{inner}\n");
         fs::write(self.path(&format!("proc/{pid}/status")), status).unwrap();
     }
 
     /// Gives a process a mount namespace.
-    pub fn mounts(&self, pid: i32, number: u32) {
+    pub(crate) fn mounts(&self, pid: i32, number: u32) {
         let namespaces = self.path(&format!("proc/{pid}/ns"));
         fs::create_dir_all(&namespaces).unwrap();
         symlink(format!("mnt:[{number}]"), namespaces.join("mnt")).unwrap();
     }
 
     /// Creates a cgroup's directory, owned by this user. False: this process may not do so.
-    pub fn cgroup(&self, path: &str, uid: u32) -> bool {
+    pub(crate) fn cgroup(&self, path: &str, uid: u32) -> bool {
         let mount = self.path("sys/fs/cgroup");
         let directory = mount.join(path.trim_start_matches('/'));
         fs::create_dir_all(&directory).unwrap();
@@ -121,16 +121,16 @@ impl Host {
         std::os::unix::fs::chown(&directory, Some(uid), None).is_ok()
     }
 
-    pub fn kernel_thread(&self, pid: i32, comm: &str) {
+    pub(crate) fn kernel_thread(&self, pid: i32, comm: &str) {
         self.thread(pid, pid, comm, PF_KTHREAD);
     }
 
-    pub fn open_file(&self, pid: i32, fd: u32, target: &str, info: &str) {
+    pub(crate) fn open_file(&self, pid: i32, fd: u32, target: &str, info: &str) {
         symlink(target, self.path(&format!("proc/{pid}/fd/{fd}"))).unwrap();
         fs::write(self.path(&format!("proc/{pid}/fdinfo/{fd}")), info).unwrap();
     }
 
-    pub fn domain(&self, name: &str, pid: i32, uuid: &str, inside: &str) {
+    pub(crate) fn domain(&self, name: &str, pid: i32, uuid: &str, inside: &str) {
         let xml = format!(
             "<domstatus state='running' pid='{pid}'><vcpus/><domain type='kvm'><name>{name}</name><uuid>{uuid}</uuid>\
              {inside}</domain></domstatus>"
@@ -138,7 +138,7 @@ impl Host {
         fs::write(self.path(&format!("run/libvirt/qemu/{name}.xml")), xml).unwrap();
     }
 
-    pub fn interface(&self, name: &str, index: u32) {
+    pub(crate) fn interface(&self, name: &str, index: u32) {
         let dir = self.path(&format!("sys/class/net/{name}"));
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("ifindex"), format!("{index}\n")).unwrap();
@@ -146,7 +146,7 @@ impl Host {
     }
 
     /// A complete VM: two vCPUs, an iothread, a vhost worker, RCU and pool threads, a tap.
-    pub fn vm(&self, pid: i32, name: &str, cgroup: &str) {
+    pub(crate) fn vm(&self, pid: i32, name: &str, cgroup: &str) {
         let guest = format!("guest={name},debug-threads=on");
         self.process(pid, "/usr/bin/qemu-system-x86_64", cgroup, 0, &["qemu-system-x86_64", "-name", &guest]);
         for (n, comm) in
@@ -179,6 +179,6 @@ fn stat_line(tid: i32, comm: &str, flags: u32, (policy, priority): (u32, u32)) -
 }
 
 /// Whether a program is installed.
-pub fn has(program: &str) -> bool {
+pub(crate) fn has(program: &str) -> bool {
     ["/usr/bin", "/bin", "/usr/sbin", "/sbin"].iter().any(|dir| Path::new(dir).join(program).exists())
 }

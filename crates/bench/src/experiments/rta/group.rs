@@ -3,14 +3,14 @@
 use crate::paper::{Figures, Video};
 
 /// The groups' names, in the table's order.
-pub const NAMES: [&str; 6] = ["h-equiv", "h-dec", "h-inc", "nh-equiv", "nh-dec", "nh-inc"];
+pub(crate) const NAMES: [&str; 6] = ["h-equiv", "h-dec", "h-inc", "nh-equiv", "nh-dec", "nh-inc"];
 
 /// Divisor of the paper's slices: the groups need about two CPUs, and the virtual clock has one.
-pub const SCALE: u64 = 4;
+pub(crate) const SCALE: u64 = 4;
 
 /// A real-time application: `slice` of CPU time within each `period`, us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rta {
+pub(crate) struct Rta {
     /// Requested CPU time, us.
     pub slice_us: u64,
     /// Period, us.
@@ -19,7 +19,7 @@ pub struct Rta {
 
 impl Rta {
     /// The bandwidth, CPUs.
-    pub fn bandwidth(self) -> f64 {
+    pub(crate) fn bandwidth(self) -> f64 {
         self.slice_us as f64 / self.period_us as f64
     }
 }
@@ -30,18 +30,18 @@ fn divided(&[slice, period]: &[u64; 2], scale: u64) -> Rta {
 }
 
 /// The applications of a group, one per VM; `None` if there is no such group.
-pub fn scaled(figures: &Figures, name: &str) -> Option<Vec<Rta>> {
+pub(crate) fn scaled(figures: &Figures, name: &str) -> Option<Vec<Rta>> {
     figures.rtvirt.table1_ms.group(name).map(|group| group.iter().map(|rta| divided(rta, SCALE)).collect())
 }
 
 /// The video applications of Table 3, by frame rate, with their slices divided by `scale`.
-pub fn video(figures: &Figures, scale: u64) -> Vec<Rta> {
+pub(crate) fn video(figures: &Figures, scale: u64) -> Vec<Rta> {
     let rta = |video: &Video| Rta { slice_us: video.slice * 1_000 / scale.max(1), period_us: video.period * 1_000 };
     figures.rtvirt.table3_video.rates().iter().map(rta).collect()
 }
 
 /// The applications of Table 5, one per group, with their slices divided by `scale`.
-pub fn table5(figures: &Figures, scale: u64) -> Vec<Rta> {
+pub(crate) fn table5(figures: &Figures, scale: u64) -> Vec<Rta> {
     figures.rtvirt.table5_ms.groups.iter().map(|rta| divided(rta, scale)).collect()
 }
 

@@ -17,7 +17,7 @@ use crate::host::{Host, Site, Vm, boot_vm};
 
 /// The part of an application's slice that a job computes, percent. The rest is for its system calls and for ticks of
 /// the guest's kernel, which count as its run time too.
-pub const WORK_PERCENT: u64 = 80;
+pub(crate) const WORK_PERCENT: u64 = 80;
 /// Declared bandwidth of each of a few VMs, for its guest's kernel and for slack: us per [`DECLARED_PERIOD_US`].
 pub(crate) const DECLARED_US: u64 = 1_000;
 pub(crate) const DECLARED_PERIOD_US: u64 = 20_000;
@@ -31,7 +31,7 @@ pub(crate) const BULK_THREADS: usize = 4;
 
 /// Release times of an application's jobs, on its guest's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Releases {
+pub(crate) enum Releases {
     /// One job per period; the number of jobs.
     Periodic(u64),
     /// Times between releases, us; none is shorter than the period.
@@ -50,7 +50,7 @@ impl Releases {
 
 /// A run of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Order {
+pub(crate) struct Order {
     /// A unique name, which marks the run's lines in the console log.
     pub tag: String,
     /// The bandwidth that it requests, at SCHED_DEADLINE.
@@ -65,12 +65,12 @@ pub struct Order {
 
 impl Order {
     /// The order as a line for the guest's init, which does not wait for the application.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         format!("rta {}", self.words())
     }
 
     /// As [`Self::line`], but init waits until the application has ended.
-    pub fn line_in_turn(&self) -> String {
+    pub(crate) fn line_in_turn(&self) -> String {
         format!("run {}", self.words())
     }
 
@@ -89,7 +89,7 @@ impl Order {
 
 /// The VMs.
 #[derive(Debug)]
-pub struct Guests {
+pub(crate) struct Guests {
     names: Vec<String>,
     /// Declared bandwidth per VM, for the guest's kernel and slack: us per [`DECLARED_PERIOD_US`].
     declared_us: u64,
@@ -98,7 +98,7 @@ pub struct Guests {
 
 impl Guests {
     /// Puts the role and the guest module into a host's files, before the host boots.
-    pub fn bring(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+    pub(crate) fn bring(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
         let module = GUEST.ready(&images.guest_version()?, progress)?;
         Ok(RTA.bring_with_module(&site.dir.join("files"), &module)?)
     }
@@ -109,7 +109,7 @@ impl Guests {
     }
 
     /// The VMs' reservations for `sched.toml`: the declared bandwidth, and permission for guests to request more.
-    pub fn reservations(&self) -> String {
+    pub(crate) fn reservations(&self) -> String {
         let period = DECLARED_PERIOD_US / 1_000;
         let one = |vm: &String| {
             format!(
@@ -123,7 +123,7 @@ impl Guests {
 
     /// Boots `count` VMs with `declared_us` per `DECLARED_PERIOD_US` each, and adds their rules to `tenants.toml`. The
     /// settings of the daemon are reset first (`ontime reset`) and stay so until a method is applied.
-    pub fn boot(
+    pub(crate) fn boot(
         host: &mut Host,
         count: usize,
         declared_us: u64,
@@ -144,17 +144,17 @@ impl Guests {
     }
 
     /// Names of the VMs.
-    pub fn names(&self) -> &[String] {
+    pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
     /// Declared bandwidth of each VM, CPUs.
-    pub fn declared_cpus(&self) -> f64 {
+    pub(crate) fn declared_cpus(&self) -> f64 {
         self.declared_us as f64 / DECLARED_PERIOD_US as f64
     }
 
     /// Loads the guest module, through which the guests request bandwidth from the host. It cannot be undone.
-    pub fn load_module(&mut self, host: &mut Host) -> Result<(), MeasureError> {
+    pub(crate) fn load_module(&mut self, host: &mut Host) -> Result<(), MeasureError> {
         if !self.module {
             for vm in &self.names {
                 host.shell(&format!("lab-vm tell {vm} 'insmod /dev/role-ontime.ko steer=none'"))?;
@@ -165,14 +165,14 @@ impl Guests {
     }
 
     /// Sends one line to each VM's init, to all VMs at the same time.
-    pub fn send_lines(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
+    pub(crate) fn send_lines(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
         let all: String =
             self.names.iter().zip(lines).map(|(vm, line)| format!("lab-vm tell {vm} '{line}' & ")).collect();
         host.shell(&format!("{all} wait")).map(|_| ())
     }
 
     /// Waits for an application's end and reads its log.
-    pub fn log(&self, host: &mut Host, vm: usize, tag: &str, rta: Rta) -> Result<Log, MeasureError> {
+    pub(crate) fn log(&self, host: &mut Host, vm: usize, tag: &str, rta: Rta) -> Result<Log, MeasureError> {
         let text = self.wait_line(host, vm, tag)?;
         let mut log = Log::parse(&text, rta.period_us)
             .ok_or_else(|| MeasureError::Program { program: format!("rt-app as {tag}"), said: text })?;
@@ -183,7 +183,7 @@ impl Guests {
     }
 
     /// Waits for the line that a guest prints at the end of run `tag`.
-    pub fn wait_line(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
+    pub(crate) fn wait_line(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
         let vm = self.names.get(vm).map_or("", String::as_str);
         let said = format!("lab-vm log {vm} | tr -d '\\r' | sed -n 's/^RTA {tag} \\(.*\\) end$/\\1/p'");
         let wait = format!("for look in $(seq {LOOKS}); do [ -z \"$({said})\" ] || break; sleep 0.5; done; {said}");
@@ -198,13 +198,13 @@ impl Guests {
 }
 
 /// Waits until the daemon has reservations for `vcpus` vCPUs, and until guest modules have found their devices.
-pub fn wait_for_reservations(host: &mut Host, vcpus: usize) -> Result<(), MeasureError> {
+pub(crate) fn wait_for_reservations(host: &mut Host, vcpus: usize) -> Result<(), MeasureError> {
     let held = format!("[ \"$(ontime top --once --json --interval 0.1 | grep -o '\"tid\":' | wc -l)\" -ge {vcpus} ]");
     host.shell(&format!("for try in $(seq 100); do {held} && break; sleep 0.3; done; {held}; sleep 5")).map(|_| ())
 }
 
 /// Starts the host threads that always use the CPU, or ends them.
-pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
+pub(crate) fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
     let command = if run {
         format!(
             "rm -f /run/hogs; for n in $(seq {BULK_THREADS}); do \
@@ -218,14 +218,14 @@ pub fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureError> {
 
 /// The reservations in `ontime top --json` (docs/openapi.json).
 #[derive(Debug, Clone, Default, Deserialize)]
-pub struct Reservations {
+pub(crate) struct Reservations {
     /// vCPUs with a reservation.
     pub vcpus: Vec<Vcpu>,
 }
 
 /// A vCPU with a reservation.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub struct Vcpu {
+pub(crate) struct Vcpu {
     /// Name of the VM.
     pub vm: String,
     /// Reserved bandwidth, CPUs.
@@ -241,7 +241,7 @@ struct Look {
 
 impl Reservations {
     /// Reads them from the daemon.
-    pub fn look(host: &mut Host) -> Result<Self, MeasureError> {
+    pub(crate) fn look(host: &mut Host) -> Result<Self, MeasureError> {
         let text = host.shell("ontime top --once --json --interval 0.1")?;
         Self::parse(&text).ok_or(MeasureError::Accounting(text))
     }
@@ -251,18 +251,18 @@ impl Reservations {
     }
 
     /// Bandwidth of these VMs above the declared one, CPUs.
-    pub fn beyond_declared(&self, guests: &Guests) -> f64 {
+    pub(crate) fn beyond_declared(&self, guests: &Guests) -> f64 {
         let of = self.vcpus.iter().filter(|vcpu| guests.names.contains(&vcpu.vm));
         of.map(|vcpu| (vcpu.bandwidth - guests.declared_cpus()).max(0.0)).sum()
     }
 
     /// Number of vCPUs that have bandwidth for their guests' tasks.
-    pub fn asking(&self) -> usize {
+    pub(crate) fn asking(&self) -> usize {
         self.vcpus.iter().filter(|vcpu| vcpu.guest.is_some()).count()
     }
 
     /// Waits, at most `tries` times 0.4 s, until `asking` vCPUs have such bandwidth. Returns the last reading.
-    pub fn wait(host: &mut Host, asking: usize, tries: u64) -> Result<Self, MeasureError> {
+    pub(crate) fn wait(host: &mut Host, asking: usize, tries: u64) -> Result<Self, MeasureError> {
         for _ in 0..tries {
             let now = Self::look(host)?;
             if now.asking() >= asking {
@@ -276,7 +276,7 @@ impl Reservations {
 
 /// An application's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Log {
+pub(crate) struct Log {
     /// rt-app's exit status; not 0 if its bandwidth was refused.
     pub status: i32,
     /// Time from release to end of each job, us. A time above the period is a deadline miss.

@@ -22,15 +22,15 @@ use crate::report;
 use crate::schema::{Load, MethodResult};
 
 /// The methods, in the order of measurement, as for `rta-periodic`.
-pub const METHODS: [&str; 5] = super::METHODS;
+pub(crate) const METHODS: [&str; 5] = super::METHODS;
 /// Divisor of the paper's slices: they need 14.2 CPUs.
-pub const SCALE: u64 = 30;
+pub(crate) const SCALE: u64 = 30;
 /// The part of an application's slice that a job computes, percent. It is lower than elsewhere because rt-app's own
 /// calls and its log, which count as its run time too, are not divided by [`SCALE`]. With 80 % of 200 to 700 us, a few
 /// percent of the jobs overran and were throttled until their next period by their guest's kernel.
-pub const WORK_PERCENT: u64 = 50;
+pub(crate) const WORK_PERCENT: u64 = 50;
 /// Applications of a group, all in one VM.
-pub const COPIES: usize = 10;
+pub(crate) const COPIES: usize = 10;
 /// Declared bandwidth per VM for its guest's kernel and slack, us per 20 ms: ten VMs use a fifth of the CPU for it.
 const DECLARED_US: u64 = 400;
 /// Time from an application's start to its first release, us. Meanwhile the others start and are admitted.
@@ -40,7 +40,7 @@ const LOOKS: u32 = 60;
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct ManyPlan {
+pub(crate) struct ManyPlan {
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
     /// Applications from [`groups`]: one VM each, with [`COPIES`] copies.
@@ -51,7 +51,7 @@ pub struct ManyPlan {
 
 impl ManyPlan {
     /// Gives the host memory for the VMs.
-    pub fn prepare(&self, site: Site) -> Site {
+    pub(crate) fn prepare(&self, site: Site) -> Site {
         site.with_room_for(self.groups.len() as u32)
     }
 }
@@ -76,7 +76,7 @@ fn measure(
 }
 
 /// The applications of Table 5, one group per VM.
-pub fn groups(figures: &Figures) -> Vec<Rta> {
+pub(crate) fn groups(figures: &Figures) -> Vec<Rta> {
     group::table5(figures, SCALE)
 }
 
@@ -191,7 +191,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 
 /// RTVirt 4.5: a hundred applications.
 #[derive(Debug)]
-pub struct Scale;
+pub(crate) struct Scale;
 
 impl Experiment for Scale {
     command!(

@@ -25,8 +25,8 @@ use ontime_sched::ext;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-pub use self::group::Rta;
-pub use self::guests::WORK_PERCENT;
+pub(super) use self::group::Rta;
+pub(super) use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
@@ -66,7 +66,7 @@ const DEADLINES: &str = "Deadlines by what the applications log on their guests'
     no job.";
 
 /// The methods, in order of measurement. `vanilla` is first because the guest module cannot be unloaded.
-pub const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
+pub(super) const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
 /// Time from an application's start to its first release, us. In this time all applications are admitted and the bulk
 /// threads start. With `deadline` a guest starts its application with the declared budget only, which takes longer.
 const DELAY_US: u64 = 2_000_000;
@@ -78,7 +78,7 @@ const GAPS_US: std::ops::RangeInclusive<u64> = 100_000..=1_000_000;
 
 /// Release times of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrivals {
+pub(super) enum Arrivals {
     /// One job per period, for a duration of the guest's time.
     Periodic {
         /// Duration, s.
@@ -108,7 +108,7 @@ impl Arrivals {
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub struct RtaPlan {
+pub(super) struct RtaPlan {
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
     /// Names from [`group::NAMES`], with their applications.
@@ -118,7 +118,7 @@ pub struct RtaPlan {
 }
 
 /// Name of a case in results.
-pub fn name(method: &str, group: &str) -> String {
+pub(super) fn name(method: &str, group: &str) -> String {
     format!("{method}-{group}")
 }
 
@@ -495,7 +495,7 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
 
 /// Tables 1 and 2, Figure 3.
 #[derive(Debug)]
-pub struct Periodic;
+pub(super) struct Periodic;
 
 impl Experiment for Periodic {
     command!(
@@ -529,7 +529,7 @@ impl Experiment for Periodic {
 
 /// Section 4.2 with jobs at random times.
 #[derive(Debug)]
-pub struct Sporadic;
+pub(super) struct Sporadic;
 
 impl Experiment for Sporadic {
     command!(

@@ -14,17 +14,17 @@ use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta};
 use crate::experiments::Experiment;
 
 /// Slice and period of the VMs, ms (Figure 1a).
-pub const VMS: [(u64, u64); 3] = [(5, 15), (5, 10), (5, 30)];
+pub(crate) const VMS: [(u64, u64); 3] = [(5, 15), (5, 10), (5, 30)];
 /// Slice and period of the first VM's applications, ms (Figure 1b), and the release of their first jobs. The figure
 /// draws the second application's later than the first's, and the text gives no time; from 2 to 6 ms the result is the
 /// same.
-pub const RTAS: [(u64, u64, u64); 2] = [(1, 15, 0), (4, 15, 5)];
+pub(crate) const RTAS: [(u64, u64, u64); 2] = [(1, 15, 0), (4, 15, 5)];
 /// Duration, ms.
-pub const LENGTH: u64 = 30_000;
+pub(crate) const LENGTH: u64 = 30_000;
 
 /// Jobs of an application whose deadline has passed, and the misses among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Jobs {
+pub(crate) struct Jobs {
     /// Number of jobs.
     pub jobs: u64,
     /// Number of late jobs.
@@ -39,7 +39,7 @@ struct Job {
 
 /// EDF on both levels, without knowledge of each other: the host gives each VM its slice per period, and the slice
 /// passes unused if the guest has no runnable job. In steps of 1 ms.
-pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
+pub(crate) fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
     let (mut left, mut pending) = ([0; 3], [const { Vec::new() }; 2]);
     let mut found = [Jobs::default(); 2];
     for now in 0..LENGTH {
@@ -84,7 +84,7 @@ pub fn unaware(first_jobs: [u64; 2]) -> [Jobs; 2] {
 
 /// The same VMs and applications under Ontime's planner, without slack, since the CPU is fully reserved. Also returns
 /// the number of misses of the other VMs' applications.
-pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
+pub(crate) fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
     let ms = Nanos::from_millis;
     let stay = |vcpu, slice, period, first| {
         let rta = Rta::new(ms(slice), ms(period), Arrivals::Periodic)?;
@@ -105,7 +105,7 @@ pub fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError> {
 }
 
 /// The figure as a table.
-pub fn table() -> Result<String, ModelError> {
+pub(crate) fn table() -> Result<String, ModelError> {
     let first_jobs = RTAS.map(|(_, _, first)| first);
     let (aware, others) = aware(first_jobs)?;
     let mut text = format!(
@@ -130,7 +130,7 @@ pub fn table() -> Result<String, ModelError> {
 
 /// Figure 1.
 #[derive(Debug)]
-pub struct Motivation;
+pub(crate) struct Motivation;
 
 impl Experiment for Motivation {
     fn name(&self) -> &'static str {

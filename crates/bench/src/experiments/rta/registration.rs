@@ -27,7 +27,7 @@ use crate::trial;
 
 /// The calls, in the order of measurement. `same` is first because it gives the base load of the host's processes;
 /// `spare` is last because spare bandwidth cannot be given back.
-pub const METHODS: [&str; 4] = ["same", "bare", "change", "spare"];
+pub(crate) const METHODS: [&str; 4] = ["same", "bare", "change", "spare"];
 /// Pause between two changes, us, after which the host is idle again.
 const PAUSE_US: u64 = 20_000;
 /// A change of the runtime, us.
@@ -218,7 +218,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 
 /// RTVirt 4.5: the cost of a request for bandwidth.
 #[derive(Debug)]
-pub struct Registration;
+pub(crate) struct Registration;
 
 impl Experiment for Registration {
     command!(

@@ -17,7 +17,7 @@ use ontime_plan::{Admission, Arrivals, Bandwidth, Demand, Nanos, Planner, Refusa
 use crate::paper::{Figures, Overhead};
 
 /// Duration in the paper, s.
-pub const LENGTH_S: u32 = 100;
+pub(super) const LENGTH_S: u32 = 100;
 /// Number of CPUs in the paper.
 const CPUS: u32 = 15;
 /// Applications per group. There are as many groups.
@@ -29,7 +29,7 @@ const TIMED: usize = 20_000;
 
 /// Distribution of the applications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scenario {
+pub(super) enum Scenario {
     /// One VM per group, with as few vCPUs as possible.
     Multi,
     /// A VM with one vCPU per application.
@@ -37,7 +37,7 @@ pub enum Scenario {
 }
 
 /// Both scenarios.
-pub const SCENARIOS: [Scenario; 2] = [Scenario::Multi, Scenario::Single];
+pub(super) const SCENARIOS: [Scenario; 2] = [Scenario::Multi, Scenario::Single];
 
 impl Scenario {
     fn words(self) -> &'static str {
@@ -58,7 +58,7 @@ impl Scenario {
 
 /// The result of a scenario.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scaled {
+pub(super) struct Scaled {
     /// The scenario.
     pub scenario: Scenario,
     /// Number of vCPUs.
@@ -83,7 +83,7 @@ pub struct Scaled {
 
 /// Cost of the planner on this machine, ns.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Cost {
+pub(super) struct Cost {
     /// Per slice.
     pub slice_ns: f64,
     /// Per sleep or wake-up within a slice.
@@ -92,14 +92,14 @@ pub struct Cost {
 
 impl Scaled {
     /// The planner's share of one CPU of this machine.
-    pub fn planning(&self) -> f64 {
+    pub(super) fn planning(&self) -> f64 {
         (self.slices * self.planner.slice_ns + self.replans * self.planner.replan_ns) / 1e9
     }
 }
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
-pub enum ScaleError {
+pub(super) enum ScaleError {
     /// Table 5 exceeds the CPUs.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -142,7 +142,7 @@ fn fewest(rta: &Rta, slack: Nanos) -> Result<Vec<Vec<Rta>>, ScaleError> {
 }
 
 /// Simulates a scenario and times the planner.
-pub fn run(figures: &Figures, scenario: Scenario, seconds: u32) -> Result<Scaled, ScaleError> {
+pub(super) fn run(figures: &Figures, scenario: Scenario, seconds: u32) -> Result<Scaled, ScaleError> {
     let all = vcpus(figures, scenario)?;
     let asked: Vec<Reservation> = all.iter().map(Reservation::from).collect();
     let admitted = Admission::new(CPUS, Bandwidth::ZERO).admit(&asked)?;
@@ -198,7 +198,7 @@ fn median(mut of: Vec<u128>) -> f64 {
 }
 
 /// Tables 5 and 6, with a column per scenario.
-pub fn table(all: &[Scaled]) -> String {
+pub(super) fn table(all: &[Scaled]) -> String {
     let mut text = String::from(
         "rta-scale: simulation of the paper's size (15 CPUs, 500 us of slack a vCPU); the planner is timed on this \
          machine, real clock, without the changes of place\n",

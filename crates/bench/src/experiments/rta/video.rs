@@ -33,18 +33,18 @@ use crate::report;
 use crate::schema::{Load, MethodResult};
 
 /// The methods, in the order of measurement, as for `rta-periodic`.
-pub const METHODS: [&str; 5] = super::METHODS;
+pub(crate) const METHODS: [&str; 5] = super::METHODS;
 /// Divisor of the paper's slices on the emulated host: four applications of the highest rate need 0.63 of its one CPU.
-pub const SCALE: u64 = 6;
+pub(crate) const SCALE: u64 = 6;
 /// Number of VMs, and of vCPUs per VM in the simulation.
 const VMS: usize = 4;
 const VCPUS: usize = 4;
 /// CPUs of the simulation, as in the paper.
 const CPUS: u32 = 15;
 /// Duration in the paper.
-pub const LENGTH_MS: u64 = 600_000;
+pub(crate) const LENGTH_MS: u64 = 600_000;
 /// Number of applications in the paper. A draw with fewer is not comparable.
-pub const APPLICATIONS: usize = 54;
+pub(crate) const APPLICATIONS: usize = 54;
 /// Duration of an application or an idle interval, as a share of the whole: 1/60 to 6/10 (10 s to 6 min of 10 min).
 const SHORTEST: u64 = 60;
 const LONGEST: (u64, u64) = (6, 10);
@@ -55,7 +55,7 @@ const DELAY_US: u64 = 400_000;
 
 /// A frame rate, or idleness, on a vCPU for some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RatePeriod {
+pub(crate) struct RatePeriod {
     /// Number among all VMs' vCPUs.
     pub vcpu: usize,
     /// Index in Table 3; none for idle.
@@ -68,7 +68,7 @@ pub struct RatePeriod {
 
 /// Fills each vCPU's time with spells up to the end: one of Table 3's rates or idleness, with equal probability, for a
 /// uniformly distributed time.
-pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<RatePeriod> {
+pub(crate) fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<RatePeriod> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let lengths = length_ms / SHORTEST..=length_ms * LONGEST.0 / LONGEST.1;
     let mut spells = Vec::new();
@@ -86,7 +86,7 @@ pub fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<RatePeriod> {
 
 /// Result of the simulation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Simulated {
+pub(crate) struct Simulated {
     /// The first seed, from the given one on, whose draw has [`APPLICATIONS`].
     pub seed: u64,
     /// Simulated time, ms.
@@ -112,7 +112,7 @@ pub struct Simulated {
 }
 
 /// Simulates the paper's size on the planner.
-pub fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
+pub(crate) fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
     let rates = group::video(figures, 1);
     let applications = |spells: &[RatePeriod]| spells.iter().filter(|spell| spell.rate.is_some()).count();
     let draws = (seed..seed.saturating_add(1_000)).map(|seed| (seed, draw(VMS * VCPUS, length_ms, seed)));
@@ -193,7 +193,7 @@ fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
 
 impl Simulated {
     /// The result as a sentence.
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         format!(
             "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): \
              {} applications, {} refused, {} with misses, the worst {} of its deadlines; {} of {} jobs late; {} CPUs \
@@ -212,7 +212,7 @@ impl Simulated {
     }
 
     /// Figure 4a as CSV: the reserved bandwidth over time, one line per change.
-    pub fn csv(&self) -> String {
+    pub(crate) fn csv(&self) -> String {
         let mut text = String::from("seconds,vm,vcpu,cpus\n");
         for Change { at, vcpu, bandwidth } in &self.changes {
             let _ = writeln!(
@@ -369,7 +369,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
 
 /// RTVirt 4.3: applications that start and end at random times.
 #[derive(Debug)]
-pub struct Video;
+pub(crate) struct Video;
 
 impl Experiment for Video {
     command!(

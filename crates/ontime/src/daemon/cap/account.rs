@@ -6,44 +6,44 @@ use ontime_tenants::RuntimeCap;
 use serde::{Deserialize, Serialize};
 
 /// Shares are integers in parts per million, so that the watcher needs no floating point.
-pub const MILLION: u64 = 1_000_000;
+pub(crate) const MILLION: u64 = 1_000_000;
 
 /// A share of one CPU, above 0 and at most 1, in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Share(u32);
+pub(crate) struct Share(u32);
 
 impl Share {
     /// What RT throttling leaves to real-time threads, and Ontime's default.
-    pub const NINETY_FIVE: Share = Share(950_000);
+    pub(crate) const NINETY_FIVE: Share = Share(950_000);
 
     /// A quarter of a CPU.
-    pub const QUARTER: Share = Share(250_000);
+    pub(crate) const QUARTER: Share = Share(250_000);
     /// Half of a CPU.
-    pub const HALF: Share = Share(500_000);
+    pub(crate) const HALF: Share = Share(500_000);
 
     /// `fraction` of one CPU. `None` unless it is at least [`RuntimeCap::LEAST`] and at most 1.
-    pub fn new(fraction: f64) -> Option<Self> {
+    pub(crate) fn new(fraction: f64) -> Option<Self> {
         // The cast is in range: the fraction is within 0 to 1.
         (RuntimeCap::LEAST..=1.0).contains(&fraction).then(|| Self((fraction * MILLION as f64).round() as u32))
     }
 
     /// As a fraction of one CPU.
-    pub fn fraction(self) -> f64 {
+    pub(crate) fn fraction(self) -> f64 {
         f64::from(self.0) / MILLION as f64
     }
 
     /// Whether this share is a whole CPU, so that there is nothing to cap.
-    pub fn is_whole(self) -> bool {
+    pub(crate) fn is_whole(self) -> bool {
         u64::from(self.0) >= MILLION
     }
 
     /// The share of `length` ns.
-    pub fn of(self, length: u64) -> u64 {
+    pub(crate) fn of(self, length: u64) -> u64 {
         (u128::from(length) * u128::from(self.0) / u128::from(MILLION)) as u64
     }
 
     /// The shortest length, ns, of which `used` ns are no more than this share.
-    pub fn stretch(self, used: u64) -> u64 {
+    pub(crate) fn stretch(self, used: u64) -> u64 {
         let length = (u128::from(used) * u128::from(MILLION)).div_ceil(u128::from(self.0));
         u64::try_from(length).unwrap_or(u64::MAX)
     }
@@ -51,7 +51,7 @@ impl Share {
 
 /// The result of a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Within the cap.
     Within,
     /// Over the cap: no RT priority until this instant.
@@ -68,7 +68,7 @@ pub enum Verdict {
 /// the end of the necessary pause, and the interval ends there. So in every interval the use is at most share x length,
 /// even if readings come late: the pause pays back what was overdrawn.
 #[derive(Debug, Clone, Copy)]
-pub struct Account {
+pub(crate) struct Account {
     share: Share,
     period: u64,
     start: u64,
@@ -77,30 +77,30 @@ pub struct Account {
 
 impl Account {
     /// An account whose first interval starts `now`.
-    pub fn new(share: Share, period: u64, now: u64) -> Self {
+    pub(crate) fn new(share: Share, period: u64, now: u64) -> Self {
         Self { share, period, start: now, used: 0 }
     }
 
     /// The budget: the share of a period, ns.
-    pub fn budget(&self) -> u64 {
+    pub(crate) fn budget(&self) -> u64 {
         self.share.of(self.period)
     }
 
     /// The shortest time after `looked`, ns, in which the budget can be used up. A pause in progress counts for one
     /// period at most: a small share makes pauses long, and other threads of the CPU must be looked at meanwhile.
-    pub fn left_after(&self, looked: u64) -> u64 {
+    pub(crate) fn left_after(&self, looked: u64) -> u64 {
         let left = self.budget().saturating_sub(self.used);
         left.saturating_add(self.start.saturating_sub(looked).min(self.period))
     }
 
     /// The part of the use, ns, that does not fit into the time since the interval's start: it was used in the pause
     /// before.
-    pub fn used_before(&self, now: u64) -> u64 {
+    pub(crate) fn used_before(&self, now: u64) -> u64 {
         self.used.saturating_sub(now.saturating_sub(self.start))
     }
 
     /// Whether nothing was used in this interval yet.
-    pub fn is_new(&self) -> bool {
+    pub(crate) fn is_new(&self) -> bool {
         self.used == 0
     }
 
@@ -111,7 +111,7 @@ impl Account {
     }
 
     /// Charges `ran` ns that were read at `now`.
-    pub fn charge(&mut self, now: u64, ran: u64) -> Verdict {
+    pub(crate) fn charge(&mut self, now: u64, ran: u64) -> Verdict {
         self.used = self.used.saturating_add(ran);
         let even_at = self.start.saturating_add(self.share.stretch(self.used));
         if self.used >= self.judged_from() && now < even_at {
@@ -124,7 +124,7 @@ impl Account {
     }
 
     /// Starts a new interval: the pause is over.
-    pub fn restart(&mut self, now: u64) {
+    pub(crate) fn restart(&mut self, now: u64) {
         self.start = now;
         self.used = 0;
     }

@@ -11,12 +11,12 @@ use super::account::{Account, Share, Verdict};
 
 /// CPU time ahead for one interrupt, ns: enough for the handler, the guest's network stack and a short answer. A vCPU
 /// with a pending interrupt waits at most this long for each other vCPU of its level that also has one pending.
-pub const GRANT: u64 = 100_000;
+pub(super) const GRANT: u64 = 100_000;
 /// How long a vCPU that its runtime cap has paused may run in that pause after all, because of interrupts, ns. The
 /// pause gets longer in proportion.
-pub const OUT: u64 = 3 * GRANT;
+pub(super) const OUT: u64 = 3 * GRANT;
 /// The share of one CPU that a vCPU may take while ahead.
-pub const SHARE: Share = Share::HALF;
+pub(super) const SHARE: Share = Share::HALF;
 /// A grant counts as used up when no more than this is left of it, ns: the kernel's timer and its run-time counter
 /// differ.
 const GRAIN: u64 = GRANT / 8;
@@ -27,7 +27,7 @@ const LINGER: u64 = 1_000_000;
 
 /// A change of the thread's priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Move {
+pub(super) enum Move {
     /// Put it ahead of its level.
     Raise,
     /// Keep it ahead, but behind the other vCPUs that are: its grant is used up, and another interrupt is pending.
@@ -48,7 +48,7 @@ struct Grant {
 
 /// The state of one vCPU.
 #[derive(Debug, Clone, Copy)]
-pub struct Boost {
+pub(super) struct Boost {
     account: Account,
     /// Not put ahead before this instant, ns, because its share is used up.
     barred: u64,
@@ -57,12 +57,12 @@ pub struct Boost {
 
 impl Boost {
     /// A vCPU at its place. Its share is judged over this period, ns.
-    pub fn new(period: u64, now: u64) -> Self {
+    pub(super) fn new(period: u64, now: u64) -> Self {
         Self { account: Account::new(SHARE, period, now), barred: 0, ahead: None }
     }
 
     /// An interrupt is pending. `own`: the vCPU raised it itself, so it runs and takes the interrupt now.
-    pub fn interrupt(&mut self, own: bool, now: u64) -> Option<Move> {
+    pub(super) fn interrupt(&mut self, own: bool, now: u64) -> Option<Move> {
         match &mut self.ahead {
             Some(grant) if grant.check.is_some() => grant.again |= !own,
             Some(grant) => *grant = Grant { check: Some(now + GRANT), ..Grant::default() },
@@ -76,7 +76,7 @@ impl Boost {
     }
 
     /// The vCPU ran for `ran` ns since the last reading.
-    pub fn charge(&mut self, ran: u64, now: u64) -> Option<Move> {
+    pub(super) fn charge(&mut self, ran: u64, now: u64) -> Option<Move> {
         let grant = self.ahead.as_mut()?;
         grant.used = grant.used.saturating_add(ran);
         if let Verdict::Over { until } = self.account.charge(now, ran) {
@@ -97,7 +97,7 @@ impl Boost {
     }
 
     /// A due check found, and charged, `ran` ns. `asleep` is called only if that is 0.
-    pub fn checked(&mut self, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
+    pub(super) fn checked(&mut self, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
         let Some(grant) = &mut self.ahead else { return };
         if grant.check.is_none_or(|at| at > now) {
             return;
@@ -111,22 +111,22 @@ impl Boost {
     }
 
     /// When to check it, ns; None: not ahead, or asleep.
-    pub fn check(&self) -> Option<u64> {
+    pub(super) fn check(&self) -> Option<u64> {
         self.ahead?.check
     }
 
     /// Whether it is ahead.
-    pub fn is_ahead(&self) -> bool {
+    pub(super) fn is_ahead(&self) -> bool {
         self.ahead.is_some()
     }
 
     /// Whether it is ahead for an interrupt that it may not have taken yet.
-    pub fn is_pending(&self) -> bool {
+    pub(super) fn is_pending(&self) -> bool {
         self.check().is_some()
     }
 
     /// It is no longer ahead, even if an interrupt is pending.
-    pub fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         self.ahead = None;
     }
 }

@@ -25,14 +25,14 @@
 //! So a guest that begins to spin can delay others once by up to (4 + 1) x 1.9 = 9.5 ms (with the kernel's own
 //! protection: 950 ms); its first pause pays that back. From then on it can delay them by two budgets at most.
 
-pub mod account;
+pub(crate) mod account;
 mod boost;
-pub mod place;
-pub mod reading;
+pub(crate) mod place;
+pub(crate) mod reading;
 mod sight;
-pub mod table;
-pub mod targets;
-pub mod watcher;
+pub(crate) mod table;
+pub(crate) mod targets;
+pub(crate) mod watcher;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -52,11 +52,11 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 use thiserror::Error;
 
-pub use self::account::Share;
+pub(crate) use self::account::Share;
 use self::place::PlacedThread;
 use self::reading::Reading;
 use self::sight::Readers;
-pub use self::table::Rank;
+pub(crate) use self::table::Rank;
 use self::table::{SlotIndex, Table};
 use self::targets::{InterruptTargets, Vm};
 use self::watcher::{Channels, InterruptFeed, Order, Returned, Tally, WatchedThread, Watcher};
@@ -68,7 +68,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Settings of the watcher.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The period of every account: a cap is a share of this length.
     pub period: Duration,
     /// The most that all watched threads together may take of one CPU.
@@ -83,7 +83,7 @@ pub struct Settings {
 
 /// Why caps cannot be kept.
 #[derive(Debug, Error)]
-pub enum CapError {
+pub(crate) enum CapError {
     /// The watcher could not be set up.
     #[error("runtime caps are off and kernel protections stay on: {what}: {source}; {}", remedy(source))]
     Setup {
@@ -116,7 +116,7 @@ pub enum CapError {
 
 /// Why no vCPU can be put ahead.
 #[derive(Debug, Error)]
-pub enum FollowError {
+pub(crate) enum FollowError {
     /// The watcher thread has ended, or did not answer in time.
     #[error(transparent)]
     Caps(#[from] CapError),
@@ -130,7 +130,7 @@ pub enum FollowError {
 
 /// A thread to watch.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Watch {
+pub(crate) struct Watch {
     /// The thread.
     pub id: ThreadId,
     /// Its place: SCHED_FIFO or SCHED_RR.
@@ -169,7 +169,7 @@ impl Watch {
 
 /// A VM whose pending interrupts are followed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Followed {
+pub(crate) struct Followed {
     /// Threads that make interrupts of this VM pending.
     pub threads: Vec<i32>,
     /// Its vCPUs: number and thread.
@@ -178,7 +178,7 @@ pub struct Followed {
 
 /// Whether a thread is watched, and why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cover {
+pub(crate) enum Cover {
     /// It is watched.
     Watched,
     /// Not watched: its share is a whole CPU.
@@ -191,7 +191,7 @@ pub enum Cover {
 
 /// Why a thread is not watched. The text has the cause and the remedy, but not the thread.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Unwatched {
+pub(crate) enum Unwatched {
     /// The watcher could not preempt it.
     #[error(
         "its place {place} is not below the watcher's, {watcher}; lower the thread (chrt, libvirt: <vcpusched>), or \
@@ -221,7 +221,7 @@ pub enum Unwatched {
 
 impl Cover {
     /// Whether the thread cannot monopolize its CPU.
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         matches!(self, Cover::Watched | Cover::Gone)
     }
 }
@@ -235,7 +235,7 @@ struct Entry {
 
 /// Counters of one thread.
 #[derive(Debug, Clone)]
-pub struct CapUsage {
+pub(crate) struct CapUsage {
     /// The thread.
     pub id: ThreadId,
     /// Whether it is watched.
@@ -263,7 +263,7 @@ pub struct CapUsage {
 /// (Pauses cannot be suspended while the planner reads: on one CPU, a spinning thread at its place would keep the
 /// planner from running.)
 #[derive(Debug, Default)]
-pub struct Pauses(BTreeMap<ThreadId, Seen>);
+pub(crate) struct Pauses(BTreeMap<ThreadId, Seen>);
 
 /// A watched thread when a [`Pauses`] was taken.
 #[derive(Debug)]
@@ -278,7 +278,7 @@ struct Seen {
 impl Pauses {
     /// The thread's place, given the policy that was just read: SCHED_IDLE of a pause and the policy while ahead count
     /// as the place.
-    pub fn past(&self, id: ThreadId, read: Policy) -> Policy {
+    pub(crate) fn past(&self, id: ThreadId, read: Policy) -> Policy {
         match (read, self.0.get(&id)) {
             (Policy::Idle, Some(seen)) if seen.has_been_paused() => seen.place,
             (ahead, Some(seen)) if seen.ahead == Some(ahead) => seen.place,
@@ -295,7 +295,7 @@ impl Seen {
 
 /// The planner's handle to the watcher.
 #[derive(Debug)]
-pub struct Caps {
+pub(crate) struct Caps {
     orders: Producer<Order>,
     /// How many orders were given, modulo 2^32. `done` counts those that the watcher has carried out.
     ordered: u32,
@@ -329,7 +329,7 @@ impl Caps {
     /// # Errors
     /// [`CapError::Descriptors`]. [`CapError::Setup`] where memory cannot be locked, or the thread cannot be started or
     /// given its priority.
-    pub fn start(settings: Settings) -> Result<Self, CapError> {
+    pub(crate) fn start(settings: Settings) -> Result<Self, CapError> {
         let setup = |what| move |source: io::Error| CapError::Setup { what, source };
         let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         if let Some(allowed) = allowed.filter(|allowed| *allowed < settings.descriptors as u64) {
@@ -400,17 +400,17 @@ impl Caps {
     }
 
     /// Starts another thread that reads for the watcher if the present ones hang. To be called once a second.
-    pub fn replace_stuck_reader(&mut self) {
+    pub(crate) fn replace_stuck_reader(&mut self) {
         self.readers.replace_stuck_reader();
     }
 
     /// The watcher's thread and its place.
-    pub fn own(&self) -> OwnThread {
+    pub(crate) fn own(&self) -> OwnThread {
         OwnThread { name: "ontime-cap", id: self.watcher_id, place: self.watcher }
     }
 
     /// The threads that [`Self::release`] stops watching.
-    pub fn leaving<'a>(&'a self, wanted: &'a [Watch]) -> impl Iterator<Item = ThreadId> + 'a {
+    pub(crate) fn leaving<'a>(&'a self, wanted: &'a [Watch]) -> impl Iterator<Item = ThreadId> + 'a {
         let keep: BTreeMap<ThreadId, &Watch> = wanted.iter().map(|watch| (watch.id, watch)).collect();
         self.entries.values().map(|entry| &entry.watch).filter_map(move |watch| {
             let stays = keep.get(&watch.id).is_some_and(|kept| kept.is_like(watch));
@@ -423,7 +423,7 @@ impl Caps {
     ///
     /// # Errors
     /// [`CapError::Lost`].
-    pub fn release(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
+    pub(crate) fn release(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
         let leaving: Vec<ThreadId> = self.leaving(wanted).collect();
         for id in leaving {
             if let Some(entry) = self.entries.remove(&id) {
@@ -437,7 +437,7 @@ impl Caps {
     ///
     /// # Errors
     /// [`CapError::Lost`].
-    pub fn set(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
+    pub(crate) fn set(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
         self.readers.replace_stuck_reader();
         self.release(wanted)?;
         self.uncovered.clear();
@@ -454,7 +454,7 @@ impl Caps {
     ///
     /// # Errors
     /// [`CapError::Lost`].
-    pub fn start_watching(&mut self, watch: &Watch) -> Result<(), CapError> {
+    pub(crate) fn start_watching(&mut self, watch: &Watch) -> Result<(), CapError> {
         if self.entries.contains_key(&watch.id) {
             return Ok(());
         }
@@ -467,7 +467,7 @@ impl Caps {
     ///
     /// # Errors
     /// [`FollowError`]: then no vCPU is put ahead.
-    pub fn follow(&mut self, root: &Path, cpus: &[u32], vms: &[Followed]) -> Result<(), FollowError> {
+    pub(crate) fn follow(&mut self, root: &Path, cpus: &[u32], vms: &[Followed]) -> Result<(), FollowError> {
         let slot = |(vcpu, id): &(u32, ThreadId)| Some((*vcpu, id.tid, self.entries.get(id)?.index));
         let of = |vm: &Followed| Vm { threads: vm.threads.clone(), vcpus: vm.vcpus.iter().filter_map(slot).collect() };
         let targets = InterruptTargets::new(&vms.iter().map(of).collect::<Vec<_>>());
@@ -527,12 +527,12 @@ impl Caps {
     }
 
     /// The trace instance that the probe uses. The guardian has to remove it if the daemon dies.
-    pub fn instance(&self) -> Option<PathBuf> {
+    pub(crate) fn instance(&self) -> Option<PathBuf> {
         self.interrupts.as_ref().map(|(interrupts, _)| interrupts.dir())
     }
 
     /// A snapshot, to be taken before policies are read.
-    pub fn pauses(&self) -> Pauses {
+    pub(crate) fn pauses(&self) -> Pauses {
         let seen = |entry: &Entry| {
             let count = entry.tally.pauses.load(Ordering::Acquire);
             let paused = entry.tally.paused.load(Ordering::Relaxed);
@@ -597,7 +597,7 @@ impl Caps {
     }
 
     /// Counters of every watched thread, and the threads that are not watched.
-    pub fn report(&self) -> Vec<CapUsage> {
+    pub(crate) fn report(&self) -> Vec<CapUsage> {
         let watched = self.entries.values().map(|entry| CapUsage {
             id: entry.watch.id,
             cover: Cover::Watched,
@@ -626,13 +626,13 @@ impl Caps {
     }
 
     /// The threads that are watched.
-    pub fn watched(&self) -> BTreeSet<ThreadId> {
+    pub(crate) fn watched(&self) -> BTreeSet<ThreadId> {
         self.entries.keys().copied().collect()
     }
 
     /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, the kernel has never refused a
     /// change of its policy, and it has stayed in its pauses.
-    pub fn complete(&self) -> bool {
+    pub(crate) fn complete(&self) -> bool {
         let held = |tally: &Tally| [&tally.refused, &tally.escaped].iter().all(|of| of.load(Ordering::Relaxed) == 0);
         self.uncovered.values().all(Cover::holds) && self.entries.values().all(|entry| held(&entry.tally))
     }

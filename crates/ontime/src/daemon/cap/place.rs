@@ -14,7 +14,7 @@ use ontime_tenants::{Policy, ThreadId};
 
 /// A thread and the place that the planner gave it.
 #[derive(Debug)]
-pub struct PlacedThread {
+pub(crate) struct PlacedThread {
     tid: i32,
     schedstat: File,
     policy: libc::c_int,
@@ -28,7 +28,7 @@ impl PlacedThread {
     /// `None` if `policy` is neither SCHED_FIFO nor SCHED_RR: then there is nothing to cap.
     ///
     /// # Errors ESRCH or ENOENT where the thread has ended.
-    pub fn open(id: ThreadId, policy: Policy, ahead: Option<Policy>) -> io::Result<Option<Self>> {
+    pub(crate) fn open(id: ThreadId, policy: Policy, ahead: Option<Policy>) -> io::Result<Option<Self>> {
         let (policy, priority) = match policy {
             Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
             Policy::Rr(priority) => (libc::SCHED_RR, priority.into()),
@@ -50,7 +50,7 @@ impl PlacedThread {
     /// the caller has just read the thread's open `/proc` file, so the check is not necessary.
     ///
     /// # Errors ESRCH where the thread has ended; else the kernel's error.
-    pub fn leave(&self, fresh: bool) -> io::Result<()> {
+    pub(crate) fn leave(&self, fresh: bool) -> io::Result<()> {
         if !fresh {
             self.verify()?;
         }
@@ -61,21 +61,21 @@ impl PlacedThread {
     ///
     /// # Errors
     /// ESRCH where the thread has ended; else the kernel's error.
-    pub fn take(&self) -> io::Result<bool> {
+    pub(crate) fn take(&self) -> io::Result<bool> {
         self.verify()?;
         let before = self.set(self.policy, self.priority)?;
         Ok(matches!(before, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE))
     }
 
     /// Whether it may be put ahead.
-    pub fn has_ahead(&self) -> bool {
+    pub(crate) fn has_ahead(&self) -> bool {
         self.ahead != 0
     }
 
     /// Puts the thread ahead, behind other vCPUs that are. The caller has just read the thread's open `/proc` file.
     ///
     /// # Errors ESRCH where the thread has ended; else the kernel's error.
-    pub fn raise(&self) -> io::Result<()> {
+    pub(crate) fn raise(&self) -> io::Result<()> {
         self.fifo(self.ahead)
     }
 
@@ -85,7 +85,7 @@ impl PlacedThread {
     ///
     /// # Errors
     /// As [`Self::raise`].
-    pub fn again(&self) -> io::Result<()> {
+    pub(crate) fn again(&self) -> io::Result<()> {
         self.fifo(self.priority)?;
         self.fifo(self.ahead)
     }
@@ -95,7 +95,7 @@ impl PlacedThread {
     ///
     /// # Errors
     /// As [`Self::raise`].
-    pub fn lower(&self) -> io::Result<()> {
+    pub(crate) fn lower(&self) -> io::Result<()> {
         self.fifo(self.priority - 1)?;
         self.fifo(self.priority)
     }
@@ -138,7 +138,7 @@ impl PlacedThread {
 ///
 /// # Errors
 /// The kernel's error: EPERM without CAP_SYS_NICE.
-pub fn place_self(policy: Policy) -> io::Result<()> {
+pub(crate) fn place_self(policy: Policy) -> io::Result<()> {
     let (policy, priority) = match policy {
         Policy::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
         Policy::Rr(priority) => (libc::SCHED_RR, priority.into()),

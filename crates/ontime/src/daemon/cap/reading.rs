@@ -13,7 +13,7 @@ use super::sight::{Asker, Sight};
 
 /// CPU time taken since the last reading, and the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
+pub(crate) struct Taken {
     /// ns. For a running thread up to a tick may be missing, because the kernel updates the counter at ticks.
     pub ran: u64,
     /// The CPU on which the thread was last seen; None below [`WORTH_A_LOOK`] unless it is pinned.
@@ -26,7 +26,7 @@ const WORTH_A_LOOK: u64 = 250_000;
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
 /// To read it, the kernel takes no reference to anything of the process (see `sight`).
 #[derive(Debug)]
-pub struct Time {
+pub(crate) struct Time {
     schedstat: File,
     last: u64,
 }
@@ -36,7 +36,7 @@ impl Time {
     ///
     /// # Errors
     /// ENOENT or ESRCH where the thread has ended.
-    pub fn open(pid: i32, tid: i32) -> io::Result<Self> {
+    pub(crate) fn open(pid: i32, tid: i32) -> io::Result<Self> {
         let mut time = Self { schedstat: File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?, last: 0 };
         time.take()?;
         Ok(time)
@@ -46,7 +46,7 @@ impl Time {
     ///
     /// # Errors
     /// ESRCH where the thread has ended.
-    pub fn take(&mut self) -> io::Result<u64> {
+    pub(crate) fn take(&mut self) -> io::Result<u64> {
         let mut buffer = [0; 96];
         let length = self.schedstat.read_at(&mut buffer, 0)?;
         let count = schedstat_ran(buffer.get(..length).unwrap_or_default()).ok_or(io::ErrorKind::InvalidData)?;
@@ -58,7 +58,7 @@ impl Time {
 
 /// How much CPU time a thread takes, where it is, and whether it sleeps.
 #[derive(Debug)]
-pub struct Reading {
+pub(crate) struct Reading {
     time: Time,
     sight: Arc<Sight>,
     /// The CPU that the thread is pinned to.
@@ -74,14 +74,14 @@ impl Reading {
     ///
     /// # Errors
     /// ENOENT or ESRCH where the thread has ended.
-    pub fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
+    pub(crate) fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let time = Time::open(pid, tid)?;
         Ok(Self { time, sight: Arc::new(Sight::open(pid, tid)?), only, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
     /// ended. False until its state was read.
-    pub fn asleep(&mut self) -> bool {
+    pub(crate) fn asleep(&mut self) -> bool {
         let state = if self.asked { self.sight.state() } else { None };
         if state.is_none() {
             if !self.asked {
@@ -96,7 +96,7 @@ impl Reading {
     ///
     /// # Errors
     /// ESRCH where the thread has ended.
-    pub fn take(&mut self) -> io::Result<Taken> {
+    pub(crate) fn take(&mut self) -> io::Result<Taken> {
         let ran = self.time.take()?;
         if ran > 0 {
             self.asked = false;
@@ -109,7 +109,7 @@ impl Reading {
     }
 
     /// Has the sight read if it is needed. Returns whether it is.
-    pub fn ask(&mut self, asker: &mut Asker) -> bool {
+    pub(crate) fn ask(&mut self, asker: &mut Asker) -> bool {
         let wants = std::mem::take(&mut self.wants);
         if wants {
             asker.ask(&self.sight);

@@ -32,7 +32,7 @@ const STACK: usize = 256 * 1024;
 
 /// A thread's `stat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
 #[derive(Debug)]
-pub struct Sight {
+pub(crate) struct Sight {
     stat: File,
     /// It is in the queue.
     wanted: AtomicBool,
@@ -47,7 +47,7 @@ impl Sight {
     ///
     /// # Errors
     /// ENOENT where the thread has ended.
-    pub fn open(pid: i32, tid: i32) -> io::Result<Self> {
+    pub(crate) fn open(pid: i32, tid: i32) -> io::Result<Self> {
         let stat = File::open(format!("/proc/{pid}/task/{tid}/stat"))?;
         let (wanted, state, cpu) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU32::new(NO_CPU));
         let sight = Self { stat, wanted, state, cpu };
@@ -56,17 +56,17 @@ impl Sight {
     }
 
     /// The CPU on which the thread was last seen.
-    pub fn cpu(&self) -> Option<u32> {
+    pub(crate) fn cpu(&self) -> Option<u32> {
         Some(self.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NO_CPU)
     }
 
     /// The state's letter, if it was read since [`Self::forget_state`].
-    pub fn state(&self) -> Option<u8> {
+    pub(crate) fn state(&self) -> Option<u8> {
         Some((self.state.load(Ordering::Relaxed) & LETTER) as u8).filter(|state| *state != 0)
     }
 
     /// The next [`Self::state`] is one that was read after this. Called by one thread only.
-    pub fn forget_state(&self) {
+    pub(crate) fn forget_state(&self) {
         self.state.store(self.round().wrapping_add(LETTER + 1), Ordering::Relaxed);
     }
 
@@ -161,7 +161,7 @@ impl Queue {
 
 /// The watcher's end.
 #[derive(Debug)]
-pub struct Asker {
+pub(crate) struct Asker {
     wanted: Producer<Arc<Sight>>,
     queue: Arc<Queue>,
 }
@@ -169,7 +169,7 @@ pub struct Asker {
 impl Asker {
     /// Has a thread's file read, unless it is about to be. Called by the watcher: no system call, no allocation, no
     /// wait. Call [`Self::ring`] afterwards.
-    pub fn ask(&mut self, sight: &Arc<Sight>) {
+    pub(crate) fn ask(&mut self, sight: &Arc<Sight>) {
         if !sight.wanted.swap(true, Ordering::AcqRel) && self.wanted.push(Arc::clone(sight)).is_err() {
             // No room: the next turn asks again. This was not the last reference.
             sight.wanted.store(false, Ordering::Release);
@@ -177,14 +177,14 @@ impl Asker {
     }
 
     /// Wakes a reader. One system call.
-    pub fn ring(&self) {
+    pub(crate) fn ring(&self) {
         self.queue.ring();
     }
 }
 
 /// The planner's end. Its drop ends the readers, when they have finished their reads.
 #[derive(Debug)]
-pub struct Readers {
+pub(super) struct Readers {
     queue: Arc<Queue>,
     started: u32,
     /// How many reads were done when all readers were first seen reading, and when that was.
@@ -196,7 +196,7 @@ impl Readers {
     ///
     /// # Errors
     /// Where the thread cannot be started.
-    pub fn start(room: usize) -> io::Result<(Self, Asker)> {
+    pub(super) fn start(room: usize) -> io::Result<(Self, Asker)> {
         let (wanted, take) = RingBuffer::new(room);
         let queue = Queue {
             wanted: Mutex::new(take),
@@ -221,7 +221,7 @@ impl Readers {
 
     /// Starts another reader if none has got on with its read for [`STUCK`]. Called in every pass, and once a
     /// second while threads are watched.
-    pub fn replace_stuck_reader(&mut self) {
+    pub(super) fn replace_stuck_reader(&mut self) {
         let done = self.queue.done.load(Ordering::Relaxed);
         if self.queue.busy.load(Ordering::Relaxed) < self.started {
             self.since = None;

@@ -8,11 +8,11 @@ use super::account::{Account, Share, Verdict};
 use super::boost::{Boost, Move, OUT};
 
 /// The index of a watched thread.
-pub type SlotIndex = usize;
+pub(crate) type SlotIndex = usize;
 
 /// What the watcher has to do with a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Pause it: SCHED_IDLE.
     Demote(SlotIndex),
     /// Give it its place back.
@@ -27,7 +27,7 @@ pub enum Action {
 
 impl Action {
     /// The thread whose policy changes.
-    pub fn slot(self) -> SlotIndex {
+    pub(crate) fn slot(self) -> SlotIndex {
         match self {
             Action::Demote(slot)
             | Action::Promote(slot)
@@ -48,7 +48,7 @@ impl Action {
 
 /// Which threads of a CPU pause first when the CPU's share is used up ([`Table::looked`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rank {
+pub(crate) enum Rank {
     /// Polling NAPI, or vhost that sends for bulk tenants. It has the lowest RT priority, so it takes what other
     /// threads leave: it is paused first, and alone.
     Poller,
@@ -65,7 +65,7 @@ pub enum Rank {
 
 /// A thread to watch.
 #[derive(Debug, Clone, Copy)]
-pub struct Watched {
+pub(crate) struct Watched {
     /// Its cap.
     pub share: Share,
     /// The CPU that it was last seen on.
@@ -127,7 +127,7 @@ impl Cpu {
 
 /// The watched threads of a host and its CPUs.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     /// As long as the highest slot used so far; never longer than `capacity`.
     slots: Vec<Option<ThreadState>>,
     capacity: usize,
@@ -149,7 +149,7 @@ pub struct Table {
 
 impl Table {
     /// A table for at most `capacity` threads on `cpus` CPUs. It does not allocate after this.
-    pub fn new(capacity: usize, cpus: usize, cpu_share: Share, period: u64, now: u64) -> Self {
+    pub(crate) fn new(capacity: usize, cpus: usize, cpu_share: Share, period: u64, now: u64) -> Self {
         Self {
             slots: Vec::with_capacity(capacity),
             capacity,
@@ -165,7 +165,7 @@ impl Table {
     }
 
     /// Watches a thread in this slot from `now` on.
-    pub fn watch(&mut self, slot: SlotIndex, watched: Watched, now: u64) {
+    pub(crate) fn watch(&mut self, slot: SlotIndex, watched: Watched, now: u64) {
         while self.slots.len() <= slot && self.slots.len() < self.capacity {
             self.slots.push(None);
         }
@@ -188,24 +188,24 @@ impl Table {
 
     /// Forgets the thread in this slot. Returns whether the thread is paused or ahead, so that it must be given its
     /// place back.
-    pub fn forget(&mut self, slot: SlotIndex) -> bool {
+    pub(crate) fn forget(&mut self, slot: SlotIndex) -> bool {
         let gone = self.slots.get_mut(slot).and_then(Option::take);
         gone.is_some_and(|slot| slot.until.is_some() || slot.boost.is_some_and(|boost| boost.is_ahead()))
     }
 
     /// Whether the thread in this slot is paused and not let out for an interrupt.
-    pub fn paused(&self, slot: SlotIndex) -> bool {
+    pub(crate) fn paused(&self, slot: SlotIndex) -> bool {
         self.get(slot).is_some_and(ThreadState::is_off)
     }
 
     /// Whether the thread in this slot is ahead of its level.
-    pub fn ahead(&self, slot: SlotIndex) -> bool {
+    pub(crate) fn ahead(&self, slot: SlotIndex) -> bool {
         self.get(slot).and_then(|slot| slot.boost).is_some_and(|boost| boost.is_ahead())
     }
 
     /// An interrupt is pending for the vCPU in this slot. `own`: the vCPU raised it itself, so it runs and takes the
     /// interrupt. Otherwise the caller has read and charged the vCPU before.
-    pub fn interrupt(&mut self, index: SlotIndex, own: bool, now: u64, mut act: impl FnMut(Action)) {
+    pub(crate) fn interrupt(&mut self, index: SlotIndex, own: bool, now: u64, mut act: impl FnMut(Action)) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let off = slot.is_off();
         let Some(boost) = slot.boost.as_mut().filter(|_| !off || (slot.out_left > 0 && !own)) else { return };
@@ -216,25 +216,25 @@ impl Table {
     }
 
     /// The first vCPU that is ahead and due for a check. The caller reads it, charges it, and calls [`Self::checked`].
-    pub fn due(&self, now: u64) -> Option<SlotIndex> {
+    pub(crate) fn due(&self, now: u64) -> Option<SlotIndex> {
         let due = |slot: &ThreadState| slot.check().is_some_and(|at| at <= now);
         self.slots.iter().position(|slot| slot.as_ref().is_some_and(due))
     }
 
     /// The vCPU was checked and had taken `ran` ns. `asleep` is called only if that is 0.
-    pub fn checked(&mut self, index: SlotIndex, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
+    pub(crate) fn checked(&mut self, index: SlotIndex, ran: u64, now: u64, asleep: impl FnOnce() -> bool) {
         if let Some(boost) = self.slots.get_mut(index).and_then(Option::as_mut).and_then(|slot| slot.boost.as_mut()) {
             boost.checked(ran, now, asleep);
         }
     }
 
     /// When the next check of a vCPU that is ahead is due, ns.
-    pub fn next_check(&self) -> Option<u64> {
+    pub(crate) fn next_check(&self) -> Option<u64> {
         self.slots.iter().flatten().filter_map(ThreadState::check).min()
     }
 
     /// The CPU on which the thread in this slot was last seen.
-    pub fn cpu(&self, slot: SlotIndex) -> Option<u32> {
+    pub(crate) fn cpu(&self, slot: SlotIndex) -> Option<u32> {
         self.get(slot).map(|slot| slot.cpu)
     }
 
@@ -242,7 +242,7 @@ impl Table {
     /// The CPU's account is judged in [`Self::looked`].
     ///
     /// For a thread that is paused already this only counts the time, and may make the pause longer.
-    pub fn charge(&mut self, index: SlotIndex, cpu: u32, ran: u64, now: u64, mut act: impl FnMut(Action)) {
+    pub(crate) fn charge(&mut self, index: SlotIndex, cpu: u32, ran: u64, now: u64, mut act: impl FnMut(Action)) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         slot.cpu = cpu;
         slot.ran = ran > 0;
@@ -280,14 +280,14 @@ impl Table {
     }
 
     /// Records what a look cost the watcher. Looks are at least [`COST_FACTOR`] times that apart.
-    pub fn cost(&mut self, took: u64) {
+    pub(crate) fn cost(&mut self, took: u64) {
         self.cost = took;
     }
 
     /// Charges the watcher's own CPU time to the CPU on which it ran, because other threads did not have that time
     /// either. Otherwise a thread that is below its share only because the watcher looks so often, or because of the
     /// many interrupts that it causes, would never pause, and the two would take the whole CPU.
-    pub fn spent(&mut self, cpu: u32, took: u64) {
+    pub(crate) fn spent(&mut self, cpu: u32, took: u64) {
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(took);
         }
@@ -343,7 +343,7 @@ impl Table {
     }
 
     /// Ends every pause that is due.
-    pub fn expire(&mut self, now: u64, mut act: impl FnMut(Action)) {
+    pub(crate) fn expire(&mut self, now: u64, mut act: impl FnMut(Action)) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             if let Some(slot) = slot.as_mut().filter(|slot| slot.until.is_some_and(|until| until <= now)) {
                 slot.until = None;
@@ -363,19 +363,19 @@ impl Table {
     }
 
     /// Whether a vCPU is paused that an interrupt may put ahead.
-    pub fn pauses_boosted(&self) -> bool {
+    pub(crate) fn pauses_boosted(&self) -> bool {
         self.slots.iter().flatten().any(|slot| slot.until.is_some() && slot.boost.is_some())
     }
 
     /// When the next pause ends, ns.
-    pub fn next_expiry(&self) -> Option<u64> {
+    pub(crate) fn next_expiry(&self) -> Option<u64> {
         self.slots.iter().flatten().filter_map(|slot| slot.until).min()
     }
 
     /// Whether no thread can be over its cap: all watched processes together took `ran` ns since the last look, which
     /// is no more than half of one CPU. Then no thread is read or charged; a thread that is read later is charged for
     /// the whole time since its last reading.
-    pub fn may_rest(&mut self, ran: u64, now: u64) -> bool {
+    pub(crate) fn may_rest(&mut self, ran: u64, now: u64) -> bool {
         let recent = now.saturating_sub(self.read) < READ_EVERY;
         let rest = recent && ran <= now.saturating_sub(self.looked) / 2;
         if rest {
@@ -388,7 +388,7 @@ impl Table {
     /// Records that every thread was read, or is known to have taken next to nothing. Judges the CPUs, which may pause
     /// threads. If no thread took more than half of the time since the last look, the next interval between looks
     /// doubles, up to [`Self::calmest`] budgets.
-    pub fn looked(&mut self, now: u64, act: impl FnMut(Action)) {
+    pub(crate) fn looked(&mut self, now: u64, act: impl FnMut(Action)) {
         self.judge_cpus(now, act);
         for slot in self.slots.iter_mut().flatten() {
             // Also end the old interval of a thread that was not read: old use is no reason for an early look.
@@ -406,7 +406,7 @@ impl Table {
     /// When to look again, ns. Until then no thread can exceed its cap, except after a calm time: then by as much as
     /// the interval was stretched, which includes what the thread may have taken before the last look. `None` if no
     /// thread is at RT priority.
-    pub fn next_look(&self) -> Option<u64> {
+    pub(crate) fn next_look(&self) -> Option<u64> {
         let running = self.slots.iter().flatten().filter(|slot| !slot.is_off());
         let left = running
             .map(|slot| {
@@ -435,21 +435,21 @@ impl Table {
 
 /// A shorter pause, ns, is not worth its cost. The excess is carried over to the next interval, whose pause is longer
 /// by that.
-pub const LEAST_PAUSE: u64 = 75_000;
+pub(crate) const LEAST_PAUSE: u64 = 75_000;
 /// A thread that took nothing in this many intervals of its CPU does not pause for the CPU's sake.
-pub const IDLE_FOR: u64 = 16;
+pub(crate) const IDLE_FOR: u64 = 16;
 /// The most budgets between two looks after a calm time. A thread that begins to spin may delay others for that long,
 /// plus one budget, because its interval began in the calm time: 9.5 ms at the default period.
-pub const CALM: u64 = 4;
+pub(crate) const CALM: u64 = 4;
 /// The same while no tenant's program is watched (vCPUs with reserved time are not watched). Other threads work on
 /// behalf of tenants and have no reason to spin.
-pub const CALM_BACKENDS: u64 = 16;
+pub(crate) const CALM_BACKENDS: u64 = 16;
 /// The longest time without reading every thread, ns: reported CPU times may be this old.
-pub const READ_EVERY: u64 = 10_000_000_000;
+pub(crate) const READ_EVERY: u64 = 10_000_000_000;
 /// The shortest time between two looks, ns.
-pub const SHORTEST_LOOK: u64 = 250_000;
+pub(crate) const SHORTEST_LOOK: u64 = 250_000;
 /// The shortest time between two looks, as a multiple of what a look costs.
-pub const COST_FACTOR: u64 = 10;
+pub(crate) const COST_FACTOR: u64 = 10;
 
 impl ThreadState {
     /// Paused, and not let out for an interrupt.

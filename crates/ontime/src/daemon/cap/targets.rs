@@ -6,7 +6,7 @@ use super::table::SlotIndex;
 
 /// A VM whose vCPUs are put ahead while an interrupt is pending.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Vm {
+pub(crate) struct Vm {
     /// Threads that make interrupts of this VM pending: those of the VMM, with its vCPU and vhost threads, and those of
     /// its device process.
     pub threads: Vec<i32>,
@@ -16,14 +16,14 @@ pub struct Vm {
 
 /// All such VMs, as sorted tables that can be searched without allocating.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct InterruptTargets {
+pub(crate) struct InterruptTargets {
     threads: Vec<(i32, usize)>,
     vcpus: Vec<((usize, u32), (i32, SlotIndex))>,
 }
 
 impl InterruptTargets {
     /// Builds the tables.
-    pub fn new(vms: &[Vm]) -> Self {
+    pub(crate) fn new(vms: &[Vm]) -> Self {
         let mut targets = Self::default();
         for (number, vm) in vms.iter().enumerate() {
             targets.threads.extend(vm.threads.iter().map(|thread| (*thread, number)));
@@ -35,17 +35,17 @@ impl InterruptTargets {
     }
 
     /// All threads that make interrupts pending.
-    pub fn threads(&self) -> Vec<i32> {
+    pub(crate) fn threads(&self) -> Vec<i32> {
         self.threads.iter().map(|(thread, _)| *thread).collect()
     }
 
     /// The threads of the vCPUs that may be put ahead.
-    pub fn vcpus(&self) -> impl Iterator<Item = i32> {
+    pub(crate) fn vcpus(&self) -> impl Iterator<Item = i32> {
         self.vcpus.iter().map(|(_, (thread, _))| *thread)
     }
 
     /// The slot of the vCPU that this interrupt is for, and whether that vCPU raised it itself and so takes it now.
-    pub fn find(&self, interrupt: Interrupt) -> Option<(SlotIndex, bool)> {
+    pub(crate) fn find(&self, interrupt: Interrupt) -> Option<(SlotIndex, bool)> {
         let vm = self.threads.binary_search_by_key(&interrupt.by, |(thread, _)| *thread).ok()?;
         let (_, vm) = self.threads.get(vm)?;
         let vcpu = self.vcpus.binary_search_by_key(&(*vm, interrupt.vcpu), |(vcpu, _)| *vcpu).ok()?;

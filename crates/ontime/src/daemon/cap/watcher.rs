@@ -52,7 +52,7 @@ const QUIET: i64 = 50_000;
 
 /// Counters of one watched thread. Other threads read them while the watcher writes.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     /// How often it was paused.
     pub pauses: AtomicU64,
     /// How long it was paused, ns.
@@ -73,7 +73,7 @@ pub struct Tally {
 
 /// One watched thread: its open files, its place and cap, its counters.
 #[derive(Debug)]
-pub struct WatchedThread {
+pub(crate) struct WatchedThread {
     pub reading: Reading,
     /// CPU time of the thread's process.
     pub clock: ProcessClock,
@@ -99,7 +99,7 @@ pub struct WatchedThread {
 
 /// An order from the planner's thread.
 #[derive(Debug)]
-pub enum Order {
+pub(crate) enum Order {
     /// Watch this thread.
     Watch(SlotIndex, Box<WatchedThread>),
     /// Stop watching this thread. If it is paused or ahead, it gets its place back first.
@@ -112,7 +112,7 @@ pub enum Order {
 
 /// How interrupts are followed; the default value: not at all.
 #[derive(Debug, Default)]
-pub struct InterruptFeed {
+pub(crate) struct InterruptFeed {
     /// The trace rings of the probe; None: keep the present ones.
     pub rings: Option<Rings>,
     /// Maps an interrupt to the slot of its vCPU.
@@ -126,7 +126,7 @@ pub struct InterruptFeed {
 
 /// What the watcher hands back to the planner's thread, which closes the files.
 #[derive(Debug)]
-pub enum Returned {
+pub(crate) enum Returned {
     /// The slot of a thread that is no longer watched.
     WatchedThread(SlotIndex, Box<WatchedThread>),
     /// The former rings and vCPUs.
@@ -135,7 +135,7 @@ pub enum Returned {
 
 /// Descriptors and queues that the watcher shares with the planner's thread.
 #[derive(Debug)]
-pub struct Channels {
+pub(crate) struct Channels {
     pub orders: Consumer<Order>,
     /// How many orders were carried out since the start, modulo 2^32. Also the futex on which the planner's thread
     /// waits.
@@ -150,7 +150,7 @@ pub struct Channels {
 
 /// The watcher's state. [`Watcher::run`] is the body of the thread.
 #[derive(Debug)]
-pub struct Watcher {
+pub(crate) struct Watcher {
     table: Table,
     /// As long as the highest slot used so far.
     slots: Vec<Option<Box<WatchedThread>>>,
@@ -176,7 +176,7 @@ pub struct Watcher {
 const NO_EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
 
 /// The present time, ns of CLOCK_MONOTONIC.
-pub fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     clock(ClockId::Monotonic)
 }
 
@@ -200,7 +200,7 @@ impl Watcher {
     ///
     /// # Errors
     /// The kernel's error, where descriptors run out.
-    pub fn new(table: Table, capacity: usize, channels: Channels) -> io::Result<Self> {
+    pub(crate) fn new(table: Table, capacity: usize, channels: Channels) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &channels.wake, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &channels.rings, epoll::EventData::new_u64(RINGS), epoll::EventFlags::empty())?;
@@ -224,7 +224,7 @@ impl Watcher {
     }
 
     /// Runs until [`Order::Stop`], or until the planner's end of the queue is gone.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut events = [NO_EVENT; 2];
         let mut ran = own_time();
         loop {

@@ -42,7 +42,7 @@ impl Engine {
     }
 
     /// The tenants as they are now.
-    pub fn tenants(&self) -> api::Tenants {
+    pub(crate) fn tenants(&self) -> api::Tenants {
         let found = discover(&self.sources, &self.config.rules);
         let mut shown: Vec<_> = found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect();
         let past = self.keeper.past();
@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// The NICs as the last pass found them.
-    pub fn nics(&self) -> api::Nics {
+    pub(crate) fn nics(&self) -> api::Nics {
         let look = &self.look;
         view::nics(&look.inventory, &look.intent, &look.plan, &|setting| self.knob_state(setting), self.unseen())
     }
@@ -73,7 +73,7 @@ impl Engine {
     }
 
     /// Metrics, brought up to date, as text.
-    pub fn metrics_text(&mut self) -> String {
+    pub(crate) fn metrics_text(&mut self) -> String {
         self.catch_up();
         self.account_caps();
         self.account_reservations();
@@ -111,7 +111,7 @@ impl Engine {
     }
 
     /// The status: the value that the plan gives each knob, and the value that was read now.
-    pub fn status(&self) -> api::Status {
+    pub(crate) fn status(&self) -> api::Status {
         let mut knobs = self.knob_states();
         if self.state == api::State::Observing {
             knobs.extend(self.would_reserve());

@@ -159,7 +159,7 @@ impl Engine {
 
     /// Takes a census if it is due, because a change of policy causes no event. If a thread has no cap, or has escaped
     /// from it, this restores the protections and returns true, and a pass is due.
-    pub fn look_at_real_time(&mut self) -> bool {
+    pub(crate) fn look_at_real_time(&mut self) -> bool {
         if self.census_in().is_none_or(|wait| !wait.is_zero()) {
             return false;
         }
@@ -188,7 +188,7 @@ impl Engine {
     /// Gives the daemon's own real-time threads their places back, if it is time to look at them, and notices threads
     /// that hang in a read. Returns whether a pass is due: one had lost its place, so tenants' threads may have lost
     /// theirs, too; or pacers have to be started anew.
-    pub fn look_at_own_threads(&mut self) -> bool {
+    pub(crate) fn look_at_own_threads(&mut self) -> bool {
         if self.own_in().is_none_or(|wait| !wait.is_zero()) {
             return false;
         }

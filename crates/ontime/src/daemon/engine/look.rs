@@ -21,7 +21,7 @@ use crate::paths::Paths;
 
 /// What was found and planned at one moment.
 #[derive(Debug, Default)]
-pub struct Look {
+pub(crate) struct Look {
     /// Tenants.
     pub found: Discovery,
     /// Facts about the host.
@@ -46,7 +46,7 @@ pub struct Look {
 
 impl Look {
     /// Looks at the host, and plans as if every knob had the original value that the journal has.
-    pub fn at(sources: &Sources, config: &Config, paths: &Paths, known: Known<'_>) -> Self {
+    pub(crate) fn at(sources: &Sources, config: &Config, paths: &Paths, known: Known<'_>) -> Self {
         let start = Instant::now();
         let mut found = known.found.cloned().unwrap_or_else(|| discover(sources, &config.rules));
         let discovering = start.elapsed();
@@ -78,7 +78,7 @@ impl Look {
     }
 
     /// Whether no look has succeeded yet.
-    pub fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         self.inventory.cpus.online.iter().next().is_none()
     }
 
@@ -89,7 +89,7 @@ impl Look {
     }
 
     /// Why the look may lack something that exists. A plan from it would restore settings that shall stay.
-    pub fn incomplete(&self) -> Option<&str> {
+    pub(crate) fn incomplete(&self) -> Option<&str> {
         self.found.incomplete.as_deref().or(self.inventory.incomplete.as_deref())
     }
 
@@ -151,7 +151,7 @@ fn judge_as_found(found: &mut Discovery, journal: &Originals, table: PriorityTab
 
 /// What a look needs to know besides the host and its configuration.
 #[derive(Default, Clone, Copy)]
-pub struct Known<'a> {
+pub(crate) struct Known<'a> {
     /// The tenants, if they have just been discovered.
     pub found: Option<&'a Discovery>,
     /// Threads that were removed from these tenants because of quotas.

@@ -32,8 +32,8 @@ use ontime_tenants::text::counted;
 use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Rules, Sources};
 
 use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
-pub use self::look::{Known, Look};
-pub use self::observe::{to_be, would};
+pub(crate) use self::look::{Known, Look};
+pub(crate) use self::observe::{to_be, would};
 use self::traffic::Traffic;
 use crate::api;
 use crate::daemon::cap::Caps;
@@ -61,7 +61,7 @@ struct Incomplete(String);
 
 /// Why an apply request changed nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum NotApplied {
+pub(crate) enum NotApplied {
     /// A method with this name does not exist.
     #[error("{0}")]
     NoMethod(String),
@@ -74,7 +74,7 @@ pub enum NotApplied {
 }
 
 /// The daemon's state between passes.
-pub struct Engine {
+pub(crate) struct Engine {
     paths: Paths,
     host: LiveHost,
     sources: Sources,
@@ -135,7 +135,7 @@ impl Engine {
     ///
     /// # Errors
     /// Where the journal cannot be opened.
-    pub fn new(paths: Paths, mut config: Config) -> anyhow::Result<Self> {
+    pub(crate) fn new(paths: Paths, mut config: Config) -> anyhow::Result<Self> {
         say_start(&paths, &config);
         let journal = paths.journal()?;
         if journal.stale() > 0 {
@@ -203,52 +203,52 @@ impl Engine {
     }
 
     /// The sources from which discovery reads tenants.
-    pub fn sources(&self) -> &Sources {
+    pub(crate) fn sources(&self) -> &Sources {
         &self.sources
     }
 
     /// The tenants that the last pass found.
-    pub fn found(&self) -> &Discovery {
+    pub(crate) fn found(&self) -> &Discovery {
         &self.look.found
     }
 
     /// The rules in force.
-    pub fn rules(&self) -> &Rules {
+    pub(crate) fn rules(&self) -> &Rules {
         &self.config.rules
     }
 
     /// The time between two passes without an event.
-    pub fn rescan(&self) -> Duration {
+    pub(crate) fn rescan(&self) -> Duration {
         self.config.daemon.rescan
     }
 
     /// Whether the last pass could not read the whole host, and so changed nothing.
-    pub fn looks_again(&self) -> bool {
+    pub(crate) fn looks_again(&self) -> bool {
         self.looks_again
     }
 
     /// Whether the last pass set a knob that must be set once more soon ([`hostnet::Setting::needs_second_write`]).
-    pub fn needs_second_write(&self) -> bool {
+    pub(crate) fn needs_second_write(&self) -> bool {
         self.needs_second_write
     }
 
     /// The number of passes.
-    pub fn passes(&self) -> u64 {
+    pub(crate) fn passes(&self) -> u64 {
         self.passes
     }
 
     /// How long the last pass took.
-    pub fn last_pass(&self) -> Duration {
+    pub(crate) fn last_pass(&self) -> Duration {
         self.last_pass
     }
 
     /// The TCP address for metrics, if one is configured.
-    pub fn metrics_address(&self) -> Option<std::net::SocketAddr> {
+    pub(crate) fn metrics_address(&self) -> Option<std::net::SocketAddr> {
         self.config.daemon.metrics()
     }
 
     /// Records why metrics are not served over TCP, for `ontime status`. None: they are served, or are not configured.
-    pub fn metrics_served(&mut self, why: Option<String>) {
+    pub(crate) fn metrics_served(&mut self, why: Option<String>) {
         if let Some(why) = &why {
             tracing::warn!("metrics: {why}");
         }
@@ -260,7 +260,7 @@ impl Engine {
     }
 
     /// Runs a pass. What fails is recorded as a problem, and the next pass tries again.
-    pub fn pass(&mut self, reason: &str) -> hostnet::Report {
+    pub(crate) fn pass(&mut self, reason: &str) -> hostnet::Report {
         let start = Instant::now();
         self.errors.clear();
         self.looks_again = false;
@@ -537,7 +537,7 @@ impl Engine {
     ///
     /// # Errors
     /// What is wrong with the new configuration. `status` and a metric report it until a reload succeeds.
-    pub fn reload(&mut self) -> Result<(), api::RefusedConfiguration> {
+    pub(crate) fn reload(&mut self) -> Result<(), api::RefusedConfiguration> {
         let mut config = Config::load(&self.paths.config_dir).map_err(|error| {
             let refused = view::refused(&error);
             self.metrics.reloaded(false);
@@ -577,7 +577,7 @@ impl Engine {
     ///
     /// # Errors
     /// Where the method does not exist, or the mode is `observe`.
-    pub fn apply_request(&mut self, request: &api::ApplyRequest) -> Result<api::Report, NotApplied> {
+    pub(crate) fn apply_request(&mut self, request: &api::ApplyRequest) -> Result<api::Report, NotApplied> {
         let method = match &request.method {
             Some(name) => Some(name.parse::<Method>().map_err(|error| NotApplied::NoMethod(error.to_string()))?),
             None => self.method,
@@ -595,12 +595,12 @@ impl Engine {
     }
 
     /// The result of a pass, for the API.
-    pub fn api_report(&self, report: &hostnet::Report) -> api::Report {
+    pub(crate) fn api_report(&self, report: &hostnet::Report) -> api::Report {
         view::report(report, self.look.intent.method.name(), false)
     }
 
     /// The result of a reload, for the API. In mode `observe`, if nothing had to be restored, it is what would be set.
-    pub fn reloaded(&self, report: &hostnet::Report) -> api::Report {
+    pub(crate) fn reloaded(&self, report: &hostnet::Report) -> api::Report {
         if self.state == api::State::Observing && report.items.is_empty() {
             return would(&self.look, &self.host, &self.journal, &Settled::default());
         }
@@ -608,7 +608,7 @@ impl Engine {
     }
 
     /// What the daemon is doing, for systemd's status line.
-    pub fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> &'static str {
         match self.state {
             api::State::Applied => "applied",
             api::State::Reset => "reset; nothing is applied until `ontime apply`",
@@ -617,7 +617,7 @@ impl Engine {
     }
 
     /// Restores the original of every knob, and applies nothing until an apply request.
-    pub fn reset(&mut self) -> api::Report {
+    pub(crate) fn reset(&mut self) -> api::Report {
         let start = Instant::now();
         if self.state == api::State::Applied {
             self.state = api::State::Reset;
@@ -682,7 +682,7 @@ impl Engine {
     /// Ends the daemon. Settings stay, so that tenants are not disturbed. Caps end with the daemon, so protections are
     /// restored, and the guardian watches for spinning threads for a while. If the host's protections were off before
     /// Ontime too, nothing would stop a spinning guest, so then everything is reset.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.withdraw();
         let charge = self.charge_for_caps_and_interrupts();
         let protects = protections::kernel_protects(&self.host, &self.look.inventory, &self.journal);

@@ -28,7 +28,13 @@ const ABSENT: &str = "this ontime is built without sched_ext; build it with --fe
 /// Reads the host and plans what the daemon would set. In this plan, protections go off only if runtime caps would hold
 /// every real-time thread. Without a running daemon, `originals` are those that the last daemon left, and `keeper` has
 /// reserved nothing yet.
-pub fn to_be(config: &Config, paths: &Paths, method: Option<Method>, originals: &Originals, keeper: &Keeper) -> Look {
+pub(crate) fn to_be(
+    config: &Config,
+    paths: &Paths,
+    method: Option<Method>,
+    originals: &Originals,
+    keeper: &Keeper,
+) -> Look {
     // This back end would fail as soon as it got a vCPU.
     let is_absent = config.sched.backend == BackendKind::SchedExt && !ext::BUILT_IN;
     let keeper = Some(keeper).filter(|_| !is_absent);
@@ -76,7 +82,7 @@ fn would_hold(look: &Look, census: &mut Census, config: &Config) -> (bool, Vec<S
 
 /// What applying this plan would change: knobs with another value, knobs that would get their originals back, and
 /// reserved CPU time that is not in force yet.
-pub fn would(look: &Look, host: &dyn Host, originals: &Originals, in_force: &Settled) -> api::Report {
+pub(crate) fn would(look: &Look, host: &dyn Host, originals: &Originals, in_force: &Settled) -> api::Report {
     let mut changes = Vec::new();
     let mut unchanged = 0;
     for setting in &look.plan.settings {

@@ -16,7 +16,7 @@ impl Engine {
     ///
     /// # Errors
     /// Why it was refused. Then a reservation of this name is as it was.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         name: &str,
         request: api::ReserveRequest,
@@ -96,7 +96,7 @@ impl Engine {
     ///
     /// # Errors
     /// Why this user may not.
-    pub fn unreserve(&mut self, name: &str, uid: Option<u32>) -> Result<(), Unreserved> {
+    pub(crate) fn unreserve(&mut self, name: &str, uid: Option<u32>) -> Result<(), Unreserved> {
         requested::check_name(name)?;
         let uid = self.requested.authorise(name, uid, &self.config.daemon)?;
         if self.requested.remove(name) {
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     /// Ends the leases whose time is over. Returns whether there were any; then a pass is due.
-    pub fn end_leases(&mut self) -> bool {
+    pub(crate) fn end_leases(&mut self) -> bool {
         let ended = self.requested.end(boot_time());
         for name in &ended {
             self.named.warn(&format!("reservation {name} has ended: its owner did not renew it"));
@@ -120,7 +120,7 @@ impl Engine {
     }
 
     /// The time until the next lease ends.
-    pub fn lease_ends_in(&self) -> Option<std::time::Duration> {
+    pub(crate) fn lease_ends_in(&self) -> Option<std::time::Duration> {
         self.requested.ends_in(boot_time())
     }
 

@@ -79,19 +79,19 @@ impl Engine {
 
     /// CPUs went offline or came online. If the back end failed on the former CPUs, or on a CPU that went offline while
     /// its pacer started, it may work now.
-    pub fn cpus_changed(&mut self) {
+    pub(crate) fn cpus_changed(&mut self) {
         if self.keeper.off().is_some() {
             self.rebuild_keeper();
         }
     }
 
     /// The directory of device processes.
-    pub fn run_dir(&self) -> &Path {
+    pub(crate) fn run_dir(&self) -> &Path {
         &self.paths.run_dir
     }
 
     /// VMs that run and whose reservation allows their guests to request bandwidth.
-    pub fn asking(&self) -> BTreeSet<String> {
+    pub(crate) fn asking(&self) -> BTreeSet<String> {
         let may = self.config.sched.reservations.iter().filter(|declared| declared.deadlines.is_some());
         let runs = |name: &str| self.look.found.tenants.iter().any(|tenant| tenant.name == name);
         may.map(|declared| declared.name.clone()).filter(|name| runs(name)).collect()
@@ -101,7 +101,7 @@ impl Engine {
     ///
     /// # Errors
     /// Why it was refused. Then the guest keeps what it held.
-    pub fn guest_asks(&mut self, vm: &str, mut ask: Ask) -> Result<(), String> {
+    pub(crate) fn guest_asks(&mut self, vm: &str, mut ask: Ask) -> Result<(), String> {
         self.may_reserve()?;
         // The free bandwidth depends on what other guests have claimed from their offers. They must not claim more
         // while this is decided.
@@ -216,7 +216,7 @@ impl Engine {
     }
 
     /// A guest no longer holds any bandwidth: its device process has gone.
-    pub fn guest_gone(&mut self, vm: &str) {
+    pub(crate) fn guest_gone(&mut self, vm: &str) {
         let Some(gone) = self.keeper.asks().remove(vm) else { return };
         gone.taking.iter().for_each(|taking| _ = taking.ledger.withdraw());
         if self.state == api::State::Applied {
@@ -225,7 +225,7 @@ impl Engine {
     }
 
     /// VMs whose guests hold bandwidth.
-    pub fn asked_for(&mut self) -> Vec<String> {
+    pub(crate) fn asked_for(&mut self) -> Vec<String> {
         self.keeper.asks().keys().cloned().collect()
     }
 
@@ -277,7 +277,7 @@ impl Engine {
     }
 
     /// Reserved CPU time of each vCPU, and how it is kept, for the API. In mode `observe`, what would be reserved.
-    pub fn reservations(&mut self) -> api::Reservations {
+    pub(crate) fn reservations(&mut self) -> api::Reservations {
         self.catch_up();
         let observing = self.state == api::State::Observing;
         let settled = if observing { &self.look.foreseen } else { &self.look.settled };

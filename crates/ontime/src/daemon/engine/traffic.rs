@@ -26,13 +26,13 @@ impl Engine {
 
     /// The time until traffic must be looked at (while NICs poll adaptively), or a census is due (while protections are
     /// off), or a look at the daemon's own threads (while it caps or paces a thread). None: no timer is needed.
-    pub fn look_in(&self) -> Option<Duration> {
+    pub(crate) fn look_in(&self) -> Option<Duration> {
         let traffic = || self.traffic.last.map_or(Duration::ZERO, |last| LOOK.saturating_sub(last.elapsed()));
         self.adaptive().map(|_| traffic()).into_iter().chain(self.census_in()).chain(self.own_in()).min()
     }
 
     /// Looks at the traffic if it is time. Returns whether a pass is due, because a NIC has to begin or end polling.
-    pub fn look_at_traffic(&mut self) -> bool {
+    pub(crate) fn look_at_traffic(&mut self) -> bool {
         let Some(settings) = self.adaptive() else {
             self.traffic.last = None;
             return !std::mem::take(&mut self.traffic.resting).is_empty();

@@ -4,13 +4,13 @@
 use ontime_sockets::deadlines::BandwidthRequest;
 
 /// The longest line, bytes: 64 vCPUs.
-pub const LINE_MAX: usize = 16 * 1024;
+pub(crate) const LINE_MAX: usize = 16 * 1024;
 
 /// Takes whole lines out of the buffer.
 ///
 /// # Errors
 /// A line is too long, or is not a valid request.
-pub fn take(buffer: &mut Vec<u8>) -> std::io::Result<Vec<BandwidthRequest>> {
+pub(crate) fn take(buffer: &mut Vec<u8>) -> std::io::Result<Vec<BandwidthRequest>> {
     let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
         return if buffer.len() > LINE_MAX { Err(std::io::ErrorKind::InvalidData.into()) } else { Ok(Vec::new()) };
     };

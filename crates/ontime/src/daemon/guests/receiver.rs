@@ -32,7 +32,7 @@ const STACK: usize = 256 << 10;
 ///
 /// # Errors
 /// The kernel's error; `ENOSYS` before Linux 5.9.
-pub fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(UnixStream, JoinHandle<()>)> {
+pub(super) fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(UnixStream, JoinHandle<()>)> {
     let (received, give) = UnixStream::pair()?;
     received.set_nonblocking(true)?;
     let numbers = (stream.as_raw_fd(), give.as_raw_fd());

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 /// A text format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub(crate) enum Format {
     /// Prometheus' classic format.
     Classic,
     /// OpenMetrics 1.0.
@@ -14,7 +14,7 @@ pub enum Format {
 
 impl Format {
     /// The format that the client prefers; the classic one where it accepts neither by name.
-    pub fn accepted(accept: Option<&str>) -> Self {
+    pub(crate) fn accepted(accept: Option<&str>) -> Self {
         let (mut open, mut classic) = (0.0_f32, 0.0_f32);
         for range in accept.unwrap_or_default().split(',') {
             let mut parts = range.split(';').map(str::trim);
@@ -37,7 +37,7 @@ impl Format {
     }
 
     /// The content type of this format.
-    pub fn content_type(self) -> &'static str {
+    pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -45,7 +45,7 @@ impl Format {
     }
 
     /// Converts OpenMetrics text to this format.
-    pub fn render(self, open: &str) -> String {
+    pub(crate) fn render(self, open: &str) -> String {
         match self {
             Self::Classic => classic(open),
             Self::OpenMetrics => open.to_owned(),

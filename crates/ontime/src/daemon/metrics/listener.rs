@@ -34,7 +34,7 @@ const HEAD_MAX: usize = 16 << 10;
 
 /// The running listener, if any.
 #[derive(Default)]
-pub struct Server {
+pub(crate) struct Server {
     running: Option<(SocketAddr, oneshot::Sender<()>)>,
 }
 
@@ -43,7 +43,7 @@ impl Server {
     ///
     /// # Errors
     /// The kernel's error. Then nothing listens, and the next call tries again.
-    pub fn follow(&mut self, wanted: Option<SocketAddr>, to: &Loop) -> io::Result<()> {
+    pub(crate) fn follow(&mut self, wanted: Option<SocketAddr>, to: &Loop) -> io::Result<()> {
         if self.running.as_ref().map(|(address, _)| *address) == wanted {
             return Ok(());
         }

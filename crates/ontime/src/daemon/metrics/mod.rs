@@ -21,8 +21,8 @@ use super::cap;
 use super::view::{self, Owned};
 use crate::api;
 
-pub use self::format::Format;
-pub use self::listener::Server;
+pub(crate) use self::format::Format;
+pub(crate) use self::listener::Server;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Domain {
@@ -99,7 +99,7 @@ struct Seen {
 }
 
 /// All metrics.
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
     passes: Family<ByReason, Counter>,
     pass_seconds: Histogram,
@@ -276,14 +276,14 @@ impl Metrics {
     }
 
     /// Counts a pass.
-    pub fn passed(&self, reason: &str, length: f64, discovering: f64) {
+    pub(crate) fn passed(&self, reason: &str, length: f64, discovering: f64) {
         self.passes.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.pass_seconds.observe(length);
         self.discover_seconds.observe(discovering);
     }
 
     /// Counts the time that discovery took, by the user whose processes were read.
-    pub fn discovered(&mut self, costs: &Costs) {
+    pub(crate) fn discovered(&mut self, costs: &Costs) {
         for (account, cost) in &costs.0 {
             let account = match account {
                 // Containers' cgroups come and go: too many names for metrics.
@@ -302,7 +302,7 @@ impl Metrics {
     }
 
     /// Counts what adaptive polling has taken and saved. A NIC that starts over begins at zero, as a counter may.
-    pub fn polling(&self, all: &[api::Polling]) {
+    pub(crate) fn polling(&self, all: &[api::Polling]) {
         for one in all {
             let nic = OfNic { nic: one.nic.clone() };
             for (family, value) in [(&self.polled, one.polled_seconds), (&self.saved, one.saved_seconds)] {
@@ -314,18 +314,18 @@ impl Metrics {
     }
 
     /// Counts a knob that was changed, or could not be.
-    pub fn knob(&self, rule: &str, changed: bool) {
+    pub(crate) fn knob(&self, rule: &str, changed: bool) {
         let family = if changed { &self.changes } else { &self.failures };
         family.get_or_create(&ByRule { rule: rule.to_owned() }).inc();
     }
 
     /// Counts a knob that another program had changed.
-    pub fn drifted(&self, rule: &str) {
+    pub(crate) fn drifted(&self, rule: &str) {
         self.drift.get_or_create(&ByRule { rule: rule.to_owned() }).inc();
     }
 
     /// Counts a reload of the configuration.
-    pub fn reloaded(&self, taken: bool) {
+    pub(crate) fn reloaded(&self, taken: bool) {
         let reason = if taken { "taken" } else { "refused" };
         self.reloads.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.config_refused.set((!taken).into());
@@ -335,7 +335,7 @@ impl Metrics {
     }
 
     /// Sets the findings of the last plan. Old findings are removed.
-    pub fn found(&self, findings: &[Finding]) {
+    pub(crate) fn found(&self, findings: &[Finding]) {
         self.findings.clear();
         for finding in findings {
             let severity = view::severity(finding.severity).to_owned();
@@ -344,7 +344,7 @@ impl Metrics {
     }
 
     /// Sets the daemon's state, and the method with the reason for it.
-    pub fn doing(&self, state: api::State, method: &str, by: &str) {
+    pub(crate) fn doing(&self, state: api::State, method: &str, by: &str) {
         self.observing.set((state == api::State::Observing).into());
         for (name, of) in
             [("applied", api::State::Applied), ("reset", api::State::Reset), ("observing", api::State::Observing)]
@@ -356,7 +356,7 @@ impl Metrics {
     }
 
     /// Sets the number of knobs in each state.
-    pub fn knobs<'a>(&self, states: impl Iterator<Item = &'a str>) {
+    pub(crate) fn knobs<'a>(&self, states: impl Iterator<Item = &'a str>) {
         self.knobs.clear();
         // States that alerts use are present even if their count is 0.
         for state in ["ok", "drifted", "failed", "unsupported"] {
@@ -369,7 +369,7 @@ impl Metrics {
 
     /// Counts how long vCPUs have waited for a CPU, from the first reading on; the values are totals, ns. Domains
     /// without a vCPU are removed.
-    pub fn stolen(&mut self, waited: &BTreeMap<ThreadId, (Owned, u64)>) {
+    pub(crate) fn stolen(&mut self, waited: &BTreeMap<ThreadId, (Owned, u64)>) {
         for (id, (owned, now)) in waited {
             let last = self.waited.insert(*id, *now).unwrap_or(*now);
             let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
@@ -384,7 +384,7 @@ impl Metrics {
     }
 
     /// Sets the present numbers of tenants by class, the classes of NICs, and states.
-    pub fn host(
+    pub(crate) fn host(
         &self,
         classes: impl Iterator<Item = String>,
         nics: impl Iterator<Item = (String, String)>,
@@ -408,7 +408,7 @@ impl Metrics {
     }
 
     /// Counts what capped threads have done since the last call. The threads that are gone are forgotten.
-    pub fn caps(&mut self, uses: &[cap::CapUsage], of: &BTreeMap<ThreadId, Owned>) {
+    pub(crate) fn caps(&mut self, uses: &[cap::CapUsage], of: &BTreeMap<ThreadId, Owned>) {
         for used in uses {
             let Some(owned) = of.get(&used.id) else { continue };
             let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
@@ -425,7 +425,7 @@ impl Metrics {
     }
 
     /// Counts reserved CPU time, and what was used of it since the last call. Domains without reservations are removed.
-    pub fn reservations(&mut self, settled: &Settled, uses: &BTreeMap<ThreadId, Use>) {
+    pub(crate) fn reservations(&mut self, settled: &Settled, uses: &BTreeMap<ThreadId, Use>) {
         let domain = |vcpu: &Reserved| Domain { domain: vcpu.tenant.clone(), class: vcpu.class.to_string() };
         let mut reserved: BTreeMap<(String, String), f64> = BTreeMap::new();
         for vcpu in &settled.vcpus {
@@ -465,14 +465,14 @@ impl Metrics {
     }
 
     /// Counts requests of a guest for bandwidth, or claims from its offer.
-    pub fn deadlines(&self, vm: &str, class: String, admitted: bool, times: u64) {
+    pub(crate) fn deadlines(&self, vm: &str, class: String, admitted: bool, times: u64) {
         let domain = Domain { domain: vm.to_owned(), class };
         let family = if admitted { &self.admitted } else { &self.denied };
         family.get_or_create(&domain).inc_by(times);
     }
 
     /// Removes a domain that is gone.
-    pub fn forget(&self, owned: &Owned) {
+    pub(crate) fn forget(&self, owned: &Owned) {
         let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
         self.pauses.remove(&domain);
         self.paused.remove(&domain);
@@ -482,7 +482,7 @@ impl Metrics {
     }
 
     /// All metrics in OpenMetrics text format.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail.
         let _ = text::encode(&mut out, &self.registry);
