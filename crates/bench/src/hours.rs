@@ -47,7 +47,6 @@ const PIECE: u64 = 1 << 20;
 /// A part that is given back begins and ends at a multiple of this, bytes. The file's header stays.
 const BLOCK: u64 = 4_096;
 
-/// The measurement.
 #[derive(Debug)]
 pub(crate) struct Hours<'a> {
     /// The case's name in results.

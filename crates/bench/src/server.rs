@@ -50,7 +50,6 @@ pub(crate) enum ServerPlace {
 pub(crate) enum Net {
     /// A veth pair to a bridge, and NAT, as in Docker.
     Nat,
-    /// A macvlan.
     Macvlan,
 }
 
@@ -207,7 +206,6 @@ pub(crate) fn stop_server(host: &mut Host, name: &str) -> Result<(), MeasureErro
 /// The policy of a VM's device process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sockets<'a> {
-    /// The VM.
     pub vm: &'a str,
     /// The single port that it may bind.
     pub bind: &'static str,

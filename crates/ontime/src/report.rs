@@ -121,7 +121,6 @@ const OWN: [(&str, &[&str]); 9] = [
 /// The part of a text of more than [`MOST`] bytes that the report keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keep {
-    /// The beginning.
     First,
     /// The end: of a log, the newest lines.
     Last,

@@ -12,7 +12,6 @@ use crate::request::{Parts, Request};
 /// No call.
 pub(crate) const NIL: u16 = u16::MAX;
 
-/// A call.
 #[derive(Debug)]
 pub(crate) struct Call {
     /// Head of its descriptor chain.
@@ -153,7 +152,6 @@ impl Reply {
 pub(crate) struct DelayedAnswer {
     /// The answered call.
     pub call: Box<Call>,
-    /// The answer.
     pub reply: Reply,
     /// Readiness of the socket at that time.
     pub ready: u32,

@@ -14,7 +14,6 @@ pub(crate) type Memory = GuestMemoryMmap<()>;
 /// A piece of a buffer, in guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Its address.
     pub address: u64,
     /// Its length, bytes.
     pub len: u32,

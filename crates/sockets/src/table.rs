@@ -35,7 +35,6 @@ struct SocketSlot {
 /// A snapshot of a table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Socket {
-    /// The slot.
     pub index: u32,
     /// The guest's id for the socket.
     pub id: u32,
@@ -70,7 +69,6 @@ pub(crate) fn place(id: u32) -> u32 {
     id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)
 }
 
-/// The table.
 pub(crate) struct Table {
     slots: Box<[SocketSlot]>,
     open: AtomicU32,

@@ -38,7 +38,6 @@ const NOBODY: u64 = u64::MAX;
 const GETEVENTS: u32 = 1;
 const NO_IOWAIT: u32 = 1 << 7;
 
-/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
     /// The number under which the descriptor is watched.

@@ -168,7 +168,6 @@ fn covers(glob: &GlobMatcher, path: &str) -> bool {
     crate::container::ancestors(path).any(|part| glob.is_match(part))
 }
 
-/// One rule.
 #[derive(Debug, Clone)]
 struct Rule {
     place: TextPosition,

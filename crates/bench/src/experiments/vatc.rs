@@ -155,7 +155,6 @@ struct VatcPlan {
     requests: u64,
 }
 
-/// One measurement.
 #[derive(Debug, Clone, Copy)]
 struct Case<'a> {
     /// A method from [`METHODS`].

@@ -151,11 +151,9 @@ impl FromStr for Program {
 /// What to trace on one emulated host.
 #[derive(Debug, Clone)]
 pub(crate) struct PathPlan {
-    /// The host.
     pub site: Site,
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
-    /// The server.
     pub program: Program,
     /// Traced requests per method.
     pub requests: u64,

@@ -162,7 +162,6 @@ fn is_numbered_queue(handler: &str) -> bool {
 /// The interfaces below an interface.
 #[derive(Debug, Clone, Default)]
 struct Below {
-    /// Their indices.
     lower: Vec<u32>,
     /// The interface is a port of a switch: its device is the switch, and the interface in its `iflink` has the
     /// interrupts (`net/dsa/user.c`, `dsa_user_get_iflink`). A child of IPoIB also has an `iflink`, but rings of its

@@ -29,11 +29,9 @@ const THREADS_MAX: usize = 1 << 17;
 /// A thread of a program with a real-time policy: SCHED_FIFO, SCHED_RR or SCHED_DEADLINE.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RealTime {
-    /// The thread.
     pub id: ThreadId,
     /// Its name, which its program chose, made safe for a terminal.
     pub comm: String,
-    /// Its policy.
     pub policy: Policy,
     /// The user that its process belongs to.
     pub user: Option<u32>,

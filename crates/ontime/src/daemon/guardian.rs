@@ -76,11 +76,9 @@ pub(crate) fn wait_for_former(paths: &Paths) {
 /// A thread under a runtime cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Capped {
-    /// The thread.
     pub id: ThreadId,
     /// Its place, while it is within its cap.
     pub place: Policy,
-    /// Its cap.
     pub share: Share,
 }
 

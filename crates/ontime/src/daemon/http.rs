@@ -41,7 +41,6 @@ use crate::api;
 pub(crate) struct Asked {
     /// The client's user.
     pub user: User,
-    /// The request.
     pub ask: Ask,
     /// Counts the request as waiting until this is dropped.
     pub waiting: WaitingGuard,
@@ -54,13 +53,11 @@ pub(crate) enum Ask {
     Tenants(oneshot::Sender<api::Tenants>),
     /// The plan and the present state.
     Status(oneshot::Sender<api::Status>),
-    /// The NICs.
     Nics(oneshot::Sender<api::Nics>),
     /// Reserved CPU time.
     Reservations(oneshot::Sender<api::Reservations>),
     /// Create, renew or change a reservation.
     Reserve {
-        /// Its name.
         name: String,
         /// What is requested.
         request: api::ReserveRequest,
@@ -71,7 +68,6 @@ pub(crate) enum Ask {
     },
     /// End a reservation.
     Unreserve {
-        /// Its name.
         name: String,
         /// The client's user, if the kernel knows it.
         uid: Option<u32>,
@@ -80,11 +76,9 @@ pub(crate) enum Ask {
     },
     /// Metrics, as text.
     Metrics(oneshot::Sender<String>),
-    /// Apply.
     Apply(api::ApplyRequest, oneshot::Sender<Result<api::Report, NotApplied>>),
     /// Read the configuration again.
     Reload(oneshot::Sender<Result<api::Report, api::RefusedConfiguration>>),
-    /// Reset.
     Reset(oneshot::Sender<api::Report>),
 }
 

@@ -16,7 +16,6 @@ pub(super) const EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct OwnThread {
     /// What it does, as its name says.
     pub name: &'static str,
-    /// The thread.
     pub id: ThreadId,
     /// The policy and priority that it was started with.
     pub place: Policy,

@@ -194,7 +194,6 @@ pub(crate) fn severity(severity: Severity) -> &'static str {
     }
 }
 
-/// A finding.
 pub(crate) fn finding(finding: &hostnet::Finding) -> api::Finding {
     api::Finding {
         rule: finding.rule.to_string(),

@@ -55,7 +55,6 @@ pub(super) struct HostReport {
 /// A tenant without a place.
 #[derive(Debug, Serialize)]
 pub(super) struct RefusedTenant {
-    /// Its name.
     pub tenant: String,
     /// Why the emptiest host refuses it.
     pub why: String,
@@ -64,7 +63,6 @@ pub(super) struct RefusedTenant {
 /// A tenant's bandwidths.
 #[derive(Debug, Serialize)]
 pub(super) struct TenantReport {
-    /// Its name.
     pub name: String,
     /// What its RTAs need, without slack, in CPUs.
     pub needed_cpus: f64,

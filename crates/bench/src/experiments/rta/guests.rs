@@ -87,7 +87,6 @@ impl Order {
     }
 }
 
-/// The VMs.
 #[derive(Debug)]
 pub(crate) struct Guests {
     names: Vec<String>,

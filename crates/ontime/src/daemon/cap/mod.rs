@@ -131,7 +131,6 @@ pub(crate) enum FollowError {
 /// A thread to watch.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Watch {
-    /// The thread.
     pub id: ThreadId,
     /// Its place: SCHED_FIFO or SCHED_RR.
     pub place: Policy,
@@ -214,7 +213,6 @@ pub(crate) enum Unwatched {
     Unreadable {
         /// The kernel's error.
         error: String,
-        /// The remedy.
         advice: &'static str,
     },
 }
@@ -236,7 +234,6 @@ struct Entry {
 /// Counters of one thread.
 #[derive(Debug, Clone)]
 pub(crate) struct CapUsage {
-    /// The thread.
     pub id: ThreadId,
     /// Whether it is watched.
     pub cover: Cover,

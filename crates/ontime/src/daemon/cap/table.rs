@@ -66,7 +66,6 @@ pub(crate) enum Rank {
 /// A thread to watch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Watched {
-    /// Its cap.
     pub share: Share,
     /// The CPU that it was last seen on.
     pub cpu: u32,

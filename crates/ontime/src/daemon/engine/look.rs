@@ -30,7 +30,6 @@ pub(crate) struct Look {
     pub intent: Intent,
     /// Threads that were created in a pause of their parent, and inherited its policy.
     pub inherited: Inherited,
-    /// The plan.
     pub plan: Plan,
     /// Reserved CPU time.
     pub settled: Settled,
