@@ -38,13 +38,13 @@ pub enum Done {
 pub struct Item {
     /// The rule that planned it; none for a restored knob.
     pub rule: Option<RuleId>,
-    /// The knob.
+    /// The knob that was to be set or restored.
     pub knob: Knob,
     /// The value before, if it could be read.
     pub from: Option<Value>,
     /// The planned value, or the original.
     pub to: Value,
-    /// The outcome.
+    /// Whether it was changed, was right already, or why it could not be changed.
     pub done: Done,
 }
 

@@ -39,9 +39,9 @@ const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 /// A knob's value from before Ontime changed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
-    /// The knob.
+    /// The knob that was changed.
     pub knob: Knob,
-    /// The value.
+    /// Its value before the first change in this boot.
     pub value: Value,
 }
 
@@ -77,13 +77,13 @@ pub enum JournalError {
     /// The directory or file could not be read or written.
     #[error("{path}: {what}: {source}; {effect}; {}", remedy(path, source))]
     Io {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
         /// The operation that failed.
         what: &'static str,
         /// The kernel's error.
         source: io::Error,
-        /// The consequence.
+        /// What Ontime does or leaves undone because of it.
         effect: &'static str,
     },
     /// Another process holds the lock.
@@ -92,7 +92,7 @@ pub enum JournalError {
          reset`), or stop it first (systemctl stop ontimed)"
     )]
     Held {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
     },
     /// Another version of Ontime wrote the file in this boot.
@@ -101,7 +101,7 @@ pub enum JournalError {
          reboot, which restores the kernel's own values"
     )]
     OtherVersion {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
         /// What this version cannot read.
         why: String,
@@ -113,7 +113,7 @@ pub enum JournalError {
          kernel's own"
     )]
     Damaged {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
         /// What is wrong with it.
         why: String,

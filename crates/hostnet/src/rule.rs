@@ -67,7 +67,7 @@ pub struct Setting {
     pub rule: RuleId,
     /// The step of the pass in which it is made.
     pub stage: Stage,
-    /// The knob.
+    /// The knob to set.
     pub knob: Knob,
     /// The planned value.
     pub value: Value,
@@ -154,7 +154,7 @@ pub struct Finding {
     pub object: String,
     /// What was found.
     pub found: String,
-    /// The remedy.
+    /// What the administrator can do about it.
     pub remedy: String,
     /// Why Ontime does not apply the remedy.
     pub refusal: Option<Refusal>,

@@ -81,7 +81,7 @@ pub enum Refusal {
     TooLarge {
         /// Its index in the request.
         vcpu: usize,
-        /// Its request.
+        /// The bandwidth that it requests, slack included.
         bandwidth: Bandwidth,
     },
     /// No CPU of its affinity has enough capacity.
@@ -89,7 +89,7 @@ pub enum Refusal {
     Affinity {
         /// Its index in the request.
         vcpu: usize,
-        /// Its request.
+        /// The bandwidth that it requests, slack included.
         bandwidth: Bandwidth,
     },
     /// Pinned vCPUs leave too little contiguous capacity.

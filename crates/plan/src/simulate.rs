@@ -55,7 +55,7 @@ pub struct RtaResult {
 /// An interval of the recorded schedule: an RTA on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The CPU.
+    /// The CPU, from 0.
     pub cpu: u32,
     /// Index of the vCPU.
     pub vcpu: usize,

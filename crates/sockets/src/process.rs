@@ -45,9 +45,9 @@ pub enum ProcessError {
     /// A directory or socket cannot be created.
     #[error("{}: {what}: {source}; {}", .path.display(), path_remedy(source))]
     Path {
-        /// The path.
+        /// The directory or socket.
         path: PathBuf,
-        /// The operation.
+        /// What the process tried to do.
         what: &'static str,
         /// The operating system's error.
         source: std::io::Error,
@@ -55,7 +55,7 @@ pub enum ProcessError {
     /// A descriptor or thread cannot be created.
     #[error("{what}: {source}; {}", remedy(source))]
     System {
-        /// The operation.
+        /// What the process tried to do.
         what: &'static str,
         /// The operating system's error.
         source: std::io::Error,
@@ -75,7 +75,7 @@ pub enum ProcessError {
          with `ontime attach VM --qmp SOCKET`"
     )]
     Vhost {
-        /// The channel.
+        /// The number of the device: 0 is main.
         channel: u32,
         /// The error message.
         reason: String,

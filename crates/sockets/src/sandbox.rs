@@ -44,7 +44,7 @@ pub enum SandboxError {
     #[error("network namespace {}: {source}; make it with `ip netns add`, and start as root or let systemd set \
         it", .path.display())]
     Network {
-        /// The path.
+        /// The namespace's file.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,
@@ -64,7 +64,7 @@ pub enum SandboxError {
     /// A system call failed.
     #[error("{what}: {source}; {}", remedy(source))]
     System {
-        /// The operation.
+        /// What the process tried to do.
         what: &'static str,
         /// The operating system's error.
         source: std::io::Error,

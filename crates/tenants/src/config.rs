@@ -34,7 +34,7 @@ pub enum ConfigError {
     /// The file has an invalid value.
     #[error("{place}: {what}{}{}", line_of(.snippet), hint_of(.hint))]
     Invalid {
-        /// The position.
+        /// Where the value is.
         place: TextPosition,
         /// The fault and the allowed values.
         what: String,
@@ -106,7 +106,7 @@ fn hint_of(hint: &Option<String>) -> String {
 /// A position in a configuration file. Displays as `FILE:LINE:COLUMN`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextPosition {
-    /// The file.
+    /// The configuration file.
     pub path: PathBuf,
     /// Line, from 1.
     pub line: usize,

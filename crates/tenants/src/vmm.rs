@@ -219,7 +219,7 @@ pub fn kernel_thread(comm: &str) -> Option<(ThreadRole, i32)> {
 pub struct QemuArguments {
     /// The guest's name.
     pub name: Option<String>,
-    /// Its UUID.
+    /// `-uuid`, or that of `-smbios type=1`.
     pub uuid: Option<String>,
     /// Unix sockets on which QEMU listens for QMP.
     pub qmp_sockets: Vec<String>,
@@ -285,7 +285,7 @@ pub enum Delay {
 }
 
 impl Delay {
-    /// The remedy.
+    /// The option to leave out at the next start.
     pub fn remedy(&self) -> String {
         match self {
             Delay::NoIrqchip => "take kernel-irqchip=off out of -machine or -accel".to_owned(),

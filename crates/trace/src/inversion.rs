@@ -60,7 +60,7 @@ pub struct Inversion {
     pub start: u64,
     /// Total duration, ns.
     pub ns: u64,
-    /// The CPU.
+    /// The CPU on which it happened.
     pub cpu: u32,
     /// The delayed thread of the path; none for the packet itself.
     pub waiter: Option<Waiter>,
@@ -68,16 +68,16 @@ pub struct Inversion {
     pub blocker: Task,
     /// What the blocking thread did.
     pub place: CpuContext,
-    /// The cure.
+    /// What to do about it.
     pub cure: Cure,
 }
 
 /// A delayed thread of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Waiter {
-    /// Its role.
+    /// The part of the path that it serves.
     pub role: PathRole,
-    /// The thread.
+    /// The delayed thread.
     #[serde(flatten)]
     pub task: Task,
 }

@@ -48,7 +48,7 @@ impl PathRole {
 pub struct Path {
     /// The tenant's name, or the NIC's if no tenant is known.
     pub tenant: String,
-    /// Its class.
+    /// The class of the tenant: real-time with a level, or bulk.
     pub class: Class,
     /// Physical NICs.
     pub nics: BTreeSet<Name>,
@@ -121,9 +121,9 @@ pub enum PathError {
          Open vSwitch; name the NIC that its requests come by: --nic NIC ({known})"
     )]
     NoPath {
-        /// The tenant.
+        /// The name of the tenant.
         tenant: String,
-        /// Its interfaces.
+        /// The names of its interfaces, with commas between.
         interfaces: String,
         /// The host's NICs.
         known: String,
@@ -146,7 +146,7 @@ pub struct Choice {
 /// All paths, and the classes of other threads.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
-    /// The paths.
+    /// One for each chosen tenant or NIC.
     pub paths: Vec<Path>,
     /// Classes of known threads: those of tenants, and interrupt and NAPI threads by their NIC.
     pub classes: HashMap<i32, Class>,

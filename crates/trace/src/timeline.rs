@@ -25,9 +25,9 @@ pub enum CpuContext {
     Thread,
     /// A hard interrupt's handler that interrupted the thread.
     Irq {
-        /// The interrupt.
+        /// The number in `/proc/interrupts`.
         irq: u32,
-        /// The handler.
+        /// The name of the handler, such as `eth0-TxRx-3`.
         name: Name,
     },
     /// A softirq that the thread runs.
@@ -56,9 +56,9 @@ pub struct Slice {
     pub start: u64,
     /// End (exclusive), ns.
     pub end: u64,
-    /// The thread.
+    /// The thread that had the CPU.
     pub task: Task,
-    /// Its context.
+    /// What the CPU did for it.
     pub place: CpuContext,
 }
 

@@ -16,7 +16,7 @@ use crate::units::{Bandwidth, Nanos};
 pub struct Stay {
     /// Index of its vCPU.
     pub vcpu: usize,
-    /// Its needs.
+    /// CPU time in each period.
     pub rta: Rta,
     /// Its first job arrives this long after its request, but not before its admission.
     pub lead: Nanos,
