@@ -4,8 +4,8 @@
 //! (only root may) and admits or refuses. Each message to the daemon is a JSON line ([`BandwidthRequest`]) with the
 //! needs of *all* vCPUs; the daemon replies with a line ([`BandwidthAnswer`]). No message depends on an earlier one: a
 //! restarted daemon connects and receives what the guest holds. When this process ends with the VM, the connection
-//! closes and the daemon frees the bandwidth. Two files are passed (SCM_RIGHTS) with the line that lists them: the guest
-//! memory in which the guest publishes its next deadlines, and the [`Ledger`].
+//! closes and the daemon frees the bandwidth. Two files are passed (SCM_RIGHTS) with the line that lists them: the
+//! guest memory in which the guest publishes its next deadlines, and the [`Ledger`].
 //!
 //! The daemon and this process may have different versions, because a device process lives as long as its VM. Each
 //! ignores fields and files that it does not know. A later version may add some, but must not change the meaning of
