@@ -40,7 +40,7 @@ install -m 755 "${GUEST_TEST:-$here/lab/outsourced-test.sh}" "$tree/lab/test.sh"
 if [ -n "${GUEST_TEST:-}" ]; then
     cp -a "$GUEST_FILES/." "$tree/lab/"
 else
-    cp "$here"/../guest/tests/programs/* "$here/../guest/ontime-ss" "$modules/conform" "$tree/lab/"
+    cp "$here"/../kernel/guest/tests/programs/* "$here/../kernel/guest/ontime-ss" "$modules/conform" "$tree/lab/"
 fi
 export ONE_RUN="${GUEST_TEST:+1}"
 if [ -n "${GUEST_KERNEL:-}" ]; then

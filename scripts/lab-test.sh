@@ -193,7 +193,7 @@ with_deadlines() { # NAME OPTIONS...: as `inside`
     "$here/guest-module.sh" "$work/modules" "$version" || return 3
     cp "$work/modules/$version/ontime.ko" "$tree/lab/"
     install -m 755 "$here/lab/deadlines-init.sh" "$tree/init"
-    ${CC:-cc} -O2 -static -o "$tree/lab/rta" "$here/../guest/tests/rta.c" || return 3
+    ${CC:-cc} -O2 -static -o "$tree/lab/rta" "$here/../kernel/guest/tests/rta.c" || return 3
     (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
     inside "$@"
 }

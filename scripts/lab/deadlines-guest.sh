@@ -1,6 +1,6 @@
 # For scripts in the emulated host (after lib.sh): the VM plc, class rt. Its guest has the module and requests the CPU
 # time of its deadline tasks from the host. /lab/extra.cpio contains deadlines-init.sh, the module and the application
-# (guest/tests/rta.c) for the lab's guest.
+# (kernel/guest/tests/rta.c) for the lab's guest.
 mkdir -p /etc/ontime /run/vm
 printf '[[tenant]]\nname = "plc"\nclass = "rt"\n' > /etc/ontime/tenants.toml
 printf '[vm.plc]\ndeadlines = true\n' > /etc/ontime/sockets.toml

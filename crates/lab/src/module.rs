@@ -12,7 +12,7 @@ use crate::lab;
 /// A module: its sources, as of this program's build, and the script that builds it.
 #[derive(Debug)]
 pub struct Module {
-    /// Its directory in the repository.
+    /// Its directory in the repository's `kernel`.
     folder: &'static str,
     /// The file that the build makes.
     file: &'static str,
@@ -34,34 +34,34 @@ pub const GUEST: Module = Module {
     folder: "guest",
     file: "ontime.ko",
     sources: &[
-        ("abi/ontime_abi.h", include_str!("../../../abi/ontime_abi.h")),
-        ("guest/Kbuild", include_str!("../../../guest/Kbuild")),
-        ("guest/Makefile", include_str!("../../../guest/Makefile")),
-        ("guest/ahead.c", include_str!("../../../guest/ahead.c")),
-        ("guest/dev.c", include_str!("../../../guest/dev.c")),
-        ("guest/dkms.conf", include_str!("../../../guest/dkms.conf")),
-        ("guest/dl.c", include_str!("../../../guest/dl.c")),
-        ("guest/dl.h", include_str!("../../../guest/dl.h")),
-        ("guest/dl_host.c", include_str!("../../../guest/dl_host.c")),
-        ("guest/dl_next.c", include_str!("../../../guest/dl_next.c")),
-        ("guest/dl_stray.c", include_str!("../../../guest/dl_stray.c")),
-        ("guest/filter.c", include_str!("../../../guest/filter.c")),
-        ("guest/idle.c", include_str!("../../../guest/idle.c")),
-        ("guest/io.c", include_str!("../../../guest/io.c")),
-        ("guest/list.c", include_str!("../../../guest/list.c")),
-        ("guest/main.c", include_str!("../../../guest/main.c")),
-        ("guest/ontime.h", include_str!("../../../guest/ontime.h")),
-        ("guest/opt.c", include_str!("../../../guest/opt.c")),
-        ("guest/place.h", include_str!("../../../guest/place.h")),
-        ("guest/proto.c", include_str!("../../../guest/proto.c")),
-        ("guest/queue.c", include_str!("../../../guest/queue.c")),
-        ("guest/ready.c", include_str!("../../../guest/ready.c")),
-        ("guest/rpc.c", include_str!("../../../guest/rpc.c")),
-        ("guest/sock.c", include_str!("../../../guest/sock.c")),
-        ("guest/steal.c", include_str!("../../../guest/steal.c")),
-        ("guest/steer.c", include_str!("../../../guest/steer.c")),
-        ("guest/wake.c", include_str!("../../../guest/wake.c")),
-        ("guest/watch.c", include_str!("../../../guest/watch.c")),
+        ("kernel/abi/ontime_abi.h", include_str!("../../../kernel/abi/ontime_abi.h")),
+        ("kernel/guest/Kbuild", include_str!("../../../kernel/guest/Kbuild")),
+        ("kernel/guest/Makefile", include_str!("../../../kernel/guest/Makefile")),
+        ("kernel/guest/ahead.c", include_str!("../../../kernel/guest/ahead.c")),
+        ("kernel/guest/dev.c", include_str!("../../../kernel/guest/dev.c")),
+        ("kernel/guest/dkms.conf", include_str!("../../../kernel/guest/dkms.conf")),
+        ("kernel/guest/dl.c", include_str!("../../../kernel/guest/dl.c")),
+        ("kernel/guest/dl.h", include_str!("../../../kernel/guest/dl.h")),
+        ("kernel/guest/dl_host.c", include_str!("../../../kernel/guest/dl_host.c")),
+        ("kernel/guest/dl_next.c", include_str!("../../../kernel/guest/dl_next.c")),
+        ("kernel/guest/dl_stray.c", include_str!("../../../kernel/guest/dl_stray.c")),
+        ("kernel/guest/filter.c", include_str!("../../../kernel/guest/filter.c")),
+        ("kernel/guest/idle.c", include_str!("../../../kernel/guest/idle.c")),
+        ("kernel/guest/io.c", include_str!("../../../kernel/guest/io.c")),
+        ("kernel/guest/list.c", include_str!("../../../kernel/guest/list.c")),
+        ("kernel/guest/main.c", include_str!("../../../kernel/guest/main.c")),
+        ("kernel/guest/ontime.h", include_str!("../../../kernel/guest/ontime.h")),
+        ("kernel/guest/opt.c", include_str!("../../../kernel/guest/opt.c")),
+        ("kernel/guest/place.h", include_str!("../../../kernel/guest/place.h")),
+        ("kernel/guest/proto.c", include_str!("../../../kernel/guest/proto.c")),
+        ("kernel/guest/queue.c", include_str!("../../../kernel/guest/queue.c")),
+        ("kernel/guest/ready.c", include_str!("../../../kernel/guest/ready.c")),
+        ("kernel/guest/rpc.c", include_str!("../../../kernel/guest/rpc.c")),
+        ("kernel/guest/sock.c", include_str!("../../../kernel/guest/sock.c")),
+        ("kernel/guest/steal.c", include_str!("../../../kernel/guest/steal.c")),
+        ("kernel/guest/steer.c", include_str!("../../../kernel/guest/steer.c")),
+        ("kernel/guest/wake.c", include_str!("../../../kernel/guest/wake.c")),
+        ("kernel/guest/watch.c", include_str!("../../../kernel/guest/watch.c")),
     ],
     script: ("scripts/guest-module.sh", include_str!("../../../scripts/guest-module.sh")),
 };
@@ -71,13 +71,13 @@ pub const HOST: Module = Module {
     folder: "host",
     file: "ontime_napi.ko",
     sources: &[
-        ("host/Kbuild", include_str!("../../../host/Kbuild")),
-        ("host/Makefile", include_str!("../../../host/Makefile")),
-        ("host/dkms.conf", include_str!("../../../host/dkms.conf")),
-        ("host/main.c", include_str!("../../../host/main.c")),
-        ("host/poll.c", include_str!("../../../host/poll.c")),
-        ("host/ontime_napi.h", include_str!("../../../host/ontime_napi.h")),
-        ("host/weight.c", include_str!("../../../host/weight.c")),
+        ("kernel/host/Kbuild", include_str!("../../../kernel/host/Kbuild")),
+        ("kernel/host/Makefile", include_str!("../../../kernel/host/Makefile")),
+        ("kernel/host/dkms.conf", include_str!("../../../kernel/host/dkms.conf")),
+        ("kernel/host/main.c", include_str!("../../../kernel/host/main.c")),
+        ("kernel/host/poll.c", include_str!("../../../kernel/host/poll.c")),
+        ("kernel/host/ontime_napi.h", include_str!("../../../kernel/host/ontime_napi.h")),
+        ("kernel/host/weight.c", include_str!("../../../kernel/host/weight.c")),
     ],
     script: ("scripts/host-module.sh", include_str!("../../../scripts/host-module.sh")),
 };
@@ -140,12 +140,12 @@ mod tests {
     #[test]
     fn every_source_that_a_module_is_made_of_is_brought_along() {
         for module in [GUEST, HOST] {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(module.folder);
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel").join(module.folder);
             for entry in fs::read_dir(folder).unwrap().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 // Files left by a build (ontime.mod.c, ontime.o) do not count.
                 if name.ends_with(".h") || name == "Kbuild" || (name.ends_with(".c") && !name.ends_with(".mod.c")) {
-                    let path = format!("{}/{name}", module.folder);
+                    let path = format!("kernel/{}/{name}", module.folder);
                     assert!(module.sources.iter().any(|(known, _)| *known == path), "{path} is not among the sources");
                 }
             }
