@@ -100,7 +100,7 @@ began=$(date +%s)
 status=0
 seconds=${GUEST_TEST_SECONDS:-7200}
 GUEST_TEST_SECONDS=$seconds GUEST_SECONDS=$seconds GUEST_KERNEL=$kernel \
-    GUEST_TEST=$here/lab/conformance-test.sh GUEST_FILES=$work/files GUEST_TEST_KEEP=$out \
+    GUEST_TEST=$here/../lab/tests/conformance-test.sh GUEST_FILES=$work/files GUEST_TEST_KEEP=$out \
     "$here/guest-test.sh" "$ontime" "$modules" "${CHANNELS:-0}" "$words" || status=$?
 echo "conformance: kernel $version, channels ${CHANNELS:-0}, $(($(date +%s) - began)) s; logs: $out"
 exit $status

@@ -199,7 +199,11 @@ const KINDS: [Kind; 5] = [
     Kind { name: "Rust", includes: |path| has_ending(path, &["rs"]), long_lines: 58 },
     Kind { name: "C", includes: |path| has_ending(path, &["c", "h"]), long_lines: 70 },
     // Programs in other languages inside scripts, and text that scripts print.
-    Kind { name: "scripts", includes: |path| path.starts_with("scripts"), long_lines: 81 },
+    Kind {
+        name: "scripts",
+        includes: |path| path.starts_with("scripts") || path.starts_with("lab/tests"),
+        long_lines: 81,
+    },
 ];
 
 /// Whether a line is too long and can be broken. A row of a Markdown table cannot be broken, and neither can a long

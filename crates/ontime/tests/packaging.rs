@@ -161,7 +161,7 @@ fn the_tests_that_the_security_page_names_exist() {
         }
         code
     };
-    let code = code_in("crates") + &code_in("scripts");
+    let code = code_in("crates") + &code_in("lab") + &code_in("scripts");
     let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
     let (mut in_tests, mut names, mut missing) = (false, 0, Vec::new());
     for line in page.lines() {

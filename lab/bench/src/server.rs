@@ -77,7 +77,7 @@ pub(crate) const MEMCACHED: Server = Server {
     bind: "tcp/11211",
     port: 11_211,
 };
-/// Kamailio, UDP, as a proxy that relays calls (`lab/src/recipe/kamailio.cfg`).
+/// Kamailio, UDP, as a proxy that relays calls (`lab/host/src/recipe/kamailio.cfg`).
 pub(crate) const KAMAILIO: Server = Server {
     role: "kamailio",
     command: "kamailio -f /etc/kamailio/lab.cfg -l udp:10.1.0.2:5060 -DD -E -m 32 -M 4",

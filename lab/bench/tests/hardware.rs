@@ -10,7 +10,7 @@
     reason = "a test ends by panicking"
 )]
 
-#[path = "../../ontime/tests/support/mod.rs"]
+#[path = "../../../crates/ontime/tests/support/mod.rs"]
 mod support;
 
 use std::fs;
@@ -230,7 +230,7 @@ fn a_frame_a_period_is_published_to_whoever_answers() {
         return;
     }
     let bench = Bench::new();
-    // As in the guest of the emulated host (crates/lab/src/guest/sampled-values.sh), and as the manual's subscriber.
+    // As in the guest of the emulated host (lab/host/src/guest/sampled-values.sh), and as the manual's subscriber.
     let script = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/subscriber.pl")).unwrap();
     let file = bench.site.path("subscriber.pl");
     fs::write(&file, script).unwrap();

@@ -1,4 +1,4 @@
-//! The keys of `papers/figures.toml`, table by table.
+//! The keys of `lab/papers/figures.toml`, table by table.
 
 use serde::Deserialize;
 

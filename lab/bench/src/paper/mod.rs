@@ -1,9 +1,9 @@
 //! The papers' own figures, which are shown beside ours.
 //!
-//! In: `papers/figures.toml`, which contains only figures that the papers' texts state, and none read from a plot. It
-//! is compiled in. Out: the figures that experiments quote ([`crate::experiments::Experiment::paper`]). An unknown key
-//! is an error, so that a misspelt figure cannot go unnoticed. `shape` has the file's keys, `notes` the statements in
-//! sentences.
+//! In: `lab/papers/figures.toml`, which contains only figures that the papers' texts state, and none read from a plot.
+//! It is compiled in. Out: the figures that experiments quote ([`crate::experiments::Experiment::paper`]). An unknown
+//! key is an error, so that a misspelt figure cannot go unnoticed. `shape` has the file's keys, `notes` the statements
+//! in sentences.
 
 mod notes;
 mod shape;
@@ -12,13 +12,13 @@ pub use self::shape::*;
 use crate::schema::PaperRow;
 
 /// The file, as of this program's build.
-pub(crate) const FIGURES: &str = include_str!("../../../../papers/figures.toml");
+pub(crate) const FIGURES: &str = include_str!("../../../papers/figures.toml");
 
 /// Why the papers' figures could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
     /// The text is not TOML, or has an unknown key.
-    #[error("papers/figures.toml: {0}")]
+    #[error("lab/papers/figures.toml: {0}")]
     Figures(#[from] toml::de::Error),
 }
 
