@@ -3,7 +3,7 @@
  * The contract between a guest and its `ontime device` process: outsourced sockets, deadlines.
  *
  * This is its only definition. The guest module includes it; the Rust side is generated from it
- * (crates/sockets/build.rs). What the fields mean, and which side writes them when: docs/device.md.
+ * (crates/sockets/build.rs). What the fields mean, and which side writes them when: docs/reference/device.md.
  *
  *   guest                                        device process (host)
  *   -----                                        ---------------------
@@ -22,7 +22,7 @@
 
 #include <linux/types.h>
 
-/* ---- Identity: docs/device.md, "Device identity" ---- */
+/* ---- Identity: docs/reference/device.md, "Device identity" ---- */
 #define ONTIME_VIRTIO_ID 38
 #define ONTIME_MAGIC 0x4d544e4f /* "ONTM" */
 #define ONTIME_VERSION 1

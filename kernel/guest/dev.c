@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The virtio devices of docs/device.md: their queues and interrupts, probe and remove.
+ * The virtio devices of docs/reference/device.md: their queues and interrupts, probe and remove.
  *
  * QEMU gives a device one MSI-X vector. No queue asks virtio_pci for a callback, so virtio_pci uses
  * the vector for configuration changes and does not fall back to a shared INTx line. Then the

@@ -4,7 +4,7 @@
  * the idle loop, without an interrupt.
  *
  * Each channel belongs to a vCPU. The vCPU tells the host in a shared word whether it halts, checks
- * its queues, or runs a thread, and at which priority (docs/device.md, "The vCPU word and
+ * its queues, or runs a thread, and at which priority (docs/reference/device.md, "The vCPU word and
  * notifications"). The word is written here: by the idle loop, which is a cpuidle driver, and at
  * every context switch. The channel's interrupt is turned into one that ends a halt and injects
  * nothing (wake.c).

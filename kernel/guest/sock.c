@@ -24,7 +24,7 @@ int ontime_sock_call(struct sock *sk, struct ontime_rpc *rpc)
 	return result;
 }
 
-/* Operations that a channel serves; MAIN serves the others (docs/device.md, "Virtqueues"). */
+/* Operations that a channel serves; MAIN serves the others (docs/reference/device.md, "Virtqueues"). */
 static bool op_of_channel(u16 op)
 {
 	switch (op) {

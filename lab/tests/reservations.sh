@@ -93,7 +93,7 @@ bulk_share=$((($(cut -d' ' -f1 /proc/$bulk/schedstat) - bulk_before) / took / 10
 misses_after="$(misses a) $(misses b)"
 # CPU time beyond the reservation per period, in us: the SCHED_IDLE share of the unreserved time. The measured times
 # include it. They also include the delay of the daemon's first checks, which is compensated by the time that the
-# stopped VMs did not use (docs/sched.md).
+# stopped VMs did not use (docs/design/sched.md).
 # BEFORE VM
 beyond() { echo "$1 $(so_far "$2" beyond_seconds) $(($(uptime_ms) - beyond_since))" | awk '{ printf "%d", ($2 - $1) * 20e6 / $3 }'; }
 beyond_a=$(beyond "$beyond_a" a) beyond_b=$(beyond "$beyond_b" b)
@@ -113,7 +113,8 @@ moved=$(echo "$rest" | cut -d' ' -f2)
 [ "$bulk_share" -ge 30 ] || fail "bulk had $bulk_share %, and 40 % was nobody's"
 
 # A reservation that does not fit is refused, and the report names its VM; the other VMs keep theirs. Not with
-# sched_ext: there an RT VM without a reservation stays real-time and runs before those that have one (docs/sched.md).
+# sched_ext: there an RT VM without a reservation stays real-time and runs before those that have one
+# (docs/design/sched.md).
 refused_by_name() {
     { backend; reserve a 6ms; reserve b 14ms; reserve idle 2ms; } > /etc/ontime/sched.toml
     kill -HUP $daemon

@@ -97,7 +97,7 @@ fn kept(of: char) -> Option<char> {
     }
 }
 
-/// `docs/bench/../sched.md` as `docs/sched.md`; None if the path leaves the repository.
+/// `docs/use/../README.md` as `docs/README.md`; None if the path leaves the repository.
 fn resolved(path: &Path) -> Option<PathBuf> {
     let mut resolved = PathBuf::new();
     for component in path.components() {
@@ -155,11 +155,15 @@ fn the_documentation_is_short() {
 
 #[test]
 fn links_that_lead_nowhere_are_found() {
-    let from = Path::new("docs/bench/kbp.md");
-    for good in ["../README.md", "../../README.md#install", "../sched.md", "https://example.org/#x", "../examples"] {
+    let from = Path::new("docs/results/bench/kbp.md");
+    for good in
+        ["../../README.md", "../../../README.md#install", "../bench.md", "https://example.org/#x", "../../examples"]
+    {
         assert_eq!(fault(from, good), None, "{good}");
     }
-    for bad in ["sched.md", "../README.md#no-such-heading", "#no-such-heading", "../../../etc/passwd", "/etc/passwd"] {
+    for bad in
+        ["bench.md", "../../README.md#no-such-heading", "#no-such-heading", "../../../../etc/passwd", "/etc/passwd"]
+    {
         assert!(fault(from, bad).is_some(), "{bad}");
     }
     let text = "# A `b`: c_d, e\n\n## Same\n\n## Same\n\n```\n# no heading [no](link)\n```\n| [yes](to) |\n|---|\n";

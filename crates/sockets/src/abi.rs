@@ -1,4 +1,4 @@
-//! The guest-host ABI, generated from `kernel/abi/ontime_abi.h`; docs/device.md describes it.
+//! The guest-host ABI, generated from `kernel/abi/ontime_abi.h`; docs/reference/device.md describes it.
 
 use vm_memory::ByteValued;
 

@@ -39,7 +39,7 @@
 //! [`hardware`] replaces the emulated host if `--hardware` names a real one: the same experiments run with VMs of its
 //! owner.
 //!
-//! Definitions are in `docs/bench.md`. Only the experiments, the client and the two file readers do I/O.
+//! Definitions are in `docs/results/bench.md`. Only the experiments, the client and the two file readers do I/O.
 
 mod baseline;
 pub mod bulk;

@@ -1,8 +1,8 @@
 //! Scenarios: files that describe a host, its tenants, their load, and limits of what is measured.
 //!
-//! In: a TOML file (docs/lab.md). Out: a [`Scenario`], in which everything is checked that the file alone decides. Each
-//! error names file, line and column, the fault and the allowed values. Classes, reservations and the host's settings
-//! are checked by the same parsers that the daemon uses for them.
+//! In: a TOML file (docs/design/lab.md). Out: a [`Scenario`], in which everything is checked that the file alone
+//! decides. Each error names file, line and column, the fault and the allowed values. Classes, reservations and the
+//! host's settings are checked by the same parsers that the daemon uses for them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

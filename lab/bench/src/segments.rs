@@ -29,7 +29,7 @@ pub(crate) enum Depth {
     Inversions,
 }
 
-/// The fields of `ontime trace --json` (docs/trace.md) that are used.
+/// The fields of `ontime trace --json` (docs/reference/trace.md) that are used.
 #[derive(Debug, Deserialize)]
 struct Document {
     duration_s: f64,

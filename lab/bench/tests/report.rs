@@ -120,7 +120,7 @@ fn a_report(requests: u64) -> Report {
 
 #[test]
 fn the_committed_schema_is_that_of_the_types() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/bench.schema.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results/bench.schema.json");
     let generated = serde_json::to_string_pretty(&json_schema()).unwrap() + "\n";
     if std::env::var_os("ONTIME_BLESS").is_some() {
         std::fs::write(path, &generated).unwrap();
@@ -128,8 +128,8 @@ fn the_committed_schema_is_that_of_the_types() {
     let committed = std::fs::read_to_string(path).unwrap();
     assert!(
         committed == generated,
-        "docs/bench.schema.json is not that of src/schema; if the change is meant, raise SCHEMA_VERSION and run this \
-         test with ONTIME_BLESS=1"
+        "docs/results/bench.schema.json is not that of src/schema; if the change is meant, raise SCHEMA_VERSION and \
+         run this test with ONTIME_BLESS=1"
     );
 }
 

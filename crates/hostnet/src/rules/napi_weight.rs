@@ -16,7 +16,8 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The first version in which `local_bh_disable` takes no lock on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
 pub(crate) const NO_BH_LOCK: (u32, u32) = (6, 18);
-/// Packets per poll. The wait is a tenth of that for 64, and no loss of small packets was measurable (docs/hostnet.md).
+/// Packets per poll. The wait is a tenth of that for 64, and no loss of small packets was measurable
+/// (docs/reference/hostnet.md).
 const WEIGHT: u32 = 4;
 /// The first version that the module does not support: NAPI instances defer their interrupts one by one, and from 6.14
 /// on `napi_list` has a lock.

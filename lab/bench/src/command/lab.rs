@@ -98,7 +98,7 @@ pub(crate) struct Run {
     /// directory is /lab; it ends with the command
     #[arg(long, value_name = "SHELL", conflicts_with = "client_cpu")]
     client: Option<String>,
-    /// A scenario (docs/lab.md), in place of a command
+    /// A scenario (docs/design/lab.md), in place of a command
     #[arg(value_name = "FILE", conflicts_with_all = SET_BY_SCENARIO)]
     scenario: Option<PathBuf>,
     /// The command and its arguments

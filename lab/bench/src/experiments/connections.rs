@@ -1,6 +1,6 @@
 //! `connections`: the number of TCP connections per second that a VM can accept, each with one request, one reply and
 //! its end, through vhost-net and with outsourced sockets. No paper has this experiment. Other systems that outsource
-//! sockets collapsed in it (docs/bench/outsourcing.md).
+//! sockets collapsed in it (docs/results/bench/outsourcing.md).
 //!
 //! In: methods on one emulated host, without load. Out: a [`MethodResult`] per method, with the rate at the NIC. The RT
 //! VM runs a stock `memcached`. Clients ([`crate::connections`]) connect, request a key that does not exist, read the

@@ -145,7 +145,7 @@ fn switch_off(host: &mut Host, rule: Option<&str>) -> Result<(), MeasureError> {
     host.apply("partitioned")
 }
 
-/// The fields of `ontime doctor --json` (docs/doctor.md) that are used.
+/// The fields of `ontime doctor --json` (docs/reference/doctor.md) that are used.
 #[derive(Debug, Deserialize)]
 struct Diagnosis {
     checks: Vec<Check>,

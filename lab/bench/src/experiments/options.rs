@@ -123,8 +123,8 @@ fn remove_former(files: &Path) -> io::Result<()> {
 /// A real host, in place of an emulated one.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Hardware {
-    /// Measure a real host with its owner's VMs, which this file describes (docs/hardware.md), in place of an emulated
-    /// one
+    /// Measure a real host with its owner's VMs, which this file describes (docs/results/hardware.md), in place of an
+    /// emulated one
     #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "client_cpu", "kernel", "silence"])]
     pub(crate) hardware: Option<PathBuf>,
 }
@@ -206,7 +206,7 @@ pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError)
 /// Where a report goes, besides the terminal.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Output {
-    /// Write the results (docs/bench.schema.json)
+    /// Write the results (docs/results/bench.schema.json)
     #[arg(long)]
     pub(crate) json: Option<PathBuf>,
     /// Write the table as CSV
@@ -225,7 +225,8 @@ pub(crate) struct Output {
     /// Compare p99, maximum, histogram and losses with results that `--json` wrote; status 2 if any is worse
     #[arg(long, value_name = "FILE", value_parser = stored)]
     pub(crate) baseline: Option<Report>,
-    /// By how many percent figures may be worse than the baseline's, besides what chance explains (docs/bench.md)
+    /// By how many percent figures may be worse than the baseline's, besides what chance explains
+    /// (docs/results/bench.md)
     #[arg(long, value_name = "PERCENT", default_value = "5", requires = "baseline")]
     pub(crate) tolerance: Tolerance,
 }
@@ -452,7 +453,7 @@ mod tests {
         assert_eq!(line.output.tolerance, "5".parse().unwrap());
         for (words, said) in [
             (vec!["--baseline".to_owned(), at("none")], "No such file"),
-            (vec!["--baseline".to_owned(), at("text")], "docs/bench.schema.json"),
+            (vec!["--baseline".to_owned(), at("text")], "docs/results/bench.schema.json"),
             (vec!["--baseline".to_owned(), at("old")], "schema version 912"),
             (vec!["--tolerance".to_owned(), "3".to_owned()], "--baseline"),
             (vec!["--baseline".to_owned(), at("good"), "--tolerance=-3".to_owned()], "0 to 1000"),

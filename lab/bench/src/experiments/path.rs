@@ -33,7 +33,7 @@ struct Options {
     /// Seed of the gaps between requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write the results (docs/bench/path.schema.json)
+    /// Write the results (docs/results/bench/path.schema.json)
     #[arg(long)]
     json: Option<PathBuf>,
     /// Write the functions of each method's median request, in order
@@ -54,7 +54,9 @@ struct Options {
 fn stored(path: &str) -> Result<Document, String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let document: Document = serde_json::from_str(&text).map_err(|error| {
-        format!("not version {PATH_VERSION} of what path's --json writes (docs/bench/path.schema.json): {error}")
+        format!(
+            "not version {PATH_VERSION} of what path's --json writes (docs/results/bench/path.schema.json): {error}"
+        )
     })?;
     if document.path_version != PATH_VERSION {
         let found = document.path_version;
@@ -175,7 +177,7 @@ mod tests {
             (vec!["--requests", "0"], "1..=100000"),
             (vec!["--server", "nginx"], "sockperf, memcached or kamailio"),
             (vec!["--baseline", "no-such-file"], "No such file"),
-            (vec!["--baseline", "Cargo.toml"], "docs/bench/path.schema.json"),
+            (vec!["--baseline", "Cargo.toml"], "docs/results/bench/path.schema.json"),
             (vec!["--tolerance", "2"], "--baseline"),
         ] {
             let error = methods_of(&words).unwrap_err();

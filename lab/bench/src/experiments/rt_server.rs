@@ -327,7 +327,7 @@ struct Args {
     /// Seed of the gaps between requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A line for the host's host.toml (docs/hostnet.md; may be repeated): 'without = ["napi-weight"]',
+    /// A line for the host's host.toml (docs/reference/hostnet.md; may be repeated): 'without = ["napi-weight"]',
     /// 'bulk_napi_weight = 8'
     #[arg(long = "host-toml", value_name = "LINE")]
     settings: Vec<String>,

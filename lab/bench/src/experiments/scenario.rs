@@ -33,7 +33,7 @@ const LOOKS: u32 = 100;
 /// What to run.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// The scenario (docs/lab.md)
+    /// The scenario (docs/design/lab.md)
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Most real seconds without a sign of life of the host, 30 to 86400: more where the machine has other work
@@ -162,7 +162,7 @@ struct Look {
     reservations: Reservations,
 }
 
-/// The reservations (docs/openapi.json).
+/// The reservations (docs/reference/openapi.json).
 #[derive(Debug, Deserialize)]
 struct Reservations {
     /// Why none is kept.

@@ -8,7 +8,7 @@
 //! share of each 10 ms (`ontime_lab::role::LOADED`).
 //!
 //! An instruction takes 1 ns here. With 4 ns the path of the VM alone would take longer than the effect to be shown
-//! (docs/bench/xen-arm.md).
+//! (docs/results/bench/xen-arm.md).
 
 use std::process::ExitCode;
 

@@ -122,8 +122,8 @@ pub enum HardwareError {
     },
     /// A tenant does not match the site.
     #[error(
-        "tenant '{name}' is {found} on {host}, and the site has it as {wanted}; `ontime ps` there, and docs/tenants.md \
-         for its class"
+        "tenant '{name}' is {found} on {host}, and the site has it as {wanted}; `ontime ps` there, and \
+         docs/use/tenants.md for its class"
     )]
     Tenant {
         /// Its name.

@@ -1,4 +1,4 @@
-//! The file that describes a real host and its client (docs/hardware.md).
+//! The file that describes a real host and its client (docs/results/hardware.md).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_file_of_the_documentation_is_read() {
-        let page = include_str!("../../../../docs/hardware.md");
+        let page = include_str!("../../../../docs/results/hardware.md");
         let (_, rest) = page.split_once("```toml\n").unwrap();
         let site = read(rest.split_once("```").unwrap().0).unwrap();
         assert_eq!((site.host.as_str(), &site.ontime, site.monitor()), ("root@192.0.2.10", &ontime(), "enp5s0"));

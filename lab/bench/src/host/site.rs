@@ -9,10 +9,10 @@ use super::{Host, LIMIT};
 use crate::error::MeasureError;
 use crate::hardware::Target;
 
-/// Number of boots of a VM before it counts as failed: under emulated SVM some guests hang (docs/lab.md).
+/// Number of boots of a VM before it counts as failed: under emulated SVM some guests hang (docs/design/lab.md).
 const BOOTS: u32 = 6;
 
-/// A VM to start: its name, role, network and address (`lab-vm`, docs/lab.md).
+/// A VM to start: its name, role, network and address (`lab-vm`, docs/design/lab.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vm<'a> {
     /// Name; `rt` is the RT VM.

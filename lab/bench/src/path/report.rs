@@ -1,8 +1,8 @@
 //! The instructions of a method's requests, as a document and a table.
 //!
-//! In: [`Request`]s. Out: a [`Document`] (`--json`; docs/bench/path.schema.json is generated from it), the table for
-//! the terminal, and the median request's steps (`--sequence`). For every method, stages and functions must add up to
-//! the whole; otherwise nothing is written.
+//! In: [`Request`]s. Out: a [`Document`] (`--json`; docs/results/bench/path.schema.json is generated from it), the
+//! table for the terminal, and the median request's steps (`--sequence`). For every method, stages and functions must
+//! add up to the whole; otherwise nothing is written.
 
 use std::collections::BTreeMap;
 

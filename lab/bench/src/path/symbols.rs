@@ -9,7 +9,7 @@ use super::line::Level;
 
 /// Limit of cached addresses. When it is reached, the cache is emptied.
 const REMEMBERED: usize = 1 << 20;
-/// The process that keeps the emulated CPU from halting (docs/lab.md).
+/// The process that keeps the emulated CPU from halting (docs/design/lab.md).
 const IDLE: &str = "lab-spin";
 
 /// The meaning of a function for the path.

@@ -1,9 +1,9 @@
 //! The JSON schema of every experiment's report.
 //!
-//! In: a measured [`Run`]. Out: a [`Report`] as JSON, and back. `docs/bench.schema.json` is generated from these types,
-//! and a test compares the two. Any change of a field raises [`SCHEMA_VERSION`]. Names contain the units: us are
-//! microseconds on the result's own clock, Gbit are 10^9 bit. [`Report`] is in this file; `condition` has clock and
-//! load, `result` [`MethodResult`], `metric` an experiment's own figures, and `run` the input.
+//! In: a measured [`Run`]. Out: a [`Report`] as JSON, and back. `docs/results/bench.schema.json` is generated from
+//! these types, and a test compares the two. Any change of a field raises [`SCHEMA_VERSION`]. Names contain the units:
+//! us are microseconds on the result's own clock, Gbit are 10^9 bit. [`Report`] is in this file; `condition` has clock
+//! and load, `result` [`MethodResult`], `metric` an experiment's own figures, and `run` the input.
 
 mod condition;
 mod metric;
@@ -26,7 +26,9 @@ pub const SCHEMA_VERSION: u32 = 12;
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
     /// The text is not JSON, or does not have the fields of this version.
-    #[error("the report is not version {SCHEMA_VERSION} of the benchmark schema: {0}; see docs/bench.schema.json")]
+    #[error(
+        "the report is not version {SCHEMA_VERSION} of the benchmark schema: {0}; see docs/results/bench.schema.json"
+    )]
     Invalid(#[from] serde_json::Error),
     /// The report contains a figure that JSON cannot represent.
     #[error(

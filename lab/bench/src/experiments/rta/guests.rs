@@ -216,7 +216,7 @@ pub(crate) fn bulk_threads(host: &mut Host, run: bool) -> Result<(), MeasureErro
     host.shell(&command).map(|_| ())
 }
 
-/// The reservations in `ontime top --json` (docs/openapi.json).
+/// The reservations in `ontime top --json` (docs/reference/openapi.json).
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Reservations {
     /// vCPUs with a reservation.
@@ -281,7 +281,7 @@ pub(crate) struct Log {
     pub status: i32,
     /// Time from release to end of each job, us. A time above the period is a deadline miss.
     pub response_us: Vec<u64>,
-    /// rt-app's own lines on the first late jobs: number and measurements (docs/bench/rta.md).
+    /// rt-app's own lines on the first late jobs: number and measurements (docs/results/bench/rta.md).
     pub late: Vec<String>,
 }
 

@@ -5,7 +5,7 @@
 //! SCHED_DEADLINE runtime, alternately up and down, so that each change is an INC_BW or a DEC_BW. Measured are:
 //!
 //! - the duration of the system call in the guest, within the host's offer (`change`);
-//! - the same if the VM has spare bandwidth (docs/guest.md), so that the host is notified afterwards (`spare`);
+//! - the same if the VM has spare bandwidth (docs/design/guest.md), so that the host is notified afterwards (`spare`);
 //! - the same call without a change, which notifies nobody (`same`);
 //! - the bare notification, the module's call to the device process without a request (`bare`);
 //! - the CPU time per change of each process of the host. On the virtual clock this is a count of instructions.
