@@ -52,7 +52,7 @@ endurance: release images
 hundred: release
 	scripts/bench/hundred.sh $(ONTIME)
 
-## figures: the main table of docs/results.md, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
+## figures: the main table of docs/results/results.md, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
 figures: release images
 	@mkdir -p $(REPORT)
 	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
@@ -93,7 +93,7 @@ miri:
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants \
 		--lib -- ledger::page connector::
 
-## dra: the Kubernetes driver, target/ontime-dra; needs Go, which nothing else does (docs/kubernetes.md)
+## dra: the Kubernetes driver, target/ontime-dra; needs Go, which nothing else does (docs/use/kubernetes.md)
 dra:
 	CGO_ENABLED=0 scripts/go.sh dra build -trimpath -ldflags '-s -w' -o $(abspath target)/ontime-dra .
 

@@ -16,10 +16,10 @@ land() { # KERNEL...: sets root and versions
     out=$(cd "$out" && pwd)
 }
 
-copy() { # FOLDER...: of the repository, into the user land
+copy() { # FOLDER...: of the repository's kernel/, into the user land
     rm -rf "$root/build"
     mkdir -p "$root/build"
-    for folder in "$@"; do cp -a "$here/../$folder" "$root/build/$folder"; done
+    for folder in "$@"; do cp -a "$here/../kernel/$folder" "$root/build/$folder"; done
 }
 
 inside() { # SCRIPT ARGUMENT...: mounts only in a name space of their own, so that none stays behind
@@ -37,7 +37,7 @@ build() { # FOLDER VERSION
 
 dkms() { # FOLDER VERSION: packaging, as an administrator does it
     echo "${0##*/}: dkms, $2"
-    name=$(sed -n 's/^PACKAGE_NAME="\(.*\)"/\1/p' "$here/../$1/dkms.conf")
+    name=$(sed -n 's/^PACKAGE_NAME="\(.*\)"/\1/p' "$here/../kernel/$1/dkms.conf")
     inside 'rm -rf "/var/lib/dkms/$3" "/usr/src/$3"-[0-9]*; make -s -C "/build/$1" dkms
         tree=$(cd /usr/src && echo "$3"-[0-9]*)
         dkms install "$3/${tree#"$3"-}" -k "$2" && dkms status "$3" | grep -q installed

@@ -1,8 +1,8 @@
 #!/bin/sh
 # conformance.sh ONTIME [SUITE]: public test suites (CPython's, Perl's, libuv's, Go's) in one guest, on its own stack
 # and on outsourced sockets. Prints a table with every difference by name, and fails where a difference has no reason in
-# guest/tests/conformance-known.txt. SUITE: ci (at most 5 minutes on a free machine), default, all, or names of suites
-# separated by commas (guest/tests/conformance/run.py lists them).
+# kernel/guest/tests/conformance-known.txt. SUITE: ci (at most 5 minutes on a free machine), default, all, or names of
+# suites separated by commas (kernel/guest/tests/conformance/run.py lists them).
 # $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"), a directory that it has made, or "lab" (that of
 # the lab's guests). $MODULES: what guest-module.sh built (built if not given). $CHANNELS: 1 for sockets on a real-time
 # channel (0). The guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM,
@@ -91,7 +91,7 @@ esac
 version=$(cat "$version")
 modules=${MODULES:-$work/modules}
 [ -n "${MODULES:-}" ] || "$here/guest-module.sh" "$modules" "$version"
-cp "$here/../guest/tests/conformance/run.py" "$here/../guest/tests/conformance-known.txt" "$work/files/"
+cp "$here/../kernel/guest/tests/conformance/run.py" "$here/../kernel/guest/tests/conformance-known.txt" "$work/files/"
 rm -rf "$out"
 mkdir -p "$out"
 words="suite=$suite wake=${WAKE:-interrupt}"
@@ -100,7 +100,7 @@ began=$(date +%s)
 status=0
 seconds=${GUEST_TEST_SECONDS:-7200}
 GUEST_TEST_SECONDS=$seconds GUEST_SECONDS=$seconds GUEST_KERNEL=$kernel \
-    GUEST_TEST=$here/lab/conformance-test.sh GUEST_FILES=$work/files GUEST_TEST_KEEP=$out \
+    GUEST_TEST=$here/../lab/tests/conformance-test.sh GUEST_FILES=$work/files GUEST_TEST_KEEP=$out \
     "$here/guest-test.sh" "$ontime" "$modules" "${CHANNELS:-0}" "$words" || status=$?
 echo "conformance: kernel $version, channels ${CHANNELS:-0}, $(($(date +%s) - began)) s; logs: $out"
 exit $status

@@ -73,10 +73,10 @@ the_program() {
         /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz \
         /usr/share/man/man8/ontimed.8.gz \
         /usr/share/bash-completion/completions/ontime /usr/share/zsh/vendor-completions/_ontime \
-        /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/daemon.md \
-        /usr/share/doc/ontime/sockets.md \
+        /usr/share/fish/vendor_completions.d/ontime.fish /usr/share/doc/ontime/reference/daemon.md \
+        /usr/share/doc/ontime/design/sockets.md \
         /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md \
-        /usr/share/doc/ontime/monitoring.md \
+        /usr/share/doc/ontime/use/monitoring.md \
         /usr/share/doc/ontime/examples/prometheus/ontime.rules.yml /usr/share/doc/ontime/examples/grafana/ontime.json \
         /lib/systemd/system/ontime-metrics.timer /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
         file 644 "$path"

@@ -17,8 +17,8 @@ tree=$out/tree
 rm -rf "$out"
 mkdir -p "$tree"
 cp -r packaging/debian "$tree/debian"
-cp guest/dkms.conf "$tree/debian/ontime-guest-dkms.dkms"
-cp host/dkms.conf "$tree/debian/ontime-napi-dkms.dkms"
+cp kernel/guest/dkms.conf "$tree/debian/ontime-guest-dkms.dkms"
+cp kernel/host/dkms.conf "$tree/debian/ontime-napi-dkms.dkms"
 SOURCE_DATE_EPOCH=$(scripts/version.sh epoch)
 export SOURCE_DATE_EPOCH
 cat > "$tree/debian/changelog" << END

@@ -25,14 +25,14 @@ mkdir -p $pages
 cp -r docs ./*.md LICENSE $pages
 rm $pages/docs/SUMMARY.md
 # mdBook writes README.md as index.html.
-sed -i 's,](\([^)]*\)README\.md,](\1index.md,g' $pages/*.md $pages/docs/*.md
+find $pages -name '*.md' -exec sed -i 's,](\([^)]*\)README\.md,](\1index.md,g' {} +
 {
     printf '# Summary\n\n[Overview](README.md)\n'
     tail -n +2 docs/SUMMARY.md | sed 's,](,](docs/,'
     printf '\n# Project\n\n'
     printf -- '- [%s](%s.md)\n' Architecture ARCHITECTURE Contributing CONTRIBUTING "Reporting a vulnerability" SECURITY Changes CHANGELOG
 } > $pages/SUMMARY.md
-grep -ohE '\]\(\.\./[a-z]+/[^)#]*' docs/*.md | sed 's,](../,,' | sort -u | while read -r file; do
+grep -ohE '\]\(\.\./\.\./[a-z]+/[^)#]*' docs/*/*.md | sed 's,](../../,,' | sort -u | while read -r file; do
     install -D -m 644 "$file" "$pages/$file"
 done
 

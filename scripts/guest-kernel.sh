@@ -6,7 +6,7 @@
 set -eu
 flavour=${1:?guest-kernel.sh FLAVOUR SERIES} series=${2:?guest-kernel.sh FLAVOUR SERIES}
 here=$(cd "$(dirname "$0")/.." && pwd)
-recipe=$here/crates/lab/src/recipe
+recipe=$here/lab/host/src/recipe
 cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}
 fail() { echo "guest kernel: $*" >&2; exit 3; }
 case $flavour in

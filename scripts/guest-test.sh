@@ -1,6 +1,6 @@
 #!/bin/sh
 # guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]: boots a guest with the module in the lab, its sockets served by
-# `ontime device` on the emulated host, and runs scripts/lab/outsourced-test.sh in it. MODULES: what guest-module.sh
+# `ontime device` on the emulated host, and runs lab/tests/outsourced-test.sh in it. MODULES: what guest-module.sh
 # built (built if it is not there). CHANNELS: 0, or 1 for a real-time channel. WORDS: wake=idle (default) or
 # wake=interrupt, and those of outsourced-test.sh. With the word `direct` the guest has two CPUs and is emulated on this
 # machine, where the device process runs as well: without KVM, so that channels can only interrupt, but many times
@@ -34,13 +34,13 @@ disk=$("$here/guest-image.sh")
 tree=$work/tree
 files=$work/out/files
 mkdir -p "$tree/lab" "$files"
-install -m 755 "$here/lab/outsourced-init.sh" "$tree/init"
-install -m 755 "$here/lab/outsourced-main.sh" "$tree/lab/main.sh"
-install -m 755 "${GUEST_TEST:-$here/lab/outsourced-test.sh}" "$tree/lab/test.sh"
+install -m 755 "$here/../lab/tests/outsourced-init.sh" "$tree/init"
+install -m 755 "$here/../lab/tests/outsourced-main.sh" "$tree/lab/main.sh"
+install -m 755 "${GUEST_TEST:-$here/../lab/tests/outsourced-test.sh}" "$tree/lab/test.sh"
 if [ -n "${GUEST_TEST:-}" ]; then
     cp -a "$GUEST_FILES/." "$tree/lab/"
 else
-    cp "$here"/../guest/tests/programs/* "$here/../guest/ontime-ss" "$modules/conform" "$tree/lab/"
+    cp "$here"/../kernel/guest/tests/programs/* "$here/../kernel/guest/ontime-ss" "$modules/conform" "$tree/lab/"
 fi
 export ONE_RUN="${GUEST_TEST:+1}"
 if [ -n "${GUEST_KERNEL:-}" ]; then
@@ -57,7 +57,7 @@ fi
 echo "$words wake=$wake channels=$channels" > "$tree/lab/args"
 (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
 cp --reflink=auto "$disk" "$files/disk.img"
-cp "$here/lab/outsourced.sh" "$files/"
+cp "$here/../lab/tests/outsourced.sh" "$files/"
 
 # The lab's image with this machine's kernel and clock, in namespaces that end with this script. Writes to the image are
 # discarded.

@@ -84,13 +84,13 @@ too_long_is_told() {
     [ $? -eq 124 ] && [ -z "$(ls "$work/long")" ]
 }
 
-# In the emulated host: scripts/lab/NAME.sh, with the files that those scripts share in /lab. It runs in bash, which
+# In the emulated host: lab/tests/NAME.sh, with the files that those scripts share in /lab. It runs in bash, which
 # provides the command at which it ended.
 inside() { # NAME OPTIONS...
     name=$1
     shift
     mkdir -p "$work/$name/files"
-    cp "$here"/lab/*.sh "$work/$name/files/"
+    cp "$here"/../lab/tests/*.sh "$work/$name/files/"
     cp "$here/../packaging/libvirt/hooks/qemu.d/ontime" "$work/$name/files/hook"
     "$ontime-lab" run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" "BACKEND=${BACKEND:-paced}" bash --posix "/lab/$name.sh"
 }
@@ -192,8 +192,8 @@ with_deadlines() { # NAME OPTIONS...: as `inside`
     version=$(cat "$(ls -td "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/version-guest | head -n 1)") || return 3
     "$here/guest-module.sh" "$work/modules" "$version" || return 3
     cp "$work/modules/$version/ontime.ko" "$tree/lab/"
-    install -m 755 "$here/lab/deadlines-init.sh" "$tree/init"
-    ${CC:-cc} -O2 -static -o "$tree/lab/rta" "$here/../guest/tests/rta.c" || return 3
+    install -m 755 "$here/../lab/tests/deadlines-init.sh" "$tree/init"
+    ${CC:-cc} -O2 -static -o "$tree/lab/rta" "$here/../kernel/guest/tests/rta.c" || return 3
     (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
     inside "$@"
 }
@@ -203,7 +203,7 @@ deadline_tasks_have_their_vcpus() { with_deadlines deadlines-vcpus --cpus 2; }
 a_vcpu_does_not_wait_for_its_vmm() {
     files=$work/vmm/files tree=$work/vmm/tree
     mkdir -p "$files" "$tree"
-    install -m 755 "$here/lab/vmm-init.sh" "$tree/role"
+    install -m 755 "$here/../lab/tests/vmm-init.sh" "$tree/role"
     printf '%s\n' '#!/bin/busybox sh' "/bin/busybox sed -i 's|^exec .*switch_root|/bin/busybox cp /role* /root/dev/; &|' /init" 'exec /init' > "$tree/with-role"
     chmod 755 "$tree/with-role"
     (cd "$tree" && printf 'role\nwith-role\n' | cpio -o -H newc --quiet) > "$files/role-reads.cpio"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # rpm.sh: builds the RPM package of this tree in target/rpm, on Fedora, RHEL or, to try the spec, Debian (package rpm).
-# The kernel modules are not packaged: `make -C guest dkms`, `make -C host dkms`.
+# The kernel modules are not packaged: `make -C kernel/guest dkms`, `make -C kernel/host dkms`.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "rpm: $*" >&2; exit 3; }

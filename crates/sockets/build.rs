@@ -1,9 +1,9 @@
-//! Generates the Rust side of the guest-host ABI from its only definition, abi/ontime_abi.h.
+//! Generates the Rust side of the guest-host ABI from its only definition, kernel/abi/ontime_abi.h.
 
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let header = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../abi/ontime_abi.h");
+    let header = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../kernel/abi/ontime_abi.h");
     println!("cargo::rerun-if-changed={}", header.display());
     let out = PathBuf::from(std::env::var("OUT_DIR")?).join("abi.rs");
     bindgen::Builder::default()

@@ -88,7 +88,7 @@ func number(name string, otherwise int) int {
 	return otherwise
 }
 
-// documentedPodRuns takes the example that docs/kubernetes.md shows from kubectl apply to a held reservation.
+// documentedPodRuns takes the example that docs/use/kubernetes.md shows from kubectl apply to a held reservation.
 func (cluster *cluster) documentedPodRuns(t *testing.T) {
 	cluster.apply(filepath.Join("..", "manifests", "examples", "pod.yaml"))
 	cluster.apply(filepath.Join("..", "manifests", "examples", "pinned.yaml"))

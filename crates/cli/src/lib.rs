@@ -1,8 +1,8 @@
 //! What the command lines of `ontime` and `ontime-lab` share: exit statuses, printing of errors, and the version.
 //!
 //! The first four statuses are those of monitoring plug-ins. Usage and configuration errors have the numbers of
-//! sysexits(3), which systemd shows by name, so that they cannot be mistaken for a state of the host. docs/daemon.md
-//! has the table for users.
+//! sysexits(3), which systemd shows by name, so that they cannot be mistaken for a state of the host.
+//! docs/reference/daemon.md has the table for users.
 
 use std::error::Error;
 use std::io;

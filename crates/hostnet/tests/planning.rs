@@ -431,9 +431,9 @@ fn an_rt_nic_does_not_hold_its_interrupts_back() {
 
 #[test]
 fn every_rule_is_a_row_of_the_docs_and_says_where_its_cost_is_from() {
-    let docs = include_str!("../../../docs/hostnet.md");
+    let docs = include_str!("../../../docs/reference/hostnet.md");
     for rule in RULES {
-        assert!(docs.contains(&format!("\n| `{}` | ", rule.id)), "docs/hostnet.md has no row {}", rule.id);
+        assert!(docs.contains(&format!("\n| `{}` | ", rule.id)), "docs/reference/hostnet.md has no row {}", rule.id);
         assert!(rule.id == RuleId::HostConfig || !rule.cost.source.is_empty(), "{}: whose figure is it?", rule.id);
         // Each row has a rank; a figure of three is in it.
         let us = rule.cost.text.replace(',', "");

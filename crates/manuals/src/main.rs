@@ -9,7 +9,7 @@ use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-/// Exit statuses; docs/daemon.md has them in full.
+/// Exit statuses; docs/reference/daemon.md has them in full.
 const STATUSES: [(&str, &str); 6] = [
     ("0", "Done, and all is as wanted."),
     ("1", "Warning: something drifted, failed, was not restored, does not fit, or was missed."),

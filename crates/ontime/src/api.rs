@@ -1,4 +1,5 @@
-//! The types of the daemon's HTTP/JSON API on `/run/ontime/ontime.sock`, and the source of `docs/openapi.json`.
+//! The types of the daemon's HTTP/JSON API on `/run/ontime/ontime.sock`, and the source of
+//! `docs/reference/openapi.json`.
 //!
 //! These types are the contract with users. They are separate from the crates' own types, so that those can change
 //! without changing the API; the conversions are in `view.rs`.

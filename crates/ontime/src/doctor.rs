@@ -29,7 +29,7 @@ use crate::table::{visible, wrapping};
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// As JSON: every check, in the order of docs/doctor.md.
+    /// As JSON: every check, in the order of docs/reference/doctor.md.
     #[arg(long)]
     json: bool,
     /// Every check, not only the three findings that matter most.

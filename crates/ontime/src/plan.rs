@@ -28,7 +28,7 @@ const SIMULATION_MAX: f64 = 86_400.0;
 /// `ontime plan`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The tenants (format: docs/plan.md).
+    /// The tenants (format: docs/reference/plan.md).
     file: PathBuf,
     /// What if each host had this many CPUs for tenants?
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(file::CPUS_MAX)))]

@@ -21,6 +21,12 @@ use syn::{Attribute, Item, ItemMod, ItemUse, UseTree, Visibility};
 /// The laboratory's crates.
 const LABORATORY: [&str; 2] = ["ontime-bench", "ontime-lab"];
 
+/// The folders of the product's crates and of the laboratory's.
+fn folders_of_crates() -> [PathBuf; 2] {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    ["crates", "lab"].map(|folder| root.join(folder))
+}
+
 /// Crates of the workspace that are linked into a crate, with every feature.
 fn below(packages: &[Value], name: &str, found: &mut BTreeSet<String>) {
     let package = packages.iter().find(|package| package["name"] == name).unwrap();
@@ -186,9 +192,9 @@ fn circles(mut imports: BTreeMap<Module, BTreeSet<Module>>) -> BTreeMap<Module, 
 
 #[test]
 fn files_of_a_crate_import_each_other_in_no_circle() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let folders = folders_of_crates().into_iter().flat_map(|folder| fs::read_dir(folder).unwrap());
     let mut seen = 0;
-    for of in fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path()) {
+    for of in folders.map(|entry| entry.unwrap().path()) {
         let source = of.join("src");
         let Some(root) = ["lib.rs", "main.rs"].map(|name| source.join(name)).into_iter().find(|file| file.exists())
         else {
@@ -276,7 +282,7 @@ fn the_oldest_supported_compiler_knows_each_condition() {
         assert_eq!(let_chains(text), wanted, "{text}");
     }
     let mut files = Vec::new();
-    sources(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap(), &mut files);
+    folders_of_crates().iter().for_each(|folder| sources(folder, &mut files));
     assert!(files.len() > 300, "the walk found only {} files", files.len());
     for file in files {
         let text = fs::read_to_string(&file).unwrap();

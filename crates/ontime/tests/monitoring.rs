@@ -163,11 +163,11 @@ fn the_rules_and_the_dashboard_ask_for_metrics_that_exist() {
         asked.iter().filter(|name| !there.contains(*name) && *name != "ontime_findings").collect();
     assert!(asked.len() > 15 && missing.is_empty(), "asked for and not there: {missing:?} in {text}");
     // Each metric is described in the documentation.
-    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/monitoring.md")).unwrap();
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/use/monitoring.md")).unwrap();
     let family = |line: &str| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned());
     let untold: Vec<String> =
         text.lines().filter_map(family).filter(|name| !page.contains(&format!("`{name}`"))).collect();
-    assert!(untold.is_empty(), "docs/monitoring.md does not have {untold:?}");
+    assert!(untold.is_empty(), "docs/use/monitoring.md does not have {untold:?}");
     for guest in &scene.guests {
         assert!(!text.contains(&format!("\"{}\"", guest.vcpu())), "a thread's number: {text}");
     }

@@ -143,7 +143,8 @@ fn the_units_capabilities_are_enough() {
     assert!(!proc.contains("CapBnd:\t000001ff"), "the bounding set was not cut: {proc}");
 }
 
-/// docs/security.md names a test for each rule, or states that there is none. A name before a crate is a test there.
+/// docs/reference/security.md names a test for each rule, or states that there is none. A name before a crate is a test
+/// there.
 #[test]
 fn the_tests_that_the_security_page_names_exist() {
     let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
@@ -161,8 +162,8 @@ fn the_tests_that_the_security_page_names_exist() {
         }
         code
     };
-    let code = code_in("crates") + &code_in("scripts");
-    let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let code = code_in("crates") + &code_in("lab") + &code_in("scripts");
+    let page = std::fs::read_to_string(root.join("docs/reference/security.md")).unwrap();
     let (mut in_tests, mut names, mut missing) = (false, 0, Vec::new());
     for line in page.lines() {
         let Some(last) = line.strip_suffix('|').and_then(|line| line.rsplit('|').next()) else { continue };

@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_file_of_the_documentation_is_read() {
-        let page = include_str!("../../../docs/sched.md");
+        let page = include_str!("../../../docs/design/sched.md");
         let (_, rest) = page.split_once("```toml\n").unwrap();
         let config = read(rest.split_once("```").unwrap().0).unwrap();
         let [one] = config.reservations.as_slice() else { panic!("{config:?}") };

@@ -3,7 +3,7 @@
 //! when it runs. One more VM, without deadlines, needs all the CPU time it can get.
 //!
 //! `cargo test` tries 200 sets of each family, `make thorough` 10,000. Which families may have late sets, and how many
-//! in a thousand, is in the table at the end; docs/sched.md says which guarantee that leaves.
+//! in a thousand, is in the table at the end; docs/design/sched.md says which guarantee that leaves.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The next deadlines that guests publish: slices have to end there (RTVirt, section 3.3).
 //!
 //! For each of its vCPUs, a guest writes its deadline tasks' next deadlines and periods into its own memory (`struct
-//! ontime_next_vcpu` of abi/ontime_abi.h). A pacer reads them at the start of each slice. The guest may be hostile, and
-//! may write anything. A slice is never shorter than the planner's minimum; in the long run a vCPU ends at most
-//! [`CUTS`] slices in its period; and the published times decide only where slices end. How much CPU time the vCPU has
-//! was admitted before, and is not read here.
+//! ontime_next_vcpu` of kernel/abi/ontime_abi.h). A pacer reads them at the start of each slice. The guest may be
+//! hostile, and may write anything. A slice is never shorter than the planner's minimum; in the long run a vCPU ends at
+//! most [`CUTS`] slices in its period; and the published times decide only where slices end. How much CPU time the vCPU
+//! has was admitted before, and is not read here.
 //!
 //! **Read, not mapped.** The process that holds the guest's memory may truncate it or punch holes into it. Through a
 //! mapping that would be a SIGBUS in the daemon; a read returns zeros or less. A read takes the lock of the page, which

@@ -1,4 +1,4 @@
-//! The guest-host ABI, generated from `abi/ontime_abi.h`; docs/device.md describes it.
+//! The guest-host ABI, generated from `kernel/abi/ontime_abi.h`; docs/reference/device.md describes it.
 
 use vm_memory::ByteValued;
 
@@ -54,7 +54,7 @@ mod tests {
     /// Every byte of a struct belongs to a field, so no struct leaks this process's memory to the guest.
     #[test]
     fn no_struct_has_padding() {
-        let header = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../abi/ontime_abi.h");
+        let header = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/abi/ontime_abi.h");
         let mut compiler = std::process::Command::new("cc");
         let compiled =
             compiler.args(["-x", "c", "-fsyntax-only", "-Wpadded", "-Werror"]).arg(&header).output().unwrap();

@@ -1,4 +1,4 @@
-//! `/etc/ontime/sockets.toml` and `sockets.conf.d/*.toml`: one table per VM. docs/sockets.md describes the keys.
+//! `/etc/ontime/sockets.toml` and `sockets.conf.d/*.toml`: one table per VM. docs/design/sockets.md describes the keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

@@ -624,15 +624,16 @@ mod tests {
         assert_eq!(changed(&held, ONTIME_CTL_INC_DEC_BW, &[]).unwrap_err(), Errno(libc::EINVAL));
     }
 
-    /// Task placement by the guest and the resulting requests: `guest/place.h`, as a program with random task sets.
+    /// Task placement by the guest and the resulting requests: `kernel/guest/place.h`, as a program with random task
+    /// sets.
     #[test]
     fn the_guests_placement_keeps_its_promises() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("place");
         let mut compile = std::process::Command::new("cc");
-        compile.args(["-O2", "-Wall", "-Wextra", "-Werror", "-I"]).arg(root.join("abi"));
-        let compiled = compile.arg("-o").arg(&program).arg(root.join("guest/tests/place.c")).output().unwrap();
+        compile.args(["-O2", "-Wall", "-Wextra", "-Werror", "-I"]).arg(root.join("kernel/abi"));
+        let compiled = compile.arg("-o").arg(&program).arg(root.join("kernel/guest/tests/place.c")).output().unwrap();
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
         let run = std::process::Command::new(&program).output().unwrap();
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));

@@ -1,5 +1,5 @@
-//! The guard: a thread of normal priority that has vCPU wake-ups sent again if they show no effect (docs/device.md,
-//! "The vCPU word and notifications").
+//! The guard: a thread of normal priority that has vCPU wake-ups sent again if they show no effect
+//! (docs/reference/device.md, "The vCPU word and notifications").
 //!
 //! It costs a real-time thread one atomic increment per wake-up, plus one system call if the guard is parked. The guard
 //! accesses no ring, because the rings' locks belong to the real-time threads.

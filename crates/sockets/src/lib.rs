@@ -1,9 +1,9 @@
 //! The host side of outsourced sockets: one device process per VM.
 //!
-//! Input: the guest module's calls, through virtqueues (docs/device.md), and the administrator's policy
-//! (docs/sockets.md). Output: system calls on host sockets in the VM's network namespace; answers and readiness events
-//! in guest memory. The files marked "pure" validate all guest input. Code that runs on a real-time thread does not
-//! allocate memory.
+//! Input: the guest module's calls, through virtqueues (docs/reference/device.md), and the administrator's policy
+//! (docs/design/sockets.md). Output: system calls on host sockets in the VM's network namespace; answers and readiness
+//! events in guest memory. The files marked "pure" validate all guest input. Code that runs on a real-time thread does
+//! not allocate memory.
 //!
 //! | file | |
 //! |---|---|

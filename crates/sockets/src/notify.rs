@@ -1,4 +1,5 @@
-//! Whether a channel's vCPU is woken, interrupted or left alone (docs/device.md, "The vCPU word and notifications").
+//! Whether a channel's vCPU is woken, interrupted or left alone (docs/reference/device.md, "The vCPU word and
+//! notifications").
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 

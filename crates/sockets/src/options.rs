@@ -1,7 +1,7 @@
 //! Socket options that are passed to the host's socket (pure data).
 //!
 //! Only options whose value contains no pointer are passed: with a pointer from the guest the host's kernel would read
-//! this process's memory. Options that are not listed get ENOPROTOOPT; docs/sockets.md has the reasons.
+//! this process's memory. Options that are not listed get ENOPROTOOPT; docs/design/sockets.md has the reasons.
 
 use crate::abi::Errno;
 use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as V6, IPPROTO_TCP as TCP, IPPROTO_UDP as UDP, SOL_SOCKET as SOCKET};
@@ -112,7 +112,7 @@ struct Passed {
     level: i32,
     number: i32,
     access: Access,
-    /// For the table in docs/sockets.md.
+    /// For the table in docs/design/sockets.md.
     #[cfg_attr(not(test), allow(dead_code, reason = "a test compares the documentation with it"))]
     name: &'static str,
 }
@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    /// The rows of the table in docs/sockets.md.
+    /// The rows of the table in docs/design/sockets.md.
     fn rows() -> String {
         let levels = [
             (SOCKET, "SOL_SOCKET", "SO_"),
@@ -331,10 +331,10 @@ mod tests {
 
     #[test]
     fn the_documentation_lists_the_options_that_are_passed() {
-        let page = include_str!("../../../docs/sockets.md");
+        let page = include_str!("../../../docs/design/sockets.md");
         assert!(
             page.contains(&rows()),
-            "docs/sockets.md, \"What reaches the host's socket\", should have:\n{}",
+            "docs/design/sockets.md, \"What reaches the host's socket\", should have:\n{}",
             rows()
         );
     }

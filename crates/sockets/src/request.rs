@@ -43,7 +43,7 @@ pub enum Family {
     V6,
 }
 
-/// A call's operation. The fields have the names of docs/device.md.
+/// A call's operation. The fields have the names of docs/reference/device.md.
 #[allow(missing_docs, reason = "the fields are the call's arguments, described there")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {

@@ -1,7 +1,7 @@
 //! Containers, identified by their cgroup's path.
 //!
 //! Input: cgroup v2 paths, and the runtimes' state files for names. Output: a [`Container`] per path. No runtime's
-//! daemon is contacted. docs/tenants.md lists the layouts.
+//! daemon is contacted. docs/use/tenants.md lists the layouts.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

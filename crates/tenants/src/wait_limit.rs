@@ -17,8 +17,8 @@
 //! returns from the system call.
 //!
 //! The alternative is a thread for each read that is abandoned if it takes too long. It would also cover closes that no
-//! signal ends (docs/security.md, "Known gaps"), but it cannot tell a file that waits from a machine that is busy: then
-//! it would miss the threads of a VM that has done nothing wrong.
+//! signal ends (docs/reference/security.md, "Known gaps"), but it cannot tell a file that waits from a machine that is
+//! busy: then it would miss the threads of a VM that has done nothing wrong.
 //!
 //! On PREEMPT_RT the timer expires in `ktimers/N`, at FIFO 1 or 2. A thread that waits leaves its CPU to it, but the
 //! signal is late as long as other real-time threads keep that CPU busy. Of the daemon's real-time threads only a

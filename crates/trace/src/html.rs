@@ -103,7 +103,7 @@ fn inversions(document: &Document) -> Markup {
         } @else {
             div.scroll tabindex="0" role="region" aria-label="Priority inversions" { table.wrap {
                 caption { "By the time they took in all, µs. The cure is the rule \
-                    of " code { "ontime doctor" } " and docs/hostnet.md." }
+                    of " code { "ontime doctor" } " and docs/reference/hostnet.md." }
                 thead { tr {
                     th.left scope="col" { "cure, and below the longest of each inversion" } th scope="col" { "requests" }
                     th scope="col" { "in all" } th scope="col" { "max" }

@@ -85,7 +85,7 @@ pub struct Waiter {
 /// The cure: a rule of `ontime doctor`, if one is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Cure {
-    /// The rule of `ontime doctor` and docs/hostnet.md.
+    /// The rule of `ontime doctor` and docs/reference/hostnet.md.
     pub rule: Option<RuleId>,
     /// The text, if there is no rule.
     text: &'static str,

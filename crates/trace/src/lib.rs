@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Only [`tracefs`], [`interrupts`], [`cost`] and [`hints`] do I/O; everything else is a function of recorded events
-//! and is tested on streams recorded from real hosts (`tests/`). Definitions are in docs/trace.md.
+//! and is tested on streams recorded from real hosts (`tests/`). Definitions are in docs/reference/trace.md.
 
 pub mod analyser;
 pub mod cost;

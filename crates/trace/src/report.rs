@@ -2,7 +2,7 @@
 //!
 //! Input: an [`Analyser`] and the trace's parameters ([`Run`]). Output: a [`Document`]. Times are microseconds unless a
 //! name ends in `_ns` (CLOCK_MONOTONIC time stamps) or `_s`. Percentiles are nearest rank, as in every report of Ontime
-//! (docs/bench.md).
+//! (docs/results/bench.md).
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -53,7 +53,8 @@ pub enum TraceError {
     },
     /// A tracepoint is missing.
     #[error(
-        "this kernel has no tracepoint {0}, which Ontime needs to trace; boot a kernel that has it (docs/trace.md)"
+        "this kernel has no tracepoint {0}, which Ontime needs to trace; boot a kernel that has it \
+         (docs/reference/trace.md)"
     )]
     NoProbe(&'static str),
     /// A record's format is unknown.

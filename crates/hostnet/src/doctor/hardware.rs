@@ -20,7 +20,7 @@ const SIBLING_US: u32 = 25;
 pub(super) fn kernel(inventory: &Inventory) -> Check {
     let kernel = &inventory.kernel;
     let title = "kernel version";
-    let source = "probes by hand: Debian kernels, emulated, virtual clock (docs/hostnet.md)";
+    let source = "probes by hand: Debian kernels, emulated, virtual clock (docs/reference/hostnet.md)";
     let found = |what: &str| format!("{}: {what}", kernel.release);
     if kernel.version < THREADED_NAPI {
         Check::new("kernel", title, State::Critical, found("cannot thread NAPI"))
@@ -37,7 +37,7 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
                  20,000 requests of a VM, p99/p99.9/max 105/120/170 us under small packets and 98/113/147 under TCP, \
                  where 7.2-rt has 82/90/127 and 82/97/121",
                 "`ontime-lab bench rt-server`: Debian 6.12-rt and 7.2-rt, emulated, virtual clock, one CPU \
-                 (docs/bench/rt-server.md)",
+                 (docs/results/bench/rt-server.md)",
             )
         } else {
             (
@@ -290,7 +290,7 @@ pub(super) fn pressure(inventory: &Inventory) -> Check {
             1,
             "2,452 of the 53,334 instructions of an outsourced request, 1,507 of the 23,397 of a host process's, with \
              one level",
-            "`ontime-lab bench path` (docs/bench/path.md): Debian 7.2-rt, emulated, virtual clock",
+            "`ontime-lab bench path` (docs/results/bench/path.md): Debian 7.2-rt, emulated, virtual clock",
         )
         .remedy("boot with psi=0, where no program reads it (systemd-oomd does)")
 }

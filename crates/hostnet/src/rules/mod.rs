@@ -1,8 +1,8 @@
 //! The rule table: one rule per row, in the order in which a packet meets them.
 //!
 //! In: facts and intent. Out: settings and findings. Each module below has the planning functions of related rows.
-//! Figures are from `docs/hostnet.md`: UDP echo at FIFO 47 beside a saturating small-packet flood on another NIC, stock
-//! kernels under emulation, virtual clock, us as p50/p99/max.
+//! Figures are from `docs/reference/hostnet.md`: UDP echo at FIFO 47 beside a saturating small-packet flood on another
+//! NIC, stock kernels under emulation, virtual clock, us as p50/p99/max.
 
 mod busy_poll;
 mod device_irq;
@@ -29,13 +29,13 @@ pub(crate) use napi_weight::NO_BH_LOCK;
 pub use napi_weight::softirqs_share_a_lock;
 pub use threads::NAPI_LISTED;
 
-const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/hostnet.md)";
+const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/reference/hostnet.md)";
 const INVERSION: &str = "`ontime-lab bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one \
-    CPU, small packets (docs/bench/segments-inversion.md)";
+    CPU, small packets (docs/results/bench/segments-inversion.md)";
 
 /// The source of a row whose effect the experiment cannot show.
 const NOT_SHOWN: &str = "no figure: `ontime-lab bench inversion` has one CPU, UDP and a VM by tap and bridge, where \
-                         nothing waits for this (docs/bench/segments-inversion.md)";
+                         nothing waits for this (docs/results/bench/segments-inversion.md)";
 
 /// All rules of this version.
 pub static RULES: &[Rule] = &[
@@ -73,8 +73,8 @@ pub static RULES: &[Rule] = &[
             delay_us: 6_182,
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is \
                    threaded, no difference that 1,000 requests of a VM show",
-            source: "probes by hand (docs/hostnet.md); `ontime-lab bench inversion` \
-                (docs/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
+            source: "probes by hand (docs/reference/hostnet.md); `ontime-lab bench inversion` \
+                (docs/results/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
         },
         cure: "FIFO 50-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
         live_safe: "kernel/irq/manage.c, irq_thread: an ordinary thread; sched_setattr only requeues it",
@@ -119,7 +119,7 @@ pub static RULES: &[Rule] = &[
             text: "a VM beside bulk VMs that receive TCP, p50/p99/max: 68/192/259 us, 67/97/121 with packets one by \
                 one",
             source: "`ontime-lab bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, \
-                     bulk VMs receive TCP (docs/bench/rt-server.md)",
+                     bulk VMs receive TCP (docs/results/bench/rt-server.md)",
         },
         cure: "TUNSETSNDBUF of bulk VMs' taps: the highest limit in place of none, with which vhost does not batch and \
             nothing is held back",
@@ -150,8 +150,8 @@ pub static RULES: &[Rule] = &[
             NAPI thread",
         cost: Cost {
             delay_us: 100,
-            text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/trace.md); beside a \
-                   disk that is read all the time, no difference that 1,000 requests of a VM show",
+            text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/reference/trace.md); \
+                   beside a disk that is read all the time, no difference that 1,000 requests of a VM show",
             source: INVERSION,
         },
         cure: "SCHED_OTHER, nice -20, as a bulk NIC's",
@@ -246,8 +246,8 @@ pub static RULES: &[Rule] = &[
             delay_us: 8_618,
             text: "7.2-rt, a guest's readings of a device that QEMU emulates, beside four busy threads and a tool that \
                    asks QEMU 50 times a second: slowest of 1,200 8,618 us without, 1,249 with",
-            source: "`scripts/lab-test.sh BINARY a_vcpu_does_not_wait_for_its_vmm` (docs/hostnet.md): emulated, \
-                virtual clock",
+            source: "`scripts/lab-test.sh BINARY a_vcpu_does_not_wait_for_its_vmm` (docs/reference/hostnet.md): \
+                emulated, virtual clock",
         },
         cure: "FIFO 3, below every vCPU, under the tenant's runtime cap; or libvirt's <emulatorsched>, which is left \
             as it is",
@@ -263,7 +263,7 @@ pub static RULES: &[Rule] = &[
             delay_us: 10_923,
             text: "7.2-rt, an RT VM of the same level that computes for 20 or 60 % of the time: a request's p99 10,156 \
                    or 3,834 us, its slowest 10,923 or 4,197; with this method p99 155 or 152",
-            source: "`ontime-lab bench xen-arm --beside rt` (docs/bench/xen-arm.md): emulated, virtual clock",
+            source: "`ontime-lab bench xen-arm --beside rt` (docs/results/bench/xen-arm.md): emulated, virtual clock",
         },
         cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; \
             irq_work/N at FIFO 55, which tells of it",
@@ -310,7 +310,8 @@ pub static RULES: &[Rule] = &[
             delay_us: 80,
             text: "four bulk VMs that send small packets, p95 of a request: 80 us by the qdisc (bulk senders at FIFO \
                    1), 78 without; they send 23,816 and 66,611 packets a second",
-            source: "`ontime-lab bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU (docs/bench/vatc.md)",
+            source: "`ontime-lab bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU \
+                (docs/results/bench/vatc.md)",
         },
         cure: "root qdisc noqueue: senders take the queue's lock, which lends its owner their priority; a send buffer \
                for each bulk VM's tap in place of BQL, so that the ring is never full",

@@ -3,7 +3,7 @@
 //! On these kernels, code between `local_bh_disable` and `local_bh_enable` holds one lock per CPU (`kernel/softirq.c`,
 //! `softirq_ctrl.lock`). A NAPI thread holds it for a poll of up to `napi->weight` packets, 64; the per-CPU backlog for
 //! up to `dev_weight` packets. User space cannot set the NAPI weight, so the rule needs the host module `ontime_napi`
-//! (folder `host`), whose files are ordinary knobs.
+//! (folder `kernel/host`), whose files are ordinary knobs.
 
 use ontime_tenants::Class;
 
@@ -16,15 +16,16 @@ use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
 /// The first version in which `local_bh_disable` takes no lock on PREEMPT_RT (`PREEMPT_RT_NEEDS_BH_LOCK` off).
 pub(crate) const NO_BH_LOCK: (u32, u32) = (6, 18);
-/// Packets per poll. The wait is a tenth of that for 64, and no loss of small packets was measurable (docs/hostnet.md).
+/// Packets per poll. The wait is a tenth of that for 64, and no loss of small packets was measurable
+/// (docs/reference/hostnet.md).
 const WEIGHT: u32 = 4;
 /// The first version that the module does not support: NAPI instances defer their interrupts one by one, and from 6.14
 /// on `napi_list` has a lock.
 pub(super) const MODULE_UNTIL: (u32, u32) = (6, 13);
 
 /// How to install the module.
-pub(super) const INSTALL: &str = "install module ontime_napi (folder host: make dkms; dkms install ontime_napi/0.2.1) and \
-    load it: modprobe ontime_napi; or";
+pub(super) const INSTALL: &str = "install module ontime_napi (folder kernel/host: make dkms; dkms install \
+    ontime_napi/0.2.1) and load it: modprobe ontime_napi; or";
 
 /// The rule [`RuleId::NapiWeight`].
 pub(super) fn napi_weight(inventory: &Inventory, intent: &Intent) -> Outcome {

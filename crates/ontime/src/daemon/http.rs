@@ -443,7 +443,7 @@ fn router() -> OpenApiRouter<Loop> {
         .routes(routes!(openapi))
 }
 
-/// The OpenAPI description, generated from the code; `docs/openapi.json` is a copy.
+/// The OpenAPI description, generated from the code; `docs/reference/openapi.json` is a copy.
 pub(super) fn description() -> String {
     let mut text = router().into_openapi().to_pretty_json().unwrap_or_default();
     text.push('\n');
@@ -509,7 +509,7 @@ mod tests {
 
     #[test]
     fn the_committed_description_is_that_of_the_code() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/openapi.json");
         let now = description();
         if std::env::var_os("ONTIME_WRITE_OPENAPI").is_some() {
             std::fs::write(path, &now).unwrap();
@@ -517,8 +517,8 @@ mod tests {
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             committed == now,
-            "docs/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p ontime \
-             description"
+            "docs/reference/openapi.json is not what the code says; write it: ONTIME_WRITE_OPENAPI=1 cargo test -p \
+             ontime description"
         );
     }
 

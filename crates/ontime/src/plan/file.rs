@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_file_of_the_documentation_is_read() {
-        let page = include_str!("../../../../docs/plan.md");
+        let page = include_str!("../../../../docs/reference/plan.md");
         let (_, rest) = page.split_once("```toml\n").unwrap();
         let plan = read(rest.split_once("```").unwrap().0).unwrap();
         let names: Vec<_> = plan.tenants.iter().map(|tenant| tenant.name.as_str()).collect();

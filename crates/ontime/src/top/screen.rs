@@ -182,7 +182,7 @@ fn help() -> Vec<String> {
         "",
         "USED and BEYOND are shares of one CPU since the last look. MISSES: periods with",
         "less than the budget. OVERRUNS: times a vCPU used up its share of a slice.",
-        "A narrow window leaves columns out. docs/sched.md explains all of them.",
+        "A narrow window leaves columns out. docs/design/sched.md explains all of them.",
     ];
     before.into_iter().map(str::to_owned).chain(orders).chain(after.into_iter().map(str::to_owned)).collect()
 }

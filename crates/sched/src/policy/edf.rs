@@ -401,7 +401,7 @@ impl Server {
     }
 
     /// Shortens the vCPU's window if its guest has begun to publish deadlines. A vCPU that has not run has written
-    /// nothing (`guest/dl_next.c`): its page is not read, which was not admitted for each check.
+    /// nothing (`kernel/guest/dl_next.c`): its page is not read, which was not admitted for each check.
     fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));

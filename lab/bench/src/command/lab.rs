@@ -1,0 +1,362 @@
+//! `ontime-lab`: the emulated host.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Subcommand;
+use ontime_cli::{Exit, usage};
+use ontime_lab::agent::Stream;
+use ontime_lab::images::Images;
+use ontime_lab::module::{self, GUEST, HOST};
+use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
+
+use super::product::Product;
+use crate::client_side::Order;
+
+/// Status of `ontime-lab run` if the command exceeded its time limit, as in timeout(1).
+const TIMED_OUT: u8 = 124;
+/// Status of `ontime-lab run` if the emulated host itself failed.
+const LAB_FAILED: u8 = 125;
+
+/// The commands of the emulated host.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command in an emulated host; its exit status is this one's (124: too long, 125: the host failed). Or
+    /// measure what a scenario's file describes, as `ontime-lab bench scenario` does (2: a limit does not hold)
+    Run(Run),
+    /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
+    Shell(MachineArgs),
+    /// Build the lab's images if they are missing
+    Images {
+        /// Also build and test the emulator of several CPUs on the virtual clock, which `--cpus` does otherwise
+        #[arg(long)]
+        several_cpus: bool,
+    },
+    /// Run the lab's commands (started by the emulated host)
+    #[command(hide = true)]
+    Agent,
+    /// Send a load (started at the clients' side of the emulated host)
+    #[command(hide = true)]
+    Client {
+        /// What to send, as JSON
+        order: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct MachineArgs {
+    /// What time is inside: virtual (instructions executed; CPUs take turns) or real (this machine's)
+    #[arg(long, default_value = "virtual")]
+    clock: Clock,
+    /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
+    #[arg(long)]
+    cpus: Option<u8>,
+    /// One more CPU for the clients' side, which is then inside, too, and in the host's time: `lab-client COMMAND` runs
+    /// there (virtual clock)
+    #[arg(long)]
+    client_cpu: bool,
+    /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab
+    /// bench` measures on)
+    #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
+    instruction: u8,
+    /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
+    #[arg(long, default_value = "7.2-rt")]
+    kernel: Kernel,
+    /// Memory, MiB
+    #[arg(long, default_value_t = 4096)]
+    memory: u32,
+    /// A word for the kernel's command line (may be repeated)
+    #[arg(long = "append", value_name = "WORD")]
+    kernel_arguments: Vec<String>,
+    /// Directory for the command's files (`/lab` inside), console log and captures (default: removed at the end)
+    #[arg(long)]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    product: Product,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    host: MachineArgs,
+    /// Most real seconds the command may take
+    #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    timeout: u64,
+    /// Most real seconds without a sign of life of the host, 30 to 86400
+    #[arg(long, default_value_t = 180)]
+    silence: u64,
+    /// Bring the host module for a kernel that takes it (6.12-rt), built if it is missing: /lab/ontime_napi.ko inside
+    #[arg(long)]
+    host_module: bool,
+    /// Bring the guest module, built if it is missing: `lab-vm start NAME ROLE sockets:rt ADDRESS` has it inside
+    #[arg(long)]
+    guest_module: bool,
+    /// A shell command for the clients' side outside, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
+    /// directory is /lab; it ends with the command
+    #[arg(long, value_name = "SHELL", conflicts_with = "client_cpu")]
+    client: Option<String>,
+    /// A scenario (docs/design/lab.md), in place of a command
+    #[arg(value_name = "FILE", conflicts_with_all = SET_BY_SCENARIO)]
+    scenario: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required_unless_present = "scenario")]
+    command: Vec<String>,
+}
+
+/// Options that a scenario's file decides on.
+const SET_BY_SCENARIO: [&str; 12] = [
+    "clock",
+    "cpus",
+    "client_cpu",
+    "instruction",
+    "kernel",
+    "memory",
+    "kernel_arguments",
+    "timeout",
+    "host_module",
+    "guest_module",
+    "client",
+    "command",
+];
+
+/// A scenario's file, and the options that go with it.
+#[derive(Debug)]
+pub(super) struct Scenario<'a> {
+    pub(super) file: &'a Path,
+    pub(super) silence: u64,
+    pub(super) out: Option<&'a Path>,
+    pub(super) product: &'a Product,
+}
+
+impl Command {
+    /// The scenario that is to be run, if it is one.
+    pub(super) fn scenario(&self) -> Option<Scenario<'_>> {
+        let Command::Run(run) = self else { return None };
+        let MachineArgs { out, product, .. } = &run.host;
+        Some(Scenario { file: run.scenario.as_deref()?, silence: run.silence, out: out.as_deref(), product })
+    }
+}
+
+/// Converts an instruction's time in nanoseconds into [`Machine::icount_shift`].
+fn icount_shift(nanoseconds: &str) -> Result<u8, String> {
+    match nanoseconds {
+        "1" => Ok(0),
+        "2" => Ok(1),
+        "4" => Ok(2),
+        _ => Err(format!("{nanoseconds} ns is not one of 1, 2, 4")),
+    }
+}
+
+/// Runs a command of the emulated host.
+pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Agent => agent::inside::serve().map(|()| ExitCode::SUCCESS).map_err(unsupported),
+        Command::Client { order } => {
+            let order: Order = serde_json::from_str(order).context("the order of a load")?;
+            order.carry_out()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
+        Command::Run(run) => {
+            run.machine().check()?;
+            // The images are built here, with network access; the namespaces have none.
+            let images = images(run.machine().takes_turns())?;
+            if run.host_module {
+                host_module(&images, run.host.kernel)?;
+            }
+            if run.guest_module {
+                guest_module(&images)?;
+            }
+            run_command(run, &images, &isolate::enter().map_err(unsupported)?)
+        }
+        Command::Shell(host) => {
+            let machine = machine(host, Console::Terminal);
+            machine.check()?;
+            let images = images(machine.takes_turns())?;
+            shell(host, &images, &isolate::enter().map_err(unsupported)?)
+        }
+    }
+}
+
+/// The lab's images, built first if they are missing, with progress on standard error. `turns`: with the emulator for
+/// several CPUs on the virtual clock.
+pub(crate) fn images(turns: bool) -> anyhow::Result<Images> {
+    isolate::possible().map_err(unsupported)?;
+    let mut progress = |line: &str| eprintln!("{line}");
+    let images = Images::ready(&mut progress)?;
+    Ok(if turns { images.with_turns(&mut progress)? } else { images })
+}
+
+/// Builds the guest module for the lab's guests if it is missing, with progress on standard error.
+pub(crate) fn guest_module(images: &Images) -> anyhow::Result<()> {
+    GUEST.ready(&images.guest_version()?, &mut |line| eprintln!("{line}"))?;
+    Ok(())
+}
+
+/// As [`guest_module`], for the host module, if the emulated host's kernel needs one.
+pub(crate) fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()> {
+    if kernel.takes_host_module() {
+        HOST.ready(&images.kernel_version(kernel)?, &mut |line| eprintln!("{line}"))?;
+    }
+    Ok(())
+}
+
+impl Run {
+    fn machine(&self) -> Machine {
+        let mut machine = machine(&self.host, Console::Log);
+        machine.silence_seconds = self.silence;
+        machine
+    }
+}
+
+fn machine(host: &MachineArgs, console: Console) -> Machine {
+    let mut machine = Machine::new(host.clock, host.kernel);
+    machine.cpus = host.cpus.unwrap_or(machine.cpus);
+    machine.client_cpu = host.client_cpu;
+    machine.icount_shift = host.instruction;
+    machine.memory_mib = host.memory;
+    machine.kernel_arguments.clone_from(&host.kernel_arguments);
+    machine.console = console;
+    machine
+}
+
+fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
+    let machine = run.machine();
+    let dir = run.host.out.as_deref().unwrap_or(scratch);
+    if run.host_module {
+        if !machine.kernel.takes_host_module() {
+            usage!("kernel {} has no use for the host module; 6.12-rt has", machine.kernel);
+        }
+        HOST.bring(&images.kernel_version(machine.kernel)?, dir, &mut |line| eprintln!("{line}"))?;
+    }
+    if run.guest_module {
+        let module = GUEST.ready(&images.guest_version()?, &mut |line| eprintln!("{line}"))?;
+        module::write_archive(&module, &dir.join("files/module.cpio"))?;
+    }
+    let programs = run.host.product.find()?;
+    let argv: Vec<&str> = run.command.iter().map(String::as_str).collect();
+    let mut lab = match Lab::start(&machine, images, dir, &programs) {
+        Ok(lab) => lab,
+        Err(error) => return failed(error, dir),
+    };
+    let client = run.client.as_deref().map(|shell| Client::start(shell, &dir.join("files"))).transpose()?;
+    let status = lab.run(&argv, &[], Duration::from_secs(run.timeout), &mut |stream, bytes| {
+        // If the reader of the output has gone, the command still continues.
+        let _ = match stream {
+            Stream::Out => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
+            Stream::Err => std::io::stderr().write_all(bytes),
+        };
+    });
+    drop(client);
+    match status {
+        Ok(status) => {
+            if let Err(error) = lab.power_off() {
+                return failed(error, dir);
+            }
+            Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+        }
+        Err(error) => {
+            drop(lab);
+            failed(error, dir)
+        }
+    }
+}
+
+/// The clients' side of a run; dropping it ends its shell. Processes that the shell started end with the lab's
+/// namespaces.
+struct Client(Child);
+
+impl Client {
+    fn start(shell: &str, dir: &Path) -> anyhow::Result<Self> {
+        let started = process::Command::new("sh").args(["-c", shell]).current_dir(dir).stdin(Stdio::null()).spawn();
+        Ok(Self(started.context("the clients' side: sh")?))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Makes the error for a failure of the emulated host, and keeps the host's console log.
+fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
+    if matches!(error, LabError::NotRoot | LabError::Program { .. }) {
+        return Err(unsupported(error));
+    }
+    let status = if matches!(error, LabError::Timeout { .. }) { TIMED_OUT } else { LAB_FAILED };
+    if status == LAB_FAILED {
+        isolate::keep(dir);
+    }
+    Err(Exit { status, message: error.to_string() }.into())
+}
+
+fn shell(host: &MachineArgs, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
+    let machine = machine(host, Console::Terminal);
+    let programs = host.product.find()?;
+    let dir = host.out.as_deref().unwrap_or(scratch);
+    let lab = match Lab::start(&machine, images, dir, &programs) {
+        Ok(lab) => lab,
+        Err(error) => return failed(error, dir),
+    };
+    Ok(ExitCode::from(u8::try_from(lab.wait()?).unwrap_or(1)))
+}
+
+fn unsupported(error: LabError) -> anyhow::Error {
+    Exit::unknown(error.to_string()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    #[test]
+    fn a_scenario_or_a_command_is_run_and_not_both() {
+        let read = |words: &[&str]| Line::try_parse_from(["ontime-lab", "run"].iter().chain(words));
+        let line = read(&["--silence", "90", "--out", "there", "a.toml"]).unwrap();
+        let scenario = line.command.scenario().unwrap();
+        assert_eq!(
+            (scenario.file, scenario.silence, scenario.out),
+            (Path::new("a.toml"), 90, Some(Path::new("there")))
+        );
+        assert!(read(&["--cpus", "2", "--", "true"]).unwrap().command.scenario().is_none());
+        for words in [
+            &["a.toml", "--", "true"][..],
+            &["--cpus", "2", "a.toml"],
+            &["--client-cpu", "a.toml"],
+            &["--append", "quiet", "a.toml"],
+            &["--kernel", "7.2", "a.toml"],
+            &["--timeout", "9", "a.toml"],
+            &[],
+        ] {
+            assert!(read(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_limit_is_one_that_a_clock_can_tell() {
+        let read = |seconds: &str| Line::try_parse_from(["ontime-lab", "run", "--timeout", seconds, "--", "true"]);
+        for good in ["1", "31536000"] {
+            let Command::Run(run) = read(good).unwrap().command else { panic!("{good}") };
+            assert!(Instant::now().checked_add(Duration::from_secs(run.timeout)).is_some());
+        }
+        for bad in ["0", "31536001", "18446744073709551615"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! From the log's bytes to the document, with a recorded request, of which one line in three hundred is kept, and with
+//! synthetic requests.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
+
+use super::report::table;
+use super::stages::{Phase, Stage};
+use super::symbols::{Function, Maps, Mark, Sources, Symbols, Thread};
+use super::window::{Cutter, Incomplete, Run};
+use super::*;
+use crate::baseline::Tolerance;
+use crate::path::line::Level;
+
+/// The emulator's log of a request under `partitioned`.
+pub(super) const LOG: &str = include_str!("testdata/request.log");
+/// The host's symbols of these functions. The guest sent no symbols.
+const HOST: &str = include_str!("testdata/kallsyms");
+/// The host's mappings.
+const MAPS: &str = include_str!("testdata/maps");
+
+pub(super) fn names() -> Names {
+    Names::new(Sources {
+        host_kernel: Symbols::kallsyms(HOST.lines()),
+        host_maps: Maps::parse(MAPS.lines()),
+        ..Sources::default()
+    })
+}
+
+fn recorded(log: &str) -> (Result<Vec<Run>, Incomplete>, Names) {
+    let (mut cutter, mut names) = (Cutter::default(), names());
+    // In parts of arbitrary size, as from a pipe.
+    log.as_bytes().chunks(777).for_each(|part| cutter.read(part, &mut names));
+    (cutter.finish(&names), names)
+}
+
+fn request(log: &str) -> Request {
+    let (runs, names) = recorded(log);
+    Request::of(&runs.unwrap(), &names)
+}
+
+#[test]
+fn a_recorded_request_goes_the_known_way() {
+    let request = request(LOG);
+    let stages: Vec<String> = request
+        .stages
+        .iter()
+        .map(|(stage, _)| format!("{}, {}, {}", stage.phase.words(), stage.thread.words(), stage.level.words()))
+        .collect();
+    assert_eq!(
+        stages,
+        [
+            "host receive, interrupt, host kernel",
+            "host receive, interrupt's thread, host kernel",
+            "host receive, NAPI's thread, host kernel",
+            "host receive, vhost, host kernel",
+            "host receive, vCPU, host kernel",
+            "server, vCPU, guest kernel",
+            "server, vCPU, host kernel",
+            "server, vCPU, guest user",
+            "host send, vCPU, host kernel",
+            "host send, vhost, host kernel",
+        ]
+    );
+    let (first, last) = (request.steps.first().unwrap(), request.steps.last().unwrap());
+    assert_eq!((first.function.as_str(), last.function.as_str()), ("irq_entries_start", "e1000_xmit_frame [e1000e]"));
+}
+
+#[test]
+fn stages_and_functions_of_a_request_are_its_whole() {
+    let request = request(LOG);
+    let traced = LOG.lines().filter(|line| line.starts_with("Trace")).count() as u64;
+    assert!(request.instructions > 100 && request.instructions < traced);
+    assert_eq!(request.stages.iter().map(|(_, count)| count).sum::<u64>(), request.instructions);
+    assert_eq!(request.functions.values().sum::<u64>(), request.instructions);
+    assert_eq!(request.steps.iter().map(|step| step.count).sum::<u64>(), request.instructions);
+    let (mut method, _) = Method::new(("partitioned", "P"), &[request], &BTreeMap::new()).unwrap();
+    assert_eq!(method.check(), Ok(()));
+    method.stages[0].slowest += 1;
+    assert!(method.check().unwrap_err().to_string().contains("the slowest request's stages"));
+    method.stages[0].slowest -= 1;
+    method.functions.pop();
+    assert!(method.check().unwrap_err().to_string().contains("the median request's functions"));
+}
+
+#[test]
+fn a_trace_without_begin_or_end_is_no_request() {
+    let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
+    let busy: String = lines.iter().skip_while(|line| line.contains("401000")).copied().collect();
+    assert_eq!(recorded(&busy).0, Err(Incomplete::Busy));
+    let idle: String = lines.iter().take_while(|line| line.contains("401000")).copied().collect();
+    assert_eq!(recorded(&idle).0, Err(Incomplete::NoBegin));
+    let half: String = lines.iter().take(lines.len() / 2).copied().collect();
+    assert_eq!(recorded(&half).0, Err(Incomplete::NoEnd));
+    assert_eq!(recorded("").0, Err(Incomplete::Busy));
+}
+
+#[test]
+fn a_reply_ends_a_request_also_where_the_log_ends_with_it() {
+    let (whole, names) = recorded(LOG);
+    let last = names.get(whole.as_ref().unwrap().last().unwrap().function).unwrap();
+    assert_eq!(last.mark, Mark::Transmit);
+    // The request is complete from the last instruction but one in the driver on.
+    let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
+    let ends: Vec<bool> = (1..6).map(|less| recorded(&lines[..lines.len() - less].concat()).0.is_ok()).collect();
+    assert!(ends.iter().all(|is_whole| *is_whole), "{ends:?}");
+}
+
+#[test]
+fn odd_bytes_change_nothing() {
+    let mut odd = vec![b'x'; 5_000];
+    odd.extend_from_slice(b"\n\n\xff\xfe\nTrace 0: [\n");
+    let (mut cutter, mut names) = (Cutter::default(), names());
+    for part in [&odd[..], LOG.as_bytes(), &odd] {
+        cutter.read(part, &mut names);
+    }
+    assert_eq!(cutter.finish(&names), recorded(LOG).0);
+}
+
+#[test]
+fn what_was_told_and_not_reached_is_taken_back() {
+    let line = LOG.lines().nth(100).unwrap();
+    let again = format!("{line}\nStopped execution of TB chain before 0x7f0000000000 [ffffffff814340e0] \n{line}\n");
+    let doubled = LOG.replacen(&format!("{line}\n"), &again, 1);
+    assert_eq!(recorded(&doubled).0, recorded(LOG).0);
+}
+
+/// A request of synthetic functions with these levels and marks.
+fn made(functions: &[(Level, Mark, u64)]) -> Request {
+    let mut names = Names::default();
+    let run = |(at, (level, mark, count)): (usize, &(Level, Mark, u64))| {
+        let function = Function { level: *level, name: format!("f{at}"), mark: mark.clone() };
+        Run { function: names.add(function), count: *count }
+    };
+    let runs: Vec<Run> = functions.iter().enumerate().map(run).collect();
+    Request::of(&runs, &names)
+}
+
+#[test]
+fn without_a_guest_the_last_program_is_the_server() {
+    let (kernel, user) = (Level::HostKernel, Level::HostUser);
+    let server = || Mark::Thread(Thread::Process("sockperf".into()));
+    let request = made(&[
+        (kernel, Mark::Interrupt, 3),
+        (kernel, Mark::Switch, 4),
+        (user, Mark::Thread(Thread::Process("ontime daemon".into())), 2),
+        (kernel, Mark::Switch, 1),
+        (kernel, Mark::None, 5),
+        (kernel, Mark::Switch, 1),
+        (kernel, Mark::None, 6),
+        (user, server(), 7),
+        (kernel, Mark::None, 8),
+        (user, server(), 9),
+        (kernel, Mark::Transmit, 10),
+    ]);
+    let stage = |phase, thread, level| Stage { phase, thread, level };
+    let [sockperf, daemon] = ["sockperf", "ontime daemon"].map(|name| move || Thread::Process(name.into()));
+    assert_eq!(
+        request.stages,
+        [
+            (stage(Phase::HostReceive, Thread::Interrupt, kernel), 7),
+            (stage(Phase::HostReceive, daemon(), user), 2),
+            (stage(Phase::HostReceive, daemon(), kernel), 1),
+            (stage(Phase::HostReceive, Thread::Other, kernel), 6),
+            (stage(Phase::HostReceive, sockperf(), kernel), 6),
+            (stage(Phase::Server, sockperf(), user), 16),
+            (stage(Phase::Server, sockperf(), kernel), 8),
+            (stage(Phase::HostSend, sockperf(), kernel), 10),
+        ]
+    );
+}
+
+#[test]
+fn median_and_slowest_stand_side_by_side() {
+    let of = |count, more: &[(Level, Mark, u64)]| {
+        let mut all = vec![(Level::HostKernel, Mark::Interrupt, count), (Level::HostKernel, Mark::Switch, 1)];
+        all.extend_from_slice(more);
+        all.push((Level::GuestKernel, Mark::Thread(Thread::Vcpu), 10));
+        made(&all)
+    };
+    let slow =
+        of(20, &[(Level::HostKernel, Mark::Thread(Thread::Softirq), 2_000), (Level::HostKernel, Mark::Switch, 1)]);
+    let requests = [slow, of(20, &[]), of(21, &[]), of(19, &[])];
+    let missed = BTreeMap::from([(Incomplete::NoEnd.to_string(), 2)]);
+    let (method, median) = Method::new(("partitioned", "P"), &requests, &missed).unwrap();
+    method.check().unwrap();
+    assert_eq!((method.median, method.slowest, median.instructions), (31, 2_032, 31));
+    assert_eq!(method.requests, [2_032, 31, 32, 30]);
+    let threads: Vec<&str> = method.stages.iter().map(|row| row.thread.as_str()).collect();
+    assert_eq!(threads, ["interrupt", "softirq's thread", "vCPU"]);
+    assert_eq!((method.stages[1].median, method.stages[1].slowest), (0, 2_001));
+    assert!(method.notes[0].starts_with("2 of them not: the NIC's driver sent no reply"), "{:?}", method.notes);
+    let document = Document {
+        path_version: PATH_VERSION,
+        kernel: "7.2".into(),
+        command: "ontime-lab bench path".into(),
+        created: "now".into(),
+        methods: vec![method],
+        notes: Vec::new(),
+    };
+    let json = serde_json::to_string(&document).unwrap();
+    assert_eq!(serde_json::from_str::<Document>(&json).unwrap(), document);
+    let text = table(&document);
+    assert!(text.contains("median 31") && text.contains("slowest 2,032"), "{text}");
+    assert!(sequence("partitioned", &median).contains("20\t1\thost receive\tinterrupt\thost kernel\tf1\n"));
+    assert!(matches!(Method::new(("m", "M"), &[], &missed), Err(ReportError::Nothing(_))));
+}
+
+#[test]
+fn a_longer_request_is_told_with_its_stages_and_functions() {
+    let document = |kernel: &str, napi: u64, guest: u64| {
+        let request = made(&[
+            (Level::HostKernel, Mark::Interrupt, 1_000),
+            (Level::HostKernel, Mark::Switch, 100),
+            (Level::HostKernel, Mark::Thread(Thread::Softirq), napi),
+            (Level::HostKernel, Mark::Switch, 100),
+            (Level::GuestKernel, Mark::Thread(Thread::Vcpu), guest),
+            (Level::HostKernel, Mark::Transmit, 800),
+        ]);
+        let (method, _) = Method::new(("partitioned", "P"), &[request], &BTreeMap::new()).unwrap();
+        Document {
+            path_version: PATH_VERSION,
+            kernel: kernel.into(),
+            command: String::new(),
+            created: String::new(),
+            methods: vec![method],
+            notes: Vec::new(),
+        }
+    };
+    let one: Tolerance = "1".parse().unwrap();
+    let baseline = document("7.2", 20_000, 30_000);
+    // 52,000 instructions: 500 more are within 1 %, 600 are not, wherever others were saved.
+    for (napi, guest) in [(20_000, 30_000), (20_500, 30_000), (9_000, 30_000), (21_000, 29_000)] {
+        let comparison = compare(&document("7.2", napi, guest), &baseline, one);
+        assert_eq!((comparison.compared, comparison.regressions.len()), (1, 0), "{comparison:?}");
+    }
+    let found = compare(&document("7.2", 20_600, 30_000), &baseline, one).regressions;
+    let stage = "host receive, softirq's thread, host kernel +600";
+    assert_eq!(
+        found,
+        [format!(
+            "partitioned: 52,600 instructions, 1.15 % above the baseline's 52,000; most in the stages {stage}; in the \
+             functions f2 (host kernel) +600"
+        )]
+    );
+    assert_eq!(compare(&document("7.2", 20_100, 30_000), &baseline, "0".parse().unwrap()).regressions.len(), 1);
+    // Neither another kernel nor another method is compared.
+    let other = compare(&document("7.3", 90_000, 30_000), &baseline, one);
+    assert_eq!((other.compared, other.regressions.len()), (0, 0));
+    assert!(other.left_out[0].contains("Linux 7.3; the baseline: Linux 7.2"), "{other:?}");
+    let mut renamed = document("7.2", 90_000, 30_000);
+    renamed.methods[0].method = "threaded".into();
+    assert!(compare(&renamed, &baseline, one).left_out[0].contains("the baseline does not have it"));
+}
+
+#[test]
+fn the_schema_in_the_documentation_is_that_of_the_code() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results/bench/path.schema.json");
+    let schema = serde_json::to_string_pretty(&schemars::schema_for!(Document)).unwrap() + "\n";
+    if std::env::var_os("ONTIME_BLESS").is_some() {
+        std::fs::write(path, &schema).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap();
+    assert_eq!(written, schema, "raise PATH_VERSION, then see docs/results/bench/path.md");
+}
