@@ -26,7 +26,7 @@ pub const CONFIG: u8 = 78;
 /// An error with its own exit status.
 #[derive(Debug)]
 pub struct Exit {
-    /// The status.
+    /// The exit status of the command.
     pub status: u8,
     /// What is wrong, and the remedy.
     pub message: String,

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub struct Percentile(u32);
 
 impl Percentile {
-    /// The median.
+    /// 50 %, the median.
     pub const P50: Self = Self(500_000);
     /// 90 %.
     pub const P90: Self = Self(900_000);
@@ -176,7 +176,7 @@ impl Sorted {
 pub struct Summary {
     /// The number of samples.
     pub count: u64,
-    /// The smallest.
+    /// The smallest sample.
     pub min: u64,
     /// Arithmetic mean.
     pub mean: f64,
@@ -196,7 +196,7 @@ pub struct Summary {
     pub p99_9: u64,
     /// 99.99th percentile.
     pub p99_99: u64,
-    /// The largest.
+    /// The largest sample.
     pub max: u64,
     /// Samples above the 99.9th percentile: the number of measurements on which the far tail is based.
     pub beyond_p99_9: u64,

@@ -38,13 +38,13 @@ pub enum Done {
 pub struct Item {
     /// The rule that planned it; none for a restored knob.
     pub rule: Option<RuleId>,
-    /// The knob.
+    /// The knob that was to be set or restored.
     pub knob: Knob,
     /// The value before, if it could be read.
     pub from: Option<Value>,
     /// The planned value, or the original.
     pub to: Value,
-    /// The outcome.
+    /// Whether it was changed, was right already, or why it could not be changed.
     pub done: Done,
 }
 
@@ -96,10 +96,11 @@ impl Report {
         self.items.push(Item { rule, knob: knob.clone(), from, to: to.clone(), done });
     }
 
-    /// Whether a changed knob must be written once more soon ([`Setting::insists`]).
-    pub fn insists(&self, plan: &Plan) -> bool {
-        let insisting: BTreeSet<_> = plan.settings.iter().filter(|set| set.insists).map(|set| set.knob.key()).collect();
-        self.items.iter().any(|item| item.done == Done::Changed && insisting.contains(&item.knob.key()))
+    /// Whether a changed knob must be written once more soon ([`Setting::needs_second_write`]).
+    pub fn needs_second_write(&self, plan: &Plan) -> bool {
+        let second: BTreeSet<_> =
+            plan.settings.iter().filter(|set| set.needs_second_write).map(|set| set.knob.key()).collect();
+        self.items.iter().any(|item| item.done == Done::Changed && second.contains(&item.knob.key()))
     }
 
     /// Whether a changed knob creates threads that this report's plan did not know.
@@ -203,7 +204,8 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
                     originals.push(Original { knob: setting.knob.clone(), value });
                 }
                 if as_wanted {
-                    let written = if setting.insists { host.write(&setting.knob, &setting.value) } else { Ok(()) };
+                    let written =
+                        if setting.needs_second_write { host.write(&setting.knob, &setting.value) } else { Ok(()) };
                     let done = written.map_or_else(|error| not_set(setting, &error), |()| Done::Already);
                     report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
                 } else {

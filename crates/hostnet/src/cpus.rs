@@ -24,9 +24,9 @@ pub enum CpuSetError {
     /// The text is not a mask.
     #[error("'{text}' is not a mask of CPUs as in ff,ffffffff (CPUs 0 to {max}): {why}", max = CpuSet::MAX)]
     Mask {
-        /// The text.
+        /// The text that was read.
         text: String,
-        /// The error.
+        /// What makes it no mask.
         why: &'static str,
     },
 }

@@ -18,7 +18,7 @@ use crate::plan::Plan;
 /// A container's thread that Ontime placed and a cap has paused. It may have ended since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paused {
-    /// The thread.
+    /// The paused thread.
     pub id: ThreadId,
     /// Name of its container.
     pub tenant: String,

@@ -16,7 +16,7 @@ use crate::rule_id::RuleId;
 /// The intent for this host.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Intent {
-    /// The method.
+    /// The method, which decides the rules in force.
     pub method: Method,
     /// The priority table.
     pub table: PriorityTable,

@@ -39,9 +39,9 @@ const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 /// A knob's value from before Ontime changed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
-    /// The knob.
+    /// The knob that was changed.
     pub knob: Knob,
-    /// The value.
+    /// Its value before the first change in this boot.
     pub value: Value,
 }
 
@@ -77,13 +77,13 @@ pub enum JournalError {
     /// The directory or file could not be read or written.
     #[error("{path}: {what}: {source}; {effect}; {}", remedy(path, source))]
     Io {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
         /// The operation that failed.
         what: &'static str,
         /// The kernel's error.
         source: io::Error,
-        /// The consequence.
+        /// What Ontime does or leaves undone because of it.
         effect: &'static str,
     },
     /// Another process holds the lock.
@@ -92,7 +92,7 @@ pub enum JournalError {
          reset`), or stop it first (systemctl stop ontimed)"
     )]
     Held {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
     },
     /// Another version of Ontime wrote the file in this boot.
@@ -101,7 +101,7 @@ pub enum JournalError {
          reboot, which restores the kernel's own values"
     )]
     OtherVersion {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
         /// What this version cannot read.
         why: String,
@@ -113,7 +113,7 @@ pub enum JournalError {
          kernel's own"
     )]
     Damaged {
-        /// The file.
+        /// The journal or its directory.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
@@ -129,7 +129,7 @@ struct AnyHeader {
 
 /// The content of a journal file for the running boot.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Kept {
+struct JournalContent {
     entries: Vec<Original>,
     /// Lines of this boot that another version wrote.
     foreign: Vec<String>,
@@ -139,7 +139,7 @@ struct Kept {
     stale: usize,
 }
 
-impl Kept {
+impl JournalContent {
     /// Passes the content on, unless another version wrote a part of it.
     fn whole(self, path: &Path) -> Result<Self, JournalError> {
         match self.why {
@@ -216,7 +216,7 @@ impl Journal {
     /// # Errors
     /// See [`JournalError`].
     pub fn open(path: &Path, boot_id: &str) -> Result<Self, JournalError> {
-        Self::open_if(path, boot_id, Kept::whole)
+        Self::open_if(path, boot_id, JournalContent::whole)
     }
 
     /// As [`Self::open`], for a reset only: originals that another version stored stay in the file ([`Self::foreign`]).
@@ -230,14 +230,14 @@ impl Journal {
     fn open_if(
         path: &Path,
         boot_id: &str,
-        accept: impl FnOnce(Kept, &Path) -> Result<Kept, JournalError>,
+        accept: impl FnOnce(JournalContent, &Path) -> Result<JournalContent, JournalError>,
     ) -> Result<Self, JournalError> {
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(|error| io_error(path, "making its directory", error, UNCHANGED))?;
         }
         let lock = lock(path)?;
         let kept = load(path, boot_id, UNCHANGED)?;
-        let Kept { entries, foreign, stale, .. } = accept(kept, path)?;
+        let JournalContent { entries, foreign, stale, .. } = accept(kept, path)?;
         let originals = Originals::new(entries);
         Ok(Self { path: path.to_owned(), boot_id: boot_id.to_owned(), originals, foreign, stale, _lock: lock })
     }
@@ -357,10 +357,10 @@ pub fn running_boot_id() -> Result<String, JournalError> {
 }
 
 /// Reads the file's content for this boot; empty if there is no file.
-fn load(path: &Path, boot_id: &str, effect: &'static str) -> Result<Kept, JournalError> {
+fn load(path: &Path, boot_id: &str, effect: &'static str) -> Result<JournalContent, JournalError> {
     match fs::read(path) {
         Ok(bytes) => parse(path, &bytes, boot_id),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(JournalContent::default()),
         Err(error) => Err(io_error(path, "reading", error, effect)),
     }
 }
@@ -434,16 +434,19 @@ pub fn format(boot_id: &str, foreign: &[String], entries: &[Original]) -> Result
 }
 
 /// Parses a journal file. Checks the boot id first: entries of an earlier boot are dropped, in whatever format.
-fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError> {
+fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<JournalContent, JournalError> {
     if bytes.is_empty() {
-        return Ok(Kept::default());
+        return Ok(JournalContent::default());
     }
     let newline = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
     let first = bytes.get(..newline).unwrap_or_default();
     let any: AnyHeader = serde_json::from_slice(first).map_err(|error| damaged(path, format!("line 1: {error}")))?;
     if is_other_boot(&any.boot_id, boot_id) {
         let lines = bytes.get(newline..).unwrap_or_default().split(|byte| *byte == b'\n');
-        return Ok(Kept { stale: lines.filter(|line| !line.is_empty()).count(), ..Kept::default() });
+        return Ok(JournalContent {
+            stale: lines.filter(|line| !line.is_empty()).count(),
+            ..JournalContent::default()
+        });
     }
     let other = |why: String| JournalError::OtherVersion { path: path.to_owned(), why };
     if any.format != FORMAT {
@@ -459,7 +462,7 @@ fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError>
         return Err(other(format!("line 1: unknown field {name}")));
     }
     // The checksum matches, so an unreadable entry is a knob that only another version knows.
-    let mut kept = Kept::default();
+    let mut kept = JournalContent::default();
     for (line, number) in body.lines().zip(2..) {
         let entry = serde_json::from_str::<Original>(line).map_err(|error| error.to_string());
         match entry.and_then(|entry| match unknown(&entry, line) {
@@ -478,7 +481,7 @@ fn parse(path: &Path, bytes: &[u8], boot_id: &str) -> Result<Kept, JournalError>
         return Err(damaged(path, format!("{lines} entries where {} are announced", header.entries)));
     }
     if header.boot_id != boot_id {
-        return Ok(Kept { stale: lines, ..Kept::default() });
+        return Ok(JournalContent { stale: lines, ..JournalContent::default() });
     }
     Ok(kept)
 }
@@ -587,7 +590,7 @@ mod tests {
         fn any_text_is_a_journal_or_damaged(text in "\\PC{0,60}(\n\\PC{0,60}){0,3}") {
             match parse(Path::new("originals"), text.as_bytes(), "boot") {
                 Ok(kept) => {
-                    proptest::prop_assert!(kept == Kept::default() && text.is_empty());
+                    proptest::prop_assert!(kept == JournalContent::default() && text.is_empty());
                 }
                 Err(error) => {
                     let damaged = matches!(error, JournalError::Damaged { .. });

@@ -60,21 +60,21 @@ pub enum SteerFrom {
 pub enum Knob {
     /// A thread's scheduling policy and priority.
     ThreadPolicy {
-        /// The thread.
+        /// The thread, told from a later thread with the same number by its start time.
         thread: ThreadId,
         /// Its name, for people.
         comm: String,
     },
     /// The CPUs a thread may run on.
     ThreadAffinity {
-        /// The thread.
+        /// The thread, told from a later thread with the same number by its start time.
         thread: ThreadId,
         /// Its name, for people.
         comm: String,
     },
     /// The CPUs an interrupt may be delivered to.
     IrqAffinity {
-        /// The interrupt.
+        /// The interrupt, told from a later interrupt with the same number by its chip and `hwirq`.
         irq: IrqId,
     },
     /// A host-wide file with one value: a sysctl, a module parameter, debugfs.
@@ -93,14 +93,14 @@ pub enum Knob {
     },
     /// A file with one value below `/sys/class/net/NAME/`: `threaded`, `queues/tx-0/byte_queue_limits/limit_max`.
     NicFile {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
         /// The path below the NIC's directory.
         path: String,
     },
     /// The CPUs whose packets leave by a transmit queue (`queues/tx-N/xps_cpus`).
     XpsCpus {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
         /// The transmit queue.
         queue: u32,
@@ -108,19 +108,19 @@ pub enum Knob {
     /// How one NAPI instance is polled: 0 in softirq, 1 by its thread (6.17), 2 by its thread without interrupts
     /// (6.19).
     NapiThreaded {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
         /// NAPI id, as netlink family `netdev` reports it.
         napi: u32,
     },
     /// How long a NIC may hold a receive interrupt back (`ethtool -C`, netlink family `ethtool`).
     Moderation {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
     },
     /// A feature that `ethtool -K` switches (netlink family `ethtool`), by the kernel's name: `on` or `off`.
     Feature {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
         /// `rx-gro`, `tx-tcp-segmentation`.
         feature: String,
@@ -138,41 +138,41 @@ pub enum Knob {
     },
     /// The clsact qdisc, which holds filters beside the root qdisc. It is removed only while it has no filters.
     Clsact {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
     },
     /// A clsact egress filter that puts packets of one source on a transmit queue (`skbedit queue_mapping`).
     TxSteer {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
         /// The transmit queue.
         queue: u16,
-        /// The packets.
+        /// The source of the packets: a tap or veth, or an address.
         from: SteerFrom,
     },
     /// A clsact egress filter that gives packets of one source the priority of a `prio` qdisc's first band.
     TxPriority {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
-        /// The packets.
+        /// The source of the packets: a tap or veth, or an address.
         from: SteerFrom,
     },
     /// The root qdisc: `default` for the kernel's default, or a kind. Replacing it drops the packets queued in it.
     RootQdisc {
-        /// The NIC.
+        /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
     },
     /// Whether a VM's packets leave its tap in batches ([`crate::tap`]). vhost sends batches if the send buffer has no
     /// limit.
     TapBatch {
-        /// The tap.
+        /// The tap of the VM.
         nic: NicId,
         /// The VMM, which has the tap open.
         process: ThreadId,
     },
     /// Bytes of a VM's packets that may be in flight from its tap before its sender waits ([`crate::tap`]).
     SendBuffer {
-        /// The tap.
+        /// The tap of the VM.
         nic: NicId,
         /// The VMM, which has the tap open.
         process: ThreadId,
@@ -374,14 +374,14 @@ pub enum KnobError {
     Gone(String),
     /// This kernel, driver or device has no such knob, or another program holds it.
     Unsupported {
-        /// The knob.
+        /// The knob, as `Display` of [`Knob`] writes it.
         knob: String,
         /// The cause and the remedy.
         why: String,
     },
     /// The kernel refused or failed, for a cause that Ontime does not know.
     Os {
-        /// The knob.
+        /// The knob, as `Display` of [`Knob`] writes it.
         knob: String,
         /// The operation that failed.
         what: &'static str,
@@ -390,7 +390,7 @@ pub enum KnobError {
     },
     /// The kernel refused, for a known cause that can be removed.
     Refused {
-        /// The knob.
+        /// The knob, as `Display` of [`Knob`] writes it.
         knob: String,
         /// The operation that failed.
         what: &'static str,
@@ -398,12 +398,12 @@ pub enum KnobError {
         source: std::io::Error,
         /// The cause, with the cgroup or file.
         cause: String,
-        /// The remedy.
+        /// What the administrator can do about the cause.
         remedy: String,
     },
     /// The kernel reported, or a rule planned, a value that this knob cannot have.
     Value {
-        /// The knob.
+        /// The knob, as `Display` of [`Knob`] writes it.
         knob: String,
         /// Why the value is wrong.
         why: String,
@@ -448,7 +448,7 @@ impl std::error::Error for KnobError {}
 pub struct Obstacle {
     /// The cause, with the cgroup or file.
     pub cause: String,
-    /// The remedy.
+    /// What the administrator can do about the cause.
     pub remedy: String,
     /// The obstacle stays as long as this kernel runs with the modules as loaded.
     pub lasting: bool,

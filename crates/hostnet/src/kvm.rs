@@ -115,7 +115,7 @@ fn run(device: &Path) -> KvmProbe {
         Ok(kvm) => kvm,
         Err(error) => return unopened(device, &std::io::Error::from_raw_os_error(error.errno())),
     };
-    let guest = match Guest::new(&kvm) {
+    let guest = match ProbeGuest::new(&kvm) {
         Ok(guest) => guest,
         Err(error) => return KvmProbe::Broken(format!("no VM can be made: {error}")),
     };
@@ -135,7 +135,7 @@ fn unopened(device: &Path, error: &std::io::Error) -> KvmProbe {
     KvmProbe::Unknown(format!("{why}: not tried; {remedy}"))
 }
 
-struct Guest {
+struct ProbeGuest {
     // Dropped in this order: the memory must outlive the VM that maps it.
     vcpu: VcpuFd,
     _vm: VmFd,
@@ -172,7 +172,7 @@ impl Memory {
     }
 }
 
-impl Guest {
+impl ProbeGuest {
     fn new(kvm: &Kvm) -> Result<Self, kvm_ioctls::Error> {
         let vm = kvm.create_vm()?;
         let mut memory = Memory::image();
@@ -183,7 +183,7 @@ impl Guest {
             memory_size: MEMORY as u64,
             userspace_addr: memory.0.as_mut_ptr() as u64,
         };
-        // SAFETY: the region is the whole of `memory`, page-aligned, and `Guest` frees it only after the VM is closed.
+        // SAFETY: the region is the whole of `memory`, page-aligned; `ProbeGuest` frees it only after it closed the VM.
         unsafe { vm.set_user_memory_region(region) }?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;

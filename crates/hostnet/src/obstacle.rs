@@ -40,7 +40,7 @@ pub(crate) fn explain(roots: &Roots, knob: &Knob, value: Option<&Value>, error: 
         Some(libc::EPERM | libc::EINVAL | libc::EACCES) => value.and_then(|value| foresee(roots, knob, value)),
         _ => None,
     };
-    let found = found.or_else(|| hidden(roots, knob, value, &source)).or_else(|| told(knob, &source));
+    let found = found.or_else(|| hidden(roots, knob, value, &source)).or_else(|| from_errno(knob, &source));
     match found {
         Some(Obstacle { cause, remedy, lasting: true }) => {
             KnobError::Unsupported { knob: name, why: format!("{cause}; {remedy}") }
@@ -193,7 +193,7 @@ fn hidden(roots: &Roots, knob: &Knob, value: Option<&Value>, source: &io::Error)
 }
 
 /// The meaning of an error number for a kind of knob.
-fn told(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
+fn from_errno(knob: &Knob, source: &io::Error) -> Option<Obstacle> {
     let lasting = |cause: &str, remedy: &str| {
         Some(Obstacle { cause: cause.to_owned(), remedy: remedy.to_owned(), lasting: true })
     };

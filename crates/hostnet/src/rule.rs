@@ -67,7 +67,7 @@ pub struct Setting {
     pub rule: RuleId,
     /// The step of the pass in which it is made.
     pub stage: Stage,
-    /// The knob.
+    /// The knob to set.
     pub knob: Knob,
     /// The planned value.
     pub value: Value,
@@ -87,7 +87,7 @@ pub struct Setting {
     /// Written in every pass, and once more soon after the first write: reading the planned value back does not prove
     /// that the device uses it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub insists: bool,
+    pub needs_second_write: bool,
 }
 
 impl Setting {
@@ -99,7 +99,17 @@ impl Setting {
     /// A setting that overwrites no other knob and has no dependencies.
     pub fn new(rule: RuleId, stage: Stage, knob: Knob, value: Value) -> Self {
         let (overwrites, needs) = (Vec::new(), Vec::new());
-        Self { rule, stage, knob, value, overwrites, needs, original: None, handed_on: false, insists: false }
+        Self {
+            rule,
+            stage,
+            knob,
+            value,
+            overwrites,
+            needs,
+            original: None,
+            handed_on: false,
+            needs_second_write: false,
+        }
     }
 }
 
@@ -144,7 +154,7 @@ pub struct Finding {
     pub object: String,
     /// What was found.
     pub found: String,
-    /// The remedy.
+    /// What the administrator can do about it.
     pub remedy: String,
     /// Why Ontime does not apply the remedy.
     pub refusal: Option<Refusal>,

@@ -25,7 +25,7 @@ pub enum SmiCount {
     Counted {
         /// Number of SMIs.
         most: u64,
-        /// The CPU.
+        /// The CPU with that number.
         cpu: u32,
         /// Duration of the count.
         during: Duration,

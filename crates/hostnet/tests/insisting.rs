@@ -40,13 +40,20 @@ fn it_is_written_in_every_pass_and_once_more_after_a_change() {
     let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
     let knob = Knob::Moderation { nic: NicId { ifindex: 2, name: "eth0".to_owned() } };
     let setting = Setting::new(RuleId::Moderation, Stage::Steer, knob, Value::Moderation(none));
-    let plan = |insists| Plan { settings: vec![Setting { insists, ..setting.clone() }], findings: Vec::new() };
+    let plan = |needs_second_write| Plan {
+        settings: vec![Setting { needs_second_write, ..setting.clone() }],
+        findings: Vec::new(),
+    };
 
     let report = apply(&driver, &plan(true), &mut journal).unwrap();
-    assert!(report.counts().changed == 1 && report.insists(&plan(true)) && !report.insists(&plan(false)));
+    assert!(
+        report.counts().changed == 1
+            && report.needs_second_write(&plan(true))
+            && !report.needs_second_write(&plan(false))
+    );
     for writes in 2..4 {
         let report = apply(&driver, &plan(true), &mut journal).unwrap();
-        assert!(report.counts().already == 1 && !report.insists(&plan(true)), "{report:?}");
+        assert!(report.counts().already == 1 && !report.needs_second_write(&plan(true)), "{report:?}");
         assert_eq!(driver.writes.get(), writes);
     }
     apply(&driver, &plan(false), &mut journal).unwrap();

@@ -410,13 +410,13 @@ fn an_rt_nic_does_not_hold_its_interrupts_back() {
     }
     let wanted = ("eth0 receive interrupt moderation".to_owned(), "rx-usecs 0".to_owned());
     assert_eq!(of_rule(&plan(&inventory, &intent), RuleId::Moderation), [wanted]);
-    let insists = |inventory: &Inventory| {
+    let needs_second_write = |inventory: &Inventory| {
         let settings = plan(inventory, &intent).settings;
-        settings.into_iter().find(|set| set.rule == RuleId::Moderation).unwrap().insists
+        settings.into_iter().find(|set| set.rule == RuleId::Moderation).unwrap().needs_second_write
     };
-    assert!(insists(&inventory), "e1000e may write its adaptive mode's last word after that");
+    assert!(needs_second_write(&inventory), "e1000e may write its adaptive mode's last word after that");
     inventory.nics[0].driver = Some("igb".to_owned());
-    assert!(!insists(&inventory));
+    assert!(!needs_second_write(&inventory));
     // Another driver's effect on its queues is unknown: one finding reports it, and none if nothing can be gained.
     inventory.nics[0].driver = Some("mlx5_core".to_owned());
     inventory.nics[0].moderation = Some(Moderation { rx_usecs: 8, adaptive: Some(true) });

@@ -52,7 +52,7 @@ pub fn ledger(claims: u64, looks: usize, rounds: usize) {
             thread::spawn(move || {
                 let (mut seen, mut newest) = (0, 0);
                 for _ in 0..looks {
-                    if let Some(held) = page.news(0, &mut seen) {
+                    if let Some(held) = page.new_claim(0, &mut seen) {
                         assert!(is_whole(&held), "torn: {held:?}");
                         assert!(held.budget >= newest, "{held:?} after {newest}");
                         newest = held.budget;

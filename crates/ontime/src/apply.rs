@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     let status = show(&report, args.json, &["failed", "would-fail"])?;
-    Ok(ExitCode::from(missed.tell(status)))
+    Ok(ExitCode::from(missed.print(status)))
 }
 
 /// What a daemon would change, if no daemon can be asked.

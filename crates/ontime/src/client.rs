@@ -25,7 +25,6 @@ pub(crate) enum ClientError {
     /// No daemon listens.
     #[error("no daemon at {socket}: {source}; start it: systemctl start ontimed")]
     NoDaemon {
-        /// The socket.
         socket: String,
         /// The kernel's error.
         source: io::Error,
@@ -35,7 +34,6 @@ pub(crate) enum ClientError {
         "{socket}: {source}: whether a daemon runs cannot be seen; run as root or as a member of the socket's group"
     )]
     Denied {
-        /// The socket.
         socket: String,
         /// The kernel's error.
         source: io::Error,
@@ -45,17 +43,11 @@ pub(crate) enum ClientError {
     Refused {
         /// HTTP status.
         status: u16,
-        /// Its reason.
         message: String,
     },
     /// The answer is late, incomplete, or not one of a daemon of this version.
     #[error("{socket}: {why}; see the daemon's log: journalctl -u ontimed")]
-    Broken {
-        /// The socket.
-        socket: String,
-        /// What happened.
-        why: String,
-    },
+    Broken { socket: String, why: String },
 }
 
 /// Sends GET `path`; the answer is JSON.

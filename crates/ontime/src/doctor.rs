@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     intent.resting = rests.filter_map(|nic| Some(inventory.nic(&nic.nic)?.id.ifindex)).collect();
     intent.reserved = reserved.map(|reserved| kept(&reserved, &intent.tenants)).unwrap_or_default();
     let (inventory, intent) = as_found(inventory, intent, &originals);
-    let stake = Stake::of(&intent.tenants, missed.is_none());
+    let stake = RtCounts::of(&intent.tenants, missed.is_none());
     let memory = placement::of_rt_tenants(&roots, &inventory, &intent);
     let smi = counting.map_or_else(|instead| instead, |counting| counting.finish(SMI_TIME));
     let kvm = probe.join().unwrap_or_else(|_| kvm::KvmProbe::Unknown("the probe ended early".to_owned()));
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         Page { out: &mut out, colour }.write(&diagnosis, stake, args.all)?;
     }
-    Ok(ExitCode::from(missed.tell(diagnosis.state.exit_code())))
+    Ok(ExitCode::from(missed.print(diagnosis.state.exit_code())))
 }
 
 /// Processes, records and cgroups that discovery could not read, or not to their end.
@@ -126,14 +126,14 @@ fn kept(reserved: &api::Reservations, tenants: &[Tenant]) -> BTreeMap<ThreadId, 
 
 /// The numbers of running RT tenants. Some findings matter only to VMs or only to containers.
 #[derive(Debug, Clone, Copy)]
-struct Stake {
+struct RtCounts {
     vms: usize,
     containers: usize,
     /// Whether all tenants could be seen.
     all: bool,
 }
 
-impl Stake {
+impl RtCounts {
     fn of(tenants: &[Tenant], all: bool) -> Self {
         let rt = tenants.iter().filter(|tenant| tenant.class != Class::Bulk);
         let (containers, vms) = rt.partition::<Vec<&Tenant>, _>(|tenant| tenant.kind == Kind::Container);
@@ -153,7 +153,7 @@ impl Stake {
     }
 }
 
-impl std::fmt::Display for Stake {
+impl std::fmt::Display for RtCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.vms, self.containers) {
             (0, 0) if self.all => f.write_str("no RT tenant runs"),
@@ -168,7 +168,7 @@ impl std::fmt::Display for Stake {
 
 /// The checks that are not ok: those that concern the running RT tenants first, of these the worst states, of these the
 /// longest delays.
-fn ranked(checks: &[Check], stake: Stake) -> Vec<&Check> {
+fn ranked(checks: &[Check], stake: RtCounts) -> Vec<&Check> {
     let mut found: Vec<&Check> = checks.iter().filter(|check| check.state != State::Ok).collect();
     found.sort_by_key(|check| Reverse((stake.has(&check.id), check.state, check.delay_us)));
     found
@@ -183,7 +183,7 @@ struct Page<'a, W: Write> {
 }
 
 impl<W: Write> Page<'_, W> {
-    fn write(&mut self, diagnosis: &Diagnosis, stake: Stake, all: bool) -> std::io::Result<()> {
+    fn write(&mut self, diagnosis: &Diagnosis, stake: RtCounts, all: bool) -> std::io::Result<()> {
         let count = |state| diagnosis.checks.iter().filter(|check| check.state == state).count();
         self.text("", "", &format!("kernel {}; {stake}", diagnosis.kernel))?;
         let (ok, unknown) = (count(State::Ok), count(State::Unknown));
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
     use crate::table::WIDTH;
 
-    const NOBODY: Stake = Stake { vms: 0, containers: 0, all: true };
+    const NOBODY: RtCounts = RtCounts { vms: 0, containers: 0, all: true };
 
     fn check(id: &str, state: State, delay_us: u32) -> Check {
         Check {
@@ -298,7 +298,7 @@ mod tests {
         Diagnosis { kernel: "7.2\x1b[2J".to_owned(), state: State::Critical, checks, notes: vec![note] }
     }
 
-    fn page(stake: Stake, all: bool, colour: bool) -> String {
+    fn page(stake: RtCounts, all: bool, colour: bool) -> String {
         let mut out = Vec::new();
         Page { out: &mut out, colour }.write(&diagnosis(), stake, all).unwrap();
         String::from_utf8(out).unwrap()
@@ -309,18 +309,18 @@ mod tests {
         let order = |stake| -> Vec<String> {
             ranked(&diagnosis().checks, stake).iter().map(|check| check.id.clone()).collect()
         };
-        let both = order(Stake { vms: 1, containers: 1, all: true });
+        let both = order(RtCounts { vms: 1, containers: 1, all: true });
         assert_eq!(both, ["kvm", "napi-threaded", "preempt-rt", "vnic-place", "veth", "idle-states", "smt"]);
-        let containers = order(Stake { vms: 0, containers: 2, all: true });
+        let containers = order(RtCounts { vms: 0, containers: 2, all: true });
         assert_eq!(containers, ["napi-threaded", "preempt-rt", "veth", "idle-states", "smt", "kvm", "vnic-place"]);
-        let vms = order(Stake { vms: 3, containers: 0, all: true });
+        let vms = order(RtCounts { vms: 3, containers: 0, all: true });
         assert_eq!(vms, ["kvm", "napi-threaded", "preempt-rt", "vnic-place", "idle-states", "smt", "veth"]);
         assert_eq!(order(NOBODY), both, "any may be the first tenant's");
     }
 
     #[test]
     fn the_summary_shows_three_and_names_the_rest() {
-        let text = page(Stake { vms: 1, containers: 1, all: true }, false, false);
+        let text = page(RtCounts { vms: 1, containers: 1, all: true }, false, false);
         assert!(text.contains("1 RT VM, 1 RT container\n3 critical, 3 warnings, 1 unknown, 1 ok\n"), "{text}");
         let shown: Vec<&str> = text.lines().filter(|line| line.contains(": what was found of ")).collect();
         assert_eq!(shown.len(), 3, "{text}");
@@ -334,7 +334,7 @@ mod tests {
         let text = page(NOBODY, false, false);
         assert!(text.contains("no RT tenant runs"), "{text}");
         // What makes the exit status 2 is named, whomever it concerns.
-        let text = page(Stake { vms: 0, containers: 1, all: true }, false, false);
+        let text = page(RtCounts { vms: 0, containers: 1, all: true }, false, false);
         assert!(text.contains("4 more: idle-states, smt, kvm (critical), vnic-place."), "{text}");
     }
 
@@ -437,7 +437,7 @@ mod tests {
                 .collect();
             assert!(good.is_empty(), "{good:?} are not bad here");
             assert!(found.checks.iter().any(|check| check.state == State::Unknown));
-            let stake = Stake { vms: 1, containers: 0, all: true };
+            let stake = RtCounts { vms: 1, containers: 0, all: true };
             for (all, colour) in [(false, false), (true, false), (true, true)] {
                 let mut out = Vec::new();
                 Page { out: &mut out, colour }.write(&found, stake, all).unwrap();

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let is_wrong = |state: &String| matches!(state.as_str(), "drifted" | "failed" | "would-fail") || not_applied(state);
     let status = if states.iter().any(is_wrong) { exit::WARNING } else { exit::OK };
     let status = if critical { exit::CRITICAL } else { status };
-    Ok(ExitCode::from(missed.tell(status)))
+    Ok(ExitCode::from(missed.print(status)))
 }
 
 /// The NICs that have one of these names, as their own or an alternative one. Without names, all.

@@ -27,7 +27,7 @@ pub(crate) struct Args {
 /// Where the configuration is wrong, or standard output is closed.
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let (tenants, problems, missed) = match client::get::<api::Tenants>(&paths.socket(), "/v1/tenants") {
-        Ok(answer) => told(answer, paths),
+        Ok(answer) => with_last_problems(answer, paths),
         Err(ClientError::NoDaemon { .. }) => look(paths, Missed::rights())?,
         Err(error @ ClientError::Denied { .. }) => look(paths, Missed::rights().also(error))?,
         Err(error) => return Err(error.into()),
@@ -48,11 +48,11 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         let rows: Vec<[String; 10]> = tenants.iter().flat_map(rows).collect();
         table::write(&mut out, head, &rows)?;
     }
-    Ok(ExitCode::from(missed.tell(exit::OK)))
+    Ok(ExitCode::from(missed.print(exit::OK)))
 }
 
 /// Adds the problems that the daemon's last pass found.
-fn told(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Problem>, Missed) {
+fn with_last_problems(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Problem>, Missed) {
     let missed = Missed::default().and(&answer.unseen);
     match client::get::<api::Status>(&paths.socket(), "/v1/status") {
         Ok(status) => {

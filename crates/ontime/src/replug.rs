@@ -96,14 +96,15 @@ fn run_within(monitor: &Path, commands: &[Command], release: Duration) -> anyhow
 fn replace(monitor: &Path, commands: &[Command], release: Duration) -> anyhow::Result<()> {
     let stream = UnixStream::connect(monitor)
         .context("QEMU does not listen there; name the socket of its option `-qmp unix:SOCKET,server=on`")?;
-    let mut talk = Talk::new(&stream);
+    let mut client = QmpClient::new(&stream);
     let mut ignored = String::new();
-    talk.next(Instant::now() + PATIENCE)
+    client
+        .next(Instant::now() + PATIENCE)
         .context("QEMU does not greet; end the other client of this monitor, or give QEMU a second `-qmp`")?;
     let enter = Command { json: json!({ "execute": "qmp_capabilities" }), optional: false, deleted: None };
     for command in std::iter::once(&enter).chain(commands) {
         (&stream).write_all(format!("{}\n", command.json).as_bytes()).context(GONE)?;
-        let reply = talk.reply(PATIENCE)?;
+        let reply = client.reply(PATIENCE)?;
         let reason = |error: &Value| error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
         let refused = reply.get("error").map(reason);
         match (refused, &command.deleted) {
@@ -118,19 +119,19 @@ fn replace(monitor: &Path, commands: &[Command], release: Duration) -> anyhow::R
                  prints",
                 command.json
             ),
-            (None, Some(device)) => talk.gone(device, release)?,
+            (None, Some(device)) => client.gone(device, release)?,
             (None, None) => {}
         }
     }
     Ok(())
 }
 
-struct Talk<'a> {
+struct QmpClient<'a> {
     lines: BufReader<Bounded<'a>>,
     gone: Vec<String>,
 }
 
-impl<'a> Talk<'a> {
+impl<'a> QmpClient<'a> {
     fn new(stream: &'a UnixStream) -> Self {
         Self { lines: BufReader::new(Bounded { stream, until: Instant::now() }), gone: Vec::new() }
     }
@@ -271,14 +272,14 @@ mod tests {
                     std::thread::sleep(Duration::from_micros(100));
                 }
             });
-            let said = Talk::new(&stream).reply(short).unwrap_err().to_string();
+            let said = QmpClient::new(&stream).reply(short).unwrap_err().to_string();
             assert!(said.contains("does not answer"), "{bytes}: {said}");
             drop(stream);
             thread.join().unwrap();
         }
         let (stream, mut far) = UnixStream::pair().unwrap();
         let thread = std::thread::spawn(move || while far.write_all(&[b'{'; 4096]).is_ok() {});
-        let said = Talk::new(&stream).reply(PATIENCE).unwrap_err().to_string();
+        let said = QmpClient::new(&stream).reply(PATIENCE).unwrap_err().to_string();
         assert!(said.contains("its answer is no JSON"), "{said}");
         drop(stream);
         thread.join().unwrap();

@@ -121,7 +121,6 @@ const OWN: [(&str, &[&str]); 9] = [
 /// The part of a text of more than [`MOST`] bytes that the report keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keep {
-    /// The beginning.
     First,
     /// The end: of a log, the newest lines.
     Last,
@@ -175,7 +174,7 @@ impl Report {
             Ok((text, status)) => {
                 (text, status, status.is_none().then(|| format!("ended after {} s", PATIENCE.as_secs())))
             }
-            Err(error) => (Kept::default(), None, Some(error.to_string())),
+            Err(error) => (LimitedText::default(), None, Some(error.to_string())),
         };
         let said = missing.clone().unwrap_or_else(|| format!("{:.1} s", start.elapsed().as_secs_f64()));
         let cut = if text.cut > 0 { format!(", {} bytes left out", text.cut) } else { String::new() };
@@ -185,8 +184,8 @@ impl Report {
 
     fn file(&mut self, name: &str, path: &Path) -> anyhow::Result<()> {
         let (text, missing) = match read(path) {
-            Ok(Kept { text, cut }) => (Kept { text: without_secrets(&text), cut }, None),
-            Err(error) => (Kept::default(), Some(error.to_string())),
+            Ok(LimitedText { text, cut }) => (LimitedText { text: without_secrets(&text), cut }, None),
+            Err(error) => (LimitedText::default(), Some(error.to_string())),
         };
         self.add(name, &path.display().to_string(), text, None, missing)
     }
@@ -195,7 +194,7 @@ impl Report {
         &mut self,
         name: &str,
         source: &str,
-        Kept { text, cut }: Kept,
+        LimitedText { text, cut }: LimitedText,
         status: Option<i32>,
         missing: Option<String>,
     ) -> anyhow::Result<()> {
@@ -208,14 +207,14 @@ impl Report {
 
 /// A text of limited size. A line in it says how many bytes were left out at that place.
 #[derive(Debug, Default)]
-struct Kept {
+struct LimitedText {
     text: Vec<u8>,
     cut: u64,
 }
 
 /// Reads a source to its end, because a full pipe would block the command, and keeps at most `most` bytes of it, in
 /// whole lines if the beginning is left out.
-fn keep(mut source: impl Read, most: usize, keep: Keep) -> io::Result<Kept> {
+fn keep(mut source: impl Read, most: usize, keep: Keep) -> io::Result<LimitedText> {
     let (mut text, mut cut) = (Vec::new(), 0);
     if keep == Keep::First {
         source.by_ref().take(most as u64).read_to_end(&mut text)?;
@@ -223,7 +222,7 @@ fn keep(mut source: impl Read, most: usize, keep: Keep) -> io::Result<Kept> {
         if cut > 0 {
             text.extend_from_slice(format!("\n[ontime report: {cut} more bytes were left out here]\n").as_bytes());
         }
-        return Ok(Kept { text, cut });
+        return Ok(LimitedText { text, cut });
     }
     // The text is cut whenever it has twice the size, so that each byte is moved at most once on average.
     while source.by_ref().take(most as u64).read_to_end(&mut text)? > 0 {
@@ -238,7 +237,7 @@ fn keep(mut source: impl Read, most: usize, keep: Keep) -> io::Result<Kept> {
         let note = format!("[ontime report: {cut} bytes were left out here, the oldest]\n");
         text.splice(..0, note.into_bytes());
     }
-    Ok(Kept { text, cut })
+    Ok(LimitedText { text, cut })
 }
 
 fn append(tar: &mut tar::Builder<impl Write>, name: &str, text: &[u8], seconds: u64) -> io::Result<()> {
@@ -250,7 +249,7 @@ fn append(tar: &mut tar::Builder<impl Write>, name: &str, text: &[u8], seconds: 
 }
 
 /// Reads a regular file, without following a symbolic link.
-fn read(path: &Path) -> io::Result<Kept> {
+fn read(path: &Path) -> io::Result<LimitedText> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(match rustix::fs::open(path, flags, Mode::empty()) {
         Err(rustix::io::Errno::LOOP) => return Err(io::Error::other("a symbolic link: not followed")),
@@ -264,7 +263,7 @@ fn read(path: &Path) -> io::Result<Kept> {
 
 /// Runs a command and returns what it prints on both outputs, limited in size: of standard output the part that `kept`
 /// says, of standard error the beginning. The status is None if the command did not end in time.
-fn output(mut command: Command, patience: Duration, kept: Keep) -> io::Result<(Kept, Option<i32>)> {
+fn output(mut command: Command, patience: Duration, kept: Keep) -> io::Result<(LimitedText, Option<i32>)> {
     // A process group of its own, so that processes which the command starts are killed with it.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
@@ -286,8 +285,8 @@ fn output(mut command: Command, patience: Duration, kept: Keep) -> io::Result<(K
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    let read = |thread: std::thread::JoinHandle<Option<io::Result<Kept>>>| {
-        thread.join().ok().flatten().unwrap_or_else(|| Ok(Kept::default()))
+    let read = |thread: std::thread::JoinHandle<Option<io::Result<LimitedText>>>| {
+        thread.join().ok().flatten().unwrap_or_else(|| Ok(LimitedText::default()))
     };
     let (mut all, err) = (read(out)?, read(err)?);
     if !err.text.is_empty() {

@@ -46,7 +46,7 @@ impl Missed {
     }
 
     /// Prints the reasons on standard error. Returns `status` if there are none, else [`exit::UNKNOWN`].
-    pub(crate) fn tell(&self, status: u8) -> u8 {
+    pub(crate) fn print(&self, status: u8) -> u8 {
         eprint!("{}", self.text());
         if self.is_none() { status } else { exit::UNKNOWN }
     }
@@ -69,12 +69,12 @@ mod tests {
     #[test]
     fn a_look_that_missed_something_is_unknown_whatever_it_found() {
         assert!(Missed::of_user(0).is_none());
-        assert_eq!(Missed::of_user(0).tell(exit::CRITICAL), exit::CRITICAL);
+        assert_eq!(Missed::of_user(0).print(exit::CRITICAL), exit::CRITICAL);
         for uid in [1, 65_534] {
             let missed = Missed::of_user(uid);
             assert!(missed.0.iter().any(|why| why.contains(&format!("user {uid}")) && why.contains("as root")));
             for status in [exit::OK, exit::WARNING, exit::CRITICAL] {
-                assert_eq!(missed.tell(status), exit::UNKNOWN);
+                assert_eq!(missed.print(status), exit::UNKNOWN);
             }
         }
         assert!(!Missed::default().also("no daemon").is_none());
@@ -115,7 +115,7 @@ mod tests {
             assert_eq!(missed.0.len(), words.len(), "{missed:?}");
             assert!(missed.0.iter().zip(words).all(|(said, words)| said.contains(words)), "{missed:?}");
             assert!(missed.text().lines().all(|line| line.len() <= WIDTH), "{}", missed.text());
-            assert_eq!(missed.tell(exit::WARNING), if words.is_empty() { exit::WARNING } else { exit::UNKNOWN });
+            assert_eq!(missed.print(exit::WARNING), if words.is_empty() { exit::WARNING } else { exit::UNKNOWN });
         }
     }
 }

@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
         eprintln!("ontime: nothing was traced: the kernel lets root alone trace");
-        return Ok(ExitCode::from(missed.tell(exit::UNKNOWN)));
+        return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let config = Config::load(&paths.config_dir)?;
     let choice = Choice {
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         segments_only: args.segments_only,
     };
     let (watch, unseen) = look(&choice, &config, paths);
-    let status = Missed::default().and(&unseen).tell(exit::OK);
+    let status = Missed::default().and(&unseen).print(exit::OK);
     let watch = watch?;
     let root = Path::new(tracefs::TRACEFS);
     let probe_ns = cost::of_a_probe(root).map_err(unsupported)?;

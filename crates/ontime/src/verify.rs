@@ -24,7 +24,7 @@ use ontime_hostnet::{CpuSet, Inventory};
 use rustix::process::Signal;
 
 use self::child::{Ended, Load, OUTPUT_MAX, Running, last_line};
-use self::document::{Document, Host, Measured, Measurement, OfTenant, Outcome, Verdict};
+use self::document::{Document, HostFacts, Measured, Measurement, OfTenant, Outcome, Verdict};
 use self::limits::Test;
 use self::outputs::{OfCpu, Slow};
 use crate::exit::{Doing, Exit};
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         exit::usage!("--guest runs cyclictest in the guest, which --test leaves out; name cyclictest there");
     }
     let cpus = Inventory::scan(&paths.roots()).cpus;
-    let plan = Plan {
+    let plan = VerifyPlan {
         args,
         cpus: chosen(args.cpus.as_ref(), "--cpus", &cpus.online, &cpus.online)?,
         oslat_cpus: chosen(args.oslat_cpus.as_ref(), "--oslat-cpus", &cpus.isolated, &cpus.online)?,
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
         eprintln!("ontime: nothing was measured: the kernel gives real-time priority to root alone");
-        return Ok(ExitCode::from(missed.tell(exit::UNKNOWN)));
+        return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let mut files = Files::create(args)?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -134,7 +134,7 @@ fn is_in(path: &std::ffi::OsStr, program: &str) -> bool {
 }
 
 /// What is measured where.
-struct Plan<'a> {
+struct VerifyPlan<'a> {
     args: &'a Args,
     cpus: CpuSet,
     oslat_cpus: CpuSet,
@@ -142,7 +142,7 @@ struct Plan<'a> {
     tests: Vec<Test>,
 }
 
-impl Plan<'_> {
+impl VerifyPlan<'_> {
     /// Refuses to start without a program that is needed.
     fn check_programs(&self, is_there: impl Fn(&str) -> bool) -> Result<(), Exit> {
         let is_needed = |test: &Test| *test != Test::Oslat || self.oslat_place().is_ok();
@@ -216,7 +216,7 @@ impl Plan<'_> {
 
 /// The measurements in progress.
 struct Bench<'a> {
-    plan: &'a Plan<'a>,
+    plan: &'a VerifyPlan<'a>,
     paths: &'a Paths,
     stop: &'a AtomicBool,
     versions: BTreeMap<String, String>,
@@ -392,14 +392,14 @@ impl Bench<'_> {
         Ok((running, format!("ontime {}", arguments.join(" "))))
     }
 
-    fn host(self, isolated: &CpuSet) -> Host {
+    fn host(self, isolated: &CpuSet) -> HostFacts {
         let name = rustix::system::uname();
         let read = |file: &str| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
         let mut versions = self.versions;
         versions.insert("ontime".to_owned(), crate::version().to_owned());
         let status = client::get::<api::Status>(&self.paths.socket(), "/v1/status");
         let status_missing = status.as_ref().err().map(ToString::to_string);
-        Host {
+        HostFacts {
             name: name.nodename().to_string_lossy().into_owned(),
             kernel: name.release().to_string_lossy().into_owned(),
             command_line: read("/proc/cmdline"),
@@ -511,9 +511,9 @@ mod tests {
         Line::try_parse_from(std::iter::once(&"verify").chain(words)).unwrap().args
     }
 
-    fn plan<'a>(args: &'a Args, online: &'a CpuSet, isolated: &str) -> Plan<'a> {
+    fn plan<'a>(args: &'a Args, online: &'a CpuSet, isolated: &str) -> VerifyPlan<'a> {
         let (cpus, oslat_cpus) = (online.clone(), CpuSet::from_list(isolated).unwrap());
-        Plan { args, cpus, oslat_cpus, online, tests: args.test.clone() }
+        VerifyPlan { args, cpus, oslat_cpus, online, tests: args.test.clone() }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::time::Duration;
 use ontime_sched::Ledger;
 use ontime_sched::ledger::{Budget, NOTHING};
 use ontime_sockets::abi::{Errno, ONTIME_CTL_INC_BW, ontime_bw};
-use ontime_sockets::deadlines::{Deadlines, Place};
+use ontime_sockets::deadlines::{DeadlinePage, Deadlines};
 use serde_json::Value;
 use support::{Daemon, Guest, Site, a_cpu, name, possible, until};
 
@@ -201,7 +201,7 @@ fn asking(site: &Site, vm: &str) -> (Arc<Deadlines>, Ledger) {
     rustix::fs::ftruncate(&memory, 64 * ontime_sched::published::LINE as u64).unwrap();
     let ledger = Ledger::create().unwrap();
     let deadlines = Arc::new(Deadlines::new(Some(ledger.clone())));
-    deadlines.publish(Some(Place { file: memory.into(), offset: 0 })).unwrap();
+    deadlines.publish(Some(DeadlinePage { file: memory.into(), offset: 0 })).unwrap();
     let listener = Device::of(site, vm).listener;
     listener.set_nonblocking(false).unwrap();
     let serving = Arc::clone(&deadlines);

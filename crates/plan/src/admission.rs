@@ -81,7 +81,7 @@ pub enum Refusal {
     TooLarge {
         /// Its index in the request.
         vcpu: usize,
-        /// Its request.
+        /// The bandwidth that it requests, slack included.
         bandwidth: Bandwidth,
     },
     /// No CPU of its affinity has enough capacity.
@@ -89,7 +89,7 @@ pub enum Refusal {
     Affinity {
         /// Its index in the request.
         vcpu: usize,
-        /// Its request.
+        /// The bandwidth that it requests, slack included.
         bandwidth: Bandwidth,
     },
     /// Pinned vCPUs leave too little contiguous capacity.
@@ -185,7 +185,7 @@ pub struct Filling {
 }
 
 /// The homes of new vCPUs; for each CPU, what pinned vCPUs have of it then, and whether it is shared.
-struct Beside {
+struct PinnedUse {
     home: Vec<Option<u32>>,
     pinned: Vec<Bandwidth>,
     shared: Vec<bool>,
@@ -217,7 +217,7 @@ impl Filling {
     /// See [`Refusal`]. vCPUs are numbered in the order in which they were added, these last.
     pub fn add(&mut self, more: &[Reservation]) -> Result<(), Refusal> {
         let total = self.host.total(self.admitted.total, &self.asked, more)?;
-        if let Ok(Beside { home, pinned, shared }) = self.beside(more) {
+        if let Ok(PinnedUse { home, pinned, shared }) = self.beside(more) {
             self.admitted.home.extend(home);
             (self.admitted.shared, self.admitted.total, self.pinned) = (shared, total, pinned);
             self.asked.extend_from_slice(more);
@@ -236,19 +236,19 @@ impl Filling {
     }
 
     /// A placement in which all other vCPUs stay where they are.
-    fn beside(&self, more: &[Reservation]) -> Result<Beside, Refusal> {
+    fn beside(&self, more: &[Reservation]) -> Result<PinnedUse, Refusal> {
         let mut pinned = self.pinned.clone();
         let home = pin(more, &mut pinned)?;
         let new = || home.iter().zip(more).filter_map(unpinned);
         if pinned.iter().all(|taken| *taken == Bandwidth::ZERO) {
             // All CPUs are shared, and the sum fits.
-            return Ok(Beside { home, pinned, shared: self.admitted.shared.clone() });
+            return Ok(PinnedUse { home, pinned, shared: self.admitted.shared.clone() });
         }
         let sum = new().fold(self.free, |sum, one| sum + one);
         let largest = new().fold(self.largest, Bandwidth::max);
         let before = || self.admitted.home.iter().zip(&self.asked).filter_map(unpinned);
         let shared = shared(&pinned, largest, sum, || before().chain(new()))?;
-        Ok(Beside { home, pinned, shared })
+        Ok(PinnedUse { home, pinned, shared })
     }
 }
 

@@ -20,7 +20,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Its bandwidth.
+    /// Budget over period.
     pub fn bandwidth(self) -> Bandwidth {
         Bandwidth::new(Nanos(self.budget), Nanos(self.period)).unwrap_or(Bandwidth::ONE)
     }

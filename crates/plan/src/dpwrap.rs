@@ -43,23 +43,23 @@ impl Demand {
 
 /// The share of a sleeper.
 #[derive(Debug, Clone, Copy, Default)]
-struct Kept {
+struct SleeperShare {
     amount: u64,
     since: u64,
 }
 
 #[derive(Debug, Clone)]
-struct Slot {
+struct VcpuSlot {
     bandwidth: Bandwidth,
     home: Option<u32>,
     /// Time that is due but not planned yet, in 1/period ns: between -1 ns and 1 ns.
     carry: i128,
     /// Time to place in the plan, ns.
     planned: u64,
-    kept: Option<Kept>,
+    kept: Option<SleeperShare>,
 }
 
-impl Slot {
+impl VcpuSlot {
     /// Its share of the slice, asleep or awake, ns.
     fn share(&self) -> u64 {
         self.kept.map_or(self.planned, |kept| kept.amount)
@@ -70,7 +70,7 @@ impl Slot {
 #[derive(Debug, Clone)]
 pub struct Planner {
     shared: Vec<bool>,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<VcpuSlot>>,
     /// Pinned vCPUs as (CPU, slot), sorted.
     pinned: Vec<(u32, u32)>,
     /// Per CPU: the time of pinned vCPUs in the slice, ns.
@@ -122,7 +122,7 @@ impl Planner {
     /// Adds an admitted vCPU from the next slice on. `home` as in [`crate::Admitted::home`].
     pub fn add(&mut self, bandwidth: Bandwidth, home: Option<u32>) -> VcpuId {
         let carry = if home.is_none() { self.begin(bandwidth) } else { 0 };
-        let slot = Slot { bandwidth, home, carry, planned: 0, kept: None };
+        let slot = VcpuSlot { bandwidth, home, carry, planned: 0, kept: None };
         let index = match self.slots.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
@@ -197,7 +197,7 @@ impl Planner {
         }
     }
 
-    fn slot(&mut self, vcpu: VcpuId) -> Option<&mut Slot> {
+    fn slot(&mut self, vcpu: VcpuId) -> Option<&mut VcpuSlot> {
         self.slots.get_mut(vcpu.index())?.as_mut()
     }
 
@@ -253,7 +253,7 @@ impl Planner {
                 // dropped: it did not need it.
                 let (amount, carry) = share_of(slot.bandwidth, length, slot.carry.min(0));
                 slot.carry = carry.min(0);
-                slot.kept = Some(Kept { amount, since: self.start });
+                slot.kept = Some(SleeperShare { amount, since: self.start });
                 slot.planned = 0;
             } else {
                 (slot.planned, slot.carry) = share_of(slot.bandwidth, length, slot.carry);
@@ -325,7 +325,7 @@ impl Planner {
         }
         self.collect(now.0);
         if let Some(slot) = self.slot(vcpu) {
-            slot.kept = Some(Kept { amount: slot.planned, since: now.0 });
+            slot.kept = Some(SleeperShare { amount: slot.planned, since: now.0 });
             slot.planned = 0;
         }
         self.lay_out(now.0);
@@ -348,7 +348,7 @@ impl Planner {
     }
 }
 
-fn planned(slots: &[Option<Slot>], vcpu: u32) -> u64 {
+fn planned(slots: &[Option<VcpuSlot>], vcpu: u32) -> u64 {
     slots.get(VcpuId(vcpu).index()).and_then(Option::as_ref).map_or(0, |slot| slot.planned)
 }
 

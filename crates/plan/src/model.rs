@@ -40,21 +40,21 @@ pub enum ModelError {
     /// The slice is 0 or longer than the period.
     #[error("an RTA of {slice} every {period}: the slice must be above 0 and at most the period; correct either")]
     Slice {
-        /// The slice.
+        /// CPU time of each job.
         slice: Nanos,
-        /// The period.
+        /// The least time between two jobs.
         period: Nanos,
     },
     /// The period is out of range.
     #[error("a period of {period} is not between {PERIOD_MIN} and {PERIOD_MAX}; choose one that is")]
     Period {
-        /// The period.
+        /// The least time between two jobs.
         period: Nanos,
     },
     /// The RTAs need more than one CPU on one vCPU.
     #[error("{bandwidth} of a CPU, slack included, on one vCPU: more than 1; use more vCPUs, or less slack")]
     Overfull {
-        /// The bandwidth.
+        /// What the vCPU would have to reserve, slack included.
         bandwidth: Bandwidth,
     },
 }
@@ -120,7 +120,7 @@ impl Vcpu {
         Ok(Self { rtas, affinity, slack, bandwidth })
     }
 
-    /// Its RTAs.
+    /// The RTAs that run on it.
     pub fn rtas(&self) -> &[Rta] {
         &self.rtas
     }
@@ -130,7 +130,7 @@ impl Vcpu {
         self.affinity.as_ref()
     }
 
-    /// Its slack.
+    /// CPU time reserved beyond the need of its RTAs, once in its shortest period.
     pub fn slack(&self) -> Nanos {
         self.slack
     }
@@ -210,7 +210,7 @@ pub(crate) fn reserve(rtas: &[Rta], slack: Nanos) -> Result<Bandwidth, ModelErro
 /// A VM or container with real-time vCPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
-    /// Its name.
+    /// The name of the VM or container.
     pub name: String,
     /// Its vCPUs with RTAs.
     pub vcpus: Vec<Vcpu>,
@@ -222,7 +222,7 @@ impl Tenant {
         self.vcpus.iter().map(Vcpu::need).sum()
     }
 
-    /// Its reservation.
+    /// The sum of what its vCPUs reserve, slack included.
     pub fn bandwidth(&self) -> Bandwidth {
         self.vcpus.iter().map(Vcpu::bandwidth).sum()
     }

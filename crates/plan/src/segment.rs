@@ -18,7 +18,7 @@ impl VcpuId {
 pub struct Segment {
     /// The CPU, from 0.
     pub cpu: u32,
-    /// The vCPU.
+    /// The vCPU that runs.
     pub vcpu: VcpuId,
     /// Start.
     pub start: Nanos,

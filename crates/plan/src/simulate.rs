@@ -55,7 +55,7 @@ pub struct RtaResult {
 /// An interval of the recorded schedule: an RTA on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The CPU.
+    /// The CPU, from 0.
     pub cpu: u32,
     /// Index of the vCPU.
     pub vcpu: usize,
@@ -133,7 +133,7 @@ struct Source {
     until: Nanos,
 }
 
-struct Guest {
+struct SimulatedVcpu {
     id: VcpuId,
     jobs: BinaryHeap<Reverse<Job>>,
     rtas: std::ops::Range<usize>,
@@ -145,7 +145,7 @@ struct Guest {
 struct Simulation<'a> {
     options: &'a Options,
     planner: Planner,
-    guests: Vec<Guest>,
+    guests: Vec<SimulatedVcpu>,
     sources: Vec<Source>,
     arrivals: BinaryHeap<Reverse<(Nanos, usize)>>,
     demands: Vec<Demand>,
@@ -179,7 +179,13 @@ impl<'a> Simulation<'a> {
             }));
             let mixed = vcpu.rtas().len() > 1 && vcpu.sporadic();
             let slice_max = mixed.then(|| vcpu.slack().max(SLICE_MIN));
-            guests.push(Guest { id, jobs: BinaryHeap::new(), rtas: from..sources.len(), slice_max, last_cpu: None });
+            guests.push(SimulatedVcpu {
+                id,
+                jobs: BinaryHeap::new(),
+                rtas: from..sources.len(),
+                slice_max,
+                last_cpu: None,
+            });
         }
         let cpus = admitted.shared.len();
         let rtas = sources.iter().map(|source| RtaResult { vcpu: source.vcpu, ..RtaResult::default() }).collect();

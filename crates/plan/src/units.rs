@@ -135,7 +135,7 @@ impl Default for Bandwidth {
 impl Bandwidth {
     /// No bandwidth.
     pub const ZERO: Bandwidth = Bandwidth { runtime: 0, period: 1 };
-    /// One CPU.
+    /// The bandwidth of a whole CPU.
     pub const ONE: Bandwidth = Bandwidth { runtime: 1, period: 1 };
 
     /// `runtime` in each `period`. None if the period is 0.

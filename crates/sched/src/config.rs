@@ -33,7 +33,7 @@ pub struct Declared {
     pub name: String,
     /// CPU time in each period, slack included.
     pub budget: Nanos,
-    /// The period.
+    /// 500 us to 1 s.
     pub period: Nanos,
     /// Budget over period.
     pub bandwidth: Bandwidth,

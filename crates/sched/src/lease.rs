@@ -11,7 +11,7 @@ pub struct Lease {
     /// The bandwidth of each vCPU, in millionths of a CPU. A sum of whole millionths is exact, also that of another
     /// program that decides where tenants are placed.
     pub ppm: u64,
-    /// The period.
+    /// The length of the interval in which each vCPU has that bandwidth.
     pub period: Nanos,
     /// How many vCPUs have this bandwidth.
     pub count: u32,

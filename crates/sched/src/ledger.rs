@@ -157,8 +157,8 @@ impl Ledger {
     }
 
     /// For a pacer (no system call, no allocation): a vCPU's claim, if its generation is not `seen`.
-    pub fn news(&self, vcpu: u32, seen: &mut u64) -> Option<Budget> {
-        self.page().news(vcpu, seen)
+    pub fn new_claim(&self, vcpu: u32, seen: &mut u64) -> Option<Budget> {
+        self.page().new_claim(vcpu, seen)
     }
 }
 
@@ -182,11 +182,11 @@ mod tests {
         let daemon = Ledger::accept(ledger.file().try_clone_to_owned().unwrap()).unwrap();
         let opened = daemon.offer(&table(&[(0, 5 * MS, 10 * MS), (1, MS, 20 * MS)]), &NOTHING);
         let (mut seen, mut other) = (0, 0);
-        assert_eq!(daemon.news(0, &mut seen), Some(Budget::default()));
+        assert_eq!(daemon.new_claim(0, &mut seen), Some(Budget::default()));
         assert_eq!(ledger.claim(&own), Some(opened + 1));
-        assert_eq!(daemon.news(0, &mut seen), Some(own[0]));
-        assert_eq!(daemon.news(0, &mut seen), None, "it is known");
-        assert_eq!(daemon.news(64, &mut other), None);
+        assert_eq!(daemon.new_claim(0, &mut seen), Some(own[0]));
+        assert_eq!(daemon.new_claim(0, &mut seen), None, "it is known");
+        assert_eq!(daemon.new_claim(64, &mut other), None);
         for beyond in [
             table(&[(0, 6 * MS, 10 * MS)]),
             table(&[(0, MS, 9 * MS)]),
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(daemon.withdraw(), opened + 2);
         assert_eq!(daemon.table(opened + 2)[1], Budget { budget: 5 * MS, period: 100 * MS });
         assert_eq!(ledger.claim(&own), None, "withdrawn");
-        assert_eq!(daemon.news(1, &mut other).unwrap().budget, 5 * MS, "what was claimed stands");
+        assert_eq!(daemon.new_claim(1, &mut other).unwrap().budget, 5 * MS, "what was claimed stands");
         assert_eq!(daemon.offer(&own, &own), opened + 4);
         assert_eq!(ledger.claim(&NOTHING), Some(opened + 5));
     }

@@ -70,7 +70,7 @@ pub mod published {
 }
 
 /// The policies of the places.
-pub mod seat {
+pub mod places {
     pub use crate::model::Places;
 }
 

@@ -12,7 +12,6 @@ use crate::request::{Parts, Request};
 /// No call.
 pub(crate) const NIL: u16 = u16::MAX;
 
-/// A call.
 #[derive(Debug)]
 pub(crate) struct Call {
     /// Head of its descriptor chain.
@@ -150,10 +149,9 @@ impl Reply {
 }
 
 /// An answer that is held back because its ring is stopped.
-pub(crate) struct Owed {
+pub(crate) struct DelayedAnswer {
     /// The answered call.
     pub call: Box<Call>,
-    /// The answer.
     pub reply: Reply,
     /// Readiness of the socket at that time.
     pub ready: u32,

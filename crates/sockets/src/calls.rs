@@ -3,7 +3,7 @@
 use vhost_user_backend::VringT;
 
 use crate::abi::*;
-use crate::call::{Call, Owed, Reply};
+use crate::call::{Call, DelayedAnswer, Reply};
 use crate::counters::count;
 use crate::engine::{Engine, Local, Outcome};
 use crate::host;
@@ -235,17 +235,17 @@ impl Engine {
         // reason.
         let shown = |local: &mut Local| (if local.error == 0 { local.ready } else { 0 }, local.report());
         let (ready, seq) = place.and_then(|index| self.local(index)).map_or((0, 0), shown);
-        self.give(memory, vring, Owed { call, reply: *reply, ready, seq });
+        self.give(memory, vring, DelayedAnswer { call, reply: *reply, ready, seq });
     }
 
     /// Sends an answer. If the ring is stopped the answer is held back: its memory may be reused until the ring runs
     /// again or is set up anew.
-    pub(crate) fn give(&mut self, memory: &Memory, vring: &Vring, owed: Owed) {
+    pub(crate) fn give(&mut self, memory: &Memory, vring: &Vring, owed: DelayedAnswer) {
         if !self.live(vring) {
             self.owed.push_back(owed);
             return;
         }
-        let Owed { call, reply, ready, seq } = owed;
+        let DelayedAnswer { call, reply, ready, seq } = owed;
         let len = reply.write(memory, &call, ready, seq).unwrap_or(0);
         self.waiter = self.waiter.max(call.words.prio);
         self.give_back(vring, call, len);

@@ -36,7 +36,7 @@ impl Channel {
         Ok(Self { shared, channel, engine })
     }
 
-    /// Starts the thread for these rings. [`Shared::turns`] of the channel counts its turns.
+    /// Starts the thread for these rings. [`Shared::busy_counter`] of the channel counts its turns.
     ///
     /// # Errors
     /// If the thread cannot be created.
@@ -50,7 +50,7 @@ impl Channel {
 
     fn run(mut self, vrings: &[Vring], ended: &AtomicBool) {
         let shared = self.shared.clone();
-        let turns = shared.turns(self.channel);
+        let busy = shared.busy_counter(self.channel);
         let mut events = Events::default();
         self.engine.wait.begin();
         place(&self.shared.name, self.channel, self.shared.vm.priority);
@@ -63,14 +63,14 @@ impl Channel {
                 );
                 return;
             }
-            turns.inspect(|turns| turns.turn());
+            busy.inspect(|busy| busy.toggle());
             for event in events.iter() {
                 if event.number == BELL_EVENT {
                     self.take_doorbells(vrings);
                 }
                 self.engine.handle(event.number, event.ready, vrings);
             }
-            turns.inspect(|turns| turns.turn());
+            busy.inspect(|busy| busy.toggle());
         }
     }
 

@@ -12,7 +12,7 @@ use vm_memory::{
 use crate::abi::*;
 use crate::call::Reply;
 use crate::counters::count;
-use crate::deadlines::Place;
+use crate::deadlines::DeadlinePage;
 use crate::limits::QUEUE_MAX;
 use crate::memory::{Buffers, Memory};
 use crate::notify;
@@ -156,7 +156,7 @@ impl ControlQueue {
         let file = region.file_offset().ok_or(fault)?;
         let offset = file.start().checked_add(start.0).ok_or(fault)?;
         let file = file.file().try_clone().map_err(|_| fault)?;
-        self.shared.deadlines.publish(Some(Place { file, offset }))
+        self.shared.deadlines.publish(Some(DeadlinePage { file, offset }))
     }
 
     fn bandwidth(&self, memory: &Memory, op: u32, words: &ontime_call, data: usize) -> Result<(), Errno> {

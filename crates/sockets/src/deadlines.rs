@@ -1,11 +1,11 @@
 //! Bandwidth that the guest requests (RTVirt's hypercall). This process forwards the requests to the daemon.
 //!
 //! This process is unprivileged and does not decide on admission. The daemon connects to the VM's `deadlines.sock`
-//! (only root may) and admits or refuses. Each message to the daemon is a JSON line ([`Asked`]) with the needs of *all*
-//! vCPUs; the daemon replies with a line ([`Answer`]). No message depends on an earlier one: a restarted daemon
-//! connects and receives what the guest holds. When this process ends with the VM, the connection closes and the daemon
-//! frees the bandwidth. Two files are passed (SCM_RIGHTS) with the line that lists them: the guest memory in which the
-//! guest publishes its next deadlines, and the [`Ledger`].
+//! (only root may) and admits or refuses. Each message to the daemon is a JSON line ([`BandwidthRequest`]) with the
+//! needs of *all* vCPUs; the daemon replies with a line ([`BandwidthAnswer`]). No message depends on an earlier one: a
+//! restarted daemon connects and receives what the guest holds. When this process ends with the VM, the connection
+//! closes and the daemon frees the bandwidth. Two files are passed (SCM_RIGHTS) with the line that lists them: the
+//! guest memory in which the guest publishes its next deadlines, and the [`Ledger`].
 //!
 //! The daemon and this process may have different versions, because a device process lives as long as its VM. Each
 //! ignores fields and files that it does not know. A later version may add some, but must not change the meaning of
@@ -60,7 +60,7 @@ pub struct Need {
 
 /// Message to the daemon: the bandwidth that the guest holds or requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct BandwidthRequest {
     /// Sequence number, repeated in the answer.
     pub seq: u64,
     /// The vCPUs with reserved bandwidth. vCPUs that are not listed have none.
@@ -74,13 +74,13 @@ pub struct Asked {
     pub generation: u64,
     /// The files that are passed with this message, in this order.
     #[serde(default)]
-    pub files: Vec<Along>,
+    pub files: Vec<AttachedFile>,
 }
 
 /// A file that is passed with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Along {
+pub enum AttachedFile {
     /// The guest's memory.
     Memory,
     /// The bandwidth ledger: what the guest may claim without a request, and what it has claimed. A ledger with another
@@ -93,7 +93,7 @@ pub enum Along {
 
 /// The location at which a guest publishes its next deadlines.
 #[derive(Debug)]
-pub struct Place {
+pub struct DeadlinePage {
     /// The file of the guest's memory.
     pub file: File,
     /// Offset in that file, bytes.
@@ -102,7 +102,7 @@ pub struct Place {
 
 /// Answer from the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct BandwidthAnswer {
     /// The sequence number of the message that this answers.
     pub seq: u64,
     /// Reason for a refusal. None: admitted.
@@ -124,12 +124,12 @@ pub struct Deadlines {
 #[derive(Debug)]
 struct State {
     held: Table,
-    place: Option<Place>,
+    place: Option<DeadlinePage>,
     ledger: Option<Ledger>,
     /// The ledger generation at the last claim, or since the daemon connected.
     generation: u64,
     /// Files to pass with the next message.
-    bring: Vec<Along>,
+    unsent_files: Vec<AttachedFile>,
     daemon: Option<BufReader<UnixStream>>,
     seq: u64,
     /// For log lines that the guest causes.
@@ -144,7 +144,7 @@ impl Deadlines {
             place: None,
             ledger,
             generation: 0,
-            bring: Vec::new(),
+            unsent_files: Vec::new(),
             daemon: None,
             seq: 0,
             repeats: Repeats::default(),
@@ -193,7 +193,7 @@ impl Deadlines {
     ///
     /// # Errors
     /// EBUSY if the daemon does not admit the held bandwidth with this location; then nothing has changed.
-    pub fn publish(&self, place: Option<Place>) -> Result<(), Errno> {
+    pub fn publish(&self, place: Option<DeadlinePage>) -> Result<(), Errno> {
         self.wait_for_token();
         let mut state = self.state();
         let before = std::mem::replace(&mut state.place, place);
@@ -254,11 +254,11 @@ impl Deadlines {
         state.daemon = Some(BufReader::new(stream));
         // Offers of an earlier daemon are void from here on, so the table sent below is complete.
         state.generation = state.ledger.as_ref().map_or(0, Ledger::withdraw);
-        state.bring = state.ledger.iter().map(|_| Along::Ledger).collect();
+        state.unsent_files = state.ledger.iter().map(|_| AttachedFile::Ledger).collect();
         state.bring_memory();
         let held = state.held.clone();
         // `answer` skips the reply to this message while it waits for the next one.
-        state.tell(&held).map(drop)
+        state.send_needs(&held).map(drop)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -273,13 +273,13 @@ impl Deadlines {
 impl State {
     /// Passes the guest's memory with the next message if a location is published.
     fn bring_memory(&mut self) {
-        self.bring.retain(|file| *file != Along::Memory);
-        self.bring.extend(self.place.iter().map(|_| Along::Memory));
+        self.unsent_files.retain(|file| *file != AttachedFile::Memory);
+        self.unsent_files.extend(self.place.iter().map(|_| AttachedFile::Memory));
     }
 
     /// Claims this table from the offered bandwidth. Claims nothing while no daemon is connected.
     fn claims(&mut self, table: &Table) -> bool {
-        if !self.is_heard() {
+        if !self.is_connected() {
             return false;
         }
         let mut held = NOTHING;
@@ -294,7 +294,7 @@ impl State {
     }
 
     /// Whether the daemon is still connected.
-    fn is_heard(&self) -> bool {
+    fn is_connected(&self) -> bool {
         let Some(daemon) = &self.daemon else { return false };
         match recv(daemon.get_ref(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((_, count)) => count > 0,
@@ -302,22 +302,22 @@ impl State {
         }
     }
 
-    fn tell(&mut self, table: &Table) -> std::io::Result<u64> {
+    fn send_needs(&mut self, table: &Table) -> std::io::Result<u64> {
         self.seq += 1;
         let next = self.place.as_ref().map(|place| place.offset);
         let (seq, generation) = (self.seq, self.generation);
-        let files = std::mem::take(&mut self.bring);
-        let file = |file: &Along| match file {
-            Along::Memory => self.place.as_ref().map(|place| place.file.as_fd()),
-            Along::Ledger => self.ledger.as_ref().map(Ledger::file),
-            Along::Other => None,
+        let files = std::mem::take(&mut self.unsent_files);
+        let file = |file: &AttachedFile| match file {
+            AttachedFile::Memory => self.place.as_ref().map(|place| place.file.as_fd()),
+            AttachedFile::Ledger => self.ledger.as_ref().map(Ledger::file),
+            AttachedFile::Other => None,
         };
-        let along: Vec<BorrowedFd<'_>> = files.iter().filter_map(file).collect();
-        let asked = Asked { seq, vcpus: needs(table), next, generation, files: files.clone() };
+        let attached: Vec<BorrowedFd<'_>> = files.iter().filter_map(file).collect();
+        let asked = BandwidthRequest { seq, vcpus: needs(table), next, generation, files: files.clone() };
         let mut line = serde_json::to_vec(&asked)?;
         line.push(b'\n');
         let daemon = self.daemon.as_mut().ok_or(std::io::ErrorKind::NotConnected)?;
-        let told = send(daemon.get_mut(), &line, &along);
+        let told = send(daemon.get_mut(), &line, &attached);
         if told.is_err() {
             self.daemon = None;
         }
@@ -326,7 +326,7 @@ impl State {
 
     /// Sends the table and returns the daemon's reason for refusal. None: admitted.
     fn ask(&mut self, table: &Table) -> std::io::Result<Option<String>> {
-        let seq = self.tell(table)?;
+        let seq = self.send_needs(table)?;
         let answer = self.answer(seq);
         if answer.is_err() {
             // It is unknown which table the daemon has now. It drops its table when the connection closes and receives
@@ -344,7 +344,7 @@ impl State {
             if line.last() != Some(&b'\n') {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
             }
-            let answer: Answer = serde_json::from_slice(&line)?;
+            let answer: BandwidthAnswer = serde_json::from_slice(&line)?;
             match answer.refused {
                 refused if answer.seq == seq => return Ok(refused),
                 Some(why) => tracing::warn!(
@@ -439,14 +439,14 @@ mod tests {
     }
 
     /// A daemon that admits up to this many vCPUs; returns the messages that it received.
-    fn daemon(stream: UnixStream, most: usize) -> std::thread::JoinHandle<Vec<Asked>> {
+    fn daemon(stream: UnixStream, most: usize) -> std::thread::JoinHandle<Vec<BandwidthRequest>> {
         std::thread::spawn(move || {
             let mut asked = Vec::new();
             let mut out = stream.try_clone().unwrap();
             for line in BufReader::new(stream).lines() {
-                let one: Asked = serde_json::from_str(&line.unwrap()).unwrap();
+                let one: BandwidthRequest = serde_json::from_str(&line.unwrap()).unwrap();
                 let refused = (one.vcpus.len() > most).then(|| "full".to_owned());
-                let mut answer = serde_json::to_vec(&Answer { seq: one.seq, refused }).unwrap();
+                let mut answer = serde_json::to_vec(&BandwidthAnswer { seq: one.seq, refused }).unwrap();
                 answer.push(b'\n');
                 out.write_all(&answer).unwrap();
                 asked.push(one);
@@ -508,7 +508,7 @@ mod tests {
         let asked = daemon.join().unwrap();
         let seen: Vec<_> = asked.iter().map(|asked| asked.generation).collect();
         assert_eq!(seen, [before, opened + 2, opened + 2], "{asked:?}");
-        assert_eq!((asked[0].files.clone(), asked[1].files.len()), (vec![Along::Ledger], 0));
+        assert_eq!((asked[0].files.clone(), asked[1].files.len()), (vec![AttachedFile::Ledger], 0));
         let deadlines = Deadlines::new(Some(ledger.clone()));
         let (own, other) = UnixStream::pair().unwrap();
         deadlines.connect(own).unwrap();
@@ -526,7 +526,7 @@ mod tests {
         let (own, other) = UnixStream::pair().unwrap();
         deadlines.connect(own).unwrap();
         let daemon = daemon(other, 1);
-        deadlines.publish(Some(Place { file: file(), offset: 0 })).unwrap();
+        deadlines.publish(Some(DeadlinePage { file: file(), offset: 0 })).unwrap();
         deadlines.forget();
         deadlines.forget();
         drop(deadlines);

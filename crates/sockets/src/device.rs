@@ -17,13 +17,13 @@ use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
 
 use crate::abi::*;
+use crate::busy_counter::BusyCounter;
 use crate::channel::{Channel, Running};
 use crate::control_queue::ControlQueue;
 use crate::engine::{Engine, SOCKET_EVENTS};
 use crate::limits::QUEUE_MAX;
 use crate::memory::Memory;
 use crate::shared::Shared;
-use crate::turns::Turns;
 use crate::vring::Vring;
 use crate::wait::{Ring, Wait};
 use crate::worker::Worker;
@@ -49,7 +49,7 @@ pub(crate) struct Device {
     channel: u32,
     threads: Threads,
     /// Turns of the control queue's thread; those of the first threads are in [`Shared`].
-    control: Turns,
+    control: BusyCounter,
     /// By thread: its queues, after its first event.
     rings: [OnceLock<Vec<Vring>>; 2],
 }
@@ -74,7 +74,7 @@ impl Device {
             let made = Channel::new(shared.clone(), channel, engine)?;
             Threads::Channel { epoll: OnceLock::new(), made: Mutex::new(Some(made)), running: OnceLock::new() }
         };
-        Ok(Self { shared, channel, threads, control: Turns::default(), rings: Default::default() })
+        Ok(Self { shared, channel, threads, control: BusyCounter::default(), rings: Default::default() })
     }
 
     /// Sets the epoll of the first thread. The worker also waits for its sockets with it.
@@ -89,8 +89,8 @@ impl Device {
         attached.unwrap_or(Err(Errno(libc::EINVAL))).map_err(|error| std::io::Error::from_raw_os_error(error.0))
     }
 
-    fn turns(&self, thread: usize) -> Option<&Turns> {
-        if thread == 0 { self.shared.turns(self.channel) } else { Some(&self.control) }
+    fn busy_counter(&self, thread: usize) -> Option<&BusyCounter> {
+        if thread == 0 { self.shared.busy_counter(self.channel) } else { Some(&self.control) }
     }
 
     fn handle(&self, event: u16, events: EventSet, vrings: &[Vring], thread: usize) -> std::io::Result<()> {
@@ -122,10 +122,10 @@ impl Device {
     }
 
     fn turn(&self, thread: usize, work: impl FnOnce()) {
-        let turns = self.turns(thread);
-        turns.inspect(|turns| turns.turn());
+        let busy = self.busy_counter(thread);
+        busy.inspect(|busy| busy.toggle());
         work();
-        turns.inspect(|turns| turns.turn());
+        busy.inspect(|busy| busy.toggle());
     }
 }
 
@@ -183,7 +183,7 @@ impl VhostUserBackend for Device {
     fn stop_vring(&self, index: u32) -> std::io::Result<()> {
         let serves = |queues: &u64| queues >> index & 1 == 1;
         let thread = self.queues_per_thread().iter().position(serves);
-        if !thread.and_then(|thread| self.turns(thread)).is_none_or(|turns| turns.wait(PATIENCE)) {
+        if !thread.and_then(|thread| self.busy_counter(thread)).is_none_or(|busy| busy.wait_idle(PATIENCE)) {
             let channel = self.channel;
             tracing::warn!(
                 vm = self.shared.name,

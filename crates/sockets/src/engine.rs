@@ -11,7 +11,7 @@ use std::sync::Arc;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
 use crate::abi::*;
-use crate::call::{List, Owed, Pool, Reply};
+use crate::call::{DelayedAnswer, List, Pool, Reply};
 use crate::counters::count;
 use crate::host;
 use crate::limits::QUEUE_MAX;
@@ -70,7 +70,7 @@ pub(crate) struct Engine {
     pub(crate) locals: Box<[Local]>,
     pub(crate) pool: Pool,
     /// Answers for a ring that is stopped. Never more than the pool has calls.
-    pub(crate) owed: VecDeque<Owed>,
+    pub(crate) owed: VecDeque<DelayedAnswer>,
     pub(crate) dirty: VecDeque<u32>,
     again: VecDeque<u32>,
     pub(crate) iov: Iovecs,

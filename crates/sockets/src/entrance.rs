@@ -23,7 +23,6 @@ const VERSION: u32 = 1;
 
 /// A device's socket, and the first connection to it.
 pub(crate) struct Entrance {
-    /// The socket.
     pub listener: UnixListener,
     path: PathBuf,
     own: UnixStream,

@@ -19,7 +19,7 @@ use crate::abi::{DONE_LEN, Errno, ontime_call};
 use crate::config::Vm;
 pub use crate::control::holds_icmp_error;
 use crate::control_queue::ControlQueue;
-use crate::deadlines::{Answer, Asked, Need};
+use crate::deadlines::{BandwidthAnswer, BandwidthRequest, Need};
 use crate::limits::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL};
 use crate::memory::{Buffers, Iovecs, Memory};
 pub use crate::options::{Access, Group, access};
@@ -163,7 +163,7 @@ pub struct Controlled {
     /// The address of each channel's vCPU word.
     pub words: Vec<u64>,
     /// The messages to the daemon.
-    pub told: Vec<Asked>,
+    pub told: Vec<BandwidthRequest>,
 }
 
 /// Makes the control queue answer the calls in the guest's memory. A daemon offers `offers` and admits all requests or
@@ -181,7 +181,7 @@ pub fn control(image: &[u8], offers: &Table, admits: bool) -> io::Result<Control
     // The daemon's answers are written in advance: at most one for each chain and one for the connection.
     for seq in 1..=2 * u64::from(QUEUE) + 2 {
         let refused = (!admits).then(|| "full".to_owned());
-        let mut line = serde_json::to_vec(&Answer { seq, refused })?;
+        let mut line = serde_json::to_vec(&BandwidthAnswer { seq, refused })?;
         line.push(b'\n');
         (&daemon).write_all(&line)?;
     }

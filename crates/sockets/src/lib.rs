@@ -17,7 +17,7 @@
 //! | `closing`, `free` | connections that the guest has closed and that still have data to send |
 //! | `held`, `bucket` | protection of the host: static keys that stay on; rate limits |
 //! | `channel`, `wait` | a channel's real-time thread; how it waits for events |
-//! | `vring`, `turns` | a queue whose doorbell is not read; whether a thread is processing an event |
+//! | `vring`, `busy_counter` | a queue whose doorbell is not read; whether a thread is processing an event |
 //! | `worker`, `control_queue` | calls that may block; calls about the VM |
 //! | `mail`, `orders`, `room` | messages between the threads; orders that wait for room in a channel's ring |
 //! | `shared` | state that a VM's threads share |
@@ -31,6 +31,7 @@ pub mod abi;
 mod accepting;
 mod atomic;
 mod bucket;
+mod busy_counter;
 mod call;
 mod calls;
 mod channel;
@@ -68,7 +69,6 @@ pub mod sandbox;
 mod shared;
 pub mod status;
 mod table;
-mod turns;
 mod vring;
 mod wait;
 mod worker;

@@ -42,7 +42,6 @@ pub(crate) enum Order {
 pub(crate) struct Released {
     /// The order's ticket.
     pub ticket: u32,
-    /// The result.
     pub result: Result<(), Errno>,
 }
 

@@ -14,7 +14,6 @@ pub(crate) type Memory = GuestMemoryMmap<()>;
 /// A piece of a buffer, in guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Its address.
     pub address: u64,
     /// Its length, bytes.
     pub len: u32,
@@ -144,7 +143,7 @@ impl Segments {
         Iovecs(out): &mut Iovecs,
     ) -> Result<(), Errno> {
         out.clear();
-        let mut near = Near::default();
+        let mut near = LastRegion::default();
         for piece in self.pieces(offset, len) {
             if near.add(piece, out) {
                 continue;
@@ -161,7 +160,7 @@ impl Segments {
                 out.push(libc::iovec { iov_base: slice.ptr_guard_mut().as_ptr().cast(), iov_len: slice.len() });
                 address = GuestAddress(address.0.checked_add(here).ok_or(Errno(libc::EFAULT))?);
                 left -= here;
-                near = Near { start: region.start_addr().0, len: region.len(), at: region.as_ptr() };
+                near = LastRegion { start: region.start_addr().0, len: region.len(), at: region.as_ptr() };
             }
         }
         Ok(())
@@ -177,19 +176,19 @@ impl Segment {
 }
 
 /// The memory region of the last piece: the next piece is mostly in the same region.
-struct Near {
+struct LastRegion {
     start: u64,
     len: u64,
     at: *mut u8,
 }
 
-impl Default for Near {
+impl Default for LastRegion {
     fn default() -> Self {
         Self { start: 0, len: 0, at: std::ptr::null_mut() }
     }
 }
 
-impl Near {
+impl LastRegion {
     /// Adds a piece that is in this region. False: it is not, or `out` is full.
     fn add(&self, piece: Segment, out: &mut Vec<libc::iovec>) -> bool {
         let Some(offset) = piece.address.checked_sub(self.start) else { return false };

@@ -22,14 +22,14 @@ pub(crate) struct Peer {
 
 /// Why a process is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum PeerError {
     /// It does not belong to the user that `qemu-user` names.
     User(u32),
     /// Another process has connected before.
     Process(i32),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for PeerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User(user) => {
@@ -58,14 +58,14 @@ impl Peers {
     /// Admits or refuses a process. After the first admission only that process is admitted.
     ///
     /// # Errors
-    /// [`Refused`]
-    pub(crate) fn admit(&self, peer: Peer) -> Result<(), Refused> {
+    /// [`PeerError`]
+    pub(crate) fn admit(&self, peer: Peer) -> Result<(), PeerError> {
         if let Some(user) = self.user.filter(|user| *user != peer.user) {
-            return Err(Refused::User(user));
+            return Err(PeerError::User(user));
         }
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         let first = *first.get_or_insert(peer);
-        if first == peer { Ok(()) } else { Err(Refused::Process(first.process)) }
+        if first == peer { Ok(()) } else { Err(PeerError::Process(first.process)) }
     }
 }
 
@@ -90,11 +90,11 @@ mod tests {
         let (qemu, other) = (Peer { process: 7, user: 64055 }, Peer { process: 8, user: 64055 });
         let stranger = Peer { process: 9, user: 1000 };
         let peers = Peers::new(Some(64055));
-        assert_eq!(peers.admit(stranger), Err(Refused::User(64055)));
+        assert_eq!(peers.admit(stranger), Err(PeerError::User(64055)));
         assert_eq!((peers.admit(qemu), peers.admit(qemu)), (Ok(()), Ok(())), "a refused process is not the first");
-        assert_eq!(peers.admit(other), Err(Refused::Process(7)));
+        assert_eq!(peers.admit(other), Err(PeerError::Process(7)));
         let anybody = Peers::new(None);
-        assert_eq!((anybody.admit(stranger), anybody.admit(qemu)), (Ok(()), Err(Refused::Process(9))));
+        assert_eq!((anybody.admit(stranger), anybody.admit(qemu)), (Ok(()), Err(PeerError::Process(9))));
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Default for Limits {
 /// A range of ports of a protocol, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ports {
-    /// The protocol.
+    /// TCP and UDP have separate port numbers.
     pub protocol: Protocol,
     /// The lowest port.
     pub first: u16,
@@ -92,7 +92,7 @@ pub struct Ports {
 /// A port with different numbers in the guest and on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
-    /// The protocol.
+    /// TCP and UDP have separate port numbers.
     pub protocol: Protocol,
     /// The guest's port.
     pub guest: u16,

@@ -45,9 +45,9 @@ pub enum ProcessError {
     /// A directory or socket cannot be created.
     #[error("{}: {what}: {source}; {}", .path.display(), path_remedy(source))]
     Path {
-        /// The path.
+        /// The directory or socket.
         path: PathBuf,
-        /// The operation.
+        /// What the process tried to do.
         what: &'static str,
         /// The operating system's error.
         source: std::io::Error,
@@ -55,7 +55,7 @@ pub enum ProcessError {
     /// A descriptor or thread cannot be created.
     #[error("{what}: {source}; {}", remedy(source))]
     System {
-        /// The operation.
+        /// What the process tried to do.
         what: &'static str,
         /// The operating system's error.
         source: std::io::Error,
@@ -75,7 +75,7 @@ pub enum ProcessError {
          with `ontime attach VM --qmp SOCKET`"
     )]
     Vhost {
-        /// The channel.
+        /// The number of the device: 0 is main.
         channel: u32,
         /// The error message.
         reason: String,
@@ -167,7 +167,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
             .map_err(system("starting a thread"))?;
     }
     let (telling, status) = (shared.clone(), listeners.status);
-    let tell = move || tell(&telling, &status);
+    let tell = move || serve_status(&telling, &status);
     std::thread::Builder::new().name("status".to_owned()).spawn(tell).map_err(system("starting a thread"))?;
     let guarded = shared.clone();
     let watch = move || guard_thread::run(&guarded);
@@ -361,7 +361,7 @@ fn admitted(shared: &Shared, channel: u32, peers: &Peers, connection: &UnixStrea
     false
 }
 
-fn tell(shared: &Shared, listener: &UnixListener) {
+fn serve_status(shared: &Shared, listener: &UnixListener) {
     for stream in connections(listener) {
         // A client that does not read its answer must not stop this thread.
         let _ = answer(shared, stream);

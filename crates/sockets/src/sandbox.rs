@@ -44,7 +44,7 @@ pub enum SandboxError {
     #[error("network namespace {}: {source}; make it with `ip netns add`, and start as root or let systemd set \
         it", .path.display())]
     Network {
-        /// The path.
+        /// The namespace's file.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,
@@ -64,7 +64,7 @@ pub enum SandboxError {
     /// A system call failed.
     #[error("{what}: {source}; {}", remedy(source))]
     System {
-        /// The operation.
+        /// What the process tried to do.
         what: &'static str,
         /// The operating system's error.
         source: std::io::Error,
@@ -225,8 +225,8 @@ mod tests {
             (SandboxError::System { what: "becoming the user", source: system(libc::EINVAL) }.to_string(), "report"),
             (SandboxError::Filter(filter).to_string(), "CONFIG_SECCOMP_FILTER"),
             (ProcessError::Vhost { channel: 1, reason: "no".to_owned() }.to_string(), "ontime attach VM --qmp"),
-            (crate::peer::Refused::User(64055).to_string(), "run QEMU as that user"),
-            (crate::peer::Refused::Process(9).to_string(), "a device process of its own"),
+            (crate::peer::PeerError::User(64055).to_string(), "run QEMU as that user"),
+            (crate::peer::PeerError::Process(9).to_string(), "a device process of its own"),
         ] {
             assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
         }

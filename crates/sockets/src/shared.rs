@@ -11,6 +11,7 @@ use crate::abi::{
     Errno, ONTIME_MAGIC, ONTIME_ROLE_CHANNEL, ONTIME_ROLE_MAIN, ONTIME_VERSION, ONTIME_WAKE_IDLE,
     ONTIME_WAKE_INTERRUPT, ontime_config, ontime_vcpu,
 };
+use crate::busy_counter::BusyCounter;
 use crate::closing::Closing;
 use crate::config::{Vm, Wake};
 use crate::counters::{Counters, count};
@@ -20,7 +21,6 @@ use crate::host;
 use crate::limits::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL, SEGMENTS_MAIN};
 use crate::mail::Mail;
 use crate::table::Table;
-use crate::turns::Turns;
 use crate::vring::Vring;
 
 /// How long the control queue waits for a channel's thread to stop using a withdrawn vCPU word. Shorter than the
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     /// By channel; see [`Shared::vcpu_named`].
     vcpus: Vec<AtomicU64>,
     /// By channel, 0 is the worker: turns of the threads that use the vCPU words.
-    turns: Vec<Turns>,
+    busy: Vec<BusyCounter>,
     /// Main's control queue, whose notification uses main's vector. Set when the guest names a vCPU word.
     pub attention: OnceLock<Vring>,
     generation: u64,
@@ -72,7 +72,7 @@ impl Shared {
             closing: Closing::new(vm.policy.limits.sockets),
             ipv6: true,
             vcpus: (0..=vm.channels).map(|_| AtomicU64::new(0)).collect(),
-            turns: (0..=vm.channels).map(|_| Turns::default()).collect(),
+            busy: (0..=vm.channels).map(|_| BusyCounter::default()).collect(),
             guard: Guard::new(vm.channels),
             vm,
             counters: Counters::default(),
@@ -106,10 +106,12 @@ impl Shared {
     }
 
     fn name_vcpu_within(&self, patience: Duration, channel: u32, address: u64) -> Result<(), Errno> {
-        let (Some(word), Some(turns)) = (self.vcpus.get(channel as usize), self.turns(channel)) else { return Ok(()) };
+        let (Some(word), Some(busy)) = (self.vcpus.get(channel as usize), self.busy_counter(channel)) else {
+            return Ok(());
+        };
         let count = word.load(Ordering::Relaxed).wrapping_add(1) & VCPU_COUNT;
         word.store(count, Ordering::SeqCst);
-        if !turns.wait(patience) {
+        if !busy.wait_idle(patience) {
             return Err(Errno(libc::EBUSY));
         }
         word.store(address | count, Ordering::SeqCst);
@@ -118,8 +120,8 @@ impl Shared {
     }
 
     /// The turns of the first thread of a channel's device.
-    pub(crate) fn turns(&self, channel: u32) -> Option<&Turns> {
-        self.turns.get(channel as usize)
+    pub(crate) fn busy_counter(&self, channel: u32) -> Option<&BusyCounter> {
+        self.busy.get(channel as usize)
     }
 
     /// Withdraws a word unless another one was named since it was `seen`. For the channel's thread when its driver is
@@ -193,20 +195,20 @@ mod tests {
         let shared = Arc::new(Shared::new("a", vm, 1, None).unwrap());
         let word = 0x1000;
         shared.name_vcpu(1, word).unwrap();
-        let turns = shared.turns(1).unwrap();
+        let busy = shared.busy_counter(1).unwrap();
         // The channel's thread is about to notify.
-        turns.turn();
+        busy.toggle();
         assert_eq!(shared.vcpu(1), word);
         let (tell, told) = channel();
         let other = shared.clone();
         let control = std::thread::spawn(move || tell.send(other.name_vcpu_within(LONG, 1, 0)));
         assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "it may still be written to");
-        turns.turn();
+        busy.toggle();
         assert_eq!(told.recv_timeout(LONG), Ok(Ok(())));
         control.join().unwrap().unwrap();
         assert_eq!(shared.vcpu(1), 0);
         // A turn that does not end: the guest gets EBUSY, and no word is named.
-        turns.turn();
+        busy.toggle();
         assert_eq!(shared.name_vcpu_within(Duration::ZERO, 1, word), Err(Errno(libc::EBUSY)));
         assert_eq!(shared.vcpu(1), 0);
     }

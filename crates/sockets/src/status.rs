@@ -8,7 +8,7 @@ use crate::policy::Policy;
 use crate::request::Protocol;
 use crate::table::Socket;
 
-/// A socket.
+/// An outsourced socket, as `ontime sockets` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketStatus {
     /// tcp or udp.
@@ -36,7 +36,7 @@ pub struct SocketStatus {
 pub struct Status {
     /// The VM's name.
     pub vm: String,
-    /// Its sockets.
+    /// The open sockets of the VM.
     pub sockets: Vec<SocketStatus>,
     /// Reserved bandwidth of the guest's deadline tasks.
     pub deadlines: Vec<Need>,

@@ -21,7 +21,7 @@ const BOUND: u8 = 4;
 const ACCEPTED: u8 = 8;
 const SHARES: u8 = 16;
 
-struct Slot {
+struct SocketSlot {
     id: AtomicU32,
     fd: AtomicI32,
     owner: AtomicU32,
@@ -35,7 +35,6 @@ struct Slot {
 /// A snapshot of a table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Socket {
-    /// The slot.
     pub index: u32,
     /// The guest's id for the socket.
     pub id: u32,
@@ -57,9 +56,9 @@ pub(crate) struct Socket {
 
 /// While this guard lives, no other thread closes the socket.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(&'a AtomicBool);
+pub(crate) struct SocketGuard<'a>(&'a AtomicBool);
 
-impl Drop for Held<'_> {
+impl Drop for SocketGuard<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -70,16 +69,15 @@ pub(crate) fn place(id: u32) -> u32 {
     id & ((1 << ONTIME_SOCK_INDEX_BITS) - 1)
 }
 
-/// The table.
 pub(crate) struct Table {
-    slots: Box<[Slot]>,
+    slots: Box<[SocketSlot]>,
     open: AtomicU32,
 }
 
 impl Table {
     /// A table of `sockets` slots.
     pub(crate) fn new(sockets: u32) -> Self {
-        let slot = || Slot {
+        let slot = || SocketSlot {
             id: AtomicU32::new(ONTIME_SOCK_NONE),
             fd: AtomicI32::new(-1),
             owner: AtomicU32::new(NOBODY),
@@ -139,16 +137,16 @@ impl Table {
 
     /// Excludes other holders: threads that are not the owner, and the owner when it closes the socket. None: another
     /// thread holds it. Callers never wait for the hold, because a channel's thread may be what preempts the holder.
-    pub(crate) fn hold(&self, index: u32) -> Option<Held<'_>> {
+    pub(crate) fn hold(&self, index: u32) -> Option<SocketGuard<'_>> {
         let held = &self.slots.get(index as usize)?.held;
-        held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Held(held))
+        held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| SocketGuard(held))
     }
 
     /// The socket that an id names, held: it stays the same until the guard is dropped.
     ///
     /// # Errors
     /// EBADF, also for a socket that is being closed.
-    pub(crate) fn held(&self, id: u32) -> Result<(Socket, Held<'_>), Errno> {
+    pub(crate) fn held(&self, id: u32) -> Result<(Socket, SocketGuard<'_>), Errno> {
         let held = self.hold(place(id)).ok_or(Errno(libc::EBADF))?;
         Ok((self.find(id)?, held))
     }

@@ -102,7 +102,7 @@ impl Vring {
     }
 
     /// Sets or clears one of the two bits: cleared before the ring's own state changes, set after it. SeqCst, because
-    /// the thread that stops a ring then checks what the other threads do (`turns::Turns`).
+    /// the thread that stops a ring then checks what the other threads do (`busy_counter::BusyCounter`).
     fn note(&self, bit: u8, on: bool, set: impl FnOnce()) {
         if on {
             set();

@@ -38,7 +38,6 @@ const NOBODY: u64 = u64::MAX;
 const GETEVENTS: u32 = 1;
 const NO_IOWAIT: u32 = 1 << 7;
 
-/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
     /// The number under which the descriptor is watched.
@@ -111,7 +110,7 @@ impl Ring {
 
 /// The descriptor watched under a number.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct PollEntry {
     /// The descriptor; -1 for none.
     fd: RawFd,
     /// The watched EPOLL* bits, edge-triggered.
@@ -121,14 +120,14 @@ struct Place {
 }
 
 /// No descriptor is watched.
-const NOTHING: Place = Place { fd: -1, events: 0, armed: 0 };
+const NOTHING: PollEntry = PollEntry { fd: -1, events: 0, armed: 0 };
 
 /// How one engine's thread waits.
 pub(crate) struct Wait {
     epoll: RawFd,
     ring: Option<Ring>,
     /// By number. Empty if another thread waits ([`Wait::by`]).
-    places: Box<[Place]>,
+    places: Box<[PollEntry]>,
     /// Doorbells: watched, never read.
     doorbells: [Option<OwnedFd>; DOORBELLS],
     ready: Box<[libc::epoll_event; AT_ONCE]>,
@@ -227,20 +226,20 @@ impl Wait {
     }
 
     /// Stores what is watched under a number and returns the previous entry.
-    fn set(&mut self, number: u16, fd: RawFd, events: u32) -> Place {
+    fn set(&mut self, number: u16, fd: RawFd, events: u32) -> PollEntry {
         let Some(place) = self.places.get_mut(usize::from(number)) else { return NOTHING };
         let armed = place.armed.wrapping_add(1);
-        std::mem::replace(place, Place { fd, events, armed })
+        std::mem::replace(place, PollEntry { fd, events, armed })
     }
 
     /// Arms the ring's poll for this number (again).
     fn arm(&mut self, number: u16) {
-        let Some(Place { fd, events, armed }) = self.places.get(usize::from(number)).copied() else { return };
+        let Some(PollEntry { fd, events, armed }) = self.places.get(usize::from(number)).copied() else { return };
         let queued = self.ring.as_mut().filter(|_| fd >= 0).map(|ring| ring.arm(fd, events, user_data(number, armed)));
         self.without_ring(queued.unwrap_or(Ok(())));
     }
 
-    fn call_off(&mut self, number: u16, before: Place) {
+    fn call_off(&mut self, number: u16, before: PollEntry) {
         let ring = self.ring.as_mut().filter(|_| before.fd >= 0);
         let queued = ring.map(|ring| ring.call_off(user_data(number, before.armed)));
         self.without_ring(queued.unwrap_or(Ok(())));
@@ -450,7 +449,7 @@ mod tests {
             let bell = doorbell(&mut wait, 8);
             bell.write(1).unwrap();
             assert_eq!(next(&mut wait), [8]);
-            let Place { fd, events, .. } = wait.places[8];
+            let PollEntry { fd, events, .. } = wait.places[8];
             let before = wait.set(8, fd, events);
             wait.call_off(8, before);
             let one_shot =

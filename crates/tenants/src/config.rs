@@ -34,8 +34,8 @@ pub enum ConfigError {
     /// The file has an invalid value.
     #[error("{place}: {what}{}{}", line_of(.snippet), hint_of(.hint))]
     Invalid {
-        /// The position.
-        place: Place,
+        /// Where the value is.
+        place: TextPosition,
         /// The fault and the allowed values.
         what: String,
         /// The line of the file.
@@ -105,8 +105,8 @@ fn hint_of(hint: &Option<String>) -> String {
 
 /// A position in a configuration file. Displays as `FILE:LINE:COLUMN`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The file.
+pub struct TextPosition {
+    /// The configuration file.
     pub path: PathBuf,
     /// Line, from 1.
     pub line: usize,
@@ -114,7 +114,7 @@ pub struct Place {
     pub column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for TextPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.path.display(), self.line, self.column)
     }
@@ -150,10 +150,10 @@ impl Text {
     }
 
     /// The file, line and column of a byte offset.
-    pub fn place(&self, offset: usize) -> Place {
+    pub fn place(&self, offset: usize) -> TextPosition {
         let before = self.text.get(..offset).unwrap_or(&self.text);
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        Place {
+        TextPosition {
             path: self.path.clone(),
             line: before.matches('\n').count() + 1,
             column: before.get(line_start..).unwrap_or_default().chars().count() + 1,

@@ -20,7 +20,7 @@ pub enum Conflict {
     AbovePath {
         /// The thread's name.
         thread: String,
-        /// Its policy.
+        /// Its present policy and priority.
         policy: Policy,
         /// The policy of virtual NIC threads for its class (for bulk: of level 0).
         limit: Policy,
@@ -31,14 +31,14 @@ pub enum Conflict {
     BelowKernel {
         /// The thread's name.
         thread: String,
-        /// Its policy.
+        /// Its present policy and priority.
         policy: Policy,
     },
     /// A bulk tenant's thread has a real-time policy.
     BulkAtRealTime {
         /// The thread's name.
         thread: String,
-        /// Its policy.
+        /// Its present policy and priority.
         policy: Policy,
     },
     /// vhost and vCPU threads of an RT tenant have no CPU in common.
@@ -52,7 +52,7 @@ pub enum Conflict {
     },
     /// vCPUs of RT tenants of one level are pinned to the same single CPU: neither preempts the other.
     SharedCpu {
-        /// The CPU.
+        /// The only CPU of both.
         cpu: u32,
         /// The other tenant.
         other: String,
@@ -88,7 +88,7 @@ impl fmt::Display for Conflict {
 }
 
 impl Conflict {
-    /// The remedy.
+    /// What the administrator can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Conflict::AbovePath { by_libvirt: true, .. } => {

@@ -45,7 +45,7 @@ const RECEIVE_BUFFER: libc::c_int = 1 << 20;
 pub enum Event {
     /// A process runs a new program.
     Exec {
-        /// The process.
+        /// The number of the process.
         pid: i32,
     },
     /// A process or thread was created.
@@ -59,14 +59,14 @@ pub enum Event {
     },
     /// A thread changed its name.
     Comm {
-        /// Its process.
+        /// The number of its process.
         pid: i32,
         /// The thread's number.
         tid: i32,
     },
     /// A thread ended.
     Exit {
-        /// Its process.
+        /// The number of its process.
         pid: i32,
         /// The thread's number.
         tid: i32,

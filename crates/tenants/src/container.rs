@@ -23,7 +23,7 @@ const ID_LENGTH: usize = 64;
 pub struct Container {
     /// The path of the container's own cgroup.
     pub cgroup: String,
-    /// Its identity.
+    /// The name or identifier in that path.
     pub id: Identity,
 }
 
@@ -469,7 +469,7 @@ pub struct Names {
 /// A machine that systemd-machined has recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// Its name.
+    /// The name that machined knows it by.
     pub name: String,
     /// Whether it is a VM and no container, if the record says so.
     pub is_vm: Option<bool>,

@@ -23,9 +23,9 @@ const NODES_MAX: u32 = 200_000;
 /// A domain's live status file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Domain {
-    /// Its name.
+    /// The domain's name.
     pub name: String,
-    /// Its UUID.
+    /// The domain's UUID, as in the file.
     pub uuid: Option<String>,
     /// Its QEMU process number.
     pub pid: i32,

@@ -42,7 +42,7 @@ pub enum ClassSource {
     Rule(String),
     /// A reservation that a program requested from the daemon.
     Reservation {
-        /// Its name.
+        /// The name in the URL of the request.
         name: String,
         /// How many vCPUs it is for.
         vcpus: u32,
@@ -86,7 +86,7 @@ pub struct LibvirtTuning {
 pub struct TenantThread {
     /// The thread's identity, safe against reuse of its number.
     pub id: ThreadId,
-    /// Its role.
+    /// What the thread does for its tenant.
     pub role: ThreadRole,
     /// Its name, which the kernel truncates to 15 bytes.
     pub comm: String,
@@ -137,7 +137,7 @@ pub struct Tenant {
     pub name: String,
     /// Its UUID, if any.
     pub uuid: Option<String>,
-    /// Its kind.
+    /// Whether libvirt or another monitor runs it as a VM, or it is a container.
     pub kind: Kind,
     /// The user who controls the tenant, and with it its name: 0 for libvirt's system instance and for system
     /// containers, else the process's real user or the owner of the user slice.
@@ -147,13 +147,13 @@ pub struct Tenant {
     pub process: ThreadId,
     /// Its own cgroup (v2 path below the mount), if any.
     pub cgroup: Option<String>,
-    /// Its class.
+    /// Real-time with a level, or bulk.
     pub class: Class,
     /// The source of its class.
     pub class_source: ClassSource,
     /// Most CPU time that a vCPU thread may take at RT priority, as a fraction of one CPU (0 to 1).
     pub runtime_cap: f64,
-    /// Its threads.
+    /// Its threads at the time of the scan, with their roles.
     pub threads: Vec<TenantThread>,
     /// Its virtual NICs.
     pub vnics: Vec<Vnic>,

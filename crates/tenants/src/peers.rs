@@ -69,7 +69,7 @@ pub(crate) fn carriers() -> io::Result<HashMap<(u32, String), Option<u32>>> {
 
 /// A container's interface on top of one of the host's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct UpperInterface {
     /// Its name in the container.
     pub name: String,
     /// Its MAC address, if it has its own.
@@ -84,7 +84,7 @@ pub(crate) struct Standing {
 ///
 /// # Errors
 /// `ESRCH` if the process ended, `EPERM` without CAP_SYS_ADMIN.
-pub(crate) fn standing(thread: ThreadId, limit: usize) -> io::Result<(usize, bool, Vec<Standing>)> {
+pub(crate) fn standing(thread: ThreadId, limit: usize) -> io::Result<(usize, bool, Vec<UpperInterface>)> {
     let host = rustix::thread::gettid().as_raw_nonzero().get();
     namespace::inside(thread, || {
         let socket = connected()?;
@@ -103,9 +103,9 @@ pub(crate) fn standing(thread: ThreadId, limit: usize) -> io::Result<(usize, boo
                 _ => return None,
             };
             let mac = link.address.filter(|_| own_address);
-            Some(Standing { name: link.name, mac, on: link.lower.filter(|_| link.namespace == Some(host))? })
+            Some(UpperInterface { name: link.name, mac, on: link.lower.filter(|_| link.namespace == Some(host))? })
         };
-        let mut found: Vec<Standing> = links.into_iter().filter_map(stands).collect();
+        let mut found: Vec<UpperInterface> = links.into_iter().filter_map(stands).collect();
         found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok((looked_at, whole, found))
     })
@@ -343,7 +343,7 @@ mod tests {
         };
         let on = std::fs::read_to_string(format!("/sys/class/net/{nic}/ifindex")).unwrap().trim().parse().unwrap();
         let mac = Some([2, 0, 0, 0, 0x0a, 1]);
-        assert_eq!(of(inside.0.id()), [Standing { name: "eth0".to_owned(), mac, on }]);
+        assert_eq!(of(inside.0.id()), [UpperInterface { name: "eth0".to_owned(), mac, on }]);
         assert!(of(alone.0.id()).is_empty());
         assert!(of(std::process::id()).is_empty(), "the host's own namespace");
         // A container decides how many interfaces its namespace has.

@@ -16,7 +16,7 @@ use crate::vmm::{Delay, Vmm};
 pub struct Problem {
     /// The tenant, process or file.
     pub subject: String,
-    /// The problem.
+    /// What is wrong with the subject.
     pub kind: ProblemKind,
 }
 
@@ -33,9 +33,9 @@ pub enum ProblemKind {
     BadMetadata(String),
     /// A VM's vCPU threads cannot be identified.
     VcpusUnnamed {
-        /// Its monitor.
+        /// The program that runs the VM.
         vmm: Vmm,
-        /// The reason.
+        /// Why its threads could not be told apart.
         why: String,
     },
     /// An RT rule (`FILE:LINE`) matches only a name that an unprivileged user chose.
@@ -102,7 +102,7 @@ impl Problem {
         matches!(self.kind, ProblemKind::Unreadable(_) | ProblemKind::CgroupV1(_) | ProblemKind::NoOwnCgroup(_))
     }
 
-    /// The remedy.
+    /// What the administrator can do about it.
     pub fn remedy(&self) -> String {
         match &self.kind {
             // Do not advise root to become root.

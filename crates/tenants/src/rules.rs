@@ -15,7 +15,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::class::{Class, Level, PriorityTable};
-use crate::config::{self, ConfigError, Loaded, Place, Text};
+use crate::config::{self, ConfigError, Loaded, Text, TextPosition};
 use crate::model::{ClassSource, Kind};
 use crate::vmm::is_uuid;
 
@@ -62,7 +62,7 @@ impl TryFrom<f64> for RuntimeCap {
 /// The properties of a tenant that decide its class.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
-    /// Its name.
+    /// The name that a rule's `name` is compared with.
     pub name: &'a str,
     /// The Kubernetes namespace of its pod, if a runtime has recorded that.
     pub namespace: Option<&'a str>,
@@ -72,7 +72,7 @@ pub struct Subject<'a> {
     pub cgroup: Option<&'a str>,
     /// The user who chose that cgroup's path.
     pub cgroup_owner: u32,
-    /// Its kind.
+    /// The kind that a rule's `kind` is compared with.
     pub kind: Kind,
     /// The user who controls it.
     pub owner: u32,
@@ -101,9 +101,9 @@ pub enum ReservedFor {
 pub struct Grant {
     /// The name of the reservation.
     pub reservation: String,
-    /// Its tenants.
+    /// The tenants that it is for.
     pub to: ReservedFor,
-    /// Their level.
+    /// The RT level that they have meanwhile.
     pub level: Level,
     /// Their runtime cap, if the reservation decides it.
     pub runtime_cap: Option<RuntimeCap>,
@@ -144,7 +144,7 @@ pub enum Namer {
 /// A class from a rule or from metadata.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Verdict {
-    /// The class.
+    /// Real-time with a level, or bulk.
     pub class: Class,
     /// The runtime cap, if given.
     pub runtime_cap: Option<RuntimeCap>,
@@ -153,7 +153,7 @@ pub struct Verdict {
 /// A tenant's class and its source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// The class.
+    /// Real-time with a level, or bulk.
     pub class: Class,
     /// The source of the class.
     pub source: ClassSource,
@@ -168,10 +168,9 @@ fn covers(glob: &GlobMatcher, path: &str) -> bool {
     crate::container::ancestors(path).any(|part| glob.is_match(part))
 }
 
-/// One rule.
 #[derive(Debug, Clone)]
 struct Rule {
-    place: Place,
+    place: TextPosition,
     name: Option<GlobMatcher>,
     uuid: Option<String>,
     cgroup: Option<GlobMatcher>,
@@ -332,8 +331,8 @@ impl Rules {
     /// [`ConfigError::Invalid`].
     pub fn parse(texts: &[Text]) -> Result<Self, ConfigError> {
         let mut all = Self::default();
-        let mut base_at: Option<Place> = None;
-        let mut cap_at: Option<Place> = None;
+        let mut base_at: Option<TextPosition> = None;
+        let mut cap_at: Option<TextPosition> = None;
         for text in texts {
             let file = Loaded { value: text.parse::<File>()?, text: text.clone() };
             if let Some(base) = &file.value.priorities.base {
@@ -443,7 +442,7 @@ fn base_range(base: i64) -> String {
 }
 
 /// Refuses a second value of a setting that the host has only once.
-fn once<T>(text: &Text, value: &Spanned<T>, first: &mut Option<Place>, key: &str) -> Result<(), ConfigError> {
+fn once<T>(text: &Text, value: &Spanned<T>, first: &mut Option<TextPosition>, key: &str) -> Result<(), ConfigError> {
     if let Some(first) = first {
         return Err(text.error(&value.span(), format!("`{key}` was already set at {first}; set it in one place")));
     }

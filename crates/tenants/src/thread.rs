@@ -62,7 +62,7 @@ pub enum ThreadError {
     Os {
         /// Thread number.
         tid: i32,
-        /// The operation.
+        /// What Ontime tried to do with the thread.
         what: &'static str,
         /// The operating system's error.
         source: io::Error,

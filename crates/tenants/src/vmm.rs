@@ -59,7 +59,7 @@ pub fn vcpu_number(comm: &str) -> Option<u32> {
 
 /// How certainly a program's file name shows that a process is a monitor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sureness {
+pub enum NameMatch {
     /// It is the monitor's name, possibly with a version or an architecture.
     Sure,
     /// It only begins like a monitor's name (`firecracker-containerd`): the process is a monitor if it has vCPU threads
@@ -69,11 +69,11 @@ pub enum Sureness {
 
 impl Vmm {
     /// The monitor for an executable, from the target of `/proc/PID/exe`.
-    pub fn of_executable(target: &str) -> Option<(Vmm, Sureness)> {
+    pub fn of_executable(target: &str) -> Option<(Vmm, NameMatch)> {
         let name = file_name(target)?;
         let is_system = |rest: &str| rest.starts_with("system-") || rest.contains("-system-");
         if name.strip_prefix("qemu-").is_some_and(is_system) {
-            return Some((Vmm::Qemu, Sureness::Sure));
+            return Some((Vmm::Qemu, NameMatch::Sure));
         }
         if let Some(sure) = ["qemu-kvm", "kvm"].iter().find_map(|program| named_after(name, program)) {
             return Some((Vmm::Qemu, sure));
@@ -157,10 +157,10 @@ fn unwrapped(name: &str) -> &str {
 }
 
 /// Whether a file has a program's name, possibly with a suffix.
-fn named_after(name: &str, program: &str) -> Option<Sureness> {
+fn named_after(name: &str, program: &str) -> Option<NameMatch> {
     let rest = name.strip_prefix(program)?;
     if rest.is_empty() {
-        return Some(Sureness::Sure);
+        return Some(NameMatch::Sure);
     }
     let more = rest.strip_prefix(['-', '.', '_'])?;
     // Versions, architectures, and words of builds and packages.
@@ -188,7 +188,7 @@ fn named_after(name: &str, program: &str) -> Option<Sureness> {
             )
     };
     let sure = more.split(['-', '.', '_']).all(says_nothing);
-    Some(if sure { Sureness::Sure } else { Sureness::IfItRunsAGuest })
+    Some(if sure { NameMatch::Sure } else { NameMatch::IfItRunsAGuest })
 }
 
 /// QEMU's thread names, as with `-name debug-threads=on`. Source: QEMU `accel/kvm/kvm-accel-ops.c`,
@@ -219,7 +219,7 @@ pub fn kernel_thread(comm: &str) -> Option<(ThreadRole, i32)> {
 pub struct QemuArguments {
     /// The guest's name.
     pub name: Option<String>,
-    /// Its UUID.
+    /// `-uuid`, or that of `-smbios type=1`.
     pub uuid: Option<String>,
     /// Unix sockets on which QEMU listens for QMP.
     pub qmp_sockets: Vec<String>,
@@ -285,7 +285,7 @@ pub enum Delay {
 }
 
 impl Delay {
-    /// The remedy.
+    /// The option to leave out at the next start.
     pub fn remedy(&self) -> String {
         match self {
             Delay::NoIrqchip => "take kernel-irqchip=off out of -machine or -accel".to_owned(),
@@ -541,7 +541,7 @@ mod tests {
             "/usr/libexec/qemu-kvm",
             "/usr/bin/kvm",
         ] {
-            assert_eq!(Vmm::of_executable(path), Some((Vmm::Qemu, Sureness::Sure)), "{path}");
+            assert_eq!(Vmm::of_executable(path), Some((Vmm::Qemu, NameMatch::Sure)), "{path}");
         }
         for path in ["/usr/bin/qemu-img", "/usr/bin/kvmd", "/bin/bash", "/usr/bin/vm", ""] {
             assert_eq!(Vmm::of_executable(path), None, "{path}");
@@ -561,7 +561,7 @@ mod tests {
             "/usr/libexec/qemu-kvm.distrib",
             "/usr/bin/kvm.real (deleted)",
         ] {
-            assert_eq!(Vmm::of_executable(path), Some((Vmm::Qemu, Sureness::Sure)), "{path}");
+            assert_eq!(Vmm::of_executable(path), Some((Vmm::Qemu, NameMatch::Sure)), "{path}");
         }
         for path in [
             "/opt/firecracker",
@@ -576,11 +576,11 @@ mod tests {
             "/usr/bin/muvm",
         ] {
             let found = Vmm::of_executable(path);
-            assert!(matches!(found, Some((Vmm::Other(_), Sureness::Sure))), "{path}: {found:?}");
+            assert!(matches!(found, Some((Vmm::Other(_), NameMatch::Sure))), "{path}: {found:?}");
         }
         for path in ["/usr/bin/firecracker-containerd", "/usr/bin/kvm-ok", "/usr/bin/crosvm-tool", "/bin/krun.sh"] {
             let found = Vmm::of_executable(path);
-            assert!(matches!(found, Some((_, Sureness::IfItRunsAGuest))), "{path}: {found:?}");
+            assert!(matches!(found, Some((_, NameMatch::IfItRunsAGuest))), "{path}: {found:?}");
         }
     }
 

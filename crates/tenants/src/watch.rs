@@ -57,7 +57,7 @@ pub(crate) const RESCAN_BLIND: Duration = Duration::from_secs(5);
 const PROC_EVENTS: &str = "for events, run as root in the host's own namespaces, on a kernel with CONFIG_PROC_EVENTS";
 
 /// Why there are no events, and what the watcher does instead.
-fn blind(why: &str, error: &io::Error) -> String {
+fn without_events(why: &str, error: &io::Error) -> String {
     format!("{why} ({error}); looking every {RESCAN_BLIND:?} instead; {PROC_EVENTS}")
 }
 
@@ -93,7 +93,7 @@ pub struct Watcher {
     inotify: OwnedFd,
     connector: Option<Connector>,
     /// Why there is no connector.
-    blind: Option<String>,
+    rescan_reason: Option<String>,
     proc: PathBuf,
     libvirt: PathBuf,
     /// Whether `libvirt` itself is watched, and not a directory above it.
@@ -112,7 +112,7 @@ pub struct Watcher {
 
 impl Watcher {
     /// Starts watching. Without process events (not root, or not in the host's namespaces) the watcher only rescans:
-    /// see [`Watcher::blind`].
+    /// see [`Watcher::rescan_reason`].
     ///
     /// # Errors
     /// If the process cannot get another epoll, timerfd or inotify instance.
@@ -120,9 +120,9 @@ impl Watcher {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-        let (connector, blind) = match Connector::open() {
+        let (connector, rescan_reason) = match Connector::open() {
             Ok(connector) => (Some(connector), None),
-            Err(error) => (None, Some(blind("there are no process events", &error))),
+            Err(error) => (None, Some(without_events("there are no process events", &error))),
         };
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         let mut watcher = Self {
@@ -130,7 +130,7 @@ impl Watcher {
             timer,
             inotify,
             connector,
-            blind,
+            rescan_reason,
             proc: sources.proc.clone(),
             libvirt: sources.libvirt.clone(),
             libvirt_there: false,
@@ -151,8 +151,8 @@ impl Watcher {
     }
 
     /// Why changes are found only by rescans, if so.
-    pub fn blind(&self) -> Option<&str> {
-        self.blind.as_deref()
+    pub fn rescan_reason(&self) -> Option<&str> {
+        self.rescan_reason.as_deref()
     }
 
     /// Sets the result and the rules of the last discovery, which define the processes to follow. Call it after every
@@ -175,7 +175,7 @@ impl Watcher {
         if processes != self.followed {
             if let Some(connector) = &self.connector {
                 if let Err(error) = connector.follow(&processes) {
-                    self.blind = Some(format!(
+                    self.rescan_reason = Some(format!(
                         "process events cannot be filtered ({error}); looking anew now and then; {PROC_EVENTS}"
                     ));
                     self.connector = None;
@@ -371,7 +371,7 @@ impl Watcher {
             Ok(Some(events)) => events,
             Ok(None) => return Some(Change::Lost),
             Err(error) => {
-                self.blind = Some(blind("process events ended", &error));
+                self.rescan_reason = Some(without_events("process events ended", &error));
                 self.connector = None;
                 return Some(Change::Lost);
             }

@@ -19,7 +19,7 @@ fn sources(host: &common::Host) -> Sources {
 
 fn watcher(sources: &Sources) -> Option<Watcher> {
     let watcher = Watcher::new(sources).unwrap();
-    if let Some(why) = watcher.blind() {
+    if let Some(why) = watcher.rescan_reason() {
         println!("SKIPPED: {why}");
         return None;
     }

@@ -59,7 +59,7 @@ pub struct Culprit {
     pub path: usize,
     /// How the request was delayed.
     pub kind: Kind,
-    /// The segment.
+    /// The segment in which the delay began.
     pub segment: Segment,
     /// The delayed thread: role, name and policy; none for the packet itself.
     pub waiter: Option<(PathRole, Name, String)>,
@@ -82,14 +82,14 @@ pub struct Tally {
     pub example: String,
     /// The rule of `ontime doctor`.
     pub rule: Option<RuleId>,
-    /// The cure.
+    /// What to do about it: the setting of the rule, or other advice.
     pub cure: &'static str,
 }
 
 /// One of the worst requests in full.
 #[derive(Debug, Clone)]
 pub struct Detail {
-    /// The request.
+    /// When it passed each station.
     pub request: Request,
     /// Its inversions, longest first.
     pub inversions: Vec<Inversion>,
@@ -103,7 +103,7 @@ pub struct Detail {
     pub hint: Option<String>,
 }
 
-/// The findings.
+/// What the analysis has found so far.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// By path.
@@ -126,7 +126,7 @@ pub struct Findings {
     pub span: Option<(u64, u64)>,
 }
 
-/// The analysis.
+/// Finds requests, their segments and their inversions in a stream of events.
 #[derive(Debug)]
 pub struct Analyser {
     watch: Watch,

@@ -75,7 +75,7 @@ pub struct Task {
     /// The kernel's priority number: 0 to 98 are SCHED_FIFO/RR 99 to 1, -1 is SCHED_DEADLINE, 100 and more are the fair
     /// classes. It includes priority inheritance.
     pub prio: i32,
-    /// Its name.
+    /// Its name, at most 15 bytes (`comm`).
     pub comm: Name,
 }
 
@@ -106,11 +106,11 @@ pub fn policy(prio: i32) -> String {
 pub struct Event {
     /// CLOCK_MONOTONIC, ns.
     pub time: u64,
-    /// The CPU.
+    /// The CPU on which the record was written.
     pub cpu: u32,
     /// The thread that was current (`common_pid`).
     pub pid: i32,
-    /// What happened.
+    /// The tracepoint and its fields.
     pub what: What,
 }
 
@@ -120,14 +120,14 @@ pub struct Event {
 pub enum What {
     /// `irq_handler_entry`: a hard interrupt's handler begins.
     IrqEntry {
-        /// The interrupt.
+        /// The number in `/proc/interrupts`.
         irq: u32,
         /// The handler's name.
         name: Name,
     },
     /// `irq_handler_exit`.
     IrqExit {
-        /// The interrupt.
+        /// The number in `/proc/interrupts`.
         irq: u32,
     },
     /// `softirq_entry`: a softirq vector begins in the current thread.
@@ -149,7 +149,7 @@ pub enum What {
     },
     /// `netif_receive_skb`: the stack receives a packet from an interface.
     Receive {
-        /// The interface.
+        /// The name of the interface.
         dev: Name,
         /// The packet's kernel address, which stays the same while the packet is forwarded.
         skb: u64,
@@ -158,25 +158,25 @@ pub enum What {
     },
     /// `net_dev_queue`: a packet is passed to an interface's qdisc.
     Queue {
-        /// The interface.
+        /// The name of the interface.
         dev: Name,
-        /// The packet.
+        /// As in [`What::Receive`].
         skb: u64,
     },
     /// `net_dev_start_xmit`: a packet is passed to the driver.
     StartXmit {
-        /// The interface.
+        /// The name of the interface.
         dev: Name,
-        /// The packet.
+        /// As in [`What::Receive`].
         skb: u64,
-        /// Its ethertype.
+        /// The ethertype of the packet, in host byte order.
         protocol: u16,
     },
     /// `net_dev_xmit`: the driver has returned.
     Xmit {
-        /// The interface.
+        /// The name of the interface.
         dev: Name,
-        /// The packet.
+        /// As in [`What::Receive`].
         skb: u64,
         /// The driver's return code: 0 means accepted.
         rc: i32,
@@ -192,7 +192,7 @@ pub enum What {
     },
     /// `sched_waking`: a thread becomes runnable.
     Waking {
-        /// The thread.
+        /// The number of the thread that is woken.
         pid: i32,
         /// Its kernel priority number.
         prio: i32,

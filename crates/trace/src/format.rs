@@ -99,9 +99,9 @@ pub enum FormatError {
          form; report it (`ontime report` collects the kernel's version)"
     )]
     NoField {
-        /// The tracepoint.
+        /// The name of the tracepoint.
         probe: &'static str,
-        /// The field.
+        /// The name of the field in its format file.
         field: &'static str,
     },
 }

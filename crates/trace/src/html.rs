@@ -12,7 +12,7 @@ use crate::event::policy;
 use crate::path::{Path, Watch};
 use crate::report::{Document, Figures};
 use crate::request::Segment;
-use crate::timeline::{Place, Slice};
+use crate::timeline::{CpuContext, Slice};
 
 const STYLE: &str = include_str!("page.css");
 /// Width of the drawing, pixels.
@@ -33,7 +33,7 @@ pub fn html(analyser: &Analyser, document: &Document) -> String {
             h1 { "Where requests spent their time" }
             p.soft { "Ontime trace of " (tenants.join(", ")) ", kernel " (document.kernel) ", "
                 (number::significant(document.duration_s)) " s" }
-            (news(document))
+            (summary_lines(document))
             (worst(analyser, document))
             (inversions(document))
             (segments(document))
@@ -42,7 +42,7 @@ pub fn html(analyser: &Analyser, document: &Document) -> String {
     )
 }
 
-fn news(document: &Document) -> Markup {
+fn summary_lines(document: &Document) -> Markup {
     let requests: u64 = document.paths.iter().map(|path| path.counts.requests).sum();
     html! {
         @if !document.inversions_looked_for {
@@ -195,7 +195,7 @@ fn drawing(watch: &Watch, detail: &Detail) -> Markup {
     }
     let path = watch.paths.get(request.path);
     for (cpu, slices) in &detail.cpus {
-        let busy = slices.iter().filter(|slice| slice.task.pid != 0 || slice.place != Place::Thread);
+        let busy = slices.iter().filter(|slice| slice.task.pid != 0 || slice.place != CpuContext::Thread);
         rows.push((format!("CPU {cpu}"), busy.map(|slice| bar(watch, path, slice)).collect()));
     }
     svg(request.begin, request.done, &rows)
@@ -203,10 +203,10 @@ fn drawing(watch: &Watch, detail: &Detail) -> Markup {
 
 fn bar(watch: &Watch, path: Option<&Path>, slice: &Slice) -> Bar {
     let own = path.is_some_and(|path| path.threads.contains_key(&slice.task.pid));
-    let bulk = matches!(slice.place, Place::Napi(dev) if !watch.rt_nics.contains(&dev));
+    let bulk = matches!(slice.place, CpuContext::Napi(dev) if !watch.rt_nics.contains(&dev));
     let class = match slice.place {
         _ if bulk => "way",
-        Place::Softirq(_) if !own => "way",
+        CpuContext::Softirq(_) if !own => "way",
         _ if own => "own",
         _ if slice.task.is_rt() => "rt",
         _ => "other",

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::event::{BACKLOG, NET_RX, NET_TX, Name, Task, policy};
 use crate::path::{Path, PathRole, Watch};
 use crate::request::{Request, Segment};
-use crate::timeline::{Place, Slice, Timeline};
+use crate::timeline::{CpuContext, Slice, Timeline};
 use crate::waits::{Wait, Waits};
 
 /// The daemon's thread that enforces the runtime caps (`crates/ontime/src/daemon/cap`).
@@ -60,24 +60,24 @@ pub struct Inversion {
     pub start: u64,
     /// Total duration, ns.
     pub ns: u64,
-    /// The CPU.
+    /// The CPU on which it happened.
     pub cpu: u32,
     /// The delayed thread of the path; none for the packet itself.
     pub waiter: Option<Waiter>,
     /// The blocking thread.
     pub blocker: Task,
     /// What the blocking thread did.
-    pub place: Place,
-    /// The cure.
+    pub place: CpuContext,
+    /// What to do about it.
     pub cure: Cure,
 }
 
 /// A delayed thread of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Waiter {
-    /// Its role.
+    /// The part of the path that it serves.
     pub role: PathRole,
-    /// The thread.
+    /// The delayed thread.
     #[serde(flatten)]
     pub task: Task,
 }
@@ -187,7 +187,7 @@ impl Judge<'_> {
         for slice in self.timeline.slices(cpu, request.begin, request.handed) {
             let own = path.threads.contains_key(&slice.task.pid);
             // Another thread's softirq may process the path's own packets.
-            let moves_ours = matches!(slice.place, Place::Napi(dev) if !self.is_bulk(dev));
+            let moves_ours = matches!(slice.place, CpuContext::Napi(dev) if !self.is_bulk(dev));
             if !own && !moves_ours && self.in_the_way(path, &slice) {
                 add(found, Kind::Held, request, cpu, None, &slice, unexplained(&slice, cpu, waits));
             }
@@ -207,7 +207,7 @@ impl Judge<'_> {
     fn queued(&self, request: &Request, waits: &[Wait], found: &mut Vec<Inversion>) {
         let cpu = request.send_cpu;
         let nobody = Task { pid: 0, prio: 120, comm: Name::from("qdisc") };
-        let slice = Slice { start: request.queued, end: request.driver, task: nobody, place: Place::Thread };
+        let slice = Slice { start: request.queued, end: request.driver, task: nobody, place: CpuContext::Thread };
         let ns = unexplained(&slice, cpu, waits);
         add(found, Kind::Queued, request, cpu, None, &slice, ns);
     }
@@ -222,17 +222,17 @@ impl Judge<'_> {
         match place {
             _ if named(WATCHER) => return Cure::other(WATCHED),
             _ if named("backlog_napi/") => return Cure::rule(RuleId::Backlog),
-            Place::Napi(dev) if *dev == Name::from(BACKLOG) => return Cure::rule(RuleId::Backlog),
-            Place::Napi(_) | Place::Softirq(NET_RX | NET_TX) if !named("napi/") => {
+            CpuContext::Napi(dev) if *dev == Name::from(BACKLOG) => return Cure::rule(RuleId::Backlog),
+            CpuContext::Napi(_) | CpuContext::Softirq(NET_RX | NET_TX) if !named("napi/") => {
                 return Cure::rule(RuleId::NapiThreaded);
             }
-            Place::Irq { .. } => return Cure::rule(RuleId::ExclusiveCpu),
-            Place::Softirq(_) => return Cure::rule(RuleId::SoftirqThreads),
+            CpuContext::Irq { .. } => return Cure::rule(RuleId::ExclusiveCpu),
+            CpuContext::Softirq(_) => return Cure::rule(RuleId::SoftirqThreads),
             _ => {}
         }
         let of_bulk = self.watch.classes.get(&blocker.pid) == Some(&Class::Bulk);
         // At any priority: its own, or one inherited from a thread that waits for the lock.
-        if self.watch.shared_lock && of_bulk && matches!(place, Place::Thread | Place::Napi(_)) {
+        if self.watch.shared_lock && of_bulk && matches!(place, CpuContext::Thread | CpuContext::Napi(_)) {
             match () {
                 () if named("vhost-") => return Cure::rule(RuleId::TapBatch),
                 () if named("napi/") => return Cure::rule(RuleId::NapiWeight),
@@ -283,7 +283,7 @@ impl Judge<'_> {
     /// Whether a slice delays the path without being entitled to run.
     fn in_the_way(&self, path: &Path, slice: &Slice) -> bool {
         let Task { pid, .. } = slice.task;
-        if pid == 0 && slice.place == Place::Thread {
+        if pid == 0 && slice.place == CpuContext::Thread {
             return false;
         }
         let entitled = match (self.watch.classes.get(&pid), path.class) {
@@ -295,12 +295,12 @@ impl Judge<'_> {
     }
 
     /// Whether a context of an entitled thread serves other tenants.
-    fn is_foreign(&self, path: &Path, place: Place) -> bool {
+    fn is_foreign(&self, path: &Path, place: CpuContext) -> bool {
         match place {
-            Place::Thread | Place::Softirq(NET_RX | NET_TX) => false,
-            Place::Softirq(_) => true,
-            Place::Irq { irq, .. } => !path.irqs.contains(&irq),
-            Place::Napi(dev) => self.is_bulk(dev),
+            CpuContext::Thread | CpuContext::Softirq(NET_RX | NET_TX) => false,
+            CpuContext::Softirq(_) => true,
+            CpuContext::Irq { irq, .. } => !path.irqs.contains(&irq),
+            CpuContext::Napi(dev) => self.is_bulk(dev),
         }
     }
 
@@ -345,7 +345,7 @@ fn add(
     if let Some(other) = found.iter_mut().find(same) {
         other.ns += ns;
         // A poll is more specific than the softirq around it.
-        if matches!(slice.place, Place::Napi(_)) {
+        if matches!(slice.place, CpuContext::Napi(_)) {
             other.place = slice.place;
         }
         return;
@@ -364,6 +364,10 @@ fn add(
 }
 
 /// Parts of a softirq and the polls in it are the same work.
-fn same_work(a: Place, b: Place) -> bool {
-    a == b || matches!((a, b), (Place::Napi(_), Place::Softirq(NET_RX)) | (Place::Softirq(NET_RX), Place::Napi(_)))
+fn same_work(a: CpuContext, b: CpuContext) -> bool {
+    a == b
+        || matches!(
+            (a, b),
+            (CpuContext::Napi(_), CpuContext::Softirq(NET_RX)) | (CpuContext::Softirq(NET_RX), CpuContext::Napi(_))
+        )
 }

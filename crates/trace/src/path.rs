@@ -48,7 +48,7 @@ impl PathRole {
 pub struct Path {
     /// The tenant's name, or the NIC's if no tenant is known.
     pub tenant: String,
-    /// Its class.
+    /// The class of the tenant: real-time with a level, or bulk.
     pub class: Class,
     /// Physical NICs.
     pub nics: BTreeSet<Name>,
@@ -121,9 +121,9 @@ pub enum PathError {
          Open vSwitch; name the NIC that its requests come by: --nic NIC ({known})"
     )]
     NoPath {
-        /// The tenant.
+        /// The name of the tenant.
         tenant: String,
-        /// Its interfaces.
+        /// The names of its interfaces, with commas between.
         interfaces: String,
         /// The host's NICs.
         known: String,
@@ -146,7 +146,7 @@ pub struct Choice {
 /// All paths, and the classes of other threads.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
-    /// The paths.
+    /// One for each chosen tenant or NIC.
     pub paths: Vec<Path>,
     /// Classes of known threads: those of tenants, and interrupt and NAPI threads by their NIC.
     pub classes: HashMap<i32, Class>,
@@ -243,11 +243,11 @@ impl Watch {
             // A container's entry is a switch; a VM's is not. If the hand-over of packets is not traced, switches show
             // which receivers are asleep.
             Probe::Switch => {
-                let mut terms = pids("next_pid", self.threads(PathRole::App).chain(self.blind()));
-                terms.extend(pids("prev_pid", self.blind()));
+                let mut terms = pids("next_pid", self.threads(PathRole::App).chain(self.untraced_receivers()));
+                terms.extend(pids("prev_pid", self.untraced_receivers()));
                 some(terms)
             }
-            Probe::Waking => some(pids("pid", self.blind())),
+            Probe::Waking => some(pids("pid", self.untraced_receivers())),
             Probe::Queue if self.paths.iter().all(|path| path.seen_at_vnic && !path.has(PathRole::App)) => None,
             other => self.packets(other),
         }
@@ -277,7 +277,7 @@ impl Watch {
     }
 
     /// Receivers of packets whose hand-over is not traced.
-    fn blind(&self) -> impl Iterator<Item = i32> + '_ {
+    fn untraced_receivers(&self) -> impl Iterator<Item = i32> + '_ {
         self.paths.iter().filter(|path| !path.seen_at_vnic).flat_map(Path::receivers)
     }
 

@@ -41,7 +41,7 @@ pub struct Run {
 pub struct Figures {
     /// Samples.
     pub count: u64,
-    /// The smallest.
+    /// The smallest sample.
     pub min: f64,
     /// Arithmetic mean.
     pub mean: f64,
@@ -53,7 +53,7 @@ pub struct Figures {
     pub p99: f64,
     /// 99.9 %.
     pub p99_9: f64,
-    /// The largest.
+    /// The largest sample.
     pub max: f64,
 }
 
@@ -107,9 +107,9 @@ impl<T: Serialize> Serialize for InOrder<T> {
 /// One tenant's path.
 #[derive(Debug, Clone, Serialize)]
 pub struct PathReport {
-    /// The tenant.
+    /// The name of the tenant, or of the NIC if no tenant is known.
     pub tenant: String,
-    /// Its class.
+    /// `rt0` to `rt8`, or `bulk`.
     pub class: String,
     /// Its physical NICs.
     pub nics: Vec<String>,
@@ -135,7 +135,7 @@ pub struct InversionReport {
     pub tenant: String,
     /// `waited`, `foreign`, `held` or `queued`.
     pub kind: crate::inversion::Kind,
-    /// The segment.
+    /// The segment in which the delays began.
     pub segment: Segment,
     /// The delayed thread: role, name, policy; none for the packet itself.
     pub waiter: Option<String>,
@@ -153,7 +153,7 @@ pub struct InversionReport {
     pub example: String,
     /// The rule of `ontime doctor`.
     pub rule: Option<RuleId>,
-    /// The cure.
+    /// What to do about it: the setting of the rule, or other advice.
     pub cure: String,
 }
 
@@ -162,9 +162,9 @@ pub struct InversionReport {
 pub struct ByCure<'a> {
     /// The rule of `ontime doctor`.
     pub rule: Option<RuleId>,
-    /// The cure.
+    /// What to do about them: the setting of the rule, or other advice.
     pub cure: &'a str,
-    /// The inversions.
+    /// The inversions that it cures, greatest total time first.
     pub inversions: Vec<&'a InversionReport>,
 }
 
@@ -188,7 +188,7 @@ impl ByCure<'_> {
 /// A slow request.
 #[derive(Debug, Clone, Serialize)]
 pub struct WorstReport {
-    /// The tenant.
+    /// The name of the tenant, or of the NIC if no tenant is known.
     pub tenant: String,
     /// Total time.
     pub total_us: f64,
@@ -232,7 +232,7 @@ pub struct Document {
     pub started_unix_s: u64,
     /// From the first event to the last.
     pub duration_s: f64,
-    /// The paths.
+    /// One for each traced tenant or NIC.
     pub paths: Vec<PathReport>,
     /// Whether inversions were analysed (not with `--segments-only`).
     pub inversions_looked_for: bool,

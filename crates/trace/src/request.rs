@@ -135,7 +135,7 @@ struct Arrival {
 /// A NAPI thread that was preempted while runnable: packets that arrive meanwhile stay in the NIC's ring without an
 /// interrupt.
 #[derive(Debug, Clone, Copy)]
-struct PutOff {
+struct PreemptedPoll {
     since: u64,
     /// When it ran again.
     back: Option<u64>,
@@ -168,7 +168,7 @@ struct Reply {
 pub struct Assembler {
     interrupt: Option<u64>,
     /// NAPI threads of the path.
-    put_off: BTreeMap<i32, PutOff>,
+    preempted_polls: BTreeMap<i32, PreemptedPoll>,
     arrivals: VecDeque<Arrival>,
     open: VecDeque<Open>,
     /// Packets that arrived while a receiver was awake. They are requests if it answers them before it sleeps, else
@@ -218,13 +218,13 @@ impl Assembler {
                 }
                 if path.threads.get(&prev.pid) == Some(&PathRole::Napi) {
                     if preempted {
-                        self.put_off.insert(prev.pid, PutOff { since: now, back: None });
+                        self.preempted_polls.insert(prev.pid, PreemptedPoll { since: now, back: None });
                     } else {
-                        self.put_off.remove(&prev.pid);
+                        self.preempted_polls.remove(&prev.pid);
                     }
                 }
-                if let Some(put_off) = self.put_off.get_mut(&next.pid) {
-                    put_off.back = Some(now);
+                if let Some(poll) = self.preempted_polls.get_mut(&next.pid) {
+                    poll.back = Some(now);
                 }
                 self.switch(path, now, prev.pid, next.pid);
             }
@@ -245,8 +245,8 @@ impl Assembler {
 
     /// Since when a packet that is received now may have been in the ring because the polling thread did not run.
     fn unpolled_since(&self, event: &Event) -> Option<u64> {
-        let put_off = self.put_off.get(&event.pid)?;
-        put_off.back.filter(|back| event.time.saturating_sub(*back) <= FIRST_POLL).map(|_| put_off.since)
+        let poll = self.preempted_polls.get(&event.pid)?;
+        poll.back.filter(|back| event.time.saturating_sub(*back) <= FIRST_POLL).map(|_| poll.since)
     }
 
     fn arrive(&mut self, path: &Path, event: &Event, skb: u64) {

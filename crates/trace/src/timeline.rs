@@ -20,14 +20,14 @@ const NESTED: usize = 8;
 /// The context of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum CpuContext {
     /// Its own code.
     Thread,
     /// A hard interrupt's handler that interrupted the thread.
     Irq {
-        /// The interrupt.
+        /// The number in `/proc/interrupts`.
         irq: u32,
-        /// The handler.
+        /// The name of the handler, such as `eth0-TxRx-3`.
         name: Name,
     },
     /// A softirq that the thread runs.
@@ -36,15 +36,15 @@ pub enum Place {
     Napi(Name),
 }
 
-impl Place {
+impl CpuContext {
     /// As text.
     pub fn text(&self) -> String {
         match self {
-            Place::Thread => "its own code".to_owned(),
-            Place::Irq { irq, name } => format!("interrupt {irq} ({name})"),
-            Place::Softirq(vec) => format!("softirq {}", softirq_name(*vec)),
-            Place::Napi(dev) if *dev == Name::from(BACKLOG) => "the per-CPU backlog".to_owned(),
-            Place::Napi(dev) => format!("NAPI of {dev}"),
+            CpuContext::Thread => "its own code".to_owned(),
+            CpuContext::Irq { irq, name } => format!("interrupt {irq} ({name})"),
+            CpuContext::Softirq(vec) => format!("softirq {}", softirq_name(*vec)),
+            CpuContext::Napi(dev) if *dev == Name::from(BACKLOG) => "the per-CPU backlog".to_owned(),
+            CpuContext::Napi(dev) => format!("NAPI of {dev}"),
         }
     }
 }
@@ -56,10 +56,10 @@ pub struct Slice {
     pub start: u64,
     /// End (exclusive), ns.
     pub end: u64,
-    /// The thread.
+    /// The thread that had the CPU.
     pub task: Task,
-    /// Its context.
-    pub place: Place,
+    /// What the CPU did for it.
+    pub place: CpuContext,
 }
 
 #[derive(Debug, Default)]
@@ -73,15 +73,15 @@ struct Cpu {
 }
 
 impl Cpu {
-    fn place(&self) -> Place {
+    fn place(&self) -> CpuContext {
         match (self.irq, self.softirqs.last()) {
-            (Some((irq, name)), _) => Place::Irq { irq, name },
-            (None, Some(vec)) => Place::Softirq(*vec),
-            (None, None) => Place::Thread,
+            (Some((irq, name)), _) => CpuContext::Irq { irq, name },
+            (None, Some(vec)) => CpuContext::Softirq(*vec),
+            (None, None) => CpuContext::Thread,
         }
     }
 
-    fn close(&mut self, now: u64, place: Place) {
+    fn close(&mut self, now: u64, place: CpuContext) {
         if let Some(task) = self.task.filter(|_| now > self.since) {
             if self.past.len() == KEPT {
                 self.past.pop_front();
@@ -137,7 +137,7 @@ impl Timeline {
                     cpu.softirqs.truncate(at);
                 }
             }
-            What::NapiPoll { dev, .. } if cpu.irq.is_none() => cpu.close(event.time, Place::Napi(dev)),
+            What::NapiPoll { dev, .. } if cpu.irq.is_none() => cpu.close(event.time, CpuContext::Napi(dev)),
             What::Lost { .. } => {
                 // Open contexts may have ended: start again at the next switch.
                 *cpu = Cpu { past: std::mem::take(&mut cpu.past), since: event.time, ..Cpu::default() };
@@ -207,13 +207,13 @@ mod tests {
             timeline.step(&event);
         }
         let found: Vec<_> = timeline.slices(0, 0, 100).map(|slice| (slice.start, slice.end, slice.place)).collect();
-        let bulk = Place::Napi("bulk0".into());
+        let bulk = CpuContext::Napi("bulk0".into());
         let wanted = [
-            (0, 10, Place::Thread),
+            (0, 10, CpuContext::Thread),
             (10, 30, bulk),
-            (30, 35, Place::Napi("rt0".into())),
-            (35, 36, Place::Softirq(NET_RX)),
-            (36, 40, Place::Thread),
+            (30, 35, CpuContext::Napi("rt0".into())),
+            (35, 36, CpuContext::Softirq(NET_RX)),
+            (36, 40, CpuContext::Thread),
         ];
         assert_eq!(found, wanted);
         let cut: Vec<_> = timeline.slices(0, 20, 32).map(|slice| (slice.start, slice.end)).collect();
@@ -233,8 +233,8 @@ mod tests {
             timeline.step(&event);
         }
         let found: Vec<_> = timeline.slices(0, 0, 100).map(|slice| (slice.task.pid, slice.place)).collect();
-        let softirq = Place::Softirq(NET_RX);
-        assert_eq!(found, [(1, Place::Thread), (1, softirq), (2, Place::Thread), (1, softirq)]);
+        let softirq = CpuContext::Softirq(NET_RX);
+        assert_eq!(found, [(1, CpuContext::Thread), (1, softirq), (2, CpuContext::Thread), (1, softirq)]);
     }
 
     fn any_what() -> impl Strategy<Value = What> {

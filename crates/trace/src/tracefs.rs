@@ -35,9 +35,9 @@ pub enum TraceError {
          (CONFIG_FTRACE), ontime trace cannot work"
     )]
     NoTracefs {
-        /// The directory.
+        /// Where tracefs is looked for.
         root: PathBuf,
-        /// The reason.
+        /// Why it could not be mounted.
         source: io::Error,
     },
     /// Permission denied.
@@ -46,7 +46,7 @@ pub enum TraceError {
          tracing at all (cat /sys/kernel/security/lockdown), \"integrity\" does"
     )]
     Denied {
-        /// The file.
+        /// The file or directory in tracefs.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
@@ -63,9 +63,9 @@ pub enum TraceError {
     /// Another failure.
     #[error("{what} {path}: {source}; {}", remedy(source))]
     Io {
-        /// The operation.
+        /// What Ontime tried to do with the file.
         what: &'static str,
-        /// The file.
+        /// The file or directory in tracefs.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
@@ -119,7 +119,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Its directory.
+    /// The directory of the trace instance.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -17,7 +17,7 @@ const KEPT: usize = 4_096;
 pub struct Wait {
     /// The thread, as it was when it ran afterwards.
     pub task: Task,
-    /// The CPU.
+    /// The CPU on which it waited.
     pub cpu: u32,
     /// Start, ns.
     pub start: u64,

@@ -212,7 +212,7 @@ pub trait Peer {
     ///
     /// # Errors
     /// The data received cannot be a reply, or no other reply can come.
-    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError>;
+    fn wait_reply(&mut self, sequence: u64, limit: Duration) -> Result<ReplyOutcome, ClientError>;
 
     /// Gives up the last request. Its reply may still come.
     ///
@@ -225,7 +225,7 @@ pub trait Peer {
 
 /// The result of waiting for a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Heard {
+pub enum ReplyOutcome {
     /// The reply.
     Answer,
     /// The reply to a request that had been given up.
@@ -322,19 +322,19 @@ impl Peer for Sockperf {
         Ok(self.socket.send(&self.message).is_ok())
     }
 
-    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError> {
+    fn wait_reply(&mut self, sequence: u64, limit: Duration) -> Result<ReplyOutcome, ClientError> {
         let address = self.server;
         let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
         self.socket.set_read_timeout(Some(limit)).map_err(error)?;
         let mut buffer = [0_u8; 2_048];
         Ok(match self.socket.recv(&mut buffer) {
             Ok(length) => match sockperf::read_reply(buffer.get(..length).unwrap_or_default()) {
-                Some(reply) if reply == sequence => Heard::Answer,
-                Some(reply) if reply < sequence => Heard::Late,
-                _ => Heard::Foreign,
+                Some(reply) if reply == sequence => ReplyOutcome::Answer,
+                Some(reply) if reply < sequence => ReplyOutcome::Late,
+                _ => ReplyOutcome::Foreign,
             },
-            Err(error) if is_timeout(&error) => Heard::Nothing,
-            Err(_) => Heard::Refused,
+            Err(error) if is_timeout(&error) => ReplyOutcome::Nothing,
+            Err(_) => ReplyOutcome::Refused,
         })
     }
 }
@@ -422,38 +422,38 @@ impl<'a> Client<'a> {
         let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
         loop {
             let left = self.real_left(due)?;
-            if self.tell()? == Wait::Stopped {
+            if self.report_progress()? == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
             // Look once more after the timeout: on a busy machine the reply arrived while this process waited for a
             // CPU.
-            match (self.peer.hear(sequence, left.unwrap_or(LAST_LOOK))?, left) {
-                (Heard::Answer, _) => return Ok(Wait::Replied),
+            match (self.peer.wait_reply(sequence, left.unwrap_or(LAST_LOOK))?, left) {
+                (ReplyOutcome::Answer, _) => return Ok(Wait::Replied),
                 (_, None) => {
                     self.peer.give_up()?;
                     return Ok(Wait::Passed);
                 }
-                (heard, Some(_)) => self.unwanted(heard),
+                (outcome, Some(_)) => self.unwanted(outcome),
             }
         }
     }
 
     /// Counts results that are not the reply.
-    fn unwanted(&mut self, heard: Heard) {
-        match heard {
-            Heard::Late => self.report.late += 1,
-            Heard::Foreign => self.report.foreign += 1,
-            Heard::Refused => {
+    fn unwanted(&mut self, outcome: ReplyOutcome) {
+        match outcome {
+            ReplyOutcome::Late => self.report.late += 1,
+            ReplyOutcome::Foreign => self.report.foreign += 1,
+            ReplyOutcome::Refused => {
                 self.report.refused += 1;
                 std::thread::sleep(Duration::from_millis(1));
             }
-            Heard::Answer | Heard::Nothing => {}
+            ReplyOutcome::Answer | ReplyOutcome::Nothing => {}
         }
     }
 
     fn sleep_until(&mut self, due_ns: u64) -> Result<Wait, ClientError> {
         while let Some(real) = self.real_left(due_ns)? {
-            if self.tell()? == Wait::Stopped {
+            if self.report_progress()? == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
             std::thread::sleep(real);
@@ -478,7 +478,7 @@ impl<'a> Client<'a> {
     }
 
     /// Reports progress to the caller, every 0.2 s.
-    fn tell(&mut self) -> Result<Wait, ClientError> {
+    fn report_progress(&mut self) -> Result<Wait, ClientError> {
         if self.told.elapsed() < Duration::from_millis(200) {
             return Ok(Wait::Passed);
         }

@@ -43,12 +43,10 @@ pub(crate) enum Order {
     ToSeveral {
         /// Number and times of the requests to each. The seed is that of the first server; each other has the next.
         config: ClientConfig,
-        /// The servers.
         servers: Vec<SocketAddr>,
     },
     /// Waits until memcached listens, and stores a value for every key.
     Store {
-        /// The server.
         server: SocketAddr,
         /// Sizes of keys and values.
         traffic: Traffic,
@@ -57,7 +55,6 @@ pub(crate) enum Order {
     Memcached {
         /// Server, number and times of the requests.
         config: ClientConfig,
-        /// The requests.
         traffic: Traffic,
         /// Number of connections. Requests use them in turn.
         connections: u8,
@@ -73,7 +70,6 @@ pub(crate) enum Order {
     },
     /// Publishes frames of Sampled Values.
     SampledValues {
-        /// The interface.
         nic: String,
         /// Number of frames.
         frames: u64,

@@ -23,7 +23,6 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The connections to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Connecting {
-    /// The server.
     pub(crate) server: SocketAddr,
     /// Number of connections.
     pub(crate) count: u64,

@@ -25,13 +25,13 @@ pub(crate) fn set<E: From<ClientError>>(
     let socket = client::connected(address)?;
     socket.set_read_timeout(Some(TRY)).map_err(failed)?;
     let wanted = format!("load {percent}");
-    let mut heard = [0; 32];
+    let mut received = [0; 32];
     for _ in 0..TRIES {
         go_on()?;
         // The send fails while the guest is not up yet; then the next try follows.
         let _ = socket.send(percent.to_string().as_bytes());
-        if let Ok(length) = socket.recv(&mut heard) {
-            if heard.get(..length) == Some(wanted.as_bytes()) {
+        if let Ok(length) = socket.recv(&mut received) {
+            if received.get(..length) == Some(wanted.as_bytes()) {
                 return Ok(());
             }
         }
@@ -51,10 +51,10 @@ mod tests {
         let guest = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = guest.local_addr().unwrap();
         let guest = thread::spawn(move || {
-            let (mut asked, mut heard) = (Vec::new(), [0; 32]);
+            let (mut asked, mut received) = (Vec::new(), [0; 32]);
             for answer in ["load 10", "load 40"] {
-                let (length, from) = guest.recv_from(&mut heard).unwrap();
-                asked.push(String::from_utf8_lossy(&heard[..length]).into_owned());
+                let (length, from) = guest.recv_from(&mut received).unwrap();
+                asked.push(String::from_utf8_lossy(&received[..length]).into_owned());
                 guest.send_to(answer.as_bytes(), from).unwrap();
             }
             asked

@@ -109,7 +109,7 @@ impl Flood {
             Some(at) => {
                 let (vm, flow) = self.flows.swap_remove(at);
                 self.end(host);
-                Err(flow.said(host, &vm))
+                Err(flow.failure(host, &vm))
             }
         }
     }
@@ -131,7 +131,7 @@ fn flowing(host: &mut Host, capture: &Path, kind: Kind, (vm, address): (&str, &s
             return Err(error);
         }
         if start.elapsed() > LIMIT {
-            return Err(flow.said(host, vm));
+            return Err(flow.failure(host, vm));
         }
         // A server that has not yet noticed the end of the previous test is busy: try again.
         if flow.has_ended(host)? {
@@ -216,7 +216,7 @@ impl Flow {
     }
 
     /// The error for a flow that does not run. Ends the flow.
-    fn said(self, host: &mut Host, vm: &str) -> MeasureError {
+    fn failure(self, host: &mut Host, vm: &str) -> MeasureError {
         let said = match self {
             Flow::Inside(pid) => {
                 let said = host.ask(&format!("kill -KILL -{pid} 2> /dev/null; cat /run/flow-{pid}"));

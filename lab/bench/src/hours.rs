@@ -47,7 +47,6 @@ const PIECE: u64 = 1 << 20;
 /// A part that is given back begins and ends at a multiple of this, bytes. The file's header stays.
 const BLOCK: u64 = 4_096;
 
-/// The measurement.
 #[derive(Debug)]
 pub(crate) struct Hours<'a> {
     /// The case's name in results.
@@ -156,18 +155,18 @@ impl Hours<'_> {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    so_far: Mutex<SoFar>,
+    so_far: Mutex<ReaderProgress>,
 }
 
 impl Shared {
-    fn so_far(&self) -> SoFar {
+    fn so_far(&self) -> ReaderProgress {
         *self.so_far.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Progress of the reader.
 #[derive(Debug, Clone, Copy)]
-struct SoFar {
+struct ReaderProgress {
     /// Time from the first packet to the last, ns of the host's clock.
     length_ns: u64,
     /// Number of evaluated requests: answered, lost.
@@ -180,13 +179,13 @@ struct SoFar {
     ended: bool,
 }
 
-impl Default for SoFar {
+impl Default for ReaderProgress {
     fn default() -> Self {
         Self { length_ns: 0, judged: (0, 0), p99_and_max: None, heard: Instant::now(), ended: false }
     }
 }
 
-impl SoFar {
+impl ReaderProgress {
     fn words(&self, length_ns: u64) -> String {
         let ((answered, lost), hours) = (self.judged, |ns: u64| number::significant(ns as f64 / 3_600e9));
         let us = |ns: u64| number::us(ns as f64 / 1e3);
@@ -226,7 +225,7 @@ impl Reader {
         }
     }
 
-    fn look(&mut self, before: SoFar) -> SoFar {
+    fn look(&mut self, before: ReaderProgress) -> ReaderProgress {
         let lengths = self.captures.each_ref().map(|of| size(&of.path));
         let rolling = &mut self.rolling;
         let read = self.tail.read_new(|record| rolling.record(&record));
@@ -234,7 +233,7 @@ impl Reader {
             rolling.damage = Some(error.to_string());
         }
         rolling.pending = self.tail.pending() as u64;
-        let mut so_far = SoFar { length_ns: rolling.length_ns(), ended: read.is_err(), ..before };
+        let mut so_far = ReaderProgress { length_ns: rolling.length_ns(), ended: read.is_err(), ..before };
         if read.is_ok_and(|packets| packets > 0) {
             so_far.heard = Instant::now();
         }
@@ -464,7 +463,7 @@ mod tests {
         let bytes = crafted(&frames).split_off(HEADER);
         let (first, second) = bytes.split_at(bytes.len() / 2 + 7);
         bulk.write_all(&vec![1; 3 << 20]).unwrap();
-        let mut so_far = SoFar::default();
+        let mut so_far = ReaderProgress::default();
         for part in [first, second] {
             rt.write_all(part).unwrap();
             so_far = reader.look(so_far);
@@ -492,7 +491,7 @@ mod tests {
         let mut bytes = crafted(&[(0, request(1)), (60, reply(1))]);
         bytes.extend([0xff; 16]);
         fs::write(&captures[0], bytes).unwrap();
-        assert!(reader.look(SoFar::default()).ended);
+        assert!(reader.look(ReaderProgress::default()).ended);
         let (wire, times, _) = reader.rolling.finish();
         assert_eq!(times.values().collect::<Vec<_>>(), [(60_000, 1)]);
         assert!(wire.damage.unwrap().contains("damaged"));

@@ -139,7 +139,6 @@ impl Nic {
     }
 }
 
-/// The requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Requests {

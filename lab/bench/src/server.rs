@@ -34,7 +34,7 @@ pub(crate) enum Wake {
 
 /// Place of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ServerPlace {
     /// In an ordinary VM: virtio-net, vhost-net, the bridge.
     Vm,
     /// In a VM whose sockets are those of `ontime device`.
@@ -50,7 +50,6 @@ pub(crate) enum Place {
 pub(crate) enum Net {
     /// A veth pair to a bridge, and NAT, as in Docker.
     Nat,
-    /// A macvlan.
     Macvlan,
 }
 
@@ -93,12 +92,12 @@ pub(crate) const SUBSCRIBER: Server = Server { role: SAMPLED_VALUES.name, comman
 
 /// The server and its present place.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct PlacedServer {
     server: Server,
-    place: Option<Place>,
+    place: Option<ServerPlace>,
 }
 
-impl Seat {
+impl PlacedServer {
     /// No place yet. If `outsourced`, the guest module is built, if missing, and copied to the host's files.
     pub(crate) fn new(
         server: Server,
@@ -114,7 +113,7 @@ impl Seat {
     }
 
     /// The present place.
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn place(&self) -> Option<ServerPlace> {
         self.place
     }
 
@@ -123,32 +122,32 @@ impl Seat {
     pub(crate) fn put(
         &mut self,
         host: &mut Host,
-        place: Place,
+        place: ServerPlace,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
-        if self.place == Some(place) || (place == Place::Vm && host.target().is_some()) {
+        if self.place == Some(place) || (place == ServerPlace::Vm && host.target().is_some()) {
             return Ok(());
         }
         // Every other place is set up by the experiment.
         host.lab()?;
         self.place = None;
-        vacate(host, NAME)?;
+        stop_server(host, NAME)?;
         let Vm { address, .. } = RT_VM;
         let Server { role, bind, .. } = self.server;
         let vm = |net| Vm { role, net, ..RT_VM };
         match place {
-            Place::Vm => boot_vm(host.lab()?, &vm("rt"), progress)?,
-            Place::Outsourced(wake) => {
+            ServerPlace::Vm => boot_vm(host.lab()?, &vm("rt"), progress)?,
+            ServerPlace::Outsourced(wake) => {
                 Sockets { vm: NAME, bind, reach: "10.1.0.0/24", channels: 1, wake }.write(host)?;
                 boot_vm(host.lab()?, &vm("sockets:rt"), progress)?;
             }
-            Place::Process => {
+            ServerPlace::Process => {
                 progress("starting the server on the host itself");
                 host.shell(&format!("lab-netns up {NAME} rt {address}"))?;
                 let join = "mkdir -p /sys/fs/cgroup/trusted && echo $$ > /sys/fs/cgroup/trusted/cgroup.procs";
                 run_in_namespace(host, NAME, self.server.command, &format!("{join} && exec chrt --fifo 47"))?;
             }
-            Place::Container(net) => {
+            ServerPlace::Container(net) => {
                 progress("starting the server in a container");
                 contain(host, (NAME, address), net, self.server.command)?;
             }
@@ -196,7 +195,7 @@ pub(crate) fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMu
 }
 
 /// Ends a VM with this name, or the process in its place, and removes what a failed attempt left behind.
-pub(crate) fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
+pub(crate) fn stop_server(host: &mut Host, name: &str) -> Result<(), MeasureError> {
     host.shell(&format!(
         "[ ! -e /run/{name}.pid ] || {{ kill $(cat /run/{name}.pid); rm /run/{name}.pid; }}; \
          lab-vm stop {name} 2> /dev/null; [ ! -e /run/netns/{name} ] || lab-netns down {name}"
@@ -207,7 +206,6 @@ pub(crate) fn vacate(host: &mut Host, name: &str) -> Result<(), MeasureError> {
 /// The policy of a VM's device process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sockets<'a> {
-    /// The VM.
     pub vm: &'a str,
     /// The single port that it may bind.
     pub bind: &'static str,

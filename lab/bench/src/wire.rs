@@ -155,7 +155,7 @@ impl WireAnalysis {
 
 /// Direction of a datagram of the flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum DatagramDirection {
     Request,
     Reply,
 }
@@ -163,7 +163,7 @@ enum Way {
 #[derive(Debug, Clone, Copy)]
 struct Event {
     at_ns: u64,
-    way: Way,
+    way: DatagramDirection,
     client: SocketAddr,
     server: SocketAddr,
     sequence: u64,
@@ -210,12 +210,12 @@ impl Monitor {
 
     /// Notes a request. The same `sequence` between the same two sockets again is a duplicate.
     pub fn request(&mut self, at_ns: u64, client: SocketAddr, server: SocketAddr, sequence: u64) {
-        self.events.push(Event { at_ns, way: Way::Request, client, server, sequence });
+        self.events.push(Event { at_ns, way: DatagramDirection::Request, client, server, sequence });
     }
 
     /// Notes the reply to a request.
     pub fn reply(&mut self, at_ns: u64, client: SocketAddr, server: SocketAddr, sequence: u64) {
-        self.events.push(Event { at_ns, way: Way::Reply, client, server, sequence });
+        self.events.push(Event { at_ns, way: DatagramDirection::Reply, client, server, sequence });
     }
 
     /// Notes a packet of the server that is neither a request nor a reply.
@@ -235,9 +235,9 @@ impl Monitor {
 
     fn datagram(&mut self, at_ns: u64, datagram: &Datagram<'_>) {
         let (way, client, server) = if self.flow.is_server(datagram.to) {
-            (Way::Request, datagram.from, datagram.to)
+            (DatagramDirection::Request, datagram.from, datagram.to)
         } else if self.flow.is_server(datagram.from) {
-            (Way::Reply, datagram.to, datagram.from)
+            (DatagramDirection::Reply, datagram.to, datagram.from)
         } else {
             return;
         };
@@ -264,7 +264,7 @@ impl Monitor {
     /// that are read while they grow, and for flows without warm-up. A reply that arrives later counts as a stray
     /// reply.
     pub(crate) fn take_before(&mut self, until_ns: u64) -> WireAnalysis {
-        let is_request = |event: &&Event| event.way == Way::Request && event.at_ns < until_ns;
+        let is_request = |event: &&Event| event.way == DatagramDirection::Request && event.at_ns < until_ns;
         let requests: HashSet<_> = self.events.iter().filter(is_request).map(Event::key).collect();
         let (events, rest) = std::mem::take(&mut self.events)
             .into_iter()
@@ -290,14 +290,16 @@ impl Monitor {
             let key = event.key();
             let place = places.get(&key).and_then(|&place| requests.get_mut(place));
             match (event.way, place) {
-                (Way::Request, None) => {
+                (DatagramDirection::Request, None) => {
                     places.insert(key, requests.len());
                     requests.push(Matched { event: *event, replied_ns: None });
                 }
-                (Way::Request, Some(_)) => self.counts.duplicates += 1,
-                (Way::Reply, None) => self.counts.stray_replies += 1,
-                (Way::Reply, Some(matched)) if matched.replied_ns.is_some() => self.counts.duplicate_replies += 1,
-                (Way::Reply, Some(matched)) => matched.replied_ns = Some(event.at_ns),
+                (DatagramDirection::Request, Some(_)) => self.counts.duplicates += 1,
+                (DatagramDirection::Reply, None) => self.counts.stray_replies += 1,
+                (DatagramDirection::Reply, Some(matched)) if matched.replied_ns.is_some() => {
+                    self.counts.duplicate_replies += 1;
+                }
+                (DatagramDirection::Reply, Some(matched)) => matched.replied_ns = Some(event.at_ns),
             }
         }
         requests

@@ -44,7 +44,6 @@ pub(crate) enum Workload {
     },
     /// memcached, TCP (IV-G 2; RTVirt, section 4.4).
     Memcached {
-        /// The requests.
         traffic: memcached::Traffic,
         /// Number of the client's connections. Requests use them in turn.
         connections: u8,
@@ -72,7 +71,6 @@ pub(crate) enum Client {
     },
     /// Every key has a value.
     Memcached {
-        /// The requests.
         traffic: memcached::Traffic,
         /// As in [`Workload::Memcached`].
         connections: u8,

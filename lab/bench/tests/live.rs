@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use common::process::{Background, start, tcpdump, wait_for_header};
-use ontime_bench::client::{self, ClientConfig, ClientError, Heard, Peer};
+use ontime_bench::client::{self, ClientConfig, ClientError, Peer, ReplyOutcome};
 use ontime_bench::clock::{Clock, VirtualClock};
 use ontime_bench::wire::{self, RtFlow};
 use ontime_figures::stats::Summary;
@@ -30,12 +30,12 @@ impl Peer for Starved {
         Ok(true)
     }
 
-    fn hear(&mut self, _: u64, _: Duration) -> Result<Heard, ClientError> {
+    fn wait_reply(&mut self, _: u64, _: Duration) -> Result<ReplyOutcome, ClientError> {
         if std::mem::replace(&mut self.0, true) {
-            return Ok(Heard::Answer);
+            return Ok(ReplyOutcome::Answer);
         }
         std::thread::sleep(Duration::from_millis(5));
-        Ok(Heard::Nothing)
+        Ok(ReplyOutcome::Nothing)
     }
 }
 

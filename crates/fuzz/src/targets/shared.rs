@@ -37,7 +37,7 @@ pub fn ledger(data: &[u8]) {
     let declared = Share { bandwidth: Bandwidth::ppm(300_000), period: 10 * MS };
     let offered = Budget { budget: 2 * MS, period: 5 * MS };
     let offer = Offer { ledger: ledger.clone(), declared, most: Bandwidth::ppm(500_000), offered };
-    if let Some(held) = ledger.news(vcpu, &mut seen) {
+    if let Some(held) = ledger.new_claim(vcpu, &mut seen) {
         assert!(seen != before && seen == ledger.generation() && (vcpu as usize) < VCPUS);
         assert_eq!(ledger.table(seen)[vcpu as usize], held);
         if let Some(share) = offer.share(&held) {
@@ -70,7 +70,7 @@ pub fn ledger(data: &[u8]) {
     let now = claimed.unwrap_or(generation);
     assert_eq!(copy.table(now)[0], if fits { asked } else { held[0] });
     let mut unseen = now.wrapping_add(1);
-    assert_eq!(copy.news(0, &mut unseen), Some(copy.table(now)[0]));
+    assert_eq!(copy.new_claim(0, &mut unseen), Some(copy.table(now)[0]));
 }
 
 /// The next deadlines that a guest publishes. Input: the vCPU's period, a time, the clocks' difference, then the lines

@@ -61,16 +61,16 @@ fn finite<S: Serializer>(delay_us: &u32, serializer: S) -> Result<S::Ok, S::Erro
     Some(*delay_us).filter(|us| *us != ENDLESS).serialize(serializer)
 }
 
-/// One check.
+/// One question to the host, and its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// Stable name: a rule's name, or `kernel`, `preempt-rt`, `kvm`, ...
     pub id: String,
     /// The subject of the check, in one line.
     pub title: String,
-    /// The result.
+    /// How bad the answer is.
     pub state: State,
-    /// The finding.
+    /// What was found on this host, with names and values.
     pub found: String,
     /// How late a packet may be if the result is not ok, us: the largest latency in `cost`, or an estimate if it has
     /// none. Findings are ranked by it. [`ENDLESS`] is null in JSON.
@@ -118,11 +118,11 @@ impl Check {
 /// The output of `ontime doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// The kernel.
+    /// `uname -r`.
     pub kernel: String,
     /// The worst state of all checks that count. Unknown SMIs do not count on a host that is itself a guest.
     pub state: State,
-    /// The checks.
+    /// One for each check that was made.
     pub checks: Vec<Check>,
     /// Facts that could not be read.
     pub notes: Vec<Note>,

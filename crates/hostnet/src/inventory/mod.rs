@@ -54,7 +54,7 @@ pub struct Inventory {
     pub incomplete: Option<String>,
 }
 
-/// The kernel.
+/// What the running kernel is and can do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Kernel {
     /// `uname -r`.
@@ -86,7 +86,7 @@ pub enum Lockdown {
     Confidentiality,
 }
 
-/// The processors.
+/// Sets of CPUs that the rules distinguish.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Cpus {
     /// Online CPUs.
@@ -365,7 +365,7 @@ pub struct CpuManager {
 /// A fact that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Note {
-    /// The fact.
+    /// The file or fact, in words.
     pub about: String,
     /// The reason, and the kernel version or privilege that is needed to read it.
     pub why: String,

@@ -58,10 +58,10 @@ pub(super) fn scan(roots: &Roots, inventory: &mut Inventory, pci: &Pci) {
     };
     let mut ethtool = Ethtool::open();
     let mut moderations =
-        said(inventory, "interrupt moderation", &found, with(&mut ethtool, Ethtool::moderations), |ifindex| {
+        driver_values(inventory, "interrupt moderation", &found, with(&mut ethtool, Ethtool::moderations), |ifindex| {
             with(&mut ethtool, |ethtool| ethtool.moderation(ifindex))
         });
-    let rings = said(inventory, "rings", &found, with(&mut ethtool, Ethtool::tx_rings), |ifindex| {
+    let rings = driver_values(inventory, "rings", &found, with(&mut ethtool, Ethtool::tx_rings), |ifindex| {
         with(&mut ethtool, |ethtool| ethtool.tx_ring(ifindex))
     });
     let below = below(roots, &found);
@@ -162,7 +162,6 @@ fn is_numbered_queue(handler: &str) -> bool {
 /// The interfaces below an interface.
 #[derive(Debug, Clone, Default)]
 struct Below {
-    /// Their indices.
     lower: Vec<u32>,
     /// The interface is a port of a switch: its device is the switch, and the interface in its `iflink` has the
     /// interrupts (`net/dsa/user.c`, `dsa_user_get_iflink`). A child of IPoIB also has an `iflink`, but rings of its
@@ -249,7 +248,7 @@ fn with<T>(ethtool: &mut io::Result<Ethtool>, ask: impl FnOnce(&mut Ethtool) -> 
 /// device that is being reset ends the dump for all devices (`net/ethtool/netlink.c`, `ethnl_default_dumpit`); then
 /// each device is queried alone. If the query itself fails, the inventory is incomplete. Otherwise Ontime would restore
 /// settings in this pass and set them again in the next.
-fn said<T>(
+fn driver_values<T>(
     inventory: &mut Inventory,
     about: &str,
     links: &[Link],
@@ -415,7 +414,7 @@ mod tests {
         let look = |all: Result<BTreeMap<u32, u32>, i32>, away: i32| {
             let mut inventory = Inventory::default();
             let one = |ifindex| if ifindex == 2 { Err(fails(away)) } else { Ok(ifindex * 10) };
-            let found = said(&mut inventory, "rings", &links, all.map_err(fails), one);
+            let found = driver_values(&mut inventory, "rings", &links, all.map_err(fails), one);
             (found.into_iter().collect::<Vec<_>>(), inventory.incomplete.is_some(), inventory.notes.len())
         };
         let (all, others) = (vec![(2, 7)], vec![(1, 10), (3, 30)]);

@@ -25,7 +25,7 @@ pub(super) fn moderation(inventory: &Inventory, intent: &Intent) -> Outcome {
         if nic.driver.as_deref().is_some_and(|driver| LIVE_SAFE.contains(&driver)) {
             let knob = Knob::Moderation { nic: nic.id.clone() };
             let setting = Setting::new(RuleId::Moderation, Stage::Steer, knob, Value::Moderation(wanted));
-            outcome.settings.push(Setting { insists: nic.driver.as_deref() == Some(FORGETS), ..setting });
+            outcome.settings.push(Setting { needs_second_write: nic.driver.as_deref() == Some(FORGETS), ..setting });
         } else if found != wanted {
             outcome.findings.push(held_back(nic, found));
         }

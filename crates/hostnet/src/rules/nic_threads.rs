@@ -142,7 +142,7 @@ pub(super) fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         };
         outcome.settings.extend(most_urgent(RuleId::IrqThread, thread, classes, policy, &mut shared));
     }
-    outcome.findings.extend(told(RuleId::IrqThread, shared));
+    outcome.findings.extend(shared_findings(RuleId::IrqThread, shared));
     outcome.findings.extend(without_interrupts(inventory, intent).map(|nic| Finding {
         rule: RuleId::IrqThread,
         severity: Severity::Warning,
@@ -248,7 +248,7 @@ pub(super) fn napi_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         let policy = |nic: &Nic, class| napi_place(inventory, intent, nic, class, sends_only);
         outcome.settings.extend(most_urgent(RuleId::NapiThread, thread, nics, policy, &mut shared));
     }
-    outcome.findings.extend(told(RuleId::NapiThread, shared));
+    outcome.findings.extend(shared_findings(RuleId::NapiThread, shared));
     outcome.findings.extend(renamed(inventory, intent));
     outcome
 }
@@ -332,7 +332,7 @@ fn most_urgent(
     Some(place(rule, thread, policy(nic, class)))
 }
 
-fn told(rule: RuleId, shared: Shared) -> impl Iterator<Item = Finding> {
+fn shared_findings(rule: RuleId, shared: Shared) -> impl Iterator<Item = Finding> {
     let (why, remedy) = if rule == RuleId::IrqThread {
         (
             "handles an interrupt that is shared by",

@@ -81,7 +81,7 @@ fn bypass(inventory: &Inventory, nic: &Nic, taps: &[Knob]) -> Vec<Setting> {
 }
 
 /// Why packets still go through the qdisc.
-enum Kept<'a> {
+enum QdiscReason<'a> {
     /// The administrator or another program chose the qdisc.
     Theirs(&'a str),
     /// This bulk tenant sends through an interface that is not a tap.
@@ -89,14 +89,14 @@ enum Kept<'a> {
 }
 
 /// The taps through which bulk tenants send to this NIC.
-fn taps<'a>(inventory: &'a Inventory, intent: &'a Intent, nic: &'a Nic) -> Result<Vec<Knob>, Kept<'a>> {
+fn taps<'a>(inventory: &'a Inventory, intent: &'a Intent, nic: &'a Nic) -> Result<Vec<Knob>, QdiscReason<'a>> {
     if let Some(theirs) = &nic.qdisc_by_others {
-        return Err(Kept::Theirs(theirs));
+        return Err(QdiscReason::Theirs(theirs));
     }
     let mut taps = Vec::new();
     for tenant in intent.users(inventory, nic).filter(|tenant| tenant.class == Class::Bulk) {
         let own = taps_of(inventory, nic, tenant).filter(|own| !own.is_empty());
-        taps.extend(own.ok_or(Kept::Unheld(&tenant.name))?);
+        taps.extend(own.ok_or(QdiscReason::Unheld(&tenant.name))?);
     }
     Ok(taps)
 }
@@ -117,11 +117,11 @@ fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob
     taps.collect()
 }
 
-impl Kept<'_> {
+impl QdiscReason<'_> {
     fn finding(&self, intent: &Intent, nic: &Nic) -> Finding {
         let tenant = match self {
-            Kept::Theirs(theirs) => return nic_qdisc::kept(RuleId::QdiscBypass, nic, theirs),
-            Kept::Unheld(tenant) => tenant,
+            QdiscReason::Theirs(theirs) => return nic_qdisc::kept(RuleId::QdiscBypass, nic, theirs),
+            QdiscReason::Unheld(tenant) => tenant,
         };
         let table = intent.table_of(nic);
         Finding {

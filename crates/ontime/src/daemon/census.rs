@@ -29,11 +29,9 @@ const THREADS_MAX: usize = 1 << 17;
 /// A thread of a program with a real-time policy: SCHED_FIFO, SCHED_RR or SCHED_DEADLINE.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RealTime {
-    /// The thread.
     pub id: ThreadId,
     /// Its name, which its program chose, made safe for a terminal.
     pub comm: String,
-    /// Its policy.
     pub policy: Policy,
     /// The user that its process belongs to.
     pub user: Option<u32>,
@@ -96,7 +94,7 @@ pub(super) struct Census {
 
 /// What holds real-time threads.
 #[derive(Debug)]
-pub(super) struct Held<'a> {
+pub(super) struct ThreadHolders<'a> {
     /// Threads that are held to a runtime cap.
     pub capped: &'a BTreeSet<ThreadId>,
     /// Threads with reserved CPU time, which a pacer or the kernel holds to their budgets.
@@ -219,7 +217,7 @@ impl Census {
 
     /// The threads that could monopolize a CPU: neither capped by a watcher above them, nor with reserved CPU time, nor
     /// in a listed cgroup.
-    pub(super) fn uncapped<'a>(&'a self, held: &'a Held<'a>) -> impl Iterator<Item = &'a RealTime> {
+    pub(super) fn uncapped<'a>(&'a self, held: &'a ThreadHolders<'a>) -> impl Iterator<Item = &'a RealTime> {
         self.threads.iter().filter(|thread| {
             let capped = held.capped.contains(&thread.id) && thread.is_below(held.watcher);
             let is_held = capped || held.reserved.contains_key(&thread.id);
@@ -294,7 +292,7 @@ mod tests {
         let capped = capped.iter().map(|tid| ThreadId { pid: 1, tid: *tid, start_time: 1 }).collect();
         let listed: Vec<String> = listed.iter().map(|path| (*path).to_owned()).collect();
         let census = Census::of(threads);
-        let held = Held { capped: &capped, reserved: &BTreeMap::new(), watcher: WATCHER, uncapped: &listed };
+        let held = ThreadHolders { capped: &capped, reserved: &BTreeMap::new(), watcher: WATCHER, uncapped: &listed };
         census.uncapped(&held).map(|thread| thread.id.tid).collect()
     }
 
@@ -304,7 +302,7 @@ mod tests {
         let threads = [(1, Policy::Fifo(46)), (2, deadline), (3, Policy::Fifo(46))];
         let census = Census::of(threads.map(|(tid, policy)| thread(tid, policy, Some("/a"))).to_vec());
         let reserved = census.threads.iter().take(2).map(|thread| (thread.id, thread.policy)).collect();
-        let held = Held { capped: &BTreeSet::new(), reserved: &reserved, watcher: WATCHER, uncapped: &[] };
+        let held = ThreadHolders { capped: &BTreeSet::new(), reserved: &reserved, watcher: WATCHER, uncapped: &[] };
         let uncapped: Vec<i32> = census.uncapped(&held).map(|thread| thread.id.tid).collect();
         assert_eq!(uncapped, [3]);
     }

@@ -16,7 +16,7 @@ const SHARE: u32 = 5;
 const REST: Duration = Duration::from_secs(3);
 /// The time after which a knob is set once more that a driver may have overwritten. e1000e overwrites it at an
 /// interrupt, which happens at least every 2 s.
-const INSIST: Duration = Duration::from_secs(3);
+const SECOND_WRITE: Duration = Duration::from_secs(3);
 /// The time from a look that failed to the next one.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -28,14 +28,14 @@ pub(super) struct Due {
     /// When to look again after a look that failed.
     again: Option<Instant>,
     /// When to set a knob once more.
-    insist: Option<Instant>,
+    second_write: Option<Instant>,
     last_end: Instant,
 }
 
 impl Due {
     /// Nothing is due but the rescan.
     pub(super) fn new(now: Instant) -> Self {
-        Self { wanted: None, again: None, insist: None, last_end: now }
+        Self { wanted: None, again: None, second_write: None, last_end: now }
     }
 
     /// An event requests a pass, after [`DEBOUNCE`] so that it covers the whole burst, and not too soon after the last
@@ -47,7 +47,7 @@ impl Due {
 
     /// Why and when the next pass is due. `rescan` is the longest time without a pass.
     pub(super) fn next(&self, rescan: Duration) -> (Event, Instant) {
-        let later = [self.again, self.insist].into_iter().flatten().min();
+        let later = [self.again, self.second_write].into_iter().flatten().min();
         let later = later.or(self.wanted.is_none().then_some(self.last_end + rescan)).map(|at| (Event::Clock, at));
         let all = self.wanted.into_iter().chain(later);
         all.min_by_key(|(_, at)| *at).unwrap_or((Event::Clock, self.last_end + rescan))
@@ -56,18 +56,18 @@ impl Due {
     /// A pass begins, for everything that is due.
     pub(super) fn begins(&mut self, now: Instant) {
         (self.wanted, self.again) = (None, None);
-        self.insist = self.insist.filter(|at| *at > now);
+        self.second_write = self.second_write.filter(|at| *at > now);
     }
 
-    /// A pass has ended. `looks_again`: it could not read the whole host. `insists`: it has set a knob that must be set
-    /// once more.
-    pub(super) fn ended(&mut self, looks_again: bool, insists: bool, now: Instant) {
+    /// A pass has ended. `looks_again`: it could not read the whole host. `needs_second_write`: it has set a knob that
+    /// must be set once more.
+    pub(super) fn ended(&mut self, looks_again: bool, needs_second_write: bool, now: Instant) {
         self.last_end = now;
         if looks_again {
             self.again = Some(now + LOOK_AGAIN);
         }
-        if insists {
-            self.insist = Some(now + INSIST);
+        if needs_second_write {
+            self.second_write = Some(now + SECOND_WRITE);
         }
     }
 }
@@ -106,16 +106,16 @@ mod tests {
         let start = Instant::now();
         let mut due = Due::new(start);
         due.ended(false, true, start);
-        assert_eq!(due.next(RESCAN), (Event::Clock, start + INSIST));
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + SECOND_WRITE));
         due.want(Event::Tenants, PASS, start + PASS);
         let (event, at) = due.next(RESCAN);
         assert_eq!((event, at < start + Duration::from_millis(200)), (Event::Tenants, true));
         due.begins(at);
         due.ended(false, false, at + PASS);
-        assert_eq!(due.next(RESCAN), (Event::Clock, start + INSIST));
-        due.begins(start + INSIST);
-        due.ended(false, false, start + INSIST);
-        assert_eq!(due.next(RESCAN), (Event::Clock, start + INSIST + RESCAN));
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + SECOND_WRITE));
+        due.begins(start + SECOND_WRITE);
+        due.ended(false, false, start + SECOND_WRITE);
+        assert_eq!(due.next(RESCAN), (Event::Clock, start + SECOND_WRITE + RESCAN));
     }
 
     #[test]

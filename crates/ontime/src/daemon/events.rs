@@ -234,8 +234,8 @@ fn is_of_link(messages: &[u8]) -> bool {
 }
 
 /// Whether messages of family `ethtool` are a reason to look. A change of interrupt moderation is none: a pass changes
-/// it itself, with some drivers each time ([`ontime_hostnet::Setting::insists`]), so each pass would cause the next. A
-/// change by another program is found at the next rescan.
+/// it itself, with some drivers each time ([`ontime_hostnet::Setting::needs_second_write`]), so each pass would cause
+/// the next. A change by another program is found at the next rescan.
 fn is_of_queues(messages: &[u8]) -> bool {
     // The command is the first byte of `struct genlmsghdr`. ETHTOOL_MSG_COALESCE_NTF,
     // include/uapi/linux/ethtool_netlink.h.

@@ -41,7 +41,7 @@ use super::cap::reading::Time;
 use super::cap::watcher::now;
 use super::life::Life;
 use super::lock;
-use super::own::Own;
+use super::own::OwnThread;
 use crate::exit::Doing;
 use crate::paths::Paths;
 
@@ -76,11 +76,9 @@ pub(crate) fn wait_for_former(paths: &Paths) {
 /// A thread under a runtime cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Capped {
-    /// The thread.
     pub id: ThreadId,
     /// Its place, while it is within its cap.
     pub place: Policy,
-    /// Its cap.
     pub share: Share,
 }
 
@@ -193,11 +191,11 @@ impl Guardian {
     }
 
     /// The guardian's thread and the one by which it sees that the daemon lives, with their places.
-    pub(crate) fn own(&self) -> impl Iterator<Item = Own> {
+    pub(crate) fn own(&self) -> impl Iterator<Item = OwnThread> {
         let place = self.place;
         let guardian = self.id.filter(|_| self.started.elapsed() > SETTLES);
-        let guardian = guardian.map(|id| Own { name: "ontime guardian", id, place });
-        guardian.into_iter().chain(self.life.placed.map(|id| Own { name: "ontime-life", id, place }))
+        let guardian = guardian.map(|id| OwnThread { name: "ontime guardian", id, place });
+        guardian.into_iter().chain(self.life.placed.map(|id| OwnThread { name: "ontime-life", id, place }))
     }
 
     /// Its present charge.

@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use ontime_plan::Nanos;
 use ontime_sched::published::close_elsewhere;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
-use ontime_sockets::deadlines::{Along, Answer, Asked};
+use ontime_sockets::deadlines::{AttachedFile, BandwidthAnswer, BandwidthRequest};
 use ontime_tenants::{Repeats, remedy};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -158,7 +158,7 @@ impl Guests {
     pub(crate) fn answer(&mut self, vm: &str, seq: u64, refused: Option<&str>) -> bool {
         let refused = refused.map(|why| why.chars().take(WHY_MAX / 4).collect());
         let Some(link) = self.links.get_mut(vm) else { return false };
-        let line = serde_json::to_vec(&Answer { seq, refused }).map(|mut line| {
+        let line = serde_json::to_vec(&BandwidthAnswer { seq, refused }).map(|mut line| {
             line.push(b'\n');
             line
         });
@@ -192,13 +192,13 @@ impl Link {
     }
 
     /// Takes the files that belong to a line. A file that the line names but that was not received counts as absent.
-    fn unpack(&mut self, vm: &str, along: &[Along], repeats: &mut Repeats) {
-        for file in along {
+    fn unpack(&mut self, vm: &str, files: &[AttachedFile], repeats: &mut Repeats) {
+        for file in files {
             let came = self.files.pop_front();
             match file {
-                Along::Other => came.into_iter().for_each(close_elsewhere),
-                Along::Memory => std::mem::replace(&mut self.memory, came).into_iter().for_each(close_elsewhere),
-                Along::Ledger => {
+                AttachedFile::Other => came.into_iter().for_each(close_elsewhere),
+                AttachedFile::Memory => std::mem::replace(&mut self.memory, came).into_iter().for_each(close_elsewhere),
+                AttachedFile::Ledger => {
                     let ledger = came.map(Ledger::accept).transpose();
                     if let Err(error) = &ledger {
                         repeats.warn(&at_device(vm, "its guest is offered nothing", error));
@@ -211,7 +211,7 @@ impl Link {
         }
     }
 
-    fn question(&mut self, vm: &str, asked: &Asked, repeats: &mut Repeats) -> Question {
+    fn question(&mut self, vm: &str, asked: &BandwidthRequest, repeats: &mut Repeats) -> Question {
         self.unpack(vm, &asked.files, repeats);
         self.page = asked.next.zip(self.memory.as_ref()).and_then(|(offset, memory)| {
             if let Some(page) = self.page.take_if(|page| page.is_at(memory, offset)) {
@@ -234,7 +234,7 @@ impl Link {
         Question { vm: vm.to_owned(), seq: Some(asked.seq), ask }
     }
 
-    fn take(&mut self) -> std::io::Result<Vec<Asked>> {
+    fn take(&mut self) -> std::io::Result<Vec<BandwidthRequest>> {
         let mut chunk = [0; 4096];
         for _ in 0..READS {
             match self.receive(&mut chunk) {
@@ -286,7 +286,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use ontime_sockets::abi::{ONTIME_CTL_INC_BW, ontime_bw};
-    use ontime_sockets::deadlines::{Deadlines, Place};
+    use ontime_sockets::deadlines::{DeadlinePage, Deadlines};
 
     use super::*;
 
@@ -339,7 +339,7 @@ mod tests {
         link.files.push_back(OwnedFd::from(left.1));
         let (end, ended) = std::sync::mpsc::channel();
         close_elsewhere(Slow(ended));
-        link.unpack("a", &[Along::Other], &mut Repeats::default());
+        link.unpack("a", &[AttachedFile::Other], &mut Repeats::default());
         drop(link);
         for open in [&mut other.0, &mut left.0] {
             open.set_nonblocking(true).unwrap();
@@ -428,8 +428,8 @@ mod tests {
         assert_eq!(asked[0].ask.needs, [GuestNeed { vcpu: 1, budget: Nanos(7), period: Nanos(9) }]);
         assert_eq!((asked[0].ask.published, asked[0].ask.taking.is_some()), (true, false));
         // Fields that a later daemon adds to its answer are ignored.
-        let answer: Answer = serde_json::from_slice(b"{\"seq\":5,\"refused\":null,\"until\":3}").unwrap();
-        assert_eq!(answer, Answer { seq: 5, refused: None });
+        let answer: BandwidthAnswer = serde_json::from_slice(b"{\"seq\":5,\"refused\":null,\"until\":3}").unwrap();
+        assert_eq!(answer, BandwidthAnswer { seq: 5, refused: None });
     }
 
     /// From the device process to the page that pacers read.
@@ -446,7 +446,7 @@ mod tests {
             file
         };
         let (file, same) = (memory(), memory());
-        let place = |file: &File, offset| Place { file: file.try_clone().unwrap(), offset };
+        let place = |file: &File, offset| DeadlinePage { file: file.try_clone().unwrap(), offset };
         deadlines.publish(Some(place(&file, 4_096))).unwrap();
         let device = std::thread::spawn(move || {
             deadlines.connect(other).unwrap();

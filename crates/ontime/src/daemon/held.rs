@@ -21,11 +21,11 @@ use serde::{Deserialize, Serialize};
 struct Record {
     boot_id: String,
     vcpus: Vec<Held>,
-    guests: BTreeMap<String, Guest>,
+    guests: BTreeMap<String, GuestRecord>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Guest {
+struct GuestRecord {
     needs: Vec<Need>,
     published: bool,
 }
@@ -65,7 +65,7 @@ impl Memory {
     /// What guests held in addition.
     pub(super) fn asks(&self) -> Asks {
         let need = |need: &Need| GuestNeed { vcpu: need.vcpu, budget: Nanos(need.budget), period: Nanos(need.period) };
-        let ask = |guest: &Guest| Ask {
+        let ask = |guest: &GuestRecord| Ask {
             needs: guest.needs.iter().map(need).collect(),
             page: None,
             published: guest.published,
@@ -80,7 +80,7 @@ impl Memory {
     /// The kernel's error; then the former content stays.
     pub(super) fn keep(&mut self, settled: &Settled, asks: &Asks) -> io::Result<()> {
         let need = |need: &GuestNeed| Need { vcpu: need.vcpu, budget: need.budget.0, period: need.period.0 };
-        let guest = |ask: &Ask| Guest { needs: ask.needs.iter().map(need).collect(), published: ask.published };
+        let guest = |ask: &Ask| GuestRecord { needs: ask.needs.iter().map(need).collect(), published: ask.published };
         let record = Record {
             boot_id: self.written.boot_id.clone(),
             vcpus: settled.held(),

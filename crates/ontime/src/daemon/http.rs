@@ -2,8 +2,9 @@
 //!
 //! In: requests. Out: answers of the main loop, which is asked through a queue, so that nothing here touches the host.
 //! The server runs on a thread of its own at SCHED_OTHER; a slow or hostile client delays no other client, and users
-//! take turns (`turns`). Any client that may open the socket (mode 0660) may read; only root may change anything, and
-//! users whom daemon.toml lists may change their own reservations. The kernel identifies the client (SO_PEERCRED).
+//! take turns (`request_queue`). Any client that may open the socket (mode 0660) may read; only root may change
+//! anything, and users whom daemon.toml lists may change their own reservations. The kernel identifies the client
+//! (SO_PEERCRED).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,19 +32,18 @@ use utoipa_axum::routes;
 
 use super::engine::NotApplied;
 use super::metrics::Format;
+use super::request_queue::{User, WaitingCounts, WaitingGuard};
 use super::requested::Unreserved;
-use super::turns::{Place, Places, User};
 use crate::api;
 
-/// A request of a user, which has its place until it is answered.
+/// A request of a user, which counts as waiting until the main loop takes it.
 #[derive(Debug)]
 pub(crate) struct Asked {
     /// The client's user.
     pub user: User,
-    /// The request.
     pub ask: Ask,
-    /// Its place among those that wait.
-    pub place: Place,
+    /// Counts the request as waiting until this is dropped.
+    pub waiting: WaitingGuard,
 }
 
 /// A request to the main loop, with the channel for its answer.
@@ -53,13 +53,11 @@ pub(crate) enum Ask {
     Tenants(oneshot::Sender<api::Tenants>),
     /// The plan and the present state.
     Status(oneshot::Sender<api::Status>),
-    /// The NICs.
     Nics(oneshot::Sender<api::Nics>),
     /// Reserved CPU time.
     Reservations(oneshot::Sender<api::Reservations>),
     /// Create, renew or change a reservation.
     Reserve {
-        /// Its name.
         name: String,
         /// What is requested.
         request: api::ReserveRequest,
@@ -70,7 +68,6 @@ pub(crate) enum Ask {
     },
     /// End a reservation.
     Unreserve {
-        /// Its name.
         name: String,
         /// The client's user, if the kernel knows it.
         uid: Option<u32>,
@@ -79,11 +76,9 @@ pub(crate) enum Ask {
     },
     /// Metrics, as text.
     Metrics(oneshot::Sender<String>),
-    /// Apply.
     Apply(api::ApplyRequest, oneshot::Sender<Result<api::Report, NotApplied>>),
     /// Read the configuration again.
     Reload(oneshot::Sender<Result<api::Report, api::RefusedConfiguration>>),
-    /// Reset.
     Reset(oneshot::Sender<api::Report>),
 }
 
@@ -117,7 +112,7 @@ enum Unanswered {
 pub(crate) struct Loop {
     /// The queue of requests.
     asks: SyncSender<Asked>,
-    places: Places,
+    waiting: WaitingCounts,
     /// An eventfd that wakes the main loop; written after each request.
     bell: Arc<OwnedFd>,
     /// How long a request that reads, and one that changes something, may take.
@@ -136,7 +131,7 @@ impl IntoResponse for Refusal {
 impl Loop {
     /// Requests go through this queue. `bell` wakes its reader.
     pub(crate) fn new(asks: SyncSender<Asked>, bell: Arc<OwnedFd>) -> Self {
-        Self { asks, places: Places::default(), bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
+        Self { asks, waiting: WaitingCounts::default(), bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
     }
 
     /// Makes a request that changes nothing.
@@ -164,9 +159,9 @@ impl Loop {
         question: impl FnOnce(oneshot::Sender<T>) -> Ask,
     ) -> Result<T, Refusal> {
         let too_many = || Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait; try again".to_owned());
-        let place = self.places.take(user).ok_or_else(too_many)?;
+        let waiting = self.waiting.take(user).ok_or_else(too_many)?;
         let (answer, answered) = oneshot::channel();
-        self.asks.try_send(Asked { user, ask: question(answer), place }).map_err(|error| match error {
+        self.asks.try_send(Asked { user, ask: question(answer), waiting }).map_err(|error| match error {
             TrySendError::Full(_) => too_many(),
             TrySendError::Disconnected(_) => ending(),
         })?;

@@ -13,16 +13,16 @@ use std::rc::Rc;
 
 use ontime_hostnet::{CpuSet, Method, RuleId};
 use ontime_sched::backend::{Deadline, Paced, Way};
-use ontime_sched::seat::Places;
+use ontime_sched::places::Places;
 use ontime_sched::shares::Planning;
 use ontime_sched::show::Snapshot;
 use ontime_sched::{Asks, Backend, BackendKind, Beyond, LeaseState, Refused, SchedConfig, Settled, Use, settle};
 use ontime_tenants::{Policy, PriorityTable, Tenant, ThreadId};
 
-use super::own::Own;
+use super::own::OwnThread;
 
 /// The threads of a back end, and the policy that the plan gave to each.
-type Held = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
+type BackendThreads = Rc<RefCell<BTreeMap<ThreadId, Policy>>>;
 
 /// The back end in force, and its threads.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Keeper {
     kind: BackendKind,
     beyond: Beyond,
     backend: Box<dyn Backend>,
-    held: Held,
+    held: BackendThreads,
     /// The settlement since the last [`Keeper::set`].
     before: Settled,
     /// Why nothing is kept although reservations are configured.
@@ -43,7 +43,7 @@ pub(crate) struct Keeper {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Past {
     places: Option<Places>,
-    held: Held,
+    held: BackendThreads,
 }
 
 impl Past {
@@ -198,8 +198,8 @@ impl Keeper {
     }
 
     /// The back end's own real-time threads.
-    pub(crate) fn own_threads(&self) -> impl Iterator<Item = Own> {
-        self.backend.threads().into_iter().map(|(id, place)| Own { name: "ontime-pace", id, place })
+    pub(crate) fn own_threads(&self) -> impl Iterator<Item = OwnThread> {
+        self.backend.threads().into_iter().map(|(id, place)| OwnThread { name: "ontime-pace", id, place })
     }
 
     /// The counters of each thread.

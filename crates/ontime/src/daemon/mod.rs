@@ -46,8 +46,8 @@ mod lock;
 pub(crate) mod metrics;
 mod own;
 pub(crate) mod protections;
+mod request_queue;
 mod requested;
-mod turns;
 pub(crate) mod view;
 mod watches;
 
@@ -70,7 +70,7 @@ use self::events::{Event, Events};
 use self::guests::Guests;
 use self::http::{Ask, Asked, Loop};
 use self::metrics::Server;
-use self::turns::Turns;
+use self::request_queue::RequestQueue;
 use crate::api;
 use crate::exit::{Doing, Exit};
 use crate::paths::Paths;
@@ -99,7 +99,7 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // From here on SIGTERM ends the daemon in an orderly way.
     let bell = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let events = Events::new(&paths.poke(), bell.try_clone()?).doing("setting up events")?;
-    let (asks, asked) = sync_channel(turns::BACKLOG);
+    let (asks, asked) = sync_channel(request_queue::BACKLOG);
     guardian::wait_for_former(paths);
     let engine = Engine::new(paths.clone(), config)?;
     // A client that connects before this gets `no daemon` at once.
@@ -109,13 +109,13 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     events.add(&watcher, Event::Tenants)?;
     let to = Loop::new(asks, bell);
     http::serve(listener, to.clone()).doing("starting the HTTP server")?;
-    if let Some(why) = watcher.blind() {
+    if let Some(why) = watcher.rescan_reason() {
         tracing::warn!("tenants: {why}");
     }
     let due = Due::new(Instant::now());
     let scrapes = (Server::default(), to);
-    let (turns, guests) = (Turns::default(), Guests::default());
-    let mut daemon = Daemon { engine, events, watcher, asked, turns, scrapes, guests, due, followed: 0 };
+    let (requests, guests) = (RequestQueue::default(), Guests::default());
+    let mut daemon = Daemon { engine, events, watcher, asked, requests, scrapes, guests, due, followed: 0 };
     daemon.serve_metrics();
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status(daemon.engine.word())]);
@@ -181,7 +181,7 @@ struct Daemon {
     events: Events,
     watcher: Watcher,
     asked: Receiver<Asked>,
-    turns: Turns<Asked>,
+    requests: RequestQueue<Asked>,
     /// The server of metrics over TCP, and how it asks the main loop.
     scrapes: (Server, Loop),
     guests: Guests,
@@ -250,7 +250,7 @@ impl Daemon {
         let (_, at) = self.due.next(self.engine.rescan());
         let wait = at.saturating_duration_since(Instant::now());
         let others = watchdog().into_iter().chain(self.engine.look_in()).chain(self.engine.lease_ends_in());
-        let others = others.chain(self.turns.due_in(Instant::now()));
+        let others = others.chain(self.requests.due_in(Instant::now()));
         let soonest = others.fold(wait, Duration::min);
         self.events.wake_in(soonest);
     }
@@ -268,7 +268,7 @@ impl Daemon {
             return;
         }
         // Read this first: the code below may run another pass.
-        let insists = self.engine.insists();
+        let needs_second_write = self.engine.needs_second_write();
         if let Err(error) = self.watcher.follow(self.engine.found(), self.engine.rules()) {
             // The watcher's own rescan finds tenants that it fails to follow here.
             tracing::debug!("following tenants: {error}");
@@ -284,7 +284,11 @@ impl Daemon {
             }
         }
         self.followed = self.engine.passes();
-        self.due.ended(self.engine.looks_again(), insists || self.engine.insists(), Instant::now());
+        self.due.ended(
+            self.engine.looks_again(),
+            needs_second_write || self.engine.needs_second_write(),
+            Instant::now(),
+        );
     }
 
     /// Answers guests' requests for bandwidth, one after the other. A guest waits for each answer, and a device process
@@ -343,15 +347,15 @@ impl Daemon {
     /// for a later round.
     fn answer(&mut self) {
         for asked in self.asked.try_iter() {
-            self.turns.push(asked.user, asked);
+            self.requests.push(asked.user, asked);
         }
         for _ in 0..ANSWERS {
             let start = Instant::now();
-            let Some((user, Asked { ask, place, .. })) = self.turns.next(start) else { return };
+            let Some((user, Asked { ask, waiting, .. })) = self.requests.next(start) else { return };
             self.answer_one(ask);
-            drop(place);
+            drop(waiting);
             let end = Instant::now();
-            self.turns.charge(user, end - start, end);
+            self.requests.charge(user, end - start, end);
         }
         self.events.wake_for_requests();
     }

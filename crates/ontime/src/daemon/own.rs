@@ -13,10 +13,9 @@ pub(super) const EVERY: Duration = Duration::from_secs(1);
 
 /// A thread of the daemon or its guardian, and its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Own {
+pub(crate) struct OwnThread {
     /// What it does, as its name says.
     pub name: &'static str,
-    /// The thread.
     pub id: ThreadId,
     /// The policy and priority that it was started with.
     pub place: Policy,
@@ -25,13 +24,13 @@ pub(crate) struct Own {
 /// A change that was undone.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Changed {
-    own: Own,
+    own: OwnThread,
     found: Policy,
 }
 
 impl fmt::Display for Changed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { own: Own { name, place, .. }, found } = self;
+        let Self { own: OwnThread { name, place, .. }, found } = self;
         write!(f, "changed by another program: {name} {place} -> {found}; restored; look for who sets its policy")
     }
 }
@@ -49,14 +48,14 @@ pub(super) fn this_thread() -> io::Result<ThreadId> {
 ///
 /// # Errors
 /// The kernel refuses.
-pub(super) fn keep(own: Own) -> Result<Option<Changed>, ThreadError> {
+pub(super) fn keep(own: OwnThread) -> Result<Option<Changed>, ThreadError> {
     match restore(own) {
         Err(ThreadError::Gone(_)) => Ok(None),
         done => done,
     }
 }
 
-fn restore(own: Own) -> Result<Option<Changed>, ThreadError> {
+fn restore(own: OwnThread) -> Result<Option<Changed>, ThreadError> {
     let found = own.id.policy()?;
     if found == own.place {
         return Ok(None);
@@ -83,7 +82,7 @@ mod tests {
         // The real places need CAP_SYS_NICE; any user may lower a thread.
         let real_time = rustix::process::geteuid().is_root();
         let place = if real_time { Policy::Fifo(1) } else { Policy::Idle };
-        let own = Own { name: "ontime-cap", id, place };
+        let own = OwnThread { name: "ontime-cap", id, place };
         let said = keep(own).unwrap().unwrap().to_string();
         assert!(said.contains(&format!("ontime-cap {place} -> OTHER")) && said.contains("; restored"), "{said}");
         assert_eq!((id.policy().unwrap(), keep(own).unwrap()), (place, None));

@@ -10,7 +10,7 @@ use ontime_tenants::{
     self as tenants, ClassSource, ConfigError, Discovery, PriorityTable, ProblemKind, ThreadId, ThreadRole, ownership,
 };
 
-use super::cap::{Cover, Use};
+use super::cap::{CapUsage, Cover};
 use crate::api;
 
 /// A tenant as `ontime ps` shows it.
@@ -194,7 +194,6 @@ pub(crate) fn severity(severity: Severity) -> &'static str {
     }
 }
 
-/// A finding.
 pub(crate) fn finding(finding: &hostnet::Finding) -> api::Finding {
     api::Finding {
         rule: finding.rule.to_string(),
@@ -298,7 +297,7 @@ fn change(item: &Item) -> api::Change {
 }
 
 /// A capped thread. `of` has the owners.
-pub(crate) fn cap_thread(used: &Use, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
+pub(crate) fn cap_thread(used: &CapUsage, of: &BTreeMap<ThreadId, Owned>) -> api::CapThread {
     let watched = match &used.cover {
         _ if used.refused > 0 => format!(
             "not: the kernel has refused {} to change its policy; journalctl -k and `ontime doctor` (row refusals) \

@@ -149,7 +149,7 @@ fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
 
 /// A tenant with more threads at real-time priority than can be capped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Excess {
+pub(crate) struct OverQuota {
     /// The tenant's name.
     pub tenant: String,
     /// The threads beyond the quota, which must not be at real-time priority.
@@ -160,7 +160,7 @@ pub(crate) struct Excess {
 /// need more than `capacity`. Then the capacity is divided fairly: a tenant that needs no more than an equal part gets
 /// all that it needs, and the rest is divided among the others. So a tenant with too many threads takes nothing from
 /// another.
-pub(super) fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most: usize) -> Vec<Excess> {
+pub(super) fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usize, most: usize) -> Vec<OverQuota> {
     let wants = |tenant: &Tenant, thread: &TenantThread| place(tenant, thread, table).is_some();
     let count = |tenant: &Tenant| tenant.threads.iter().filter(|thread| wants(tenant, thread)).count();
     let mut counts: Vec<usize> = tenants.iter().map(count).collect();
@@ -182,7 +182,7 @@ pub(super) fn limit(tenants: &mut [Tenant], table: PriorityTable, capacity: usiz
         let threads: Vec<ThreadId> = all.iter().skip(quota).map(|thread| thread.id).collect();
         let beyond: BTreeSet<ThreadId> = threads.iter().copied().collect();
         tenant.threads.retain(|thread| !beyond.contains(&thread.id));
-        (!threads.is_empty()).then(|| Excess { tenant: tenant.name.clone(), threads })
+        (!threads.is_empty()).then(|| OverQuota { tenant: tenant.name.clone(), threads })
     };
     tenants.iter_mut().filter_map(over).collect()
 }

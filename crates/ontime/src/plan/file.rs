@@ -19,7 +19,7 @@ pub(super) const CPUS_MAX: u32 = 1_024;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
-    host: Spanned<Host>,
+    host: Spanned<HostSection>,
     slack: Option<Nanos>,
     #[serde(default)]
     tenant: Vec<Spanned<Entry>>,
@@ -27,7 +27,7 @@ struct File {
 
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Host {
+struct HostSection {
     cpus: u32,
     bulk_reserve: Option<f64>,
     reserve: Option<f64>,
@@ -70,7 +70,7 @@ pub(super) enum Reserve {
 
 /// The checked content of the file.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct PlanFile {
     /// CPUs of each host for tenants.
     pub cpus: u32,
     /// CPU time kept for bulk tenants.
@@ -81,7 +81,7 @@ pub(super) struct Plan {
     pub hosts: Vec<Option<u32>>,
 }
 
-impl Plan {
+impl PlanFile {
     /// What is kept on each host.
     pub(super) fn kept(&self) -> Bandwidth {
         match self.reserve {
@@ -95,12 +95,12 @@ impl Plan {
 ///
 /// # Errors
 /// [`ConfigError`], with file and line.
-pub(super) fn load(path: &Path) -> Result<Plan, ConfigError> {
+pub(super) fn load(path: &Path) -> Result<PlanFile, ConfigError> {
     let config::Loaded { value, text } = config::load::<File>(path)?;
     build(value, &text)
 }
 
-fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
+fn build(file: File, text: &Text) -> Result<PlanFile, ConfigError> {
     let host = *file.host.get_ref();
     let refuse_host = |what: String| text.error(&file.host.span(), what);
     if host.cpus == 0 || host.cpus > CPUS_MAX {
@@ -141,7 +141,7 @@ fn build(file: File, text: &Text) -> Result<Plan, ConfigError> {
             hosts.push(entry.host);
         }
     }
-    Ok(Plan { cpus: host.cpus, reserve, tenants, hosts })
+    Ok(PlanFile { cpus: host.cpus, reserve, tenants, hosts })
 }
 
 /// What is wrong with a tenant. `at` is the place in the file, or None for the tenant's whole table.
@@ -230,7 +230,7 @@ fn partition(rtas: Vec<Rta>, vcpus: Option<u32>, slack: Nanos) -> Result<Partiti
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Plan, String> {
+    fn read(text: &str) -> Result<PlanFile, String> {
         let text = Text::new("t.toml", text);
         text.parse::<File>().and_then(|file| build(file, &text)).map_err(|error| error.to_string())
     }

@@ -23,7 +23,7 @@ const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 
 /// A vCPU of the schedule, numbered as in its tenant.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct PlacedVcpu {
     /// The index of its tenant.
     tenant: usize,
     /// Its number in the tenant.
@@ -33,13 +33,13 @@ pub(super) struct Place {
 }
 
 /// The tenants and numbers of a host's vCPUs. Each vCPU comes with the index of its tenant.
-pub(super) fn places(vcpus: &[(usize, Vcpu)]) -> Vec<Place> {
+pub(super) fn places(vcpus: &[(usize, Vcpu)]) -> Vec<PlacedVcpu> {
     let mut rtas = 0;
     let place = |(at, (tenant, vcpu)): (usize, &(usize, Vcpu))| {
         let number = vcpus.iter().take(at).filter(|(other, _)| other == tenant).count();
         let first_rta = rtas;
         rtas += vcpu.rtas().len();
-        Place { tenant: *tenant, number, first_rta }
+        PlacedVcpu { tenant: *tenant, number, first_rta }
     };
     vcpus.iter().enumerate().map(place).collect()
 }
@@ -51,7 +51,7 @@ pub(super) struct Picture<'a> {
     /// The deadlines: index of the RTA, and time.
     pub deadlines: &'a [(usize, Nanos)],
     /// One entry per vCPU.
-    pub places: Vec<Place>,
+    pub places: Vec<PlacedVcpu>,
     /// Names of all tenants.
     pub names: Vec<&'a str>,
     /// The number of CPUs.
@@ -61,7 +61,7 @@ pub(super) struct Picture<'a> {
 }
 
 impl Picture<'_> {
-    fn place(&self, run: &Run) -> Place {
+    fn place(&self, run: &Run) -> PlacedVcpu {
         self.places.get(run.vcpu).copied().unwrap_or_default()
     }
 
@@ -154,7 +154,7 @@ impl Picture<'_> {
         axis(&mut out, (left, width), (TOP, end), self.span);
         for run in self.runs.iter().filter(|run| run.start < self.span) {
             let (from, to) = (at(run.start), at(run.end));
-            let Place { tenant, number, first_rta } = self.place(run);
+            let PlacedVcpu { tenant, number, first_rta } = self.place(run);
             let (name, colour) = (self.name(tenant), colour(&used, tenant));
             let own = tenants_top + place(&used, tenant) as u64 * ROW;
             for y in [TOP + u64::from(run.cpu) * ROW, own] {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn rows_columns_and_names_are_right() {
         let runs = [run(0, 0, 0, 50), run(0, 1, 50, 100), run(1, 1, 0, 25)];
-        let place = |tenant| Place { tenant, number: 0, first_rta: tenant };
+        let place = |tenant| PlacedVcpu { tenant, number: 0, first_rta: tenant };
         let places = vec![place(0), place(1)];
         let deadlines = [(0, Nanos(60)), (1, Nanos(100)), (1, Nanos(170))];
         let names = vec!["first", "<b>\x1b"];
@@ -270,7 +270,7 @@ mod tests {
                 run(index % 15, index as usize % 15, u64::from(index / 15) * step, u64::from(index / 15 + 1) * step)
             })
             .collect();
-        let places = (0..15).map(|tenant| Place { tenant, number: 0, first_rta: tenant }).collect();
+        let places = (0..15).map(|tenant| PlacedVcpu { tenant, number: 0, first_rta: tenant }).collect();
         let names = names.iter().map(String::as_str).collect();
         let span = Nanos::from_millis(200);
         let picture = Picture { runs: &runs, deadlines: &[(14, span)], places, names, cpus: 15, span };

@@ -8,7 +8,7 @@ use ontime_plan::{Admission, Admitted, Bandwidth, Filling, Nanos, Refusal, Reser
 use ontime_sched::fit_beside;
 use serde::Serialize;
 
-use super::file::{Plan, Reserve};
+use super::file::{PlanFile, Reserve};
 
 /// MPR and DMPR interfaces are searched only where vCPUs times the shortest period (in units) is at most this; beyond,
 /// the search takes minutes.
@@ -30,7 +30,7 @@ pub(super) struct Report {
     /// One entry per host.
     pub hosts: Vec<HostReport>,
     /// Tenants that have no place, and why.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedTenant>,
     /// One entry per tenant.
     pub tenants: Vec<TenantReport>,
     /// What compositional analysis would reserve, with all tenants on one host.
@@ -54,8 +54,7 @@ pub(super) struct HostReport {
 
 /// A tenant without a place.
 #[derive(Debug, Serialize)]
-pub(super) struct Refused {
-    /// Its name.
+pub(super) struct RefusedTenant {
     pub tenant: String,
     /// Why the emptiest host refuses it.
     pub why: String,
@@ -64,7 +63,6 @@ pub(super) struct Refused {
 /// A tenant's bandwidths.
 #[derive(Debug, Serialize)]
 pub(super) struct TenantReport {
-    /// Its name.
     pub name: String,
     /// What its RTAs need, without slack, in CPUs.
     pub needed_cpus: f64,
@@ -152,7 +150,7 @@ enum Cpus {
 
 impl Filled {
     /// A host without tenants.
-    fn empty(plan: &Plan) -> Option<Self> {
+    fn empty(plan: &PlanFile) -> Option<Self> {
         let cpus = match plan.reserve {
             Reserve::Host(kept) => Cpus::Host(Filling::new(Admission::new(plan.cpus, kept))),
             Reserve::EachCpu(kept) => Cpus::EachCpu { kept, admitted: beside_reserves(plan, kept, &[]).ok()? },
@@ -168,11 +166,11 @@ impl Filled {
     }
 
     /// Puts a tenant on the host, if all its vCPUs are admitted there.
-    fn add(&mut self, plan: &Plan, index: usize, tenant: &Tenant) -> Result<(), String> {
+    fn add(&mut self, plan: &PlanFile, index: usize, tenant: &Tenant) -> Result<(), String> {
         match &mut self.cpus {
             Cpus::Host(filling) => {
                 let asked: Vec<Reservation> = tenant.vcpus.iter().map(Reservation::from).collect();
-                filling.add(&asked).map_err(|refusal| told(plan, &self.vcpus, refusal))?;
+                filling.add(&asked).map_err(|refusal| refusal_text(plan, &self.vcpus, refusal))?;
             }
             Cpus::EachCpu { kept, admitted } => {
                 let there = self.vcpus.iter().map(|(of, vcpu)| (*of, vcpu));
@@ -201,10 +199,10 @@ impl From<Filled> for Placed {
 /// first, each on the fullest host that admits it, and in the result the fullest host is the first. `in_order`: they
 /// come in the order of the file, each on the emptiest host. Then, and where the file has hosts, these keep their
 /// numbers.
-pub(super) fn place(plan: &Plan, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<Refused>) {
+pub(super) fn place(plan: &PlanFile, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<RefusedTenant>) {
     let mut filled: Vec<Filled> = (0..hosts).filter_map(|_| Filled::empty(plan)).collect();
     let mut refused = Vec::new();
-    let mut refuse = |tenant: &Tenant, why: String| refused.push(Refused { tenant: tenant.name.clone(), why });
+    let mut refuse = |tenant: &Tenant, why: String| refused.push(RefusedTenant { tenant: tenant.name.clone(), why });
     let mut order: Vec<(usize, &Tenant)> = Vec::new();
     for (index, (tenant, host)) in plan.tenants.iter().zip(&plan.hosts).enumerate() {
         let there = host.and_then(|host| filled.get_mut((host as usize).checked_sub(1)?));
@@ -244,7 +242,7 @@ pub(super) fn place(plan: &Plan, hosts: usize, in_order: bool) -> (Vec<Placed>, 
 }
 
 /// The admission of these vCPUs, each with the index of its tenant, beside what is kept on each CPU.
-fn beside_reserves(plan: &Plan, kept: Bandwidth, vcpus: &[(usize, &Vcpu)]) -> Result<Admitted, String> {
+fn beside_reserves(plan: &PlanFile, kept: Bandwidth, vcpus: &[(usize, &Vcpu)]) -> Result<Admitted, String> {
     let whole = |ask: Reservation| Reservation { bandwidth: Bandwidth::ppm(ask.bandwidth.whole_ppm()), ..ask };
     let asked: Vec<Reservation> = vcpus.iter().map(|(_, vcpu)| whole(Reservation::from(*vcpu))).collect();
     let total = asked.iter().map(|ask| ask.bandwidth).sum();
@@ -257,7 +255,7 @@ fn beside_reserves(plan: &Plan, kept: Bandwidth, vcpus: &[(usize, &Vcpu)]) -> Re
 }
 
 /// The number of a vCPU in its tenant, and the tenant's name. `owners`: for each vCPU, the index of its tenant.
-fn vcpu_name<'a>(plan: &'a Plan, owners: &[usize], at: usize) -> Option<(usize, &'a str)> {
+fn vcpu_name<'a>(plan: &'a PlanFile, owners: &[usize], at: usize) -> Option<(usize, &'a str)> {
     let of = owners.get(at)?;
     let number = owners.iter().take(at).filter(|other| *other == of).count();
     Some((number, &plan.tenants.get(*of)?.name))
@@ -265,7 +263,7 @@ fn vcpu_name<'a>(plan: &'a Plan, owners: &[usize], at: usize) -> Option<(usize, 
 
 /// Why a tenant was refused, with vCPUs numbered as in their tenant. The vCPUs of the new tenant come after those that
 /// are on the host.
-fn told(plan: &Plan, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
+fn refusal_text(plan: &PlanFile, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
     let Refusal::Affinity { vcpu: place, bandwidth } = refusal else { return refusal.to_string() };
     let owners: Vec<usize> = there.iter().map(|(of, _)| *of).collect();
     match vcpu_name(plan, &owners, place) {
@@ -278,7 +276,7 @@ fn told(plan: &Plan, there: &[(usize, Vcpu)], refusal: Refusal) -> String {
 }
 
 /// The whole report without simulations.
-pub(super) fn report(plan: &Plan, placed: &[Placed], refused: Vec<Refused>) -> Report {
+pub(super) fn report(plan: &PlanFile, placed: &[Placed], refused: Vec<RefusedTenant>) -> Report {
     let mut known = Interfaces::new();
     let tenants: Vec<TenantReport> = plan.tenants.iter().map(|tenant| tenant_report(tenant, &mut known)).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
@@ -359,7 +357,7 @@ fn compositional(tenants: &[TenantReport], unit: Nanos) -> Compositional {
 }
 
 /// Notes about tenants whose slack does not cover deadlines that are close together.
-fn notes(plan: &Plan) -> Vec<String> {
+fn notes(plan: &PlanFile) -> Vec<String> {
     let thin = |tenant: &&Tenant| {
         let short = |vcpu: &Vcpu| vcpu.slack_for_all().is_none_or(|enough| vcpu.slack() < enough);
         tenant.vcpus.iter().any(short)
@@ -415,7 +413,7 @@ mod tests {
     }
 
     /// Tenants, each of some vCPUs with this share, on some CPU or on all.
-    fn plan(cpus: u32, tenants: &[(Share, usize, Option<u32>)]) -> Plan {
+    fn plan(cpus: u32, tenants: &[(Share, usize, Option<u32>)]) -> PlanFile {
         let tenant = |(number, ((budget, period), vcpus, cpu)): (usize, &(Share, usize, Option<u32>))| {
             let (budget, period) = (Nanos::from_micros(*budget), Nanos::from_micros(*period));
             let rta = Rta::new(budget, period, Arrivals::Periodic).unwrap();
@@ -423,7 +421,7 @@ mod tests {
             let vcpu = Vcpu::new(vec![rta], Nanos::ZERO, affinity).unwrap();
             Tenant { name: format!("t{number}"), vcpus: vec![vcpu; *vcpus] }
         };
-        Plan {
+        PlanFile {
             cpus,
             reserve: Reserve::EachCpu(Bandwidth::ppm(50_000)),
             tenants: tenants.iter().enumerate().map(tenant).collect(),
@@ -437,7 +435,7 @@ mod tests {
     }
 
     /// The daemon's admission of these tenants of a plan, one after the other.
-    fn daemon(plan: &Plan, tenants: &[usize]) -> Settled {
+    fn daemon(plan: &PlanFile, tenants: &[usize]) -> Settled {
         let lease = |index: &usize| {
             let tenant = &plan.tenants[*index];
             let vcpu = &tenant.vcpus[0];
@@ -485,7 +483,7 @@ mod tests {
             prop_assert_eq!(refused.len(), scheduled.iter().filter(|node| node.is_none()).count());
             // And what was scheduled is what the file would say.
             let numbers = scheduled.iter().map(|node| node.map(|node| u32::try_from(node + 1).unwrap())).collect();
-            let (again, refused) = place(&Plan { hosts: numbers, ..plan }, nodes, true);
+            let (again, refused) = place(&PlanFile { hosts: numbers, ..plan }, nodes, true);
             prop_assert_eq!(hosts(&again, tenants.len()), scheduled.clone());
             prop_assert_eq!(refused.len(), scheduled.iter().filter(|node| node.is_none()).count());
         }

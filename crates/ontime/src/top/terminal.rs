@@ -12,7 +12,6 @@ use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tc
 /// What happened within the time limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Input {
-    /// A key.
     Key(u8),
     /// A signal arrived, or the terminal has gone.
     End,

@@ -65,35 +65,27 @@ pub(super) enum Outcome {
         why: String,
     },
     /// It does not concern this host, so that no limit needs it.
-    NotApplicable {
-        /// Why.
-        why: String,
-    },
+    NotApplicable { why: String },
 }
 
 /// The requests to a tenant, us.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct OfTenant {
-    /// The tenant.
     pub tenant: String,
     /// Requests.
     pub samples: u64,
-    /// The fastest.
     pub min_us: f64,
     /// Arithmetic mean.
     pub avg_us: f64,
-    /// The slowest.
     pub max_us: f64,
 }
 
-/// A measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Measurement {
     /// What was measured.
     pub test: Test,
     /// `host` or `guest`.
     pub place: &'static str,
-    /// The command.
     pub command: String,
     /// What became of it.
     #[serde(flatten)]
@@ -133,7 +125,6 @@ pub(super) struct Judgement {
 /// A slow request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Late {
-    /// The tenant.
     pub tenant: String,
     /// From interrupt to NIC, us.
     pub total_us: f64,
@@ -143,8 +134,7 @@ pub(super) struct Late {
 
 /// The host while it was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Host {
-    /// Its name.
+pub(super) struct HostFacts {
     pub name: String,
     /// `uname -r`.
     pub kernel: String,
@@ -164,7 +154,6 @@ pub(super) struct Host {
     pub status_missing: Option<String>,
 }
 
-/// The result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Document {
     /// Whether every chosen set of limits is kept.
@@ -175,9 +164,7 @@ pub(super) struct Document {
     pub duration_s: u64,
     /// The command that ran beside the measurements.
     pub load: Option<String>,
-    /// The host.
-    pub host: Host,
-    /// The measurements.
+    pub host: HostFacts,
     pub measurements: Vec<Measurement>,
     /// By each set of limits.
     pub judgements: Vec<Judgement>,
@@ -193,9 +180,7 @@ pub(super) struct Measured {
     pub duration_s: u64,
     /// The command that ran beside the measurements.
     pub load: Option<String>,
-    /// The host.
-    pub host: Host,
-    /// The measurements.
+    pub host: HostFacts,
     pub measurements: Vec<Measurement>,
     /// The slowest requests.
     pub slow: Vec<Slow>,
@@ -299,7 +284,7 @@ fn limits(document: &Document) -> Vec<[String; 5]> {
 }
 
 /// The settings in force, in words.
-fn settings(host: &Host) -> Vec<String> {
+fn settings(host: &HostFacts) -> Vec<String> {
     let kind = if host.preempt_rt { "PREEMPT_RT" } else { "not PREEMPT_RT" };
     let isolated = if host.isolated.is_empty() { "none" } else { host.isolated.as_str() };
     let mut lines = vec![format!("kernel {} ({kind}), CPUs {}, isolated: {isolated}", host.kernel, host.cpus)];
@@ -430,7 +415,7 @@ mod tests {
     }
 
     fn document(measurements: Vec<Measurement>, slow: Vec<Slow>, chosen: &[&str]) -> Document {
-        let host = Host {
+        let host = HostFacts {
             name: "host<1>".to_owned(),
             kernel: "6.12-rt".to_owned(),
             command_line: "quiet".to_owned(),

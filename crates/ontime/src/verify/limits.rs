@@ -58,7 +58,6 @@ impl Test {
 /// Limits under one name.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Set {
-    /// Its name.
     pub name: String,
     /// Who states these limits: a publisher, or the file.
     pub source: String,

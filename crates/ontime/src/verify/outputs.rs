@@ -11,15 +11,12 @@ use serde::{Deserialize, Serialize};
 /// The delays of a CPU, us.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct OfCpu {
-    /// The CPU.
     pub cpu: u32,
     /// How many were measured; none for oslat, which does not count.
     pub samples: Option<u64>,
-    /// The shortest.
     pub min_us: f64,
     /// Arithmetic mean.
     pub avg_us: f64,
-    /// The longest.
     pub max_us: f64,
 }
 
@@ -28,7 +25,6 @@ pub(super) struct OfCpu {
 pub(super) struct RtTests {
     /// The version of rt-tests.
     pub version: Option<String>,
-    /// The figures.
     pub cpus: Vec<OfCpu>,
 }
 
@@ -152,7 +148,6 @@ pub(super) struct Tracing {
 /// A tenant's requests.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Path {
-    /// The tenant.
     pub tenant: String,
     /// Times from interrupt to NIC; none without requests.
     pub total: Option<Total>,
@@ -165,7 +160,6 @@ pub(super) struct Path {
 pub(super) struct Total {
     /// Requests.
     pub count: u64,
-    /// The fastest.
     pub min: f64,
     /// Arithmetic mean.
     pub mean: f64,
@@ -174,7 +168,6 @@ pub(super) struct Total {
 /// A slow request, and why it was slow.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Slow {
-    /// The tenant.
     pub tenant: String,
     /// From interrupt to NIC, us.
     pub total_us: f64,

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{Guest, Options, Outcome, RtaResult, Simulation, Source};
+use super::{Options, Outcome, RtaResult, SimulatedVcpu, Simulation, Source};
 use crate::admission::{Admission, Admitted, Reservation};
 use crate::dpwrap::Demand;
 use crate::model::{Rta, Vcpu};
@@ -16,7 +16,7 @@ use crate::units::{Bandwidth, Nanos};
 pub struct Stay {
     /// Index of its vCPU.
     pub vcpu: usize,
-    /// Its needs.
+    /// CPU time in each period.
     pub rta: Rta,
     /// Its first job arrives this long after its request, but not before its admission.
     pub lead: Nanos,
@@ -161,7 +161,7 @@ impl Simulation<'_> {
                 self.outcome.rtas.push(RtaResult { vcpu, ..RtaResult::default() });
             }
             let rtas = from..self.sources.len();
-            self.guests.push(Guest { id, jobs: BinaryHeap::new(), rtas, slice_max: None, last_cpu: None });
+            self.guests.push(SimulatedVcpu { id, jobs: BinaryHeap::new(), rtas, slice_max: None, last_cpu: None });
             self.demands.push(Demand::NONE);
         }
     }

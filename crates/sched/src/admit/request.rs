@@ -30,7 +30,7 @@ pub struct GuestNeed {
     pub vcpu: u32,
     /// CPU time within each period.
     pub budget: Nanos,
-    /// The period.
+    /// The shortest period of these tasks.
     pub period: Nanos,
 }
 

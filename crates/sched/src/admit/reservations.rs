@@ -24,7 +24,7 @@ pub struct Reserved {
     pub vcpu: u32,
     /// CPU time in each period.
     pub budget: Nanos,
-    /// The period.
+    /// The length of the interval in which the budget is given.
     pub period: Nanos,
     /// Budget over period.
     pub bandwidth: Bandwidth,
@@ -57,7 +57,7 @@ pub struct Held {
 /// A VM whose reservation was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The VM.
+    /// The name of the VM.
     pub tenant: String,
     /// The reason, and the remedy.
     pub why: String,
@@ -66,7 +66,7 @@ pub struct Refused {
 /// Bandwidth that is held for a lease while no vCPU has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
-    /// The lease.
+    /// The name of the lease.
     pub lease: String,
     /// How much.
     pub bandwidth: Bandwidth,

@@ -94,7 +94,7 @@ impl<const VCPUS: usize> Page<VCPUS> {
         table
     }
 
-    pub(super) fn news(&self, vcpu: u32, seen: &mut u64) -> Option<Budget> {
+    pub(super) fn new_claim(&self, vcpu: u32, seen: &mut u64) -> Option<Budget> {
         let vcpu = usize::try_from(vcpu).ok()?;
         for _ in 0..TRIES {
             let word = self.word.load(Ordering::Acquire);
@@ -150,7 +150,7 @@ mod tests {
             scope.spawn(|| {
                 let (mut seen, mut newest) = (0, 0);
                 while !end.load(Ordering::Relaxed) {
-                    if let Some(held) = page.news(1, &mut seen) {
+                    if let Some(held) = page.new_claim(1, &mut seen) {
                         assert_eq!(held.period, PERIOD + held.budget, "torn");
                         assert!(held.budget >= newest, "it goes back");
                         newest = held.budget;

@@ -10,7 +10,7 @@ pub const VCPUS: usize = 64;
 pub struct Budget {
     /// CPU time within each period.
     pub budget: u64,
-    /// The period.
+    /// The length of a period, ns.
     pub period: u64,
 }
 

@@ -7,9 +7,9 @@ use crate::model::place::Place;
 /// Place and period of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VcpuState {
-    /// Its thread.
+    /// The vCPU's thread.
     pub id: ThreadId,
-    /// Its place.
+    /// Where the pacer has put the thread.
     pub place: Place,
     /// The end of its present period.
     pub deadline: u64,

@@ -49,7 +49,7 @@ impl GuestReader {
     /// The vCPU's share, if its guest has made a new claim since the last call. No system call.
     pub(crate) fn claimed(&mut self) -> Option<Share> {
         let Claims { offer, vcpu, seen } = self.claims.as_mut()?;
-        let held = offer.ledger.news(*vcpu, seen)?;
+        let held = offer.ledger.new_claim(*vcpu, seen)?;
         // None for a claim beyond the offer, which only a faulty or hostile device process writes.
         let share = offer.share(&held)?;
         self.published.iter_mut().for_each(|published| published.set_period(share.period));

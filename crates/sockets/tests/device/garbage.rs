@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
-use ontime_sockets::deadlines::{Answer, Asked};
+use ontime_sockets::deadlines::{BandwidthAnswer, BandwidthRequest};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::strategy::ValueTree;
@@ -397,9 +397,11 @@ fn admit(vm: &Vm) {
     let mut answers = stream.try_clone().unwrap();
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines() {
-            let Some(asked) = line.ok().and_then(|line| serde_json::from_str::<Asked>(&line).ok()) else { return };
+            let Some(asked) = line.ok().and_then(|line| serde_json::from_str::<BandwidthRequest>(&line).ok()) else {
+                return;
+            };
             let refused = (asked.seq % 4 == 0).then(|| "no room".to_owned());
-            let mut answer = serde_json::to_vec(&Answer { seq: asked.seq, refused }).unwrap();
+            let mut answer = serde_json::to_vec(&BandwidthAnswer { seq: asked.seq, refused }).unwrap();
             answer.push(b'\n');
             if answers.write_all(&answer).is_err() {
                 return;

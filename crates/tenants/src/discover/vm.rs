@@ -15,7 +15,7 @@ use crate::qmp::VcpuThreads;
 use crate::rules::{Namer, Verdict};
 use crate::text::counted;
 use crate::thread::ThreadId;
-use crate::vmm::{self, QemuArguments, Sureness, Vmm};
+use crate::vmm::{self, NameMatch, QemuArguments, Vmm};
 use crate::vnic;
 
 /// A process that is a VM's monitor, and its command line.
@@ -41,7 +41,7 @@ impl<'a> VmProcess<'a> {
     pub(super) fn of(finder: &mut Finder<'_>, process: &'a Process, domain: Option<&'a Domain>) -> Option<Self> {
         let named = Vmm::of_executable(&process.executable);
         let path = process.cgroup.as_deref().unwrap_or("/");
-        let scope = finder.vm_scope(path, matches!(named, Some((_, Sureness::Sure))));
+        let scope = finder.vm_scope(path, matches!(named, Some((_, NameMatch::Sure))));
         let container = match scope {
             Some(_) => None,
             None => finder.container_at(path).map(|container| container.cgroup),
@@ -65,7 +65,7 @@ impl<'a> VmProcess<'a> {
         let arguments = vmm::qemu_arguments(&line);
         let domain = domain.filter(|domain| finder.is_domains(process, domain, &arguments, container.is_some()));
         let vmm = match (named, domain) {
-            (Some((vmm, Sureness::Sure)), _) => vmm,
+            (Some((vmm, NameMatch::Sure)), _) => vmm,
             (_, Some(_)) => Vmm::Qemu,
             (named, None) => finder.monitor_by_its_guest(process.pid, &account, named.map(|(vmm, _)| vmm))?,
         };

@@ -28,7 +28,7 @@ pub(crate) enum Command {
     /// measure what a scenario's file describes, as `ontime-lab bench scenario` does (2: a limit does not hold)
     Run(Run),
     /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
-    Shell(Host),
+    Shell(MachineArgs),
     /// Build the lab's images if they are missing
     Images {
         /// Also build and test the emulator of several CPUs on the virtual clock, which `--cpus` does otherwise
@@ -47,7 +47,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Host {
+pub(crate) struct MachineArgs {
     /// What time is inside: virtual (instructions executed; CPUs take turns) or real (this machine's)
     #[arg(long, default_value = "virtual")]
     clock: Clock,
@@ -81,7 +81,7 @@ pub(crate) struct Host {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
     #[command(flatten)]
-    host: Host,
+    host: MachineArgs,
     /// Most real seconds the command may take
     #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     timeout: u64,
@@ -135,7 +135,7 @@ impl Command {
     /// The scenario that is to be run, if it is one.
     pub(super) fn scenario(&self) -> Option<Scenario<'_>> {
         let Command::Run(run) = self else { return None };
-        let Host { out, product, .. } = &run.host;
+        let MachineArgs { out, product, .. } = &run.host;
         Some(Scenario { file: run.scenario.as_deref()?, silence: run.silence, out: out.as_deref(), product })
     }
 }
@@ -212,7 +212,7 @@ impl Run {
     }
 }
 
-fn machine(host: &Host, console: Console) -> Machine {
+fn machine(host: &MachineArgs, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
     machine.client_cpu = host.client_cpu;
@@ -296,7 +296,7 @@ fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
     Err(Exit { status, message: error.to_string() }.into())
 }
 
-fn shell(host: &Host, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
+fn shell(host: &MachineArgs, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
     let machine = machine(host, Console::Terminal);
     let programs = host.product.find()?;
     let dir = host.out.as_deref().unwrap_or(scratch);

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
@@ -53,7 +53,7 @@ fn measure(
         server::bring_module(site, images, progress)?;
     }
     let host = Host::start(site, images, &[], &[], progress)?;
-    let mut seat = None;
+    let mut present = None;
     let cases = args.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
     trial::each(
         host,
@@ -62,29 +62,29 @@ fn measure(
         progress,
         missing,
         |host, &(method, send), results, progress| {
-            put(host, &mut seat, method == "outsourcing", progress)?;
+            put(host, &mut present, method == "outsourcing", progress)?;
             results.push(measure_case(host, args, method, send, progress)?);
             Ok(())
         },
     )
 }
 
-/// Runs the VM with a NIC or with outsourced sockets. `seat` is the present kind.
+/// Runs the VM with a NIC or with outsourced sockets. `present` is the present kind.
 fn put(
     host: &mut Host,
-    seat: &mut Option<bool>,
+    present: &mut Option<bool>,
     outsourced: bool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), MeasureError> {
-    if *seat == Some(outsourced) {
+    if *present == Some(outsourced) {
         return Ok(());
     }
-    *seat = None;
-    server::vacate(host, VM.name)?;
+    *present = None;
+    server::stop_server(host, VM.name)?;
     SOCKETS.write(host)?;
     let net = if outsourced { "sockets:bulk" } else { "bulk" };
     boot_vm(host.lab()?, &Vm { net, ..VM }, progress)?;
-    *seat = Some(outsourced);
+    *present = Some(outsourced);
     Ok(())
 }
 
@@ -186,9 +186,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(with_module, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let results = args.emulated.measure(with_module, |site, images| {
+        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
+    })?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at \
          32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"

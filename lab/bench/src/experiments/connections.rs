@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::client_side::Order;
 use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
@@ -22,7 +22,7 @@ use crate::goals::{Figure, GoalSpec, goal, idle};
 use crate::host::{Ground, Host, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
-use crate::server::{self, Place, Seat, Wake};
+use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial;
 use crate::wire::WireAnalysis;
 
@@ -40,7 +40,7 @@ fn measure(
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let ground = Ground::Emulated(site, images);
     let outsourced = args.methods.iter().any(|method| method == "outsourcing");
-    let mut seat = Seat::new(server::MEMCACHED, &ground, outsourced, progress)?;
+    let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced, progress)?;
     let host = ground.start(&[], &server::CONFIG, progress)?;
     trial::each(
         host,
@@ -50,10 +50,10 @@ fn measure(
         missing,
         |host, method, results, progress| {
             let (place, applied) = match method.as_str() {
-                "outsourcing" => (Place::Outsourced(Wake::Idle), "partitioned"),
-                other => (Place::Vm, other),
+                "outsourcing" => (ServerPlace::Outsourced(Wake::Idle), "partitioned"),
+                other => (ServerPlace::Vm, other),
             };
-            seat.put(host, place, progress)?;
+            placed.put(host, place, progress)?;
             progress(&format!("{method}: applying"));
             host.apply(applied)?;
             results.push(measure_case(host, args, method, progress)?);
@@ -221,9 +221,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(with_module, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let results = args.emulated.measure(with_module, |site, images| {
+        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
+    })?;
     let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
     measured.report(&args.output)
 }

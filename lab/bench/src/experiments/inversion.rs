@@ -14,7 +14,7 @@ use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{BULK_VMS, Host, RT_VM, Site, boot_vm};
@@ -202,7 +202,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &Options { rules, ..args.clone() };
     let results = args
         .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
     let notes = vec![format!(
         "a row's cost here is that of this set-up: two NICs, each of one class, {}; a note says which rows it cannot \
          show",

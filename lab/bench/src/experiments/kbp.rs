@@ -14,7 +14,7 @@ use ontime_cli::usage;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
@@ -23,7 +23,7 @@ use crate::host::{BULK_VMS, Ground, Host, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
 use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
-use crate::server::{self, Net, Place, Seat};
+use crate::server::{self, Net, PlacedServer, ServerPlace};
 use crate::trial::{self, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::{self, Workload};
@@ -72,27 +72,27 @@ fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut seat = Seat::new(server::SOCKPERF, &ground, false, progress)?;
+    let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false, progress)?;
     let host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
     let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
     trial::each(host, cases, name, progress, missing, |host, &(method, place), results, progress| {
-        if seat.place().is_some_and(|before| before != seat_of(place)) {
+        if placed.place().is_some_and(|before| before != server_place(place)) {
             // Beside a polling thread, the setup of the next place would get a twentieth of the one CPU and take
             // minutes.
             apply(host, "napi")?;
         }
-        seat.put(host, seat_of(place), progress)?;
+        placed.put(host, server_place(place), progress)?;
         apply(host, method)?;
         args.frames.iter().try_for_each(|frame| measure_case(host, args, (method, place, *frame), progress, results))
     })
 }
 
-fn seat_of(place: &str) -> Place {
+fn server_place(place: &str) -> ServerPlace {
     match place {
-        "nat" => Place::Container(Net::Nat),
-        "macvlan" => Place::Container(Net::Macvlan),
-        _ => Place::Vm,
+        "nat" => ServerPlace::Container(Net::Nat),
+        "macvlan" => ServerPlace::Container(Net::Macvlan),
+        _ => ServerPlace::Vm,
     }
 }
 
@@ -347,7 +347,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let args = &Options { methods, places, frames, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut say, &mut noted(&mut missing));
+    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \

@@ -194,7 +194,7 @@ pub(crate) fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Resu
 }
 
 /// Prints a progress message.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_progress(line: &str) {
     eprintln!("{line}");
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, usage};
 use ontime_lab::{Clock, Kernel};
 
-use super::{Emulated, Experiment, chosen, command, created, judge, noted, say};
+use super::{Emulated, Experiment, chosen, command, created, judge, noted, print_progress};
 use crate::baseline::Tolerance;
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 use crate::report;
@@ -73,8 +73,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
     let mut missing = Vec::new();
     let measured = args.emulated.measure(outsourced, |site, images| {
-        let plan = path::Plan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
-        path::measure(&plan, images, &mut say, &mut noted(&mut missing))
+        let plan = path::PathPlan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
+        path::measure(&plan, images, &mut print_progress, &mut noted(&mut missing))
     })?;
     report(args, measured, missing)
 }

@@ -19,7 +19,7 @@ use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted, say};
+use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted, print_progress};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
@@ -31,7 +31,7 @@ use crate::memcached::ACCESS;
 use crate::paper::Figures;
 use crate::schema::{Load, MethodResult, PaperRow};
 use crate::segments::{Depth, Trace};
-use crate::server::{self, Place, Seat, Wake};
+use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial::{self, CaseCount, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
@@ -81,16 +81,16 @@ impl Case {
 
     /// Whether the case needs the guest module.
     pub(crate) fn is_outsourced(&self) -> bool {
-        matches!(self.place(), Place::Outsourced(_))
+        matches!(self.place(), ServerPlace::Outsourced(_))
     }
 
     /// Where the server runs.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> ServerPlace {
         match self.name.as_str() {
-            "outsourcing" | "outsourcing-only" => Place::Outsourced(Wake::Idle),
-            "outsourcing-interrupt" => Place::Outsourced(Wake::Interrupt),
-            HOST_PROCESS => Place::Process,
-            _ => Place::Vm,
+            "outsourcing" | "outsourcing-only" => ServerPlace::Outsourced(Wake::Idle),
+            "outsourcing-interrupt" => ServerPlace::Outsourced(Wake::Interrupt),
+            HOST_PROCESS => ServerPlace::Process,
+            _ => ServerPlace::Vm,
         }
     }
 
@@ -119,7 +119,7 @@ impl Case {
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-struct Plan {
+struct RtServerPlan {
     /// The server and its client.
     workload: Workload,
     /// Lines for the host's `host.toml`, placed above its NIC tables.
@@ -140,14 +140,14 @@ struct Plan {
 /// gets its name. A failed case goes to `missing` with its name, and the remaining cases are measured while the host
 /// lives.
 fn measure(
-    plan: &Plan,
+    plan: &RtServerPlan,
     ground: Ground<'_>,
     begun: &mut dyn FnMut(&str),
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
-    let mut seat = Seat::new(plan.workload.server(), &ground, outsourced, progress)?;
+    let mut placed_server = PlacedServer::new(plan.workload.server(), &ground, outsourced, progress)?;
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
@@ -162,7 +162,7 @@ fn measure(
         missing,
         |host, case, results| {
             begun(&case.words());
-            seat.put(host, case.place(), progress)?;
+            placed_server.put(host, case.place(), progress)?;
             let mut result = measure_case(host, plan, case, progress)?;
             result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
             result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
@@ -185,7 +185,7 @@ fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
 /// Measures one case.
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    plan: &RtServerPlan,
     case: &Case,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
@@ -371,9 +371,9 @@ struct Part {
 }
 
 /// The plan for one host: these methods, each under every load.
-fn plan(args: &Args, kind: &Kind, methods: &[String]) -> Plan {
+fn plan(args: &Args, kind: &Kind, methods: &[String]) -> RtServerPlan {
     let of = |name: &String| args.loads.iter().map(|load| Case { name: name.clone(), load: *load }).collect::<Vec<_>>();
-    Plan {
+    RtServerPlan {
         workload: kind.workload,
         settings: args.settings.clone(),
         appended: args.appended.clone(),
@@ -493,7 +493,13 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
         let mut count = CaseCount::new(plan.cases.len(), 1);
-        measure(&plan, ground, &mut |case| say(&count.begin(case)), &mut say, &mut noted(&mut missing))
+        measure(
+            &plan,
+            ground,
+            &mut |case| print_progress(&count.begin(case)),
+            &mut print_progress,
+            &mut noted(&mut missing),
+        )
     })?;
     let (results, notes) = found.context("a real host")?;
     Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
@@ -501,16 +507,16 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
 
 /// A line of a part's standard output, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-enum Told {
+enum PartLine {
     /// A case begins.
     Case(String),
     /// The last line.
     Found(Found),
 }
 
-impl Told {
+impl PartLine {
     /// Writes the line for the command that started this part.
-    fn tell(&self) -> anyhow::Result<()> {
+    fn write_line(&self) -> anyhow::Result<()> {
         Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(self)?)?)
     }
 }
@@ -520,11 +526,11 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<F
     let mut found = None;
     for line in BufReader::new(told).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
-            Ok(Told::Case(name)) => {
+            Ok(PartLine::Case(name)) => {
                 let begun = count.lock().unwrap_or_else(PoisonError::into_inner).begin(&name);
                 eprintln!("[{kernel}] {begun}");
             }
-            Ok(Told::Found(of)) => found = Some(of),
+            Ok(PartLine::Found(of)) => found = Some(of),
             Err(error) => eprintln!("[{kernel}] what a part of the measurement tells is no JSON: {error}"),
         }
     }
@@ -584,12 +590,12 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
-        let mut begun = |case: &str| drop(Told::Case(case.to_owned()).tell());
+        let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
         measure(&plan, ground, &mut begun, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
             missing.push(format!("{case} on {kernel}: not measured: {error}"));
         })
     })?;
-    Told::Found(Found { results, missing }).tell().context("telling what was measured")?;
+    PartLine::Found(Found { results, missing }).write_line().context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -854,7 +860,7 @@ mod tests {
     #[test]
     fn a_part_tells_its_cases_and_then_what_it_found() {
         let found = Found { results: Vec::new(), missing: vec!["threaded, no flood".to_owned()] };
-        let lines = [Told::Case("vanilla, TCP flood".to_owned()), Told::Found(found)];
+        let lines = [PartLine::Case("vanilla, TCP flood".to_owned()), PartLine::Found(found)];
         let told: String = lines.map(|line| serde_json::to_string(&line).unwrap() + "\n").concat();
         let count = Mutex::new(CaseCount::new(3, 1));
         let found = listen(told.as_bytes(), Kernel::Rt72, &count).unwrap();

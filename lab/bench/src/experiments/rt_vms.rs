@@ -12,7 +12,7 @@ use ontime_cli::usage;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Bulk, Own};
 use crate::goals::{GoalSpec, goal, tcp};
@@ -89,7 +89,7 @@ impl Running {
     ) -> Result<(), MeasureError> {
         if self.outsourced != outsourced {
             while self.count > 0 {
-                server::vacate(host, &rt_vm(self.count).0)?;
+                server::stop_server(host, &rt_vm(self.count).0)?;
                 self.count -= 1;
             }
             self.outsourced = outsourced;
@@ -224,7 +224,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let results = args.emulated.measure(args.outsources(), |site, images| {
         let site = site.with_room_for(u32::from(most) + BULK_VMS.len() as u32);
-        measure(args, &site, images, &mut say, &mut noted(&mut missing))
+        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
     })?;
     Measured { experiment: "rt-vms", seed: args.seed, results, missing, notes: Vec::new() }.report(&args.output)
 }

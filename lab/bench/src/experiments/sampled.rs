@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use ontime_lab::role::SAMPLED_VALUES;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
 use crate::host::{AS_IS, BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
@@ -94,7 +94,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
     let mut missing = Vec::new();
     let args = &Options { methods, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut say, &mut noted(&mut missing));
+    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, notes) = args.host.measure(HEADERS, prepare, measure)?;
     let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
     measured.report(&args.output)

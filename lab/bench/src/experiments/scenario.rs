@@ -14,7 +14,7 @@ use ontime_lab::Clock;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use super::{Emulated, Experiment, Measured, Output, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
 use crate::command::product::Product;
 use crate::error::MeasureError;
 use crate::goals::Figure;
@@ -69,7 +69,7 @@ pub(crate) fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let results = emulated.measure(false, |site, images| {
         let vms = scenario.tenants.iter().filter(|tenant| tenant.kind == Kind::Vm).count();
-        measure(&scenario, &site.with_room_for(vms as u32), images, &mut say, &mut noted(&mut missing))
+        measure(&scenario, &site.with_room_for(vms as u32), images, &mut print_progress, &mut noted(&mut missing))
     })?;
     let goals: Vec<Goal> = scenario.limits.iter().flat_map(|limit| goals(limit, &scenario, &results)).collect();
     let broken = goals.iter().any(|goal| goal.met == Some(false));

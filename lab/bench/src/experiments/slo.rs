@@ -13,7 +13,7 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use super::rta::{self, Rta, WORK_PERCENT, group};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, P99_9};
 use crate::goals::{GoalSpec, goal, idle};
@@ -38,7 +38,7 @@ const WARM_UP: u64 = 20;
 
 /// The neighbours of the memcached VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Beside {
+enum Neighbours {
     /// None (Table 4).
     Nobody,
     /// VMs that never idle (Figure 5a).
@@ -48,23 +48,23 @@ enum Beside {
 }
 
 /// All of them.
-const BESIDE: [Beside; 3] = [Beside::Nobody, Beside::Cpu, Beside::Video];
+const BESIDE: [Neighbours; 3] = [Neighbours::Nobody, Neighbours::Cpu, Neighbours::Video];
 
-impl Beside {
+impl Neighbours {
     /// The name on the command line.
     fn name(self) -> &'static str {
         match self {
-            Beside::Nobody => "alone",
-            Beside::Cpu => "cpu",
-            Beside::Video => "video",
+            Neighbours::Nobody => "alone",
+            Neighbours::Cpu => "cpu",
+            Neighbours::Video => "video",
         }
     }
 
     fn words(self, neighbours: u8) -> String {
         match self {
-            Beside::Nobody => "the CPU for itself".to_owned(),
-            Beside::Cpu => format!("beside {neighbours} VMs that never idle"),
-            Beside::Video => "beside 4 video VMs".to_owned(),
+            Neighbours::Nobody => "the CPU for itself".to_owned(),
+            Neighbours::Cpu => format!("beside {neighbours} VMs that never idle"),
+            Neighbours::Video => "beside 4 video VMs".to_owned(),
         }
     }
 
@@ -78,12 +78,12 @@ impl Beside {
             _ => None,
         };
         match self {
-            Beside::Nobody => of(tails.credit.p99_9, tails.rtxen.p99_9, tails.rtvirt.p99_9),
-            Beside::Cpu => {
+            Neighbours::Nobody => of(tails.credit.p99_9, tails.rtxen.p99_9, tails.rtvirt.p99_9),
+            Neighbours::Cpu => {
                 let tails = figures.memcached.fig5a_p99_9_us;
                 of(tails.credit, tails.rtxen_a, tails.rtvirt)
             }
-            Beside::Video => {
+            Neighbours::Video => {
                 let tails = figures.memcached.fig5b_p99_9_us;
                 of(tails.credit, tails.rtxen_a, tails.rtvirt)
             }
@@ -91,7 +91,7 @@ impl Beside {
     }
 }
 
-impl std::str::FromStr for Beside {
+impl std::str::FromStr for Neighbours {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let found = BESIDE.into_iter().find(|beside| beside.name() == text);
@@ -100,7 +100,7 @@ impl std::str::FromStr for Beside {
 }
 
 /// Name of a case in results.
-fn name(method: &str, beside: Beside) -> String {
+fn name(method: &str, beside: Neighbours) -> String {
     format!("{method}-{}", beside.name())
 }
 
@@ -119,12 +119,12 @@ fn measure(
     Guests::bring(site, images, progress)?;
     let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
     let mut setting = Setting {
-        hogs: if has(Beside::Cpu) {
+        hogs: if has(Neighbours::Cpu) {
             (1..=args.neighbours).map(|number| format!("hog{number}")).collect()
         } else {
             Vec::new()
         },
-        guests: Guests::boot(&mut host, if has(Beside::Video) { video.len() } else { 0 }, DECLARED_US, progress)?,
+        guests: Guests::boot(&mut host, if has(Neighbours::Video) { video.len() } else { 0 }, DECLARED_US, progress)?,
         method: None,
     };
     boot_vm(host.lab()?, &Vm { role: server::MEMCACHED.role, ..RT_VM }, progress)?;
@@ -187,7 +187,7 @@ impl Setting {
         &self,
         host: &mut Host,
         args: &Options,
-        (method, beside): (&str, Beside),
+        (method, beside): (&str, Neighbours),
         video: &[Rta],
         progress: &mut dyn FnMut(&str),
     ) -> Result<MethodResult, MeasureError> {
@@ -203,14 +203,15 @@ impl Setting {
             },
             warmup: WARM_UP,
         };
-        let held = if beside == Beside::Video { Some(self.stream(host, args, &case, method, video)?) } else { None };
-        if beside == Beside::Cpu {
+        let held =
+            if beside == Neighbours::Video { Some(self.stream(host, args, &case, method, video)?) } else { None };
+        if beside == Neighbours::Cpu {
             signal(host, &self.hogs, "CONT")?;
         }
         let before = host.cpu_time()?;
         let measured = trial.run(host, progress);
         let after = host.cpu_time()?;
-        if beside == Beside::Cpu {
+        if beside == Neighbours::Cpu {
             signal(host, &self.hogs, "STOP")?;
         }
         let mut result = measured?;
@@ -241,7 +242,7 @@ impl Setting {
             let releases = Releases::Periodic(seconds * 1_000_000 / rta.period_us);
             Order { tag: case.to_owned(), rta: *rta, releases, delay_us, work_percent: WORK_PERCENT }.line()
         };
-        self.guests.tell(host, &video.iter().map(order).collect::<Vec<_>>())?;
+        self.guests.send_lines(host, &video.iter().map(order).collect::<Vec<_>>())?;
         let held = if method == "credit" {
             None
         } else {
@@ -269,7 +270,7 @@ struct Options {
     methods: Vec<String>,
     /// Who is beside memcached: alone (nobody), cpu (VMs that never idle), video (VMs with deadlines)
     #[arg(long = "beside", value_name = "WHO", value_delimiter = ',', default_value = "alone,cpu,video")]
-    beside: Vec<Beside>,
+    beside: Vec<Neighbours>,
     /// How many VMs that never idle (the paper has 19 on two CPUs)
     #[arg(long, default_value_t = NEIGHBOURS, value_parser = clap::value_parser!(u8).range(1..=32))]
     neighbours: u8,
@@ -298,7 +299,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
             &figures,
             &site.with_room_for(u32::from(args.neighbours) + 5),
             images,
-            &mut say,
+            &mut print_progress,
             &mut noted(&mut missing),
         )
     })?;
@@ -379,14 +380,14 @@ mod tests {
     #[test]
     fn each_case_has_the_papers_figure() {
         let figures = Figures::load().unwrap().rtvirt;
-        assert_eq!(Beside::Cpu.paper("paced", &figures), Some(379.0));
-        assert_eq!(Beside::Cpu.paper("deadline", &figures), Some(114.0));
-        assert_eq!(Beside::Video.paper("credit", &figures), Some(1170.0));
-        assert_eq!(Beside::Nobody.paper("paced", &figures), Some(57.5));
-        assert_eq!(Beside::Nobody.paper("vanilla", &figures), None);
+        assert_eq!(Neighbours::Cpu.paper("paced", &figures), Some(379.0));
+        assert_eq!(Neighbours::Cpu.paper("deadline", &figures), Some(114.0));
+        assert_eq!(Neighbours::Video.paper("credit", &figures), Some(1170.0));
+        assert_eq!(Neighbours::Nobody.paper("paced", &figures), Some(57.5));
+        assert_eq!(Neighbours::Nobody.paper("vanilla", &figures), None);
         for beside in BESIDE {
             assert_eq!(beside.name().parse(), Ok(beside));
         }
-        assert!("hogs".parse::<Beside>().is_err());
+        assert!("hogs".parse::<Neighbours>().is_err());
     }
 }

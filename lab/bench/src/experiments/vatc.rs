@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted, say};
+use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::datagrams;
@@ -44,7 +44,7 @@ const NIC: &str = "rt0";
 
 /// The traffic of the bulk VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Beside {
+enum BulkTraffic {
     /// Number of VMs (0 to [`STREAMS_MAX`]) that send datagrams of [`datagrams::SMALL`] bytes: they compete for the CPU
     /// (IV-B).
     Small(u8),
@@ -54,30 +54,30 @@ enum Beside {
     Tcp,
 }
 
-impl Beside {
+impl BulkTraffic {
     /// Number of sending VMs.
     fn vms(self) -> u8 {
         match self {
-            Beside::Small(streams) => streams,
-            Beside::LargeUdp | Beside::Tcp => 1,
+            BulkTraffic::Small(streams) => streams,
+            BulkTraffic::LargeUdp | BulkTraffic::Tcp => 1,
         }
     }
 
     fn load(self) -> Load {
         match self {
-            Beside::Small(0) => Load::None,
-            Beside::Small(_) => Load::SmallPackets,
-            Beside::LargeUdp => Load::LargePackets,
-            Beside::Tcp => Load::Tcp,
+            BulkTraffic::Small(0) => Load::None,
+            BulkTraffic::Small(_) => Load::SmallPackets,
+            BulkTraffic::LargeUdp => Load::LargePackets,
+            BulkTraffic::Tcp => Load::Tcp,
         }
     }
 
     /// The flow of each VM, if all VMs together send `total` datagrams per second.
     fn flow(self, total: Option<u32>) -> Kind {
-        let bytes = if self == Beside::LargeUdp { datagrams::LARGE } else { datagrams::SMALL };
+        let bytes = if self == BulkTraffic::LargeUdp { datagrams::LARGE } else { datagrams::SMALL };
         match self {
-            Beside::Tcp => Kind::Send { streams: 1 },
-            Beside::Small(_) | Beside::LargeUdp => {
+            BulkTraffic::Tcp => Kind::Send { streams: 1 },
+            BulkTraffic::Small(_) | BulkTraffic::LargeUdp => {
                 Kind::SendUdp { bytes, rate: total.map(|total| total / u32::from(self.vms().max(1))) }
             }
         }
@@ -85,9 +85,9 @@ impl Beside {
 
     fn words(self) -> String {
         match self {
-            Beside::Small(streams) => format!("{streams} bulk VMs send small packets by the same NIC"),
-            Beside::LargeUdp => "a bulk VM sends large UDP packets by the same NIC".to_owned(),
-            Beside::Tcp => "a bulk VM sends TCP by the same NIC".to_owned(),
+            BulkTraffic::Small(streams) => format!("{streams} bulk VMs send small packets by the same NIC"),
+            BulkTraffic::LargeUdp => "a bulk VM sends large UDP packets by the same NIC".to_owned(),
+            BulkTraffic::Tcp => "a bulk VM sends TCP by the same NIC".to_owned(),
         }
     }
 }
@@ -142,11 +142,11 @@ impl fmt::Display for Interval {
 
 /// What to measure on one host.
 #[derive(Debug, Clone)]
-struct Plan {
+struct VatcPlan {
     /// Methods from [`METHODS`].
     methods: Vec<String>,
     /// Traffic of the bulk VMs.
-    beside: Vec<Beside>,
+    beside: Vec<BulkTraffic>,
     /// Datagrams per second of all bulk VMs together (Figure 11); `None` for as many as possible.
     total_rate: Option<u32>,
     /// Interrupt intervals of the NIC (emulated hosts); empty for the driver's setting.
@@ -155,14 +155,13 @@ struct Plan {
     requests: u64,
 }
 
-/// One measurement.
 #[derive(Debug, Clone, Copy)]
 struct Case<'a> {
     /// A method from [`METHODS`].
     method: &'a str,
     /// Traffic of the bulk VMs.
-    beside: Beside,
-    /// An interval from [`Plan::intervals`].
+    beside: BulkTraffic,
+    /// An interval from [`VatcPlan::intervals`].
     interval: Option<Interval>,
 }
 
@@ -170,15 +169,15 @@ struct Case<'a> {
 impl fmt::Display for Case<'_> {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.beside {
-            Beside::Small(streams) => write!(to, "{}-{streams}", self.method),
-            Beside::LargeUdp => write!(to, "{}-udp", self.method),
-            Beside::Tcp => write!(to, "{}-tcp", self.method),
+            BulkTraffic::Small(streams) => write!(to, "{}-{streams}", self.method),
+            BulkTraffic::LargeUdp => write!(to, "{}-udp", self.method),
+            BulkTraffic::Tcp => write!(to, "{}-tcp", self.method),
         }?;
         self.interval.map_or(Ok(()), |interval| write!(to, "-{interval}"))
     }
 }
 
-impl Plan {
+impl VatcPlan {
     /// Every case, in the order of measurement.
     fn cases(&self) -> Vec<Case<'_>> {
         let intervals: Vec<_> = self.intervals.iter().copied().map(Some).collect();
@@ -197,7 +196,7 @@ impl Plan {
 /// Boots the host, starts the VMs and measures every method with every traffic and interval. A failed case goes to
 /// `missing`, and the remaining cases are measured while the host lives.
 fn measure(
-    plan: &Plan,
+    plan: &VatcPlan,
     ground: Ground<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
@@ -233,7 +232,7 @@ fn senders(host: &Host, count: u8) -> Result<Vec<(String, String)>, MeasureError
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    plan: &VatcPlan,
     Case { method, beside, interval }: Case<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
@@ -418,19 +417,19 @@ enum Stream {
     Tcp,
 }
 
-impl From<Stream> for Beside {
+impl From<Stream> for BulkTraffic {
     fn from(stream: Stream) -> Self {
         match stream {
-            Stream::None => Beside::Small(0),
-            Stream::Udp => Beside::LargeUdp,
-            Stream::Tcp => Beside::Tcp,
+            Stream::None => BulkTraffic::Small(0),
+            Stream::Udp => BulkTraffic::LargeUdp,
+            Stream::Tcp => BulkTraffic::Tcp,
         }
     }
 }
 
 /// Measures every method with every number of streams on one host.
 fn small(args: &SmallOptions) -> anyhow::Result<ExitCode> {
-    let beside = args.streams.iter().copied().map(Beside::Small).collect();
+    let beside = args.streams.iter().copied().map(BulkTraffic::Small).collect();
     let mut words = vec![
         "paper (VATC, IV-B, its hardware): with two streams the 95th percentile of prio is 8 times VATC's on Linux \
          3.10 and 40 times on 3.18; VATC's does not depend on the number of streams"
@@ -447,7 +446,7 @@ fn small(args: &SmallOptions) -> anyhow::Result<ExitCode> {
 
 /// Measures every method with every kind of large packets on one host.
 fn large(args: &LargeOptions) -> anyhow::Result<ExitCode> {
-    let beside = args.stream.iter().copied().map(Beside::from).collect();
+    let beside = args.stream.iter().copied().map(BulkTraffic::from).collect();
     let words = vec![
         "paper (VATC, IV-C, its hardware): the link is saturated, what waits waits in the NIC, and VATC has little or \
          no advantage"
@@ -459,7 +458,7 @@ fn large(args: &LargeOptions) -> anyhow::Result<ExitCode> {
 
 fn execute(
     experiment: &'static str,
-    beside: Vec<Beside>,
+    beside: Vec<BulkTraffic>,
     total_rate: Option<u32>,
     common: &Common,
     words: Vec<String>,
@@ -468,8 +467,8 @@ fn execute(
     let methods = common.host.hardware.methods(&common.methods, &defaults, &METHODS)?;
     let mut missing = Vec::new();
     let intervals = common.intervals.clone();
-    let plan = Plan { methods, beside, total_rate, intervals, requests: common.requests };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut say, &mut noted(&mut missing));
+    let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
+    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(
@@ -494,9 +493,10 @@ impl Experiment for Vatc {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of =
-            |beside: Beside| METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()));
-        (0..=STREAMS_MAX).map(Beside::Small).flat_map(of).collect()
+        let of = |beside: BulkTraffic| {
+            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+        };
+        (0..=STREAMS_MAX).map(BulkTraffic::Small).flat_map(of).collect()
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -529,9 +529,10 @@ impl Experiment for VatcNetwork {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of =
-            |beside: Beside| METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()));
-        [Beside::Small(0), Beside::LargeUdp, Beside::Tcp].into_iter().flat_map(of).collect()
+        let of = |beside: BulkTraffic| {
+            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+        };
+        [BulkTraffic::Small(0), BulkTraffic::LargeUdp, BulkTraffic::Tcp].into_iter().flat_map(of).collect()
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -557,16 +558,16 @@ mod tests {
     #[test]
     fn every_interval_is_a_case_and_has_its_name() {
         let methods = vec!["prio".to_owned(), "vatc".to_owned()];
-        let mut plan = Plan {
+        let mut plan = VatcPlan {
             methods,
-            beside: vec![Beside::Small(0), Beside::Tcp],
+            beside: vec![BulkTraffic::Small(0), BulkTraffic::Tcp],
             total_rate: None,
             intervals: Vec::new(),
             requests: 1,
         };
-        let names = |plan: &Plan| plan.cases().iter().map(Case::to_string).collect::<Vec<_>>();
+        let names = |plan: &VatcPlan| plan.cases().iter().map(Case::to_string).collect::<Vec<_>>();
         assert_eq!(names(&plan), ["prio-0", "vatc-0", "prio-tcp", "vatc-tcp"]);
-        (plan.intervals, plan.beside) = (vec![Interval::Micros(10), Interval::Dynamic], vec![Beside::Small(1)]);
+        (plan.intervals, plan.beside) = (vec![Interval::Micros(10), Interval::Dynamic], vec![BulkTraffic::Small(1)]);
         assert_eq!(names(&plan), ["prio-1-10us", "vatc-1-10us", "prio-1-dynamic", "vatc-1-dynamic"]);
     }
 }

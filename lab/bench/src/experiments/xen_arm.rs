@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max};
 use crate::goals::{GoalSpec, goal, idle};
@@ -215,7 +215,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &Options { methods, requests, ..args.clone() };
     let results = args
         .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
     let notes = vec![
         "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
          the paper's figures are of its parts"

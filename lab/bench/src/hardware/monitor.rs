@@ -31,7 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Parameters of a capture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Watch<'a> {
-    /// The interface.
     pub nic: &'a str,
     /// The interface's place, for messages.
     pub place: &'a str,

@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{KEYS, STORED, Traffic};
-use crate::client::{ClientError, Heard, Peer, is_timeout};
+use crate::client::{ClientError, Peer, ReplyOutcome, is_timeout};
 
 /// Limit of the real time for connecting, and for an answer while keys are stored: an emulated host under flood is
 /// slow.
@@ -35,7 +35,7 @@ pub struct Client {
     /// The position of the SET among the requests of a group.
     set_at: u64,
     expected: Vec<u8>,
-    heard: Vec<u8>,
+    received: Vec<u8>,
 }
 
 impl Client {
@@ -56,8 +56,8 @@ impl Client {
     pub fn connect(server: SocketAddr, traffic: Traffic, connections: u8, seed: u64) -> Result<Self, ClientError> {
         let streams = (0..connections.max(1)).map(|_| connect(server)).collect::<Result<_, _>>()?;
         let mix = ChaCha8Rng::seed_from_u64(seed);
-        let (expected, heard) = (Vec::new(), Vec::new());
-        Ok(Self { server, traffic, streams, current: 0, mix, set_at: 0, expected, heard })
+        let (expected, received) = (Vec::new(), Vec::new());
+        Ok(Self { server, traffic, streams, current: 0, mix, set_at: 0, expected, received })
     }
 
     /// As [`Self::open`], again and again until the server listens. `go_on` is called before each attempt.
@@ -87,11 +87,13 @@ impl Client {
         for number in 0..KEYS {
             let sent = self.send(&traffic.set(number), STORED.to_vec());
             // In the worst case the answer arrives byte by byte.
-            let heard =
-                STORED.iter().map(|_| self.hear(0, PATIENCE)).find(|heard| !matches!(heard, Ok(Heard::Nothing)));
-            match heard {
+            let outcome = STORED
+                .iter()
+                .map(|_| self.wait_reply(0, PATIENCE))
+                .find(|outcome| !matches!(outcome, Ok(ReplyOutcome::Nothing)));
+            match outcome {
                 Some(Err(error)) => return Err(error),
-                Some(Ok(Heard::Answer)) if sent => {}
+                Some(Ok(ReplyOutcome::Answer)) if sent => {}
                 _ => return Err(ClientError::NoReply { server, requests: 1, report: Box::default() }),
             }
         }
@@ -102,7 +104,7 @@ impl Client {
     fn send(&mut self, request: &[u8], expected: Vec<u8>) -> bool {
         self.current = (self.current + 1) % self.streams.len();
         self.expected = expected;
-        self.heard.clear();
+        self.received.clear();
         self.streams.get_mut(self.current).is_some_and(|stream| stream.write_all(request).is_ok())
     }
 }
@@ -125,24 +127,24 @@ impl Peer for Client {
         })
     }
 
-    fn hear(&mut self, _: u64, limit: Duration) -> Result<Heard, ClientError> {
-        let Some(stream) = self.streams.get_mut(self.current) else { return Ok(Heard::Refused) };
+    fn wait_reply(&mut self, _: u64, limit: Duration) -> Result<ReplyOutcome, ClientError> {
+        let Some(stream) = self.streams.get_mut(self.current) else { return Ok(ReplyOutcome::Refused) };
         let address = self.server;
         let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
         stream.set_read_timeout(Some(limit)).map_err(error)?;
         let mut buffer = [0; 2_048];
         match stream.read(&mut buffer) {
-            Ok(0) => return Ok(Heard::Refused),
-            Ok(length) => self.heard.extend_from_slice(buffer.get(..length).unwrap_or_default()),
-            Err(error) if is_timeout(&error) => return Ok(Heard::Nothing),
-            Err(_) => return Ok(Heard::Refused),
+            Ok(0) => return Ok(ReplyOutcome::Refused),
+            Ok(length) => self.received.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+            Err(error) if is_timeout(&error) => return Ok(ReplyOutcome::Nothing),
+            Err(_) => return Ok(ReplyOutcome::Refused),
         }
-        if self.heard == self.expected {
-            Ok(Heard::Answer)
-        } else if self.expected.starts_with(&self.heard) {
-            Ok(Heard::Nothing)
+        if self.received == self.expected {
+            Ok(ReplyOutcome::Answer)
+        } else if self.expected.starts_with(&self.received) {
+            Ok(ReplyOutcome::Nothing)
         } else {
-            let said = self.heard.get(..TOLD).unwrap_or(&self.heard);
+            let said = self.received.get(..TOLD).unwrap_or(&self.received);
             Err(ClientError::Answer { server: address, said: String::from_utf8_lossy(said).into_owned() })
         }
     }

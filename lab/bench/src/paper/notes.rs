@@ -4,8 +4,8 @@ use super::shape::*;
 
 impl Outsourcing {
     /// The statement of a figure about an application's response times.
-    pub fn application(&self, figure: &str, load: &str, versus: Versus) -> String {
-        let Versus { vs_threaded, vs_exclusive } = versus;
+    pub fn application(&self, figure: &str, load: &str, versus: TwoMethods) -> String {
+        let TwoMethods { vs_threaded, vs_exclusive } = versus;
         format!(
             "paper (Access'18, {figure}; {}; {load}): p99 of outsourcing {} % lower than threaded's, {} % lower than \
              exclusive's; \

@@ -26,7 +26,7 @@ pub struct XenArm {
     /// The load of section 3.
     pub load: String,
     /// Figures 1 and 6: delays above 1 ms.
-    pub over_1ms_percent: Spikes,
+    pub over_1ms_percent: SlowShare,
     /// Maximum under the credit scheduler, ms.
     pub worst_before_ms: f64,
     /// Figure 3: requests that were handled immediately, by the guest's CPU load.
@@ -40,7 +40,7 @@ pub struct XenArm {
 /// Delays above 1 ms, percent of all.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Spikes {
+pub struct SlowShare {
     /// From the driver domain to the guest, credit scheduler.
     pub netback_to_domu_before: f64,
     /// The same with all changes.
@@ -86,9 +86,9 @@ pub struct Relative {
     cpu_vs_threaded_percent: f64,
     throughput_vs_exclusive: String,
     /// p99 of the VoIP server's forward delays.
-    pub voip_p99_percent: Versus,
+    pub voip_p99_percent: TwoMethods,
     /// p99 of memcached's response times.
-    pub memcached_p99_percent: Versus,
+    pub memcached_p99_percent: TwoMethods,
     rt_vms: toml::Table,
     probe_effect_us_four_probes: f64,
     softirq_patch_lines: u32,
@@ -97,7 +97,7 @@ pub struct Relative {
 /// A figure compared with those of two methods, percent.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Versus {
+pub struct TwoMethods {
     /// Threaded interrupt handling.
     pub vs_threaded: f64,
     /// Exclusive CPU.

@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use super::PathError;
 use super::symbols::Names;
 use super::window::{Cutter, Incomplete, Run};
-use crate::client::{ClientError, Heard, Peer};
+use crate::client::{ClientError, Peer, ReplyOutcome};
 
 /// The runs that were read between the log's start and its end.
 pub(super) type Stretch = Result<Vec<Run>, Incomplete>;
@@ -162,7 +162,7 @@ impl<'a> Traced<'a> {
 
     fn off(&mut self, answered: bool) -> Result<(), ClientError> {
         if std::mem::take(&mut self.is_on) {
-            self.log.off().map_err(|error| told(&error))?;
+            self.log.off().map_err(|error| client_error(&error))?;
             let stretch = self.reader.stretch().map_err(|error| ClientError::Told(error.to_string()))?;
             self.stretches.push(if answered { stretch } else { Err(Incomplete::Unanswered) });
         }
@@ -170,26 +170,26 @@ impl<'a> Traced<'a> {
     }
 }
 
-fn told(error: &LabError) -> ClientError {
+fn client_error(error: &LabError) -> ClientError {
     ClientError::Told(error.to_string())
 }
 
 impl Peer for Traced<'_> {
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError> {
         if sequence > self.warmup {
-            self.log.on().map_err(|error| told(&error))?;
+            self.log.on().map_err(|error| client_error(&error))?;
             self.is_on = true;
             self.reader.begun();
         }
         self.peer.ask(sequence)
     }
 
-    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError> {
-        let heard = self.peer.hear(sequence, limit)?;
-        if heard == Heard::Answer {
+    fn wait_reply(&mut self, sequence: u64, limit: Duration) -> Result<ReplyOutcome, ClientError> {
+        let outcome = self.peer.wait_reply(sequence, limit)?;
+        if outcome == ReplyOutcome::Answer {
             self.off(true)?;
         }
-        Ok(heard)
+        Ok(outcome)
     }
 
     fn give_up(&mut self) -> Result<(), ClientError> {

@@ -42,7 +42,7 @@ use crate::experiments::rt_server::Case;
 use crate::host::{Ground, Host, Site, size};
 use crate::memcached;
 use crate::schema::Load;
-use crate::server::{self, Place, Seat};
+use crate::server::{self, PlacedServer, ServerPlace};
 use crate::trial;
 use crate::voip::sipp::Asker;
 use crate::workload::{Client, SOCKPERF, Workload};
@@ -128,7 +128,7 @@ impl Program {
 
     /// Response times on the wire, us: the median and the longest. None for Kamailio, because the analysis there reads
     /// the messages of calls, not answers to OPTIONS.
-    fn times(self, capture: &Path, plan: &Plan) -> Result<Option<(f64, f64)>, MeasureError> {
+    fn times(self, capture: &Path, plan: &PathPlan) -> Result<Option<(f64, f64)>, MeasureError> {
         if self == Self::Kamailio {
             return Ok(None);
         }
@@ -150,12 +150,10 @@ impl FromStr for Program {
 
 /// What to trace on one emulated host.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
-    /// The host.
+pub(crate) struct PathPlan {
     pub site: Site,
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
-    /// The server.
     pub program: Program,
     /// Traced requests per method.
     pub requests: u64,
@@ -177,17 +175,17 @@ pub(crate) struct Measured {
 /// Boots the host and traces requests under every method. A failed method goes to `missing`, and the remaining methods
 /// are traced while the host lives.
 pub(crate) fn measure(
-    plan: &Plan,
+    plan: &PathPlan,
     images: &Images,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<Measured>, MeasureError> {
     let cases: Vec<Case> = plan.methods.iter().map(|name| Case { name: name.clone(), load: Load::None }).collect();
     let ground = Ground::Emulated(&plan.site, images);
-    let mut seat =
-        Seat::new(plan.program.workload().server(), &ground, cases.iter().any(Case::is_outsourced), progress)?;
+    let mut placed =
+        PlacedServer::new(plan.program.workload().server(), &ground, cases.iter().any(Case::is_outsourced), progress)?;
     SYMBOLS.bring(&plan.site.dir.join("files"))?;
-    let guest = sources::Guest::listen()?;
+    let symbols = sources::GuestSymbols::listen()?;
     let host = ground.start(&[], &server::CONFIG, progress)?;
     let mut told = None;
     trial::each(
@@ -198,13 +196,13 @@ pub(crate) fn measure(
         missing,
         |host, case, results, progress| {
             let place = case.place();
-            if seat.place() != Some(place) {
+            if placed.place() != Some(place) {
                 told = None;
             }
-            seat.put(host, place, progress)?;
-            if told.is_none() && place != Place::Process {
+            placed.put(host, place, progress)?;
+            if told.is_none() && place != ServerPlace::Process {
                 progress("the guest tells what its addresses mean");
-                told = Some(guest.told(host)?);
+                told = Some(symbols.receive(host)?);
             }
             results.push(measure_case(host, plan, case, told.as_deref(), progress)?);
             Ok(())
@@ -214,7 +212,7 @@ pub(crate) fn measure(
 
 fn measure_case(
     host: &mut Host,
-    plan: &Plan,
+    plan: &PathPlan,
     case: &Case,
     guest: Option<&str>,
     progress: &mut dyn FnMut(&str),
@@ -222,7 +220,7 @@ fn measure_case(
     progress(&format!("{}: applying", case.name));
     host.apply(case.method())?;
     let sources = sources::gather(host, &plan.site.programs.ontime, guest)?;
-    let unnamed = case.place() != Place::Process && sources.guest_kernel.is_empty();
+    let unnamed = case.place() != ServerPlace::Process && sources.guest_kernel.is_empty();
     let reader = Reader::start(&isolate::enter()?.join("instructions"), Names::new(sources))?;
     let capture = host.capture("rt");
     let from = size(&capture);
@@ -253,7 +251,7 @@ fn measure_case(
 /// Sends the requests. Returns the trace of each.
 fn trace(
     host: &mut Host,
-    plan: &Plan,
+    plan: &PathPlan,
     name: &str,
     reader: &Reader,
     progress: &mut dyn FnMut(&str),

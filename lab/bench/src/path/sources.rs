@@ -27,9 +27,9 @@ const END: &str = "end\n";
 
 /// The socket on which guests send their symbols.
 #[derive(Debug)]
-pub(super) struct Guest(TcpListener);
+pub(super) struct GuestSymbols(TcpListener);
 
-impl Guest {
+impl GuestSymbols {
     /// Listens for guests, in the lab's network namespace.
     pub(super) fn listen() -> Result<Self, MeasureError> {
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, SYMBOLS_PORT));
@@ -40,14 +40,14 @@ impl Guest {
     }
 
     /// The text of the guest that booted last; empty if none arrives.
-    pub(super) fn told(&self, host: &mut Host) -> Result<String, MeasureError> {
+    pub(super) fn receive(&self, host: &mut Host) -> Result<String, MeasureError> {
         let end = Instant::now() + PATIENCE;
         let mut last = String::new();
         while Instant::now() < end {
             host.alive()?;
             match self.0.accept() {
                 // A guest that hung while it booted has sent nothing, or half of its text.
-                Ok((stream, _)) => last = heard(stream, host)?.filter(|text| text.ends_with(END)).unwrap_or(last),
+                Ok((stream, _)) => last = text_of(stream, host)?.filter(|text| text.ends_with(END)).unwrap_or(last),
                 Err(_) if !last.is_empty() => return Ok(last),
                 Err(_) => thread::sleep(Duration::from_millis(100)),
             }
@@ -57,7 +57,7 @@ impl Guest {
 }
 
 /// The whole text of one guest; `None` if the guest stops sending.
-fn heard(mut stream: TcpStream, host: &mut Host) -> Result<Option<String>, MeasureError> {
+fn text_of(mut stream: TcpStream, host: &mut Host) -> Result<Option<String>, MeasureError> {
     // The timeout allows a check of the host between reads.
     if stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(Duration::from_millis(500)))).is_err() {
         return Ok(None);

@@ -55,7 +55,6 @@ pub(crate) struct Stage {
 /// A run with its stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// The stage.
     pub stage: Stage,
     /// The function's name.
     pub function: String,

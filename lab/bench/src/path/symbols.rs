@@ -44,7 +44,6 @@ pub(crate) enum Thread {
     Softirq,
     /// A vhost thread.
     Vhost,
-    /// A vCPU.
     Vcpu,
     /// A thread of a program, by the program's name.
     Process(String),

@@ -71,23 +71,23 @@ pub fn terminal(report: &Report) -> String {
     clocks.sort_unstable();
     clocks.dedup();
     for clock in clocks {
-        say(&mut text, &format!("{} clock: {}", clock.name(), clock.meaning()));
+        add_paragraph(&mut text, &format!("{} clock: {}", clock.name(), clock.meaning()));
     }
     for note in &report.notes {
-        say(&mut text, note);
+        add_paragraph(&mut text, note);
     }
     let names = Names::of(report);
     for line in names.notes(report).into_iter().chain(names.legend(report)) {
-        say(&mut text, &line);
+        add_paragraph(&mut text, &line);
     }
     for line in goals(report).lines() {
-        say(&mut text, line);
+        add_paragraph(&mut text, line);
     }
     let against = unfavourable(report);
     if !against.is_empty() {
         text.push_str("Unfavourable:\n");
         for sentence in against {
-            say(&mut text, &format!("- {sentence}"));
+            add_paragraph(&mut text, &format!("- {sentence}"));
         }
     }
     let again = format!("Again: {}", report.command);
@@ -95,7 +95,7 @@ pub fn terminal(report: &Report) -> String {
     text.push_str(&paper(report));
     text.push_str(&parts(report, &names));
     text.push_str(&ours(report, &names));
-    say(&mut text, &verdict(report));
+    add_paragraph(&mut text, &verdict(report));
     text
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn fitted(text: &str) -> String {
 }
 
 /// Adds a paragraph, wrapped into lines.
-fn say(text: &mut String, paragraph: &str) {
+fn add_paragraph(text: &mut String, paragraph: &str) {
     let _ = writeln!(text, "{}", fitted(paragraph));
 }
 
@@ -127,7 +127,7 @@ fn narrow(text: &str, width: usize) -> String {
 fn paper(report: &Report) -> String {
     let Some(first) = report.paper.first() else { return String::new() };
     let mut text = String::from("\n");
-    say(&mut text, &format!("The paper's, {}: {}", first.source, first.conditions));
+    add_paragraph(&mut text, &format!("The paper's, {}: {}", first.source, first.conditions));
     let vanilla = report.paper.iter().find(|row| row.method == "vanilla").map(|row| row.p99_us);
     let figure = |head: &str, print: &dyn Fn(&PaperRow) -> String| {
         Column::new(head, false, NAMED, report.paper.iter().map(print).collect())
@@ -156,11 +156,11 @@ fn ours(report: &Report, names: &Names) -> String {
     let (same, shown, left) = arrange(&mut ids, columns(report), report.results.len());
     let same: Vec<String> = names.same.iter().cloned().chain(same).collect();
     if !same.is_empty() {
-        say(&mut text, &format!("In every case: {}", same.join("; ")));
+        add_paragraph(&mut text, &format!("In every case: {}", same.join("; ")));
     }
     text.push_str(&draw(&ids, &shown));
     if !left.is_empty() {
-        say(&mut text, &format!("More columns (--csv, --html): {}", left.join(", ")));
+        add_paragraph(&mut text, &format!("More columns (--csv, --html): {}", left.join(", ")));
     }
     text
 }
@@ -194,7 +194,7 @@ fn parts(report: &Report, names: &Names) -> String {
     let (_, shown, left) = arrange(&mut ids, figures, 0);
     let mut text = format!("\n{}", draw(&ids, &shown));
     if !left.is_empty() {
-        say(&mut text, &format!("More columns (--csv, --html): {}", left.join(", ")));
+        add_paragraph(&mut text, &format!("More columns (--csv, --html): {}", left.join(", ")));
     }
     text
 }

@@ -24,7 +24,7 @@ const DATA_BYTES: usize = 64;
 
 /// Direction of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum FrameDirection {
     /// From the publisher.
     Published,
     /// Back to the publisher.
@@ -51,13 +51,13 @@ fn element(tag: u8, value: &[u8]) -> Vec<u8> {
 }
 
 /// Direction and number of a captured frame; `None` for a frame of another type, an error for a damaged one.
-pub(crate) fn read(frame: &[u8]) -> Option<Result<(Way, u64), ()>> {
+pub(crate) fn read(frame: &[u8]) -> Option<Result<(FrameDirection, u64), ()>> {
     if frame.get(12..14) != Some(&TYPE) {
         return None;
     }
     let way = match (frame.get(..6), frame.get(6..12)) {
-        (Some(to), _) if to == PUBLISHER => Way::Answered,
-        (Some(to), Some(from)) if to == GROUP && from == PUBLISHER => Way::Published,
+        (Some(to), _) if to == PUBLISHER => FrameDirection::Answered,
+        (Some(to), Some(from)) if to == GROUP && from == PUBLISHER => FrameDirection::Published,
         _ => return Some(Err(())),
     };
     let number = frame.get(DATA_AT..DATA_AT + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
@@ -84,9 +84,9 @@ mod tests {
     fn ways_and_numbers_are_read_back_also_from_a_cut_capture() {
         let mut frame = write(123_456_789);
         frame.truncate(96);
-        assert_eq!(read(&frame), Some(Ok((Way::Published, 123_456_789))));
+        assert_eq!(read(&frame), Some(Ok((FrameDirection::Published, 123_456_789))));
         frame.copy_within(6..12, 0);
-        assert_eq!(read(&frame), Some(Ok((Way::Answered, 123_456_789))));
+        assert_eq!(read(&frame), Some(Ok((FrameDirection::Answered, 123_456_789))));
         assert_eq!(read(&frame[..60]), Some(Err(())));
         frame[0] ^= 2;
         assert_eq!(read(&frame), Some(Err(())));

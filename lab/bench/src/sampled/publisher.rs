@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SendFlags, SocketType, send, socket};
 
-use super::frame::{self, PERIOD_NS, Way};
+use super::frame::{self, FrameDirection, PERIOD_NS};
 use crate::client::ClientError;
 use crate::pcap::Tail;
 
@@ -135,7 +135,7 @@ impl Wire {
     fn has(&mut self, number: u64) -> Result<bool, ClientError> {
         let latest = &mut self.latest;
         self.tail.read_new(|record| {
-            if let Some(Ok((Way::Published, number))) = frame::read(record.data) {
+            if let Some(Ok((FrameDirection::Published, number))) = frame::read(record.data) {
                 *latest = Some(number);
             }
         })?;

@@ -6,7 +6,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use super::frame::{self, Way};
+use super::frame::{self, FrameDirection};
 use crate::pcap::{PcapError, Record};
 use crate::wire::{Monitor, Reader, RtFlow, WireAnalysis, analyse_by};
 
@@ -22,11 +22,11 @@ struct Frames {
 impl Reader for Frames {
     fn record(&mut self, record: &Record<'_>, monitor: &mut Monitor) {
         match frame::read(record.data) {
-            Some(Ok((Way::Published, number))) => {
+            Some(Ok((FrameDirection::Published, number))) => {
                 self.published.push(record.at_ns);
                 monitor.request(record.at_ns, NOBODY, NOBODY, number);
             }
-            Some(Ok((Way::Answered, number))) => monitor.reply(record.at_ns, NOBODY, NOBODY, number),
+            Some(Ok((FrameDirection::Answered, number))) => monitor.reply(record.at_ns, NOBODY, NOBODY, number),
             Some(Err(())) => monitor.malformed(),
             None => {}
         }

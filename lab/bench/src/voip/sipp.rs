@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::client::{ClientError, Heard, Peer, connected};
+use crate::client::{ClientError, Peer, ReplyOutcome, connected};
 use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::error::MeasureError;
 use crate::host::{Host, size};
@@ -87,19 +87,19 @@ impl Peer for Asker {
         Ok(self.socket.send(request.as_bytes()).is_ok())
     }
 
-    fn hear(&mut self, sequence: u64, limit: Duration) -> Result<Heard, ClientError> {
+    fn wait_reply(&mut self, sequence: u64, limit: Duration) -> Result<ReplyOutcome, ClientError> {
         let address = self.server;
         let error = |source| ClientError::Socket { what: "set a receive timeout for", address, source };
         self.socket.set_read_timeout(Some(limit)).map_err(error)?;
         let mut buffer = [0; 2_048];
         Ok(match self.socket.recv(&mut buffer) {
             Ok(length) => match answered(buffer.get(..length).unwrap_or_default()) {
-                Some(number) if number == sequence => Heard::Answer,
-                Some(number) if number < sequence => Heard::Late,
-                _ => Heard::Foreign,
+                Some(number) if number == sequence => ReplyOutcome::Answer,
+                Some(number) if number < sequence => ReplyOutcome::Late,
+                _ => ReplyOutcome::Foreign,
             },
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Heard::Nothing,
-            Err(_) => Heard::Refused,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => ReplyOutcome::Nothing,
+            Err(_) => ReplyOutcome::Refused,
         })
     }
 }
@@ -126,8 +126,8 @@ pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> 
         let asked = Instant::now();
         // A host whose proxy is not up yet answers "port unreachable".
         asker.ask(number)?;
-        match asker.hear(number, Duration::from_secs(1))? {
-            Heard::Answer | Heard::Late => return Ok(()),
+        match asker.wait_reply(number, Duration::from_secs(1))? {
+            ReplyOutcome::Answer | ReplyOutcome::Late => return Ok(()),
             _ => std::thread::sleep(Duration::from_secs(1).saturating_sub(asked.elapsed())),
         }
     }
@@ -180,7 +180,7 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
     let rt = calls.captures.first();
     loop {
         if let Some(status) = caller.ended()? {
-            return if WENT.contains(&status) { Ok(()) } else { Err(caller.said(status)) };
+            return if WENT.contains(&status) { Ok(()) } else { Err(caller.status_error(status)) };
         }
         host.alive()?;
         let now_ns = clock.now_ns()?;
@@ -277,7 +277,7 @@ impl Sipp {
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
             if let Some(status) = self.ended()? {
-                return Err(self.said(status));
+                return Err(self.status_error(status));
             }
         }
     }
@@ -288,7 +288,7 @@ impl Sipp {
         Ok(status.map(|status| status.code().unwrap_or(-1)))
     }
 
-    fn said(&self, status: i32) -> MeasureError {
+    fn status_error(&self, status: i32) -> MeasureError {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let last: Vec<&str> = text.lines().rev().take(5).collect();
         failed(format!("it ended with status {status}: {}", last.into_iter().rev().collect::<Vec<_>>().join("; ")))

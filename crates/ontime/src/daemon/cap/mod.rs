@@ -9,9 +9,9 @@
 //! gets its place back; counters of pauses and CPU time ([`Caps::report`]).
 //!
 //! Modules: `account` is the arithmetic. `table` decides which thread pauses until when, and when to look next. `boost`
-//! decides when a vCPU is ahead. `who` maps an interrupt to its vCPU. These four are pure. `reading` reads CPU time,
-//! `sight` reads where a thread is and whether it sleeps, `place` changes the policy, `watcher` is the thread. One
-//! thread handles both caps and interrupts, because both move the same vCPUs, and time that a vCPU runs ahead is
+//! decides when a vCPU is ahead. `targets` maps an interrupt to its vCPU. These four are pure. `reading` reads CPU
+//! time, `sight` reads where a thread is and whether it sleeps, `place` changes the policy, `watcher` is the thread.
+//! One thread handles both caps and interrupts, because both move the same vCPUs, and time that a vCPU runs ahead is
 //! charged to its cap.
 //!
 //! Why the period is 2 ms: an honest guest that computes through a whole period loses only one pause, (1 - 0.95) x 2 ms
@@ -31,8 +31,8 @@ pub(crate) mod place;
 pub(crate) mod reading;
 mod sight;
 pub(crate) mod table;
+pub(crate) mod targets;
 pub(crate) mod watcher;
-pub(crate) mod who;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -53,15 +53,15 @@ use rustix::time::Timespec;
 use thiserror::Error;
 
 pub(crate) use self::account::Share;
-use self::place::Place;
+use self::place::PlacedThread;
 use self::reading::Reading;
 use self::sight::Readers;
 pub(crate) use self::table::Rank;
 use self::table::{SlotIndex, Table};
-use self::watcher::{Channels, Hearing, Order, Returned, Slot, Tally, Watcher};
-use self::who::{Vm, Who};
+use self::targets::{InterruptTargets, Vm};
+use self::watcher::{Channels, InterruptFeed, Order, Returned, Tally, WatchedThread, Watcher};
 use super::census::priority;
-use super::own::{Own, this_thread};
+use super::own::{OwnThread, this_thread};
 
 /// How long the planner's thread waits at most for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -131,7 +131,6 @@ pub(crate) enum FollowError {
 /// A thread to watch.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Watch {
-    /// The thread.
     pub id: ThreadId,
     /// Its place: SCHED_FIFO or SCHED_RR.
     pub place: Policy,
@@ -214,7 +213,6 @@ pub(crate) enum Unwatched {
     Unreadable {
         /// The kernel's error.
         error: String,
-        /// The remedy.
         advice: &'static str,
     },
 }
@@ -235,8 +233,7 @@ struct Entry {
 
 /// Counters of one thread.
 #[derive(Debug, Clone)]
-pub(crate) struct Use {
-    /// The thread.
+pub(crate) struct CapUsage {
     pub id: ThreadId,
     /// Whether it is watched.
     pub cover: Cover,
@@ -306,7 +303,7 @@ pub(crate) struct Caps {
     rings: Arc<OwnedFd>,
     /// The probe that reports pending interrupts, and the CPUs that it covers.
     interrupts: Option<(Interrupts, Vec<u32>)>,
-    who: Who,
+    targets: InterruptTargets,
     /// Whether a vCPU that may be put ahead shares a CPU with another thread of its level.
     rivals: bool,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -344,7 +341,7 @@ impl Caps {
         let capacity = settings.capacity;
         // Room for a forget and a watch of every slot at once, and for a few single orders.
         let (orders, take_orders) = RingBuffer::new(2 * capacity + 8);
-        // Room for every slot and for the former `Hearing`: at most one `Order::Hear` is in flight.
+        // Room for every slot and for the former `InterruptFeed`: at most one `Order::Follow` is in flight.
         let (give_back, returned) = RingBuffer::new(capacity + 2);
         let rings = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| setup("epoll")(error.into()))?;
         let rings = Arc::new(rings);
@@ -386,7 +383,7 @@ impl Caps {
             returned,
             rings,
             interrupts: None,
-            who: Who::default(),
+            targets: InterruptTargets::default(),
             rivals: false,
             thread: Some(thread),
             watcher: settings.watcher,
@@ -400,13 +397,13 @@ impl Caps {
     }
 
     /// Starts another thread that reads for the watcher if the present ones hang. To be called once a second.
-    pub(crate) fn tend(&mut self) {
-        self.readers.tend();
+    pub(crate) fn replace_stuck_reader(&mut self) {
+        self.readers.replace_stuck_reader();
     }
 
     /// The watcher's thread and its place.
-    pub(crate) fn own(&self) -> Own {
-        Own { name: "ontime-cap", id: self.watcher_id, place: self.watcher }
+    pub(crate) fn own(&self) -> OwnThread {
+        OwnThread { name: "ontime-cap", id: self.watcher_id, place: self.watcher }
     }
 
     /// The threads that [`Self::release`] stops watching.
@@ -438,7 +435,7 @@ impl Caps {
     /// # Errors
     /// [`CapError::Lost`].
     pub(crate) fn set(&mut self, wanted: &[Watch]) -> Result<(), CapError> {
-        self.readers.tend();
+        self.readers.replace_stuck_reader();
         self.release(wanted)?;
         self.uncovered.clear();
         for watch in wanted {
@@ -470,21 +467,21 @@ impl Caps {
     pub(crate) fn follow(&mut self, root: &Path, cpus: &[u32], vms: &[Followed]) -> Result<(), FollowError> {
         let slot = |(vcpu, id): &(u32, ThreadId)| Some((*vcpu, id.tid, self.entries.get(id)?.index));
         let of = |vm: &Followed| Vm { threads: vm.threads.clone(), vcpus: vm.vcpus.iter().filter_map(slot).collect() };
-        let who = Who::new(&vms.iter().map(of).collect::<Vec<_>>());
+        let targets = InterruptTargets::new(&vms.iter().map(of).collect::<Vec<_>>());
         if vms.is_empty() || self.interrupts.as_ref().is_some_and(|(_, on)| on != cpus) {
-            self.deafen()?;
+            self.unfollow()?;
         }
         if vms.is_empty() {
             return Ok(());
         }
-        let followed = self.follow_probe(root, cpus, who);
+        let followed = self.follow_probe(root, cpus, targets);
         if followed.is_err() {
-            self.deafen()?;
+            self.unfollow()?;
         }
         followed
     }
 
-    fn follow_probe(&mut self, root: &Path, cpus: &[u32], who: Who) -> Result<(), FollowError> {
+    fn follow_probe(&mut self, root: &Path, cpus: &[u32], targets: InterruptTargets) -> Result<(), FollowError> {
         let mut rings = None;
         if self.interrupts.is_none() {
             let (interrupts, new) = Interrupts::start(root, cpus)?;
@@ -495,31 +492,31 @@ impl Caps {
             self.interrupts = Some((interrupts, cpus.to_vec()));
             rings = Some(new);
         }
-        let rivals = self.has_rivals(&who);
-        if rings.is_some() || who != self.who || rivals != self.rivals {
-            (self.who, self.rivals) = (who.clone(), rivals);
-            self.order(Order::Hear(Box::new(Hearing { rings, who, rivals, deaf: false })))?;
+        let rivals = self.has_rivals(&targets);
+        if rings.is_some() || targets != self.targets || rivals != self.rivals {
+            (self.targets, self.rivals) = (targets.clone(), rivals);
+            self.order(Order::Follow(Box::new(InterruptFeed { rings, targets, rivals, return_rings: false })))?;
             self.sync()?;
         }
         if let Some((interrupts, _)) = &mut self.interrupts {
-            interrupts.follow(&self.who.threads())?;
+            interrupts.follow(&self.targets.threads())?;
         }
         Ok(())
     }
 
     /// Whether one of these vCPUs may have to wait for another thread of its level. If so, the watcher listens to
     /// interrupts all the time, else only while a vCPU is paused.
-    fn has_rivals(&self, who: &Who) -> bool {
+    fn has_rivals(&self, targets: &InterruptTargets) -> bool {
         let watches = || self.entries.values().map(|entry| &entry.watch);
         let of = |thread| watches().filter(move |watch| watch.id.tid == thread);
-        who.vcpus().flat_map(of).any(|watch| watches().any(|other| watch.is_rival(other)))
+        targets.vcpus().flat_map(of).any(|watch| watches().any(|other| watch.is_rival(other)))
     }
 
     /// Stops following interrupts.
-    fn deafen(&mut self) -> Result<(), CapError> {
+    fn unfollow(&mut self) -> Result<(), CapError> {
         let Some((interrupts, _)) = self.interrupts.take() else { return Ok(()) };
-        (self.who, self.rivals) = (Who::default(), false);
-        self.order(Order::Hear(Box::new(Hearing { deaf: true, ..Hearing::default() })))?;
+        (self.targets, self.rivals) = (InterruptTargets::default(), false);
+        self.order(Order::Follow(Box::new(InterruptFeed { return_rings: true, ..InterruptFeed::default() })))?;
         self.sync()?;
         // The probe may go only after the watcher has handed its rings back and `sync` has closed them.
         drop(interrupts);
@@ -556,7 +553,7 @@ impl Caps {
         Ok(())
     }
 
-    fn open(&mut self, watch: &Watch) -> Result<(SlotIndex, Box<Slot>), Cover> {
+    fn open(&mut self, watch: &Watch) -> Result<(SlotIndex, Box<WatchedThread>), Cover> {
         if watch.share.is_whole() {
             return Err(Cover::Whole);
         }
@@ -565,7 +562,7 @@ impl Caps {
             let (place, watcher) = (watch.place, self.watcher);
             return Err(Cover::Failed(Unwatched::Above { place, watcher }));
         }
-        let place = Place::open(watch.id, watch.place, watch.ahead)
+        let place = PlacedThread::open(watch.id, watch.place, watch.ahead)
             .map_err(refused)?
             .ok_or(Cover::Failed(Unwatched::NotRealTime(watch.place)))?;
         let reading = limit_waits(|| Reading::open(watch.id.pid, watch.id.tid, watch.only_cpu())).map_err(refused)?;
@@ -578,14 +575,27 @@ impl Caps {
         let share = watch.share;
         let (owed, busy) = (false, false);
         let (unread, read, since) = (0, 0, 0);
-        let slot =
-            Slot { reading, clock, leader: index, unread, owed, busy, read, place, share, cpu, rank, tally, since };
+        let slot = WatchedThread {
+            reading,
+            clock,
+            leader: index,
+            unread,
+            owed,
+            busy,
+            read,
+            place,
+            share,
+            cpu,
+            rank,
+            tally,
+            since,
+        };
         Ok((index, Box::new(slot)))
     }
 
     /// Counters of every watched thread, and the threads that are not watched.
-    pub(crate) fn report(&self) -> Vec<Use> {
-        let watched = self.entries.values().map(|entry| Use {
+    pub(crate) fn report(&self) -> Vec<CapUsage> {
+        let watched = self.entries.values().map(|entry| CapUsage {
             id: entry.watch.id,
             cover: Cover::Watched,
             pauses: entry.tally.pauses.load(Ordering::Relaxed),
@@ -597,7 +607,7 @@ impl Caps {
             raised: entry.tally.raised.load(Ordering::Relaxed),
             ahead_ns: entry.tally.ahead_ns.load(Ordering::Relaxed),
         });
-        let unwatched = self.uncovered.iter().map(|(id, cover)| Use {
+        let unwatched = self.uncovered.iter().map(|(id, cover)| CapUsage {
             id: *id,
             cover: cover.clone(),
             pauses: 0,
@@ -665,12 +675,12 @@ impl Caps {
         self.carried_out()?;
         while let Ok(returned) = self.returned.pop() {
             match returned {
-                Returned::Slot(index, closed_here) => {
+                Returned::WatchedThread(index, closed_here) => {
                     drop(closed_here);
                     self.free.push(index);
                     self.entries.retain(|_, entry| entry.index != index);
                 }
-                Returned::Hearing(closed_here) => drop(closed_here),
+                Returned::InterruptFeed(closed_here) => drop(closed_here),
             }
         }
         Ok(())
@@ -681,9 +691,9 @@ impl Drop for Caps {
     fn drop(&mut self) {
         // First remove the trace instance, while caps are still kept: the removal waits for RCU grace periods, which do
         // not end beside a spinning thread.
-        let deaf = self.deafen().is_ok();
+        let unfollowed = self.unfollow().is_ok();
         // A watcher that does not answer is not joined: the planner has to go on.
-        let answers = deaf && self.sync().is_ok();
+        let answers = unfollowed && self.sync().is_ok();
         let stopped = self.orders.push(Order::Stop).is_ok();
         self.ring();
         if let Some(thread) = self.thread.take().filter(|_| answers && stopped) {

@@ -14,7 +14,7 @@ use ontime_tenants::{Policy, ThreadId};
 
 /// A thread and the place that the planner gave it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct PlacedThread {
     tid: i32,
     schedstat: File,
     policy: libc::c_int,
@@ -23,7 +23,7 @@ pub(crate) struct Place {
     ahead: libc::c_int,
 }
 
-impl Place {
+impl PlacedThread {
     /// The thread `id`, whose place is `policy`. It may be put ahead if both `policy` and `ahead` are SCHED_FIFO.
     /// `None` if `policy` is neither SCHED_FIFO nor SCHED_RR: then there is nothing to cap.
     ///

@@ -7,7 +7,7 @@
 //!
 //! The watcher asks, and uses the answer at its next turn. Until then a thread is where it was last seen, and does not
 //! count as asleep. The reading thread has what real-time threads leave of the CPUs, which is the purpose of the caps.
-//! If it does not end a read, another one is started ([`Readers::tend`]).
+//! If it does not end a read, another one is started ([`Readers::replace_stuck_reader`]).
 
 use std::fs::File;
 use std::io;
@@ -221,7 +221,7 @@ impl Readers {
 
     /// Starts another reader if none has got on with its read for [`STUCK`]. Called in every pass, and once a
     /// second while threads are watched.
-    pub(super) fn tend(&mut self) {
+    pub(super) fn replace_stuck_reader(&mut self) {
         let done = self.queue.done.load(Ordering::Relaxed);
         if self.queue.busy.load(Ordering::Relaxed) < self.started {
             self.since = None;
@@ -296,7 +296,7 @@ mod tests {
         drop(end);
         thread.join().unwrap();
         until(|| ask(&mut asker) == Some(b'X'));
-        readers.tend();
+        readers.replace_stuck_reader();
         assert_eq!(readers.started, 1);
         let queue = Arc::clone(&readers.queue);
         drop((readers, asker));
@@ -341,10 +341,10 @@ mod tests {
         let (mut readers, mut asker) = Readers::start(4).unwrap();
         // The first reader seems to read for ever.
         readers.queue.busy.fetch_add(1, Ordering::Relaxed);
-        readers.tend();
+        readers.replace_stuck_reader();
         assert_eq!(readers.started, 1, "it may just be about to finish");
         readers.since = readers.since.map(|(done, since)| (done, since - 2 * STUCK));
-        readers.tend();
+        readers.replace_stuck_reader();
         assert_eq!(readers.started, 2);
         let sight = own(std::process::id() as i32);
         sight.forget_state();
@@ -354,7 +354,7 @@ mod tests {
         // However many do not get on, their number is limited.
         readers.queue.busy.fetch_add(100, Ordering::Relaxed);
         for _ in 0..30 {
-            readers.tend();
+            readers.replace_stuck_reader();
             readers.since = readers.since.map(|(done, since)| (done, since - 2 * STUCK));
         }
         assert!(readers.started <= MOST);

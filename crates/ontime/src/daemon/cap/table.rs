@@ -66,7 +66,6 @@ pub(crate) enum Rank {
 /// A thread to watch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Watched {
-    /// Its cap.
     pub share: Share,
     /// The CPU that it was last seen on.
     pub cpu: u32,
@@ -78,7 +77,7 @@ pub(crate) struct Watched {
 
 /// One watched thread.
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct ThreadState {
     account: Account,
     /// The CPU it was last seen on.
     cpu: u32,
@@ -129,7 +128,7 @@ impl Cpu {
 #[derive(Debug)]
 pub(crate) struct Table {
     /// As long as the highest slot used so far; never longer than `capacity`.
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<ThreadState>>,
     capacity: usize,
     cpus: Vec<Cpu>,
     period: u64,
@@ -170,7 +169,7 @@ impl Table {
             self.slots.push(None);
         }
         if let Some(entry) = self.slots.get_mut(slot) {
-            *entry = Some(Slot {
+            *entry = Some(ThreadState {
                 account: Account::new(watched.share, self.period, now),
                 cpu: watched.cpu,
                 until: None,
@@ -195,7 +194,7 @@ impl Table {
 
     /// Whether the thread in this slot is paused and not let out for an interrupt.
     pub(crate) fn paused(&self, slot: SlotIndex) -> bool {
-        self.get(slot).is_some_and(Slot::is_off)
+        self.get(slot).is_some_and(ThreadState::is_off)
     }
 
     /// Whether the thread in this slot is ahead of its level.
@@ -217,7 +216,7 @@ impl Table {
 
     /// The first vCPU that is ahead and due for a check. The caller reads it, charges it, and calls [`Self::checked`].
     pub(crate) fn due(&self, now: u64) -> Option<SlotIndex> {
-        let due = |slot: &Slot| slot.check().is_some_and(|at| at <= now);
+        let due = |slot: &ThreadState| slot.check().is_some_and(|at| at <= now);
         self.slots.iter().position(|slot| slot.as_ref().is_some_and(due))
     }
 
@@ -230,7 +229,7 @@ impl Table {
 
     /// When the next check of a vCPU that is ahead is due, ns.
     pub(crate) fn next_check(&self) -> Option<u64> {
-        self.slots.iter().flatten().filter_map(Slot::check).min()
+        self.slots.iter().flatten().filter_map(ThreadState::check).min()
     }
 
     /// The CPU on which the thread in this slot was last seen.
@@ -320,7 +319,8 @@ impl Table {
                 continue;
             }
             // A poller that this reading has just paused for its own cap also took the CPU's share.
-            let polling = |slot: &Slot| slot.cpu == number && slot.rank == Rank::Poller && (!slot.is_off() || slot.ran);
+            let polling =
+                |slot: &ThreadState| slot.cpu == number && slot.rank == Rank::Poller && (!slot.is_off() || slot.ran);
             let highest = if self.slots.iter().flatten().any(polling) {
                 Rank::Poller
             } else if by_guests * 2 >= since {
@@ -330,7 +330,7 @@ impl Table {
             };
             let lowest = if highest == Rank::Poller { Rank::Poller } else { Rank::Guest };
             for (index, slot) in self.slots.iter_mut().enumerate() {
-                let pauses = |slot: &&mut Slot| {
+                let pauses = |slot: &&mut ThreadState| {
                     let took = all || interval.saturating_sub(slot.took) <= IDLE_FOR;
                     slot.cpu == number && took && (lowest..=highest).contains(&slot.rank)
                 };
@@ -427,7 +427,7 @@ impl Table {
         if any { CALM } else { CALM_BACKENDS }
     }
 
-    fn get(&self, slot: SlotIndex) -> Option<&Slot> {
+    fn get(&self, slot: SlotIndex) -> Option<&ThreadState> {
         self.slots.get(slot).and_then(Option::as_ref)
     }
 }
@@ -450,7 +450,7 @@ pub(crate) const SHORTEST_LOOK: u64 = 250_000;
 /// The shortest time between two looks, as a multiple of what a look costs.
 pub(crate) const COST_FACTOR: u64 = 10;
 
-impl Slot {
+impl ThreadState {
     /// Paused, and not let out for an interrupt.
     fn is_off(&self) -> bool {
         self.until.is_some() && !self.out
@@ -469,7 +469,7 @@ impl Slot {
 }
 
 /// Pauses the thread. If an interrupt is pending for it, it stays ahead until it has taken the interrupt.
-fn pause(slot: &mut Slot, until: u64, demote: impl FnOnce()) {
+fn pause(slot: &mut ThreadState, until: u64, demote: impl FnOnce()) {
     if let Some(already) = slot.until {
         slot.until = Some(already.max(until));
         return;

@@ -42,7 +42,7 @@ impl Spinner {
     }
 
     fn place(&self, place: Policy) {
-        Place::open(self.id(), place, None).unwrap().unwrap().take().unwrap();
+        PlacedThread::open(self.id(), place, None).unwrap().unwrap().take().unwrap();
     }
 
     fn policy(&self) -> i32 {
@@ -60,7 +60,7 @@ impl Spinner {
 impl Drop for Spinner {
     fn drop(&mut self) {
         // A process must run to take a signal, and a spinner at the same FIFO priority could prevent that for ever.
-        if let Ok(Some(place)) = Place::open(self.id(), Policy::Fifo(15), None) {
+        if let Ok(Some(place)) = PlacedThread::open(self.id(), Policy::Fifo(15), None) {
             let _ = place.take();
         }
         let _ = self.0.kill();
@@ -116,7 +116,7 @@ fn a_thread_that_ends_its_pauses_is_not_held_to_its_cap() {
     }
     let _alone = alone();
     let spinner = Spinner::start(0);
-    let place = Place::open(spinner.id(), PLACE, None).unwrap().unwrap();
+    let place = PlacedThread::open(spinner.id(), PLACE, None).unwrap().unwrap();
     place.leave(false).unwrap();
     assert_eq!((place.take().unwrap(), spinner.policy()), (false, libc::SCHED_FIFO), "it stayed in its pause");
     place.leave(false).unwrap();

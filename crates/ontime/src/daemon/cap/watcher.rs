@@ -15,7 +15,7 @@
 //! Interrupts are reported through trace rings (`ontime_trace::interrupts`), a page at a time. The watcher waits for
 //! the rings only while that can put a vCPU ahead: where a vCPU shares a CPU with another thread of its level, or while
 //! a vCPU that may be put ahead is paused. The time that the rings take is charged to the CPU's share like a look. It
-//! is limited to the share [`HEARING`]: beyond that the watcher ignores the rings for a while.
+//! is limited to the share [`RINGS_SHARE`]: beyond that the watcher ignores the rings for a while.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,23 +31,23 @@ use rustix::time::{ClockId, Timespec};
 
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
-use super::place::Place;
+use super::place::PlacedThread;
 use super::reading::Reading;
 use super::sight::Asker;
 use super::table::{Action, Rank, SlotIndex, Table, Watched};
-use super::who::Who;
+use super::targets::InterruptTargets;
 
-/// The most of one CPU that the trace rings may take, over [`HEARING_PERIOD`].
-const HEARING: Share = Share::QUARTER;
+/// The most of one CPU that the trace rings may take, over [`RINGS_PERIOD`].
+const RINGS_SHARE: Share = Share::QUARTER;
 /// The period of that limit, ns.
-const HEARING_PERIOD: u64 = 3_000_000;
+const RINGS_PERIOD: u64 = 3_000_000;
 /// The eventfd of orders, in the epoll set.
 const BELL: u64 = 0;
 /// The set of all trace rings, in the epoll set.
 const RINGS: u64 = 1;
 
-/// CPU time of a process, ns, below which its threads are not read. The time stays in [`Slot::unread`] and is charged
-/// later.
+/// CPU time of a process, ns, below which its threads are not read. The time stays in [`WatchedThread::unread`] and is
+/// charged later.
 const QUIET: i64 = 50_000;
 
 /// Counters of one watched thread. Other threads read them while the watcher writes.
@@ -73,7 +73,7 @@ pub(crate) struct Tally {
 
 /// One watched thread: its open files, its place and cap, its counters.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct WatchedThread {
     pub reading: Reading,
     /// CPU time of the thread's process.
     pub clock: ProcessClock,
@@ -88,7 +88,7 @@ pub(crate) struct Slot {
     pub busy: bool,
     /// The number of the watcher's turn in which the thread was last read.
     pub read: u64,
-    pub place: Place,
+    pub place: PlacedThread,
     pub share: Share,
     pub cpu: u32,
     pub rank: Rank,
@@ -101,36 +101,36 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Watch this thread.
-    Watch(SlotIndex, Box<Slot>),
+    Watch(SlotIndex, Box<WatchedThread>),
     /// Stop watching this thread. If it is paused or ahead, it gets its place back first.
     Forget(SlotIndex),
-    /// Follow interrupts of these vCPUs through these rings. The former [`Hearing`] is handed back.
-    Hear(Box<Hearing>),
+    /// Follow interrupts of these vCPUs through these rings. The former [`InterruptFeed`] is handed back.
+    Follow(Box<InterruptFeed>),
     /// Give every thread its place back, and end.
     Stop,
 }
 
 /// How interrupts are followed; the default value: not at all.
 #[derive(Debug, Default)]
-pub(crate) struct Hearing {
+pub(crate) struct InterruptFeed {
     /// The trace rings of the probe; None: keep the present ones.
     pub rings: Option<Rings>,
     /// Maps an interrupt to the slot of its vCPU.
-    pub who: Who,
+    pub targets: InterruptTargets,
     /// Whether a vCPU shares a CPU with another thread of its level: then the watcher waits for the rings all the time,
     /// else only while a vCPU is paused.
     pub rivals: bool,
     /// Whether the present rings have to be handed back.
-    pub deaf: bool,
+    pub return_rings: bool,
 }
 
 /// What the watcher hands back to the planner's thread, which closes the files.
 #[derive(Debug)]
 pub(crate) enum Returned {
     /// The slot of a thread that is no longer watched.
-    Slot(SlotIndex, Box<Slot>),
+    WatchedThread(SlotIndex, Box<WatchedThread>),
     /// The former rings and vCPUs.
-    Hearing(Box<Hearing>),
+    InterruptFeed(Box<InterruptFeed>),
 }
 
 /// Descriptors and queues that the watcher shares with the planner's thread.
@@ -153,19 +153,19 @@ pub(crate) struct Channels {
 pub(crate) struct Watcher {
     table: Table,
     /// As long as the highest slot used so far.
-    slots: Vec<Option<Box<Slot>>>,
+    slots: Vec<Option<Box<WatchedThread>>>,
     channels: Channels,
     /// The set that the thread waits on: the eventfd and the set of rings.
     epoll: OwnedFd,
-    hearing: Box<Hearing>,
+    feed: Box<InterruptFeed>,
     /// Whether the thread waits for the rings.
     listening: bool,
     /// Interrupts older than this, ns, are ignored.
     since: u64,
-    /// Limits the time that the rings take ([`HEARING`]).
-    heard: Account,
+    /// Limits the time that the rings take ([`RINGS_SHARE`]).
+    rings_account: Account,
     /// The rings are ignored until this instant, ns.
-    deaf: Option<u64>,
+    ignored_until: Option<u64>,
     /// Actions of the charge in progress. Its capacity is that of the table.
     acts: Vec<Action>,
     /// Counts turns of the loop. A thread that was read in this turn need not be verified again before its policy
@@ -206,18 +206,18 @@ impl Watcher {
         epoll::add(&epoll, &channels.rings, epoll::EventData::new_u64(RINGS), epoll::EventFlags::empty())?;
         let slots = Vec::with_capacity(capacity);
         let acts = Vec::with_capacity(3 * capacity + 64);
-        let heard = Account::new(HEARING, HEARING_PERIOD, now());
-        let hearing = Box::default();
+        let rings_account = Account::new(RINGS_SHARE, RINGS_PERIOD, now());
+        let feed = Box::default();
         Ok(Self {
             table,
             slots,
             channels,
             epoll,
-            hearing,
+            feed,
             listening: false,
             since: 0,
-            heard,
-            deaf: None,
+            rings_account,
+            ignored_until: None,
             acts,
             turn: 1,
         })
@@ -229,8 +229,10 @@ impl Watcher {
         let mut ran = own_time();
         loop {
             let table = &self.table;
-            let next =
-                [table.next_expiry(), table.next_look(), table.next_check(), self.deaf].into_iter().flatten().min();
+            let next = [table.next_expiry(), table.next_look(), table.next_check(), self.ignored_until]
+                .into_iter()
+                .flatten()
+                .min();
             let count = match wait(&self.epoll, &mut events, next) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => continue,
@@ -244,9 +246,9 @@ impl Watcher {
                 match event.data.u64() {
                     BELL => {
                         drain(&self.channels.wake);
-                        goes_on = self.obey();
+                        goes_on = self.process_orders();
                     }
-                    _ => self.hear(),
+                    _ => self.read_rings(),
                 }
             }
             if !goes_on {
@@ -268,7 +270,7 @@ impl Watcher {
 
     /// Reads one page of each ring that has data, and puts vCPUs ahead. A ring that cannot be read (its CPU is gone) is
     /// removed from the set, because it would be ready for ever.
-    fn hear(&mut self) {
+    fn read_rings(&mut self) {
         let start = now();
         let mut ready = [NO_EVENT; 8];
         let count = epoll::wait(&self.channels.rings, &mut ready, Some(&timespec(0))).unwrap_or(0);
@@ -277,23 +279,23 @@ impl Watcher {
             let flags = event.flags;
             let gone = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
             // A ring with more than a page is ready again.
-            if gone || self.hear_page(ring).is_err() {
+            if gone || self.read_page(ring).is_err() {
                 self.give_up(ring);
             }
         }
         let end = now();
         let took = end.saturating_sub(start);
-        if let Verdict::Over { until } = self.heard.charge(end, took) {
-            self.heard.restart(until);
-            self.deaf = Some(until);
+        if let Verdict::Over { until } = self.rings_account.charge(end, took) {
+            self.rings_account.restart(until);
+            self.ignored_until = Some(until);
         }
     }
 
-    fn hear_page(&mut self, ring: usize) -> io::Result<()> {
-        let Self { table, slots, hearing, since, acts, turn, .. } = self;
-        let Hearing { rings: Some(rings), who, .. } = &mut **hearing else { return Ok(()) };
+    fn read_page(&mut self, ring: usize) -> io::Result<()> {
+        let Self { table, slots, feed, since, acts, turn, .. } = self;
+        let InterruptFeed { rings: Some(rings), targets, .. } = &mut **feed else { return Ok(()) };
         let read = rings.read(ring, |interrupt| {
-            let Some((index, own)) = who.find(interrupt).filter(|_| interrupt.at >= *since) else { return };
+            let Some((index, own)) = targets.find(interrupt).filter(|_| interrupt.at >= *since) else { return };
             let Some(Some(slot)) = slots.get_mut(index) else { return };
             let at = now();
             if !table.ahead(index) && !own {
@@ -317,13 +319,13 @@ impl Watcher {
     /// Otherwise those that came while the rings were not waited for are ignored, except in the last [`GRANT`] ns: a
     /// vCPU that is paused in the middle of its answer may run on to finish it.
     fn listen(&mut self) {
-        self.deaf = self.deaf.filter(|until| *until > now());
-        let wanted = self.deaf.is_none() && (self.hearing.rivals || self.table.pauses_boosted());
+        self.ignored_until = self.ignored_until.filter(|until| *until > now());
+        let wanted = self.ignored_until.is_none() && (self.feed.rivals || self.table.pauses_boosted());
         if wanted == self.listening {
             return;
         }
         self.listening = wanted;
-        self.since = if self.hearing.rivals { 0 } else { now().saturating_sub(GRANT) };
+        self.since = if self.feed.rivals { 0 } else { now().saturating_sub(GRANT) };
         let flags = if wanted { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         // It cannot fail for a descriptor that is in the set.
         let _ = epoll::modify(&self.epoll, &self.channels.rings, epoll::EventData::new_u64(RINGS), flags);
@@ -331,7 +333,7 @@ impl Watcher {
 
     /// Removes this ring from the set.
     fn give_up(&self, ring: usize) {
-        if let Some(ring) = self.hearing.rings.iter().flat_map(Rings::fds).nth(ring) {
+        if let Some(ring) = self.feed.rings.iter().flat_map(Rings::fds).nth(ring) {
             let _ = epoll::delete(&self.channels.rings, ring);
         }
     }
@@ -344,7 +346,7 @@ impl Watcher {
             let ran = self.charge(index).unwrap_or(0);
             let slot = self.slots.get_mut(index).and_then(Option::as_deref_mut);
             let sights = &mut self.channels.sights;
-            let asleep = |slot: &mut Slot| {
+            let asleep = |slot: &mut WatchedThread| {
                 let asleep = slot.reading.asleep();
                 if slot.reading.ask(sights) {
                     sights.ring();
@@ -357,7 +359,7 @@ impl Watcher {
     }
 
     /// Carries out the pending orders. Returns false when the thread has to end.
-    fn obey(&mut self) -> bool {
+    fn process_orders(&mut self) -> bool {
         let before = self.channels.done.load(Ordering::Relaxed);
         let goes_on = self.carry_out();
         if self.channels.done.load(Ordering::Relaxed) != before {
@@ -374,7 +376,7 @@ impl Watcher {
             match self.channels.orders.pop() {
                 Ok(Order::Watch(index, slot)) => self.watch(index, slot),
                 Ok(Order::Forget(index)) => self.forget(index),
-                Ok(Order::Hear(hearing)) => self.hear_by(hearing),
+                Ok(Order::Follow(feed)) => self.install_feed(feed),
                 Ok(Order::Stop) => return false,
                 Err(_) => return !abandoned,
             }
@@ -383,16 +385,16 @@ impl Watcher {
     }
 
     /// Installs other rings, other vCPUs, or both, and hands the former ones back.
-    fn hear_by(&mut self, mut next: Box<Hearing>) {
-        if next.rings.is_none() && !next.deaf {
-            next.rings = self.hearing.rings.take();
+    fn install_feed(&mut self, mut next: Box<InterruptFeed>) {
+        if next.rings.is_none() && !next.return_rings {
+            next.rings = self.feed.rings.take();
         }
-        let before = std::mem::replace(&mut self.hearing, next);
+        let before = std::mem::replace(&mut self.feed, next);
         // One entry of the queue is reserved for this.
-        let _ = self.channels.returned.push(Returned::Hearing(before));
+        let _ = self.channels.returned.push(Returned::InterruptFeed(before));
     }
 
-    fn watch(&mut self, index: SlotIndex, slot: Box<Slot>) {
+    fn watch(&mut self, index: SlotIndex, slot: Box<WatchedThread>) {
         let boosted = slot.place.has_ahead();
         self.table.watch(index, Watched { share: slot.share, cpu: slot.cpu, rank: slot.rank, boosted }, now());
         // Indices are below the capacity. The list is only as long as necessary, because every look goes through it.
@@ -408,7 +410,7 @@ impl Watcher {
 
     /// Makes the first slot of a process the leader of all its slots.
     fn lead(&mut self, clock: libc::clockid_t) {
-        let of = |slot: &Option<Box<Slot>>| slot.as_ref().is_some_and(|slot| slot.clock.id() == clock);
+        let of = |slot: &Option<Box<WatchedThread>>| slot.as_ref().is_some_and(|slot| slot.clock.id() == clock);
         let Some(leader) = self.slots.iter().position(of) else { return };
         for slot in self.slots.iter_mut().flatten().filter(|slot| slot.clock.id() == clock) {
             slot.leader = leader;
@@ -426,7 +428,7 @@ impl Watcher {
             slot.tally.paused.store(false, Ordering::Relaxed);
         }
         // The queue has an entry for every slot, so this neither waits nor fails while the planner lives.
-        let _ = self.channels.returned.push(Returned::Slot(index, slot));
+        let _ = self.channels.returned.push(Returned::WatchedThread(index, slot));
     }
 
     fn release_all(&mut self) {
@@ -455,7 +457,7 @@ impl Watcher {
     }
 
     /// The first slot of each process.
-    fn leaders(&mut self) -> impl Iterator<Item = &mut Slot> {
+    fn leaders(&mut self) -> impl Iterator<Item = &mut WatchedThread> {
         let leaders = self.slots.iter_mut().enumerate();
         leaders.filter_map(|(index, slot)| slot.as_deref_mut().filter(|slot| slot.leader == index))
     }
@@ -470,7 +472,7 @@ impl Watcher {
     }
 
     /// Whether the process of this slot took so little that reading its threads, some us each, is not worth it.
-    fn is_quiet(&self, slot: &Slot) -> bool {
+    fn is_quiet(&self, slot: &WatchedThread) -> bool {
         let leader = self.slots.get(slot.leader).and_then(Option::as_ref);
         leader.is_some_and(|leader| leader.unread < QUIET)
     }
@@ -481,7 +483,7 @@ impl Watcher {
         for busy in [true, false] {
             for index in 0..self.slots.len() {
                 let slot = self.slots.get(index).and_then(Option::as_ref);
-                let wanted = |slot: &Slot| slot.busy == busy && slot.read != self.turn && !self.is_quiet(slot);
+                let wanted = |slot: &WatchedThread| slot.busy == busy && slot.read != self.turn && !self.is_quiet(slot);
                 if slot.is_some_and(|slot| wanted(slot)) && !self.table.paused(index) {
                     self.charge(index);
                 }
@@ -571,7 +573,7 @@ fn push(acts: &mut Vec<Action>, act: Action) {
     }
 }
 
-impl Slot {
+impl WatchedThread {
     /// `fresh`: the thread was read in this turn.
     fn pause(&mut self, fresh: bool) -> io::Result<()> {
         // Count the pause before the policy changes, so that a reader who sees SCHED_IDLE also sees the pause
@@ -608,7 +610,7 @@ impl Slot {
 }
 
 /// Records that the thread in this slot was read and had taken `ran` ns.
-fn was_read(slots: &mut [Option<Box<Slot>>], index: SlotIndex, ran: u64, turn: u64) {
+fn was_read(slots: &mut [Option<Box<WatchedThread>>], index: SlotIndex, ran: u64, turn: u64) {
     let ran = i64::try_from(ran).unwrap_or(i64::MAX);
     let Some(Some(slot)) = slots.get_mut(index) else { return };
     (slot.busy, slot.read) = (ran >= QUIET, turn);

@@ -14,13 +14,13 @@ use ontime_trace::tracefs::TRACEFS;
 use super::Engine;
 use super::look::{Look, planned};
 use crate::daemon::cap::{CapError, Caps, FollowError, Pauses, Watch};
-use crate::daemon::census::{Census, Held};
+use crate::daemon::census::{Census, ThreadHolders};
 use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
-use crate::daemon::own::{self, Own};
+use crate::daemon::own::{self, OwnThread};
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
-use crate::daemon::watches::{Excess, Watches};
+use crate::daemon::watches::{OverQuota, Watches};
 
 impl Engine {
     pub(super) fn start_caps(&mut self) {
@@ -119,7 +119,7 @@ impl Engine {
     /// The number of threads of each tenant that are at SCHED_OTHER because of its quota.
     fn count_demoted(&self) -> BTreeMap<String, usize> {
         let mut threads: BTreeMap<String, BTreeSet<ThreadId>> = BTreeMap::new();
-        for Excess { tenant, threads: beyond } in &self.look.excess {
+        for OverQuota { tenant, threads: beyond } in &self.look.excess {
             threads.entry(tenant.clone()).or_default().extend(beyond);
         }
         for id in self.demoted.ids() {
@@ -136,7 +136,7 @@ impl Engine {
         let capped = self.caps.as_ref().map(Caps::watched).unwrap_or_default();
         let watcher = self.table().watcher();
         let reserved = &self.look.intent.reserved;
-        let held = Held { capped: &capped, reserved, watcher, uncapped: &self.config.daemon.cap_uncapped };
+        let held = ThreadHolders { capped: &capped, reserved, watcher, uncapped: &self.config.daemon.cap_uncapped };
         self.census.uncapped(&held).map(ToString::to_string).chain(self.census.incomplete.clone()).collect()
     }
 
@@ -193,10 +193,10 @@ impl Engine {
             return false;
         }
         self.own_seen = Some(Instant::now());
-        self.caps.iter_mut().for_each(Caps::tend);
+        self.caps.iter_mut().for_each(Caps::replace_stuck_reader);
         let watcher = self.caps.as_ref().ok().map(Caps::own);
         let guardian = self.guardian.iter().flat_map(Guardian::own);
-        let all: Vec<Own> = watcher.into_iter().chain(guardian).chain(self.keeper.own_threads()).collect();
+        let all: Vec<OwnThread> = watcher.into_iter().chain(guardian).chain(self.keeper.own_threads()).collect();
         let mut changed = self.keeper.hangs();
         for own in all {
             match own::keep(own) {

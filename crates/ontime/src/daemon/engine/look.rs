@@ -16,7 +16,7 @@ use ontime_tenants::{Discovery, PriorityTable, Problem, ProblemKind, Sources, di
 use crate::daemon::cap::Pauses;
 use crate::daemon::config::Config;
 use crate::daemon::keeper::Keeper;
-use crate::daemon::watches::{Excess, limit};
+use crate::daemon::watches::{OverQuota, limit};
 use crate::paths::Paths;
 
 /// What was found and planned at one moment.
@@ -30,7 +30,6 @@ pub(crate) struct Look {
     pub intent: Intent,
     /// Threads that were created in a pause of their parent, and inherited its policy.
     pub inherited: Inherited,
-    /// The plan.
     pub plan: Plan,
     /// Reserved CPU time.
     pub settled: Settled,
@@ -41,7 +40,7 @@ pub(crate) struct Look {
     /// How long discovery took.
     pub discovering: Duration,
     /// Threads beyond their tenants' quotas of capped threads. They are not part of `found`.
-    pub excess: Vec<Excess>,
+    pub excess: Vec<OverQuota>,
 }
 
 impl Look {
@@ -155,7 +154,7 @@ pub(crate) struct Known<'a> {
     /// The tenants, if they have just been discovered.
     pub found: Option<&'a Discovery>,
     /// Threads that were removed from these tenants because of quotas.
-    pub excess: &'a [Excess],
+    pub excess: &'a [OverQuota],
     /// Overrides the method of the configuration.
     pub method: Option<Method>,
     /// The original values.

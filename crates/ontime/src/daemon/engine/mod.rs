@@ -47,7 +47,7 @@ use crate::daemon::metrics::Metrics;
 use crate::daemon::protections;
 use crate::daemon::requested::{Requested, boot_time};
 use crate::daemon::view::{self, Owned};
-use crate::daemon::watches::{Excess, Watches};
+use crate::daemon::watches::{OverQuota, Watches};
 use crate::log::{LineQuota, change_line};
 use crate::paths::Paths;
 
@@ -115,7 +115,7 @@ pub(crate) struct Engine {
     /// Whether the last pass could not read the whole host.
     looks_again: bool,
     /// Whether the last pass set a knob that must be set once more soon.
-    insists: bool,
+    needs_second_write: bool,
     /// Knobs that the last pass could not set: `failed` or `unsupported`, and why.
     failures: BTreeMap<String, (&'static str, String)>,
     /// For Prometheus.
@@ -177,7 +177,7 @@ impl Engine {
             unserved: None,
             refused: None,
             looks_again: false,
-            insists: false,
+            needs_second_write: false,
             failures: BTreeMap::new(),
             metrics: Metrics::default(),
             repeats: Repeats::default(),
@@ -227,9 +227,9 @@ impl Engine {
         self.looks_again
     }
 
-    /// Whether the last pass set a knob that must be set once more soon ([`hostnet::Setting::insists`]).
-    pub(crate) fn insists(&self) -> bool {
-        self.insists
+    /// Whether the last pass set a knob that must be set once more soon ([`hostnet::Setting::needs_second_write`]).
+    pub(crate) fn needs_second_write(&self) -> bool {
+        self.needs_second_write
     }
 
     /// The number of passes.
@@ -272,7 +272,7 @@ impl Engine {
             }
             api::State::Observing => self.observe(),
         };
-        self.insists = report.insists(&self.look.plan);
+        self.needs_second_write = report.needs_second_write(&self.look.plan);
         self.passes += 1;
         self.last_pass = start.elapsed();
         tracing::debug!("a pass ({reason}) took {:?}", self.last_pass);
@@ -353,7 +353,7 @@ impl Engine {
         } = self;
         let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
         // A second look is only for threads that the first one's settings created. Tenants are not discovered again.
-        let mut found: Option<(Discovery, Vec<Excess>)> = None;
+        let mut found: Option<(Discovery, Vec<OverQuota>)> = None;
         let mut discovering = Duration::ZERO;
         let state = CappingState { caps, watches, pauses, lost: None };
         let host = Capping { host, paced: keeper.past(), state: RefCell::new(state) };
@@ -591,11 +591,11 @@ impl Engine {
         self.method = method;
         self.state = api::State::Applied;
         let report = self.pass("request");
-        Ok(self.told(&report))
+        Ok(self.api_report(&report))
     }
 
     /// The result of a pass, for the API.
-    pub(crate) fn told(&self, report: &hostnet::Report) -> api::Report {
+    pub(crate) fn api_report(&self, report: &hostnet::Report) -> api::Report {
         view::report(report, self.look.intent.method.name(), false)
     }
 
@@ -604,7 +604,7 @@ impl Engine {
         if self.state == api::State::Observing && report.items.is_empty() {
             return would(&self.look, &self.host, &self.journal, &Settled::default());
         }
-        self.told(report)
+        self.api_report(report)
     }
 
     /// What the daemon is doing, for systemd's status line.
@@ -630,7 +630,7 @@ impl Engine {
         }
         self.last_pass = start.elapsed();
         self.account("reset");
-        self.told(&report)
+        self.api_report(&report)
     }
 
     /// Restores what the daemon has set, including settings that new threads inherited.

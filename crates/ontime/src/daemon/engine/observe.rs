@@ -11,7 +11,7 @@ use super::look::{Known, Look};
 use super::{Engine, Incomplete};
 use crate::api;
 use crate::daemon::cap::Watch;
-use crate::daemon::census::{Census, Held};
+use crate::daemon::census::{Census, ThreadHolders};
 use crate::daemon::config::Config;
 use crate::daemon::keeper::{Keeper, refused};
 use crate::daemon::view;
@@ -73,7 +73,8 @@ fn would_hold(look: &Look, census: &mut Census, config: &Config) -> (bool, Vec<S
     let is_capped = |watch: &&Watch| !watch.share.is_whole();
     let capped: BTreeSet<ThreadId> =
         watches.list.iter().take(daemon.cap_threads).filter(is_capped).map(|watch| watch.id).collect();
-    let held = Held { capped: &capped, reserved: &look.intent.reserved, watcher, uncapped: &daemon.cap_uncapped };
+    let held =
+        ThreadHolders { capped: &capped, reserved: &look.intent.reserved, watcher, uncapped: &daemon.cap_uncapped };
     let uncapped: Vec<String> =
         census.uncapped(&held).map(ToString::to_string).chain(census.incomplete.clone()).collect();
     (uncapped.is_empty() && capped.len() == watches.list.len(), uncapped)

@@ -408,7 +408,7 @@ impl Metrics {
     }
 
     /// Counts what capped threads have done since the last call. The threads that are gone are forgotten.
-    pub(crate) fn caps(&mut self, uses: &[cap::Use], of: &BTreeMap<ThreadId, Owned>) {
+    pub(crate) fn caps(&mut self, uses: &[cap::CapUsage], of: &BTreeMap<ThreadId, Owned>) {
         for used in uses {
             let Some(owned) = of.get(&used.id) else { continue };
             let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
@@ -418,7 +418,7 @@ impl Metrics {
             self.ran.get_or_create(&domain).inc_by(used.ran_ns.saturating_sub(last.ran_ns) as f64 / 1e9);
             self.raised.get_or_create(&domain).inc_by(used.raised.saturating_sub(last.raised));
             self.ahead.get_or_create(&domain).inc_by(used.ahead_ns.saturating_sub(last.ahead_ns) as f64 / 1e9);
-            let cap::Use { pauses, paused_ns, ran_ns, raised, ahead_ns, .. } = *used;
+            let cap::CapUsage { pauses, paused_ns, ran_ns, raised, ahead_ns, .. } = *used;
             *last = Seen { pauses, paused_ns, ran_ns, raised, ahead_ns };
         }
         self.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
@@ -501,7 +501,7 @@ mod tests {
         let id = ThreadId { pid: 4711, tid: 4712, start_time: 1 };
         let owned = Owned { name: "vm \"a\"\n".to_owned(), class: "rt0".to_owned() };
         let of = BTreeMap::from([(id, owned.clone())]);
-        let used = |pauses| cap::Use {
+        let used = |pauses| cap::CapUsage {
             id,
             cover: Cover::Watched,
             pauses,

@@ -87,7 +87,6 @@ impl Order {
     }
 }
 
-/// The VMs.
 #[derive(Debug)]
 pub(crate) struct Guests {
     names: Vec<String>,
@@ -165,7 +164,7 @@ impl Guests {
     }
 
     /// Sends one line to each VM's init, to all VMs at the same time.
-    pub(crate) fn tell(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
+    pub(crate) fn send_lines(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
         let all: String =
             self.names.iter().zip(lines).map(|(vm, line)| format!("lab-vm tell {vm} '{line}' & ")).collect();
         host.shell(&format!("{all} wait")).map(|_| ())
@@ -173,7 +172,7 @@ impl Guests {
 
     /// Waits for an application's end and reads its log.
     pub(crate) fn log(&self, host: &mut Host, vm: usize, tag: &str, rta: Rta) -> Result<Log, MeasureError> {
-        let text = self.said(host, vm, tag)?;
+        let text = self.wait_line(host, vm, tag)?;
         let mut log = Log::parse(&text, rta.period_us)
             .ok_or_else(|| MeasureError::Program { program: format!("rt-app as {tag}"), said: text })?;
         let name = self.names.get(vm).map_or("", String::as_str);
@@ -183,7 +182,7 @@ impl Guests {
     }
 
     /// Waits for the line that a guest prints at the end of run `tag`.
-    pub(crate) fn said(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
+    pub(crate) fn wait_line(&self, host: &mut Host, vm: usize, tag: &str) -> Result<String, MeasureError> {
         let vm = self.names.get(vm).map_or("", String::as_str);
         let said = format!("lab-vm log {vm} | tr -d '\\r' | sed -n 's/^RTA {tag} \\(.*\\) end$/\\1/p'");
         let wait = format!("for look in $(seq {LOOKS}); do [ -z \"$({said})\" ] || break; sleep 0.5; done; {said}");

@@ -14,7 +14,7 @@ use super::guests::{self, Guests, Log, Order, Releases, Reservations};
 use super::scale::{self, SCENARIOS};
 use super::{DEADLINES, JOB_TIME, Rta, Setup, each_case, group, methods, pacers, summarise, without_requests, words};
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -40,7 +40,7 @@ const LOOKS: u32 = 60;
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ManyPlan {
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
     /// Applications from [`groups`]: one VM each, with [`COPIES`] copies.
@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     pub seconds: u32,
 }
 
-impl Plan {
+impl ManyPlan {
     /// Gives the host memory for the VMs.
     pub(crate) fn prepare(&self, site: Site) -> Site {
         site.with_room_for(self.groups.len() as u32)
@@ -59,7 +59,7 @@ impl Plan {
 /// Boots the host and a VM for each group, and measures every method. A failed method goes to `missing`, and the
 /// remaining methods are measured while the host lives.
 fn measure(
-    plan: &Plan,
+    plan: &ManyPlan,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -101,7 +101,7 @@ fn measure_method(
 ) -> Result<MethodResult, MeasureError> {
     let all: Vec<Vec<Order>> = groups.iter().enumerate().map(|(vm, rta)| orders(method, vm, *rta, seconds)).collect();
     let line = |orders: &Vec<Order>| orders.iter().map(Order::line).collect::<Vec<_>>().join("; ");
-    guests.tell(host, &all.iter().map(line).collect::<Vec<_>>())?;
+    guests.send_lines(host, &all.iter().map(line).collect::<Vec<_>>())?;
     let held = if method == "vanilla" { None } else { Some(admitted(host, guests, groups)?) };
     guests::bulk_threads(host, true)?;
     let mut run = || -> Result<_, MeasureError> {
@@ -172,9 +172,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
-    let plan = Plan { methods, groups: groups(&figures), seconds: args.seconds };
+    let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
     let results = args.emulated.measure(true, |site, images| {
-        measure(&plan, &plan.prepare(site), images, &mut say, &mut noted(&mut missing))
+        measure(&plan, &plan.prepare(site), images, &mut print_progress, &mut noted(&mut missing))
     })?;
     println!("{}", report::fitted(&simulated));
     let notes = vec![format!(

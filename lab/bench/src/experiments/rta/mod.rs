@@ -28,7 +28,7 @@ use rand_chacha::ChaCha8Rng;
 pub(super) use self::group::Rta;
 pub(super) use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, say};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
@@ -108,7 +108,7 @@ impl Arrivals {
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct RtaPlan {
     /// Methods from [`METHODS`].
     pub methods: Vec<String>,
     /// Names from [`group::NAMES`], with their applications.
@@ -125,7 +125,7 @@ pub(super) fn name(method: &str, group: &str) -> String {
 /// Boots the host and four VMs and measures every group with every method. A failed case goes to `missing`, and the
 /// remaining cases are measured while the host lives.
 fn measure(
-    plan: &Plan,
+    plan: &RtaPlan,
     site: &Site,
     images: &Images,
     progress: &mut dyn FnMut(&str),
@@ -278,7 +278,7 @@ fn run_all(
         work_percent: WORK_PERCENT,
     };
     let lines: Vec<String> = (0..).zip(rtas).map(order).map(|order| order.line()).collect();
-    guests.tell(host, &lines)?;
+    guests.send_lines(host, &lines)?;
     let held = if method == "vanilla" {
         None
     } else {
@@ -472,10 +472,10 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
         groups.push((name, rtas));
     }
     let mut missing = Vec::new();
-    let plan = Plan { methods, groups, arrivals };
+    let plan = RtaPlan { methods, groups, arrivals };
     let results = args
         .emulated
-        .measure(true, |site, images| measure(&plan, &site, images, &mut say, &mut noted(&mut missing)))?;
+        .measure(true, |site, images| measure(&plan, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
          computes for {} % of its slice; four threads of the host want the CPU all the time",

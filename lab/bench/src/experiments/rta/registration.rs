@@ -17,7 +17,7 @@ use ontime_lab::images::Images;
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
 use crate::goals::Figure::{self, Own, P50};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
@@ -81,7 +81,7 @@ fn measure_method(
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     if method == "spare" {
-        guests.tell(host, &[format!("echo {SPARE} > /sys/module/ontime/parameters/deadline_spare")])?;
+        guests.send_lines(host, &[format!("echo {SPARE} > /sys/module/ontime/parameters/deadline_spare")])?;
     }
     host.shell(SETTLED)?;
     progress(&format!("{method}: measuring"));
@@ -127,9 +127,9 @@ fn calls(
     call: &str,
 ) -> Result<(Vec<u64>, Used), MeasureError> {
     let before = Cpu::read(host)?;
-    guests.tell(host, &[call.to_owned()])?;
+    guests.send_lines(host, &[call.to_owned()])?;
     // The output has the duration of a call, ns, in the place of a job's slack.
-    let said = guests.said(host, 0, tag)?;
+    let said = guests.wait_line(host, 0, tag)?;
     let after = Cpu::read(host)?;
     let mut words = said.split_whitespace().map(str::parse::<u64>);
     let status = words.next().and_then(Result::ok).unwrap_or(1);
@@ -209,8 +209,9 @@ struct Options {
 /// Measures the cost of a guest's requests for bandwidth.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
-    let results =
-        args.emulated.measure(true, |site, images| measure(args, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let results = args
+        .emulated
+        .measure(true, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
     let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
     Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)
 }

@@ -59,7 +59,6 @@ impl Scenario {
 /// The result of a scenario.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Scaled {
-    /// The scenario.
     pub scenario: Scenario,
     /// Number of vCPUs.
     pub vcpus: usize,

@@ -25,7 +25,7 @@ use super::{
     without_requests, words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, say};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -55,7 +55,7 @@ const DELAY_US: u64 = 400_000;
 
 /// A frame rate, or idleness, on a vCPU for some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Spell {
+pub(crate) struct RatePeriod {
     /// Number among all VMs' vCPUs.
     pub vcpu: usize,
     /// Index in Table 3; none for idle.
@@ -68,7 +68,7 @@ pub(crate) struct Spell {
 
 /// Fills each vCPU's time with spells up to the end: one of Table 3's rates or idleness, with equal probability, for a
 /// uniformly distributed time.
-pub(crate) fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
+pub(crate) fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<RatePeriod> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let lengths = length_ms / SHORTEST..=length_ms * LONGEST.0 / LONGEST.1;
     let mut spells = Vec::new();
@@ -77,7 +77,7 @@ pub(crate) fn draw(vcpus: usize, length_ms: u64, seed: u64) -> Vec<Spell> {
         while now < length_ms {
             let until_ms = (now + random.random_range(lengths.clone())).min(length_ms);
             let rate = Some(random.random_range(0..=4_usize)).filter(|rate| *rate < 4);
-            spells.push(Spell { vcpu, rate, from_ms: now, until_ms });
+            spells.push(RatePeriod { vcpu, rate, from_ms: now, until_ms });
             now = until_ms;
         }
     }
@@ -114,7 +114,7 @@ pub(crate) struct Simulated {
 /// Simulates the paper's size on the planner.
 pub(crate) fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<Simulated, ModelError> {
     let rates = group::video(figures, 1);
-    let applications = |spells: &[Spell]| spells.iter().filter(|spell| spell.rate.is_some()).count();
+    let applications = |spells: &[RatePeriod]| spells.iter().filter(|spell| spell.rate.is_some()).count();
     let draws = (seed..seed.saturating_add(1_000)).map(|seed| (seed, draw(VMS * VCPUS, length_ms, seed)));
     let mut draws = draws.filter(|(_, spells)| applications(spells) >= APPLICATIONS);
     let (seed, spells) = draws.next().unwrap_or_else(|| (seed, draw(VMS * VCPUS, length_ms, seed)));
@@ -131,7 +131,7 @@ pub(crate) fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<
     Ok(summary(seed, length_ms, &outcome, changes))
 }
 
-fn stays(spells: &[Spell], rates: &[Rta]) -> Result<Vec<Stay>, ModelError> {
+fn stays(spells: &[RatePeriod], rates: &[Rta]) -> Result<Vec<Stay>, ModelError> {
     let busy = spells.iter().filter_map(|spell| Some((spell, rates.get(spell.rate?)?)));
     busy.map(|(spell, rta)| {
         let (slice, period) = (Nanos::from_micros(rta.slice_us), Nanos::from_micros(rta.period_us));
@@ -251,7 +251,7 @@ fn measure(
 }
 
 /// A VM's applications with their names, and the line that makes its guest run them one after the other.
-fn programme(method: &str, vm: usize, spells: &[Spell], rates: &[Rta]) -> (Vec<(String, Rta)>, String) {
+fn programme(method: &str, vm: usize, spells: &[RatePeriod], rates: &[Rta]) -> (Vec<(String, Rta)>, String) {
     let (mut all, mut line) = (Vec::new(), String::from("{ "));
     for (place, spell) in spells.iter().filter(|spell| spell.vcpu == vm).enumerate() {
         let length_us = (spell.until_ms - spell.from_ms) * 1_000;
@@ -282,7 +282,7 @@ fn measure_method(
     host: &mut Host,
     guests: &Guests,
     method: &str,
-    spells: &[Spell],
+    spells: &[RatePeriod],
     rates: &[Rta],
 ) -> Result<MethodResult, MeasureError> {
     let programmes: Vec<_> = (0..VMS).map(|vm| programme(method, vm, spells, rates)).collect();
@@ -290,7 +290,7 @@ fn measure_method(
     guests::bulk_threads(host, true)?;
     let before = host.cpu_time()?;
     let mut run = || -> Result<(Vec<Rta>, Vec<Log>), MeasureError> {
-        guests.tell(host, &lines)?;
+        guests.send_lines(host, &lines)?;
         let (mut rtas, mut logs) = (Vec::new(), Vec::new());
         for (vm, (all, _)) in programmes.iter().enumerate() {
             for (tag, rta) in all {
@@ -350,9 +350,9 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let args = &Asked { methods, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(true, |site, images| measure(args, &figures, &site, images, &mut say, &mut noted(&mut missing)))?;
+    let results = args.emulated.measure(true, |site, images| {
+        measure(args, &figures, &site, images, &mut print_progress, &mut noted(&mut missing))
+    })?;
     let notes = vec![
         format!(
             "the emulated host: {}, four VMs with a vCPU each, {} s, slices the paper's divided by {}, so that they \
@@ -412,7 +412,7 @@ mod tests {
         let spells = draw(16, LENGTH_MS, 1);
         assert_eq!(spells, draw(16, LENGTH_MS, 1));
         for vcpu in 0..16 {
-            let own: Vec<&Spell> = spells.iter().filter(|spell| spell.vcpu == vcpu).collect();
+            let own: Vec<&RatePeriod> = spells.iter().filter(|spell| spell.vcpu == vcpu).collect();
             assert_eq!((own[0].from_ms, own[own.len() - 1].until_ms), (0, LENGTH_MS));
             assert!(own.windows(2).all(|pair| pair[0].until_ms == pair[1].from_ms));
             let ended = own.iter().take(own.len() - 1).map(|spell| spell.until_ms - spell.from_ms);
@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn a_vms_programme_has_its_spells_in_turn() {
         let rates = [Rta { slice_us: 3_000, period_us: 41_000 }];
-        let spell = |vcpu, rate, from_ms, until_ms| Spell { vcpu, rate, from_ms, until_ms };
+        let spell = |vcpu, rate, from_ms, until_ms| RatePeriod { vcpu, rate, from_ms, until_ms };
         let spells = [
             spell(0, None, 0, 1_500),
             spell(1, None, 0, 9),

@@ -16,22 +16,22 @@ pub(crate) struct Vm {
 
 /// All such VMs, as sorted tables that can be searched without allocating.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Who {
+pub(crate) struct InterruptTargets {
     threads: Vec<(i32, usize)>,
     vcpus: Vec<((usize, u32), (i32, SlotIndex))>,
 }
 
-impl Who {
+impl InterruptTargets {
     /// Builds the tables.
     pub(crate) fn new(vms: &[Vm]) -> Self {
-        let mut who = Self::default();
+        let mut targets = Self::default();
         for (number, vm) in vms.iter().enumerate() {
-            who.threads.extend(vm.threads.iter().map(|thread| (*thread, number)));
-            who.vcpus.extend(vm.vcpus.iter().map(|(vcpu, thread, slot)| ((number, *vcpu), (*thread, *slot))));
+            targets.threads.extend(vm.threads.iter().map(|thread| (*thread, number)));
+            targets.vcpus.extend(vm.vcpus.iter().map(|(vcpu, thread, slot)| ((number, *vcpu), (*thread, *slot))));
         }
-        who.threads.sort_unstable();
-        who.vcpus.sort_unstable();
-        who
+        targets.threads.sort_unstable();
+        targets.vcpus.sort_unstable();
+        targets
     }
 
     /// All threads that make interrupts pending.
@@ -64,15 +64,15 @@ mod tests {
             threads: vec![first, first + 1, first + 2, first + 3],
             vcpus: vec![(1, first + 3, slot + 1), (0, first + 2, slot)],
         };
-        let who = Who::new(&[vm(100, 4), vm(50, 8)]);
-        let find = |by, vcpu| who.find(Interrupt { by, vcpu, at: 0 });
+        let targets = InterruptTargets::new(&[vm(100, 4), vm(50, 8)]);
+        let find = |by, vcpu| targets.find(Interrupt { by, vcpu, at: 0 });
         assert_eq!(find(100, 0), Some((4, false)));
         assert_eq!(find(103, 1), Some((5, true)));
         assert_eq!(find(103, 0), Some((4, false)), "from one vCPU to another");
         assert_eq!(find(52, 0), Some((8, true)));
         assert_eq!(find(99, 0), None);
         assert_eq!(find(50, 2), None);
-        assert_eq!(Who::default().find(Interrupt { by: 1, vcpu: 0, at: 0 }), None);
-        assert_eq!(who.threads(), [50, 51, 52, 53, 100, 101, 102, 103]);
+        assert_eq!(InterruptTargets::default().find(Interrupt { by: 1, vcpu: 0, at: 0 }), None);
+        assert_eq!(targets.threads(), [50, 51, 52, 53, 100, 101, 102, 103]);
     }
 }

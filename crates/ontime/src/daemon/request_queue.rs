@@ -26,18 +26,18 @@ const ROOT: User = Some(0);
 
 /// How many requests of each user wait.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Places(Arc<Mutex<BTreeMap<User, usize>>>);
+pub(super) struct WaitingCounts(Arc<Mutex<BTreeMap<User, usize>>>);
 
-/// The place of a waiting request, until this is dropped.
+/// A request counts as waiting until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
-    places: Places,
+pub(crate) struct WaitingGuard {
+    counts: WaitingCounts,
     user: User,
 }
 
-impl Places {
-    /// A place for a request. None: too many wait.
-    pub(super) fn take(&self, user: User) -> Option<Place> {
+impl WaitingCounts {
+    /// Counts a request as waiting. None: too many wait.
+    pub(super) fn take(&self, user: User) -> Option<WaitingGuard> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = all.get(&user).copied().unwrap_or(0);
         let others: usize = all.iter().filter(|(other, _)| **other != ROOT).map(|(_, count)| count).sum();
@@ -48,14 +48,14 @@ impl Places {
         };
         fits.then(|| {
             *all.entry(user).or_default() += 1;
-            Place { places: self.clone(), user }
+            WaitingGuard { counts: self.clone(), user }
         })
     }
 }
 
-impl Drop for Place {
+impl Drop for WaitingGuard {
     fn drop(&mut self) {
-        let mut all = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.counts.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_mut(&self.user) {
             *count -= 1;
         }
@@ -65,20 +65,20 @@ impl Drop for Place {
 
 /// Waiting requests, and the time that answers took.
 #[derive(Debug)]
-pub(super) struct Turns<Request> {
+pub(super) struct RequestQueue<Request> {
     /// Of each user in their order; the user whose turn it is comes first.
     waiting: VecDeque<(User, VecDeque<Request>)>,
     /// When the time that answers to a user took will be one part in [`PART`] of all time.
     paid_at: BTreeMap<User, Instant>,
 }
 
-impl<Request> Default for Turns<Request> {
+impl<Request> Default for RequestQueue<Request> {
     fn default() -> Self {
         Self { waiting: VecDeque::new(), paid_at: BTreeMap::new() }
     }
 }
 
-impl<Request> Turns<Request> {
+impl<Request> RequestQueue<Request> {
     /// A request has come.
     pub(super) fn push(&mut self, user: User, request: Request) {
         match self.waiting.iter_mut().find(|(other, _)| *other == user) {
@@ -122,16 +122,16 @@ mod tests {
 
     #[test]
     fn a_user_with_many_requests_delays_another_users_by_one() {
-        let (mut turns, now) = (Turns::default(), Instant::now());
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
         for number in 0..20 {
-            turns.push(Some(1000), number);
+            queue.push(Some(1000), number);
         }
-        turns.push(Some(1001), 100);
-        turns.push(None, 200);
-        turns.push(ROOT, 300);
-        let order: Vec<i32> = std::iter::from_fn(|| turns.next(now).map(|(_, request)| request)).collect();
+        queue.push(Some(1001), 100);
+        queue.push(None, 200);
+        queue.push(ROOT, 300);
+        let order: Vec<i32> = std::iter::from_fn(|| queue.next(now).map(|(_, request)| request)).collect();
         assert_eq!(order[..6], [0, 100, 200, 300, 1, 2]);
-        assert!(order.len() == 23 && turns.due_in(now).is_none());
+        assert!(order.len() == 23 && queue.due_in(now).is_none());
     }
 
     /// Four users and root always have a request; each answer takes as long as a pass on a busy host.
@@ -139,18 +139,18 @@ mod tests {
     fn no_user_has_more_than_a_part_of_the_loops_time() {
         let answer = Duration::from_millis(100);
         let served = |users: &[User]| {
-            let (mut turns, start) = (Turns::default(), Instant::now());
+            let (mut queue, start) = (RequestQueue::default(), Instant::now());
             let (mut now, mut served) = (start, BTreeMap::<User, u32>::new());
-            users.iter().for_each(|user| turns.push(*user, ()));
+            users.iter().for_each(|user| queue.push(*user, ()));
             while now < start + Duration::from_secs(100) {
-                match turns.next(now) {
+                match queue.next(now) {
                     Some((user, ())) => {
                         now += answer;
-                        turns.charge(user, answer, now);
+                        queue.charge(user, answer, now);
                         *served.entry(user).or_default() += 1;
-                        turns.push(user, ());
+                        queue.push(user, ());
                     }
-                    None => now += turns.due_in(now).unwrap().max(Duration::from_nanos(1)),
+                    None => now += queue.due_in(now).unwrap().max(Duration::from_nanos(1)),
                 }
             }
             served
@@ -164,20 +164,20 @@ mod tests {
 
     #[test]
     fn users_with_many_requests_leave_a_place_for_every_other_user() {
-        let places = Places::default();
+        let counts = WaitingCounts::default();
         let mut kept = Vec::new();
         for user in 1..=4 {
-            kept.extend((0..OWN + 3).filter_map(|_| places.take(Some(user))));
+            kept.extend((0..OWN + 3).filter_map(|_| counts.take(Some(user))));
         }
         assert_eq!(kept.len(), 4 * OWN);
         for user in (1000..).take(MOST - SHARED) {
-            kept.push(places.take(Some(user)).unwrap());
-            assert!(places.take(Some(user)).is_none(), "a second one");
+            kept.push(counts.take(Some(user)).unwrap());
+            assert!(counts.take(Some(user)).is_none(), "a second one");
         }
-        assert!(places.take(None).is_none());
-        kept.extend((0..ROOTS).map(|_| places.take(ROOT).unwrap()));
-        assert!(places.take(ROOT).is_none() && kept.len() == BACKLOG);
+        assert!(counts.take(None).is_none());
+        kept.extend((0..ROOTS).map(|_| counts.take(ROOT).unwrap()));
+        assert!(counts.take(ROOT).is_none() && kept.len() == BACKLOG);
         kept.clear();
-        assert!(places.0.lock().unwrap().is_empty() && places.take(Some(7)).is_some());
+        assert!(counts.0.lock().unwrap().is_empty() && counts.take(Some(7)).is_some());
     }
 }
