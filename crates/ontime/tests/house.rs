@@ -27,12 +27,6 @@ fn folders_of_crates() -> [PathBuf; 2] {
     ["crates", "lab"].map(|folder| root.join(folder))
 }
 
-/// The folders of the product's crates and of the laboratory's.
-fn folders_of_crates() -> [PathBuf; 2] {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    ["crates", "lab"].map(|folder| root.join(folder))
-}
-
 /// Crates of the workspace that are linked into a crate, with every feature.
 fn below(packages: &[Value], name: &str, found: &mut BTreeSet<String>) {
     let package = packages.iter().find(|package| package["name"] == name).unwrap();

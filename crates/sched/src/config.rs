@@ -9,7 +9,7 @@ use std::path::Path;
 use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta, Vcpu};
 use ontime_tenants::CpuList;
-use ontime_tenants::config::{self, ConfigError, Place, Text};
+use ontime_tenants::config::{self, ConfigError, Text, TextPosition};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -44,7 +44,7 @@ pub struct Declared {
     pub deadlines: Option<Bandwidth>,
     /// The shortest period that these tasks may request. A short period means short slices for all vCPUs.
     pub deadline_period: Nanos,
-    place: Place,
+    place: TextPosition,
 }
 
 /// The contents of all files.
