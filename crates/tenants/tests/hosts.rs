@@ -502,6 +502,45 @@ fn hostile_processes_cost_no_more_than_one_and_leave_others_whole() {
     assert!(message.contains("command lines of 10 processes"), "{message}");
 }
 
+/// Root in a container is not the host's root, also where no cgroup tells the container: it is of cgroup v1, or has no
+/// cgroup of its own.
+#[test]
+fn a_vm_in_a_container_that_no_cgroup_tells_gets_no_real_time_by_its_name() {
+    let place = "/jobs.slice/starter.service";
+    for is_v1 in [true, false] {
+        let host = Host::new();
+        host.vm(100, "plc", place);
+        if is_v1 {
+            let paths = format!("4:memory:/docker/{}\n0::{place}\n", id('d'));
+            fs::write(host.path("proc/100/cgroup"), paths).unwrap();
+        } else {
+            host.in_namespace(100, 0, 7);
+        }
+        host.vm(200, "plc", "/vm.slice/plc.service");
+        let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n"));
+        assert_eq!(names(&found), [("plc", Kind::Qemu, RT), ("vm-100", Kind::Qemu, Class::Bulk)], "{is_v1}");
+        assert!(words(&found).contains(&("plc", "rule-withheld")), "{:?}", found.problems);
+        let by_place = format!("[[tenant]]\ncgroup = \"{place}\"\nclass = \"rt\"\n");
+        assert_eq!(named(&discover(&host.sources(), &rules(&by_place)), "vm-100").class, RT, "{is_v1}");
+    }
+}
+
+#[test]
+fn what_root_in_a_container_without_a_cgroup_of_its_own_has_is_limited_too() {
+    let (host, place) = (Host::new(), "/jobs.slice/starter.service");
+    let long = "x".repeat(100_000);
+    for n in 0..12_i32 {
+        let pid = 1000 + n * 10;
+        host.process(pid, "/usr/bin/kvm", place, 0, &["kvm", "-name", &format!("web{n}"), "-append", &long]);
+        host.in_namespace(pid, 0, 7 + n);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    let unread: Vec<_> = found.problems.iter().filter(|one| one.word() == "not-read").collect();
+    assert!(unread.len() == 1 && unread[0].subject == place, "{:?}", found.problems);
+    // Two command lines fit in 256 KiB.
+    assert!(unread[0].message().contains("command lines of 10 processes"), "{}", unread[0].message());
+}
+
 #[test]
 fn a_thousand_processes_of_a_user_that_look_like_vms_are_read_and_no_more() {
     let host = Host::new();

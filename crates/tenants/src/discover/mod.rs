@@ -287,6 +287,10 @@ impl Finder<'_> {
             Some((cgroup, 0)) => Account::Container(cgroup.to_owned()),
             Some((_, user)) => Account::User(user),
             None => match self.sources.owner(process.pid).unwrap_or(u32::MAX) {
+                0 if self.is_confined(process) => {
+                    let path = process.v1_container.clone().or_else(|| process.cgroup.clone());
+                    Account::Container(path.unwrap_or_default())
+                }
                 0 => Account::System,
                 user => {
                     let of_slice = container::owner_of_path(process.cgroup.as_deref().unwrap_or("/"));
@@ -294,6 +298,12 @@ impl Finder<'_> {
                 }
             },
         }
+    }
+
+    /// Whether a process outside of all known containers' cgroups is in a container all the same: in one of cgroup v1,
+    /// or in one without a cgroup of its own, which its PID namespace tells. Its root is not the host's administrator.
+    fn is_confined(&self, process: &Process) -> bool {
+        process.v1_container.is_some() || !self.sources.has_one_number(process.pid)
     }
 
     fn arguments(&mut self, pid: i32, account: &Account) -> Vec<String> {
