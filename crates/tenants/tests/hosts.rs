@@ -382,6 +382,10 @@ fn another_vm_of_its_name_takes_no_device_thread_out_of_a_vms_cap() {
     // The user's own device process serves the user's VM, or none.
     device(210, "/user.slice/user-1000.slice/session-4.scope", 1000);
     assert_eq!(served(&sources), webs);
+    // One in a container without a cgroup of its own serves none.
+    device(220, "/system.slice/starter.service", 0);
+    host.in_namespace(220, 0, 7);
+    assert_eq!(served(&sources), webs);
 }
 
 #[test]
@@ -814,6 +818,7 @@ fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
         ("home/u/docker", 'b', "users"),
         ("inner", 'c', "inner"),
         ("of-a-task", 'e', "of-a-task"),
+        ("confined", 'f', "confined"),
     ] {
         let directory = host.path(place).join("containers").join(id(digit));
         fs::create_dir_all(&directory).unwrap();
@@ -828,12 +833,19 @@ fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
     dockerd(12, &format!("/system.slice/docker-{}.scope", id('d')), 0, "/inner");
     fs::create_dir_all(host.path("run").join("containerd/io.containerd.runtime.v2.task/default/mill")).unwrap();
     dockerd(13, "/default/mill", 0, "/of-a-task");
-    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c'), (50, 'e')] {
+    // Nor are those of containers that no cgroup tells: without one of its own, and of cgroup v1.
+    dockerd(14, "/system.slice/starter.service", 0, "/confined");
+    host.in_namespace(14, 0, 7);
+    dockerd(15, "/system.slice/starter.service", 0, "/confined");
+    let paths = format!("4:memory:/docker/{}\n0::/system.slice/starter.service\n", id('d'));
+    fs::write(host.path("proc/15/cgroup"), paths).unwrap();
+    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c'), (50, 'e'), (60, 'f')] {
         host.process(pid, "/usr/bin/app", &format!("/system.slice/docker-{}.scope", id(digit)), 0, &["app"]);
     }
     let found = discover(&host.sources(), &Rules::default());
     let seen: Vec<&str> = found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
-    assert_eq!(seen, ["bbbbbbbbbbbb", "cccccccccccc", "dddddddddddd", "eeeeeeeeeeee", "mill", "press"]);
+    let digits = ['b', 'c', 'd', 'e', 'f'].map(|digit| digit.to_string().repeat(12));
+    assert_eq!(seen, digits.iter().map(String::as_str).chain(["mill", "press"]).collect::<Vec<_>>());
 }
 
 #[test]

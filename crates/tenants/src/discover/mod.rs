@@ -437,7 +437,7 @@ impl Finder<'_> {
             let is_conmon = vmm::file_name(&process.executable) == Some("conmon");
             let is_lxcs = vmm::file_name(&process.executable) == Some("lxc-start")
                 || cgroup.split('/').any(|component| component.starts_with("lxc.monitor"));
-            if !(is_conmon || is_lxcs) || self.container_at(cgroup).is_some() {
+            if !(is_conmon || is_lxcs) || self.container_at(cgroup).is_some() || self.is_confined(process) {
                 continue;
             }
             let account = self.account(process, None);
@@ -530,7 +530,7 @@ impl Finder<'_> {
                 continue;
             }
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
-            let contained = self.container_at(cgroup).is_some();
+            let contained = self.container_at(cgroup).is_some() || self.is_confined(process);
             if contained || self.sources.owner(process.pid) != Some(0) || self.sources.cgroup_owner(cgroup, true) != 0 {
                 continue;
             }
@@ -755,7 +755,7 @@ impl Finder<'_> {
         }
         for process in processes.iter().filter(|process| vmm::may_serve(&process.executable)) {
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
-            let contained = self.container_at(cgroup).is_some();
+            let contained = self.container_at(cgroup).is_some() || self.is_confined(process);
             let Some(id) = self.sources.identity(process.pid).filter(|_| !contained) else { continue };
             if known.iter().any(|(process, _)| *process == id) {
                 continue;
