@@ -52,6 +52,11 @@ endurance: release images
 hundred: release
 	scripts/bench/hundred.sh $(ONTIME)
 
+## hostile: by how much 100 hostile processes of a user delay the placement of a new RT VM on this machine (3 minutes)
+.PHONY: hostile
+hostile: release
+	scripts/bench/hostile.sh $(ONTIME)
+
 ## figures: the main table of docs/results/results.md, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
 figures: release images
 	@mkdir -p $(REPORT)

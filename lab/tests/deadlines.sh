@@ -75,6 +75,14 @@ done
 guest "echo 0 > $spare" > /dev/null
 within 40 reserves '"guest":null'
 
+# A task that the guest's kernel itself makes an ordinary one (SysRq n) gives back what it held, though it runs on.
+guest "/lab/rta deadline 6000 20000 0 0 > /tmp/held & echo \$! > /tmp/pid" > /dev/null
+within 40 reserves '"guest":{"budget_us":6000.0,"period_us":20000.0}'
+guest 'echo n > /proc/sysrq-trigger' > /dev/null
+within 40 reserves '"guest":null'
+[ "$(guest 'cut -d" " -f41 /proc/$(cat /tmp/pid)/stat')" = 0 ] || fail "SysRq n leaves a deadline task"
+guest 'kill -9 $(cat /tmp/pid)' > /dev/null
+
 # A VM that is killed releases its bandwidth.
 guest "/lab/rta deadline 6000 20000 0 0 & sleep 1" > /dev/null
 within 40 reserves '"guest":{"budget_us":6000.0'

@@ -3,6 +3,7 @@
 //! The layout is the host's own, so messages are passed without translation. All others are refused.
 
 use crate::abi::{Errno, ONTIME_CONTROL_MAX};
+use crate::options::SOF_TIMESTAMPING_TX_HARDWARE;
 
 const HEADER: usize = size_of::<libc::cmsghdr>();
 
@@ -21,7 +22,8 @@ const PASSED: &[(i32, i32, usize, &str)] = &[
 /// Checks the control messages of a SEND.
 ///
 /// # Errors
-/// EINVAL if a length exceeds the buffer or a message is not in the list.
+/// EINVAL if a length exceeds the buffer, or a message is not in the list or asks the NIC for a stamp
+/// (`options::limit_stamps`).
 pub(crate) fn check(bytes: &[u8]) -> Result<(), Errno> {
     let invalid = Errno(libc::EINVAL);
     if bytes.len() > ONTIME_CONTROL_MAX as usize {
@@ -35,6 +37,10 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), Errno> {
         let (level, kind) = (field(8).ok_or(invalid)?, field(12).ok_or(invalid)?);
         let data = len.checked_sub(HEADER).ok_or(invalid)?;
         if len > rest.len() || !PASSED.iter().any(|(l, k, max, _)| (*l, *k) == (level, kind) && data <= *max) {
+            return Err(invalid);
+        }
+        let asks_nic = field(HEADER).is_some_and(|flags| flags as u32 & SOF_TIMESTAMPING_TX_HARDWARE != 0);
+        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING) && asks_nic {
             return Err(invalid);
         }
         // The last message need not be padded.
@@ -103,6 +109,15 @@ mod tests {
         two.truncate(two.len() - 4);
         assert_eq!(check(&two), Ok(()), "the last one's padding may be missing");
         assert_eq!(check(&[]), Ok(()));
+    }
+
+    #[test]
+    fn no_message_asks_the_nic_for_a_stamp() {
+        for (flags, passes) in [(2u32, true), (0x82, true), (1, false), (0x83, false)] {
+            let message = message(libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, &flags.to_le_bytes());
+            assert_eq!(check(&message).is_ok(), passes, "{flags:#x}");
+        }
+        assert_eq!(check(&message(libc::IPPROTO_IP, libc::IP_TTL, &1i32.to_le_bytes())), Ok(()));
     }
 
     #[test]

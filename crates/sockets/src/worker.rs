@@ -540,6 +540,7 @@ impl Worker {
                     return self.share(socket, may).map(|()| Reply::done());
                 }
             }
+            Access::Stamps => options::limit_stamps(value)?,
             Access::Both | Access::Share => {}
             Access::Backlog => {
                 if let Some(wanted) = value.first_chunk_mut::<4>() {

@@ -382,6 +382,10 @@ fn another_vm_of_its_name_takes_no_device_thread_out_of_a_vms_cap() {
     // The user's own device process serves the user's VM, or none.
     device(210, "/user.slice/user-1000.slice/session-4.scope", 1000);
     assert_eq!(served(&sources), webs);
+    // One in a container without a cgroup of its own serves none.
+    device(220, "/system.slice/starter.service", 0);
+    host.in_namespace(220, 0, 7);
+    assert_eq!(served(&sources), webs);
 }
 
 #[test]
@@ -500,6 +504,45 @@ fn hostile_processes_cost_no_more_than_one_and_leave_others_whole() {
     // The first process has all 1,024 descriptors that are read for the user; two command lines fit in 256 KiB.
     assert!(message.contains("descriptors of 12 processes"), "{message}");
     assert!(message.contains("command lines of 10 processes"), "{message}");
+}
+
+/// Root in a container is not the host's root, also where no cgroup tells the container: it is of cgroup v1, or has no
+/// cgroup of its own.
+#[test]
+fn a_vm_in_a_container_that_no_cgroup_tells_gets_no_real_time_by_its_name() {
+    let place = "/jobs.slice/starter.service";
+    for is_v1 in [true, false] {
+        let host = Host::new();
+        host.vm(100, "plc", place);
+        if is_v1 {
+            let paths = format!("4:memory:/docker/{}\n0::{place}\n", id('d'));
+            fs::write(host.path("proc/100/cgroup"), paths).unwrap();
+        } else {
+            host.in_namespace(100, 0, 7);
+        }
+        host.vm(200, "plc", "/vm.slice/plc.service");
+        let found = discover(&host.sources(), &rules("[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n"));
+        assert_eq!(names(&found), [("plc", Kind::Qemu, RT), ("vm-100", Kind::Qemu, Class::Bulk)], "{is_v1}");
+        assert!(words(&found).contains(&("plc", "rule-withheld")), "{:?}", found.problems);
+        let by_place = format!("[[tenant]]\ncgroup = \"{place}\"\nclass = \"rt\"\n");
+        assert_eq!(named(&discover(&host.sources(), &rules(&by_place)), "vm-100").class, RT, "{is_v1}");
+    }
+}
+
+#[test]
+fn what_root_in_a_container_without_a_cgroup_of_its_own_has_is_limited_too() {
+    let (host, place) = (Host::new(), "/jobs.slice/starter.service");
+    let long = "x".repeat(100_000);
+    for n in 0..12_i32 {
+        let pid = 1000 + n * 10;
+        host.process(pid, "/usr/bin/kvm", place, 0, &["kvm", "-name", &format!("web{n}"), "-append", &long]);
+        host.in_namespace(pid, 0, 7 + n);
+    }
+    let found = discover(&host.sources(), &Rules::default());
+    let unread: Vec<_> = found.problems.iter().filter(|one| one.word() == "not-read").collect();
+    assert!(unread.len() == 1 && unread[0].subject == place, "{:?}", found.problems);
+    // Two command lines fit in 256 KiB.
+    assert!(unread[0].message().contains("command lines of 10 processes"), "{}", unread[0].message());
 }
 
 #[test]
@@ -775,6 +818,7 @@ fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
         ("home/u/docker", 'b', "users"),
         ("inner", 'c', "inner"),
         ("of-a-task", 'e', "of-a-task"),
+        ("confined", 'f', "confined"),
     ] {
         let directory = host.path(place).join("containers").join(id(digit));
         fs::create_dir_all(&directory).unwrap();
@@ -789,12 +833,19 @@ fn the_hosts_container_daemons_tell_where_they_keep_their_state() {
     dockerd(12, &format!("/system.slice/docker-{}.scope", id('d')), 0, "/inner");
     fs::create_dir_all(host.path("run").join("containerd/io.containerd.runtime.v2.task/default/mill")).unwrap();
     dockerd(13, "/default/mill", 0, "/of-a-task");
-    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c'), (50, 'e')] {
+    // Nor are those of containers that no cgroup tells: without one of its own, and of cgroup v1.
+    dockerd(14, "/system.slice/starter.service", 0, "/confined");
+    host.in_namespace(14, 0, 7);
+    dockerd(15, "/system.slice/starter.service", 0, "/confined");
+    let paths = format!("4:memory:/docker/{}\n0::/system.slice/starter.service\n", id('d'));
+    fs::write(host.path("proc/15/cgroup"), paths).unwrap();
+    for (pid, digit) in [(20, 'a'), (30, 'b'), (40, 'c'), (50, 'e'), (60, 'f')] {
         host.process(pid, "/usr/bin/app", &format!("/system.slice/docker-{}.scope", id(digit)), 0, &["app"]);
     }
     let found = discover(&host.sources(), &Rules::default());
     let seen: Vec<&str> = found.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
-    assert_eq!(seen, ["bbbbbbbbbbbb", "cccccccccccc", "dddddddddddd", "eeeeeeeeeeee", "mill", "press"]);
+    let digits = ['b', 'c', 'd', 'e', 'f'].map(|digit| digit.to_string().repeat(12));
+    assert_eq!(seen, digits.iter().map(String::as_str).chain(["mill", "press"]).collect::<Vec<_>>());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use ontime_tenants::proc::parse_cgroup;
+use ontime_tenants::proc::{parse_cgroup, parse_cgroup_v1, status_value};
 use ontime_tenants::{container, limit_waits};
 use serde::Deserialize;
 
@@ -133,10 +133,17 @@ fn pollers(proc: &Path, conflicts: &[Conflict]) -> Vec<(String, CpuSet)> {
 }
 
 /// The folder that a process has as kubelet's (`--root-dir`, or K3s's `--kubelet-arg=root-dir=`). Any user can start a
-/// process with such a name and argument, so only root's counts, and none in a container: its root is not the host's.
+/// process with such a name and argument, so only root's counts, and none in a container: its root is not the host's. A
+/// container without a cgroup of its own is known by its PID namespace.
 fn kubelet_dir(process: &Path) -> Option<String> {
-    let cgroup = fs::read(process.join("cgroup")).ok().and_then(|text| parse_cgroup(&text));
-    if !is_roots(process) || cgroup.is_some_and(|path| container::of_path(&path).is_some()) {
+    if !is_roots(process) {
+        return None;
+    }
+    let cgroups = fs::read(process.join("cgroup")).unwrap_or_default();
+    let mut paths = parse_cgroup(&cgroups).into_iter().chain(parse_cgroup_v1(&cgroups));
+    let status = limit_waits(|| read(&process.join("status"))).unwrap_or_default();
+    let numbers = status_value(status.as_bytes(), "NSpid").unwrap_or_default().split_ascii_whitespace().count();
+    if numbers > 1 || paths.any(|path| container::of_path(&path).is_some()) {
         return None;
     }
     let command_line = limit_waits(|| read(&process.join("cmdline")))?;
@@ -439,16 +446,20 @@ mod tests {
     #[test]
     fn a_kubelet_in_a_container_names_no_folder_of_the_host() {
         let process = tempfile::tempdir().unwrap();
-        fs::write(process.path().join("status"), "Name:\tkubelet\nUid:\t0\t0\t0\t0\n").unwrap();
         fs::write(process.path().join("cmdline"), "kubelet\0--root-dir=/data\0").unwrap();
         let id = "0123456789abcdef".repeat(4);
-        for (cgroup, wanted) in [
-            ("/system.slice/kubelet.service".to_owned(), Some("/data")),
-            (format!("/system.slice/docker-{id}.scope"), None),
-            (format!("/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope"), None),
+        for (cgroups, numbers, wanted) in [
+            ("0::/system.slice/kubelet.service".to_owned(), "77", Some("/data")),
+            ("4:memory:/system.slice\n0::/system.slice/kubelet.service".to_owned(), "77", Some("/data")),
+            (format!("0::/system.slice/docker-{id}.scope"), "77", None),
+            (format!("0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope"), "77", None),
+            (format!("4:memory:/docker/{id}\n0::/system.slice/docker.service"), "77", None),
+            ("0::/system.slice/starter.service".to_owned(), "77\t7", None),
         ] {
-            fs::write(process.path().join("cgroup"), format!("0::{cgroup}\n")).unwrap();
-            assert_eq!(kubelet_dir(process.path()).as_deref(), wanted, "{cgroup}");
+            let status = format!("Name:\tkubelet\nUid:\t0\t0\t0\t0\nNSpid:\t{numbers}\n");
+            fs::write(process.path().join("status"), status).unwrap();
+            fs::write(process.path().join("cgroup"), format!("{cgroups}\n")).unwrap();
+            assert_eq!(kubelet_dir(process.path()).as_deref(), wanted, "{cgroups}, {numbers}");
         }
     }
 

@@ -61,15 +61,20 @@ impl RealTime {
         self.cgroup.as_deref() == Some("/system.slice/ontimed.service")
     }
 
-    /// Whether it belongs to the unit of a device process (`ontime device`): a unit of root's service manager, which a
-    /// process cannot enter or leave by itself. A unit of a user's or a container's service manager does not count.
+    /// Whether it belongs to a device process.
     pub(super) fn is_device(&self) -> bool {
-        let cgroup = self.cgroup.as_deref().unwrap_or_default();
-        let is_unit = |part: &str| part.starts_with("ontime-device@") && part.ends_with(".service");
-        cgroup.starts_with("/system.slice/")
-            && container::of_path(cgroup).is_none()
-            && cgroup.split('/').skip(2).take(2).any(is_unit)
+        is_device(self.cgroup.as_deref())
     }
+}
+
+/// Whether a cgroup is the unit of a device process (`ontime device`): a unit of root's service manager, which a
+/// process cannot enter or leave by itself. A unit of a user's or a container's service manager does not count.
+fn is_device(cgroup: Option<&str>) -> bool {
+    let cgroup = cgroup.unwrap_or_default();
+    let is_unit = |part: &str| part.starts_with("ontime-device@") && part.ends_with(".service");
+    cgroup.starts_with("/system.slice/")
+        && container::of_path(cgroup).is_none()
+        && cgroup.split('/').skip(2).take(2).any(is_unit)
 }
 
 /// The priority of a thread at SCHED_FIFO or SCHED_RR.
@@ -109,6 +114,17 @@ impl Census {
     /// Reads every thread below `/proc`. `own`: processes of this daemon, which are left out. `most`: the number of
     /// real-time threads whose files are read.
     pub(super) fn take(proc: &Path, own: &[u32], most: usize) -> Self {
+        Self::of_processes(proc, own, most, |_| true)
+    }
+
+    /// The same of device processes only. It takes no longer where other processes have many threads, of which it reads
+    /// none.
+    pub(super) fn of_devices(proc: &Path, own: &[u32], most: usize) -> Self {
+        Self::of_processes(proc, own, most, |process| is_device(limit_waits(|| cgroup(process)).as_deref()))
+    }
+
+    /// `wanted`: whether to read the threads of a process, by its directory.
+    fn of_processes(proc: &Path, own: &[u32], most: usize, wanted: impl Fn(&Path) -> bool) -> Self {
         let start = Instant::now();
         let mut census = Self { most, ..Self::default() };
         let mut left = THREADS_MAX;
@@ -123,8 +139,9 @@ impl Census {
                         }
                     };
                     let Some(pid) = pid else { continue };
-                    if !own.iter().any(|own| i64::from(*own) == i64::from(pid)) {
-                        census.add_process(proc, pid, &mut left);
+                    let process = proc.join(pid.to_string());
+                    if !own.iter().any(|own| i64::from(*own) == i64::from(pid)) && wanted(&process) {
+                        census.add_process(&process, pid, &mut left);
                     }
                 }
             }
@@ -147,8 +164,7 @@ impl Census {
         Self { threads, ..Self::default() }
     }
 
-    fn add_process(&mut self, proc: &Path, pid: i32, left: &mut usize) {
-        let process = proc.join(pid.to_string());
+    fn add_process(&mut self, process: &Path, pid: i32, left: &mut usize) {
         // A process that has ended has no threads. Root may list the threads of any other.
         let tasks = match fs::read_dir(process.join("task")) {
             Ok(tasks) => tasks,
@@ -176,7 +192,7 @@ impl Census {
                      in /etc/ontime/daemon.toml, or lower their priority"
                 ));
             }
-            match limit_waits(|| read(&process, pid, tid)) {
+            match limit_waits(|| read(process, pid, tid)) {
                 Ok(thread) => self.threads.extend(thread),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => self.misses(format!("thread {tid} of process {pid}: {error}; {}", remedy(&error))),
@@ -266,8 +282,13 @@ fn read(process: &Path, pid: i32, tid: i32) -> io::Result<Option<RealTime>> {
         comm: stat.comm,
         policy: stat.policy,
         user: fs::read(dir.join("status")).ok().and_then(|text| parse_uids(&text)).map(|(real, _)| real),
-        cgroup: fs::read(dir.join("cgroup")).ok().and_then(|text| parse_cgroup(&text)),
+        cgroup: cgroup(&dir),
     }))
+}
+
+/// The cgroup v2 path of a process or a thread, by its directory.
+fn cgroup(dir: &Path) -> Option<String> {
+    fs::read(dir.join("cgroup")).ok().and_then(|text| parse_cgroup(&text))
 }
 
 #[cfg(test)]
@@ -357,6 +378,27 @@ mod tests {
             assert!(!is(Some(posing)), "{posing}");
         }
         assert!(!is(None));
+    }
+
+    /// The daemon looks at them before it places threads, and no user's threads make that last longer.
+    #[test]
+    fn threads_of_device_processes_alone_are_read() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = proc.path().join("77");
+        fs::create_dir(&process).unwrap();
+        // No directory, so that looking at the threads fails.
+        fs::write(process.join("task"), "").unwrap();
+        let devices = |own: &[u32], cgroup: &str| {
+            fs::write(process.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+            Census::of_devices(proc.path(), own, 100).incomplete
+        };
+        for other in ["/", "/system.slice/a.service", "/user.slice/ontime-device@x.service"] {
+            assert_eq!(devices(&[], other), None, "{other}");
+            assert!(Census::take(proc.path(), &[], 100).incomplete.is_some());
+        }
+        let unit = "/system.slice/ontime-device@x.service";
+        assert!(devices(&[], unit).is_some_and(|why| why.starts_with("process 77: ")));
+        assert_eq!(devices(&[77], unit), None);
     }
 
     /// A thread that cannot be read must not count as ended, because protections could go off while it runs.

@@ -2,8 +2,9 @@
 //! tenants' CPUs.
 
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
@@ -71,6 +72,37 @@ fn no_option_interrupts_the_hosts_cpus() {
             switching <= other + u64::from(ROUNDS),
             "level {level}, option {option}: {switching} interrupts in {ROUNDS} rounds, {other} without it"
         );
+    }
+}
+
+/// The kernel writes a line to the host's log for each attempt to choose a NIC's clock for stamps, and a NIC stamps one
+/// sent packet at a time, for the whole host.
+#[test]
+fn no_time_stamp_concerns_the_hosts_log_or_nics() {
+    const SO_TIMESTAMPING_NEW: i32 = 65;
+    let mut vm = Vm::start("");
+    let main = vm.main();
+    main.socket(1, AF_INET, SOCK_DGRAM, 0);
+    let log = std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg");
+    let mut log = log.inspect_err(|error| println!("SKIPPED: the host's log cannot be read: {error}")).ok();
+    if let Some(log) = &mut log {
+        log.seek(SeekFrom::End(0)).unwrap();
+    }
+    for option in [libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW] {
+        let set = |value: &[u8]| Call::new(ONTIME_OP_SETOPT, 1).arg([libc::SOL_SOCKET, option]).data(value);
+        // SOF_TIMESTAMPING_BIND_PHC, with the clock's number and without.
+        for bind in [&[0x10, 0x80, 0, 0, 3, 0, 0, 0][..], &[0x10, 0x80, 0, 0][..]] {
+            assert_eq!(main.result(set(bind)), Err(libc::EOPNOTSUPP));
+        }
+        // SOF_TIMESTAMPING_TX_HARDWARE is left out, and nothing else.
+        assert_eq!(main.result(set(&0x5bu32.to_ne_bytes())), Ok(0));
+        let got = main.call(Call::new(ONTIME_OP_GETOPT, 1).arg([libc::SOL_SOCKET, option]).room(8));
+        assert_eq!(got.data[..4], 0x5au32.to_ne_bytes(), "option {option}");
+    }
+    let mut record = [0; 8192];
+    while let Some(Ok(length)) = log.as_mut().map(|log| log.read(&mut record)) {
+        let text = String::from_utf8_lossy(&record[..length]);
+        assert!(!text.contains("sock not bind to device"), "{text}");
     }
 }
 

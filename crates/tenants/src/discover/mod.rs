@@ -287,6 +287,10 @@ impl Finder<'_> {
             Some((cgroup, 0)) => Account::Container(cgroup.to_owned()),
             Some((_, user)) => Account::User(user),
             None => match self.sources.owner(process.pid).unwrap_or(u32::MAX) {
+                0 if self.is_confined(process) => {
+                    let path = process.v1_container.clone().or_else(|| process.cgroup.clone());
+                    Account::Container(path.unwrap_or_default())
+                }
                 0 => Account::System,
                 user => {
                     let of_slice = container::owner_of_path(process.cgroup.as_deref().unwrap_or("/"));
@@ -294,6 +298,12 @@ impl Finder<'_> {
                 }
             },
         }
+    }
+
+    /// Whether a process outside of all known containers' cgroups is in a container all the same: in one of cgroup v1,
+    /// or in one without a cgroup of its own, which its PID namespace tells. Its root is not the host's administrator.
+    fn is_confined(&self, process: &Process) -> bool {
+        process.v1_container.is_some() || !self.sources.has_one_number(process.pid)
     }
 
     fn arguments(&mut self, pid: i32, account: &Account) -> Vec<String> {
@@ -427,7 +437,7 @@ impl Finder<'_> {
             let is_conmon = vmm::file_name(&process.executable) == Some("conmon");
             let is_lxcs = vmm::file_name(&process.executable) == Some("lxc-start")
                 || cgroup.split('/').any(|component| component.starts_with("lxc.monitor"));
-            if !(is_conmon || is_lxcs) || self.container_at(cgroup).is_some() {
+            if !(is_conmon || is_lxcs) || self.container_at(cgroup).is_some() || self.is_confined(process) {
                 continue;
             }
             let account = self.account(process, None);
@@ -520,7 +530,7 @@ impl Finder<'_> {
                 continue;
             }
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
-            let contained = self.container_at(cgroup).is_some();
+            let contained = self.container_at(cgroup).is_some() || self.is_confined(process);
             if contained || self.sources.owner(process.pid) != Some(0) || self.sources.cgroup_owner(cgroup, true) != 0 {
                 continue;
             }
@@ -745,7 +755,7 @@ impl Finder<'_> {
         }
         for process in processes.iter().filter(|process| vmm::may_serve(&process.executable)) {
             let cgroup = process.cgroup.as_deref().unwrap_or("/");
-            let contained = self.container_at(cgroup).is_some();
+            let contained = self.container_at(cgroup).is_some() || self.is_confined(process);
             let Some(id) = self.sources.identity(process.pid).filter(|_| !contained) else { continue };
             if known.iter().any(|(process, _)| *process == id) {
                 continue;

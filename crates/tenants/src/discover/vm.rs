@@ -249,6 +249,7 @@ impl Finder<'_> {
             (_, Some(_)) => 0,
         };
         let contained = vm.domain.is_none() && vm.container.is_some();
+        let named_inside = contained || vm.domain.is_none() && owner == 0 && self.is_confined(vm.process);
         let sandbox = self.sandbox_of(vm);
         // A user may have chosen the name of the user's unit.
         let unit = cgroup.as_deref().filter(|_| alone && !contained && cgroup_owner == 0);
@@ -259,7 +260,7 @@ impl Finder<'_> {
             uuid: vm.uuid(),
             kind: vm.kind(),
             owner,
-            namer: if contained && sandbox.is_none() { Namer::Container } else { Namer::User(owner) },
+            namer: if named_inside && sandbox.is_none() { Namer::Container } else { Namer::User(owner) },
             cgroup_owner,
             cgroup,
             own_cgroup: sandbox.map(|(_, cgroup)| cgroup).or_else(|| vm.own_cgroup(alone)),

@@ -1,4 +1,4 @@
-//! Guests of the emulated host, by its command `lab-vm` (crates/lab/src/overlay/lab-vm.sh has its roles and networks).
+//! Guests of the emulated host, by its command `lab-vm` (lab/host/src/overlay/lab-vm.sh has its roles and networks).
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;

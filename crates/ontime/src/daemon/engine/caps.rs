@@ -14,7 +14,7 @@ use ontime_trace::tracefs::TRACEFS;
 use super::Engine;
 use super::look::{Look, planned};
 use crate::daemon::cap::{CapError, Caps, FollowError, Pauses, Watch};
-use crate::daemon::census::{Census, ThreadHolders};
+use crate::daemon::census::{Census, RealTime, ThreadHolders};
 use crate::daemon::guardian::{Capped, Charge, Guardian};
 use crate::daemon::keeper::Past;
 use crate::daemon::own::{self, OwnThread};
@@ -90,9 +90,16 @@ impl Engine {
     }
 
     pub(super) fn take_census(&self) -> Census {
-        let guardian = self.guardian.as_ref().map(Guardian::pid);
-        let own: Vec<u32> = guardian.into_iter().chain([std::process::id()]).collect();
-        Census::take(&self.sources.proc, &own, self.config.daemon.census())
+        Census::take(&self.sources.proc, &self.own_processes(), self.config.daemon.census())
+    }
+
+    /// The real-time threads of device processes.
+    pub(super) fn device_threads(&self) -> Vec<RealTime> {
+        Census::of_devices(&self.sources.proc, &self.own_processes(), self.config.daemon.census()).threads
+    }
+
+    fn own_processes(&self) -> Vec<u32> {
+        self.guardian.as_ref().map(Guardian::pid).into_iter().chain([std::process::id()]).collect()
     }
 
     /// Moves threads beyond their tenant's quota from real-time priority to SCHED_OTHER: no cap is left for them, and

@@ -37,7 +37,7 @@ pub(crate) use self::observe::{to_be, would};
 use self::traffic::Traffic;
 use crate::api;
 use crate::daemon::cap::Caps;
-use crate::daemon::census::Census;
+use crate::daemon::census::{Census, RealTime};
 use crate::daemon::config::{Config, Mode};
 use crate::daemon::demoted::Demoted;
 use crate::daemon::guardian::{Charge, Guardian};
@@ -296,15 +296,15 @@ impl Engine {
 
     fn apply(&mut self) -> hostnet::Report {
         self.withdraw();
-        self.census = self.take_census();
+        let devices = self.device_threads();
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
-        let mut report = self.converge(&paused);
+        let mut report = self.converge(&paused, &devices);
         // Before the first look succeeds, a missing VM does not mean that its reservation has ended.
         if !(self.looks_again && self.look.is_none()) {
             self.before_pacing();
             if !self.keeper.set(&self.look.settled) {
-                let again = self.converge(&paused);
+                let again = self.converge(&paused, &devices);
                 add_new(&mut report, again);
             }
             self.keep_held();
@@ -328,7 +328,7 @@ impl Engine {
 
     /// Looks, plans and applies until a look finds nothing new. Protections are on until all threads are capped; each
     /// thread is capped as soon as it has its place.
-    fn converge(&mut self, paused: &[Paused]) -> hostnet::Report {
+    fn converge(&mut self, paused: &[Paused], devices: &[RealTime]) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
         let pauses = self.pauses();
@@ -346,7 +346,6 @@ impl Engine {
             in_force,
             traffic,
             keeper,
-            census,
             guardian,
             repeats,
             ..
@@ -382,7 +381,7 @@ impl Engine {
             let state = &mut *host.state.borrow_mut();
             let wanted = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
             let before = std::mem::replace(&mut *state.watches, wanted);
-            state.watches.add_devices(&census.threads, &before, kernel);
+            state.watches.add_devices(devices, &before, kernel);
             let wanted = &state.watches.list;
             let all_capped = wanted.iter().all(|watch| capped.contains(&watch.id));
             // A thread whose cap ends could spin, and so keep this thread from ever running again to change its policy.
