@@ -50,6 +50,12 @@ impl Images {
         Ok(Self { dir, turns: None })
     }
 
+    /// Images in this directory, whether they exist or not.
+    #[cfg(test)]
+    pub(crate) fn at(dir: &str) -> Self {
+        Self { dir: dir.into(), turns: None }
+    }
+
     /// Adds the emulator whose CPUs take turns ([`Machine::takes_turns`]), built and tested first if it is missing.
     ///
     /// # Errors

@@ -125,7 +125,8 @@ impl Lab {
         let arguments = machine.arguments(images, dir, &initrd);
         let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
         let mut command = Command::new(program);
-        command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules());
+        // The captures' time stamps depend on the emulator's time zone.
+        command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules()).env("TZ", "UTC0");
         if machine.console == Console::Log {
             let log = File::create(dir.join("emulator.log")).map_err(file("write", dir))?;
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

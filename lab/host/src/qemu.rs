@@ -21,6 +21,11 @@ pub const RELEASE: &str = "release";
 /// Default of virtual microseconds between releases of arriving packets. The time stamp of an arrival is that of its
 /// release.
 const RELEASE_US: u32 = 100;
+/// The emulator's random numbers on the virtual clock (RDRAND, the kernel's random seed): the same in every boot, and
+/// with them addresses and the keys of hash tables.
+const SEED: &str = "1";
+/// Date of the emulated host's real-time clock at its start on the virtual clock. From then on it counts instructions.
+const DATE: &str = "base=2026-01-01,clock=vm";
 /// Range of [`Machine::cpus`], which the emulator's self-test covers.
 const CPUS: std::ops::RangeInclusive<u8> = 1..=8;
 /// Range of [`Machine::silence_seconds`]: the agent sends a heartbeat every 2 s of the host's time; the maximum is a
@@ -193,7 +198,8 @@ impl Machine {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
                 let turn = if self.takes_turns() { format!(",turn={TURN}") } else { String::new() };
-                line.option("-icount", &format!("shift={},sleep=off{turn}", self.icount_shift))
+                line.option("-icount", &format!("shift={},sleep=off{turn}", self.icount_shift));
+                line.option("-seed", SEED).option("-rtc", DATE)
             }
             Clock::Real => line.option("-accel", "tcg,thread=multi"),
         };
@@ -204,7 +210,10 @@ impl Machine {
         }
         line.option("-virtfs", &format!("local,path={},mount_tag=lab,security_model=none", at("files")));
         line.option("-device", "virtio-serial-pci");
-        line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait=off", at("agent.sock")));
+        // The host starts when the lab has connected: a later connection would be an event at any instruction. A machine
+        // with a shell has no connection.
+        let wait = if self.console == Console::Log { "on" } else { "off" };
+        line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait={wait}", at("agent.sock")));
         line.option("-device", "virtserialport,chardev=agent,name=ontime.agent");
         line.option("-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock")));
         for (nic, tap, number, bytes) in [("rt", RT_TAP, 1, self.captured_bytes), ("bulk", BULK_TAP, 2, HEADERS)] {
@@ -291,6 +300,19 @@ mod tests {
         let real_line = Machine::new(Clock::Real, Kernel::Rt72).command_line();
         assert!(virtual_line.contains("ontime.spin"));
         assert!(!real_line.contains("ontime.spin"));
+    }
+
+    #[test]
+    fn the_virtual_clock_has_no_random_number_and_no_date_of_this_machine() {
+        let arguments = |clock| {
+            let machine = Machine::new(clock, Kernel::Rt72);
+            let line = machine.arguments(&Images::at("/i"), Path::new("/d"), Path::new("/d/initrd"));
+            line.join(" ")
+        };
+        let (exact, real) = (arguments(Clock::Virtual), arguments(Clock::Real));
+        assert!(exact.contains("-seed 1 -rtc base=2026-01-01,clock=vm"), "{exact}");
+        assert!(!real.contains("-seed") && !real.contains("-rtc"), "{real}");
+        assert!(exact.contains("agent.sock,server=on,wait=on"), "{exact}");
     }
 
     #[test]
