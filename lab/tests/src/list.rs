@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, degraded, laboratory, levels, lockdown, qdiscs};
+use crate::cases::{builds, degraded, determinism, laboratory, levels, lockdown, qdiscs};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -140,6 +140,13 @@ pub(crate) const BY_NAME: &[Test] = &[
         name: "clients_have_a_cpu_of_the_hosts_time",
         inside: Inside::Script("clients"),
         host: Host { client_cpu: true, ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "a_run_repeats_exactly",
+        inside: Inside::Function(determinism::repeat),
+        host: Host { client_cpu: true, ..HOST },
+        outside: determinism::a_run_repeats_exactly,
         ..TEST
     },
     Test {

@@ -239,7 +239,13 @@ impl Outside {
 
     /// Runs the test's inner half in this emulated host.
     pub(crate) fn inside_of(&self, host: &Host) -> Result<()> {
-        let files = self.files()?;
+        self.inside_in(host, &self.dir)
+    }
+
+    /// The same with its files in `dir`.
+    pub(crate) fn inside_in(&self, host: &Host, dir: &Path) -> Result<()> {
+        let files = dir.join("files");
+        fs::create_dir_all(&files).with_context(|| format!("making {}", files.display()))?;
         copy(&self.tools.tree.join("packaging/libvirt/hooks/qemu.d/ontime"), &files.join("hook"))?;
         // The clients' side may be a program of the test (`Test::programs`).
         copy(&self.tools.own, &files.join(PROGRAM))?;
@@ -255,7 +261,7 @@ impl Outside {
                 ["bash".to_owned(), "--posix".to_owned(), format!("/lab/{name}.sh")]
             }
         };
-        let mut command = self.lab_run(host, Some(&self.dir), &["env"]);
+        let mut command = self.lab_run(host, Some(dir), &["env"]);
         let ended = self.run(command.args(host.variables()).args(words))?;
         ensure!(ended.status == 0, "in the emulated host it ended with {}", ended.status);
         Ok(())
@@ -265,7 +271,9 @@ impl Outside {
         let scripts = self.tools.tree.join("lab/tests");
         for entry in fs::read_dir(&scripts).with_context(|| format!("reading {}", scripts.display()))? {
             let entry = entry.context("reading the scripts")?;
-            copy(&entry.path(), &files.join(entry.file_name()))?;
+            if entry.path().extension().is_some_and(|extension| extension == "sh") {
+                copy(&entry.path(), &files.join(entry.file_name()))?;
+            }
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod builds;
 pub(crate) mod degraded;
+pub(crate) mod determinism;
 pub(crate) mod laboratory;
 pub(crate) mod levels;
 pub(crate) mod lockdown;
