@@ -1,0 +1,358 @@
+# In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
+# beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
+# commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
+# older.deb), cyclictest, the packages of AppArmor (apparmor) and tutorial.md.
+set -eu
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
+said=/run/said now=boot ran= failed=
+: > $said
+. /lab/lib.sh
+# That file writes the configuration of a package that is not there yet.
+mv /etc/ontime/daemon.conf.d/measures.toml /run/
+rm -r /etc/ontime
+trap 'status=$?
+    [ $status -eq 0 ] || echo "stage $now ended with $status at: ${BASH_COMMAND:-}"
+    journalctl --no-pager -b > /lab/journal 2> /dev/null || true' EXIT
+
+# A stage that goes on after a fault is one whose successors do not need what is wrong.
+wrong() { # WHAT
+    echo "FAILED in stage $now: $*"
+    failed="$failed $now"
+}
+fail() { # WHAT: ends the test
+    echo "FAILED in stage $now: $*"
+    echo "what the last command said:"
+    tail -n 30 $said
+    systemctl --no-pager --failed --plain --no-legend || true
+    journalctl --no-pager -u ontimed -n 20 || true
+    exit 1
+}
+tries() { # STATUSES COMMAND...: the command ends with one of these; $said has its output
+    allowed=$1 status=0
+    shift
+    "$@" > $said 2>&1 < /dev/null || status=$?
+    case " $allowed " in *" $status "*) ;; *) fail "$* ended with $status, not one of: $allowed" ;; esac
+}
+# COMMAND: $said has every line that the tutorial shows after "# COMMAND", in this order. Numbers may be others, a
+# verdict too, and "..." stands for anything.
+shows() {
+    perl -e '
+        my ($command, $said) = @ARGV;
+        open(my $page, "<", "/lab/tutorial.md") or die "tutorial.md: $!\n";
+        my ($seen, @shown) = (0);
+        while (<$page>) {
+            chomp;
+            if ($_ eq "# $command") { $seen = 1; next }
+            next unless $seen;
+            last if /^(```|# )/;
+            push @shown, $_ if /[^. ]/;
+        }
+        die "the tutorial shows no output of it\n" unless @shown;
+        open(my $output, "<", $said) or die "$said: $!\n";
+        my @lines = <$output>;
+        my $at = 0;
+        for my $line (@shown) {
+            my @words = map {
+                my $word = quotemeta;
+                $word =~ s/\\\.\\\.\\\./.*/;
+                $word =~ s/\d(?:\d|\\[-.,])*/[\\d.,-]+/g;
+                $word =~ s/^(?:FAIL|pass)$/(?:FAIL|pass)/;
+                $word
+            } split(" ", $line);
+            my $pattern = join("\\s+", @words);
+            $at++ while $at < @lines && $lines[$at] !~ /^\s*$pattern/;
+            die "the tutorial shows a line that is not there, or not in this place: $line\n" if $at == @lines;
+            $at++;
+        }' "$1" $said 2> /run/compared && return
+    wrong "$1: $(cat /run/compared); it said:"
+    cat $said
+}
+
+begin() { # STAGE
+    now=$1
+    echo "stage $now ($(cut -d. -f1 /proc/uptime) s on the emulated clock)"
+}
+run() { # STAGE: unless it has run
+    case " $ran " in *" $1 "*) return 0 ;; esac
+    ran="$ran $1"
+    "$1"
+}
+after() { for needed in "$@"; do run "$needed"; done; } # STAGE...
+
+# Every file, but those that other programs write while they run.
+everything() {
+    (cd / && find . -xdev \( -path ./lab -o -path ./tmp -o -path ./root -o -path ./var/cache -o -path ./var/log \
+        -o -path ./var/tmp -o -path ./var/spool -o -path ./var/lib/dpkg -o -path ./var/lib/apt \
+        -o -path ./var/lib/libvirt -o -path ./var/lib/systemd/timers -o -path ./etc/libvirt/qemu \
+        -o -path ./etc/apparmor.d/libvirt \) -prune -o -print) | LC_ALL=C sort
+}
+# The knobs of the host itself: VMs start again during this test.
+knobs() { snapshot | grep -v -E '^(CPU|vhost-|qemu-system|kvm-pit)|/t-|^t-'; }
+pid_of() { cat "/run/libvirt/qemu/$1.pid"; } # VM
+vcpu_of() { thread "$(pid_of "$1")" 'CPU 0/KVM'; } # VM
+has_places() { # VM: as the tutorial says
+    placed "$(vcpu_of "$1")" "SCHED_FIFO 47" && placed "$(thread "$(pid_of "$1")" 'vhost-*')" "SCHED_FIFO 48" &&
+        placed "$(pid_of "$1")" "SCHED_FIFO 3"
+}
+label() { tr -d '\0' < "/proc/$1/attr/current"; } # PID: AppArmor's
+
+define() { # NAME ROLE ADDRESS [ATTRIBUTES]: a libvirt domain, with this metadata for Ontime if it is given
+    lab-libvirt define "$1" "$2" rt "$3" "${4:-}" > /dev/null
+    virsh -q undefine "$1"
+    # Not each file of huge pages has a name that AppArmor's profiles know.
+    sed -i 's|<hugepages/>||' "/run/lab-vm/$1.xml"
+    [ -n "${4:-}" ] || sed -i '/<metadata>/d' "/run/lab-vm/$1.xml"
+    virsh -q define "/run/lab-vm/$1.xml"
+}
+start() { # NAME: until its guest is up
+    tries 0 virsh -q start "$1"
+    lab-vm wait "$1" > $said 2>&1 || fail "VM $1 does not boot"
+}
+
+boot() {
+    begin boot
+    expect "the first process" systemd "$(cat /proc/1/comm)"
+    echo "the system is $(timeout 600 systemctl is-system-running --wait || true)"
+    systemctl --no-pager --failed --plain --no-legend
+    install -m 755 /lab/cyclictest /usr/local/bin/cyclictest
+    # The lab's images leave out documentation.
+    rm -f /etc/dpkg/dpkg.cfg.d/99mmdebstrap
+}
+
+vm() {
+    after boot
+    begin vm
+    # One NIC, as in the tutorial, and VMs on a bridge.
+    echo 1 > /sys/class/net/eth1/device/remove
+    ip link add br-rt type bridge mcast_snooping 0
+    ip link set br-rt up
+    ip link set eth0 master br-rt up
+    ip address add 10.1.0.9/24 dev br-rt
+    mkdir -p /run/lab-vm
+    define plc-1 rt 10.1.0.2
+    start plc-1
+    tries 0 ping -q -c 5 -i 0.2 10.1.0.2
+}
+
+install_package() {
+    after vm
+    begin install_package
+    everything > /run/files-before
+    knobs > /run/knobs-before
+    cd /lab/debs
+    tries 0 apt install -y ./ontime_*.deb
+    shows 'apt install ./target/deb/ontime_*.deb'
+    expect "ontimed" "active enabled" "$(systemctl is-active ontimed) $(systemctl is-enabled ontimed)"
+    tries 0 ontime --version
+    cat $said
+    tries "0 1 2" ontime status
+    grep -q 'observing: nothing is set' $said || fail "a fresh installation does not observe"
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "a fresh installation changed the host"
+}
+
+declare_vm() {
+    after install_package
+    begin declare_vm
+    tries 0 ontime ps
+    shows 'ontime ps'
+    awk '/^```toml/ {inside = 1; next} /^```/ {inside = 0} inside' /lab/tutorial.md > /etc/ontime/tenants.toml
+    tries 0 ontime check
+    shows 'ontime check'
+    tries "0 1 2" ontime reload
+    grep -q '^method partitioned: [1-9][0-9]* changes would be made, ' $said || fail "the reload did not take the file"
+    tries 0 ontime ps
+    grep -q '^plc-1 *libvirt *rt0 ' $said && grep -q 'OTHER (wanted FIFO 47)' $said ||
+        fail "ontime ps does not show what the declared VM will have"
+}
+
+doctor() {
+    after declare_vm
+    begin doctor
+    tries "1 2" ontime doctor
+    shows 'ontime doctor'
+}
+
+dry_run() {
+    after declare_vm
+    begin dry_run
+    tries "0 1 2" ontime apply --dry-run
+    shows 'ontime apply --dry-run'
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "a dry run changed the host"
+}
+
+enforce() {
+    after declare_vm
+    begin enforce
+    command=$(sed -n 's/^# \(sed -i .*\)/\1/p' /lab/tutorial.md)
+    eval "$command"
+    tries "0 1 2" ontime reload
+    within 40 has_places plc-1
+    tries "0 1 2" ontime apply
+    shows 'ontime apply'
+    ontime status || true
+}
+
+verify() {
+    after enforce
+    begin verify
+    tries "0 1" ontime verify --duration 5 --json /lab/verify.json --html /lab/verify.html
+    shows 'ontime verify'
+    cat $said
+    grep -q '"schema_version"' /lab/verify.json && grep -q '</html>' /lab/verify.html || wrong "verify wrote no result"
+}
+
+# Requests to the VM from a client above every other thread, so that only the VM's path can delay an answer.
+client() { exec /run/measures chrt -f 60 ping -q -i 0.02 "$@" 10.1.0.2; }
+# FILE: number of requests without an answer, and the slowest answer, us
+answers_of() {
+    awk '/packets transmitted/ {missing = $1 - $4} /^rtt / {split($4, of, "/"); slowest = int(of[3] * 1000)}
+        END {print missing + 0, slowest + 0}' "$1"
+}
+reserved() { # of the VM with reserved CPU time: thread, budget and period
+    ontime top --once --json --interval 0.1 | tr '{' '\n' | grep '"vm":"res-1"' |
+        grep -o '"\(tid\|budget_us\|period_us\)":[0-9.]*' | sort | xargs
+}
+is_reserved() { case $(reserved) in *'period_us:20000'*) ;; *) false ;; esac; }
+still_reserved() { [ "$(reserved)" = "$held" ]; }
+
+# Beside bulk work that uses all of the CPU, with and without the upgrade.
+upgrade() {
+    after enforce
+    begin upgrade
+    mkdir -p /etc/ontime/daemon.conf.d
+    cp /run/measures.toml /etc/ontime/daemon.conf.d/
+    printf '[[reservation]]\nname = "res-1"\nbudget = "2ms"\nperiod = "20ms"\n' > /etc/ontime/sched.toml
+    define res-1 idle 10.1.0.3 'class="rt" level="1"'
+    start res-1
+    tries "0 1 2" ontime reload
+    within 60 is_reserved
+    held=$(reserved)
+    echo "reserved: $held"
+    sh -c 'while :; do gzip -c /usr/bin/perl > /dev/null; done' &
+    bulk=$!
+    (client -c 500) > /run/quiet || fail "the VM does not answer beside bulk work"
+    vcpu=$(vcpu_of plc-1) daemon=$(systemctl show -p MainPID --value ontimed)
+    client > /run/upgraded &
+    asking=$!
+    while :; do place "$vcpu"; echo; sleep 0.1; done > /run/places &
+    watching=$!
+    tries 0 apt install -y /lab/newer.deb
+    # Also the first seconds of the new daemon.
+    sleep 3
+    kill -ALRM $asking
+    wait $asking || true
+    kill $watching $bulk
+    expect "version" "$(dpkg-deb -f /lab/newer.deb Version)" "$(dpkg-query -W -f '${Version}' ontime)"
+    expect "ontimed" active "$(systemctl is-active ontimed)"
+    [ "$(systemctl show -p MainPID --value ontimed)" != "$daemon" ] || fail "the former daemon still runs"
+    [ "$(grep -c . /run/places)" -gt 5 ] || fail "the VM was looked at only $(grep -c . /run/places) times"
+    expect "places of the VM's vCPU during the upgrade" "SCHED_FIFO 47 " "$(grep . /run/places | sort -u)"
+    within 40 still_reserved
+    has_places plc-1 || fail "the VM lost its places"
+    read -r missing quiet << END
+$(answers_of /run/quiet)
+END
+    expect "requests without an answer before the upgrade" 0 "$missing"
+    read -r missing slowest << END
+$(answers_of /run/upgraded)
+END
+    echo "figures: slowest answer beside bulk work $quiet us, beside bulk work and an upgrade $slowest us"
+    # The last request may be on its way.
+    [ "$missing" -le 1 ] || fail "$missing requests without an answer"
+    [ "$quiet" -gt 0 ] && [ "$slowest" -gt 0 ] || fail "ping measured nothing: $(cat /run/quiet /run/upgraded)"
+    # One of more requests is slower by chance.
+    [ "$slowest" -le $((2 * quiet + 1000)) ] || fail "an upgrade delays answers"
+}
+
+downgrade() {
+    after enforce
+    begin downgrade
+    tries 0 apt install -y --allow-downgrades /lab/older.deb
+    expect "version" "$(dpkg-deb -f /lab/older.deb Version)" "$(dpkg-query -W -f '${Version}' ontime)"
+    expect "ontimed" active "$(systemctl is-active ontimed)"
+    within 40 has_places plc-1
+    case " $ran " in *" upgrade "*) within 40 still_reserved ;; esac
+}
+
+# libvirt's profiles in force: an ordinary VM has its places and libvirt's hook tells of it; a VM with outsourced
+# sockets starts only with the package's lines.
+apparmor() {
+    after enforce
+    begin apparmor
+    everything > /run/files-one
+    tries 0 dpkg -i /lab/apparmor/*.deb
+    everything > /run/files-two
+    LC_ALL=C comm -13 /run/files-one /run/files-two >> /run/files-before
+    LC_ALL=C sort -o /run/files-before /run/files-before
+    tries 0 systemctl restart apparmor
+    # VMs that started before the profiles.
+    for name in $(virsh list --name); do virsh -q destroy "$name"; done
+    tries 0 systemctl restart libvirtd
+    libvirtd=$(systemctl show -p MainPID --value libvirtd)
+    expect "AppArmor's label of libvirtd" "libvirtd (enforce)" "$(label "$libvirtd")"
+    touch -d @1 /run/ontime/poke
+    start plc-1
+    label "$(pid_of plc-1)" | grep -q '^libvirt-.* (enforce)$' ||
+        fail "QEMU runs without a profile in force: $(label "$(pid_of plc-1)")"
+    [ "$(stat -c %Y /run/ontime/poke)" -gt 1 ] || wrong "libvirt did not run the hook"
+    within 40 has_places plc-1
+
+    # Its device process is that of the unit, with its sandbox.
+    ip netns add ontime-web
+    ip -n ontime-web link set lo up
+    printf '[vm.web]\nchannels = 1\n' > /etc/ontime/sockets.toml
+    tries 0 systemctl start ontime-device@web
+    within 30 test -S /run/ontime/device/web/channel1.sock
+    tries 0 ontime attach --libvirt web
+    {
+        sed -e 's|<domain type="kvm">|<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">|' \
+            -e 's/plc-1/web/g' -e '/<\/domain>/d' /run/lab-vm/plc-1.xml
+        sed -n '/<qemu:commandline>/,$p' $said
+        echo '</domain>'
+    } > /run/web.xml
+    tries 0 virsh -q define /run/web.xml
+    tries 1 virsh -q start --paused web
+    grep -q 'Permission denied' $said || fail "without its lines QEMU failed otherwise"
+    journalctl --no-pager -b | grep 'apparmor="DENIED".*/run/ontime/device/web/' ||
+        fail "the kernel's log has no refusal by AppArmor"
+    lines=/etc/apparmor.d/abstractions/libvirt-qemu.d/ontime
+    install -D -m 644 /usr/share/doc/ontime/examples/apparmor/libvirt-qemu $lines
+    tries 0 virsh -q start --paused web
+    label "$(pid_of web)" | grep -q '^libvirt-.* (enforce)$' || fail "QEMU with outsourced sockets has no profile"
+    tries 0 ontime sockets web
+    virsh -q destroy web
+    virsh -q undefine web
+    systemctl stop ontime-device@web
+    ip netns del ontime-web
+    rm $lines
+    rmdir "${lines%/*}" 2> /dev/null || true
+}
+
+purge() {
+    after enforce
+    begin purge
+    cd /
+    virsh -q destroy res-1 2> /dev/null || true
+    tries 0 apt purge -y ontime
+    shows 'apt purge ontime'
+    expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
+    expect "processes" "" "$(pgrep -l -x ontime || true)"
+    placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "purge left settings"
+    everything > /run/files
+    LC_ALL=C comm -13 /run/files-before /run/files > $said
+    [ ! -s $said ] || fail "purge left files"
+    [ ! -e /run/ontime ] || fail "purge left /run/ontime: $(find /run/ontime | xargs)"
+    tries 0 ping -q -c 5 -i 0.2 10.1.0.2
+}
+
+stages="boot vm install_package declare_vm doctor dry_run enforce verify upgrade downgrade apparmor purge"
+for stage in "$@"; do
+    case " $stages " in *" $stage "*) ;; *) fail "no stage '$stage'; there are: $stages" ;; esac
+done
+after ${*:-$stages}
+[ -z "$failed" ] || { echo "stages that failed:$failed" && exit 1; }
+echo "passed:$ran"
