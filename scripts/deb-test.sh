@@ -4,8 +4,8 @@
 # file and the plugin for sos; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of the system's apt.
 # No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it skips that suite.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
-# (scripts/lab/packages.sh). It needs `make release` and takes about 20 minutes; SECONDS_MAX bounds it. After a failure
-# target/deb/systemd has the console's log and the journal.
+# (scripts/lab/packages.sh), and the RPM package if target/rpm has it. It needs `make release` and takes about 20
+# minutes; SECONDS_MAX bounds it. After a failure target/deb/systemd has the console's log and the journal.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
@@ -173,6 +173,14 @@ with_version() { # VERSION FILE: the package with another version
     rm -rf "$tree"
 }
 
+for_the_image() { # PACKAGE: it, with the packages that it needs there, in the emulated host's /lab/PACKAGE
+    mkdir -p "$work/lab/files/$1"
+    rm -f "$work"/archives/*.deb
+    own_apt apt-get -o Dir::State::status="$work/status" install -y --download-only --no-install-recommends "$1" \
+        > "$work/log" 2>&1 < /dev/null && cp "$work"/archives/*.deb "$work/lab/files/$1/" ||
+            { tail -n 20 "$work/log" >&2; fail "cannot get package $1"; }
+}
+
 under_systemd() { # [STAGE...]
     local lab=$here/target/release/ontime-lab files=$work/lab/files image
     [ -x "$lab" ] || fail "target/release/ontime-lab is missing; run 'make release' first"
@@ -180,16 +188,19 @@ under_systemd() { # [STAGE...]
     image=$(ls -t "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/host.img | head -n 1)
     debugfs -R 'cat /var/lib/dpkg/status' "$image" > "$work/status" 2> /dev/null
     grep -q '^Package: libvirt-daemon-system$' "$work/status" || fail "$image has no list of packages with libvirt"
-    mkdir -p "$files/debs" "$files/apparmor" "$work/rt-tests"
+    mkdir -p "$files/debs" "$work/rt-tests"
     cp "${main[0]}" "$files/debs/"
     with_version "$version+newer" "$files/newer.deb"
     with_version 0.0.1 "$files/older.deb"
     cp "$here/docs/tutorial.md" "$here/scripts/lab/lib.sh" "$here/scripts/lab/packages.sh" "$files/"
-    # Packages that the image lacks, with those that they need there. Of rt-tests one program is enough.
+    # What the image lacks. Of rt-tests one program is enough.
     ask_mirror
-    own_apt apt-get -o Dir::State::status="$work/status" install -y --download-only --no-install-recommends apparmor \
-        > "$work/log" 2>&1 < /dev/null && cp "$work"/archives/*.deb "$files/apparmor/" ||
-        { tail -n 20 "$work/log" >&2; fail "cannot get package apparmor"; }
+    for_the_image apparmor
+    local rpms=("$here"/target/rpm/*/ontime-*.rpm)
+    if [ ${#rpms[@]} = 1 ]; then
+        for_the_image rpm
+        cp "${rpms[0]}" "$files/ontime.rpm"
+    fi
     (cd "$work/rt-tests" && own_apt apt-get download rt-tests) > "$work/log" 2>&1 &&
         dpkg-deb -x "$work"/rt-tests/rt-tests_*.deb "$work/rt-tests" &&
         cp "$work/rt-tests/usr/bin/cyclictest" "$files/" ||

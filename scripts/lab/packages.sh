@@ -1,7 +1,8 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), cyclictest, the packages of AppArmor (apparmor) and tutorial.md.
+# older.deb), cyclictest, the packages of AppArmor (apparmor) and tutorial.md; perhaps ontime.rpm and the packages of rpm
+# (rpm).
 set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
 said=/run/said now=boot ran= failed=
@@ -349,7 +350,41 @@ purge() {
     tries 0 ping -q -c 5 -i 0.2 10.1.0.2
 }
 
-stages="boot vm install_package declare_vm doctor dry_run enforce verify upgrade downgrade apparmor purge"
+# Debian's rpm may ask for one more option. It does not know what dpkg has installed.
+by_rpm() { # ARGUMENTS...
+    status=0
+    rpm "$@" > $said 2>&1 || status=$?
+    if [ $status -ne 0 ] && grep -q -e --force-debian $said; then
+        status=0
+        rpm --force-debian "$@" > $said 2>&1 || status=$?
+    fi
+    [ $status -eq 0 ] || fail "rpm $* ended with $status"
+}
+
+# The scripts of the RPM package.
+rpm_package() {
+    after purge
+    begin rpm_package
+    [ -e /lab/ontime.rpm ] || { echo "SKIPPED: stage rpm_package needs target/rpm (make rpm)"; return 0; }
+    tries 0 dpkg -i /lab/rpm/*.deb
+    by_rpm -i --nodeps /lab/ontime.rpm
+    tries 0 systemctl enable --now ontimed
+    tries "0 1 2" ontime status
+    grep -q 'observing: nothing is set' $said || fail "a fresh installation does not observe"
+    printf '[[tenant]]\nname = "plc-1"\nclass = "rt"\n' > /etc/ontime/tenants.toml
+    sed -i 's/^mode = .*/mode = "enforce"/' /etc/ontime/daemon.toml
+    tries 0 systemctl reload ontimed
+    within 40 has_places plc-1
+    by_rpm -e ontime
+    expect "ontimed" inactive "$(systemctl is-active ontimed || true)"
+    placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "removal of the RPM package left settings"
+    expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
+    [ ! -e /var/lib/ontime ] && [ ! -e /run/ontime ] || fail "removal of the RPM package left state"
+}
+
+stages="boot vm install_package declare_vm doctor dry_run enforce verify upgrade downgrade apparmor purge rpm_package"
 for stage in "$@"; do
     case " $stages " in *" $stage "*) ;; *) fail "no stage '$stage'; there are: $stages" ;; esac
 done
