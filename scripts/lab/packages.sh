@@ -1,7 +1,7 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), cyclictest, the packages of AppArmor (apparmor) and tutorial.md; perhaps ontime.rpm and the packages of rpm
+# older.deb), cyclictest, the packages of AppArmor (apparmor) and tutorial.md; perhaps ontime.rpm and those of rpm
 # (rpm).
 set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
@@ -339,7 +339,7 @@ purge() {
     tries 0 apt purge -y ontime
     shows 'apt purge ontime'
     expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
-    expect "processes" "" "$(pgrep -l -x ontime || true)"
+    expect "processes" "" "$(pgrep -l '^ontime' | grep -v ' ontime-lab$' || true)"
     placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
     knobs > /run/knobs
     diff /run/knobs-before /run/knobs > $said || fail "purge left settings"
