@@ -351,6 +351,7 @@ apparmor() {
     rmdir "${lines%/*}" 2> /dev/null || true
 }
 
+no_process() { ! pgrep -l '^ontime' | grep -v ' ontime-lab$'; } # of the package
 purge() {
     cd /
     for name in $(virsh list --name); do [ "$name" = plc-1 ] || virsh -q destroy "$name"; done
@@ -358,7 +359,7 @@ purge() {
     tries 0 apt purge -y ontime
     shows 'apt purge ontime'
     expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
-    expect "processes" "" "$(pgrep -l '^ontime' | grep -v ' ontime-lab$' || true)"
+    within 20 no_process
     placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
     knobs > /run/knobs
     diff /run/knobs-before /run/knobs > $said || fail "purge left settings"
