@@ -15,8 +15,8 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance thorough endurance hundred figures papers exclusive sched-ext fuzz model-check \
-	miri docs lint setup release images clean dist install deb deb-test monitoring-test rpm dra dra-test \
-	test-kubernetes
+	miri docs lint setup release images clean dist install deb deb-test systemd-test monitoring-test rpm dra \
+	dra-test test-kubernetes
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -190,6 +190,10 @@ rpm:
 ## deb-test: installs, upgrades, removes and purges the packages in fresh Debian roots, and runs lintian; needs root
 deb-test: deb
 	@scripts/deb-test.sh
+
+## systemd-test: the packages in an emulated Debian 13 under systemd, beside a libvirt VM; STAGES="doctor apparmor"
+systemd-test: deb images
+	@scripts/deb-test.sh systemd $(STAGES)
 
 clean:
 	cargo clean

@@ -3,20 +3,23 @@
 # installation, the command, files and modes, upgrade, removal, purge, files left over; the Ansible role, cloud-init's
 # file and the plugin for sos; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of the system's apt.
 # No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it skips that suite.
+# deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
+# (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release` and takes about 20
+# minutes; SECONDS_MAX bounds it. After a failure target/deb/systemd has the console's log and the journal.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
 fail() { echo "deb test: $*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || fail "run it as root: it makes Debian roots"
-command -v mmdebstrap > /dev/null || fail "mmdebstrap is missing; Debian: apt-get install mmdebstrap"
+for program in mmdebstrap debugfs; do
+    command -v $program > /dev/null || fail "$program is missing; Debian: apt-get install mmdebstrap e2fsprogs"
+done
 . "$here/scripts/debian.sh"
 shopt -s nullglob
 debs=("$out"/*.deb)
 main=("$out"/ontime_*.deb)
 [ ${#debs[@]} = 3 ] && [ ${#main[@]} = 1 ] || fail "target/deb has not the three packages; run 'make deb' first"
 version=$(dpkg-deb -f "${main[0]}" Version)
-. /etc/os-release
-suites=${*:-$([ "$VERSION_ID" = 13 ] || echo bookworm) trixie}
 
 work=$(mktemp -d -p "$out")
 trap 'rm -rf "$work"' EXIT
@@ -99,7 +102,7 @@ the_program() {
     : > "$root/run/ontime/poke"
     ln -s /lib/systemd/system/ontime-device@.service \
         "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
-    newer
+    with_version "$version+newer" "$root/debs/newer.deb"
     try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
     ! grep -q 'original value' "$work/said" || fail "$suite: the upgrade gave settings back: $(cat "$work/said")"
     [ "$(cat "$root/var/lib/ontime/originals")" = damaged ] || fail "$suite: the upgrade changed the journal"
@@ -161,13 +164,59 @@ END
     echo "$suite: the Ansible role applied, applied again without a change, undone; cloud-init and sos take their files"
 }
 
-newer() { # the package with a higher version, in /debs/newer.deb
-    local tree=$work/newer
+with_version() { # VERSION FILE: the package with another version
+    local tree=$work/version
     rm -rf "$tree"
     dpkg-deb -R "${main[0]}" "$tree"
-    sed -i "s/^Version: .*/Version: $version+newer/" "$tree/DEBIAN/control"
-    dpkg-deb --root-owner-group -b "$tree" "$root/debs/newer.deb" > /dev/null
+    sed -i "s/^Version: .*/Version: $1/" "$tree/DEBIAN/control"
+    dpkg-deb --root-owner-group -b "$tree" "$2" > /dev/null
     rm -rf "$tree"
+}
+
+for_the_image() { # PACKAGE: it, with the packages that it needs there, in the emulated host's /lab/PACKAGE
+    mkdir -p "$work/lab/files/$1"
+    rm -f "$work"/archives/*.deb
+    own_apt apt-get -o Dir::State::status="$work/status" install -y --download-only --no-install-recommends "$1" \
+        > "$work/log" 2>&1 < /dev/null && cp "$work"/archives/*.deb "$work/lab/files/$1/" ||
+            { tail -n 20 "$work/log" >&2; fail "cannot get package $1"; }
+}
+
+under_systemd() { # [STAGE...]
+    local lab=$here/target/release/ontime-lab files=$work/lab/files image
+    [ -x "$lab" ] || fail "target/release/ontime-lab is missing; run 'make release' first"
+    "$lab" images || fail "the lab has no images"
+    image=$(ls -t "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/host.img | head -n 1)
+    debugfs -R 'cat /var/lib/dpkg/status' "$image" > "$work/status" 2> /dev/null
+    grep -q '^Package: libvirt-daemon-system$' "$work/status" || fail "$image has no list of packages with libvirt"
+    mkdir -p "$files/debs" "$work/rt-tests"
+    cp "${main[0]}" "$files/debs/"
+    with_version "$version+newer" "$files/newer.deb"
+    with_version 0.0.1 "$files/older.deb"
+    cp "$here/docs/use/tutorial.md" "$here/lab/tests/lib.sh" "$here/lab/tests/packages.sh" "$files/"
+    # What the image lacks. Of rt-tests one program is enough.
+    ask_mirror
+    for_the_image apparmor
+    local rpms=("$here"/target/rpm/*/ontime-*.rpm)
+    if [ ${#rpms[@]} = 1 ]; then
+        for_the_image rpm
+        cp "${rpms[0]}" "$files/ontime.rpm"
+    fi
+    (cd "$work/rt-tests" && own_apt apt-get download rt-tests) > "$work/log" 2>&1 &&
+        dpkg-deb -x "$work"/rt-tests/rt-tests_*.deb "$work/rt-tests" &&
+        cp "$work/rt-tests/usr/bin/cyclictest" "$files/" ||
+        { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
+    local status=0
+    "$lab" run --timeout "${SECONDS_MAX:-2400}" --silence 600 --out "$work/lab" \
+        --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
+        --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" || status=$?
+    if [ $status -ne 0 ]; then
+        rm -rf "$out/systemd"
+        mkdir "$out/systemd"
+        cp "$work"/lab/*.log "$out/systemd/" || true
+        cp "$files/journal" "$files"/verify.* "$out/systemd/" 2> /dev/null || true
+        fail "systemd: status $status; $out/systemd has the console's log and the journal"
+    fi
+    echo "deb test: passed (systemd)"
 }
 
 the_modules_and_lintian() {
@@ -195,6 +244,13 @@ the_modules_and_lintian() {
     echo "$suite: lintian $(inside lintian --version | awk '{print $2}'): $(grep -c '^E:' "$out/lintian-$suite") errors, $(grep -c '^W:' "$out/lintian-$suite") warnings"
 }
 
+if [ "${1:-}" = systemd ]; then
+    shift
+    under_systemd "$@"
+    exit
+fi
+. /etc/os-release
+suites=${*:-$([ "$VERSION_ID" = 13 ] || echo bookworm) trixie}
 for suite in $suites; do
     the_program
     automation

@@ -20,7 +20,8 @@ part() { # NAME COMMAND...
     [ "$status" -eq 0 ] || result="FAILED (status $status)" failed=1
     line="thorough: $name $result, $(($(date +%s) - began)) s"
     echo "$line"
-    tests=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/  failed: \1/p; s/^lab test \([^ ]*\) FAILED.*/  failed: \1/p' "$log")
+    tests=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/  failed: \1/p; s/^lab test \([^ ]*\) FAILED.*/  failed: \1/p
+        s/^FAILED in stage \([^:]*\):.*/  failed: stage \1/p' "$log")
     summary+="$line"$'\n'${tests:+$tests$'\n'}
 }
 
@@ -30,5 +31,6 @@ part real-speed cargo test --workspace --no-fail-fast -- --ignored real_speed
 part plans cargo test --release -p ontime-sched --lib -- --ignored in_10_000_sets
 part images "$ontime-lab" images
 part lab "$here/lab-test.sh" "$ontime" by-name
+part systemd "${MAKE:-make}" --no-print-directory systemd-test
 printf '%s' "$summary"
 exit "$failed"

@@ -24,7 +24,7 @@ own_apt apt-get update >> "$log" 2>&1 || fail "cannot ask the mirror for Debian 
 found=$(own_apt apt-cache showsrc qemu 2>> "$log" | sed -n 's/^Version: //p' | sort -V | tail -n 1)
 [ "$found" = "$wanted" ] || fail "Debian 12's QEMU source is ${found:-missing on the mirror}. The lab's patches were
 checked with $wanted and no other: another source may give other figures. Install a newer Ontime.
-To check the new source yourself: see what Debian changed, write its version into crates/lab/src/emulator/version,
+To check the new source yourself: see what Debian changed, write its version into lab/host/src/emulator/version,
 build, and compare the figures of \`ontime bench\`."
 (cd "$work/source" && own_apt apt-get source --download-only "qemu=$wanted" >> "$log" 2>&1) ||
     fail "cannot get QEMU's source"

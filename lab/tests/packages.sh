@@ -1,0 +1,413 @@
+# In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
+# beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
+# commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
+# older.deb), cyclictest, the packages of AppArmor (apparmor) and tutorial.md; perhaps ontime.rpm and those of rpm
+# (rpm).
+set -eu
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
+said=/run/said now=boot ran= failed=
+: > $said
+. /lab/lib.sh
+# That file writes the configuration of a package that is not there yet.
+mv /etc/ontime/daemon.conf.d/measures.toml /run/
+rm -r /etc/ontime
+ends='status=$?; [ $status -eq 0 ] || [ -z "$now" ] || echo "stage $now ended with $status at: ${BASH_COMMAND:-}"'
+trap "$ends; journalctl --no-pager -b > /lab/journal 2> /dev/null || true" EXIT
+
+wrong() { # WHAT: the stage goes on, but has failed
+    echo "FAILED in stage $now: $*"
+    failed="$failed $now"
+}
+fail() { # WHAT: ends the stage
+    echo "FAILED in stage $now: $*"
+    echo "what the last command said:"
+    tail -n 30 $said
+    systemctl --no-pager --failed --plain --no-legend || true
+    journalctl --no-pager -u ontimed -n 20 || true
+    exit 1
+}
+tries() { # STATUSES COMMAND...: the command ends with one of these; $said has its output
+    allowed=$1 status=0
+    shift
+    "$@" > $said 2>&1 < /dev/null || status=$?
+    case " $allowed " in *" $status "*) ;; *) fail "$* ended with $status, not one of: $allowed" ;; esac
+}
+# COMMAND: $said has every line that the tutorial shows after "# COMMAND", in this order. Numbers may be others, a
+# verdict too, and "..." stands for anything.
+shows() {
+    perl -e '
+        my ($command, $said) = @ARGV;
+        open(my $page, "<", "/lab/tutorial.md") or die "tutorial.md: $!\n";
+        my ($seen, @shown) = (0);
+        while (<$page>) {
+            chomp;
+            if ($_ eq "# $command") { $seen = 1; next }
+            next unless $seen;
+            last if /^(```|# )/;
+            push @shown, $_ if /[^. ]/;
+        }
+        die "the tutorial shows no output of it\n" unless @shown;
+        open(my $output, "<", $said) or die "$said: $!\n";
+        my @lines = <$output>;
+        my $at = 0;
+        for my $line (@shown) {
+            my @words = map {
+                my $word = quotemeta;
+                $word =~ s/\\\.\\\.\\\./.*/;
+                $word =~ s/\d(?:\d|\\[-.,])*/[\\d.,-]+/g;
+                $word =~ s/^(?:FAIL|pass)$/(?:FAIL|pass)/;
+                $word
+            } split(" ", $line);
+            my $pattern = join("\\s+", @words);
+            $at++ while $at < @lines && $lines[$at] !~ /^\s*$pattern/;
+            die "the tutorial shows a line that is not there, or not in this place: $line\n" if $at == @lines;
+            $at++;
+        }' "$1" $said 2> /run/compared && return
+    wrong "$1: $(cat /run/compared); it said:"
+    cat $said
+}
+
+needs() { # STAGE: the one before
+    case $1 in
+    boot) ;;
+    vm) echo boot ;;
+    install_package) echo vm ;;
+    declare_vm) echo install_package ;;
+    doctor | dry_run | enforce) echo declare_vm ;;
+    rpm_package) echo purge ;;
+    *) echo enforce ;;
+    esac
+}
+run() { # STAGE...: those that have not run, each after what it needs
+    local stage
+    for stage in "$@"; do
+        case " $ran " in *" $stage "*) continue ;; esac
+        run $(needs "$stage")
+        ran="$ran $stage" now=$stage
+        echo "stage $stage ($(cut -d. -f1 /proc/uptime) s on the emulated clock)"
+        case $stage in
+        boot | vm | install_package | declare_vm | enforce | purge) "$stage" ;;
+        *)
+            # No other stage needs this one: the test goes on after a failure.
+            set +e
+            (
+                set -e
+                trap "$ends; kill \$(jobs -p) 2> /dev/null || true" EXIT
+                failed=
+                "$stage"
+                [ -z "$failed" ]
+            )
+            [ $? -eq 0 ] || failed="$failed $stage"
+            set -e
+            ;;
+        esac
+    done
+}
+
+# Every file, but those that other programs write while they run.
+everything() {
+    (cd / && find . -xdev \( -path ./lab -o -path ./tmp -o -path ./root -o -path ./var/cache -o -path ./var/log \
+        -o -path ./var/tmp -o -path ./var/spool -o -path ./var/lib/dpkg -o -path ./var/lib/apt \
+        -o -path ./var/lib/libvirt -o -path ./var/lib/systemd/timers -o -path ./etc/libvirt/qemu \
+        -o -path ./etc/apparmor.d/libvirt \) -prune -o -print) | LC_ALL=C sort
+}
+# The knobs of the host itself: VMs start again during this test.
+knobs() { snapshot | grep -v -E '^(CPU|vhost-|qemu-system|kvm-pit)|/t-|^t-'; }
+pid_of() { cat "/run/libvirt/qemu/$1.pid"; } # VM
+vcpu_of() { thread "$(pid_of "$1")" 'CPU 0/KVM'; } # VM
+has_places() { # VM: as the tutorial says
+    placed "$(vcpu_of "$1")" "SCHED_FIFO 47" && placed "$(thread "$(pid_of "$1")" 'vhost-*')" "SCHED_FIFO 48" &&
+        placed "$(pid_of "$1")" "SCHED_FIFO 3"
+}
+label() { tr -d '\0' < "/proc/$1/attr/current"; } # PID: AppArmor's
+
+define() { # NAME ROLE ADDRESS [ATTRIBUTES]: a libvirt domain, with this metadata for Ontime if it is given
+    lab-libvirt define "$1" "$2" rt "$3" "${4:-}" > /dev/null
+    virsh -q undefine "$1"
+    # Not each file of huge pages has a name that AppArmor's profiles know.
+    sed -i 's|<hugepages/>||' "/run/lab-vm/$1.xml"
+    [ -n "${4:-}" ] || sed -i '/<metadata>/d' "/run/lab-vm/$1.xml"
+    virsh -q define "/run/lab-vm/$1.xml"
+}
+start() { # NAME: until its guest is up
+    rm -f "/run/lab-vm/$1.log"
+    tries 0 virsh -q start "$1"
+    lab-vm wait "$1" > $said 2>&1 || fail "VM $1 does not boot"
+}
+
+boot() {
+    expect "the first process" systemd "$(cat /proc/1/comm)"
+    echo "the system is $(timeout 600 systemctl is-system-running --wait || true)"
+    systemctl --no-pager --failed --plain --no-legend
+    install -m 755 /lab/cyclictest /usr/local/bin/cyclictest
+    # The lab's images leave out documentation.
+    rm -f /etc/dpkg/dpkg.cfg.d/99mmdebstrap
+}
+
+vm() {
+    # One NIC, as in the tutorial, and VMs on a bridge.
+    echo 1 > /sys/class/net/eth1/device/remove
+    ip link add br-rt type bridge mcast_snooping 0
+    ip link set br-rt up
+    ip link set eth0 master br-rt up
+    ip address add 10.1.0.9/24 dev br-rt
+    mkdir -p /run/lab-vm
+    define plc-1 rt 10.1.0.2
+    start plc-1
+    tries 0 ping -q -c 5 -i 0.2 10.1.0.2
+}
+
+install_package() {
+    everything > /run/files-before
+    knobs > /run/knobs-before
+    cd /lab/debs
+    tries 0 apt install -y ./ontime_*.deb
+    shows 'apt install ./target/deb/ontime_*.deb'
+    expect "ontimed" "active enabled" "$(systemctl is-active ontimed) $(systemctl is-enabled ontimed)"
+    tries 0 ontime --version
+    cat $said
+    tries "0 1 2" ontime status
+    grep -q 'observing: nothing is set' $said || fail "a fresh installation does not observe"
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "a fresh installation changed the host"
+}
+
+declare_vm() {
+    tries 0 ontime ps
+    shows 'ontime ps'
+    awk '/^```toml/ {inside = 1; next} /^```/ {inside = 0} inside' /lab/tutorial.md > /etc/ontime/tenants.toml
+    tries 0 ontime check
+    shows 'ontime check'
+    tries "0 1 2" ontime reload
+    grep -q '^method partitioned: [1-9][0-9]* changes would be made, ' $said || fail "the reload did not take the file"
+    tries 0 ontime ps
+    grep -q '^plc-1 *libvirt *rt0 ' $said && grep -q 'OTHER (wanted FIFO 47)' $said ||
+        fail "ontime ps does not show what the declared VM will have"
+}
+
+doctor() {
+    tries "1 2" ontime doctor
+    shows 'ontime doctor'
+}
+
+dry_run() {
+    tries "0 1 2" ontime apply --dry-run
+    shows 'ontime apply --dry-run'
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "a dry run changed the host"
+}
+
+enforce() {
+    command=$(sed -n 's/^# \(sed -i .*\)/\1/p' /lab/tutorial.md)
+    eval "$command"
+    tries "0 1 2" ontime reload
+    within 40 has_places plc-1
+    tries "0 1 2" ontime apply
+    shows 'ontime apply'
+    ontime status || true
+}
+
+verify() {
+    tries "0 1" ontime verify --duration 5 --json /lab/verify.json --html /lab/verify.html
+    shows 'ontime verify'
+    cat $said
+    grep -q '"schema_version"' /lab/verify.json && grep -q '</html>' /lab/verify.html || wrong "verify wrote no result"
+}
+
+# Requests to the VM from a client above every other thread, so that only the VM's path can delay an answer.
+client() { exec /run/measures chrt -f 60 ping -q -i 0.02 "$@" 10.1.0.2; }
+# FILE: number of requests without an answer, and the slowest answer, us
+answers_of() {
+    awk '/packets transmitted/ {missing = $1 - $4} /^rtt / {split($4, of, "/"); slowest = int(of[3] * 1000)}
+        END {print missing + 0, slowest + 0}' "$1"
+}
+reserved() { # of the VM with reserved CPU time: thread, budget and period
+    ontime top --once --json --interval 0.1 | tr '{' '\n' | grep '"vm":"res-1"' |
+        grep -o '"\(tid\|budget_us\|period_us\)":[0-9.]*' | sort | xargs
+}
+is_reserved() { case $(reserved) in *'period_us:20000'*) ;; *) false ;; esac; }
+still_reserved() { [ "$(reserved)" = "$(cat /run/reserved)" ]; }
+
+# Beside bulk work that uses all of the CPU, with and without the upgrade.
+upgrade() {
+    mkdir -p /etc/ontime/daemon.conf.d
+    cp /run/measures.toml /etc/ontime/daemon.conf.d/
+    printf '[[reservation]]\nname = "res-1"\nbudget = "2ms"\nperiod = "20ms"\n' > /etc/ontime/sched.toml
+    define res-1 idle 10.1.0.3 'class="rt" level="1"'
+    start res-1
+    tries "0 1 2" ontime reload
+    within 60 is_reserved
+    reserved > /run/reserved
+    echo "reserved: $(cat /run/reserved)"
+    sh -c 'while :; do gzip -c /usr/bin/perl > /dev/null; done' &
+    bulk=$!
+    (client -c 500) > /run/quiet || fail "the VM does not answer beside bulk work"
+    vcpu=$(vcpu_of plc-1) daemon=$(systemctl show -p MainPID --value ontimed)
+    client > /run/upgraded &
+    asking=$!
+    while :; do place "$vcpu"; echo; sleep 0.1; done > /run/places &
+    watching=$!
+    tries 0 apt install -y /lab/newer.deb
+    # Also the first seconds of the new daemon.
+    sleep 3
+    kill -ALRM $asking
+    wait $asking || true
+    kill $watching $bulk
+    expect "version" "$(dpkg-deb -f /lab/newer.deb Version)" "$(dpkg-query -W -f '${Version}' ontime)"
+    expect "ontimed" active "$(systemctl is-active ontimed)"
+    [ "$(systemctl show -p MainPID --value ontimed)" != "$daemon" ] || fail "the former daemon still runs"
+    [ "$(grep -c . /run/places)" -gt 5 ] || fail "the VM was looked at only $(grep -c . /run/places) times"
+    expect "places of the VM's vCPU during the upgrade" "SCHED_FIFO 47 " "$(grep . /run/places | sort -u)"
+    within 40 still_reserved
+    has_places plc-1 || fail "the VM lost its places"
+    read -r missing quiet << END
+$(answers_of /run/quiet)
+END
+    expect "requests without an answer before the upgrade" 0 "$missing"
+    read -r missing slowest << END
+$(answers_of /run/upgraded)
+END
+    echo "figures: slowest answer beside bulk work $quiet us, beside bulk work and an upgrade $slowest us"
+    # The last request may be on its way.
+    [ "$missing" -le 1 ] || fail "$missing requests without an answer"
+    [ "$quiet" -gt 0 ] && [ "$slowest" -gt 0 ] || fail "ping measured nothing: $(cat /run/quiet /run/upgraded)"
+    # One of more requests is slower by chance.
+    [ "$slowest" -le $((2 * quiet + 1000)) ] || fail "an upgrade delays answers"
+}
+
+downgrade() {
+    tries 0 apt install -y --allow-downgrades /lab/older.deb
+    expect "version" "$(dpkg-deb -f /lab/older.deb Version)" "$(dpkg-query -W -f '${Version}' ontime)"
+    expect "ontimed" active "$(systemctl is-active ontimed)"
+    within 40 has_places plc-1
+    [ ! -e /run/reserved ] || within 40 still_reserved
+}
+
+# The package's example of a real-time domain starts as it is, but for its name: it finds an empty disk.
+example() {
+    sed 's/plc-1/plc-2/' /usr/share/doc/ontime/examples/libvirt/examples/rt-vm.xml > /run/plc-2.xml
+    mkdir -p /var/lib/libvirt/images
+    qemu-img create -q -f qcow2 /var/lib/libvirt/images/plc-2.qcow2 64M
+    ip link add eth1 type dummy
+    ip link set eth1 up
+    tries 0 virsh define /run/plc-2.xml
+    tries 0 virsh start plc-2
+    within 40 placed "$(vcpu_of plc-2)" "SCHED_FIFO 47"
+    virsh -q destroy plc-2
+    virsh -q undefine plc-2
+    rm /var/lib/libvirt/images/plc-2.qcow2
+    ip link del eth1
+}
+
+# libvirt's profiles in force: an ordinary VM has its places and libvirt's hook tells of it; a VM with outsourced
+# sockets starts only with the package's lines.
+apparmor() {
+    everything > /run/files-one
+    tries 0 dpkg -i /lab/apparmor/*.deb
+    everything > /run/files-two
+    LC_ALL=C comm -13 /run/files-one /run/files-two >> /run/files-before
+    LC_ALL=C sort -o /run/files-before /run/files-before
+    tries 0 systemctl restart apparmor
+    # VMs that started before the profiles.
+    for name in $(virsh list --name); do virsh -q destroy "$name"; done
+    tries 0 systemctl restart libvirtd
+    libvirtd=$(systemctl show -p MainPID --value libvirtd)
+    expect "AppArmor's label of libvirtd" "libvirtd (enforce)" "$(label "$libvirtd")"
+    touch -d @1 /run/ontime/poke
+    start plc-1
+    label "$(pid_of plc-1)" | grep -q '^libvirt-.* (enforce)$' ||
+        fail "QEMU runs without a profile in force: $(label "$(pid_of plc-1)")"
+    [ "$(stat -c %Y /run/ontime/poke)" -gt 1 ] || wrong "libvirt did not run the hook"
+    within 40 has_places plc-1
+
+    # Its device process is that of the unit, with its sandbox.
+    ip netns add ontime-web
+    ip -n ontime-web link set lo up
+    printf '[vm.web]\nchannels = 1\n' > /etc/ontime/sockets.toml
+    tries 0 systemctl start ontime-device@web
+    within 30 test -S /run/ontime/device/web/channel1.sock
+    tries 0 ontime attach --libvirt web
+    {
+        sed -e 's|<domain type="kvm">|<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">|' \
+            -e 's/plc-1/web/g' -e '/<\/domain>/d' /run/lab-vm/plc-1.xml
+        sed -n '/<qemu:commandline>/,$p' $said
+        echo '</domain>'
+    } > /run/web.xml
+    tries 0 virsh -q define /run/web.xml
+    tries 1 virsh -q start --paused web
+    grep -q 'Permission denied' $said || fail "without its lines QEMU failed otherwise"
+    journalctl --no-pager -b | grep 'apparmor="DENIED".*/run/ontime/device/web/' ||
+        fail "the kernel's log has no refusal by AppArmor"
+    lines=/etc/apparmor.d/abstractions/libvirt-qemu.d/ontime
+    install -D -m 644 /usr/share/doc/ontime/examples/apparmor/libvirt-qemu $lines
+    tries 0 virsh -q start --paused web
+    label "$(pid_of web)" | grep -q '^libvirt-.* (enforce)$' || fail "QEMU with outsourced sockets has no profile"
+    tries 0 ontime sockets web
+    virsh -q destroy web
+    virsh -q undefine web
+    systemctl stop ontime-device@web
+    ip netns del ontime-web
+    rm $lines
+    rmdir "${lines%/*}" 2> /dev/null || true
+}
+
+no_process() { ! pgrep -l '^ontime' | grep -v ' ontime-lab$'; } # of the package
+purge() {
+    cd /
+    for name in $(virsh list --name); do [ "$name" = plc-1 ] || virsh -q destroy "$name"; done
+    [ -e /run/libvirt/qemu/plc-1.pid ] || start plc-1
+    tries 0 apt purge -y ontime
+    shows 'apt purge ontime'
+    expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
+    within 20 no_process
+    placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "purge left settings"
+    everything > /run/files
+    LC_ALL=C comm -13 /run/files-before /run/files > $said
+    [ ! -s $said ] || fail "purge left files"
+    [ ! -e /run/ontime ] || fail "purge left /run/ontime: $(find /run/ontime | xargs)"
+    tries 0 ping -q -c 5 -i 0.2 10.1.0.2
+}
+
+# Debian's rpm may ask for one more option. It does not know what dpkg has installed.
+by_rpm() { # ARGUMENTS...
+    status=0
+    rpm "$@" > $said 2>&1 || status=$?
+    if [ $status -ne 0 ] && grep -q -e --force-debian $said; then
+        status=0
+        rpm --force-debian "$@" > $said 2>&1 || status=$?
+    fi
+    [ $status -eq 0 ] || fail "rpm $* ended with $status"
+}
+
+# The scripts of the RPM package.
+rpm_package() {
+    [ -e /lab/ontime.rpm ] || { echo "SKIPPED: stage rpm_package needs target/rpm (make rpm)"; return 0; }
+    tries 0 dpkg -i /lab/rpm/*.deb
+    by_rpm -i --nodeps /lab/ontime.rpm
+    tries 0 systemctl enable --now ontimed
+    tries "0 1 2" ontime status
+    grep -q 'observing: nothing is set' $said || fail "a fresh installation does not observe"
+    printf '[[tenant]]\nname = "plc-1"\nclass = "rt"\n' > /etc/ontime/tenants.toml
+    sed -i 's/^mode = .*/mode = "enforce"/' /etc/ontime/daemon.toml
+    tries 0 systemctl reload ontimed
+    within 40 has_places plc-1
+    by_rpm -e ontime
+    expect "ontimed" inactive "$(systemctl is-active ontimed || true)"
+    placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "removal of the RPM package left settings"
+    expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
+    [ ! -e /var/lib/ontime ] && [ ! -e /run/ontime ] || fail "removal of the RPM package left state"
+}
+
+stages="boot vm install_package declare_vm doctor dry_run enforce verify"
+stages="$stages upgrade downgrade example apparmor purge rpm_package"
+for stage in "$@"; do
+    case " $stages " in *" $stage "*) ;; *) fail "no stage '$stage'; there are: $stages" ;; esac
+done
+run ${*:-$stages}
+now=
+[ -z "$failed" ] || { echo "stages that failed:$failed" && exit 1; }
+echo "passed:$ran"
