@@ -216,8 +216,8 @@ impl Machine {
         }
         line.option("-virtfs", &format!("local,path={},mount_tag=lab,security_model=none", at("files")));
         line.option("-device", "virtio-serial-pci");
-        // The host starts when the lab has connected: a later connection would be an event at any instruction. A machine
-        // with a shell has no connection.
+        // The host starts when the lab has connected: a later connection would be an event at any instruction. A
+        // machine with a shell has no connection.
         let wait = if self.console == Console::Log { "on" } else { "off" };
         line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait={wait}", at("agent.sock")));
         let stops = if self.time_stops() { ",stops=on" } else { "" };

@@ -114,9 +114,10 @@ pub(crate) fn who_has_something_pending_goes_first(test: &Outside) -> Result<()>
     Ok(())
 }
 
-/// The module and the application (kernel/guest/tests/rta.c) are built for the lab's guests. `GUEST_KERNEL`: a directory with
-/// another kernel, its initrd and its module instead, with `GUEST_MB` of memory and `GUEST_APPEND` on its command line.
-/// `SLOW`: how many times as long that kernel takes (1). `GUEST_TEST_KEEP`: a directory for what the test leaves.
+/// The module and the application (kernel/guest/tests/rta.c) are built for the lab's guests. `GUEST_KERNEL`: a
+/// directory with another kernel, its initrd and its module instead, with `GUEST_MB` of memory and `GUEST_APPEND` on
+/// its command line. `SLOW`: how many times as long that kernel takes (1). `GUEST_TEST_KEEP`: a directory for what the
+/// test leaves.
 pub(crate) fn with_deadlines(test: &Outside) -> Result<()> {
     let (files, tree, lab) = (test.files()?, test.directory("tree")?, test.directory("tree/lab")?);
     let kernel = PathBuf::from(variable("GUEST_KERNEL", ""));

@@ -28,8 +28,8 @@ pub(crate) fn qdiscs() -> Result<()> {
     apply("vatc")?;
     expect("vatc: root qdisc of rt0", &own, root_qdisc("rt0")?)?;
     expect_place("vatc: the RT VM's vhost thread", rt.vhost()?, Place::fifo(48))?;
-    // The NIC has one transmit queue, so a thread that sends on it for a bulk tenant is above all other threads that are
-    // not real-time.
+    // The NIC has one transmit queue, so a thread that sends on it for a bulk tenant is above all other threads that
+    // are not real-time.
     expect_place("vatc: the bulk VM's vhost thread", bulk.vhost()?, Place::fifo(1))?;
     let receivers = processes("napi/rt0*");
     ensure!(!receivers.is_empty(), "vatc: the shared NIC has no receive thread");
