@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-PREFIX = re.compile(r"^\[ *\d+\.\d+\](\[ *[TC]\d+\])? ?")
+PREFIX = re.compile(r"^ ?\[ *\d+\.\d+\](\[ *[TC]\d+\])? ?")
 # The line with which a report begins, but for a ruler above it.
 TITLE = re.compile(
     r"(watchdog: )?BUG[: ]|WARNING: |UBSAN: |Oops: |general protection fault|kernel BUG at |Kernel panic|double fault"

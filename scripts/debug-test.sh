@@ -1,10 +1,11 @@
 #!/bin/sh
 # debug-test.sh ONTIME: the tests of both modules on kernels that find errors in them (debug-kernel.sh), in guests that
 # this machine emulates: `guest` (guest-test.sh), `conformance` (conformance.sh) and on 6.12 `host` (the host module's,
-# lab/host-module-guest.sh). It fails if a test fails, or if a kernel reports what guest/tests/debug-known.txt does not
-# explain. Which kernels: $BUILDS (kasan kcsan), $FLAVOURS (cloud rt), $SERIES (6.12); which of the tests: $TESTS (all),
-# $SUITE (ci) of the conformance tests, $KILLS (200) killed processes. Such a kernel is slow: limits of time are $SLOW
-# (6) times as long. Logs stay in target/debug-kernels. It needs root, and the lab's image.
+# lab/host-module-guest.sh); and `deadlines` in a guest of the emulated host (lab-test.sh). It fails if a test fails, or
+# if a kernel reports what guest/tests/debug-known.txt does not explain. Which kernels: $BUILDS (kasan kcsan), $FLAVOURS
+# (cloud rt), $SERIES (6.12); which of the tests: $TESTS (all), $SUITE (ci) of the conformance tests, $KILLS (200)
+# killed processes. Such a kernel is slow: limits of time are $SLOW (6) times as long. Logs stay in
+# target/debug-kernels. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?debug-test.sh ONTIME}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -44,11 +45,15 @@ test_host() {
     GUEST_KERNEL=$kernel GUEST_TEST_KEEP=$logs/$name GUEST_TEST=$here/lab/host-module-guest.sh \
         GUEST_FILES=$kernel/$(cat "$kernel/version") "$here/guest-test.sh" "$ontime" "$kernel" 0 direct
 }
+test_deadlines() {
+    GUEST_KERNEL=$kernel GUEST_TEST_KEEP=$logs/$name SLOW=$slow GUEST_MB=1024 \
+        "$here/lab-test.sh" "$ontime" deadline_tasks_have_their_vcpus
+}
 
 for build in ${BUILDS:-kasan kcsan}; do
     for flavour in ${FLAVOURS:-cloud rt}; do
         kernel=$("$here/debug-kernel.sh" "$build" "$flavour" "$series")
-        for test in ${TESTS:-guest conformance host}; do
+        for test in ${TESTS:-guest conformance host deadlines}; do
             [ "$test" = host ] && [ "$series" != 6.12 ] || run "$test"
         done
     done

@@ -92,7 +92,9 @@ inside() { # NAME OPTIONS...
     mkdir -p "$work/$name/files"
     cp "$here"/lab/*.sh "$work/$name/files/"
     cp "$here/../packaging/libvirt/hooks/qemu.d/ontime" "$work/$name/files/hook"
-    "$ontime-lab" run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" "BACKEND=${BACKEND:-paced}" bash --posix "/lab/$name.sh"
+    "$ontime-lab" run --silence 600 --out "$work/$name" "$@" -- env "CYCLES=${CYCLES:-3}" \
+        "BACKEND=${BACKEND:-paced}" "SLOW=${SLOW:-1}" "GUEST_MB=${GUEST_MB:-}" "GUEST_APPEND=${GUEST_APPEND:-}" \
+        bash --posix "/lab/$name.sh"
 }
 
 kernels_boot_and_an_old_one_is_said() {
@@ -185,17 +187,26 @@ reserved_cpu_time_is_kept() { inside reservations; }
 # The binary is that of `make sched-ext`.
 reserved_cpu_time_is_kept_by_sched_ext() { BACKEND=sched_ext inside reservations; }
 a_cpu_may_go_and_come() { inside hotplug --cpus 2; }
-# The module and the application are built for the lab's guests.
+# The module and the application are built for the lab's guests. $GUEST_KERNEL: a directory of debug-kernel.sh instead;
+# $GUEST_TEST_KEEP: a directory for what the test left.
 with_deadlines() { # NAME OPTIONS...: as `inside`
     files=$work/$1/files tree=$work/$1/tree
     mkdir -p "$files" "$tree/lab"
-    version=$(cat "$(ls -td "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/version-guest | head -n 1)") || return 3
-    "$here/guest-module.sh" "$work/modules" "$version" || return 3
-    cp "$work/modules/$version/ontime.ko" "$tree/lab/"
+    if [ -n "${GUEST_KERNEL:-}" ]; then
+        cp "$GUEST_KERNEL/vmlinuz" "$GUEST_KERNEL/initrd" "$files/" &&
+            cp "$GUEST_KERNEL/$(cat "$GUEST_KERNEL/version")/ontime.ko" "$tree/lab/" || return 3
+    else
+        version=$(cat "$(ls -td "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/version-guest | head -n 1)") || return 3
+        "$here/guest-module.sh" "$work/modules" "$version" || return 3
+        cp "$work/modules/$version/ontime.ko" "$tree/lab/"
+    fi
     install -m 755 "$here/lab/deadlines-init.sh" "$tree/init"
     ${CC:-cc} -O2 -static -o "$tree/lab/rta" "$here/../guest/tests/rta.c" || return 3
     (cd "$tree" && find . | cpio -o -H newc --quiet) > "$files/extra.cpio"
-    inside "$@"
+    inside "$@" --timeout $((1800 * ${SLOW:-1}))
+    status=$?
+    [ -z "${GUEST_TEST_KEEP:-}" ] || cp -a "$files" "$GUEST_TEST_KEEP"
+    return $status
 }
 deadlines_of_a_guest_are_kept() { with_deadlines deadlines; }
 deadline_tasks_have_their_vcpus() { with_deadlines deadlines-vcpus --cpus 2; }
