@@ -39,18 +39,19 @@ fn use_after_free() -> String {
     format!("{RULER}\nBUG: KASAN: slab-use-after-free in f\nCall Trace:\n </TASK>\nFreed by task 7\n{RULER}")
 }
 
-/// A data race of a function, whose module is named as in a trace.
-fn race(module: &str) -> String {
-    let frame = format!("write to 0xffff888000000000 of 4 bytes by task 7 on cpu 0:\n take+0x10/0x20{module}");
-    format!("{RULER}\nBUG: KCSAN: data-race in take / give\n\n{frame}\n\nvalue changed: 0x1 -> 0x2\n{RULER}")
+/// A data race: the functions that made its second access.
+fn race(functions: &str) -> String {
+    let access = |kind: &str| format!("{kind} to 0xffff888000000000 of 4 bytes by task 7 on cpu 0:\n");
+    let accesses = format!("{} give+0x1/0x2\n\n{}{functions}", access("write"), access("read"));
+    format!("{RULER}\nBUG: KCSAN: data-race in take / give\n\n{accesses}\n\nvalue changed: 0x1 -> 0x2\n{RULER}")
 }
 
 #[test]
 fn each_kind_of_report_is_printed_whole() {
     for (report, part) in [
         (use_after_free(), "Freed by task 7"),
-        (race(" [ontime]"), "value changed"),
-        (race(" [ontime_napi 0f1e2d3c]"), "value changed"),
+        (race(" take+0x1/0x2 [ontime]\n a+0x1/0x2"), "value changed"),
+        (race(" a+0x1/0x2\n b+0x1/0x2\n take+0x1/0x2 [ontime_napi 0f1e2d3c]"), "value changed"),
         ("WARNING: possible recursive locking detected\n <TASK>\n lock+0x1\n </TASK>".into(), " lock+0x1"),
         ("BUG: sleeping function called from invalid context at a.c:1\n f+0x1\n </TASK>".into(), " f+0x1"),
         (
@@ -82,8 +83,11 @@ fn reports_with_a_reason_and_races_of_the_kernel_itself_do_not_count() {
     assert!(status == Some(0) && said.contains("explained, 1 times: it is harmless"), "{said}");
     let (status, said) = judged(&[("dmesg", &text)], "KASAN: slab-.* in f\n");
     assert!(status == Some(1) && said.contains("gives no reason"), "{said}");
-    let (status, said) = judged(&[("dmesg", &log(&race("")))], "");
-    assert!(status == Some(0) && said.contains("1 data races of the kernel itself"), "{said}");
+    // An interrupt met the module's function.
+    for functions in [" a+0x1/0x2", " a+0x1/0x2\n b+0x1/0x2\n c+0x1/0x2\n take+0x1/0x2 [ontime]"] {
+        let (status, said) = judged(&[("dmesg", &log(&race(functions)))], "");
+        assert!(status == Some(0) && said.contains("1 data races of the kernel itself"), "{said}");
+    }
 }
 
 #[test]
