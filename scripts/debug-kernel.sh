@@ -20,7 +20,7 @@ cloud | rt) suffix=$flavour-amd64 ;;
 plain) suffix=amd64 ;;
 *) fail "'$flavour' is not one of cloud, rt, plain" ;;
 esac
-export MORE_PACKAGES=linux-source-$series,bc,bison,flex,libelf-dev,libssl-dev,lz4,patch
+export MORE_PACKAGES=linux-source-$series,bc,bison,flex,libelf-dev,libssl-dev,lz4
 land "$series-$suffix"
 headers=$root/usr/src/linux-headers-$versions
 source=/usr/src/linux-source-$series
@@ -30,7 +30,8 @@ tree=/usr/src/$name
 configuration() {
     cat "$options/base.config" "$options/$build.config" > "$work/options"
     echo "CONFIG_LOCALVERSION=\"-$name\"" >> "$work/options"
-    [ $flavour != rt ] || echo CONFIG_PREEMPT_RT=y >> "$work/options"
+    # Linux's own PREEMPT_RT: what Debian's rt kernels of 6.12 have beyond it is not in the package of the source.
+    [ "$flavour" != rt ] || echo CONFIG_PREEMPT_RT=y >> "$work/options"
     awk '{name = $1 == "#" ? $2 : $1; sub(/=.*/, "", name)}
         NR == FNR {if (name ~ /^CONFIG_/) asked[name] = $0; next}
         name in asked {next}
@@ -51,11 +52,6 @@ make_kernel() {
         rm -rf "$root$source"
         mkdir "$root$source"
         tar -C "$root$source" --strip-components=1 -xf "$root$source.tar.xz"
-        # Debian keeps apart what its rt kernels have beyond Linux.
-        rt=/usr/src/linux-patch-$series-rt.patch.xz
-        if [ $flavour = rt ] && [ -e "$root$rt" ]; then
-            inside 'xz -dc "$2" | patch -s -p1 -d "$1"' sh "$source" "$rt" || fail "$rt does not apply"
-        fi
         touch "$root$source/complete"
     fi
     inside 'make -C "$1" O="$2" olddefconfig' sh "$source" "$tree" > "$work/log" 2>&1 || {
