@@ -14,9 +14,9 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance thorough endurance hundred figures papers exclusive sched-ext fuzz model-check \
-	miri docs lint setup release images clean dist install deb deb-test systemd-test monitoring-test rpm dra \
-	dra-test test-kubernetes
+.PHONY: demo test tests conformance debug-kernels thorough endurance hundred figures papers exclusive sched-ext fuzz \
+	model-check miri docs lint setup release images clean dist install deb deb-test systemd-test monitoring-test rpm \
+	dra dra-test test-kubernetes
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -43,6 +43,10 @@ thorough: setup
 ## conformance: public test suites in a guest, on its own stack and on outsourced sockets; SUITE=all for every suite
 conformance: release images
 	scripts/conformance.sh $(ONTIME) $(or $(SUITE),default)
+
+## debug-kernels: both modules on kernels that find errors in them (hours); BUILDS="kasan kcsan" FLAVOURS="cloud rt"
+debug-kernels: release images
+	scripts/debug-test.sh $(ONTIME)
 
 ## endurance: applied and reset a hundred times under traffic in the emulated host, and every fault (half an hour)
 endurance: release images

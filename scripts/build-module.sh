@@ -35,6 +35,11 @@ build() { # FOLDER VERSION
     cp "$root/build/$1/"*.ko "$out/$2/"
 }
 
+programs() { # the guest's tests
+    chroot "$root" make -s -C /build/guest/tests
+    find "$root/build/guest/tests" -maxdepth 1 -type f -perm /111 -exec cp {} "$out/" \;
+}
+
 dkms() { # FOLDER VERSION: packaging, as an administrator does it
     echo "${0##*/}: dkms, $2"
     name=$(sed -n 's/^PACKAGE_NAME="\(.*\)"/\1/p' "$here/../kernel/$1/dkms.conf")

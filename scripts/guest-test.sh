@@ -6,7 +6,8 @@
 # machine, where the device process runs as well: without KVM, so that channels can only interrupt, but many times
 # faster. $GUEST_KERNEL: another kernel than the lab's guests have, as guest-kernel.sh takes it ("rt 7.2"), or the
 # directory that it printed. $GUEST_TEST: another script to run in the guest, in one run of the VM, with the files of
-# the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what the guest left. It needs root, and the lab's image.
+# the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what the guest left. $GUEST_MB: its memory (512), and
+# $GUEST_APPEND: words for its kernel's command line, both with `direct`. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -48,7 +49,7 @@ if [ -n "${GUEST_KERNEL:-}" ]; then
     /*) kernel=$GUEST_KERNEL ;;
     *) kernel=$("$here/guest-kernel.sh" $GUEST_KERNEL) ;;
     esac
-    cp "$kernel/vmlinux" "$kernel/initrd" "$files/"
+    cp "$kernel"/vmlinu[xz] "$kernel/initrd" "$files/"
     cp "$modules/$(cat "$kernel/version")/ontime.ko" "$tree/lab/"
 else
     # The lab's guests have Debian 13's own cloud kernel.
@@ -81,7 +82,7 @@ direct() {
         mount --rbind /dev "$work/root/dev"
         mount --bind "$work/out/files" "$work/root/lab"
         cp "$ontime" "$work/root/usr/local/bin/ontime"
-        ACCEL=tcg GUEST_CPUS=2 GUEST_MB=512 exec chroot "$work/root" sh /lab/outsourced.sh "$@"' \
+        ACCEL=tcg GUEST_CPUS=2 GUEST_MB="${GUEST_MB:-512}" exec chroot "$work/root" sh /lab/outsourced.sh "$@"' \
         sh "$image" "$work" "$ontime" "$channels" "$wake"
 }
 status=0

@@ -3,7 +3,7 @@
 # version, as uname -r prints it, or a series and flavour (6.12-rt-amd64), of which the mirror's newest is taken. Prints
 # the user land's directory (its root is TREE below it), then the kernels' versions, a line each. Needs root
 # (mmdebstrap). Kept in $ONTIME_GUEST_CACHE (/var/cache/ontime/guest), named by a digest of what it holds; `flock
-# DIRECTORY.lock` before building in it.
+# DIRECTORY.lock` before building in it. $MORE_PACKAGES: packages beside these, separated by commas.
 set -eu
 [ $# -gt 0 ] || { echo "kernel-headers.sh KERNEL..." >&2; exit 2; }
 cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}
@@ -30,7 +30,7 @@ done
 
 # What is in the user land decides its name, so that a new kernel on the mirror makes a new one. DKMS itself is only
 # unpacked: what it depends on would bring a kernel along.
-packages="gcc,make,libc6-dev,libelf1t64,kmod,python3-minimal$(printf ',%s' $headers)"
+packages="gcc,make,libc6-dev,libelf1t64,kmod,python3-minimal${MORE_PACKAGES:+,$MORE_PACKAGES}$(printf ',%s' $headers)"
 key=$(echo "$packages dkms" | sha256sum | cut -c1-16)
 root=$cache/$key
 exec 9> "$cache/$key.lock"

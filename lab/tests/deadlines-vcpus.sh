@@ -143,6 +143,7 @@ on g 0
 within 60 holds 10000 ''
 for task in b c d g h; do ends $task; done
 within 60 holds '' ''
+keeps_reports
 kill $vm
 kill $daemon
 wait $daemon || fail "the daemon ended with $?"

@@ -20,8 +20,8 @@ blocked() { # threads in uninterruptible sleep, and where in the kernel
 expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
 within() { # SECONDS COMMAND...: until it succeeds, on the host's clock. A pass may take seconds
     # there, beside VMs at real-time priority on one CPU, and the daemon pauses for three seconds after it. The tenants'
-    # watcher rescans after 60 s.
-    end=$(($(uptime_ms) + $1 * 1000))
+    # watcher rescans after 60 s. With a debug kernel in the guest it is $SLOW times as long.
+    end=$(($(uptime_ms) + $1 * 1000 * ${SLOW:-1}))
     shift
     until "$@" > /dev/null 2>&1; do
         [ "$(uptime_ms)" -lt "$end" ] || fail "not in time: $*"

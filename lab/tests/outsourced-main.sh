@@ -11,8 +11,20 @@ ip link set lo up
 ip -6 route add ff01::/16 dev lo
 hostname guest 2> /dev/null
 cd /lab
+# On a kernel with kmemleak (debug-kernel.sh): memory that nothing refers to. An object counts if it is older than 5 s
+# and has not changed between two searches. What the kernel itself has lost before the test does not count.
+leaks=/sys/kernel/debug/kmemleak
+mount -t debugfs debugfs /sys/kernel/debug 2> /dev/null
+search() {
+    for _ in 1 2 3; do
+        sleep 6
+        echo scan > $leaks
+    done
+}
+[ ! -e $leaks ] || grep -q ontime.first /proc/cmdline || { search && echo clear > $leaks; }
 sh /lab/test.sh > /lab/out/log 2>&1
 echo $? > /lab/out/status
+[ ! -e $leaks ] || { search && cat $leaks > /lab/out/kmemleak; }
 dmesg > /lab/out/dmesg
 tar -C /lab/out -cf /dev/vdb .
 sync

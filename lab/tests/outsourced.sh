@@ -34,7 +34,8 @@ boot() { # MORE-KERNEL-PARAMETERS
     qemu-system-x86_64 -name guest=outsourced,debug-threads=on -m "${GUEST_MB:-512}" \
         -machine "q35,accel=$accel,memory-backend=ram" -object "$memory" -smp "${GUEST_CPUS:-1}" \
         -cpu $cpu -no-reboot -no-user-config -nodefaults -display none -qmp unix:/run/outsourced/qmp,server=on,wait=off \
-        -kernel "$kernel" -initrd /run/outsourced/initrd -append "console=ttyS0 quiet panic=-1 no_timer_check $1" \
+        -kernel "$kernel" -initrd /run/outsourced/initrd \
+        -append "console=ttyS0 quiet panic=-1 no_timer_check ${GUEST_APPEND:-} $1" \
         -drive file=/lab/disk.img,if=virtio,format=raw,readonly=on,file.locking=off \
         -drive file=/run/outsourced/results,if=virtio,format=raw \
         -serial file:/lab/out/console $devices >> /lab/out/qemu.log 2>&1 &
@@ -80,9 +81,9 @@ host_sockets() {
 # As in the guest: a route for IPv6 multicast on the loopback. Also a route that exists only while the loopback is up.
 ip -6 route add ff01::/16 dev lo
 ip route replace 192.0.2.0/24 dev lo
-# A kernel other than that of the lab's guests.
-kernel=/lab/vmlinux initrd=/lab/initrd
-[ -e "$kernel" ] || kernel=/boot/vmlinux-guest initrd=/boot/initrd-guest
+# A kernel other than that of the lab's guests, unpacked or not.
+kernel=$(ls /lab/vmlinu[xz] 2> /dev/null || true) initrd=/lab/initrd
+[ -n "$kernel" ] || kernel=/boot/vmlinux-guest initrd=/boot/initrd-guest
 cat "$initrd" /lab/extra.cpio > /run/outsourced/initrd
 truncate -s 64M /run/outsourced/results
 sockets_before=$(host_sockets)
@@ -96,6 +97,7 @@ first_run() {
     ! kill -0 $device 2> /dev/null || { echo "the VM is gone, its device process is not"; exit 1; }
     [ "$(host_sockets)" = "$sockets_before" ] ||
         { echo "sockets of a VM that is gone"; cat /proc/net/tcp /proc/net/udp; exit 1; }
+    mv /lab/out/console /lab/out/console-first
     echo "ok vm-killed"
 }
 [ -n "${ONE_RUN:-}" ] || first_run
