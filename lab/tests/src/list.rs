@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, degraded, laboratory, levels, lockdown, qdiscs};
+use crate::cases::{builds, busypoll, cap, degraded, laboratory, levels, lockdown, podman, qdiscs};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -38,7 +38,12 @@ pub(crate) const EVERYDAY: &[Test] = &[
         host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
         ..TEST
     },
-    Test { name: "a_spinning_vm_leaves_the_rest", inside: Inside::Script("cap"), ..TEST },
+    Test {
+        name: "a_spinning_vm_leaves_the_rest",
+        inside: Inside::Function(cap::cap),
+        programs: &[("gap", cap::gap), ("kill-when", cap::kill_when)],
+        ..TEST
+    },
     Test {
         name: "kernels_boot_and_an_old_one_is_said",
         inside: Inside::Function(degraded::degraded),
@@ -48,7 +53,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
     },
     Test {
         name: "a_podman_container_has_its_place",
-        inside: Inside::Script("podman"),
+        inside: Inside::Function(podman::podman),
         outside: builds::a_podman_container_has_its_place,
         ..TEST
     },
@@ -144,8 +149,9 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "busypoll_takes_no_interrupts",
-        inside: Inside::Script("busypoll"),
+        inside: Inside::Function(busypoll::busypoll),
         host: Host { cpus: Some(2), ..HOST },
+        programs: &[("ping", busypoll::requests)],
         ..TEST
     },
     Test {
