@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, busypoll, cap, degraded, laboratory, levels, lockdown, podman, qdiscs};
+use crate::cases::{builds, busypoll, cap, degraded, laboratory, levels, lockdown, path, podman, qdiscs, traffic};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -14,8 +14,9 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Script("tenants"), ..TEST },
     Test {
         name: "path_holds_under_traffic_and_faults",
-        inside: Inside::Script("path"),
-        host: Host { client: Some("sh client.sh"), ..HOST },
+        inside: Inside::Function(path::path),
+        host: Host { client: Some("./ontime-lab-tests program path_holds_under_traffic_and_faults client"), ..HOST },
+        programs: &[("client", traffic::client)],
         outside: builds::path_holds_under_traffic_and_faults,
         ..TEST
     },
