@@ -2,7 +2,9 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, busypoll, cap, degraded, laboratory, levels, lockdown, path, podman, qdiscs, traffic};
+use crate::cases::{
+    builds, busypoll, cap, degraded, laboratory, levels, lockdown, path, podman, qdiscs, trace, traffic,
+};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -86,14 +88,20 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test { name: "guest_sockets_are_the_hosts", outside: builds::guest_sockets_are_the_hosts, ..TEST },
     Test {
         name: "trace_names_the_inversions",
-        inside: Inside::Script("trace"),
-        host: Host { client: Some("sh trace-client.sh"), ..HOST },
+        inside: Inside::Function(trace::trace),
+        host: Host { client: Some("./ontime-lab-tests program trace_names_the_inversions client"), ..HOST },
+        programs: &[
+            ("client", trace::client),
+            ("ask", trace::ask),
+            ("serve", trace::serve),
+            ("measure", trace::measure),
+        ],
         ..TEST
     },
     Test {
         name: "trace_follows_a_vm",
-        inside: Inside::Script("trace-vm"),
-        host: Host { client: Some("sh trace-client.sh"), ..HOST },
+        inside: Inside::Function(trace::trace_vm),
+        host: Host { client: Some("./ontime-lab-tests program trace_names_the_inversions client"), ..HOST },
         ..TEST
     },
     // It needs the binary of `make sched-ext`.

@@ -12,4 +12,5 @@ pub(crate) mod on_demand;
 pub(crate) mod path;
 pub(crate) mod podman;
 pub(crate) mod qdiscs;
+pub(crate) mod trace;
 pub(crate) mod traffic;
