@@ -4,7 +4,7 @@
 //! container.jsonl, container-hindered.jsonl: kernel 6.18, an echo server at FIFO 40 in a cgroup behind a veth pair,
 //! with a request every 4 ms from another namespace on the same CPU. In the second file a foreign thread at FIFO 45
 //! spins for 1.5 ms at a time. vanilla-rt.jsonl: Debian's 7.2-rt in the lab, virtual clock, method `vanilla`, an echo
-//! server (perl) at FIFO 47 in a cgroup, requests through rt0, small packets flooding bulk0 (lab/tests/trace.sh).
+//! server (perl) at FIFO 47 in a cgroup, requests through rt0, small packets flooding bulk0 (`trace` of lab/tests).
 //! partitioned-rt.jsonl: the same with method `partitioned`; an ARP packet arrives while the server is awake.
 
 #![allow(

@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, degraded, determinism, laboratory, levels, lockdown, qdiscs};
+use crate::cases::{builds, busypoll, cap, degraded, determinism, laboratory, levels, lockdown, path, podman, qdiscs, trace, traffic};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -14,8 +14,9 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Script("tenants"), ..TEST },
     Test {
         name: "path_holds_under_traffic_and_faults",
-        inside: Inside::Script("path"),
-        host: Host { client: Some("sh client.sh"), ..HOST },
+        inside: Inside::Function(path::path),
+        host: Host { client: Some("./ontime-lab-tests program path_holds_under_traffic_and_faults client"), ..HOST },
+        programs: &[("client", traffic::client)],
         outside: builds::path_holds_under_traffic_and_faults,
         ..TEST
     },
@@ -38,7 +39,12 @@ pub(crate) const EVERYDAY: &[Test] = &[
         host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
         ..TEST
     },
-    Test { name: "a_spinning_vm_leaves_the_rest", inside: Inside::Script("cap"), ..TEST },
+    Test {
+        name: "a_spinning_vm_leaves_the_rest",
+        inside: Inside::Function(cap::cap),
+        programs: &[("gap", cap::gap), ("kill-when", cap::kill_when)],
+        ..TEST
+    },
     Test {
         name: "kernels_boot_and_an_old_one_is_said",
         inside: Inside::Function(degraded::degraded),
@@ -48,7 +54,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
     },
     Test {
         name: "a_podman_container_has_its_place",
-        inside: Inside::Script("podman"),
+        inside: Inside::Function(podman::podman),
         outside: builds::a_podman_container_has_its_place,
         ..TEST
     },
@@ -80,14 +86,20 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test { name: "guest_sockets_are_the_hosts", outside: builds::guest_sockets_are_the_hosts, ..TEST },
     Test {
         name: "trace_names_the_inversions",
-        inside: Inside::Script("trace"),
-        host: Host { client: Some("sh trace-client.sh"), ..HOST },
+        inside: Inside::Function(trace::trace),
+        host: Host { client: Some("./ontime-lab-tests program trace_names_the_inversions client"), ..HOST },
+        programs: &[
+            ("client", trace::client),
+            ("ask", trace::ask),
+            ("serve", trace::serve),
+            ("measure", trace::measure),
+        ],
         ..TEST
     },
     Test {
         name: "trace_follows_a_vm",
-        inside: Inside::Script("trace-vm"),
-        host: Host { client: Some("sh trace-client.sh"), ..HOST },
+        inside: Inside::Function(trace::trace_vm),
+        host: Host { client: Some("./ontime-lab-tests program trace_names_the_inversions client"), ..HOST },
         ..TEST
     },
     // It needs the binary of `make sched-ext`.
@@ -151,8 +163,9 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "busypoll_takes_no_interrupts",
-        inside: Inside::Script("busypoll"),
+        inside: Inside::Function(busypoll::busypoll),
         host: Host { cpus: Some(2), ..HOST },
+        programs: &[("ping", busypoll::requests)],
         ..TEST
     },
     Test {

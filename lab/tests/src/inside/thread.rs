@@ -55,18 +55,33 @@ pub(crate) fn expect_place(what: &str, tid: i32, wanted: Place) -> Result<()> {
 
 /// Whether the children of a thread get SCHED_OTHER (SCHED_RESET_ON_FORK).
 pub(crate) fn resets_on_fork(tid: i32) -> Result<bool> {
+    Ok(scheduler(tid)? & libc::SCHED_RESET_ON_FORK != 0)
+}
+
+/// Whether a thread is SCHED_FIFO: one system call, for loops at high priority.
+pub(crate) fn is_fifo(tid: i32) -> Result<bool> {
+    Ok(scheduler(tid)? & !libc::SCHED_RESET_ON_FORK == libc::SCHED_FIFO)
+}
+
+/// The policy of a thread, with SCHED_RESET_ON_FORK.
+fn scheduler(tid: i32) -> Result<i32> {
     // SAFETY: the call only reads a number, and gives a number.
     let policy = unsafe { libc::sched_getscheduler(tid) };
     ensure!(policy >= 0, "policy of thread {tid}: {}", io::Error::last_os_error());
-    Ok(policy & libc::SCHED_RESET_ON_FORK != 0)
+    Ok(policy)
 }
 
 /// Gives this thread SCHED_FIFO, or SCHED_OTHER with priority 0.
 pub(crate) fn set_own(place: Place) -> Result<()> {
+    set(0, place)
+}
+
+/// As [`set_own`], for another thread.
+pub(crate) fn set(tid: i32, place: Place) -> Result<()> {
     let parameters = libc::sched_param { sched_priority: place.priority };
     // SAFETY: the parameters are only read, during the call; 0 is the calling thread.
-    let done = unsafe { libc::sched_setscheduler(0, place.policy, &raw const parameters) };
-    ensure!(done == 0, "setting {place}: {}", io::Error::last_os_error());
+    let done = unsafe { libc::sched_setscheduler(tid, place.policy, &raw const parameters) };
+    ensure!(done == 0, "setting {place} of thread {tid}: {}", io::Error::last_os_error());
     Ok(())
 }
 
@@ -163,6 +178,7 @@ mod tests {
             .spawn(|| {
                 assert_eq!(place(own()).unwrap(), Place::OTHER);
                 assert_eq!((name(own()).unwrap().as_str(), resets_on_fork(own()).unwrap()), ("one thread", false));
+                assert!(!is_fifo(own()).unwrap());
                 assert!(all().contains(&own()));
                 let pid = i32::try_from(std::process::id()).unwrap();
                 assert_eq!(thread(pid, "one thread").unwrap(), own());

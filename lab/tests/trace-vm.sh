@@ -1,3 +1,0 @@
-# trace.sh with a VM as the RT server.
-vm=1
-. /lab/trace.sh
