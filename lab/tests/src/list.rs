@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, degraded, laboratory, levels, lockdown, qdiscs};
+use crate::cases::{builds, clients, cpus, degraded, laboratory, levels, lockdown, qdiscs};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -131,14 +131,15 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "cpus_take_turns_on_the_virtual_clock",
-        inside: Inside::Script("cpus"),
+        inside: Inside::Function(cpus::cpus),
         host: Host { cpus: Some(2), ..HOST },
+        programs: &[("rounds", cpus::rounds)],
         outside: builds::cpus_take_turns_on_the_virtual_clock,
         ..TEST
     },
     Test {
         name: "clients_have_a_cpu_of_the_hosts_time",
-        inside: Inside::Script("clients"),
+        inside: Inside::Function(clients::clients),
         host: Host { client_cpu: true, ..HOST },
         ..TEST
     },

@@ -1,6 +1,8 @@
 //! The tests, one file each, or one for those that belong together. `crate::list` says which there are.
 
 pub(crate) mod builds;
+pub(crate) mod clients;
+pub(crate) mod cpus;
 pub(crate) mod degraded;
 pub(crate) mod laboratory;
 pub(crate) mod levels;
