@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, clients, cpus, degraded, laboratory, levels, lockdown, qdiscs};
+use crate::cases::{builds, clients, cpus, degraded, device, laboratory, levels, lockdown, qdiscs};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -28,14 +28,16 @@ pub(crate) const EVERYDAY: &[Test] = &[
     },
     Test {
         name: "a_device_process_is_capped",
-        inside: Inside::Script("device-cap"),
-        host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
+        inside: Inside::Function(device::cap),
+        host: Host { guest_module: true, client: Some(device::CLIENT), ..HOST },
+        programs: &[("client", device::client)],
         ..TEST
     },
     Test {
         name: "what_a_device_process_makes_pending_goes_first",
-        inside: Inside::Script("pending-device"),
-        host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
+        inside: Inside::Function(device::pending),
+        host: Host { guest_module: true, client: Some(device::CLIENT), ..HOST },
+        programs: &[("share", device::share)],
         ..TEST
     },
     Test { name: "a_spinning_vm_leaves_the_rest", inside: Inside::Script("cap"), ..TEST },

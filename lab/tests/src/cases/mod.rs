@@ -4,6 +4,7 @@ pub(crate) mod builds;
 pub(crate) mod clients;
 pub(crate) mod cpus;
 pub(crate) mod degraded;
+pub(crate) mod device;
 pub(crate) mod laboratory;
 pub(crate) mod levels;
 pub(crate) mod lockdown;
