@@ -2,7 +2,9 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, clients, cpus, degraded, device, laboratory, levels, lockdown, qdiscs};
+use crate::cases::{
+    builds, clients, cpus, degraded, device, hotplug, laboratory, levels, lockdown, qdiscs, reservations,
+};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -95,7 +97,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     // It needs the binary of `make sched-ext`.
     Test {
         name: "reserved_cpu_time_is_kept_by_sched_ext",
-        inside: Inside::Script("reservations"),
+        inside: Inside::Function(reservations::reservations),
         host: Host { environment: &[("BACKEND", "sched_ext")], ..HOST },
         ..TEST
     },
@@ -107,7 +109,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "a_cpu_may_go_and_come",
-        inside: Inside::Script("hotplug"),
+        inside: Inside::Function(hotplug::hotplug),
         host: Host { cpus: Some(2), ..HOST },
         ..TEST
     },
@@ -118,7 +120,12 @@ pub(crate) const BY_NAME: &[Test] = &[
         outside: builds::with_deadlines,
         ..TEST
     },
-    Test { name: "reserved_cpu_time_is_kept", inside: Inside::Script("reservations"), ..TEST },
+    Test {
+        name: "reserved_cpu_time_is_kept",
+        inside: Inside::Function(reservations::reservations),
+        programs: &[("periods", reservations::periods)],
+        ..TEST
+    },
     Test {
         name: "polls_are_short_on_an_old_kernel",
         inside: Inside::Script("napi-weight"),
