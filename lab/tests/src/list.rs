@@ -3,7 +3,7 @@
 use ontime_lab::Kernel;
 
 use crate::cases::{
-    builds, clients, cpus, degraded, device, hotplug, laboratory, levels, lockdown, qdiscs, reservations,
+    builds, clients, cpus, degraded, device, hotplug, laboratory, levels, lockdown, pending, qdiscs, reservations,
 };
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
@@ -103,7 +103,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "who_has_something_pending_goes_first",
-        inside: Inside::Script("pending"),
+        inside: Inside::Function(pending::pending),
         outside: builds::who_has_something_pending_goes_first,
         ..TEST
     },

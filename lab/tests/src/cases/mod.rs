@@ -9,5 +9,6 @@ pub(crate) mod hotplug;
 pub(crate) mod laboratory;
 pub(crate) mod levels;
 pub(crate) mod lockdown;
+pub(crate) mod pending;
 pub(crate) mod qdiscs;
 pub(crate) mod reservations;
