@@ -4,6 +4,7 @@ use ontime_lab::Kernel;
 
 use crate::cases::{
     builds, clients, cpus, degraded, device, hotplug, laboratory, levels, lockdown, pending, qdiscs, reservations,
+    tenants,
 };
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
@@ -13,7 +14,7 @@ use crate::test::{TEST, Test};
 /// longest come first, two at a time.
 pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "nothing_stays_behind", alone: true, outside: laboratory::nothing_stays_behind, ..TEST },
-    Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Script("tenants"), ..TEST },
+    Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Function(tenants::tenants), ..TEST },
     Test {
         name: "path_holds_under_traffic_and_faults",
         inside: Inside::Script("path"),

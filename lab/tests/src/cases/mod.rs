@@ -12,3 +12,4 @@ pub(crate) mod lockdown;
 pub(crate) mod pending;
 pub(crate) mod qdiscs;
 pub(crate) mod reservations;
+pub(crate) mod tenants;
