@@ -1,5 +1,6 @@
 //! Reserved CPU time as an administrator sees it: the real program, real QEMU guests (software emulation). How exactly
-//! shares are kept is tested on the emulated host (lab/tests/reservations.sh), because this machine has other work.
+//! shares are kept is tested on the emulated host (lab/tests/src/cases/reservations.rs), because this machine has
+//! other work.
 
 #![allow(
     clippy::unwrap_used,

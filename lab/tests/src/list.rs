@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, busypoll, cap, degraded, determinism, laboratory, levels, lockdown, path, podman, qdiscs, trace, traffic};
+use crate::cases::{builds, busypoll, cap, clients, cpus, degraded, determinism, device, hotplug, laboratory, levels, lockdown, path, pending, podman, qdiscs, reservations, tenants, trace, traffic};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -11,7 +11,7 @@ use crate::test::{TEST, Test};
 /// longest come first, two at a time.
 pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "nothing_stays_behind", alone: true, outside: laboratory::nothing_stays_behind, ..TEST },
-    Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Script("tenants"), ..TEST },
+    Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Function(tenants::tenants), ..TEST },
     Test {
         name: "path_holds_under_traffic_and_faults",
         inside: Inside::Function(path::path),
@@ -29,14 +29,16 @@ pub(crate) const EVERYDAY: &[Test] = &[
     },
     Test {
         name: "a_device_process_is_capped",
-        inside: Inside::Script("device-cap"),
-        host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
+        inside: Inside::Function(device::cap),
+        host: Host { guest_module: true, client: Some(device::CLIENT), ..HOST },
+        programs: &[("client", device::client)],
         ..TEST
     },
     Test {
         name: "what_a_device_process_makes_pending_goes_first",
-        inside: Inside::Script("pending-device"),
-        host: Host { guest_module: true, client: Some("sh device-cap-client.sh"), ..HOST },
+        inside: Inside::Function(device::pending),
+        host: Host { guest_module: true, client: Some(device::CLIENT), ..HOST },
+        programs: &[("share", device::share)],
         ..TEST
     },
     Test {
@@ -105,19 +107,19 @@ pub(crate) const BY_NAME: &[Test] = &[
     // It needs the binary of `make sched-ext`.
     Test {
         name: "reserved_cpu_time_is_kept_by_sched_ext",
-        inside: Inside::Script("reservations"),
+        inside: Inside::Function(reservations::reservations),
         host: Host { environment: &[("BACKEND", "sched_ext")], ..HOST },
         ..TEST
     },
     Test {
         name: "who_has_something_pending_goes_first",
-        inside: Inside::Script("pending"),
+        inside: Inside::Function(pending::pending),
         outside: builds::who_has_something_pending_goes_first,
         ..TEST
     },
     Test {
         name: "a_cpu_may_go_and_come",
-        inside: Inside::Script("hotplug"),
+        inside: Inside::Function(hotplug::hotplug),
         host: Host { cpus: Some(2), ..HOST },
         ..TEST
     },
@@ -128,7 +130,12 @@ pub(crate) const BY_NAME: &[Test] = &[
         outside: builds::with_deadlines,
         ..TEST
     },
-    Test { name: "reserved_cpu_time_is_kept", inside: Inside::Script("reservations"), ..TEST },
+    Test {
+        name: "reserved_cpu_time_is_kept",
+        inside: Inside::Function(reservations::reservations),
+        programs: &[("periods", reservations::periods)],
+        ..TEST
+    },
     Test {
         name: "polls_are_short_on_an_old_kernel",
         inside: Inside::Script("napi-weight"),
@@ -143,14 +150,15 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "cpus_take_turns_on_the_virtual_clock",
-        inside: Inside::Script("cpus"),
+        inside: Inside::Function(cpus::cpus),
         host: Host { cpus: Some(2), ..HOST },
+        programs: &[("rounds", cpus::rounds)],
         outside: builds::cpus_take_turns_on_the_virtual_clock,
         ..TEST
     },
     Test {
         name: "clients_have_a_cpu_of_the_hosts_time",
-        inside: Inside::Script("clients"),
+        inside: Inside::Function(clients::clients),
         host: Host { client_cpu: true, ..HOST },
         ..TEST
     },

@@ -26,9 +26,23 @@ pub(crate) fn sleep_until(time: Duration) -> Result<()> {
     }
 }
 
+/// A part of a time, in whole percent.
+pub(crate) fn percent(part: Duration, of: Duration) -> u128 {
+    part.as_nanos() * 100 / of.as_nanos().max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_is_rounded_down() {
+        let ms = Duration::from_millis;
+        assert_eq!(
+            (percent(ms(999), ms(5000)), percent(ms(5000), ms(5000)), percent(ms(1), ms(0))),
+            (19, 100, 100_000_000)
+        );
+    }
 
     #[test]
     fn a_sleep_ends_at_its_time_or_later() {

@@ -1,7 +1,7 @@
 //! Commands and their output, conditions that are waited for, and small files.
 //!
 //! A command is written as one line, whose words are separated by blanks (there is no quoting): `run("ip link set rt0
-//! up")`. Where a word contains blanks, or a shell is needed, give a [`Command`] instead ([`sh`]).
+//! up")`. Where a word contains blanks, give an array of words; where a shell is needed, a [`Command`] ([`sh`]).
 
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal};
 /// A command that runs the rest of its line in the cgroup of the measurements: `run("/run/measures ping ...")`.
 pub(crate) const MEASURES: &str = "/run/measures";
 
-/// A command to run, made of a line or of a [`Command`].
+/// A command to run, made of a line, of words or of a [`Command`].
 pub(crate) struct Words(Command);
 
 impl From<&str> for Words {
@@ -34,6 +34,15 @@ impl From<&str> for Words {
 impl From<String> for Words {
     fn from(line: String) -> Self {
         line.as_str().into()
+    }
+}
+
+impl<const N: usize> From<[&str; N]> for Words {
+    fn from(words: [&str; N]) -> Self {
+        let mut words = words.into_iter();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        Self(command)
     }
 }
 
@@ -249,6 +258,7 @@ mod tests {
         }
         let error = format!("{:#}", attempt("no-such-program-anywhere with words").unwrap_err());
         assert!(error.contains("no-such-program-anywhere with words"), "{error}");
+        assert_eq!(run(["printf", "%s|", "one word", "another"]).unwrap(), "one word|another|");
     }
 
     #[test]

@@ -83,6 +83,14 @@ pub(crate) fn root_qdisc(nic: &str) -> Result<String> {
     Ok(root.and_then(|line| line.split(' ').nth(2).map(str::to_owned)).unwrap_or_default())
 }
 
+/// The lines of a snapshot that begin with one of these names of threads, each once.
+pub(crate) fn of_threads(snapshot: &[String], names: &[&str]) -> Vec<String> {
+    let mut lines = snapshot.to_vec();
+    lines.retain(|line| names.iter().any(|name| line.starts_with(name)));
+    lines.dedup();
+    lines
+}
+
 /// Fails with the lines that differ.
 pub(crate) fn expect_same(what: &str, before: &[String], after: &[String]) -> Result<()> {
     let only = |sign: char, of: &[String], other: &[String]| -> Vec<String> {
@@ -97,6 +105,14 @@ pub(crate) fn expect_same(what: &str, before: &[String], after: &[String]) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_with_one_place_are_one_line() {
+        let lines = ["CPU 0/KVM x", "CPU 0/KVM x", "CPU 0/KVM y", "irq/1 x", "irq_work/0 x", "irq_work/1 x"];
+        let kept = of_threads(&lines.map(str::to_owned), &["CPU 0/KVM", "irq_work/"]);
+        assert_eq!(kept, ["CPU 0/KVM x", "CPU 0/KVM y", "irq_work/0 x", "irq_work/1 x"]);
+        assert!(of_threads(&kept, &[]).is_empty());
+    }
 
     #[test]
     fn what_differs_is_shown_and_also_a_line_that_comes_twice() {

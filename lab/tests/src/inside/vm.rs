@@ -25,6 +25,17 @@ impl Vm {
         Ok(Self { name: name.to_owned() })
     }
 
+    /// As [`Self::start_small`], with all of its threads on one CPU.
+    pub(crate) fn start_on(cpu: usize, name: &str, role: &str, net: &str, address: &str) -> Result<Self> {
+        run(format!("env LAB_VM_MB=128 taskset -c {cpu} lab-vm start {name} {role} {net} {address}"))?;
+        Ok(Self { name: name.to_owned() })
+    }
+
+    /// A guest that `lab-libvirt` has defined.
+    pub(crate) fn of_libvirt(name: &str) -> Self {
+        Self { name: name.to_owned() }
+    }
+
     /// Waits until its server is up.
     pub(crate) fn wait(&self) -> Result<()> {
         run(format!("lab-vm wait {}", self.name)).map(drop)
