@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, degraded, laboratory, levels, lockdown, qdiscs};
+use crate::cases::{builds, degraded, laboratory, levels, lockdown, qdiscs, vmm};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -22,7 +22,8 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "public_suites_agree", outside: builds::public_suites_agree, ..TEST },
     Test {
         name: "a_vcpu_does_not_wait_for_its_vmm",
-        inside: Inside::Script("vmm"),
+        inside: Inside::Function(vmm::vmm),
+        programs: &[("monitor", vmm::monitor)],
         outside: builds::a_vcpu_does_not_wait_for_its_vmm,
         ..TEST
     },

@@ -6,3 +6,4 @@ pub(crate) mod laboratory;
 pub(crate) mod levels;
 pub(crate) mod lockdown;
 pub(crate) mod qdiscs;
+pub(crate) mod vmm;
