@@ -2,7 +2,7 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, degraded, laboratory, levels, lockdown, qdiscs, vmm};
+use crate::cases::{builds, degraded, host_poll, laboratory, levels, lockdown, napi_wait, napi_weight, qdiscs, vmm};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -120,7 +120,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test { name: "reserved_cpu_time_is_kept", inside: Inside::Script("reservations"), ..TEST },
     Test {
         name: "polls_are_short_on_an_old_kernel",
-        inside: Inside::Script("napi-weight"),
+        inside: Inside::Function(napi_weight::napi_weight),
         host: Host { kernel: Kernel::Rt612, host_module: true, ..HOST },
         ..TEST
     },
@@ -151,13 +151,19 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "a_send_waits_for_short_polls_only",
-        inside: Inside::Script("napi-wait"),
-        host: Host { kernel: Kernel::Rt612, host_module: true, client: Some("sh napi-wait-client.sh"), ..HOST },
+        inside: Inside::Function(napi_wait::napi_wait),
+        programs: &[("send", napi_wait::send), ("client", napi_wait::client)],
+        host: Host {
+            kernel: Kernel::Rt612,
+            host_module: true,
+            client: Some("./ontime-lab-tests program a_send_waits_for_short_polls_only client"),
+            ..HOST
+        },
         ..TEST
     },
     Test {
         name: "rt_queues_are_polled_on_an_old_kernel",
-        inside: Inside::Script("host-poll"),
+        inside: Inside::Function(host_poll::host_poll),
         host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), ..HOST },
         ..TEST
     },

@@ -2,8 +2,11 @@
 
 pub(crate) mod builds;
 pub(crate) mod degraded;
+pub(crate) mod host_poll;
 pub(crate) mod laboratory;
 pub(crate) mod levels;
 pub(crate) mod lockdown;
+pub(crate) mod napi_wait;
+pub(crate) mod napi_weight;
 pub(crate) mod qdiscs;
 pub(crate) mod vmm;

@@ -9,11 +9,13 @@
 //! | `daemon` | the daemon, its configuration, its metrics, the operator's commands |
 //! | `vm` | guests |
 //! | `knobs` | everything that the daemon may change, before and after |
+//! | `module` | the host module and its files of NICs |
 
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod daemon;
 pub(crate) mod knobs;
+pub(crate) mod module;
 pub(crate) mod thread;
 pub(crate) mod vm;
 
