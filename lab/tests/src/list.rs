@@ -2,7 +2,10 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, degraded, host_poll, laboratory, levels, lockdown, napi_wait, napi_weight, qdiscs, vmm};
+use crate::cases::{
+    builds, deadlines, deadlines_vcpus, degraded, host_poll, laboratory, levels, lockdown, napi_wait, napi_weight,
+    qdiscs, vmm,
+};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -112,7 +115,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "deadline_tasks_have_their_vcpus",
-        inside: Inside::Script("deadlines-vcpus"),
+        inside: Inside::Function(deadlines_vcpus::deadlines_vcpus),
         host: Host { cpus: Some(2), ..HOST },
         outside: builds::with_deadlines,
         ..TEST
@@ -126,7 +129,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "deadlines_of_a_guest_are_kept",
-        inside: Inside::Script("deadlines"),
+        inside: Inside::Function(deadlines::deadlines),
         outside: builds::with_deadlines,
         ..TEST
     },

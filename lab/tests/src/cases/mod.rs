@@ -1,6 +1,8 @@
 //! The tests, one file each, or one for those that belong together. `crate::list` says which there are.
 
 pub(crate) mod builds;
+pub(crate) mod deadlines;
+pub(crate) mod deadlines_vcpus;
 pub(crate) mod degraded;
 pub(crate) mod host_poll;
 pub(crate) mod laboratory;

@@ -8,6 +8,7 @@
 //! | `clock` | reading a clock, and waiting for a time, in programs that measure |
 //! | `daemon` | the daemon, its configuration, its metrics, the operator's commands |
 //! | `vm` | guests |
+//! | `plc` | a guest with deadline tasks |
 //! | `knobs` | everything that the daemon may change, before and after |
 //! | `module` | the host module and its files of NICs |
 
@@ -16,6 +17,7 @@ pub(crate) mod command;
 pub(crate) mod daemon;
 pub(crate) mod knobs;
 pub(crate) mod module;
+pub(crate) mod plc;
 pub(crate) mod thread;
 pub(crate) mod vm;
 
