@@ -1,6 +1,6 @@
 #!/bin/sh
-# A guest's first process (vmm.sh): at FIFO 50, every 3 to 7 ms, it reads from a device that its VM monitor emulates, so
-# that the vCPU leaves the guest and takes the monitor's lock. It prints the times of 400 reads, in us.
+# A guest's first process (src/cases/vmm.rs): at FIFO 50, every 3 to 7 ms, it reads from a device that its VM monitor
+# emulates, so that the vCPU leaves the guest and takes the monitor's lock. It prints the times of 400 reads, in us.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mount -t sysfs sysfs /sys 2> /dev/null
 echo "LAB-GUEST-UP reads" > /dev/console

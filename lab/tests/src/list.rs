@@ -2,7 +2,11 @@
 
 use ontime_lab::Kernel;
 
-use crate::cases::{builds, busypoll, cap, clients, cpus, degraded, determinism, device, hotplug, laboratory, levels, lockdown, path, pending, podman, qdiscs, reservations, tenants, trace, traffic};
+use crate::cases::{
+    builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, determinism, device, host_poll,
+    hotplug, laboratory, levels, lockdown, napi_wait, napi_weight, path, pending, podman, qdiscs, reservations,
+    tenants, trace, traffic, vmm,
+};
 use crate::emulated::{HOST, Host};
 use crate::outside::Inside;
 use crate::test::{TEST, Test};
@@ -23,7 +27,8 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "public_suites_agree", outside: builds::public_suites_agree, ..TEST },
     Test {
         name: "a_vcpu_does_not_wait_for_its_vmm",
-        inside: Inside::Script("vmm"),
+        inside: Inside::Function(vmm::vmm),
+        programs: &[("monitor", vmm::monitor)],
         outside: builds::a_vcpu_does_not_wait_for_its_vmm,
         ..TEST
     },
@@ -125,7 +130,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "deadline_tasks_have_their_vcpus",
-        inside: Inside::Script("deadlines-vcpus"),
+        inside: Inside::Function(deadlines_vcpus::deadlines_vcpus),
         host: Host { cpus: Some(2), ..HOST },
         outside: builds::with_deadlines,
         ..TEST
@@ -138,13 +143,13 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "polls_are_short_on_an_old_kernel",
-        inside: Inside::Script("napi-weight"),
+        inside: Inside::Function(napi_weight::napi_weight),
         host: Host { kernel: Kernel::Rt612, host_module: true, ..HOST },
         ..TEST
     },
     Test {
         name: "deadlines_of_a_guest_are_kept",
-        inside: Inside::Script("deadlines"),
+        inside: Inside::Function(deadlines::deadlines),
         outside: builds::with_deadlines,
         ..TEST
     },
@@ -178,13 +183,19 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "a_send_waits_for_short_polls_only",
-        inside: Inside::Script("napi-wait"),
-        host: Host { kernel: Kernel::Rt612, host_module: true, client: Some("sh napi-wait-client.sh"), ..HOST },
+        inside: Inside::Function(napi_wait::napi_wait),
+        programs: &[("send", napi_wait::send), ("client", napi_wait::client)],
+        host: Host {
+            kernel: Kernel::Rt612,
+            host_module: true,
+            client: Some("./ontime-lab-tests program a_send_waits_for_short_polls_only client"),
+            ..HOST
+        },
         ..TEST
     },
     Test {
         name: "rt_queues_are_polled_on_an_old_kernel",
-        inside: Inside::Script("host-poll"),
+        inside: Inside::Function(host_poll::host_poll),
         host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), ..HOST },
         ..TEST
     },

@@ -16,6 +16,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal};
 
+use crate::emulated::variable;
+
 /// A command that runs the rest of its line in the cgroup of the measurements: `run("/run/measures ping ...")`.
 pub(crate) const MEASURES: &str = "/run/measures";
 
@@ -183,8 +185,10 @@ pub(crate) fn signal(pid: i32, signal: Signal) -> Result<()> {
 
 /// Waits until a condition holds, for so many seconds of the host's clock. An error means that the condition does not
 /// hold yet. A pass of the daemon may take seconds beside VMs at real-time priority on one CPU, the daemon pauses for
-/// three seconds after it, and its watcher of tenants scans again after 60 s.
+/// three seconds after it, and its watcher of tenants scans again after 60 s. With a debug kernel in the guest the time
+/// is `$SLOW` times as long.
 pub(crate) fn within(seconds: u64, what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let seconds = variable("SLOW", "1").parse::<u64>().map_or(seconds, |slow| seconds.saturating_mul(slow));
     let end = Instant::now() + Duration::from_secs(seconds);
     loop {
         let held = holds();

@@ -8,13 +8,17 @@
 //! | `clock` | reading a clock, and waiting for a time, in programs that measure |
 //! | `daemon` | the daemon, its configuration, its metrics, the operator's commands |
 //! | `vm` | guests |
+//! | `plc` | a guest with deadline tasks |
 //! | `knobs` | everything that the daemon may change, before and after |
 //! | `reserved` | reserved CPU time |
+//! | `module` | the host module and its files of NICs |
 
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod daemon;
 pub(crate) mod knobs;
+pub(crate) mod module;
+pub(crate) mod plc;
 pub(crate) mod reserved;
 pub(crate) mod thread;
 pub(crate) mod vm;

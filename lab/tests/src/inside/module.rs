@@ -1,0 +1,57 @@
+//! The host module, its files of NICs, and what the kernel says of them.
+
+use std::fs;
+use std::io;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use super::command::{attempt, run, write};
+
+/// Loads the module.
+pub(crate) fn load() -> Result<()> {
+    run("insmod /lab/ontime_napi.ko").map(drop)
+}
+
+/// Unloads it.
+pub(crate) fn unload() -> Result<()> {
+    run("rmmod ontime_napi").map(drop)
+}
+
+/// The module's file of a NIC: `napi_weight`, `busy_poll`.
+pub(crate) fn file(nic: &str, name: &str) -> String {
+    format!("/sys/class/net/{nic}/ontime/{name}")
+}
+
+/// Writes a value into a file of the kernel, as `echo` does.
+pub(crate) fn set(file: &str, value: &str) -> Result<()> {
+    write(file, format!("{value}\n"))
+}
+
+/// The error with which the kernel refuses a value, if it does.
+pub(crate) fn refusal(file: &str, value: &str) -> Option<io::Error> {
+    fs::write(file, format!("{value}\n")).err()
+}
+
+/// Fails if a process of root without CAP_NET_ADMIN can set the value.
+pub(crate) fn expect_privileged(file: &str, value: &str) -> Result<()> {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-net_admin", "--inh-caps", "-net_admin", "sh", "-c"]);
+    command.arg(format!("echo {value} > {file}"));
+    ensure!(attempt(command)?.status != 0, "{file} was set without CAP_NET_ADMIN");
+    Ok(())
+}
+
+/// Whether a ping gets all its replies.
+pub(crate) fn replies(arguments: &str) -> Result<bool> {
+    Ok(attempt(format!("ping -q {arguments}"))?.status == 0)
+}
+
+/// Fails if the kernel's log has a complaint.
+pub(crate) fn expect_healthy_kernel() -> Result<()> {
+    let log = run("dmesg")?;
+    let is_complaint = |line: &&str| ["BUG:", "WARNING:", "Oops", "INFO: task"].iter().any(|word| line.contains(word));
+    let complaints: Vec<&str> = log.lines().filter(is_complaint).collect();
+    ensure!(complaints.is_empty(), "the kernel complains:\n{}", complaints.join("\n"));
+    Ok(())
+}
