@@ -208,7 +208,7 @@ const KINDS: [Kind; 5] = [
         includes: |path| {
             (path.starts_with("scripts") || path.starts_with("lab/tests")) && !has_ending(path, &["rs", "toml"])
         },
-        long_lines: 51,
+        long_lines: 33,
     },
 ];
 

@@ -8,17 +8,16 @@ use crate::cases::{
     tenants, trace, traffic, vmm,
 };
 use crate::emulated::{HOST, Host};
-use crate::outside::Inside;
 use crate::test::{TEST, Test};
 
 /// The tests of `make test`. The first one is alone, because it counts the machine's network namespaces; then the
 /// longest come first, two at a time.
 pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "nothing_stays_behind", alone: true, outside: laboratory::nothing_stays_behind, ..TEST },
-    Test { name: "tenants_are_found_placed_and_followed", inside: Inside::Function(tenants::tenants), ..TEST },
+    Test { name: "tenants_are_found_placed_and_followed", inside: Some(tenants::tenants), ..TEST },
     Test {
         name: "path_holds_under_traffic_and_faults",
-        inside: Inside::Function(path::path),
+        inside: Some(path::path),
         host: Host { client: Some("./ontime-lab-tests program path_holds_under_traffic_and_faults client"), ..HOST },
         programs: &[("client", traffic::client)],
         outside: builds::path_holds_under_traffic_and_faults,
@@ -27,46 +26,46 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "public_suites_agree", outside: builds::public_suites_agree, ..TEST },
     Test {
         name: "a_vcpu_does_not_wait_for_its_vmm",
-        inside: Inside::Function(vmm::vmm),
+        inside: Some(vmm::vmm),
         programs: &[("monitor", vmm::monitor)],
         outside: builds::a_vcpu_does_not_wait_for_its_vmm,
         ..TEST
     },
     Test {
         name: "a_device_process_is_capped",
-        inside: Inside::Function(device::cap),
+        inside: Some(device::cap),
         host: Host { guest_module: true, client: Some(device::CLIENT), ..HOST },
         programs: &[("client", device::client)],
         ..TEST
     },
     Test {
         name: "what_a_device_process_makes_pending_goes_first",
-        inside: Inside::Function(device::pending),
+        inside: Some(device::pending),
         host: Host { guest_module: true, client: Some(device::CLIENT), ..HOST },
         programs: &[("share", device::share)],
         ..TEST
     },
     Test {
         name: "a_spinning_vm_leaves_the_rest",
-        inside: Inside::Function(cap::cap),
+        inside: Some(cap::cap),
         programs: &[("gap", cap::gap), ("kill-when", cap::kill_when)],
         ..TEST
     },
     Test {
         name: "kernels_boot_and_an_old_one_is_said",
-        inside: Inside::Function(degraded::degraded),
+        inside: Some(degraded::degraded),
         host: Host { kernel: Kernel::Rt612, ..HOST },
         outside: builds::kernels_boot_and_an_old_one_is_said,
         ..TEST
     },
     Test {
         name: "a_podman_container_has_its_place",
-        inside: Inside::Function(podman::podman),
+        inside: Some(podman::podman),
         outside: builds::a_podman_container_has_its_place,
         ..TEST
     },
     Test { name: "a_hang_is_told", outside: laboratory::a_hang_is_told, ..TEST },
-    Test { name: "levels_have_their_places", inside: Inside::Function(levels::levels), ..TEST },
+    Test { name: "levels_have_their_places", inside: Some(levels::levels), ..TEST },
     Test {
         name: "a_reused_thread_number_is_not_left_changed",
         outside: builds::a_reused_thread_number_is_not_left_changed,
@@ -74,11 +73,11 @@ pub(crate) const EVERYDAY: &[Test] = &[
     },
     Test {
         name: "lockdown_is_said",
-        inside: Inside::Function(lockdown::lockdown),
+        inside: Some(lockdown::lockdown),
         host: Host { append: Some("lockdown=integrity"), ..HOST },
         ..TEST
     },
-    Test { name: "qdiscs_are_set_and_given_back", inside: Inside::Function(qdiscs::qdiscs), ..TEST },
+    Test { name: "qdiscs_are_set_and_given_back", inside: Some(qdiscs::qdiscs), ..TEST },
     Test { name: "status_and_files_come_back", outside: laboratory::status_and_files_come_back, ..TEST },
     Test { name: "too_long_is_told", outside: laboratory::too_long_is_told, ..TEST },
     Test { name: "a_panic_is_told", outside: laboratory::a_panic_is_told, ..TEST },
@@ -93,7 +92,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test { name: "guest_sockets_are_the_hosts", outside: builds::guest_sockets_are_the_hosts, ..TEST },
     Test {
         name: "trace_names_the_inversions",
-        inside: Inside::Function(trace::trace),
+        inside: Some(trace::trace),
         host: Host { client: Some("./ontime-lab-tests program trace_names_the_inversions client"), ..HOST },
         programs: &[
             ("client", trace::client),
@@ -105,57 +104,57 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "trace_follows_a_vm",
-        inside: Inside::Function(trace::trace_vm),
+        inside: Some(trace::trace_vm),
         host: Host { client: Some("./ontime-lab-tests program trace_names_the_inversions client"), ..HOST },
         ..TEST
     },
     // It needs the binary of `make sched-ext`.
     Test {
         name: "reserved_cpu_time_is_kept_by_sched_ext",
-        inside: Inside::Function(reservations::reservations),
+        inside: Some(reservations::reservations),
         host: Host { environment: &[("BACKEND", "sched_ext")], ..HOST },
         ..TEST
     },
     Test {
         name: "who_has_something_pending_goes_first",
-        inside: Inside::Function(pending::pending),
+        inside: Some(pending::pending),
         outside: builds::who_has_something_pending_goes_first,
         ..TEST
     },
     Test {
         name: "a_cpu_may_go_and_come",
-        inside: Inside::Function(hotplug::hotplug),
+        inside: Some(hotplug::hotplug),
         host: Host { cpus: Some(2), ..HOST },
         ..TEST
     },
     Test {
         name: "deadline_tasks_have_their_vcpus",
-        inside: Inside::Function(deadlines_vcpus::deadlines_vcpus),
+        inside: Some(deadlines_vcpus::deadlines_vcpus),
         host: Host { cpus: Some(2), ..HOST },
         outside: builds::with_deadlines,
         ..TEST
     },
     Test {
         name: "reserved_cpu_time_is_kept",
-        inside: Inside::Function(reservations::reservations),
+        inside: Some(reservations::reservations),
         programs: &[("periods", reservations::periods)],
         ..TEST
     },
     Test {
         name: "polls_are_short_on_an_old_kernel",
-        inside: Inside::Function(napi_weight::napi_weight),
+        inside: Some(napi_weight::napi_weight),
         host: Host { kernel: Kernel::Rt612, host_module: true, ..HOST },
         ..TEST
     },
     Test {
         name: "deadlines_of_a_guest_are_kept",
-        inside: Inside::Function(deadlines::deadlines),
+        inside: Some(deadlines::deadlines),
         outside: builds::with_deadlines,
         ..TEST
     },
     Test {
         name: "cpus_take_turns_on_the_virtual_clock",
-        inside: Inside::Function(cpus::cpus),
+        inside: Some(cpus::cpus),
         host: Host { cpus: Some(2), ..HOST },
         programs: &[("rounds", cpus::rounds)],
         outside: builds::cpus_take_turns_on_the_virtual_clock,
@@ -163,27 +162,27 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "clients_have_a_cpu_of_the_hosts_time",
-        inside: Inside::Function(clients::clients),
+        inside: Some(clients::clients),
         host: Host { client_cpu: true, ..HOST },
         ..TEST
     },
     Test {
         name: "a_run_repeats_exactly",
-        inside: Inside::Function(determinism::repeat),
+        inside: Some(determinism::repeat),
         host: Host { client_cpu: true, ..HOST },
         outside: determinism::a_run_repeats_exactly,
         ..TEST
     },
     Test {
         name: "busypoll_takes_no_interrupts",
-        inside: Inside::Function(busypoll::busypoll),
+        inside: Some(busypoll::busypoll),
         host: Host { cpus: Some(2), ..HOST },
         programs: &[("ping", busypoll::requests)],
         ..TEST
     },
     Test {
         name: "a_send_waits_for_short_polls_only",
-        inside: Inside::Function(napi_wait::napi_wait),
+        inside: Some(napi_wait::napi_wait),
         programs: &[("send", napi_wait::send), ("client", napi_wait::client)],
         host: Host {
             kernel: Kernel::Rt612,
@@ -195,7 +194,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
     Test {
         name: "rt_queues_are_polled_on_an_old_kernel",
-        inside: Inside::Function(host_poll::host_poll),
+        inside: Some(host_poll::host_poll),
         host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), ..HOST },
         ..TEST
     },
@@ -240,19 +239,14 @@ pub(crate) fn chosen(names: &[String]) -> Result<Vec<&'static Test>, &String> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::path::Path;
 
     use super::*;
 
     #[test]
-    fn each_test_has_a_name_of_its_own_and_its_files() {
-        let scripts = Path::new(env!("CARGO_MANIFEST_DIR"));
+    fn each_test_and_each_of_its_programs_has_a_name_of_its_own() {
         let mut names = BTreeSet::from(["everyday", "by-name", "inside", "program"]);
         for test in all() {
             assert!(names.insert(test.name), "{} is there twice", test.name);
-            if let Inside::Script(script) = test.inside {
-                assert!(scripts.join(format!("{script}.sh")).is_file(), "{}: no script {script}", test.name);
-            }
             let programs: BTreeSet<_> = test.programs.iter().map(|(name, _)| name).collect();
             assert_eq!(programs.len(), test.programs.len(), "{}: a program is there twice", test.name);
         }

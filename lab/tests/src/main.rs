@@ -1,7 +1,7 @@
 //! `ontime-lab-tests`: tests that need a host of their own. Each boots the emulated host (`ontime-lab run`).
 //!
 //! A test has an outer half ([`outside`]), which runs on this machine, and mostly an inner half ([`inside`]), which
-//! this same program runs in the emulated host. Some inner halves are still scripts (`lab/tests`).
+//! this same program runs in the emulated host.
 //!
 //! | file | |
 //! |---|---|
@@ -13,7 +13,6 @@
 
 mod cases;
 mod emulated;
-#[allow(dead_code, reason = "the tests that are still scripts will use it")]
 mod inside;
 mod list;
 mod outside;
@@ -27,7 +26,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use ontime_cli::usage;
 
-use crate::outside::{Inside, Tools};
+use crate::outside::Tools;
 use crate::test::Test;
 
 /// Tests in the emulated host
@@ -83,8 +82,8 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
     match &cli.command {
         None => run(&cli.run),
         Some(Command::Inside { test }) => match find(test)?.inside {
-            Inside::Function(function) => Ok(inside::run(function)),
-            Inside::Nothing | Inside::Script(_) => usage!("{test} has no function for the emulated host"),
+            Some(function) => Ok(inside::run(function)),
+            None => usage!("{test} has no function for the emulated host"),
         },
         Some(Command::Program { test, program, arguments }) => {
             let programs = find(test)?.programs;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ontime_lab::isolate::end_with_parent;
 use rustix::process::{Pid, Signal};
 
@@ -20,17 +20,6 @@ use crate::emulated::Host;
 
 /// The name of this program in `/lab`.
 const PROGRAM: &str = "ontime-lab-tests";
-
-/// What a test runs in the emulated host.
-#[derive(Clone, Copy)]
-pub(crate) enum Inside {
-    /// Nothing of its own: the test examines `ontime-lab` or runs another script.
-    Nothing,
-    /// A function of this program, which `ontime-lab-tests inside NAME` calls there.
-    Function(fn() -> Result<()>),
-    /// `lab/tests/NAME.sh`, in bash, which knows the command at which it ended.
-    Script(&'static str),
-}
 
 /// Files that the tests use.
 #[derive(Debug, Clone)]
@@ -96,7 +85,7 @@ impl Commands {
 pub(crate) struct Outside {
     name: &'static str,
     host: Host,
-    inside: Inside,
+    has_inside: bool,
     dir: PathBuf,
     tools: Arc<Tools>,
     commands: Arc<Commands>,
@@ -124,13 +113,13 @@ impl Outside {
     pub(crate) fn new(
         name: &'static str,
         host: Host,
-        inside: Inside,
+        has_inside: bool,
         dir: PathBuf,
         tools: Arc<Tools>,
         commands: Arc<Commands>,
     ) -> Result<Self> {
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
-        Ok(Self { name, host, inside, dir, tools, commands })
+        Ok(Self { name, host, has_inside, dir, tools, commands })
     }
 
     /// The log of a test whose files are in `dir`.
@@ -244,37 +233,17 @@ impl Outside {
 
     /// The same with its files in `dir`.
     pub(crate) fn inside_in(&self, host: &Host, dir: &Path) -> Result<()> {
+        ensure!(self.has_inside, "{} has nothing to run in the emulated host", self.name);
         let files = dir.join("files");
         fs::create_dir_all(&files).with_context(|| format!("making {}", files.display()))?;
         copy(&self.tools.tree.join("packaging/libvirt/hooks/qemu.d/ontime"), &files.join("hook"))?;
         // The clients' side may be a program of the test (`Test::programs`).
         copy(&self.tools.own, &files.join(PROGRAM))?;
-        let words = match self.inside {
-            Inside::Nothing => bail!("{} has nothing to run in the emulated host", self.name),
-            // From /lab each page of the program would be a call to the emulator.
-            Inside::Function(_) => {
-                let script = format!("cp /lab/{PROGRAM} /run/ && exec /run/{PROGRAM} inside {}", self.name);
-                ["sh".to_owned(), "-c".to_owned(), script]
-            }
-            Inside::Script(name) => {
-                self.copy_scripts(&files)?;
-                ["bash".to_owned(), "--posix".to_owned(), format!("/lab/{name}.sh")]
-            }
-        };
+        // From /lab each page of the program would be a call to the emulator.
+        let script = format!("cp /lab/{PROGRAM} /run/ && exec /run/{PROGRAM} inside {}", self.name);
         let mut command = self.lab_run(host, Some(dir), &["env"]);
-        let ended = self.run(command.args(host.variables()).args(words))?;
+        let ended = self.run(command.args(host.variables()).args(["sh", "-c", &script]))?;
         ensure!(ended.status == 0, "in the emulated host it ended with {}", ended.status);
-        Ok(())
-    }
-
-    fn copy_scripts(&self, files: &Path) -> Result<()> {
-        let scripts = self.tools.tree.join("lab/tests");
-        for entry in fs::read_dir(&scripts).with_context(|| format!("reading {}", scripts.display()))? {
-            let entry = entry.context("reading the scripts")?;
-            if entry.path().extension().is_some_and(|extension| extension == "sh") {
-                copy(&entry.path(), &files.join(entry.file_name()))?;
-            }
-        }
         Ok(())
     }
 }

@@ -107,8 +107,14 @@ impl Runner {
         let Test { name, host, inside, .. } = *test;
         say(&format!("lab test {name} ...\n"));
         let (dir, began) = (self.work.join(name), Instant::now());
-        let started =
-            Outside::new(name, host, inside, dir.clone(), Arc::clone(&self.tools), Arc::clone(&self.commands));
+        let started = Outside::new(
+            name,
+            host,
+            inside.is_some(),
+            dir.clone(),
+            Arc::clone(&self.tools),
+            Arc::clone(&self.commands),
+        );
         let outcome = started.and_then(|outside| (test.outside)(&outside));
         let seconds = began.elapsed().as_secs();
         if self.commands.interrupted().is_some() {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::emulated::{HOST, Host};
-use crate::outside::{Inside, Outside};
+use crate::outside::Outside;
 
 /// A program of a test: a process of its own for what measures at real-time priority in the emulated host
 /// ([`crate::inside::command::program`]), or for the clients' side outside.
@@ -16,7 +16,9 @@ pub(crate) struct Test {
     /// Whether no other test may run meanwhile.
     pub(crate) alone: bool,
     pub(crate) host: Host,
-    pub(crate) inside: Inside,
+    /// The inner half, which `ontime-lab-tests inside NAME` runs in the emulated host. Tests of `ontime-lab` itself and
+    /// those that run a script have none.
+    pub(crate) inside: Option<fn() -> Result<()>>,
     /// By name. `ontime-lab-tests program TEST NAME ARGUMENTS...` runs one.
     pub(crate) programs: &'static [(&'static str, Program)],
     /// Everything that runs on this machine. Most tests only run their inner half.
@@ -25,4 +27,4 @@ pub(crate) struct Test {
 
 /// A test that others differ from: `Test { name: "...", inside: ..., ..TEST }`.
 pub(crate) const TEST: Test =
-    Test { name: "", alone: false, host: HOST, inside: Inside::Nothing, programs: &[], outside: Outside::inside };
+    Test { name: "", alone: false, host: HOST, inside: None, programs: &[], outside: Outside::inside };

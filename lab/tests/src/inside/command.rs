@@ -152,11 +152,6 @@ impl Running {
         Ok(self.child.try_wait().with_context(|| self.line.clone())?.is_some())
     }
 
-    /// Standard output so far.
-    pub(crate) fn said(&self) -> Result<String> {
-        contents(&self.stdout)
-    }
-
     /// Waits until it has ended.
     pub(crate) fn wait(mut self) -> Result<Output> {
         let ended = self.child.wait().with_context(|| format!("waiting for '{}'", self.line))?;
@@ -275,7 +270,7 @@ mod tests {
     #[test]
     fn a_command_in_the_background_is_heard_and_ended() {
         let mut running = start(sh("echo first; exec sleep 60")).unwrap();
-        within(60, "it speaks", || Ok(running.said()? == "first\n")).unwrap();
+        within(60, "it speaks", || Ok(contents(&running.stdout)? == "first\n")).unwrap();
         assert!(!running.is_over().unwrap());
         let ended = running.end(Signal::TERM).unwrap();
         assert_eq!((ended.status, ended.stdout.as_str()), (128 + 15, "first\n"));

@@ -71,9 +71,4 @@ impl Vm {
     pub(crate) fn vhost(&self) -> Result<i32> {
         thread(self.pid()?, "vhost-*")
     }
-
-    /// What its console has printed.
-    pub(crate) fn console(&self) -> Result<String> {
-        read(format!("/run/lab-vm/{}.log", self.name))
-    }
 }
