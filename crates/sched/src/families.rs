@@ -123,6 +123,8 @@ struct Vm {
     counts: Counts,
     awake: bool,
     cpu: Option<usize>,
+    /// The task that the guest ran last.
+    task: Option<usize>,
     /// What the guest has published: how often it has read the host's clock, and its entries.
     paired: u64,
     line: Vec<(u64, u64)>,
@@ -140,6 +142,7 @@ impl Vm {
         }
     }
 
+    /// As the guest module does, at each switch of tasks and where one ends.
     fn publish(&mut self) {
         let entry = |task: &Task| (task.due > 0).then_some((task.due + self.ahead, task.period));
         self.line = self.tasks.iter().filter_map(entry).collect();
@@ -148,8 +151,13 @@ impl Vm {
     }
 
     /// The task that the guest runs: the one with the earliest deadline.
+    fn first(&self) -> Option<usize> {
+        (0..self.tasks.len()).filter(|at| !self.tasks[*at].jobs.is_empty()).min_by_key(|at| self.tasks[*at].jobs[0].0)
+    }
+
     fn running(&mut self) -> Option<&mut Task> {
-        self.tasks.iter_mut().filter(|task| !task.jobs.is_empty()).min_by_key(|task| task.jobs[0].0)
+        let at = self.first()?;
+        self.tasks.get_mut(at)
     }
 }
 
@@ -281,9 +289,11 @@ impl Host {
             let Some(cpu) = cpu else { continue };
             free[cpu] = false;
             vm.cpu = Some(cpu);
-            if before[at].is_none() {
+            let first = vm.first();
+            if before[at].is_none() || vm.task != first {
                 vm.publish();
             }
+            vm.task = first;
         }
     }
 
@@ -462,6 +472,7 @@ fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
             counts: Counts::default(),
             awake: false,
             cpu: None,
+            task: None,
             paired: 1,
             line: Vec::new(),
             follow: Follow::new(*period),
