@@ -5,10 +5,10 @@
 //! deadline first keeps every set of shares that fits (Liu and Layland 1973; for servers: Spuri and Buttazzo,
 //! "Scheduling aperiodic tasks in dynamic priority systems", 1996), and a deadline of one vCPU costs the others
 //! nothing. Each vCPU has *windows* that follow each other without a gap. A window ends at the next deadline that the
-//! guest publishes, or else at the end of the vCPU's period; it lasts 250 us to 100 ms. At the start of a window the
-//! vCPU is granted its *share*: its bandwidth times the window's length, to be used before the window ends. The unused
-//! rest is taken back, and overuse is paid back later. So by each of its own deadlines a vCPU has had as much time as
-//! DP-WRAP would have given it.
+//! guest publishes, or else at the end of the vCPU's period; it lasts a period at most, and 250 us to 100 ms. At the
+//! start of a window the vCPU is granted its *share*: its bandwidth times the window's length, to be used before the
+//! window ends. The unused rest is taken back, and overuse is paid back later. So by each of its own deadlines a vCPU
+//! has had as much time as DP-WRAP would have given it.
 //!
 //! **Two places for an order.** SCHED_FIFO has no order by deadline among threads of one priority. So the first vCPUs
 //! in the order are at [`Place::Planned`], and the others with time left are at [`Place::Entitled`]. The *slack* of a
@@ -354,7 +354,7 @@ impl Server {
         let period = account.period.max(1);
         // The windows of one that sleeps move on, so they need not end where its periods do.
         let regular = if asleep { start } else { start / period * period };
-        let end = next.map_or(regular.saturating_add(period), |next| next.at);
+        let end = next.map_or(regular.saturating_add(period), |next| next.at.min(now.saturating_add(period)));
         let bound = |length: Nanos| start.saturating_add(length.0);
         let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };

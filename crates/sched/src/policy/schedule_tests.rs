@@ -501,6 +501,24 @@ fn no_calm_time_begins_while_a_vcpu_spins() {
     }
 }
 
+/// The deadlines of the first guest are further away than the period with which its vCPU was admitted.
+#[test]
+fn a_window_is_no_longer_than_the_period_although_deadlines_are_later() {
+    for period in [25, 40, 60].map(|ms| ms * MS) {
+        let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Spins; 2]);
+        (host.vms[0].period, host.vms[0].publishes) = (period, true);
+        host.run(&mut schedule, 100 * MS, 0);
+        while host.now < 1_000 * MS {
+            let (before, start) = (host.vms[0].counts.ran, host.now);
+            host.run(&mut schedule, start + 2 * 10 * MS, 0);
+            let ran = host.vms[0].counts.ran - before;
+            // At these times two periods have whole windows that last a period together.
+            assert!(ran + MS / 10 >= 3 * MS, "{ran} from {} ms on, deadlines each {period}", start / MS);
+        }
+    }
+}
+
 /// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
 #[test]
 fn guests_that_publish_many_deadlines_take_no_time_from_others() {
