@@ -518,6 +518,10 @@ impl EdfCpu {
             let left = before.end.saturating_sub(now);
             let given = before.account.share(left);
             server.account.take_over(&before.account, given);
+            let moved = before.account.share(before.end - before.regular_end);
+            server.surplus = before.surplus;
+            server.save(before.saved.saturating_add(moved));
+            server.unpaid = before.unpaid;
             if old.calm {
                 // Its first window of the new plan begins now.
                 server.account.balance = -signed(before.account.overuse(given));
@@ -525,10 +529,6 @@ impl EdfCpu {
             }
             (server.end, server.regular_end, server.deadlines) = (before.end, before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
-            let moved = before.account.share(before.end - before.regular_end);
-            server.surplus = before.surplus;
-            server.save(before.saved.saturating_add(moved));
-            server.unpaid = before.unpaid;
             let more = signed(server.account.share(left)) - signed(given);
             server.granted = before.granted.saturating_add_signed(more);
             server.account.balance = server.account.balance.saturating_add(more);
