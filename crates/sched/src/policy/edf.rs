@@ -585,7 +585,7 @@ impl EdfCpu {
             return self.begin_calm(now, threads);
         }
         let in_doubt = self.cost.saturating_mul(ORDER_COST_FACTOR);
-        for server in &mut self.servers {
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             // Behind bulk it may not have run although it was runnable.
             let busy = match server.place_before {
                 Place::Planned => busy[0],
@@ -605,7 +605,8 @@ impl EdfCpu {
             self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
         let time = holds.min(self.spare);
         let ask = |server: &Server| {
-            server.sleep == Sleep::Unknown && server.demand > 0 && (server.cpu_idle || time < CHECK_DELAY_MIN)
+            let open = server.sleep == Sleep::Unknown && server.demand > 0 && !server.account.ended;
+            open && (server.cpu_idle || time < CHECK_DELAY_MIN)
         };
         if time < self.end.saturating_sub(now) && self.servers.iter().any(ask) {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
