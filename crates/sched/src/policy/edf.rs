@@ -240,10 +240,11 @@ impl Server {
         u64::try_from(self.account.balance.saturating_add(signed(self.overuse_max))).unwrap_or(0)
     }
 
-    /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns.
-    /// `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU
-    /// that was assumed to be runnable, because the next check depends on that: if the CPU was idle, or if less than
-    /// `in_doubt` ns are left to the vCPU, because checks for its small rest would follow each other while others run.
+    /// Decides whether the vCPU sleeps. Since the last check, that check and vCPUs at its place or ahead of it ran for
+    /// `busy` ns. `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only
+    /// about a vCPU that was assumed to be runnable, because the next check depends on that: if the CPU was idle, or if
+    /// less than `in_doubt` ns are left to the vCPU, because checks for its small rest would follow each other while
+    /// others run.
     fn update_sleep(&mut self, now: u64, busy: u64, cpu_idle: bool, in_doubt: u64, threads: &mut impl Threads) {
         self.cpu_idle = cpu_idle;
         // A vCPU that was at `Beyond`, behind bulk, may have waited or run all the time.
@@ -579,7 +580,8 @@ impl EdfCpu {
             busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }
         self.repay_from_pool();
-        let passed = now.saturating_sub(self.last).saturating_sub(self.last_cost);
+        let last_cost = self.last_cost;
+        let passed = now.saturating_sub(self.last).saturating_sub(last_cost);
         self.last = now;
         if self.begin_windows(now, threads) {
             return self.begin_calm(now, threads);
@@ -595,7 +597,7 @@ impl EdfCpu {
             let [most, exhausted] = IDLE_QUARTERS;
             let least = passed / 4 * if server.exhausted { exhausted } else { most };
             let idle = passed > busy.saturating_add(IDLE_MIN.max(least));
-            server.update_sleep(now, busy, idle, in_doubt, threads);
+            server.update_sleep(now, busy.saturating_add(last_cost), idle, in_doubt, threads);
         }
         let mut holds = self.choose_planned(now);
         // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid,
