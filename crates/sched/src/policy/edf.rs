@@ -666,12 +666,18 @@ impl EdfCpu {
         let cost = self.cost.saturating_mul(WINDOW_CHECKS);
         let mut rolled = false;
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            let end = server.end;
             let over = server.is_over(now, threads);
+            // The kernel has just said that the vCPU sleeps.
+            let rolled_back = server.end < end;
             if calm {
                 (server.end, server.regular_end) = (now, now);
             }
             if over || calm {
                 server.begin_window(now, cost, threads);
+                if rolled_back && server.deadlines != Deadlines::Live {
+                    server.sleep = Sleep::Asleep;
+                }
                 rolled = true;
             } else if server.deadlines == Deadlines::None && server.may_have_run() {
                 server.shorten_window(now, threads);
