@@ -407,8 +407,12 @@ impl Server {
     }
 
     /// Shortens the vCPU's window if its guest has begun to publish deadlines. A vCPU that has not run has written
-    /// nothing (`kernel/guest/dl_next.c`): its page is not read, which was not admitted for each check.
+    /// nothing (`kernel/guest/dl_next.c`): its page is not read, which was not admitted for each check. Nor is it where
+    /// the share is used up, because no rest could pay for a cut.
     fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
+        if self.account.is_used_up() {
+            return;
+        }
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
         self.settle();
