@@ -330,6 +330,19 @@ impl Server {
         self.saved -= paid;
     }
 
+    /// Whether so many further windows are not paid that the vCPU has no more of them.
+    fn is_overdrawn(&self, cost: u64) -> bool {
+        self.unpaid > cost.saturating_mul(FURTHER_MAX)
+    }
+
+    /// Charges a window that ends `early` ns before its period pays for the next one, of `cost` ns. In a period that is
+    /// longer than the longest window several windows were admitted.
+    fn charge_further(&mut self, early: u64, cost: u64) {
+        let admitted = self.account.period.clamp(1, SLICE_MAX.0);
+        let more = u128::from(cost) * u128::from(early.min(admitted)) / u128::from(admitted);
+        self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
+    }
+
     /// Begins the vCPU's next window. A window costs `cost` ns of checks.
     fn begin_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
         let late = now.saturating_sub(self.end);
@@ -351,23 +364,18 @@ impl Server {
             self.save(self.account.share(gap));
         }
         self.pay();
-        let account = &mut self.account;
-        let period = account.period.max(1);
+        let overdrawn = self.is_overdrawn(cost);
+        let period = self.account.period.max(1);
         // The windows of one that sleeps move on, so they need not end where its periods do.
         let regular = if asleep { start } else { start / period * period };
         let end = next.map_or(regular.saturating_add(period), |next| next.at.min(now.saturating_add(period)));
         let bound = |length: Nanos| start.saturating_add(length.0);
-        let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
         self.end = end.clamp(bound(least), bound(SLICE_MAX));
         self.regular_end = self.end;
-        // The part of this window that its period does not pay. In a longer period several windows were admitted.
-        let admitted = period.min(SLICE_MAX.0);
-        let further = admitted.saturating_sub(self.end - start);
-        let more = u128::from(cost) * u128::from(further) / u128::from(admitted);
-        self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
-        self.granted = account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
-        account.balance = account.balance.saturating_add(signed(self.granted));
+        self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
+        self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
+        self.account.balance = self.account.balance.saturating_add(signed(self.granted));
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -409,8 +417,8 @@ impl Server {
     /// Shortens the vCPU's window if its guest has begun to publish deadlines. A vCPU that has not run has written
     /// nothing (`kernel/guest/dl_next.c`): its page is not read, which was not admitted for each check. Nor is it where
     /// the share is used up, because no rest could pay for a cut.
-    fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
-        if self.account.is_used_up() {
+    fn shorten_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
+        if self.account.is_used_up() || self.is_overdrawn(cost) {
             return;
         }
         let Some(next) = threads.next_deadline(self.index, now) else { return };
@@ -420,6 +428,7 @@ impl Server {
         let rest = u64::try_from(self.account.balance).unwrap_or(0).saturating_mul(RATE) / self.rate;
         let end = next.at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
         if end < self.end {
+            self.charge_further(self.end - end, cost);
             let less = self.account.share(self.end - end);
             self.granted = self.granted.saturating_sub(less);
             self.account.balance -= signed(less);
@@ -684,7 +693,7 @@ impl EdfCpu {
                 }
                 rolled = true;
             } else if server.deadlines == Deadlines::None && server.may_have_run() {
-                server.shorten_window(now, threads);
+                server.shorten_window(now, cost, threads);
             }
         }
         self.windows += u64::from(rolled);
