@@ -42,10 +42,10 @@
 //! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
 //! period at least. So no guest's deadlines take time from other vCPUs.
 //!
-//! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
-//! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
-//! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
-//! check, once.
+//! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
+//! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
+//! up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next check,
+//! once. So there is no calm time while a guest has deadline tasks, also sleeping ones: they may wake together.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`EdfCpu::new`].
 
@@ -82,7 +82,7 @@ const WINDOW_CHECKS: u64 = 2;
 const RATE: u64 = 1 << 20;
 
 /// What a vCPU's guest publishes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deadlines {
     /// No deadlines.
     None,
@@ -317,7 +317,7 @@ impl Server {
 
     /// Whether this vCPU needs no plan.
     fn is_quiet(&self) -> bool {
-        self.deadlines != Deadlines::Live
+        self.deadlines == Deadlines::None
             && !self.used_over(8)
             && self.account.balance >= 0
             && self.account.place != Place::Beyond
@@ -861,15 +861,11 @@ impl EdfCpu {
         self.calm = true;
         self.calm_length = if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) };
         self.end = now.saturating_add(self.calm_length);
-        // One without deadlines that begins to spin delays none that has some.
-        let present = self.servers.iter().filter(|server| !server.account.ended);
-        let first = present.map(|server| server.deadlines).max().unwrap_or(Deadlines::None);
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             (server.end, server.regular_end) = (self.end, self.end);
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
-            let place = if server.deadlines == first { Place::Planned } else { Place::Entitled };
-            server.account.move_to(server.index, place, threads);
+            server.account.move_to(server.index, Place::Planned, threads);
         }
         self.end
     }
