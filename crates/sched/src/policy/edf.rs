@@ -650,15 +650,23 @@ impl EdfCpu {
         let kept = self.doubt_delay_min();
         let Self { servers, by_deadline, pool, spare, .. } = self;
         servers.iter_mut().for_each(|server| server.overuse_max = 0);
+        let free = spare.saturating_sub(kept);
+        let own = |server: &Server| {
+            let own = server.saved.min(server.account.share(OVERUSE_TIME));
+            if own >= CHECK_DELAY_MIN { own } else { 0 }
+        };
+        // Runnable vCPUs with deadlines may need their own saved time: a piece of the pool leaves them that much.
+        let urgent = |server: &Server| server.runnable && server.deadlines != Deadlines::None && !server.account.ended;
+        let claims: u64 = servers.iter().filter(|server| urgent(server)).map(own).sum();
         let mut others = *pool;
         for at in by_deadline.iter().filter(|_| unhurried) {
             let Some(server) = servers.get_mut(*at) else { continue };
-            let own = server.saved.min(server.account.share(OVERUSE_TIME));
-            let mut most = if own >= CHECK_DELAY_MIN { own } else { 0 };
+            let mut most = own(server);
             if server.runnable && others >= POOL_PIECE_MIN {
-                most += std::mem::take(&mut others);
+                let theirs = claims - if urgent(server) { most } else { 0 };
+                most += std::mem::take(&mut others).min(free.saturating_sub(theirs));
             }
-            most = most.min(spare.saturating_sub(kept));
+            most = most.min(free);
             server.overuse_max = if most >= CHECK_DELAY_MIN { most } else { 0 };
         }
     }
