@@ -714,14 +714,15 @@ impl EdfCpu {
 
     /// Sorts the vCPUs by deadline, and computes for each its slack, and what those with later deadlines need.
     fn sort_by_deadline(&mut self, now: u64) {
+        let cost = self.cost;
         let Self { servers, by_deadline, .. } = self;
         by_deadline.clear();
         by_deadline
             .extend((0..servers.len()).filter(|at| servers.get(*at).is_some_and(|server| !server.account.ended)));
         by_deadline.sort_unstable_by_key(|at| servers.get(*at).map_or(u64::MAX, |server| server.end));
         // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
-        // then.
-        let (mut wanted, mut rate, mut before) = (0_u64, 0_u64, now);
+        // then, the present check, and one where each of them has used up its share or its window ends.
+        let (mut wanted, mut rate, mut before) = (cost, 0_u64, now);
         for at in by_deadline.iter() {
             let Some(server) = servers.get_mut(*at) else { continue };
             let granted = rate.saturating_mul(server.end.saturating_sub(before)) / RATE;
@@ -730,6 +731,7 @@ impl EdfCpu {
             // A vCPU that needs nothing more misses nothing.
             let slack = server.end.saturating_sub(now).saturating_sub(wanted);
             server.slack = if server.demand > 0 { slack } else { u64::MAX };
+            wanted = wanted.saturating_add(if server.demand > 0 { cost } else { 0 });
         }
         let (mut later, mut same, mut end, mut order) = (0_u64, 0_u64, u64::MAX, u64::MAX);
         for at in by_deadline.iter().rev() {
