@@ -543,6 +543,28 @@ fn guests_that_publish_many_deadlines_take_no_time_from_others() {
     }
 }
 
+/// A guest has a deadline in its page in the middle of each window, and none when the next one begins. It uses nearly
+/// all of its share, so it has little to pay with.
+#[test]
+fn a_guest_pays_for_windows_that_it_cuts() {
+    let asked = [(MS, 8 * MS), (4 * MS, 10 * MS)];
+    let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Wants(60_000), Guest::Spins]);
+    host.vms[0].period = 500_000;
+    let mut due = 0;
+    while host.now < 2_000 * MS {
+        if due <= host.now {
+            let asked = host.vms[0].asked;
+            due = schedule.step(0, host.now, &mut host);
+            schedule.record_cost(0, 40_000);
+            host.vms[0].publishes ^= host.vms[0].asked > asked;
+        }
+        host.tick();
+    }
+    // 250 of its own, 200 of the other VM, and what it can pay for.
+    let windows = shown(&schedule, &host).slices;
+    assert!(windows < 1_000, "{windows} windows in two seconds");
+}
+
 /// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.
 #[test]
 fn a_sleeping_guest_is_asked_for_deadlines_once_a_window_and_a_running_one_until_it_publishes() {
