@@ -40,7 +40,8 @@
 //! **Further windows.** One window in each period of a vCPU, or in each 100 ms of a longer period, was admitted with
 //! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
 //! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
-//! period at least. So no guest's deadlines take time from other vCPUs.
+//! period at least. So no guest's deadlines take time from other vCPUs. A job that comes at any time needs no further
+//! window if its vCPU was known to sleep: the present window is prolonged.
 //!
 //! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
 //! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
@@ -436,6 +437,20 @@ impl Server {
             self.reclaim(signed(self.account.share(end - now)));
         }
     }
+
+    /// Prolongs the window of a vCPU that slept in it, and runs now, up to its guest's next deadline: none is before.
+    /// The window was to end at the deadline that a job would have that came when the window began. So a job that comes
+    /// at any time has one window, not two with a further one among them.
+    fn prolong_window(&mut self, now: u64, threads: &mut impl Threads) {
+        let Some(next) = threads.next_deadline(self.index, now) else { return };
+        self.deadlines = Deadlines::of(Some(next));
+        let end = next.at.min(now.saturating_add(self.account.period.min(SLICE_MAX.0)));
+        let more = self.account.share(end.saturating_sub(self.end));
+        self.end = self.end.max(end);
+        self.regular_end = self.end;
+        self.granted = self.granted.saturating_add(more);
+        self.account.balance = self.account.balance.saturating_add(signed(more));
+    }
 }
 
 /// The vCPUs of one CPU.
@@ -700,7 +715,11 @@ impl EdfCpu {
                     server.sleep = Sleep::Asleep;
                 }
                 rolled = true;
-            } else if server.deadlines == Deadlines::None && server.may_have_run() {
+            } else if server.deadlines != Deadlines::None {
+                if server.ran && !server.runnable {
+                    server.prolong_window(now, threads);
+                }
+            } else if server.may_have_run() {
                 server.shorten_window(now, cost, threads);
             }
         }
