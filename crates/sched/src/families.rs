@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{Class, ThreadId};
 
@@ -59,6 +60,8 @@ enum Family {
     CountedLiars,
     /// The same as `Counted`, with the tasks of `SporadicAlone`.
     CountedSporadic,
+    /// The tasks of `SporadicMixed`, where each vCPU reserves what such tasks need.
+    SporadicCovered,
 }
 
 /// Random numbers (splitmix64).
@@ -123,6 +126,8 @@ struct Vm {
     counts: Counts,
     awake: bool,
     cpu: Option<usize>,
+    /// The task that the guest ran last.
+    task: Option<usize>,
     /// What the guest has published: how often it has read the host's clock, and its entries.
     paired: u64,
     line: Vec<(u64, u64)>,
@@ -140,6 +145,7 @@ impl Vm {
         }
     }
 
+    /// As the guest module does, at each switch of tasks and where one ends.
     fn publish(&mut self) {
         let entry = |task: &Task| (task.due > 0).then_some((task.due + self.ahead, task.period));
         self.line = self.tasks.iter().filter_map(entry).collect();
@@ -148,8 +154,13 @@ impl Vm {
     }
 
     /// The task that the guest runs: the one with the earliest deadline.
+    fn first(&self) -> Option<usize> {
+        (0..self.tasks.len()).filter(|at| !self.tasks[*at].jobs.is_empty()).min_by_key(|at| self.tasks[*at].jobs[0].0)
+    }
+
     fn running(&mut self) -> Option<&mut Task> {
-        self.tasks.iter_mut().filter(|task| !task.jobs.is_empty()).min_by_key(|task| task.jobs[0].0)
+        let at = self.first()?;
+        self.tasks.get_mut(at)
     }
 }
 
@@ -281,9 +292,11 @@ impl Host {
             let Some(cpu) = cpu else { continue };
             free[cpu] = false;
             vm.cpu = Some(cpu);
-            if before[at].is_none() {
+            let first = vm.first();
+            if before[at].is_none() || vm.task != first {
                 vm.publish();
             }
+            vm.task = first;
         }
     }
 
@@ -361,6 +374,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
     let mut sets: Vec<Vec<Task>> = Vec::new();
     for _ in 0..vms {
         let alone = matches!(family, Family::SporadicAlone | Family::CountedSporadic);
+        let all = alone || matches!(family, Family::SporadicMixed | Family::SporadicCovered);
         let count = if alone { 1 } else { random.range(1, 3) };
         let mut task = || {
             let period = match family {
@@ -370,9 +384,8 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
             };
             let mixed = random.range(0, 1) == 0;
             let sporadic = match family {
-                Family::SporadicAlone | Family::SporadicMixed | Family::CountedSporadic => true,
                 Family::Full | Family::Liar | Family::Bursts => count == 1 && mixed,
-                _ => false,
+                _ => all,
             };
             let delay = [period / 10, period, 5 * period][random.range(0, 2) as usize];
             let phase = random.range(0, 40_000_000);
@@ -396,19 +409,72 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
     (parts(&sets) <= free + 1_000 * cpus).then_some((sets, rest))
 }
 
+/// The sum of the tasks' bandwidths in this time, ns.
+fn sum_in(set: &[Task], time: u64) -> u64 {
+    set.iter().map(|task| (task.work * time).div_ceil(task.period)).sum()
+}
+
+/// The budget and the period with which a vCPU keeps the deadlines of sporadic tasks: half of their shortest period,
+/// and the least bandwidth U with which the tasks need, in any time t, at most U (t - (1 - U) (half + SLICE_MIN)).
+///
+/// Why that is enough: let a job be released while its vCPU has used its share of a window of length L for later jobs.
+/// That took U L at least, so of what U supplies in the time until the window ends, at most U (1 - U) L is missing. The
+/// vCPU runs before the next window ends, half of the shortest period later at most, and publishes the job's deadline,
+/// which is not over by then. From then on a window ends there, or SLICE_MIN later at most, and all windows supply U.
+fn covering(set: &[Task]) -> Option<(u64, u64)> {
+    let (shortest, longest) = (set.iter().map(|task| task.period).min()?, set.iter().map(|task| task.period).max()?);
+    let (period, horizon) = (shortest / 2, 8 * longest);
+    let needs: Vec<(u64, u64)> = set
+        .iter()
+        .flat_map(|task| (1..=horizon / task.period).map(|number| number * task.period))
+        .map(|time| (time, set.iter().map(|task| time / task.period * task.work).sum::<u64>()))
+        // Later on U supplies more than the sum of the bandwidths.
+        .chain([(horizon, sum_in(set, horizon))])
+        .collect();
+    let enough = |budget: u64| {
+        let missing = ((period - budget) * (period + SLICE_MIN.0)).div_ceil(period);
+        let supplies = |time: u64| u128::from(budget) * u128::from(time - missing);
+        needs.iter().all(|(time, need)| u128::from(*need) * u128::from(period) <= supplies(*time))
+    };
+    let (mut low, mut high) = (sum_in(set, period), period);
+    if low > high || !enough(high) {
+        return None;
+    }
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if enough(middle) { high = middle } else { low = middle + 1 }
+    }
+    Some((low, period))
+}
+
 /// Runs the set of this number. None if it is not admitted.
 fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
     let mut random = Random(seed.wrapping_mul(0x1234_5677).wrapping_add(family as u64));
     let several = matches!(family, Family::SeveralCpus | Family::Migrating);
-    let counted = matches!(family, Family::Counted | Family::CountedLiars | Family::CountedSporadic);
     let cpus = if several { random.range(2, 3) } else { 1 };
     let (sets, rest) = draw(family, cpus, &mut random)?;
-    // Each vCPU reserves the sum of its tasks in the shortest of their periods.
+    simulate(family, planning, cpus, sets, rest, random)
+}
+
+/// Runs VMs with these sets of tasks, and one more that has `rest` thousandths of a CPU. None if they are not admitted.
+fn simulate(
+    family: Family,
+    planning: Planning,
+    cpus: u64,
+    sets: Vec<Vec<Task>>,
+    rest: u64,
+    mut random: Random,
+) -> Option<Found> {
+    let counted = matches!(family, Family::Counted | Family::CountedLiars | Family::CountedSporadic);
+    // Each vCPU reserves the sum of its tasks in the shortest of their periods, or what covers sporadic ones.
     let mut asked: Vec<(u64, u64)> = Vec::new();
     for set in &sets {
-        let period = set.iter().map(|task| task.period).min()?;
-        let budget: u64 = set.iter().map(|task| (task.work * period).div_ceil(task.period)).sum();
-        asked.push((budget, period));
+        asked.push(if family == Family::SporadicCovered && set.len() > 1 {
+            covering(set)?
+        } else {
+            let period = set.iter().map(|task| task.period).min()?;
+            (sum_in(set, period), period)
+        });
     }
     let period = if family == Family::Bursts { random.range(10, 60) } else { 10 };
     asked.push((rest * period * 1_000, period * MS));
@@ -462,6 +528,7 @@ fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
             counts: Counts::default(),
             awake: false,
             cpu: None,
+            task: None,
             paired: 1,
             line: Vec::new(),
             follow: Follow::new(*period),
@@ -557,4 +624,26 @@ families! {
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
     migrating: Migrating, Best, 30, 5_000;
+    sporadic_covered: SporadicCovered, Best, 0, 1;
+}
+
+/// In each of two VMs jobs of two tasks come at random times, one of them much longer than the other.
+#[test]
+fn sporadic_jobs_beside_longer_ones_are_in_time_where_their_vcpu_reserves_more() {
+    for seed in 0..60 {
+        let mut random = Random(seed);
+        let mut task = |work: u64, period: u64| Task {
+            work: work * 1_000,
+            period: period * MS,
+            release: 20 * MS + random.range(0, 40_000_000),
+            delay: period * MS,
+            jobs: VecDeque::new(),
+            due: 0,
+        };
+        let scale = seed % 3 + 1;
+        let first = vec![task(500 * scale, 5 * scale), task(20_000, 100)];
+        let second = vec![task(1_000 * scale, 10 * scale), task(10_000, 100)];
+        let found = simulate(Family::SporadicCovered, Planning::Best, 1, vec![first, second], 100, random).unwrap();
+        assert!(found.jobs > 20 && found.late == 0, "{seed}: {found:?}");
+    }
 }

@@ -5,10 +5,10 @@
 //! deadline first keeps every set of shares that fits (Liu and Layland 1973; for servers: Spuri and Buttazzo,
 //! "Scheduling aperiodic tasks in dynamic priority systems", 1996), and a deadline of one vCPU costs the others
 //! nothing. Each vCPU has *windows* that follow each other without a gap. A window ends at the next deadline that the
-//! guest publishes, or else at the end of the vCPU's period; it lasts 250 us to 100 ms. At the start of a window the
-//! vCPU is granted its *share*: its bandwidth times the window's length, to be used before the window ends. The unused
-//! rest is taken back, and overuse is paid back later. So by each of its own deadlines a vCPU has had as much time as
-//! DP-WRAP would have given it.
+//! guest publishes, or else at the end of the vCPU's period; it lasts a period at most, and 250 us to 100 ms. At the
+//! start of a window the vCPU is granted its *share*: its bandwidth times the window's length, to be used before the
+//! window ends. The unused rest is taken back, and overuse is paid back later. So by each of its own deadlines a vCPU
+//! has had as much time as DP-WRAP would have given it.
 //!
 //! **Two places for an order.** SCHED_FIFO has no order by deadline among threads of one priority. So the first vCPUs
 //! in the order are at [`Place::Planned`], and the others with time left are at [`Place::Entitled`]. The *slack* of a
@@ -40,12 +40,13 @@
 //! **Further windows.** One window in each period of a vCPU, or in each 100 ms of a longer period, was admitted with
 //! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
 //! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
-//! period at least. So no guest's deadlines take time from other vCPUs.
+//! period at least. So no guest's deadlines take time from other vCPUs. A job that comes at any time needs no further
+//! window if its vCPU was known to sleep: the present window is prolonged.
 //!
-//! **Calm.** If no guest has live deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are
-//! at [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks
-//! doubles, up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next
-//! check, once.
+//! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
+//! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
+//! up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next check,
+//! once. So there is no calm time while a guest has deadline tasks, also sleeping ones: they may wake together.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`EdfCpu::new`].
 
@@ -82,7 +83,7 @@ const WINDOW_CHECKS: u64 = 2;
 const RATE: u64 = 1 << 20;
 
 /// What a vCPU's guest publishes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deadlines {
     /// No deadlines.
     None,
@@ -240,10 +241,11 @@ impl Server {
         u64::try_from(self.account.balance.saturating_add(signed(self.overuse_max))).unwrap_or(0)
     }
 
-    /// Decides whether the vCPU sleeps. Since the last check, vCPUs at its place or ahead of it ran for `busy` ns.
-    /// `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only about a vCPU
-    /// that was assumed to be runnable, because the next check depends on that: if the CPU was idle, or if less than
-    /// `in_doubt` ns are left to the vCPU, because checks for its small rest would follow each other while others run.
+    /// Decides whether the vCPU sleeps. Since the last check, that check and vCPUs at its place or ahead of it ran for
+    /// `busy` ns. `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only
+    /// about a vCPU that was assumed to be runnable, because the next check depends on that: if the CPU was idle, or if
+    /// less than `in_doubt` ns are left to the vCPU, because checks for its small rest would follow each other while
+    /// others run.
     fn update_sleep(&mut self, now: u64, busy: u64, cpu_idle: bool, in_doubt: u64, threads: &mut impl Threads) {
         self.cpu_idle = cpu_idle;
         // A vCPU that was at `Beyond`, behind bulk, may have waited or run all the time.
@@ -316,7 +318,7 @@ impl Server {
 
     /// Whether this vCPU needs no plan.
     fn is_quiet(&self) -> bool {
-        self.deadlines != Deadlines::Live
+        self.deadlines == Deadlines::None
             && !self.used_over(8)
             && self.account.balance >= 0
             && self.account.place != Place::Beyond
@@ -327,6 +329,19 @@ impl Server {
         let paid = self.unpaid.min(self.saved);
         self.unpaid -= paid;
         self.saved -= paid;
+    }
+
+    /// Whether so many further windows are not paid that the vCPU has no more of them.
+    fn is_overdrawn(&self, cost: u64) -> bool {
+        self.unpaid > cost.saturating_mul(FURTHER_MAX)
+    }
+
+    /// Charges a window that ends `early` ns before its period pays for the next one, of `cost` ns. In a period that is
+    /// longer than the longest window several windows were admitted.
+    fn charge_further(&mut self, early: u64, cost: u64) {
+        let admitted = self.account.period.clamp(1, SLICE_MAX.0);
+        let more = u128::from(cost) * u128::from(early.min(admitted)) / u128::from(admitted);
+        self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
     }
 
     /// Begins the vCPU's next window. A window costs `cost` ns of checks.
@@ -350,23 +365,18 @@ impl Server {
             self.save(self.account.share(gap));
         }
         self.pay();
-        let account = &mut self.account;
-        let period = account.period.max(1);
+        let overdrawn = self.is_overdrawn(cost);
+        let period = self.account.period.max(1);
         // The windows of one that sleeps move on, so they need not end where its periods do.
         let regular = if asleep { start } else { start / period * period };
-        let end = next.map_or(regular.saturating_add(period), |next| next.at);
+        let end = next.map_or(regular.saturating_add(period), |next| next.at.min(now.saturating_add(period)));
         let bound = |length: Nanos| start.saturating_add(length.0);
-        let overdrawn = self.unpaid > cost.saturating_mul(FURTHER_MAX);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
         self.end = end.clamp(bound(least), bound(SLICE_MAX));
         self.regular_end = self.end;
-        // The part of this window that its period does not pay. In a longer period several windows were admitted.
-        let admitted = period.min(SLICE_MAX.0);
-        let further = admitted.saturating_sub(self.end - start);
-        let more = u128::from(cost) * u128::from(further) / u128::from(admitted);
-        self.unpaid = self.unpaid.saturating_add(u64::try_from(more).unwrap_or(cost));
-        self.granted = account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
-        account.balance = account.balance.saturating_add(signed(self.granted));
+        self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
+        self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
+        self.account.balance = self.account.balance.saturating_add(signed(self.granted));
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -406,8 +416,12 @@ impl Server {
     }
 
     /// Shortens the vCPU's window if its guest has begun to publish deadlines. A vCPU that has not run has written
-    /// nothing (`kernel/guest/dl_next.c`): its page is not read, which was not admitted for each check.
-    fn shorten_window(&mut self, now: u64, threads: &mut impl Threads) {
+    /// nothing (`kernel/guest/dl_next.c`): its page is not read, which was not admitted for each check. Nor is it where
+    /// the share is used up, because no rest could pay for a cut.
+    fn shorten_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
+        if self.account.is_used_up() || self.is_overdrawn(cost) {
+            return;
+        }
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
         self.settle();
@@ -415,12 +429,27 @@ impl Server {
         let rest = u64::try_from(self.account.balance).unwrap_or(0).saturating_mul(RATE) / self.rate;
         let end = next.at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
         if end < self.end {
+            self.charge_further(self.end - end, cost);
             let less = self.account.share(self.end - end);
             self.granted = self.granted.saturating_sub(less);
             self.account.balance -= signed(less);
             (self.end, self.regular_end) = (end, end);
             self.reclaim(signed(self.account.share(end - now)));
         }
+    }
+
+    /// Prolongs the window of a vCPU that slept in it, and runs now, up to its guest's next deadline: none is before.
+    /// The window was to end at the deadline that a job would have that came when the window began. So a job that comes
+    /// at any time has one window, not two with a further one among them.
+    fn prolong_window(&mut self, now: u64, threads: &mut impl Threads) {
+        let Some(next) = threads.next_deadline(self.index, now) else { return };
+        self.deadlines = Deadlines::of(Some(next));
+        let end = next.at.min(now.saturating_add(self.account.period.min(SLICE_MAX.0)));
+        let more = self.account.share(end.saturating_sub(self.end));
+        self.end = self.end.max(end);
+        self.regular_end = self.end;
+        self.granted = self.granted.saturating_add(more);
+        self.account.balance = self.account.balance.saturating_add(signed(more));
     }
 }
 
@@ -518,6 +547,10 @@ impl EdfCpu {
             let left = before.end.saturating_sub(now);
             let given = before.account.share(left);
             server.account.take_over(&before.account, given);
+            let moved = before.account.share(before.end - before.regular_end);
+            server.surplus = before.surplus;
+            server.save(before.saved.saturating_add(moved));
+            server.unpaid = before.unpaid;
             if old.calm {
                 // Its first window of the new plan begins now.
                 server.account.balance = -signed(before.account.overuse(given));
@@ -525,10 +558,6 @@ impl EdfCpu {
             }
             (server.end, server.regular_end, server.deadlines) = (before.end, before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
-            let moved = before.account.share(before.end - before.regular_end);
-            server.surplus = before.surplus;
-            server.save(before.saved.saturating_add(moved));
-            server.unpaid = before.unpaid;
             let more = signed(server.account.share(left)) - signed(given);
             server.granted = before.granted.saturating_add_signed(more);
             server.account.balance = server.account.balance.saturating_add(more);
@@ -579,13 +608,14 @@ impl EdfCpu {
             busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }
         self.repay_from_pool();
-        let passed = now.saturating_sub(self.last).saturating_sub(self.last_cost);
+        let last_cost = self.last_cost;
+        let passed = now.saturating_sub(self.last).saturating_sub(last_cost);
         self.last = now;
         if self.begin_windows(now, threads) {
             return self.begin_calm(now, threads);
         }
         let in_doubt = self.cost.saturating_mul(ORDER_COST_FACTOR);
-        for server in &mut self.servers {
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             // Behind bulk it may not have run although it was runnable.
             let busy = match server.place_before {
                 Place::Planned => busy[0],
@@ -595,7 +625,7 @@ impl EdfCpu {
             let [most, exhausted] = IDLE_QUARTERS;
             let least = passed / 4 * if server.exhausted { exhausted } else { most };
             let idle = passed > busy.saturating_add(IDLE_MIN.max(least));
-            server.update_sleep(now, busy, idle, in_doubt, threads);
+            server.update_sleep(now, busy.saturating_add(last_cost), idle, in_doubt, threads);
         }
         let mut holds = self.choose_planned(now);
         // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid,
@@ -605,7 +635,8 @@ impl EdfCpu {
             self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
         let time = holds.min(self.spare);
         let ask = |server: &Server| {
-            server.sleep == Sleep::Unknown && server.demand > 0 && (server.cpu_idle || time < CHECK_DELAY_MIN)
+            let open = server.sleep == Sleep::Unknown && server.demand > 0 && !server.account.ended;
+            open && (server.cpu_idle || time < CHECK_DELAY_MIN)
         };
         if time < self.end.saturating_sub(now) && self.servers.iter().any(ask) {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
@@ -634,15 +665,23 @@ impl EdfCpu {
         let kept = self.doubt_delay_min();
         let Self { servers, by_deadline, pool, spare, .. } = self;
         servers.iter_mut().for_each(|server| server.overuse_max = 0);
+        let free = spare.saturating_sub(kept);
+        let own = |server: &Server| {
+            let own = server.saved.min(server.account.share(OVERUSE_TIME));
+            if own >= CHECK_DELAY_MIN { own } else { 0 }
+        };
+        // Runnable vCPUs with deadlines may need their own saved time: a piece of the pool leaves them that much.
+        let urgent = |server: &Server| server.runnable && server.deadlines != Deadlines::None && !server.account.ended;
+        let claims: u64 = servers.iter().filter(|server| urgent(server)).map(own).sum();
         let mut others = *pool;
         for at in by_deadline.iter().filter(|_| unhurried) {
             let Some(server) = servers.get_mut(*at) else { continue };
-            let own = server.saved.min(server.account.share(OVERUSE_TIME));
-            let mut most = if own >= CHECK_DELAY_MIN { own } else { 0 };
+            let mut most = own(server);
             if server.runnable && others >= POOL_PIECE_MIN {
-                most += std::mem::take(&mut others);
+                let theirs = claims - if urgent(server) { most } else { 0 };
+                most += std::mem::take(&mut others).min(free.saturating_sub(theirs));
             }
-            most = most.min(spare.saturating_sub(kept));
+            most = most.min(free);
             server.overuse_max = if most >= CHECK_DELAY_MIN { most } else { 0 };
         }
     }
@@ -663,15 +702,25 @@ impl EdfCpu {
         let cost = self.cost.saturating_mul(WINDOW_CHECKS);
         let mut rolled = false;
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            let end = server.end;
             let over = server.is_over(now, threads);
+            // The kernel has just said that the vCPU sleeps.
+            let rolled_back = server.end < end;
             if calm {
                 (server.end, server.regular_end) = (now, now);
             }
             if over || calm {
                 server.begin_window(now, cost, threads);
+                if rolled_back && server.deadlines != Deadlines::Live {
+                    server.sleep = Sleep::Asleep;
+                }
                 rolled = true;
-            } else if server.deadlines == Deadlines::None && server.may_have_run() {
-                server.shorten_window(now, threads);
+            } else if server.deadlines != Deadlines::None {
+                if server.ran && !server.runnable {
+                    server.prolong_window(now, threads);
+                }
+            } else if server.may_have_run() {
+                server.shorten_window(now, cost, threads);
             }
         }
         self.windows += u64::from(rolled);
@@ -684,14 +733,15 @@ impl EdfCpu {
 
     /// Sorts the vCPUs by deadline, and computes for each its slack, and what those with later deadlines need.
     fn sort_by_deadline(&mut self, now: u64) {
+        let cost = self.cost;
         let Self { servers, by_deadline, .. } = self;
         by_deadline.clear();
         by_deadline
             .extend((0..servers.len()).filter(|at| servers.get(*at).is_some_and(|server| !server.account.ended)));
         by_deadline.sort_unstable_by_key(|at| servers.get(*at).map_or(u64::MAX, |server| server.end));
         // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
-        // then.
-        let (mut wanted, mut rate, mut before) = (0_u64, 0_u64, now);
+        // then, the present check, and one where each of them has used up its share or its window ends.
+        let (mut wanted, mut rate, mut before) = (cost, 0_u64, now);
         for at in by_deadline.iter() {
             let Some(server) = servers.get_mut(*at) else { continue };
             let granted = rate.saturating_mul(server.end.saturating_sub(before)) / RATE;
@@ -700,6 +750,7 @@ impl EdfCpu {
             // A vCPU that needs nothing more misses nothing.
             let slack = server.end.saturating_sub(now).saturating_sub(wanted);
             server.slack = if server.demand > 0 { slack } else { u64::MAX };
+            wanted = wanted.saturating_add(if server.demand > 0 { cost } else { 0 });
         }
         let (mut later, mut same, mut end, mut order) = (0_u64, 0_u64, u64::MAX, u64::MAX);
         for at in by_deadline.iter().rev() {
@@ -839,15 +890,11 @@ impl EdfCpu {
         self.calm = true;
         self.calm_length = if ran { self.shortest } else { (self.calm_length * 2).min(CALM_MAX) };
         self.end = now.saturating_add(self.calm_length);
-        // One without deadlines that begins to spin delays none that has some.
-        let present = self.servers.iter().filter(|server| !server.account.ended);
-        let first = present.map(|server| server.deadlines).max().unwrap_or(Deadlines::None);
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             (server.end, server.regular_end) = (self.end, self.end);
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
-            let place = if server.deadlines == first { Place::Planned } else { Place::Entitled };
-            server.account.move_to(server.index, place, threads);
+            server.account.move_to(server.index, Place::Planned, threads);
         }
         self.end
     }

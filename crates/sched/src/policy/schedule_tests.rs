@@ -209,6 +209,23 @@ fn a_vcpu_on_lent_time_waits_for_those_with_time_of_their_own() {
     }
 }
 
+/// In the order of deadlines the first VM may use what the second leaves even before the third has had its share, but
+/// not so much that the third misses its deadline.
+#[test]
+fn a_vcpu_on_lent_time_makes_no_other_late() {
+    for third in [MS, 2 * MS, 3 * MS] {
+        let asked = [(3 * MS, 10 * MS), (2 * MS, 10 * MS), (3 * MS, 10 * MS)];
+        let guests = [Guest::Spins, Guest::Sleeps, Guest::Wants(third)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &guests);
+        host.run(&mut schedule, 300 * MS, 0);
+        let before = host.vms[0].counts.ran;
+        host.run(&mut schedule, 600 * MS, 0);
+        assert!(host.vms[2].least + MS / 10 >= third, "{} of {third}", host.vms[2].least);
+        let (ran, share) = (host.vms[0].counts.ran - before, 300 / 10 * 3 * MS);
+        assert!(ran >= share + share / 8, "{third}: the first had {ran} of {share} and what the second left");
+    }
+}
+
 #[test]
 fn unused_time_goes_to_other_vcpus_and_then_to_bulk() {
     for planning in BOTH {
@@ -441,6 +458,67 @@ fn a_claim_counts_from_the_next_check_on() {
     }
 }
 
+/// A vCPU sleeps on after its window should have ended, while another one runs. Then its page has a deadline, which
+/// another vCPU of its guest wrote. It is granted its share from now on, not that of the time in which it slept.
+#[test]
+fn a_deadline_published_for_a_sleeping_vcpu_gives_no_time_for_the_past() {
+    for now in [48, 49, 50].map(|ms| ms * MS) {
+        let asked = [(9 * MS, 45 * MS), (10 * MS, 20 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Sleeps, Guest::Spins]);
+        host.run(&mut schedule, 40 * MS, 0);
+        // The sleeper's window moved on from its regular end at 45 ms, and the next check is a late one.
+        schedule.step(0, host.now, &mut host);
+        while host.now < now {
+            host.tick();
+        }
+        host.vms[0].publishes = true;
+        schedule.step(0, now, &mut host);
+        let plan = shown(&schedule, &host).plan;
+        let own = plan.iter().find(|segment| segment.id.tid == 100).map(|segment| segment.end - segment.start);
+        assert_eq!(own, Some((90 * MS - now) / 5), "at {} ms", now / MS);
+    }
+}
+
+/// A vCPU that slept in its last window spins in the present one, which goes on when the last other window ends.
+#[test]
+fn no_calm_time_begins_while_a_vcpu_spins() {
+    for period in [70, 90, 110].map(|ms| ms * MS) {
+        let asked = [(period / 10, period), (8 * MS, 20 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Spins, Guest::Sleeps]);
+        // The first vCPU needs a plan in its first two windows, not in the third.
+        host.run(&mut schedule, period + period / 20, 0);
+        host.vms[0].guest = Guest::Sleeps;
+        host.run(&mut schedule, 2 * period, 0);
+        host.run(&mut schedule, 3 * period - 3 * MS, 0);
+        host.vms[1].guest = Guest::Spins;
+        host.run(&mut schedule, 3 * period, 0);
+        assert_eq!(host.vms[1].counts.ran, 3 * MS, "of 8 ms in 20 ms");
+        schedule.step(0, host.now, &mut host);
+        assert!(!shown(&schedule, &host).calm, "at {} ms", host.now / MS);
+        host.vms[1].guest = Guest::Sleeps;
+        host.run(&mut schedule, 8 * period, 0);
+        assert!(shown(&schedule, &host).calm, "all sleep");
+    }
+}
+
+/// The deadlines of the first guest are further away than the period with which its vCPU was admitted.
+#[test]
+fn a_window_is_no_longer_than_the_period_although_deadlines_are_later() {
+    for period in [25, 40, 60].map(|ms| ms * MS) {
+        let asked = [(3 * MS, 10 * MS), (8 * MS, 20 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Spins; 2]);
+        (host.vms[0].period, host.vms[0].publishes) = (period, true);
+        host.run(&mut schedule, 100 * MS, 0);
+        while host.now < 1_000 * MS {
+            let (before, start) = (host.vms[0].counts.ran, host.now);
+            host.run(&mut schedule, start + 2 * 10 * MS, 0);
+            let ran = host.vms[0].counts.ran - before;
+            // At these times two periods have whole windows that last a period together.
+            assert!(ran + MS / 10 >= 3 * MS, "{ran} from {} ms on, deadlines each {period}", start / MS);
+        }
+    }
+}
+
 /// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
 #[test]
 fn guests_that_publish_many_deadlines_take_no_time_from_others() {
@@ -463,6 +541,28 @@ fn guests_that_publish_many_deadlines_take_no_time_from_others() {
         // At most one check of the order comes too late in a period.
         assert!(least + 2 * CHECK_DELAY_MIN >= 4 * MS, "{lies:?}: {least} in a period; pacers {pacers:.3}");
     }
+}
+
+/// A guest has a deadline in its page in the middle of each window, and none when the next one begins. It uses nearly
+/// all of its share, so it has little to pay with.
+#[test]
+fn a_guest_pays_for_windows_that_it_cuts() {
+    let asked = [(MS, 8 * MS), (4 * MS, 10 * MS)];
+    let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Wants(60_000), Guest::Spins]);
+    host.vms[0].period = 500_000;
+    let mut due = 0;
+    while host.now < 2_000 * MS {
+        if due <= host.now {
+            let asked = host.vms[0].asked;
+            due = schedule.step(0, host.now, &mut host);
+            schedule.record_cost(0, 40_000);
+            host.vms[0].publishes ^= host.vms[0].asked > asked;
+        }
+        host.tick();
+    }
+    // 250 of its own, 200 of the other VM, and what it can pay for.
+    let windows = shown(&schedule, &host).slices;
+    assert!(windows < 1_000, "{windows} windows in two seconds");
 }
 
 /// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.
@@ -578,6 +678,27 @@ fn vcpus_of_one_place_run_by_deadline() {
     // Without an order among vCPUs of one place, and without noticing waiting ones, 59 sets and 688 jobs were late. The
     // two sets that remain have less slack than CHECK_DELAY_MIN, the least time between checks.
     assert!(counted.1 > 300 && counted.0 <= 2 && counted.2 <= 11, "sets with late jobs, sets, late jobs: {counted:?}");
+}
+
+/// Tasks that are released together, beside a VM that spins: while one vCPU runs, another waits that no check has seen
+/// awake. Periods are doubles of 4 or of 6 ms.
+#[test]
+fn a_vcpu_that_waits_unseen_runs_by_its_deadline() {
+    for (unit, spins) in [(4 * MS, 26), (4 * MS, 21), (6 * MS, 26)] {
+        let tasks = [(unit / 8, unit), (unit / 4, 2 * unit), (unit / 5, unit)];
+        let mut asked = tasks.to_vec();
+        asked.push((spins * MS / 10, 10 * MS));
+        let (mut schedule, mut host) =
+            start(Planning::Best, 1, &asked, &[Guest::Tasks, Guest::Tasks, Guest::Tasks, Guest::Spins]);
+        for (vm, (work, period)) in host.vms.iter_mut().zip(tasks) {
+            vm.tasks = vec![Job::new((work - 60_000) / TICK * TICK, period, 20 * MS)];
+        }
+        host.run(&mut schedule, 100 * MS, 0);
+        host.vms.iter_mut().flat_map(|vm| &mut vm.tasks).for_each(|task| task.late = 0);
+        host.run(&mut schedule, 3_000 * MS, 0);
+        let told: Vec<_> = host.vms.iter().flat_map(|vm| &vm.tasks).map(|task| (task.jobs, task.late)).collect();
+        assert!(told.iter().all(|(jobs, late)| *jobs > 200 && *late == 0), "{unit}, {spins} %: {told:?}");
+    }
 }
 
 /// RTVirt's Table 5: ten VMs with ten applications each, slices divided by 30. Pacers take as long as in the lab, and
