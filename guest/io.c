@@ -18,7 +18,9 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/socket.h>
+#include <linux/sockios.h>
 #include <linux/uio.h>
+#include <asm/ioctls.h>
 #include <net/tcp.h>
 
 #include "ontime.h"
@@ -635,6 +637,17 @@ static bool recv_at_end(struct sock *sk, int flags)
 	return !(flags & RECV_AT_ONCE) && ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_END && !READ_ONCE(sk->sk_err);
 }
 
+/* What io_uring asks after a receive, as tcp_inq_hint(): the bytes that are left, or 1 for the end of the stream. */
+static int recv_left(struct sock *sk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	int left = 0;
+
+	if (ontime_ahead_holds(os) || ontime_sock_ready(os) & ONTIME_READY_IN)
+		ontime_sk_ioctl(sk, SIOCINQ, &left);
+	return left ? left : !!(ontime_sock_ready(os) & ONTIME_READY_RDHUP);
+}
+
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags)
 {
 	struct sock *sk = sock->sk;
@@ -687,9 +700,7 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		 */
 		result = recv_own_error(sk) ?: result;
 	}
-	/* io_uring asks whether there is more data, or the end. */
-	if (unlikely(msg->msg_get_inq) && result >= 0)
-		msg->msg_inq = ontime_ahead_holds(ontime_sk(sk)) ||
-			       ontime_sock_ready(ontime_sk(sk)) & (ONTIME_READY_IN | ONTIME_READY_RDHUP);
+	if (unlikely(msg->msg_get_inq) && result >= 0 && sk->sk_type == SOCK_STREAM)
+		msg->msg_inq = recv_left(sk);
 	return result == -ERESTARTSYS ? sock_intr_errno(timeout) : result;
 }
