@@ -135,6 +135,13 @@ static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	int err;
 
 	call->arg[0] = cpu_to_le32(msg->msg_flags & SEND_FLAGS);
+	/* udp_sendmsg() looks at these before it looks at the address. */
+	if (sk->sk_type == SOCK_DGRAM && sk->sk_family == AF_INET) {
+		if (msg_data_left(msg) > U16_MAX)
+			return -EMSGSIZE;
+		if (msg->msg_flags & MSG_OOB)
+			return -EOPNOTSUPP;
+	}
 	if (msg->msg_controllen) {
 		err = send_control(sk, rpc, msg);
 		if (err)
@@ -174,6 +181,23 @@ static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	return 0;
 }
 
+/* The error of a send from bad memory: as in Linux, one of the socket's state comes first. */
+static int send_fault(struct sock *sk, const struct msghdr *msg, size_t length)
+{
+	int err;
+
+	if (sk->sk_type == SOCK_STREAM) {
+		/* Without data. */
+		err = ontime_simple(sk, ONTIME_OP_SEND, 0, 0);
+		return err < 0 && err != -EAGAIN ? err : -EFAULT;
+	}
+	if (!msg->msg_name && ontime_simple(sk, ONTIME_OP_NAME, ONTIME_NAME_PEER, 0) == -ENOTCONN)
+		return -EDESTADDRREQ;
+	if (length > U16_MAX)
+		return -EMSGSIZE;
+	return READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN ? -EPIPE : -EFAULT;
+}
+
 /* Sends what fits into one call; returns the bytes sent. */
 static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 {
@@ -187,6 +211,8 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 	result = send_head(sk, rpc, msg);
 	if (!result)
 		result = send_data(sk, rpc, msg, &chunk);
+	if (unlikely(result == -EFAULT))
+		result = send_fault(sk, msg, before);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_OUT);
 	/* What was not sent is for the next call. */

@@ -771,7 +771,11 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	bool dissolve = length >= (int)sizeof(sa_family_t) && ((struct sockaddr *)addr)->sa_family == AF_UNSPEC;
 	int err;
 
-	if (sock->state == SS_CONNECTED && !dissolve && sk->sk_type == SOCK_STREAM)
+	if (length < (int)sizeof(sa_family_t))
+		return -EINVAL;
+	/* Whatever the address is. */
+	if (sk->sk_type == SOCK_STREAM && !dissolve &&
+	    (sock->state == SS_CONNECTED || READ_ONCE(sk->sk_state) == TCP_LISTEN))
 		return -EISCONN;
 	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err) && !dissolve)
 		return sock_connect_failed(sock);

@@ -89,6 +89,46 @@ static void bad_addresses(int family)
 	close(pair[1]);
 }
 
+/* A send from bad memory: what is wrong with the socket or the size is told first. */
+static void bad_sends(int family)
+{
+	static const size_t sizes[] = { 3, 9000, 70000 };
+	struct linger abort = { 1, 0 };
+	static char large[70000];
+	struct sockaddr_storage name = { .ss_family = family };
+	int datagram = socket(family, SOCK_DGRAM, 0), stream = socket(family, SOCK_STREAM, 0), pair[2];
+	unsigned int i;
+
+	for (i = 0; i < 3; i++) {
+		say("bad, unconnected", send(stream, (void *)1, sizes[i], MSG_NOSIGNAL));
+		say("bad, to nobody", send(datagram, (void *)1, sizes[i], 0));
+		say("short name", sendto(datagram, large, sizes[i], 0, (struct sockaddr *)&name, 3));
+		say("urgent, short name", sendto(datagram, large, sizes[i], MSG_OOB, (struct sockaddr *)&name, 3));
+		tcp_pair(family, pair);
+		say("bad, connected", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		shutdown(pair[0], SHUT_WR);
+		say("bad, shut", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		close(pair[0]);
+		close(pair[1]);
+		tcp_pair(family, pair);
+		setsockopt(pair[1], SOL_SOCKET, SO_LINGER, &abort, sizeof(abort));
+		close(pair[1]);
+		show_poll("reset", pair[0], POLLIN, 2000);
+		say("bad, reset", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		say("bad, after that", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		close(pair[0]);
+		datagrams(family, pair);
+		say("bad datagram", send(pair[0], (void *)1, sizes[i], 0));
+		say("good datagram", send(pair[0], large, sizes[i], 0));
+		shutdown(pair[0], SHUT_WR);
+		say("bad datagram, shut", send(pair[0], (void *)1, sizes[i], 0));
+		close(pair[0]);
+		close(pair[1]);
+	}
+	close(datagram);
+	close(stream);
+}
+
 static volatile bool stopped;
 
 static void receive_badly(int fd)
@@ -774,6 +814,7 @@ void test_kinds(int family)
 {
 	without_rights(family);
 	bad_addresses(family);
+	bad_sends(family);
 	bad_beside_good(family);
 	listen_beside_shutdown(family);
 	stamps(family);
