@@ -5,6 +5,8 @@
  */
 #include <linux/capability.h>
 #include <linux/compat.h>
+#include <linux/mroute.h>
+#include <linux/mroute6.h>
 #include <linux/netdevice.h>
 #include <linux/slab.h>
 #include <linux/sockios.h>
@@ -177,6 +179,12 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_TXREHASH:
 	case SO_LOCK_FILTER:
 	case SO_PASSPIDFD:
+#ifdef SO_PASSRIGHTS
+	case SO_PASSRIGHTS:
+#endif
+#ifdef SO_INQ
+	case SO_INQ:
+#endif
 	case SO_INCOMING_CPU:
 	case SO_BUSY_POLL:
 	case SO_PREFER_BUSY_POLL:
@@ -326,6 +334,13 @@ static bool opt_level_exists(const struct sock *sk, int level)
 	       level == sk->sk_protocol;
 }
 
+/* Options of multicast routers, which only raw sockets have. */
+static bool opt_of_router(const struct sock *sk, int level, int name)
+{
+	return (level == SOL_IP && ip_mroute_opt(name)) ||
+	       (level == SOL_IPV6 && sk->sk_family == AF_INET6 && ip6_mroute_opt(name));
+}
+
 /*
  * The error for an option that the host does not accept: callers without the needed capability get
  * EPERM, as in Linux.
@@ -342,6 +357,12 @@ static int opt_refused(struct sock *sk, int level, int name)
 		{ SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW }, { SOL_TCP, TCP_TIMESTAMP },
 	};
 
+	if (opt_of_router(sk, level, name))
+		return -EOPNOTSUPP;
+	/* Of routing headers Linux does not know each type. */
+	if ((level == SOL_IP && name == IP_ROUTER_ALERT) ||
+	    (level == SOL_IPV6 && name == IPV6_RTHDR && sk->sk_family == AF_INET6))
+		return -EINVAL;
 	/* No socket is in repair mode. */
 	if (level == sk->sk_protocol && opt_among(repair, ARRAY_SIZE(repair), level, name))
 		return -EPERM;
@@ -386,7 +407,7 @@ static bool opt_is_empty(const struct sock *sk, int level, int name)
 		{ SOL_IPV6, IPV6_RTHDRDSTOPTS },
 	};
 
-	return (level == SOL_TCP && name == TCP_ULP && sk->sk_type == SOCK_STREAM) ||
+	return (level == SOL_TCP && (name == TCP_ULP || name == TCP_FASTOPEN_KEY) && sk->sk_type == SOCK_STREAM) ||
 	       opt_among(options, ARRAY_SIZE(options), level, name);
 }
 
@@ -404,7 +425,8 @@ static bool opt_is_off(const struct sock *sk, int level, int name)
 
 static bool opt_is_zero(const struct sock *sk, int level, int name)
 {
-	return opt_is_off(sk, level, name) || (level == SOL_IP && (name == IP_HDRINCL || name == IP_NODEFRAG));
+	return opt_is_off(sk, level, name) || (level == SOL_IP && (name == IP_HDRINCL || name == IP_NODEFRAG)) ||
+	       (level == SOL_TCP && name == TCP_REPAIR && sk->sk_type == SOCK_STREAM);
 }
 
 /*
@@ -425,13 +447,24 @@ static int opt_set_nothing(const struct sock *sk, int level, int name, const voi
 	if (!length && level != SOL_TCP && opt_level_exists(sk, level) && opt_is_empty(sk, level, name) &&
 	    (level == SOL_IP || name == IPV6_RTHDR || capable(CAP_NET_RAW)))
 		return 0;
-	return -ENOPROTOOPT;
+	/* As where the kernel has no such protocol. */
+	if (level == SOL_TCP && name == TCP_ULP && sk->sk_type == SOCK_STREAM)
+		return length ? -ENOENT : -EINVAL;
+	if (level != SOL_IPV6 || sk->sk_family != AF_INET6)
+		return -ENOPROTOOPT;
+	if (!length && name == IPV6_2292PKTOPTIONS)
+		return 0;
+	if (name == IPV6_PKTINFO && length < sizeof(struct in6_pktinfo))
+		return -EINVAL;
+	return name == IPV6_PKTINFO && !memchr_inv(value, 0, sizeof(struct in6_pktinfo)) ? 0 : -ENOPROTOOPT;
 }
 
 static int opt_get(struct sock *sk, int level, int name, void *value, unsigned int length)
 {
 	int number = 0;
 
+	if (opt_of_router(sk, level, name))
+		return -EOPNOTSUPP;
 	if (opt_is_empty(sk, level, name))
 		return 0;
 	if (opt_fastopen_connect(sk, level, name))
@@ -557,9 +590,9 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	int size, result;
 	u8 *copy;
 
-	/* As in ip_getsockopt(); the host does not know the socket's family. */
-	if (sk->sk_family == AF_INET && level != IPPROTO_IP && level != sk->sk_protocol)
-		return -EOPNOTSUPP;
+	/* As in ip_getsockopt() and ipv6_getsockopt(). */
+	if (!opt_level_exists(sk, level))
+		return sk->sk_family == AF_INET ? -EOPNOTSUPP : -ENOPROTOOPT;
 	if (get_user(size, length))
 		return -EFAULT;
 	if (size < 0)
@@ -568,8 +601,11 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	copy = kzalloc(max(size, 1), GFP_KERNEL);
 	if (!copy)
 		return -ENOMEM;
-	/* Some options have an argument in the buffer. */
-	result = copy_from_user(copy, value, size) ? -EFAULT : opt_get(sk, level, name, copy, size);
+	/* Source filters have an argument in the buffer. Of others less may be there than @length says. */
+	if (copy_from_user(copy, value, size) && (name == IP_MSFILTER || name == MCAST_MSFILTER))
+		result = -EFAULT;
+	else
+		result = opt_get(sk, level, name, copy, size);
 	if (result >= 0) {
 		size = min(result, size);
 		result = copy_to_user(value, copy, size) || put_user(size, length) ? -EFAULT : 0;

@@ -701,6 +701,112 @@ static void without_a_value(int family)
 	}
 }
 
+/* Options that are read into no memory, or into less than the length says. */
+static void read_badly(int family)
+{
+	static const struct {
+		int level, name;
+	} options[] = {
+		{ IPPROTO_IP, IP_TTL }, { IPPROTO_IP, 12345 }, { IPPROTO_TCP, TCP_NODELAY }, { IPPROTO_TCP, 12345 },
+		{ IPPROTO_IPV6, IPV6_UNICAST_HOPS }, { IPPROTO_IPV6, 12345 }, { 12345, 1 },
+	};
+	char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + 4096, text[32];
+	int fd = socket(family, SOCK_STREAM, 0);
+	void *volatile nothing = NULL;
+	socklen_t len;
+	unsigned int i;
+
+	mprotect(end, 4096, PROT_NONE);
+	for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+		snprintf(text, sizeof(text), "get %d/%d", options[i].level, options[i].name);
+		len = 64;
+		say(text, getsockopt(fd, options[i].level, options[i].name, end - 4, &len));
+		show("length", len);
+		len = 4;
+		say("into nothing", getsockopt(fd, options[i].level, options[i].name, nothing, &len));
+		say("without a length", getsockopt(fd, options[i].level, options[i].name, end - 4, nothing));
+	}
+	close(fd);
+}
+
+/* Options of other sockets than these, and those that say what was received last. */
+static void other_options(int family)
+{
+	/* MRT_INIT, MRT_VERSION, IP_ROUTER_ALERT, TCP_REPAIR, IP_PKTOPTIONS, IPV6_2292PKTOPTIONS */
+	static const struct {
+		int level, name;
+	} options[] = {
+		{ IPPROTO_IP, 200 }, { IPPROTO_IP, 206 }, { IPPROTO_IPV6, 200 }, { IPPROTO_IPV6, 206 },
+		{ IPPROTO_IP, 5 }, { IPPROTO_TCP, 19 }, { IPPROTO_IP, 9 }, { IPPROTO_IPV6, 6 },
+	};
+	static const char header[24] = { 0, 2, 77, 1 };
+	static const int types[] = { SOCK_STREAM, SOCK_DGRAM };
+	char value[256] = "", text[32];
+	unsigned int i, j;
+	socklen_t size;
+	int one = 1;
+
+	for (j = 0; j < 2; j++) {
+		int fd = socket(family, types[j], 0);
+
+		size = 16;
+		for (i = 0; i < 5; i++) {
+			snprintf(text, sizeof(text), "%d set %d/%d", types[j], options[i].level, options[i].name);
+			say(text, setsockopt(fd, options[i].level, options[i].name, &one, sizeof(one)));
+		}
+		setsockopt(fd, IPPROTO_IP, IP_RECVTTL, &one, sizeof(one));
+		setsockopt(fd, IPPROTO_IPV6, IPV6_RECVHOPLIMIT, &one, sizeof(one));
+		for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+			socklen_t len = sizeof(value);
+
+			snprintf(text, sizeof(text), "%d get %d/%d", types[j], options[i].level, options[i].name);
+			say(text, getsockopt(fd, options[i].level, options[i].name, value, &len));
+			show("length", len);
+		}
+		/* The length depends on who has used a key. */
+		say("TCP_FASTOPEN_KEY", getsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_KEY, value, &size));
+		say("TCP_ULP of no protocol", setsockopt(fd, IPPROTO_TCP, TCP_ULP, "none0", 5));
+		say("TCP_ULP of no name", setsockopt(fd, IPPROTO_TCP, TCP_ULP, "none0", 0));
+		say("IPV6_2292PKTOPTIONS, none", setsockopt(fd, IPPROTO_IPV6, 6, value, 0));
+		memset(value, 0, sizeof(value));
+		say("IPV6_RTHDR of no type", setsockopt(fd, IPPROTO_IPV6, IPV6_RTHDR, header, sizeof(header)));
+		say("IPV6_PKTINFO, none", setsockopt(fd, IPPROTO_IPV6, IPV6_PKTINFO, value, 20));
+		say("IPV6_PKTINFO, short", setsockopt(fd, IPPROTO_IPV6, IPV6_PKTINFO, value, 4));
+		close(fd);
+	}
+}
+
+/* Control messages of one number, and of a name, in the forms of two RFCs. */
+static void sent_with(int family)
+{
+	/* IPV6_2292HOPLIMIT */
+	static const int messages[][3] = {
+		{ IPPROTO_IPV6, IPV6_DONTFRAG, 1 }, { IPPROTO_IPV6, IPV6_DONTFRAG, 2 }, { IPPROTO_IPV6, 8, 5 },
+		{ IPPROTO_IPV6, 8, 256 }, { IPPROTO_IPV6, IPV6_HOPLIMIT, 256 }, { IPPROTO_IP, IP_TTL, 256 },
+	};
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec iov = { "x", 1 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+			      .msg_controllen = sizeof(control) };
+	unsigned int i;
+	int pair[2];
+
+	datagrams(family, pair);
+	for (i = 0; i < sizeof(messages) / sizeof(*messages); i++) {
+		memset(&control, 0, sizeof(control));
+		control.head.cmsg_len = CMSG_LEN(sizeof(int));
+		control.head.cmsg_level = messages[i][0];
+		control.head.cmsg_type = messages[i][1];
+		memcpy(CMSG_DATA(&control.head), &messages[i][2], sizeof(int));
+		say("sent with", sendmsg(pair[0], &msg, 0));
+	}
+	close(pair[0]);
+	close(pair[1]);
+}
+
 /* Sizes of buffers: the smallest, and what the kernel gives a connection. */
 static void buffers(int family)
 {
@@ -828,6 +934,9 @@ void test_kinds(int family)
 	sources(family);
 	switched_off(family);
 	without_a_value(family);
+	read_badly(family);
+	other_options(family);
+	sent_with(family);
 	buffers(family);
 	zero_copy(family);
 	fast_open(family);

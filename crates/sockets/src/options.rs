@@ -83,6 +83,7 @@ const IP_RECVFRAGSIZE: i32 = 25;
 const IP_MSFILTER: i32 = 41;
 const MCAST_MSFILTER: i32 = 48;
 const IP_MULTICAST_ALL: i32 = 49;
+const IP_PKTOPTIONS: i32 = 9;
 const IP_PROTOCOL: i32 = 52;
 const IP_UNICAST_IF: i32 = 50;
 const IP_LOCAL_PORT_RANGE: i32 = 51;
@@ -102,6 +103,7 @@ const IPV6_2292PKTINFO: i32 = 2;
 const IPV6_2292HOPOPTS: i32 = 3;
 const IPV6_2292DSTOPTS: i32 = 4;
 const IPV6_2292RTHDR: i32 = 5;
+const IPV6_2292PKTOPTIONS: i32 = 6;
 const IPV6_2292HOPLIMIT: i32 = 8;
 const IPV6_FLOWINFO: i32 = 11;
 const IPV6_RECVERR_RFC4884: i32 = 31;
@@ -195,6 +197,7 @@ const OPTIONS: &[Passed] = {
         option!(IP, IP_UNICAST_IF, Both),
         // Setting it would choose a local port without a bind.
         option!(IP, IP_LOCAL_PORT_RANGE, Get),
+        option!(IP, IP_PKTOPTIONS, Get),
         option!(TCP, libc::TCP_NODELAY, Both),
         option!(TCP, libc::TCP_MAXSEG, Both),
         option!(TCP, libc::TCP_CORK, Both),
@@ -243,6 +246,7 @@ const OPTIONS: &[Passed] = {
         option!(V6, IPV6_2292HOPOPTS, Both),
         option!(V6, IPV6_2292DSTOPTS, Both),
         option!(V6, IPV6_2292RTHDR, Both),
+        option!(V6, IPV6_2292PKTOPTIONS, Get),
         option!(V6, IPV6_2292HOPLIMIT, Both),
         option!(V6, IPV6_FLOWINFO, Both),
         option!(V6, IPV6_RECVERR_RFC4884, Both),
