@@ -360,6 +360,7 @@ static inline struct ontime_sock *ontime_sk(const struct sock *sk)
 int ontime_proto_init(void);
 void ontime_proto_exit(void);
 struct sock *ontime_sk_child(struct sock *parent);
+void ontime_sk_to_v4(struct socket *sock);
 
 /* ---- sock.c ---- */
 

@@ -459,6 +459,27 @@ static int opt_set_nothing(const struct sock *sk, int level, int name, const voi
 	return name == IPV6_PKTINFO && !memchr_inv(value, 0, sizeof(struct in6_pktinfo)) ? 0 : -ENOPROTOOPT;
 }
 
+/* IPV6_ADDRFORM: as in do_ipv6_setsockopt(), a socket whose peer has an IPv4 address becomes one of IPv4. */
+static bool opt_changes_family(const struct sock *sk, int level, int name)
+{
+	return level == SOL_IPV6 && name == IPV6_ADDRFORM && sk->sk_family == AF_INET6;
+}
+
+static int set_family(struct socket *sock, const void *from, unsigned int length)
+{
+	int family, err;
+
+	if (length < sizeof(family))
+		return -EINVAL;
+	memcpy(&family, from, sizeof(family));
+	if (family != PF_INET)
+		return -EINVAL;
+	err = host_setsockopt(sock->sk, SOL_IPV6, IPV6_ADDRFORM, &family, sizeof(family));
+	if (!err)
+		ontime_sk_to_v4(sock);
+	return err;
+}
+
 static int opt_get(struct sock *sk, int level, int name, void *value, unsigned int length)
 {
 	int number = 0;
@@ -572,6 +593,8 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 		err = set_sol_socket(sock, name, copy, length);
 	else if (opt_fastopen_connect(sock->sk, level, name))
 		err = set_fastopen_connect(sock, copy);
+	else if (opt_changes_family(sock->sk, level, name))
+		err = set_family(sock, copy, length);
 	else
 		err = opt_set_nothing(sock->sk, level, name, copy, length);
 	if (err == -ENOPROTOOPT && !unread && level != SOL_SOCKET)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What applications meet seldom: bad addresses, stamps, error queues, urgent data, odd lengths of options. */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/errqueue.h>
@@ -807,6 +808,86 @@ static void sent_with(int family)
 	close(pair[1]);
 }
 
+static void say_family(const char *name, int fd)
+{
+	struct sockaddr_storage addr = {};
+	socklen_t len = sizeof(addr), size = sizeof(int);
+	int domain = -1;
+
+	getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size);
+	say(name, getsockname(fd, (struct sockaddr *)&addr, &len));
+	show("SO_DOMAIN", domain);
+	show("of its name", addr.ss_family);
+	show("of its length", len);
+	len = sizeof(addr);
+	say("peer", getpeername(fd, (struct sockaddr *)&addr, &len));
+	show("of its length", len);
+}
+
+/* IPV6_ADDRFORM: a socket of IPv6 becomes one of IPv4. */
+static void family_changes(int type)
+{
+	struct sockaddr_in6 mapped = { .sin6_family = AF_INET6 };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	int first = socket(AF_INET6, type, 0), other = socket(AF_INET, type, 0), fd = first;
+	int v4 = AF_INET, v6 = AF_INET6, value = -1;
+	socklen_t len = sizeof(mapped), size = sizeof(int);
+	char in[4];
+
+	inet_pton(AF_INET6, "::ffff:127.0.0.1", &mapped.sin6_addr);
+	say("unconnected", setsockopt(first, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+	bind(first, (struct sockaddr *)&mapped, sizeof(mapped));
+	getsockname(first, (struct sockaddr *)&mapped, &len);
+	addr.sin_port = mapped.sin6_port;
+	if (type == SOCK_STREAM) {
+		listen(first, 1);
+		say("listening", setsockopt(first, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+		connect(other, (struct sockaddr *)&addr, sizeof(addr));
+		fd = accept(first, NULL, NULL);
+	} else {
+		connect(other, (struct sockaddr *)&addr, sizeof(addr));
+		len = sizeof(addr);
+		getsockname(other, (struct sockaddr *)&addr, &len);
+		mapped.sin6_port = addr.sin_port;
+		connect(fd, (struct sockaddr *)&mapped, sizeof(mapped));
+	}
+	say_family("before", fd);
+	say("get", getsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &value, &size));
+	show("value", value);
+	say("to IPv6", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v6, sizeof(v6)));
+	say("short", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, 2));
+	say("to IPv4", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+	say_family("after", fd);
+	say("again", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+	say("get", getsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &value, &size));
+	say("send", send(fd, "abc", 3, 0));
+	say("recv", recv(other, in, sizeof(in), 0));
+	say("dissolve", connect(fd, &none, sizeof(none)));
+	memset(&addr, 0, sizeof(addr));
+	addr.sin_family = AF_INET;
+	if (type == SOCK_STREAM) {
+		say("bind", bind(fd, (struct sockaddr *)&addr, sizeof(addr)));
+		say("listen", listen(fd, 1));
+	}
+	len = sizeof(addr);
+	getsockname(fd, (struct sockaddr *)&addr, &len);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	close(other);
+	other = socket(AF_INET, type, 0);
+	say("connect", connect(other, (struct sockaddr *)&addr, sizeof(addr)));
+	if (type == SOCK_STREAM) {
+		value = accept(fd, NULL, NULL);
+		say_family("accepted", value);
+		close(value);
+	}
+	say("to IPv6 again", connect(fd, (struct sockaddr *)&mapped, sizeof(mapped)));
+	close(other);
+	if (fd != first)
+		close(fd);
+	close(first);
+}
+
 /* Sizes of buffers: the smallest, and what the kernel gives a connection. */
 static void buffers(int family)
 {
@@ -937,6 +1018,10 @@ void test_kinds(int family)
 	read_badly(family);
 	other_options(family);
 	sent_with(family);
+	if (family == AF_INET6) {
+		family_changes(SOCK_STREAM);
+		family_changes(SOCK_DGRAM);
+	}
 	buffers(family);
 	zero_copy(family);
 	fast_open(family);

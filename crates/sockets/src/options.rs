@@ -99,6 +99,7 @@ const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
 const IP_RECVERR_RFC4884: i32 = 26;
+const IPV6_ADDRFORM: i32 = 1;
 const IPV6_2292PKTINFO: i32 = 2;
 const IPV6_2292HOPOPTS: i32 = 3;
 const IPV6_2292DSTOPTS: i32 = 4;
@@ -270,6 +271,8 @@ const OPTIONS: &[Passed] = {
         option!(V6, libc::IPV6_TCLASS, Both),
         option!(V6, libc::IPV6_DONTFRAG, Both),
         option!(V6, IPV6_MULTICAST_ALL, Both),
+        // An IPv6 socket with an IPv4 peer becomes one of IPv4.
+        option!(V6, IPV6_ADDRFORM, Both),
     ]
 };
 
