@@ -274,7 +274,7 @@ int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
 		if (result)
 			return result;
 	}
-	result = sock_error(sk);
+	result = sock_error(sk) ?: ontime_opt_device(sk);
 	if (!result)
 		result = send_notice(sk, msg, &notice);
 	if (result)

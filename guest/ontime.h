@@ -332,6 +332,7 @@ struct ontime_sock {
 	bool ahead_off;
 	bool told;			/* an error event has come since the last connect began */
 	bool sized;			/* the connection's SO_SNDBUF is known */
+	int device;			/* the host's socket is bound to this interface of the guest */
 	struct work_struct urgent;	/* SIGURG: ready.c */
 	/*
 	 * Held while the host binds. Of a stream: also while the host's socket and sk_state begin or
@@ -442,6 +443,7 @@ int ontime_set_peek_off(struct sock *sk, int value);
 void ontime_opt_defaults(struct sock *sk);
 void ontime_opt_connected(struct sock *sk);
 int ontime_opt_uncork(struct sock *sk);
+int ontime_opt_device(struct sock *sk);
 
 /* ---- filter.c ---- */
 

@@ -111,7 +111,6 @@ static int opt_permitted(int name, int value)
 		if (value >= 0 && value <= 6)
 			return 0;
 		fallthrough;
-	case SO_MARK:
 	case SO_RCVMARK:
 		return capable(CAP_NET_RAW) || capable(CAP_NET_ADMIN) ? 0 : -EPERM;
 	case SO_SNDBUFFORCE:
@@ -135,19 +134,66 @@ static void mirror_timestamp(struct sock *sk, int name, int value)
 	release_sock(sk);
 }
 
-/* No socket is bound to an interface of the guest, so only what keeps that has an effect. */
-static int set_device(struct sock *sk, const u8 *value, unsigned int length)
+/*
+ * Binds the host's socket to the interface, before it gets a name. The process on the host may do that once, so until
+ * then a change is kept here only. The host has the loopback interface; instead of another one of the guest, which no
+ * outsourced packet passes, it takes one that it does not have.
+ */
+int ontime_opt_device(struct sock *sk)
 {
+	struct ontime_sock *os = ontime_sk(sk);
+	int device, host, err = 0;
+
+	if (likely(READ_ONCE(sk->sk_bound_dev_if) == READ_ONCE(os->device)))
+		return 0;
+	if (mutex_lock_killable(&os->call_lock))
+		return -EINTR;
+	device = READ_ONCE(sk->sk_bound_dev_if);
+	host = device > LOOPBACK_IFINDEX ? device | BIT(30) : device;
+	if (device != os->device)
+		err = host_setsockopt(sk, SOL_SOCKET, SO_BINDTOIFINDEX, &host, sizeof(host));
+	if (!err)
+		WRITE_ONCE(os->device, device);
+	mutex_unlock(&os->call_lock);
+	return err;
+}
+
+static int set_device_index(struct socket *sock, int device)
+{
+	int before = READ_ONCE(sock->sk->sk_bound_dev_if), err;
+	struct sockaddr_storage name;
+
+	err = sock_setsockopt(sock, SOL_SOCKET, SO_BINDTOIFINDEX, KERNEL_SOCKPTR(&device), sizeof(device));
+	if (err || device == before)
+		return err;
+	/* sin_port and sin6_port are at the same offset. */
+	if (ontime_getname(sock, (struct sockaddr *)&name, 0) > 0 && ((struct sockaddr_in *)&name)->sin_port)
+		err = ontime_opt_device(sock->sk);
+	if (err)
+		WRITE_ONCE(sock->sk->sk_bound_dev_if, before);
+	else if (device > LOOPBACK_IFINDEX)
+		pr_warn_ratelimited("%s: its socket is bound to interface %d, which outsourced packets do not pass\n",
+				    current->comm, device);
+	return err;
+}
+
+static int set_device(struct socket *sock, const u8 *value, unsigned int length)
+{
+	const struct net_device *device;
 	char name[IFNAMSIZ] = "";
-	bool exists;
+	int index = 0;
 
 	memcpy(name, value, min_t(unsigned int, length, IFNAMSIZ - 1));
-	if (!name[0])
-		return 0;
-	rcu_read_lock();
-	exists = dev_get_by_name_rcu(sock_net(sk), name);
-	rcu_read_unlock();
-	return exists ? -ENOPROTOOPT : -ENODEV;
+	if (name[0]) {
+		rcu_read_lock();
+		device = dev_get_by_name_rcu(sock_net(sock->sk), name);
+		if (device)
+			index = device->ifindex;
+		rcu_read_unlock();
+		if (!device)
+			return -ENODEV;
+	}
+	return set_device_index(sock, index);
 }
 
 /* @value has at least 4 bytes, except for SO_BINDTODEVICE: opt_is_number(). */
@@ -157,11 +203,11 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	int number, err;
 
 	if (name == SO_BINDTODEVICE)
-		return set_device(sk, value, length);
+		return set_device(sock, value, length);
 	memcpy(&number, value, sizeof(number));
 	switch (name) {
 	case SO_BINDTOIFINDEX:
-		return !number ? 0 : number < 0 ? -EINVAL : -ENOPROTOOPT;
+		return set_device_index(sock, number);
 	case SO_RCVTIMEO_OLD:
 	case SO_RCVTIMEO_NEW:
 	case SO_SNDTIMEO_OLD:
@@ -179,6 +225,7 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_TXREHASH:
 	case SO_LOCK_FILTER:
 	case SO_PASSPIDFD:
+	case SO_MARK:
 #ifdef SO_PASSRIGHTS
 	case SO_PASSRIGHTS:
 #endif
@@ -221,7 +268,7 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	}
 	err = opt_permitted(name, number);
 	/* No packet has a mark. */
-	if (!err && !number && (name == SO_MARK || name == SO_RCVMARK))
+	if (!err && !number && name == SO_RCVMARK)
 		return 0;
 	/* FORCE does not go beyond the host's policy. Of a negative size it makes the smallest one. */
 	if ((name == SO_SNDBUFFORCE || name == SO_RCVBUFFORCE) && number < 0)

@@ -108,6 +108,7 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_reuse = parent->sk_reuse;
 	sk->sk_reuseport = parent->sk_reuseport;
 	sk->sk_mark = parent->sk_mark;
+	sk->sk_bound_dev_if = parent->sk_bound_dev_if;
 	sk->sk_rcvbuf = parent->sk_rcvbuf;
 	sk->sk_sndbuf = parent->sk_sndbuf;
 	sk->sk_rcvtimeo = parent->sk_rcvtimeo;
@@ -124,6 +125,7 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_prefer_busy_poll = parent->sk_prefer_busy_poll;
 	sk->sk_busy_poll_budget = parent->sk_busy_poll_budget;
 #endif
+	ontime_sk(sk)->device = ontime_sk(parent)->device;
 	ontime_sk(sk)->ahead_off = ontime_sk(parent)->ahead_off;
 	ontime_sk(sk)->controls = ontime_sk(parent)->controls;
 	ontime_sk(sk)->corked = ontime_sk(parent)->corked;

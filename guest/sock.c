@@ -532,7 +532,7 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
-	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
+	err = ontime_addr_in(sk, addr, length, &rpc->out.call) ?: ontime_opt_device(sk);
 	if (!err && port_needs_privilege((const struct sockaddr *)rpc->out.call.addr))
 		err = -EACCES;
 	if (!err)
@@ -693,6 +693,11 @@ static void sock_dissolved(struct sock *sk)
 	long patience = HZ;
 
 	ontime_sk(sk)->peer_len = 0;
+	/* As in __udp_disconnect(). */
+	if (sk->sk_type == SOCK_DGRAM) {
+		WRITE_ONCE(sk->sk_bound_dev_if, 0);
+		WRITE_ONCE(ontime_sk(sk)->device, 0);
+	}
 	sock_refresh(sk);
 	if (sk->sk_type == SOCK_STREAM)
 		ontime_sock_wait_ready(sk, ONTIME_READY_HUP, &patience);
@@ -785,7 +790,8 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		WRITE_ONCE(os->told, false);
 		WRITE_ONCE(os->sized, false);
 	}
-	err = dissolve ? sock_dissolve_call(sk, addr, length) : sock_connect_call(sk, addr, length);
+	err = dissolve ? sock_dissolve_call(sk, addr, length) :
+			 ontime_opt_device(sk) ?: sock_connect_call(sk, addr, length);
 	if (err == -ECONNABORTED)
 		err = sock_connect_reason(sk);
 	/* What was reported before says nothing about this attempt. */
@@ -820,7 +826,7 @@ int ontime_listen(struct socket *sock, int backlog)
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(backlog);
-	err = mutex_lock_killable(&os->call_lock);
+	err = ontime_opt_device(sk) ?: mutex_lock_killable(&os->call_lock);
 	if (!err) {
 		err = ontime_sock_call(sk, rpc);
 		if (!err) {

@@ -609,6 +609,9 @@ static void without_rights(int family)
 		close(stream);
 		close(datagram);
 	}
+	i = socket(family, SOCK_DGRAM, 0);
+	say("no right, to lo", setsockopt(i, SOL_SOCKET, SO_BINDTODEVICE, "lo", 2));
+	say("no right, to none", setsockopt(i, SOL_SOCKET, SO_BINDTODEVICE, "", 0));
 	_exit(0);
 }
 
@@ -806,6 +809,81 @@ static void sent_with(int family)
 	}
 	close(pair[0]);
 	close(pair[1]);
+}
+
+static int to_interface(int fd, int index)
+{
+	return setsockopt(fd, SOL_SOCKET, SO_BINDTOIFINDEX, &index, sizeof(index));
+}
+
+static void read_interface(int fd)
+{
+	char name[32] = "";
+	socklen_t len = sizeof(name);
+
+	say("SO_BINDTODEVICE", getsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, name, &len));
+	show("length", len);
+	show("lo", !strcmp(name, "lo"));
+	read_back(fd, SOL_SOCKET, SO_BINDTOIFINDEX);
+	read_back(fd, SOL_SOCKET, SO_MARK);
+}
+
+/* Sockets of one name that are bound to the loopback interface, and to one that carries nothing. */
+static void interfaces(int family, int type)
+{
+	enum { LOOPBACK = 1, OTHER = 77777 };
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	int fds[4], tries[3], child, mark = 77, i;
+	struct sockaddr_storage addr;
+	socklen_t len;
+	char in[4];
+
+	for (i = 0; i < 4; i++)
+		fds[i] = socket(family, type, 0);
+	for (i = 0; i < 3; i++)
+		tries[i] = socket(family, type, 0);
+	read_interface(fds[0]);
+	say("part of a name", setsockopt(fds[0], SOL_SOCKET, SO_BINDTODEVICE, "lo", 1));
+	say("to a negative one", to_interface(fds[0], -1));
+	say("to another", to_interface(fds[0], OTHER));
+	say("to none", to_interface(fds[0], 0));
+	say("to loopback", setsockopt(fds[0], SOL_SOCKET, SO_BINDTODEVICE, "lo", 2));
+	say("mark", setsockopt(fds[0], SOL_SOCKET, SO_MARK, &mark, sizeof(mark)));
+	close(udp_bound(family, &addr, &len));
+	((struct sockaddr_in *)&addr)->sin_port = 0;
+	say("bind", bind(fds[0], (struct sockaddr *)&addr, len));
+	getsockname(fds[0], (struct sockaddr *)&addr, &len);
+	read_interface(fds[0]);
+	to_interface(fds[1], OTHER);
+	to_interface(fds[2], OTHER);
+	say("bind beside", bind(fds[1], (struct sockaddr *)&addr, len));
+	say("bind again", bind(fds[2], (struct sockaddr *)&addr, len));
+	say("bind without", bind(fds[3], (struct sockaddr *)&addr, len));
+	to_interface(tries[1], LOOPBACK);
+	to_interface(tries[2], OTHER);
+	if (type == SOCK_STREAM) {
+		say("listen", listen(fds[0], 4));
+		say("listen beside", listen(fds[1], 4));
+	}
+	for (i = 0; i < 3; i++) {
+		say("connect", connect(tries[i], (struct sockaddr *)&addr, len));
+		if (type == SOCK_DGRAM)
+			say("send", sendto(tries[i], "abc", 3, 0, (struct sockaddr *)&addr, len));
+		show_poll("loopback", fds[0], POLLIN, i < 2 ? 2000 : 0);
+		show_poll("other", fds[1], POLLIN, 0);
+		if (type == SOCK_DGRAM) {
+			say("recv", recv(fds[0], in, sizeof(in), MSG_DONTWAIT));
+		} else if (i < 2) {
+			child = accept(fds[0], NULL, NULL);
+			read_interface(child);
+			close(child);
+		}
+		say("dissolve", connect(tries[i], &none, sizeof(none)));
+		read_interface(tries[i]);
+		close(tries[i]);
+	}
+	for (i = 0; i < 4; i++)
+		close(fds[i]);
 }
 
 static void say_family(const char *name, int fd)
@@ -1018,6 +1096,8 @@ void test_kinds(int family)
 	read_badly(family);
 	other_options(family);
 	sent_with(family);
+	interfaces(family, SOCK_STREAM);
+	interfaces(family, SOCK_DGRAM);
 	if (family == AF_INET6) {
 		family_changes(SOCK_STREAM);
 		family_changes(SOCK_DGRAM);

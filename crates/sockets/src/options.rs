@@ -22,6 +22,8 @@ pub enum Access {
     /// Set and get; whether the socket may share its port. The host's socket has it only while that is the guest's
     /// choice.
     Share,
+    /// Set and get; the index of an interface, which may only be the loopback interface or none of the host's.
+    Interface,
     /// Set only; the value contains a multicast group that the policy must allow.
     Group(Group),
     /// As `Group`, and get; for a get the input value names the group.
@@ -78,6 +80,15 @@ pub fn access(level: i32, name: i32) -> Option<Access> {
     OPTIONS.iter().find(|option| (option.level, option.number) == (level, name)).map(|option| option.access)
 }
 
+/// Whether a socket may be bound to the interface with this index: the loopback interface, which is the first one of
+/// each network namespace, or one that does not exist. The kernel counts the indices up, and takes one that does not
+/// exist: such a socket sends and receives nothing.
+pub fn harmless_interface(index: i32) -> bool {
+    const LOOPBACK: i32 = 1;
+    const FIRST_THAT_NO_HOST_HAS: i32 = 1 << 30;
+    index == LOOPBACK || index >= FIRST_THAT_NO_HOST_HAS
+}
+
 /// Missing in the libc crate.
 const IP_RECVFRAGSIZE: i32 = 25;
 const IP_MSFILTER: i32 = 41;
@@ -98,6 +109,7 @@ const SO_BUF_LOCK: i32 = 72;
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
+const SO_BINDTOIFINDEX: i32 = 62;
 const IP_RECVERR_RFC4884: i32 = 26;
 const IPV6_ADDRFORM: i32 = 1;
 const IPV6_2292PKTINFO: i32 = 2;
@@ -127,7 +139,7 @@ macro_rules! option {
 }
 
 const OPTIONS: &[Passed] = {
-    use Access::{Backlog, Both, Buffer, BufferLock, Filter, Get, Group as Member, Share};
+    use Access::{Backlog, Both, Buffer, BufferLock, Filter, Get, Group as Member, Interface, Share};
     use Group::{Storage, V4First, V6First};
     &[
         option!(SOCKET, libc::SO_REUSEADDR, Both),
@@ -160,6 +172,7 @@ const OPTIONS: &[Passed] = {
         option!(SOCKET, SO_TIMESTAMP_NEW, Both),
         option!(SOCKET, SO_TIMESTAMPNS_NEW, Both),
         option!(SOCKET, SO_TIMESTAMPING_NEW, Both),
+        option!(SOCKET, SO_BINDTOIFINDEX, Interface),
         option!(IP, libc::IP_TOS, Both),
         option!(IP, libc::IP_TTL, Both),
         option!(IP, libc::IP_PKTINFO, Both),
@@ -301,6 +314,16 @@ mod tests {
         ];
         for (level, name) in harmful {
             assert_eq!(access(level, name), None, "level {level}, option {name}");
+        }
+    }
+
+    #[test]
+    fn no_socket_is_bound_to_an_interface_that_the_host_may_have() {
+        for (index, harmless) in [(i32::MIN, false), (-1, false), (0, false), (1, true), (2, false), (3, false)] {
+            assert_eq!(harmless_interface(index), harmless, "{index}");
+        }
+        for (index, harmless) in [((1 << 30) - 1, false), (1 << 30, true), (1 << 30 | 2, true), (i32::MAX, true)] {
+            assert_eq!(harmless_interface(index), harmless, "{index}");
         }
     }
 

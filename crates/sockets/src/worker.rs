@@ -546,6 +546,13 @@ impl Worker {
                     *wanted = i32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.backlog).to_ne_bytes();
                 }
             }
+            Access::Interface => {
+                // The kernel refuses a shorter value.
+                let index = value.first_chunk::<4>().map(|index| i32::from_ne_bytes(*index));
+                if index.is_some_and(|index| !options::harmless_interface(index)) {
+                    return Err(Errno(libc::ENOPROTOOPT));
+                }
+            }
             Access::Group(group) | Access::Filter(group) => {
                 // The kernel refuses a value that is too short to contain a group.
                 if value.len() >= group.shortest() {
