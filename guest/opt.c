@@ -252,10 +252,11 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return -ENOPROTOOPT;
 	case SO_ATTACH_FILTER:
 	case SO_ATTACH_BPF:
-		/* A filter of a stream would see segments, which only the host has. */
-		if (sk->sk_type != SOCK_DGRAM)
+		if (sk->sk_type == SOCK_DGRAM)
+			ontime_ahead_never(sk);
+		else if (sock->state != SS_UNCONNECTED || READ_ONCE(sk->sk_state) == TCP_LISTEN)
+			/* It would see segments, which only the host has: sock_cannot_filter(). */
 			return -EOPNOTSUPP;
-		ontime_ahead_never(sk);
 		fallthrough;
 	case SO_DETACH_FILTER:
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);

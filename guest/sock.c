@@ -762,6 +762,12 @@ static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr,
 	return sock_connect_ask(sock, addr, length);
 }
 
+/* A stream with a filter does not begin to receive segments: only the host has them. */
+static bool sock_cannot_filter(const struct sock *sk)
+{
+	return sk->sk_type == SOCK_STREAM && rcu_access_pointer(sk->sk_filter);
+}
+
 /*
  * The host socket knows whether it is unconnected, connecting or connected, and answers like
  * connect(2) on a non-blocking socket; waiting is done here. The host's errors come as events, so
@@ -782,6 +788,8 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	if (sk->sk_type == SOCK_STREAM && !dissolve &&
 	    (sock->state == SS_CONNECTED || READ_ONCE(sk->sk_state) == TCP_LISTEN))
 		return -EISCONN;
+	if (!dissolve && sock_cannot_filter(sk))
+		return -EOPNOTSUPP;
 	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err) && !dissolve)
 		return sock_connect_failed(sock);
 	/* A new attempt clears the end of the connection before, as in tcp_connect_init(). */
@@ -819,10 +827,13 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 int ontime_listen(struct socket *sock, int backlog)
 {
 	struct sock *sk = sock->sk;
-	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_LISTEN);
 	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
 	int err;
 
+	if (sock_cannot_filter(sk))
+		return -EOPNOTSUPP;
+	rpc = ontime_sock_rpc(sk, ONTIME_OP_LISTEN);
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(backlog);
