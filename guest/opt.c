@@ -72,16 +72,27 @@ static void mirror_number(struct sock *sk, int name, int *copy)
 		WRITE_ONCE(*copy, number);
 }
 
-static void mirror_buffers(struct sock *sk)
+/*
+ * The application has set a buffer's size. @forced: the size that the policy allows of one that may go beyond the
+ * host's sysctls; the application reads that, counted twice as by the kernel.
+ */
+static void mirror_buffer(struct sock *sk, int name, int *copy, u8 lock, int forced)
 {
-	mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
-	mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
+	/* SO_BUF_LOCK shows it. */
+	lock_sock(sk);
+	sk->sk_userlocks |= lock;
+	release_sock(sk);
+	mirror_number(sk, name, copy);
+	forced = min(forced, INT_MAX / 2) * 2;
+	if (READ_ONCE(*copy) < forced)
+		WRITE_ONCE(*copy, forced);
 }
 
 /* A connection was made whose send buffer the answer did not tell: sock.c. */
 void ontime_opt_connected(struct sock *sk)
 {
-	mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
+	if (!(sk->sk_userlocks & SOCK_SNDBUF_LOCK))
+		mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
 }
 
 /* A new socket's buffer sizes are the host's defaults, which are queried once. */
@@ -91,7 +102,8 @@ void ontime_opt_defaults(struct sock *sk)
 	int kind = sk->sk_type == SOCK_DGRAM;
 
 	if (!READ_ONCE(dev->sndbuf[kind])) {
-		mirror_buffers(sk);
+		mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
+		mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
 		WRITE_ONCE(dev->rcvbuf[kind], sk->sk_rcvbuf);
 		WRITE_ONCE(dev->sndbuf[kind], sk->sk_sndbuf);
 	}
@@ -271,27 +283,21 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	/* No packet has a mark. */
 	if (!err && !number && name == SO_RCVMARK)
 		return 0;
-	/* FORCE does not go beyond the host's policy. Of a negative size it makes the smallest one. */
-	if ((name == SO_SNDBUFFORCE || name == SO_RCVBUFFORCE) && number < 0)
-		memset(value, 0, sizeof(number));
 	/* Before the host has it: sock.c. */
 	if (name == SO_REUSEPORT && number)
 		WRITE_ONCE(ontime_sk(sk)->shares, true);
 	if (!err)
-		err = host_setsockopt(sk, SOL_SOCKET, name == SO_SNDBUFFORCE ? SO_SNDBUF :
-				      name == SO_RCVBUFFORCE ? SO_RCVBUF : name, value, length);
-	if (err)
+		err = host_setsockopt(sk, SOL_SOCKET, name, value, length);
+	if (err < 0)
 		return err;
 	switch (name) {
 	case SO_SNDBUF:
 	case SO_SNDBUFFORCE:
+		mirror_buffer(sk, SO_SNDBUF, &sk->sk_sndbuf, SOCK_SNDBUF_LOCK, err);
+		return 0;
 	case SO_RCVBUF:
 	case SO_RCVBUFFORCE:
-		/* SO_BUF_LOCK shows it. */
-		lock_sock(sk);
-		sk->sk_userlocks |= name == SO_SNDBUF || name == SO_SNDBUFFORCE ? SOCK_SNDBUF_LOCK : SOCK_RCVBUF_LOCK;
-		release_sock(sk);
-		mirror_buffers(sk);
+		mirror_buffer(sk, SO_RCVBUF, &sk->sk_rcvbuf, SOCK_RCVBUF_LOCK, err);
 		return 0;
 	case SO_TIMESTAMP_OLD:
 	case SO_TIMESTAMP_NEW:
@@ -309,7 +315,8 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_RCVLOWAT:
 		/* The host limits it by the buffer, or makes the buffer larger. */
 		mirror_number(sk, name, &sk->sk_rcvlowat);
-		mirror_buffers(sk);
+		if (!(sk->sk_userlocks & SOCK_RCVBUF_LOCK))
+			mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
 		return 0;
 	default:
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);

@@ -608,7 +608,8 @@ static void sock_told(struct sock *sk, const struct ontime_rpc *rpc)
 	    le32_to_cpu(control->level) != SOL_SOCKET || le32_to_cpu(control->type) != SO_SNDBUF)
 		return;
 	memcpy(&size, control + 1, sizeof(size));
-	WRITE_ONCE(sk->sk_sndbuf, (int)le32_to_cpu(size));
+	if (!(sk->sk_userlocks & SOCK_SNDBUF_LOCK))
+		WRITE_ONCE(sk->sk_sndbuf, (int)le32_to_cpu(size));
 	WRITE_ONCE(ontime_sk(sk)->sized, true);
 }
 

@@ -969,7 +969,8 @@ static void family_changes(int type)
 /* Sizes of buffers: the smallest, and what the kernel gives a connection. */
 static void buffers(int family)
 {
-	int pair[2], fresh = socket(family, SOCK_STREAM, 0), smallest = -1, before, after;
+	int pair[2], fresh = socket(family, SOCK_STREAM, 0), smallest = -1, large = 3000000, before, after;
+	struct sockaddr_storage addr;
 	socklen_t len = sizeof(int);
 
 	getsockopt(fresh, SOL_SOCKET, SO_SNDBUF, &before, &len);
@@ -981,6 +982,17 @@ static void buffers(int family)
 	say("SO_SNDBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_SNDBUFFORCE, &smallest, sizeof(smallest)));
 	read_back(fresh, SOL_SOCKET, SO_SNDBUF);
 	say("SO_RCVBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_RCVBUFFORCE, &smallest, sizeof(smallest)));
+	read_back(fresh, SOL_SOCKET, SO_RCVBUF);
+	/* What was forced stays. */
+	say("SO_SNDBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_SNDBUFFORCE, &large, sizeof(large)));
+	say("SO_RCVBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_RCVBUFFORCE, &large, sizeof(large)));
+	setsockopt(fresh, SOL_SOCKET, SO_RCVLOWAT, &before, sizeof(before));
+	close(pair[0]);
+	pair[0] = tcp_listener(family, &addr, &len);
+	connect(fresh, (struct sockaddr *)&addr, len);
+	read_back(fresh, SOL_SOCKET, SO_SNDBUF);
+	read_back(fresh, SOL_SOCKET, SO_RCVBUF);
+	say("SO_SNDBUF", setsockopt(fresh, SOL_SOCKET, SO_SNDBUF, &smallest, sizeof(smallest)));
 	read_back(fresh, SOL_SOCKET, SO_RCVBUF);
 	close(fresh);
 	close(pair[0]);

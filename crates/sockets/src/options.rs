@@ -15,6 +15,9 @@ pub enum Access {
     Get,
     /// Set and get; a buffer size in bytes, limited by the policy.
     Buffer,
+    /// Set only; as `Buffer`, but the answer is the size by the policy, of which the kernel takes what its own limits
+    /// allow.
+    BufferForce,
     /// Set and get; whether the kernel may resize a buffer. Forced to "no" if the policy fixes the sizes.
     BufferLock,
     /// Set and get; a number of queued connections, limited by the policy.
@@ -139,7 +142,7 @@ macro_rules! option {
 }
 
 const OPTIONS: &[Passed] = {
-    use Access::{Backlog, Both, Buffer, BufferLock, Filter, Get, Group as Member, Interface, Share};
+    use Access::{Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, Share};
     use Group::{Storage, V4First, V6First};
     &[
         option!(SOCKET, libc::SO_REUSEADDR, Both),
@@ -149,6 +152,8 @@ const OPTIONS: &[Passed] = {
         option!(SOCKET, libc::SO_BROADCAST, Both),
         option!(SOCKET, libc::SO_SNDBUF, Buffer),
         option!(SOCKET, libc::SO_RCVBUF, Buffer),
+        option!(SOCKET, libc::SO_SNDBUFFORCE, BufferForce),
+        option!(SOCKET, libc::SO_RCVBUFFORCE, BufferForce),
         option!(SOCKET, libc::SO_NO_CHECK, Both),
         option!(SOCKET, libc::SO_PEEK_OFF, Both),
         option!(SOCKET, SO_BUF_LOCK, BufferLock),
@@ -302,7 +307,6 @@ mod tests {
             (SOCKET, libc::SO_BINDTODEVICE),
             (SOCKET, libc::SO_MARK),
             (SOCKET, libc::SO_LINGER),
-            (SOCKET, libc::SO_RCVBUFFORCE),
             (SOCKET, libc::SO_BUSY_POLL),
             (TCP, libc::TCP_ULP),
             (TCP, libc::TCP_ZEROCOPY_RECEIVE),

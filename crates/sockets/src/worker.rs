@@ -528,6 +528,15 @@ impl Worker {
                         u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.largest_buffer() as u32).to_ne_bytes();
                 }
             }
+            Access::BufferForce => {
+                let wanted = value.first_chunk_mut::<4>().ok_or(Errno(libc::EINVAL))?;
+                // The kernel takes a negative size as the smallest one.
+                let size = i32::from_ne_bytes(*wanted).clamp(0, shared.vm.policy.limits.largest_buffer());
+                *wanted = size.to_ne_bytes();
+                let name = if name == libc::SO_SNDBUFFORCE { libc::SO_SNDBUF } else { libc::SO_RCVBUF };
+                host::set_option(socket.fd, level, name, wanted)?;
+                return Ok(Reply::number(Ok(size as u32)));
+            }
             Access::BufferLock => {
                 if let Some(lock) = value.first_chunk_mut::<4>().filter(|_| shared.vm.policy.limits.memory.is_some()) {
                     *lock = (u32::from_ne_bytes(*lock) | host::BUFFERS_LOCKED).to_ne_bytes();
