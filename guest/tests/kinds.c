@@ -811,6 +811,33 @@ static void sent_with(int family)
 	close(pair[1]);
 }
 
+/* IP_LOCAL_PORT_RANGE: the kernel chooses among a few ports. */
+static void port_range(int family, int type)
+{
+	enum { PORT_RANGE = 51, LOW = 41000, HIGH = 41009 };
+	int fds[] = { socket(family, type, 0), socket(family, type, 0) }, other, i;
+	unsigned int range = (unsigned int)HIGH << 16 | LOW, wrong = (unsigned int)LOW << 16 | HIGH;
+	struct sockaddr_storage addr;
+	socklen_t len;
+
+	for (i = 0; i < 2; i++) {
+		say("port range", setsockopt(fds[i], IPPROTO_IP, PORT_RANGE, &range, sizeof(range)));
+		say("upside down", setsockopt(fds[i], IPPROTO_IP, PORT_RANGE, &wrong, sizeof(wrong)));
+		say("short", setsockopt(fds[i], IPPROTO_IP, PORT_RANGE, &range, 2));
+		read_back(fds[i], IPPROTO_IP, PORT_RANGE);
+	}
+	other = type == SOCK_STREAM ? tcp_listener(family, &addr, &len) : udp_bound(family, &addr, &len);
+	say("connect", connect(fds[0], (struct sockaddr *)&addr, len));
+	((struct sockaddr_in *)&addr)->sin_port = 0;
+	say("bind", bind(fds[1], (struct sockaddr *)&addr, len));
+	for (i = 0; i < 2; i++) {
+		getsockname(fds[i], (struct sockaddr *)&addr, &len);
+		show("within", port_of(&addr) >= LOW && port_of(&addr) <= HIGH);
+		close(fds[i]);
+	}
+	close(other);
+}
+
 static int to_interface(int fd, int index)
 {
 	return setsockopt(fd, SOL_SOCKET, SO_BINDTOIFINDEX, &index, sizeof(index));
@@ -1108,6 +1135,8 @@ void test_kinds(int family)
 	read_badly(family);
 	other_options(family);
 	sent_with(family);
+	port_range(family, SOCK_STREAM);
+	port_range(family, SOCK_DGRAM);
 	interfaces(family, SOCK_STREAM);
 	interfaces(family, SOCK_DGRAM);
 	if (family == AF_INET6) {

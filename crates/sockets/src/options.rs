@@ -27,6 +27,9 @@ pub enum Access {
     Share,
     /// Set and get; the index of an interface, which may only be the loopback interface or none of the host's.
     Interface,
+    /// Set and get; the lowest and the highest port that the kernel may choose for the socket, which the policy must
+    /// allow for a bind.
+    LocalPorts,
     /// Set only; the value contains a multicast group that the policy must allow.
     Group(Group),
     /// As `Group`, and get; for a get the input value names the group.
@@ -142,7 +145,9 @@ macro_rules! option {
 }
 
 const OPTIONS: &[Passed] = {
-    use Access::{Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, Share};
+    use Access::{
+        Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, LocalPorts, Share,
+    };
     use Group::{Storage, V4First, V6First};
     &[
         option!(SOCKET, libc::SO_REUSEADDR, Both),
@@ -214,8 +219,7 @@ const OPTIONS: &[Passed] = {
         option!(IP, IP_PROTOCOL, Get),
         option!(IP, IP_MULTICAST_ALL, Both),
         option!(IP, IP_UNICAST_IF, Both),
-        // Setting it would choose a local port without a bind.
-        option!(IP, IP_LOCAL_PORT_RANGE, Get),
+        option!(IP, IP_LOCAL_PORT_RANGE, LocalPorts),
         option!(IP, IP_PKTOPTIONS, Get),
         option!(TCP, libc::TCP_NODELAY, Both),
         option!(TCP, libc::TCP_MAXSEG, Both),

@@ -562,6 +562,15 @@ impl Worker {
                     return Err(Errno(libc::ENOPROTOOPT));
                 }
             }
+            Access::LocalPorts => {
+                // The kernel refuses a shorter value; 0 is any port.
+                let range = value.first_chunk::<4>().map_or(0, |range| u32::from_ne_bytes(*range));
+                if range != 0 {
+                    let (lowest, highest) = (range as u16, (range >> 16) as u16);
+                    let allowed = shared.vm.policy.bind_among(socket.protocol, lowest, highest);
+                    allowed.inspect_err(|_| count(&shared.counters.refused_bind))?;
+                }
+            }
             Access::Group(group) | Access::Filter(group) => {
                 // The kernel refuses a value that is too short to contain a group.
                 if value.len() >= group.shortest() {
