@@ -27,6 +27,8 @@ pub enum Access {
     Share,
     /// Set and get; the index of an interface, which may only be the loopback interface or none of the host's.
     Interface,
+    /// Set and get; a set takes the host-wide `rtnl` lock, so its rate is limited.
+    Rtnl,
     /// Set and get; the lowest and the highest port that the kernel may choose for the socket, which the policy must
     /// allow for a bind.
     LocalPorts,
@@ -86,13 +88,13 @@ pub fn access(level: i32, name: i32) -> Option<Access> {
     OPTIONS.iter().find(|option| (option.level, option.number) == (level, name)).map(|option| option.access)
 }
 
-/// Whether a socket may be bound to the interface with this index: the loopback interface, which is the first one of
-/// each network namespace, or one that does not exist. The kernel counts the indices up, and takes one that does not
-/// exist: such a socket sends and receives nothing.
-pub fn harmless_interface(index: i32) -> bool {
+/// Whether a socket may be bound to the interface with this index: 0 for none, the loopback interface, which is the
+/// first one of each network namespace, or one that does not exist. The kernel counts the indices up, and takes one
+/// that does not exist: such a socket sends and receives nothing.
+pub(crate) fn harmless_interface(index: i32) -> bool {
     const LOOPBACK: i32 = 1;
     const FIRST_THAT_NO_HOST_HAS: i32 = 1 << 30;
-    index == LOOPBACK || index >= FIRST_THAT_NO_HOST_HAS
+    (0..=LOOPBACK).contains(&index) || index >= FIRST_THAT_NO_HOST_HAS
 }
 
 /// Missing in the libc crate.
@@ -115,7 +117,7 @@ const SO_BUF_LOCK: i32 = 72;
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
-const SO_BINDTOIFINDEX: i32 = 62;
+pub(crate) const SO_BINDTOIFINDEX: i32 = 62;
 const IP_RECVERR_RFC4884: i32 = 26;
 const IPV6_ADDRFORM: i32 = 1;
 const IPV6_2292PKTINFO: i32 = 2;
@@ -146,7 +148,8 @@ macro_rules! option {
 
 const OPTIONS: &[Passed] = {
     use Access::{
-        Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, LocalPorts, Share,
+        Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, LocalPorts, Rtnl,
+        Share,
     };
     use Group::{Storage, V4First, V6First};
     &[
@@ -294,7 +297,7 @@ const OPTIONS: &[Passed] = {
         option!(V6, libc::IPV6_DONTFRAG, Both),
         option!(V6, IPV6_MULTICAST_ALL, Both),
         // An IPv6 socket with an IPv4 peer becomes one of IPv4.
-        option!(V6, IPV6_ADDRFORM, Both),
+        option!(V6, IPV6_ADDRFORM, Rtnl),
     ]
 };
 
@@ -327,7 +330,7 @@ mod tests {
 
     #[test]
     fn no_socket_is_bound_to_an_interface_that_the_host_may_have() {
-        for (index, harmless) in [(i32::MIN, false), (-1, false), (0, false), (1, true), (2, false), (3, false)] {
+        for (index, harmless) in [(i32::MIN, false), (-1, false), (0, true), (1, true), (2, false), (3, false)] {
             assert_eq!(harmless_interface(index), harmless, "{index}");
         }
         for (index, harmless) in [((1 << 30) - 1, false), (1 << 30, true), (1 << 30 | 2, true), (i32::MAX, true)] {

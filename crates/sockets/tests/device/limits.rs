@@ -228,7 +228,9 @@ fn buffers(vm: &mut Vm, sock: u32) -> Buffers {
 /// All options by which a guest could enlarge a buffer. Whether the kernel accepts them does not matter.
 fn grow(vm: &mut Vm, sock: u32, tcp: bool) {
     let own = [(libc::SO_SNDBUF, 1 << 30), (libc::SO_RCVBUF, 1 << 30), (libc::SO_SNDBUF, -1), (libc::SO_RCVBUF, -1)];
-    for (option, value) in own.into_iter().chain([(SO_BUF_LOCK, 0), (libc::SO_RCVLOWAT, 1 << 30), (SO_BUF_LOCK, 4)]) {
+    let forced = [(libc::SO_SNDBUFFORCE, 1 << 30), (libc::SO_RCVBUFFORCE, 1 << 30)];
+    let others = [(SO_BUF_LOCK, 0), (libc::SO_RCVLOWAT, 1 << 30), (SO_BUF_LOCK, 4)];
+    for (option, value) in own.into_iter().chain(forced).chain(others) {
         let call = Call::new(ONTIME_OP_SETOPT, sock).arg([libc::SOL_SOCKET, option]).data(&i32::to_le_bytes(value));
         let _ = vm.main().result(call);
     }
