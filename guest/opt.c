@@ -480,7 +480,8 @@ static bool opt_is_off(const struct sock *sk, int level, int name)
 
 static bool opt_is_zero(const struct sock *sk, int level, int name)
 {
-	return opt_is_off(sk, level, name) || (level == SOL_IP && (name == IP_HDRINCL || name == IP_NODEFRAG)) ||
+	return opt_is_off(sk, level, name) ||
+	       (level == SOL_IP && (name == IP_HDRINCL || name == IP_NODEFRAG || name == IP_ROUTER_ALERT)) ||
 	       (level == SOL_TCP && name == TCP_REPAIR && sk->sk_type == SOCK_STREAM);
 }
 
