@@ -14,6 +14,7 @@
  * Memory that cannot be pinned (a splice, buffers registered with io_uring) is copied through
  * memory of the call.
  */
+#include <linux/capability.h>
 #include <linux/errqueue.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -105,11 +106,20 @@ static bool send_ignores(const struct sock *sk, const struct cmsghdr *cmsg)
 	}
 }
 
+/* The mark of one send is not passed on, as that of the socket: no outsourced packet has one. */
+static int send_mark(const struct cmsghdr *cmsg)
+{
+	if (!capable(CAP_NET_RAW) && !capable(CAP_NET_ADMIN))
+		return -EPERM;
+	return cmsg->cmsg_len == CMSG_LEN(sizeof(u32)) ? 0 : -EINVAL;
+}
+
 /* Puts the control messages that Linux would not ignore into the call. */
 static int send_control(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg)
 {
 	struct cmsghdr *cmsg;
 	size_t length = 0;
+	int err;
 
 	for_each_cmsghdr(cmsg, msg) {
 		size_t left = msg->msg_controllen - ((u8 *)cmsg - (u8 *)msg->msg_control), size;
@@ -118,6 +128,12 @@ static int send_control(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *
 			return -EINVAL;
 		if (send_ignores(sk, cmsg))
 			continue;
+		if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SO_MARK) {
+			err = send_mark(cmsg);
+			if (err)
+				return err;
+			continue;
+		}
 		/* The last one need not be padded. */
 		size = min_t(size_t, CMSG_ALIGN(cmsg->cmsg_len), left);
 		if (size > ONTIME_CONTROL_MAX - length)

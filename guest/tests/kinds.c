@@ -579,6 +579,8 @@ void test_lengths(int family)
 	}
 }
 
+static void sent_with(int family);
+
 /* What a user without rights is told of options that need them. */
 static void without_rights(int family)
 {
@@ -612,6 +614,7 @@ static void without_rights(int family)
 	i = socket(family, SOCK_DGRAM, 0);
 	say("no right, to lo", setsockopt(i, SOL_SOCKET, SO_BINDTODEVICE, "lo", 2));
 	say("no right, to none", setsockopt(i, SOL_SOCKET, SO_BINDTODEVICE, "", 0));
+	sent_with(family);
 	_exit(0);
 }
 
@@ -780,11 +783,12 @@ static void other_options(int family)
 	}
 }
 
-/* Control messages of one number, and of a name, in the forms of two RFCs. */
+/* Control messages of one number. */
 static void sent_with(int family)
 {
 	/* IPV6_2292HOPLIMIT */
 	static const int messages[][3] = {
+		{ SOL_SOCKET, SO_MARK, 5 },
 		{ IPPROTO_IPV6, IPV6_DONTFRAG, 1 }, { IPPROTO_IPV6, IPV6_DONTFRAG, 2 }, { IPPROTO_IPV6, 8, 5 },
 		{ IPPROTO_IPV6, 8, 256 }, { IPPROTO_IPV6, IPV6_HOPLIMIT, 256 }, { IPPROTO_IP, IP_TTL, 256 },
 	};

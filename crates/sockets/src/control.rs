@@ -12,6 +12,7 @@ const IPV6_2292HOPLIMIT: i32 = 8;
 /// (level, type, longest value in bytes, purpose) of each message that is passed.
 const PASSED: &[(i32, i32, usize, &str)] = &[
     (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, 4, "SO_TIMESTAMPING: stamps asked for one message"),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, 4, "priority of one message: 0 to 6, as by the option"),
     (libc::IPPROTO_IP, libc::IP_PKTINFO, 12, "source address of one datagram"),
     (libc::IPPROTO_IP, libc::IP_TTL, 4, "TTL of one datagram"),
     (libc::IPPROTO_IP, libc::IP_TOS, 4, "DSCP of one datagram"),
