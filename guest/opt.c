@@ -406,7 +406,7 @@ static int opt_refused(struct sock *sk, int level, int name)
 		{ SOL_IP, IP_IPSEC_POLICY }, { SOL_IP, IP_XFRM_POLICY }, { SOL_IP, IP_TRANSPARENT },
 		{ SOL_IPV6, IPV6_IPSEC_POLICY }, { SOL_IPV6, IPV6_XFRM_POLICY }, { SOL_IPV6, IPV6_TRANSPARENT },
 		{ SOL_IPV6, IPV6_HOPOPTS }, { SOL_IPV6, IPV6_RTHDRDSTOPTS }, { SOL_IPV6, IPV6_DSTOPTS },
-		{ SOL_TCP, TCP_REPAIR },
+		{ SOL_IPV6, IPV6_JOIN_ANYCAST }, { SOL_TCP, TCP_REPAIR },
 	};
 	static const struct opt_name repair[] = {
 		{ SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW }, { SOL_TCP, TCP_TIMESTAMP },
@@ -510,6 +510,11 @@ static int opt_set_nothing(const struct sock *sk, int level, int name, const voi
 		return -ENOPROTOOPT;
 	if (!length && name == IPV6_2292PKTOPTIONS)
 		return 0;
+	if ((name == IPV6_JOIN_ANYCAST || name == IPV6_LEAVE_ANYCAST) && length < sizeof(struct ipv6_mreq))
+		return -EINVAL;
+	/* No socket has joined any. */
+	if (name == IPV6_LEAVE_ANYCAST)
+		return -ENOENT;
 	if (name == IPV6_PKTINFO && length < sizeof(struct in6_pktinfo))
 		return -EINVAL;
 	return name == IPV6_PKTINFO && !memchr_inv(value, 0, sizeof(struct in6_pktinfo)) ? 0 : -ENOPROTOOPT;
@@ -590,7 +595,8 @@ static bool opt_is_number(const struct sock *sk, int level, int name)
 static bool opt_may_be_null(const struct sock *sk, int level, int name)
 {
 	return level == SOL_IPV6 && sk->sk_family == AF_INET6 && name != IPV6_ADD_MEMBERSHIP &&
-	       name != IPV6_DROP_MEMBERSHIP && (name < MCAST_JOIN_GROUP || name > MCAST_MSFILTER);
+	       name != IPV6_DROP_MEMBERSHIP && name != IPV6_JOIN_ANYCAST && name != IPV6_LEAVE_ANYCAST &&
+	       (name < MCAST_JOIN_GROUP || name > MCAST_MSFILTER);
 }
 
 /*
