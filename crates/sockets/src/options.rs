@@ -113,6 +113,9 @@ const TCP_CC_INFO: i32 = 26;
 const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 const TCP_INQ: i32 = 36;
 const TCP_IS_MPTCP: i32 = 43;
+const TCP_RTO_MAX_MS: i32 = 44;
+const TCP_RTO_MIN_US: i32 = 45;
+const TCP_DELACK_MAX_US: i32 = 46;
 const SO_BUF_LOCK: i32 = 72;
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
@@ -249,6 +252,9 @@ const OPTIONS: &[Passed] = {
         option!(TCP, TCP_FASTOPEN_NO_COOKIE, Both),
         option!(TCP, libc::TCP_TIMESTAMP, Get),
         option!(TCP, TCP_IS_MPTCP, Get),
+        option!(TCP, TCP_RTO_MAX_MS, Both),
+        option!(TCP, TCP_RTO_MIN_US, Both),
+        option!(TCP, TCP_DELACK_MAX_US, Both),
         option!(UDP, libc::UDP_CORK, Both),
         option!(UDP, UDP_NO_CHECK6_TX, Both),
         option!(UDP, UDP_NO_CHECK6_RX, Both),

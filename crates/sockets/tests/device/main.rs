@@ -32,6 +32,9 @@ use ontime_sockets::abi::*;
 
 /// Missing in the libc crate.
 const SO_BINDTOIFINDEX: i32 = 62;
+const TCP_RTO_MAX_MS: i32 = 44;
+const TCP_RTO_MIN_US: i32 = 45;
+const TCP_DELACK_MAX_US: i32 = 46;
 
 /// Everything on this host is allowed.
 const FREE: &str = "bind = [\"tcp/0-65535\", \"udp/0-65535\"]\nreach = [\"127.0.0.0/8\", \"::1/128\"]\nchannels = 1";
@@ -385,6 +388,12 @@ fn options_reach_the_host_or_are_refused() {
     // Interfaces that the host may have.
     assert_eq!([-1, 2, (1 << 30) - 1].map(|index| set(SO_BINDTOIFINDEX, index)), [Err(libc::ENOPROTOOPT); 3]);
     assert_eq!([0, 1].map(|loopback| set(SO_BINDTOIFINDEX, loopback)), [Ok(0); 2]);
+    // The kernel refuses them before 6.15 and 6.16, the device never.
+    for name in [TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US] {
+        let time = Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_TCP, name]).data(&40_000i32.to_le_bytes());
+        let result = vm.main().result(time);
+        assert!(matches!(result, Ok(0) | Err(libc::ENOPROTOOPT)), "{name}: {result:?}");
+    }
     assert_eq!(vm.counter("refused_option"), 6);
 }
 
