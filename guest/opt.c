@@ -274,6 +274,12 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
 	case SO_DETACH_REUSEPORT_BPF:
 		return sk->sk_reuseport ? -ENOENT : -EINVAL;
+	case SO_RESERVE_MEM:
+		/*
+		 * As where no control group accounts for the memory of sockets. The kernel's own code would take this
+		 * for a socket of TCP.
+		 */
+		return number < 0 ? -EINVAL : -EOPNOTSUPP;
 	case SO_ATTACH_REUSEPORT_CBPF:
 	case SO_ATTACH_REUSEPORT_EBPF:
 		/* The host chooses which socket of a port receives. */

@@ -788,6 +788,13 @@ static void other_options(int family)
 		say("IPV6_JOIN_ANYCAST, short", setsockopt(fd, IPPROTO_IPV6, IPV6_JOIN_ANYCAST, value, 19));
 		say("IPV6_LEAVE_ANYCAST, short", setsockopt(fd, IPPROTO_IPV6, IPV6_LEAVE_ANYCAST, value, 19));
 		say("IPV6_LEAVE_ANYCAST of none", setsockopt(fd, IPPROTO_IPV6, IPV6_LEAVE_ANYCAST, value, 20));
+		/* SO_RESERVE_MEM */
+		for (i = 0; i < 3; i++) {
+			int memory = (int)i - 1;
+
+			say("reserve memory", setsockopt(fd, SOL_SOCKET, 73, &memory, sizeof(memory)));
+			read_back(fd, SOL_SOCKET, 73);
+		}
 		close(fd);
 	}
 }
