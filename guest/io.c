@@ -11,8 +11,8 @@
  * the application's pages again.
  *
  * A device that has gone silent may still write to pages that it was given, so these are pinned.
- * Memory that cannot be pinned (a splice, buffers registered with io_uring) is copied through
- * memory of the call.
+ * Memory that cannot be pinned (a splice, buffers registered with io_uring, memory of a device) is
+ * copied through memory of the call.
  */
 #include <linux/capability.h>
 #include <linux/errqueue.h>
@@ -55,6 +55,9 @@ static size_t io_gather_max(struct sock *sk, struct ontime_rpc *rpc)
 
 static int io_gather(struct ontime_rpc *rpc, size_t length)
 {
+	/* Pinning may have failed before. */
+	kfree(rpc->pages.sgl);
+	rpc->pinned = false;
 	rpc->gathered = kmalloc(length, GFP_KERNEL);
 	rpc->pages.sgl = kmalloc(sizeof(struct scatterlist), GFP_KERNEL);
 	if (!rpc->gathered || !rpc->pages.sgl)
@@ -169,9 +172,22 @@ static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	return ontime_addr_in(sk, msg->msg_name, msg->msg_namelen, call);
 }
 
+/* Copies up to @chunk bytes into memory of the call. */
+static int send_gathered(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter, size_t *chunk)
+{
+	int err;
+
+	*chunk = min(*chunk, io_gather_max(sk, rpc));
+	err = io_gather(rpc, *chunk);
+	if (!err && !copy_from_iter_full(rpc->gathered, *chunk, iter))
+		err = -EFAULT;
+	return err;
+}
+
 static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk)
 {
 	struct iov_iter *iter = &msg->msg_iter;
+	bool fits;
 	int got;
 
 	*chunk = msg_data_left(msg);
@@ -179,16 +195,15 @@ static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		rpc->out_small = *chunk;
 		return copy_from_iter_full(ontime_rpc_out(rpc), *chunk, iter) ? 0 : -EFAULT;
 	}
-	if (io_gathered(sk, rpc, iter)) {
-		if (sk->sk_type == SOCK_DGRAM && *chunk > io_gather_max(sk, rpc))
-			return -EMSGSIZE;
-		*chunk = min(*chunk, io_gather_max(sk, rpc));
-		got = io_gather(rpc, *chunk);
-		if (!got && !copy_from_iter_full(rpc->gathered, *chunk, iter))
-			got = -EFAULT;
-		return got;
-	}
+	fits = sk->sk_type == SOCK_STREAM || *chunk <= io_gather_max(sk, rpc);
+	if (io_gathered(sk, rpc, iter))
+		return fits ? send_gathered(sk, rpc, iter, chunk) : -EMSGSIZE;
 	got = ontime_rpc_pages(rpc, iter, *chunk);
+	if (unlikely(got == -EFAULT) && fits) {
+		/* Memory that cannot be pinned, or bad memory; the first part of it may have been pinned. */
+		iov_iter_revert(iter, *chunk - iov_iter_count(iter));
+		return send_gathered(sk, rpc, iter, chunk);
+	}
 	if (got < 0)
 		return got;
 	if (sk->sk_type == SOCK_DGRAM && got < *chunk)
@@ -372,7 +387,7 @@ static bool recv_keeps(const struct sock *sk, int flags)
 
 /*
  * As in Linux, bad addresses are detected when there is data to copy, however little. The data
- * comes in the call; a stream is only peeked at.
+ * comes in the call; a stream is only peeked at. Of a datagram the call takes all that may be copied.
  */
 static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk, int *flags)
 {
@@ -383,6 +398,27 @@ static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk,
 		return -ENOBUFS;
 	if (recv_keeps(sk, *flags))
 		*flags |= MSG_PEEK;
+	*chunk = most;
+	rpc->in_small = most;
+	return 0;
+}
+
+/*
+ * Memory that cannot be pinned. What a stream brings is received in the call, up to memory that cannot be written:
+ * where that begins nothing may be to copy.
+ */
+static int recv_unpinned(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter, size_t *chunk, int *flags)
+{
+	size_t most = min(*chunk, io_gather_max(sk, rpc));
+
+	/* The first part of it may have been pinned. */
+	iov_iter_revert(iter, *chunk - iov_iter_count(iter));
+	if (sk->sk_type == SOCK_STREAM)
+		most -= fault_in_iov_iter_writeable(iter, most);
+	if (sk->sk_type == SOCK_DGRAM || !most)
+		return recv_bad_room(sk, rpc, chunk, flags);
+	if (!ontime_rpc_grow(rpc, most))
+		return -ENOBUFS;
 	*chunk = most;
 	rpc->in_small = most;
 	return 0;
@@ -414,8 +450,8 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		return io_gather(rpc, *chunk);
 	}
 	got = ontime_rpc_pages(rpc, iter, *chunk);
-	if (got == -EFAULT)
-		return recv_bad_room(sk, rpc, chunk, flags);
+	if (unlikely(got == -EFAULT))
+		return recv_unpinned(sk, rpc, iter, chunk, flags);
 	if (got < 0)
 		return got;
 	*chunk = got;

@@ -16,7 +16,9 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,6 +130,52 @@ static void bad_sends(int family)
 	}
 	close(datagram);
 	close(stream);
+}
+
+/* Memory that the kernel can copy and cannot pin, as that of many devices; and room whose end nothing is written to. */
+static void odd_memory(int family)
+{
+	enum { SECRET = 16384, SENT = 5000, MAPPED = 8192, RW = PROT_READ | PROT_WRITE };
+	static const int types[] = { SOCK_STREAM, SOCK_DGRAM };
+	/* memfd_secret(), which a kernel may lack. */
+	int file = syscall(447, 0), pair[2], i, j;
+	bool there = file >= 0 && !ftruncate(file, SECRET);
+	char *own = mmap(NULL, 16 * MAPPED, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *secret = mmap(NULL, SECRET, RW, there ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, there ? file : -1, 0);
+	struct iovec out[] = { { own, 3 }, { secret, SENT } };
+	struct iovec in[] = { { own + 8, 3 }, { secret + SECRET - SENT, SENT } };
+	struct iovec ends[] = { { own, 2000 }, { own + MAPPED, 4000 } };
+
+	show("memfd_secret()", there);
+	if (say("mapped", own == MAP_FAILED || secret == MAP_FAILED ? -1 : 0))
+		return;
+	mprotect(own + MAPPED, 15 * MAPPED, PROT_NONE);
+	for (i = 0; i < 2; i++) {
+		if (types[i] == SOCK_STREAM)
+			tcp_pair(family, pair);
+		else
+			datagrams(family, pair);
+		memset(secret, 0, SECRET);
+		for (j = 0; j < SENT; j++)
+			secret[j] = j * 7 + 1;
+		say("from it", send(pair[0], secret, SENT, 0));
+		say("to it", recv(pair[1], secret + SECRET - SENT, SENT, MSG_WAITALL));
+		show("same", !memcmp(secret, secret + SECRET - SENT, SENT));
+		say("from two parts", writev(pair[0], out, 2));
+		say("to two parts", readv(pair[1], in, 2));
+		send(pair[0], "abc", 3, 0);
+		say("to less than it says", recv(pair[1], own, 15 * MAPPED, 0));
+		show("first", own[0]);
+		send(pair[0], "def", 3, 0);
+		say("to the first part", readv(pair[1], ends, 2));
+		show("first", own[0]);
+		close(pair[0]);
+		close(pair[1]);
+	}
+	munmap(own, 16 * MAPPED);
+	munmap(secret, SECRET);
+	if (there)
+		close(file);
 }
 
 static volatile bool stopped;
@@ -1139,6 +1187,7 @@ void test_kinds(int family)
 	without_rights(family);
 	bad_addresses(family);
 	bad_sends(family);
+	odd_memory(family);
 	bad_beside_good(family);
 	listen_beside_shutdown(family);
 	stamps(family);
