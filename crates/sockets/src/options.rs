@@ -386,6 +386,135 @@ mod tests {
         );
     }
 
+    /// An option, or several by the start of their names; their level and numbers.
+    type Named = (&'static str, i32, &'static [i32]);
+
+    /// What stays refused, and why, as docs/sockets.md says.
+    const REFUSED: &[(&str, &[Named])] = &[
+        (
+            "pointers in the value",
+            &[
+                ("SO_ATTACH_FILTER", SOCKET, &[26]),
+                ("SO_ATTACH_BPF", SOCKET, &[50]),
+                ("SO_ATTACH_REUSEPORT", SOCKET, &[51, 52]),
+                ("TCP_ZEROCOPY_RECEIVE", TCP, &[35]),
+            ],
+        ),
+        (
+            "leaving the VM's network",
+            &[
+                ("IP(V6)_TRANSPARENT", IP, &[19]),
+                ("IP(V6)_TRANSPARENT", V6, &[75]),
+                ("IP(V6)_FREEBIND", IP, &[15]),
+                ("IP(V6)_FREEBIND", V6, &[78]),
+                ("IPV6_JOIN_ANYCAST", V6, &[27]),
+            ],
+        ),
+        (
+            "keys, state, times or memory of the host's kernel",
+            &[
+                ("TCP_ULP", TCP, &[31]),
+                ("TCP_REPAIR", TCP, &[19, 20, 21, 22, 29]),
+                ("TCP_MD5SIG", TCP, &[14, 32]),
+                ("TCP_AO", TCP, &[38, 39, 40, 41, 42]),
+                ("TCP_FASTOPEN_KEY", TCP, &[33]),
+                ("IP(V6)_IPSEC_POLICY", IP, &[16]),
+                ("IP(V6)_IPSEC_POLICY", V6, &[34]),
+                ("IP(V6)_XFRM_POLICY", IP, &[17]),
+                ("IP(V6)_XFRM_POLICY", V6, &[35]),
+                ("SO_TXTIME", SOCKET, &[61]),
+                ("SO_RESERVE_MEM", SOCKET, &[73]),
+                ("SO_DEVMEM_DONTNEED", SOCKET, &[80]),
+            ],
+        ),
+        (
+            "code of the host's kernel that each use patches for all CPUs",
+            &[("TCP_TX_DELAY", TCP, &[37]), ("UDP_ENCAP", UDP, &[100]), ("IPV6_FLOWLABEL_MGR", V6, &[32])],
+        ),
+        (
+            "headers of the guest's choice",
+            &[
+                ("IP_OPTIONS", IP, &[4]),
+                ("IPV6_HOPOPTS", V6, &[54]),
+                ("IPV6_RTHDR", V6, &[57]),
+                ("IPV6_RTHDRDSTOPTS", V6, &[55]),
+                ("IPV6_DSTOPTS", V6, &[59]),
+                ("IPV6_PKTINFO", V6, &[50]),
+                // It can be read.
+                ("IPV6_2292PKTOPTIONS", V6, &[]),
+                ("IPV6_FLOWINFO_SEND", V6, &[33]),
+            ],
+        ),
+        (
+            "what no outsourced packet has",
+            &[
+                ("IP_PASSSEC", IP, &[18]),
+                ("SO_RCVMARK", SOCKET, &[75]),
+                ("SO_RCVPRIORITY", SOCKET, &[82]),
+                ("IPV6_ROUTER_ALERT_ISOLATE", V6, &[30]),
+            ],
+        ),
+    ];
+
+    /// What the guest's kernel or module answers without the host (guest/opt.c).
+    const KEPT: &[(i32, &[i32])] = &[
+        (
+            SOCKET,
+            &[
+                1, 13, 14, 16, 17, 19, 20, 21, 25, 27, 28, 31, 34, 36, 41, 43, 44, 45, 46, 48, 53, 56, 59, 60, 66, 67,
+                68, 69, 70, 71, 74, 76, 77, 83, 84,
+            ],
+        ),
+        (TCP, &[30]),
+        (V6, &[28]),
+    ];
+
+    /// Numbers up to the last one of Linux 7.2 that are no option of a stream or datagram socket.
+    const UNUSED: &[(i32, &[i32])] = &[
+        (SOCKET, &[22, 23, 24, 54, 58, 78, 79, 81]),
+        (TCP, &[15]),
+        (IP, &[3, 5, 22, 27, 28, 29, 30, 31]),
+        (V6, &[7, 9, 10, 12, 13, 14, 15, 22, 36, 37, 38, 39, 40, 41, 52, 63, 64, 65, 68, 69, 71]),
+    ];
+
+    #[test]
+    fn each_option_of_linux_is_passed_or_kept_or_refused() {
+        let listed = |table: &[(i32, &[i32])], level: i32, number: i32| {
+            table.iter().any(|(of, numbers)| *of == level && numbers.contains(&number))
+        };
+        for (level, numbers) in [(SOCKET, 1..=84), (TCP, 1..=46), (UDP, 100..=104), (IP, 1..=52), (V6, 1..=78)] {
+            for number in numbers {
+                let refused = REFUSED
+                    .iter()
+                    .flat_map(|(_, options)| *options)
+                    .any(|(_, of, numbers)| *of == level && numbers.contains(&number));
+                let passed = access(level, number).is_some();
+                let places = [passed, refused, listed(UNUSED, level, number)].into_iter().filter(|is| *is).count();
+                // The guest keeps some that the host reads as well.
+                let kept = usize::from(!passed && listed(KEPT, level, number));
+                assert_eq!(places + kept, 1, "level {level}, option {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_documentation_lists_the_options_that_are_refused() {
+        let page = include_str!("../../../docs/sockets.md");
+        let refused = page.split_once("**Refused, and why:**").unwrap().1.split_once("\n## ").unwrap().0;
+        let points: Vec<String> =
+            refused.split("\n- ").skip(1).map(|point| point.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(points.len(), REFUSED.len());
+        for (point, (why, options)) in points.iter().zip(REFUSED) {
+            assert!(point.starts_with(&format!("{why}: ")), "not because of {why}: {point}");
+            let is_name =
+                |word: &&str| ["SO_", "IP_", "IP(V6)_", "IPV6_", "TCP_", "UDP_"].iter().any(|p| word.starts_with(*p));
+            let names: Vec<&str> = point.split([' ', ',', ';', '.']).filter(is_name).collect();
+            let mut expected: Vec<&str> = options.iter().map(|(name, ..)| *name).collect();
+            expected.dedup();
+            assert_eq!(names, expected, "docs/sockets.md, {why}");
+        }
+    }
+
     /// The kernel is never told of more sources than it has room for.
     #[test]
     fn a_filter_asks_for_as_many_sources_as_its_value_has_room_for() {
