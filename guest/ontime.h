@@ -471,7 +471,7 @@ void ontime_steal_stop(void);
 /* ---- steer.c ---- */
 
 bool ontime_steer_may(const struct net *net);
-u32 ontime_steer_reserved(void);
+u32 ontime_steer_bypassed(void);
 int ontime_steer_init(void);
 void ontime_steer_exit(void);
 void ontime_steer_free(void);
