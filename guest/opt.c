@@ -477,8 +477,7 @@ static bool opt_is_off(const struct sock *sk, int level, int name)
 {
 	static const struct opt_name options[] = {
 		{ SOL_IP, IP_FREEBIND }, { SOL_IP, IP_PASSSEC }, { SOL_IP, IP_TRANSPARENT }, { SOL_IPV6, IPV6_TRANSPARENT },
-		{ SOL_IPV6, IPV6_FREEBIND }, { SOL_IPV6, IPV6_FLOWINFO_SEND }, { SOL_IPV6, IPV6_ROUTER_ALERT_ISOLATE },
-		{ SOL_TCP, TCP_TX_DELAY }, { SOL_UDP, UDP_ENCAP },
+		{ SOL_IPV6, IPV6_FREEBIND }, { SOL_TCP, TCP_TX_DELAY }, { SOL_UDP, UDP_ENCAP },
 	};
 
 	return opt_level_exists(sk, level) && opt_among(options, ARRAY_SIZE(options), level, name);

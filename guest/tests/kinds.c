@@ -879,6 +879,42 @@ static void sent_with(int family)
 	close(pair[1]);
 }
 
+/* A flow label of IPv6 that the application chooses. */
+static void flow_labels(int family)
+{
+	/* IPV6_FLOWINFO_SEND, IPV6_FLOWINFO, IPV6_ROUTER_ALERT_ISOLATE */
+	enum { SEND = 33, RECEIVE = 11, ISOLATE = 30, LABEL = 0x12345 };
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = {};
+	char in[4];
+	struct iovec iov = { in, sizeof(in) };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+			      .msg_controllen = sizeof(control) };
+	struct sockaddr_storage addr;
+	int to, from, one = 1, label = 0;
+	socklen_t len;
+
+	if (family != AF_INET6)
+		return;
+	to = udp_bound(family, &addr, &len);
+	from = socket(family, SOCK_DGRAM, 0);
+	say("isolate", setsockopt(from, IPPROTO_IPV6, ISOLATE, &one, sizeof(one)));
+	read_back(from, IPPROTO_IPV6, ISOLATE);
+	say("to receive", setsockopt(to, IPPROTO_IPV6, RECEIVE, &one, sizeof(one)));
+	say("to send", setsockopt(from, IPPROTO_IPV6, SEND, &one, sizeof(one)));
+	read_back(from, IPPROTO_IPV6, SEND);
+	((struct sockaddr_in6 *)&addr)->sin6_flowinfo = htonl(LABEL);
+	say("send", sendto(from, "abc", 3, 0, (struct sockaddr *)&addr, len));
+	say("recv", recvmsg(to, &msg, 0));
+	show("message", control.head.cmsg_type);
+	memcpy(&label, CMSG_DATA(&control.head), sizeof(label));
+	show("label", ntohl(label) == LABEL);
+	close(from);
+	close(to);
+}
+
 /* IP_LOCAL_PORT_RANGE: the kernel chooses among a few ports. */
 static void port_range(int family, int type)
 {
@@ -1204,6 +1240,7 @@ void test_kinds(int family)
 	read_badly(family);
 	other_options(family);
 	sent_with(family);
+	flow_labels(family);
 	port_range(family, SOCK_STREAM);
 	port_range(family, SOCK_DGRAM);
 	interfaces(family, SOCK_STREAM);

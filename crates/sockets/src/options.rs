@@ -130,7 +130,9 @@ const IPV6_2292RTHDR: i32 = 5;
 const IPV6_2292PKTOPTIONS: i32 = 6;
 const IPV6_2292HOPLIMIT: i32 = 8;
 const IPV6_FLOWINFO: i32 = 11;
+const IPV6_ROUTER_ALERT_ISOLATE: i32 = 30;
 const IPV6_RECVERR_RFC4884: i32 = 31;
+const IPV6_FLOWINFO_SEND: i32 = 33;
 const IPV6_ADDR_PREFERENCES: i32 = 72;
 
 /// An option that is passed to the host's socket.
@@ -281,6 +283,8 @@ const OPTIONS: &[Passed] = {
         option!(V6, IPV6_2292PKTOPTIONS, Get),
         option!(V6, IPV6_2292HOPLIMIT, Both),
         option!(V6, IPV6_FLOWINFO, Both),
+        option!(V6, IPV6_FLOWINFO_SEND, Both),
+        option!(V6, IPV6_ROUTER_ALERT_ISOLATE, Both),
         option!(V6, IPV6_RECVERR_RFC4884, Both),
         option!(V6, IPV6_ADDR_PREFERENCES, Both),
         option!(V6, libc::IPV6_RECVHOPOPTS, Both),
@@ -442,17 +446,11 @@ mod tests {
                 ("IPV6_PKTINFO", V6, &[50]),
                 // It can be read.
                 ("IPV6_2292PKTOPTIONS", V6, &[]),
-                ("IPV6_FLOWINFO_SEND", V6, &[33]),
             ],
         ),
         (
             "what no outsourced packet has",
-            &[
-                ("IP_PASSSEC", IP, &[18]),
-                ("SO_RCVMARK", SOCKET, &[75]),
-                ("SO_RCVPRIORITY", SOCKET, &[82]),
-                ("IPV6_ROUTER_ALERT_ISOLATE", V6, &[30]),
-            ],
+            &[("IP_PASSSEC", IP, &[18]), ("SO_RCVMARK", SOCKET, &[75]), ("SO_RCVPRIORITY", SOCKET, &[82])],
         ),
     ];
 
