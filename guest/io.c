@@ -19,9 +19,7 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/socket.h>
-#include <linux/sockios.h>
 #include <linux/uio.h>
-#include <asm/ioctls.h>
 #include <net/tcp.h>
 
 #include "ontime.h"
@@ -715,14 +713,26 @@ static bool recv_at_end(struct sock *sk, int flags)
 	return !(flags & RECV_AT_ONCE) && ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_END && !READ_ONCE(sk->sk_err);
 }
 
-/* What io_uring asks after a receive, as tcp_inq_hint(): the bytes that are left, or 1 for the end of the stream. */
+/*
+ * What io_uring asks after a receive, as tcp_inq_hint(): the bytes that are left, or 1 for the end of the stream. The
+ * socket's channel is asked, so that a real-time thread does not wait for the device's worker.
+ */
 static int recv_left(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
 	int left = 0;
 
-	if (ontime_ahead_holds(os) || ontime_sock_ready(os) & ONTIME_READY_IN)
-		ontime_sk_ioctl(sk, SIOCINQ, &left);
+	if (ontime_sock_ready(os) & ONTIME_READY_IN) {
+		rpc = ontime_rpc_new(os->dev, READ_ONCE(os->chan), ONTIME_OP_QUERY, os->id);
+		if (!IS_ERR(rpc)) {
+			rpc->out.call.arg[0] = cpu_to_le32(ONTIME_QUERY_INQ);
+			left = max(ontime_sock_call(sk, rpc), 0);
+			ontime_rpc_put(rpc);
+		}
+	}
+	/* A receive ahead goes before the question. */
+	left += ontime_ahead_unread(os);
 	return left ? left : !!(ontime_sock_ready(os) & ONTIME_READY_RDHUP);
 }
 
