@@ -198,8 +198,8 @@ struct ontime_vcpu {
 /* ---- Control queue: ontime_call and ontime_done with these ops ---- */
 #define ONTIME_CTL_VCPU 0x100 /* arg: channel, vCPU; data: le64 guest-physical address of ontime_vcpu; 0: release */
 /*
- * An answer is a sign of life. arg (ONTIME_F_LOCAL): how many sockets in total stayed with the guest's own stack
- * because the last of sockets_max are kept for root; modulo 2^32.
+ * An answer is a sign of life. arg (ONTIME_F_LOCAL): how many sockets that were to be outsourced stayed with the
+ * guest's own stack, for whatever reason; modulo 2^32.
  */
 #define ONTIME_CTL_PING 0x101
 /*

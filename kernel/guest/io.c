@@ -11,9 +11,10 @@
  * the application's pages again.
  *
  * A device that has gone silent may still write to pages that it was given, so these are pinned.
- * Memory that cannot be pinned (a splice, buffers registered with io_uring) is copied through
- * memory of the call.
+ * Memory that cannot be pinned (a splice, buffers registered with io_uring, memory of a device) is
+ * copied through memory of the call.
  */
+#include <linux/capability.h>
 #include <linux/errqueue.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -52,6 +53,9 @@ static size_t io_gather_max(struct sock *sk, struct ontime_rpc *rpc)
 
 static int io_gather(struct ontime_rpc *rpc, size_t length)
 {
+	/* Pinning may have failed before. */
+	kfree(rpc->pages.sgl);
+	rpc->pinned = false;
 	rpc->gathered = kmalloc(length, GFP_KERNEL);
 	rpc->pages.sgl = kmalloc(sizeof(struct scatterlist), GFP_KERNEL);
 	if (!rpc->gathered || !rpc->pages.sgl)
@@ -103,11 +107,20 @@ static bool send_ignores(const struct sock *sk, const struct cmsghdr *cmsg)
 	}
 }
 
+/* The mark of one send is not passed on, as that of the socket: no outsourced packet has one. */
+static int send_mark(const struct cmsghdr *cmsg)
+{
+	if (!capable(CAP_NET_RAW) && !capable(CAP_NET_ADMIN))
+		return -EPERM;
+	return cmsg->cmsg_len == CMSG_LEN(sizeof(u32)) ? 0 : -EINVAL;
+}
+
 /* Puts the control messages that Linux would not ignore into the call. */
 static int send_control(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg)
 {
 	struct cmsghdr *cmsg;
 	size_t length = 0;
+	int err;
 
 	for_each_cmsghdr(cmsg, msg) {
 		size_t left = msg->msg_controllen - ((u8 *)cmsg - (u8 *)msg->msg_control), size;
@@ -116,6 +129,12 @@ static int send_control(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *
 			return -EINVAL;
 		if (send_ignores(sk, cmsg))
 			continue;
+		if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SO_MARK) {
+			err = send_mark(cmsg);
+			if (err)
+				return err;
+			continue;
+		}
 		/* The last one need not be padded. */
 		size = min_t(size_t, CMSG_ALIGN(cmsg->cmsg_len), left);
 		if (size > ONTIME_CONTROL_MAX - length)
@@ -133,6 +152,13 @@ static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	int err;
 
 	call->arg[0] = cpu_to_le32(msg->msg_flags & SEND_FLAGS);
+	/* udp_sendmsg() looks at these before it looks at the address. */
+	if (sk->sk_type == SOCK_DGRAM && sk->sk_family == AF_INET) {
+		if (msg_data_left(msg) > U16_MAX)
+			return -EMSGSIZE;
+		if (msg->msg_flags & MSG_OOB)
+			return -EOPNOTSUPP;
+	}
 	if (msg->msg_controllen) {
 		err = send_control(sk, rpc, msg);
 		if (err)
@@ -144,9 +170,22 @@ static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	return ontime_addr_in(sk, msg->msg_name, msg->msg_namelen, call);
 }
 
+/* Copies up to @chunk bytes into memory of the call. */
+static int send_gathered(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter, size_t *chunk)
+{
+	int err;
+
+	*chunk = min(*chunk, io_gather_max(sk, rpc));
+	err = io_gather(rpc, *chunk);
+	if (!err && !copy_from_iter_full(rpc->gathered, *chunk, iter))
+		err = -EFAULT;
+	return err;
+}
+
 static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg, size_t *chunk)
 {
 	struct iov_iter *iter = &msg->msg_iter;
+	bool fits;
 	int got;
 
 	*chunk = msg_data_left(msg);
@@ -154,22 +193,38 @@ static int send_data(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		rpc->out_small = *chunk;
 		return copy_from_iter_full(ontime_rpc_out(rpc), *chunk, iter) ? 0 : -EFAULT;
 	}
-	if (io_gathered(sk, rpc, iter)) {
-		if (sk->sk_type == SOCK_DGRAM && *chunk > io_gather_max(sk, rpc))
-			return -EMSGSIZE;
-		*chunk = min(*chunk, io_gather_max(sk, rpc));
-		got = io_gather(rpc, *chunk);
-		if (!got && !copy_from_iter_full(rpc->gathered, *chunk, iter))
-			got = -EFAULT;
-		return got;
-	}
+	fits = sk->sk_type == SOCK_STREAM || *chunk <= io_gather_max(sk, rpc);
+	if (io_gathered(sk, rpc, iter))
+		return fits ? send_gathered(sk, rpc, iter, chunk) : -EMSGSIZE;
 	got = ontime_rpc_pages(rpc, iter, *chunk);
+	if (unlikely(got == -EFAULT) && fits) {
+		/* Memory that cannot be pinned, or bad memory; the first part of it may have been pinned. */
+		iov_iter_revert(iter, *chunk - iov_iter_count(iter));
+		return send_gathered(sk, rpc, iter, chunk);
+	}
 	if (got < 0)
 		return got;
 	if (sk->sk_type == SOCK_DGRAM && got < *chunk)
 		return -EMSGSIZE;
 	*chunk = got;
 	return 0;
+}
+
+/* The error of a send from bad memory: as in Linux, one of the socket's state comes first. */
+static int send_fault(struct sock *sk, const struct msghdr *msg, size_t length)
+{
+	int err;
+
+	if (sk->sk_type == SOCK_STREAM) {
+		/* Without data. */
+		err = ontime_simple(sk, ONTIME_OP_SEND, 0, 0);
+		return err < 0 && err != -EAGAIN ? err : -EFAULT;
+	}
+	if (!msg->msg_name && ontime_simple(sk, ONTIME_OP_NAME, ONTIME_NAME_PEER, 0) == -ENOTCONN)
+		return -EDESTADDRREQ;
+	if (length > U16_MAX)
+		return -EMSGSIZE;
+	return READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN ? -EPIPE : -EFAULT;
 }
 
 /* Sends what fits into one call; returns the bytes sent. */
@@ -185,6 +240,8 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 	result = send_head(sk, rpc, msg);
 	if (!result)
 		result = send_data(sk, rpc, msg, &chunk);
+	if (unlikely(result == -EFAULT))
+		result = send_fault(sk, msg, before);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_OUT);
 	/* What was not sent is for the next call. */
@@ -246,7 +303,7 @@ int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
 		if (result)
 			return result;
 	}
-	result = sock_error(sk);
+	result = sock_error(sk) ?: ontime_opt_device(sk);
 	if (!result)
 		result = send_notice(sk, msg, &notice);
 	if (result)
@@ -328,7 +385,7 @@ static bool recv_keeps(const struct sock *sk, int flags)
 
 /*
  * As in Linux, bad addresses are detected when there is data to copy, however little. The data
- * comes in the call; a stream is only peeked at.
+ * comes in the call; a stream is only peeked at. Of a datagram the call takes all that may be copied.
  */
 static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk, int *flags)
 {
@@ -339,6 +396,27 @@ static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk,
 		return -ENOBUFS;
 	if (recv_keeps(sk, *flags))
 		*flags |= MSG_PEEK;
+	*chunk = most;
+	rpc->in_small = most;
+	return 0;
+}
+
+/*
+ * Memory that cannot be pinned. What a stream brings is received in the call, up to memory that cannot be written:
+ * where that begins nothing may be to copy.
+ */
+static int recv_unpinned(struct sock *sk, struct ontime_rpc *rpc, struct iov_iter *iter, size_t *chunk, int *flags)
+{
+	size_t most = min(*chunk, io_gather_max(sk, rpc));
+
+	/* The first part of it may have been pinned. */
+	iov_iter_revert(iter, *chunk - iov_iter_count(iter));
+	if (sk->sk_type == SOCK_STREAM)
+		most -= fault_in_iov_iter_writeable(iter, most);
+	if (sk->sk_type == SOCK_DGRAM || !most)
+		return recv_bad_room(sk, rpc, chunk, flags);
+	if (!ontime_rpc_grow(rpc, most))
+		return -ENOBUFS;
 	*chunk = most;
 	rpc->in_small = most;
 	return 0;
@@ -370,8 +448,8 @@ static int recv_room(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 		return io_gather(rpc, *chunk);
 	}
 	got = ontime_rpc_pages(rpc, iter, *chunk);
-	if (got == -EFAULT)
-		return recv_bad_room(sk, rpc, chunk, flags);
+	if (unlikely(got == -EFAULT))
+		return recv_unpinned(sk, rpc, iter, chunk, flags);
 	if (got < 0)
 		return got;
 	*chunk = got;
@@ -635,6 +713,29 @@ static bool recv_at_end(struct sock *sk, int flags)
 	return !(flags & RECV_AT_ONCE) && ontime_sock_ready(ontime_sk(sk)) & ONTIME_READY_END && !READ_ONCE(sk->sk_err);
 }
 
+/*
+ * What io_uring asks after a receive, as tcp_inq_hint(): the bytes that are left, or 1 for the end of the stream. The
+ * socket's channel is asked, so that a real-time thread does not wait for the device's worker.
+ */
+static int recv_left(struct sock *sk)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
+	int left = 0;
+
+	if (ontime_sock_ready(os) & ONTIME_READY_IN) {
+		rpc = ontime_rpc_new(os->dev, READ_ONCE(os->chan), ONTIME_OP_QUERY, os->id);
+		if (!IS_ERR(rpc)) {
+			rpc->out.call.arg[0] = cpu_to_le32(ONTIME_QUERY_INQ);
+			left = max(ontime_sock_call(sk, rpc), 0);
+			ontime_rpc_put(rpc);
+		}
+	}
+	/* A receive ahead goes before the question. */
+	left += ontime_ahead_unread(os);
+	return left ? left : !!(ontime_sock_ready(os) & ONTIME_READY_RDHUP);
+}
+
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags)
 {
 	struct sock *sk = sock->sk;
@@ -687,9 +788,7 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		 */
 		result = recv_own_error(sk) ?: result;
 	}
-	/* io_uring asks whether there is more data, or the end. */
-	if (unlikely(msg->msg_get_inq) && result >= 0)
-		msg->msg_inq = ontime_ahead_holds(ontime_sk(sk)) ||
-			       ontime_sock_ready(ontime_sk(sk)) & (ONTIME_READY_IN | ONTIME_READY_RDHUP);
+	if (unlikely(msg->msg_get_inq) && result >= 0 && sk->sk_type == SOCK_STREAM)
+		msg->msg_inq = recv_left(sk);
 	return result == -ERESTARTSYS ? sock_intr_errno(timeout) : result;
 }

@@ -332,6 +332,7 @@ struct ontime_sock {
 	bool ahead_off;
 	bool told;			/* an error event has come since the last connect began */
 	bool sized;			/* the connection's SO_SNDBUF is known */
+	int device;			/* the host's socket is bound to this interface of the guest */
 	struct work_struct urgent;	/* SIGURG: ready.c */
 	/*
 	 * Held while the host binds. Of a stream: also while the host's socket and sk_state begin or
@@ -360,6 +361,7 @@ static inline struct ontime_sock *ontime_sk(const struct sock *sk)
 int ontime_proto_init(void);
 void ontime_proto_exit(void);
 struct sock *ontime_sk_child(struct sock *parent);
+void ontime_sk_to_v4(struct socket *sock);
 
 /* ---- sock.c ---- */
 
@@ -441,6 +443,7 @@ int ontime_set_peek_off(struct sock *sk, int value);
 void ontime_opt_defaults(struct sock *sk);
 void ontime_opt_connected(struct sock *sk);
 int ontime_opt_uncork(struct sock *sk);
+int ontime_opt_device(struct sock *sk);
 
 /* ---- filter.c ---- */
 
@@ -468,7 +471,7 @@ void ontime_steal_stop(void);
 /* ---- steer.c ---- */
 
 bool ontime_steer_may(const struct net *net);
-u32 ontime_steer_reserved(void);
+u32 ontime_steer_bypassed(void);
 int ontime_steer_init(void);
 void ontime_steer_exit(void);
 void ontime_steer_free(void);

@@ -5,6 +5,8 @@
  */
 #include <linux/capability.h>
 #include <linux/compat.h>
+#include <linux/mroute.h>
+#include <linux/mroute6.h>
 #include <linux/netdevice.h>
 #include <linux/slab.h>
 #include <linux/sockios.h>
@@ -70,16 +72,27 @@ static void mirror_number(struct sock *sk, int name, int *copy)
 		WRITE_ONCE(*copy, number);
 }
 
-static void mirror_buffers(struct sock *sk)
+/*
+ * The application has set a buffer's size. @forced: the size that the policy allows of one that may go beyond the
+ * host's sysctls; the application reads that, counted twice as by the kernel.
+ */
+static void mirror_buffer(struct sock *sk, int name, int *copy, u8 lock, int forced)
 {
-	mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
-	mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
+	/* SO_BUF_LOCK shows it. */
+	lock_sock(sk);
+	sk->sk_userlocks |= lock;
+	release_sock(sk);
+	mirror_number(sk, name, copy);
+	forced = min(forced, INT_MAX / 2) * 2;
+	if (READ_ONCE(*copy) < forced)
+		WRITE_ONCE(*copy, forced);
 }
 
 /* A connection was made whose send buffer the answer did not tell: sock.c. */
 void ontime_opt_connected(struct sock *sk)
 {
-	mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
+	if (!(sk->sk_userlocks & SOCK_SNDBUF_LOCK))
+		mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
 }
 
 /* A new socket's buffer sizes are the host's defaults, which are queried once. */
@@ -89,7 +102,8 @@ void ontime_opt_defaults(struct sock *sk)
 	int kind = sk->sk_type == SOCK_DGRAM;
 
 	if (!READ_ONCE(dev->sndbuf[kind])) {
-		mirror_buffers(sk);
+		mirror_number(sk, SO_SNDBUF, &sk->sk_sndbuf);
+		mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
 		WRITE_ONCE(dev->rcvbuf[kind], sk->sk_rcvbuf);
 		WRITE_ONCE(dev->sndbuf[kind], sk->sk_sndbuf);
 	}
@@ -109,7 +123,6 @@ static int opt_permitted(int name, int value)
 		if (value >= 0 && value <= 6)
 			return 0;
 		fallthrough;
-	case SO_MARK:
 	case SO_RCVMARK:
 		return capable(CAP_NET_RAW) || capable(CAP_NET_ADMIN) ? 0 : -EPERM;
 	case SO_SNDBUFFORCE:
@@ -133,19 +146,66 @@ static void mirror_timestamp(struct sock *sk, int name, int value)
 	release_sock(sk);
 }
 
-/* No socket is bound to an interface of the guest, so only what keeps that has an effect. */
-static int set_device(struct sock *sk, const u8 *value, unsigned int length)
+/*
+ * Binds the host's socket to the interface, before it gets a name. The process on the host may do that once, so until
+ * then a change is kept here only. The host has the loopback interface; instead of another one of the guest, which no
+ * outsourced packet passes, it takes one that it does not have.
+ */
+int ontime_opt_device(struct sock *sk)
 {
+	struct ontime_sock *os = ontime_sk(sk);
+	int device, host, err = 0;
+
+	if (likely(READ_ONCE(sk->sk_bound_dev_if) == READ_ONCE(os->device)))
+		return 0;
+	if (mutex_lock_killable(&os->call_lock))
+		return -EINTR;
+	device = READ_ONCE(sk->sk_bound_dev_if);
+	host = device > LOOPBACK_IFINDEX ? device | BIT(30) : device;
+	if (device != os->device)
+		err = host_setsockopt(sk, SOL_SOCKET, SO_BINDTOIFINDEX, &host, sizeof(host));
+	if (!err)
+		WRITE_ONCE(os->device, device);
+	mutex_unlock(&os->call_lock);
+	return err;
+}
+
+static int set_device_index(struct socket *sock, int device)
+{
+	int before = READ_ONCE(sock->sk->sk_bound_dev_if), err;
+	struct sockaddr_storage name;
+
+	err = sock_setsockopt(sock, SOL_SOCKET, SO_BINDTOIFINDEX, KERNEL_SOCKPTR(&device), sizeof(device));
+	if (err || device == before)
+		return err;
+	/* sin_port and sin6_port are at the same offset. */
+	if (ontime_getname(sock, (struct sockaddr *)&name, 0) > 0 && ((struct sockaddr_in *)&name)->sin_port)
+		err = ontime_opt_device(sock->sk);
+	if (err)
+		WRITE_ONCE(sock->sk->sk_bound_dev_if, before);
+	else if (device > LOOPBACK_IFINDEX)
+		pr_warn_ratelimited("%s: its socket is bound to interface %d, which outsourced packets do not pass\n",
+				    current->comm, device);
+	return err;
+}
+
+static int set_device(struct socket *sock, const u8 *value, unsigned int length)
+{
+	const struct net_device *device;
 	char name[IFNAMSIZ] = "";
-	bool exists;
+	int index = 0;
 
 	memcpy(name, value, min_t(unsigned int, length, IFNAMSIZ - 1));
-	if (!name[0])
-		return 0;
-	rcu_read_lock();
-	exists = dev_get_by_name_rcu(sock_net(sk), name);
-	rcu_read_unlock();
-	return exists ? -ENOPROTOOPT : -ENODEV;
+	if (name[0]) {
+		rcu_read_lock();
+		device = dev_get_by_name_rcu(sock_net(sock->sk), name);
+		if (device)
+			index = device->ifindex;
+		rcu_read_unlock();
+		if (!device)
+			return -ENODEV;
+	}
+	return set_device_index(sock, index);
 }
 
 /* @value has at least 4 bytes, except for SO_BINDTODEVICE: opt_is_number(). */
@@ -155,11 +215,11 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	int number, err;
 
 	if (name == SO_BINDTODEVICE)
-		return set_device(sk, value, length);
+		return set_device(sock, value, length);
 	memcpy(&number, value, sizeof(number));
 	switch (name) {
 	case SO_BINDTOIFINDEX:
-		return !number ? 0 : number < 0 ? -EINVAL : -ENOPROTOOPT;
+		return set_device_index(sock, number);
 	case SO_RCVTIMEO_OLD:
 	case SO_RCVTIMEO_NEW:
 	case SO_SNDTIMEO_OLD:
@@ -177,6 +237,13 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_TXREHASH:
 	case SO_LOCK_FILTER:
 	case SO_PASSPIDFD:
+	case SO_MARK:
+#ifdef SO_PASSRIGHTS
+	case SO_PASSRIGHTS:
+#endif
+#ifdef SO_INQ
+	case SO_INQ:
+#endif
 	case SO_INCOMING_CPU:
 	case SO_BUSY_POLL:
 	case SO_PREFER_BUSY_POLL:
@@ -197,15 +264,22 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 		return -ENOPROTOOPT;
 	case SO_ATTACH_FILTER:
 	case SO_ATTACH_BPF:
-		/* A filter of a stream would see segments, which only the host has. */
-		if (sk->sk_type != SOCK_DGRAM)
+		if (sk->sk_type == SOCK_DGRAM)
+			ontime_ahead_never(sk);
+		else if (sock->state != SS_UNCONNECTED || READ_ONCE(sk->sk_state) == TCP_LISTEN)
+			/* It would see segments, which only the host has: sock_cannot_filter(). */
 			return -EOPNOTSUPP;
-		ontime_ahead_never(sk);
 		fallthrough;
 	case SO_DETACH_FILTER:
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
 	case SO_DETACH_REUSEPORT_BPF:
 		return sk->sk_reuseport ? -ENOENT : -EINVAL;
+	case SO_RESERVE_MEM:
+		/*
+		 * As where no control group accounts for the memory of sockets. The kernel's own code would take this
+		 * for a socket of TCP.
+		 */
+		return number < 0 ? -EINVAL : -EOPNOTSUPP;
 	case SO_ATTACH_REUSEPORT_CBPF:
 	case SO_ATTACH_REUSEPORT_EBPF:
 		/* The host chooses which socket of a port receives. */
@@ -213,29 +287,23 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	}
 	err = opt_permitted(name, number);
 	/* No packet has a mark. */
-	if (!err && !number && (name == SO_MARK || name == SO_RCVMARK))
+	if (!err && !number && name == SO_RCVMARK)
 		return 0;
-	/* FORCE does not go beyond the host's policy. Of a negative size it makes the smallest one. */
-	if ((name == SO_SNDBUFFORCE || name == SO_RCVBUFFORCE) && number < 0)
-		memset(value, 0, sizeof(number));
 	/* Before the host has it: sock.c. */
 	if (name == SO_REUSEPORT && number)
 		WRITE_ONCE(ontime_sk(sk)->shares, true);
 	if (!err)
-		err = host_setsockopt(sk, SOL_SOCKET, name == SO_SNDBUFFORCE ? SO_SNDBUF :
-				      name == SO_RCVBUFFORCE ? SO_RCVBUF : name, value, length);
-	if (err)
+		err = host_setsockopt(sk, SOL_SOCKET, name, value, length);
+	if (err < 0)
 		return err;
 	switch (name) {
 	case SO_SNDBUF:
 	case SO_SNDBUFFORCE:
+		mirror_buffer(sk, SO_SNDBUF, &sk->sk_sndbuf, SOCK_SNDBUF_LOCK, err);
+		return 0;
 	case SO_RCVBUF:
 	case SO_RCVBUFFORCE:
-		/* SO_BUF_LOCK shows it. */
-		lock_sock(sk);
-		sk->sk_userlocks |= name == SO_SNDBUF || name == SO_SNDBUFFORCE ? SOCK_SNDBUF_LOCK : SOCK_RCVBUF_LOCK;
-		release_sock(sk);
-		mirror_buffers(sk);
+		mirror_buffer(sk, SO_RCVBUF, &sk->sk_rcvbuf, SOCK_RCVBUF_LOCK, err);
 		return 0;
 	case SO_TIMESTAMP_OLD:
 	case SO_TIMESTAMP_NEW:
@@ -253,7 +321,8 @@ static int set_sol_socket(struct socket *sock, int name, u8 *value, unsigned int
 	case SO_RCVLOWAT:
 		/* The host limits it by the buffer, or makes the buffer larger. */
 		mirror_number(sk, name, &sk->sk_rcvlowat);
-		mirror_buffers(sk);
+		if (!(sk->sk_userlocks & SOCK_RCVBUF_LOCK))
+			mirror_number(sk, SO_RCVBUF, &sk->sk_rcvbuf);
 		return 0;
 	default:
 		return sock_setsockopt(sock, SOL_SOCKET, name, KERNEL_SOCKPTR(value), length);
@@ -326,6 +395,13 @@ static bool opt_level_exists(const struct sock *sk, int level)
 	       level == sk->sk_protocol;
 }
 
+/* Options of multicast routers, which only raw sockets have. */
+static bool opt_of_router(const struct sock *sk, int level, int name)
+{
+	return (level == SOL_IP && ip_mroute_opt(name)) ||
+	       (level == SOL_IPV6 && sk->sk_family == AF_INET6 && ip6_mroute_opt(name));
+}
+
 /*
  * The error for an option that the host does not accept: callers without the needed capability get
  * EPERM, as in Linux.
@@ -336,12 +412,18 @@ static int opt_refused(struct sock *sk, int level, int name)
 		{ SOL_IP, IP_IPSEC_POLICY }, { SOL_IP, IP_XFRM_POLICY }, { SOL_IP, IP_TRANSPARENT },
 		{ SOL_IPV6, IPV6_IPSEC_POLICY }, { SOL_IPV6, IPV6_XFRM_POLICY }, { SOL_IPV6, IPV6_TRANSPARENT },
 		{ SOL_IPV6, IPV6_HOPOPTS }, { SOL_IPV6, IPV6_RTHDRDSTOPTS }, { SOL_IPV6, IPV6_DSTOPTS },
-		{ SOL_TCP, TCP_REPAIR },
+		{ SOL_IPV6, IPV6_JOIN_ANYCAST }, { SOL_TCP, TCP_REPAIR },
 	};
 	static const struct opt_name repair[] = {
 		{ SOL_TCP, TCP_REPAIR_QUEUE }, { SOL_TCP, TCP_REPAIR_WINDOW }, { SOL_TCP, TCP_TIMESTAMP },
 	};
 
+	if (opt_of_router(sk, level, name))
+		return -EOPNOTSUPP;
+	/* Of routing headers Linux does not know each type. */
+	if ((level == SOL_IP && name == IP_ROUTER_ALERT) ||
+	    (level == SOL_IPV6 && name == IPV6_RTHDR && sk->sk_family == AF_INET6))
+		return -EINVAL;
 	/* No socket is in repair mode. */
 	if (level == sk->sk_protocol && opt_among(repair, ARRAY_SIZE(repair), level, name))
 		return -EPERM;
@@ -386,7 +468,7 @@ static bool opt_is_empty(const struct sock *sk, int level, int name)
 		{ SOL_IPV6, IPV6_RTHDRDSTOPTS },
 	};
 
-	return (level == SOL_TCP && name == TCP_ULP && sk->sk_type == SOCK_STREAM) ||
+	return (level == SOL_TCP && (name == TCP_ULP || name == TCP_FASTOPEN_KEY) && sk->sk_type == SOCK_STREAM) ||
 	       opt_among(options, ARRAY_SIZE(options), level, name);
 }
 
@@ -395,8 +477,7 @@ static bool opt_is_off(const struct sock *sk, int level, int name)
 {
 	static const struct opt_name options[] = {
 		{ SOL_IP, IP_FREEBIND }, { SOL_IP, IP_PASSSEC }, { SOL_IP, IP_TRANSPARENT }, { SOL_IPV6, IPV6_TRANSPARENT },
-		{ SOL_IPV6, IPV6_FREEBIND }, { SOL_IPV6, IPV6_FLOWINFO_SEND }, { SOL_IPV6, IPV6_ROUTER_ALERT_ISOLATE },
-		{ SOL_TCP, TCP_TX_DELAY }, { SOL_UDP, UDP_ENCAP },
+		{ SOL_IPV6, IPV6_FREEBIND }, { SOL_TCP, TCP_TX_DELAY }, { SOL_UDP, UDP_ENCAP },
 	};
 
 	return opt_level_exists(sk, level) && opt_among(options, ARRAY_SIZE(options), level, name);
@@ -404,7 +485,9 @@ static bool opt_is_off(const struct sock *sk, int level, int name)
 
 static bool opt_is_zero(const struct sock *sk, int level, int name)
 {
-	return opt_is_off(sk, level, name) || (level == SOL_IP && (name == IP_HDRINCL || name == IP_NODEFRAG));
+	return opt_is_off(sk, level, name) ||
+	       (level == SOL_IP && (name == IP_HDRINCL || name == IP_NODEFRAG || name == IP_ROUTER_ALERT)) ||
+	       (level == SOL_TCP && name == TCP_REPAIR && sk->sk_type == SOCK_STREAM);
 }
 
 /*
@@ -425,13 +508,50 @@ static int opt_set_nothing(const struct sock *sk, int level, int name, const voi
 	if (!length && level != SOL_TCP && opt_level_exists(sk, level) && opt_is_empty(sk, level, name) &&
 	    (level == SOL_IP || name == IPV6_RTHDR || capable(CAP_NET_RAW)))
 		return 0;
-	return -ENOPROTOOPT;
+	/* As where the kernel has no such protocol. */
+	if (level == SOL_TCP && name == TCP_ULP && sk->sk_type == SOCK_STREAM)
+		return length ? -ENOENT : -EINVAL;
+	if (level != SOL_IPV6 || sk->sk_family != AF_INET6)
+		return -ENOPROTOOPT;
+	if (!length && name == IPV6_2292PKTOPTIONS)
+		return 0;
+	if ((name == IPV6_JOIN_ANYCAST || name == IPV6_LEAVE_ANYCAST) && length < sizeof(struct ipv6_mreq))
+		return -EINVAL;
+	/* No socket has joined any. */
+	if (name == IPV6_LEAVE_ANYCAST)
+		return -ENOENT;
+	if (name == IPV6_PKTINFO && length < sizeof(struct in6_pktinfo))
+		return -EINVAL;
+	return name == IPV6_PKTINFO && !memchr_inv(value, 0, sizeof(struct in6_pktinfo)) ? 0 : -ENOPROTOOPT;
+}
+
+/* IPV6_ADDRFORM: as in do_ipv6_setsockopt(), a socket whose peer has an IPv4 address becomes one of IPv4. */
+static bool opt_changes_family(const struct sock *sk, int level, int name)
+{
+	return level == SOL_IPV6 && name == IPV6_ADDRFORM && sk->sk_family == AF_INET6;
+}
+
+static int set_family(struct socket *sock, const void *from, unsigned int length)
+{
+	int family, err;
+
+	if (length < sizeof(family))
+		return -EINVAL;
+	memcpy(&family, from, sizeof(family));
+	if (family != PF_INET)
+		return -EINVAL;
+	err = host_setsockopt(sock->sk, SOL_IPV6, IPV6_ADDRFORM, &family, sizeof(family));
+	if (!err)
+		ontime_sk_to_v4(sock);
+	return err;
 }
 
 static int opt_get(struct sock *sk, int level, int name, void *value, unsigned int length)
 {
 	int number = 0;
 
+	if (opt_of_router(sk, level, name))
+		return -EOPNOTSUPP;
 	if (opt_is_empty(sk, level, name))
 		return 0;
 	if (opt_fastopen_connect(sk, level, name))
@@ -480,7 +600,8 @@ static bool opt_is_number(const struct sock *sk, int level, int name)
 static bool opt_may_be_null(const struct sock *sk, int level, int name)
 {
 	return level == SOL_IPV6 && sk->sk_family == AF_INET6 && name != IPV6_ADD_MEMBERSHIP &&
-	       name != IPV6_DROP_MEMBERSHIP && (name < MCAST_JOIN_GROUP || name > MCAST_MSFILTER);
+	       name != IPV6_DROP_MEMBERSHIP && name != IPV6_JOIN_ANYCAST && name != IPV6_LEAVE_ANYCAST &&
+	       (name < MCAST_JOIN_GROUP || name > MCAST_MSFILTER);
 }
 
 /*
@@ -539,6 +660,8 @@ int ontime_setsockopt(struct socket *sock, int level, int name, sockptr_t value,
 		err = set_sol_socket(sock, name, copy, length);
 	else if (opt_fastopen_connect(sock->sk, level, name))
 		err = set_fastopen_connect(sock, copy);
+	else if (opt_changes_family(sock->sk, level, name))
+		err = set_family(sock, copy, length);
 	else
 		err = opt_set_nothing(sock->sk, level, name, copy, length);
 	if (err == -ENOPROTOOPT && !unread && level != SOL_SOCKET)
@@ -557,9 +680,9 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	int size, result;
 	u8 *copy;
 
-	/* As in ip_getsockopt(); the host does not know the socket's family. */
-	if (sk->sk_family == AF_INET && level != IPPROTO_IP && level != sk->sk_protocol)
-		return -EOPNOTSUPP;
+	/* As in ip_getsockopt() and ipv6_getsockopt(). */
+	if (!opt_level_exists(sk, level))
+		return sk->sk_family == AF_INET ? -EOPNOTSUPP : -ENOPROTOOPT;
 	if (get_user(size, length))
 		return -EFAULT;
 	if (size < 0)
@@ -568,8 +691,11 @@ int ontime_getsockopt(struct socket *sock, int level, int name, char __user *val
 	copy = kzalloc(max(size, 1), GFP_KERNEL);
 	if (!copy)
 		return -ENOMEM;
-	/* Some options have an argument in the buffer. */
-	result = copy_from_user(copy, value, size) ? -EFAULT : opt_get(sk, level, name, copy, size);
+	/* Source filters have an argument in the buffer. Of others less may be there than @length says. */
+	if (copy_from_user(copy, value, size) && (name == IP_MSFILTER || name == MCAST_MSFILTER))
+		result = -EFAULT;
+	else
+		result = opt_get(sk, level, name, copy, size);
 	if (result >= 0) {
 		size = min(result, size);
 		result = copy_to_user(value, copy, size) || put_user(size, length) ? -EFAULT : 0;

@@ -108,6 +108,7 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_reuse = parent->sk_reuse;
 	sk->sk_reuseport = parent->sk_reuseport;
 	sk->sk_mark = parent->sk_mark;
+	sk->sk_bound_dev_if = parent->sk_bound_dev_if;
 	sk->sk_rcvbuf = parent->sk_rcvbuf;
 	sk->sk_sndbuf = parent->sk_sndbuf;
 	sk->sk_rcvtimeo = parent->sk_rcvtimeo;
@@ -124,6 +125,7 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
 	sk->sk_prefer_busy_poll = parent->sk_prefer_busy_poll;
 	sk->sk_busy_poll_budget = parent->sk_busy_poll_budget;
 #endif
+	ontime_sk(sk)->device = ontime_sk(parent)->device;
 	ontime_sk(sk)->ahead_off = ontime_sk(parent)->ahead_off;
 	ontime_sk(sk)->controls = ontime_sk(parent)->controls;
 	ontime_sk(sk)->corked = ontime_sk(parent)->corked;
@@ -135,18 +137,40 @@ static void sk_inherit(struct sock *sk, const struct sock *parent)
  */
 struct sock *ontime_sk_child(struct sock *parent)
 {
-	struct sock *sk = sk_alloc(sock_net(parent), parent->sk_family, GFP_KERNEL, parent->sk_prot, 0);
+	/* The family of the protocol, which decides the size: another thread may change the parent's. */
+	struct proto *prot = READ_ONCE(parent->sk_prot);
+	int family = prot == &ontime6_prot ? PF_INET6 : PF_INET;
+	struct sock *sk = sk_alloc(sock_net(parent), family, GFP_KERNEL, prot, 0);
 
 	if (!sk)
 		return NULL;
 	sock_init_data(NULL, sk);
 	sk->sk_type = parent->sk_type;
 	sk->sk_protocol = parent->sk_protocol;
-	sk->sk_destruct = parent->sk_destruct;
-	if (sk->sk_family == PF_INET6)
+	sk->sk_destruct = family == PF_INET6 ? parent->sk_destruct : inet_sock_destruct;
+	if (family == PF_INET6)
 		inet_sk(sk)->pinet6 = &((struct ontime6_sock *)sk)->inet6;
 	sk_inherit(sk, parent);
 	return sk;
+}
+
+/* An IPv6 socket goes on as one of IPv4: its host socket does already. Its memory is still the other protocol's. */
+void ontime_sk_to_v4(struct socket *sock)
+{
+	struct sock *sk = sock->sk;
+
+	lock_sock(sk);
+	if (sk->sk_family == PF_INET6) {
+		sock_prot_inuse_add(sock_net(sk), sk->sk_prot, -1);
+		sock_prot_inuse_add(sock_net(sk), &ontime_prot, 1);
+		WRITE_ONCE(sk->sk_prot, &ontime_prot);
+		WRITE_ONCE(sock->ops, sk->sk_type == SOCK_STREAM ? &ontime_stream_ops : &ontime_dgram_ops);
+		WRITE_ONCE(sk->sk_family, PF_INET);
+	}
+	/* The names that are known here are of IPv6. */
+	WRITE_ONCE(ontime_sk(sk)->peer_len, 0);
+	WRITE_ONCE(ontime_sk(sk)->local_len, 0);
+	release_sock(sk);
 }
 
 int ontime_proto_init(void)

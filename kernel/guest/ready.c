@@ -10,25 +10,30 @@
 
 #include "ontime.h"
 
+/*
+ * Wakes those who wait for these bits. The key says what is there, and io_uring takes it for the answer of a poll. At
+ * the end of a connection and for an error there is none, as in sock_def_wakeup(): who waits looks again.
+ */
 static void sock_wake(struct sock *sk, u32 ready)
 {
+	bool ends = ready & (ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP) || READ_ONCE(sk->sk_err);
 	__poll_t mask = 0;
 	struct socket_wq *wq;
 
-	if (ready & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP))
-		mask |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+	if (ready & ONTIME_READY_IN)
+		mask |= EPOLLIN | EPOLLRDNORM;
 	if (ready & ONTIME_READY_OUT)
 		mask |= EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
 	if (ready & ONTIME_READY_PRI)
 		mask |= EPOLLPRI | EPOLLRDBAND;
-	if (ready & (ONTIME_READY_ERR | ONTIME_READY_HUP) || READ_ONCE(sk->sk_err))
-		mask |= EPOLLERR | EPOLLHUP | EPOLLIN | EPOLLOUT;
 
 	rcu_read_lock();
 	wq = rcu_dereference(sk->sk_wq);
-	if (skwq_has_sleeper(wq))
+	if (skwq_has_sleeper(wq) && ends)
+		wake_up_interruptible_all(&wq->wait);
+	else if (skwq_has_sleeper(wq))
 		wake_up_interruptible_poll(&wq->wait, mask);
-	if (sock_flag(sk, SOCK_FASYNC) && wq && mask & EPOLLIN)
+	if (sock_flag(sk, SOCK_FASYNC) && wq && (ends || mask & EPOLLIN))
 		sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
 	rcu_read_unlock();
 }

@@ -699,7 +699,7 @@ struct ontime_rpc *ontime_ctl_ping(struct ontime_chan *main)
 	if (IS_ERR(rpc))
 		return NULL;
 	if (virtio_has_feature(main->vdev, ONTIME_F_LOCAL))
-		rpc->out.call.arg[0] = cpu_to_le32(ontime_steer_reserved());
+		rpc->out.call.arg[0] = cpu_to_le32(ontime_steer_bypassed());
 	if (rpc_try_submit(rpc)) {
 		ontime_rpc_put(rpc);
 		return NULL;

@@ -532,7 +532,7 @@ int ontime_bind(struct socket *sock, struct sockaddr_unsized *addr, int length)
 
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
-	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
+	err = ontime_addr_in(sk, addr, length, &rpc->out.call) ?: ontime_opt_device(sk);
 	if (!err && port_needs_privilege((const struct sockaddr *)rpc->out.call.addr))
 		err = -EACCES;
 	if (!err)
@@ -608,7 +608,8 @@ static void sock_told(struct sock *sk, const struct ontime_rpc *rpc)
 	    le32_to_cpu(control->level) != SOL_SOCKET || le32_to_cpu(control->type) != SO_SNDBUF)
 		return;
 	memcpy(&size, control + 1, sizeof(size));
-	WRITE_ONCE(sk->sk_sndbuf, (int)le32_to_cpu(size));
+	if (!(sk->sk_userlocks & SOCK_SNDBUF_LOCK))
+		WRITE_ONCE(sk->sk_sndbuf, (int)le32_to_cpu(size));
 	WRITE_ONCE(ontime_sk(sk)->sized, true);
 }
 
@@ -693,6 +694,11 @@ static void sock_dissolved(struct sock *sk)
 	long patience = HZ;
 
 	ontime_sk(sk)->peer_len = 0;
+	/* As in __udp_disconnect(). */
+	if (sk->sk_type == SOCK_DGRAM) {
+		WRITE_ONCE(sk->sk_bound_dev_if, 0);
+		WRITE_ONCE(ontime_sk(sk)->device, 0);
+	}
 	sock_refresh(sk);
 	if (sk->sk_type == SOCK_STREAM)
 		ontime_sock_wait_ready(sk, ONTIME_READY_HUP, &patience);
@@ -757,6 +763,12 @@ static int sock_connect_wait(struct socket *sock, struct sockaddr_unsized *addr,
 	return sock_connect_ask(sock, addr, length);
 }
 
+/* A stream with a filter does not begin to receive segments: only the host has them. */
+static bool sock_cannot_filter(const struct sock *sk)
+{
+	return sk->sk_type == SOCK_STREAM && rcu_access_pointer(sk->sk_filter);
+}
+
 /*
  * The host socket knows whether it is unconnected, connecting or connected, and answers like
  * connect(2) on a non-blocking socket; waiting is done here. The host's errors come as events, so
@@ -771,8 +783,14 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	bool dissolve = length >= (int)sizeof(sa_family_t) && ((struct sockaddr *)addr)->sa_family == AF_UNSPEC;
 	int err;
 
-	if (sock->state == SS_CONNECTED && !dissolve && sk->sk_type == SOCK_STREAM)
+	if (length < (int)sizeof(sa_family_t))
+		return -EINVAL;
+	/* Whatever the address is. */
+	if (sk->sk_type == SOCK_STREAM && !dissolve &&
+	    (sock->state == SS_CONNECTED || READ_ONCE(sk->sk_state) == TCP_LISTEN))
 		return -EISCONN;
+	if (!dissolve && sock_cannot_filter(sk))
+		return -EOPNOTSUPP;
 	if (sock->state == SS_CONNECTING && READ_ONCE(sk->sk_err) && !dissolve)
 		return sock_connect_failed(sock);
 	/* A new attempt clears the end of the connection before, as in tcp_connect_init(). */
@@ -781,7 +799,8 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		WRITE_ONCE(os->told, false);
 		WRITE_ONCE(os->sized, false);
 	}
-	err = dissolve ? sock_dissolve_call(sk, addr, length) : sock_connect_call(sk, addr, length);
+	err = dissolve ? sock_dissolve_call(sk, addr, length) :
+			 ontime_opt_device(sk) ?: sock_connect_call(sk, addr, length);
 	if (err == -ECONNABORTED)
 		err = sock_connect_reason(sk);
 	/* What was reported before says nothing about this attempt. */
@@ -809,14 +828,17 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 int ontime_listen(struct socket *sock, int backlog)
 {
 	struct sock *sk = sock->sk;
-	struct ontime_rpc *rpc = ontime_sock_rpc(sk, ONTIME_OP_LISTEN);
 	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
 	int err;
 
+	if (sock_cannot_filter(sk))
+		return -EOPNOTSUPP;
+	rpc = ontime_sock_rpc(sk, ONTIME_OP_LISTEN);
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(backlog);
-	err = mutex_lock_killable(&os->call_lock);
+	err = ontime_opt_device(sk) ?: mutex_lock_killable(&os->call_lock);
 	if (!err) {
 		err = ontime_sock_call(sk, rpc);
 		if (!err) {

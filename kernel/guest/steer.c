@@ -178,10 +178,15 @@ static void steer_bypass(enum steer_bypass reason, int type, int protocol)
 			      bypass_names[reason]);
 }
 
-/* For the host, which shows it in `ontime sockets`. */
-u32 ontime_steer_reserved(void)
+/* All that was counted, for the host, which shows it in `ontime sockets`. */
+u32 ontime_steer_bypassed(void)
 {
-	return atomic_long_read(&bypassed[BYPASS_RESERVE]);
+	unsigned long all = 0;
+	unsigned int i;
+
+	for (i = 0; i < BYPASS_REASONS; i++)
+		all += atomic_long_read(&bypassed[i]);
+	return all;
 }
 
 static void notrace steer_hook(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops,

@@ -6,16 +6,23 @@ use crate::abi::{Errno, ONTIME_CONTROL_MAX};
 use crate::options::SOF_TIMESTAMPING_TX_HARDWARE;
 
 const HEADER: usize = size_of::<libc::cmsghdr>();
+/// Missing in the libc crate.
+const IPV6_2292PKTINFO: i32 = 2;
+const IPV6_2292HOPLIMIT: i32 = 8;
 
 /// (level, type, longest value in bytes, purpose) of each message that is passed.
 const PASSED: &[(i32, i32, usize, &str)] = &[
     (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, 4, "SO_TIMESTAMPING: stamps asked for one message"),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, 4, "priority of one message: 0 to 6, as by the option"),
     (libc::IPPROTO_IP, libc::IP_PKTINFO, 12, "source address of one datagram"),
     (libc::IPPROTO_IP, libc::IP_TTL, 4, "TTL of one datagram"),
     (libc::IPPROTO_IP, libc::IP_TOS, 4, "DSCP of one datagram"),
     (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, 20, "source address of one datagram"),
     (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, 4, "hop limit of one datagram"),
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 4, "DSCP of one datagram"),
+    (libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 4, "whether one datagram may be fragmented"),
+    (libc::IPPROTO_IPV6, IPV6_2292PKTINFO, 20, "IPV6_PKTINFO by RFC 2292"),
+    (libc::IPPROTO_IPV6, IPV6_2292HOPLIMIT, 4, "IPV6_HOPLIMIT by RFC 2292"),
     (libc::IPPROTO_UDP, libc::UDP_SEGMENT, 2, "segment size of one send (GSO)"),
 ];
 

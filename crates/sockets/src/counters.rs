@@ -19,8 +19,7 @@ pub(crate) struct Counters {
     pub refused_limit: AtomicU64,
     /// Connections reset at their close because too many closed connections still had data.
     pub reset_limit: AtomicU64,
-    /// Sockets that stayed in the guest's own stack because the last slots are reserved for its root; counted by the
-    /// guest.
+    /// Sockets that were to be outsourced and stayed in the guest's own stack; counted by the guest.
     pub stayed_local: AtomicU64,
     /// Wake-ups sent to halted vCPUs.
     pub wakes: AtomicU64,

@@ -12,8 +12,8 @@
 //! | UDP_GRO | `udp_encap_needed_key`; of an AF_INET6 socket `udpv6_encap_needed_key` as well |
 //! | IP_MINTTL, IPV6_MINHOPCOUNT | `ip4_min_ttl`, `ip6_min_hopcount`: they stay on; switched at process start |
 //!
-//! No other option that `options` passes has a key: those of MD5, AO and TX_DELAY of TCP, flow labels and SO_MEMALLOC
-//! are not passed.
+//! No other option that `options` passes has a key: those of MD5, AO and TX_DELAY of TCP, leases of flow labels and
+//! SO_MEMALLOC are not passed.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 

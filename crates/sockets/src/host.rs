@@ -7,6 +7,7 @@ use std::os::fd::RawFd;
 
 use crate::abi::{Errno, ONTIME_READY_END, ONTIME_READY_ERR, ONTIME_READY_IN, ONTIME_READY_PRI, ONTIME_READY_RDHUP};
 use crate::name;
+use crate::options::SO_BINDTOIFINDEX;
 use crate::request::{Family, Protocol};
 
 /// ioctl: whether the next byte is the urgent one.
@@ -184,6 +185,18 @@ pub(crate) fn set_option(fd: RawFd, level: i32, option: i32, value: &[u8]) -> Re
 /// The errno of setsockopt(2).
 pub(crate) fn share_port(fd: RawFd, may: bool) -> Result<(), Errno> {
     set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &i32::from(may).to_ne_bytes())
+}
+
+/// Dissolves a datagram socket's connection, and with it a port that the kernel chose. The socket stays bound to its
+/// interface, which the kernel forgets (`__udp_disconnect`).
+///
+/// # Errors
+/// The errno of the system calls.
+pub(crate) fn give_up_port(fd: RawFd) -> Result<(), Errno> {
+    let mut interface = [0; 4];
+    get_option(fd, libc::SOL_SOCKET, SO_BINDTOIFINDEX, &mut interface)?;
+    connect(fd, &Address::unspec())?;
+    if interface == [0; 4] { Ok(()) } else { set_option(fd, libc::SOL_SOCKET, SO_BINDTOIFINDEX, &interface) }
 }
 
 /// Whether the socket has a local port.

@@ -15,6 +15,9 @@ pub enum Access {
     Get,
     /// Set and get; a buffer size in bytes, limited by the policy.
     Buffer,
+    /// Set only; as `Buffer`, but the answer is the size by the policy, of which the kernel takes what its own limits
+    /// allow.
+    BufferForce,
     /// Set and get; whether the kernel may resize a buffer. Forced to "no" if the policy fixes the sizes.
     BufferLock,
     /// Set and get; a number of queued connections, limited by the policy.
@@ -22,6 +25,13 @@ pub enum Access {
     /// Set and get; whether the socket may share its port. The host's socket has it only while that is the guest's
     /// choice.
     Share,
+    /// Set and get; the index of an interface, which may only be the loopback interface or none of the host's.
+    Interface,
+    /// Set and get; a set takes the host-wide `rtnl` lock, so its rate is limited.
+    Rtnl,
+    /// Set and get; the lowest and the highest port that the kernel may choose for the socket, which the policy must
+    /// allow for a bind.
+    LocalPorts,
     /// Set only; the value contains a multicast group that the policy must allow.
     Group(Group),
     /// As `Group`, and get; for a get the input value names the group.
@@ -101,11 +111,21 @@ pub fn access(level: i32, name: i32) -> Option<Access> {
     OPTIONS.iter().find(|option| (option.level, option.number) == (level, name)).map(|option| option.access)
 }
 
+/// Whether a socket may be bound to the interface with this index: 0 for none, the loopback interface, which is the
+/// first one of each network namespace, or one that does not exist. The kernel counts the indices up, and takes one
+/// that does not exist: such a socket sends and receives nothing.
+pub(crate) fn harmless_interface(index: i32) -> bool {
+    const LOOPBACK: i32 = 1;
+    const FIRST_THAT_NO_HOST_HAS: i32 = 1 << 30;
+    (0..=LOOPBACK).contains(&index) || index >= FIRST_THAT_NO_HOST_HAS
+}
+
 /// Missing in the libc crate.
 const IP_RECVFRAGSIZE: i32 = 25;
 const IP_MSFILTER: i32 = 41;
 const MCAST_MSFILTER: i32 = 48;
 const IP_MULTICAST_ALL: i32 = 49;
+const IP_PKTOPTIONS: i32 = 9;
 const IP_PROTOCOL: i32 = 52;
 const IP_UNICAST_IF: i32 = 50;
 const IP_LOCAL_PORT_RANGE: i32 = 51;
@@ -116,18 +136,26 @@ const TCP_CC_INFO: i32 = 26;
 const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 const TCP_INQ: i32 = 36;
 const TCP_IS_MPTCP: i32 = 43;
+const TCP_RTO_MAX_MS: i32 = 44;
+const TCP_RTO_MIN_US: i32 = 45;
+const TCP_DELACK_MAX_US: i32 = 46;
 const SO_BUF_LOCK: i32 = 72;
 const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
+pub(crate) const SO_BINDTOIFINDEX: i32 = 62;
 const IP_RECVERR_RFC4884: i32 = 26;
+const IPV6_ADDRFORM: i32 = 1;
 const IPV6_2292PKTINFO: i32 = 2;
 const IPV6_2292HOPOPTS: i32 = 3;
 const IPV6_2292DSTOPTS: i32 = 4;
 const IPV6_2292RTHDR: i32 = 5;
+const IPV6_2292PKTOPTIONS: i32 = 6;
 const IPV6_2292HOPLIMIT: i32 = 8;
 const IPV6_FLOWINFO: i32 = 11;
+const IPV6_ROUTER_ALERT_ISOLATE: i32 = 30;
 const IPV6_RECVERR_RFC4884: i32 = 31;
+const IPV6_FLOWINFO_SEND: i32 = 33;
 const IPV6_ADDR_PREFERENCES: i32 = 72;
 
 /// An option that is passed to the host's socket.
@@ -147,7 +175,10 @@ macro_rules! option {
 }
 
 const OPTIONS: &[Passed] = {
-    use Access::{Backlog, Both, Buffer, BufferLock, Filter, Get, Group as Member, Share};
+    use Access::{
+        Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, LocalPorts, Rtnl,
+        Share,
+    };
     use Group::{Storage, V4First, V6First};
     &[
         option!(SOCKET, libc::SO_REUSEADDR, Both),
@@ -157,6 +188,8 @@ const OPTIONS: &[Passed] = {
         option!(SOCKET, libc::SO_BROADCAST, Both),
         option!(SOCKET, libc::SO_SNDBUF, Buffer),
         option!(SOCKET, libc::SO_RCVBUF, Buffer),
+        option!(SOCKET, libc::SO_SNDBUFFORCE, BufferForce),
+        option!(SOCKET, libc::SO_RCVBUFFORCE, BufferForce),
         option!(SOCKET, libc::SO_NO_CHECK, Both),
         option!(SOCKET, libc::SO_PEEK_OFF, Both),
         option!(SOCKET, SO_BUF_LOCK, BufferLock),
@@ -180,6 +213,7 @@ const OPTIONS: &[Passed] = {
         option!(SOCKET, SO_TIMESTAMP_NEW, Both),
         option!(SOCKET, SO_TIMESTAMPNS_NEW, Both),
         option!(SOCKET, SO_TIMESTAMPING_NEW, Access::Stamps),
+        option!(SOCKET, SO_BINDTOIFINDEX, Interface),
         option!(IP, libc::IP_TOS, Both),
         option!(IP, libc::IP_TTL, Both),
         option!(IP, libc::IP_PKTINFO, Both),
@@ -216,8 +250,8 @@ const OPTIONS: &[Passed] = {
         option!(IP, IP_PROTOCOL, Get),
         option!(IP, IP_MULTICAST_ALL, Both),
         option!(IP, IP_UNICAST_IF, Both),
-        // Setting it would choose a local port without a bind.
-        option!(IP, IP_LOCAL_PORT_RANGE, Get),
+        option!(IP, IP_LOCAL_PORT_RANGE, LocalPorts),
+        option!(IP, IP_PKTOPTIONS, Get),
         option!(TCP, libc::TCP_NODELAY, Both),
         option!(TCP, libc::TCP_MAXSEG, Both),
         option!(TCP, libc::TCP_CORK, Both),
@@ -243,6 +277,9 @@ const OPTIONS: &[Passed] = {
         option!(TCP, TCP_FASTOPEN_NO_COOKIE, Both),
         option!(TCP, libc::TCP_TIMESTAMP, Get),
         option!(TCP, TCP_IS_MPTCP, Get),
+        option!(TCP, TCP_RTO_MAX_MS, Both),
+        option!(TCP, TCP_RTO_MIN_US, Both),
+        option!(TCP, TCP_DELACK_MAX_US, Both),
         option!(UDP, libc::UDP_CORK, Both),
         option!(UDP, UDP_NO_CHECK6_TX, Both),
         option!(UDP, UDP_NO_CHECK6_RX, Both),
@@ -266,8 +303,11 @@ const OPTIONS: &[Passed] = {
         option!(V6, IPV6_2292HOPOPTS, Both),
         option!(V6, IPV6_2292DSTOPTS, Both),
         option!(V6, IPV6_2292RTHDR, Both),
+        option!(V6, IPV6_2292PKTOPTIONS, Get),
         option!(V6, IPV6_2292HOPLIMIT, Both),
         option!(V6, IPV6_FLOWINFO, Both),
+        option!(V6, IPV6_FLOWINFO_SEND, Both),
+        option!(V6, IPV6_ROUTER_ALERT_ISOLATE, Both),
         option!(V6, IPV6_RECVERR_RFC4884, Both),
         option!(V6, IPV6_ADDR_PREFERENCES, Both),
         option!(V6, libc::IPV6_RECVHOPOPTS, Both),
@@ -289,6 +329,8 @@ const OPTIONS: &[Passed] = {
         option!(V6, libc::IPV6_TCLASS, Both),
         option!(V6, libc::IPV6_DONTFRAG, Both),
         option!(V6, IPV6_MULTICAST_ALL, Both),
+        // An IPv6 socket with an IPv4 peer becomes one of IPv4.
+        option!(V6, IPV6_ADDRFORM, Rtnl),
     ]
 };
 
@@ -305,7 +347,6 @@ mod tests {
             (SOCKET, libc::SO_BINDTODEVICE),
             (SOCKET, libc::SO_MARK),
             (SOCKET, libc::SO_LINGER),
-            (SOCKET, libc::SO_RCVBUFFORCE),
             (SOCKET, libc::SO_BUSY_POLL),
             (TCP, libc::TCP_ULP),
             (TCP, libc::TCP_ZEROCOPY_RECEIVE),
@@ -317,6 +358,16 @@ mod tests {
         ];
         for (level, name) in harmful {
             assert_eq!(access(level, name), None, "level {level}, option {name}");
+        }
+    }
+
+    #[test]
+    fn no_socket_is_bound_to_an_interface_that_the_host_may_have() {
+        for (index, harmless) in [(i32::MIN, false), (-1, false), (0, true), (1, true), (2, false), (3, false)] {
+            assert_eq!(harmless_interface(index), harmless, "{index}");
+        }
+        for (index, harmless) in [((1 << 30) - 1, false), (1 << 30, true), (1 << 30 | 2, true), (i32::MAX, true)] {
+            assert_eq!(harmless_interface(index), harmless, "{index}");
         }
     }
 
@@ -360,6 +411,129 @@ mod tests {
             "docs/design/sockets.md, \"What reaches the host's socket\", should have:\n{}",
             rows()
         );
+    }
+
+    /// An option, or several by the start of their names; their level and numbers.
+    type Named = (&'static str, i32, &'static [i32]);
+
+    /// What stays refused, and why, as docs/design/sockets.md says.
+    const REFUSED: &[(&str, &[Named])] = &[
+        (
+            "pointers in the value",
+            &[
+                ("SO_ATTACH_FILTER", SOCKET, &[26]),
+                ("SO_ATTACH_BPF", SOCKET, &[50]),
+                ("SO_ATTACH_REUSEPORT", SOCKET, &[51, 52]),
+                ("TCP_ZEROCOPY_RECEIVE", TCP, &[35]),
+            ],
+        ),
+        (
+            "leaving the VM's network",
+            &[
+                ("IP(V6)_TRANSPARENT", IP, &[19]),
+                ("IP(V6)_TRANSPARENT", V6, &[75]),
+                ("IP(V6)_FREEBIND", IP, &[15]),
+                ("IP(V6)_FREEBIND", V6, &[78]),
+                ("IPV6_JOIN_ANYCAST", V6, &[27]),
+            ],
+        ),
+        (
+            "keys, state, times or memory of the host's kernel",
+            &[
+                ("TCP_ULP", TCP, &[31]),
+                ("TCP_REPAIR", TCP, &[19, 20, 21, 22, 29]),
+                ("TCP_MD5SIG", TCP, &[14, 32]),
+                ("TCP_AO", TCP, &[38, 39, 40, 41, 42]),
+                ("TCP_FASTOPEN_KEY", TCP, &[33]),
+                ("IP(V6)_IPSEC_POLICY", IP, &[16]),
+                ("IP(V6)_IPSEC_POLICY", V6, &[34]),
+                ("IP(V6)_XFRM_POLICY", IP, &[17]),
+                ("IP(V6)_XFRM_POLICY", V6, &[35]),
+                ("SO_TXTIME", SOCKET, &[61]),
+                ("SO_RESERVE_MEM", SOCKET, &[73]),
+                ("SO_DEVMEM_DONTNEED", SOCKET, &[80]),
+            ],
+        ),
+        (
+            "code of the host's kernel that each use patches for all CPUs",
+            &[("TCP_TX_DELAY", TCP, &[37]), ("UDP_ENCAP", UDP, &[100]), ("IPV6_FLOWLABEL_MGR", V6, &[32])],
+        ),
+        (
+            "headers of the guest's choice",
+            &[
+                ("IP_OPTIONS", IP, &[4]),
+                ("IPV6_HOPOPTS", V6, &[54]),
+                ("IPV6_RTHDR", V6, &[57]),
+                ("IPV6_RTHDRDSTOPTS", V6, &[55]),
+                ("IPV6_DSTOPTS", V6, &[59]),
+                ("IPV6_PKTINFO", V6, &[50]),
+                // It can be read.
+                ("IPV6_2292PKTOPTIONS", V6, &[]),
+            ],
+        ),
+        (
+            "what no outsourced packet has",
+            &[("IP_PASSSEC", IP, &[18]), ("SO_RCVMARK", SOCKET, &[75]), ("SO_RCVPRIORITY", SOCKET, &[82])],
+        ),
+    ];
+
+    /// What the guest's kernel or module answers without the host (kernel/guest/opt.c).
+    const KEPT: &[(i32, &[i32])] = &[
+        (
+            SOCKET,
+            &[
+                1, 13, 14, 16, 17, 19, 20, 21, 25, 27, 28, 31, 34, 36, 41, 43, 44, 45, 46, 48, 53, 56, 59, 60, 66, 67,
+                68, 69, 70, 71, 74, 76, 77, 83, 84,
+            ],
+        ),
+        (TCP, &[30]),
+        (V6, &[28]),
+    ];
+
+    /// Numbers up to the last one of Linux 7.2 that are no option of a stream or datagram socket.
+    const UNUSED: &[(i32, &[i32])] = &[
+        (SOCKET, &[22, 23, 24, 54, 58, 78, 79, 81]),
+        (TCP, &[15]),
+        (IP, &[3, 5, 22, 27, 28, 29, 30, 31]),
+        (V6, &[7, 9, 10, 12, 13, 14, 15, 22, 36, 37, 38, 39, 40, 41, 52, 63, 64, 65, 68, 69, 71]),
+    ];
+
+    #[test]
+    fn each_option_of_linux_is_passed_or_kept_or_refused() {
+        let listed = |table: &[(i32, &[i32])], level: i32, number: i32| {
+            table.iter().any(|(of, numbers)| *of == level && numbers.contains(&number))
+        };
+        for (level, numbers) in [(SOCKET, 1..=84), (TCP, 1..=46), (UDP, 100..=104), (IP, 1..=52), (V6, 1..=78)] {
+            for number in numbers {
+                let refused = REFUSED
+                    .iter()
+                    .flat_map(|(_, options)| *options)
+                    .any(|(_, of, numbers)| *of == level && numbers.contains(&number));
+                let passed = access(level, number).is_some();
+                let places = [passed, refused, listed(UNUSED, level, number)].into_iter().filter(|is| *is).count();
+                // The guest keeps some that the host reads as well.
+                let kept = usize::from(!passed && listed(KEPT, level, number));
+                assert_eq!(places + kept, 1, "level {level}, option {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_documentation_lists_the_options_that_are_refused() {
+        let page = include_str!("../../../docs/design/sockets.md");
+        let refused = page.split_once("**Refused, and why:**").unwrap().1.split_once("\n## ").unwrap().0;
+        let points: Vec<String> =
+            refused.split("\n- ").skip(1).map(|point| point.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(points.len(), REFUSED.len());
+        for (point, (why, options)) in points.iter().zip(REFUSED) {
+            assert!(point.starts_with(&format!("{why}: ")), "not because of {why}: {point}");
+            let is_name =
+                |word: &&str| ["SO_", "IP_", "IP(V6)_", "IPV6_", "TCP_", "UDP_"].iter().any(|p| word.starts_with(*p));
+            let names: Vec<&str> = point.split([' ', ',', ';', '.']).filter(is_name).collect();
+            let mut expected: Vec<&str> = options.iter().map(|(name, ..)| *name).collect();
+            expected.dedup();
+            assert_eq!(names, expected, "docs/design/sockets.md, {why}");
+        }
     }
 
     /// The kernel is never told of more sources than it has room for.

@@ -170,6 +170,23 @@ impl Policy {
         if allowed { Ok(self.mapped(protocol, address)) } else { Err(Errno(libc::EACCES)) }
     }
 
+    /// Whether the kernel may choose a local port among these for the guest; 0 stands for the lowest or highest that it
+    /// would choose anyway.
+    ///
+    /// # Errors
+    /// EACCES if no rule allows all of them, or one has another number on the host.
+    pub fn bind_among(&self, protocol: Protocol, lowest: u16, highest: u16) -> Result<(), Errno> {
+        let chosen = lowest.max(1)..=if highest == 0 { u16::MAX } else { highest };
+        let allowed = self
+            .bind
+            .iter()
+            .any(|ports| ports.protocol == protocol && ports.first <= *chosen.start() && *chosen.end() <= ports.last);
+        let mapped = self.map.iter().any(|mapped| {
+            mapped.protocol == protocol && (chosen.contains(&mapped.guest) || chosen.contains(&mapped.host))
+        });
+        if allowed && !mapped { Ok(()) } else { Err(Errno(libc::EACCES)) }
+    }
+
     /// The host's address for a connect or a send. On the host itself, the guest's own servers are at mapped ports.
     ///
     /// # Errors
@@ -253,6 +270,24 @@ mod tests {
         }
         assert_eq!(policy.seen(Protocol::Tcp, at("192.0.2.1:8080")), at("192.0.2.1:80"));
         assert_eq!(policy.seen(Protocol::Udp, at("192.0.2.1:8080")), at("192.0.2.1:8080"));
+    }
+
+    #[test]
+    fn the_kernel_chooses_among_listed_ports_only() {
+        let tcp = |lowest, highest| policy().bind_among(Protocol::Tcp, lowest, highest);
+        for (lowest, highest) in [(81, 89), (85, 85)] {
+            assert_eq!(tcp(lowest, highest), Ok(()), "{lowest} to {highest}");
+            assert_eq!(policy().bind_among(Protocol::Udp, lowest, highest), Err(Errno(libc::EACCES)));
+        }
+        // Port 80 is another one on the host; 0 is the lowest or the highest.
+        for (lowest, highest) in [(80, 89), (80, 80), (81, 90), (90, 99), (0, 89), (81, 0), (8080, 8080)] {
+            assert_eq!(tcp(lowest, highest), Err(Errno(libc::EACCES)), "{lowest} to {highest}");
+        }
+        let any = Ports { protocol: Protocol::Tcp, first: 0, last: u16::MAX };
+        let all = Policy { bind: vec![any], map: vec![], ..policy() };
+        for (lowest, highest) in [(0, 0), (0, 9), (9, 0), (40_000, 50_000)] {
+            assert_eq!(all.bind_among(Protocol::Tcp, lowest, highest), Ok(()), "{lowest} to {highest}");
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub(crate) struct Worker {
     value: Vec<u8>,
     /// Listeners and their granted backlogs: (socket id, connections).
     backlogs: Vec<(u32, u32)>,
-    /// Rate limit for changes of multicast groups.
+    /// Rate limit for options that take the host-wide `rtnl` lock: changes of multicast groups and of the family.
     groups: Bucket,
     refused: u64,
     said: Option<Instant>,
@@ -395,7 +395,7 @@ impl Worker {
         if shares && done.is_err() {
             host::share_port(socket.fd, false)?;
             // A send on the socket's channel may have had the kernel choose a port meanwhile.
-            host::connect(socket.fd, &host::Address::unspec())?;
+            host::give_up_port(socket.fd)?;
         }
         done?;
         if host::has_port(socket.fd) {
@@ -528,6 +528,15 @@ impl Worker {
                         u32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.largest_buffer() as u32).to_ne_bytes();
                 }
             }
+            Access::BufferForce => {
+                let wanted = value.first_chunk_mut::<4>().ok_or(Errno(libc::EINVAL))?;
+                // The kernel takes a negative size as the smallest one.
+                let size = i32::from_ne_bytes(*wanted).clamp(0, shared.vm.policy.limits.largest_buffer());
+                *wanted = size.to_ne_bytes();
+                let name = if name == libc::SO_SNDBUFFORCE { libc::SO_SNDBUF } else { libc::SO_RCVBUF };
+                host::set_option(socket.fd, level, name, wanted)?;
+                return Ok(Reply::number(Ok(size as u32)));
+            }
             Access::BufferLock => {
                 if let Some(lock) = value.first_chunk_mut::<4>().filter(|_| shared.vm.policy.limits.memory.is_some()) {
                     *lock = (u32::from_ne_bytes(*lock) | host::BUFFERS_LOCKED).to_ne_bytes();
@@ -545,6 +554,24 @@ impl Worker {
             Access::Backlog => {
                 if let Some(wanted) = value.first_chunk_mut::<4>() {
                     *wanted = i32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.backlog).to_ne_bytes();
+                }
+            }
+            Access::Interface => {
+                // The kernel refuses a shorter value.
+                let index = value.first_chunk::<4>().map(|index| i32::from_ne_bytes(*index));
+                if index.is_some_and(|index| !options::harmless_interface(index)) {
+                    count(&shared.counters.refused_option);
+                    return Err(Errno(libc::ENOPROTOOPT));
+                }
+            }
+            Access::Rtnl => self.groups.wait(),
+            Access::LocalPorts => {
+                // The kernel refuses a shorter value; 0 is any port.
+                let range = value.first_chunk::<4>().map_or(0, |range| u32::from_ne_bytes(*range));
+                if range != 0 {
+                    let (lowest, highest) = (range as u16, (range >> 16) as u16);
+                    let allowed = shared.vm.policy.bind_among(socket.protocol, lowest, highest);
+                    allowed.inspect_err(|_| count(&shared.counters.refused_bind))?;
                 }
             }
             Access::Group(group) | Access::Filter(group) => {
@@ -635,7 +662,7 @@ fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
     use std::os::fd::IntoRawFd;
 
     use vhost_user_backend::VringT;
@@ -770,6 +797,28 @@ mod tests {
         }
         assert_eq!(bench.worker.bind(&second, local(0)).err(), Some(Errno(libc::EADDRINUSE)));
         assert!(bench.worker.bind(&second, local(port)).is_ok(), "the guest's module has allowed it");
+    }
+
+    /// A bind that fails gives up a port that a send may have got meanwhile, and with that the kernel would forget the
+    /// interface.
+    #[test]
+    fn a_bind_that_fails_leaves_the_interface() {
+        let mut vm = Vm { channels: 2, ..Vm::default() };
+        vm.policy.bind = vec![Ports { protocol: Protocol::Udp, first: 0, last: u16::MAX }];
+        let bench = Bench::of(Shared::new("a", vm, 1, None).unwrap());
+        let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let table = &bench.shared.table;
+        let index = table.claim(7).unwrap();
+        table.set(index, host::socket(Family::V4, Protocol::Udp).unwrap(), Family::V4, Protocol::Udp, 0);
+        let loopback = 1i32.to_ne_bytes();
+        let socket = table.find(7).unwrap();
+        host::set_option(socket.fd, libc::SOL_SOCKET, options::SO_BINDTOIFINDEX, &loopback).unwrap();
+        bench.worker.share(&socket, true).unwrap();
+        let taken = Name::Inet(other.local_addr().unwrap());
+        assert_eq!(bench.worker.bind(&table.find(7).unwrap(), taken).err(), Some(Errno(libc::EADDRINUSE)));
+        let mut interface = [0; 4];
+        host::get_option(socket.fd, libc::SOL_SOCKET, options::SO_BINDTOIFINDEX, &mut interface).unwrap();
+        assert_eq!(interface, loopback);
     }
 
     /// A channel looks a socket up for a call, and only then adopts it, releases it, and adopts the next socket in its

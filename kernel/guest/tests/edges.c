@@ -5,6 +5,7 @@
  * that, and what a receive gives.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -129,6 +130,32 @@ static void fresh_shut(struct place *place)
 {
 	fresh(place);
 	shutdown(place->fd, SHUT_RDWR);
+}
+
+/* A socket of IPv6 that has become one of IPv4. */
+static void of_ipv4(struct place *place)
+{
+	struct sockaddr_in6 addr = { .sin6_family = AF_INET6 };
+	socklen_t len = sizeof(addr);
+	int v4 = AF_INET, server;
+
+	if (place->family != AF_INET6) {
+		connected(place);
+		return;
+	}
+	inet_pton(AF_INET6, "::ffff:127.0.0.1", &addr.sin6_addr);
+	server = socket(AF_INET6, place->type, 0);
+	bind(server, (struct sockaddr *)&addr, len);
+	getsockname(server, (struct sockaddr *)&addr, &len);
+	listen(server, 1);
+	place->fd = socket(AF_INET6, place->type, 0);
+	connect(place->fd, (struct sockaddr *)&addr, len);
+	setsockopt(place->fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4));
+	place->peer = server;
+	if (place->type == SOCK_STREAM) {
+		place->peer = accept(server, NULL, NULL);
+		close(server);
+	}
 }
 
 static void pending(struct place *place)
@@ -269,12 +296,14 @@ static const struct state streams[] = {
 	{ "peer closed", peer_closed, POLLRDHUP }, { "peer shut", peer_shut, POLLRDHUP },
 	{ "peer reset", peer_reset, POLLERR }, { "reset before accept", reset_before_accept, 0 },
 	{ "connecting", connecting, 0 }, { "reset after the end", reset_after_end, POLLERR },
+	{ "of IPv4", of_ipv4, 0 },
 };
 
 static const struct state datagrams[] = {
 	{ "fresh", fresh, 0 }, { "fresh, shut", fresh_shut, 0 }, { "bound", bound, 0 }, { "connected", connected, 0 },
 	{ "with data", with_data, POLLIN }, { "dissolved", dissolved, 0 }, { "shut to read", shut_read, 0 },
 	{ "shut to write", shut_write, 0 }, { "shut", shut_both, 0 }, { "told of nobody", told_of_nobody, POLLERR },
+	{ "of IPv4", of_ipv4, 0 },
 };
 
 static long op_nothing(struct place *place)

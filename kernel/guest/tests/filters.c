@@ -306,8 +306,22 @@ static void beside(int family)
 	close(pair[0]);
 }
 
+/* Of a stream, as long as it is not connected. */
+static void of_a_stream(int family)
+{
+	int fd = socket(family, SOCK_STREAM, 0), none = 0;
+
+	say("detach none", setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none)));
+	say("attach to a stream", attach(fd, choose, COUNT(choose)));
+	say("attach none", attach(fd, choose, 0));
+	say("detach", setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none)));
+	say("detach again", setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none)));
+	close(fd);
+}
+
 void test_filters(int family)
 {
+	of_a_stream(family);
 	chosen(family);
 	waits(family);
 	packet(family);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What applications meet seldom: bad addresses, stamps, error queues, urgent data, odd lengths of options. */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/errqueue.h>
@@ -15,7 +16,9 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -87,6 +90,92 @@ static void bad_addresses(int family)
 	say("bad send", send(pair[0], (void *)1, 3, 0));
 	close(pair[0]);
 	close(pair[1]);
+}
+
+/* A send from bad memory: what is wrong with the socket or the size is told first. */
+static void bad_sends(int family)
+{
+	static const size_t sizes[] = { 3, 9000, 70000 };
+	struct linger abort = { 1, 0 };
+	static char large[70000];
+	struct sockaddr_storage name = { .ss_family = family };
+	int datagram = socket(family, SOCK_DGRAM, 0), stream = socket(family, SOCK_STREAM, 0), pair[2];
+	unsigned int i;
+
+	for (i = 0; i < 3; i++) {
+		say("bad, unconnected", send(stream, (void *)1, sizes[i], MSG_NOSIGNAL));
+		say("bad, to nobody", send(datagram, (void *)1, sizes[i], 0));
+		say("short name", sendto(datagram, large, sizes[i], 0, (struct sockaddr *)&name, 3));
+		say("urgent, short name", sendto(datagram, large, sizes[i], MSG_OOB, (struct sockaddr *)&name, 3));
+		tcp_pair(family, pair);
+		say("bad, connected", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		shutdown(pair[0], SHUT_WR);
+		say("bad, shut", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		close(pair[0]);
+		close(pair[1]);
+		tcp_pair(family, pair);
+		setsockopt(pair[1], SOL_SOCKET, SO_LINGER, &abort, sizeof(abort));
+		close(pair[1]);
+		show_poll("reset", pair[0], POLLIN, 2000);
+		say("bad, reset", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		say("bad, after that", send(pair[0], (void *)1, sizes[i], MSG_NOSIGNAL));
+		close(pair[0]);
+		datagrams(family, pair);
+		say("bad datagram", send(pair[0], (void *)1, sizes[i], 0));
+		say("good datagram", send(pair[0], large, sizes[i], 0));
+		shutdown(pair[0], SHUT_WR);
+		say("bad datagram, shut", send(pair[0], (void *)1, sizes[i], 0));
+		close(pair[0]);
+		close(pair[1]);
+	}
+	close(datagram);
+	close(stream);
+}
+
+/* Memory that the kernel can copy and cannot pin, as that of many devices; and room whose end nothing is written to. */
+static void odd_memory(int family)
+{
+	enum { SECRET = 16384, SENT = 5000, MAPPED = 8192, RW = PROT_READ | PROT_WRITE };
+	static const int types[] = { SOCK_STREAM, SOCK_DGRAM };
+	/* memfd_secret(), which a kernel may lack. */
+	int file = syscall(447, 0), pair[2], i, j;
+	bool there = file >= 0 && !ftruncate(file, SECRET);
+	char *own = mmap(NULL, 16 * MAPPED, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *secret = mmap(NULL, SECRET, RW, there ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, there ? file : -1, 0);
+	struct iovec out[] = { { own, 3 }, { secret, SENT } };
+	struct iovec in[] = { { own + 8, 3 }, { secret + SECRET - SENT, SENT } };
+	struct iovec ends[] = { { own, 2000 }, { own + MAPPED, 4000 } };
+
+	show("memfd_secret()", there);
+	if (say("mapped", own == MAP_FAILED || secret == MAP_FAILED ? -1 : 0))
+		return;
+	mprotect(own + MAPPED, 15 * MAPPED, PROT_NONE);
+	for (i = 0; i < 2; i++) {
+		if (types[i] == SOCK_STREAM)
+			tcp_pair(family, pair);
+		else
+			datagrams(family, pair);
+		memset(secret, 0, SECRET);
+		for (j = 0; j < SENT; j++)
+			secret[j] = j * 7 + 1;
+		say("from it", send(pair[0], secret, SENT, 0));
+		say("to it", recv(pair[1], secret + SECRET - SENT, SENT, MSG_WAITALL));
+		show("same", !memcmp(secret, secret + SECRET - SENT, SENT));
+		say("from two parts", writev(pair[0], out, 2));
+		say("to two parts", readv(pair[1], in, 2));
+		send(pair[0], "abc", 3, 0);
+		say("to less than it says", recv(pair[1], own, 15 * MAPPED, 0));
+		show("first", own[0]);
+		send(pair[0], "def", 3, 0);
+		say("to the first part", readv(pair[1], ends, 2));
+		show("first", own[0]);
+		close(pair[0]);
+		close(pair[1]);
+	}
+	munmap(own, 16 * MAPPED);
+	munmap(secret, SECRET);
+	if (there)
+		close(file);
 }
 
 static volatile bool stopped;
@@ -484,7 +573,9 @@ void test_lengths(int family)
 		ALL(SOL_SOCKET, SO_TIMESTAMPNS), ALL(SOL_SOCKET, SO_RXQ_OVFL), ALL(SOL_SOCKET, SO_PEEK_OFF),
 		ALL(SOL_SOCKET, SO_BUSY_POLL), ALL(SOL_SOCKET, SO_INCOMING_CPU), ALL(SOL_SOCKET, SO_MAX_PACING_RATE),
 		ALL(SOL_SOCKET, SO_CNX_ADVICE), ALL(SOL_SOCKET, SO_SELECT_ERR_QUEUE), ALL(SOL_SOCKET, SO_DETACH_FILTER),
-		ALL(SOL_SOCKET, SO_SNDLOWAT), ALL(SOL_SOCKET, SO_TYPE), ALL(SOL_SOCKET, 9999),
+		ALL(SOL_SOCKET, SO_SNDLOWAT), ALL(SOL_SOCKET, SO_TYPE), ALL(SOL_SOCKET, 9999), ALL(SOL_SOCKET, SO_MARK),
+		ALL(SOL_SOCKET, SO_SNDBUFFORCE), ALL(SOL_SOCKET, SO_RCVBUFFORCE), ALL(SOL_SOCKET, SO_BINDTODEVICE),
+		ALL(SOL_SOCKET, 62),
 		{ IPPROTO_IP, IP_TOS, AF_INET }, { IPPROTO_IP, IP_TTL, AF_INET }, { IPPROTO_IP, IP_PKTINFO, AF_INET },
 		{ IPPROTO_IP, IP_MTU_DISCOVER, AF_INET }, { IPPROTO_IP, IP_RECVERR, AF_INET },
 		{ IPPROTO_IP, IP_RECVTTL, AF_INET },
@@ -494,7 +585,7 @@ void test_lengths(int family)
 		{ IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, AF_INET }, { IPPROTO_IP, 25, AF_INET }, { IPPROTO_IP, 26, AF_INET },
 		{ IPPROTO_IP, IP_MULTICAST_TTL, AF_INET }, { IPPROTO_IP, IP_MULTICAST_LOOP, AF_INET },
 		{ IPPROTO_IP, IP_MULTICAST_ALL, AF_INET }, { IPPROTO_IP, IP_ADD_MEMBERSHIP, AF_INET },
-		{ IPPROTO_IP, 12345, AF_INET },
+		{ IPPROTO_IP, 51, AF_INET }, { IPPROTO_IP, 12345, AF_INET }, { IPPROTO_IPV6, IPV6_ADDRFORM, AF_INET6 },
 		{ IPPROTO_IPV6, IPV6_V6ONLY, AF_INET6 }, { IPPROTO_IPV6, IPV6_UNICAST_HOPS, AF_INET6 },
 		{ IPPROTO_IPV6, IPV6_MULTICAST_HOPS, AF_INET6 }, { IPPROTO_IPV6, IPV6_MULTICAST_LOOP, AF_INET6 },
 		{ IPPROTO_IPV6, IPV6_RECVPKTINFO, AF_INET6 }, { IPPROTO_IPV6, IPV6_2292PKTINFO, AF_INET6 },
@@ -538,6 +629,8 @@ void test_lengths(int family)
 	}
 }
 
+static void sent_with(int family);
+
 /* What a user without rights is told of options that need them. */
 static void without_rights(int family)
 {
@@ -549,6 +642,7 @@ static void without_rights(int family)
 		{ IPPROTO_IPV6, IPV6_TRANSPARENT }, { IPPROTO_IPV6, IPV6_HOPOPTS }, { IPPROTO_IPV6, IPV6_DSTOPTS },
 		{ IPPROTO_TCP, TCP_REPAIR }, { IPPROTO_TCP, TCP_TIMESTAMP },
 	};
+	static const struct ipv6_mreq anycast;
 	unsigned int i;
 	char text[32];
 
@@ -568,6 +662,11 @@ static void without_rights(int family)
 		close(stream);
 		close(datagram);
 	}
+	i = socket(family, SOCK_DGRAM, 0);
+	say("no right, anycast", setsockopt(i, IPPROTO_IPV6, IPV6_JOIN_ANYCAST, &anycast, sizeof(anycast)));
+	say("no right, to lo", setsockopt(i, SOL_SOCKET, SO_BINDTODEVICE, "lo", 2));
+	say("no right, to none", setsockopt(i, SOL_SOCKET, SO_BINDTODEVICE, "", 0));
+	sent_with(family);
 	_exit(0);
 }
 
@@ -638,7 +737,9 @@ static void without_a_value(int family)
 		{ IPPROTO_IP, IP_TOS, AF_INET, 8, 0 }, { IPPROTO_IP, IP_RECVTTL, AF_INET, 1, 0 },
 		{ IPPROTO_IPV6, IPV6_TCLASS, AF_INET6, 8, 0 }, { IPPROTO_IPV6, IPV6_UNICAST_HOPS, AF_INET6, 9, 0 },
 		{ IPPROTO_IPV6, IPV6_RECVPKTINFO, AF_INET6, 1, 0 }, { IPPROTO_IPV6, IPV6_ADD_MEMBERSHIP, AF_INET6, 0, 200 },
-		{ IPPROTO_IPV6, MCAST_JOIN_GROUP, AF_INET6, 0, 200 }, { IPPROTO_UDP, 1, 0, 0, 0 },
+		{ IPPROTO_IPV6, MCAST_JOIN_GROUP, AF_INET6, 0, 200 },
+		{ IPPROTO_IPV6, IPV6_JOIN_ANYCAST, AF_INET6, 0, 200 },
+		{ IPPROTO_IPV6, IPV6_LEAVE_ANYCAST, AF_INET6, 0, 200 }, { IPPROTO_UDP, 1, 0, 0, 0 },
 		{ SOL_SOCKET, SO_KEEPALIVE, 0, 1, 0 },
 	};
 	static const int lengths[] = { 0, 2, 4, 8, 200 };
@@ -661,10 +762,346 @@ static void without_a_value(int family)
 	}
 }
 
+/* Options that are read into no memory, or into less than the length says. */
+static void read_badly(int family)
+{
+	static const struct {
+		int level, name;
+	} options[] = {
+		{ IPPROTO_IP, IP_TTL }, { IPPROTO_IP, 12345 }, { IPPROTO_TCP, TCP_NODELAY }, { IPPROTO_TCP, 12345 },
+		{ IPPROTO_IPV6, IPV6_UNICAST_HOPS }, { IPPROTO_IPV6, 12345 }, { 12345, 1 },
+	};
+	char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + 4096, text[32];
+	int fd = socket(family, SOCK_STREAM, 0);
+	void *volatile nothing = NULL;
+	socklen_t len;
+	unsigned int i;
+
+	mprotect(end, 4096, PROT_NONE);
+	for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+		snprintf(text, sizeof(text), "get %d/%d", options[i].level, options[i].name);
+		len = 64;
+		say(text, getsockopt(fd, options[i].level, options[i].name, end - 4, &len));
+		show("length", len);
+		len = 4;
+		say("into nothing", getsockopt(fd, options[i].level, options[i].name, nothing, &len));
+		say("without a length", getsockopt(fd, options[i].level, options[i].name, end - 4, nothing));
+	}
+	close(fd);
+}
+
+/* Options of other sockets than these, and those that say what was received last. */
+static void other_options(int family)
+{
+	/* MRT_INIT, MRT_VERSION, IP_ROUTER_ALERT, TCP_REPAIR, IP_PKTOPTIONS, IPV6_2292PKTOPTIONS */
+	static const struct {
+		int level, name;
+	} options[] = {
+		{ IPPROTO_IP, 200 }, { IPPROTO_IP, 206 }, { IPPROTO_IPV6, 200 }, { IPPROTO_IPV6, 206 },
+		{ IPPROTO_IP, 5 }, { IPPROTO_TCP, 19 }, { IPPROTO_IP, 9 }, { IPPROTO_IPV6, 6 },
+	};
+	static const char header[24] = { 0, 2, 77, 1 };
+	static const int types[] = { SOCK_STREAM, SOCK_DGRAM };
+	char value[256] = "", text[32];
+	unsigned int i, j;
+	socklen_t size;
+	int one = 1;
+
+	for (j = 0; j < 2; j++) {
+		int fd = socket(family, types[j], 0);
+
+		size = 16;
+		for (i = 0; i < 5; i++) {
+			snprintf(text, sizeof(text), "%d set %d/%d", types[j], options[i].level, options[i].name);
+			say(text, setsockopt(fd, options[i].level, options[i].name, &one, sizeof(one)));
+		}
+		setsockopt(fd, IPPROTO_IP, IP_RECVTTL, &one, sizeof(one));
+		setsockopt(fd, IPPROTO_IPV6, IPV6_RECVHOPLIMIT, &one, sizeof(one));
+		for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+			socklen_t len = sizeof(value);
+
+			snprintf(text, sizeof(text), "%d get %d/%d", types[j], options[i].level, options[i].name);
+			say(text, getsockopt(fd, options[i].level, options[i].name, value, &len));
+			show("length", len);
+		}
+		/* The length depends on who has used a key. */
+		say("TCP_FASTOPEN_KEY", getsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_KEY, value, &size));
+		say("TCP_ULP of no protocol", setsockopt(fd, IPPROTO_TCP, TCP_ULP, "none0", 5));
+		say("TCP_ULP of no name", setsockopt(fd, IPPROTO_TCP, TCP_ULP, "none0", 0));
+		say("IPV6_2292PKTOPTIONS, none", setsockopt(fd, IPPROTO_IPV6, 6, value, 0));
+		memset(value, 0, sizeof(value));
+		say("IPV6_RTHDR of no type", setsockopt(fd, IPPROTO_IPV6, IPV6_RTHDR, header, sizeof(header)));
+		say("IPV6_PKTINFO, none", setsockopt(fd, IPPROTO_IPV6, IPV6_PKTINFO, value, 20));
+		say("IPV6_PKTINFO, short", setsockopt(fd, IPPROTO_IPV6, IPV6_PKTINFO, value, 4));
+		say("IPV6_JOIN_ANYCAST, short", setsockopt(fd, IPPROTO_IPV6, IPV6_JOIN_ANYCAST, value, 19));
+		say("IPV6_LEAVE_ANYCAST, short", setsockopt(fd, IPPROTO_IPV6, IPV6_LEAVE_ANYCAST, value, 19));
+		say("IPV6_LEAVE_ANYCAST of none", setsockopt(fd, IPPROTO_IPV6, IPV6_LEAVE_ANYCAST, value, 20));
+		/* SO_RESERVE_MEM */
+		for (i = 0; i < 3; i++) {
+			int memory = (int)i - 1;
+
+			say("reserve memory", setsockopt(fd, SOL_SOCKET, 73, &memory, sizeof(memory)));
+			read_back(fd, SOL_SOCKET, 73);
+		}
+		close(fd);
+	}
+}
+
+/* Control messages of one number. */
+static void sent_with(int family)
+{
+	/* IPV6_2292HOPLIMIT */
+	static const int messages[][3] = {
+		{ SOL_SOCKET, SO_MARK, 5 },
+		{ IPPROTO_IPV6, IPV6_DONTFRAG, 1 }, { IPPROTO_IPV6, IPV6_DONTFRAG, 2 }, { IPPROTO_IPV6, 8, 5 },
+		{ IPPROTO_IPV6, 8, 256 }, { IPPROTO_IPV6, IPV6_HOPLIMIT, 256 }, { IPPROTO_IP, IP_TTL, 256 },
+	};
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec iov = { "x", 1 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+			      .msg_controllen = sizeof(control) };
+	unsigned int i;
+	int pair[2];
+
+	datagrams(family, pair);
+	for (i = 0; i < sizeof(messages) / sizeof(*messages); i++) {
+		memset(&control, 0, sizeof(control));
+		control.head.cmsg_len = CMSG_LEN(sizeof(int));
+		control.head.cmsg_level = messages[i][0];
+		control.head.cmsg_type = messages[i][1];
+		memcpy(CMSG_DATA(&control.head), &messages[i][2], sizeof(int));
+		say("sent with", sendmsg(pair[0], &msg, 0));
+	}
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* A flow label of IPv6 that the application chooses. */
+static void flow_labels(int family)
+{
+	/* IPV6_FLOWINFO_SEND, IPV6_FLOWINFO, IPV6_ROUTER_ALERT_ISOLATE */
+	enum { SEND = 33, RECEIVE = 11, ISOLATE = 30, LABEL = 0x12345 };
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = {};
+	char in[4];
+	struct iovec iov = { in, sizeof(in) };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+			      .msg_controllen = sizeof(control) };
+	struct sockaddr_storage addr;
+	int to, from, one = 1, label = 0;
+	socklen_t len;
+
+	if (family != AF_INET6)
+		return;
+	to = udp_bound(family, &addr, &len);
+	from = socket(family, SOCK_DGRAM, 0);
+	say("isolate", setsockopt(from, IPPROTO_IPV6, ISOLATE, &one, sizeof(one)));
+	read_back(from, IPPROTO_IPV6, ISOLATE);
+	say("to receive", setsockopt(to, IPPROTO_IPV6, RECEIVE, &one, sizeof(one)));
+	say("to send", setsockopt(from, IPPROTO_IPV6, SEND, &one, sizeof(one)));
+	read_back(from, IPPROTO_IPV6, SEND);
+	((struct sockaddr_in6 *)&addr)->sin6_flowinfo = htonl(LABEL);
+	say("send", sendto(from, "abc", 3, 0, (struct sockaddr *)&addr, len));
+	say("recv", recvmsg(to, &msg, 0));
+	show("message", control.head.cmsg_type);
+	memcpy(&label, CMSG_DATA(&control.head), sizeof(label));
+	show("label", ntohl(label) == LABEL);
+	close(from);
+	close(to);
+}
+
+/* IP_LOCAL_PORT_RANGE: the kernel chooses among a few ports. */
+static void port_range(int family, int type)
+{
+	enum { PORT_RANGE = 51, LOW = 41000, HIGH = 41009 };
+	int fds[] = { socket(family, type, 0), socket(family, type, 0) }, other, i;
+	unsigned int range = (unsigned int)HIGH << 16 | LOW, wrong = (unsigned int)LOW << 16 | HIGH;
+	struct sockaddr_storage addr;
+	socklen_t len;
+
+	for (i = 0; i < 2; i++) {
+		say("port range", setsockopt(fds[i], IPPROTO_IP, PORT_RANGE, &range, sizeof(range)));
+		say("upside down", setsockopt(fds[i], IPPROTO_IP, PORT_RANGE, &wrong, sizeof(wrong)));
+		say("short", setsockopt(fds[i], IPPROTO_IP, PORT_RANGE, &range, 2));
+		read_back(fds[i], IPPROTO_IP, PORT_RANGE);
+	}
+	other = type == SOCK_STREAM ? tcp_listener(family, &addr, &len) : udp_bound(family, &addr, &len);
+	say("connect", connect(fds[0], (struct sockaddr *)&addr, len));
+	((struct sockaddr_in *)&addr)->sin_port = 0;
+	say("bind", bind(fds[1], (struct sockaddr *)&addr, len));
+	for (i = 0; i < 2; i++) {
+		getsockname(fds[i], (struct sockaddr *)&addr, &len);
+		show("within", port_of(&addr) >= LOW && port_of(&addr) <= HIGH);
+		close(fds[i]);
+	}
+	close(other);
+}
+
+static int to_interface(int fd, int index)
+{
+	return setsockopt(fd, SOL_SOCKET, SO_BINDTOIFINDEX, &index, sizeof(index));
+}
+
+static void read_interface(int fd)
+{
+	char name[32] = "";
+	socklen_t len = sizeof(name);
+
+	say("SO_BINDTODEVICE", getsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, name, &len));
+	show("length", len);
+	show("lo", !strcmp(name, "lo"));
+	read_back(fd, SOL_SOCKET, SO_BINDTOIFINDEX);
+	read_back(fd, SOL_SOCKET, SO_MARK);
+}
+
+/* Sockets of one name that are bound to the loopback interface, and to one that carries nothing. */
+static void interfaces(int family, int type)
+{
+	enum { LOOPBACK = 1, OTHER = 77777 };
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	int fds[4], tries[3], child, mark = 77, i;
+	struct sockaddr_storage addr;
+	socklen_t len;
+	char in[4];
+
+	for (i = 0; i < 4; i++)
+		fds[i] = socket(family, type, 0);
+	for (i = 0; i < 3; i++)
+		tries[i] = socket(family, type, 0);
+	read_interface(fds[0]);
+	say("part of a name", setsockopt(fds[0], SOL_SOCKET, SO_BINDTODEVICE, "lo", 1));
+	say("to a negative one", to_interface(fds[0], -1));
+	say("to another", to_interface(fds[0], OTHER));
+	say("to none", to_interface(fds[0], 0));
+	say("to loopback", setsockopt(fds[0], SOL_SOCKET, SO_BINDTODEVICE, "lo", 2));
+	say("mark", setsockopt(fds[0], SOL_SOCKET, SO_MARK, &mark, sizeof(mark)));
+	close(udp_bound(family, &addr, &len));
+	((struct sockaddr_in *)&addr)->sin_port = 0;
+	say("bind", bind(fds[0], (struct sockaddr *)&addr, len));
+	getsockname(fds[0], (struct sockaddr *)&addr, &len);
+	read_interface(fds[0]);
+	to_interface(fds[1], OTHER);
+	to_interface(fds[2], OTHER);
+	say("bind beside", bind(fds[1], (struct sockaddr *)&addr, len));
+	say("bind again", bind(fds[2], (struct sockaddr *)&addr, len));
+	say("bind without", bind(fds[3], (struct sockaddr *)&addr, len));
+	to_interface(tries[1], LOOPBACK);
+	to_interface(tries[2], OTHER);
+	if (type == SOCK_STREAM) {
+		say("listen", listen(fds[0], 4));
+		say("listen beside", listen(fds[1], 4));
+	}
+	for (i = 0; i < 3; i++) {
+		say("connect", connect(tries[i], (struct sockaddr *)&addr, len));
+		if (type == SOCK_DGRAM)
+			say("send", sendto(tries[i], "abc", 3, 0, (struct sockaddr *)&addr, len));
+		show_poll("loopback", fds[0], POLLIN, i < 2 ? 2000 : 0);
+		show_poll("other", fds[1], POLLIN, 0);
+		if (type == SOCK_DGRAM) {
+			say("recv", recv(fds[0], in, sizeof(in), MSG_DONTWAIT));
+		} else if (i < 2) {
+			child = accept(fds[0], NULL, NULL);
+			read_interface(child);
+			close(child);
+		}
+		say("dissolve", connect(tries[i], &none, sizeof(none)));
+		read_interface(tries[i]);
+		close(tries[i]);
+	}
+	for (i = 0; i < 4; i++)
+		close(fds[i]);
+}
+
+static void say_family(const char *name, int fd)
+{
+	struct sockaddr_storage addr = {};
+	socklen_t len = sizeof(addr), size = sizeof(int);
+	int domain = -1;
+
+	getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size);
+	say(name, getsockname(fd, (struct sockaddr *)&addr, &len));
+	show("SO_DOMAIN", domain);
+	show("of its name", addr.ss_family);
+	show("of its length", len);
+	len = sizeof(addr);
+	say("peer", getpeername(fd, (struct sockaddr *)&addr, &len));
+	show("of its length", len);
+}
+
+/* IPV6_ADDRFORM: a socket of IPv6 becomes one of IPv4. */
+static void family_changes(int type)
+{
+	struct sockaddr_in6 mapped = { .sin6_family = AF_INET6 };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	int first = socket(AF_INET6, type, 0), other = socket(AF_INET, type, 0), fd = first;
+	int v4 = AF_INET, v6 = AF_INET6, value = -1;
+	socklen_t len = sizeof(mapped), size = sizeof(int);
+	char in[4];
+
+	inet_pton(AF_INET6, "::ffff:127.0.0.1", &mapped.sin6_addr);
+	say("unconnected", setsockopt(first, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+	bind(first, (struct sockaddr *)&mapped, sizeof(mapped));
+	getsockname(first, (struct sockaddr *)&mapped, &len);
+	addr.sin_port = mapped.sin6_port;
+	if (type == SOCK_STREAM) {
+		listen(first, 1);
+		say("listening", setsockopt(first, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+		connect(other, (struct sockaddr *)&addr, sizeof(addr));
+		fd = accept(first, NULL, NULL);
+	} else {
+		connect(other, (struct sockaddr *)&addr, sizeof(addr));
+		len = sizeof(addr);
+		getsockname(other, (struct sockaddr *)&addr, &len);
+		mapped.sin6_port = addr.sin_port;
+		connect(fd, (struct sockaddr *)&mapped, sizeof(mapped));
+	}
+	say_family("before", fd);
+	say("get", getsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &value, &size));
+	show("value", value);
+	say("to IPv6", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v6, sizeof(v6)));
+	say("short", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, 2));
+	say("to IPv4", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+	say_family("after", fd);
+	say("again", setsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &v4, sizeof(v4)));
+	say("get", getsockopt(fd, IPPROTO_IPV6, IPV6_ADDRFORM, &value, &size));
+	say("send", send(fd, "abc", 3, 0));
+	say("recv", recv(other, in, sizeof(in), 0));
+	say("dissolve", connect(fd, &none, sizeof(none)));
+	memset(&addr, 0, sizeof(addr));
+	addr.sin_family = AF_INET;
+	if (type == SOCK_STREAM) {
+		say("bind", bind(fd, (struct sockaddr *)&addr, sizeof(addr)));
+		say("listen", listen(fd, 1));
+	}
+	len = sizeof(addr);
+	getsockname(fd, (struct sockaddr *)&addr, &len);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	close(other);
+	other = socket(AF_INET, type, 0);
+	say("connect", connect(other, (struct sockaddr *)&addr, sizeof(addr)));
+	if (type == SOCK_STREAM) {
+		value = accept(fd, NULL, NULL);
+		say_family("accepted", value);
+		close(value);
+	}
+	say("to IPv6 again", connect(fd, (struct sockaddr *)&mapped, sizeof(mapped)));
+	close(other);
+	if (fd != first)
+		close(fd);
+	close(first);
+}
+
 /* Sizes of buffers: the smallest, and what the kernel gives a connection. */
 static void buffers(int family)
 {
-	int pair[2], fresh = socket(family, SOCK_STREAM, 0), smallest = -1, before, after;
+	int pair[2], fresh = socket(family, SOCK_STREAM, 0), smallest = -1, large = 3000000, before, after;
+	struct sockaddr_storage addr;
 	socklen_t len = sizeof(int);
 
 	getsockopt(fresh, SOL_SOCKET, SO_SNDBUF, &before, &len);
@@ -676,6 +1113,17 @@ static void buffers(int family)
 	say("SO_SNDBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_SNDBUFFORCE, &smallest, sizeof(smallest)));
 	read_back(fresh, SOL_SOCKET, SO_SNDBUF);
 	say("SO_RCVBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_RCVBUFFORCE, &smallest, sizeof(smallest)));
+	read_back(fresh, SOL_SOCKET, SO_RCVBUF);
+	/* What was forced stays. */
+	say("SO_SNDBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_SNDBUFFORCE, &large, sizeof(large)));
+	say("SO_RCVBUFFORCE", setsockopt(fresh, SOL_SOCKET, SO_RCVBUFFORCE, &large, sizeof(large)));
+	setsockopt(fresh, SOL_SOCKET, SO_RCVLOWAT, &before, sizeof(before));
+	close(pair[0]);
+	pair[0] = tcp_listener(family, &addr, &len);
+	connect(fresh, (struct sockaddr *)&addr, len);
+	read_back(fresh, SOL_SOCKET, SO_SNDBUF);
+	read_back(fresh, SOL_SOCKET, SO_RCVBUF);
+	say("SO_SNDBUF", setsockopt(fresh, SOL_SOCKET, SO_SNDBUF, &smallest, sizeof(smallest)));
 	read_back(fresh, SOL_SOCKET, SO_RCVBUF);
 	close(fresh);
 	close(pair[0]);
@@ -774,6 +1222,8 @@ void test_kinds(int family)
 {
 	without_rights(family);
 	bad_addresses(family);
+	bad_sends(family);
+	odd_memory(family);
 	bad_beside_good(family);
 	listen_beside_shutdown(family);
 	stamps(family);
@@ -787,6 +1237,18 @@ void test_kinds(int family)
 	sources(family);
 	switched_off(family);
 	without_a_value(family);
+	read_badly(family);
+	other_options(family);
+	sent_with(family);
+	flow_labels(family);
+	port_range(family, SOCK_STREAM);
+	port_range(family, SOCK_DGRAM);
+	interfaces(family, SOCK_STREAM);
+	interfaces(family, SOCK_DGRAM);
+	if (family == AF_INET6) {
+		family_changes(SOCK_STREAM);
+		family_changes(SOCK_DGRAM);
+	}
 	buffers(family);
 	zero_copy(family);
 	fast_open(family);

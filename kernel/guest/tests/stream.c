@@ -88,6 +88,8 @@ static void stream_errors(int family)
 	say("bind again", bind(listener, (struct sockaddr *)&addr, len));
 	show("SO_ACCEPTCONN", option(listener, SOL_SOCKET, SO_ACCEPTCONN));
 	say("connect a listener", connect(listener, (struct sockaddr *)&addr, len));
+	say("connect a listener, short", connect(listener, (struct sockaddr *)&addr, 3));
+	say("connect a listener, shorter", connect(listener, (struct sockaddr *)&addr, 1));
 	fcntl(listener, F_SETFL, O_NONBLOCK);
 	say("accept nobody", accept(listener, NULL, NULL));
 	show_poll("listener", listener, POLLIN | POLLOUT, 0);
@@ -369,6 +371,7 @@ void test_connect(int family)
 	say("connect short", connect(fd, (struct sockaddr *)&addr, 3));
 	say("connect", connect(fd, (struct sockaddr *)&addr, len));
 	say("connect connected", connect(fd, (struct sockaddr *)&addr, len));
+	say("connect connected, shorter", connect(fd, (struct sockaddr *)&addr, 1));
 	say("dissolve", connect(fd, &none, sizeof(none)));
 	say("recv dissolved", recv(fd, in, sizeof(in), MSG_DONTWAIT));
 	say("connect anew", connect(fd, (struct sockaddr *)&addr, len));

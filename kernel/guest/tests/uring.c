@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -182,19 +183,65 @@ static void accepts(int family)
 	accepts_of_two(family);
 }
 
+/* A poll tells what is there, and not what might be. */
+static void polls(int family)
+{
+	struct io_uring_sqe sqe = { .opcode = IORING_OP_POLL_ADD, .poll32_events = POLLIN | POLLRDHUP };
+	struct sockaddr_storage gone;
+	int pair[2], fd = socket(family, SOCK_DGRAM, 0), closed;
+	socklen_t len;
+	char in[4];
+
+	tcp_pair(family, pair);
+	sqe.fd = pair[0];
+	submit(&sqe);
+	usleep(20000);
+	send(pair[1], "a", 1, 0);
+	tell("poll, data", completion().res);
+	recv(pair[0], in, sizeof(in), 0);
+	submit(&sqe);
+	usleep(20000);
+	shutdown(pair[1], SHUT_WR);
+	tell("poll, end", completion().res);
+	close(pair[0]);
+	close(pair[1]);
+	closed = udp_bound(family, &gone, &len);
+	connect(fd, (struct sockaddr *)&gone, len);
+	close(closed);
+	sqe.fd = fd;
+	submit(&sqe);
+	usleep(20000);
+	send(fd, "a", 1, 0);
+	tell("poll, error", completion().res);
+	close(fd);
+}
+
 static void receives(int family)
 {
 	struct io_uring_sqe sqe = { .opcode = IORING_OP_RECV };
+	struct sockaddr_storage addr;
 	struct result cqe;
 	char in[4], more[64];
+	socklen_t len;
 	int pair[2];
 
+	pair[0] = udp_bound(family, &addr, &len);
+	pair[1] = socket(family, SOCK_DGRAM, 0);
+	sendto(pair[1], "ab", 2, 0, (struct sockaddr *)&addr, len);
+	sendto(pair[1], "cd", 2, 0, (struct sockaddr *)&addr, len);
+	show_poll("datagrams", pair[0], POLLIN, 2000);
+	sqe.fd = pair[0];
+	sqe.addr = (unsigned long)in;
+	sqe.len = sizeof(in);
+	cqe = run(&sqe);
+	tell("recv one", cqe.res);
+	show("NONEMPTY", !!(cqe.flags & IORING_CQE_F_SOCK_NONEMPTY));
+	close(pair[0]);
+	close(pair[1]);
 	tcp_pair(family, pair);
 	send(pair[1], "abcdef", 6, 0);
 	show_poll("there", pair[0], POLLIN, 2000);
 	sqe.fd = pair[0];
-	sqe.addr = (unsigned long)in;
-	sqe.len = sizeof(in);
 	cqe = run(&sqe);
 	tell("recv some", cqe.res);
 	show("NONEMPTY", !!(cqe.flags & IORING_CQE_F_SOCK_NONEMPTY));
@@ -225,6 +272,42 @@ static void receives(int family)
 	cqe = completion();
 	tell("multishot, end", cqe.res);
 	show("goes on", !!(cqe.flags & IORING_CQE_F_MORE));
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* Into many buffers by one request: what is left decides how many of them the next receive takes. */
+static void receives_bundle(int family)
+{
+	enum { BUFFERS = 512, SENT = 300 };
+	struct io_uring_buf_ring *buffers = mmap(NULL, BUFFERS * sizeof(struct io_uring_buf), PROT,
+						 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct io_uring_buf_reg reg = { .ring_addr = (unsigned long)buffers, .ring_entries = BUFFERS, .bgid = 9 };
+	struct io_uring_sqe sqe = { .opcode = IORING_OP_RECV, .flags = IOSQE_BUFFER_SELECT, .buf_group = 9,
+				    .ioprio = IORING_RECV_MULTISHOT | IORING_RECVSEND_BUNDLE };
+	static char in[SENT], out[SENT];
+	int pair[2], got = 0, i, queued = 0;
+	struct result cqe;
+
+	if (say("buffer ring", syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_PBUF_RING, &reg, 1)) < 0)
+		return;
+	for (i = 0; i < SENT; i++)
+		buffers->bufs[i] = (struct io_uring_buf) { .addr = (unsigned long)&in[i], .len = 1, .bid = i };
+	__atomic_store_n(&buffers->tail, SENT, __ATOMIC_RELEASE);
+	for (i = 0; i < SENT; i++)
+		out[i] = i;
+	tcp_pair(family, pair);
+	send(pair[1], out, SENT, 0);
+	for (i = 0; i < 200 && !ioctl(pair[0], FIONREAD, &queued) && queued < SENT; i++)
+		usleep(10000);
+	sqe.fd = pair[0];
+	submit(&sqe);
+	do {
+		cqe = completion();
+		tell("bundle", cqe.res);
+		got += cqe.res;
+	} while (cqe.res > 0 && got < SENT);
+	show("same", !memcmp(in, out, SENT));
 	close(pair[0]);
 	close(pair[1]);
 }
@@ -267,8 +350,10 @@ void test_uring(int family)
 	}
 	connects(family);
 	accepts(family);
+	polls(family);
 	receives(family);
 	sends(family);
+	receives_bundle(family);
 	close(ring.fd);
 }
 

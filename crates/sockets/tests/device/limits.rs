@@ -106,20 +106,26 @@ fn no_time_stamp_concerns_the_hosts_log_or_nics() {
     }
 }
 
-/// Joining a group takes a host-wide lock.
+/// Joining a group takes a host-wide lock. So does a change of the family, even where the kernel then finds no peer.
 #[test]
 fn groups_are_joined_no_faster_than_they_may() {
-    let mut vm = Vm::start("reach = [\"239.0.0.0/8\"]");
-    vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
-    let (burst, more, start) = (32, 52, Instant::now());
-    for turn in 0..burst + more {
-        let option = if turn % 2 == 0 { libc::IP_ADD_MEMBERSHIP } else { libc::IP_DROP_MEMBERSHIP };
-        let group = [239, 1, 2, 3, 127, 0, 0, 1];
-        let call = Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, option]).data(&group);
-        assert_eq!(vm.main().result(call), Ok(0), "turn {turn}");
+    let group = [239, 1, 2, 3, 127, 0, 0, 1];
+    let v4 = AF_INET.to_le_bytes();
+    let groups = [libc::IP_ADD_MEMBERSHIP, libc::IP_DROP_MEMBERSHIP];
+    for (family, level, options, value, result) in [
+        (AF_INET, libc::IPPROTO_IP, groups, &group[..], Ok(0)),
+        (AF_INET6, libc::IPPROTO_IPV6, [IPV6_ADDRFORM; 2], &v4[..], Err(libc::ENOTCONN)),
+    ] {
+        let mut vm = Vm::start("reach = [\"239.0.0.0/8\"]");
+        vm.main().socket(1, family, SOCK_DGRAM, 0);
+        let (burst, more, start) = (32, 52, Instant::now());
+        for turn in 0..burst + more {
+            let call = Call::new(ONTIME_OP_SETOPT, 1).arg([level, options[turn as usize % 2]]).data(value);
+            assert_eq!(vm.main().result(call), result, "turn {turn}");
+        }
+        let took = start.elapsed();
+        assert!(took >= Duration::from_millis(20) * (more - 2), "{more} beyond the burst took {took:?}");
     }
-    let took = start.elapsed();
-    assert!(took >= Duration::from_millis(20) * (more - 2), "{more} beyond the burst took {took:?}");
 }
 
 /// Number of the host's connections in a state whose local or remote address is this one. Each is counted once: the
@@ -260,7 +266,9 @@ fn buffers(vm: &mut Vm, sock: u32) -> Buffers {
 /// All options by which a guest could enlarge a buffer. Whether the kernel accepts them does not matter.
 fn grow(vm: &mut Vm, sock: u32, tcp: bool) {
     let own = [(libc::SO_SNDBUF, 1 << 30), (libc::SO_RCVBUF, 1 << 30), (libc::SO_SNDBUF, -1), (libc::SO_RCVBUF, -1)];
-    for (option, value) in own.into_iter().chain([(SO_BUF_LOCK, 0), (libc::SO_RCVLOWAT, 1 << 30), (SO_BUF_LOCK, 4)]) {
+    let forced = [(libc::SO_SNDBUFFORCE, 1 << 30), (libc::SO_RCVBUFFORCE, 1 << 30)];
+    let others = [(SO_BUF_LOCK, 0), (libc::SO_RCVLOWAT, 1 << 30), (SO_BUF_LOCK, 4)];
+    for (option, value) in own.into_iter().chain(forced).chain(others) {
         let call = Call::new(ONTIME_OP_SETOPT, sock).arg([libc::SOL_SOCKET, option]).data(&i32::to_le_bytes(value));
         let _ = vm.main().result(call);
     }
@@ -288,6 +296,7 @@ fn write_all_that_fits(peer: &mut TcpStream) {
 }
 
 const SO_BUF_LOCK: i32 = 72;
+const IPV6_ADDRFORM: i32 = 1;
 
 /// With `memory`, the limit holds for everything that guest and clients do: connections whose other ends send all they
 /// can and read nothing, before and after they are accepted; reads from time to time that would make the kernel enlarge

@@ -30,6 +30,12 @@ use driver::{Call, Vm};
 use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 
+/// Missing in the libc crate.
+const SO_BINDTOIFINDEX: i32 = 62;
+const TCP_RTO_MAX_MS: i32 = 44;
+const TCP_RTO_MIN_US: i32 = 45;
+const TCP_DELACK_MAX_US: i32 = 46;
+
 /// Everything on this host is allowed.
 const FREE: &str = "bind = [\"tcp/0-65535\", \"udp/0-65535\"]\nreach = [\"127.0.0.0/8\", \"::1/128\"]\nchannels = 1";
 
@@ -372,6 +378,23 @@ fn options_reach_the_host_or_are_refused() {
     assert!(get(libc::IPPROTO_TCP, libc::TCP_INFO, 232).result().unwrap() > 100);
     assert_eq!(get(libc::SOL_SOCKET, libc::SO_PEERCRED, 12).result(), Err(libc::ENOPROTOOPT));
     assert_eq!(vm.counter("refused_option"), 3);
+    let mut set = |name: i32, value: i32| {
+        vm.main().result(Call::new(ONTIME_OP_SETOPT, 1).arg([libc::SOL_SOCKET, name]).data(&value.to_le_bytes()))
+    };
+    // The size that the policy allows; of a negative one the smallest.
+    for name in [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE] {
+        assert_eq!([1 << 30, 65536, 5000, -1].map(|size| set(name, size)), [Ok(65536), Ok(65536), Ok(5000), Ok(0)]);
+    }
+    // Interfaces that the host may have.
+    assert_eq!([-1, 2, (1 << 30) - 1].map(|index| set(SO_BINDTOIFINDEX, index)), [Err(libc::ENOPROTOOPT); 3]);
+    assert_eq!([0, 1].map(|loopback| set(SO_BINDTOIFINDEX, loopback)), [Ok(0); 2]);
+    // The kernel refuses them before 6.15 and 6.16, the device never.
+    for name in [TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US] {
+        let time = Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_TCP, name]).data(&40_000i32.to_le_bytes());
+        let result = vm.main().result(time);
+        assert!(matches!(result, Ok(0) | Err(libc::ENOPROTOOPT)), "{name}: {result:?}");
+    }
+    assert_eq!(vm.counter("refused_option"), 6);
 }
 
 #[test]

@@ -55,9 +55,19 @@ fn no_port_is_had_without_a_rule() {
     dissolve.words.addr_len = size_of::<libc::sockaddr_in>() as u16;
     assert_eq!(main.result(dissolve), Ok(0));
     assert_eq!(main.result(Call::new(ONTIME_OP_LISTEN, 2).arg([1])), Err(libc::EACCES));
-    let range =
-        Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE]).data(&[0x40, 0x9c, 0x40, 0x9c]);
-    assert_eq!(main.result(range), Err(libc::ENOPROTOOPT));
+    // Ports that the kernel may choose.
+    let mut among = |lowest: u16, highest: u16| {
+        let range = u32::from(highest) << 16 | u32::from(lowest);
+        let option = [libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE];
+        main.result(Call::new(ONTIME_OP_SETOPT, 2).arg(option).data(&range.to_le_bytes()))
+    };
+    for (lowest, highest) in [(port, port + 1), (port - 1, port), (port, 0), (0, port)] {
+        assert_eq!(among(lowest, highest), Err(libc::EACCES), "{lowest} to {highest}");
+    }
+    for (lowest, highest) in [(port, port), (0, 0)] {
+        // Before Linux 6.3 a socket has no range of ports.
+        assert_ne!(among(lowest, highest), Err(libc::EACCES), "{lowest} to {highest}");
+    }
 }
 
 /// The guest's module decides whose sockets share a port. It does not know of ports that the kernel chose without a
