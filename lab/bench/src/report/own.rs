@@ -3,7 +3,7 @@
 //! In: a [`Report`]. Out: [`Own`]. The columns are the figures that the experiment names, then its metrics in the order
 //! in which they first appear in the results.
 
-use super::experiment;
+use super::{experiment, printed};
 use crate::goals::Figure;
 use crate::schema::{MethodResult, Metric, Report, Unit};
 
@@ -55,10 +55,7 @@ pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[F
         }
         for part in parts {
             let mut cells: Vec<String> = match columns {
-                Some(columns) => {
-                    let shown = columns.iter().map(|figure| figure.of(result).map(|(value, unit)| unit.print(value)));
-                    shown.map(Option::unwrap_or_default).collect()
-                }
+                Some(columns) => columns.iter().map(|figure| printed(*figure, result).unwrap_or_default()).collect(),
                 None => part.iter().cloned().collect(),
             };
             cells.extend(keys.iter().map(|key| {
