@@ -24,9 +24,7 @@ use ontime_figures::number;
 use self::names::Names;
 use crate::experiments::{self, Experiment};
 use crate::goals::Figure;
-use crate::schema::{
-    Clock, Goal, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit,
-};
+use crate::schema::{Goal, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit};
 
 /// A row of the comparison: our result, the paper's, or both.
 #[derive(Debug, Clone, Copy)]
@@ -74,25 +72,6 @@ fn below_vanilla(report: &Report, result: &MethodResult) -> Option<f64> {
     }
     let (vanilla, own) = (vanilla(report, result)?.latency_us?.p99, result.latency_us?.p99);
     (own > 0.0).then(|| vanilla / own)
-}
-
-/// Results that can share one axis: with the same clock and kernel series, in the report's order.
-fn groups(report: &Report) -> Vec<(Clock, &str, Vec<&MethodResult>)> {
-    let mut groups: Vec<(Clock, &str, Vec<&MethodResult>)> = Vec::new();
-    for result in &report.results {
-        let (clock, series) = (result.clock, result.kernel_series());
-        match groups.iter_mut().find(|group| group.0 == clock && group.1 == series) {
-            Some(group) => group.2.push(result),
-            None => groups.push((clock, series, vec![result])),
-        }
-    }
-    groups
-}
-
-/// The conditions of a result in words: kernel, clock, CPUs, and the bulk tenants' load.
-fn condition(result: &MethodResult) -> String {
-    let cpus = if result.cpus == 1 { "1 CPU".to_string() } else { format!("{} CPUs", result.cpus) };
-    format!("{}, {} clock, {cpus}, {}", result.kernel, result.clock.name(), result.load.words())
 }
 
 /// p99 of the paper's `vanilla`, divided by that of one of its rows.

@@ -14,8 +14,6 @@ pub struct Own<'a> {
     pub heads: Vec<String>,
     /// Whether each column contains words.
     pub words: Vec<bool>,
-    /// Whether a cell contains a sentence, which is wrapped into lines.
-    pub has_sentences: bool,
     /// A result and its cells. An empty cell was not measured.
     pub rows: Vec<(&'a MethodResult, Vec<String>)>,
 }
@@ -65,7 +63,7 @@ pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[F
             rows.push((result, cells));
         }
     }
-    Some(Own { heads, words, has_sentences: keys.iter().any(|key| key.unit == Unit::Sentence), rows })
+    Some(Own { heads, words, rows })
 }
 
 fn head(metric: &Metric) -> String {
