@@ -365,7 +365,7 @@ pub(super) fn cdf(id: &str, drawn: &[&Drawn<'_>], time: TimeAxis) -> Markup {
         frame,
         html! {
             (frame.axes(&levels, "requests answered"))
-            @for drawn in drawn { (drawn.curve(&curve(drawn.result), Some(&drawn.words))) }
+            @for drawn in drawn { (drawn.curve(&curve(drawn.result), Some(drawn.words.as_str()))) }
         },
     )
 }
@@ -398,7 +398,7 @@ pub(super) fn tail(id: &str, drawn: &[&Drawn<'_>], time: TimeAxis) -> Markup {
         html! {
             (frame.axes(&levels, "requests slower"))
             @for drawn in drawn {
-                (drawn.curve(&curve(drawn.result), Some(&drawn.words)))
+                (drawn.curve(&curve(drawn.result), Some(drawn.words.as_str())))
                 @if let Some((x, y, max)) = slowest(drawn.result) {
                     circle class=(format!("dot {}", drawn.style.colour)) cx=(px(x)) cy=(px(y)) r="4" {
                         title { (drawn.words) ": slowest " (number::us(max)) " µs" }

@@ -293,7 +293,7 @@ fn figures(report: &Report, drawn: &[Drawn<'_>]) -> Markup {
 }
 
 fn own_fields(own: &Own<'_>) -> Vec<Field> {
-    let cells = |column: usize| {
+    let cells = |column: usize| -> Vec<Option<Markup>> {
         let of = own.rows.iter().map(|(_, cells)| cells.get(column).filter(|cell| !cell.is_empty()).cloned());
         of.map(|cell| cell.map(text)).collect()
     };
