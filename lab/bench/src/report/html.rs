@@ -10,7 +10,7 @@ use ontime_hostnet::Method;
 
 use super::charts::{Drawn, Styles, TimeAxis, bars, cdf, histogram, tail};
 use super::names::{Names, labels};
-use super::{Own, below_vanilla, counted_goals, experiment, least, own, paper_below, printed, timed, unfavourable};
+use super::{Own, below_vanilla, counted_goals, experiment, own, paper_below, printed, timed, unfavourable};
 use crate::goals::Figure;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, PaperRow, Report, kernel_series};
 
@@ -426,7 +426,7 @@ fn conditions(drawn: &[Drawn<'_>]) -> Markup {
         format!("{} to {high}", number::us(latency.p99_low))
     };
     let beyond = |result: &MethodResult| {
-        let latency = result.latency_us.filter(|_| result.count >= least(Figure::P99_9))?;
+        let latency = result.latency_us.filter(|_| result.count >= Figure::P99_9.least_count())?;
         Some(number::count(latency.beyond_p99_9))
     };
     let requests = vec![

@@ -80,18 +80,9 @@ fn paper_below(report: &Report, row: &PaperRow) -> Option<f64> {
     (row.method != "vanilla" && row.p99_us > 0.0).then(|| vanilla.p99_us / row.p99_us)
 }
 
-/// The minimum of samples for which a percentile differs from the maximum.
-fn least(figure: Figure) -> u64 {
-    match figure {
-        Figure::P99_9 => 1_000,
-        Figure::P99_99 => 10_000,
-        _ => 0,
-    }
-}
-
 /// A figure of a result in the format of tables; `None` if it was not measured, or if there are too few samples for it.
 fn printed(figure: Figure, result: &MethodResult) -> Option<String> {
-    let (value, unit) = figure.of(result).filter(|_| result.count >= least(figure))?;
+    let (value, unit) = figure.of(result).filter(|_| result.count >= figure.least_count())?;
     Some(unit.print(value))
 }
 
