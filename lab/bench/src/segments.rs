@@ -11,6 +11,7 @@ use ontime_figures::number;
 use serde::Deserialize;
 
 use crate::error::MeasureError;
+use crate::goals::Figure;
 use crate::host::Host;
 use crate::schema::{MethodResult, Metric, Unit};
 
@@ -166,7 +167,8 @@ impl Figures {
         let Self { min, mean, p50, p95, p99, p99_9, max, .. } = *self;
         let times =
             [("min", min), ("mean", mean), ("p50", p50), ("p95", p95), ("p99", p99), ("p99.9", p99_9), ("max", max)];
-        let times = times.map(|(key, us)| Metric::number(key, Unit::Us, us));
+        let is_told = |(key, _): &(&str, f64)| *key != "p99.9" || self.count >= Figure::P99_9.least_count();
+        let times = times.into_iter().filter(is_told).map(|(key, us)| Metric::number(key, Unit::Us, us));
         [Metric::count("requests", self.count)].into_iter().chain(times).map(|metric| metric.of(segment)).collect()
     }
 }
@@ -220,6 +222,7 @@ mod tests {
         assert_eq!(parts, ["host receive", "guest", "host send", "in all", inversion]);
         let of = |key| result.metrics.iter().find(|metric| metric.part.is_some() && metric.key == key).unwrap().print();
         assert_eq!((of("requests"), of("max")), ("3".to_owned(), "3.0".to_owned()));
+        assert!(result.metrics.iter().all(|metric| metric.key != "p99.9"), "3 requests have no p99.9");
         assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
         let judged = |result: &MethodResult| {
             let specs = crate::experiments::goals_of("segments");

@@ -584,7 +584,8 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
         "mean to max, daemon, host: {terminal}"
     );
     let page = report::html(&report);
-    assert!(page.contains("<h1>System call in the guest, method by method</h1>") && page.contains("<td>189</td>"));
+    assert!(page.contains("<h1>System call in the guest, method by method</h1>"));
+    assert!(page.contains("<td data-head=\"host, µs\">189</td>"));
 }
 
 #[test]
@@ -668,14 +669,211 @@ fn the_page_is_self_contained_escaped_and_complete() {
         let open = page.matches(&format!("<{element}>")).count() + page.matches(&format!("<{element} ")).count();
         assert_eq!(open, page.matches(&format!("</{element}>")).count(), "{element}");
     }
-    // A CDF and a tail for 7.2 virtual, 6.12 virtual and 7.2 real, and a histogram per result.
-    assert_eq!(page.matches("role=\"img\"").count(), 3 * 2 + report.results.len());
+    // Bars, a CDF and a tail for 7.2 virtual under TCP and without flood, 6.12 virtual and 7.2 real, and a histogram
+    // per result.
+    assert_eq!(page.matches("role=\"img\"").count(), 4 * 3 + report.results.len());
     assert!(page.contains(&report.command) && page.contains("&lt;Xeon&gt; &amp; friends"));
     for result in &report.results {
         assert!(page.contains(&result.label));
     }
     assert!(page.contains("never answered"), "unfavourable figures stay");
     assert!(!page.contains("NaN") && !page.contains(">inf") && !page.contains(" inf "), "a figure is no number");
+}
+
+/// What `make demo` measures: six methods under three loads.
+fn a_demo(requests: u64) -> Report {
+    let (v, rt) = ("7.2.12-amd64", "7.2.12-rt-amd64");
+    let server = |low, high, slow| Server { usual: (low, high), slow, rare: 40 };
+    let methods = [
+        ("vanilla", "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO", v, VANILLA),
+        ("rt-default", "PREEMPT_RT kernel with its defaults", rt, server(300, 2_500, 3_000)),
+        ("threaded", "the paper's threaded interrupt handling", rt, server(100, 2_200, 900)),
+        ("partitioned", "Ontime: every NAPI threaded, one priority table for the whole path", rt, PARTITIONED),
+        ("outsourcing", "Ontime: as partitioned, and the VM's sockets are the host's", rt, server(52, 60, 15)),
+        ("host-process", "the same server as a process of the host", rt, server(22, 39, 5)),
+    ];
+    let mut report = a_report(200);
+    report.results.clear();
+    for (method, label, kernel, of) in methods {
+        for load in [Load::None, Load::SmallPackets, Load::Tcp] {
+            let calm = Server { usual: (of.usual.0, of.usual.0 + 12), slow: 9, rare: 40 };
+            let of = if load.floods() { of } else { calm };
+            report.results.push(result(method, label, kernel, Clock::Virtual, load, of, requests, 5_000_000));
+        }
+    }
+    report.goals = goals::evaluate(experiments::goals_of("rt-server"), &report.results, Clock::Virtual, rt);
+    report
+}
+
+/// An attribute of the first element of this text.
+fn attribute<'a>(text: &'a str, name: &str) -> &'a str {
+    let (_, rest) = text.split_once(&format!(" {name}=\"")).unwrap_or_else(|| panic!("{name}: {text}"));
+    rest.split_once('"').unwrap().0
+}
+
+/// The chart with this name.
+fn chart<'a>(page: &'a str, id: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("<title id=\"{id}-title\">")).unwrap_or_else(|| panic!("{id}: {page}"));
+    rest.split_once("</svg>").unwrap().0
+}
+
+#[test]
+fn the_first_screen_has_a_sentence_and_a_bar_for_each_method_on_a_logarithmic_axis() {
+    let report = a_demo(150);
+    let page = report::html(&report);
+    let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(directory.join("demo.html"), &page).unwrap();
+    std::fs::write(directory.join("demo.json"), report.to_json().unwrap()).unwrap();
+    let of = |method: &str, load: Load| {
+        let result = report.results.iter().find(|result| result.method == method && result.load == load);
+        result.unwrap().latency_us.unwrap()
+    };
+    let us = ontime_figures::number::us;
+
+    let leads: Vec<&str> = page.split("<p class=\"lead\">").skip(1).collect();
+    let lead = leads[0].split_once("</p>").unwrap().0;
+    let (own, vanilla) = (of("partitioned", Load::Tcp), of("vanilla", Load::Tcp));
+    assert!(leads.len() == 1 && lead.ends_with("x lower.") && !lead.contains(". "), "one sentence: {lead}");
+    for said in ["TCP flood", "(partitioned)", "slowest of 150", &us(own.p99), &us(own.max), &us(vanilla.p99)] {
+        assert!(lead.contains(said), "{said}: {lead}");
+    }
+    let place = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
+    assert!(place("class=\"lead\"") < place("bars0-title") && place("bars2-title") < place("<table"));
+
+    for (number, load) in [Load::Tcp, Load::SmallPackets, Load::None].into_iter().enumerate() {
+        let chart = chart(&page, &format!("bars{number}"));
+        assert!(chart.to_lowercase().contains(&load.words().to_lowercase()), "{chart}");
+        let decades: Vec<(f64, f64)> = chart
+            .split("<text class=\"decade\"")
+            .skip(1)
+            .map(|text| {
+                let label = text.split_once('>').unwrap().1.split_once('<').unwrap().0.replace(',', "");
+                (label.parse().unwrap(), attribute(text, "x").parse().unwrap())
+            })
+            .collect();
+        let (low, high) = (decades[0], decades[decades.len() - 1]);
+        let x = |us: f64| low.1 + (us / low.0).log10() / (high.0 / low.0).log10() * (high.1 - low.1);
+        for (us, at) in &decades {
+            assert!((x(*us) - at).abs() < 0.2, "the decades are not at equal distances: {decades:?}");
+        }
+        let bars: Vec<&str> = chart.split("<g class=\"bar ").skip(1).collect();
+        assert_eq!(bars.len(), 6, "{chart}");
+        for bar in bars {
+            let (_, name) = bar.split_once("<text class=\"name\"").unwrap();
+            let method = name.split_once('>').unwrap().1.split_once('<').unwrap().0;
+            let end = |class: &str| -> f64 {
+                let (_, rect) = bar.split_once(&format!("<rect class=\"{class}\"")).unwrap();
+                let number = |name: &str| attribute(rect, name).parse::<f64>().unwrap();
+                number("x") + number("width")
+            };
+            let latency = of(method, load);
+            assert!((end("p99") - x(latency.p99)).abs() < 0.3, "{method}: {bar}");
+            // A maximum that is the p99 is drawn, too.
+            assert!((end("beyond") - x(latency.max)).abs() < 1.3, "{method}: {bar}");
+            let ratio = match method {
+                "vanilla" => "baseline".to_owned(),
+                _ => ontime_figures::number::times(of("vanilla", load).p99 / latency.p99),
+            };
+            assert!(bar.contains(&ratio) && bar.contains(&us(latency.p99)) && bar.contains(&us(latency.max)), "{bar}");
+        }
+    }
+}
+
+#[test]
+fn goals_and_unfavourable_figures_are_folded_and_complete() {
+    let report = a_demo(150);
+    let page = report::html(&report);
+    let folded = |title: &str| {
+        let start = format!("<details><summary><h2>{title}</h2>");
+        let (_, rest) = page.split_once(&start).unwrap_or_else(|| panic!("{title}"));
+        rest.split_once("</details>").unwrap().0
+    };
+    let goals = folded("Goals");
+    assert!(report.goals.iter().all(|goal| goals.contains(&goal.text)), "{goals}");
+    assert!(goals.contains(&format!("of {} met", report.goals.len())) && goals.contains("✗ not met"), "{goals}");
+    let against = report::unfavourable(&report);
+    assert!(!against.is_empty() && folded("Unfavourable figures").matches("<li>").count() == against.len());
+}
+
+#[test]
+fn each_remark_is_on_the_page_once_with_its_cases() {
+    let mut report = a_demo(150);
+    for result in &mut report.results {
+        result.notes = vec!["requests arrived on a grid".to_owned()];
+    }
+    report.results[4].notes.push("this flood was slow".to_owned());
+    report.results[17].notes.push("this flood was slow".to_owned());
+    report.notes = vec!["the machine was busy".to_owned()];
+    let page = report::html(&report);
+    for remark in ["requests arrived on a grid", "this flood was slow", "the machine was busy"] {
+        assert_eq!(page.matches(remark).count(), 1, "{remark}");
+    }
+    assert!(page.contains("every case: requests arrived on a grid"));
+    assert!(page.contains("rt-default, small-packet flood; host-process, TCP flood: this flood was slow"));
+    // The long words for a method are there once; everywhere else is its name.
+    for result in &report.results {
+        assert_eq!(page.matches(&result.label).count(), 1, "{}", result.label);
+    }
+}
+
+#[test]
+fn a_percentile_of_too_few_samples_is_nowhere_on_the_page() {
+    assert!(!report::html(&a_demo(150)).contains("p99.9"));
+    assert!(!report::html(&a_demo(999)).contains("p99.9"));
+    let mut report = a_report(1_000);
+    let page = report::html(&report);
+    let p99_9 = ontime_figures::number::us(report.results[0].latency_us.unwrap().p99_9);
+    assert!(page.contains(&format!("<td data-head=\"p99.9, µs\">{p99_9}</td>")), "{page}");
+    assert!(page.contains("<td data-head=\"p99.9, µs\">–</td>"), "the real clock has 100 requests");
+    // The experiment's own table, too.
+    report = a_report(200);
+    report.experiment = "xen-arm".to_owned();
+    let page = report::html(&report);
+    assert!(page.contains("own figures") && !page.contains("p99.9"), "{page}");
+}
+
+/// The look of each method: the tag of the line beside its name.
+fn styles(page: &str) -> std::collections::BTreeMap<String, String> {
+    let keys = page.split("<th scope=\"row\"><svg class=\"key\"").skip(1);
+    let style = |key: &str| {
+        let (svg, rest) = key.split_once("</svg>").unwrap();
+        let (_, line) = svg.split_once("<path ").unwrap();
+        (rest.split_once('<').unwrap().0.to_owned(), line.split_once('>').unwrap().0.to_owned())
+    };
+    keys.map(style).collect()
+}
+
+#[test]
+fn no_two_methods_of_a_page_look_the_same_and_no_table_is_wider_than_a_screen() {
+    let measured = experiments::EXPERIMENTS.iter().filter(|experiment| !experiment.cases().is_empty());
+    let mut reports: Vec<Report> = measured.map(|experiment| a_report_of(*experiment)).collect();
+    // More methods than there are pairs of a colour and a dash in the first round.
+    let mut many = a_demo(150);
+    many.results.truncate(1);
+    for number in 0..160 {
+        many.results.push(MethodResult { method: format!("method-{number}"), ..many.results[0].clone() });
+    }
+    reports.push(many);
+    for report in reports {
+        let page = report::html(&report);
+        let styles = styles(&page);
+        let mut looks: Vec<&String> = styles.values().collect();
+        looks.sort_unstable();
+        looks.dedup();
+        assert!(!styles.is_empty() && looks.len() == styles.len(), "{}: {styles:?}", report.experiment);
+        // The name and ten figures; on a telephone a row is a card.
+        for row in page.split("<tr>").skip(1) {
+            let row = row.split_once("</tr>").unwrap().0;
+            let cells = row.matches("<td").count() + row.matches("<th").count();
+            assert!(cells <= 11, "{}: {row}", report.experiment);
+        }
+        assert_eq!(page.matches("<table").count(), page.matches("<table class=\"cards\"").count());
+        // At 390 px, 362 px are left for a chart, whose text must have 11 px.
+        for chart in page.split("<svg viewBox=\"0 0 ").skip(1) {
+            let width: f64 = chart.split_once(' ').unwrap().0.parse().unwrap();
+            assert!(13.5 * 362.0 / width >= 11.0, "{width}");
+        }
+    }
 }
 
 #[test]

@@ -277,6 +277,15 @@ impl Figure {
         }
     }
 
+    /// The number of samples from which on a percentile differs from the maximum.
+    pub(crate) fn least_count(self) -> u64 {
+        match self {
+            Figure::P99_9 => 1_000,
+            Figure::P99_99 => 10_000,
+            _ => 0,
+        }
+    }
+
     /// The head of the figure's column.
     pub fn head(self) -> &'static str {
         match self {

@@ -1,20 +1,23 @@
-//! Inline SVG: cumulative distributions, their tails, and a histogram per method, on one logarithmic time axis.
+//! Inline SVG: bars of p99 and maximum, cumulative distributions, their tails, and a histogram per method, on
+//! logarithmic time axes.
 //!
 //! In: results of one clock. Out: markup whose colours are CSS classes (`m0` to `m7`), so that the page decides on
-//! light and dark. Curves are drawn from the report's bins, which are at most 0.8 % wide: less than a pixel.
+//! light and dark. Curves are drawn from the report's bins, which are at most 0.8 % wide: less than a pixel. The charts
+//! are about as wide as a telephone, so that their text is legible there; on a wide screen they are side by side.
 
 use std::fmt::Write as _;
 
 use maud::{Markup, html};
 use ontime_figures::number;
 
-use super::condition;
-use crate::schema::{Distribution, Load, MethodResult};
+use crate::schema::{Distribution, MethodResult, Report};
 
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 320.0;
+const WIDTH: f64 = 440.0;
+const HEIGHT: f64 = 300.0;
 /// Room for the axes: left, right, top, bottom.
 const ROOM: (f64, f64, f64, f64) = (72.0, 26.0, 12.0, 46.0);
+/// Maximum number of labels at steps of 1, 2 and 5; with more, only the decades have labels.
+const LABELS: usize = 7;
 /// Points that are closer than this on both axes are merged.
 const PIXEL: f64 = 0.4;
 
@@ -28,17 +31,17 @@ pub(super) struct TimeAxis {
 impl TimeAxis {
     /// The axis that covers all results; a default range if there are none.
     pub(super) fn of<'a>(results: impl Iterator<Item = &'a MethodResult>) -> Self {
-        let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
-        for latency in results.filter_map(|result| result.latency_us) {
-            low = low.min(latency.min.max(0.1));
-            high = high.max(latency.max.max(0.1));
-        }
-        if !low.is_finite() {
-            return Self { low: 1.0, high: 2.0 };
-        }
+        let Some((low, high)) = range(results, |latency| latency.min) else { return Self { low: 0.0, high: 1.0 } };
         // The axis begins and ends at 1, 2 or 5 of a decade, so that close results fill it.
         let low = step_below(low);
         Self { low: low.log10(), high: step_above(high).max(low * 2.0).log10() }
+    }
+
+    /// The axis of whole decades that covers p99 and maximum of all results.
+    pub(super) fn decades<'a>(results: impl Iterator<Item = &'a MethodResult>) -> Self {
+        let Some((low, high)) = range(results, |latency| latency.p99) else { return Self { low: 0.0, high: 1.0 } };
+        let low = low.log10().floor();
+        Self { low, high: high.log10().ceil().max(low + 1.0) }
     }
 
     /// Position of a time between the ends, 0 to 1.
@@ -54,14 +57,24 @@ impl TimeAxis {
     }
 
     /// The ticks with labels: all if there are few, otherwise the decades.
-    fn labels(self, most: usize) -> Vec<f64> {
+    fn labels(self) -> Vec<f64> {
         let ticks = self.ticks();
-        if ticks.len() <= most {
+        if ticks.len() <= LABELS {
             return ticks;
         }
         let is_decade = |tick: &f64| (tick.log10() - tick.log10().round()).abs() < 1e-9;
         ticks.into_iter().filter(is_decade).collect()
     }
+}
+
+/// The least of these figures and the largest maximum, us, both at least 0.1.
+fn range<'a>(results: impl Iterator<Item = &'a MethodResult>, figure: fn(&Distribution) -> f64) -> Option<(f64, f64)> {
+    let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
+    for latency in results.filter_map(|result| result.latency_us) {
+        low = low.min(figure(&latency).max(0.1));
+        high = high.max(latency.max.max(0.1));
+    }
+    low.is_finite().then_some((low, high))
 }
 
 fn step_below(us: f64) -> f64 {
@@ -113,7 +126,7 @@ impl Frame {
     }
 
     /// Grid, ticks and titles. `levels` are positions on the y axis, 0 to 1, with their labels.
-    fn axes(self, levels: &[(f64, String)], y_title: &str, x_labels: usize) -> Markup {
+    fn axes(self, levels: &[(f64, String)], y_title: &str) -> Markup {
         let (left, right) = (ROOM.0, self.width - ROOM.1);
         let (top, bottom) = (self.y(1.0), self.y(0.0));
         html! {
@@ -122,7 +135,7 @@ impl Frame {
                 @for (level, _) in levels { line x1=(px(left)) x2=(px(right)) y1=(px(self.y(*level))) y2=(px(self.y(*level))) {} }
             }
             g.ticks {
-                @for tick in self.time.labels(x_labels) {
+                @for tick in self.time.labels() {
                     text x=(px(self.x(tick))) y=(px(bottom + 17.0)) text-anchor="middle" { (time_label(tick)) }
                 }
                 @for (level, label) in levels {
@@ -161,27 +174,166 @@ fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
     text
 }
 
-/// The class of a method's colour. It is the same on every page.
-pub(super) fn colour(method: &str) -> &'static str {
-    match method {
-        "vanilla" => "m0",
-        "rt-default" => "m1",
-        "threaded" => "m2",
-        "exclusive" => "m3",
-        "partitioned" => "m4",
-        "vatc" => "m5",
-        "busypoll" => "m6",
-        _ => "m7",
+/// Methods with a fixed place among the styles, so that they look the same on every page.
+const KNOWN: [&str; 8] =
+    ["vanilla", "rt-default", "threaded", "exclusive", "partitioned", "host-process", "busypoll", "outsourcing"];
+/// The number of colours: the classes `m0` to `m7` of the page.
+const COLOURS: usize = 8;
+/// Lengths of dashes and gaps; empty for a solid line. Their number and [`COLOURS`] have no common divisor, so that the
+/// first 72 places are different pairs, and the first 8 differ in both.
+const DASHES: [&str; 9] = ["9 3", "3 3", "14 3 3 3", "6 3", "", "1.5 3", "16 5", "9 3 3 3 3 3", "5 8"];
+
+/// The look of a method on a page.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Style {
+    /// Class of the colour.
+    colour: String,
+    /// Value of `stroke-dasharray`; none for a solid line.
+    dash: Option<String>,
+}
+
+impl Style {
+    fn of_place(place: usize) -> Self {
+        let round = place / (COLOURS * DASHES.len());
+        let first = DASHES.get(place % DASHES.len()).copied().unwrap_or_default();
+        let first = if first.is_empty() && round > 0 { "40 4" } else { first };
+        let dash = (!first.is_empty()).then(|| first.to_owned() + &" 1 4".repeat(round));
+        Self { colour: format!("m{}", place % COLOURS), dash }
     }
 }
 
-/// Dashed without flood; dotted under packets without congestion control.
-pub(super) fn stroke(result: &MethodResult) -> &'static str {
-    match result.load {
-        Load::Tcp => "line",
-        Load::None => "line calm",
-        Load::SmallPackets | Load::LargePackets => "line small",
+/// The styles of a report's methods. No two methods have the same colour and dash.
+#[derive(Debug)]
+pub(super) struct Styles<'a>(Vec<(&'a str, usize)>);
+
+impl<'a> Styles<'a> {
+    pub(super) fn of(report: &'a Report) -> Self {
+        let mut methods: Vec<&str> = Vec::new();
+        for result in &report.results {
+            if !methods.contains(&result.method.as_str()) {
+                methods.push(&result.method);
+            }
+        }
+        let known = |method: &str| KNOWN.iter().position(|known| *known == method);
+        let taken: Vec<usize> = methods.iter().filter_map(|method| known(method)).collect();
+        let mut free = (0..).filter(|place| !taken.contains(place));
+        let mut places = Vec::new();
+        for method in methods {
+            if let Some(place) = known(method).or_else(|| free.next()) {
+                places.push((method, place));
+            }
+        }
+        Self(places)
     }
+
+    pub(super) fn style(&self, method: &str) -> Style {
+        let place = self.0.iter().find(|(of, _)| *of == method).map_or(0, |(_, place)| *place);
+        Style::of_place(place)
+    }
+}
+
+/// A result as the page shows it.
+#[derive(Debug)]
+pub(super) struct Drawn<'a> {
+    pub(super) result: &'a MethodResult,
+    /// Name of the method.
+    pub(super) method: String,
+    /// The conditions that are not the same in every case; may be empty.
+    pub(super) condition: String,
+    /// Both.
+    pub(super) words: String,
+    pub(super) style: Style,
+    /// p99 of `vanilla` divided by this result's.
+    pub(super) below_vanilla: Option<f64>,
+}
+
+impl Drawn<'_> {
+    /// A curve in the method's style.
+    fn curve(&self, path: &str, title: Option<&str>) -> Markup {
+        html! {
+            path class=(format!("line {}", self.style.colour)) stroke-dasharray=[self.style.dash.as_deref()] d=(path) {
+                @if let Some(title) = title { title { (title) } }
+            }
+        }
+    }
+
+    /// A short line in the method's style, for a legend.
+    pub(super) fn key(&self) -> Markup {
+        html! { svg.key viewBox="0 0 38 10" aria-hidden="true" { (self.curve("M1 5L37 5", None)) } }
+    }
+}
+
+/// Height of a method's row in the bar chart.
+const BAR_ROW: f64 = 40.0;
+/// Room beside the bars: left, and right for the ratio to `vanilla`.
+const BAR_ROOM: (f64, f64) = (20.0, 92.0);
+/// Maximum length of a name in the bar chart, characters.
+const BAR_NAME: usize = 28;
+/// Maximum number of labelled decades.
+const BAR_LABELS: f64 = 7.0;
+
+/// p99 and maximum of each method as one horizontal bar: solid up to p99, lighter up to the maximum, and at its end the
+/// ratio to `vanilla`.
+pub(super) fn bars(id: &str, title: &str, drawn: &[&Drawn<'_>], time: TimeAxis) -> Markup {
+    let counted: Vec<(&Drawn<'_>, Distribution)> =
+        drawn.iter().filter_map(|drawn| Some((*drawn, drawn.result.latency_us?))).collect();
+    let (left, right) = (BAR_ROOM.0, WIDTH - BAR_ROOM.1);
+    let bottom = counted.len() as f64 * BAR_ROW + 4.0;
+    let frame = Frame { width: WIDTH, height: bottom + 42.0, time };
+    let x = |us: f64| left + time.place(us) * (right - left);
+    let step = ((time.high - time.low) / BAR_LABELS).ceil().max(1.0) as usize;
+    let decades = (time.low as i32..=time.high as i32).step_by(step);
+    let rows = counted.iter().enumerate().map(|(row, (drawn, latency))| (row as f64 * BAR_ROW, drawn, latency));
+    figure(
+        id,
+        title,
+        "One bar a method: solid up to the p99, lighter up to the slowest request. The axis is logarithmic: each line \
+        is ten times the one before.",
+        frame,
+        html! {
+            @for decade in decades {
+                @let x = px(x(10_f64.powi(decade)));
+                g.grid { line x1=(x) x2=(x) y1="0" y2=(px(bottom)) {} }
+                text.decade x=(x) y=(px(bottom + 16.0)) text-anchor="middle" { (decade_label(decade)) }
+            }
+            text x=(px((left + right) / 2.0)) y=(px(bottom + 34.0)) text-anchor="middle" { "µs, logarithmic" }
+            line.axis x1=(px(left)) x2=(px(right)) y1=(px(bottom)) y2=(px(bottom)) {}
+            @for (top, drawn, latency) in rows {
+                @let (p99, max) = (x(latency.p99), x(latency.max));
+                @let figures = format!("p99 {}, max {} µs", number::us(latency.p99), number::us(latency.max));
+                g class=(format!("bar {}", drawn.style.colour)) {
+                    title { (drawn.words) ": " (figures) }
+                    text.name x="2" y=(px(top + 16.0)) { (shortened(&drawn.method, BAR_NAME)) }
+                    text x=(px(WIDTH - 2.0)) y=(px(top + 16.0)) text-anchor="end" { (figures) }
+                    rect.p99 x=(px(left)) y=(px(top + 22.0)) width=(px((p99 - left).max(1.0))) height="13" {}
+                    rect.beyond x=(px(p99)) y=(px(top + 22.0)) width=(px((max - p99).max(1.0))) height="13" {}
+                    text x=(px(max + 6.0)) y=(px(top + 33.0)) { (ratio(drawn)) }
+                }
+            }
+        },
+    )
+}
+
+/// 10 to the power of `decade`, us.
+fn decade_label(decade: i32) -> String {
+    let us = 10_f64.powi(decade);
+    if decade >= 0 { number::count(us as u64) } else { us.to_string() }
+}
+
+fn ratio(drawn: &Drawn<'_>) -> String {
+    match drawn.below_vanilla {
+        Some(below) => number::times(below),
+        None if drawn.result.method == "vanilla" => "baseline".to_owned(),
+        None => String::new(),
+    }
+}
+
+/// The text with at most this number of characters.
+fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// (upper edge of a bin in us, number of samples up to it), ascending.
@@ -195,7 +347,7 @@ fn cumulative(result: &MethodResult) -> Vec<(f64, u64)> {
 }
 
 /// Cumulative distribution: the share of requests that were answered within a time.
-pub(super) fn cdf(id: &str, results: &[&MethodResult], time: TimeAxis) -> Markup {
+pub(super) fn cdf(id: &str, drawn: &[&Drawn<'_>], time: TimeAxis) -> Markup {
     let frame = Frame { width: WIDTH, height: HEIGHT, time };
     let levels: Vec<_> =
         [0, 25, 50, 75, 100].map(|percent| (f64::from(percent) / 100.0, format!("{percent} %"))).into();
@@ -212,20 +364,16 @@ pub(super) fn cdf(id: &str, results: &[&MethodResult], time: TimeAxis) -> Markup
         description,
         frame,
         html! {
-            (frame.axes(&levels, "requests answered", 14))
-            @for result in results {
-                path class=(format!("{} {}", stroke(result), colour(&result.method))) d=(curve(result)) {
-                    title { (result.label) ", " (condition(result)) }
-                }
-            }
+            (frame.axes(&levels, "requests answered"))
+            @for drawn in drawn { (drawn.curve(&curve(drawn.result), Some(drawn.words.as_str()))) }
         },
     )
 }
 
 /// The tail: the share of requests that took longer than a time, on logarithmic axes. The dot is the slowest request.
-pub(super) fn tail(id: &str, results: &[&MethodResult], time: TimeAxis) -> Markup {
+pub(super) fn tail(id: &str, drawn: &[&Drawn<'_>], time: TimeAxis) -> Markup {
     let frame = Frame { width: WIDTH, height: HEIGHT, time };
-    let most = results.iter().map(|result| result.count).max().unwrap_or(1).max(10) as f64;
+    let most = drawn.iter().map(|drawn| drawn.result.count).max().unwrap_or(1).max(10) as f64;
     let decades = most.log10().ceil();
     let level = |share: f64| 1.0 + share.max(1e-12).log10() / decades;
     let levels: Vec<_> =
@@ -248,13 +396,12 @@ pub(super) fn tail(id: &str, results: &[&MethodResult], time: TimeAxis) -> Marku
         description,
         frame,
         html! {
-            (frame.axes(&levels, "requests slower", 14))
-            @for result in results {
-                @let name = format!("{}, {}", result.label, condition(result));
-                path class=(format!("{} {}", stroke(result), colour(&result.method))) d=(curve(result)) { title { (name) } }
-                @if let Some((x, y, max)) = slowest(result) {
-                    circle class=(format!("dot {}", colour(&result.method))) cx=(px(x)) cy=(px(y)) r="4" {
-                        title { (name) ": slowest " (number::us(max)) " µs" }
+            (frame.axes(&levels, "requests slower"))
+            @for drawn in drawn {
+                (drawn.curve(&curve(drawn.result), Some(drawn.words.as_str())))
+                @if let Some((x, y, max)) = slowest(drawn.result) {
+                    circle class=(format!("dot {}", drawn.style.colour)) cx=(px(x)) cy=(px(y)) r="4" {
+                        title { (drawn.words) ": slowest " (number::us(max)) " µs" }
                     }
                 }
             }
@@ -266,8 +413,9 @@ pub(super) fn tail(id: &str, results: &[&MethodResult], time: TimeAxis) -> Marku
 const COLUMNS: usize = 72;
 
 /// A method's histogram, as in the paper's Figure 6, with its median, p99 and maximum marked.
-pub(super) fn histogram(id: &str, result: &MethodResult, time: TimeAxis) -> Markup {
-    let frame = Frame { width: 460.0, height: 220.0, time };
+pub(super) fn histogram(id: &str, drawn: &Drawn<'_>, time: TimeAxis) -> Markup {
+    let result = drawn.result;
+    let frame = Frame { width: WIDTH, height: 220.0, time };
     let mut columns = [0_u64; COLUMNS];
     for bin in &result.histogram {
         let middle = (bin.low_us.max(1e-3) * bin.high_us.max(1e-3)).sqrt();
@@ -294,12 +442,12 @@ pub(super) fn histogram(id: &str, result: &MethodResult, time: TimeAxis) -> Mark
     );
     figure(
         id,
-        &format!("Histogram: {}, {}", result.label, condition(result)),
+        &format!("Histogram: {}", drawn.words),
         &description,
         frame,
         html! {
-            (frame.axes(&levels, "requests", 7))
-            g class=(format!("bars {}", colour(&result.method))) {
+            (frame.axes(&levels, "requests"))
+            g class=(format!("bars {}", drawn.style.colour)) {
                 @for (column, count) in bars {
                     @let top = frame.y(*count as f64 / total / highest).min(frame.y(0.0) - 1.0);
                     rect x=(px(ROOM.0 + column as f64 * width)) y=(px(top)) width=(px((width - 0.6).max(0.5))) height=(px(frame.y(0.0) - top)) {

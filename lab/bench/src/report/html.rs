@@ -1,40 +1,122 @@
 //! The page: one self-contained HTML file, in the frame of [`ontime_figures::page`].
 //!
-//! In: a [`Report`]. Out: HTML. Text from the report is escaped by the template.
+//! In: a [`Report`]. Out: HTML. Text from the report is escaped by the template. The first screen has one sentence
+//! about the default method and the bars of all methods. Goals, unfavourable figures and the details of the runs are
+//! folded.
 
 use maud::{Markup, html};
 use ontime_figures::{number, page};
+use ontime_hostnet::Method;
 
-use super::charts::{TimeAxis, cdf, colour, histogram, stroke, tail};
-use super::{Row, condition, experiment, groups, own, rows, timed, unfavourable};
-use crate::experiments::rt_server::HOST_PROCESS;
-use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, Report};
+use super::charts::{Drawn, Styles, TimeAxis, bars, cdf, histogram, tail};
+use super::names::{Names, labels};
+use super::{Own, below_vanilla, counted_goals, experiment, own, paper_below, printed, timed, unfavourable};
+use crate::goals::Figure;
+use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, PaperRow, Report, kernel_series};
+
+/// Maximum of figures in a table; more are in further tables below it, so that none is beyond the edge of a screen.
+const COLUMNS: usize = 10;
+
+/// Figures of the comparison, after the ratio to `vanilla`.
+const FIGURES: [Figure; 9] = [
+    Figure::P99,
+    Figure::Max,
+    Figure::P50,
+    Figure::P99_9,
+    Figure::Mean,
+    Figure::Sd,
+    Figure::Count,
+    Figure::Bulk,
+    Figure::Cpu,
+];
 
 /// The report as one self-contained page.
 pub fn html(report: &Report) -> String {
     let title = format!("Ontime benchmark: {}", report.experiment);
+    let names = Names::of(report);
+    let styles = Styles::of(report);
+    let results = report.results.iter().enumerate().map(|(place, result)| Drawn {
+        result,
+        method: names.method(place).to_owned(),
+        condition: names.condition(place),
+        words: names.words(place),
+        style: styles.style(&result.method),
+        below_vanilla: below_vanilla(report, result),
+    });
+    let drawn: Vec<Drawn<'_>> = results.collect();
+    let groups = groups(report, &drawn);
     page(
         &title,
         "",
         &html! {
-            (head(report))
-            (comparison(report))
-            (figures(report))
+            (head(report, &groups))
+            (overview(&groups))
+            (comparison(report, &names, &drawn))
+            (figures(report, &drawn))
             (goal_table(report))
             (against(report))
-            (distributions(report))
-            (conditions(report))
+            (distributions(&groups))
+            (remarks(report, &names))
+            (conditions(&drawn))
             (definitions())
             (reproduce(report))
         },
     )
 }
 
-fn head(report: &Report) -> Markup {
+/// Results of one clock, kernel series and load, which share a chart.
+type Group<'d, 'a> = Vec<&'d Drawn<'a>>;
+
+/// The order of the loads on the page. The first is the paper's.
+const LOADS: [Load; 4] = [Load::Tcp, Load::SmallPackets, Load::LargePackets, Load::None];
+
+/// The groups: first those on the report's own clock and kernel series, in the order of [`LOADS`].
+fn groups<'d, 'a>(report: &Report, drawn: &'d [Drawn<'a>]) -> Vec<Group<'d, 'a>> {
+    let key = |of: &Drawn<'_>| (of.result.clock, of.result.kernel_series().to_owned(), of.result.load);
+    let mut groups: Vec<Group<'d, 'a>> = Vec::new();
+    for of in drawn {
+        match groups.iter_mut().find(|group| group.first().is_some_and(|first| key(first) == key(of))) {
+            Some(group) => group.push(of),
+            None => groups.push(vec![of]),
+        }
+    }
+    groups.sort_by_key(|group| {
+        let place = |result: &MethodResult| LOADS.iter().position(|load| *load == result.load);
+        group.first().map(|first| (!is_on_topic(report, first.result), place(first.result)))
+    });
+    groups
+}
+
+/// Whether a result is on the report's own clock and kernel series.
+fn is_on_topic(report: &Report, result: &MethodResult) -> bool {
+    result.clock == report.clock && result.kernel_series() == kernel_series(&report.kernel)
+}
+
+fn is_measured(group: &[&Drawn<'_>]) -> bool {
+    group.iter().any(|of| of.result.latency_us.is_some())
+}
+
+/// The title of a group; clock and kernel are in it if the groups differ in them.
+fn group_title(group: &[&Drawn<'_>], groups: &[Group<'_, '_>]) -> String {
+    let Some(first) = group.first() else { return String::new() };
+    let load = capital(first.result.load.words());
+    let is_same_host = |other: &MethodResult| {
+        other.clock == first.result.clock && other.kernel_series() == first.result.kernel_series()
+    };
+    if groups.iter().flatten().all(|other| is_same_host(other.result)) {
+        return load;
+    }
+    format!("{load}, Linux {}, {} clock", first.result.kernel_series(), first.result.clock.name())
+}
+
+fn head(report: &Report, groups: &[Group<'_, '_>]) -> Markup {
     html! {
         h1 { (capital(timed(report))) ", method by method" }
-        p.soft { "Ontime benchmark " code { (report.experiment) } ", " (report.created) ", seed " (report.seed) }
-        @if let Some(sentence) = headline(report) { p.lead { (sentence) } }
+        p.soft {
+            "Ontime benchmark " code { (report.experiment) } ", Linux " (kernel_series(&report.kernel)) ", "
+            (report.clock.name()) " clock, " (report.created) ", seed " (report.seed)
+        }
+        @if let Some(sentence) = headline(report, groups) { p.lead { (sentence) } }
     }
 }
 
@@ -44,149 +126,187 @@ fn capital(words: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// For each flood, the comparison of vanilla with the method with a VM that has the least deviation, on the report's
-/// own clock and kernel.
-fn headline(report: &Report) -> Option<String> {
-    let sentences: Vec<String> =
-        [Load::SmallPackets, Load::Tcp].iter().filter_map(|load| steadiest(report, *load)).collect();
-    (!sentences.is_empty()).then(|| sentences.join(" "))
-}
-
-fn steadiest(report: &Report, load: Load) -> Option<String> {
-    let series = crate::schema::kernel_series(&report.kernel);
-    let on_topic = |result: &&MethodResult| {
-        result.load == load
-            && result.method != HOST_PROCESS
-            && result.clock == report.clock
-            && result.kernel_series() == series
-            && result.latency_us.is_some()
-    };
-    let results: Vec<&MethodResult> = report.results.iter().filter(on_topic).collect();
-    let p99 = |result: &MethodResult| result.latency_us.map_or(f64::INFINITY, |latency| latency.p99);
-    let best = results.iter().copied().min_by(|a, b| p99(a).total_cmp(&p99(b)))?;
-    let vanilla = results.iter().copied().find(|result| result.method == "vanilla")?;
-    let (own, other) = (best.latency_us?, vanilla.latency_us?);
-    if best.method == "vanilla" {
-        return Some(format!(
-            "No method had a lower p99 under {} than vanilla Linux ({} µs).",
-            load.words(),
-            number::us(other.p99)
-        ));
-    }
+/// The comparison of the default method with `vanilla`, on the report's own clock and kernel, under the first load that
+/// both were measured under.
+fn headline(report: &Report, groups: &[Group<'_, '_>]) -> Option<String> {
+    let default = Method::default().name();
+    let (of, own, other) = groups.iter().find_map(|group| {
+        let of = group.iter().find(|of| of.result.method == default && is_on_topic(report, of.result))?;
+        let vanilla = group.iter().find(|of| of.result.method == "vanilla")?;
+        Some((*of, of.result.latency_us?, vanilla.result.latency_us?))
+    })?;
+    let load = of.result.load;
+    let under = if load.floods() { format!("Under a {}", load.words()) } else { "Without a flood".to_owned() };
+    let ratio = of.below_vanilla.map(|below| format!(": the p99 is {}", number::times(below)));
+    let ratio = ratio.unwrap_or_default();
     Some(format!(
-        "Under {}, {} answered 99 % of requests within {} µs and every one of the {} answered within {} µs; vanilla \
-         Linux needed {} µs and {} µs. That is a p99 {} times lower, on the {} clock.",
-        load.words(),
-        best.label,
+        "{under}, Ontime's default method ({default}) answered 99 % of requests within {} µs and the slowest of {} \
+         within {} µs; vanilla Linux needed {} µs and {} µs{ratio}.",
         number::us(own.p99),
-        number::count(best.count),
+        number::count(of.result.count),
         number::us(own.max),
         number::us(other.p99),
         number::us(other.max),
-        number::significant(other.p99 / own.p99),
-        best.clock.name(),
     ))
 }
 
-fn comparison(report: &Report) -> Markup {
+/// The bars of all groups, on one axis.
+fn overview(groups: &[Group<'_, '_>]) -> Markup {
+    let time = TimeAxis::decades(groups.iter().flatten().map(|of| of.result));
     html! {
-        h2 { "The paper's table, and ours" }
-        div.scroll tabindex="0" role="region" aria-label="Comparison table" { table {
-            caption { "Times in µs. An en dash was not measured, or the paper's text does not state it." }
-            thead {
-                tr {
-                    th.left rowspan="2" scope="col" { "method" }
-                    th.paper colspan="4" scope="colgroup" { "the paper" }
-                    th colspan="10" scope="colgroup" { "ours" }
-                }
-                tr {
-                    @for name in ["mean", "p99", "sd", "Gbit/s"] { th.paper scope="col" { (name) } }
-                    @for name in ["count", "mean", "p50", "p99", "p99.9", "max", "sd", "Gbit/s", "CPU", "p99 vs vanilla"] {
-                        th scope="col" { (name) }
+        @if groups.iter().any(|group| is_measured(group)) {
+            div.charts {
+                @for (place, group) in groups.iter().enumerate().filter(|(_, group)| is_measured(group)) {
+                    @let title = group_title(group, groups);
+                    figure {
+                        figcaption { strong { (title) } }
+                        (bars(&format!("bars{place}"), &format!("p99 and slowest request: {title}"), group, time))
                     }
                 }
             }
-            @for group in rows(report).chunk_by(|a, b| group_of(a) == group_of(b)) {
-                tbody { @for row in group { (comparison_row(row)) } }
+            ul.legend {
+                li { (swatch("p99")) "up to the p99: 99 % of requests took at most this time" }
+                li { (swatch("beyond")) "up to the slowest request" }
+                li { "At the end of a bar: vanilla's p99 divided by the method's." }
             }
-        } }
-    }
-}
-
-/// Rows of one clock and kernel series form a group; the paper's rows form another.
-fn group_of<'a>(row: &Row<'a>) -> Option<(Clock, &'a str)> {
-    row.result.map(|result| (result.clock, result.kernel_series()))
-}
-
-fn comparison_row(row: &Row<'_>) -> Markup {
-    let (result, paper) = (row.result, row.paper);
-    let latency = result.and_then(|result| result.latency_us);
-    let figures: [fn(&Distribution) -> f64; 6] = [|d| d.mean, |d| d.p50, |d| d.p99, |d| d.p99_9, |d| d.max, |d| d.sd];
-    html! {
-        tr {
-            th scope="row" {
-                @match (result, paper) {
-                    (Some(result), _) => { (key(result)) (result.label) small { (condition(result)) } }
-                    (None, Some(paper)) => { (paper.method) small { "the paper only" } }
-                    (None, None) => {}
-                }
-            }
-            td.paper { (cell(paper.map(|paper| paper.mean_us), number::us)) }
-            td.paper { (cell(paper.map(|paper| paper.p99_us), number::us)) }
-            td.paper { (cell(paper.map(|paper| paper.sd_us), number::us)) }
-            td.paper { (cell(paper.map(|paper| paper.bulk_gbps), number::significant)) }
-            td { (cell(result.map(|result| result.count), number::count)) }
-            @for figure in figures { td { (cell(latency.as_ref().map(figure), number::us)) } }
-            td { (cell(result.and_then(|result| result.bulk_gbps), number::significant)) }
-            td { (cell(result.and_then(|result| result.cpu_share), number::percent)) }
-            td { (cell(row.below_vanilla, number::times)) }
         }
     }
 }
 
-fn cell<T>(value: Option<T>, print: impl Fn(T) -> String) -> String {
-    value.map_or_else(|| "–".to_string(), print)
+/// A piece of a bar, for the legend.
+fn swatch(class: &str) -> Markup {
+    html! {
+        svg.key viewBox="0 0 38 10" aria-hidden="true" {
+            g class="bar m0" { rect class=(class) x="1" y="1" width="36" height="8" {} }
+        }
+    }
 }
 
-/// A short line in the method's colour.
-fn key(result: &MethodResult) -> Markup {
+/// A column of a table. A cell without content was not measured.
+struct Field {
+    head: String,
+    /// Whether it has words, which are wrapped.
+    words: bool,
+    cells: Vec<Option<Markup>>,
+}
+
+/// A column with a figure of each result.
+fn field(head: &str, drawn: &[Drawn<'_>], print: impl Fn(&Drawn<'_>) -> Option<String>) -> Field {
+    let cells = drawn.iter().map(|of| print(of).map(text)).collect();
+    Field { head: head.to_owned(), words: false, cells }
+}
+
+fn text(words: String) -> Markup {
+    html! { (words) }
+}
+
+/// A table with a row for each head. Columns without content are left out; there are at most [`COLUMNS`] side by side.
+/// On a narrow screen each row is a card, with the column's head above each figure.
+fn table(label: &str, first: &str, heads: &[Markup], fields: Vec<Field>) -> Markup {
+    let is_measured = |field: &Field| field.cells.iter().any(Option::is_some);
+    let fields: Vec<Field> = fields.into_iter().filter(is_measured).collect();
     html! {
-        svg.key viewBox="0 0 30 10" aria-hidden="true" {
-            path class=(format!("{} {}", stroke(result), colour(&result.method))) d="M1 5L29 5" {}
+        @for fields in fields.chunks(COLUMNS) {
+            div.scroll tabindex="0" role="region" aria-label=(label) { table.cards {
+                thead { tr {
+                    th.left scope="col" { (first) }
+                    @for field in fields { th class=[field.words.then_some("left")] scope="col" { (field.head) } }
+                } }
+                tbody { @for (row, head) in heads.iter().enumerate() { tr {
+                    th scope="row" { (head) }
+                    @for field in fields {
+                        td class=[field.words.then_some("left")] data-head=(field.head) {
+                            @if let Some(cell) = field.cells.get(row).and_then(Option::as_ref) { (cell) } @else { "–" }
+                        }
+                    }
+                } } }
+            } }
         }
     }
 }
 
 /// The first cell of a result's row.
-fn row_head(result: &MethodResult) -> Markup {
-    html! { th scope="row" { (key(result)) (result.label) small { (condition(result)) } } }
+fn row_head(drawn: &Drawn<'_>) -> Markup {
+    html! {
+        (drawn.key()) (drawn.method)
+        @if !drawn.condition.is_empty() { small { (drawn.condition) } }
+    }
+}
+
+fn row_heads(drawn: &[Drawn<'_>]) -> Vec<Markup> {
+    drawn.iter().map(row_head).collect()
+}
+
+fn comparison(report: &Report, names: &Names, drawn: &[Drawn<'_>]) -> Markup {
+    let figure = |figure: &Figure| field(figure.head(), drawn, |of| printed(*figure, of.result));
+    let mut fields = vec![field("p99 vs vanilla", drawn, |of| of.below_vanilla.map(number::times))];
+    fields.extend(FIGURES.iter().map(figure));
+    html! {
+        h2 { "The methods compared" }
+        @if !names.same.is_empty() { p.soft { "In every case: " (names.same.join("; ")) "." } }
+        (table("Comparison", "method", &row_heads(drawn), fields))
+        dl.names { @for (method, label) in labels(report) { dt { (method) } dd { (label) } } }
+        (paper(report))
+    }
+}
+
+/// The paper's figures.
+fn paper(report: &Report) -> Markup {
+    let field = |head: &str, print: &dyn Fn(&PaperRow) -> Option<String>| Field {
+        head: head.to_owned(),
+        words: false,
+        cells: report.paper.iter().map(|row| print(row).map(text)).collect(),
+    };
+    let fields = vec![
+        field("p99 vs vanilla", &|row| paper_below(report, row).map(number::times)),
+        field("p99, µs", &|row| Some(number::us(row.p99_us))),
+        field("mean, µs", &|row| Some(number::us(row.mean_us))),
+        field("sd, µs", &|row| Some(number::us(row.sd_us))),
+        field("bulk, Gbit/s", &|row| Some(number::significant(row.bulk_gbps))),
+    ];
+    let heads: Vec<Markup> = report.paper.iter().map(|row| text(row.method.clone())).collect();
+    html! {
+        @if !report.paper.is_empty() {
+            h3 { "The paper's figures" }
+            (table("The paper's figures", "method", &heads, fields))
+        }
+    }
 }
 
 /// The experiment's own figures.
-fn figures(report: &Report) -> Markup {
+fn figures(report: &Report, drawn: &[Drawn<'_>]) -> Markup {
     let tables = own(report, true);
     let meaning = experiment(report).map_or("", |experiment| experiment.meaning());
+    let head = |result: &MethodResult| {
+        drawn.iter().find(|of| std::ptr::eq(of.result, result)).map_or_else(|| text(String::new()), row_head)
+    };
     html! {
         @if !tables.is_empty() {
             h2 { "The experiment's own figures" }
             @if !meaning.is_empty() { p { (meaning) } }
         }
         @for own in &tables {
-            @let class = own.has_sentences.then_some("wrap");
-            div.scroll tabindex="0" role="region" aria-label="Own figures" { table class=[class] {
-                thead { tr {
-                    th.left scope="col" { "method" }
-                    @for (head, words) in own.heads.iter().zip(&own.words) {
-                        th class=[words.then_some("left")] scope="col" { (head) }
-                    }
-                } }
-                tbody { @for (result, cells) in &own.rows { tr {
-                    (row_head(result))
-                    @for (cell, words) in cells.iter().zip(&own.words) {
-                        td class=[words.then_some("left")] { @if cell.is_empty() { "–" } @else { (cell) } }
-                    }
-                } } }
-            } }
+            @let heads: Vec<Markup> = own.rows.iter().map(|(result, _)| head(result)).collect();
+            (table("Own figures", "method", &heads, own_fields(own)))
+        }
+    }
+}
+
+fn own_fields(own: &Own<'_>) -> Vec<Field> {
+    let cells = |column: usize| -> Vec<Option<Markup>> {
+        let of = own.rows.iter().map(|(_, cells)| cells.get(column).filter(|cell| !cell.is_empty()).cloned());
+        of.map(|cell| cell.map(text)).collect()
+    };
+    let columns = own.heads.iter().zip(&own.words).enumerate();
+    columns.map(|(column, (head, words))| Field { head: head.clone(), words: *words, cells: cells(column) }).collect()
+}
+
+/// A folded part of the page.
+fn folded(title: &str, summary: &str, content: &Markup) -> Markup {
+    html! {
+        details {
+            summary { h2 { (title) } @if !summary.is_empty() { " " span.soft { (summary) } } }
+            (content)
         }
     }
 }
@@ -195,76 +315,78 @@ fn goal_table(report: &Report) -> Markup {
     if report.goals.is_empty() {
         return html! {};
     }
-    html! {
-        h2 { "Goals" }
-        div.scroll tabindex="0" role="region" aria-label="Goals" { table.wrap {
-            thead { tr {
-                th.left scope="col" { "goal" }
-                th.left scope="col" { "kernel" }
-                th scope="col" { "target" }
-                th scope="col" { "reached" }
-                th.left scope="col" { "verdict" }
-                th.left scope="col" { "from" }
-            } }
-            tbody { @for goal in &report.goals { (goal_row(goal)) } }
-        } }
-    }
+    let (goals, binding) = counted_goals(report);
+    let met = goals.iter().filter(|goal| goal.met == Some(true)).count();
+    let summary = format!("{met} of {} met{}", goals.len(), if binding { "" } else { ", for information" });
+    let field = |head: &str, words: bool, print: &dyn Fn(&Goal) -> Option<Markup>| Field {
+        head: head.to_owned(),
+        words,
+        cells: report.goals.iter().map(print).collect(),
+    };
+    let fields = vec![
+        field("verdict", true, &|goal| Some(verdict(goal))),
+        field("reached", false, &|goal| goal.actual.map(number::significant).map(text)),
+        field("target", false, &|goal| {
+            let bound = if goal.bound == Bound::AtLeast { "≥" } else { "≤" };
+            Some(text(format!("{bound} {}", number::significant(goal.target))))
+        }),
+        field("Linux", true, &|goal| {
+            Some(html! { (goal.kernel_series) @if !goal.binding { small { "for information" } } })
+        }),
+        field("from", true, &|goal| Some(text(goal.figures.clone()))),
+    ];
+    let heads: Vec<Markup> = report.goals.iter().map(|goal| text(goal.text.clone())).collect();
+    folded("Goals", &summary, &table("Goals", "goal", &heads, fields))
 }
 
-fn goal_row(goal: &Goal) -> Markup {
-    let bound = if goal.bound == Bound::AtLeast { "≥" } else { "≤" };
+fn verdict(goal: &Goal) -> Markup {
     let (class, verdict) = match (goal.met, goal.binding) {
         (Some(true), _) => ("good", "✓ met"),
         (Some(false), true) => ("bad", "✗ not met"),
         (Some(false), false) => ("soft", "✗ not met"),
         (None, _) => ("soft", "not measured"),
     };
-    html! {
-        tr {
-            th scope="row" { (goal.text) }
-            td.left { (goal.kernel_series) @if !goal.binding { small { "for information" } } }
-            td { (bound) " " (number::significant(goal.target)) }
-            td { (cell(goal.actual, number::significant)) }
-            td class=(format!("left verdict {class}")) { (verdict) }
-            td.left.soft { (goal.figures) }
-        }
-    }
+    html! { span class=(format!("verdict {class}")) { (verdict) } }
 }
 
 fn against(report: &Report) -> Markup {
     let sentences = unfavourable(report);
-    html! {
-        h2 { "Unfavourable figures" }
-        @if sentences.is_empty() {
+    if sentences.is_empty() {
+        return html! {
+            h2 { "Unfavourable figures" }
             p { "None: no goal was missed, nothing was lost, and no figure is more than 5 % worse than vanilla's." }
-        } @else {
-            ul { @for sentence in sentences { li { (sentence) } } }
-        }
+        };
     }
+    let list = html! { ul { @for sentence in &sentences { li { (sentence) } } } };
+    folded("Unfavourable figures", &sentences.len().to_string(), &list)
 }
 
-fn distributions(report: &Report) -> Markup {
-    let time = TimeAxis::of(report.results.iter());
+fn distributions(groups: &[Group<'_, '_>]) -> Markup {
+    let time = TimeAxis::of(groups.iter().flatten().map(|of| of.result));
     html! {
         h2 { "Distributions" }
-        p { "All charts share one logarithmic time axis. Dashed lines are without flood, dotted ones under small \
-            packets. The dotted lines in a histogram are its p50, p99 and maximum." }
-        @for (group, (clock, series, results)) in groups(report).into_iter().enumerate() {
-            @let drawn: Vec<&MethodResult> = results.iter().copied().filter(|result| result.count > 0).collect();
-            h3 { "Linux " (series) ", " (clock.name()) " clock" }
+        p { "All charts share one logarithmic time axis. A method has the same colour and dash in all of them. The \
+            dotted lines in a histogram are its p50, p99 and maximum." }
+        @for (place, group) in groups.iter().enumerate() {
+            @let drawn: Vec<&Drawn<'_>> = group.iter().copied().filter(|of| of.result.count > 0).collect();
+            h3 { (group_title(group, groups)) }
             @if drawn.is_empty() {
                 p.empty { "No request was counted here." }
             } @else {
-                (legend(&drawn))
+                ul.legend { @for of in &drawn { li { (of.key()) (of.method) } } }
                 div.charts {
-                    figure { (cdf(&format!("cdf{group}"), &drawn, time)) figcaption { "Share of requests answered within a time." } }
-                    figure { (tail(&format!("tail{group}"), &drawn, time)) figcaption { "Share of requests slower than a time; a dot is the slowest request." } }
-                }
-                div.histograms {
-                    @for (place, result) in drawn.iter().enumerate() {
+                    figure {
+                        (cdf(&format!("cdf{place}"), &drawn, time))
+                        figcaption { "Share of requests answered within a time." }
+                    }
+                    figure {
+                        (tail(&format!("tail{place}"), &drawn, time))
+                        figcaption { "Share of requests slower than a time; a dot is the slowest request." }
+                    }
+                    @for (number, of) in drawn.iter().enumerate() {
                         figure {
-                            figcaption { (key(result)) (result.label) ", " (result.load.words()) (spread(result)) }
-                            (histogram(&format!("histogram{group}-{place}"), result, time))
+                            (histogram(&format!("histogram{place}-{number}"), of, time))
+                            figcaption { (of.key()) (of.method) (spread(of.result)) }
                         }
                     }
                 }
@@ -280,58 +402,60 @@ fn spread(result: &MethodResult) -> String {
     })
 }
 
-fn legend(results: &[&MethodResult]) -> Markup {
+/// The notes of the results, each once, then those of the report.
+fn remarks(report: &Report, names: &Names) -> Markup {
+    let notes: Vec<String> = names.notes(report).into_iter().chain(report.notes.iter().cloned()).collect();
     html! {
-        ul.legend {
-            @for result in results { li { (key(result)) (result.label) ", " (result.load.words()) } }
+        @if !notes.is_empty() {
+            h2 { "Remarks" }
+            ul { @for note in &notes { li { (note) } } }
         }
     }
 }
 
 /// Details of each run: losses, gaps between requests, time of the slowest.
-fn conditions(report: &Report) -> Markup {
-    html! {
-        h2 { "How the runs went" }
-        div.scroll tabindex="0" role="region" aria-label="Conditions of the runs" { table {
-            caption { "Every request is counted in exactly one column from counted to warm-up. Gaps are from a reply \
-                to the next request, at the NIC, in ms." }
-            thead { tr {
-                th.left scope="col" { "method" }
-                @for name in ["length, s", "requests", "counted", "lost", "open at end", "batched", "duplicates", "warm-up", "gap min", "gap mean", "gap max", "arrival grid, µs", "p99, 95 % interval, µs", "beyond p99.9", "max at, s"] {
-                    th scope="col" { (name) }
-                }
-            } }
-            tbody { @for result in &report.results { (condition_row(result)) } }
-        } }
-        @for result in report.results.iter().filter(|result| !result.notes.is_empty()) {
-            h3 { (result.label) " (" (condition(result)) ")" }
-            ul { @for note in &result.notes { li { (note) } } }
-        }
-    }
-}
-
-fn condition_row(result: &MethodResult) -> Markup {
-    let wire = &result.wire;
-    let counts = [wire.requests, wire.counted, wire.lost, wire.open_at_end, wire.batched, wire.duplicates, wire.warmup];
-    let gap = |pick: fn(&Distribution) -> f64| {
-        cell(result.interval_us.as_ref().map(pick), |us| number::significant(us / 1e3))
+fn conditions(drawn: &[Drawn<'_>]) -> Markup {
+    let count =
+        |head: &str, of: fn(&MethodResult) -> u64| field(head, drawn, |drawn| Some(number::count(of(drawn.result))));
+    let gap = |head: &str, of: fn(&Distribution) -> f64| {
+        let gap = |result: &MethodResult| Some(number::significant(of(result.interval_us.as_ref()?) / 1e3));
+        field(head, drawn, |drawn| gap(drawn.result))
     };
     let interval = |latency: Distribution| {
         let high = latency.p99_high.map_or_else(|| "unknown".to_string(), number::us);
         format!("{} to {high}", number::us(latency.p99_low))
     };
-    html! {
-        tr {
-            (row_head(result))
-            td { (number::significant(result.duration_s)) }
-            @for count in counts { td { (number::count(count)) } }
-            td { (gap(|d| d.min)) } td { (gap(|d| d.mean)) } td { (gap(|d| d.max)) }
-            td { (cell(result.arrival_quantum_us, number::us)) }
-            td { (cell(result.latency_us, interval)) }
-            td { (cell(result.latency_us, |latency| number::count(latency.beyond_p99_9))) }
-            td { (cell(result.latency_us.and_then(|latency| latency.max_at_s), number::significant)) }
-        }
-    }
+    let beyond = |result: &MethodResult| {
+        let latency = result.latency_us.filter(|_| result.count >= Figure::P99_9.least_count())?;
+        Some(number::count(latency.beyond_p99_9))
+    };
+    let requests = vec![
+        field("length, s", drawn, |of| Some(number::significant(of.result.duration_s))),
+        count("requests", |of| of.wire.requests),
+        count("counted", |of| of.wire.counted),
+        count("lost", |of| of.wire.lost),
+        count("open at end", |of| of.wire.open_at_end),
+        count("batched", |of| of.wire.batched),
+        count("duplicates", |of| of.wire.duplicates),
+        count("warm-up", |of| of.wire.warmup),
+    ];
+    let times = vec![
+        gap("gap min, ms", |of| of.min),
+        gap("gap mean, ms", |of| of.mean),
+        gap("gap max, ms", |of| of.max),
+        field("arrival grid, µs", drawn, |of| of.result.arrival_quantum_us.map(number::us)),
+        field("p99, 95 % interval, µs", drawn, |of| of.result.latency_us.map(interval)),
+        field("beyond p99.9", drawn, |of| beyond(of.result)),
+        field("max at, s", drawn, |of| of.result.latency_us?.max_at_s.map(number::significant)),
+    ];
+    let heads = row_heads(drawn);
+    let content = html! {
+        p { "Every request is counted in exactly one column from counted to warm-up. Gaps are from a reply to the next \
+            request, at the NIC." }
+        (table("Requests of the runs", "method", &heads, requests))
+        (table("Times of the runs", "method", &heads, times))
+    };
+    folded("How the runs went", "", &content)
 }
 
 fn definitions() -> Markup {
@@ -359,7 +483,6 @@ fn reproduce(report: &Report) -> Markup {
         @for conditions in paper_conditions(report) {
             p { strong { "The paper. " } (conditions) ". Its machine is not ours: compare ratios between methods, not microseconds." }
         }
-        @if !report.notes.is_empty() { ul { @for note in &report.notes { li { (note) } } } }
         dl { dt { "Machine" } dd { (report.machine) } dt { "Kernel" } dd { (report.kernel) } dt { "Schema" } dd { "version " (report.schema_version) } }
         pre { code { (report.command) } }
     }

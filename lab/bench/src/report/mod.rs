@@ -8,6 +8,7 @@ mod charts;
 mod csv;
 mod histograms;
 mod html;
+mod names;
 mod own;
 mod table;
 
@@ -20,8 +21,10 @@ pub use table::{goals, terminal};
 
 use ontime_figures::number;
 
+use self::names::Names;
 use crate::experiments::{self, Experiment};
-use crate::schema::{Clock, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit};
+use crate::goals::Figure;
+use crate::schema::{Goal, JOBS, LATE, LATE_OVER, Load, MISSED, MethodResult, Metric, PaperRow, Report, Unit};
 
 /// A row of the comparison: our result, the paper's, or both.
 #[derive(Debug, Clone, Copy)]
@@ -71,23 +74,22 @@ fn below_vanilla(report: &Report, result: &MethodResult) -> Option<f64> {
     (own > 0.0).then(|| vanilla / own)
 }
 
-/// Results that can share one axis: with the same clock and kernel series, in the report's order.
-fn groups(report: &Report) -> Vec<(Clock, &str, Vec<&MethodResult>)> {
-    let mut groups: Vec<(Clock, &str, Vec<&MethodResult>)> = Vec::new();
-    for result in &report.results {
-        let (clock, series) = (result.clock, result.kernel_series());
-        match groups.iter_mut().find(|group| group.0 == clock && group.1 == series) {
-            Some(group) => group.2.push(result),
-            None => groups.push((clock, series, vec![result])),
-        }
-    }
-    groups
+/// p99 of the paper's `vanilla`, divided by that of one of its rows.
+fn paper_below(report: &Report, row: &PaperRow) -> Option<f64> {
+    let vanilla = report.paper.iter().find(|other| other.method == "vanilla")?;
+    (row.method != "vanilla" && row.p99_us > 0.0).then(|| vanilla.p99_us / row.p99_us)
 }
 
-/// The conditions of a result in words: kernel, clock, CPUs, and the bulk tenants' load.
-fn condition(result: &MethodResult) -> String {
-    let cpus = if result.cpus == 1 { "1 CPU".to_string() } else { format!("{} CPUs", result.cpus) };
-    format!("{}, {} clock, {cpus}, {}", result.kernel, result.clock.name(), result.load.words())
+/// A figure of a result in the format of tables; `None` if it was not measured, or if there are too few samples for it.
+fn printed(figure: Figure, result: &MethodResult) -> Option<String> {
+    let (value, unit) = figure.of(result).filter(|_| result.count >= figure.least_count())?;
+    Some(unit.print(value))
+}
+
+/// The goals that a verdict counts, and whether they are binding. Goals for information count only if none is binding.
+fn counted_goals(report: &Report) -> (Vec<&Goal>, bool) {
+    let binding = report.goals.iter().any(|goal| goal.binding);
+    (report.goals.iter().filter(|goal| goal.binding == binding).collect(), binding)
 }
 
 /// The experiment of a report.
@@ -110,8 +112,9 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
         })
         .collect();
     let has_response_times = experiment(report).is_none_or(|experiment| experiment.has_response_times());
-    for result in &report.results {
-        let name = format!("{} ({})", result.label, condition(result));
+    let names = Names::of(report);
+    for (place, result) in report.results.iter().enumerate() {
+        let name = names.words(place);
         if result.lost > 0 {
             let (lost, requests) = (number::count(result.lost), number::count(result.wire.requests));
             sentences.push(format!("{name}: {lost} of {requests} requests were never answered."));

@@ -3,7 +3,7 @@
 //! In: a [`Report`]. Out: [`Own`]. The columns are the figures that the experiment names, then its metrics in the order
 //! in which they first appear in the results.
 
-use super::experiment;
+use super::{experiment, printed};
 use crate::goals::Figure;
 use crate::schema::{MethodResult, Metric, Report, Unit};
 
@@ -14,8 +14,6 @@ pub struct Own<'a> {
     pub heads: Vec<String>,
     /// Whether each column contains words.
     pub words: Vec<bool>,
-    /// Whether a cell contains a sentence, which is wrapped into lines.
-    pub has_sentences: bool,
     /// A result and its cells. An empty cell was not measured.
     pub rows: Vec<(&'a MethodResult, Vec<String>)>,
 }
@@ -55,10 +53,7 @@ pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[F
         }
         for part in parts {
             let mut cells: Vec<String> = match columns {
-                Some(columns) => {
-                    let shown = columns.iter().map(|figure| figure.of(result).map(|(value, unit)| unit.print(value)));
-                    shown.map(Option::unwrap_or_default).collect()
-                }
+                Some(columns) => columns.iter().map(|figure| printed(*figure, result).unwrap_or_default()).collect(),
                 None => part.iter().cloned().collect(),
             };
             cells.extend(keys.iter().map(|key| {
@@ -68,7 +63,7 @@ pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[F
             rows.push((result, cells));
         }
     }
-    Some(Own { heads, words, has_sentences: keys.iter().any(|key| key.unit == Unit::Sentence), rows })
+    Some(Own { heads, words, rows })
 }
 
 fn head(metric: &Metric) -> String {

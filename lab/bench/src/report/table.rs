@@ -13,8 +13,9 @@ use ontime_figures::number;
 use textwrap::core::display_width;
 use textwrap::{Options, WordSplitter, fill};
 
+use super::names::{Names, labels};
 use super::own::{self, Own};
-use super::{experiment, rows, timed, unfavourable};
+use super::{counted_goals, experiment, paper_below, printed, rows, timed, unfavourable};
 use crate::goals::{Figure, Measure};
 use crate::schema::{Bound, Goal, JOBS, LATE, MISSED, MethodResult, PaperRow, REFUSED, Report};
 
@@ -77,7 +78,7 @@ pub fn terminal(report: &Report) -> String {
         add_paragraph(&mut text, note);
     }
     let names = Names::of(report);
-    for line in names.notes(report).into_iter().chain(names.legend(report)) {
+    for line in names.notes(report).into_iter().chain(legend(report)) {
         add_paragraph(&mut text, &line);
     }
     for line in goals(report).lines() {
@@ -128,15 +129,11 @@ fn paper(report: &Report) -> String {
     let Some(first) = report.paper.first() else { return String::new() };
     let mut text = String::from("\n");
     add_paragraph(&mut text, &format!("The paper's, {}: {}", first.source, first.conditions));
-    let vanilla = report.paper.iter().find(|row| row.method == "vanilla").map(|row| row.p99_us);
     let figure = |head: &str, print: &dyn Fn(&PaperRow) -> String| {
         Column::new(head, false, NAMED, report.paper.iter().map(print).collect())
     };
     let columns = vec![
-        figure(BELOW, &|row| {
-            let below = vanilla.filter(|_| row.method != "vanilla" && row.p99_us > 0.0).map(|p99| p99 / row.p99_us);
-            below.map(number::significant).unwrap_or_default()
-        }),
+        figure(BELOW, &|row| paper_below(report, row).map(number::significant).unwrap_or_default()),
         figure("mean, µs", &|row| number::us(row.mean_us)),
         figure("p99, µs", &|row| number::us(row.p99_us)),
         figure("sd, µs", &|row| number::us(row.sd_us)),
@@ -151,7 +148,7 @@ const BELOW: &str = "p99 below vanilla, times";
 
 /// The table of our results. Figures that are the same in every case are above it, columns without room below it.
 fn ours(report: &Report, names: &Names) -> String {
-    let mut ids = names.columns.clone();
+    let mut ids = id_columns(names);
     let mut text = format!("\n{}: {}\n", report.experiment, timed(report));
     let (same, shown, left) = arrange(&mut ids, columns(report), report.results.len());
     let same: Vec<String> = names.same.iter().cloned().chain(same).collect();
@@ -182,7 +179,7 @@ fn parts(report: &Report, names: &Names) -> String {
         let cells = rows.iter().map(|(place, _)| of.cells.get(*place).cloned().unwrap_or_default()).collect();
         Column { cells, ..of.clone() }
     };
-    let mut ids: Vec<Column> = names.columns.iter().map(named).collect();
+    let mut ids: Vec<Column> = id_columns(names).iter().map(named).collect();
     let mut figures = Vec::new();
     for (column, (head, words)) in own.heads.iter().zip(&own.words).enumerate() {
         match column {
@@ -342,11 +339,8 @@ fn columns(report: &Report) -> Vec<Column> {
         _ => ROOM.iter().position(|of| *of == figure).map(|place| REST + place),
     };
     let figure = |figure: &Figure| {
-        let cells = report.results.iter().map(|result| {
-            let (value, unit) = figure.of(result).filter(|_| result.count >= least(*figure))?;
-            Some(unit.print(value))
-        });
-        Some(Column::new(figure.head(), false, rank(*figure)?, cells.map(Option::unwrap_or_default).collect()))
+        let cells = report.results.iter().map(|result| printed(*figure, result).unwrap_or_default()).collect();
+        Some(Column::new(figure.head(), false, rank(*figure)?, cells))
     };
     let below = rows(report).into_iter().filter(|row| row.result.is_some());
     let below = below.map(|row| row.below_vanilla.map(number::significant).unwrap_or_default()).collect();
@@ -362,15 +356,6 @@ fn columns(report: &Report) -> Vec<Column> {
     columns
 }
 
-/// The minimum of samples for which a percentile differs from the maximum.
-fn least(figure: Figure) -> u64 {
-    match figure {
-        Figure::P99_9 => 1_000,
-        Figure::P99_99 => 10_000,
-        _ => 0,
-    }
-}
-
 /// The figures that a goal uses.
 fn judged(measure: Measure) -> Vec<Figure> {
     match measure {
@@ -381,107 +366,17 @@ fn judged(measure: Measure) -> Vec<Figure> {
     }
 }
 
-/// How a report's cases are distinguished.
-#[derive(Debug)]
-struct Names {
-    /// A cell for each result: its method, and the conditions that are not the same in every case.
-    columns: Vec<Column>,
-    /// The conditions that are the same in every case.
-    same: Vec<String>,
+/// The columns that name the rows: the method, and each condition that is not the same in every case.
+fn id_columns(names: &Names) -> Vec<Column> {
+    let column = |head: &str, cells: &[String]| Column::new(head, true, ALWAYS, cells.to_vec());
+    let conditions = names.conditions.iter().map(|condition| column(condition.head, &condition.cells));
+    std::iter::once(column("method", &names.methods)).chain(conditions).collect()
 }
 
-impl Names {
-    fn of(report: &Report) -> Self {
-        let of = |print: fn(&MethodResult) -> String| report.results.iter().map(print).collect::<Vec<String>>();
-        let series = of(|result| result.kernel_series().to_owned());
-        let mut columns = vec![("method", of(|result| result.method.clone()))];
-        let mut same = Vec::new();
-        let releases = of(|result| result.kernel.clone());
-        let mut kernels = releases.clone();
-        kernels.sort_unstable();
-        kernels.dedup();
-        let cpus =
-            |result: &MethodResult| if result.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", result.cpus) };
-        for (head, cells, words) in [
-            ("load", of(|result| result.load.name().to_owned()), of(|result| result.load.words().to_owned())),
-            ("Linux", series, vec![format!("Linux {}", kernels.join(" and "))]),
-            (
-                "clock",
-                of(|result| result.clock.name().to_owned()),
-                of(|result| format!("{} clock", result.clock.name())),
-            ),
-            ("CPUs", of(|result| result.cpus.to_string()), of(cpus)),
-        ] {
-            if cells.windows(2).any(|pair| matches!(pair, [one, other] if one != other)) {
-                columns.push((head, cells));
-            } else {
-                same.extend(words.into_iter().next().filter(|_| !cells.is_empty()));
-            }
-        }
-        let alike = |columns: &[(&str, Vec<String>)], one: usize, other: usize| {
-            columns.iter().all(|(_, cells)| cells.get(one) == cells.get(other))
-        };
-        let repeated = |columns: &[(&str, Vec<String>)]| -> Vec<usize> {
-            let before = |place: usize| (0..place).filter(|other| alike(columns, place, *other)).count();
-            (0..report.results.len()).map(before).collect()
-        };
-        if repeated(&columns).iter().any(|before| *before > 0) && kernels.len() > 1 {
-            columns.retain(|(head, _)| *head != "Linux");
-            columns.push(("Linux", releases));
-        }
-        let repeated = repeated(&columns);
-        if let Some((_, methods)) = columns.first_mut() {
-            for (method, before) in methods.iter_mut().zip(repeated).filter(|(_, before)| *before > 0) {
-                *method = format!("{method} #{}", before + 1);
-            }
-        }
-        let column = |(head, cells): (&str, Vec<String>)| Column::new(head, true, ALWAYS, cells);
-        Self { columns: columns.into_iter().map(column).collect(), same }
-    }
-
-    /// A result's name in words.
-    fn words(&self, place: usize) -> String {
-        let cells = self.columns.iter().filter_map(|column| column.cells.get(place));
-        cells.cloned().collect::<Vec<_>>().join(", ")
-    }
-
-    /// The results' notes, each once, with the cases that have it.
-    fn notes(&self, report: &Report) -> Vec<String> {
-        let of = |result: &MethodResult| result.notes.clone();
-        let all = self.grouped(report, of);
-        let name = |(note, places): (String, Vec<usize>)| {
-            if places.len() == report.results.len() && places.len() > 1 {
-                return format!("every case: {note}");
-            }
-            let names: Vec<String> = places.into_iter().map(|place| self.words(place)).collect();
-            format!("{}: {note}", names.join("; "))
-        };
-        all.into_iter().map(name).collect()
-    }
-
-    /// A description of each method.
-    fn legend(&self, report: &Report) -> Vec<String> {
-        let label = |result: &MethodResult| vec![format!("{}: {}", result.method, result.label)];
-        let mut all: Vec<String> = self.grouped(report, label).into_iter().map(|(line, _)| line).collect();
-        if all.len() > LEGEND {
-            all = vec!["The cases in words: --html".to_owned()];
-        }
-        all
-    }
-
-    /// Every text once, in order, with the results that have it.
-    fn grouped(&self, report: &Report, texts: impl Fn(&MethodResult) -> Vec<String>) -> Vec<(String, Vec<usize>)> {
-        let mut all: Vec<(String, Vec<usize>)> = Vec::new();
-        for (place, result) in report.results.iter().enumerate() {
-            for text in texts(result) {
-                match all.iter_mut().find(|(known, _)| *known == text) {
-                    Some((_, places)) => places.push(place),
-                    None => all.push((text, vec![place])),
-                }
-            }
-        }
-        all
-    }
+/// A description of each method.
+fn legend(report: &Report) -> Vec<String> {
+    let all: Vec<String> = labels(report).iter().map(|(method, label)| format!("{method}: {label}")).collect();
+    if all.len() > LEGEND { vec!["The cases in words: --html".to_owned()] } else { all }
 }
 
 /// The goals, one per line: met, NOT MET or not measured.
@@ -517,10 +412,9 @@ fn actual(goal: &Goal) -> String {
     goal.actual.map_or_else(|| DASH.to_string(), number::significant)
 }
 
-/// The number of goals met, and the names of those not met. Goals for information count only if none is binding.
+/// The number of goals met, and the names of those not met.
 fn verdict(report: &Report) -> String {
-    let binding = report.goals.iter().any(|goal| goal.binding);
-    let goals: Vec<&Goal> = report.goals.iter().filter(|goal| goal.binding == binding).collect();
+    let (goals, binding) = counted_goals(report);
     if goals.is_empty() {
         return format!("Verdict: {} has no goals", report.experiment);
     }
