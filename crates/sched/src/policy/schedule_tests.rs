@@ -482,7 +482,7 @@ fn a_deadline_published_for_a_sleeping_vcpu_gives_no_time_for_the_past() {
 /// A vCPU that slept in its last window spins in the present one, which goes on when the last other window ends.
 #[test]
 fn no_calm_time_begins_while_a_vcpu_spins() {
-    for period in [70, 90, 110].map(|ms| ms * MS) {
+    for period in [50, 70, 90].map(|ms| ms * MS) {
         let asked = [(period / 10, period), (8 * MS, 20 * MS)];
         let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Spins, Guest::Sleeps]);
         // The first vCPU needs a plan in its first two windows, not in the third.
@@ -562,7 +562,7 @@ fn a_guest_pays_for_windows_that_it_cuts() {
     }
     // 250 of its own, 200 of the other VM, and what it can pay for.
     let windows = shown(&schedule, &host).slices;
-    assert!(windows < 1_000, "{windows} windows in two seconds");
+    assert!(windows < 1_200, "{windows} windows in two seconds");
 }
 
 /// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.
