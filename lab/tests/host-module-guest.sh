@@ -48,12 +48,12 @@ make() {
     for number in 1 2; do echo "$number 1 2" > $bus/new_device; done
     ip link set "$(ls $bus/devices/netdevsim1/net)" name a
     ip link set "$(ls $bus/devices/netdevsim2/net)" name b
-    ip link set b netns peer
+    ip link set dev b netns peer
     echo "3:$(cat /sys/class/net/a/ifindex) 4:$(ip -n peer -o link show b | cut -d : -f 1)" > $bus/link_device
     ip addr add 10.9.0.1/24 dev a
     ip -n peer addr add 10.9.0.2/24 dev b
-    ip link set a up
-    ip -n peer link set b up
+    ip link set dev a up
+    ip -n peer link set dev b up
     asks 5 "two interfaces are linked"
 }
 end() { for number in 1 2; do echo $number > $bus/del_device; done; }
@@ -72,16 +72,16 @@ asks 50 "both were set 30 times"
 for _ in $(seq 5); do
     python3 /tmp/ask.py 50 &
     asker=$!
-    ip link set a down
+    ip link set dev a down
     expect "threads while it is down" 0 "$(threads)"
-    ip link set a up
+    ip link set dev a up
     wait $asker || fail "requests are lost while it goes down and up"
 done
 expect "threads after ifup" 2 "$(threads)"
 expect "weight after ifup" 8 "$(cat $weight)"
 
 # A setting ends with the interface's move, and with the interface, also while others read and write its files.
-ip link set a netns peer
+ip link set dev a netns peer
 expect "polled in another namespace" 0 "$(ip netns exec peer cat $polls)"
 expect "threads after the move" 0 "$(threads)"
 end
