@@ -22,6 +22,7 @@ pub(crate) fn deadlines() -> Result<()> {
     let daemon = guarantees(&guest)?;
     let daemon = limits(&guest, daemon)?;
     spare(&guest)?;
+    demoted(&guest)?;
 
     // A VM that is killed releases its bandwidth.
     guest.fits("held", 6000)?;
@@ -99,6 +100,18 @@ fn spare(guest: &Guest) -> Result<()> {
     expect("deadline_spare", "3000/20000", guest.ask(&format!("cat {SPARE}"))?)?;
     guest.ask(&format!("echo 0 > {SPARE}"))?;
     holds(None)
+}
+
+/// A task that the guest's kernel itself makes an ordinary one (SysRq n) gives back what it held, though it runs on.
+fn demoted(guest: &Guest) -> Result<()> {
+    guest.fits("held", 6000)?;
+    holds(Some(6000.0))?;
+    // The kernel writes to the console at once, so not beside what the shell prints.
+    guest.ask("sleep 1; echo n > /proc/sysrq-trigger; sleep 1")?;
+    holds(None)?;
+    let policy = guest.ask(&format!("cut -d' ' -f41 /proc/{}/stat", task("held")))?;
+    expect("the policy of the task after SysRq n", "0", policy)?;
+    guest.ends("held")
 }
 
 /// Waits until the host holds so many us of 20 ms for the guest's deadline tasks.
