@@ -18,7 +18,10 @@
 
 /* The most tasks with a guarantee; further ones get EBUSY. */
 #define DL_TASKS_MAX 256
-/* Interval of retries if the host does not accept what it should hold, jiffies. */
+/*
+ * Interval of retries if the host does not accept what it should hold, and of looks at deadline tasks,
+ * jiffies.
+ */
 #define DL_AGAIN HZ
 
 struct dl_task {
