@@ -394,7 +394,7 @@ static void on_exit(void *unused, struct task_struct *p)
 	t = dl_find(p);
 	if (t) {
 		WRITE_ONCE(t->gone, true);
-		queue_delayed_work(dl_wq, &dl_delayed, 0);
+		dl_work_now();
 	}
 	raw_spin_unlock_irqrestore(&dl_lock, flags);
 }
@@ -556,7 +556,7 @@ static void dl_work(struct work_struct *work)
 void ontime_dl_device(void)
 {
 	dl_host_anew();
-	queue_delayed_work(dl_wq, &dl_delayed, 0);
+	dl_work_now();
 }
 
 int ontime_dl_init(void)
