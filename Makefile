@@ -50,7 +50,7 @@ debug-kernels: release images
 
 ## endurance: applied and reset a hundred times under traffic in the emulated host, and every fault (half an hour)
 endurance: release images
-	CYCLES=100 INSTRUCTION=1 scripts/lab-test.sh $(ONTIME) path_holds_under_traffic_and_faults
+	CYCLES=100 INSTRUCTION=1 $(ONTIME)-lab-tests path_holds_under_traffic_and_faults
 
 ## hundred: what 100 VMs and 64 queues cost the daemon on this machine, and what it costs idle
 hundred: release
