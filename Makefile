@@ -118,6 +118,7 @@ dra-test:
 test-kubernetes: release
 	scripts/kubernetes-test.sh $(ONTIME)
 
+## lint: rustfmt and clippy
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { \
 		echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt rust-clippy;" \
@@ -128,12 +129,14 @@ lint: setup
 setup:
 	@scripts/setup.sh
 
+## release: the programs in target/release
 release: setup
 	cargo build --release
 
 tests: setup
 	cargo test --workspace --no-run
 
+## images: the emulated host's images and kernel modules, where they are missing
 images: release
 	$(ONTIME)-lab images
 
