@@ -88,7 +88,7 @@ pub(crate) fn pending() -> Result<()> {
     // Without a pause: eight clients. Another process measures this, because this one is part of housekeeping.
     let housekeeping = spin()?;
     let pid = housekeeping.pid().to_string();
-    let part = run(program("what_a_device_process_makes_pending_goes_first", "share", &[&pid])?)?;
+    let part = run(program("interrupts_of_a_device_process_raise_its_vcpu", "share", &[&pid])?)?;
     housekeeping.end(Signal::TERM)?;
     let part: u128 = part.trim().parse().with_context(|| format!("'{part}' is no share"))?;
     figures(format_args!("housekeeping had {part} % of the CPU while the VM was asked without a pause"));
