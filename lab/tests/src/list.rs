@@ -193,12 +193,10 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
 ];
 
-/// All tests.
 pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
     EVERYDAY.iter().chain(BY_NAME)
 }
 
-/// The test of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Test> {
     all().find(|test| test.name == name)
 }
