@@ -9,7 +9,7 @@
 //! | `test`, `emulated` | what a test is; the emulated host that it needs |
 //! | `cases` | the tests |
 //! | `outside`, `inside` | what the outer and the inner halves share |
-//! | `runner` | runs tests, and tells how they went |
+//! | `runner` | runs tests, and reports their results |
 
 mod cases;
 mod emulated;

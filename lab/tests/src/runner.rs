@@ -1,4 +1,4 @@
-//! Runs tests, two at a time, and tells how they went.
+//! Runs tests, two at a time, and reports their results.
 //!
 //! Standard output gets a line when a test begins and one when it ends, the figures of a test that succeeded, and the
 //! last lines of the log of one that failed. A file of results gets a line for each test, `ok NAME` or `failed NAME`;

@@ -72,7 +72,7 @@ fn the_module() -> Result<()> {
     traffic(10)
 }
 
-/// Method busypoll without the module, which is said, and with it. The module is loaded at the end.
+/// Method busypoll without the module, which a finding reports, and with it. The module is loaded at the end.
 fn the_method() -> Result<()> {
     let (own, polled) = (deferral()?, file("rt0", "busy_poll"));
     configure("host.toml", "[nic.rt0]\nclass = \"rt\"\npoll_cpu = 1\n")?;

@@ -102,7 +102,7 @@ fn both() -> Result<()> {
     })
 }
 
-/// Waits until one reservation is kept, on one CPU, and the other is said to be refused.
+/// Waits until one reservation is kept, on one CPU, and `ontime top` reports the other as refused.
 fn one() -> Result<()> {
     within(240, "one reservation is kept on CPU 0, and the other is refused", || {
         let look = Look::take()?;

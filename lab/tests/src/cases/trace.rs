@@ -218,7 +218,7 @@ fn round_trips(server: &Server) -> Result<String> {
     Ok(run(command)?.trim_end().to_owned())
 }
 
-/// What cannot be traced is said.
+/// Fails unless `ontime trace` reports a VM and a NIC that do not exist.
 fn refusals() -> Result<()> {
     println!("== what cannot be traced is said");
     let said = attempt("ontime trace --vm nobody")?;
