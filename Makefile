@@ -14,9 +14,9 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance debug-kernels thorough endurance hundred figures papers exclusive sched- \
-	ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd- \
-	test monitoring-test rpm dra dra-test test-kubernetes
+.PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
+	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
+	monitoring-test rpm dra dra-test test-kubernetes
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -50,14 +50,13 @@ debug-kernels: release images
 
 ## endurance: applied and reset a hundred times under traffic in the emulated host, and every fault (half an hour)
 endurance: release images
-	CYCLES=100 INSTRUCTION=1 scripts/lab-test.sh $(ONTIME) path_holds_under_traffic_and_faults
+	CYCLES=100 INSTRUCTION=1 $(ONTIME)-lab-tests path_holds_under_traffic_and_faults
 
 ## hundred: what 100 VMs and 64 queues cost the daemon on this machine, and what it costs idle
 hundred: release
 	scripts/bench/hundred.sh $(ONTIME)
 
 ## hostile: by how much 100 hostile processes of a user delay the placement of a new RT VM on this machine (3 minutes)
-.PHONY: hostile
 hostile: release
 	scripts/bench/hostile.sh $(ONTIME)
 
@@ -119,6 +118,7 @@ dra-test:
 test-kubernetes: release
 	scripts/kubernetes-test.sh $(ONTIME)
 
+## lint: rustfmt and clippy
 lint: setup
 	@cargo fmt --version && cargo clippy --version || { \
 		echo "lint: rustfmt or clippy is missing; Debian: apt-get install rustfmt rust-clippy;" \
@@ -129,12 +129,14 @@ lint: setup
 setup:
 	@scripts/setup.sh
 
+## release: the programs in target/release
 release: setup
 	cargo build --release
 
 tests: setup
 	cargo test --workspace --no-run
 
+## images: the emulated host's images and kernel modules, where they are missing
 images: release
 	$(ONTIME)-lab images
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # debug-test.sh ONTIME: the tests of both modules on kernels that find errors in them (debug-kernel.sh), in guests that
 # this machine emulates: `guest` (guest-test.sh), `conformance` (conformance.sh) and on 6.12 `host` (the host module's,
-# lab/tests/host-module-guest.sh); and `deadlines` in a guest of the emulated host (lab-test.sh). It fails if a test
-# fails, or if a kernel reports what kernel/guest/tests/debug-known.txt does not explain. Which kernels: $BUILDS (kasan
-# kcsan), $FLAVOURS (cloud rt), $SERIES (6.12); which of the tests: $TESTS (all), $SUITE (ci) of the conformance tests,
-# $KILLS (200) killed processes. Such a kernel is slow: limits of time are $SLOW (6) times as long. Logs stay in
+# lab/tests/host-module-guest.sh); and `deadlines` in a guest of the emulated host (`ontime-lab-tests`). It fails if a
+# test fails, or if a kernel reports what kernel/guest/tests/debug-known.txt does not explain. Which kernels: $BUILDS
+# (kasan kcsan), $FLAVOURS (cloud rt), $SERIES (6.12); which of the tests: $TESTS (all), $SUITE (ci) of the conformance
+# tests, $KILLS (200) killed processes. Such a kernel is slow: limits of time are $SLOW (6) times as long. Logs stay in
 # target/debug-kernels. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?debug-test.sh ONTIME}")
@@ -48,7 +48,7 @@ test_host() {
 }
 test_deadlines() {
     GUEST_KERNEL=$kernel GUEST_TEST_KEEP=$logs/$name SLOW=$slow GUEST_MB=1024 \
-        "$here/lab-test.sh" "$ontime" deadline_tasks_have_their_vcpus
+        "$ontime-lab-tests" deadline_tasks_have_their_vcpus
 }
 
 for build in ${BUILDS:-kasan kcsan}; do

@@ -13,7 +13,7 @@ cargo test --workspace --no-fail-fast -- --show-output 2>&1 | tee "$logs/cargo.l
     awk '/^successes:$/ { hidden = 1 } /^failures:$|^test result: / { hidden = 0 } !hidden { print; fflush() }'
 unit=$?
 
-RESULTS=$logs/lab.results "$here/lab-test.sh" "$ontime"
+RESULTS=$logs/lab.results "$ontime-lab-tests"
 lab=$?
 
 # Lines "skipped NAME REASON". A test that only runs inside another one is not counted, nor one of which a part has run.

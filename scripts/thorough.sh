@@ -30,7 +30,7 @@ part sched-ext "${MAKE:-make}" --no-print-directory sched-ext
 part real-speed cargo test --workspace --no-fail-fast -- --ignored real_speed
 part plans cargo test --release -p ontime-sched --lib -- --ignored in_10_000_sets
 part images "$ontime-lab" images
-part lab "$here/lab-test.sh" "$ontime" by-name
+part lab "$ontime-lab-tests" by-name
 part systemd "${MAKE:-make}" --no-print-directory systemd-test
 printf '%s' "$summary"
 exit "$failed"

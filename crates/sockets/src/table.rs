@@ -223,7 +223,6 @@ impl Table {
         }
     }
 
-    /// Sets the owner.
     pub(crate) fn set_owner(&self, index: u32, owner: u32) {
         if let Some(slot) = self.slots.get(index as usize) {
             slot.owner.store(owner, Ordering::Release);

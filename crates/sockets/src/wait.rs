@@ -176,7 +176,7 @@ impl Wait {
         if let Err(error) = self.watch(number, raw, libc::EPOLLIN as u32) {
             tracing::warn!(
                 number,
-                "the guest's calls on this doorbell are not heard: {error}; {}",
+                "cannot watch this doorbell, so the guest's calls on it are not served: {error}; {}",
                 remedy(&io::Error::from_raw_os_error(error.0))
             );
         }
@@ -258,7 +258,7 @@ impl Wait {
             if let Err(error) = host::watch(self.epoll, place.fd, number as u64, place.events) {
                 tracing::warn!(
                     number,
-                    "this socket's readiness is not heard: {error}; {}",
+                    "cannot watch this socket, so the guest is not told when it is ready: {error}; {}",
                     remedy(&io::Error::from_raw_os_error(error.0))
                 );
             }

@@ -28,7 +28,7 @@ const OUTSIDE: &str = "a real-time thread outside Ontime's table: lower its prio
     (ontime ps, ontime doctor)";
 const LENT: &str = "a bulk thread at a real-time priority, which it has by inheritance while an RT thread waits for \
     its lock (a queue's or driver's that both send by: an own NIC or transmit queue for RT keeps these apart), or \
-    which somebody else gave it (ontime ps)";
+    which another program gave it (ontime ps)";
 const SECTION: &str = "a thread of lower priority held the CPU in a kernel section that cannot be preempted: a \
     PREEMPT_RT kernel, or a CPU of its own (exclusive-cpu)";
 const NOBODY_WOKEN: &str =

@@ -39,7 +39,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
         ..TEST
     },
     Test {
-        name: "what_a_device_process_makes_pending_goes_first",
+        name: "interrupts_of_a_device_process_raise_its_vcpu",
         inside: Some(device::pending),
         host: Host { guest_module: true, client: Some(device::CLIENT), ..HOST },
         programs: &[("share", device::share)],
@@ -52,10 +52,10 @@ pub(crate) const EVERYDAY: &[Test] = &[
         ..TEST
     },
     Test {
-        name: "kernels_boot_and_an_old_one_is_said",
+        name: "kernels_boot_and_missing_features_are_reported",
         inside: Some(degraded::degraded),
         host: Host { kernel: Kernel::Rt612, ..HOST },
-        outside: builds::kernels_boot_and_an_old_one_is_said,
+        outside: builds::kernels_boot_and_missing_features_are_reported,
         ..TEST
     },
     Test {
@@ -64,7 +64,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
         outside: builds::a_podman_container_has_its_place,
         ..TEST
     },
-    Test { name: "a_hang_is_told", outside: laboratory::a_hang_is_told, ..TEST },
+    Test { name: "a_hang_is_reported", outside: laboratory::a_hang_is_reported, ..TEST },
     Test { name: "levels_have_their_places", inside: Some(levels::levels), ..TEST },
     Test {
         name: "a_reused_thread_number_is_not_left_changed",
@@ -72,15 +72,15 @@ pub(crate) const EVERYDAY: &[Test] = &[
         ..TEST
     },
     Test {
-        name: "lockdown_is_said",
+        name: "lockdown_is_reported",
         inside: Some(lockdown::lockdown),
         host: Host { append: Some("lockdown=integrity"), ..HOST },
         ..TEST
     },
     Test { name: "qdiscs_are_set_and_given_back", inside: Some(qdiscs::qdiscs), ..TEST },
     Test { name: "status_and_files_come_back", outside: laboratory::status_and_files_come_back, ..TEST },
-    Test { name: "too_long_is_told", outside: laboratory::too_long_is_told, ..TEST },
-    Test { name: "a_panic_is_told", outside: laboratory::a_panic_is_told, ..TEST },
+    Test { name: "a_timeout_is_reported", outside: laboratory::a_timeout_is_reported, ..TEST },
+    Test { name: "a_panic_is_reported", outside: laboratory::a_panic_is_reported, ..TEST },
     Test { name: "real_clock_has_two_cpus", outside: laboratory::real_clock_has_two_cpus, ..TEST },
     Test { name: "an_interrupted_lab_leaves_nothing", outside: laboratory::an_interrupted_lab_leaves_nothing, ..TEST },
 ];
@@ -116,9 +116,9 @@ pub(crate) const BY_NAME: &[Test] = &[
         ..TEST
     },
     Test {
-        name: "who_has_something_pending_goes_first",
+        name: "a_vcpu_with_a_pending_interrupt_runs_first",
         inside: Some(pending::pending),
-        outside: builds::who_has_something_pending_goes_first,
+        outside: builds::a_vcpu_with_a_pending_interrupt_runs_first,
         ..TEST
     },
     Test {
@@ -193,12 +193,10 @@ pub(crate) const BY_NAME: &[Test] = &[
     },
 ];
 
-/// All tests.
 pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
     EVERYDAY.iter().chain(BY_NAME)
 }
 
-/// The test of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Test> {
     all().find(|test| test.name == name)
 }
@@ -253,8 +251,8 @@ mod tests {
         };
         assert_eq!(chosen(&[]).unwrap().len(), EVERYDAY.len());
         assert_eq!(chosen(&["by-name", "everyday"]).unwrap().len(), all().count());
-        let two = ["reserved_cpu_time_is_kept", "a_panic_is_told"];
+        let two = ["reserved_cpu_time_is_kept", "a_panic_is_reported"];
         assert_eq!(chosen(&[two[0], two[1], two[0]]).unwrap(), two);
-        assert_eq!(chosen(&["a_panic_is_told", "no_such_test"]).unwrap_err(), "no_such_test");
+        assert_eq!(chosen(&["a_panic_is_reported", "no_such_test"]).unwrap_err(), "no_such_test");
     }
 }

@@ -9,7 +9,7 @@
 //! | `test`, `emulated` | what a test is; the emulated host that it needs |
 //! | `cases` | the tests |
 //! | `outside`, `inside` | what the outer and the inner halves share |
-//! | `runner` | runs tests, and tells how they went |
+//! | `runner` | runs tests, and reports their results |
 
 mod cases;
 mod emulated;
@@ -139,9 +139,9 @@ mod tests {
     fn names_of_tests_are_told_from_what_the_emulated_host_starts() {
         Cli::command().debug_assert();
         let read = |words: &[&str]| Cli::try_parse_from(["ontime-lab-tests"].iter().chain(words)).unwrap();
-        let named = read(&["--ontime", "there", "a_panic_is_told", "by-name"]);
+        let named = read(&["--ontime", "there", "a_panic_is_reported", "by-name"]);
         assert!(named.command.is_none());
-        assert_eq!(named.run.tests, ["a_panic_is_told", "by-name"]);
+        assert_eq!(named.run.tests, ["a_panic_is_reported", "by-name"]);
         let inside = read(&["inside", "levels_have_their_places"]).command.unwrap();
         assert!(matches!(inside, Command::Inside { test } if test == "levels_have_their_places"));
         let program = read(&["program", "some_test", "ask", "--mps", "-1"]).command.unwrap();

@@ -188,7 +188,6 @@ impl Outside {
         command
     }
 
-    /// Starts a command.
     pub(crate) fn start(&self, command: &mut Command) -> Result<Running<'_>> {
         self.note(format_args!("+ {command:?}"))?;
         let log = self.log()?;

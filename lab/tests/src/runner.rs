@@ -1,4 +1,4 @@
-//! Runs tests, two at a time, and tells how they went.
+//! Runs tests, two at a time, and reports their results.
 //!
 //! Standard output gets a line when a test begins and one when it ends, the figures of a test that succeeded, and the
 //! last lines of the log of one that failed. A file of results gets a line for each test, `ok NAME` or `failed NAME`;
@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::inside::command::tail;
 use crate::outside::{Commands, Outside, Tools};
 use crate::test::Test;
 
@@ -192,13 +193,6 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The last lines of a text.
-fn tail(text: &str, count: usize) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    let kept = lines.iter().skip(lines.len().saturating_sub(count));
-    kept.map(|line| format!("{line}\n")).collect()
-}
-
 /// Prints text at once, so that the lines of two tests do not mix.
 fn say(text: &str) {
     let mut out = io::stdout().lock();
@@ -289,12 +283,5 @@ mod tests {
         assert_eq!(runner.commands.interrupted(), Some(SIGTERM));
         // The tests that were interrupted did not fail, and the last one did not run.
         assert_eq!(runner.counts(), Counts { passed: 1, failed: 0 });
-    }
-
-    #[test]
-    fn the_last_lines_of_a_text_are_whole() {
-        assert_eq!(tail("a\nb\nc", 2), "b\nc\n");
-        assert_eq!(tail("a", 2), "a\n");
-        assert_eq!(tail("", 2), "");
     }
 }

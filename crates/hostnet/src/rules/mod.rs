@@ -246,7 +246,7 @@ pub static RULES: &[Rule] = &[
             delay_us: 8_618,
             text: "7.2-rt, a guest's readings of a device that QEMU emulates, beside four busy threads and a tool that \
                    asks QEMU 50 times a second: slowest of 1,200 8,618 us without, 1,249 with",
-            source: "`scripts/lab-test.sh BINARY a_vcpu_does_not_wait_for_its_vmm` (docs/reference/hostnet.md): \
+            source: "`ontime-lab-tests a_vcpu_does_not_wait_for_its_vmm` (docs/reference/hostnet.md): \
                 emulated, virtual clock",
         },
         cure: "FIFO 3, below every vCPU, under the tenant's runtime cap; or libvirt's <emulatorsched>, which is left \

@@ -109,7 +109,6 @@ impl Keeper {
         &mut self.asks
     }
 
-    /// The kind of the back end.
     pub(crate) fn kind(&self) -> BackendKind {
         self.kind
     }

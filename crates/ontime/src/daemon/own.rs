@@ -44,7 +44,7 @@ pub(super) fn this_thread() -> io::Result<ThreadId> {
     Ok(ThreadId::of(process, rustix::thread::gettid().as_raw_nonzero().get())?)
 }
 
-/// Gives a thread its place back. None: it has its place, or has ended, which whoever waits for it notices.
+/// Gives a thread its place back. None: the thread has its place, or has ended.
 ///
 /// # Errors
 /// The kernel refuses.

@@ -51,7 +51,6 @@ impl Places {
         at_beyond || policy == self.planned || policy == self.entitled
     }
 
-    /// The policy of a place.
     pub(crate) fn policy(&self, place: Place) -> Policy {
         match place {
             Place::Planned => self.planned,

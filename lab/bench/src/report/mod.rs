@@ -92,7 +92,6 @@ fn counted_goals(report: &Report) -> (Vec<&Goal>, bool) {
     (report.goals.iter().filter(|goal| goal.binding == binding).collect(), binding)
 }
 
-/// The experiment of a report.
 fn experiment(report: &Report) -> Option<&'static dyn Experiment> {
     experiments::find(&report.experiment)
 }

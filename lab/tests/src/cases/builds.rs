@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::emulated::{HOST, Host, variable};
 use crate::outside::{Outside, copy};
 
-pub(crate) fn kernels_boot_and_an_old_one_is_said(test: &Outside) -> Result<()> {
+pub(crate) fn kernels_boot_and_missing_features_are_reported(test: &Outside) -> Result<()> {
     let host = Host { kernel: Kernel::Plain72, ..HOST };
     let out = test.directory("plain")?;
     let said = test.run(&mut test.lab_run(&host, Some(&out), &["uname", "-r"]))?.expect(0)?;
@@ -92,7 +92,7 @@ pub(crate) fn a_podman_container_has_its_place(test: &Outside) -> Result<()> {
 
 /// First its functions, then the benefit: beside a computing VM of the same level, a request waits under partitioned,
 /// but not under interrupt-context.
-pub(crate) fn who_has_something_pending_goes_first(test: &Outside) -> Result<()> {
+pub(crate) fn a_vcpu_with_a_pending_interrupt_runs_first(test: &Outside) -> Result<()> {
     test.inside()?;
     let file = test.dir().join("pending.json");
     let mut bench = test.lab(&["bench", "xen-arm", "--method", "partitioned,interrupt-context", "--cpu-load", "20"]);

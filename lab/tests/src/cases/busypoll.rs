@@ -47,15 +47,7 @@ pub(crate) fn busypoll() -> Result<()> {
         // The cap watcher pauses it briefly now and then.
         within(10, "the polling thread is at FIFO 1", || Ok(place(thread)? == Place::fifo(1)))?;
     }
-    // Timers, RCU, workqueues and bulk work continue, also on the CPU that polls.
-    let from = Instant::now();
-    run(sh("timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null'"))
-        .context("bulk work on the CPU that polls starves")?;
-    run(sh("timeout 100 sh -c 'ip link add d0 type bridge && ip link del d0'")).context("RCU or workqueues starve")?;
-    let took = from.elapsed().as_millis();
-    figures(format_args!("busypoll: bulk work on the CPU that polls and an interface made and removed took {took} ms"));
-    let stalls = rcu_stalls()?;
-    ensure!(stalls.is_empty(), "RCU stalled: {stalls:?}");
+    expect_work_continues()?;
     let said = report("ontime net status rt0")?;
     ensure!(said.contains("other threads may run on CPU 1"), "nobody says that its CPU is not isolated: {said}");
 
@@ -77,6 +69,19 @@ pub(crate) fn busypoll() -> Result<()> {
     }
     reset()?;
     expect_same("knobs after the reset", &before, &snapshot()?)
+}
+
+/// Fails unless timers, RCU, workqueues and bulk work continue, also on the CPU that polls.
+pub(crate) fn expect_work_continues() -> Result<()> {
+    let from = Instant::now();
+    run(sh("timeout 100 taskset -c 1 sh -c 'sleep 0.1; cat /proc/stat > /dev/null'"))
+        .context("bulk work on the CPU that polls starves")?;
+    run(sh("timeout 100 sh -c 'ip link add d0 type bridge && ip link del d0'")).context("RCU or workqueues starve")?;
+    let took = from.elapsed().as_millis();
+    figures(format_args!("busypoll: bulk work on the CPU that polls and an interface made and removed took {took} ms"));
+    let stalls = rcu_stalls()?;
+    ensure!(stalls.is_empty(), "RCU stalled: {stalls:?}");
+    Ok(())
 }
 
 /// The program that asks the world outside until it is ended.
@@ -142,8 +147,8 @@ fn is_answered(raw: &UdpSocket, id: u16, number: u16, end: Instant) -> Result<bo
     }
 }
 
-/// The receive interrupts of rt0 so far.
-fn interrupts() -> Result<u64> {
+/// The receive interrupts of rt0 so far, on both CPUs.
+pub(crate) fn interrupts() -> Result<u64> {
     counted("/proc/interrupts", "rt0-rx")
 }
 

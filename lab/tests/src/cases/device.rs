@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::inside::clock::{now, percent};
 use crate::inside::command::{figures, program, run, spin, within, write};
-use crate::inside::daemon::{Daemon, configure, metric, report, reset};
+use crate::inside::daemon::{Daemon, configure, metric, report, reset, rt_tenant};
 use crate::inside::thread::{Place, place, ran, set_own};
 use crate::inside::vm::Vm;
 
@@ -26,10 +26,8 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Its server always has a request to answer. The thread of its device process that owns the server's socket is held to
 /// the VM's runtime cap, as its vCPU is, and leaves the rest of the CPU to housekeeping.
 pub(crate) fn cap() -> Result<()> {
-    let cap = |cap: &str| {
-        configure("tenants.toml", &format!("[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nruntime-cap = {cap}\n"))
-    };
-    cap("0.9")?;
+    let cap = |cap: f64| configure("tenants.toml", &rt_tenant("rt", &format!("runtime-cap = {cap}")));
+    cap(0.9)?;
     let _rt = start_rt("idle")?;
     let daemon = Daemon::start()?;
     ask("0")?;
@@ -51,7 +49,7 @@ pub(crate) fn cap() -> Result<()> {
     };
     within(60, "the socket thread is busy", || Ok(measured("looking")?.0 >= 15))?;
     let (free_socket, free_work) = measured("cap 90")?;
-    cap("0.05")?;
+    cap(0.05)?;
     daemon.reload()?;
     within(60, "the daemon has the new cap", || Ok(metric("ontime_passes_total{reason=\"reload\"")? >= 1.0))?;
     let (socket_share, work_share) = measured("cap 5")?;
@@ -67,8 +65,7 @@ pub(crate) fn cap() -> Result<()> {
 /// Method interrupt-context, beside a spinning VM of its level. An interrupt that its device process makes pending
 /// raises its vCPU, as one from vhost does. When requests never stop, housekeeping still gets its share.
 pub(crate) fn pending() -> Result<()> {
-    let tenant = |name: &str| format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nruntime-cap = 0.4\n");
-    configure("tenants.toml", &(tenant("rt") + &tenant("spin")))?;
+    configure("tenants.toml", &["rt", "spin"].map(|name| rt_tenant(name, "runtime-cap = 0.4")).concat())?;
     let _rt = start_rt("interrupt")?;
     Vm::start_small("spin", "spin", "rt", "10.1.0.3")?.wait()?;
     let daemon = Daemon::start()?;
@@ -91,7 +88,7 @@ pub(crate) fn pending() -> Result<()> {
     // Without a pause: eight clients. Another process measures this, because this one is part of housekeeping.
     let housekeeping = spin()?;
     let pid = housekeeping.pid().to_string();
-    let part = run(program("what_a_device_process_makes_pending_goes_first", "share", &[&pid])?)?;
+    let part = run(program("interrupts_of_a_device_process_raise_its_vcpu", "share", &[&pid])?)?;
     housekeeping.end(Signal::TERM)?;
     let part: u128 = part.trim().parse().with_context(|| format!("'{part}' is no share"))?;
     figures(format_args!("housekeeping had {part} % of the CPU while the VM was asked without a pause"));

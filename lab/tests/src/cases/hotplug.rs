@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::inside::command::{attempt, sh, start, within, write};
-use crate::inside::daemon::{Daemon, configure, reset};
+use crate::inside::daemon::{Daemon, configure, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, of_threads, snapshot};
 use crate::inside::reserved::{Look, refused, reservation, shown};
 use crate::inside::thread::{Place, place, ran};
@@ -19,8 +19,7 @@ use crate::inside::vm::Vm;
 pub(crate) fn hotplug() -> Result<()> {
     // When its reservation is refused, a VM spins at real-time priority under its cap. This test needs CPU time as
     // well.
-    let tenant = |name: &str| format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nruntime-cap = 0.2\n");
-    configure("tenants.toml", &(tenant("a") + &tenant("b")))?;
+    configure("tenants.toml", &["a", "b"].map(|name| rt_tenant(name, "runtime-cap = 0.2")).concat())?;
     let (a, b) = (start_stopped("a", "10.1.0.2")?, start_stopped("b", "10.1.0.3")?);
     let (vcpu_a, vcpu_b) = (a.vcpu()?, b.vcpu()?);
     // Most of both CPUs is left for the daemon and for this test.
@@ -103,7 +102,7 @@ fn both() -> Result<()> {
     })
 }
 
-/// Waits until one reservation is kept, on one CPU, and the other is said to be refused.
+/// Waits until one reservation is kept, on one CPU, and `ontime top` reports the other as refused.
 fn one() -> Result<()> {
     within(240, "one reservation is kept on CPU 0, and the other is refused", || {
         let look = Look::take()?;

@@ -58,7 +58,7 @@ pub(crate) fn an_interrupted_lab_leaves_nothing(test: &Outside) -> Result<()> {
     nothing_is_left(&labs)
 }
 
-pub(crate) fn a_panic_is_told(test: &Outside) -> Result<()> {
+pub(crate) fn a_panic_is_reported(test: &Outside) -> Result<()> {
     let command = ["sh", "-c", "echo c > /proc/sysrq-trigger"];
     test.run(&mut test.lab_run(&HOST, Some(test.dir()), &command))?.expect(125)?;
     let console = fs::read(test.dir().join("console.log")).context("the console's log")?;
@@ -66,7 +66,7 @@ pub(crate) fn a_panic_is_told(test: &Outside) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn too_long_is_told(test: &Outside) -> Result<()> {
+pub(crate) fn a_timeout_is_reported(test: &Outside) -> Result<()> {
     let labs = test.directory("labs")?;
     let host = Host { timeout: 3, ..HOST };
     test.run(test.lab_run(&host, None, &["sleep", "600"]).env("TMPDIR", &labs))?.expect(124)?;
@@ -81,7 +81,7 @@ pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
 }
 
 /// Seen from outside, a stopped emulator looks like a host that hangs.
-pub(crate) fn a_hang_is_told(test: &Outside) -> Result<()> {
+pub(crate) fn a_hang_is_reported(test: &Outside) -> Result<()> {
     let host = Host { silence: 60, ..HOST };
     let lab = test.start(&mut test.lab_run(&host, Some(test.dir()), &["sh", "-c", "touch up; sleep 600"]))?;
     let up = test.files()?.join("up");

@@ -6,13 +6,12 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::inside::command::{attempt, expect, run, sh, start, within};
-use crate::inside::daemon::{Daemon, check, configure, json, report, reset};
+use crate::inside::daemon::{Daemon, check, configure, json, report, reset, rt_tenant};
 use crate::inside::thread::{Place, expect_place, name, nice, place, processes};
 use crate::inside::vm::Vm;
 
 pub(crate) fn levels() -> Result<()> {
-    let tenant = |name: &str, level: u8| format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nlevel = {level}\n");
-    configure("tenants.toml", &(tenant("rt", 0) + &tenant("rt1", 1)))?;
+    configure("tenants.toml", &(rt_tenant("rt", "level = 0") + &rt_tenant("rt1", "level = 1")))?;
     let rt = Vm::start_small("rt", "paused", "rt", "10.1.0.2")?;
     let rt1 = Vm::start_small("rt1", "paused", "bulk", "10.2.0.2")?;
     ensure!(attempt("ontime net status")?.status != 0, "nothing is applied, and net status calls that well");

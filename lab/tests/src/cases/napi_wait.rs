@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::trace::received;
 use crate::inside::clock::now;
 use crate::inside::command::{figures, program, read, run, within, write};
 use crate::inside::daemon::{Daemon, configure};
@@ -31,9 +32,9 @@ pub(crate) fn napi_wait() -> Result<()> {
     within(40, "bulk0 is threaded", || Ok(read("/sys/class/net/bulk0/threaded")? == "1"))?;
     run("ping -q -c 2 10.1.0.1").context("no answer outside")?;
     measure("no flood")?;
-    let (flood, before) = (Path::new("/lab").join(FLOOD), packets()?);
+    let (flood, before) = (Path::new("/lab").join(FLOOD), received()?);
     write(&flood, "")?;
-    within(40, "bulk0 is flooded", || Ok(packets()? > before + 2000))?;
+    within(40, "bulk0 is flooded", || Ok(received()? > before + 2000))?;
     let slowest = |weight: &str| {
         set(&file("bulk0", "napi_weight"), weight)?;
         measure(&format!("weight {weight}"))
@@ -50,15 +51,11 @@ pub(crate) fn napi_wait() -> Result<()> {
     Ok(())
 }
 
-fn packets() -> Result<u64> {
-    read("/sys/class/net/bulk0/statistics/rx_packets")?.parse().context("the packets of bulk0")
-}
-
 /// The slowest of [`COUNT`] sends, us.
 fn measure(name: &str) -> Result<u64> {
-    let (began, before) = (Instant::now(), packets()?);
+    let (began, before) = (Instant::now(), received()?);
     let said = run(program(NAME, "send", &[])?).with_context(|| format!("{name}: sending failed"))?;
-    let rate = (packets()? - before) as f64 / began.elapsed().as_secs_f64();
+    let rate = (received()? - before) as f64 / began.elapsed().as_secs_f64();
     let took = said.trim_end();
     figures(format_args!("{name}: {COUNT} sends, p50/p99/max {took} us; bulk0 took {rate:.0} packets a second"));
     let slowest = took.rsplit('/').next().and_then(|max| max.parse().ok());

@@ -11,13 +11,13 @@ use anyhow::{Context, Result, ensure};
 use super::faults::faults;
 use super::traffic::{flows, incidents, window};
 use crate::inside::command::{attempt, read, run, within, write};
-use crate::inside::daemon::{Daemon, configure, reset};
+use crate::inside::daemon::{Daemon, configure, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, snapshot};
 use crate::inside::thread::{Place, place};
 use crate::inside::vm::Vm;
 
 pub(crate) fn path() -> Result<()> {
-    configure("tenants.toml", "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n")?;
+    configure("tenants.toml", &rt_tenant("rt", "level = 0"))?;
     configure("daemon.toml", "rescan-seconds = 1\n")?;
     let rt = Vm::start("rt", "rt", "rt", "10.1.0.2")?;
     rt.wait()?;

@@ -8,14 +8,13 @@ use rustix::process::Signal;
 
 use crate::inside::clock::{now, percent};
 use crate::inside::command::{expect, figures, files, run, spin, within};
-use crate::inside::daemon::{Daemon, configure, metric, report, reset};
+use crate::inside::daemon::{Daemon, configure, metric, report, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, of_threads, snapshot};
 use crate::inside::thread::{Place, expect_place, place, processes, ran};
 use crate::inside::vm::Vm;
 
 pub(crate) fn pending() -> Result<()> {
-    let tenant = |name: &str| format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nruntime-cap = 0.5\n");
-    configure("tenants.toml", &(tenant("rt") + &tenant("spin")))?;
+    configure("tenants.toml", &["rt", "spin"].map(|name| rt_tenant(name, "runtime-cap = 0.5")).concat())?;
     let rt = Vm::start_small("rt", "rt", "rt", "10.1.0.2")?;
     rt.wait()?;
     let spinner = Vm::start_small("spin", "spin", "rt", "10.1.0.3")?;

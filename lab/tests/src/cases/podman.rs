@@ -8,12 +8,12 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::inside::command::{expect, read, run, sh, within};
-use crate::inside::daemon::{Daemon, configure, report, reset};
+use crate::inside::daemon::{Daemon, configure, report, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, snapshot};
 use crate::inside::thread::{Place, expect_place, place, processes};
 
 pub(crate) fn podman() -> Result<()> {
-    configure("tenants.toml", "[[tenant]]\nname = \"plc\"\nkind = \"container\"\nclass = \"rt\"\nlevel = 0\n")?;
+    configure("tenants.toml", &rt_tenant("plc", "kind = \"container\"\nlevel = 0"))?;
     run("ip address add 10.1.0.1/24 dev br-rt")?;
     // An image with busybox. No registry is used.
     run("install -D -m 755 /lab/busybox /run/image/bin/busybox")?;

@@ -3,13 +3,13 @@
 use anyhow::{Result, ensure};
 
 use crate::inside::command::{attempt, expect, run};
-use crate::inside::daemon::{Daemon, apply, configure, reset};
+use crate::inside::daemon::{Daemon, apply, configure, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, root_qdisc};
 use crate::inside::thread::{Place, expect_place, processes};
 use crate::inside::vm::Vm;
 
 pub(crate) fn qdiscs() -> Result<()> {
-    configure("tenants.toml", "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n")?;
+    configure("tenants.toml", &rt_tenant("rt", "level = 0"))?;
     let rt = Vm::start_small("rt", "paused", "rt", "10.1.0.2")?;
     let bulk = Vm::start_small("bulk", "paused", "rt", "10.1.0.3")?;
     let (before, own) = (all()?, root_qdisc("rt0")?);

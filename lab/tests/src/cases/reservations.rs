@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 use crate::inside::clock::{now, percent, sleep_until};
 use crate::inside::command::{figures, program, run, spin, within};
-use crate::inside::daemon::{Daemon, configure, reset};
+use crate::inside::daemon::{Daemon, configure, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, of_threads, snapshot};
 use crate::inside::reserved::{Look, refused, reservation, shown};
 use crate::inside::thread::{Place, place, ran, set_own, thread};
@@ -27,8 +27,8 @@ pub(crate) fn reservations() -> Result<()> {
     let backend = std::env::var("BACKEND").context("$BACKEND")?;
     // When its reservation is refused, b spins at real-time priority under its cap. The default cap would leave only
     // 5 % for the VMs and processes that this test measures.
-    let tenant = |name: &str, level: u8| format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\nlevel = {level}\n");
-    configure("tenants.toml", &(tenant("a", 0) + &tenant("b", 1) + "runtime-cap = 0.3\n" + &tenant("idle", 0)))?;
+    let tenants = [("a", "level = 0"), ("b", "level = 1\nruntime-cap = 0.3"), ("idle", "level = 0")];
+    configure("tenants.toml", &tenants.map(|(name, settings)| rt_tenant(name, settings)).concat())?;
     reserve(&backend, "4ms")?;
     let [a, b] = [("a", "rt", "10.1.0.3"), ("b", "bulk", "10.2.0.3")].map(|(name, net, address)| -> Result<Vm> {
         let vm = Vm::start_small(name, "spin", net, address)?;

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::inside::command::{attempt, expect, read, run, sh, signal, start, start_to, within};
-use crate::inside::daemon::{Daemon, configure, json, metric, report, reset};
+use crate::inside::daemon::{Daemon, configure, json, metric, report, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, snapshot};
 use crate::inside::thread::{Place, expect_place, name, place, processes, thread};
 use crate::inside::vm::Vm;
@@ -24,10 +24,8 @@ pub(crate) fn tenants() -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("making {dir}"))?;
     }
     fs::copy("/lab/hook", "/etc/libvirt/hooks/qemu.d/ontime").context("installing libvirt's hook")?;
-    let tenant = |name: &str, kind: &str, level: u8| {
-        format!("[[tenant]]\nname = \"{name}\"\nkind = \"{kind}\"\nclass = \"rt\"\nlevel = {level}\n")
-    };
-    configure("tenants.toml", &(tenant("plain", "qemu", 1) + &tenant("box", "container", 3)))?;
+    let tenants = [("plain", "kind = \"qemu\"\nlevel = 1"), ("box", "kind = \"container\"\nlevel = 3")];
+    configure("tenants.toml", &tenants.map(|(name, settings)| rt_tenant(name, settings)).concat())?;
     configure("daemon.toml", "rescan-seconds = 3600\n")?;
     run("lab-libvirt up")?;
     let attributes = "class=\"rt\" level=\"0\" runtime-cap=\"0.8\"";

@@ -15,9 +15,10 @@ use rustix::process::Signal;
 use super::on_demand::OnDemand;
 use crate::inside::clock::now;
 use crate::inside::command::{
-    MEASURES, Running, attempt, expect, figures, files, program, read, run, sh, start, start_to, within, write,
+    MEASURES, Running, attempt, expect, figures, files, program, read, read_number, run, sh, start, start_to, within,
+    write,
 };
-use crate::inside::daemon::{Daemon, apply, configure};
+use crate::inside::daemon::{Daemon, apply, configure, rt_tenant};
 use crate::inside::thread::{Place, set_own};
 use crate::inside::vm::Vm;
 
@@ -52,7 +53,7 @@ pub(crate) fn trace() -> Result<()> {
 /// With a VM as the RT server.
 pub(crate) fn trace_vm() -> Result<()> {
     add_addresses()?;
-    configure("tenants.toml", "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n")?;
+    configure("tenants.toml", &rt_tenant("rt", "level = 0"))?;
     Vm::start("rt", "rt", "rt", "10.1.0.2")?.wait()?;
     inversions(&Server { option: "--vm rt", name: "rt", address: "10.1.0.2" })?;
     refusals()
@@ -152,9 +153,8 @@ fn traced(option: &str, method: &str) -> Result<String> {
 }
 
 /// Packets that the bulk NIC has received.
-fn received() -> Result<u64> {
-    let text = read("/sys/class/net/bulk0/statistics/rx_packets")?;
-    text.parse().with_context(|| format!("packets of bulk0: {text}"))
+pub(crate) fn received() -> Result<u64> {
+    read_number("/sys/class/net/bulk0/statistics/rx_packets")
 }
 
 /// Whether a line of the report is of an inversion: "  1,234 x, max 56.7 us: ...".
@@ -218,7 +218,7 @@ fn round_trips(server: &Server) -> Result<String> {
     Ok(run(command)?.trim_end().to_owned())
 }
 
-/// What cannot be traced is said.
+/// Fails unless `ontime trace` reports a VM and a NIC that do not exist.
 fn refusals() -> Result<()> {
     println!("== what cannot be traced is said");
     let said = attempt("ontime trace --vm nobody")?;

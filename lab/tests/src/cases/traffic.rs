@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 
 use super::on_demand::OnDemand;
-use crate::inside::command::{attempt, figures, read, run, start, start_to, within, write};
+use crate::inside::command::{attempt, figures, read, read_number, run, start, start_to, within, write};
 
 /// The clients' side: floods the bulk VM while a file `flood` exists, sends requests to the RT VM while a file `ask`
 /// exists, and writes the counters of this side's kernel to `counters`: retransmitted segments, and those that the
@@ -52,8 +52,7 @@ fn lost() -> Result<i64> {
 
 /// Bytes that the bulk VM has received.
 fn received() -> Result<u64> {
-    let text = read("/sys/class/net/t-bulk1/statistics/tx_bytes")?;
-    text.parse().with_context(|| format!("bytes of t-bulk1: {text}"))
+    read_number("/sys/class/net/t-bulk1/statistics/tx_bytes")
 }
 
 /// Waits until the flood goes on: 200 kB more.

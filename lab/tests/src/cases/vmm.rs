@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::inside::command::{expect, figures, program, spin, start, within};
-use crate::inside::daemon::{Daemon, configure, reset};
+use crate::inside::daemon::{Daemon, configure, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, snapshot};
 use crate::inside::thread::{Place, expect_place, place, threads};
 use crate::inside::vm::Vm;
@@ -18,7 +18,7 @@ use crate::inside::vm::Vm;
 const CONSOLE: &str = "/run/lab-vm/rt.log";
 
 pub(crate) fn vmm() -> Result<()> {
-    configure("tenants.toml", "[[tenant]]\nname = \"rt\"\nclass = \"rt\"\nlevel = 0\n")?;
+    configure("tenants.toml", &rt_tenant("rt", "level = 0"))?;
     let rt = Vm::start("rt", "reads", "rt", "10.1.0.2")?;
     rt.wait()?;
     let main = rt.pid()?;

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -217,6 +218,24 @@ pub(crate) fn read(path: impl AsRef<Path>) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned())
 }
 
+/// The number in a file.
+pub(crate) fn read_number<T>(path: impl AsRef<Path>) -> Result<T>
+where
+    T: FromStr,
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    let path = path.as_ref();
+    let text = read(path)?;
+    text.parse::<T>().with_context(|| format!("{}: '{text}' is no number", path.display()))
+}
+
+/// The last lines of a text.
+pub(crate) fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let kept = lines.iter().skip(lines.len().saturating_sub(count));
+    kept.map(|line| format!("{line}\n")).collect()
+}
+
 /// Writes a file.
 pub(crate) fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) -> Result<()> {
     let path = path.as_ref();
@@ -291,6 +310,13 @@ mod tests {
         assert_eq!(format!("{error:#}"), "not within 0 s: the moon is full");
         let error = within(0, "the moon is full", || bail!("there are clouds")).unwrap_err();
         assert_eq!(format!("{error:#}"), "not within 0 s: the moon is full: there are clouds");
+    }
+
+    #[test]
+    fn the_last_lines_of_a_text_are_whole() {
+        assert_eq!(tail("a\nb\nc", 2), "b\nc\n");
+        assert_eq!(tail("a", 2), "a\n");
+        assert_eq!(tail("", 2), "");
     }
 
     #[test]

@@ -24,6 +24,11 @@ pub(crate) fn configure(file: &str, text: &str) -> Result<()> {
     write(&path, text)
 }
 
+/// An RT tenant in tenants.toml, with these settings: `rt_tenant("a", "level = 0")`.
+pub(crate) fn rt_tenant(name: &str, settings: &str) -> String {
+    format!("[[tenant]]\nname = \"{name}\"\nclass = \"rt\"\n{settings}\n")
+}
+
 /// A running daemon. It continues to run if this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Daemon(Running);

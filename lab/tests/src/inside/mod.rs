@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use self::command::{MEASURES, read, write};
+use self::command::{MEASURES, read, tail, write};
 
 /// Runs the inner half of a test, and prints the host's state if it fails.
 pub(crate) fn run(test: fn() -> Result<()>) -> ExitCode {
@@ -60,10 +60,7 @@ fn set_up() -> Result<()> {
 /// Prints what may explain a failure: the daemon's last lines and passes, threads in uninterruptible sleep, the load.
 fn report() {
     let log = fs::read_to_string(daemon::LOG).unwrap_or_default();
-    let lines: Vec<&str> = log.lines().collect();
-    for line in lines.iter().skip(lines.len().saturating_sub(20)) {
-        println!("{line}");
-    }
+    print!("{}", tail(&log, 20));
     for tid in thread::blocked() {
         println!("blocked: {tid} {}", thread::name(tid).unwrap_or_default());
         let stack = read(format!("/proc/{tid}/stack")).unwrap_or_default();

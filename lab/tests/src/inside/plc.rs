@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::command::{Running, expect, read, run, sh, start_to, within, write};
-use super::daemon::{configure, json};
+use super::command::{Running, expect, read, run, sh, start_to, tail, within, write};
+use super::daemon::{configure, json, rt_tenant};
 use crate::emulated::variable;
 
 /// What the guest's console has printed. It is kept with the test's files.
@@ -37,7 +37,7 @@ pub(crate) struct Guest {
 impl Guest {
     /// Starts the device process and the VM, and waits until the guest is up and its module takes deadline tasks.
     pub(crate) fn boot(vcpus: u32) -> Result<Self> {
-        configure("tenants.toml", "[[tenant]]\nname = \"plc\"\nclass = \"rt\"\n")?;
+        configure("tenants.toml", &rt_tenant("plc", ""))?;
         configure("sockets.toml", "[vm.plc]\ndeadlines = true\n")?;
         let (kernel, initrd, memory, pages) = if Path::new(DEBUG_KERNEL).exists() {
             (DEBUG_KERNEL, "/lab/initrd", variable("GUEST_MB", "512"), "hugetlb=off")
@@ -163,10 +163,7 @@ fn start_device() -> Result<Running> {
 /// Prints the last lines of what may say why the guest does not boot.
 fn show_logs() {
     for path in [CONSOLE, QEMU_LOG, DEVICE_LOG] {
-        let log = read(path).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        println!("{path}:");
-        lines.iter().skip(lines.len().saturating_sub(30)).for_each(|line| println!("{line}"));
+        print!("{path}:\n{}", tail(&read(path).unwrap_or_default(), 30));
     }
 }
 

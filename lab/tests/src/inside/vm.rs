@@ -1,9 +1,9 @@
 //! Guests of the emulated host, by its command `lab-vm` (lab/host/src/overlay/lab-vm.sh has its roles and networks).
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rustix::process::Signal;
 
-use super::command::{read, run, signal};
+use super::command::{read_number, run, signal};
 use super::thread::{thread, threads};
 
 /// A guest. It continues to run if this value is dropped.
@@ -48,8 +48,7 @@ impl Vm {
 
     /// QEMU's process.
     pub(crate) fn pid(&self) -> Result<i32> {
-        let text = read(format!("/run/lab-vm/{}.pid", self.name))?;
-        text.parse().with_context(|| format!("{}: '{text}' is no process", self.name))
+        read_number(format!("/run/lab-vm/{}.pid", self.name))
     }
 
     /// Sends a signal to QEMU. A stopped guest takes no CPU time from the others, which would boot slowly beside it.
