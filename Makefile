@@ -14,9 +14,9 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance debug-kernels thorough endurance hundred figures papers exclusive sched- \
-	ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd- \
-	test monitoring-test rpm dra dra-test test-kubernetes
+.PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
+	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
+	monitoring-test rpm dra dra-test test-kubernetes
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -57,7 +57,6 @@ hundred: release
 	scripts/bench/hundred.sh $(ONTIME)
 
 ## hostile: by how much 100 hostile processes of a user delay the placement of a new RT VM on this machine (3 minutes)
-.PHONY: hostile
 hostile: release
 	scripts/bench/hostile.sh $(ONTIME)
 
