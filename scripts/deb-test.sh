@@ -199,7 +199,7 @@ under_systemd() { # [STAGE...]
     cp "${main[0]}" "$files/debs/"
     with_version "$version+newer" "$files/newer.deb"
     with_version 0.0.1 "$files/older.deb"
-    cp "$here/docs/use/tutorial.md" "$here/lab/tests/lib.sh" "$here/lab/tests/packages.sh" "$files/"
+    cp "$here/docs/use/tutorial.md" "$here/lab/tests/packages.sh" "$files/"
     # What the image lacks. Of rt-tests one program is enough.
     ask_mirror
     for_the_image apparmor

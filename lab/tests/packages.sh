@@ -7,10 +7,6 @@ set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
 said=/run/said now=boot ran= failed=
 : > $said
-. /lab/lib.sh
-# That file writes the configuration of a package that is not there yet.
-mv /etc/ontime/daemon.conf.d/measures.toml /run/
-rm -r /etc/ontime
 ends='status=$?; [ $status -eq 0 ] || [ -z "$now" ] || echo "stage $now ended with $status at: ${BASH_COMMAND:-}"'
 trap "$ends; journalctl --no-pager -b > /lab/journal 2> /dev/null || true" EXIT
 
@@ -26,6 +22,23 @@ fail() { # WHAT: ends the stage
     journalctl --no-pager -u ontimed -n 20 || true
     exit 1
 }
+expect() { [ "$2" = "$3" ] || fail "$1: wanted '$2', found '$3'"; } # WHAT WANTED ACTUAL
+uptime_ms() { read -r up rest < /proc/uptime; whole=${up%.*}; echo $((whole * 1000 + 1${up#*.} * 10 - 1000)); }
+# SECONDS COMMAND...: until it succeeds, on the host's clock. A pass of the daemon may take seconds there, beside VMs at
+# real-time priority on one CPU, and the daemon pauses for three seconds after it.
+within() {
+    end=$(($(uptime_ms) + $1 * 1000))
+    shift
+    until "$@" > /dev/null 2>&1; do
+        [ "$(uptime_ms)" -lt "$end" ] || fail "not in time: $*"
+        sleep 0.1
+    done
+}
+# TID: 'SCHED_FIFO 47 '
+place() { chrt -p "$1" | sed -n 's/|SCHED_RESET_ON_FORK//; s/.*policy: //p; s/.*priority: //p' | tr '\n' ' '; }
+placed() { [ "$(place "$1")" = "$2 " ]; }
+# PID PATTERN
+thread() { for task in /proc/"$1"/task/*; do case $(cat "$task/comm") in $2) echo "${task##*/}" ;; esac; done; }
 tries() { # STATUSES COMMAND...: the command ends with one of these; $said has its output
     allowed=$1 status=0
     shift
@@ -111,6 +124,28 @@ everything() {
         -o -path ./var/lib/libvirt -o -path ./var/lib/systemd/timers -o -path ./etc/libvirt/qemu \
         -o -path ./etc/apparmor.d/libvirt \) -prune -o -print) | LC_ALL=C sort
 }
+snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after
+    for task in /proc/[0-9]*/task/[0-9]*; do
+        name=$(cat "$task/comm" 2> /dev/null) || continue
+        case $name in
+        irq/* | irq_work/* | napi/* | ksoftirqd/* | ktimers/* | rcuc/* | backlog_napi/* | vhost-* | CPU* | kvm-pit* | qemu-system*) ;;
+        *) continue ;;
+        esac
+        echo "$name $(chrt -p "${task##*/}" 2> /dev/null | sed 's/pid [0-9]*//' | tr '\n' ' ')$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
+    done | sort
+    for file in /sys/class/net/*/threaded /sys/class/net/*/queues/tx-*/xps_cpus /proc/sys/net/core/skb_defer_max \
+        /proc/sys/net/core/dev_weight /proc/irq/default_smp_affinity \
+        /proc/sys/kernel/sched_rt_runtime_us /sys/module/kvm/parameters/halt_poll_ns /proc/irq/*/smp_affinity_list \
+        /sys/kernel/debug/sched/*_server/cpu*/runtime; do
+        [ -e "$file" ] && echo "$file $(cat "$file" 2> /dev/null)"
+    done
+    for nic in /sys/class/net/*; do tc qdisc show dev "${nic##*/}" | sed "s/^/${nic##*/} /; s/ qdisc \([a-z_]*\) [0-9a-f]*:/ \1/"; done
+    for nic in /sys/class/net/*; do
+        for side in ingress egress; do tc filter show dev "${nic##*/}" $side 2> /dev/null | sed "s/^/${nic##*/} $side /"; done
+        ethtool -c "${nic##*/}" 2> /dev/null | sed -n "s/^rx-usecs:/${nic##*/} rx-usecs/p"
+    done
+    true
+}
 # The knobs of the host itself: VMs start again during this test.
 knobs() { snapshot | grep -v -E '^(CPU|vhost-|qemu-system|kvm-pit)|/t-|^t-'; }
 pid_of() { cat "/run/libvirt/qemu/$1.pid"; } # VM
@@ -142,6 +177,11 @@ boot() {
     install -m 755 /lab/cyclictest /usr/local/bin/cyclictest
     # The lab's images leave out documentation.
     rm -f /etc/dpkg/dpkg.cfg.d/99mmdebstrap
+    # /run/measures COMMAND...: runs COMMAND in a control group whose real-time threads need no cap.
+    mkdir -p /sys/fs/cgroup/measures
+    printf '[cap]\nuncapped = ["/measures"]\n' > /run/measures.toml
+    printf '#!/bin/sh\necho $$ > /sys/fs/cgroup/measures/cgroup.procs && exec "$@"\n' > /run/measures
+    chmod +x /run/measures
 }
 
 vm() {
