@@ -178,7 +178,7 @@ install:
 		-exec install -D -m 644 {} $(DOC)/examples/{} \;
 	install -m 644 CHANGELOG.md target/dist/crates.txt kernel/abi/ontime_abi.h crates/sockets/src/seccomp.json $(DOC)
 # Links between pages, and to the files above, lead where these are installed.
-	sed 's,(docs/,(,g; s,(LICENSE),(copyright),' README.md > $(DOC)/overview.md
+	sed 's,(docs/,(,g; s, (\[LICENSE\](LICENSE)),,' README.md > $(DOC)/overview.md
 	sed 's,(docs/,(,g' ARCHITECTURE.md > $(DOC)/ARCHITECTURE.md
 	sed 's,(docs/,(,g' SECURITY.md > $(DOC)/SECURITY.md
 	sed 's,(../README.md),(overview.md),; s,(../ARCHITECTURE.md),(ARCHITECTURE.md),' docs/README.md \
