@@ -2,6 +2,7 @@
 # that end with it, builds a program with a VM's threads ($work/qemu-system-x86_64), and gives the script a separate
 # daemon with directories of its own (start_daemon). At the end of the script the daemon's settings are reset.
 # shellcheck shell=sh
+: "${1:?$(basename "$0") ONTIME}"
 [ "${ONTIME_BENCH_INSIDE:-}" = yes ] ||
     exec env ONTIME_BENCH_INSIDE=yes unshare --net --mount --pid --fork --kill-child --mount-proc "$0" "$@"
 ontime=$1
