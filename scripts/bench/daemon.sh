@@ -10,7 +10,14 @@ here=$(dirname "$0")
 work=$(mktemp -d)
 daemon=
 directories="--run-dir $work/run --state-dir $work/state --config-dir $work/etc --debugfs $work/debug"
-trap '[ -z "$daemon" ] || ontime reset > /dev/null 2>&1 || true; rm -rf "$work"' EXIT
+# Ctrl-C ends the daemon too. A reset beside a daemon that is ending would get no answer; after it, it reads the journal.
+ends() {
+    [ -z "$daemon" ] || kill "$daemon" || true
+    [ -z "$daemon" ] || wait "$daemon" || true
+    [ -z "$daemon" ] || ontime reset > /dev/null || true
+    rm -rf "$work"
+}
+trap 'ends 2> /dev/null' EXIT
 trap 'exit 130' INT TERM
 mount -t sysfs sysfs /sys
 mkdir -p "$work/run" "$work/state" "$work/etc" "$work/debug"
