@@ -179,11 +179,16 @@ install:
 	cd packaging && \
 		find prometheus grafana ansible tuned cloud-init sos libvirt/examples kubevirt apparmor -type f \
 		-exec install -D -m 644 {} $(DOC)/examples/{} \;
-	install -m 644 ARCHITECTURE.md CHANGELOG.md target/dist/crates.txt $(DOC)
-	sed 's,(docs/,(,g; s,(LICENSE),(copyright),' README.md > $(DOC)/overview.md
+	install -m 644 CHANGELOG.md target/dist/crates.txt kernel/abi/ontime_abi.h crates/sockets/src/seccomp.json $(DOC)
+# Links between pages, and to the files above, lead where these are installed.
+	sed 's,(docs/,(,g; s, (\[LICENSE\](LICENSE)),,' README.md > $(DOC)/overview.md
+	sed 's,(docs/,(,g' ARCHITECTURE.md > $(DOC)/ARCHITECTURE.md
+	sed 's,(docs/,(,g' SECURITY.md > $(DOC)/SECURITY.md
 	sed 's,(../README.md),(overview.md),; s,(../ARCHITECTURE.md),(ARCHITECTURE.md),' docs/README.md \
 		> $(DOC)/README.md
-	chmod 644 $(DOC)/overview.md $(DOC)/README.md
+	sed -i 's,](\.\./\.\./\([^)]*/\)*\([^)/]*\)),](../\2),g' $(DOC)/design/*.md $(DOC)/reference/*.md \
+		$(DOC)/results/*.md $(DOC)/use/*.md
+	chmod 644 $(DOC)/overview.md $(DOC)/ARCHITECTURE.md $(DOC)/SECURITY.md $(DOC)/README.md
 
 ## deb: Debian packages in target/deb; as root it installs what the build needs
 deb:

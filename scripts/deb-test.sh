@@ -85,6 +85,13 @@ the_program() {
         file 644 "$path"
     done
     file 755 /etc/libvirt/hooks/qemu.d/ontime
+    local link
+    grep -roE '\]\([^)#: ]+[)#]' --include='*.md' "$root/usr/share/doc/ontime" > "$work/links" ||
+        fail "$suite: no page links to another"
+    while read -r link; do
+        path=${link#*"]("}
+        [ -e "$(dirname "${link%%:*}")/${path%?}" ] || fail "$suite: this link leads nowhere: ${link#"$root"}"
+    done < "$work/links"
     grep -q '^mode = "observe"$' "$root/etc/ontime/daemon.toml" || fail "$suite: a fresh installation does not observe"
     [ "$(inside dpkg-query -W -f '${Conffiles}' ontime | awk '{print $1}' | sort | xargs)" = \
         "/etc/libvirt/hooks/qemu.d/ontime /etc/ontime/daemon.toml" ] ||

@@ -32,7 +32,10 @@ find $pages -name '*.md' -exec sed -i 's,](\([^)]*\)README\.md,](\1index.md,g' {
     printf '\n# Project\n\n'
     printf -- '- [%s](%s.md)\n' Architecture ARCHITECTURE Contributing CONTRIBUTING "Reporting a vulnerability" SECURITY Changes CHANGELOG
 } > $pages/SUMMARY.md
-grep -ohE '\]\(\.\./\.\./[a-z]+/[^)#]*' docs/*/*.md | sed 's,](../../,,' | sort -u | while read -r file; do
+{
+    grep -ohE '\]\(\.\./\.\./[a-z]+/[^)#]*' docs/*/*.md | sed 's,](../../,,'
+    grep -ohE '\]\((crates|dra|kernel|lab|packaging|scripts)/[^)#]*' ./*.md | sed 's,](,,'
+} | sort -u | while read -r file; do
     install -D -m 644 "$file" "$pages/$file"
 done
 

@@ -13,6 +13,8 @@ cargo test --workspace --no-fail-fast -- --show-output 2>&1 | tee "$logs/cargo.l
     awk '/^successes:$/ { hidden = 1 } /^failures:$|^test result: / { hidden = 0 } !hidden { print; fflush() }'
 unit=$?
 
+# Without those of an earlier run, also where the program does not start.
+: > "$logs/lab.results"
 RESULTS=$logs/lab.results "$ontime-lab-tests"
 lab=$?
 

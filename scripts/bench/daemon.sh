@@ -2,6 +2,7 @@
 # that end with it, builds a program with a VM's threads ($work/qemu-system-x86_64), and gives the script a separate
 # daemon with directories of its own (start_daemon). At the end of the script the daemon's settings are reset.
 # shellcheck shell=sh
+: "${1:?$(basename "$0") ONTIME}"
 [ "${ONTIME_BENCH_INSIDE:-}" = yes ] ||
     exec env ONTIME_BENCH_INSIDE=yes unshare --net --mount --pid --fork --kill-child --mount-proc "$0" "$@"
 ontime=$1
@@ -9,7 +10,14 @@ here=$(dirname "$0")
 work=$(mktemp -d)
 daemon=
 directories="--run-dir $work/run --state-dir $work/state --config-dir $work/etc --debugfs $work/debug"
-trap '[ -z "$daemon" ] || ontime reset > /dev/null 2>&1 || true; rm -rf "$work"' EXIT
+# Ctrl-C ends the daemon too. A reset beside a daemon that is ending would get no answer; after it, it reads the journal.
+ends() {
+    [ -z "$daemon" ] || kill "$daemon" || true
+    [ -z "$daemon" ] || wait "$daemon" || true
+    [ -z "$daemon" ] || ontime reset > /dev/null || true
+    rm -rf "$work"
+}
+trap 'ends 2> /dev/null' EXIT
 trap 'exit 130' INT TERM
 mount -t sysfs sysfs /sys
 mkdir -p "$work/run" "$work/state" "$work/etc" "$work/debug"
