@@ -519,6 +519,27 @@ fn a_window_is_no_longer_than_the_period_although_deadlines_are_later() {
     }
 }
 
+/// A check finds a vCPU asleep at 1 ms. The vCPU wakes at once, and a check sees it only some time later. Its window
+/// ends at its guest's next deadline, or 0.25 ms more than a period after it woke, not a period after that check.
+#[test]
+fn the_window_of_one_that_slept_ends_a_period_after_it_woke() {
+    for (ran, due) in [(2, 50_000_u64), (5, 50_000), (8, 50_000), (5, 11_050)].map(|(ms, us)| (ms * MS, us * 1_000)) {
+        let (mut schedule, mut host) = start(Planning::Best, 1, &[(3 * MS, 10 * MS)], &[Guest::Sleeps]);
+        (host.vms[0].period, host.vms[0].publishes) = (due, true);
+        schedule.step(0, 0, &mut host);
+        for (guest, until) in [(Guest::Sleeps, MS), (Guest::Spins, MS + ran)] {
+            host.vms[0].guest = guest;
+            while host.now < until {
+                host.tick();
+            }
+            assert_eq!(shown(&schedule, &host).end, 10 * MS);
+            schedule.step(0, until, &mut host);
+        }
+        assert_eq!(host.vms[0].counts.ran, ran);
+        assert_eq!(shown(&schedule, &host).end, due.min((1 + 10) * MS + MS / 4), "it ran for {ran} ns");
+    }
+}
+
 /// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
 #[test]
 fn guests_that_publish_many_deadlines_take_no_time_from_others() {
