@@ -40,8 +40,8 @@
 //! **Further windows.** One window in each period of a vCPU, or in each 100 ms of a longer period, was admitted with
 //! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
 //! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
-//! period at least. So no guest's deadlines take time from other vCPUs. A job that comes at any time needs no further
-//! window if its vCPU was known to sleep: the present window is prolonged.
+//! period at least, also up to a later deadline. So no guest's deadlines take time from other vCPUs. A job that comes
+//! at any time needs no further window if its vCPU was known to sleep: the present window is prolonged.
 //!
 //! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
 //! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
@@ -371,7 +371,10 @@ impl Server {
         let period = self.account.period.max(1);
         // The windows of one that sleeps move on, so they need not end where its periods do.
         let regular = if asleep { start } else { start / period * period };
-        let end = next.map_or(regular.saturating_add(period), |next| next.at.min(now.saturating_add(period)));
+        // A deadline further away than a period costs a further window. One that is overdrawn has its share by the
+        // deadline instead, although not by the end of each period.
+        let most = if overdrawn { u64::MAX } else { now.saturating_add(period) };
+        let end = next.map_or(regular.saturating_add(period), |next| next.at.min(most));
         let bound = |length: Nanos| start.saturating_add(length.0);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
         self.end = end.clamp(bound(least), bound(SLICE_MAX));

@@ -519,6 +519,27 @@ fn a_window_is_no_longer_than_the_period_although_deadlines_are_later() {
     }
 }
 
+/// The guest's deadlines are further away than its vCPU's period, and no multiples of it. The guest uses all of its
+/// time, so it cannot pay for the windows that these deadlines cut short: it has its share up to each deadline all the
+/// same.
+#[test]
+fn an_overdrawn_guest_keeps_deadlines_that_are_later_than_its_period() {
+    for period in [15, 25, 35].map(|ms| ms * MS) {
+        let (mut schedule, mut host) = start(Planning::Best, 1, &[(6 * MS, 10 * MS)], &[Guest::Spins]);
+        (host.vms[0].period, host.vms[0].publishes) = (period, true);
+        let mut due = 0;
+        while host.now < 2_000 * MS {
+            if due <= host.now {
+                due = schedule.step(0, host.now, &mut host);
+                schedule.record_cost(0, 40_000);
+                let end = shown(&schedule, &host).end;
+                assert!(host.now < 1_000 * MS || end % period == 0, "{end}, deadlines each {period}");
+            }
+            host.tick();
+        }
+    }
+}
+
 /// A check finds a vCPU asleep at 1 ms. The vCPU wakes at once, and a check sees it only some time later. Its window
 /// ends at its guest's next deadline, or 0.25 ms more than a period after it woke, not a period after that check.
 #[test]
