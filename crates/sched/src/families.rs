@@ -415,12 +415,16 @@ fn sum_in(set: &[Task], time: u64) -> u64 {
 }
 
 /// The budget and the period with which a vCPU keeps the deadlines of sporadic tasks: half of their shortest period,
-/// and the least bandwidth U with which the tasks need, in any time t, at most U (t - (1 - U) (half + SLICE_MIN)).
+/// and the least bandwidth U with which the tasks need, in any time t, at most U (t - (1 - U) half - 2 SLICE_MIN).
 ///
 /// Why that is enough: let a job be released while its vCPU has used its share of a window of length L for later jobs.
-/// That took U L at least, so of what U supplies in the time until the window ends, at most U (1 - U) L is missing. The
-/// vCPU runs before the next window ends, half of the shortest period later at most, and publishes the job's deadline,
-/// which is not over by then. From then on a window ends there, or SLICE_MIN later at most, and all windows supply U.
+/// That took U L at least, so of what U supplies in the time until the window ends, at most U (1 - U) L is missing. L
+/// is at most half of the shortest period and SLICE_MIN; if the window was prolonged, it counts from when the vCPU
+/// woke. The vCPU runs before the next window ends, half of the shortest period later at most, and publishes the job's
+/// deadline, which is not over by then. From then on a window ends there, or SLICE_MIN later at most: then up to U
+/// SLICE_MIN comes too late. All other windows supply U, if saved time pays what the vCPU ran beyond its share before a
+/// check saw it. It does where no period is above 100 ms: the vCPU saves its share of 100 ms, and its tasks can be
+/// ahead of U by one job of each at most, which is less.
 fn covering(set: &[Task]) -> Option<(u64, u64)> {
     let (shortest, longest) = (set.iter().map(|task| task.period).min()?, set.iter().map(|task| task.period).max()?);
     let (period, horizon) = (shortest / 2, 8 * longest);
@@ -432,7 +436,7 @@ fn covering(set: &[Task]) -> Option<(u64, u64)> {
         .chain([(horizon, sum_in(set, horizon))])
         .collect();
     let enough = |budget: u64| {
-        let missing = ((period - budget) * (period + SLICE_MIN.0)).div_ceil(period);
+        let missing = period - budget + 2 * SLICE_MIN.0;
         let supplies = |time: u64| u128::from(budget) * u128::from(time - missing);
         needs.iter().all(|(time, need)| u128::from(*need) * u128::from(period) <= supplies(*time))
     };

@@ -5,10 +5,10 @@
 //! deadline first keeps every set of shares that fits (Liu and Layland 1973; for servers: Spuri and Buttazzo,
 //! "Scheduling aperiodic tasks in dynamic priority systems", 1996), and a deadline of one vCPU costs the others
 //! nothing. Each vCPU has *windows* that follow each other without a gap. A window ends at the next deadline that the
-//! guest publishes, or else at the end of the vCPU's period; it lasts a period at most, and 250 us to 100 ms. At the
-//! start of a window the vCPU is granted its *share*: its bandwidth times the window's length, to be used before the
-//! window ends. The unused rest is taken back, and overuse is paid back later. So by each of its own deadlines a vCPU
-//! has had as much time as DP-WRAP would have given it.
+//! guest publishes, or else at the end of the vCPU's period; it lasts a period at most (since its vCPU woke, if that
+//! slept), and 250 us to 100 ms. At the start of a window the vCPU is granted its *share*: its bandwidth times the
+//! window's length, to be used before the window ends. The unused rest is taken back, and overuse is paid back later.
+//! So by each of its own deadlines a vCPU has had as much time as DP-WRAP would have given it.
 //!
 //! **Two places for an order.** SCHED_FIFO has no order by deadline among threads of one priority. So the first vCPUs
 //! in the order are at [`Place::Planned`], and the others with time left are at [`Place::Entitled`]. The *slack* of a
@@ -40,8 +40,8 @@
 //! **Further windows.** One window in each period of a vCPU, or in each 100 ms of a longer period, was admitted with
 //! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
 //! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
-//! period at least. So no guest's deadlines take time from other vCPUs. A job that comes at any time needs no further
-//! window if its vCPU was known to sleep: the present window is prolonged.
+//! period at least, also up to a later deadline. So no guest's deadlines take time from other vCPUs. A job that comes
+//! at any time needs no further window if its vCPU was known to sleep: the present window is prolonged.
 //!
 //! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
 //! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
@@ -140,8 +140,9 @@ struct Server {
     deadlines: Deadlines,
     /// Whether the last window gave no reason for a plan.
     quiet: bool,
-    /// Whether the vCPU was seen running at the last check, and its place until then.
+    /// Whether the vCPU was seen running at the last check, for how long, ns, and its place until then.
     ran: bool,
+    ran_for: u64,
     place_before: Place,
     /// Whether the vCPU is assumed to be runnable.
     runnable: bool,
@@ -181,6 +182,7 @@ impl Server {
             deadlines: Deadlines::None,
             quiet: false,
             ran: false,
+            ran_for: 0,
             place_before: Place::Entitled,
             runnable: true,
             exhausted: true,
@@ -216,7 +218,7 @@ impl Server {
         } else if now >= self.end || now >= account.deadline {
             account.read(self.index, threads);
         }
-        self.ran = ran > 0;
+        (self.ran, self.ran_for) = (ran > 0, ran);
         account.end_period(now);
         self.saved -= self.repay(self.saved);
         ran
@@ -369,7 +371,10 @@ impl Server {
         let period = self.account.period.max(1);
         // The windows of one that sleeps move on, so they need not end where its periods do.
         let regular = if asleep { start } else { start / period * period };
-        let end = next.map_or(regular.saturating_add(period), |next| next.at.min(now.saturating_add(period)));
+        // A deadline further away than a period costs a further window. One that is overdrawn has its share by the
+        // deadline instead, although not by the end of each period.
+        let most = if overdrawn { u64::MAX } else { now.saturating_add(period) };
+        let end = next.map_or(regular.saturating_add(period), |next| next.at.min(most));
         let bound = |length: Nanos| start.saturating_add(length.0);
         let least = if overdrawn { Nanos(period).clamp(SLICE_MIN, SLICE_MAX) } else { SLICE_MIN };
         self.end = end.clamp(bound(least), bound(SLICE_MAX));
@@ -440,11 +445,15 @@ impl Server {
 
     /// Prolongs the window of a vCPU that slept in it, and runs now, up to its guest's next deadline: none is before.
     /// The window was to end at the deadline that a job would have that came when the window began. So a job that comes
-    /// at any time has one window, not two with a further one among them.
+    /// at any time has one window, not two with a further one among them. The window ends a period at most after the
+    /// vCPU woke, which was at least as long ago as it has run since the last check, or a moment later: its guest's job
+    /// begins after the vCPU wakes, and a further window for that moment would cost as much as any other.
     fn prolong_window(&mut self, now: u64, threads: &mut impl Threads) {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
-        let end = next.at.min(now.saturating_add(self.account.period.min(SLICE_MAX.0)));
+        let woke = now.saturating_sub(self.ran_for);
+        let most = self.account.period.min(SLICE_MAX.0).saturating_add(SLICE_MIN.0);
+        let end = next.at.min(woke.saturating_add(most));
         let more = self.account.share(end.saturating_sub(self.end));
         self.end = self.end.max(end);
         self.regular_end = self.end;
