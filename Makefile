@@ -179,7 +179,8 @@ install:
 	cd packaging && \
 		find prometheus grafana ansible tuned cloud-init sos libvirt/examples kubevirt apparmor -type f \
 		-exec install -D -m 644 {} $(DOC)/examples/{} \;
-	install -m 644 CHANGELOG.md target/dist/crates.txt kernel/abi/ontime_abi.h crates/sockets/src/seccomp.json $(DOC)
+	install -m 644 CHANGELOG.md target/dist/crates.txt $(DOC)
+	install -m 644 kernel/abi/ontime_abi.h crates/sockets/src/seccomp.json $(DOC)
 # Links between pages, and to the files above, lead where these are installed.
 	sed 's,(docs/,(,g; s, (\[LICENSE\](LICENSE)),,' README.md > $(DOC)/overview.md
 	sed 's,(docs/,(,g' ARCHITECTURE.md > $(DOC)/ARCHITECTURE.md

@@ -613,7 +613,7 @@ families! {
     periodic: Periodic, Best, 0, 1;
     harmonic: Harmonic, Best, 0, 1;
     sporadic_alone: SporadicAlone, Best, 0, 1;
-    sporadic_mixed: SporadicMixed, Best, 5, 2_500;
+    sporadic_mixed: SporadicMixed, Best, 5, 3_000;
     short: Short, Best, 0, 1;
     full: Full, Best, 0, 1;
     liar: Liar, Best, 0, 1;
