@@ -89,15 +89,6 @@ void dl_allow(struct dl_task *t, const struct cpumask *mask)
 			t->place.allowed |= 1ULL << cpu;
 }
 
-/*
- * While there are deadline tasks, dl_work() looks at them each second: the kernel itself may make
- * them ordinary tasks (SysRq n), and no hook tells of that.
- */
-static void dl_look_again(void)
-{
-	queue_delayed_work(dl_wq, &dl_delayed, DL_AGAIN);
-}
-
 static struct dl_task *dl_new(struct task_struct *task)
 {
 	struct dl_task *t;
@@ -117,7 +108,6 @@ static struct dl_task *dl_new(struct task_struct *task)
 	dl_count++;
 	raw_spin_unlock_irq(&dl_lock);
 	dl_next_some();
-	dl_look_again();
 	return t;
 }
 
@@ -394,7 +384,7 @@ static void on_exit(void *unused, struct task_struct *p)
 	t = dl_find(p);
 	if (t) {
 		WRITE_ONCE(t->gone, true);
-		dl_work_now();
+		queue_delayed_work(dl_wq, &dl_delayed, 0);
 	}
 	raw_spin_unlock_irqrestore(&dl_lock, flags);
 }
@@ -547,8 +537,6 @@ static void dl_work(struct work_struct *work)
 	dl_settle();
 	if (lost)
 		mod_delayed_work(dl_wq, &dl_delayed, DL_AGAIN);
-	if (dl_count)
-		dl_look_again();
 	mutex_unlock(&dl_mutex);
 }
 
@@ -556,7 +544,7 @@ static void dl_work(struct work_struct *work)
 void ontime_dl_device(void)
 {
 	dl_host_anew();
-	dl_work_now();
+	queue_delayed_work(dl_wq, &dl_delayed, 0);
 }
 
 int ontime_dl_init(void)

@@ -18,10 +18,7 @@
 
 /* The most tasks with a guarantee; further ones get EBUSY. */
 #define DL_TASKS_MAX 256
-/*
- * Interval of retries if the host does not accept what it should hold, and of looks at deadline tasks,
- * jiffies.
- */
+/* Interval of retries if the host does not accept what it should hold, jiffies. */
 #define DL_AGAIN HZ
 
 struct dl_task {
@@ -49,15 +46,6 @@ extern struct workqueue_struct *dl_wq;
 extern struct delayed_work dl_delayed;
 /* A set of tasks to work on, for the holder of dl_mutex. Spare bandwidth is at the end. */
 extern struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
-
-/*
- * Runs dl_work() at once, also if it is due later, as it is while there are deadline tasks. May be
- * called in interrupts and with raw spinlocks held.
- */
-static inline void dl_work_now(void)
-{
-	mod_delayed_work(dl_wq, &dl_delayed, 0);
-}
 
 /* The number of possible vCPUs. */
 static inline unsigned int dl_vcpus(void)
