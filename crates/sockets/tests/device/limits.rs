@@ -28,6 +28,8 @@ fn function_calls() -> Option<u64> {
 #[test]
 fn no_option_interrupts_the_hosts_cpus() {
     const ROUNDS: u32 = 200;
+    // What other programs and tests on this machine may add: half of what one patched option costs.
+    const OTHERS: u64 = 3 * ROUNDS as u64;
     if function_calls().is_none() {
         println!("SKIPPED: /proc/interrupts has no CAL");
         return;
@@ -62,14 +64,14 @@ fn no_option_interrupts_the_hosts_cpus() {
         // an option that has no static key. While they interrupt much, it takes more attempts.
         let (mut switching, mut other) = (u64::MAX, u64::MAX);
         for attempt in 0..50 {
-            if attempt >= 5 && switching <= other + u64::from(ROUNDS) {
+            if attempt >= 5 && switching <= other + OTHERS {
                 break;
             }
             switching = switching.min(rounds(family, level, option));
             other = other.min(rounds(family, libc::SOL_SOCKET, libc::SO_BROADCAST));
         }
         assert!(
-            switching <= other + u64::from(ROUNDS),
+            switching <= other + OTHERS,
             "level {level}, option {option}: {switching} interrupts in {ROUNDS} rounds, {other} without it"
         );
     }
