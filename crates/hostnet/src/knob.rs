@@ -150,14 +150,7 @@ pub enum Knob {
         /// The source of the packets: a tap or veth, or an address.
         from: SteerFrom,
     },
-    /// A clsact egress filter that gives packets of one source the priority of a `prio` qdisc's first band.
-    TxPriority {
-        /// The interface, told from a later interface with the same name by its index.
-        nic: NicId,
-        /// The source of the packets: a tap or veth, or an address.
-        from: SteerFrom,
-    },
-    /// The root qdisc: `default` for the kernel's default, or a kind. Replacing it drops the packets queued in it.
+    /// The root qdisc: `default` for the kernel's default, or `noqueue`. Replacing it drops the packets queued in it.
     RootQdisc {
         /// The interface, told from a later interface with the same name by its index.
         nic: NicId,
@@ -206,7 +199,6 @@ impl Knob {
             | Knob::PeerFeature { nic, .. }
             | Knob::Clsact { nic }
             | Knob::TxSteer { nic, .. }
-            | Knob::TxPriority { nic, .. }
             | Knob::RootQdisc { nic }
             | Knob::TapBatch { nic, .. }
             | Knob::SendBuffer { nic, .. } => Some(nic),
@@ -229,7 +221,6 @@ impl Knob {
             Knob::PeerFeature { nic, peer, feature, .. } => format!("nic:{}/peer:{peer}:{feature}", nic.ifindex),
             Knob::Clsact { nic } => format!("nic:{}/clsact", nic.ifindex),
             Knob::TxSteer { nic, queue, from } => format!("nic:{}/steer:{queue}:{}", nic.ifindex, source_key(from)),
-            Knob::TxPriority { nic, from } => format!("nic:{}/priority:{}", nic.ifindex, source_key(from)),
             Knob::RootQdisc { nic } => format!("nic:{}/root-qdisc", nic.ifindex),
             Knob::SendBuffer { nic, .. } => format!("nic:{}/send-buffer", nic.ifindex),
             Knob::TapBatch { nic, .. } => format!("nic:{}/tap-batch", nic.ifindex),
@@ -291,7 +282,6 @@ impl fmt::Display for Knob {
             Knob::TxSteer { nic, queue, from } => {
                 write!(f, "{} filter: from {from} to transmit queue {queue}", nic.name)
             }
-            Knob::TxPriority { nic, from } => write!(f, "{} filter: from {from} to the first band", nic.name),
             Knob::RootQdisc { nic } => write!(f, "{} root qdisc", nic.name),
             Knob::SendBuffer { nic, process } => {
                 write!(f, "{} send buffer, bytes, by process {}", nic.name, process.pid)
@@ -348,7 +338,7 @@ pub enum Value {
     Threaded(u32),
     /// For [`Knob::Moderation`].
     Moderation(Moderation),
-    /// For [`Knob::Clsact`], [`Knob::TxSteer`], [`Knob::TxPriority`] and [`Knob::TapBatch`]: whether the object exists.
+    /// For [`Knob::Clsact`], [`Knob::TxSteer`] and [`Knob::TapBatch`]: whether the object exists.
     Present(bool),
 }
 

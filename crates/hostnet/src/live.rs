@@ -18,7 +18,7 @@ use crate::netlink::ethtool::Ethtool;
 use crate::netlink::link::links;
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
-use crate::netlink::tc::{self, Edit};
+use crate::netlink::tc;
 use crate::obstacle;
 use crate::roots::{Roots, parse_version};
 use crate::tap::{self, Tap};
@@ -242,9 +242,9 @@ impl LiveHost {
                 self.nic_dir(knob, nic)?;
                 self.with_route(knob, |route| tc::has_clsact(route, nic.ifindex)).map(Value::Present)
             }
-            Knob::TxSteer { nic, from, .. } | Knob::TxPriority { nic, from } => {
+            Knob::TxSteer { nic, queue, from } => {
                 self.nic_dir(knob, nic)?;
-                let found = self.with_route(knob, |route| tc::has_filter(route, nic.ifindex, from, edit_of(knob)));
+                let found = self.with_route(knob, |route| tc::has_filter(route, nic.ifindex, from, *queue));
                 found.map(Value::Present)
             }
             Knob::RootQdisc { nic } => {
@@ -317,13 +317,13 @@ impl LiveHost {
                     _ => Ok(()),
                 })
             }
-            (Knob::TxSteer { nic, from, .. } | Knob::TxPriority { nic, from }, Value::Present(wanted)) => {
+            (Knob::TxSteer { nic, queue, from }, Value::Present(wanted)) => {
                 self.nic_dir(knob, nic)?;
                 if !*wanted {
                     return self.with_route(knob, |route| tc::remove_filter(route, nic.ifindex, from));
                 }
                 let from = self.source_now(knob, from)?;
-                self.with_route(knob, |route| tc::set_filter(route, nic.ifindex, &from, edit_of(knob)))
+                self.with_route(knob, |route| tc::set_filter(route, nic.ifindex, &from, *queue))
             }
             (Knob::RootQdisc { nic }, Value::Text(kind)) => {
                 self.nic_dir(knob, nic)?;
@@ -377,14 +377,6 @@ fn is_user(thread: ThreadId) -> bool {
     fs::read_link(format!("/proc/{}/task/{}/exe", thread.pid, thread.tid)).is_ok()
 }
 
-/// The change that a filter knob's filter makes. 6 is TC_PRIO_INTERACTIVE, which belongs to the first band.
-fn edit_of(knob: &Knob) -> Edit {
-    match knob {
-        Knob::TxSteer { queue, .. } => Edit::Queue(*queue),
-        _ => Edit::Priority(6),
-    }
-}
-
 fn index_of(dir: &Path) -> Option<u32> {
     fs::read_to_string(dir.join("ifindex")).ok()?.trim().parse().ok()
 }
@@ -423,7 +415,7 @@ fn route_error(knob: &Knob, error: io::Error) -> KnobError {
         (Some(libc::ENODEV), _) => gone(knob),
         (Some(libc::ENOENT | libc::EOPNOTSUPP), _) => {
             let modules = match knob {
-                Knob::RootQdisc { .. } => "sch_prio or sch_fq_codel",
+                Knob::RootQdisc { .. } => "packet scheduling (CONFIG_NET_SCHED)",
                 Knob::Clsact { .. } => "sch_ingress",
                 _ => "cls_flower or act_skbedit",
             };
@@ -498,9 +490,7 @@ pub(crate) fn meaning(knob: &Knob, error: io::Error) -> KnobError {
         Knob::NapiThreaded { .. } => netdev_error(knob, error),
         Knob::Moderation { .. } | Knob::Feature { .. } => ethtool_error(knob, error),
         Knob::PeerFeature { process, .. } => peer_error(knob, *process, error),
-        Knob::Clsact { .. } | Knob::TxSteer { .. } | Knob::TxPriority { .. } | Knob::RootQdisc { .. } => {
-            route_error(knob, error)
-        }
+        Knob::Clsact { .. } | Knob::TxSteer { .. } | Knob::RootQdisc { .. } => route_error(knob, error),
         Knob::TapBatch { .. } | Knob::SendBuffer { .. } => tap_error(knob, error),
     }
 }

@@ -31,12 +31,6 @@ pub enum Method {
     Vatc,
     /// As `partitioned`; among vCPUs of one level, those with a pending interrupt run first (Xen-ARM, APSys'11).
     InterruptContext,
-    /// For comparison, as in VATC: a `prio` root qdisc, vhost threads unchanged.
-    Prio,
-    /// For comparison, as in VATC: a `fq_codel` root qdisc, vhost threads unchanged.
-    FqCodel,
-    /// For comparison, as in Xen-ARM with its credit scheduler: fair shares, and all of Linux's defaults.
-    Credit,
 }
 
 /// Why a text is not a method of this version.
@@ -75,7 +69,7 @@ const PARTITIONED: [RuleId; 18] = [
 
 impl Method {
     /// All methods of this version.
-    pub const ALL: [Method; 10] = [
+    pub const ALL: [Method; 7] = [
         Method::Vanilla,
         Method::Threaded,
         Method::Exclusive,
@@ -83,9 +77,6 @@ impl Method {
         Method::Busypoll,
         Method::Vatc,
         Method::InterruptContext,
-        Method::Prio,
-        Method::FqCodel,
-        Method::Credit,
     ];
 
     /// The method's name.
@@ -98,9 +89,6 @@ impl Method {
             Method::Busypoll => "busypoll",
             Method::Vatc => "vatc",
             Method::InterruptContext => "interrupt-context",
-            Method::Prio => "prio",
-            Method::FqCodel => "fq_codel",
-            Method::Credit => "credit",
         }
     }
 
@@ -123,8 +111,6 @@ impl Method {
                 let own = matches!(rule, Id::NapiThreaded | Id::NapiThread | Id::RtTxQueue | Id::QdiscBypass);
                 own || Method::Threaded.has(rule)
             }
-            Method::Prio | Method::FqCodel => matches!(rule, Id::HostConfig | Id::VcpuPlace | Id::NicQdisc),
-            Method::Credit => rule == Id::HostConfig,
         }
     }
 }
@@ -180,13 +166,9 @@ mod tests {
     }
 
     #[test]
-    fn every_method_but_credit_places_the_rt_vcpu_and_those_of_the_core_thread_napi() {
-        let core = crate::RULES.iter().map(|rule| rule.id).filter(|rule| *rule != RuleId::HostConfig);
-        assert!(core.into_iter().all(|rule| !Method::Credit.has(rule)));
-        for method in Method::ALL.into_iter().filter(|method| *method != Method::Credit) {
-            let compared = matches!(method, Method::Prio | Method::FqCodel);
-            assert!(method.has(RuleId::VcpuPlace));
-            assert_eq!((method.has(RuleId::VnicPlace), method.has(RuleId::NicQdisc)), (!compared, compared));
+    fn every_method_places_the_rt_vcpu_and_those_of_the_core_thread_napi() {
+        for method in Method::ALL {
+            assert!(method.has(RuleId::VcpuPlace) && method.has(RuleId::VnicPlace));
             let threads =
                 matches!(method, Method::Partitioned | Method::Busypoll | Method::Vatc | Method::InterruptContext);
             assert_eq!(method.has(RuleId::NapiThreaded), threads);

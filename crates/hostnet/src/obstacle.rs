@@ -289,7 +289,6 @@ fn by_netlink(knob: &Knob) -> bool {
         | Knob::PeerFeature { .. }
         | Knob::Clsact { .. }
         | Knob::TxSteer { .. }
-        | Knob::TxPriority { .. }
         | Knob::RootQdisc { .. } => true,
     }
 }

@@ -46,8 +46,6 @@ pub enum RuleId {
     RtTxQueue,
     /// No qdisc on a NIC with one transmit queue that both classes use.
     QdiscBypass,
-    /// The root qdisc of a comparison method.
-    NicQdisc,
     /// Socket buffers are freed on the CPU that has used them up.
     SkbDefer,
     /// FIFO vCPUs do not halt-poll in KVM.
@@ -79,7 +77,6 @@ impl RuleId {
             RuleId::ExclusiveCpu => "exclusive-cpu",
             RuleId::RtTxQueue => "rt-tx-queue",
             RuleId::QdiscBypass => "qdisc-bypass",
-            RuleId::NicQdisc => "nic-qdisc",
             RuleId::SkbDefer => "skb-defer",
             RuleId::HaltPoll => "halt-poll",
             RuleId::RtProtections => "rt-protections",

@@ -270,14 +270,6 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
                 ),
             ]
         }
-        RuleId::NicQdisc => vec![(
-            "eth0",
-            "root qdisc htb was set by",
-            apart(|inventory, intent| {
-                intent.method = Method::Prio;
-                inventory.nics[0].qdisc_by_others = Some("htb".to_owned());
-            }),
-        )],
         RuleId::RtProtections => vec![
             ("protections", "lockdown denies", apart(|inventory, _| inventory.kernel.lockdown = Lockdown::Integrity)),
             ("protections", "cannot be read", apart(|inventory, _| inventory.protections.readable = false)),
@@ -509,7 +501,7 @@ fn every_kind_of_finding_names_its_object_the_cause_and_a_remedy() {
 }
 
 /// Files of rules, and how often each hands out a finding.
-const SITES: [(&str, &str, usize); 18] = [
+const SITES: [(&str, &str, usize); 17] = [
     ("busy_poll", include_str!("../src/rules/busy_poll.rs"), 6),
     ("device_irq", include_str!("../src/rules/device_irq.rs"), 5),
     ("exclusive", include_str!("../src/rules/exclusive.rs"), 2),
@@ -518,7 +510,6 @@ const SITES: [(&str, &str, usize); 18] = [
     ("interrupt_context", include_str!("../src/rules/interrupt_context.rs"), 0),
     ("moderation", include_str!("../src/rules/moderation.rs"), 1),
     ("napi_weight", include_str!("../src/rules/napi_weight.rs"), 1),
-    ("nic_qdisc", include_str!("../src/rules/nic_qdisc.rs"), 1),
     ("nic_threads", include_str!("../src/rules/nic_threads.rs"), 9),
     ("qdisc_bypass", include_str!("../src/rules/qdisc_bypass.rs"), 1),
     ("tap_batch", include_str!("../src/rules/tap_batch.rs"), 0),

@@ -1,4 +1,4 @@
-//! Plans of method vatc, and of the methods it is compared with, on synthetic hosts.
+//! Plans of method vatc on synthetic hosts.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a test that cannot go on fails
 
 #[path = "support/fleet.rs"]
@@ -6,7 +6,7 @@ mod fleet;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fleet::{host, mixed, of_rule, policies, refusals, rt, two_vms, vm};
+use fleet::{host, of_rule, policies, refusals, rt, vm};
 use ontime_hostnet::host_config::NicConfig;
 use ontime_hostnet::inventory::{Inventory, TxQueue};
 use ontime_hostnet::{Intent, Knob, Method, NicUse, Refusal, RuleId, Severity, plan};
@@ -157,37 +157,4 @@ fn on_a_nic_of_one_queue_what_was_sent_is_freed_behind_rt_paths() {
     assert_eq!(place(&inventory, &alone), Policy::Fifo(50), "no bulk tenant sends by it");
     inventory.nics[0].tx_queues.push(TxQueue::default());
     assert_eq!(place(&inventory, &intent), Policy::Fifo(50), "RT packets have a queue of their own");
-}
-
-#[test]
-fn prio_and_fq_codel_set_qdiscs_and_leave_vhost_as_found() {
-    let (inventory, intent) = mixed(4);
-    let by = |method| plan(&inventory, &Intent { method, ..intent.clone() });
-    let prio = by(Method::Prio);
-    let wanted = [
-        ("eth0 root qdisc", "prio"),
-        ("eth0 clsact qdisc", "present"),
-        ("eth0 filter: from tap1 to the first band", "present"),
-        ("tap1 root qdisc", "prio"),
-        ("tap2 root qdisc", "prio"),
-    ];
-    let wanted = wanted.map(|(knob, value)| (knob.to_owned(), value.to_owned()));
-    assert_eq!(of_rule(&prio, RuleId::NicQdisc), wanted);
-    assert_eq!(policies(&prio).into_keys().collect::<Vec<_>>(), ["CPU 0/KVM"]);
-    let codel = by(Method::FqCodel);
-    let kinds: Vec<String> = of_rule(&codel, RuleId::NicQdisc).into_iter().map(|(_, value)| value).collect();
-    assert_eq!(kinds, ["fq_codel"; 3]);
-    for method in [Method::Partitioned, Method::Vatc, Method::Vanilla, Method::Busypoll] {
-        assert!(of_rule(&by(method), RuleId::NicQdisc).is_empty(), "{method} replaces a root qdisc");
-    }
-}
-
-#[test]
-fn a_root_qdisc_that_somebody_chose_is_never_replaced() {
-    let (mut inventory, intent) = two_vms();
-    inventory.nics[0].qdisc_by_others = Some("htb 1:".to_owned());
-    let found = plan(&inventory, &Intent { method: Method::Prio, ..intent });
-    assert_eq!(refusals(&found, RuleId::NicQdisc), [Refusal::NotLiveSafe]);
-    assert!(!of_rule(&found, RuleId::NicQdisc).iter().any(|(knob, _)| knob.starts_with("eth0")), "{found:?}");
-    assert!(of_rule(&found, RuleId::NicQdisc).iter().any(|(knob, _)| knob == "eth1 root qdisc"));
 }

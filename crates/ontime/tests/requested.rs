@@ -247,7 +247,7 @@ fn what_cannot_be_reserved_is_refused_with_its_reason() {
         site.poke();
         until("the vCPU has it", || (requested(&site, "a").unwrap()["state"] == "bound").then_some(()));
     }
-    // Under a method that places no vCPU, after a reset, and in mode observe nothing is reserved.
+    // After a reset, and in mode observe, nothing is reserved.
     let refused = |word: &str| {
         let (status, answer) = put(&site, "b", &good);
         assert!(status == 409 && answer["error"].as_str().unwrap().contains(word), "{answer}");
@@ -256,8 +256,6 @@ fn what_cannot_be_reserved_is_refused_with_its_reason() {
         assert!(all["off"].as_str().unwrap().contains(word), "{all}");
         assert_eq!(put(&site, "a", &with(good.clone(), "cpus", json!([cpu]))).0, 200, "a renewal");
     };
-    assert!(matches!(site.run(&["apply", "--method", "credit"]).status.code(), Some(0..=2)));
-    refused("method credit leaves vCPUs where they are");
     assert!(site.run(&["reset"]).status.success());
     refused("`ontime reset` was called");
     site.configure("daemon.toml", "mode = \"observe\"\n");

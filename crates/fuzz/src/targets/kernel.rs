@@ -218,7 +218,7 @@ fn part(bytes: &[u8]) {
     netdev::add_queue(&mut napis, bytes);
     let queues: usize = napis.values().flatten().map(|napi| napi.rx_queues.len() + napi.tx_queues.len()).sum();
     assert!(napis.len() == 1 && queues <= 1);
-    let _ = (qdisc::root_of(bytes), tc::kind_of(bytes), tc::edit_of(bytes));
+    let _ = (qdisc::root_of(bytes), tc::kind_of(bytes), tc::queue_of(bytes));
 }
 
 /// A link message as the kernel writes it (`net/core/rtnetlink.c`).

@@ -1,4 +1,4 @@
-//! The clsact qdisc of a NIC, and filters on its egress that set the transmit queue or the priority.
+//! The clsact qdisc of a NIC, and filters on its egress that set the transmit queue.
 //!
 //! clsact exists beside the root qdisc: adding or removing it does not affect queued packets
 //! (`net/sched/sch_ingress.c`). `skbedit queue_mapping` on egress decides the queue since 5.19 (`net/core/dev.c`,
@@ -37,7 +37,6 @@ const FLOWER_SKIP_HW: u32 = 1;
 const ACT_KIND: u16 = 1;
 const ACT_OPTIONS: u16 = 2;
 const SKBEDIT_PARMS: u16 = 2;
-const SKBEDIT_PRIORITY: u16 = 3;
 const SKBEDIT_QUEUE_MAPPING: u16 = 4;
 const TC_ACT_UNSPEC: i32 = -1;
 
@@ -45,15 +44,6 @@ const TC_ACT_UNSPEC: i32 = -1;
 /// walk.
 pub(crate) const PREFERENCE: u16 = 0x4f;
 const ETH_P_ALL: u16 = 0x0003;
-
-/// The change that a filter makes to a packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Edit {
-    /// Sets the transmit queue.
-    Queue(u16),
-    /// Sets `skb->priority`, by which a `prio` root qdisc chooses the band.
-    Priority(u32),
-}
 
 /// A filter's handle, which distinguishes Ontime's filters on one NIC.
 fn handle_of(from: &SteerFrom) -> u32 {
@@ -105,17 +95,17 @@ pub(crate) fn remove_clsact_if_empty(netlink: &mut Netlink, ifindex: u32) -> io:
     netlink.request(RTM_DELQDISC, 0, message.bytes()).map(|_| ())
 }
 
-/// Whether Ontime's filter for these packets, with this edit, exists.
+/// Whether Ontime's filter that puts these packets on this queue exists.
 ///
 /// # Errors
 /// The kernel's error.
-pub(crate) fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<bool> {
+pub(crate) fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, queue: u16) -> io::Result<bool> {
     let info = u32::from(PREFERENCE) << 16;
     let parts = netlink.dump(RTM_GETTFILTER, &tcmsg(ifindex, 0, CLSACT_EGRESS, info))?;
     Ok(parts.iter().any(|part| {
         parse_header(part).is_some_and(|header| {
             header.ifindex == ifindex && header.info >> 16 == u32::from(PREFERENCE) && header.handle == handle_of(from)
-        }) && edit_of(part) == Some(edit)
+        }) && queue_of(part) == Some(queue)
     }))
 }
 
@@ -124,8 +114,8 @@ pub(crate) fn has_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, 
 ///
 /// # Errors
 /// The kernel's: `ENOENT` if it is built without `cls_flower` or `act_skbedit`.
-pub(crate) fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, edit: Edit) -> io::Result<()> {
-    let message = filter_message(ifindex, from, edit);
+pub(crate) fn set_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFrom, queue: u16) -> io::Result<()> {
+    let message = filter_message(ifindex, from, queue);
     netlink.request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
 }
 
@@ -142,17 +132,13 @@ pub(crate) fn remove_filter(netlink: &mut Netlink, ifindex: u32, from: &SteerFro
     }
 }
 
-fn filter_message(ifindex: u32, from: &SteerFrom, edit: Edit) -> Attributes {
+fn filter_message(ifindex: u32, from: &SteerFrom, queue: u16) -> Attributes {
     // struct tc_skbedit: index, capabilities, action, reference count, bind count.
     let mut parms = Vec::with_capacity(20);
     parms.extend_from_slice(&[0; 8]);
     parms.extend_from_slice(&TC_ACT_UNSPEC.to_ne_bytes());
     parms.extend_from_slice(&[0; 8]);
-    let parms = Attributes::default().with(SKBEDIT_PARMS, &parms);
-    let parms = match edit {
-        Edit::Queue(queue) => parms.with(SKBEDIT_QUEUE_MAPPING, &queue.to_ne_bytes()),
-        Edit::Priority(priority) => parms.with_u32(SKBEDIT_PRIORITY, priority),
-    };
+    let parms = Attributes::default().with(SKBEDIT_PARMS, &parms).with(SKBEDIT_QUEUE_MAPPING, &queue.to_ne_bytes());
     let action = Attributes::default().with_text(ACT_KIND, "skbedit").with_nested(ACT_OPTIONS, parms);
     let options = match from {
         SteerFrom::Interface(source) => Attributes::default().with_text(FLOWER_INDEV, &source.name),
@@ -198,14 +184,12 @@ pub fn kind_of(part: &[u8]) -> String {
     attribute(part.get(TCMSG..).unwrap_or_default(), TCA_KIND).map(read_text).unwrap_or_default()
 }
 
-/// The change that one of Ontime's filters makes.
+/// The transmit queue on which one of Ontime's filters puts packets.
 #[doc(hidden)]
-pub fn edit_of(part: &[u8]) -> Option<Edit> {
+pub fn queue_of(part: &[u8]) -> Option<u16> {
     let options = attribute(part.get(TCMSG..)?, TCA_OPTIONS)?;
     let first_action = attribute(attribute(options, FLOWER_ACT)?, 1)?;
-    let edit = attribute(first_action, ACT_OPTIONS)?;
-    let queue = attribute(edit, SKBEDIT_QUEUE_MAPPING).and_then(read_u16).map(Edit::Queue);
-    queue.or_else(|| attribute(edit, SKBEDIT_PRIORITY).and_then(read_u32).map(Edit::Priority))
+    attribute(attribute(first_action, ACT_OPTIONS)?, SKBEDIT_QUEUE_MAPPING).and_then(read_u16)
 }
 
 fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
@@ -224,14 +208,12 @@ mod tests {
     #[test]
     fn a_filter_reads_back_as_written() {
         let from = tap();
-        let message = filter_message(3, &from, Edit::Queue(63));
+        let message = filter_message(3, &from, 63);
         let header = parse_header(message.bytes()).unwrap();
         assert_eq!((header.ifindex, header.handle, header.parent), (3, 7, 0xffff_fff3));
         assert_eq!(header.info, 0x004f_0300);
         assert_eq!(kind_of(message.bytes()), "flower");
-        assert_eq!(edit_of(message.bytes()), Some(Edit::Queue(63)));
-        let message = filter_message(3, &from, Edit::Priority(6));
-        assert_eq!(edit_of(message.bytes()), Some(Edit::Priority(6)));
+        assert_eq!(queue_of(message.bytes()), Some(63));
     }
 
     #[test]
@@ -245,7 +227,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = (parse_header(&bytes).is_some(), kind_of(&bytes), edit_of(&bytes));
+            let _ = (parse_header(&bytes).is_some(), kind_of(&bytes), queue_of(&bytes));
         }
     }
 }

@@ -12,7 +12,6 @@ mod host_config;
 mod interrupt_context;
 mod moderation;
 mod napi_weight;
-mod nic_qdisc;
 mod nic_threads;
 mod qdisc_bypass;
 mod senders;
@@ -318,21 +317,6 @@ pub static RULES: &[Rule] = &[
         live_safe: "it drops what waits in the qdisc that the kernel chose, once (net/sched/sch_generic.c, \
             dev_deactivate)",
         plan: qdisc_bypass::qdisc_bypass,
-    },
-    Rule {
-        id: RuleId::NicQdisc,
-        title: "the root qdisc of the comparison methods prio and fq_codel",
-        waits_behind: "nothing that this cures: VATC shows what these leave uncured",
-        cost: Cost {
-            delay_us: 2_545,
-            text: "VATC, section IV: the 95th percentile under prio 8 times (Linux 3.10) and 40 times (3.18) VATC's, \
-                   with two bulk streams of small packets",
-            source: "the paper's hardware: Xen 4.3, one core for dom0, 1 Gb/s NIC",
-        },
-        cure: "another method",
-        live_safe: "it is not: net/sched/sch_generic.c, dev_deactivate drops what waits in the old qdisc; for \
-            comparisons only",
-        plan: nic_qdisc::nic_qdisc,
     },
     Rule {
         id: RuleId::SkbDefer,

@@ -14,7 +14,7 @@
 
 use ontime_tenants::{Class, Tenant};
 
-use super::{nic_qdisc, senders};
+use super::senders;
 use crate::intent::{Intent, attached_to, leads_to};
 use crate::inventory::{Inventory, Nic};
 use crate::knob::{Knob, Value};
@@ -120,7 +120,7 @@ fn taps_of(inventory: &Inventory, nic: &Nic, tenant: &Tenant) -> Option<Vec<Knob
 impl QdiscReason<'_> {
     fn finding(&self, intent: &Intent, nic: &Nic) -> Finding {
         let tenant = match self {
-            QdiscReason::Theirs(theirs) => return nic_qdisc::kept(RuleId::QdiscBypass, nic, theirs),
+            QdiscReason::Theirs(theirs) => return kept(nic, theirs),
             QdiscReason::Unheld(tenant) => tenant,
         };
         let table = intent.table_of(nic);
@@ -138,5 +138,19 @@ impl QdiscReason<'_> {
             ),
             refusal: Some(Refusal::Device),
         }
+    }
+}
+
+/// The finding for a root qdisc that stays, because the administrator or another program has set it.
+fn kept(nic: &Nic, theirs: &str) -> Finding {
+    Finding {
+        rule: RuleId::QdiscBypass,
+        severity: Severity::Warning,
+        object: nic.id.name.clone(),
+        found: format!(
+            "its root qdisc {theirs} was set by the administrator or another program, and a reset could not restore it"
+        ),
+        remedy: format!("if it may go, run: tc qdisc del dev {} root, which drops what waits in it", nic.id.name),
+        refusal: Some(Refusal::NotLiveSafe),
     }
 }

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ontime_hostnet::{CpuSet, Method, RuleId};
+use ontime_hostnet::CpuSet;
 use ontime_sched::backend::{Deadline, Paced, Way};
 use ontime_sched::places::Places;
 use ontime_sched::shares::Planning;
@@ -124,25 +124,19 @@ impl Keeper {
     }
 
     /// Decides which of these tenants' reservations hold on these CPUs.
-    pub(crate) fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet, method: Method) -> Settled {
+    pub(crate) fn settle(&self, config: &SchedConfig, tenants: &[Tenant], online: &CpuSet) -> Settled {
         if config.is_empty() {
             return Settled::default();
         }
-        let Some(why) = self.why_off(method) else {
+        let Some(why) = &self.off else {
             return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
         };
-        refused(config, tenants, &why)
+        refused(config, tenants, why)
     }
 
-    /// Why nothing can be kept under this method.
-    pub(crate) fn why_off(&self, method: Method) -> Option<String> {
-        match &self.off {
-            Some(why) => Some(why.clone()),
-            None if !method.has(RuleId::VcpuPlace) => Some(format!(
-                "method {method} leaves vCPUs where they are; use one that places them, such as partitioned"
-            )),
-            None => None,
-        }
+    /// Why nothing can be kept.
+    pub(crate) fn why_off(&self) -> Option<String> {
+        self.off.clone()
     }
 
     /// The first place that the plan gives to each thread.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use ontime_cli::{CONFIG, CRITICAL, Exit};
 use ontime_figures::number;
-use ontime_hostnet::{Method, RuleId};
+use ontime_hostnet::Method;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
 use serde::Deserialize;
@@ -113,7 +113,7 @@ fn measure(
             if in_force != Some(*method) {
                 in_force = None;
                 host.apply(method.name())?;
-                if keeps_reservations(*method) && !reserved.is_empty() {
+                if !reserved.is_empty() {
                     wait_for_reservations(host, &reserved)?;
                 }
                 in_force = Some(*method);
@@ -128,19 +128,10 @@ fn measure(
                 warmup: scenario.requests.warm_up.into(),
                 seed: scenario.requests.seed,
             };
-            let mut result = several.run(host, progress)?;
-            if !reserved.is_empty() && !keeps_reservations(*method) {
-                result.notes.push(format!("no CPU time is reserved: {method} leaves vCPUs where they are"));
-            }
-            results.push(result);
+            results.push(several.run(host, progress)?);
             Ok(())
         },
     )
-}
-
-/// Whether the daemon keeps reservations under this method.
-fn keeps_reservations(method: Method) -> bool {
-    method.has(RuleId::VcpuPlace)
 }
 
 /// Waits until the daemon has admitted the reservations of these VMs.
@@ -338,7 +329,6 @@ mod tests {
         let refused = r#"{"subject":"b","message":"0.9 of a CPU is not free"}"#;
         assert_eq!(look("null", &a, refused).hold(&["a"]), Err("b: 0.9 of a CPU is not free".to_owned()));
         assert_eq!(look("\"no timer\"", &both, "").hold(&["a"]), Err("no timer".to_owned()));
-        assert!(keeps_reservations(Method::Exclusive) && !keeps_reservations(Method::Credit));
     }
 
     #[test]

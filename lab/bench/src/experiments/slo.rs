@@ -173,7 +173,7 @@ impl Setting {
         }
         self.method = None;
         if method == "credit" {
-            host.apply(method)?;
+            host.reset()?;
         } else {
             let [budget, period] = figures.rtvirt.memcached.reservation_us.rtvirt;
             let own = format!("[[reservation]]\nname = \"rt\"\nbudget = \"{budget}us\"\nperiod = \"{period}us\"\n");

@@ -41,6 +41,8 @@ const PERIOD_US: u64 = 10_000;
 const WARM_UP: u64 = 10;
 /// The emulated host's NIC, which all VMs use in this experiment.
 const NIC: &str = "rt0";
+/// The handle of the root qdiscs of methods `prio` and `fq_codel`, by which they are removed.
+const HANDLE: &str = "1a:";
 
 /// The traffic of the bulk VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -289,17 +291,54 @@ fn measure_case(
     Ok(result)
 }
 
-/// Applies a method.
+/// Applies a method. `prio` and `fq_codel` are not Ontime's: it places the RT vCPU for them, and the emulated host's own
+/// programs set the qdiscs.
 fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
-    let with_qdisc = method.strip_suffix("-qdisc");
-    if host.target().is_none() {
-        let bypass = if method == "vatc" { format!("[nic.{NIC}]\nqdisc_bypass = true\n") } else { String::new() };
-        host.configure(&bypass)?;
-    } else if with_qdisc.is_some() {
-        let said = "whether packets bypass a qdisc is the host's own host.toml's to say: measure vatc with it";
+    let compared = matches!(method, "prio" | "fq_codel");
+    if host.target().is_some() {
+        let said = match method {
+            "vatc-qdisc" => "whether packets bypass a qdisc is the host's own host.toml's to say: measure vatc with it",
+            _ if compared => "prio and fq_codel replace root qdiscs, in an emulated host only: name other methods",
+            _ => return host.apply(method),
+        };
         return Err(HardwareError::NotHere(said.to_owned()).into());
     }
-    host.apply(with_qdisc.unwrap_or(method))
+    host.shell(&without_qdiscs())?;
+    let (applied, settings) = match method {
+        _ if compared => ("vanilla", "without = [\"vnic-place\"]\n".to_owned()),
+        "vatc" => ("vatc", format!("[nic.{NIC}]\nqdisc_bypass = true\n")),
+        "vatc-qdisc" => ("vatc", String::new()),
+        other => (other, String::new()),
+    };
+    host.configure(&settings)?;
+    host.apply(applied)?;
+    if compared { host.shell(&with_qdiscs(method)).map(|_| ()) } else { Ok(()) }
+}
+
+/// Lists the NIC and the taps of all VMs, in the emulated host's shell.
+const INTERFACES: &str = "$(cd /sys/class/net && ls -d rt0 t-*)";
+
+/// The command that sets the root qdiscs of `prio` or `fq_codel` on the NIC and the taps. Under `prio` RT packets go to
+/// the first band (6 is TC_PRIO_INTERACTIVE); the paper classifies high-priority domains' packets in the same way.
+fn with_qdiscs(kind: &str) -> String {
+    let filter = if kind == "prio" {
+        format!(
+            "tc qdisc add dev {NIC} clsact; tc filter add dev {NIC} egress protocol all flower skip_hw indev t-{} \
+             action skbedit priority 6",
+            RT_VM.name
+        )
+    } else {
+        String::new()
+    };
+    format!("set -e; for nic in {INTERFACES}; do tc qdisc replace dev $nic root handle {HANDLE} {kind}; done; {filter}")
+}
+
+/// The command that removes what [`with_qdiscs`] set, and nothing else: the kernel compares the handle.
+fn without_qdiscs() -> String {
+    format!(
+        "for nic in {INTERFACES}; do tc qdisc del dev $nic root handle {HANDLE} && tc qdisc del dev $nic clsact; done \
+         2> /dev/null; :"
+    )
 }
 
 /// Sets the interrupt interval of the emulated host's NIC.
@@ -368,8 +407,8 @@ fn bulk_rate(capture: &Path) -> Result<f64, PcapError> {
 /// What both have.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Methods: prio, fq_codel, vanilla, partitioned, vatc, vatc-qdisc (vatc where packets go through the NIC's qdisc);
-    /// default: prio, fq_codel, vanilla, vatc
+    /// Methods: prio, fq_codel (emulated host only), vanilla, partitioned, vatc, vatc-qdisc (vatc where packets go
+    /// through the NIC's qdisc); default: prio, fq_codel, vanilla, vatc
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     #[command(flatten)]

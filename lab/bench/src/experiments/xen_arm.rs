@@ -109,7 +109,11 @@ fn measure(
         |host, &(method, load, neighbour), results, progress| {
             let case = name(method, load, neighbour);
             progress(&format!("{case}: applying"));
-            host.apply(method)?;
+            if method == "credit" {
+                host.reset()?;
+            } else {
+                host.apply(method)?;
+            }
             host.settle()?;
             run(host, neighbour, true)?;
             let measured = measure_case(host, args, (method, load, neighbour), progress);

@@ -1,9 +1,9 @@
-//! Methods vatc, prio and fq_codel on a shared NIC with real VMs; a reset restores everything.
+//! Method vatc on a shared NIC with real VMs, with the NIC's qdisc and without; a reset restores everything.
 
 use anyhow::{Result, ensure};
 
-use crate::inside::command::{attempt, expect, run};
-use crate::inside::daemon::{Daemon, apply, configure, reset, rt_tenant};
+use crate::inside::command::{expect, run};
+use crate::inside::daemon::{Daemon, apply, configure, report, reset, rt_tenant};
 use crate::inside::knobs::{expect_same, root_qdisc};
 use crate::inside::thread::{Place, expect_place, processes};
 use crate::inside::vm::Vm;
@@ -14,17 +14,6 @@ pub(crate) fn qdiscs() -> Result<()> {
     let bulk = Vm::start_small("bulk", "paused", "rt", "10.1.0.3")?;
     let (before, own) = (all()?, root_qdisc("rt0")?);
     let daemon = Daemon::start()?;
-    for method in ["prio", "fq_codel"] {
-        apply(method)?;
-        for nic in ["rt0", "t-rt", "t-bulk"] {
-            expect(&format!("{method}: root qdisc of {nic}"), method, root_qdisc(nic)?)?;
-        }
-        expect_place(&format!("{method}: the RT VM's vhost thread"), rt.vhost()?, Place::OTHER)?;
-    }
-    apply("prio")?;
-    let filters = run("tc filter show dev rt0 egress")?;
-    ensure!(filters.contains("prio"), "no filter gives RT packets the first band: {filters}");
-
     apply("vatc")?;
     expect("vatc: root qdisc of rt0", &own, root_qdisc("rt0")?)?;
     expect_place("vatc: the RT VM's vhost thread", rt.vhost()?, Place::fifo(48))?;
@@ -36,14 +25,18 @@ pub(crate) fn qdiscs() -> Result<()> {
     for thread in receivers {
         expect_place("vatc: receive thread of the shared NIC", thread, Place::fifo(49))?;
     }
-    apply("prio")?;
-    expect_place("prio after vatc: the bulk VM's vhost thread", bulk.vhost()?, Place::OTHER)?;
+    configure("host.toml", "[nic.rt0]\nqdisc_bypass = true\n")?;
+    report("ontime reload")?;
+    expect("vatc with qdisc_bypass: root qdisc of rt0", "noqueue", root_qdisc("rt0")?)?;
+    apply("vanilla")?;
+    expect("vanilla: root qdisc of rt0", &own, root_qdisc("rt0")?)?;
+    expect_place("vanilla after vatc: the bulk VM's vhost thread", bulk.vhost()?, Place::OTHER)?;
     reset()?;
     expect_same("qdiscs after the reset", &before, &all()?)?;
 
     // A qdisc that an administrator configured is not replaced.
     run("tc qdisc add dev rt0 root handle 1: pfifo limit 500")?;
-    let findings = attempt("ontime apply --method prio")?.stdout;
+    let findings = apply("vatc")?;
     expect("the administrator's qdisc", "pfifo", root_qdisc("rt0")?)?;
     let finding = "pfifo 1: was set by the administrator";
     ensure!(findings.contains(finding), "no finding says that the administrator's qdisc stays: {findings}");

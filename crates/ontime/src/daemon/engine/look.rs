@@ -68,7 +68,7 @@ impl Look {
         intent.resting = known.resting.cloned().unwrap_or_default();
         let mut settled = Settled::default();
         if let Some(keeper) = known.keeper {
-            settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online, intent.method);
+            settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online);
             intent.reserved = keeper.places(&settled);
         }
         let mut look = Self { found, inventory, intent, inherited, settled, discovering, excess, ..Self::default() };

@@ -142,7 +142,7 @@ impl Engine {
     /// Why nothing can be reserved now.
     pub(super) fn unreservable(&self) -> Option<String> {
         let off = self.may_reserve().err();
-        off.or_else(|| self.keeper.why_off(self.look.intent.method))
+        off.or_else(|| self.keeper.why_off())
     }
 
     fn count_asked(&mut self, vm: &str, admitted: bool, times: u64) {
@@ -249,7 +249,7 @@ impl Engine {
 
     pub(super) fn settled_again(&self) -> Settled {
         let online = &self.look.inventory.cpus.online;
-        self.keeper.settle(&self.config.sched, &self.look.found.tenants, online, self.look.intent.method)
+        self.keeper.settle(&self.config.sched, &self.look.found.tenants, online)
     }
 
     /// Puts a new settlement in force. If only budgets change, no pass is needed, because the threads have their places
