@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use crate::channel_calls::ChannelCalls;
 use crate::engine::{BELL_EVENT, Engine};
 use crate::shared::Shared;
 use crate::vring::Vring;
@@ -15,7 +16,7 @@ use crate::wait::Events;
 pub(crate) struct Channel {
     shared: Arc<Shared>,
     channel: u32,
-    engine: Engine,
+    calls: ChannelCalls,
 }
 
 /// The running thread. Dropping this value ends the thread.
@@ -32,8 +33,8 @@ impl Channel {
     /// # Errors
     /// The errno of duplicating the bell.
     pub(crate) fn new(shared: Arc<Shared>, channel: u32, mut engine: Engine) -> io::Result<Self> {
-        engine.wait.doorbell(BELL_EVENT, shared.mail.copy_of_bell(channel)?);
-        Ok(Self { shared, channel, engine })
+        engine.sockets.wait.doorbell(BELL_EVENT, shared.mail.copy_of_bell(channel)?);
+        Ok(Self { shared, channel, calls: ChannelCalls::new(engine) })
     }
 
     /// Starts the thread for these rings. [`Shared::busy_counter`] of the channel counts its turns.
@@ -52,10 +53,10 @@ impl Channel {
         let shared = self.shared.clone();
         let busy = shared.busy_counter(self.channel);
         let mut events = Events::default();
-        self.engine.wait.begin();
+        self.calls.engine.sockets.wait.begin();
         place(&self.shared.name, self.channel, self.shared.vm.priority);
         while !ended.load(Ordering::Acquire) {
-            if let Err(error) = self.engine.wait.wait(&mut events) {
+            if let Err(error) = self.calls.engine.sockets.wait.wait(&mut events) {
                 tracing::error!(
                     vm = self.shared.name,
                     channel = self.channel,
@@ -68,7 +69,7 @@ impl Channel {
                 if event.number == BELL_EVENT {
                     self.take_doorbells(vrings);
                 }
-                self.engine.handle(event.number, event.ready, vrings);
+                self.calls.handle(event.number, event.ready, vrings);
             }
             busy.inspect(|busy| busy.toggle());
         }
@@ -78,7 +79,7 @@ impl Channel {
     fn take_doorbells(&mut self, vrings: &[Vring]) {
         for (number, vring) in vrings.iter().enumerate() {
             if let Some(doorbell) = vring.take_doorbell() {
-                self.engine.wait.doorbell(number as u16, doorbell);
+                self.calls.engine.sockets.wait.doorbell(number as u16, doorbell);
             }
         }
     }

@@ -6,10 +6,11 @@ use crate::abi::*;
 use crate::call::{Call, Reply};
 use crate::control;
 use crate::counters::count;
-use crate::engine::{Engine, Local, Outcome};
+use crate::engine::{Engine, Outcome};
 use crate::host;
 use crate::memory::Memory;
 use crate::name::Name;
+use crate::owned_sockets::Local;
 use crate::request::{self, Protocol, Request};
 use crate::table::Socket;
 
@@ -35,7 +36,7 @@ impl Engine {
             }
         }
         // Let other sockets have their turn first.
-        self.come_back(socket.index);
+        self.sockets.come_back(socket.index);
         Outcome::Wait
     }
 
@@ -56,7 +57,7 @@ impl Engine {
             }),
             Request::Query(which) => query(socket, which).map(|number| Outcome::Done(Reply::number(Ok(number)))),
             Request::Poll => {
-                if let Some(local) = self.local(socket.index) {
+                if let Some(local) = self.sockets.local(socket.index) {
                     local.polled = true;
                 }
                 self.look(socket);
@@ -76,7 +77,7 @@ impl Engine {
     /// the error; the pending event delivers it.
     pub(crate) fn look(&mut self, socket: &Socket) {
         let mut ready = host::readiness(socket.fd, socket.protocol);
-        let Some(local) = self.local(socket.index).filter(|local| local.owned) else { return };
+        let Some(local) = self.sockets.local(socket.index).filter(|local| local.owned) else { return };
         if ready & ONTIME_READY_ERR != 0 && local.waiting.iter().all(crate::call::List::is_empty) {
             let error = host::take_error(socket.fd);
             if error != 0 {
@@ -85,9 +86,9 @@ impl Engine {
             }
         }
         let failed = local.error != 0;
-        self.note(socket, ready);
+        self.sockets.note(socket, ready);
         if failed {
-            self.mark_dirty(socket.index);
+            self.reports.mark(&mut self.sockets, socket.index);
         }
     }
 
@@ -95,7 +96,7 @@ impl Engine {
     /// stream that returned less than the buffer's size is empty, and later data cause an event. A socket that the
     /// guest does not poll (`blind`) is polled again by its next receive.
     fn look_behind(&mut self, socket: &Socket, short: bool, blind: bool) {
-        let Some(local) = self.local(socket.index) else { return };
+        let Some(local) = self.sockets.local(socket.index) else { return };
         let quiet = local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0 && !local.urgent;
         if quiet && short && socket.protocol == Protocol::Tcp {
             self.unready(socket, ONTIME_READY_IN);
@@ -106,8 +107,8 @@ impl Engine {
 
     /// Clears readiness bits: the kernel returned EAGAIN, so an edge will follow when they return.
     fn unready(&mut self, socket: &Socket, bits: u32) {
-        if let Some(ready) = self.local(socket.index).map(|local| local.ready) {
-            self.note(socket, ready & !bits);
+        if let Some(ready) = self.sockets.local(socket.index).map(|local| local.ready) {
+            self.sockets.note(socket, ready & !bits);
         }
     }
 
@@ -175,10 +176,10 @@ impl Engine {
                 | libc::EPROTO
         );
         if call.moved > 0 && own {
-            if let Some(local) = self.local(socket.index) {
+            if let Some(local) = self.sockets.local(socket.index) {
                 local.error = error.0 as u16;
             }
-            self.mark_dirty(socket.index);
+            self.reports.mark(&mut self.sockets, socket.index);
         }
         moved_or(call, error)
     }
@@ -187,19 +188,19 @@ impl Engine {
     fn goes_on(&mut self, socket: &Socket) -> bool {
         self.look(socket);
         let going = |local: &mut Local| local.ready & !(ONTIME_READY_IN | ONTIME_READY_OUT) == 0 && local.error == 0;
-        self.local(socket.index).is_some_and(going)
+        self.sockets.local(socket.index).is_some_and(going)
     }
 
     fn recv(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32) -> Tried {
         let now = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
         let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0 && !now;
-        let nothing = self.local(socket.index).is_some_and(|local| local.ready == ONTIME_READY_OUT);
+        let nothing = self.sockets.local(socket.index).is_some_and(|local| local.ready == ONTIME_READY_OUT);
         if nothing && wait && call.moved == 0 && call.parts.room > 0 {
             // Nothing has arrived since the last poll, so no system call is needed. (Readiness 0 may mean a listener,
             // on which a receive must fail.)
             return Ok(Outcome::Wait);
         }
-        let urgent = self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_PRI != 0);
+        let urgent = self.sockets.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_PRI != 0);
         if urgent && u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0 {
             // A receive that passes the urgent byte loses it (`tcp_recvmsg`), and the guest has not requested a receive
             // yet.
@@ -227,7 +228,7 @@ impl Engine {
             Err(Errno(libc::EAGAIN)) => {
                 self.unready(socket, ONTIME_READY_IN);
                 let ended = socket.protocol == Protocol::Udp
-                    && self.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_RDHUP != 0);
+                    && self.sockets.local(socket.index).is_some_and(|local| local.ready & ONTIME_READY_RDHUP != 0);
                 return if wait && ended {
                     // The socket was shut down: waiting receives return 0. A receive posted ahead is cancelled instead.
                     let ahead = u32::from(call.words.flags) & ONTIME_CALL_AHEAD != 0;
@@ -275,10 +276,10 @@ impl Engine {
     fn pending_error(&mut self, socket: &Socket) -> u32 {
         let error = host::take_error(socket.fd);
         let ready = host::readiness(socket.fd, socket.protocol);
-        if let Some(local) = self.local(socket.index) {
+        if let Some(local) = self.sockets.local(socket.index) {
             local.error = 0;
         }
-        self.note(socket, ready);
+        self.sockets.note(socket, ready);
         ONTIME_MSG_ERROR | (error as u32) << ONTIME_MSG_ERRNO_SHIFT & ONTIME_MSG_ERRNO_MASK
     }
 
@@ -299,10 +300,10 @@ impl Engine {
                     }
                     return Err(error);
                 }
-                if let Some(local) = self.local(index) {
+                if let Some(local) = self.sockets.local(index) {
                     local.prio = call.words.prio;
                 }
-                let failed = self.local(index).is_some_and(|local| local.ready & ONTIME_READY_ERR != 0);
+                let failed = self.sockets.local(index).is_some_and(|local| local.ready & ONTIME_READY_ERR != 0);
                 let pending = self.shared.table.at(index).filter(|_| failed).map_or(0, |new| self.pending_error(&new));
                 let control = if call.words.control_room > 0 { call.tell_send_buffer(memory, fd) } else { 0 };
                 Ok(Outcome::Done(Reply { flags: pending, control, ..Reply::done().named(peer.get()) }))

@@ -20,9 +20,10 @@ use crate::abi::*;
 use crate::busy_counter::BusyCounter;
 use crate::channel::{Channel, Running};
 use crate::control_queue::ControlQueue;
-use crate::engine::{Engine, SOCKET_EVENTS};
+use crate::engine::Engine;
 use crate::limits::QUEUE_MAX;
 use crate::memory::Memory;
+use crate::owned_sockets::SOCKET_EVENTS;
 use crate::shared::Shared;
 use crate::vring::Vring;
 use crate::wait::{Ring, Wait};
@@ -134,7 +135,10 @@ impl VhostUserBackend for Device {
     type Vring = Vring;
 
     fn num_queues(&self) -> usize {
-        (if self.channel == 0 { ONTIME_VQS_MAIN } else { ONTIME_VQS_CHANNEL }) as usize
+        match self.threads {
+            Threads::Main { .. } => ONTIME_VQS_MAIN as usize,
+            Threads::Channel { .. } => ONTIME_VQS_CHANNEL as usize,
+        }
     }
 
     fn max_queue_size(&self) -> usize {
@@ -143,7 +147,8 @@ impl VhostUserBackend for Device {
 
     fn features(&self) -> u64 {
         let own = 1 << ONTIME_F_SOCKETS | 1 << ONTIME_F_CHANNELS | 1 << ONTIME_F_HINTS | 1 << ONTIME_F_LOCAL;
-        let main = u64::from(self.channel == 0 && self.shared.vm.deadlines) << ONTIME_F_DEADLINE;
+        let is_main = matches!(self.threads, Threads::Main { .. });
+        let main = u64::from(is_main && self.shared.vm.deadlines) << ONTIME_F_DEADLINE;
         own | main | INDIRECT_DESC | EVENT_IDX | VERSION_1 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
 

@@ -11,12 +11,13 @@
 //! | `policy`, `config` | pure: what a VM may do; its TOML files |
 //! | `memory`, `call`, `table` | guest memory as buffers; calls in flight; host socket and owner of each socket id |
 //! | `host` | system calls |
-//! | `engine`, `calls`, `data` | a thread that owns sockets; its queue; its calls on sockets |
-//! | `readiness`, `notify` | readiness events; vCPU wake-ups and interrupts |
+//! | `call_queue`, `owned_sockets`, `reports` | what a thread serves: its calls, its sockets, their readiness |
+//! | `engine`, `calls`, `data`, `readiness` | a thread with these three: its calls on its sockets |
+//! | `notify` | vCPU wake-ups and interrupts |
 //! | `guard` | sends lost vCPU wake-ups again |
 //! | `closing`, `free` | connections that the guest has closed and that still have data to send |
 //! | `held`, `bucket` | protection of the host: static keys that stay on; rate limits |
-//! | `channel`, `wait` | a channel's real-time thread; how it waits for events |
+//! | `channel`, `channel_calls`, `wait` | a channel's real-time thread; what it does; how it waits for events |
 //! | `vring`, `busy_counter` | a queue whose doorbell is not read; whether a thread is processing an event |
 //! | `worker`, `control_queue` | calls that may block; calls about the VM |
 //! | `mail`, `orders`, `room` | messages between the threads; orders that wait for room in a channel's ring |
@@ -33,8 +34,10 @@ mod atomic;
 mod bucket;
 mod busy_counter;
 mod call;
+mod call_queue;
 mod calls;
 mod channel;
+mod channel_calls;
 mod closing;
 pub mod config;
 mod control;
@@ -59,10 +62,12 @@ pub mod name;
 mod notify;
 mod options;
 mod orders;
+mod owned_sockets;
 mod peer;
 pub mod policy;
 pub mod process;
 mod readiness;
+mod reports;
 pub mod request;
 mod room;
 pub mod sandbox;

@@ -15,7 +15,7 @@ use crate::bucket::Bucket;
 use crate::call::{Call, Reply};
 use crate::closing;
 use crate::counters::count;
-use crate::engine::{BELL_EVENT, Engine};
+use crate::engine::{BELL_EVENT, Engine, Outcome};
 use crate::host;
 use crate::limits::QUEUE_MAX;
 use crate::mail::{Ask, Order, Released};
@@ -97,7 +97,7 @@ impl Worker {
     /// # Errors
     /// The errno of epoll_ctl(2).
     pub(crate) fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
-        self.engine.wait = Wait::by(epoll);
+        self.engine.sockets.wait = Wait::by(epoll);
         self.epoll = epoll;
         host::watch(epoll, self.shared().mail.bell(0), u64::from(BELL_EVENT), libc::EPOLLIN as u32)
     }
@@ -106,7 +106,7 @@ impl Worker {
         &self.engine.shared
     }
 
-    /// Handles an event, as [`Engine::handle`] does.
+    /// Handles an event. For a socket, `ready` holds its EPOLL* bits.
     pub(crate) fn handle(&mut self, event: u16, ready: u32, vrings: &[Vring]) {
         let Some([calls, events]) = vrings.first_chunk() else { return };
         let guard = self.engine.memory();
@@ -121,10 +121,10 @@ impl Worker {
             vring.wait_by_edge(self.epoll, event);
         }
         let mut left = QUEUE_MAX;
-        while let Some(mut call) = self.engine.next(memory, calls, &mut left) {
-            match self.engine.parse(&mut call) {
+        while let Some(mut call) = self.engine.queue.next(memory, calls, &mut left) {
+            match self.engine.queue.parse(&mut call) {
                 Ok(request) => self.run(memory, calls, call, request),
-                Err(error) => self.engine.malformed(memory, calls, call, error),
+                Err(error) => self.engine.queue.malformed(memory, calls, call, error),
             }
             // The call may have slept for a token. Status requests must still be answered in time.
             self.mail(memory, calls);
@@ -156,7 +156,7 @@ impl Worker {
         self.engine.forget();
         for ticket in self.tickets.iter_mut().flatten() {
             if let Some(call) = ticket.call.take() {
-                self.engine.pool.put(call);
+                self.engine.queue.pool.put(call);
             }
         }
         for channel in 1..self.shared().channels() {
@@ -294,6 +294,9 @@ impl Worker {
     }
 
     fn run(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, request: Request) {
+        if matches!(request, Request::Name { .. } | Request::Query(_)) {
+            return self.query(memory, calls, call, request);
+        }
         if request.is_fast() {
             return self.engine.parsed(memory, calls, call, request);
         }
@@ -348,6 +351,22 @@ impl Worker {
         }
         let reply = reply.unwrap_or_else(Reply::from);
         self.engine.complete(memory, calls, call, &reply, ours.then_some(socket.index));
+    }
+
+    /// Answers a query of any thread's socket. Holding another thread's socket prevents its close meanwhile.
+    fn query(&mut self, memory: &Memory, calls: &Vring, mut call: Box<Call>, request: Request) {
+        let shared = self.engine.shared.clone();
+        if shared.table.find(call.words.sock).is_ok_and(|socket| self.engine.sockets.owns(&socket)) {
+            return self.engine.parsed(memory, calls, call, request);
+        }
+        let reply = match shared.table.held(call.words.sock) {
+            Ok((socket, _held)) => match self.engine.attempt(memory, &mut call, &socket) {
+                Outcome::Done(reply) => reply,
+                Outcome::Wait | Outcome::Again => Errno(libc::EAGAIN).into(),
+            },
+            Err(error) => error.into(),
+        };
+        self.engine.complete(memory, calls, call, &reply, None);
     }
 
     /// Opens a host socket with the configured buffer sizes. Connections accepted from a listener inherit them.
@@ -668,6 +687,7 @@ mod tests {
     use vhost_user_backend::VringT;
 
     use super::*;
+    use crate::channel_calls::ChannelCalls;
     use crate::config::Vm;
     use crate::mail::ROOM;
     use crate::policy::Ports;
@@ -711,7 +731,7 @@ mod tests {
     struct Bench {
         shared: Arc<Shared>,
         worker: Worker,
-        channels: [Engine; 2],
+        channels: [ChannelCalls; 2],
         ring: Vring,
     }
 
@@ -731,7 +751,8 @@ mod tests {
             let memory = GuestMemoryAtomic::new(Memory::new());
             let worker = Worker::new(shared.clone(), memory.clone());
             let wait = || Wait::new(None, 2000).unwrap();
-            let channels = [1, 2].map(|channel| Engine::new(shared.clone(), channel, memory.clone(), wait()));
+            let engine = |channel| Engine::new(shared.clone(), channel, memory.clone(), wait());
+            let channels = [1, 2].map(|channel| ChannelCalls::new(engine(channel)));
             Self { shared, worker, channels, ring: Vring::new(memory, 1).unwrap() }
         }
 
@@ -740,12 +761,12 @@ mod tests {
             let table = &self.shared.table;
             let index = opened(&self.shared, id, channel);
             table.set_accepted(index);
-            self.channels[channel as usize - 1].adopt(index).unwrap();
+            self.channels[channel as usize - 1].engine.adopt(index).unwrap();
             table.find(id).unwrap()
         }
 
         fn call(&mut self, id: u32, request: Request) {
-            let mut call = self.worker.engine.pool.take().unwrap();
+            let mut call = self.worker.engine.queue.pool.take().unwrap();
             call.words.sock = id;
             self.worker.run(&Memory::new(), &self.ring, call, request);
         }
@@ -755,7 +776,7 @@ mod tests {
                 channel.orders(&Memory::new(), &self.ring);
             }
             self.worker.mail(&Memory::new(), &self.ring);
-            self.worker.engine.owed.drain(..).map(|owed| owed.reply.result).collect()
+            self.worker.engine.queue.owed.drain(..).map(|owed| owed.reply.result).collect()
         }
     }
 
@@ -837,12 +858,12 @@ mod tests {
         }
         let channel = &mut bench.channels[0];
         let mut answer = |id| {
-            let mut call = channel.pool.take().unwrap();
+            let mut call = channel.engine.queue.pool.take().unwrap();
             call.words.sock = id;
             call.request = Request::Name { peer: false };
             let request = call.request;
             channel.parsed(&Memory::new(), &bench.ring, call, request);
-            channel.owed.pop_front().unwrap().reply.result
+            channel.engine.queue.owed.pop_front().unwrap().reply.result
         };
         assert_eq!([7, NEXT].map(&mut answer), [Err(Errno(libc::EBADF)), Ok(0)]);
     }
@@ -876,19 +897,20 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let index = shared.table.claim(7).unwrap();
         shared.table.set(index, listener.into_raw_fd(), Family::V4, Protocol::Tcp, 1);
-        bench.channels[0].adopt(index).unwrap();
-        for engine in bench.channels.iter_mut().chain([&mut bench.worker.engine]) {
-            engine.wait = Wait::by(-1);
+        bench.channels[0].engine.adopt(index).unwrap();
+        let channels = bench.channels.iter_mut().map(|channel| &mut channel.engine);
+        for engine in channels.chain([&mut bench.worker.engine]) {
+            engine.sockets.wait = Wait::by(-1);
         }
         // A connection that its listener's channel cannot watch.
         let _client = TcpStream::connect(address).unwrap();
         let channel = &mut bench.channels[0];
-        let mut call = channel.pool.take().unwrap();
+        let mut call = channel.engine.queue.pool.take().unwrap();
         call.words.sock = 7;
         let request = Request::Accept { new: 8 };
         call.request = request;
         channel.parsed(&Memory::new(), &bench.ring, call, request);
-        assert!(channel.owed.pop_front().unwrap().reply.result.is_err());
+        assert!(channel.engine.queue.owed.pop_front().unwrap().reply.result.is_err());
         assert_eq!(shared.table.open(), 1, "the listener only");
         // Sockets that are new, for the worker itself and for a channel, which has told the guest by then.
         let socket = |channel| Request::Socket { family: Family::V4, protocol: Protocol::Udp, channel };
@@ -912,18 +934,18 @@ mod tests {
         let Ok(ring) = Ring::new().inspect_err(|error| println!("SKIPPED: no io_uring: {error}")) else { return };
         let mut bench = Bench::new();
         let shared = bench.shared.clone();
-        bench.channels[0].wait = Wait::new(Some(ring), 2000).unwrap();
-        bench.channels[0].wait.begin();
+        bench.channels[0].engine.sockets.wait = Wait::new(Some(ring), 2000).unwrap();
+        bench.channels[0].engine.sockets.wait.begin();
         for reset in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let index = shared.table.claim(7).unwrap();
             shared.table.set(index, listener.into_raw_fd(), Family::V4, Protocol::Tcp, 1);
-            bench.channels[0].adopt(index).unwrap();
+            bench.channels[0].engine.adopt(index).unwrap();
             let _queued = TcpStream::connect(address).unwrap();
             let mut events = Events::default();
             while events.is_empty() {
-                bench.channels[0].wait.wait(&mut events).unwrap();
+                bench.channels[0].engine.sockets.wait.wait(&mut events).unwrap();
             }
             if reset {
                 bench.worker.reset()
@@ -980,7 +1002,7 @@ mod tests {
     fn a_socket_that_its_channel_is_closing_is_left_to_it() {
         let mut bench = Bench::new();
         let index = bench.accepted(7, 1).index;
-        bench.channels[0].locals[index as usize].owned = false;
+        bench.channels[0].engine.sockets.locals[index as usize].owned = false;
         bench.shared.table.set_owner(index, NOBODY);
         let shared = bench.shared.clone();
         let closing = shared.table.hold(index).unwrap();
