@@ -199,11 +199,12 @@ mod tests {
         }
     }
 
+    /// An experiment without goals needs no page of results before it has any.
     #[test]
-    fn every_page_of_an_experiment_is_there() {
+    fn every_experiment_with_goals_has_a_page() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results/bench.md");
         let index = std::fs::read_to_string(page).unwrap();
-        for experiment in EXPERIMENTS {
+        for experiment in EXPERIMENTS.iter().filter(|experiment| !experiment.goals().is_empty()) {
             let named = |line: &str| line.split(['[', ']', ',', ' ']).any(|word| word == experiment.name());
             assert!(index.lines().any(|line| line.starts_with("| [") && named(line)), "{}", experiment.name());
         }
