@@ -6,6 +6,7 @@
 
 mod bulk;
 mod connections;
+mod idle;
 mod inversion;
 mod kbp;
 mod options;
@@ -132,6 +133,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &xen_arm::XenArm,
     &bulk::Bulk,
     &connections::Connections,
+    &idle::Idle,
     &rt_server::Voip,
     &rt_server::Memcached,
     &scenario::FromFile,
