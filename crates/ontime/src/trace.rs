@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ontime_base::clock;
 use ontime_hostnet::{CpuSet, Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
@@ -182,7 +183,7 @@ impl Trace<'_> {
         look: impl Fn() -> Option<Watch>,
     ) -> anyhow::Result<()> {
         let start = Instant::now();
-        let (mut drawn, mut looked, mut from) = (start, start, tracefs::now());
+        let (mut drawn, mut looked, mut from) = (start, start, clock::now());
         let over =
             |start: Instant| self.args.duration.is_some_and(|limit| start.elapsed() >= Duration::from_secs(limit));
         while !stop.load(Ordering::Relaxed) && !over(start) && self.broke.is_none() {
@@ -238,7 +239,7 @@ impl Trace<'_> {
 
     /// Notes what took time from the whole machine since `from`. Returns the present time.
     fn hints(&mut self, from: u64) -> u64 {
-        let (now, hints): (u64, Hints) = (tracefs::now(), self.counters.look());
+        let (now, hints): (u64, Hints) = (clock::now(), self.counters.look());
         if let Some(words) = hints.words() {
             self.analyser.hint(from, now, &words);
         }

@@ -5,9 +5,9 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `class`, `model`, `cpus` | basic types: classes, roles, policies, tenants, CPU sets |
-//! | `thread`, `sched`, `clock` | a thread's identity; its policy and affinity, read and set; a process's CPU time |
-//! | `config`, `rules`, `users` | strict TOML files; which tenant has which class |
+//! | `class`, `model` | basic types: classes, roles, policies, tenants |
+//! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
+//! | `rules`, `users` | which tenant has which class |
 //! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; which device process serves which VM |
 //! | `budget` | limits on the time that discovery spends on other users' processes |
 //! | `watch`, `connector` | notification of changes |
@@ -15,7 +15,8 @@
 //! | `wait_limit` | a limit on waiting for sockets of a process whose files are read |
 //! | `namespace` | running code in a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
-//! | `text` | helpers for the text of messages |
+//!
+//! The modules of [`ontime_base`] have their names here, too.
 
 // `tests/common`, which builds a fake host, names the crate.
 #[cfg(test)]
@@ -23,12 +24,9 @@ extern crate self as ontime_tenants;
 
 pub mod budget;
 pub mod class;
-pub mod clock;
-pub mod config;
 pub mod conflict;
 pub mod connector;
 pub mod container;
-pub mod cpus;
 pub mod devices;
 pub mod discover;
 mod files;
@@ -42,19 +40,18 @@ pub mod peers;
 pub mod problem;
 pub mod proc;
 pub mod qmp;
-pub mod remedy;
-pub mod repeats;
 pub mod rules;
 mod sched;
 #[cfg(test)]
 mod testing;
-pub mod text;
 pub mod thread;
 pub mod users;
 pub mod vmm;
 pub mod vnic;
 mod wait_limit;
 pub mod watch;
+
+pub use ontime_base::{clock, config, cpus, remedy, repeats, text};
 
 pub use class::{Class, Level, Policy, PriorityTable, Role};
 pub use clock::ProcessClock;
@@ -66,7 +63,6 @@ pub use host::Sources;
 pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
-pub use remedy::remedy;
 pub use repeats::Repeats;
 pub use rules::{Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};

@@ -6,9 +6,10 @@
 
 use std::path::Path;
 
+use ontime_base::clock::now;
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::tracefs::{Instance, TraceError, now};
+use crate::tracefs::{Instance, TraceError};
 
 /// Calls per round.
 const CALLS: u64 = 1_000;

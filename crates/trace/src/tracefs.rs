@@ -11,9 +11,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ontime_base::clock::now;
 use ontime_hostnet::CpuSet;
 use ontime_tenants::remedy;
-use rustix::time::ClockId;
 
 use crate::event::{Event, What};
 use crate::format::{Decoder, Format, FormatError, Probe};
@@ -78,12 +78,6 @@ pub(crate) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) 
         ErrorKind::PermissionDenied => TraceError::Denied { path, source },
         _ => TraceError::Io { what, path, source },
     }
-}
-
-/// The current time of the rings' clock: CLOCK_MONOTONIC, ns.
-pub fn now() -> u64 {
-    let time = rustix::time::clock_gettime(ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// A private tracing instance; removed when dropped.

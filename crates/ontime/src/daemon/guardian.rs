@@ -30,6 +30,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use ontime_base::clock::now;
 use ontime_tenants::{Policy, ThreadId};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -38,7 +39,6 @@ use serde::{Deserialize, Serialize};
 use super::cap::account::{Account, Share, Verdict};
 use super::cap::place::place_self;
 use super::cap::reading::Time;
-use super::cap::watcher::now;
 use super::life::Life;
 use super::lock;
 use super::own::OwnThread;

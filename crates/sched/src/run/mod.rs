@@ -2,7 +2,6 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `clock` | the clock |
 //! | `reader` | the threads that read, for pacers, what other processes can make long |
 //! | `guest` | reads what a vCPU's guest publishes and claims |
 //! | `vcpu` | one vCPU thread: reads its CPU time and changes its place |
@@ -13,7 +12,6 @@
 //! | `deadline` | back end `deadline` |
 
 mod backend;
-mod clock;
 mod deadline;
 mod guest;
 mod paced;

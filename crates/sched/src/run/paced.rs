@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ontime_base::clock::now;
 use ontime_tenants::{Policy, ThreadId};
 
 use crate::admit::{Reservations, Reserved};
@@ -10,7 +11,6 @@ use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::policy::{Planning, Schedule};
 use crate::run::backend::Backend;
-use crate::run::clock::now;
 use crate::run::guest::GuestReader;
 use crate::run::pacer::{Pacers, Pacing};
 use crate::run::threads::VcpuThreads;

@@ -23,13 +23,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ontime_base::clock::{now, timespec};
 use ontime_tenants::{CpuList, Policy, ThreadId};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use crate::model::{NEVER, PacerError, Place, Snapshot};
 use crate::policy::Schedule;
-use crate::run::clock::{now, timespec};
 use crate::run::reader::{Progress, Reader};
 use crate::run::threads::{Seen, VcpuThreads};
 use crate::run::vcpu::VcpuThread;

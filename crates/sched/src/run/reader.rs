@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, O
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use ontime_base::clock::{now, timespec};
 use rustix::thread::futex;
 
 use crate::model::PacerError;
-use crate::run::clock::{now, timespec};
 
 /// What a read takes, ns, and more. So much is waited for each read.
 const USUAL: u64 = 50_000;

@@ -43,6 +43,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use ontime_base::clock;
 use ontime_tenants::{Policy, ProcessClock, ThreadId, limit_waits, remedy};
 use ontime_trace::TraceError;
 use ontime_trace::interrupts::Interrupts;
@@ -347,7 +348,7 @@ impl Caps {
         let rings = Arc::new(rings);
         let done = Arc::new(AtomicU32::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
-        let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, watcher::now());
+        let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, clock::now());
         // Room for every slot and for as many that were handed back.
         let (readers, sights) =
             Readers::start(2 * capacity).map_err(setup("starting a thread that reads for the watcher"))?;

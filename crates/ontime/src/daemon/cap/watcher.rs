@@ -22,12 +22,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use ontime_base::clock::{self, now, timespec};
 use ontime_tenants::ProcessClock;
 use ontime_trace::interrupts::Rings;
 use rtrb::{Consumer, Producer};
 use rustix::event::epoll;
 use rustix::thread::futex;
-use rustix::time::{ClockId, Timespec};
+use rustix::time::ClockId;
 
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
@@ -175,24 +176,10 @@ pub(crate) struct Watcher {
 
 const NO_EVENT: epoll::Event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
 
-/// The present time, ns of CLOCK_MONOTONIC.
-pub(crate) fn now() -> u64 {
-    clock(ClockId::Monotonic)
-}
-
 /// CPU time of this thread, ns. It includes sleeping and waking up, which the difference of `now` around a turn leaves
 /// out.
 fn own_time() -> u64 {
-    clock(ClockId::ThreadCPUTime)
-}
-
-fn clock(id: ClockId) -> u64 {
-    let time = rustix::time::clock_gettime(id);
-    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
-}
-
-fn timespec(ns: u64) -> Timespec {
-    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as _ }
+    clock::read(ClockId::ThreadCPUTime)
 }
 
 impl Watcher {

@@ -155,7 +155,7 @@ pub(crate) struct Metrics {
 }
 
 /// Seconds since 1970.
-fn now() -> f64 {
+fn unix_time() -> f64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
@@ -218,7 +218,7 @@ impl Default for Metrics {
             }
         }
         metrics.register();
-        metrics.reloaded_at.set(now());
+        metrics.reloaded_at.set(unix_time());
         metrics
     }
 }
@@ -330,7 +330,7 @@ impl Metrics {
         self.reloads.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
         self.config_refused.set((!taken).into());
         if taken {
-            self.reloaded_at.set(now());
+            self.reloaded_at.set(unix_time());
         }
     }
 

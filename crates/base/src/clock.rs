@@ -1,4 +1,22 @@
-//! CPU time of a process, by its CPU clock.
+//! The kernel's clocks. Reading one takes no lock, so that real-time threads may do it.
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// The present time, ns of CLOCK_MONOTONIC.
+pub fn now() -> u64 {
+    read(ClockId::Monotonic)
+}
+
+/// A clock's present time, ns.
+pub fn read(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
+}
+
+/// A time or a length of time in ns, as the kernel takes it.
+pub fn timespec(ns: u64) -> Timespec {
+    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as _ }
+}
 
 /// The CPU clock of a process: an upper bound for the time of each of its threads. Reading takes one cheap system call,
 /// in which the kernel adds up all threads' times (`kernel/sched/cputime.c`, `thread_group_cputime`): about ten threads

@@ -33,7 +33,7 @@ impl CpuList {
     }
 
     /// From the kernel's bit mask, lowest CPU in the lowest bit of the first byte.
-    pub(crate) fn from_mask(mask: &[u8]) -> Self {
+    pub fn from_mask(mask: &[u8]) -> Self {
         let bits = mask
             .iter()
             .zip(0u32..)
@@ -42,7 +42,7 @@ impl CpuList {
     }
 
     /// As the kernel's bit mask, long enough for [`CPU_MAX`].
-    pub(crate) fn to_mask(&self) -> Vec<u8> {
+    pub fn to_mask(&self) -> Vec<u8> {
         let mut mask = vec![0u8; (CPU_MAX as usize + 1) / 8];
         for cpu in &self.0 {
             if let Some(byte) = mask.get_mut(*cpu as usize / 8) {

@@ -252,12 +252,19 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Class {
+        Rt,
+        Bulk,
+    }
+
+    #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields, rename_all = "kebab-case")]
     struct Sample {
         #[allow(dead_code)]
         runtime_cap: Option<f64>,
         #[allow(dead_code)]
-        class: Option<crate::rules::RuleClass>,
+        class: Option<Class>,
     }
 
     fn message(text: &str) -> String {
@@ -398,12 +405,6 @@ mod tests {
 
     #[test]
     fn a_wrong_value_is_told_without_a_type_of_the_program() {
-        #[derive(Debug, Deserialize)]
-        #[serde(rename_all = "lowercase")]
-        enum Class {
-            Rt,
-            Bulk,
-        }
         #[derive(Debug, Deserialize)]
         #[allow(dead_code, reason = "only read")]
         struct Values {
