@@ -26,11 +26,8 @@ const PROGRAM: &str = "ontime-lab-tests";
 pub(crate) struct Tools {
     /// The program under test.
     pub(crate) ontime: PathBuf,
-    /// `ontime-lab`.
     pub(crate) lab: PathBuf,
-    /// This program.
     pub(crate) own: PathBuf,
-    /// The repository.
     pub(crate) tree: PathBuf,
 }
 
@@ -132,7 +129,6 @@ impl Outside {
         &self.dir
     }
 
-    /// The repository.
     pub(crate) fn tree(&self) -> &Path {
         &self.tools.tree
     }

@@ -9,7 +9,6 @@ use crate::outside::Outside;
 /// ([`crate::inside::command::program`]), or for the clients' side outside.
 pub(crate) type Program = fn(&[String]) -> Result<()>;
 
-/// A test.
 #[derive(Clone, Copy)]
 pub(crate) struct Test {
     pub(crate) name: &'static str,

@@ -360,7 +360,6 @@ impl Call {
     }
 }
 
-/// An answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Done {
     /// Its number among all answers that were not drained.

@@ -240,7 +240,6 @@ pub(super) struct Drawn<'a> {
     pub(super) method: String,
     /// The conditions that are not the same in every case; may be empty.
     pub(super) condition: String,
-    /// Both.
     pub(super) words: String,
     pub(super) style: Style,
     /// p99 of `vanilla` divided by this result's.

@@ -73,7 +73,6 @@ pub(crate) fn program(test: &str, program: &str, arguments: &[&str]) -> Result<C
 /// A command that has ended.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// The command.
     pub(crate) line: String,
     /// Exit status as in a shell: 128 + N for signal N.
     pub(crate) status: i32,
@@ -139,7 +138,6 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Its process.
     pub(crate) fn pid(&self) -> i32 {
         Pid::from_child(&self.child).as_raw_nonzero().get()
     }

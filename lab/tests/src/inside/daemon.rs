@@ -51,7 +51,6 @@ impl Daemon {
         Ok(Self(start_to(format!("ontime daemon {arguments}"), LOG)?))
     }
 
-    /// Its process.
     pub(crate) fn pid(&self) -> i32 {
         self.0.pid()
     }
@@ -66,7 +65,6 @@ impl Daemon {
         self.0.signal(Signal::HUP)
     }
 
-    /// Kills it.
     pub(crate) fn dies(self) -> Result<()> {
         self.0.end(Signal::KILL).map(drop)
     }

@@ -13,7 +13,6 @@ pub(crate) fn load() -> Result<()> {
     run("insmod /lab/ontime_napi.ko").map(drop)
 }
 
-/// Unloads it.
 pub(crate) fn unload() -> Result<()> {
     run("rmmod ontime_napi").map(drop)
 }

@@ -138,7 +138,6 @@ fn named(pattern: &str, wanted: &str) -> Vec<i32> {
     files(pattern).into_iter().filter(|path| fits(path)).filter_map(number).collect()
 }
 
-/// All threads.
 pub(crate) fn all() -> Vec<i32> {
     let number = |path: String| path.rsplit('/').next().and_then(|number| number.parse().ok());
     files("/proc/*/task/*").into_iter().filter_map(number).collect()

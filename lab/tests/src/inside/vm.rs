@@ -46,7 +46,6 @@ impl Vm {
         run(format!("lab-vm stop {}", self.name)).map(drop)
     }
 
-    /// QEMU's process.
     pub(crate) fn pid(&self) -> Result<i32> {
         read_number(format!("/run/lab-vm/{}.pid", self.name))
     }

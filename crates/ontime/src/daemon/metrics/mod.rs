@@ -98,7 +98,6 @@ struct Seen {
     ahead_ns: u64,
 }
 
-/// All metrics.
 pub(crate) struct Metrics {
     registry: Registry,
     passes: Family<ByReason, Counter>,

@@ -165,7 +165,6 @@ impl Cpu {
     }
 }
 
-/// Two readings.
 #[derive(Debug, Clone, Copy)]
 struct Used {
     before: Cpu,

@@ -36,7 +36,6 @@ pub(super) enum Scenario {
     Single,
 }
 
-/// Both scenarios.
 pub(super) const SCENARIOS: [Scenario; 2] = [Scenario::Multi, Scenario::Single];
 
 impl Scenario {
