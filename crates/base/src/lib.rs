@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `clock` | the kernel's clocks, and the CPU time of a process |
 //! | `config` | strict TOML files, and errors that name place and remedy |
-//! | `cpus` | sets of CPUs in the kernel's list form |
+//! | `cpus` | sets of CPUs, in the kernel's formats |
 //! | `remedy` | remedies for errors of the operating system |
 //! | `repeats`, `text` | log lines that repeat; helpers for the text of messages |
 
@@ -17,6 +17,6 @@ pub mod text;
 
 pub use clock::ProcessClock;
 pub use config::ConfigError;
-pub use cpus::CpuList;
+pub use cpus::CpuSet;
 pub use remedy::remedy;
 pub use repeats::Repeats;

@@ -5,12 +5,11 @@
 //! plan and keeps every original value in a write-ahead journal, undoes the plan, finds drift, and makes the checks of
 //! `ontime doctor`.
 //!
-//! Nothing here resets a NIC or moves a running vCPU. Only the two comparison methods replace a root qdisc, and `vatc`
-//! where the configuration asks for it.
+//! Nothing here resets a NIC or moves a running vCPU. Only method `vatc` replaces a root qdisc, where the
+//! configuration asks for it.
 
 pub mod adaptive;
 pub mod apply;
-pub mod cpus;
 pub mod doctor;
 pub mod host_config;
 pub mod inherit;
@@ -32,6 +31,8 @@ mod rule_id;
 pub mod rules;
 pub mod smi;
 mod tap;
+
+pub use ontime_base::cpus;
 
 pub use apply::{
     ConvergeError, Counts, Done, Drift, Item, Report, accepting, adopt, apply, converge, drift, give_back, reset,

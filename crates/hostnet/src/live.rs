@@ -209,10 +209,9 @@ impl LiveHost {
             Knob::ThreadPolicy { thread, .. } => {
                 thread.policy().map(Value::Policy).map_err(|error| thread_error(knob, error))
             }
-            Knob::ThreadAffinity { thread, .. } => thread
-                .affinity()
-                .map(|cpus| Value::Cpus(cpus.iter().collect()))
-                .map_err(|error| thread_error(knob, error)),
+            Knob::ThreadAffinity { thread, .. } => {
+                thread.affinity().map(Value::Cpus).map_err(|error| thread_error(knob, error))
+            }
             Knob::HostFile { .. } | Knob::NicFile { .. } => self.read_file(knob).map(Value::Text),
             Knob::IrqAffinity { .. } => {
                 CpuSet::from_list(&self.read_file(knob)?).map(Value::Cpus).map_err(|error| bad(knob, &error))
@@ -271,7 +270,7 @@ impl LiveHost {
                 set.map_err(|error| thread_error(knob, error))
             }
             (Knob::ThreadAffinity { thread, .. }, Value::Cpus(cpus)) => {
-                thread.set_affinity(&cpus.iter().collect()).map_err(|error| thread_error(knob, error))
+                thread.set_affinity(cpus).map_err(|error| thread_error(knob, error))
             }
             (Knob::NicFile { nic, path }, Value::Text(text)) => {
                 if path == "threaded" && text == "0" {

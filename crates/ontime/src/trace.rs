@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ontime_base::clock;
-use ontime_hostnet::{CpuSet, Intent, Inventory};
+use ontime_hostnet::{Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
 use ontime_trace::hints::{Counters, Hints};
@@ -156,7 +156,7 @@ fn look(choice: &Choice, config: &Config, paths: &Paths) -> (anyhow::Result<Watc
     let intent = Intent::new(&config.host, config.rules.table(), found.tenants, false);
     let affinity = |tid: i32| {
         let thread = inventory.threads.iter().find(|thread| thread.id.tid == tid)?;
-        CpuSet::from_list(&thread.id.affinity().ok()?.to_string()).ok()
+        thread.id.affinity().ok()
     };
     let watch = Watch::new(choice, &inventory, &intent, affinity);
     (watch.map_err(|error| exit::Exit::usage(error.to_string()).into()), unseen)

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta, Vcpu};
-use ontime_tenants::CpuList;
+use ontime_tenants::CpuSet;
 use ontime_tenants::config::{self, ConfigError, Text, TextPosition};
 use serde::Deserialize;
 use toml::Spanned;
@@ -55,7 +55,7 @@ pub struct SchedConfig {
     /// The part of each CPU that is never reserved.
     pub reserve: Bandwidth,
     /// CPUs for reservations; None: all that are online.
-    pub cpus: Option<CpuList>,
+    pub cpus: Option<CpuSet>,
     /// The policy of a vCPU that has used up its share.
     pub beyond: Beyond,
     /// In the order of the files.
@@ -127,7 +127,7 @@ impl SchedConfig {
             self.reserve = checked_reserve(text, &reserve)?;
         }
         if let Some(cpus) = file.cpus {
-            let list = cpus.get_ref().parse::<CpuList>().map_err(|what| text.error(&cpus.span(), what))?;
+            let list = cpus.get_ref().parse::<CpuSet>().map_err(|what| text.error(&cpus.span(), what))?;
             if list.is_empty() {
                 return Err(text.error(&cpus.span(), "`cpus` names no CPU; leave it out for all"));
             }
@@ -141,7 +141,7 @@ impl SchedConfig {
     }
 
     /// The CPUs for reservations, of those that are online.
-    pub fn cpus_of(&self, online: &CpuList) -> Vec<u32> {
+    pub fn cpus_of(&self, online: &CpuSet) -> Vec<u32> {
         online.iter().filter(|cpu| self.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect()
     }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::class::{Class, Policy, PriorityTable, Role};
-use crate::cpus::CpuList;
+use crate::cpus::CpuSet;
 use crate::model::{Tenant, TenantThread, ThreadRole};
 use crate::ownership;
 
@@ -160,7 +160,7 @@ fn of_thread(tenant: &Tenant, thread: &TenantThread, table: &PriorityTable) -> O
     (below && matches!(thread.role, ThreadRole::Vcpu(_))).then(|| Conflict::BelowKernel { thread: comm(), policy })
 }
 
-fn cpus_of(thread: &TenantThread) -> CpuList {
+fn cpus_of(thread: &TenantThread) -> CpuSet {
     thread.affinity.parse().unwrap_or_default()
 }
 
@@ -169,7 +169,7 @@ fn vcpus(tenant: &Tenant) -> impl Iterator<Item = &TenantThread> {
 }
 
 fn vhost_apart(tenant: &Tenant) -> Vec<Conflict> {
-    let vcpu_cpus: CpuList = vcpus(tenant).flat_map(|vcpu| cpus_of(vcpu).iter().collect::<Vec<_>>()).collect();
+    let vcpu_cpus: CpuSet = vcpus(tenant).flat_map(|vcpu| cpus_of(vcpu).iter().collect::<Vec<_>>()).collect();
     if tenant.class == Class::Bulk || vcpu_cpus.is_empty() {
         return Vec::new();
     }

@@ -57,7 +57,7 @@ pub use class::{Class, Level, Policy, PriorityTable, Role};
 pub use clock::ProcessClock;
 pub use config::ConfigError;
 pub use conflict::Conflict;
-pub use cpus::CpuList;
+pub use cpus::CpuSet;
 pub use discover::{Discovery, discover};
 pub use host::Sources;
 pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};

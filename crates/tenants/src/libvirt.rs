@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use roxmltree::{Document, Node, ParsingOptions};
 
 use crate::class::{Class, Level, Policy};
-use crate::cpus::CpuList;
+use crate::cpus::CpuSet;
 use crate::model::{LibvirtTuning, ThreadRole};
 use crate::proc::printable;
 use crate::rules::{RuntimeCap, Verdict};
@@ -176,7 +176,7 @@ fn tuning(cputune: Node<'_, '_>) -> Tuning {
     for node in cputune.children().filter(Node::is_element) {
         let cpus = || node.attribute("cpuset").map(|cpus| printable(cpus.as_bytes()));
         let listed =
-            |attribute| node.attribute(attribute).and_then(|list| list.parse::<CpuList>().ok()).unwrap_or_default();
+            |attribute| node.attribute(attribute).and_then(|list| list.parse::<CpuSet>().ok()).unwrap_or_default();
         match node.tag_name().name() {
             "vcpupin" => {
                 if let Some(vcpu) = number(node, "vcpu") {

@@ -6,7 +6,7 @@
 use std::io;
 
 use crate::class::Policy;
-use crate::cpus::{CPU_MAX, CpuList};
+use crate::cpus::{CPU_MAX, CpuSet};
 
 const SCHED_OTHER: u32 = 0;
 const SCHED_FIFO: u32 = 1;
@@ -108,17 +108,17 @@ fn setattr(tid: i32, attr: SchedAttr) -> io::Result<()> {
 }
 
 /// The CPUs the thread may run on.
-pub(crate) fn affinity(tid: i32) -> io::Result<CpuList> {
+pub(crate) fn affinity(tid: i32) -> io::Result<CpuSet> {
     let mut mask = [0u8; (CPU_MAX as usize + 1) / 8];
     // SAFETY: the kernel writes at most `mask.len()` bytes into the live array.
     let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, mask.len(), mask.as_mut_ptr()) };
     let written = usize::try_from(written).map_err(|_| io::Error::last_os_error())?;
-    Ok(CpuList::from_mask(mask.get(..written).unwrap_or_default()))
+    Ok(CpuSet::from_bits(mask.get(..written).unwrap_or_default()))
 }
 
 /// Restricts the thread to these CPUs.
-pub(crate) fn set_affinity(tid: i32, cpus: &CpuList) -> io::Result<()> {
-    let mask = cpus.to_mask();
+pub(crate) fn set_affinity(tid: i32, cpus: &CpuSet) -> io::Result<()> {
+    let mask = cpus.to_bits();
     // SAFETY: the kernel reads `mask.len()` bytes from the live vector.
     let result = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, mask.len(), mask.as_ptr()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::class::Policy;
-use crate::cpus::CpuList;
+use crate::cpus::CpuSet;
 use crate::{files, proc, sched};
 
 /// A pidfd of a single thread (`include/uapi/linux/pidfd.h`), Linux 6.9.
@@ -102,7 +102,7 @@ enum Change<'a> {
     Policy(Policy),
     /// As `Policy`, but children do not inherit a real-time policy.
     PolicyAlone(Policy),
-    Affinity(&'a CpuList),
+    Affinity(&'a CpuSet),
 }
 
 impl Change<'_> {
@@ -191,7 +191,7 @@ impl ThreadId {
     ///
     /// # Errors
     /// As [`Self::policy`].
-    pub fn affinity(self) -> Result<CpuList, ThreadError> {
+    pub fn affinity(self) -> Result<CpuSet, ThreadError> {
         let cpus = sched::affinity(self.tid).map_err(|error| self.os("reading its affinity", error))?;
         self.verify()?;
         Ok(cpus)
@@ -201,7 +201,7 @@ impl ThreadId {
     ///
     /// # Errors
     /// As [`Self::set_policy`].
-    pub fn set_affinity(self, cpus: &CpuList) -> Result<(), ThreadError> {
+    pub fn set_affinity(self, cpus: &CpuSet) -> Result<(), ThreadError> {
         self.change(&Change::Affinity(cpus))
     }
 
@@ -459,12 +459,12 @@ mod tests {
     fn affinity_is_set_and_returns() {
         let mut thread = Sleeper::start();
         let before = thread.id.affinity().unwrap();
-        let one: CpuList = before.iter().take(1).collect();
+        let one: CpuSet = before.iter().take(1).collect();
         thread.id.set_affinity(&one).unwrap();
         assert_eq!(thread.id.affinity().unwrap(), one);
         thread.id.set_affinity(&before).unwrap();
         assert_eq!(thread.id.affinity().unwrap(), before);
-        assert!(matches!(thread.id.set_affinity(&CpuList::default()), Err(ThreadError::Os { .. })));
+        assert!(matches!(thread.id.set_affinity(&CpuSet::default()), Err(ThreadError::Os { .. })));
         thread.end();
     }
 

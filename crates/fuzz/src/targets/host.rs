@@ -6,7 +6,7 @@ use ontime_tenants::Policy;
 use ontime_tenants::container::{self, Container, Identity};
 use ontime_tenants::libvirt::{self, Domain};
 use ontime_tenants::proc::{self, Stat};
-use ontime_tenants::{CpuList, ThreadRole, qmp, vmm};
+use ontime_tenants::{CpuSet, ThreadRole, qmp, vmm};
 
 /// Whether the text is fit for a terminal and a log.
 fn is_plain(text: &str) -> bool {
@@ -40,7 +40,7 @@ pub fn proc(data: &[u8]) {
         assert!(!value.contains('\n') && value.trim() == value);
     }
     let _ = (proc::parse_boot_time(data), proc::parse_schedstat(data));
-    if let Ok(cpus) = String::from_utf8_lossy(data).parse::<CpuList>() {
+    if let Ok(cpus) = String::from_utf8_lossy(data).parse::<CpuSet>() {
         assert_eq!(cpus.to_string().parse(), Ok(cpus.clone()));
         assert!(cpus.iter().all(|cpu| cpu <= ontime_tenants::cpus::CPU_MAX));
     }

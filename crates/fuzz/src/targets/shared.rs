@@ -11,7 +11,7 @@ use ontime_sched::published::{self, Follow, LINE};
 use ontime_sched::{Ask, Asks, GuestNeed, Offer, SchedConfig, Settled, settle};
 use ontime_tenants::config::Text;
 use ontime_tenants::{
-    Class, ClassSource, CpuList, Kind, Level, LibvirtTuning, Policy, Tenant, TenantThread, ThreadId, ThreadRole,
+    Class, ClassSource, CpuSet, Kind, Level, LibvirtTuning, Policy, Tenant, TenantThread, ThreadId, ThreadRole,
 };
 
 use crate::daemon::lines;
@@ -131,8 +131,8 @@ fn vm(name: &str, pid: i32) -> Tenant {
 }
 
 /// Two VMs with two vCPUs each; both VMs may request more.
-fn host() -> &'static (SchedConfig, [Tenant; 2], CpuList) {
-    static HOST: OnceLock<(SchedConfig, [Tenant; 2], CpuList)> = OnceLock::new();
+fn host() -> &'static (SchedConfig, [Tenant; 2], CpuSet) {
+    static HOST: OnceLock<(SchedConfig, [Tenant; 2], CpuSet)> = OnceLock::new();
     HOST.get_or_init(|| {
         let mut config = SchedConfig::default();
         let reservation = |name: &str| {

@@ -129,7 +129,7 @@ impl Keeper {
             return Settled::default();
         }
         let Some(why) = &self.off else {
-            return settle(config, tenants, &online.iter().collect(), &self.before, &self.asks);
+            return settle(config, tenants, online, &self.before, &self.asks);
         };
         refused(config, tenants, why)
     }

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_tenants::{Class, ClassSource, CpuList, Tenant, ThreadId, ThreadRole};
+use ontime_tenants::{Class, ClassSource, CpuSet, Tenant, ThreadId, ThreadRole};
 
 use crate::admit::candidate::{Candidate, Wanted, affinity, refuse_vcpusched};
 use crate::admit::distribution::distribute;
@@ -29,7 +29,7 @@ use crate::model::{BackendKind, Share};
 pub fn admit(
     config: &SchedConfig,
     tenants: &[Tenant],
-    online: &CpuList,
+    online: &CpuSet,
     before: &Reservations,
     asks: &Asks,
 ) -> Reservations {
@@ -53,7 +53,7 @@ fn admit_by<'a>(
     shortcut: Shortcut,
     config: &'a SchedConfig,
     tenants: &'a [Tenant],
-    online: &CpuList,
+    online: &CpuSet,
     before: &Reservations,
     asks: &Asks,
 ) -> Reservations {

@@ -49,7 +49,7 @@ fn config(reservations: &[(&str, u64)]) -> SchedConfig {
     config
 }
 
-fn online(count: u32) -> CpuList {
+fn online(count: u32) -> CpuSet {
     (0..count).collect()
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ontime_plan::{Bandwidth, Nanos};
-use ontime_tenants::{CpuList, Tenant, TenantThread, ThreadId};
+use ontime_tenants::{CpuSet, Tenant, TenantThread, ThreadId};
 
 use crate::admit::offer::Offer;
 use crate::admit::request::GuestNeed;
@@ -66,7 +66,7 @@ pub(crate) fn refuse_vcpusched(number: u32, thread: &TenantThread) -> Result<(),
 
 /// The allowed CPUs as indices of `cpus`; None: all of them.
 pub(crate) fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<BTreeSet<u32>>, String> {
-    let allowed: CpuList = thread.affinity.parse().unwrap_or_default();
+    let allowed: CpuSet = thread.affinity.parse().unwrap_or_default();
     if cpus.iter().all(|cpu| allowed.contains(*cpu)) && !cpus.is_empty() {
         return Ok(None);
     }

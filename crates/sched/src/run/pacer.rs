@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ontime_base::clock::{now, timespec};
-use ontime_tenants::{CpuList, Policy, ThreadId};
+use ontime_tenants::{CpuSet, Policy, ThreadId};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
@@ -397,7 +397,7 @@ fn place_here(cpu: u32, place: Policy) -> io::Result<ThreadId> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let process = rustix::process::getpid().as_raw_nonzero().get();
     let id = ThreadId::of(process, own).map_err(io::Error::other)?;
-    id.set_affinity(&CpuList::from_iter([cpu])).map_err(io::Error::other)?;
+    id.set_affinity(&CpuSet::from_iter([cpu])).map_err(io::Error::other)?;
     id.set_policy(place).map_err(io::Error::other)?;
     Ok(id)
 }
