@@ -5,14 +5,12 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `class`, `model` | basic types: classes, roles, policies, tenants |
-//! | `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
+//! | `class`, `model` | basic types: classes, roles, tenants |
 //! | `rules`, `users` | which tenant has which class |
-//! | `discover`, `host`, `files`, `devices` | finding tenants; reading a host; which device process serves which VM |
+//! | `discover`, `host`, `devices` | finding tenants; reading a host; which device process serves which VM |
 //! | `budget` | limits on the time that discovery spends on other users' processes |
 //! | `watch`, `connector` | notification of changes |
-//! | `proc`, `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source of information each |
-//! | `wait_limit` | a limit on waiting for sockets of a process whose files are read |
+//! | `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source of information each |
 //! | `namespace` | running code in a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
 //!
@@ -29,7 +27,6 @@ pub mod connector;
 pub mod container;
 pub mod devices;
 pub mod discover;
-mod files;
 pub mod host;
 pub mod libvirt;
 pub mod model;
@@ -38,20 +35,17 @@ pub mod ownership;
 #[doc(hidden)]
 pub mod peers;
 pub mod problem;
-pub mod proc;
 pub mod qmp;
 pub mod rules;
-mod sched;
 #[cfg(test)]
 mod testing;
-pub mod thread;
 pub mod users;
 pub mod vmm;
 pub mod vnic;
-mod wait_limit;
 pub mod watch;
 
-pub use ontime_base::{clock, config, cpus, remedy, repeats, text};
+pub use ontime_base::{clock, config, cpus, proc, remedy, repeats, text, thread};
+use ontime_base::{files, sched, wait_limit};
 
 pub use class::{Class, Level, Policy, PriorityTable, Role};
 pub use clock::ProcessClock;

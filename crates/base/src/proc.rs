@@ -2,7 +2,7 @@
 //!
 //! Source: `Documentation/filesystems/proc.rst`, `fs/proc/array.c`.
 
-use crate::class::Policy;
+use crate::policy::Policy;
 use crate::sched;
 
 /// A kernel thread (`include/linux/sched.h`).
@@ -45,7 +45,7 @@ impl Stat {
     }
 
     /// Whether the kernel runs this thread inside a user process. Unlike a name, user space cannot forge this.
-    pub(crate) fn is_user_worker(&self) -> bool {
+    pub fn is_user_worker(&self) -> bool {
         self.flags & PF_USER_WORKER != 0
     }
 

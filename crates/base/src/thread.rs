@@ -31,8 +31,8 @@ use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::class::Policy;
 use crate::cpus::CpuSet;
+use crate::policy::Policy;
 use crate::{files, proc, sched};
 
 /// A pidfd of a single thread (`include/uapi/linux/pidfd.h`), Linux 6.9.

@@ -26,12 +26,12 @@ thread_local! {
 
 /// Returns and clears the last failure in this thread that was caused by a lack of descriptors or memory. The file
 /// itself may well exist.
-pub(crate) fn exhausted() -> Option<Errno> {
+pub fn exhausted() -> Option<Errno> {
     EXHAUSTED.take()
 }
 
 /// Stores a failure for [`exhausted`].
-pub(crate) fn note(error: &io::Error) {
+pub fn note(error: &io::Error) {
     let error = Errno::from_io_error(error);
     if matches!(error, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) {
         EXHAUSTED.set(error);
@@ -43,12 +43,12 @@ fn noted<T>(result: Result<T, Errno>) -> Result<T, Errno> {
 }
 
 /// Opens a directory for reading files below it.
-pub(crate) fn directory(path: impl Arg) -> Result<OwnedFd, Errno> {
+pub fn directory(path: impl Arg) -> Result<OwnedFd, Errno> {
     noted(rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()))
 }
 
 /// Reads a file, at most its first MiB.
-pub(crate) fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
+pub fn read_at(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
     limit_waits(|| read_whole(directory, path))
 }
 
@@ -67,23 +67,23 @@ fn read_whole(directory: impl AsFd, path: impl Arg) -> Result<Vec<u8>, Errno> {
 }
 
 /// The target of a symbolic link.
-pub(crate) fn link_at(directory: impl AsFd, path: impl Arg) -> Result<String, Errno> {
+pub fn link_at(directory: impl AsFd, path: impl Arg) -> Result<String, Errno> {
     let target = limit_waits(|| noted(rustix::fs::readlinkat(directory, path, Vec::new())))?;
     Ok(target.to_string_lossy().into_owned())
 }
 
 /// The first `limit` entries of a newly opened directory, and whether these are all. Entries that vanish are skipped.
-pub(crate) fn names(directory: &OwnedFd, limit: usize) -> (Vec<String>, bool) {
+pub fn names(directory: &OwnedFd, limit: usize) -> (Vec<String>, bool) {
     first(directory, limit, |name| (name != "." && name != "..").then(|| name.to_owned()))
 }
 
 /// The entries of a directory that are positive numbers, such as processes.
-pub(crate) fn numbers(directory: &OwnedFd) -> Vec<i32> {
+pub fn numbers(directory: &OwnedFd) -> Vec<i32> {
     first_numbers(directory, usize::MAX).0
 }
 
-/// The first `limit` of them, and whether these are all.
-pub(crate) fn first_numbers(directory: &OwnedFd, limit: usize) -> (Vec<i32>, bool) {
+/// The first `limit` entries that are positive numbers, and whether these are all.
+pub fn first_numbers(directory: &OwnedFd, limit: usize) -> (Vec<i32>, bool) {
     first(directory, limit, |name| name.parse().ok().filter(|number| *number > 0))
 }
 

@@ -5,15 +5,15 @@
 
 use std::io;
 
-use crate::class::Policy;
 use crate::cpus::{CPU_MAX, CpuSet};
+use crate::policy::Policy;
 
 const SCHED_OTHER: u32 = 0;
 const SCHED_FIFO: u32 = 1;
 const SCHED_RR: u32 = 2;
 const SCHED_BATCH: u32 = 3;
 const SCHED_IDLE: u32 = 5;
-pub(crate) const SCHED_DEADLINE: u32 = 6;
+const SCHED_DEADLINE: u32 = 6;
 const SCHED_EXT: u32 = 7;
 
 /// Children of the thread start at SCHED_OTHER.
@@ -77,7 +77,7 @@ fn getattr(tid: i32) -> io::Result<SchedAttr> {
 }
 
 /// The thread's policy.
-pub(crate) fn policy(tid: i32) -> io::Result<Policy> {
+pub fn policy(tid: i32) -> io::Result<Policy> {
     let attr = getattr(tid)?;
     match policy_from(attr.policy, attr.nice.into(), attr.priority) {
         Some(Policy::Deadline { .. }) => {
@@ -108,7 +108,7 @@ fn setattr(tid: i32, attr: SchedAttr) -> io::Result<()> {
 }
 
 /// The CPUs the thread may run on.
-pub(crate) fn affinity(tid: i32) -> io::Result<CpuSet> {
+pub fn affinity(tid: i32) -> io::Result<CpuSet> {
     let mut mask = [0u8; (CPU_MAX as usize + 1) / 8];
     // SAFETY: the kernel writes at most `mask.len()` bytes into the live array.
     let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, mask.len(), mask.as_mut_ptr()) };

@@ -174,7 +174,8 @@ fn result(returned: libc::c_int) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
@@ -182,7 +183,17 @@ mod tests {
 
     use super::*;
     use crate::files;
-    use crate::testing::lingering;
+
+    /// A connection that lingers for a day when it is closed, because the other side reads nothing.
+    fn lingering(listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[0; 65_536]).is_ok() {}
+        near.set_nonblocking(false).unwrap();
+        rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
+        (near, far)
+    }
 
     /// Whether a thread that runs this ends long before the linger time.
     fn ends(run: impl FnOnce() + Send + 'static) -> bool {
