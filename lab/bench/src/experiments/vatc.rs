@@ -291,18 +291,34 @@ fn measure_case(
     Ok(result)
 }
 
-/// Applies a method. `prio` and `fq_codel` are not Ontime's: it places the RT vCPU for them, and the emulated host's own
-/// programs set the qdiscs.
-fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
-    let compared = matches!(method, "prio" | "fq_codel");
-    if host.target().is_some() {
-        let said = match method {
-            "vatc-qdisc" => "whether packets bypass a qdisc is the host's own host.toml's to say: measure vatc with it",
-            _ if compared => "prio and fq_codel replace root qdiscs, in an emulated host only: name other methods",
-            _ => return host.apply(method),
-        };
-        return Err(HardwareError::NotHere(said.to_owned()).into());
+/// The methods that are measured by default.
+fn defaults(on_hardware: bool) -> &'static [&'static str] {
+    if on_hardware { &["vanilla", "vatc"] } else { &["prio", "fq_codel", "vanilla", "vatc"] }
+}
+
+/// Why a real host is not measured with this method.
+fn refused_on_hardware(method: &str) -> Option<&'static str> {
+    match method {
+        "prio" | "fq_codel" => {
+            Some("prio and fq_codel replace root qdiscs, in an emulated host only: name other methods")
+        }
+        "vatc-qdisc" => {
+            Some("whether packets bypass a qdisc is the host's own host.toml's to say: measure vatc with it")
+        }
+        _ => None,
     }
+}
+
+/// Applies a method. `prio` and `fq_codel` are not Ontime's: it places the RT vCPU for them, and the emulated host's
+/// own programs set the qdiscs.
+fn apply(host: &mut Host, method: &str) -> Result<(), MeasureError> {
+    if host.target().is_some() {
+        return match refused_on_hardware(method) {
+            Some(said) => Err(HardwareError::NotHere(said.to_owned()).into()),
+            None => host.apply(method),
+        };
+    }
+    let compared = matches!(method, "prio" | "fq_codel");
     host.shell(&without_qdiscs())?;
     let (applied, settings) = match method {
         _ if compared => ("vanilla", "without = [\"vnic-place\"]\n".to_owned()),
@@ -408,7 +424,7 @@ fn bulk_rate(capture: &Path) -> Result<f64, PcapError> {
 #[derive(Debug, clap::Args)]
 struct Common {
     /// Methods: prio, fq_codel (emulated host only), vanilla, partitioned, vatc, vatc-qdisc (vatc where packets go
-    /// through the NIC's qdisc); default: prio, fq_codel, vanilla, vatc
+    /// through the NIC's qdisc); default: prio, fq_codel, vanilla, vatc; on a real host vanilla, vatc
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     #[command(flatten)]
@@ -502,8 +518,8 @@ fn execute(
     common: &Common,
     words: Vec<String>,
 ) -> anyhow::Result<ExitCode> {
-    let defaults = ["prio", "fq_codel", "vanilla", "vatc"];
-    let methods = common.host.hardware.methods(&common.methods, &defaults, &METHODS)?;
+    let hardware = &common.host.hardware;
+    let methods = hardware.methods(&common.methods, defaults(hardware.hardware.is_some()), &METHODS)?;
     let mut missing = Vec::new();
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
@@ -592,6 +608,12 @@ mod tests {
         for text in ["1", "9", "10001", "-1", "adaptive", ""] {
             assert!(text.parse::<Interval>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn no_method_that_is_measured_by_default_is_refused() {
+        assert!(defaults(true).iter().all(|method| refused_on_hardware(method).is_none()));
+        assert!(defaults(false).iter().chain(defaults(true)).all(|method| METHODS.contains(method)));
     }
 
     #[test]
