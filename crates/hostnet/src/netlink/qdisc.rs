@@ -1,8 +1,8 @@
 //! Reads and sets the interfaces' root qdiscs.
 //!
-//! Source: `net/sched/sch_api.c`, `net/sched/sch_generic.c` (`noqueue_qdisc_ops`),
-//! `include/uapi/linux/pkt_sched.h`. A qdisc that the kernel attached by default has handle 0. Ontime's has the
-//! handle [`OURS`]. Any other handle belongs to the administrator or another program.
+//! Source: `net/sched/sch_api.c`, `net/sched/sch_generic.c` (`noqueue_qdisc_ops`), `include/uapi/linux/pkt_sched.h`. A
+//! qdisc that the kernel attached by default has handle 0. Ontime's has a handle of its own. Any other handle belongs
+//! to the administrator or another program.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -76,15 +76,15 @@ pub(crate) fn set_root(netlink: &mut Netlink, ifindex: u32, kind: &str) -> io::R
             _ => Ok(()),
         },
         NONE => {
-            let message = root_message(ifindex, NONE, OURS);
+            let message = root_message(ifindex, NONE);
             netlink.request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, message.bytes()).map(|_| ())
         }
         _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
     }
 }
 
-fn root_message(ifindex: u32, kind: &str, handle: u32) -> Attributes {
-    Attributes::after(&tcmsg(ifindex, handle, TC_H_ROOT, 0)).with_text(TCA_KIND, kind)
+fn root_message(ifindex: u32, kind: &str) -> Attributes {
+    Attributes::after(&tcmsg(ifindex, OURS, TC_H_ROOT, 0)).with_text(TCA_KIND, kind)
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_root_is_told_by_its_handle() {
-        let of_kind = |kind| root_of(root_message(7, kind, OURS).bytes());
+        let of_kind = |kind| root_of(root_message(7, kind).bytes());
         assert_eq!(of_kind(NONE), Some((7, RootQdisc::Ours)));
         assert_eq!(of_kind("prio").unwrap().1.text(), "prio 4f50:", "another program's, by chance with this handle");
         let of = |handle, parent| {

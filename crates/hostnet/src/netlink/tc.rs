@@ -26,7 +26,7 @@ const CLSACT_INGRESS: u32 = 0xffff_fff2;
 const CLSACT_EGRESS: u32 = 0xffff_fff3;
 
 pub(super) const TCA_KIND: u16 = 1;
-pub(super) const TCA_OPTIONS: u16 = 2;
+const TCA_OPTIONS: u16 = 2;
 const FLOWER_INDEV: u16 = 2;
 const FLOWER_ACT: u16 = 3;
 const FLOWER_KEY_ETH_SRC: u16 = 6;
