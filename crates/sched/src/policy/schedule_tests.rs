@@ -256,6 +256,30 @@ fn sleepers_cost_nearly_nothing_and_no_change_of_place() {
     }
 }
 
+/// Twenty guests have deadline tasks of different phases, and all sleep. Their windows would end 2,000 times a second.
+#[test]
+fn sleeping_guests_with_deadline_tasks_cost_few_checks_and_are_served_when_they_wake() {
+    let work = 190_000;
+    let (mut schedule, mut host) = start(Planning::Best, 1, &[(200_000, 10 * MS); 20], &[Guest::Sleeps; 20]);
+    for (vm, phase) in host.vms.iter_mut().zip(0..) {
+        (vm.phase, vm.publishes) = (phase * 500_000, true);
+    }
+    host.run(&mut schedule, 100 * MS, 0);
+    let (wakes, flips) = (host.run(&mut schedule, 2_100 * MS, 0), host.flips);
+    println!("{wakes} checks in two seconds");
+    assert!(wakes <= 2 * 400, "{wakes} checks in two seconds");
+    assert!(!shown(&schedule, &host).calm, "they may wake together");
+    host.run(&mut schedule, 2_200 * MS, 0);
+    assert_eq!(host.flips, flips);
+    host.vms.iter_mut().take(10).for_each(|vm| vm.guest = Guest::Wants(work));
+    host.run(&mut schedule, 2_210 * MS, 0);
+    host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
+    host.run(&mut schedule, 2_400 * MS, 0);
+    for (number, vm) in host.vms.iter().take(10).enumerate() {
+        assert_eq!(vm.least, work, "VM {number} in a period");
+    }
+}
+
 #[test]
 fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_then_on() {
     for planning in BOTH {
