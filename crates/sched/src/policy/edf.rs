@@ -30,6 +30,10 @@
 //! comes before it can use up the others' *spare* time: the least slack that is left when all vCPUs of a place run in
 //! the worst order.
 //!
+//! One vCPU runs at a time. So those that are assumed to be runnable are read first, and if they ran all the time since
+//! the last check, the others are not read: reading all is a large part of what a check costs. What may have run unseen
+//! stays below [`IDLE_MIN`].
+//!
 //! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
 //! of all is long ([`EdfCpu::allow_overuse`]), the vCPU is checked only when that saved time is used up as well: an
 //! application whose job comes in one piece is not interrupted by a check, and does not wait for its next grant. Unused
@@ -154,6 +158,8 @@ struct Server {
     /// Whether the vCPU was seen running at the last check, for how long, ns, and its place until then.
     ran: bool,
     ran_for: u64,
+    /// If the vCPU was not read at this check: how long it may have run since it was, ns.
+    unseen: Option<u64>,
     place_before: Place,
     /// Whether the vCPU is assumed to be runnable.
     runnable: bool,
@@ -198,6 +204,7 @@ impl Server {
             quiet: false,
             ran: false,
             ran_for: 0,
+            unseen: None,
             place_before: Place::Entitled,
             runnable: true,
             alarms: 0,
@@ -225,14 +232,19 @@ impl Server {
         }
     }
 
-    /// Reads the vCPU's CPU time; returns how long it ran within its share since the last check, ns.
-    fn observe(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+    /// Reads the vCPU's CPU time; returns how long it ran within its share since the last check, ns. All others left it
+    /// `left` ns since then. One that is taken to sleep is not read if that is next to nothing, and no window or period
+    /// of it ends.
+    fn observe(&mut self, now: u64, left: u64, threads: &mut impl Threads) -> u64 {
         self.apply_claim(now, threads);
         let account = &mut self.account;
+        let due = now >= self.end || now >= account.deadline;
+        let unseen = self.unseen.unwrap_or(0).saturating_add(left);
+        self.unseen = (!self.runnable && !due && unseen < IDLE_MIN).then_some(unseen);
         let mut ran = 0;
-        if account.place != Place::Beyond {
+        if account.place != Place::Beyond && self.unseen.is_none() {
             ran = account.read(self.index, threads);
-        } else if now >= self.end || now >= account.deadline {
+        } else if account.place == Place::Beyond && due {
             account.read(self.index, threads);
         }
         (self.ran, self.ran_for) = (ran > 0, ran);
@@ -253,6 +265,17 @@ impl Server {
                 let more = cost.saturating_sub(self.ran_for);
                 self.account.balance = self.account.balance.saturating_sub(signed(more));
             }
+        }
+    }
+
+    /// Moves the vCPU to a place, after a reading.
+    fn move_to(&mut self, place: Place, threads: &mut impl Threads) {
+        if self.unseen.is_some() && self.account.place != place {
+            self.unseen = None;
+            self.account.read(self.index, threads);
+        }
+        if !self.account.ended {
+            self.account.move_to(self.index, place, threads);
         }
     }
 
@@ -685,21 +708,24 @@ impl EdfCpu {
         let alarm = self.alarm.take().filter(|(_, due)| now >= *due).map(|(index, _)| index);
         // How long vCPUs ran that delay a vCPU at `Planned` (0) or at `Entitled` (1).
         let mut busy = [0_u64; 2];
-        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
-            (server.place_before, server.ran) = (server.account.place, false);
-            let ran = server.observe(now, threads);
-            if alarm == Some(server.index) {
-                server.count_alarm(self.cost);
+        let last_cost = self.last_cost;
+        let passed = now.saturating_sub(self.last).saturating_sub(last_cost);
+        for runnable in [true, false] {
+            let these = |server: &&mut Server| !server.account.ended && server.runnable == runnable;
+            for server in self.servers.iter_mut().filter(these) {
+                (server.place_before, server.ran) = (server.account.place, false);
+                let ran = server.observe(now, passed.saturating_sub(busy[1]), threads);
+                if alarm == Some(server.index) {
+                    server.count_alarm(self.cost);
+                }
+                busy[1] = busy[1].saturating_add(ran);
+                busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
             }
-            busy[1] = busy[1].saturating_add(ran);
-            busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }
         if busy.iter().any(|ran| *ran > 0) {
             self.ran_at = now;
         }
         self.repay_from_pool();
-        let last_cost = self.last_cost;
-        let passed = now.saturating_sub(self.last).saturating_sub(last_cost);
         self.last = now;
         if self.begin_windows(now, threads) {
             return self.begin_calm(now, threads);
@@ -965,7 +991,7 @@ impl EdfCpu {
             } else {
                 Place::Entitled
             };
-            server.account.move_to(server.index, place, threads);
+            server.move_to(place, threads);
         }
     }
 
@@ -1021,7 +1047,7 @@ impl EdfCpu {
             (server.end, server.regular_end) = (self.end, self.end);
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
-            server.account.move_to(server.index, Place::Planned, threads);
+            server.move_to(Place::Planned, threads);
         }
         self.end
     }

@@ -6,7 +6,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::Share;
+use crate::model::{Counts, Next, Place, Share};
 use crate::policy::account::{CALM_MAX, UNUSED_MAX};
 use crate::policy::edf::CHECK_DELAY_MIN;
 use crate::sim::*;
@@ -654,6 +654,64 @@ fn a_guest_that_runs_for_moments_pays_for_its_checks() {
         let checks = shown(&schedule, &host).looks;
         // Without a charge it would have one check for each tick of its share.
         assert!(checks <= most && most < 250 * share / TICK, "{checks} checks of {cost} ns for shares of {share} ns");
+    }
+}
+
+/// A host that counts how often vCPUs are read.
+struct Counting<'a>(&'a mut Host, u64);
+
+impl Threads for Counting<'_> {
+    fn read(&mut self, vcpu: usize) -> Option<Counts> {
+        self.1 += 1;
+        self.0.read(vcpu)
+    }
+
+    fn is_asleep(&mut self, vcpu: usize) -> bool {
+        self.0.is_asleep(vcpu)
+    }
+
+    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
+        self.0.next_deadline(vcpu, after)
+    }
+
+    fn claimed(&mut self, vcpu: usize) -> Option<Share> {
+        self.0.claimed(vcpu)
+    }
+
+    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
+        self.0.set_place(vcpu, place)
+    }
+}
+
+/// All vCPUs sleep, which checks have found while the CPU was idle. Then one of them runs all the time.
+#[test]
+fn vcpus_that_cannot_have_run_are_not_read() {
+    for busy in [MS, 3 * MS] {
+        let asked = [(MS, 20 * MS), (10 * MS, 20 * MS), (MS, 20 * MS), (MS, 20 * MS), (MS, 20 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Sleeps; 5]);
+        let mut checks = |host: &mut Host, guest: Guest, until: u64| {
+            host.vms[1].guest = guest;
+            while host.now < until {
+                host.tick();
+            }
+            let (now, mut counting) = (host.now, Counting(host, 0));
+            schedule.step(0, now, &mut counting);
+            counting.1
+        };
+        checks(&mut host, Guest::Sleeps, 0);
+        checks(&mut host, Guest::Sleeps, 5 * MS);
+        // One whose place changes is read as well.
+        for until in [5 * MS + busy, 5 * MS + 2 * busy] {
+            let reads = checks(&mut host, Guest::Spins, until);
+            assert!(reads < 5, "{reads} at {until} ns");
+        }
+        assert_eq!(host.vms[1].counts.ran, 2 * busy);
+        host.vms[1].guest = Guest::Sleeps;
+        while host.now < 6 * MS + 2 * busy {
+            host.tick();
+        }
+        let now = host.now;
+        assert_eq!(checks(&mut host, Guest::Sleeps, now), 5, "the CPU was idle");
     }
 }
 
