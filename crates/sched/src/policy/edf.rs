@@ -45,7 +45,8 @@
 //! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
 //! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
 //! period at least, also up to a later deadline. So no guest's deadlines take time from other vCPUs. A job that comes
-//! at any time needs no further window if its vCPU was known to sleep: the present window is prolonged.
+//! at any time needs no further window if its vCPU was known to sleep, or had not run in the present window: that is
+//! prolonged.
 //!
 //! **Checks in vain.** Of the checks in a window that come because a vCPU may have used up its share, the first was
 //! admitted. A further one takes at least its own duration from the vCPU's share, so one that runs for moments only
@@ -132,6 +133,17 @@ enum Sleep {
     Asleep,
 }
 
+/// Whether a vCPU has run in its window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// There was no check in the window so far.
+    Unknown,
+    /// A check found that it had not.
+    Late,
+    /// It has.
+    Done,
+}
+
 /// One vCPU of this plan: a server, whose budget is granted anew in each window.
 #[derive(Debug)]
 struct Server {
@@ -167,6 +179,9 @@ struct Server {
     alarms: u64,
     /// Whether the window began anew in a rest.
     rested: bool,
+    start: Start,
+    /// How long the vCPU waited for the CPU between its last two readings, ns.
+    delayed: u64,
     /// Whether the vCPU used up the share of its last window.
     exhausted: bool,
     sleep: Sleep,
@@ -209,6 +224,8 @@ impl Server {
             runnable: true,
             alarms: 0,
             rested: false,
+            start: Start::Unknown,
+            delayed: 0,
             exhausted: true,
             sleep: Sleep::Awake,
             cpu_idle: false,
@@ -241,13 +258,14 @@ impl Server {
         let due = now >= self.end || now >= account.deadline;
         let unseen = self.unseen.unwrap_or(0).saturating_add(left);
         self.unseen = (!self.runnable && !due && unseen < IDLE_MIN).then_some(unseen);
-        let mut ran = 0;
+        let (mut ran, waited) = (0, account.counts.waited);
         if account.place != Place::Beyond && self.unseen.is_none() {
             ran = account.read(self.index, threads);
         } else if account.place == Place::Beyond && due {
             account.read(self.index, threads);
         }
         (self.ran, self.ran_for) = (ran > 0, ran);
+        self.delayed = account.counts.waited.saturating_sub(waited);
         if self.rested && now >= account.deadline {
             self.alarms = 0;
         }
@@ -437,7 +455,7 @@ impl Server {
         self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
         self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
         self.account.balance = self.account.balance.saturating_add(signed(self.granted));
-        (self.alarms, self.rested) = (0, false);
+        (self.alarms, self.rested, self.start) = (0, false, Start::Unknown);
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -505,6 +523,7 @@ impl Server {
     }
 
     /// Prolongs the window of a vCPU that slept in it, and runs now, up to its guest's next deadline: none is before.
+    /// On a busy CPU it may not be known that it slept; then it woke as long ago as it has run and waited.
     /// The window was to end at the deadline that a job would have that came when the window began. So a job that comes
     /// at any time has one window, not two with a further one among them. The window ends a period at most after the
     /// vCPU woke, which was at least as long ago as it has run since the last check, or a moment later: its guest's job
@@ -519,7 +538,8 @@ impl Server {
             return;
         };
         self.deadlines = Deadlines::of(Some(next));
-        let woke = now.saturating_sub(self.ran_for);
+        let delayed = if self.runnable { self.delayed } else { 0 };
+        let woke = now.saturating_sub(self.ran_for).saturating_sub(delayed);
         let most = self.account.period.min(SLICE_MAX.0).saturating_add(SLICE_MIN.0);
         let end = next.at.min(woke.saturating_add(most));
         let more = self.account.share(end.saturating_sub(self.end));
@@ -863,11 +883,14 @@ impl EdfCpu {
                 }
                 rolled = true;
             } else if server.deadlines != Deadlines::None {
-                if server.ran && !server.runnable {
+                if server.ran && (!server.runnable || server.start == Start::Late) {
                     server.prolong_window(now, cost, threads);
                 }
             } else if server.may_have_run() {
                 server.shorten_window(now, cost, threads);
+            }
+            if !over && !calm && server.start != Start::Done {
+                server.start = if server.may_have_run() { Start::Done } else { Start::Late };
             }
         }
         self.windows += u64::from(rolled);

@@ -585,6 +585,33 @@ fn the_window_of_one_that_slept_ends_a_period_after_it_woke() {
     }
 }
 
+/// A vCPU sleeps at the begin of its window, which no check can know, because another one keeps the CPU busy. It wakes
+/// some time later. Its window ends at its guest's next deadline, and it is granted its share up to then.
+#[test]
+fn the_window_of_one_that_slept_unseen_ends_at_its_deadline() {
+    for woke in [2, 3, 5].map(|ms| ms * MS) {
+        let asked = [(2 * MS, 20 * MS), (8 * MS, 10 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Sleeps, Guest::Spins]);
+        (host.vms[0].period, host.vms[0].publishes) = (20 * MS, true);
+        for (until, wakes) in [(0, false), (woke - MS, false), (woke, true), (woke + MS, false)] {
+            while host.now < until {
+                host.tick();
+            }
+            if wakes {
+                (host.vms[0].guest, host.vms[1].guest) = (Guest::Spins, Guest::Sleeps);
+                host.vms[0].phase = woke;
+            } else {
+                schedule.step(0, until, &mut host);
+            }
+        }
+        assert_eq!(host.vms[0].counts.ran, MS);
+        let plan = shown(&schedule, &host).plan;
+        let left = plan.iter().find(|segment| segment.id.tid == 100).map(|segment| segment.end - segment.start);
+        let expected = 2 * MS - MS + woke / 10;
+        assert!(left.is_some_and(|left| left.abs_diff(expected) < 1_000), "{left:?} after {woke}, not {expected}");
+    }
+}
+
 /// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
 #[test]
 fn guests_that_publish_many_deadlines_take_no_time_from_others() {
