@@ -19,7 +19,7 @@ build() {
     scripts/go.sh "$1" build -ldflags '-s -w' -o "$programs/$2" "$3"
 }
 build dra/cluster etcd go.etcd.io/etcd/server/v3
-for program in kube-apiserver kube-controller-manager kube-scheduler; do
+for program in kube-apiserver kube-controller-manager kube-scheduler kubectl; do
     build dra/cluster $program k8s.io/kubernetes/cmd/$program
 done
 build dra ontime-dra .

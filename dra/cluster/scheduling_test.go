@@ -88,10 +88,36 @@ func number(name string, otherwise int) int {
 	return otherwise
 }
 
-// documentedPodRuns takes the example that docs/use/kubernetes.md shows from kubectl apply to a held reservation.
+// documentedPodRuns runs the commands of docs/use/kubernetes.md: from nothing to a held reservation.
 func (cluster *cluster) documentedPodRuns(t *testing.T) {
-	cluster.apply(filepath.Join("..", "manifests", "examples", "pod.yaml"))
-	cluster.apply(filepath.Join("..", "manifests", "examples", "pinned.yaml"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "use", "kubernetes.md"))
+	must(t, err)
+	said := ""
+	for line := range strings.Lines(string(page)) {
+		// The page's commands are its indented lines, in lists too.
+		command := strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "    ") || command == "" {
+			continue
+		}
+		words := strings.Fields(strings.ReplaceAll(command, "NODE", cluster.nodes[0].name))
+		switch words[0] {
+		case "kubectl":
+			out, err := cluster.kubectl(words[1:]...)
+			must(t, err)
+			said += out
+		case "make", "podman":
+			// scripts/kubernetes-test.sh builds the driver; no container runs here.
+		default:
+			t.Fatalf("no test runs this command of the documentation: %s", command)
+		}
+	}
+	for _, wanted := range []string{"node/node-0 labeled", "cpu.ontime", "pod/control-loop created"} {
+		if !strings.Contains(said, wanted) {
+			t.Fatalf("the commands of the documentation do not say %q: %s", wanted, said)
+		}
+	}
+	_, err = cluster.kubectl("apply", "-f", "dra/manifests/examples/pinned.yaml")
+	must(t, err)
 	pods := cluster.decided(t, 1)
 	node := cluster.nodeOf(pods[0])
 	if node == nil {
@@ -245,8 +271,17 @@ func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
 				continue
 			}
 			refused++
-			if !strings.Contains(pending(pod), "cannot allocate all claims") {
+			if !strings.Contains(pending(pod), whyPending) {
 				t.Fatalf("%s stays pending, but its reason is %q", pod.Name, pending(pod))
+			}
+			if refused == 1 {
+				cluster.until("kubectl describe shows the reason", func(context.Context) error {
+					out, err := cluster.kubectl("describe", "pod", pod.Name)
+					if err == nil && !strings.Contains(out, whyPending) {
+						err = fmt.Errorf("it shows %s", out)
+					}
+					return err
+				})
 			}
 			for node, set := range on {
 				with := maps.Clone(set)
@@ -446,6 +481,9 @@ func (cluster *cluster) decided(t *testing.T, count int) []*corev1.Pod {
 	})
 	return pods
 }
+
+// whyPending is what the documentation says of a pod that does not fit.
+const whyPending = "cannot allocate all claims"
 
 // pending is the scheduler's reason, which kubectl describe shows.
 func pending(pod *corev1.Pod) string {
