@@ -2,7 +2,7 @@
 # A cluster of real parts: builds etcd and Kubernetes from their Go modules (the first time: half an hour on two cores),
 # then tests the DRA driver with real daemons. kubernetes-test.sh ONTIME
 # The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000), are held against
-# `ontime plan`; KILLS (12) processes are killed; SEED (1).
+# `ontime plan`; each kind of process is killed at each step of a pod's life, then KILLS (12) at any time; SEED (1).
 set -eu
 ontime=$(realpath "$1")
 cd "$(dirname "$0")/.."

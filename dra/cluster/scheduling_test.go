@@ -72,6 +72,7 @@ func TestCluster(t *testing.T) {
 		{"a driver writes what is its own node's", cluster.driversWriteTheirOwn},
 		{"allocations are those of plan", cluster.allocationsAreThoseOfPlan},
 		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
+		{"a kill at any step leaks nothing", cluster.killsAtEveryStepLeakNothing},
 		{"kills leak nothing", cluster.killsLeakNothing},
 	} {
 		begin := time.Now()
@@ -334,6 +335,73 @@ func (cluster *cluster) plan(t *testing.T, set map[string]demand) bool {
 	return false
 }
 
+// victims are the kinds of processes that the test kills.
+var victims = []string{"driver", "daemon", "API server", "scheduler"}
+
+// kill ends a process, of this node where each has its own, and starts it again.
+func (cluster *cluster) kill(victim string, node *node) {
+	switch victim {
+	case "driver":
+		node.driver.kill()
+		node.driver.restart()
+	case "daemon":
+		node.daemon.Stop(syscall.SIGKILL)
+		node.daemon.Restart()
+	case "API server":
+		cluster.apiserver.kill()
+		cluster.apiserver.restart()
+	case "scheduler":
+		cluster.schedule.kill()
+		cluster.schedule.restart()
+	}
+}
+
+// killsAtEveryStepLeakNothing kills each kind of process while a pod takes each step of its life. When the step has
+// been repeated until it succeeded, and the pod is gone, nothing is held: at once, not when a lease has ended.
+func (cluster *cluster) killsAtEveryStepLeakNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 3))
+	small := demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}
+	for kind, victim := range victims {
+		for step := range lifeSteps {
+			what := fmt.Sprintf("%s, step %d", victim, step)
+			reached, ended := make(chan struct{}), make(chan error, 1)
+			go func() {
+				ended <- cluster.live(t.Context(), fmt.Sprintf("step-%d-%d", kind, step), small, func(now int) {
+					if now == step {
+						close(reached)
+					}
+				})
+			}()
+			select {
+			case <-reached:
+			case err := <-ended:
+				if err != nil {
+					t.Fatalf("%s: the pod's life ended early: %v", what, err)
+				}
+				// This machine was slow: both had happened.
+				ended <- nil
+			}
+			time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+			if victim == "driver" || victim == "daemon" {
+				for _, node := range cluster.nodes {
+					cluster.kill(victim, node)
+				}
+			} else {
+				cluster.kill(victim, nil)
+			}
+			if err := <-ended; err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			for _, node := range cluster.nodes {
+				if held, err := node.held(t.Context()); err != nil || len(held) > 0 {
+					t.Fatalf("%s: %s holds %v (%v)", what, node.name, held, err)
+				}
+			}
+			cluster.nothingIsHeld()
+		}
+	}
+}
+
 // killsLeakNothing kills a driver, a daemon, the API server or the scheduler while pods come and go, again and again.
 func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	kills := number("KILLS", 12)
@@ -350,7 +418,8 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 				default:
 				}
 				name := fmt.Sprintf("life-%d-%d", worker, life)
-				if err := cluster.live(t.Context(), name, demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}); err != nil {
+				small := demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}
+				if err := cluster.live(t.Context(), name, small, func(int) {}); err != nil {
 					problems <- fmt.Errorf("%s: %w", name, err)
 					return
 				}
@@ -360,20 +429,7 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	for kill := range kills {
 		time.Sleep(time.Duration(random.IntN(1500)) * time.Millisecond)
 		node := cluster.nodes[random.IntN(len(cluster.nodes))]
-		switch kill % 4 {
-		case 0:
-			node.driver.kill()
-			node.driver.restart()
-		case 1:
-			node.daemon.Stop(syscall.SIGKILL)
-			node.daemon.Restart()
-		case 2:
-			cluster.apiserver.kill()
-			cluster.apiserver.restart()
-		case 3:
-			cluster.schedule.kill()
-			cluster.schedule.restart()
-		}
+		cluster.kill(victims[kill%len(victims)], node)
 	}
 	close(stop)
 	pods.Wait()
@@ -384,8 +440,12 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	cluster.nothingIsHeld()
 }
 
-// live takes a pod through its life. Whatever is asked is asked again until it succeeds, as kubelet does.
-func (cluster *cluster) live(ctx context.Context, name string, demand demand) error {
+// lifeSteps is how many steps the life of a pod has.
+const lifeSteps = 6
+
+// live takes a pod through its life. Whatever is asked is asked again until it succeeds, as kubelet does. `begins` is
+// called with the number of each step before it.
+func (cluster *cluster) live(ctx context.Context, name string, demand demand, begins func(step int)) error {
 	again := func(what string, do func() error) error {
 		var err error
 		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
@@ -398,7 +458,7 @@ func (cluster *cluster) live(ctx context.Context, name string, demand demand) er
 	var pod *corev1.Pod
 	var claim *resourceapi.ResourceClaim
 	var on *node
-	steps := []struct {
+	steps := [lifeSteps]struct {
 		what string
 		do   func() error
 	}{
@@ -424,7 +484,8 @@ func (cluster *cluster) live(ctx context.Context, name string, demand demand) er
 		{"unprepare", func() error { return on.unprepare(ctx, claim) }},
 		{"delete", func() error { return cluster.delete(ctx, pod) }},
 	}
-	for _, step := range steps {
+	for number, step := range steps {
+		begins(number)
 		if err := again(step.what, step.do); err != nil {
 			return err
 		}
