@@ -343,6 +343,7 @@ example() {
     qemu-img create -q -f qcow2 /var/lib/libvirt/images/plc-2.qcow2 64M
     ip link add eth1 type dummy
     ip link set eth1 up
+    tries 0 virt-xml-validate /run/plc-2.xml domain
     tries 0 virsh define /run/plc-2.xml
     tries 0 virsh start plc-2
     within 40 placed "$(vcpu_of plc-2)" "SCHED_FIFO 47"
