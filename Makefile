@@ -16,7 +16,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
-	monitoring-test rpm dra dra-test test-kubernetes
+	monitoring-test dashboard-test rpm dra dra-test test-kubernetes
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -35,6 +35,10 @@ test: release
 monitoring-test: setup
 	@scripts/prometheus.sh
 	cargo test -p ontime --test monitoring
+
+## dashboard-test: Grafana's published schema takes the dashboard; needs Go
+dashboard-test:
+	scripts/go.sh scripts/grafana test -count=1 ./...
 
 ## thorough: what `make test` leaves out: tests of this machine's real speed, long ones of plans and of the lab (hours)
 thorough: setup
@@ -101,7 +105,7 @@ miri:
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p ontime-sched -p ontime-tenants \
 		--lib -- ledger::page connector::
 
-## dra: the Kubernetes driver, target/ontime-dra; needs Go, which nothing else does (docs/use/kubernetes.md)
+## dra: the Kubernetes driver, target/ontime-dra; needs Go, as no other program does (docs/use/kubernetes.md)
 dra:
 	CGO_ENABLED=0 scripts/go.sh dra build -trimpath -ldflags '-s -w' -o $(abspath target)/ontime-dra .
 

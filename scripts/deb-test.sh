@@ -4,8 +4,8 @@
 # file and the plugin for sos; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of the system's apt.
 # No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it skips that suite.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
-# (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release` and takes about 20
-# minutes; SECONDS_MAX bounds it. After a failure target/deb/systemd has the console's log and the journal.
+# (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (5400) bounds
+# it. After a failure target/deb/systemd has the console's log and the journal.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
@@ -180,12 +180,12 @@ with_version() { # VERSION FILE: the package with another version
     rm -rf "$tree"
 }
 
-for_the_image() { # PACKAGE: it, with the packages that it needs there, in the emulated host's /lab/PACKAGE
+for_the_image() { # PACKAGE...: they, with the packages that they need there, in the emulated host's /lab/FIRST
     mkdir -p "$work/lab/files/$1"
     rm -f "$work"/archives/*.deb
-    own_apt apt-get -o Dir::State::status="$work/status" install -y --download-only --no-install-recommends "$1" \
+    own_apt apt-get -o Dir::State::status="$work/status" install -y --download-only --no-install-recommends "$@" \
         > "$work/log" 2>&1 < /dev/null && cp "$work"/archives/*.deb "$work/lab/files/$1/" ||
-            { tail -n 20 "$work/log" >&2; fail "cannot get package $1"; }
+            { tail -n 20 "$work/log" >&2; fail "cannot get package $*"; }
 }
 
 under_systemd() { # [STAGE...]
@@ -203,6 +203,9 @@ under_systemd() { # [STAGE...]
     # What the image lacks. Of rt-tests one program is enough.
     ask_mirror
     for_the_image apparmor
+    for_the_image tuned
+    for_the_image ansible-core python3-apt
+    cp -r "$here/packaging/ansible" "$files/"
     local rpms=("$here"/target/rpm/*/ontime-*.rpm)
     if [ ${#rpms[@]} = 1 ]; then
         for_the_image rpm
@@ -213,7 +216,7 @@ under_systemd() { # [STAGE...]
         cp "$work/rt-tests/usr/bin/cyclictest" "$files/" ||
         { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
     local status=0
-    "$lab" run --timeout "${SECONDS_MAX:-2400}" --silence 600 --out "$work/lab" \
+    "$lab" run --timeout "${SECONDS_MAX:-5400}" --silence 600 --out "$work/lab" \
         --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
         --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" || status=$?
     if [ $status -ne 0 ]; then

@@ -2,7 +2,7 @@
 # A cluster of real parts: builds etcd and Kubernetes from their Go modules (the first time: half an hour on two cores),
 # then tests the DRA driver with real daemons. kubernetes-test.sh ONTIME
 # The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000), are held against
-# `ontime plan`; KILLS (12) processes are killed; SEED (1).
+# `ontime plan`; each kind of process is killed at each step of a pod's life, then KILLS (12) at any time; SEED (1).
 set -eu
 ontime=$(realpath "$1")
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ build() {
     scripts/go.sh "$1" build -ldflags '-s -w' -o "$programs/$2" "$3"
 }
 build dra/cluster etcd go.etcd.io/etcd/server/v3
-for program in kube-apiserver kube-controller-manager kube-scheduler; do
+for program in kube-apiserver kube-controller-manager kube-scheduler kubectl; do
     build dra/cluster $program k8s.io/kubernetes/cmd/$program
 done
 build dra ontime-dra .

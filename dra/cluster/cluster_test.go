@@ -3,12 +3,10 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -25,13 +23,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -98,6 +91,7 @@ type cluster struct {
 	dir                 string
 	config              *rest.Config
 	client              kubernetes.Interface
+	administrator       string
 	apiserver, schedule *process
 	nodes               []*node
 }
@@ -125,10 +119,8 @@ func newCluster(t testing.TB, nodes int) *cluster {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	cluster := &cluster{t: t, programs: programs, dir: dir}
 	cluster.startControlPlane()
-	manifests := filepath.Join("..", "manifests")
-	for _, file := range []string{"namespace", "rbac", "deviceclasses", "admission", "daemonset"} {
-		cluster.apply(filepath.Join(manifests, file+".yaml"))
-	}
+	_, err = cluster.kubectl("apply", "-k", "dra/manifests")
+	must(t, err)
 	for number := range nodes {
 		cluster.addNode(fmt.Sprintf("node-%d", number))
 	}
@@ -159,14 +151,14 @@ func (cluster *cluster) startControlPlane() {
 	cluster.config = cluster.access("https://127.0.0.1:"+secure, token)
 	cluster.client, err = kubernetes.NewForConfig(cluster.config)
 	must(t, err)
-	administrator := cluster.kubeconfig("administrator", token)
+	cluster.administrator = cluster.kubeconfig("administrator", token)
 	cluster.until("the API server is ready", func(ctx context.Context) error {
 		_, err := cluster.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		return err
 	})
-	cluster.schedule = cluster.start("kube-scheduler", "kube-scheduler", "--kubeconfig", administrator,
+	cluster.schedule = cluster.start("kube-scheduler", "kube-scheduler", "--kubeconfig", cluster.administrator,
 		"--leader-elect=false", "--secure-port=0", "--kube-api-qps=500", "--kube-api-burst=500")
-	cluster.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig", administrator,
+	cluster.start("kube-controller-manager", "kube-controller-manager", "--kubeconfig", cluster.administrator,
 		"--leader-elect=false", "--secure-port=0", "--kube-api-qps=500", "--kube-api-burst=500",
 		"--controllers=resourceclaim-controller,garbage-collector-controller")
 }
@@ -190,39 +182,16 @@ contexts: [{name: test, context: {cluster: test, user: test}}]
 	return file
 }
 
-// apply creates every object of a file of manifests.
-func (cluster *cluster) apply(file string) {
-	t := cluster.t
-	text, err := os.ReadFile(file)
-	must(t, err)
-	client, err := dynamic.NewForConfig(cluster.config)
-	must(t, err)
-	groups, err := restmapper.GetAPIGroupResources(discovery.NewDiscoveryClientForConfigOrDie(cluster.config))
-	must(t, err)
-	mapper := restmapper.NewDiscoveryRESTMapper(groups)
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
-	for {
-		object := &unstructured.Unstructured{}
-		if err := decoder.Decode(&object.Object); errors.Is(err, io.EOF) {
-			return
-		} else if err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
-		kind := object.GroupVersionKind()
-		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
-		must(t, err)
-		var to dynamic.ResourceInterface = client.Resource(mapping.Resource)
-		if mapping.Scope.Name() == "namespace" {
-			within := object.GetNamespace()
-			if within == "" {
-				within = namespace
-			}
-			to = client.Resource(mapping.Resource).Namespace(within)
-		}
-		if _, err := to.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+// kubectl runs it as the administrator, in the repository's root as the documentation does, and returns what it prints.
+func (cluster *cluster) kubectl(arguments ...string) (string, error) {
+	command := exec.Command(filepath.Join(cluster.programs, "kubectl"), arguments...)
+	command.Dir = filepath.Join("..", "..")
+	command.Env = []string{"HOME=" + cluster.dir, "KUBECONFIG=" + cluster.administrator}
+	out, err := command.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("kubectl %v: %w: %s", arguments, err, out)
 	}
+	return string(out), nil
 }
 
 func (cluster *cluster) addNode(name string) {

@@ -72,6 +72,7 @@ func TestCluster(t *testing.T) {
 		{"a driver writes what is its own node's", cluster.driversWriteTheirOwn},
 		{"allocations are those of plan", cluster.allocationsAreThoseOfPlan},
 		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
+		{"a kill at any step leaks nothing", cluster.killsAtEveryStepLeakNothing},
 		{"kills leak nothing", cluster.killsLeakNothing},
 	} {
 		begin := time.Now()
@@ -88,10 +89,36 @@ func number(name string, otherwise int) int {
 	return otherwise
 }
 
-// documentedPodRuns takes the example that docs/use/kubernetes.md shows from kubectl apply to a held reservation.
+// documentedPodRuns runs the commands of docs/use/kubernetes.md: from nothing to a held reservation.
 func (cluster *cluster) documentedPodRuns(t *testing.T) {
-	cluster.apply(filepath.Join("..", "manifests", "examples", "pod.yaml"))
-	cluster.apply(filepath.Join("..", "manifests", "examples", "pinned.yaml"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "use", "kubernetes.md"))
+	must(t, err)
+	said := ""
+	for line := range strings.Lines(string(page)) {
+		// The page's commands are its indented lines, in lists too.
+		command := strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "    ") || command == "" {
+			continue
+		}
+		words := strings.Fields(strings.ReplaceAll(command, "NODE", cluster.nodes[0].name))
+		switch words[0] {
+		case "kubectl":
+			out, err := cluster.kubectl(words[1:]...)
+			must(t, err)
+			said += out
+		case "make", "podman":
+			// scripts/kubernetes-test.sh builds the driver; no container runs here.
+		default:
+			t.Fatalf("no test runs this command of the documentation: %s", command)
+		}
+	}
+	for _, wanted := range []string{"node/node-0 labeled", "cpu.ontime", "pod/control-loop created"} {
+		if !strings.Contains(said, wanted) {
+			t.Fatalf("the commands of the documentation do not say %q: %s", wanted, said)
+		}
+	}
+	_, err = cluster.kubectl("apply", "-f", "dra/manifests/examples/pinned.yaml")
+	must(t, err)
 	pods := cluster.decided(t, 1)
 	node := cluster.nodeOf(pods[0])
 	if node == nil {
@@ -245,8 +272,17 @@ func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
 				continue
 			}
 			refused++
-			if !strings.Contains(pending(pod), "cannot allocate all claims") {
+			if !strings.Contains(pending(pod), whyPending) {
 				t.Fatalf("%s stays pending, but its reason is %q", pod.Name, pending(pod))
+			}
+			if refused == 1 {
+				cluster.until("kubectl describe shows the reason", func(context.Context) error {
+					out, err := cluster.kubectl("describe", "pod", pod.Name)
+					if err == nil && !strings.Contains(out, whyPending) {
+						err = fmt.Errorf("it shows %s", out)
+					}
+					return err
+				})
 			}
 			for node, set := range on {
 				with := maps.Clone(set)
@@ -299,6 +335,73 @@ func (cluster *cluster) plan(t *testing.T, set map[string]demand) bool {
 	return false
 }
 
+// victims are the kinds of processes that the test kills.
+var victims = []string{"driver", "daemon", "API server", "scheduler"}
+
+// kill ends a process, of this node where each has its own, and starts it again.
+func (cluster *cluster) kill(victim string, node *node) {
+	switch victim {
+	case "driver":
+		node.driver.kill()
+		node.driver.restart()
+	case "daemon":
+		node.daemon.Stop(syscall.SIGKILL)
+		node.daemon.Restart()
+	case "API server":
+		cluster.apiserver.kill()
+		cluster.apiserver.restart()
+	case "scheduler":
+		cluster.schedule.kill()
+		cluster.schedule.restart()
+	}
+}
+
+// killsAtEveryStepLeakNothing kills each kind of process while a pod takes each step of its life. When the step has
+// been repeated until it succeeded, and the pod is gone, nothing is held: at once, not when a lease has ended.
+func (cluster *cluster) killsAtEveryStepLeakNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 3))
+	small := demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}
+	for kind, victim := range victims {
+		for step := range lifeSteps {
+			what := fmt.Sprintf("%s, step %d", victim, step)
+			reached, ended := make(chan struct{}), make(chan error, 1)
+			go func() {
+				ended <- cluster.live(t.Context(), fmt.Sprintf("step-%d-%d", kind, step), small, func(now int) {
+					if now == step {
+						close(reached)
+					}
+				})
+			}()
+			select {
+			case <-reached:
+			case err := <-ended:
+				if err != nil {
+					t.Fatalf("%s: the pod's life ended early: %v", what, err)
+				}
+				// This machine was slow: both had happened.
+				ended <- nil
+			}
+			time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+			if victim == "driver" || victim == "daemon" {
+				for _, node := range cluster.nodes {
+					cluster.kill(victim, node)
+				}
+			} else {
+				cluster.kill(victim, nil)
+			}
+			if err := <-ended; err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			for _, node := range cluster.nodes {
+				if held, err := node.held(t.Context()); err != nil || len(held) > 0 {
+					t.Fatalf("%s: %s holds %v (%v)", what, node.name, held, err)
+				}
+			}
+			cluster.nothingIsHeld()
+		}
+	}
+}
+
 // killsLeakNothing kills a driver, a daemon, the API server or the scheduler while pods come and go, again and again.
 func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	kills := number("KILLS", 12)
@@ -315,7 +418,8 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 				default:
 				}
 				name := fmt.Sprintf("life-%d-%d", worker, life)
-				if err := cluster.live(t.Context(), name, demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}); err != nil {
+				small := demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}
+				if err := cluster.live(t.Context(), name, small, func(int) {}); err != nil {
 					problems <- fmt.Errorf("%s: %w", name, err)
 					return
 				}
@@ -325,20 +429,7 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	for kill := range kills {
 		time.Sleep(time.Duration(random.IntN(1500)) * time.Millisecond)
 		node := cluster.nodes[random.IntN(len(cluster.nodes))]
-		switch kill % 4 {
-		case 0:
-			node.driver.kill()
-			node.driver.restart()
-		case 1:
-			node.daemon.Stop(syscall.SIGKILL)
-			node.daemon.Restart()
-		case 2:
-			cluster.apiserver.kill()
-			cluster.apiserver.restart()
-		case 3:
-			cluster.schedule.kill()
-			cluster.schedule.restart()
-		}
+		cluster.kill(victims[kill%len(victims)], node)
 	}
 	close(stop)
 	pods.Wait()
@@ -349,8 +440,12 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	cluster.nothingIsHeld()
 }
 
-// live takes a pod through its life. Whatever is asked is asked again until it succeeds, as kubelet does.
-func (cluster *cluster) live(ctx context.Context, name string, demand demand) error {
+// lifeSteps is how many steps the life of a pod has.
+const lifeSteps = 6
+
+// live takes a pod through its life. Whatever is asked is asked again until it succeeds, as kubelet does. `begins` is
+// called with the number of each step before it.
+func (cluster *cluster) live(ctx context.Context, name string, demand demand, begins func(step int)) error {
 	again := func(what string, do func() error) error {
 		var err error
 		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
@@ -363,7 +458,7 @@ func (cluster *cluster) live(ctx context.Context, name string, demand demand) er
 	var pod *corev1.Pod
 	var claim *resourceapi.ResourceClaim
 	var on *node
-	steps := []struct {
+	steps := [lifeSteps]struct {
 		what string
 		do   func() error
 	}{
@@ -389,7 +484,8 @@ func (cluster *cluster) live(ctx context.Context, name string, demand demand) er
 		{"unprepare", func() error { return on.unprepare(ctx, claim) }},
 		{"delete", func() error { return cluster.delete(ctx, pod) }},
 	}
-	for _, step := range steps {
+	for number, step := range steps {
+		begins(number)
 		if err := again(step.what, step.do); err != nil {
 			return err
 		}
@@ -446,6 +542,9 @@ func (cluster *cluster) decided(t *testing.T, count int) []*corev1.Pod {
 	})
 	return pods
 }
+
+// whyPending is what the documentation says of a pod that does not fit.
+const whyPending = "cannot allocate all claims"
 
 // pending is the scheduler's reason, which kubectl describe shows.
 func pending(pod *corev1.Pod) string {

@@ -1,8 +1,8 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), cyclictest, the packages of AppArmor (apparmor) and tutorial.md; perhaps ontime.rpm and those of rpm
-# (rpm).
+# older.deb), cyclictest, tutorial.md, the role of Ansible (ansible), and a directory of packages each for apparmor,
+# tuned and ansible-core; perhaps ontime.rpm and the packages of rpm (rpm).
 set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
 said=/run/said now=boot ran= failed=
@@ -87,7 +87,7 @@ needs() { # STAGE: the one before
     install_package) echo vm ;;
     declare_vm) echo install_package ;;
     doctor | dry_run | enforce) echo declare_vm ;;
-    rpm_package) echo purge ;;
+    ansible_role | rpm_package) echo purge ;;
     *) echo enforce ;;
     esac
 }
@@ -123,6 +123,19 @@ everything() {
         -o -path ./var/tmp -o -path ./var/spool -o -path ./var/lib/dpkg -o -path ./var/lib/apt \
         -o -path ./var/lib/libvirt -o -path ./var/lib/systemd/timers -o -path ./etc/libvirt/qemu \
         -o -path ./etc/apparmor.d/libvirt \) -prune -o -print) | LC_ALL=C sort
+}
+# What a stage installs besides Ontime, between these two, is not what purge leaves.
+begin_others() { everything > /run/files-one; }
+end_others() {
+    everything > /run/files-two
+    LC_ALL=C comm -13 /run/files-one /run/files-two >> /run/files-before
+    LC_ALL=C sort -o /run/files-before /run/files-before
+}
+# DIRECTORY: unpacks its packages, of programs in Python. dpkg would compile them, which takes minutes here.
+unpack() {
+    for package in /lab/"$1"/*.deb; do
+        dpkg-deb --fsys-tarfile "$package" | tar -x -C / --keep-directory-symlink
+    done
 }
 snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after
     for task in /proc/[0-9]*/task/[0-9]*; do
@@ -330,6 +343,7 @@ example() {
     qemu-img create -q -f qcow2 /var/lib/libvirt/images/plc-2.qcow2 64M
     ip link add eth1 type dummy
     ip link set eth1 up
+    tries 0 virt-xml-validate /run/plc-2.xml domain
     tries 0 virsh define /run/plc-2.xml
     tries 0 virsh start plc-2
     within 40 placed "$(vcpu_of plc-2)" "SCHED_FIFO 47"
@@ -339,14 +353,46 @@ example() {
     ip link del eth1
 }
 
+# The package's profile of tuned does what it says, and changes nothing that Ontime sets.
+tuned_profile() {
+    begin_others
+    unpack tuned
+    profiles=/etc/tuned
+    [ ! -d /usr/lib/tuned/profiles ] || profiles=/etc/tuned/profiles
+    mkdir -p $profiles
+    cp -r /usr/share/doc/ontime/examples/tuned/ontime-host $profiles/
+    knobs > /run/knobs-enforced
+    systemctl set-environment PYTHONDONTWRITEBYTECODE=1
+    systemctl daemon-reload
+    [ ! -e /usr/lib/tmpfiles.d/tuned.conf ] || tries 0 systemd-tmpfiles --create /usr/lib/tmpfiles.d/tuned.conf
+    tries 0 systemctl reload dbus
+    tries 0 systemctl start tuned
+    tries 0 tuned-adm profile ontime-host
+    tries 0 tuned-adm active
+    grep -q 'ontime-host' $said || fail "the profile is not active"
+    settings=$(awk -F= '/^\[/ {inside = $0 == "[sysctl]"; next} inside && NF == 2' $profiles/ontime-host/tuned.conf)
+    [ -n "$settings" ] || fail "the profile has no sysctl"
+    for setting in $settings; do
+        expect "${setting%=*}" "${setting#*=}" "$(sysctl -n "${setting%=*}")"
+    done
+    expect "merging of equal pages" 2 "$(cat /sys/kernel/mm/ksm/run)"
+    grep -q '\[never\]' /sys/kernel/mm/transparent_hugepage/enabled || fail "transparent huge pages are on"
+    knobs > /run/knobs
+    diff /run/knobs-enforced /run/knobs > $said || fail "tuned changed what Ontime sets"
+    has_places plc-1 || fail "the VM lost its places"
+    tries 0 tuned-adm off
+    tries 0 systemctl stop tuned
+    systemctl unset-environment PYTHONDONTWRITEBYTECODE
+    rm -r $profiles/ontime-host
+    end_others
+}
+
 # libvirt's profiles in force: an ordinary VM has its places and libvirt's hook tells of it; a VM with outsourced
 # sockets starts only with the package's lines.
 apparmor() {
-    everything > /run/files-one
+    begin_others
     tries 0 dpkg -i /lab/apparmor/*.deb
-    everything > /run/files-two
-    LC_ALL=C comm -13 /run/files-one /run/files-two >> /run/files-before
-    LC_ALL=C sort -o /run/files-before /run/files-before
+    end_others
     tries 0 systemctl restart apparmor
     # VMs that started before the profiles.
     for name in $(virsh list --name); do virsh -q destroy "$name"; done
@@ -410,6 +456,45 @@ purge() {
     tries 0 ping -q -c 5 -i 0.2 10.1.0.2
 }
 
+play() { tries 0 ansible-playbook -i localhost, "$@" /run/role.yml; } # ARGUMENTS...
+daemon_of() { systemctl show -p MainPID --value ontimed; }
+# The role starts the daemon, which takes a change without a new start; applied again it changes nothing; undone it
+# leaves nothing.
+ansible_role() {
+    unpack ansible-core
+    export PYTHONDONTWRITEBYTECODE=1 ANSIBLE_ROLES_PATH=/lab/ansible/roles
+    cat > /run/role.yml << END
+- hosts: localhost
+  connection: local
+  roles:
+    - role: ontime
+      ontime_deb: $(echo /lab/debs/ontime_*.deb)
+      ontime_mode: enforce
+      ontime_tenants: [{name: plc-1, class: rt}]
+END
+    play
+    expect "ontimed" "active enabled" "$(systemctl is-active ontimed) $(systemctl is-enabled ontimed)"
+    within 40 has_places plc-1
+    daemon=$(daemon_of)
+    play
+    grep -q 'changed=0 ' $said || fail "the role, applied again, changes something"
+    play -e '{"ontime_tenants": []}'
+    within 40 placed "$(vcpu_of plc-1)" "SCHED_OTHER 0"
+    expect "the daemon's process after changes" "$daemon" "$(daemon_of)"
+    play
+    within 40 has_places plc-1
+    play -e ontime_state=absent
+    expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
+    placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
+    knobs > /run/knobs
+    diff /run/knobs-before /run/knobs > $said || fail "the undone role left settings"
+    for left in /etc/ontime /var/lib/ontime /run/ontime /var/cache/ontime-ansible.deb; do
+        [ ! -e $left ] || fail "the undone role left $left"
+    done
+    play -e ontime_state=absent
+    grep -q 'changed=0 ' $said || fail "the role, undone again, changes something"
+}
+
 # Debian's rpm may ask for one more option. It does not know what dpkg has installed.
 by_rpm() { # ARGUMENTS...
     status=0
@@ -443,7 +528,7 @@ rpm_package() {
 }
 
 stages="boot vm install_package declare_vm doctor dry_run enforce verify"
-stages="$stages upgrade downgrade example apparmor purge rpm_package"
+stages="$stages upgrade downgrade example tuned_profile apparmor purge ansible_role rpm_package"
 for stage in "$@"; do
     case " $stages " in *" $stage "*) ;; *) fail "no stage '$stage'; there are: $stages" ;; esac
 done

@@ -168,6 +168,31 @@ fn the_picture_is_of_the_fullest_host() {
 }
 
 #[test]
+fn the_picture_of_fifteen_vms_over_200_ms_has_each_name_in_full_and_each_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, picture] = ["t.toml", "t.svg"].map(|name| dir.path().join(name));
+    let vms: Vec<(String, u64)> = (0..15).map(|vm| (format!("controller-of-press-{vm}"), 10 + vm)).collect();
+    let tenant = |(name, period): &(String, u64)| {
+        format!("[[tenant]]\nname = \"{name}\"\nrta = [{{ slice = \"1ms\", period = \"{period}ms\" }}]\n")
+    };
+    let text = vms.iter().fold("[host]\ncpus = 4\n".to_owned(), |text, vm| text + &tenant(vm));
+    std::fs::write(&file, text).unwrap();
+    let out = plan(file.to_str().unwrap(), &["--svg", picture.to_str().unwrap(), "--span-ms", "200"]);
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    let svg = std::fs::read_to_string(picture).unwrap();
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let texts = |tag: &'static str| document.descendants().filter(move |node| node.has_tag_name(tag));
+    for (name, period) in vms {
+        assert!(texts("text").any(|label| label.text() == Some(name.as_str())), "no label {name}: {svg}");
+        let of_this = format!("{name}: deadline ");
+        let marks = texts("title").filter(|title| title.text().is_some_and(|text| text.starts_with(&of_this))).count();
+        // The first deadline is after one period; one at the picture's very end may be left out.
+        let wanted = usize::try_from(200 / period).unwrap();
+        assert!(marks == wanted || marks + 1 == wanted, "{name}: {marks} deadlines of {wanted}");
+    }
+}
+
+#[test]
 fn wrong_use_and_a_wrong_file_have_statuses_of_their_own() {
     let none = plan("none.toml", &[]);
     assert_eq!(none.status.code(), Some(64));

@@ -1,0 +1,5 @@
+module ontime/grafana
+
+go 1.26.0
+
+require github.com/grafana/grafana-foundation-sdk/go v0.0.22
