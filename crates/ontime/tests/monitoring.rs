@@ -261,7 +261,11 @@ fn a_real_prometheus_scrapes_and_every_query_of_rules_and_dashboard_has_data() {
         let empty = answer["data"]["result"].as_array().unwrap().is_empty();
         assert!(may_be_empty || !empty, "{query} has no data: {answer}");
     }
-    let loaded = api("rules", "").unwrap();
+    let loaded = until("every rule is evaluated", || {
+        let loaded = api("rules", "")?;
+        let rules = loaded["data"]["groups"][0]["rules"].as_array()?;
+        rules.iter().all(|rule| rule["health"] != "unknown").then(|| loaded.clone())
+    });
     let rules = loaded["data"]["groups"][0]["rules"].as_array().unwrap();
     assert!(rules.len() > 10 && rules.iter().all(|rule| rule["health"] == "ok"), "{loaded}");
 }

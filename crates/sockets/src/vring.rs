@@ -288,7 +288,7 @@ mod tests {
         let held = vring.get_mut();
         let ring = vring.clone();
         std::thread::spawn(move || done.send(ring.signal_used_queue()));
-        waited.recv_timeout(Duration::from_secs(10)).expect("it waits for the lock").unwrap();
+        waited.recv_timeout(Duration::from_secs(60)).expect("it waits for the lock").unwrap();
         drop(held);
         assert_eq!(event.read().unwrap(), 1);
         vring.set_call(None);

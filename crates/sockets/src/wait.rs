@@ -509,7 +509,7 @@ mod tests {
             wait.unwatch(17, socket.as_raw_fd());
             wait.flush();
             drop(socket);
-            peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             assert_eq!(peer.read(&mut told).expect("the peer is not told"), 0);
             bell.write(1).unwrap();
             assert_eq!(next(&mut wait), [8], "nothing more of the socket");

@@ -264,7 +264,7 @@ mod tests {
         fn start() -> Option<Self> {
             let child = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().ok()?;
             let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-            let deadline = Instant::now() + Duration::from_secs(5);
+            let deadline = Instant::now() + Duration::from_secs(60);
             while namespace(&child.id().to_string()) == namespace("self") && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }

@@ -17,7 +17,7 @@ use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
-use support::{Daemon, Guest, Site, possible};
+use support::{Daemon, Guest, Site, possible, until};
 
 const RT: &str = "192.0.2.2";
 const BULK: &str = "198.51.100.2";
@@ -236,7 +236,12 @@ fn a_frame_a_period_is_published_to_whoever_answers() {
     fs::write(&file, script).unwrap();
     let child = Command::new("ip").args(["netns", "exec", bench.site.netns(), "perl"]).arg(&file).arg("rt0").spawn();
     let _subscriber = Background(child.unwrap());
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    // The list of packet sockets has a heading.
+    until("the subscriber has its socket", || {
+        let mut list = Command::new("ip");
+        let list = list.args(["netns", "exec", bench.site.netns(), "cat", "/proc/net/packet"]).output().unwrap();
+        (String::from_utf8_lossy(&list.stdout).lines().count() > 1).then_some(())
+    });
     let output = bench.bench(
         &bench.describe("plc", "hog"),
         &["sampled-values", "--method", "as-is", "--load", "none", "--frames", "2000"],

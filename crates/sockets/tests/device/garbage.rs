@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::driver::{Call, FREE, MEMORY, PATIENCE, Ring, Vm};
 use super::hostile::alive;
-use super::local;
+use super::nobodys;
 
 /// Slots of random descriptors; valid calls use the slots below.
 const PLACES: std::ops::Range<u16> = 128..256;
@@ -198,8 +198,9 @@ fn words(place: SocketAddr, about_vm: bool) -> impl Strategy<Value = ontime_call
     let address_len = prop_oneof![2 => Just(0u16), 3 => Just(16u16), 2 => Just(28u16), 1 => 0u16..30];
     let port = prop_oneof![Just(place.port()), Just(0u16), any::<u16>()];
     let name = (0u8..4, port, any::<[u8; 28]>(), address_len);
+    let ip = place.ip();
     (op, flags, sock(), 0..IDS, proptest::array::uniform4(arg), 0u16..104, name, (len(), len()), 0u8..32).prop_map(
-        |(
+        move |(
             op,
             flags,
             sock,
@@ -211,7 +212,7 @@ fn words(place: SocketAddr, about_vm: bool) -> impl Strategy<Value = ontime_call
             reserved,
         )| {
             let address: Option<SocketAddr> = match family {
-                0 => Some(local(port)),
+                0 => Some((ip, port).into()),
                 1 => Some((std::net::Ipv6Addr::LOCALHOST, port).into()),
                 // Not allowed by the policy.
                 2 => Some(([192, 0, 2, 1], port).into()),
@@ -295,7 +296,7 @@ struct Sockets {
 
 impl Sockets {
     fn new() -> Self {
-        let place = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+        let place = nobodys(3);
         Self { turns: 0, place, peers: VecDeque::new() }
     }
 

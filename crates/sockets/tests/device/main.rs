@@ -43,6 +43,12 @@ fn local(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
+/// An address at which nobody listens, where every other test's port is on another one: a port that is free now may be
+/// another test's in the next moment. Each caller names a last byte of its own.
+fn nobodys(last: u8) -> SocketAddr {
+    TcpListener::bind(SocketAddr::from(([127, 99, 0, last], 0))).unwrap().local_addr().unwrap()
+}
+
 fn bind(vm: &mut Vm, sock: u32) -> SocketAddr {
     let done = vm.main().call(Call::new(ONTIME_OP_BIND, sock).to(local(0)));
     assert_eq!(done.result(), Ok(0));
@@ -165,7 +171,7 @@ fn connects_succeed_and_fail_with_their_reason() {
     vm.channels[0].event_buffers(64);
     vm.channels[1].event_buffers(64);
     let server = TcpListener::bind(local(0)).unwrap();
-    let closed = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+    let closed = nobodys(1);
     for channel in 0..2u32 {
         let sock = 1 + 2 * channel;
         vm.main().socket(sock, AF_INET, SOCK_STREAM, channel);

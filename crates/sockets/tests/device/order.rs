@@ -12,7 +12,7 @@ use ontime_sockets::abi::*;
 use vhost::vhost_user::VhostUserFrontend;
 
 use super::driver::{Call, Done, Driver, Vm};
-use super::{FREE, bind, local};
+use super::{FREE, bind, local, nobodys};
 
 /// A reset and the data before it arrive in one event: a waiting call gets the data, the next call the error.
 #[test]
@@ -302,7 +302,7 @@ fn a_ping_is_answered_at_once() {
 fn a_socket_fails_not_before_its_reason_is_told() {
     let mut vm = Vm::start(FREE);
     vm.channels[0].event_buffers(64);
-    let closed = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+    let closed = nobodys(2);
     for sock in 0..50 {
         vm.main().socket(sock, AF_INET, SOCK_STREAM, 0);
         let answer = vm.main().call(Call::new(ONTIME_OP_CONNECT, sock).to(closed));

@@ -330,7 +330,7 @@ fn it_ends_where_a_thread_panics() {
 /// the connection is closed; false: it stays open.
 fn refused(path: &Path) -> bool {
     let mut stream = UnixStream::connect(path).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     send_memory_that_is_not_there(&stream);
     match stream.read(&mut [0; 1]) {
         Ok(read) => read == 0,

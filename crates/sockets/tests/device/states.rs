@@ -9,7 +9,7 @@ use libc::{AF_INET, SOCK_DGRAM, SOCK_STREAM};
 use ontime_sockets::abi::*;
 
 use super::driver::{Call, Done, Driver, Vm};
-use super::{FREE, listen, local};
+use super::{FREE, listen, local, nobodys};
 
 /// Missing in the libc crate.
 const IP_MSFILTER: i32 = 41;
@@ -223,7 +223,7 @@ fn a_connection_says_how_large_its_send_buffer_is() {
 #[test]
 fn the_error_queue_and_the_pending_error_move_together() {
     both(|vm, channel| {
-        let nobody = UdpSocket::bind(local(0)).unwrap().local_addr().unwrap();
+        let nobody = nobodys(4);
         vm.main().socket(1, AF_INET, SOCK_DGRAM, channel as u32);
         let option = Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, libc::IP_RECVERR]);
         assert_eq!(vm.main().result(option.data(&1i32.to_ne_bytes())), Ok(0));
