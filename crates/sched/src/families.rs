@@ -626,7 +626,7 @@ families! {
     periodic: Periodic, Best, 0, 1;
     harmonic: Harmonic, Best, 0, 1;
     sporadic_alone: SporadicAlone, Best, 0, 1;
-    sporadic_mixed: SporadicMixed, Best, 4, 2_000;
+    sporadic_mixed: SporadicMixed, Best, 5, 3_000;
     short: Short, Best, 0, 1;
     full: Full, Best, 0, 1;
     liar: Liar, Best, 0, 1;
@@ -634,9 +634,9 @@ families! {
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
     late_looks: LateLooks, Best, 1, 300;
-    counted: Counted, Best, 1, 2_100;
+    counted: Counted, Best, 1, 600;
     counted_liars: CountedLiars, Best, 1, 100;
-    counted_sporadic: CountedSporadic, Best, 1, 700;
+    counted_sporadic: CountedSporadic, Best, 1, 5_500;
     periodic_by_slices: Periodic, Slices, 10, 7_000;
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
