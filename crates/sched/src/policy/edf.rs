@@ -30,10 +30,6 @@
 //! comes before it can use up the others' *spare* time: the least slack that is left when all vCPUs of a place run in
 //! the worst order.
 //!
-//! One vCPU runs at a time. So those that are assumed to be runnable are read first, and if they ran all the time since
-//! the last check, the others are not read: reading all is a large part of what a check costs. What may have run unseen
-//! stays below [`IDLE_MIN`].
-//!
 //! **Unused time.** A vCPU keeps its unused time, up to its share of 100 ms. This pays for its overuse. Where the slack
 //! of all is long ([`EdfCpu::allow_overuse`]), the vCPU is checked only when that saved time is used up as well: an
 //! application whose job comes in one piece is not interrupted by a check, and does not wait for its next grant. Unused
@@ -45,22 +41,12 @@
 //! the pacers' time. A guest that publishes more deadlines, or nonsense, has more windows. The checks that these cost
 //! are paid from the vCPU's unused time. While more than [`FURTHER_MAX`] windows are not paid, its windows last a
 //! period at least, also up to a later deadline. So no guest's deadlines take time from other vCPUs. A job that comes
-//! at any time needs no further window if its vCPU was known to sleep, or had not run in the present window: that is
-//! prolonged.
-//!
-//! **Checks in vain.** Of the checks in a window that come because a vCPU may have used up its share, the first was
-//! admitted. A further one takes at least its own duration from the vCPU's share, so one that runs for moments only
-//! (its guest's timer, or bad will) causes no more of them than it has time. Where others have time to spare, checks on
-//! such a vCPU also keep a distance.
+//! at any time needs no further window if its vCPU was known to sleep: the present window is prolonged.
 //!
 //! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
 //! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
 //! up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next check,
 //! once. So there is no calm time while a guest has deadline tasks, also sleeping ones: they may wake together.
-//!
-//! **Rest.** If no vCPU ran for the shortest period, and all are known to sleep, their windows do not have to end. A
-//! job that comes later has its deadline a period later at least. So each check lets all windows begin anew, and the
-//! next check comes before those that wake could use up the others' spare time.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`EdfCpu::new`].
 
@@ -93,8 +79,6 @@ const OVERUSE_TIME: u64 = 20_000_000;
 const FURTHER_MAX: u64 = 4;
 /// Checks in a window: at its end, and when the share is used up.
 const WINDOW_CHECKS: u64 = 2;
-/// Of how many vCPUs the kernel is asked in a check whether they sleep, before a rest.
-const REST_ASKS: usize = 4;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -133,17 +117,6 @@ enum Sleep {
     Asleep,
 }
 
-/// Whether a vCPU has run in its window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Start {
-    /// There was no check in the window so far.
-    Unknown,
-    /// A check found that it had not.
-    Late,
-    /// It has.
-    Done,
-}
-
 /// One vCPU of this plan: a server, whose budget is granted anew in each window.
 #[derive(Debug)]
 struct Server {
@@ -170,18 +143,9 @@ struct Server {
     /// Whether the vCPU was seen running at the last check, for how long, ns, and its place until then.
     ran: bool,
     ran_for: u64,
-    /// If the vCPU was not read at this check: how long it may have run since it was, ns.
-    unseen: Option<u64>,
     place_before: Place,
     /// Whether the vCPU is assumed to be runnable.
     runnable: bool,
-    /// Checks of this window that came because the vCPU might have used up its share, and had run.
-    alarms: u64,
-    /// Whether the window began anew in a rest.
-    rested: bool,
-    start: Start,
-    /// How long the vCPU waited for the CPU between its last two readings, ns.
-    delayed: u64,
     /// Whether the vCPU used up the share of its last window.
     exhausted: bool,
     sleep: Sleep,
@@ -219,13 +183,8 @@ impl Server {
             quiet: false,
             ran: false,
             ran_for: 0,
-            unseen: None,
             place_before: Place::Entitled,
             runnable: true,
-            alarms: 0,
-            rested: false,
-            start: Start::Unknown,
-            delayed: 0,
             exhausted: true,
             sleep: Sleep::Awake,
             cpu_idle: false,
@@ -249,52 +208,20 @@ impl Server {
         }
     }
 
-    /// Reads the vCPU's CPU time; returns how long it ran within its share since the last check, ns. All others left it
-    /// `left` ns since then. One that is taken to sleep is not read if that is next to nothing, and no window or period
-    /// of it ends.
-    fn observe(&mut self, now: u64, left: u64, threads: &mut impl Threads) -> u64 {
+    /// Reads the vCPU's CPU time; returns how long it ran within its share since the last check, ns.
+    fn observe(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
         self.apply_claim(now, threads);
         let account = &mut self.account;
-        let due = now >= self.end || now >= account.deadline;
-        let unseen = self.unseen.unwrap_or(0).saturating_add(left);
-        self.unseen = (!self.runnable && !due && unseen < IDLE_MIN).then_some(unseen);
-        let (mut ran, waited) = (0, account.counts.waited);
-        if account.place != Place::Beyond && self.unseen.is_none() {
+        let mut ran = 0;
+        if account.place != Place::Beyond {
             ran = account.read(self.index, threads);
-        } else if account.place == Place::Beyond && due {
+        } else if now >= self.end || now >= account.deadline {
             account.read(self.index, threads);
         }
         (self.ran, self.ran_for) = (ran > 0, ran);
-        self.delayed = account.counts.waited.saturating_sub(waited);
-        if self.rested && now >= account.deadline {
-            self.alarms = 0;
-        }
         account.end_period(now);
         self.saved -= self.repay(self.saved);
         ran
-    }
-
-    /// Counts a check, of `cost` ns, that came because the vCPU's share might be used up. One in a window was admitted.
-    /// In a further one the vCPU has used at least `cost` ns.
-    fn count_alarm(&mut self, cost: u64) {
-        if self.ran && self.place_before != Place::Beyond {
-            self.alarms += 1;
-            if self.alarms >= WINDOW_CHECKS {
-                let more = cost.saturating_sub(self.ran_for);
-                self.account.balance = self.account.balance.saturating_sub(signed(more));
-            }
-        }
-    }
-
-    /// Moves the vCPU to a place, after a reading.
-    fn move_to(&mut self, place: Place, threads: &mut impl Threads) {
-        if self.unseen.is_some() && self.account.place != place {
-            self.unseen = None;
-            self.account.read(self.index, threads);
-        }
-        if !self.account.ended {
-            self.account.move_to(self.index, place, threads);
-        }
     }
 
     /// Reduces the vCPU's debt by at most `most` ns; returns by how much.
@@ -455,7 +382,6 @@ impl Server {
         self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
         self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
         self.account.balance = self.account.balance.saturating_add(signed(self.granted));
-        (self.alarms, self.rested, self.start) = (0, false, Start::Unknown);
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -504,14 +430,9 @@ impl Server {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
         self.settle();
-        self.cut_window(next.at, now, cost);
-    }
-
-    /// Lets the window end at a deadline, if that is before its end.
-    fn cut_window(&mut self, at: u64, now: u64, cost: u64) {
         // What the vCPU has used of its share is not forgotten: the window is cut by what its rest pays for.
         let rest = u64::try_from(self.account.balance).unwrap_or(0).saturating_mul(RATE) / self.rate;
-        let end = at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
+        let end = next.at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
         if end < self.end {
             self.charge_further(self.end - end, cost);
             let less = self.account.share(self.end - end);
@@ -523,23 +444,14 @@ impl Server {
     }
 
     /// Prolongs the window of a vCPU that slept in it, and runs now, up to its guest's next deadline: none is before.
-    /// On a busy CPU it may not be known that it slept; then it woke as long ago as it has run and waited.
     /// The window was to end at the deadline that a job would have that came when the window began. So a job that comes
     /// at any time has one window, not two with a further one among them. The window ends a period at most after the
     /// vCPU woke, which was at least as long ago as it has run since the last check, or a moment later: its guest's job
-    /// begins after the vCPU wakes, and a further window for that moment would cost as much as any other. After a rest
-    /// a deadline may also be before the window's end, where it is nearer than a period.
-    fn prolong_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
-        let rested = std::mem::take(&mut self.rested);
-        let Some(next) = threads.next_deadline(self.index, now) else {
-            if rested {
-                self.deadlines = Deadlines::None;
-            }
-            return;
-        };
+    /// begins after the vCPU wakes, and a further window for that moment would cost as much as any other.
+    fn prolong_window(&mut self, now: u64, threads: &mut impl Threads) {
+        let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
-        let delayed = if self.runnable { self.delayed } else { 0 };
-        let woke = now.saturating_sub(self.ran_for).saturating_sub(delayed);
+        let woke = now.saturating_sub(self.ran_for);
         let most = self.account.period.min(SLICE_MAX.0).saturating_add(SLICE_MIN.0);
         let end = next.at.min(woke.saturating_add(most));
         let more = self.account.share(end.saturating_sub(self.end));
@@ -547,29 +459,6 @@ impl Server {
         self.regular_end = self.end;
         self.granted = self.granted.saturating_add(more);
         self.account.balance = self.account.balance.saturating_add(signed(more));
-        if rested && !self.is_overdrawn(cost) {
-            self.cut_window(next.at, now, cost);
-        }
-    }
-
-    /// Whether the vCPU is known to sleep, with time left: at `Beyond` it may wait.
-    fn is_at_rest(&self) -> bool {
-        self.sleep == Sleep::Asleep && self.account.place != Place::Beyond && self.account.balance >= 0
-    }
-
-    /// Begins the window of a sleeping vCPU anew: with what is left of its share of the time up to now, no more than
-    /// its share of the window. What it is granted beyond that is unused.
-    fn rest(&mut self, now: u64) {
-        self.settle();
-        let length = Nanos(self.account.period).clamp(SLICE_MIN, SLICE_MAX).0;
-        let end = now.saturating_add(length).max(self.end);
-        let more = self.account.share(end - self.end);
-        self.account.balance = self.account.balance.saturating_add(signed(more));
-        self.reclaim(signed(self.account.share(end - now)));
-        (self.end, self.regular_end) = (end, end);
-        self.granted = u64::try_from(self.account.balance).unwrap_or(0);
-        (self.rested, self.exhausted, self.quiet) = (true, false, false);
-        self.update_demand(now);
     }
 }
 
@@ -588,15 +477,11 @@ pub(crate) struct EdfCpu {
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
-    /// When a check last found that a vCPU had run.
-    ran_at: u64,
     /// Pool of unused time, ns, which no vCPU has had yet.
     pool: u64,
     /// How long vCPUs may run beyond their shares, until the next check, without making any other miss its deadline,
     /// ns.
     spare: u64,
-    /// The vCPU, by its number, because of whose share the next check comes, and the time of that check.
-    alarm: Option<(usize, u64)>,
     windows: u64,
     checks: u64,
     /// Duration of a check, ns: a moving average, and the last one.
@@ -632,10 +517,8 @@ impl EdfCpu {
             calm: false,
             calm_length: shortest,
             shortest,
-            ran_at: now,
             pool: 0,
             spare: 0,
-            alarm: None,
             windows: 0,
             checks: 0,
             cost: 0,
@@ -660,7 +543,7 @@ impl EdfCpu {
             server.account.begin(now, threads.read(server.index));
             (server.end, server.regular_end) = (now, now);
         }
-        (self.last, self.end, self.ran_at) = (now, now, now);
+        (self.last, self.end) = (now, now);
     }
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt, period and window. A changed bandwidth applies
@@ -725,27 +608,17 @@ impl EdfCpu {
         if self.calm && now < self.end {
             return self.end;
         }
-        let alarm = self.alarm.take().filter(|(_, due)| now >= *due).map(|(index, _)| index);
         // How long vCPUs ran that delay a vCPU at `Planned` (0) or at `Entitled` (1).
         let mut busy = [0_u64; 2];
-        let last_cost = self.last_cost;
-        let passed = now.saturating_sub(self.last).saturating_sub(last_cost);
-        for runnable in [true, false] {
-            let these = |server: &&mut Server| !server.account.ended && server.runnable == runnable;
-            for server in self.servers.iter_mut().filter(these) {
-                (server.place_before, server.ran) = (server.account.place, false);
-                let ran = server.observe(now, passed.saturating_sub(busy[1]), threads);
-                if alarm == Some(server.index) {
-                    server.count_alarm(self.cost);
-                }
-                busy[1] = busy[1].saturating_add(ran);
-                busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
-            }
-        }
-        if busy.iter().any(|ran| *ran > 0) {
-            self.ran_at = now;
+        for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
+            (server.place_before, server.ran) = (server.account.place, false);
+            let ran = server.observe(now, threads);
+            busy[1] = busy[1].saturating_add(ran);
+            busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }
         self.repay_from_pool();
+        let last_cost = self.last_cost;
+        let passed = now.saturating_sub(self.last).saturating_sub(last_cost);
         self.last = now;
         if self.begin_windows(now, threads) {
             return self.begin_calm(now, threads);
@@ -767,7 +640,8 @@ impl EdfCpu {
         // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid,
         // or the spare time; and where that time is too short for another check, so that a waiting vCPU must not be
         // behind one with a later deadline.
-        self.end = self.first_end();
+        self.end =
+            self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
         let time = holds.min(self.spare);
         let ask = |server: &Server| {
             let open = server.sleep == Sleep::Unknown && server.demand > 0 && !server.account.ended;
@@ -777,41 +651,9 @@ impl EdfCpu {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
             holds = self.choose_planned(now);
         }
-        if now.saturating_sub(self.ran_at) >= self.shortest && self.begin_rest(now, threads) {
-            self.end = self.first_end();
-            holds = self.choose_planned(now);
-        }
         self.allow_overuse(holds);
         self.apply_places(threads);
         self.next_check(now, holds)
-    }
-
-    /// When the first window ends.
-    fn first_end(&self) -> u64 {
-        self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER)
-    }
-
-    /// Begins all windows anew if all vCPUs sleep and the guests of some have deadlines (for others there are calm
-    /// times). The kernel is asked whether vCPUs sleep of which that is not known, a few in a check. Returns whether
-    /// anything changed.
-    fn begin_rest(&mut self, now: u64, threads: &mut impl Threads) -> bool {
-        let present = |server: &&mut Server| !server.account.ended;
-        let of_deadlines = |server: &Server| server.deadlines != Deadlines::None && !server.account.ended;
-        let runnable = |server: &Server| server.runnable && !server.account.ended;
-        if self.servers.iter().any(runnable) || !self.servers.iter().any(of_deadlines) {
-            return false;
-        }
-        let unknown = |server: &&mut Server| server.sleep == Sleep::Unknown && !server.account.ended;
-        let mut asked = false;
-        for server in self.servers.iter_mut().filter(unknown).take(REST_ASKS) {
-            server.ask_kernel(now, threads);
-            asked = true;
-        }
-        if !self.servers.iter().all(|server| server.is_at_rest() || server.account.ended) {
-            return asked;
-        }
-        self.servers.iter_mut().filter(present).for_each(|server| server.rest(now));
-        true
     }
 
     /// The least delay, ns, of a check that is needed only if vCPUs run in another order than expected.
@@ -883,14 +725,11 @@ impl EdfCpu {
                 }
                 rolled = true;
             } else if server.deadlines != Deadlines::None {
-                if server.ran && (!server.runnable || server.start == Start::Late) {
-                    server.prolong_window(now, cost, threads);
+                if server.ran && !server.runnable {
+                    server.prolong_window(now, threads);
                 }
             } else if server.may_have_run() {
                 server.shorten_window(now, cost, threads);
-            }
-            if !over && !calm && server.start != Start::Done {
-                server.start = if server.may_have_run() { Start::Done } else { Start::Late };
             }
         }
         self.windows += u64::from(rolled);
@@ -1014,12 +853,12 @@ impl EdfCpu {
             } else {
                 Place::Entitled
             };
-            server.move_to(place, threads);
+            server.account.move_to(server.index, place, threads);
         }
     }
 
     /// When to check again, if the order is valid for `holds` ns.
-    fn next_check(&mut self, now: u64, holds: u64) -> u64 {
+    fn next_check(&self, now: u64, holds: u64) -> u64 {
         let present = || self.servers.iter().filter(|server| !server.account.ended);
         let alone = present().filter(|server| server.planned).count() == 1;
         let (delay_min, doubt_delay_min) = (self.delay_min(), self.doubt_delay_min());
@@ -1039,9 +878,7 @@ impl EdfCpu {
             Sleep::Asleep => asleep.min(server.demand.saturating_add(self.spare)).max(doubt_delay_min),
             _ if !server.runnable => self.spare.max(doubt_delay_min),
             _ => {
-                let least = if server.ran && server.ran_for < self.cost {
-                    self.spare.min(delay_min)
-                } else if server.ran || alone && server.planned {
+                let least = if server.ran || alone && server.planned {
                     0
                 } else if known || planned && !server.planned {
                     self.cost.saturating_mul(ORDER_COST_FACTOR)
@@ -1051,13 +888,9 @@ impl EdfCpu {
                 self.cost.saturating_add(server.remaining().max(server.account.grain).max(least))
             }
         };
-        let entitled = present().filter(|server| server.account.place != Place::Beyond);
-        let first = entitled.map(|server| (delay(server), server.index, server.runnable)).min();
-        let order = holds.max(doubt_delay_min);
-        let (soonest, index, runnable) = first.unwrap_or((order, 0, false));
-        let due = now.saturating_add(soonest.min(order)).min(self.end);
-        self.alarm = (runnable && soonest < order && due < self.end).then_some((index, due));
-        due
+        let delays = present().filter(|server| server.account.place != Place::Beyond).map(delay);
+        let soonest = delays.chain([holds.max(doubt_delay_min)]).min().unwrap_or(holds);
+        now.saturating_add(soonest).min(self.end)
     }
 
     /// Begins a calm time, without a plan. Returns when it ends.
@@ -1070,7 +903,7 @@ impl EdfCpu {
             (server.end, server.regular_end) = (self.end, self.end);
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
-            server.move_to(Place::Planned, threads);
+            server.account.move_to(server.index, Place::Planned, threads);
         }
         self.end
     }

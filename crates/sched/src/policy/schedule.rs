@@ -56,11 +56,6 @@ impl Schedule {
         }
     }
 
-    /// Whether each vCPU stays on one CPU.
-    pub(crate) fn has_no_migration(&self) -> bool {
-        matches!(self, Self::Edf(_))
-    }
-
     /// Whether the vCPU with this number is in this plan.
     pub(crate) fn has(&self, vcpu: usize) -> bool {
         match self {

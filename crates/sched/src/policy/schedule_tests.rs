@@ -6,7 +6,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Counts, Next, Place, Share};
+use crate::model::Share;
 use crate::policy::account::{CALM_MAX, UNUSED_MAX};
 use crate::policy::edf::CHECK_DELAY_MIN;
 use crate::sim::*;
@@ -253,30 +253,6 @@ fn sleepers_cost_nearly_nothing_and_no_change_of_place() {
         let wakes = host.run(&mut schedule, 10_500 * MS, 0);
         assert_eq!(host.flips, flips);
         assert!(wakes <= 10_000 / 50 + 2, "{planning:?}: {wakes} wake-ups in 10 s");
-    }
-}
-
-/// Twenty guests have deadline tasks of different phases, and all sleep. Their windows would end 2,000 times a second.
-#[test]
-fn sleeping_guests_with_deadline_tasks_cost_few_checks_and_are_served_when_they_wake() {
-    let work = 190_000;
-    let (mut schedule, mut host) = start(Planning::Best, 1, &[(200_000, 10 * MS); 20], &[Guest::Sleeps; 20]);
-    for (vm, phase) in host.vms.iter_mut().zip(0..) {
-        (vm.phase, vm.publishes) = (phase * 500_000, true);
-    }
-    host.run(&mut schedule, 100 * MS, 0);
-    let (wakes, flips) = (host.run(&mut schedule, 2_100 * MS, 0), host.flips);
-    println!("{wakes} checks in two seconds");
-    assert!(wakes <= 2 * 400, "{wakes} checks in two seconds");
-    assert!(!shown(&schedule, &host).calm, "they may wake together");
-    host.run(&mut schedule, 2_200 * MS, 0);
-    assert_eq!(host.flips, flips);
-    host.vms.iter_mut().take(10).for_each(|vm| vm.guest = Guest::Wants(work));
-    host.run(&mut schedule, 2_210 * MS, 0);
-    host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
-    host.run(&mut schedule, 2_400 * MS, 0);
-    for (number, vm) in host.vms.iter().take(10).enumerate() {
-        assert_eq!(vm.least, work, "VM {number} in a period");
     }
 }
 
@@ -585,33 +561,6 @@ fn the_window_of_one_that_slept_ends_a_period_after_it_woke() {
     }
 }
 
-/// A vCPU sleeps at the begin of its window, which no check can know, because another one keeps the CPU busy. It wakes
-/// some time later. Its window ends at its guest's next deadline, and it is granted its share up to then.
-#[test]
-fn the_window_of_one_that_slept_unseen_ends_at_its_deadline() {
-    for woke in [2, 3, 5].map(|ms| ms * MS) {
-        let asked = [(2 * MS, 20 * MS), (8 * MS, 10 * MS)];
-        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Sleeps, Guest::Spins]);
-        (host.vms[0].period, host.vms[0].publishes) = (20 * MS, true);
-        for (until, wakes) in [(0, false), (woke - MS, false), (woke, true), (woke + MS, false)] {
-            while host.now < until {
-                host.tick();
-            }
-            if wakes {
-                (host.vms[0].guest, host.vms[1].guest) = (Guest::Spins, Guest::Sleeps);
-                host.vms[0].phase = woke;
-            } else {
-                schedule.step(0, until, &mut host);
-            }
-        }
-        assert_eq!(host.vms[0].counts.ran, MS);
-        let plan = shown(&schedule, &host).plan;
-        let left = plan.iter().find(|segment| segment.id.tid == 100).map(|segment| segment.end - segment.start);
-        let expected = 2 * MS - MS + woke / 10;
-        assert!(left.is_some_and(|left| left.abs_diff(expected) < 1_000), "{left:?} after {woke}, not {expected}");
-    }
-}
-
 /// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
 #[test]
 fn guests_that_publish_many_deadlines_take_no_time_from_others() {
@@ -657,89 +606,6 @@ fn a_guest_pays_for_windows_that_it_cuts() {
     let most = 2_000 / 8 + unused / 80_000 + 5 + MS / 80_000 + 8;
     let windows = shown(&schedule, &host).slices;
     assert!(windows <= most && most < 1_000, "{windows} windows in two seconds, not {most}, with {unused} ns unused");
-}
-
-/// A guest runs for a moment after each check. Two checks in each window were admitted; each further one costs the vCPU
-/// as much of its share as it takes.
-#[test]
-fn a_guest_that_runs_for_moments_pays_for_its_checks() {
-    for (share, cost) in [(80_000, 40_000), (160_000, 30_000), (240_000, 90_000)] {
-        let (mut schedule, mut host) = start(Planning::Best, 1, &[(share, 8 * MS)], &[Guest::Sleeps]);
-        let mut due = 0;
-        while host.now < 2_000 * MS {
-            host.vms[0].guest = Guest::Sleeps;
-            if due <= host.now {
-                due = schedule.step(0, host.now, &mut host);
-                schedule.record_cost(0, cost);
-                host.vms[0].guest = Guest::Spins;
-            }
-            host.tick();
-        }
-        // Two in each of 250 windows, those that the share pays for, and one more in each: the last may cost more than
-        // is left.
-        let most = 250 * (3 + share / cost);
-        let checks = shown(&schedule, &host).looks;
-        // Without a charge it would have one check for each tick of its share.
-        assert!(checks <= most && most < 250 * share / TICK, "{checks} checks of {cost} ns for shares of {share} ns");
-    }
-}
-
-/// A host that counts how often vCPUs are read.
-struct Counting<'a>(&'a mut Host, u64);
-
-impl Threads for Counting<'_> {
-    fn read(&mut self, vcpu: usize) -> Option<Counts> {
-        self.1 += 1;
-        self.0.read(vcpu)
-    }
-
-    fn is_asleep(&mut self, vcpu: usize) -> bool {
-        self.0.is_asleep(vcpu)
-    }
-
-    fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
-        self.0.next_deadline(vcpu, after)
-    }
-
-    fn claimed(&mut self, vcpu: usize) -> Option<Share> {
-        self.0.claimed(vcpu)
-    }
-
-    fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
-        self.0.set_place(vcpu, place)
-    }
-}
-
-/// All vCPUs sleep, which checks have found while the CPU was idle. Then one of them runs all the time.
-#[test]
-fn vcpus_that_cannot_have_run_are_not_read() {
-    for busy in [MS, 3 * MS] {
-        let asked = [(MS, 20 * MS), (10 * MS, 20 * MS), (MS, 20 * MS), (MS, 20 * MS), (MS, 20 * MS)];
-        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Sleeps; 5]);
-        let mut checks = |host: &mut Host, guest: Guest, until: u64| {
-            host.vms[1].guest = guest;
-            while host.now < until {
-                host.tick();
-            }
-            let (now, mut counting) = (host.now, Counting(host, 0));
-            schedule.step(0, now, &mut counting);
-            counting.1
-        };
-        checks(&mut host, Guest::Sleeps, 0);
-        checks(&mut host, Guest::Sleeps, 5 * MS);
-        // One whose place changes is read as well.
-        for until in [5 * MS + busy, 5 * MS + 2 * busy] {
-            let reads = checks(&mut host, Guest::Spins, until);
-            assert!(reads < 5, "{reads} at {until} ns");
-        }
-        assert_eq!(host.vms[1].counts.ran, 2 * busy);
-        host.vms[1].guest = Guest::Sleeps;
-        while host.now < 6 * MS + 2 * busy {
-            host.tick();
-        }
-        let now = host.now;
-        assert_eq!(checks(&mut host, Guest::Sleeps, now), 5, "the CPU was idle");
-    }
 }
 
 /// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.

@@ -83,8 +83,7 @@ impl Pacing {
     fn begin(&self, now: u64, old: Option<&Pacing>, reader: &mut Reader) {
         for part in &self.parts {
             let Part { schedule, vcpus } = &mut *lock(part);
-            let stay = schedule.has_no_migration();
-            schedule.begin(now, &mut Seen { vcpus, reader, stay });
+            schedule.begin(now, &mut Seen { vcpus, reader });
             for old in old.iter().flat_map(|old| &old.parts) {
                 let old = lock(old);
                 schedule.take_over(&old.schedule);
@@ -186,8 +185,7 @@ impl Shared {
         let Some(part) = state.pacing.as_ref().and_then(|pacing| pacing.of(cpu)) else { return (NEVER, false) };
         let Part { schedule, vcpus } = &mut *lock(part);
         let start = now();
-        let stay = schedule.has_no_migration();
-        let due = schedule.step(cpu, start, &mut Seen { vcpus, reader, stay });
+        let due = schedule.step(cpu, start, &mut Seen { vcpus, reader });
         schedule.record_cost(cpu, now().saturating_sub(start));
         (due, schedule.take_calm_ended())
     }
