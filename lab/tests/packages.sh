@@ -470,7 +470,7 @@ daemon_of() { systemctl show -p MainPID --value ontimed; }
 # leaves nothing.
 ansible_role() {
     unpack ansible-core
-    export PYTHONDONTWRITEBYTECODE=1 ANSIBLE_ROLES_PATH=/lab/ansible/roles
+    export ANSIBLE_ROLES_PATH=/lab/ansible/roles
     cat > /run/role.yml << END
 - hosts: localhost
   connection: local
