@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -112,8 +113,9 @@ func (cluster *cluster) documentedPodRuns(t *testing.T) {
 			t.Fatalf("no test runs this command of the documentation: %s", command)
 		}
 	}
-	for _, wanted := range []string{"node/node-0 labeled", "cpu.ontime", "pod/control-loop created"} {
-		if !strings.Contains(said, wanted) {
+	for _, wanted := range []string{`(?m)^node/node-0 labeled$`, `(?m)^\S+ +node-0 +cpu\.ontime `,
+		`(?m)^pod/control-loop created$`} {
+		if !regexp.MustCompile(wanted).MatchString(said) {
 			t.Fatalf("the commands of the documentation do not say %q: %s", wanted, said)
 		}
 	}
