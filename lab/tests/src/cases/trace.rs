@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::on_demand::OnDemand;
 use crate::inside::clock::now;
@@ -71,8 +72,10 @@ fn inversions(server: &Server) -> Result<()> {
     let option = server.option;
     println!("== vanilla: inversions by name");
     let vanilla = traced(option, "vanilla")?;
-    ensure!(vanilla.contains("NAPI of bulk0"), "nobody is said to have been in bulk0's NAPI");
     ensure!(vanilla.contains("cure [napi-threaded]"), "the cure is not named");
+    let found = inversions_under("vanilla")?;
+    let is_named = found.iter().any(|one| one.place == "NAPI of bulk0" && one.rule == "napi-threaded");
+    ensure!(is_named, "nobody is said to have been in bulk0's NAPI, with its cure: {found:?}");
 
     println!("== partitioned: none");
     let partitioned = traced(option, "partitioned")?;
@@ -83,8 +86,8 @@ fn inversions(server: &Server) -> Result<()> {
     let median: f64 = median.and_then(|us| us.parse().ok()).context("no median under partitioned")?;
     ensure!(median < 2000.0, "half of the requests took {median} us and more under partitioned: not their own replies");
     // Ontime's cap watcher has the highest priority on purpose, but is reported too.
-    let hindered: Vec<&str> =
-        partitioned.lines().filter(|line| is_inversion(line) && !line.contains("behind ontime-cap ")).collect();
+    let mut hindered = inversions_under("partitioned")?;
+    hindered.retain(|one| !one.behind.starts_with("ontime-cap "));
     ensure!(hindered.is_empty(), "an inversion under partitioned: {hindered:?}");
     for ending in ["json", "html", "pftrace"] {
         let length = fs::metadata(format!("/lab/partitioned.{ending}")).map_or(0, |file| file.len());
@@ -157,12 +160,31 @@ pub(crate) fn received() -> Result<u64> {
     read_number("/sys/class/net/bulk0/statistics/rx_packets")
 }
 
-/// Whether a line of the report is of an inversion: "  1,234 x, max 56.7 us: ...".
-fn is_inversion(line: &str) -> bool {
-    let times = line.strip_prefix(' ').and_then(|line| line.trim_start().split_once(" x, max"));
-    times.is_some_and(|(times, _)| {
-        !times.is_empty() && times.chars().all(|digit| digit.is_ascii_digit() || digit == ',')
-    })
+/// An inversion of a report.
+#[derive(Debug, PartialEq, Eq)]
+struct Inversion {
+    /// The blocking thread: its name and its policy.
+    behind: String,
+    /// What that thread did.
+    place: String,
+    /// The rule that would cure it, or nothing.
+    rule: String,
+}
+
+/// The inversions that trace has reported under a method. The text for a terminal wraps its lines and leaves most out.
+fn inversions_under(method: &str) -> Result<Vec<Inversion>> {
+    inversions_in(&read(format!("/lab/{method}.json"))?).with_context(|| format!("the report under {method}"))
+}
+
+fn inversions_in(report: &str) -> Result<Vec<Inversion>> {
+    let report: Value = serde_json::from_str(report).context("no JSON")?;
+    ensure!(report.get("inversions_looked_for") == Some(&Value::Bool(true)), "it did not look for inversions");
+    let all = report.get("inversions").and_then(Value::as_array).context("it has no list of inversions")?;
+    let inversion = |of: &Value| -> Option<Inversion> {
+        let text = |name: &str| of.get(name)?.as_str().map(str::to_owned);
+        Some(Inversion { behind: text("behind")?, place: text("place")?, rule: text("rule").unwrap_or_default() })
+    };
+    all.iter().map(|of| inversion(of).with_context(|| format!("an inversion without its thread: {of}"))).collect()
 }
 
 /// Whether a trace is under way.
@@ -320,12 +342,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inversions_are_told_from_other_lines_of_a_report() {
-        for line in ["  1,234 x, max 56.7 us, cure [irq]: move it", "    3 x, max 100 us: behind NAPI of bulk0"] {
-            assert!(is_inversion(line), "{line}");
-        }
-        for line in ["3 x, max 100 us", "  and 3 more", "   x, max 100 us", "  a3 x, max 100 us"] {
-            assert!(!is_inversion(line), "{line}");
+    fn a_reports_inversions_are_read_with_and_without_a_rule() {
+        let report = r#"{"inversions_looked_for": true, "inversions": [
+            {"behind": "irq/31-rt0 (FIFO 50)", "place": "NAPI of bulk0", "rule": "napi-threaded", "requests": 3},
+            {"behind": "ontime-cap (FIFO 55)", "place": "thread", "rule": null}]}"#;
+        let inversion = |behind: &str, place: &str, rule: &str| {
+            let [behind, place, rule] = [behind, place, rule].map(str::to_owned);
+            Inversion { behind, place, rule }
+        };
+        let found = inversions_in(report).unwrap();
+        let watcher = inversion("ontime-cap (FIFO 55)", "thread", "");
+        assert_eq!(found, [inversion("irq/31-rt0 (FIFO 50)", "NAPI of bulk0", "napi-threaded"), watcher]);
+        for bad in [
+            "",
+            r#"{"inversions_looked_for": true}"#,
+            r#"{"inversions_looked_for": false, "inversions": []}"#,
+            r#"{"inversions_looked_for": true, "inversions": [{"place": "thread"}]}"#,
+        ] {
+            assert!(inversions_in(bad).is_err(), "{bad}");
         }
     }
 
