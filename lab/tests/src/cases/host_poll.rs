@@ -3,6 +3,7 @@
 //! or rmmod restores everything.
 
 use std::fs;
+use std::io;
 
 use anyhow::{Context, Result, ensure};
 
@@ -31,9 +32,15 @@ fn the_module() -> Result<()> {
     let (own, polled) = (deferral()?, file("rt0", "busy_poll"));
     load()?;
     expect("polled at first", 0, read(&polled)?)?;
-    ensure!(refusal(&file("br-rt", "busy_poll"), "1").is_some(), "a bridge is polled");
-    for value in ["2x", "-1", ""] {
-        ensure!(refusal(&polled, value).is_some(), "busy_poll took '{value}'");
+    let bridge = file("br-rt", "busy_poll");
+    for (file, value, error) in [
+        (&bridge, "1", libc::EOPNOTSUPP),
+        (&polled, "2x", libc::EINVAL),
+        (&polled, "-1", libc::EINVAL),
+        (&polled, "", libc::EINVAL),
+    ] {
+        let refusal = refusal(file, value).with_context(|| format!("{file} took '{value}'"))?;
+        expect(&format!("{file}, '{value}'"), io::Error::from_raw_os_error(error), refusal)?;
     }
     expect_privileged(&polled, "1")?;
     set(&polled, "1")?;

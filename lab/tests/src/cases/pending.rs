@@ -26,7 +26,9 @@ pub(crate) fn pending() -> Result<()> {
     let daemon = Daemon::start()?;
     apply_strictly("interrupt-context")?;
     expect("trace instances", 1, instances())?;
-    for teller in processes("irq_work/*") {
+    let tellers = processes("irq_work/*");
+    ensure!(!tellers.is_empty(), "there is no thread irq_work");
+    for teller in tellers {
         expect_place("irq_work", teller, Place::fifo(55))?;
     }
     let status = report("ontime status")?;

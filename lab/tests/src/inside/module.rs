@@ -36,8 +36,11 @@ pub(crate) fn refusal(file: &str, value: &str) -> Option<io::Error> {
 pub(crate) fn expect_privileged(file: &str, value: &str) -> Result<()> {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", "-net_admin", "--inh-caps", "-net_admin", "sh", "-c"]);
-    command.arg(format!("echo {value} > {file}"));
-    ensure!(attempt(command)?.status != 0, "{file} was set without CAP_NET_ADMIN");
+    // A status that setpriv itself does not have.
+    command.arg(format!("echo {value} > {file} || exit 42"));
+    let tried = attempt(command)?;
+    ensure!(tried.status != 0, "{file} was set without CAP_NET_ADMIN");
+    ensure!(tried.status == 42, "a process without CAP_NET_ADMIN ended with {}: {}", tried.status, tried.stderr);
     Ok(())
 }
 
