@@ -4,8 +4,8 @@
 # file and the plugin for sos; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of the system's apt.
 # No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it skips that suite.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
-# (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (5400) bounds
-# it. After a failure target/deb/systemd has the console's log and the journal.
+# (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (14400)
+# bounds it. After a failure target/deb/systemd has the console's log and the journal.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
@@ -216,7 +216,7 @@ under_systemd() { # [STAGE...]
         cp "$work/rt-tests/usr/bin/cyclictest" "$files/" ||
         { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
     local status=0
-    "$lab" run --timeout "${SECONDS_MAX:-5400}" --silence 600 --out "$work/lab" \
+    "$lab" run --timeout "${SECONDS_MAX:-14400}" --silence 600 --out "$work/lab" \
         --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
         --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" || status=$?
     if [ $status -ne 0 ]; then

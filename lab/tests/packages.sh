@@ -362,10 +362,12 @@ tuned_profile() {
     mkdir -p $profiles
     cp -r /usr/share/doc/ontime/examples/tuned/ontime-host $profiles/
     knobs > /run/knobs-enforced
-    systemctl set-environment PYTHONDONTWRITEBYTECODE=1
+    # Python compiles first what the daemon imports.
+    mkdir -p /run/systemd/system/tuned.service.d
+    printf '[Service]\nTimeoutStartSec=10min\n' > /run/systemd/system/tuned.service.d/slow.conf
     systemctl daemon-reload
     [ ! -e /usr/lib/tmpfiles.d/tuned.conf ] || tries 0 systemd-tmpfiles --create /usr/lib/tmpfiles.d/tuned.conf
-    tries 0 systemctl reload dbus
+    tries 0 systemctl reload-or-restart dbus
     tries 0 systemctl start tuned
     tries 0 tuned-adm profile ontime-host
     tries 0 tuned-adm active
@@ -390,7 +392,6 @@ tuned_profile() {
     has_places plc-1 || fail "the VM lost its places"
     tries 0 tuned-adm off
     tries 0 systemctl stop tuned
-    systemctl unset-environment PYTHONDONTWRITEBYTECODE
     rm -r $profiles/ontime-host
     end_others
 }
