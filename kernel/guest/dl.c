@@ -11,6 +11,8 @@
  * with all checks of a user's call.
  *
  * - The host admits first, then the kernel. What the kernel refuses is given back to the host.
+ * - The kernel's own calls (SysRq n) come from any context and go on. dl_work() drops the tasks that
+ *   they have demoted.
  * - A registered task runs on one vCPU. The kernel demands that a deadline task may run on all
  *   CPUs, so the affinity mask is widened for each change that the kernel may allow. A task that
  *   leaves SCHED_DEADLINE gets its earlier mask back, and so does a child that a deadline task
@@ -34,6 +36,11 @@
 #include "dl.h"
 
 #define DL_HOOK "__sched_setscheduler"
+/*
+ * So often the tasks are looked at after the kernel itself began to demote one, each DL_AGAIN: the
+ * change is made after the hook, and its caller may be preempted before.
+ */
+#define DL_LOOKS 4
 
 /*
  * Children of deadline tasks, which are to get the earlier mask. An entry is free while its task is
@@ -62,6 +69,9 @@ struct workqueue_struct *dl_wq;
 static void dl_work(struct work_struct *work);
 DECLARE_DELAYED_WORK(dl_delayed, dl_work);
 DECLARE_WORK(dl_now, dl_work);
+static DECLARE_DELAYED_WORK(dl_demoted, dl_work);
+/* How many of these looks are left. */
+static unsigned int dl_looks;
 
 /* ---- The set ---- */
 
@@ -353,15 +363,26 @@ static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ft
 
 	if (!regs)
 		return;
-	/* Arguments in di, si, dx, cx: task, attributes, user's call, priority inheritance. */
-	if (READ_ONCE(dl_through) == current) {
+	/*
+	 * Arguments in di, si, dx, cx: task, attributes, user's call, priority inheritance. SysRq n,
+	 * which may interrupt the call that passes, is without the last.
+	 */
+	if (READ_ONCE(dl_through) == current && (u8)regs->cx) {
 		regs->dx = true;
 		return;
 	}
 	p = (const struct task_struct *)regs->di;
 	attr = (const struct sched_attr *)regs->si;
-	if (!(u8)regs->dx || !(u8)regs->cx || (attr->sched_policy != SCHED_DEADLINE && p->policy != SCHED_DEADLINE))
+	if (attr->sched_policy != SCHED_DEADLINE && p->policy != SCHED_DEADLINE)
 		return;
+	if (!(u8)regs->dx || !(u8)regs->cx) {
+		/* Below 0: the policy stays. */
+		if (attr->sched_policy != SCHED_DEADLINE && (s32)attr->sched_policy >= 0 && READ_ONCE(dl_count)) {
+			WRITE_ONCE(dl_looks, DL_LOOKS);
+			queue_delayed_work(dl_wq, &dl_demoted, DL_AGAIN);
+		}
+		return;
+	}
 	atomic_inc(&dl_inside);
 	regs->ip = (unsigned long)dl_setscheduler;
 }
@@ -511,6 +532,7 @@ err_steal:
 
 static void dl_work(struct work_struct *work)
 {
+	unsigned int looks = READ_ONCE(dl_looks);
 	struct dl_task *t, *next;
 	bool lost;
 	int err;
@@ -519,6 +541,10 @@ static void dl_work(struct work_struct *work)
 	if (dl_ended) {
 		mutex_unlock(&dl_mutex);
 		return;
+	}
+	if (work == &dl_demoted.work && looks > 1) {
+		WRITE_ONCE(dl_looks, looks - 1);
+		queue_delayed_work(dl_wq, &dl_demoted, DL_AGAIN);
 	}
 	err = dl_start_hook();
 	if (err)
@@ -598,6 +624,7 @@ void ontime_dl_free(void)
 {
 	cancel_work_sync(&dl_now);
 	cancel_delayed_work_sync(&dl_delayed);
+	cancel_delayed_work_sync(&dl_demoted);
 	dl_next_free();
 	destroy_workqueue(dl_wq);
 }

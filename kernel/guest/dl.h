@@ -18,7 +18,7 @@
 
 /* The most tasks with a guarantee; further ones get EBUSY. */
 #define DL_TASKS_MAX 256
-/* Interval of retries if the host does not accept what it should hold, jiffies. */
+/* Interval of retries if the host does not accept what it should hold, and of looks at demoted tasks, jiffies. */
 #define DL_AGAIN HZ
 
 struct dl_task {
@@ -42,7 +42,7 @@ extern raw_spinlock_t dl_lock;
 extern unsigned int dl_count;
 extern bool dl_hooked, dl_ended;
 extern struct workqueue_struct *dl_wq;
-/* Tells the host the present needs again: dl_settle(). Both run dl_work(), one after the other. */
+/* Tell the host the present needs again: dl_settle(). Both run dl_work(), one after the other. */
 extern struct delayed_work dl_delayed;
 extern struct work_struct dl_now;
 /* A set of tasks to work on, for the holder of dl_mutex. Spare bandwidth is at the end. */

@@ -39,7 +39,7 @@ impl Guest {
     pub(crate) fn boot(vcpus: u32) -> Result<Self> {
         configure("tenants.toml", &rt_tenant("plc", ""))?;
         configure("sockets.toml", "[vm.plc]\ndeadlines = true\n")?;
-        let (kernel, initrd, memory, pages) = if Path::new(DEBUG_KERNEL).exists() {
+        let (kernel, initrd, memory, pages) = if has_debug_kernel() {
             (DEBUG_KERNEL, "/lab/initrd", variable("GUEST_MB", "512"), "hugetlb=off")
         } else {
             ("/boot/vmlinux-guest", "/boot/initrd-guest", "128".to_owned(), "hugetlb=on,prealloc=on")
@@ -115,7 +115,7 @@ impl Guest {
 
     /// Keeps what a debug kernel reports, and the memory that nothing refers to (`/lab/dmesg`, `/lab/kmemleak`).
     pub(crate) fn keep_reports(&self) -> Result<()> {
-        if !Path::new(DEBUG_KERNEL).exists() {
+        if !has_debug_kernel() {
             return Ok(());
         }
         self.ask("mount -t debugfs debugfs /sys/kernel/debug; cd /sys/kernel/debug")?;
@@ -123,6 +123,11 @@ impl Guest {
         write("/lab/kmemleak", self.ask("[ ! -e kmemleak ] || cat kmemleak")?)?;
         write("/lab/dmesg", self.ask("dmesg | sed 's/^/ /'")?)
     }
+}
+
+/// Whether the guest has a debug kernel, whose reports are faults.
+pub(crate) fn has_debug_kernel() -> bool {
+    Path::new(DEBUG_KERNEL).exists()
 }
 
 /// The number of a task's process, as a word of the guest's shell.
