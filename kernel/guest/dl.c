@@ -128,6 +128,7 @@ static void dl_drop(struct dl_task *t)
 	list_del(&t->link);
 	dl_count--;
 	raw_spin_unlock_irq(&dl_lock);
+	dl_next_forget(t, t->place.vcpu);
 	put_task_struct(t->task);
 	free_cpumask_var(t->allowed);
 	kfree(t);
@@ -243,11 +244,14 @@ int dl_place(struct dl_task *t, struct place_task want)
 		return dl_refusal(err);
 	for (i = 0; i <= count; i++) {
 		struct dl_task *whose = dl_whose[i];
-		bool moved = whose->place.vcpu != dl_set[i].vcpu;
+		unsigned int was = whose->place.vcpu;
 
 		whose->place = dl_set[i];
+		if (was == whose->place.vcpu)
+			continue;
+		dl_next_forget(whose, was);
 		/* @t itself is pinned after the kernel's change. */
-		if (moved && whose != t)
+		if (whose != t)
 			dl_pin(whose);
 	}
 	return 0;

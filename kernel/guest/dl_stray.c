@@ -47,6 +47,7 @@ bool dl_stray(void)
 		if (was == PLACE_NONE)
 			continue;
 		t->place.vcpu = PLACE_NONE;
+		dl_next_forget(t, was);
 		if (kept)
 			dl_restrict(t->task, t->allowed, NULL);
 		pr_warn_ratelimited("deadline task %d may not stay on vCPU %u, and no other has room: it has no guarantee\n",

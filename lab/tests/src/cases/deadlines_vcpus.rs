@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::inside::command::{expect, figures, within};
 use crate::inside::daemon::{Daemon, configure};
-use crate::inside::plc::{Guest, has_debug_kernel, held, task};
+use crate::inside::plc::{Guest, has_debug_kernel, held, published, task};
 
 pub(crate) fn deadlines_vcpus() -> Result<()> {
     configure(
@@ -159,10 +159,10 @@ fn unloaded(guest: &Guest) -> Result<()> {
     holds([Some(10000), None])
 }
 
-/// A task that the guest's kernel itself makes an ordinary one (SysRq n) releases its bandwidth while it runs on, and
-/// may run anywhere again. Linux 6.12 does not unlock `cpuset_mutex` after that: the call for a second deadline task
-/// would not return, and neither would any later one. So this comes last, with one task, and not on a debug kernel,
-/// which would report the lock.
+/// A task that the guest's kernel itself makes an ordinary one (SysRq n) releases its bandwidth while it runs on, is
+/// published no more, and may run anywhere again. Linux 6.12 does not unlock `cpuset_mutex` after that: the call for a
+/// second deadline task would not return, and neither would any later one. So this comes last, with one task, and not
+/// on a debug kernel, which would report the lock.
 fn demoted(guest: &Guest) -> Result<()> {
     if has_debug_kernel() {
         return Ok(());
@@ -170,9 +170,11 @@ fn demoted(guest: &Guest) -> Result<()> {
     guest.fits("n", 6000)?;
     on(guest, "n", "0")?;
     holds([Some(6000), None])?;
+    within(60, "the guest publishes its task", || Ok(published()? == [1, 0]))?;
     // The kernel writes to the console at once, so not beside what the shell prints.
     guest.ask("sleep 1; echo n > /proc/sysrq-trigger; sleep 1")?;
     holds([None, None])?;
+    within(60, "the guest publishes no task", || Ok(published()? == [0, 0]))?;
     expect("policy of a task that the kernel has demoted", 0, policy(guest, &task("n"))?)?;
     on(guest, "n", "0-1")?;
     guest.ends("n")
