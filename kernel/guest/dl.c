@@ -11,6 +11,8 @@
  * with all checks of a user's call.
  *
  * - The host admits first, then the kernel. What the kernel refuses is given back to the host.
+ * - The kernel's own calls (SysRq n) come from any context and go on. dl_work() drops the tasks that
+ *   they have demoted.
  * - A registered task runs on one vCPU. The kernel demands that a deadline task may run on all
  *   CPUs, so the affinity mask is widened for each change that the kernel may allow. A task that
  *   leaves SCHED_DEADLINE gets its earlier mask back, and so does a child that a deadline task
@@ -34,6 +36,11 @@
 #include "dl.h"
 
 #define DL_HOOK "__sched_setscheduler"
+/*
+ * So often the tasks are looked at after the kernel itself began to demote one, each DL_AGAIN: the
+ * change is made after the hook, and its caller may be preempted before.
+ */
+#define DL_LOOKS 4
 
 /*
  * Children of deadline tasks, which are to get the earlier mask. An entry is free while its task is
@@ -61,6 +68,10 @@ static DECLARE_WAIT_QUEUE_HEAD(dl_left);
 struct workqueue_struct *dl_wq;
 static void dl_work(struct work_struct *work);
 DECLARE_DELAYED_WORK(dl_delayed, dl_work);
+DECLARE_WORK(dl_now, dl_work);
+static DECLARE_DELAYED_WORK(dl_demoted, dl_work);
+/* How many of these looks are left. */
+static unsigned int dl_looks;
 
 /* ---- The set ---- */
 
@@ -117,6 +128,7 @@ static void dl_drop(struct dl_task *t)
 	list_del(&t->link);
 	dl_count--;
 	raw_spin_unlock_irq(&dl_lock);
+	dl_next_forget(t, t->place.vcpu);
 	put_task_struct(t->task);
 	free_cpumask_var(t->allowed);
 	kfree(t);
@@ -232,11 +244,14 @@ int dl_place(struct dl_task *t, struct place_task want)
 		return dl_refusal(err);
 	for (i = 0; i <= count; i++) {
 		struct dl_task *whose = dl_whose[i];
-		bool moved = whose->place.vcpu != dl_set[i].vcpu;
+		unsigned int was = whose->place.vcpu;
 
 		whose->place = dl_set[i];
+		if (was == whose->place.vcpu)
+			continue;
+		dl_next_forget(whose, was);
 		/* @t itself is pinned after the kernel's change. */
-		if (moved && whose != t)
+		if (whose != t)
 			dl_pin(whose);
 	}
 	return 0;
@@ -352,15 +367,26 @@ static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ft
 
 	if (!regs)
 		return;
-	/* Arguments in di, si, dx, cx: task, attributes, user's call, priority inheritance. */
-	if (READ_ONCE(dl_through) == current) {
+	/*
+	 * Arguments in di, si, dx, cx: task, attributes, user's call, priority inheritance. SysRq n,
+	 * which may interrupt the call that passes, is without the last.
+	 */
+	if (READ_ONCE(dl_through) == current && (u8)regs->cx) {
 		regs->dx = true;
 		return;
 	}
 	p = (const struct task_struct *)regs->di;
 	attr = (const struct sched_attr *)regs->si;
-	if (!(u8)regs->dx || !(u8)regs->cx || (attr->sched_policy != SCHED_DEADLINE && p->policy != SCHED_DEADLINE))
+	if (attr->sched_policy != SCHED_DEADLINE && p->policy != SCHED_DEADLINE)
 		return;
+	if (!(u8)regs->dx || !(u8)regs->cx) {
+		/* Below 0: the policy stays. */
+		if (attr->sched_policy != SCHED_DEADLINE && (s32)attr->sched_policy >= 0 && READ_ONCE(dl_count)) {
+			WRITE_ONCE(dl_looks, DL_LOOKS);
+			queue_delayed_work(dl_wq, &dl_demoted, DL_AGAIN);
+		}
+		return;
+	}
 	atomic_inc(&dl_inside);
 	regs->ip = (unsigned long)dl_setscheduler;
 }
@@ -384,7 +410,7 @@ static void on_exit(void *unused, struct task_struct *p)
 	t = dl_find(p);
 	if (t) {
 		WRITE_ONCE(t->gone, true);
-		queue_delayed_work(dl_wq, &dl_delayed, 0);
+		dl_work_now();
 	}
 	raw_spin_unlock_irqrestore(&dl_lock, flags);
 }
@@ -510,6 +536,7 @@ err_steal:
 
 static void dl_work(struct work_struct *work)
 {
+	unsigned int looks = READ_ONCE(dl_looks);
 	struct dl_task *t, *next;
 	bool lost;
 	int err;
@@ -518,6 +545,10 @@ static void dl_work(struct work_struct *work)
 	if (dl_ended) {
 		mutex_unlock(&dl_mutex);
 		return;
+	}
+	if (work == &dl_demoted.work && looks > 1) {
+		WRITE_ONCE(dl_looks, looks - 1);
+		queue_delayed_work(dl_wq, &dl_demoted, DL_AGAIN);
 	}
 	err = dl_start_hook();
 	if (err)
@@ -544,7 +575,7 @@ static void dl_work(struct work_struct *work)
 void ontime_dl_device(void)
 {
 	dl_host_anew();
-	queue_delayed_work(dl_wq, &dl_delayed, 0);
+	dl_work_now();
 }
 
 int ontime_dl_init(void)
@@ -595,7 +626,9 @@ void ontime_dl_exit(void)
 /* To be called when the devices are gone. */
 void ontime_dl_free(void)
 {
+	cancel_work_sync(&dl_now);
 	cancel_delayed_work_sync(&dl_delayed);
+	cancel_delayed_work_sync(&dl_demoted);
 	dl_next_free();
 	destroy_workqueue(dl_wq);
 }

@@ -18,7 +18,7 @@
 
 /* The most tasks with a guarantee; further ones get EBUSY. */
 #define DL_TASKS_MAX 256
-/* Interval of retries if the host does not accept what it should hold, jiffies. */
+/* Interval of retries if the host does not accept what it should hold, and of looks at demoted tasks, jiffies. */
 #define DL_AGAIN HZ
 
 struct dl_task {
@@ -30,6 +30,7 @@ struct dl_task {
 	unsigned int beside;
 	bool gone;			/* it has ended or is about to end */
 	u64 seen, due;			/* the kernel's deadline at the last check; the published one: local_clock() */
+	__le64 published;		/* the same in the page of its vCPU; 0: not there */
 };
 
 /* ---- dl.c ---- */
@@ -42,10 +43,21 @@ extern raw_spinlock_t dl_lock;
 extern unsigned int dl_count;
 extern bool dl_hooked, dl_ended;
 extern struct workqueue_struct *dl_wq;
-/* Tells the host the present needs again: dl_settle(). */
+/* Tell the host the present needs again: dl_settle(). Both run dl_work(), one after the other. */
 extern struct delayed_work dl_delayed;
+extern struct work_struct dl_now;
 /* A set of tasks to work on, for the holder of dl_mutex. Spare bandwidth is at the end. */
 extern struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
+
+/*
+ * Runs dl_work() at once, also if a later run is due (after a refusal by the host). If it is running,
+ * it runs again: a run that sets the time of the next one cannot put this one off. May be called in
+ * interrupts and with raw spinlocks held.
+ */
+static inline void dl_work_now(void)
+{
+	queue_work(dl_wq, &dl_now);
+}
 
 /* The number of possible vCPUs. */
 static inline unsigned int dl_vcpus(void)
@@ -74,6 +86,7 @@ int dl_next_init(void);
 void dl_next_free(void);
 void dl_next_tell(struct ontime_chan *main);
 void dl_next_some(void);
+void dl_next_forget(struct dl_task *t, unsigned int vcpu);
 void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
 		    unsigned int prev_state);
 

@@ -153,6 +153,7 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 		}
 		soon[latest] = dl_soon(due, period, now);
 		page->next[latest] = next;
+		t->published = next.deadline;
 	}
 	for (; count < ONTIME_NEXT_TASKS; count++)
 		page->next[count].deadline = 0;
@@ -173,6 +174,25 @@ void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct
 		return;
 	dl_publish(&dl_next[cpu], cpu, next);
 	raw_spin_unlock(&dl_lock);
+}
+
+/*
+ * Takes back what @t has published for a vCPU that it has left. If it sleeps, it is not switched from.
+ * With dl_mutex, after dl_tasks says that it has left: so no switch publishes it there again.
+ */
+void dl_next_forget(struct dl_task *t, unsigned int vcpu)
+{
+	unsigned int i;
+
+	if (vcpu == PLACE_NONE)
+		return;
+	raw_spin_lock_irq(&dl_lock);
+	for (i = 0; t->published && i < ONTIME_NEXT_TASKS; i++)
+		if (dl_next[vcpu].next[i].deadline == t->published) {
+			WRITE_ONCE(dl_next[vcpu].next[i].deadline, 0);
+			t->published = 0;
+		}
+	raw_spin_unlock_irq(&dl_lock);
 }
 
 static void pair_work(struct work_struct *work);

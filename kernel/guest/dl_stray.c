@@ -47,6 +47,7 @@ bool dl_stray(void)
 		if (was == PLACE_NONE)
 			continue;
 		t->place.vcpu = PLACE_NONE;
+		dl_next_forget(t, was);
 		if (kept)
 			dl_restrict(t->task, t->allowed, NULL);
 		pr_warn_ratelimited("deadline task %d may not stay on vCPU %u, and no other has room: it has no guarantee\n",
@@ -57,7 +58,7 @@ bool dl_stray(void)
 
 static void stray_irq_work(struct irq_work *work)
 {
-	queue_delayed_work(dl_wq, &dl_delayed, 0);
+	dl_work_now();
 }
 static struct irq_work dl_stray_work = IRQ_WORK_INIT(stray_irq_work);
 
@@ -70,7 +71,7 @@ void dl_stray_seen(void)
 static int cpu_goes(unsigned int cpu)
 {
 	if (READ_ONCE(dl_hooked))
-		mod_delayed_work(dl_wq, &dl_delayed, 0);
+		dl_work_now();
 	return 0;
 }
 

@@ -39,7 +39,7 @@ impl Guest {
     pub(crate) fn boot(vcpus: u32) -> Result<Self> {
         configure("tenants.toml", &rt_tenant("plc", ""))?;
         configure("sockets.toml", "[vm.plc]\ndeadlines = true\n")?;
-        let (kernel, initrd, memory, pages) = if Path::new(DEBUG_KERNEL).exists() {
+        let (kernel, initrd, memory, pages) = if has_debug_kernel() {
             (DEBUG_KERNEL, "/lab/initrd", variable("GUEST_MB", "512"), "hugetlb=off")
         } else {
             ("/boot/vmlinux-guest", "/boot/initrd-guest", "128".to_owned(), "hugetlb=on,prealloc=on")
@@ -115,7 +115,7 @@ impl Guest {
 
     /// Keeps what a debug kernel reports, and the memory that nothing refers to (`/lab/dmesg`, `/lab/kmemleak`).
     pub(crate) fn keep_reports(&self) -> Result<()> {
-        if !Path::new(DEBUG_KERNEL).exists() {
+        if !has_debug_kernel() {
             return Ok(());
         }
         self.ask("mount -t debugfs debugfs /sys/kernel/debug; cd /sys/kernel/debug")?;
@@ -123,6 +123,11 @@ impl Guest {
         write("/lab/kmemleak", self.ask("[ ! -e kmemleak ] || cat kmemleak")?)?;
         write("/lab/dmesg", self.ask("dmesg | sed 's/^/ /'")?)
     }
+}
+
+/// Whether the guest has a debug kernel, whose reports are faults.
+pub(crate) fn has_debug_kernel() -> bool {
+    Path::new(DEBUG_KERNEL).exists()
 }
 
 /// The number of a task's process, as a word of the guest's shell.
@@ -136,18 +141,27 @@ pub(crate) fn held() -> Result<Vec<Option<(f64, f64)>>> {
     held_in(&json("ontime top --once --json --interval 0.1")?)
 }
 
+/// How many deadline tasks the guest publishes for each vCPU of plc.
+pub(crate) fn published() -> Result<Vec<usize>> {
+    let count = |vcpu: &Value| vcpu.get("tasks").and_then(Value::as_array).map_or(0, Vec::len);
+    of_vcpus(&json("ontime top --once --json --interval 0.1")?, count)
+}
+
 fn held_in(top: &Value) -> Result<Vec<Option<(f64, f64)>>> {
+    of_vcpus(top, |vcpu| {
+        let value = |name: &str| -> Option<f64> { vcpu.get("guest")?.get(name)?.as_f64() };
+        value("budget_us").zip(value("period_us"))
+    })
+}
+
+/// A value of each vCPU of plc that has a reservation, in the order of their numbers.
+fn of_vcpus<T>(top: &Value, value_of: impl Fn(&Value) -> T) -> Result<Vec<T>> {
     let vcpus = top.pointer("/reservations/vcpus").and_then(Value::as_array);
     let vcpus = vcpus.with_context(|| format!("ontime top shows no vCPUs: {top}"))?;
     let of_plc = vcpus.iter().filter(|vcpu| vcpu.get("vm").and_then(Value::as_str) == Some("plc"));
-    let mut held = Vec::new();
-    for vcpu in of_plc {
-        let value = |name: &str| -> Option<f64> { vcpu.get("guest")?.get(name)?.as_f64() };
-        let number = vcpu.get("vcpu").and_then(Value::as_u64);
-        held.push((number, value("budget_us").zip(value("period_us"))));
-    }
-    held.sort_by_key(|(number, _)| *number);
-    Ok(held.into_iter().map(|(_, need)| need).collect())
+    let mut values: Vec<_> = of_plc.map(|vcpu| (vcpu.get("vcpu").and_then(Value::as_u64), value_of(vcpu))).collect();
+    values.sort_by_key(|(number, _)| *number);
+    Ok(values.into_iter().map(|(_, value)| value).collect())
 }
 
 fn start_device() -> Result<Running> {
