@@ -298,6 +298,9 @@ fn metrics(experiment: &str, place: usize) -> Vec<Metric> {
                 |part: &str| ["slice", "period", "worst"].map(|key| number(key, Unit::Us, 23_456.0).of(part)).to_vec();
             jobs().into_iter().chain((0..12).flat_map(|app| of(&format!("vm{app}, application {app}")))).collect()
         }
+        "guest-cyclictest" => {
+            ["host-p99", "host-max", "ordinary-p99", "ordinary-max"].map(|key| number(key, Unit::Us, 12_345.6)).to_vec()
+        }
         "registration" => ["guest", "daemon", "host"].map(|key| number(key, Unit::Us, 1_234.5)).to_vec(),
         "bulk" => ["cost", "host", "guests", "user", "kernel"].map(|key| number(key, Unit::NsPerByte, 1.234)).to_vec(),
         "connections" => {

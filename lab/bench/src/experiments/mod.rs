@@ -6,6 +6,7 @@
 
 mod bulk;
 mod connections;
+mod guest_cyclictest;
 mod idle;
 mod inversion;
 mod kbp;
@@ -131,6 +132,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &vatc::Vatc,
     &vatc::VatcNetwork,
     &xen_arm::XenArm,
+    &guest_cyclictest::GuestCyclictest,
     &bulk::Bulk,
     &connections::Connections,
     &idle::Idle,
