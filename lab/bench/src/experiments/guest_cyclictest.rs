@@ -34,6 +34,8 @@ use crate::trial;
 const METHODS: [&str; 4] = ["stock", "static-rt", "threaded", "partitioned"];
 /// The loads of the host: threads of normal priority that never sleep, or none.
 const LOADS: [&str; 2] = ["busy", "none"];
+/// The program, if no other is named.
+pub(super) const PROGRAM: &str = "/usr/bin/cyclictest";
 /// Time between wake-ups, us.
 const INTERVAL_US: u32 = 500;
 /// Latencies from this one on are not in cyclictest's histogram, us.
@@ -59,7 +61,7 @@ fn name(method: &str, load: &str) -> String {
 }
 
 /// Writes cyclictest into a host's files, and into the archive of its guests' role with the library that they lack.
-fn bring(cyclictest: &Path, files: &Path) -> Result<(), MeasureError> {
+pub(super) fn bring(cyclictest: &Path, files: &Path) -> Result<(), MeasureError> {
     let read = |path: &Path| fs::read(path).map_err(|source| MeasureError::File { path: path.to_owned(), source });
     let program = read(cyclictest)?;
     let ldd = Command::new("ldd").arg(cyclictest).output();
@@ -112,7 +114,7 @@ struct Thread {
 
 /// The latencies of one cyclictest.
 #[derive(Debug, PartialEq)]
-struct Latencies {
+pub(super) struct Latencies {
     /// `guest`, or a name of [`ON_HOST`].
     place: &'static str,
     /// All of them, ns. One that is not in the histogram counts with the maximum.
@@ -152,7 +154,7 @@ impl Latencies {
     }
 
     /// Their figures as metrics.
-    fn metrics(&self) -> Vec<Metric> {
+    pub(super) fn metrics(&self) -> Vec<Metric> {
         let Some(summary) = self.tally.summary() else { return Vec::new() };
         let key = |of: &str| format!("{}-{of}", self.place);
         vec![
@@ -163,7 +165,7 @@ impl Latencies {
     }
 
     /// A note for the reader if the percentiles are not exact.
-    fn note(&self) -> Option<String> {
+    pub(super) fn note(&self) -> Option<String> {
         (self.beyond > 0).then(|| {
             format!(
                 "{}: {} latencies of {} us or more count with the maximum",
@@ -250,16 +252,7 @@ fn run(
              /run/{place}.status' > /dev/null 2> /run/{place}.said < /dev/null & }}"
         ))?;
     }
-    guests.send_lines(host, &[order(case, seconds)])?;
-    // Nothing else of the laboratory runs on the host meanwhile.
-    for _ in 0..seconds.div_ceil(STEP_S) {
-        host.shell(&format!("sleep {STEP_S}"))?;
-    }
-    let text = guests.wait_line(host, 0, case)?;
-    let guest = match text.trim().split_once(' ') {
-        Some(("0", json)) => Latencies::read("guest", json, seconds)?,
-        _ => return Err(MeasureError::Program { program: "cyclictest (guest)".to_owned(), said: text }),
-    };
+    let guest = in_guest(host, guests, seconds, case)?;
     let mut on_host = Vec::new();
     for (place, ..) in ON_HOST {
         let json = host.shell(&format!(
@@ -269,6 +262,20 @@ fn run(
         on_host.push(Latencies::read(place, &json, seconds)?);
     }
     Ok((guest, on_host))
+}
+
+/// Runs cyclictest in the guest. `tag` must differ between the runs of a guest.
+pub(super) fn in_guest(host: &mut Host, guests: &Guests, seconds: u32, tag: &str) -> Result<Latencies, MeasureError> {
+    guests.send_lines(host, &[order(tag, seconds)])?;
+    // Nothing else of the laboratory runs on the host meanwhile.
+    for _ in 0..seconds.div_ceil(STEP_S) {
+        host.shell(&format!("sleep {STEP_S}"))?;
+    }
+    let text = guests.wait_line(host, 0, tag)?;
+    match text.trim().split_once(' ') {
+        Some(("0", json)) => Latencies::read("guest", json, seconds),
+        _ => Err(MeasureError::Program { program: "cyclictest (guest)".to_owned(), said: text }),
+    }
 }
 
 fn method_words(method: &str) -> &str {
@@ -300,7 +307,7 @@ struct Options {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
     /// The program cyclictest (Debian: rt-tests), which is copied into host and guest
-    #[arg(long, value_name = "FILE", default_value = "/usr/bin/cyclictest")]
+    #[arg(long, value_name = "FILE", default_value = PROGRAM)]
     cyclictest: PathBuf,
     #[command(flatten)]
     emulated: Emulated,
@@ -308,17 +315,23 @@ struct Options {
     output: Output,
 }
 
+/// Refuses a program that is not there.
+pub(super) fn check(cyclictest: &Path) -> anyhow::Result<()> {
+    if !cyclictest.is_file() {
+        usage!(
+            "this machine's cyclictest is copied into host and guest, and {} is no file: install it (Debian: apt-get \
+             install rt-tests), or name it with --cyclictest",
+            cyclictest.display()
+        );
+    }
+    Ok(())
+}
+
 /// Measures every method under every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
     let loads = chosen("load", &args.loads, &LOADS)?;
-    if !args.cyclictest.is_file() {
-        usage!(
-            "this machine's cyclictest is copied into host and guest, and {} is no file: install it (Debian: apt-get \
-             install rt-tests), or name it with --cyclictest",
-            args.cyclictest.display()
-        );
-    }
+    check(&args.cyclictest)?;
     let args = &Options { methods, loads, ..args.clone() };
     let mut missing = Vec::new();
     let results = args

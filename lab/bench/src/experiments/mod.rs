@@ -6,6 +6,7 @@
 
 mod bulk;
 mod connections;
+mod duel;
 mod guest_cyclictest;
 mod idle;
 mod inversion;
@@ -133,6 +134,7 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &vatc::VatcNetwork,
     &xen_arm::XenArm,
     &guest_cyclictest::GuestCyclictest,
+    &duel::Duel,
     &bulk::Bulk,
     &connections::Connections,
     &idle::Idle,
