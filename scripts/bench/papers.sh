@@ -26,6 +26,7 @@ experiments() {
     vatc-network      1  12  6     --requests 1000
     kbp               1  45  6     --requests 1000
     xen-arm           1  12  110   --requests 20000
+    guest-cyclictest  1  8   20    --seconds 20
     rta-periodic      1  24  100   --seconds 100
     rta-sporadic      1  24  55    --requests 100
     rta-scale         1  4   100   --seconds 100

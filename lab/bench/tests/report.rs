@@ -298,6 +298,15 @@ fn metrics(experiment: &str, place: usize) -> Vec<Metric> {
                 |part: &str| ["slice", "period", "worst"].map(|key| number(key, Unit::Us, 23_456.0).of(part)).to_vec();
             jobs().into_iter().chain((0..12).flat_map(|app| of(&format!("vm{app}, application {app}")))).collect()
         }
+        "guest-cyclictest" => {
+            ["host-p99", "host-max", "ordinary-p99", "ordinary-max"].map(|key| number(key, Unit::Us, 12_345.6)).to_vec()
+        }
+        "duel" => {
+            let frames = [count("frames", 4_000), count("late-frames", 123 + n), count("guest-wake-ups", 10_000 + n)];
+            let own = [number("given-away", Unit::Cpus, 1.0), number("vhost-waited", Unit::Share, 0.1)];
+            let guest = ["guest-p99", "guest-max"].map(|key| number(key, Unit::Us, 12_345.6));
+            guest.into_iter().chain(frames).chain(own).collect()
+        }
         "registration" => ["guest", "daemon", "host"].map(|key| number(key, Unit::Us, 1_234.5)).to_vec(),
         "bulk" => ["cost", "host", "guests", "user", "kernel"].map(|key| number(key, Unit::NsPerByte, 1.234)).to_vec(),
         "connections" => {

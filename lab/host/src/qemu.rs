@@ -91,6 +91,9 @@ pub struct Machine {
     /// Whether the clients' side is in the emulated machine too, on one more CPU, with its own NICs and in the
     /// machine's time (virtual clock). Otherwise it is in this process's namespace.
     pub client_cpu: bool,
+    /// Number of the host's last CPUs that its kernel isolates (`isolcpus`), as it does the clients' CPU. One CPU is
+    /// never isolated.
+    pub isolated_cpus: u8,
 }
 
 /// Bytes of a frame that contain its headers.
@@ -113,6 +116,7 @@ impl Machine {
             icount_shift: ICOUNT_SHIFT,
             release_us: RELEASE_US,
             client_cpu: false,
+            isolated_cpus: 0,
         }
     }
 
@@ -171,12 +175,16 @@ impl Machine {
             words.push("ontime.spin".into());
         }
         if self.client_cpu {
-            // The host's processes and interrupts do not use the last CPU.
-            let last = self.cpus;
-            words.push(format!("ontime.clients={last}"));
-            words.push(format!("isolcpus=domain,managed_irq,{last}"));
-            words.push(format!("irqaffinity=0-{}", last - 1));
-            words.push(format!("rcu_nocbs={last}"));
+            words.push(format!("ontime.clients={}", self.cpus));
+        }
+        // The host's processes and interrupts do not use these CPUs. The kernel takes one list of them.
+        let first = self.cpus.saturating_sub(self.isolated_cpus).max(1);
+        let beyond = self.emulated_cpus();
+        if first < beyond {
+            let last = beyond - 1;
+            words.push(format!("isolcpus=domain,managed_irq,{first}-{last}"));
+            words.push(format!("irqaffinity=0-{}", first - 1));
+            words.push(format!("rcu_nocbs={first}-{last}"));
         }
         if self.console == Console::Terminal {
             words.push("ontime.shell".into());
@@ -300,6 +308,25 @@ mod tests {
         let real_line = Machine::new(Clock::Real, Kernel::Rt72).command_line();
         assert!(virtual_line.contains("ontime.spin"));
         assert!(!real_line.contains("ontime.spin"));
+    }
+
+    #[test]
+    fn the_clients_cpu_and_isolated_ones_are_in_one_list() {
+        for (cpus, client_cpu, isolated_cpus, list) in [
+            (1, false, 0, None),
+            (2, false, 0, None),
+            (1, true, 0, Some("1-1")),
+            (2, true, 1, Some("1-2")),
+            (4, true, 2, Some("2-4")),
+            (4, false, 3, Some("1-3")),
+            // The first CPU stays the host's.
+            (2, true, 2, Some("1-2")),
+        ] {
+            let machine = Machine { cpus, client_cpu, isolated_cpus, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+            let line = machine.command_line();
+            let found = line.split(' ').find_map(|word| word.strip_prefix("isolcpus=domain,managed_irq,"));
+            assert_eq!(found, list, "{line}");
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Role {
     /// # Errors
     /// [`LabError::File`].
     pub fn bring(self, files: &Path) -> Result<(), LabError> {
-        self.archive(files, &[])
+        self.bring_with(files, &[])
     }
 
     /// As [`Self::bring`], with the guest module as `/dev/role-ontime.ko` in the guest. The module is not loaded.
@@ -62,10 +62,15 @@ impl Role {
     /// [`LabError::File`].
     pub fn bring_with_module(self, files: &Path, module: &Path) -> Result<(), LabError> {
         let module = fs::read(module).map_err(file("read", module))?;
-        self.archive(files, &[("role-ontime.ko", &module)])
+        self.bring_with(files, &[("role-ontime.ko", &module)])
     }
 
-    fn archive(self, files: &Path, more: &[(&str, &[u8])]) -> Result<(), LabError> {
+    /// As [`Self::bring`], with more files. Their names begin with `role-`; in the guest they are in `/dev` and
+    /// executable.
+    ///
+    /// # Errors
+    /// [`LabError::File`].
+    pub fn bring_with(self, files: &Path, more: &[(&str, &[u8])]) -> Result<(), LabError> {
         let mut entries = vec![("role", self.init.as_bytes()), ("with-role", INIT.as_bytes())];
         entries.extend_from_slice(self.more);
         entries.extend_from_slice(more);

@@ -8,14 +8,14 @@ use std::process::ExitCode;
 use ontime_lab::images::Images;
 
 use super::rta::guests::wait_for_reservations;
+use super::rta::without_requests;
 use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{Host, RT_VM, Site};
-use crate::schema::{Load, MethodResult, Metric, Run, Unit};
+use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial;
-use crate::wire::WireAnalysis;
 
 /// The methods: the daemon alone, the default method, and the default method with a reservation for the RT VM.
 const METHODS: [&str; 3] = ["reset", "partitioned", "paced"];
@@ -119,18 +119,7 @@ fn measure_case(host: &mut Host, seconds: u32, method: &str) -> Result<MethodRes
     let (before, own_before) = (host.cpu_time()?, OwnTime::read(host)?);
     host.shell(&format!("sleep {seconds}"))?;
     let (own_after, after) = (OwnTime::read(host)?, host.cpu_time()?);
-    let mut result = MethodResult::new(&Run {
-        method,
-        label: label(method),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
-        load: Load::None,
-        wire: &WireAnalysis::default(),
-        bulk: None,
-        cpu_share: after.share_since(&before, host.cpus),
-        late_ns: None,
-    });
+    let mut result = without_requests(host, method, label(method), after.share_since(&before, host.cpus));
     result.metrics.extend(own_after.shares_since(&own_before));
     Ok(result)
 }

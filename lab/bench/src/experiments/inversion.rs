@@ -213,7 +213,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
 }
 
 /// The rules that can be switched off: those of `partitioned` that set something.
-fn rules() -> Vec<String> {
+pub(super) fn rules() -> Vec<String> {
     let rows = RULES.iter().map(|rule| rule.id);
     rows.filter(|id| Method::Partitioned.has(*id) && *id != RuleId::HostConfig).map(|id| id.to_string()).collect()
 }

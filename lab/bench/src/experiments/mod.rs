@@ -6,6 +6,8 @@
 
 mod bulk;
 mod connections;
+mod duel;
+mod guest_cyclictest;
 mod idle;
 mod inversion;
 mod kbp;
@@ -131,6 +133,8 @@ pub static EXPERIMENTS: &[&dyn Experiment] = &[
     &vatc::Vatc,
     &vatc::VatcNetwork,
     &xen_arm::XenArm,
+    &guest_cyclictest::GuestCyclictest,
+    &duel::Duel,
     &bulk::Bulk,
     &connections::Connections,
     &idle::Idle,

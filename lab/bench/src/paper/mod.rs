@@ -99,6 +99,8 @@ mod tests {
         }
         let (_, xen_arm) = quoted("xen-arm");
         assert!(xen_arm.len() == 1 && xen_arm[0].contains("16 %") && xen_arm[0].contains("60 ms"), "{xen_arm:?}");
+        let (_, pvsched) = quoted("guest-cyclictest");
+        assert!(pvsched.len() == 1 && pvsched[0].contains("216,835") && pvsched[0].contains("27,104"), "{pvsched:?}");
         let (rows, rtvirt) = quoted("rta-periodic");
         assert!(rows.is_empty());
         assert!(rtvirt[0].contains("2.11 (+4.5 %)") && rtvirt[0].contains("39.4 % less"), "{rtvirt:?}");

@@ -1,5 +1,7 @@
 //! Statements of the papers about experiments, beyond the rows of their tables, as sentences.
 
+use ontime_figures::number::count;
+
 use super::shape::*;
 
 impl Outsourcing {
@@ -123,6 +125,22 @@ impl XenArm {
             self.spikes_after_all_changes_in_a_million,
             immediate.l20,
             immediate.l80
+        )
+    }
+}
+
+impl Pvsched {
+    /// The statement about cyclictest in a guest.
+    pub fn note(&self) -> String {
+        let Self { load, guest_max_us: ByPriority { vanilla, dynamic_boost, static_rt }, .. } = self;
+        format!(
+            "RFC pvsched (lkml, 13 December 2023; {load}): cyclictest's maximum in the guest {} us with Linux's \
+             defaults, {} us with vCPUs boosted on request, {} us with vCPUs always at an RT priority, beside which \
+             the host's is {} us",
+            count(*vanilla),
+            count(*dynamic_boost),
+            count(*static_rt),
+            count(self.host_max_us_beside_static_rt)
         )
     }
 }

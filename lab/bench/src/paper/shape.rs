@@ -15,6 +15,32 @@ pub struct Figures {
     kbp: toml::Table,
     /// Xen-ARM.
     pub xen_arm: XenArm,
+    /// pvsched.
+    pub pvsched: Pvsched,
+}
+
+/// pvsched: a proposal for Linux by which a guest raises the priority of its vCPUs.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pvsched {
+    /// The load.
+    pub load: String,
+    /// cyclictest's maximum in the guest, us.
+    pub guest_max_us: ByPriority,
+    /// cyclictest's maximum on the host, with vCPUs always at an RT priority, us.
+    pub host_max_us_beside_static_rt: u64,
+}
+
+/// A figure by the priority of the guest's vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByPriority {
+    /// Linux's default.
+    pub vanilla: u64,
+    /// Raised when the guest asks.
+    pub dynamic_boost: u64,
+    /// Always RT.
+    pub static_rt: u64,
 }
 
 /// Xen-ARM: strict priorities by interrupt context.

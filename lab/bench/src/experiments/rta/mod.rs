@@ -231,7 +231,7 @@ fn measure_case(
 }
 
 /// The result of a case without requests over the network.
-fn without_requests(host: &Host, case: &str, label: &str, cpu_share: Option<f64>) -> MethodResult {
+pub(crate) fn without_requests(host: &Host, case: &str, label: &str, cpu_share: Option<f64>) -> MethodResult {
     MethodResult::new(&Run {
         method: case,
         label,
