@@ -368,7 +368,7 @@ impl Experiment for GuestCyclictest {
     }
 
     fn timed(&self) -> &'static str {
-        "from a timer's expiry in the guest until the thread runs that it wakes, by the guest's clock"
+        "from a timer's expiry until its thread runs, by the guest's clock"
     }
 
     fn meaning(&self) -> &'static str {
