@@ -25,7 +25,7 @@ use crate::{goals, report};
 /// The one emulated host of an experiment.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Emulated {
-    /// What time is in the host: virtual or real
+    /// The host's clock: virtual or real
     #[arg(long, default_value = "virtual")]
     pub(crate) clock: Clock,
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
