@@ -85,7 +85,7 @@ pub(crate) struct Run {
     /// Limit of the command's duration, real seconds
     #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     timeout: u64,
-    /// Limit of the real time without output or progress of the host, 30 to 86400 seconds
+    /// Real seconds without a sign of life after which the host counts as hung, 30 to 86400
     #[arg(long, default_value_t = 180)]
     silence: u64,
     /// Bring the host module for a kernel that takes it (6.12-rt), built if it is missing: /lab/ontime_napi.ko inside

@@ -38,7 +38,7 @@ pub(crate) struct Emulated {
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     pub(crate) kernel: Kernel,
-    /// Most real seconds without a sign of life of the host, 30 to 86400: more where the machine has other work
+    /// Real seconds without a sign of life after which the host counts as hung, 30 to 86400; raise it on a busy machine
     #[arg(long, default_value_t = 180)]
     pub(crate) silence: u64,
     /// Directory for captures and logs (default: removed at the end)

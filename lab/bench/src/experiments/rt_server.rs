@@ -340,7 +340,7 @@ struct Args {
     loads: Vec<Load>,
     #[command(flatten)]
     output: Output,
-    /// Most real seconds without a sign of life of a host, 30 to 86400: more where the machine has other work
+    /// Real seconds without a sign of life after which a host counts as hung, 30 to 86400; raise it on a busy machine
     #[arg(long, default_value_t = 180)]
     silence: u64,
     /// Directory for captures and logs (default: removed at the end)
