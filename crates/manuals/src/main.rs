@@ -11,12 +11,12 @@ use clap_mangen::roff::{Roff, bold, roman};
 
 /// Exit statuses; docs/reference/daemon.md has them in full.
 const STATUSES: [(&str, &str); 6] = [
-    ("0", "Done, and all is as wanted."),
+    ("0", "Done; everything is as configured."),
     ("1", "Warning: something drifted, failed, was not restored, does not fit, or was missed."),
     ("2", "Critical: a finding breaks the guarantee of the real-time class."),
-    ("3", "Unknown: not done or not all seen, for lack of rights, the daemon or an ability of the host."),
-    ("64", "Called wrongly, or with a name that does not exist."),
-    ("78", "A configuration file is wrong; the message has file, line and what is allowed."),
+    ("3", "Unknown: not done or not all seen, because rights, the daemon or a feature of the host is missing."),
+    ("64", "Wrong arguments, or a name that does not exist."),
+    ("78", "A configuration file is wrong; the message has file, line and allowed values."),
 ];
 
 /// What the command reads and writes.

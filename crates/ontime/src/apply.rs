@@ -26,10 +26,10 @@ pub(crate) struct Args {
     /// busypoll, ...
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
-    /// Say what would change, and change nothing; needs no daemon.
+    /// Show what would change, and change nothing; works without a daemon.
     #[arg(long)]
     dry_run: bool,
-    /// As JSON (as POST /v1/apply answers).
+    /// Print JSON: the answer of POST /v1/apply.
     #[arg(long)]
     json: bool,
 }

@@ -18,10 +18,10 @@ pub(crate) struct Args {
     /// stays where its service manager put it.
     #[arg(long, value_name = "NETNS")]
     netns: Option<PathBuf>,
-    /// Become this user and group, after everything that needs root.
+    /// Change to this user and group after the steps that need root.
     #[arg(long, value_name = "UID:GID", value_parser = user)]
     user: Option<(u32, u32)>,
-    /// The group that may connect to the sockets for QEMU (QEMU's own, say 64055 for libvirt-qemu).
+    /// The group that may connect to the sockets for QEMU: QEMU's own, such as 64055 for libvirt-qemu.
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
     /// Serve as root, or with capabilities: a guest that takes this process over then has them. For tests.
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Serve in the host's own network namespace, where the guest reaches what the host does. For tests.
     #[arg(long)]
     allow_host_network: bool,
-    /// Leave the system call filter out, to find out what it lacks.
+    /// Run without the system call filter, to find calls that it should allow.
     #[arg(long, hide = true)]
     unfiltered: bool,
 }

@@ -29,10 +29,10 @@ use crate::table::{visible, wrapping};
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// As JSON: every check, in the order of docs/reference/doctor.md.
+    /// Print JSON: every check, in the order of docs/reference/doctor.md.
     #[arg(long)]
     json: bool,
-    /// Every check, not only the three findings that matter most.
+    /// Show every check, not only the three most important findings.
     #[arg(long, short)]
     all: bool,
 }

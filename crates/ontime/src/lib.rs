@@ -64,46 +64,46 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Show tenants, their class, and their threads' places
+    /// Show tenants, their class, and their threads' policies and CPUs
     Ps => ps,
-    /// Keep every thread of the path at its place (run by ontimed.service)
+    /// Run the daemon, which sets priorities and other settings and keeps them set (run by ontimed.service)
     Daemon => daemon,
-    /// Show what is wanted of this host, what is, and why they differ
+    /// Show the daemon's state: settings that differ from the plan, and why; findings
     Status => status,
-    /// Show reserved CPU time live: reserved, used, missed, and the plan of the present slice
+    /// Show reserved CPU time live: reserved, used, missed, and the plan of the current slice
     Top => top,
-    /// Print the daemon's metrics, or keep them in a file for node_exporter
+    /// Print the daemon's metrics, or write them to a file for node_exporter
     Metrics => metrics,
-    /// Collect what a support request needs, in one file
+    /// Collect status, logs and host data for a support request in one file
     Report => report,
-    /// The host's packet path, NIC by NIC
+    /// Show the host's packet path, NIC by NIC
     Net => net,
-    /// Apply, with another method if one is given
+    /// Apply the plan, with another method if one is given
     Apply => apply,
-    /// Give everything its original value
+    /// Restore the original value of every setting
     Reset => reset,
-    /// Tell whether the configuration files are right, all of them
+    /// Check all configuration files for mistakes
     Check => check,
-    /// Have the daemon read its configuration again, and tell what came of it
+    /// Have the daemon read its configuration again, and show the result
     Reload => reload,
-    /// Examine this host for what makes RT packets late
+    /// Examine this host for causes of delay of RT packets
     Doctor => doctor,
-    /// Show where RT requests spend their time, and who is in their way
+    /// Show where RT requests spend their time, and which threads delay them
     Trace => trace,
-    /// Measure whether this host and a guest are fit for their load
+    /// Measure the longest delays of this host and a guest, and judge them by limits
     Verify => verify,
-    /// Tell whether a set of tenants fits, and what other analyses would reserve
+    /// Compute whether a set of tenants fits, and what other analyses would reserve
     Plan => plan,
     /// Serve a VM's outsourced sockets (run by ontime-device@VM.service)
     Device => device,
-    /// Print what a VM's QEMU or libvirt needs for outsourced sockets
+    /// Print QEMU's options or libvirt's XML for a VM's outsourced sockets
     Attach => attach,
     /// Show a VM's outsourced sockets, as ss would
     Sockets => sockets,
     /// Print names for shell completion (run by the completions)
     #[command(hide = true)]
     Names => names,
-    /// Put kernel protections back when the daemon dies (started by the daemon)
+    /// Restore kernel protections when the daemon dies (started by the daemon)
     #[command(hide = true)]
     Guardian => daemon::guardian,
     /// Remove a tracing instance when its process ends (started by trace)

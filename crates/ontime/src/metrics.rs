@@ -12,7 +12,7 @@ use crate::paths::Paths;
 /// `ontime metrics`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write them to this file, by a rename: a reader finds the old or the new text, and never a part.
+    /// Write the metrics to this file by a rename, so that a reader finds the old or the new text, never a part.
     #[arg(long, value_name = "FILE")]
     textfile: Option<PathBuf>,
 }

@@ -26,15 +26,15 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show NICs, their class and tenants, and what is wanted of each, what is, and why they differ
+    /// Show NICs, their class and tenants, and their settings: planned, actual, and why they differ
     Status(Status),
 }
 
 #[derive(Debug, clap::Args)]
 struct Status {
-    /// Only these NICs, by any of their names.
+    /// Show only these NICs, by any of their names.
     nics: Vec<String>,
-    /// As JSON (as GET /v1/nics answers).
+    /// Print JSON: the answer of GET /v1/nics.
     #[arg(long)]
     json: bool,
 }

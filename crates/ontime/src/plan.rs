@@ -30,35 +30,35 @@ const SIMULATION_MAX: f64 = 86_400.0;
 pub(crate) struct Args {
     /// The tenants (format: docs/reference/plan.md).
     file: PathBuf,
-    /// What if each host had this many CPUs for tenants?
+    /// Assume this many CPUs for tenants on each host, instead of the file's number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(file::CPUS_MAX)))]
     cpus: Option<u32>,
-    /// What if there were this many such hosts? A tenant stays on one.
+    /// Assume this many such hosts; each tenant stays on one of them.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(HOSTS_MAX)))]
     hosts: u32,
     /// Place the tenants in the order of the file, each on the emptiest host that has room, as Kubernetes' scheduler
     /// places pods; default: the largest first, each on the fullest.
     #[arg(long)]
     in_order: bool,
-    /// Simulate the planner for so long.
+    /// Simulate the planner for this duration.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     simulate: Option<Nanos>,
-    /// In the simulation, sporadic jobs come up to this many milliseconds later than they might.
+    /// In the simulation, sporadic jobs come up to this many milliseconds after their earliest time.
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=3_600_000))]
     sporadic_delay_ms: u32,
     /// In the simulation, periodic RTAs begin at random times of their first period.
     #[arg(long)]
     scattered: bool,
-    /// In the simulation, the random numbers' seed.
+    /// The seed of the simulation's random numbers.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Write a picture of the simulated schedule; with several hosts, of the fullest.
+    /// Write a picture of the simulated schedule (with several hosts: of the fullest) to this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// How much of the schedule the picture shows, from the beginning.
+    /// The duration that the picture shows, from the beginning of the schedule.
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     span_ms: u32,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

@@ -15,7 +15,7 @@ use crate::{api, exit, table};
 /// `ontime ps`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// As JSON (as GET /v1/tenants answers).
+    /// Print JSON: the answer of GET /v1/tenants.
     #[arg(long)]
     json: bool,
 }

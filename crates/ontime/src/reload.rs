@@ -8,7 +8,7 @@ use crate::{api, apply, client};
 /// `ontime reload`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// As JSON (as POST /v1/reload answers).
+    /// Print JSON: the answer of POST /v1/reload.
     #[arg(long)]
     json: bool,
 }

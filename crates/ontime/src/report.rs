@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// `ontime report`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The file to make; it must not exist. Default: ontime-report-HOST-SECONDS.tar in this directory.
+    /// The file to create; it must not exist (default: ontime-report-HOST-SECONDS.tar in this directory).
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -15,10 +15,10 @@ use crate::{api, apply, exit};
 /// `ontime reset`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only the kernel's protections against threads at real-time priority (for systemd's ExecStopPost=).
+    /// Restore only the kernel's protections against threads at real-time priority (for systemd's ExecStopPost=).
     #[arg(long)]
     protections: bool,
-    /// As JSON (as POST /v1/reset answers).
+    /// Print JSON: the answer of POST /v1/reset.
     #[arg(long)]
     json: bool,
 }

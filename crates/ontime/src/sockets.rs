@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// The VM.
     #[arg(value_name = "VM", value_parser = vm_name)]
     vm: String,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

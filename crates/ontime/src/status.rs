@@ -15,13 +15,13 @@ use crate::{api, client, exit, table};
 /// `ontime status`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// As JSON (as GET /v1/status answers).
+    /// Print JSON: the answer of GET /v1/status.
     #[arg(long)]
     json: bool,
-    /// Also the knobs that are as wanted.
+    /// Show also the knobs that have their planned value.
     #[arg(long, short)]
     all: bool,
-    /// Only knobs and findings of these rules, also for the exit status.
+    /// Show only knobs and findings of these rules, and derive the exit status from them.
     #[arg(long, value_name = "RULE", value_delimiter = ',', value_parser = PossibleValuesParser::new(rules()))]
     rule: Vec<String>,
 }

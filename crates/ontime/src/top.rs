@@ -23,13 +23,13 @@ const WIDTH: usize = 60;
 /// `ontime top`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Seconds between two looks, and over which use is measured: 0.1 to 60.
+    /// Seconds between two updates, over which use is measured: 0.1 to 60.
     #[arg(long, short, default_value = "1", value_parser = interval)]
     interval: Duration,
-    /// Show it once, and end.
+    /// Print one update, and exit.
     #[arg(long)]
     once: bool,
-    /// As JSON, one line a look: what GET /v1/reservations answers, and the use since the last look.
+    /// Print JSON, one line per update: the answer of GET /v1/reservations, and the use since the last update.
     #[arg(long)]
     json: bool,
 }

@@ -39,28 +39,28 @@ const LOOK: Duration = Duration::from_secs(15);
 /// `ontime trace`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The requests of this VM; of every RT tenant where none is named.
+    /// Trace the requests of this VM (default: of every RT tenant).
     #[arg(long, value_name = "NAME", conflicts_with = "container")]
     vm: Option<String>,
-    /// The requests of this container.
+    /// Trace the requests of this container.
     #[arg(long, value_name = "NAME")]
     container: Option<String>,
-    /// Requests that come by this NIC; may be given several times.
+    /// Trace requests that arrive by this NIC; may be given several times.
     #[arg(long, value_name = "IFACE")]
     nic: Vec<String>,
     /// Stop at the first request that takes longer, and show it (exit status 1).
     #[arg(long = "break", value_name = "US")]
     break_us: Option<u64>,
-    /// Stop after so long; at Ctrl-C where it is not given.
+    /// Stop after this duration (default: at Ctrl-C).
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     duration: Option<u64>,
-    /// Segments alone, with a few probes a request; no inversions are looked for.
+    /// Measure segments only, with few probes per request; find no priority inversions.
     #[arg(long)]
     segments_only: bool,
-    /// What delays a request less than this is no inversion.
+    /// Ignore priority inversions that delay a request by less than this.
     #[arg(long, value_name = "US", default_value_t = 20)]
     floor: u64,
-    /// So many of the worst requests are kept in full.
+    /// Keep all events of this many of the slowest requests.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     worst: u16,
     /// Size of each watched CPU's ring in the kernel, KiB.
@@ -75,13 +75,13 @@ pub(crate) struct Args {
     /// Write the worst requests here for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
-    /// Keep histograms of the latency here, each second, for node_exporter's textfile collector.
+    /// Write latency histograms to this file each second, for node_exporter's textfile collector.
     #[arg(long, value_name = "FILE")]
     textfile: Option<PathBuf>,
-    /// Write what is watched and every event here, a JSON line each: to analyse again, or to report a fault.
+    /// Write the traced threads and every event to this file, a JSON line each, to analyse again or report a fault.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// No live view.
+    /// Show no live view.
     #[arg(long)]
     quiet: bool,
 }

@@ -43,10 +43,10 @@ pub(crate) struct Args {
     /// The duration of each measurement.
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     duration: u64,
-    /// A shell's command that runs beside the measurements, again and again: the host's load.
+    /// A shell command that loads the host during the measurements; it is started again when it ends.
     #[arg(long, value_name = "COMMAND")]
     load: Option<String>,
-    /// Which measurements.
+    /// The measurements to make.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Test::ALL)]
     test: Vec<Test>,
     /// The limits to be kept: rhel, vmware, iec61850, or names of --limits-file.
@@ -55,10 +55,10 @@ pub(crate) struct Args {
     /// A TOML file with limits of your own (format: docs/reference/verify.md).
     #[arg(long, value_name = "FILE")]
     limits_file: Option<PathBuf>,
-    /// Measure on these CPUs with cyclictest and timerlat, such as 2-5; on all where it is not given.
+    /// Measure on these CPUs with cyclictest and timerlat, such as 2-5 (default: all).
     #[arg(long, value_name = "CPUS", value_parser = CpuSet::from_list)]
     cpus: Option<CpuSet>,
-    /// Measure on these CPUs with oslat, which takes them whole; on the isolated ones where it is not given.
+    /// Measure on these CPUs with oslat, which occupies them fully (default: the isolated CPUs).
     #[arg(long, value_name = "CPUS", value_parser = CpuSet::from_list)]
     oslat_cpus: Option<CpuSet>,
     /// SCHED_FIFO priority of cyclictest's and timerlat's threads.

@@ -51,7 +51,7 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
             .costs(delay, cost, source)
             .remedy("boot a kernel of 6.18 or later (Debian: from backports)")
     } else {
-        Check::new("kernel", title, State::Ok, found("has all that the core rules use"))
+        Check::new("kernel", title, State::Ok, found("has every feature that the core rules use"))
     }
 }
 
@@ -91,7 +91,7 @@ pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
         }
         KvmProbe::Unknown(why) => Check::new("kvm", title, State::Unknown, why.clone())
             .costs(ENDLESS, cost, "")
-            .remedy("start a guest and see"),
+            .remedy("start a guest to test KVM"),
     }
 }
 
@@ -160,7 +160,7 @@ pub(super) fn clocksource(inventory: &Inventory) -> Check {
         "tsc-early" => Check::new(id, title, State::Warning, "tsc-early: the kernel still measures the TSC")
             .costs(1, "none now; about 1 us a reading if it gives the TSC up", "")
             .remedy("look again some seconds after the boot"),
-        name => Check::new(id, title, State::Warning, format!("{name}: not one whose readings are known to be fast"))
+        name => Check::new(id, title, State::Warning, format!("{name}: not known to have fast readings"))
             .costs(5, "where a reading leaves the CPU (hpet, acpi_pm) about 1 us, several readings a packet", "")
             .remedy(other_clock(inventory, name)),
     }
@@ -253,8 +253,7 @@ pub(super) fn guest_memory(inventory: &Inventory) -> Check {
     Check::new(id, title, State::Warning, found.join("; "))
         .costs(1_000, "a vCPU that touches such a page leaves its guest and waits for it", "")
         .remedy(format!(
-            "give RT VMs memory that stays where it is (libvirt: <memoryBacking> with <hugepages/> and <locked/>); or \
-             {}",
+            "lock the memory of RT VMs (libvirt: <memoryBacking> with <hugepages/> and <locked/>); or {}",
             remedies.join(", ")
         ))
 }
@@ -276,7 +275,7 @@ pub(super) fn kvm_upkeep(inventory: &Inventory) -> Check {
     }
     Check::new(id, title, State::Warning, found.join("; "))
         .costs(50, "every vCPU of every guest is stopped for it", "")
-        .remedy(format!("echo 'options kvm {}' > /etc/modprobe.d/kvm-rt.conf, and load kvm anew", options.join(" ")))
+        .remedy(format!("echo 'options kvm {}' > /etc/modprobe.d/kvm-rt.conf, and reload kvm", options.join(" ")))
 }
 
 pub(super) fn pressure(inventory: &Inventory) -> Check {

@@ -17,7 +17,7 @@ pub(super) fn smi(count: &SmiCount) -> Check {
     match count {
         SmiCount::NoSuchThing => Check::new(id, title, State::Ok, "this processor architecture has none"),
         SmiCount::Unknown(why) => Check::new(id, title, State::Unknown, why.clone()).costs(300, cost, "").remedy(
-            "run hwlatdetect (rt-tests) on the machine itself, which finds them by the gaps that they leave, or \
+            "run hwlatdetect (rt-tests) on the machine itself, which finds them by gaps in time, or \
              turbostat, which counts them on Intel's processors",
         ),
         SmiCount::Counted { most, during, .. } if *most == 0 => Check::new(
@@ -30,7 +30,7 @@ pub(super) fn smi(count: &SmiCount) -> Check {
             let found = format!("{} on CPU {cpu} in {:.1} s", counted(*most, "SMI"), during.as_secs_f64());
             Check::new(id, title, State::Warning, found).costs(300, cost, "").remedy(
                 "in the firmware's set-up turn off legacy USB, power capping and memory patrol by the firmware, or \
-                 take its low-latency profile",
+                 choose its low-latency profile",
             )
         }
     }
@@ -38,10 +38,10 @@ pub(super) fn smi(count: &SmiCount) -> Check {
 
 /// How udev sets interrupts' CPUs when an interface appears.
 pub(super) fn irq_cpus(inventory: &Inventory, intent: &Intent) -> Check {
-    let (id, title) = ("irq-cpus", "what udev does with interrupts' CPUs");
+    let (id, title) = ("irq-cpus", "CPUs of interrupts that udev sets");
     let udev = &inventory.udev;
     if udev.links.is_empty() && udev.rules.is_empty() {
-        return Check::new(id, title, State::Ok, "udev leaves them alone");
+        return Check::new(id, title, State::Ok, "udev does not set them");
     }
     let rt = rt_cpus(inventory, intent);
     let (mut told, mut faults) = (Vec::new(), false);
@@ -52,7 +52,7 @@ pub(super) fn irq_cpus(inventory: &Inventory, intent: &Intent) -> Check {
         faults |= fault;
     }
     if !udev.rules.is_empty() {
-        told.push(format!("rules that are about interrupts' CPUs: {}", udev.rules.join(", ")));
+        told.push(format!("rules that set interrupts' CPUs: {}", udev.rules.join(", ")));
         faults = true;
     }
     let at_stake = intent.rt_tenants().next().is_some();
@@ -67,7 +67,7 @@ pub(super) fn irq_cpus(inventory: &Inventory, intent: &Intent) -> Check {
             "",
         )
         .remedy(
-            "in the .link file name other CPUs (IRQAffinity=) or take IRQAffinityPolicy= out; take the rule out; then \
+            "in the .link file name other CPUs (IRQAffinity=) or remove IRQAffinityPolicy=; remove the udev rule; then \
              udevadm control --reload, and set /proc/irq/N/smp_affinity_list",
         )
 }

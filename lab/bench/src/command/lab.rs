@@ -48,7 +48,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct MachineArgs {
-    /// What time is inside: virtual (instructions executed; CPUs take turns) or real (this machine's)
+    /// The clock inside: virtual (executed instructions; CPUs take turns) or real (this machine's)
     #[arg(long, default_value = "virtual")]
     clock: Clock,
     /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
@@ -82,10 +82,10 @@ pub(crate) struct MachineArgs {
 pub(crate) struct Run {
     #[command(flatten)]
     host: MachineArgs,
-    /// Most real seconds the command may take
+    /// Limit of the command's duration, real seconds
     #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     timeout: u64,
-    /// Most real seconds without a sign of life of the host, 30 to 86400
+    /// Real seconds without a sign of life after which the host counts as hung, 30 to 86400
     #[arg(long, default_value_t = 180)]
     silence: u64,
     /// Bring the host module for a kernel that takes it (6.12-rt), built if it is missing: /lab/ontime_napi.ko inside
@@ -98,7 +98,7 @@ pub(crate) struct Run {
     /// directory is /lab; it ends with the command
     #[arg(long, value_name = "SHELL", conflicts_with = "client_cpu")]
     client: Option<String>,
-    /// A scenario (docs/design/lab.md), in place of a command
+    /// A scenario (docs/design/lab.md), instead of a command
     #[arg(value_name = "FILE", conflicts_with_all = SET_BY_SCENARIO)]
     scenario: Option<PathBuf>,
     /// The command and its arguments

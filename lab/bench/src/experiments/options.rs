@@ -25,7 +25,7 @@ use crate::{goals, report};
 /// The one emulated host of an experiment.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Emulated {
-    /// What time is in the host: virtual or real
+    /// The host's clock: virtual or real
     #[arg(long, default_value = "virtual")]
     pub(crate) clock: Clock,
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
@@ -38,7 +38,7 @@ pub(crate) struct Emulated {
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     pub(crate) kernel: Kernel,
-    /// Most real seconds without a sign of life of the host, 30 to 86400: more where the machine has other work
+    /// Real seconds without a sign of life after which the host counts as hung, 30 to 86400; raise it on a busy machine
     #[arg(long, default_value_t = 180)]
     pub(crate) silence: u64,
     /// Directory for captures and logs (default: removed at the end)

@@ -45,7 +45,7 @@ struct Options {
     /// By how many percent a median request may have more instructions than the baseline's
     #[arg(long, value_name = "PERCENT", default_value = "1", requires = "baseline")]
     tolerance: Tolerance,
-    /// Refused: no real processor tells all its instructions
+    /// Refused: a real processor does not report every instruction
     #[arg(long, value_name = "SITE", hide = true)]
     hardware: Option<PathBuf>,
 }

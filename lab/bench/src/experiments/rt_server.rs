@@ -290,7 +290,7 @@ fn memcached(args: &MemcachedOptions) -> anyhow::Result<ExitCode> {
 struct SegmentsOptions {
     #[command(flatten)]
     args: Args,
-    /// Look for priority inversions too, by more probes: who waited behind whom, and how often
+    /// Also look for priority inversions, by more probes: which thread waited behind which, and how often
     #[arg(long)]
     inversions: bool,
 }
@@ -308,7 +308,7 @@ struct Args {
     /// experiment, in rt-server with exclusive if there are two CPUs
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
-    /// What time is in the host: virtual or real
+    /// The host's clock: virtual or real
     #[arg(long, default_value = "virtual")]
     clock: Clock,
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one); `exclusive` needs 2
@@ -340,7 +340,7 @@ struct Args {
     loads: Vec<Load>,
     #[command(flatten)]
     output: Output,
-    /// Most real seconds without a sign of life of a host, 30 to 86400: more where the machine has other work
+    /// Real seconds without a sign of life after which a host counts as hung, 30 to 86400; raise it on a busy machine
     #[arg(long, default_value_t = 180)]
     silence: u64,
     /// Directory for captures and logs (default: removed at the end)

@@ -36,7 +36,7 @@ pub(crate) struct Options {
     /// The scenario (docs/design/lab.md)
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Most real seconds without a sign of life of the host, 30 to 86400: more where the machine has other work
+    /// Real seconds without a sign of life after which the host counts as hung, 30 to 86400; raise it on a busy machine
     #[arg(long, default_value_t = 180)]
     pub(crate) silence: u64,
     /// Directory for captures and logs (default: removed at the end)

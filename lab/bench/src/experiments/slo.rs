@@ -268,10 +268,10 @@ struct Options {
     /// Methods: credit (Linux as it is), deadline (SCHED_DEADLINE on the host), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
-    /// Who is beside memcached: alone (nobody), cpu (VMs that never idle), video (VMs with deadlines)
+    /// The VMs beside memcached: alone (none), cpu (VMs that never idle), video (VMs with deadlines)
     #[arg(long = "beside", value_name = "WHO", value_delimiter = ',', default_value = "alone,cpu,video")]
     beside: Vec<Neighbours>,
-    /// How many VMs that never idle (the paper has 19 on two CPUs)
+    /// Number of VMs that never idle (the paper has 19 on two CPUs)
     #[arg(long, default_value_t = NEIGHBOURS, value_parser = clap::value_parser!(u8).range(1..=32))]
     neighbours: u8,
     /// Counted requests a case: 100 are a second of the host's time

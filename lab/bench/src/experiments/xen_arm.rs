@@ -190,10 +190,10 @@ struct Options {
     #[arg(long = "cpu-load", value_name = "PERCENT", value_delimiter = ',', default_value = "20,40,60,80",
           value_parser = clap::value_parser!(u8).range(0..=100))]
     loads: Vec<u8>,
-    /// Who never idles beside it: bulk (as in the paper), rt (an RT VM of the same level, runtime cap one half)
+    /// The VM that never idles: bulk (as in the paper), rt (an RT VM of the same level, runtime cap one half)
     #[arg(long = "beside", value_name = "CLASS", value_delimiter = ',', default_value = "bulk")]
     beside: Vec<Neighbour>,
-    /// Trace where requests spend their time, too: costs what the report's notes say
+    /// Also trace where requests spend their time; the report's notes have the cost
     #[arg(long)]
     segments: bool,
     #[command(flatten)]
@@ -201,7 +201,7 @@ struct Options {
     /// Counted requests a case
     #[arg(long, default_value_t = 1000)]
     requests: u64,
-    /// The paper's million of requests a case: 5.6 hours of the host's time each
+    /// The paper's million requests a case: 5.6 hours of the host's time each
     #[arg(long, conflicts_with = "requests")]
     long: bool,
     /// Seed of the gaps between requests

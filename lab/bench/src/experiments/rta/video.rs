@@ -326,7 +326,7 @@ struct Asked {
     /// the paper's 600 s)
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=600))]
     seconds: u32,
-    /// Seed of what comes when
+    /// Seed of the applications' starts and ends
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
