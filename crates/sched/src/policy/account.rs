@@ -144,6 +144,12 @@ impl Account {
         self.balance <= signed(self.grain)
     }
 
+    /// Charges time that checks on the vCPU took, as if it had run.
+    pub(crate) fn charge_checks(&mut self, ns: u64) {
+        self.balance = self.balance.saturating_sub(signed(ns));
+        self.used = self.used.saturating_add(ns);
+    }
+
     /// Reads the thread's counters; returns how long it ran since the last reading, ns.
     pub(crate) fn read(&mut self, index: usize, threads: &mut impl Threads) -> u64 {
         let before = self.counts.ran;

@@ -43,6 +43,11 @@
 //! period at least, also up to a later deadline. So no guest's deadlines take time from other vCPUs. A job that comes
 //! at any time needs no further window if its vCPU was known to sleep: the present window is prolonged.
 //!
+//! **Checks in vain.** Of the checks in a window that come because a vCPU may have used up its share, the first was
+//! admitted. A further one takes at least its own duration from the vCPU's share, so one that runs for moments only
+//! (its guest's timer, or bad will) causes no more of them than it has time. Where others have time to spare, checks on
+//! such a vCPU also keep a distance.
+//!
 //! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
 //! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
 //! up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next check,
@@ -146,6 +151,8 @@ struct Server {
     place_before: Place,
     /// Whether the vCPU is assumed to be runnable.
     runnable: bool,
+    /// Checks of this window that came because the vCPU might have used up its share, and had run.
+    alarms: u64,
     /// Whether the vCPU used up the share of its last window.
     exhausted: bool,
     sleep: Sleep,
@@ -185,6 +192,7 @@ impl Server {
             ran_for: 0,
             place_before: Place::Entitled,
             runnable: true,
+            alarms: 0,
             exhausted: true,
             sleep: Sleep::Awake,
             cpu_idle: false,
@@ -222,6 +230,17 @@ impl Server {
         account.end_period(now);
         self.saved -= self.repay(self.saved);
         ran
+    }
+
+    /// Counts a check, of `cost` ns, that came because the vCPU's share might be used up. One in a window was admitted.
+    /// In a further one the vCPU has used at least `cost` ns.
+    fn count_alarm(&mut self, cost: u64) {
+        if self.ran && self.place_before != Place::Beyond {
+            self.alarms += 1;
+            if self.alarms >= WINDOW_CHECKS {
+                self.account.charge_checks(cost.saturating_sub(self.ran_for));
+            }
+        }
     }
 
     /// Reduces the vCPU's debt by at most `most` ns; returns by how much.
@@ -382,6 +401,7 @@ impl Server {
         self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
         self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
         self.account.balance = self.account.balance.saturating_add(signed(self.granted));
+        self.alarms = 0;
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -482,6 +502,8 @@ pub(crate) struct EdfCpu {
     /// How long vCPUs may run beyond their shares, until the next check, without making any other miss its deadline,
     /// ns.
     spare: u64,
+    /// The vCPU, by its number, because of whose share the next check comes, and the time of that check.
+    alarm: Option<(usize, u64)>,
     windows: u64,
     checks: u64,
     /// Duration of a check, ns: a moving average, and the last one.
@@ -519,6 +541,7 @@ impl EdfCpu {
             shortest,
             pool: 0,
             spare: 0,
+            alarm: None,
             windows: 0,
             checks: 0,
             cost: 0,
@@ -608,11 +631,15 @@ impl EdfCpu {
         if self.calm && now < self.end {
             return self.end;
         }
+        let alarm = self.alarm.take().filter(|(_, due)| now >= *due).map(|(index, _)| index);
         // How long vCPUs ran that delay a vCPU at `Planned` (0) or at `Entitled` (1).
         let mut busy = [0_u64; 2];
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             (server.place_before, server.ran) = (server.account.place, false);
             let ran = server.observe(now, threads);
+            if alarm == Some(server.index) {
+                server.count_alarm(self.cost);
+            }
             busy[1] = busy[1].saturating_add(ran);
             busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }
@@ -858,7 +885,7 @@ impl EdfCpu {
     }
 
     /// When to check again, if the order is valid for `holds` ns.
-    fn next_check(&self, now: u64, holds: u64) -> u64 {
+    fn next_check(&mut self, now: u64, holds: u64) -> u64 {
         let present = || self.servers.iter().filter(|server| !server.account.ended);
         let alone = present().filter(|server| server.planned).count() == 1;
         let (delay_min, doubt_delay_min) = (self.delay_min(), self.doubt_delay_min());
@@ -878,7 +905,9 @@ impl EdfCpu {
             Sleep::Asleep => asleep.min(server.demand.saturating_add(self.spare)).max(doubt_delay_min),
             _ if !server.runnable => self.spare.max(doubt_delay_min),
             _ => {
-                let least = if server.ran || alone && server.planned {
+                let least = if server.ran && server.ran_for < self.cost {
+                    self.spare.min(delay_min)
+                } else if server.ran || alone && server.planned {
                     0
                 } else if known || planned && !server.planned {
                     self.cost.saturating_mul(ORDER_COST_FACTOR)
@@ -888,9 +917,13 @@ impl EdfCpu {
                 self.cost.saturating_add(server.remaining().max(server.account.grain).max(least))
             }
         };
-        let delays = present().filter(|server| server.account.place != Place::Beyond).map(delay);
-        let soonest = delays.chain([holds.max(doubt_delay_min)]).min().unwrap_or(holds);
-        now.saturating_add(soonest).min(self.end)
+        let entitled = present().filter(|server| server.account.place != Place::Beyond);
+        let first = entitled.map(|server| (delay(server), server.index, server.runnable)).min();
+        let order = holds.max(doubt_delay_min);
+        let (soonest, index, runnable) = first.unwrap_or((order, 0, false));
+        let due = now.saturating_add(soonest.min(order)).min(self.end);
+        self.alarm = (runnable && soonest < order && due < self.end).then_some((index, due));
+        due
     }
 
     /// Begins a calm time, without a plan. Returns when it ends.

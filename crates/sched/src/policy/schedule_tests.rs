@@ -608,6 +608,60 @@ fn a_guest_pays_for_windows_that_it_cuts() {
     assert!(windows <= most && most < 1_000, "{windows} windows in two seconds, not {most}, with {unused} ns unused");
 }
 
+/// A guest runs for a moment after each check. Two checks in each window were admitted; each further one costs the vCPU
+/// as much of its share as it takes.
+#[test]
+fn a_guest_that_runs_for_moments_pays_for_its_checks() {
+    for (share, cost) in [(80_000, 40_000), (160_000, 30_000), (240_000, 90_000)] {
+        let (mut schedule, mut host) = start(Planning::Best, 1, &[(share, 8 * MS)], &[Guest::Sleeps]);
+        let mut due = 0;
+        while host.now < 2_000 * MS {
+            host.vms[0].guest = Guest::Sleeps;
+            if due <= host.now {
+                due = schedule.step(0, host.now, &mut host);
+                schedule.record_cost(0, cost);
+                host.vms[0].guest = Guest::Spins;
+            }
+            host.tick();
+        }
+        // Two in each of 250 windows, those that the share pays for, and one more in each: the last may cost more than
+        // is left.
+        let most = 250 * (3 + share / cost);
+        let checks = shown(&schedule, &host).looks;
+        // Without a charge it would have one check for each tick of its share.
+        assert!(checks <= most && most < 250 * share / TICK, "{checks} checks of {cost} ns for shares of {share} ns");
+    }
+}
+
+/// Six periods of a vCPU that never sleeps, where checks take `cost` ns. From each of the first `moments` checks of a
+/// period to the next one it runs for a tick only, because threads ahead of it take the CPU.
+fn interrupted(share: u64, period: u64, cost: u64, moments: u64) -> Host {
+    let (mut schedule, mut host) = start(Planning::Best, 1, &[(share, period)], &[Guest::Spins]);
+    let (mut due, mut left) = (0, 0_u64);
+    while host.now <= 6 * period {
+        let check = due <= host.now;
+        if check {
+            left = if host.now % period == 0 { moments } else { left.saturating_sub(1) };
+            due = schedule.step(0, host.now, &mut host);
+            schedule.record_cost(0, cost);
+        }
+        host.storms = if check || left == 0 { (0, 0) } else { (1, 1) };
+        host.tick();
+    }
+    host
+}
+
+/// It waits behind bulk when checks have taken its share: that is no fault of the host.
+#[test]
+fn a_share_that_checks_take_is_not_missed() {
+    for (share, period, cost) in [(300_000, 8 * MS, 60_000), (500_000, 20 * MS, 90_000)] {
+        let host = interrupted(share, period, cost, u64::MAX);
+        let (ran, tally) = (host.vms[0].counts.ran, &host.tallies[0]);
+        assert!(ran < 3 * share, "checks took less than half: it ran for {ran} ns");
+        assert!(count(&tally.periods) >= 5 && count(&tally.misses) == 0, "{tally:?}");
+    }
+}
+
 /// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.
 #[test]
 fn a_sleeping_guest_is_asked_for_deadlines_once_a_window_and_a_running_one_until_it_publishes() {
