@@ -44,9 +44,10 @@
 //! at any time needs no further window if its vCPU was known to sleep: the present window is prolonged.
 //!
 //! **Checks in vain.** Of the checks in a window that come because a vCPU may have used up its share, the first was
-//! admitted. A further one takes at least its own duration from the vCPU's share, so one that runs for moments only
-//! (its guest's timer, or bad will) causes no more of them than it has time. Where others have time to spare, checks on
-//! such a vCPU also keep a distance.
+//! admitted. Together the further ones take at least their own duration from its share, so one that runs for moments
+//! only (its guest's timer, or bad will) causes no more of them than it has time. What it runs counts as well, also
+//! later: one that others preempt has its share in the end. Where others have time to spare, checks on a vCPU that ran
+//! for a moment also keep a distance.
 //!
 //! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
 //! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
@@ -122,6 +123,18 @@ enum Sleep {
     Asleep,
 }
 
+/// Checks of a window that came because its vCPU might have used up its share, and had run.
+#[derive(Debug, Clone, Copy, Default)]
+struct Alarms {
+    count: u64,
+    /// How long those that were not admitted took, ns.
+    took: u64,
+    /// How long the vCPU has run within its share in this window, and what such checks took of its share beyond that,
+    /// ns.
+    ran: u64,
+    charged: u64,
+}
+
 /// One vCPU of this plan: a server, whose budget is granted anew in each window.
 #[derive(Debug)]
 struct Server {
@@ -151,8 +164,7 @@ struct Server {
     place_before: Place,
     /// Whether the vCPU is assumed to be runnable.
     runnable: bool,
-    /// Checks of this window that came because the vCPU might have used up its share, and had run.
-    alarms: u64,
+    alarms: Alarms,
     /// Whether the vCPU used up the share of its last window.
     exhausted: bool,
     sleep: Sleep,
@@ -192,7 +204,7 @@ impl Server {
             ran_for: 0,
             place_before: Place::Entitled,
             runnable: true,
-            alarms: 0,
+            alarms: Alarms::default(),
             exhausted: true,
             sleep: Sleep::Awake,
             cpu_idle: false,
@@ -233,14 +245,19 @@ impl Server {
     }
 
     /// Counts a check, of `cost` ns, that came because the vCPU's share might be used up. One in a window was admitted.
-    /// In a further one the vCPU has used at least `cost` ns.
     fn count_alarm(&mut self, cost: u64) {
         if self.ran && self.place_before != Place::Beyond {
-            self.alarms += 1;
-            if self.alarms >= WINDOW_CHECKS {
-                self.account.charge_checks(cost.saturating_sub(self.ran_for));
-            }
+            self.alarms.count += 1;
+            self.alarms.took += if self.alarms.count >= WINDOW_CHECKS { cost } else { 0 };
         }
+    }
+
+    /// Charges further checks, so that the vCPU has used as much of its share as they took. One that was preempted has
+    /// run for moments so far; what it runs later takes the place of the charge.
+    fn charge_alarms(&mut self) {
+        let Alarms { took, ran, charged, .. } = self.alarms;
+        self.alarms.charged = took.saturating_sub(ran);
+        self.account.charge_checks(signed(self.alarms.charged) - signed(charged));
     }
 
     /// Reduces the vCPU's debt by at most `most` ns; returns by how much.
@@ -401,7 +418,7 @@ impl Server {
         self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
         self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
         self.account.balance = self.account.balance.saturating_add(signed(self.granted));
-        self.alarms = 0;
+        self.alarms = Alarms::default();
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -637,9 +654,11 @@ impl EdfCpu {
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             (server.place_before, server.ran) = (server.account.place, false);
             let ran = server.observe(now, threads);
+            server.alarms.ran += ran;
             if alarm == Some(server.index) {
                 server.count_alarm(self.cost);
             }
+            server.charge_alarms();
             busy[1] = busy[1].saturating_add(ran);
             busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }

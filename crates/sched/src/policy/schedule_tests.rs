@@ -662,6 +662,16 @@ fn a_share_that_checks_take_is_not_missed() {
     }
 }
 
+/// It was interrupted soon after each of seven checks, but needs its whole share, and has time for it.
+#[test]
+fn one_that_others_preempt_has_its_share_in_the_end() {
+    for (share, period, cost) in [(MS, 20 * MS, 60_000), (600_000, 10 * MS, 30_000)] {
+        let host = interrupted(share, period, cost, 7);
+        let least = host.vms[0].least;
+        assert!(least >= share / 10 * 9, "{least} of {share} in a period");
+    }
+}
+
 /// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.
 #[test]
 fn a_sleeping_guest_is_asked_for_deadlines_once_a_window_and_a_running_one_until_it_publishes() {
