@@ -1,6 +1,6 @@
 //! Families of random sets of VMs: how many sets that are admitted have late jobs. A simulated host runs them by
 //! events, to the nanosecond. Each VM has a vCPU with one to three deadline tasks, whose deadlines its guest publishes
-//! when it runs. One more VM, without deadlines, needs all the CPU time it can get.
+//! when it runs. One more VM, without deadlines, usually needs all the CPU time it can get.
 //!
 //! `cargo test` tries 200 sets of each family, `make thorough` 10,000. Which families may have late sets, and how many
 //! in a thousand, is in the table at the end; docs/design/sched.md says which guarantee that leaves.
@@ -62,6 +62,8 @@ enum Family {
     CountedSporadic,
     /// The tasks of `SporadicMixed`, where each vCPU reserves what such tasks need.
     SporadicCovered,
+    /// The same as `SporadicAlone`, with longer pauses, and the last VM sleeps: the CPU is often idle.
+    Idle,
 }
 
 /// Random numbers (splitmix64).
@@ -402,7 +404,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
     let vms = random.range(cpus, 6 * cpus);
     let mut sets: Vec<Vec<Task>> = Vec::new();
     for _ in 0..vms {
-        let alone = matches!(family, Family::SporadicAlone | Family::CountedSporadic);
+        let alone = matches!(family, Family::SporadicAlone | Family::CountedSporadic | Family::Idle);
         let all = alone || matches!(family, Family::SporadicMixed | Family::SporadicCovered);
         let count = if alone { 1 } else { random.range(1, 3) };
         let mut task = || {
@@ -417,6 +419,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
                 _ => all,
             };
             let delay = [period / 10, period, 5 * period][random.range(0, 2) as usize];
+            let delay = if family == Family::Idle { 5 * period } else { delay };
             let phase = random.range(0, 40_000_000);
             Task {
                 work: (period / 1_000 * random.range(10, 200)).max(2 * SHORT),
@@ -539,6 +542,7 @@ fn simulate(
     let last = asked.len() - 1;
     let rest = match family {
         Family::Bursts => Rest::Bursts([12_000, 30_000, 12_000, 30_000].map(|most| random.range(100, most) * 1_000)),
+        Family::Idle => Rest::Nothing,
         _ => Rest::Spins,
     };
     let lies = |at: usize| match family {
@@ -638,6 +642,7 @@ families! {
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
     migrating: Migrating, Best, 30, 5_000;
     sporadic_covered: SporadicCovered, Best, 0, 1;
+    idle: Idle, Best, 0, 1;
 }
 
 /// In each of two VMs jobs of two tasks come at random times, one of them much longer than the other.

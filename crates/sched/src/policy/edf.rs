@@ -54,6 +54,10 @@
 //! up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next check,
 //! once. So there is no calm time while a guest has deadline tasks, also sleeping ones: they may wake together.
 //!
+//! **Rest.** If no vCPU ran for the shortest period, and all are known to sleep, their windows do not have to end. A
+//! job that comes later has its deadline a period later at least. So each check lets all windows begin anew, and the
+//! next check comes before those that wake could use up the others' spare time.
+//!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`EdfCpu::new`].
 
 use std::sync::Arc;
@@ -85,6 +89,8 @@ const OVERUSE_TIME: u64 = 20_000_000;
 const FURTHER_MAX: u64 = 4;
 /// Checks in a window: at its end, and when the share is used up.
 const WINDOW_CHECKS: u64 = 2;
+/// Of how many vCPUs the kernel is asked in a check whether they sleep, before a rest.
+const REST_ASKS: usize = 4;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -165,6 +171,8 @@ struct Server {
     /// Whether the vCPU is assumed to be runnable.
     runnable: bool,
     alarms: Alarms,
+    /// Whether the window began anew in a rest.
+    rested: bool,
     /// Whether the vCPU used up the share of its last window.
     exhausted: bool,
     sleep: Sleep,
@@ -205,6 +213,7 @@ impl Server {
             place_before: Place::Entitled,
             runnable: true,
             alarms: Alarms::default(),
+            rested: false,
             exhausted: true,
             sleep: Sleep::Awake,
             cpu_idle: false,
@@ -239,6 +248,9 @@ impl Server {
             account.read(self.index, threads);
         }
         (self.ran, self.ran_for) = (ran > 0, ran);
+        if self.rested && now >= account.deadline {
+            self.alarms = Alarms::default();
+        }
         account.end_period(now);
         self.saved -= self.repay(self.saved);
         ran
@@ -418,7 +430,7 @@ impl Server {
         self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
         self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
         self.account.balance = self.account.balance.saturating_add(signed(self.granted));
-        self.alarms = Alarms::default();
+        (self.alarms, self.rested) = (Alarms::default(), false);
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -467,9 +479,14 @@ impl Server {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
         self.settle();
+        self.cut_window(next.at, now, cost);
+    }
+
+    /// Lets the window end at a deadline, if that is before its end.
+    fn cut_window(&mut self, at: u64, now: u64, cost: u64) {
         // What the vCPU has used of its share is not forgotten: the window is cut by what its rest pays for.
         let rest = u64::try_from(self.account.balance).unwrap_or(0).saturating_mul(RATE) / self.rate;
-        let end = next.at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
+        let end = at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
         if end < self.end {
             self.charge_further(self.end - end, cost);
             let less = self.account.share(self.end - end);
@@ -484,9 +501,16 @@ impl Server {
     /// The window was to end at the deadline that a job would have that came when the window began. So a job that comes
     /// at any time has one window, not two with a further one among them. The window ends a period at most after the
     /// vCPU woke, which was at least as long ago as it has run since the last check, or a moment later: its guest's job
-    /// begins after the vCPU wakes, and a further window for that moment would cost as much as any other.
-    fn prolong_window(&mut self, now: u64, threads: &mut impl Threads) {
-        let Some(next) = threads.next_deadline(self.index, now) else { return };
+    /// begins after the vCPU wakes, and a further window for that moment would cost as much as any other. After a rest
+    /// a deadline may also be before the window's end, where it is nearer than a period.
+    fn prolong_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
+        let rested = std::mem::take(&mut self.rested);
+        let Some(next) = threads.next_deadline(self.index, now) else {
+            if rested {
+                self.deadlines = Deadlines::None;
+            }
+            return;
+        };
         self.deadlines = Deadlines::of(Some(next));
         let woke = now.saturating_sub(self.ran_for);
         let most = self.account.period.min(SLICE_MAX.0).saturating_add(SLICE_MIN.0);
@@ -496,6 +520,29 @@ impl Server {
         self.regular_end = self.end;
         self.granted = self.granted.saturating_add(more);
         self.account.balance = self.account.balance.saturating_add(signed(more));
+        if rested && !self.is_overdrawn(cost) {
+            self.cut_window(next.at, now, cost);
+        }
+    }
+
+    /// Whether the vCPU is known to sleep, with time left: at `Beyond` it may wait.
+    fn is_at_rest(&self) -> bool {
+        self.sleep == Sleep::Asleep && self.account.place != Place::Beyond && self.account.balance >= 0
+    }
+
+    /// Begins the window of a sleeping vCPU anew: with what is left of its share of the time up to now, no more than
+    /// its share of the window. What it is granted beyond that is unused.
+    fn rest(&mut self, now: u64) {
+        self.settle();
+        let length = Nanos(self.account.period).clamp(SLICE_MIN, SLICE_MAX).0;
+        let end = now.saturating_add(length).max(self.end);
+        let more = self.account.share(end - self.end);
+        self.account.balance = self.account.balance.saturating_add(signed(more));
+        self.reclaim(signed(self.account.share(end - now)));
+        (self.end, self.regular_end) = (end, end);
+        self.granted = u64::try_from(self.account.balance).unwrap_or(0);
+        (self.rested, self.exhausted, self.quiet) = (true, false, false);
+        self.update_demand(now);
     }
 }
 
@@ -514,6 +561,8 @@ pub(crate) struct EdfCpu {
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
+    /// When a check last found that a vCPU had run.
+    ran_at: u64,
     /// Pool of unused time, ns, which no vCPU has had yet.
     pool: u64,
     /// How long vCPUs may run beyond their shares, until the next check, without making any other miss its deadline,
@@ -556,6 +605,7 @@ impl EdfCpu {
             calm: false,
             calm_length: shortest,
             shortest,
+            ran_at: now,
             pool: 0,
             spare: 0,
             alarm: None,
@@ -583,7 +633,7 @@ impl EdfCpu {
             server.account.begin(now, threads.read(server.index));
             (server.end, server.regular_end) = (now, now);
         }
-        (self.last, self.end) = (now, now);
+        (self.last, self.end, self.ran_at) = (now, now, now);
     }
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt, period and window. A changed bandwidth applies
@@ -607,6 +657,7 @@ impl EdfCpu {
             }
             (server.end, server.regular_end, server.deadlines) = (before.end, before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
+            (server.alarms, server.rested) = (before.alarms, before.rested);
             let more = signed(server.account.share(left)) - signed(given);
             server.granted = before.granted.saturating_add_signed(more);
             server.account.balance = server.account.balance.saturating_add(more);
@@ -662,6 +713,9 @@ impl EdfCpu {
             busy[1] = busy[1].saturating_add(ran);
             busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
         }
+        if busy.iter().any(|ran| *ran > 0) {
+            self.ran_at = now;
+        }
         self.repay_from_pool();
         let last_cost = self.last_cost;
         let passed = now.saturating_sub(self.last).saturating_sub(last_cost);
@@ -686,8 +740,7 @@ impl EdfCpu {
         // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid,
         // or the spare time; and where that time is too short for another check, so that a waiting vCPU must not be
         // behind one with a later deadline.
-        self.end =
-            self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
+        self.end = self.first_end();
         let time = holds.min(self.spare);
         let ask = |server: &Server| {
             let open = server.sleep == Sleep::Unknown && server.demand > 0 && !server.account.ended;
@@ -697,9 +750,45 @@ impl EdfCpu {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
             holds = self.choose_planned(now);
         }
+        if now.saturating_sub(self.ran_at) >= self.shortest && self.begin_rest(now, threads) {
+            self.end = self.first_end();
+            holds = self.choose_planned(now);
+        }
         self.allow_overuse(holds);
         self.apply_places(threads);
         self.next_check(now, holds)
+    }
+
+    /// When the first window ends.
+    fn first_end(&self) -> u64 {
+        self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER)
+    }
+
+    /// Begins all windows anew if all vCPUs sleep and the guests of some have deadlines (for others there are calm
+    /// times). The kernel is asked whether vCPUs sleep of which that is not known, a few in a check. Returns whether
+    /// anything changed.
+    ///
+    /// The answer counts until the vCPU runs. If interrupt threads keep the CPU for longer than the shortest period, a
+    /// vCPU that woke and waits for them has its window begun anew: it comes behind those with earlier ends until it
+    /// runs.
+    fn begin_rest(&mut self, now: u64, threads: &mut impl Threads) -> bool {
+        let present = |server: &&mut Server| !server.account.ended;
+        let of_deadlines = |server: &Server| server.deadlines != Deadlines::None && !server.account.ended;
+        let runnable = |server: &Server| server.runnable && !server.account.ended;
+        if self.servers.iter().any(runnable) || !self.servers.iter().any(of_deadlines) {
+            return false;
+        }
+        let unknown = |server: &&mut Server| server.sleep == Sleep::Unknown && !server.account.ended;
+        let mut asked = false;
+        for server in self.servers.iter_mut().filter(unknown).take(REST_ASKS) {
+            server.ask_kernel(now, threads);
+            asked = true;
+        }
+        if !self.servers.iter().all(|server| server.is_at_rest() || server.account.ended) {
+            return asked;
+        }
+        self.servers.iter_mut().filter(present).for_each(|server| server.rest(now));
+        true
     }
 
     /// The least delay, ns, of a check that is needed only if vCPUs run in another order than expected.
@@ -772,7 +861,7 @@ impl EdfCpu {
                 rolled = true;
             } else if server.deadlines != Deadlines::None {
                 if server.ran && !server.runnable {
-                    server.prolong_window(now, threads);
+                    server.prolong_window(now, cost, threads);
                 }
             } else if server.may_have_run() {
                 server.shorten_window(now, cost, threads);

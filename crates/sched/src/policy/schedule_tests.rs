@@ -256,6 +256,30 @@ fn sleepers_cost_nearly_nothing_and_no_change_of_place() {
     }
 }
 
+/// Twenty guests have deadline tasks of different phases, and all sleep. Their windows would end 2,000 times a second.
+#[test]
+fn sleeping_guests_with_deadline_tasks_cost_few_checks_and_are_served_when_they_wake() {
+    let work = 190_000;
+    let (mut schedule, mut host) = start(Planning::Best, 1, &[(200_000, 10 * MS); 20], &[Guest::Sleeps; 20]);
+    for (vm, phase) in host.vms.iter_mut().zip(0..) {
+        (vm.phase, vm.publishes) = (phase * 500_000, true);
+    }
+    host.run(&mut schedule, 100 * MS, 0);
+    let (wakes, flips) = (host.run(&mut schedule, 2_100 * MS, 0), host.flips);
+    println!("{wakes} checks in two seconds");
+    assert!(wakes <= 2 * 400, "{wakes} checks in two seconds");
+    assert!(!shown(&schedule, &host).calm, "they may wake together");
+    host.run(&mut schedule, 2_200 * MS, 0);
+    assert_eq!(host.flips, flips);
+    host.vms.iter_mut().take(10).for_each(|vm| vm.guest = Guest::Wants(work));
+    host.run(&mut schedule, 2_210 * MS, 0);
+    host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
+    host.run(&mut schedule, 2_400 * MS, 0);
+    for (number, vm) in host.vms.iter().take(10).enumerate() {
+        assert_eq!(vm.least, work, "VM {number} in a period");
+    }
+}
+
 #[test]
 fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_then_on() {
     for planning in BOTH {
@@ -397,6 +421,29 @@ fn vcpus_of_both_schedules_keep_their_share_without_a_gap() {
         }
         let (ran, expected) = (host.vms[0].counts.ran, host.now / 10 * 3);
         assert!(ran.abs_diff(expected) <= 2 * MS, "{first:?} and {second:?}: {ran} of {expected}");
+    }
+}
+
+/// All rest. The vCPU that wakes then has a deadline nearer than a period, with or without a new plan before.
+#[test]
+fn a_new_plan_knows_which_windows_began_in_a_rest() {
+    for (share, changes) in [(2 * MS, false), (2 * MS, true), (5 * MS, true)] {
+        let asked = [(share, 20 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Sleeps]);
+        host.vms[0].publishes = true;
+        host.run(&mut schedule, 190 * MS, 0);
+        if changes {
+            let old = schedule;
+            schedule = host.schedule(&reservations(1, 50_000, &asked, false).unwrap(), Planning::Best);
+            schedule.take_over(&old);
+        }
+        assert!(shown(&schedule, &host).end <= 200 * MS);
+        (host.vms[0].guest, host.vms[0].phase) = (Guest::Spins, 15 * MS);
+        for _ in 0..10 {
+            host.tick();
+        }
+        schedule.step(0, host.now, &mut host);
+        assert_eq!(shown(&schedule, &host).end, 195 * MS, "{share} {changes}");
     }
 }
 
