@@ -1,6 +1,6 @@
 //! Families of random sets of VMs: how many sets that are admitted have late jobs. A simulated host runs them by
 //! events, to the nanosecond. Each VM has a vCPU with one to three deadline tasks, whose deadlines its guest publishes
-//! when it runs. One more VM, without deadlines, needs all the CPU time it can get.
+//! when it runs. One more VM, without deadlines, usually needs all the CPU time it can get.
 //!
 //! `cargo test` tries 200 sets of each family, `make thorough` 10,000. Which families may have late sets, and how many
 //! in a thousand, is in the table at the end; docs/design/sched.md says which guarantee that leaves.
@@ -16,7 +16,7 @@ use crate::admit::{Reservations, Reserved, pacing};
 use crate::guest_page::{self, Follow};
 use crate::model::{Counts, Next, Pacing, Place, Share, Threads};
 use crate::policy::{Planning, Schedule};
-use crate::sim::{Calls, MS, admitted};
+use crate::sim::{Calls, MS, admitted, reservations};
 
 /// Each job needs this much less than is reserved for it, ns: a share may be short of its grain, and a check takes a
 /// moment.
@@ -62,6 +62,8 @@ enum Family {
     CountedSporadic,
     /// The tasks of `SporadicMixed`, where each vCPU reserves what such tasks need.
     SporadicCovered,
+    /// The same as `SporadicAlone`, with longer pauses, and the last VM sleeps: the CPU is often idle.
+    Idle,
 }
 
 /// Random numbers (splitmix64).
@@ -137,6 +139,26 @@ struct Vm {
 }
 
 impl Vm {
+    /// A VM without a home and with an honest guest, for a vCPU with this period. `ahead`: see the field.
+    fn new(tasks: Vec<Task>, rest: Rest, period: u64, ahead: u64) -> Self {
+        Self {
+            tasks,
+            rest,
+            lie: None,
+            home: None,
+            place: Place::Entitled,
+            turn: 0,
+            counts: Counts::default(),
+            awake: false,
+            cpu: None,
+            task: None,
+            paired: 1,
+            line: Vec::new(),
+            follow: Follow::new(period),
+            ahead,
+        }
+    }
+
     fn needs_cpu(&self, now: u64) -> bool {
         match self.rest {
             Rest::Spins => true,
@@ -176,6 +198,8 @@ struct Host {
     now: u64,
     turns: i64,
     calls: Calls,
+    /// The time that checks took, if it is counted, ns.
+    pacing: u64,
     random: Random,
     /// CLOCK_REALTIME less CLOCK_MONOTONIC, ns; when it changes, and when guests read the clock after that.
     ahead: u64,
@@ -236,6 +260,12 @@ impl Threads for Host {
 }
 
 impl Host {
+    /// A host without steps of its clock. `ahead`: see the field.
+    fn new(vms: Vec<Vm>, ahead: u64, random: Random) -> Self {
+        let calls = Calls::default();
+        Self { vms, now: 0, turns: 0, calls, pacing: 0, random, ahead, steps: None, found: Found::default() }
+    }
+
     /// Releases due jobs and wakes VMs. Returns the time of the next such event.
     fn release(&mut self) -> u64 {
         let mut next = u64::MAX;
@@ -340,6 +370,7 @@ impl Host {
                     due[cpu] = at.saturating_add(if late > 0 { self.random.next() % late } else { 0 });
                     let cost = if counted { self.calls.cost() } else { 0 };
                     schedule.record_cost(cpu, cost);
+                    self.pacing += cost;
                     busy[cpu] = self.now + cost;
                     if schedule.take_calm_ended() {
                         due.iter_mut().for_each(|due| *due = (*due).min(self.now + 1));
@@ -373,7 +404,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
     let vms = random.range(cpus, 6 * cpus);
     let mut sets: Vec<Vec<Task>> = Vec::new();
     for _ in 0..vms {
-        let alone = matches!(family, Family::SporadicAlone | Family::CountedSporadic);
+        let alone = matches!(family, Family::SporadicAlone | Family::CountedSporadic | Family::Idle);
         let all = alone || matches!(family, Family::SporadicMixed | Family::SporadicCovered);
         let count = if alone { 1 } else { random.range(1, 3) };
         let mut task = || {
@@ -388,6 +419,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
                 _ => all,
             };
             let delay = [period / 10, period, 5 * period][random.range(0, 2) as usize];
+            let delay = if family == Family::Idle { 5 * period } else { delay };
             let phase = random.range(0, 40_000_000);
             Task {
                 work: (period / 1_000 * random.range(10, 200)).max(2 * SHORT),
@@ -510,6 +542,7 @@ fn simulate(
     let last = asked.len() - 1;
     let rest = match family {
         Family::Bursts => Rest::Bursts([12_000, 30_000, 12_000, 30_000].map(|most| random.range(100, most) * 1_000)),
+        Family::Idle => Rest::Nothing,
         _ => Rest::Spins,
     };
     let lies = |at: usize| match family {
@@ -522,34 +555,14 @@ fn simulate(
         tasks.iter_mut().for_each(|task| task.work -= SHORT);
         // Only jobs of honest guests are judged.
         let liar = lies(at);
-        Vm {
-            rest: if at == last || liar { rest } else { Rest::Nothing },
-            tasks: if liar { Vec::new() } else { tasks },
-            lie: liar.then(|| random.range(0, 3)),
-            home: home.map(|home| home as usize),
-            place: Place::Entitled,
-            turn: 0,
-            counts: Counts::default(),
-            awake: false,
-            cpu: None,
-            task: None,
-            paired: 1,
-            line: Vec::new(),
-            follow: Follow::new(*period),
-            ahead: start,
-        }
+        let rest = if at == last || liar { rest } else { Rest::Nothing };
+        let tasks = if liar { Vec::new() } else { tasks };
+        let lie = liar.then(|| random.range(0, 3));
+        Vm { lie, home: home.map(|home| home as usize), ..Vm::new(tasks, rest, *period, start) }
     });
     let vms: Vec<Vm> = vms.collect();
-    let mut host = Host {
-        vms,
-        now: 0,
-        turns: 0,
-        calls: Calls::default(),
-        ahead: start,
-        steps: (family == Family::ClockSteps).then_some((200 * MS, 0)),
-        random,
-        found: Found::default(),
-    };
+    let steps = (family == Family::ClockSteps).then_some((200 * MS, 0));
+    let mut host = Host { steps, ..Host::new(vms, start, random) };
     let mut schedule = Schedule::new(&reservations, planning, 0, |_| Arc::default());
     schedule.begin(0, &mut host);
     let late = if family == Family::LateLooks { 300_000 } else { 0 };
@@ -629,6 +642,7 @@ families! {
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
     migrating: Migrating, Best, 30, 5_000;
     sporadic_covered: SporadicCovered, Best, 0, 1;
+    idle: Idle, Best, 0, 1;
 }
 
 /// In each of two VMs jobs of two tasks come at random times, one of them much longer than the other.
@@ -649,5 +663,24 @@ fn sporadic_jobs_beside_longer_ones_are_in_time_where_their_vcpu_reserves_more()
         let second = vec![task(1_000 * scale, 10 * scale), task(10_000, 100)];
         let found = simulate(Family::SporadicCovered, Planning::Best, 1, vec![first, second], 100, random).unwrap();
         assert!(found.jobs > 20 && found.late == 0, "{seed}: {found:?}");
+    }
+}
+
+/// Each of ten VMs has 1 % of the CPU, and runs for 2 us again and again. Whenever one has run, its share may be used
+/// up soon. Two checks in each of their periods of 10 ms were admitted, 13 % of the CPU, and their shares are 10 %.
+#[test]
+fn guests_that_run_for_moments_cost_no_more_checks_than_their_shares_pay_for() {
+    for pause in [40_000, 138_000, 400_000] {
+        let reservations = reservations(1, RESERVE, &[(100_000, 10 * MS); 10], false).unwrap();
+        // They run at different times.
+        let moments = |number: u64| Rest::Bursts([2_000, pause + 1_300 * number, 2_000, pause + 700 * number]);
+        let vms = (0..10).map(|number| Vm::new(Vec::new(), moments(number), 10 * MS, 0)).collect();
+        let mut host = Host::new(vms, 0, Random(1));
+        let mut schedule = Schedule::new(&reservations, Planning::Best, 0, |_| Arc::default());
+        schedule.begin(0, &mut host);
+        host.run(&mut schedule, 1, 0, true);
+        let pacers = host.pacing as f64 / host.now as f64;
+        println!("figures: each {pause} ns: pacers take {pacers:.3} of the CPU");
+        assert!(pacers < 0.3, "each {pause} ns: {pacers:.3}");
     }
 }

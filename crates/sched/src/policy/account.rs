@@ -144,6 +144,12 @@ impl Account {
         self.balance <= signed(self.grain)
     }
 
+    /// Charges time that checks on the vCPU took, as if it had run; gives it back if it is negative.
+    pub(crate) fn charge_checks(&mut self, ns: i64) {
+        self.balance = self.balance.saturating_sub(ns);
+        self.used = self.used.saturating_add_signed(ns);
+    }
+
     /// Reads the thread's counters; returns how long it ran since the last reading, ns.
     pub(crate) fn read(&mut self, index: usize, threads: &mut impl Threads) -> u64 {
         let before = self.counts.ran;

@@ -43,10 +43,20 @@
 //! period at least, also up to a later deadline. So no guest's deadlines take time from other vCPUs. A job that comes
 //! at any time needs no further window if its vCPU was known to sleep: the present window is prolonged.
 //!
+//! **Checks in vain.** Of the checks in a window that come because a vCPU may have used up its share, the first was
+//! admitted. Together the further ones take at least their own duration from its share, so one that runs for moments
+//! only (its guest's timer, or bad will) causes no more of them than it has time. What it runs counts as well, also
+//! later: one that others preempt has its share in the end. Where others have time to spare, checks on a vCPU that ran
+//! for a moment also keep a distance.
+//!
 //! **Calm.** If no guest has deadlines and no vCPU used an eighth of its share in its last window, all vCPUs are at
 //! [`Place::Planned`] with one check in each shortest period. If no vCPU ran at all, the time between checks doubles,
 //! up to [`CALM_MAX`]. The price: a vCPU that begins to spin in a calm time delays all others until the next check,
 //! once. So there is no calm time while a guest has deadline tasks, also sleeping ones: they may wake together.
+//!
+//! **Rest.** If no vCPU ran for the shortest period, and all are known to sleep, their windows do not have to end. A
+//! job that comes later has its deadline a period later at least. So each check lets all windows begin anew, and the
+//! next check comes before those that wake could use up the others' spare time.
 //!
 //! Units: ns of CLOCK_MONOTONIC. Nothing is allocated after [`EdfCpu::new`].
 
@@ -79,6 +89,8 @@ const OVERUSE_TIME: u64 = 20_000_000;
 const FURTHER_MAX: u64 = 4;
 /// Checks in a window: at its end, and when the share is used up.
 const WINDOW_CHECKS: u64 = 2;
+/// Of how many vCPUs the kernel is asked in a check whether they sleep, before a rest.
+const REST_ASKS: usize = 4;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -117,6 +129,18 @@ enum Sleep {
     Asleep,
 }
 
+/// Checks of a window that came because its vCPU might have used up its share, and had run.
+#[derive(Debug, Clone, Copy, Default)]
+struct Alarms {
+    count: u64,
+    /// How long those that were not admitted took, ns.
+    took: u64,
+    /// How long the vCPU has run within its share in this window, and what such checks took of its share beyond that,
+    /// ns.
+    ran: u64,
+    charged: u64,
+}
+
 /// One vCPU of this plan: a server, whose budget is granted anew in each window.
 #[derive(Debug)]
 struct Server {
@@ -146,6 +170,9 @@ struct Server {
     place_before: Place,
     /// Whether the vCPU is assumed to be runnable.
     runnable: bool,
+    alarms: Alarms,
+    /// Whether the window began anew in a rest.
+    rested: bool,
     /// Whether the vCPU used up the share of its last window.
     exhausted: bool,
     sleep: Sleep,
@@ -185,6 +212,8 @@ impl Server {
             ran_for: 0,
             place_before: Place::Entitled,
             runnable: true,
+            alarms: Alarms::default(),
+            rested: false,
             exhausted: true,
             sleep: Sleep::Awake,
             cpu_idle: false,
@@ -219,9 +248,28 @@ impl Server {
             account.read(self.index, threads);
         }
         (self.ran, self.ran_for) = (ran > 0, ran);
+        if self.rested && now >= account.deadline {
+            self.alarms = Alarms::default();
+        }
         account.end_period(now);
         self.saved -= self.repay(self.saved);
         ran
+    }
+
+    /// Counts a check, of `cost` ns, that came because the vCPU's share might be used up. One in a window was admitted.
+    fn count_alarm(&mut self, cost: u64) {
+        if self.ran && self.place_before != Place::Beyond {
+            self.alarms.count += 1;
+            self.alarms.took += if self.alarms.count >= WINDOW_CHECKS { cost } else { 0 };
+        }
+    }
+
+    /// Charges further checks, so that the vCPU has used as much of its share as they took. One that was preempted has
+    /// run for moments so far; what it runs later takes the place of the charge.
+    fn charge_alarms(&mut self) {
+        let Alarms { took, ran, charged, .. } = self.alarms;
+        self.alarms.charged = took.saturating_sub(ran);
+        self.account.charge_checks(signed(self.alarms.charged) - signed(charged));
     }
 
     /// Reduces the vCPU's debt by at most `most` ns; returns by how much.
@@ -382,6 +430,7 @@ impl Server {
         self.charge_further(period.min(SLICE_MAX.0).saturating_sub(self.end - start), cost);
         self.granted = self.account.share((self.end - start).saturating_add(if asleep { 0 } else { gap }));
         self.account.balance = self.account.balance.saturating_add(signed(self.granted));
+        (self.alarms, self.rested) = (Alarms::default(), false);
         if self.sleep != Sleep::Waits {
             self.sleep = Sleep::Awake;
         }
@@ -430,9 +479,14 @@ impl Server {
         let Some(next) = threads.next_deadline(self.index, now) else { return };
         self.deadlines = Deadlines::of(Some(next));
         self.settle();
+        self.cut_window(next.at, now, cost);
+    }
+
+    /// Lets the window end at a deadline, if that is before its end.
+    fn cut_window(&mut self, at: u64, now: u64, cost: u64) {
         // What the vCPU has used of its share is not forgotten: the window is cut by what its rest pays for.
         let rest = u64::try_from(self.account.balance).unwrap_or(0).saturating_mul(RATE) / self.rate;
-        let end = next.at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
+        let end = at.max(now.saturating_add(SLICE_MIN.0)).max(self.end.saturating_sub(rest));
         if end < self.end {
             self.charge_further(self.end - end, cost);
             let less = self.account.share(self.end - end);
@@ -447,9 +501,16 @@ impl Server {
     /// The window was to end at the deadline that a job would have that came when the window began. So a job that comes
     /// at any time has one window, not two with a further one among them. The window ends a period at most after the
     /// vCPU woke, which was at least as long ago as it has run since the last check, or a moment later: its guest's job
-    /// begins after the vCPU wakes, and a further window for that moment would cost as much as any other.
-    fn prolong_window(&mut self, now: u64, threads: &mut impl Threads) {
-        let Some(next) = threads.next_deadline(self.index, now) else { return };
+    /// begins after the vCPU wakes, and a further window for that moment would cost as much as any other. After a rest
+    /// a deadline may also be before the window's end, where it is nearer than a period.
+    fn prolong_window(&mut self, now: u64, cost: u64, threads: &mut impl Threads) {
+        let rested = std::mem::take(&mut self.rested);
+        let Some(next) = threads.next_deadline(self.index, now) else {
+            if rested {
+                self.deadlines = Deadlines::None;
+            }
+            return;
+        };
         self.deadlines = Deadlines::of(Some(next));
         let woke = now.saturating_sub(self.ran_for);
         let most = self.account.period.min(SLICE_MAX.0).saturating_add(SLICE_MIN.0);
@@ -459,6 +520,29 @@ impl Server {
         self.regular_end = self.end;
         self.granted = self.granted.saturating_add(more);
         self.account.balance = self.account.balance.saturating_add(signed(more));
+        if rested && !self.is_overdrawn(cost) {
+            self.cut_window(next.at, now, cost);
+        }
+    }
+
+    /// Whether the vCPU is known to sleep, with time left: at `Beyond` it may wait.
+    fn is_at_rest(&self) -> bool {
+        self.sleep == Sleep::Asleep && self.account.place != Place::Beyond && self.account.balance >= 0
+    }
+
+    /// Begins the window of a sleeping vCPU anew: with what is left of its share of the time up to now, no more than
+    /// its share of the window. What it is granted beyond that is unused.
+    fn rest(&mut self, now: u64) {
+        self.settle();
+        let length = Nanos(self.account.period).clamp(SLICE_MIN, SLICE_MAX).0;
+        let end = now.saturating_add(length).max(self.end);
+        let more = self.account.share(end - self.end);
+        self.account.balance = self.account.balance.saturating_add(signed(more));
+        self.reclaim(signed(self.account.share(end - now)));
+        (self.end, self.regular_end) = (end, end);
+        self.granted = u64::try_from(self.account.balance).unwrap_or(0);
+        (self.rested, self.exhausted, self.quiet) = (true, false, false);
+        self.update_demand(now);
     }
 }
 
@@ -477,11 +561,15 @@ pub(crate) struct EdfCpu {
     calm_length: u64,
     /// The shortest period, ns.
     shortest: u64,
+    /// When a check last found that a vCPU had run.
+    ran_at: u64,
     /// Pool of unused time, ns, which no vCPU has had yet.
     pool: u64,
     /// How long vCPUs may run beyond their shares, until the next check, without making any other miss its deadline,
     /// ns.
     spare: u64,
+    /// The vCPU, by its number, because of whose share the next check comes, and the time of that check.
+    alarm: Option<(usize, u64)>,
     windows: u64,
     checks: u64,
     /// Duration of a check, ns: a moving average, and the last one.
@@ -517,8 +605,10 @@ impl EdfCpu {
             calm: false,
             calm_length: shortest,
             shortest,
+            ran_at: now,
             pool: 0,
             spare: 0,
+            alarm: None,
             windows: 0,
             checks: 0,
             cost: 0,
@@ -543,7 +633,7 @@ impl EdfCpu {
             server.account.begin(now, threads.read(server.index));
             (server.end, server.regular_end) = (now, now);
         }
-        (self.last, self.end) = (now, now);
+        (self.last, self.end, self.ran_at) = (now, now, now);
     }
 
     /// Continues the plan `old`: vCPUs of both keep their place, debt, period and window. A changed bandwidth applies
@@ -567,6 +657,7 @@ impl EdfCpu {
             }
             (server.end, server.regular_end, server.deadlines) = (before.end, before.end, before.deadlines);
             (server.runnable, server.exhausted) = (before.runnable, before.exhausted);
+            (server.alarms, server.rested) = (before.alarms, before.rested);
             let more = signed(server.account.share(left)) - signed(given);
             server.granted = before.granted.saturating_add_signed(more);
             server.account.balance = server.account.balance.saturating_add(more);
@@ -608,13 +699,22 @@ impl EdfCpu {
         if self.calm && now < self.end {
             return self.end;
         }
+        let alarm = self.alarm.take().filter(|(_, due)| now >= *due).map(|(index, _)| index);
         // How long vCPUs ran that delay a vCPU at `Planned` (0) or at `Entitled` (1).
         let mut busy = [0_u64; 2];
         for server in self.servers.iter_mut().filter(|server| !server.account.ended) {
             (server.place_before, server.ran) = (server.account.place, false);
             let ran = server.observe(now, threads);
+            server.alarms.ran += ran;
+            if alarm == Some(server.index) {
+                server.count_alarm(self.cost);
+            }
+            server.charge_alarms();
             busy[1] = busy[1].saturating_add(ran);
             busy[0] = busy[0].saturating_add(if server.place_before == Place::Planned { ran } else { 0 });
+        }
+        if busy.iter().any(|ran| *ran > 0) {
+            self.ran_at = now;
         }
         self.repay_from_pool();
         let last_cost = self.last_cost;
@@ -640,8 +740,7 @@ impl EdfCpu {
         // Whether vCPUs sleep matters in two cases: where their need shortens the time for which the order is valid,
         // or the spare time; and where that time is too short for another check, so that a waiting vCPU must not be
         // behind one with a later deadline.
-        self.end =
-            self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER);
+        self.end = self.first_end();
         let time = holds.min(self.spare);
         let ask = |server: &Server| {
             let open = server.sleep == Sleep::Unknown && server.demand > 0 && !server.account.ended;
@@ -651,9 +750,45 @@ impl EdfCpu {
             self.servers.iter_mut().filter(|server| ask(server)).for_each(|server| server.ask_kernel(now, threads));
             holds = self.choose_planned(now);
         }
+        if now.saturating_sub(self.ran_at) >= self.shortest && self.begin_rest(now, threads) {
+            self.end = self.first_end();
+            holds = self.choose_planned(now);
+        }
         self.allow_overuse(holds);
         self.apply_places(threads);
         self.next_check(now, holds)
+    }
+
+    /// When the first window ends.
+    fn first_end(&self) -> u64 {
+        self.servers.iter().filter(|server| !server.account.ended).map(|server| server.end).min().unwrap_or(NEVER)
+    }
+
+    /// Begins all windows anew if all vCPUs sleep and the guests of some have deadlines (for others there are calm
+    /// times). The kernel is asked whether vCPUs sleep of which that is not known, a few in a check. Returns whether
+    /// anything changed.
+    ///
+    /// The answer counts until the vCPU runs. If interrupt threads keep the CPU for longer than the shortest period, a
+    /// vCPU that woke and waits for them has its window begun anew: it comes behind those with earlier ends until it
+    /// runs.
+    fn begin_rest(&mut self, now: u64, threads: &mut impl Threads) -> bool {
+        let present = |server: &&mut Server| !server.account.ended;
+        let of_deadlines = |server: &Server| server.deadlines != Deadlines::None && !server.account.ended;
+        let runnable = |server: &Server| server.runnable && !server.account.ended;
+        if self.servers.iter().any(runnable) || !self.servers.iter().any(of_deadlines) {
+            return false;
+        }
+        let unknown = |server: &&mut Server| server.sleep == Sleep::Unknown && !server.account.ended;
+        let mut asked = false;
+        for server in self.servers.iter_mut().filter(unknown).take(REST_ASKS) {
+            server.ask_kernel(now, threads);
+            asked = true;
+        }
+        if !self.servers.iter().all(|server| server.is_at_rest() || server.account.ended) {
+            return asked;
+        }
+        self.servers.iter_mut().filter(present).for_each(|server| server.rest(now));
+        true
     }
 
     /// The least delay, ns, of a check that is needed only if vCPUs run in another order than expected.
@@ -726,7 +861,7 @@ impl EdfCpu {
                 rolled = true;
             } else if server.deadlines != Deadlines::None {
                 if server.ran && !server.runnable {
-                    server.prolong_window(now, threads);
+                    server.prolong_window(now, cost, threads);
                 }
             } else if server.may_have_run() {
                 server.shorten_window(now, cost, threads);
@@ -858,7 +993,7 @@ impl EdfCpu {
     }
 
     /// When to check again, if the order is valid for `holds` ns.
-    fn next_check(&self, now: u64, holds: u64) -> u64 {
+    fn next_check(&mut self, now: u64, holds: u64) -> u64 {
         let present = || self.servers.iter().filter(|server| !server.account.ended);
         let alone = present().filter(|server| server.planned).count() == 1;
         let (delay_min, doubt_delay_min) = (self.delay_min(), self.doubt_delay_min());
@@ -878,7 +1013,9 @@ impl EdfCpu {
             Sleep::Asleep => asleep.min(server.demand.saturating_add(self.spare)).max(doubt_delay_min),
             _ if !server.runnable => self.spare.max(doubt_delay_min),
             _ => {
-                let least = if server.ran || alone && server.planned {
+                let least = if server.ran && server.ran_for < self.cost {
+                    self.spare.min(delay_min)
+                } else if server.ran || alone && server.planned {
                     0
                 } else if known || planned && !server.planned {
                     self.cost.saturating_mul(ORDER_COST_FACTOR)
@@ -888,9 +1025,13 @@ impl EdfCpu {
                 self.cost.saturating_add(server.remaining().max(server.account.grain).max(least))
             }
         };
-        let delays = present().filter(|server| server.account.place != Place::Beyond).map(delay);
-        let soonest = delays.chain([holds.max(doubt_delay_min)]).min().unwrap_or(holds);
-        now.saturating_add(soonest).min(self.end)
+        let entitled = present().filter(|server| server.account.place != Place::Beyond);
+        let first = entitled.map(|server| (delay(server), server.index, server.runnable)).min();
+        let order = holds.max(doubt_delay_min);
+        let (soonest, index, runnable) = first.unwrap_or((order, 0, false));
+        let due = now.saturating_add(soonest.min(order)).min(self.end);
+        self.alarm = (runnable && soonest < order && due < self.end).then_some((index, due));
+        due
     }
 
     /// Begins a calm time, without a plan. Returns when it ends.

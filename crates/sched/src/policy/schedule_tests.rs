@@ -256,6 +256,30 @@ fn sleepers_cost_nearly_nothing_and_no_change_of_place() {
     }
 }
 
+/// Twenty guests have deadline tasks of different phases, and all sleep. Their windows would end 2,000 times a second.
+#[test]
+fn sleeping_guests_with_deadline_tasks_cost_few_checks_and_are_served_when_they_wake() {
+    let work = 190_000;
+    let (mut schedule, mut host) = start(Planning::Best, 1, &[(200_000, 10 * MS); 20], &[Guest::Sleeps; 20]);
+    for (vm, phase) in host.vms.iter_mut().zip(0..) {
+        (vm.phase, vm.publishes) = (phase * 500_000, true);
+    }
+    host.run(&mut schedule, 100 * MS, 0);
+    let (wakes, flips) = (host.run(&mut schedule, 2_100 * MS, 0), host.flips);
+    println!("{wakes} checks in two seconds");
+    assert!(wakes <= 2 * 400, "{wakes} checks in two seconds");
+    assert!(!shown(&schedule, &host).calm, "they may wake together");
+    host.run(&mut schedule, 2_200 * MS, 0);
+    assert_eq!(host.flips, flips);
+    host.vms.iter_mut().take(10).for_each(|vm| vm.guest = Guest::Wants(work));
+    host.run(&mut schedule, 2_210 * MS, 0);
+    host.vms.iter_mut().for_each(|vm| vm.least = u64::MAX);
+    host.run(&mut schedule, 2_400 * MS, 0);
+    for (number, vm) in host.vms.iter().take(10).enumerate() {
+        assert_eq!(vm.least, work, "VM {number} in a period");
+    }
+}
+
 #[test]
 fn one_that_begins_to_spin_in_calm_times_pays_back_and_others_are_served_from_then_on() {
     for planning in BOTH {
@@ -397,6 +421,29 @@ fn vcpus_of_both_schedules_keep_their_share_without_a_gap() {
         }
         let (ran, expected) = (host.vms[0].counts.ran, host.now / 10 * 3);
         assert!(ran.abs_diff(expected) <= 2 * MS, "{first:?} and {second:?}: {ran} of {expected}");
+    }
+}
+
+/// All rest. The vCPU that wakes then has a deadline nearer than a period, with or without a new plan before.
+#[test]
+fn a_new_plan_knows_which_windows_began_in_a_rest() {
+    for (share, changes) in [(2 * MS, false), (2 * MS, true), (5 * MS, true)] {
+        let asked = [(share, 20 * MS)];
+        let (mut schedule, mut host) = start(Planning::Best, 1, &asked, &[Guest::Sleeps]);
+        host.vms[0].publishes = true;
+        host.run(&mut schedule, 190 * MS, 0);
+        if changes {
+            let old = schedule;
+            schedule = host.schedule(&reservations(1, 50_000, &asked, false).unwrap(), Planning::Best);
+            schedule.take_over(&old);
+        }
+        assert!(shown(&schedule, &host).end <= 200 * MS);
+        (host.vms[0].guest, host.vms[0].phase) = (Guest::Spins, 15 * MS);
+        for _ in 0..10 {
+            host.tick();
+        }
+        schedule.step(0, host.now, &mut host);
+        assert_eq!(shown(&schedule, &host).end, 195 * MS, "{share} {changes}");
     }
 }
 
@@ -606,6 +653,70 @@ fn a_guest_pays_for_windows_that_it_cuts() {
     let most = 2_000 / 8 + unused / 80_000 + 5 + MS / 80_000 + 8;
     let windows = shown(&schedule, &host).slices;
     assert!(windows <= most && most < 1_000, "{windows} windows in two seconds, not {most}, with {unused} ns unused");
+}
+
+/// A guest runs for a moment after each check. Two checks in each window were admitted; each further one costs the vCPU
+/// as much of its share as it takes.
+#[test]
+fn a_guest_that_runs_for_moments_pays_for_its_checks() {
+    for (share, cost) in [(80_000, 40_000), (160_000, 30_000), (240_000, 90_000)] {
+        let (mut schedule, mut host) = start(Planning::Best, 1, &[(share, 8 * MS)], &[Guest::Sleeps]);
+        let mut due = 0;
+        while host.now < 2_000 * MS {
+            host.vms[0].guest = Guest::Sleeps;
+            if due <= host.now {
+                due = schedule.step(0, host.now, &mut host);
+                schedule.record_cost(0, cost);
+                host.vms[0].guest = Guest::Spins;
+            }
+            host.tick();
+        }
+        // Two in each of 250 windows, those that the share pays for, and one more in each: the last may cost more than
+        // is left.
+        let most = 250 * (3 + share / cost);
+        let checks = shown(&schedule, &host).looks;
+        // Without a charge it would have one check for each tick of its share.
+        assert!(checks <= most && most < 250 * share / TICK, "{checks} checks of {cost} ns for shares of {share} ns");
+    }
+}
+
+/// Six periods of a vCPU that never sleeps, where checks take `cost` ns. From each of the first `moments` checks of a
+/// period to the next one it runs for a tick only, because threads ahead of it take the CPU.
+fn interrupted(share: u64, period: u64, cost: u64, moments: u64) -> Host {
+    let (mut schedule, mut host) = start(Planning::Best, 1, &[(share, period)], &[Guest::Spins]);
+    let (mut due, mut left) = (0, 0_u64);
+    while host.now <= 6 * period {
+        let check = due <= host.now;
+        if check {
+            left = if host.now % period == 0 { moments } else { left.saturating_sub(1) };
+            due = schedule.step(0, host.now, &mut host);
+            schedule.record_cost(0, cost);
+        }
+        host.storms = if check || left == 0 { (0, 0) } else { (1, 1) };
+        host.tick();
+    }
+    host
+}
+
+/// It waits behind bulk when checks have taken its share: that is no fault of the host.
+#[test]
+fn a_share_that_checks_take_is_not_missed() {
+    for (share, period, cost) in [(300_000, 8 * MS, 60_000), (500_000, 20 * MS, 90_000)] {
+        let host = interrupted(share, period, cost, u64::MAX);
+        let (ran, tally) = (host.vms[0].counts.ran, &host.tallies[0]);
+        assert!(ran < 3 * share, "checks took less than half: it ran for {ran} ns");
+        assert!(count(&tally.periods) >= 5 && count(&tally.misses) == 0, "{tally:?}");
+    }
+}
+
+/// It was interrupted soon after each of seven checks, but needs its whole share, and has time for it.
+#[test]
+fn one_that_others_preempt_has_its_share_in_the_end() {
+    for (share, period, cost) in [(MS, 20 * MS, 60_000), (600_000, 10 * MS, 30_000)] {
+        let host = interrupted(share, period, cost, 7);
+        let least = host.vms[0].least;
+        assert!(least >= share / 10 * 9, "{least} of {share} in a period");
+    }
 }
 
 /// Reading a page costs more than reading a counter. A guest that sleeps has not begun to publish.

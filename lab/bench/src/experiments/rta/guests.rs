@@ -163,6 +163,31 @@ impl Guests {
         Ok(())
     }
 
+    /// Gives all vCPUs the same FIFO priority.
+    pub(crate) fn make_fifo(&self, host: &mut Host) -> Result<(), MeasureError> {
+        host.shell(&self.each_vcpu("chrt --fifo --pid 47 ${task##*/}")).map(|_| ())
+    }
+
+    /// A shell command that does this for each vCPU, with `$task` as its directory in `/proc`.
+    fn each_vcpu(&self, command: &str) -> String {
+        format!(
+            "for vm in {}; do for task in /proc/$(cat /run/lab-vm/$vm.pid)/task/*; do read -r name < $task/comm; case \
+             $name in CPU*KVM) {command} ;; esac; done; done",
+            self.names.join(" ")
+        )
+    }
+
+    /// The CPU time so far of the vCPUs and of the bulk threads, which run.
+    pub(crate) fn spent(&self, host: &mut Host) -> Result<Spent, MeasureError> {
+        let add = "read -r ran rest < $task/schedstat; vcpus=$((vcpus + ran))";
+        let said = host.shell(&format!(
+            "vcpus=0; bulk=0; {}; for pid in $(cat /run/hogs); do read -r ran rest < /proc/$pid/schedstat; \
+             bulk=$((bulk + ran)); done; read -r up rest < /proc/uptime; echo $vcpus $bulk $up",
+            self.each_vcpu(add)
+        ))?;
+        Spent::parse(&said).ok_or(MeasureError::Accounting(said))
+    }
+
     /// Sends one line to each VM's init, to all VMs at the same time.
     pub(crate) fn send_lines(&self, host: &mut Host, lines: &[String]) -> Result<(), MeasureError> {
         let all: String =
@@ -193,6 +218,32 @@ impl Guests {
             }
         }
         Err(MeasureError::Program { program: format!("{tag} in {vm}"), said: "it does not end".to_owned() })
+    }
+}
+
+/// CPU time of vCPUs and of bulk threads, and the host's uptime, s.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Spent {
+    vcpus: f64,
+    bulk: f64,
+    uptime: f64,
+}
+
+impl Spent {
+    /// Parses nanoseconds of the vCPUs and of bulk, and seconds of uptime.
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
+        let (vcpus, bulk, uptime) = (words.next()??, words.next()??, words.next()??);
+        Some(Self { vcpus: vcpus / 1e9, bulk: bulk / 1e9, uptime })
+    }
+
+    /// What each job of VMs took since an earlier reading, us: of the CPU, which bulk would have had otherwise; and of
+    /// that, its vCPU. So many jobs came in a second. None if no time has passed.
+    pub(crate) fn a_job_since(&self, before: &Self, jobs_a_second: f64, cpus: u16) -> Option<(f64, f64)> {
+        let elapsed = self.uptime - before.uptime;
+        let jobs = elapsed * jobs_a_second;
+        let taken = elapsed * f64::from(cpus) - (self.bulk - before.bulk);
+        (jobs > 0.0).then(|| (taken / jobs * 1e6, (self.vcpus - before.vcpus) / jobs * 1e6))
     }
 }
 
@@ -318,6 +369,19 @@ mod tests {
         let sporadic = order(Releases::Sporadic(vec![100_000, 20_000])).line();
         assert_eq!(order(Releases::Periodic(3)).line_in_turn(), "run a SCHED_DEADLINE 5000 20000 4000 3 7");
         assert_eq!(sporadic, "rta a SCHED_DEADLINE 5000 20000 4000 2 7 100000 20000");
+    }
+
+    #[test]
+    fn what_bulk_does_not_get_is_divided_among_jobs() {
+        let before = Spent::parse("1000000000 2000000000 100.0").unwrap();
+        let after = Spent::parse("1400000000 6500000000 105.0\n").unwrap();
+        // 0.5 s of 5 s, 0.4 s of them the vCPUs'; 1,000 jobs.
+        let (taken, vcpus) = after.a_job_since(&before, 200.0, 1).unwrap();
+        assert!((taken - 500.0).abs() < 1e-6 && (vcpus - 400.0).abs() < 1e-6, "{taken} {vcpus}");
+        assert!(before.a_job_since(&before, 200.0, 1).is_none());
+        for bad in ["", "1 2", "a b c"] {
+            assert_eq!(Spent::parse(bad), None, "{bad:?}");
+        }
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! are labelled wherever they are shown.
 //!
 //! In: methods and a duration. Out: a [`MethodResult`] per method: missed deadlines from the applications' own logs,
-//! the reserved bandwidth, and in the notes the CPU time of the pacers.
+//! the reserved bandwidth, what a job takes of the CPU, and in the notes the CPU time of the pacers. What a job takes
+//! with a method, less what it takes with [`FLOOR`], is what the method's scheduling costs beyond the floor: the
+//! applications compute the same.
 
 use std::process::ExitCode;
 
@@ -12,17 +14,20 @@ use ontime_lab::images::Images;
 
 use super::guests::{self, Guests, Log, Order, Releases, Reservations};
 use super::scale::{self, SCENARIOS};
-use super::{DEADLINES, JOB_TIME, Rta, Setup, each_case, group, methods, pacers, summarise, without_requests, words};
+use super::{
+    DEADLINES, FLOOR, JOB_TIME, Rta, Setup, WITH_FLOOR, each_case, group, methods, pacers, summarise, without_requests,
+    words,
+};
 use crate::error::MeasureError;
 use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::report;
-use crate::schema::{Load, MethodResult};
+use crate::schema::{Load, MethodResult, Metric, Unit};
 
-/// The methods, in the order of measurement, as for `rta-periodic`.
-pub(crate) const METHODS: [&str; 5] = super::METHODS;
+/// The methods, in the order of measurement.
+pub(crate) const METHODS: [&str; 6] = WITH_FLOOR;
 /// Divisor of the paper's slices: they need 14.2 CPUs.
 pub(crate) const SCALE: u64 = 30;
 /// The part of an application's slice that a job computes, percent. It is lower than elsewhere because rt-app's own
@@ -102,13 +107,15 @@ fn measure_method(
     let all: Vec<Vec<Order>> = groups.iter().enumerate().map(|(vm, rta)| orders(method, vm, *rta, seconds)).collect();
     let line = |orders: &Vec<Order>| orders.iter().map(Order::line).collect::<Vec<_>>().join("; ");
     guests.send_lines(host, &all.iter().map(line).collect::<Vec<_>>())?;
-    let held = if method == "vanilla" { None } else { Some(admitted(host, guests, groups)?) };
+    // Without the module guests reserve nothing on the host.
+    let held = if matches!(method, "vanilla" | FLOOR) { None } else { Some(admitted(host, guests, groups)?) };
     guests::bulk_threads(host, true)?;
     let mut run = || -> Result<_, MeasureError> {
         // By then all applications have started, and none has ended.
         host.shell(&format!("sleep {}", DELAY_US / 1_000_000))?;
-        let before = host.cpu_time()?;
+        let (before, spent) = (host.cpu_time()?, guests.spent(host)?);
         host.shell(&format!("sleep {}", (seconds / 2).max(1)))?;
+        let a_job = guests.spent(host)?.a_job_since(&spent, jobs_a_second(groups), host.cpus);
         let after = host.cpu_time()?;
         let (mut rtas, mut logs) = (Vec::new(), Vec::<Log>::new());
         for (vm, orders) in all.iter().enumerate() {
@@ -117,15 +124,25 @@ fn measure_method(
                 rtas.push(order.rta);
             }
         }
-        Ok((before, after, rtas, logs))
+        Ok((before, after, a_job, rtas, logs))
     };
     let ran = run();
     guests::bulk_threads(host, false)?;
-    let (before, after, rtas, logs) = ran?;
+    let (before, after, a_job, rtas, logs) = ran?;
     let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, "while all applications had jobs"));
     summarise(&mut result, &rtas, &logs, held, guests.declared_cpus() * groups.len() as f64);
+    if let Some((taken, vcpus)) = a_job {
+        let metric = |(key, us)| Metric::number(key, Unit::Us, us);
+        result.metrics.extend([("a-job", taken), ("a-job-vcpus", vcpus)].map(metric));
+        result.notes.push(format!("a job took {taken:.1} us of the CPU, {vcpus:.1} us of them its vCPU"));
+    }
     Ok(result)
+}
+
+/// How many jobs all applications have in a second.
+fn jobs_a_second(groups: &[Rta]) -> f64 {
+    groups.iter().map(|rta| COPIES as f64 * 1e6 / rta.period_us as f64).sum()
 }
 
 /// Waits until the bandwidth of all applications is reserved. Returns the last reading, CPUs.
@@ -147,8 +164,8 @@ struct Options {
     /// Only the simulation of the paper's size, no emulated host: as text
     #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
     simulate: bool,
-    /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
-    /// in), paced; default: all
+    /// Methods: vanilla (Linux' defaults), fifo (the floor: vCPUs at FIFO, no pacers), deadline (SCHED_DEADLINE on the
+    /// host), dp-wrap, sched_ext (where it is built in), paced; default: all
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// How long applications have jobs, seconds of the guests' time (the simulation has the paper's 100 s)
@@ -163,7 +180,7 @@ struct Options {
 /// Simulates both scenarios of the paper's size, measures the planner's time, and measures the scaled experiment.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = methods(&args.methods)?;
+    let methods = methods(&METHODS, &args.methods)?;
     let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, scale::LENGTH_S));
     let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
     let simulated = scale::table(&all);
@@ -239,6 +256,7 @@ mod tests {
         let needed: f64 = groups.iter().map(|rta| rta.bandwidth() * COPIES as f64).sum();
         let declared = DECLARED_US as f64 / guests::DECLARED_PERIOD_US as f64 * groups.len() as f64;
         assert!((0.6..0.75).contains(&(needed + declared)), "{needed} {declared}");
+        assert!((780.0..800.0).contains(&jobs_a_second(&groups)), "{}", jobs_a_second(&groups));
         let orders = orders("paced", 3, groups[0], 10);
         assert_eq!(orders.len(), COPIES);
         assert_eq!(orders[9].line(), "rta paced-3-9 SCHED_DEADLINE 200 75000 100 133 12000000");

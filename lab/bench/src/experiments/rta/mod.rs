@@ -67,6 +67,10 @@ const DEADLINES: &str = "Deadlines by what the applications log on their guests'
 
 /// The methods, in order of measurement. `vanilla` is first because the guest module cannot be unloaded.
 pub(super) const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_ext", "paced"];
+/// The floor of what scheduling costs: vCPUs at one FIFO priority, without reservations, module and pacers.
+const FLOOR: &str = "fifo";
+/// [`METHODS`] and [`FLOOR`], in the order of measurement.
+const WITH_FLOOR: [&str; 6] = ["vanilla", FLOOR, "deadline", "dp-wrap", "sched_ext", "paced"];
 /// Time from an application's start to its first release, us. In this time all applications are admitted and the bulk
 /// threads start. With `deadline` a guest starts its application with the declared budget only, which takes longer.
 const DELAY_US: u64 = 2_000_000;
@@ -150,7 +154,7 @@ struct Setup<'a> {
     declared_us: u64,
 }
 
-/// Boots the host and its VMs and measures each of `cases` with each of `methods`, in the order of [`METHODS`].
+/// Boots the host and its VMs and measures each of `cases` with each of `methods`, in the order of [`WITH_FLOOR`].
 fn each_case<C>(
     setup: Setup<'_>,
     (methods, cases): (&[String], &[C]),
@@ -164,7 +168,7 @@ fn each_case<C>(
     let mut host = Host::start(site, images, &[], &[], progress)?;
     let mut guests = Guests::boot(&mut host, vms, declared_us, progress)?;
     let mut applied = None;
-    let all = in_order(&METHODS, methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
+    let all = in_order(&WITH_FLOOR, methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
     trial::each(
         host,
         all,
@@ -195,6 +199,9 @@ pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator
 pub(crate) fn apply(host: &mut Host, guests: &mut Guests, method: &str, more: &str) -> Result<(), MeasureError> {
     if method == "vanilla" {
         return Ok(());
+    }
+    if method == FLOOR {
+        return guests.make_fifo(host);
     }
     host.shell(&format!(
         "printf '%s' 'backend = \"{method}\"\ncpus = \"0-{}\"\n{}{more}' > /etc/ontime/sched.toml; kill -HUP \
@@ -401,6 +408,7 @@ pub(crate) fn summarise(
 fn words(method: &str) -> &str {
     match method {
         "vanilla" => "Linux' defaults on host and guest",
+        FLOOR => "Linux' defaults, but vCPUs at one FIFO priority: the floor of what scheduling costs",
         "deadline" => "asked for by the guests, kept by SCHED_DEADLINE on the host",
         "dp-wrap" => "asked for by the guests, kept by pacers by slices",
         "sched_ext" => "asked for by the guests, kept by pacers through a scheduler in BPF",
@@ -458,14 +466,14 @@ fn sporadic(args: &SporadicOptions) -> anyhow::Result<ExitCode> {
 }
 
 /// The chosen methods, from those built into this binary.
-pub(super) fn methods(asked: &[String]) -> anyhow::Result<Vec<String>> {
-    let built_in: Vec<&str> = METHODS.into_iter().filter(|method| *method != "sched_ext" || ext::BUILT_IN).collect();
+pub(super) fn methods(all: &[&'static str], asked: &[String]) -> anyhow::Result<Vec<String>> {
+    let built_in: Vec<&str> = all.iter().copied().filter(|method| *method != "sched_ext" || ext::BUILT_IN).collect();
     chosen("method", asked, &built_in)
 }
 
 fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u64) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = methods(&args.methods)?;
+    let methods = methods(&METHODS, &args.methods)?;
     let mut groups = Vec::new();
     for name in chosen("group", &args.groups, &group::NAMES)? {
         let rtas = group::scaled(&figures, &name).with_context(|| format!("group '{name}' has no slices"))?;

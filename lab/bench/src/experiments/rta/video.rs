@@ -338,7 +338,7 @@ struct Asked {
 /// Simulates the paper's size, and measures the scaled experiment on an emulated host.
 fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = methods(&args.methods)?;
+    let methods = methods(&METHODS, &args.methods)?;
     let simulated = simulated(&figures, args.seed, LENGTH_MS)?;
     if let Some(path) = &args.allocations {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
