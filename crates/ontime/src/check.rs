@@ -84,9 +84,16 @@ pub(crate) fn run(_: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(found.errors.iter().map(exit::of_config).max().unwrap_or(least)))
 }
 
-/// The configuration files that Ontime reads.
-pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
-    PARTS.iter().flat_map(|part| config::files(directory, part.name).unwrap_or_default()).collect()
+/// The configuration files that Ontime reads, and why those of a part cannot be listed.
+pub(crate) fn files(directory: &Path) -> (Vec<PathBuf>, Vec<ConfigError>) {
+    let (mut found, mut errors) = (Vec::new(), Vec::new());
+    for part in PARTS {
+        match config::files(directory, part.name) {
+            Ok(files) => found.extend(files),
+            Err(error) => errors.push(error),
+        }
+    }
+    (found, errors)
 }
 
 /// The contents of a configuration directory.
@@ -132,7 +139,8 @@ impl Found {
     }
 }
 
-fn path_of(error: &ConfigError) -> &Path {
+/// The file or directory that an error is about.
+pub(crate) fn path_of(error: &ConfigError) -> &Path {
     match error {
         ConfigError::Read { path, .. } => path,
         ConfigError::Invalid { place, .. } => &place.path,

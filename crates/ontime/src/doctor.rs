@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -47,13 +48,8 @@ const SMI_TIME: Duration = Duration::from_millis(500);
 /// Where the configuration is wrong.
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let config = Config::load(&paths.config_dir)?;
-    let (status, missed) = match client::get::<api::Status>(&paths.socket(), "/v1/status") {
-        Ok(status) => (Some(status), Missed::rights()),
-        Err(ClientError::NoDaemon { .. }) => (None, Missed::rights()),
-        Err(error) => (None, Missed::rights().also(error)),
-    };
+    let (status, reserved, missed) = ask(&paths.socket());
     let caps = status.as_ref().is_some_and(|status| status.caps.in_force);
-    let reserved = status.as_ref().and_then(|_| client::get(&paths.socket(), "/v1/reservations").ok());
     let method = status.as_ref().and_then(|status| status.method.parse().ok());
     let polling = status.as_ref().map(|status| status.polling.clone()).unwrap_or_default();
     let tried = |knob: &api::KnobState| matches!(knob.state.as_str(), "failed" | "unsupported");
@@ -97,6 +93,21 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Page { out: &mut out, colour }.write(&diagnosis, stake, args.all)?;
     }
     Ok(ExitCode::from(missed.print(diagnosis.state.exit_code())))
+}
+
+/// Asks the daemon, if one runs, for its status and reservations. Without the reservations, each vCPU whose policy a
+/// back end has set would look like a thread with the wrong policy.
+fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Missed) {
+    let missed = Missed::rights();
+    let status = match client::get::<api::Status>(socket, "/v1/status") {
+        Ok(status) => status,
+        Err(ClientError::NoDaemon { .. }) => return (None, None, missed),
+        Err(error) => return (None, None, missed.also(error)),
+    };
+    match client::get::<api::Reservations>(socket, "/v1/reservations") {
+        Ok(reserved) => (Some(status), Some(reserved), missed),
+        Err(error) => (Some(status), None, missed.also(format!("reserved CPU time: {error}"))),
+    }
 }
 
 /// Processes, records and cgroups that discovery could not read, or not to their end.
@@ -258,6 +269,9 @@ mod fleet;
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+
     use ontime_hostnet::inventory::{Conflict, CpuManager, IdleState, LinkPolicy, Lockdown};
     use ontime_hostnet::{CpuSet, Host, Knob, KnobError, Obstacle, RULES, Root, SmiCount, Value};
     use ontime_tenants::vmm::Delay;
@@ -281,6 +295,49 @@ mod tests {
             remedy: format!("/a/path/that/is/longer/than/the/page/{}", "x".repeat(90)),
             ontime_can_apply: true,
         }
+    }
+
+    /// What [`ask`] returns where a daemon gives these answers, each an HTTP status and a body, and then ends.
+    fn asked(answers: &[(u16, String)]) -> (Option<api::Status>, Option<api::Reservations>, Missed) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for (status, body) in answers {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    let mut request = Vec::new();
+                    while !request.ends_with(b"\r\n\r\n") {
+                        let mut byte = [0];
+                        stream.read_exact(&mut byte).unwrap();
+                        request.extend(byte);
+                    }
+                    let length = body.len();
+                    write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+                }
+            });
+            ask(&path)
+        })
+    }
+
+    #[test]
+    fn reservations_that_the_daemon_did_not_tell_are_missed_and_not_taken_for_none() {
+        let status = serde_json::json!({
+            "version": "1", "pid": 7, "kernel": "6.12", "state": "applied", "method": "partitioned",
+            "method_by": "default", "passes": 1, "last_pass_seconds": 0.1, "polling": [], "knobs": [], "drift": 0,
+            "caps": { "in_force": true, "why": null, "protections_off": false, "threads": [] },
+            "findings": [], "problems": [],
+        });
+        for (code, said) in [(503, "the daemon's loop does not answer"), (200, "{}")] {
+            let (status, reserved, missed) = asked(&[(200, status.to_string()), (code, said.to_owned())]);
+            assert!(status.is_some_and(|status| status.pid == 7) && reserved.is_none());
+            assert!(format!("{missed:?}").contains("reserved CPU time: "), "{missed:?}");
+        }
+        // A host without a daemon has no reservations.
+        let directory = tempfile::tempdir().unwrap();
+        let (status, reserved, missed) = ask(&directory.path().join("none"));
+        assert!(status.is_none() && reserved.is_none());
+        assert_eq!(format!("{missed:?}"), format!("{:?}", Missed::rights()));
     }
 
     fn diagnosis() -> Diagnosis {

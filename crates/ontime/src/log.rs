@@ -10,7 +10,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging, at level `info` unless `ONTIME_LOG` sets another (`ONTIME_LOG=debug`).
 pub(crate) fn start() {
-    let filter = filter(std::env::var("ONTIME_LOG").ok());
+    let said = std::env::var("ONTIME_LOG").ok();
+    let refused = said.as_deref().and_then(refusal);
+    let filter = filter(said);
     let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
     let result = match journal {
         Some(journal) => tracing_subscriber::registry().with(filter).with(journal).try_init(),
@@ -22,6 +24,15 @@ pub(crate) fn start() {
     };
     // An error means that logging was started before, as by tests in one process.
     let _ = result;
+    if let Some(why) = refused {
+        tracing::warn!("{why}");
+    }
+}
+
+/// Why a filter is not used.
+fn refusal(said: &str) -> Option<String> {
+    let error = EnvFilter::try_new(said).err()?;
+    Some(format!("ONTIME_LOG={said}: {error}; level info is in force; write a level, such as debug"))
 }
 
 /// The log filter. It drops all messages of crate virtio-queue: a guest can cause any number of them, on real-time
@@ -86,6 +97,15 @@ mod tests {
                 assert_eq!(others, said != Some("virtio_queue=trace"), "{said:?}");
             });
         }
+    }
+
+    #[test]
+    fn a_filter_that_is_not_used_is_told() {
+        for said in ["debug", "warn,ontime_sched=trace", "off"] {
+            assert_eq!(refusal(said), None);
+        }
+        let why = refusal("ontime_sched==trace").unwrap();
+        assert!(why.starts_with("ONTIME_LOG=ontime_sched==trace: ") && why.contains("info is in force"), "{why}");
     }
 
     #[test]

@@ -160,9 +160,19 @@ impl Report {
             self.file(&format!("system{file}"), Path::new(file))?;
         }
         self.file("originals", &paths.state_dir.join("originals"))?;
-        for file in check::files(&paths.config_dir) {
-            let below = file.strip_prefix(&paths.config_dir).unwrap_or(&file);
-            self.file(&format!("configuration/{}", below.display()), &file)?;
+        self.configuration(&paths.config_dir)
+    }
+
+    fn configuration(&mut self, directory: &Path) -> anyhow::Result<()> {
+        let name = |path: &Path| format!("configuration/{}", path.strip_prefix(directory).unwrap_or(path).display());
+        let (files, errors) = check::files(directory);
+        for file in files {
+            self.file(&name(&file), &file)?;
+        }
+        for error in errors {
+            let path = check::path_of(&error);
+            let (source, why) = (path.display().to_string(), error.to_string());
+            self.add(&name(path), &source, LimitedText::default(), None, Some(why))?;
         }
         Ok(())
     }
@@ -329,6 +339,22 @@ mod tests {
         let kept = b"class = \"rt\"\nvnc-password = left out\nroot=/dev/sda Token= left out\nno value of a secret \
             here\n\xff\xfe\n";
         assert_eq!(without_secrets(text), kept, "{}", String::from_utf8_lossy(&without_secrets(text)));
+    }
+
+    #[test]
+    fn configuration_that_cannot_be_listed_is_missing_and_not_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config");
+        std::fs::create_dir(&config).unwrap();
+        std::fs::write(config.join("daemon.toml"), "mode = \"observe\"\n").unwrap();
+        // No directory, so it cannot be listed.
+        std::fs::write(config.join("sched.conf.d"), "").unwrap();
+        let tar = tar::Builder::new(io::BufWriter::new(File::create(dir.path().join("report.tar")).unwrap()));
+        let mut report = Report { tar, seconds: 0, parts: Vec::new() };
+        report.configuration(&config).unwrap();
+        let parts: Vec<(&str, bool)> =
+            report.parts.iter().map(|part| (part.name.as_str(), part.missing.is_some())).collect();
+        assert_eq!(parts, [("configuration/daemon.toml", false), ("configuration/sched.conf.d", true)]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use ontime_sockets::status::{SocketStatus, Status};
 use ontime_tenants::qmp::Bounded;
 
 use crate::device::vm_name;
+use crate::exit;
 use crate::paths::Paths;
 use crate::table;
 
@@ -29,7 +30,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Shows the sockets, and the number of refused calls.
+/// Shows the sockets, and the number of refused calls. Exit status 3 where the device process could not list them.
 ///
 /// # Errors
 /// Where no device process runs for the VM.
@@ -39,18 +40,29 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if args.json {
         serde_json::to_writer_pretty(&mut out, &crate::api::Versioned::of(&status))?;
         writeln!(out)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    if status.sockets.is_empty() {
-        writeln!(out, "no socket: {} has none open", args.vm)?;
     } else {
-        let head = ["PROTO", "STATE", "RECV-Q", "SEND-Q", "LOCAL", "GUEST", "PEER", "CHANNEL"];
-        let rows: Vec<[String; 8]> = status.sockets.iter().map(row).collect();
-        table::write(&mut out, head, &rows)?;
+        show(&mut out, &status)?;
+    }
+    Ok(ExitCode::from(if status.sockets.is_some() { exit::OK } else { exit::UNKNOWN }))
+}
+
+fn show(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
+    match &status.sockets {
+        None => writeln!(
+            out,
+            "the open sockets are not known: the worker thread of the device process does not answer; ask again, or \
+             see its log: journalctl -u ontime-device@{}",
+            status.vm
+        )?,
+        Some(none) if none.is_empty() => writeln!(out, "no socket: {} has none open", status.vm)?,
+        Some(sockets) => {
+            let head = ["PROTO", "STATE", "RECV-Q", "SEND-Q", "LOCAL", "GUEST", "PEER", "CHANNEL"];
+            let rows: Vec<[String; 8]> = sockets.iter().map(row).collect();
+            table::write(out, head, &rows)?;
+        }
     }
     let counted: Vec<String> = status.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    writeln!(out, "\n{}", counted.join(", "))?;
-    Ok(ExitCode::SUCCESS)
+    writeln!(out, "\n{}", counted.join(", "))
 }
 
 fn ask(paths: &ontime_sockets::Paths, vm: &str) -> anyhow::Result<Status> {
@@ -83,4 +95,28 @@ fn row(socket: &SocketStatus) -> [String; 8] {
         or(&socket.peer),
         socket.channel.map_or_else(|| "-".to_owned(), |channel| channel.to_string()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_was_not_answered_is_not_shown_as_an_empty_one() {
+        let shown = |sockets| {
+            let counters = vec![("stayed_local".to_owned(), 3)];
+            let status = Status { vm: "mail".to_owned(), sockets, deadlines: Vec::new(), counters };
+            let mut out = Vec::new();
+            show(&mut out, &status).unwrap();
+            let json = serde_json::to_value(crate::api::Versioned::of(&status)).unwrap();
+            (String::from_utf8(out).unwrap(), json["sockets"].clone())
+        };
+        let (text, json) = shown(None);
+        assert!(text.starts_with("the open sockets are not known: ") && text.contains("ontime-device@mail"), "{text}");
+        assert!(!text.contains("none open") && text.ends_with("\nstayed_local 3\n"), "{text}");
+        assert_eq!(json, serde_json::Value::Null);
+        let (text, json) = shown(Some(Vec::new()));
+        assert_eq!(text, "no socket: mail has none open\n\nstayed_local 3\n");
+        assert_eq!(json, serde_json::json!([]));
+    }
 }

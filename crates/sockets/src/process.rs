@@ -370,14 +370,38 @@ fn serve_status(shared: &Shared, listener: &UnixListener) {
 
 fn answer(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(STATUS_PATIENCE))?;
+    stream.write_all(&serde_json::to_vec(&status(shared, STATUS_PATIENCE))?)
+}
+
+/// The status, with the list of sockets if the worker sends it within `patience`.
+fn status(shared: &Shared, patience: Duration) -> Status {
     let (sender, receiver) = sync_channel(1);
     let asked = shared.mail.ask(sender);
-    let sockets = asked.ok().and_then(|()| receiver.recv_timeout(STATUS_PATIENCE).ok()).unwrap_or_default();
-    let status = Status {
+    Status {
         vm: shared.name.clone(),
-        sockets,
+        sockets: asked.ok().and_then(|()| receiver.recv_timeout(patience).ok()),
         deadlines: shared.deadlines.held(),
         counters: shared.counters.named(shared.closing.count()),
-    };
-    stream.write_all(&serde_json::to_vec(&status)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_does_not_answer_is_no_vm_without_sockets() {
+        let vm = Vm { channels: 1, ..Vm::default() };
+        let shared = Arc::new(Shared::new("db", vm, 1, None).unwrap());
+        let worker = shared.mail.take_worker().unwrap();
+        assert_eq!(status(&shared, Duration::ZERO).sockets, None, "the worker is busy");
+        let asking = shared.clone();
+        let thread = std::thread::spawn(move || status(&asking, Duration::from_secs(60)));
+        // The first request is that of the status that has given up.
+        assert!(worker.asked.recv().unwrap().try_send(Vec::new()).is_err());
+        worker.asked.recv().unwrap().try_send(Vec::new()).unwrap();
+        assert_eq!(thread.join().unwrap().sockets, Some(Vec::new()), "the worker has answered: no socket is open");
+        drop(worker);
+        assert_eq!(status(&shared, Duration::from_secs(60)).sockets, None, "the worker has ended");
+    }
 }

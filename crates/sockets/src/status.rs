@@ -36,8 +36,8 @@ pub struct SocketStatus {
 pub struct Status {
     /// The VM's name.
     pub vm: String,
-    /// The open sockets of the VM.
-    pub sockets: Vec<SocketStatus>,
+    /// The open sockets of the VM. None: the worker thread, which lists them, did not answer.
+    pub sockets: Option<Vec<SocketStatus>>,
     /// Reserved bandwidth of the guest's deadline tasks.
     pub deadlines: Vec<Need>,
     /// Counters since the process started.

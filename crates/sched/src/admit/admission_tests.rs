@@ -396,6 +396,7 @@ fn a_tenant_that_cannot_have_its_lease_does_not_lose_the_bandwidth() {
         (vec![leased_vm("a", 10, 1, "0-1", "l")], true, "a: vCPU 0 may run on CPUs 0-1"),
         (vec![leased_vm("a", 10, 1, "0", "l")], true, "a: vCPU 0 may run on CPUs 0,"),
         (vec![leased_vm("a", 10, 1, "7", "l")], false, "none of which is for reservations"),
+        (vec![leased_vm("a", 10, 1, "", "l")], false, "vCPU 0 may run could not be read"),
         (vec![scheduled], false, "<vcpusched>"),
         (vec![leased_vm("a", 10, 1, "0", "l"), leased_vm("b", 20, 1, "0", "l")], false, "another VM has"),
         (vec![leased_vm("both", 10, 1, "0-1", "l")], false, "remove one of the two"),

@@ -66,7 +66,13 @@ pub(crate) fn refuse_vcpusched(number: u32, thread: &TenantThread) -> Result<(),
 
 /// The allowed CPUs as indices of `cpus`; None: all of them.
 pub(crate) fn affinity(number: u32, thread: &TenantThread, cpus: &[u32]) -> Result<Option<BTreeSet<u32>>, String> {
-    let allowed: CpuSet = thread.affinity.parse().unwrap_or_default();
+    let allowed = thread.affinity.parse::<CpuSet>().ok().filter(|allowed| !allowed.is_empty());
+    let allowed = allowed.ok_or_else(|| {
+        format!(
+            "the CPUs on which vCPU {number} may run could not be read; if this stays, see the daemon's log: \
+             journalctl -u ontimed"
+        )
+    })?;
     if cpus.iter().all(|cpu| allowed.contains(*cpu)) && !cpus.is_empty() {
         return Ok(None);
     }

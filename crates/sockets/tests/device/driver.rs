@@ -91,6 +91,17 @@ impl Vm {
         serde_json::from_reader(stream).unwrap()
     }
 
+    /// The open sockets, as the worker lists them.
+    pub(crate) fn sockets(&self) -> Vec<ontime_sockets::status::SocketStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(sockets) = self.status().sockets {
+                return sockets;
+            }
+            assert!(start.elapsed() < PATIENCE, "the worker does not answer");
+        }
+    }
+
     pub(crate) fn counter(&self, name: &str) -> u64 {
         self.status().counters.iter().find(|(have, _)| have == name).unwrap().1
     }

@@ -499,7 +499,7 @@ fn boots_anew(vm: &mut Vm, expected: Option<usize>) -> usize {
     assert_eq!(vm.main().control_call(ONTIME_CTL_PING, 0, &[]), 0);
     let start = Instant::now();
     loop {
-        let (sockets, descriptors) = (vm.status().sockets.len(), vm.descriptors());
+        let (sockets, descriptors) = (vm.sockets().len(), vm.descriptors());
         if sockets == 0 && expected.is_none_or(|expected| expected == descriptors) {
             return descriptors;
         }

@@ -145,8 +145,8 @@ fn a_guest_that_boots_anew_has_no_sockets_and_its_memory_is_left_alone() {
     }
     alive(&mut vm);
     let start = std::time::Instant::now();
-    while !vm.status().sockets.is_empty() {
-        assert!(start.elapsed() < super::driver::PATIENCE, "{:?}", vm.status().sockets);
+    while !vm.sockets().is_empty() {
+        assert!(start.elapsed() < super::driver::PATIENCE, "{:?}", vm.sockets());
     }
     vm.main().socket(0, AF_INET, SOCK_DGRAM, 1);
 }
@@ -284,11 +284,11 @@ fn a_ring_that_is_set_up_anew_at_0_is_noticed() {
             driver.calls.notify();
         }
         let start = std::time::Instant::now();
-        while vm.status().sockets.len() != sockets {
-            assert!(start.elapsed() < super::driver::PATIENCE, "probed {probes}: {:?}", vm.status().sockets);
+        while vm.sockets().len() != sockets {
+            assert!(start.elapsed() < super::driver::PATIENCE, "probed {probes}: {:?}", vm.sockets());
         }
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(vm.status().sockets.len(), sockets, "probed {probes}");
+        assert_eq!(vm.sockets().len(), sockets, "probed {probes}");
     }
     alive(&mut vm);
 }

@@ -243,7 +243,7 @@ fn sockets_of_a_guest_that_boots_anew_count() {
         }
         vm.main().reset();
         vm.main().settle();
-        assert!(vm.status().sockets.is_empty());
+        assert!(vm.sockets().is_empty());
         assert!(connections(false, address, FIN_WAIT1) <= SOCKETS);
     }
 }

@@ -149,7 +149,7 @@ fn tcp_connections_are_taken_and_served() {
             assert_eq!(vm.main().result(Call::new(ONTIME_OP_POLL, closed)), Err(libc::EBADF));
         }
     }
-    assert!(vm.status().sockets.is_empty());
+    assert!(vm.sockets().is_empty());
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn a_channel_closes_the_connections_it_has_accepted() {
         assert_eq!(vm.main().result(close(0)), Ok(0));
     }
     assert_eq!(vm.main().result(Call::new(ONTIME_OP_CLOSE, 1)), Ok(0));
-    assert!(vm.status().sockets.is_empty(), "{:?}", vm.status().sockets);
+    assert!(vm.sockets().is_empty(), "{:?}", vm.sockets());
 }
 
 #[test]

@@ -148,7 +148,7 @@ fn a_mapped_port_is_the_guests_inside_and_the_hosts_outside() {
     main.socket(2, AF_INET, SOCK_DGRAM, 0);
     assert_eq!(main.result(Call::new(ONTIME_OP_SEND, 2).to(local(53)).data(b"own")), Ok(3));
     assert_eq!(main.result(Call::new(ONTIME_OP_RECV, 1).wait().room(20)), Ok(3));
-    let shown = &vm.status().sockets[0];
+    let shown = &vm.sockets()[0];
     assert_eq!((&shown.local, &shown.guest), (&local(free).to_string(), &Some(local(53).to_string())));
 }
 

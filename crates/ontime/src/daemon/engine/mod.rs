@@ -729,8 +729,9 @@ impl Engine {
 fn say_start(paths: &Paths, config: &Config) {
     let method = config.host.method.unwrap_or_default();
     let by = if config.host.method.is_some() { "configuration" } else { "default" };
-    let files = crate::check::files(&paths.config_dir);
-    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    let (files, errors) = crate::check::files(&paths.config_dir);
+    let files = files.iter().map(|file| file.display().to_string());
+    let files: Vec<String> = files.chain(errors.iter().map(ToString::to_string)).collect();
     let files = if files.is_empty() { "none".to_owned() } else { files.join(", ") };
     let mode = match config.daemon.mode {
         Mode::Enforce => "enforce",

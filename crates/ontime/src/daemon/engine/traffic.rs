@@ -2,6 +2,8 @@
 //! because a NIC has to begin or end polling. The decision itself is pure ([`ontime_hostnet::adaptive`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ontime_hostnet::NicId;
@@ -15,6 +17,8 @@ use crate::api;
 pub(super) struct Traffic {
     adaptive: Adaptive,
     last: Option<Instant>,
+    /// Packets of each NIC at the last look, by interface index.
+    packets: BTreeMap<u32, u64>,
     /// Interface indexes of NICs that wait for interrupts now instead of polling.
     pub(super) resting: BTreeSet<u32>,
 }
@@ -35,6 +39,7 @@ impl Engine {
     pub(crate) fn look_at_traffic(&mut self) -> bool {
         let Some(settings) = self.adaptive() else {
             self.traffic.last = None;
+            self.traffic.packets.clear();
             return !std::mem::take(&mut self.traffic.resting).is_empty();
         };
         let elapsed = self.traffic.last.map(|last| last.elapsed());
@@ -42,8 +47,8 @@ impl Engine {
             return false;
         }
         self.traffic.last = Some(Instant::now());
-        let packets = self.received();
-        let resting = self.traffic.adaptive.look(settings, elapsed.unwrap_or_default(), &packets);
+        self.traffic.packets = self.received();
+        let resting = self.traffic.adaptive.look(settings, elapsed.unwrap_or_default(), &self.traffic.packets);
         let changed = resting != self.traffic.resting;
         self.traffic.resting = resting;
         changed
@@ -53,8 +58,8 @@ impl Engine {
     fn received(&self) -> BTreeMap<u32, u64> {
         let net = self.host.roots().sys.join("class/net");
         let received = |nic: &NicId| {
-            let text = std::fs::read_to_string(net.join(&nic.name).join("statistics/rx_packets")).ok()?;
-            Some((nic.ifindex, text.trim().parse().ok()?))
+            let last = self.traffic.packets.get(&nic.ifindex).copied();
+            Some((nic.ifindex, packets(&net.join(&nic.name).join("statistics/rx_packets"), last)?))
         };
         self.look.polls.iter().filter_map(received).collect()
     }
@@ -84,5 +89,32 @@ impl Engine {
     pub(super) fn account_traffic(&mut self) {
         let polling = self.polling();
         self.metrics.polling(&polling);
+    }
+}
+
+/// The number in a NIC's counter; None if the NIC is gone. Where the counter cannot be read, as for want of a
+/// descriptor, its `last` value: a NIC that was forgotten would poll beyond its bound when it is seen again.
+fn packets(counter: &Path, last: Option<u64>) -> Option<u64> {
+    match std::fs::read_to_string(counter) {
+        Ok(text) => text.trim().parse().ok().or(last),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(_) => last,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_that_cannot_be_read_is_not_that_of_a_nic_that_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let counter = dir.path().join("rx_packets");
+        std::fs::write(&counter, "5120\n").unwrap();
+        assert_eq!((packets(&counter, None), packets(&counter, Some(4_000))), (Some(5_120), Some(5_120)));
+        // A directory can be opened, and its reading fails.
+        assert_eq!((packets(dir.path(), Some(4_000)), packets(dir.path(), None)), (Some(4_000), None));
+        std::fs::remove_file(&counter).unwrap();
+        assert_eq!(packets(&counter, Some(4_000)), None);
     }
 }
