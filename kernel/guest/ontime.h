@@ -318,6 +318,7 @@ struct ontime_sock {
 	bool controls;			/* received messages may come with control messages */
 	bool stamped;			/* a message was received: SIOCGSTAMP has an answer */
 	bool corked;			/* TCP_CORK or UDP_CORK is set */
+	bool shut_read;			/* a stream: shutdown() was called to read, on this or an earlier connection */
 	struct ontime_rpc *spare[2];	/* completed calls of its channel, for reuse */
 	u32 streak;			/* small messages received in a row */
 	atomic_t receivers;		/* receives of datagrams in progress; whether the last one waited */

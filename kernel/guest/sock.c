@@ -875,6 +875,9 @@ int ontime_shutdown(struct socket *sock, int how)
 		WRITE_ONCE(sock->state, SS_UNCONNECTED);
 	if (stream && mutex_lock_killable(&os->call_lock))
 		return -EINTR;
+	/* Before the report of the end that the call itself makes: sock_arrivals(). */
+	if (stream && how != SHUT_WR)
+		WRITE_ONCE(os->shut_read, true);
 	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
 	if (!stream && (!err || err == -ENOTCONN)) {
 		/* The lock excludes another shutdown(); receivers read sk_shutdown without it. */
