@@ -61,6 +61,7 @@ static DECLARE_WAIT_QUEUE_HEAD(dl_left);
 struct workqueue_struct *dl_wq;
 static void dl_work(struct work_struct *work);
 DECLARE_DELAYED_WORK(dl_delayed, dl_work);
+DECLARE_WORK(dl_now, dl_work);
 
 /* ---- The set ---- */
 
@@ -384,7 +385,7 @@ static void on_exit(void *unused, struct task_struct *p)
 	t = dl_find(p);
 	if (t) {
 		WRITE_ONCE(t->gone, true);
-		queue_delayed_work(dl_wq, &dl_delayed, 0);
+		dl_work_now();
 	}
 	raw_spin_unlock_irqrestore(&dl_lock, flags);
 }
@@ -544,7 +545,7 @@ static void dl_work(struct work_struct *work)
 void ontime_dl_device(void)
 {
 	dl_host_anew();
-	queue_delayed_work(dl_wq, &dl_delayed, 0);
+	dl_work_now();
 }
 
 int ontime_dl_init(void)
@@ -595,6 +596,7 @@ void ontime_dl_exit(void)
 /* To be called when the devices are gone. */
 void ontime_dl_free(void)
 {
+	cancel_work_sync(&dl_now);
 	cancel_delayed_work_sync(&dl_delayed);
 	dl_next_free();
 	destroy_workqueue(dl_wq);

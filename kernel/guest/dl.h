@@ -42,10 +42,21 @@ extern raw_spinlock_t dl_lock;
 extern unsigned int dl_count;
 extern bool dl_hooked, dl_ended;
 extern struct workqueue_struct *dl_wq;
-/* Tells the host the present needs again: dl_settle(). */
+/* Tells the host the present needs again: dl_settle(). Both run dl_work(), one after the other. */
 extern struct delayed_work dl_delayed;
+extern struct work_struct dl_now;
 /* A set of tasks to work on, for the holder of dl_mutex. Spare bandwidth is at the end. */
 extern struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
+
+/*
+ * Runs dl_work() at once, also if it is due later, as it is while there are deadline tasks. If it is
+ * running, it runs again: a run that sets the time of the next one cannot put this one off. May be
+ * called in interrupts and with raw spinlocks held.
+ */
+static inline void dl_work_now(void)
+{
+	queue_work(dl_wq, &dl_now);
+}
 
 /* The number of possible vCPUs. */
 static inline unsigned int dl_vcpus(void)

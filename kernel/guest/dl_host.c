@@ -155,7 +155,7 @@ void dl_settle(void)
 void dl_settle_soon(void)
 {
 	if (dl_spare.runtime)
-		mod_delayed_work(dl_wq, &dl_delayed, 0);
+		dl_work_now();
 	else
 		dl_settle();
 }
@@ -182,7 +182,7 @@ static int spare_set(const char *value, const struct kernel_param *param)
 	dl_spare = (struct place_task){ .runtime = runtime * NSEC_PER_USEC, .period = period * NSEC_PER_USEC };
 	/* Otherwise with the first device. */
 	if (dl_hooked && !dl_ended)
-		mod_delayed_work(dl_wq, &dl_delayed, 0);
+		dl_work_now();
 	mutex_unlock(&dl_mutex);
 	return 0;
 }

@@ -57,7 +57,7 @@ bool dl_stray(void)
 
 static void stray_irq_work(struct irq_work *work)
 {
-	queue_delayed_work(dl_wq, &dl_delayed, 0);
+	dl_work_now();
 }
 static struct irq_work dl_stray_work = IRQ_WORK_INIT(stray_irq_work);
 
@@ -70,7 +70,7 @@ void dl_stray_seen(void)
 static int cpu_goes(unsigned int cpu)
 {
 	if (READ_ONCE(dl_hooked))
-		mod_delayed_work(dl_wq, &dl_delayed, 0);
+		dl_work_now();
 	return 0;
 }
 
