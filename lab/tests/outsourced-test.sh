@@ -1,7 +1,8 @@
 # In the guest: compares outsourced sockets (the module) with the guest's own stack, and runs unmodified programs on
 # outsourced sockets. Parameters in /lab/args: channels=N; wake=idle or interrupt; cycles=N: number of processes killed
 # (1000); slow=N: on a kernel that checks itself, durations and limits of time are N times as long (1); limit=S: time
-# limit of each check (600 times that); only=NAME,NAME: run only these checks.
+# limit of each check (600 times that); only=NAME,NAME: run only these checks; pairs=N: one in N of the pairs of
+# operations in a state of a socket (9).
 failed=0
 word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /lab/args; }
 SLOW=$(word slow)
@@ -64,6 +65,28 @@ same_edges() {
     grep -q 'channels=[1-9]' /lab/args || return 0
     taskset -c 0 chrt -f 40 ./conform edges lengths > out/edges-rt
     diff out/edges-none out/edges-rt
+}
+
+# Two operations one after the other, in every state. Several run at the same time: where one differs, it runs again
+# alone, and so slowly that no report is late.
+compare_pairs() { # NAME: of the files
+    for mode in none all; do
+        steer $mode
+        ./conform pairs > "out/$1-$mode" || return 1
+    done
+    tail -n 1 "out/$1-none" | grep -q end && diff "out/$1-none" "out/$1-all" > "out/$1-differ"
+}
+same_pairs() {
+    PAIRS=$(word pairs)
+    export PAIRS
+    compare_pairs pairs || {
+        sed -n 's/^[<>] pair \([0-9]*\) .*/\1/p' out/pairs-differ | sort -un > out/pairs-again
+        [ -s out/pairs-again ] || return 1
+        PAIRS_ONLY=out/pairs-again
+        export PAIRS_ONLY
+        compare_pairs pairs-alone || { cat out/pairs-alone-differ; return 1; }
+    }
+    grep -c '^pair' out/pairs-all
 }
 
 # What conform does not cover, compared in the same way.
@@ -382,6 +405,7 @@ device_replaced() { python3 /lab/restart.py DEVICE; }
 insmod /lab/ontime.ko || exit 1
 check same-calls same_calls
 check same-edges same_edges
+check same-pairs same_pairs
 check rt-channel rt_channel
 check unusual unusual
 check seldom seldom
