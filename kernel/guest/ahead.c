@@ -368,7 +368,9 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 	int result, err;
 
 	while (READ_ONCE(os->ahead) && !READ_ONCE(os->dead)) {
-		ontime_sock_reap(sk);
+		/* One that has come is taken at once, without a look at the queues. */
+		if (!ontime_ahead_ended(os))
+			ontime_sock_reap(sk);
 		/* The device may have reported readiness before it knew of the posted receive. */
 		if (*timeout || ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP)) {
 			ontime_ahead_flush(os);
