@@ -281,9 +281,6 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 
 	add_wait_queue(sk_sleep(sk), &wait);
 	for (;;) {
-		/* The context that woke this thread has looked at the queues: most often nothing is left to do. */
-		if (sock_is_ready(sk, mask))
-			break;
 		ontime_sock_reap(sk);
 		if (sock_is_ready(sk, mask))
 			break;
@@ -295,6 +292,9 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 			break;
 		err = 0;
 		*timeout = wait_woken(&wait, TASK_INTERRUPTIBLE, *timeout);
+		/* The context that woke this thread has looked at the queues: most often nothing is left to do. */
+		if (sock_is_ready(sk, mask))
+			break;
 	}
 	remove_wait_queue(sk_sleep(sk), &wait);
 	return err;
