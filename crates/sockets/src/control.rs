@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn interfaces_of_the_host_are_left_to_its_routes() {
         let v4 = |index: i32| [&index.to_le_bytes()[..], &[127, 0, 0, 1, 9, 9, 9, 9]].concat();
-        let v6 = |index: i32| [&[7; 16][..], &index.to_le_bytes()].concat();
+        let v6 = |index: i32| [&[7u8; 16][..], &index.to_le_bytes()].concat();
         for (index, left) in [(0, 0), (1, 1), (2, 0), (77, 0), (-1, 0), (1 << 30, 1 << 30)] {
             let messages = |index: i32| {
                 [
