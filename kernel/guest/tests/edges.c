@@ -580,7 +580,7 @@ static void add_pairs(int family, int type, const struct state *states, unsigned
 }
 
 /*
- * One in $PAIRS of the pairs (9, which has no divisor in common with their numbers in a state, so that the states have
+ * One in $PAIRS of the pairs (9; a number without a common divisor with those of operations, so that the states have
  * different ones). They are mostly pauses, so some run at the same time. $PAIRS_ONLY: a file with the numbers of those
  * to run, each alone.
  */
