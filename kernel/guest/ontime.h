@@ -329,6 +329,7 @@ struct ontime_sock {
 	struct ontime_rpc *ahead;
 	u32 ahead_state;
 	u32 ahead_at;			/* bytes of it that were read */
+	u32 ahead_gone;			/* how many of them are not there any more */
 	u64 ahead_refused;		/* chan->aheads when a receive ahead was refused last */
 	bool ahead_off;
 	bool told;			/* an error event has come since the last connect began */
@@ -390,6 +391,7 @@ bool ontime_sock_reserved(void);
 
 __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_struct *wait);
 int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout);
+int ontime_sock_wait_ahead(struct sock *sk, u32 gone, long *timeout);
 void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc);
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event);
 void ontime_sock_die(struct ontime_sock *os);

@@ -259,22 +259,19 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 	return mask;
 }
 
-static bool sock_is_ready(struct sock *sk, u32 mask)
+static bool sock_is_ready(struct sock *sk, u32 mask, u32 gone)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 
 	if (mask && ontime_sock_ready(os) & (mask | ONTIME_READY_HUP))
 		return true;
-	if (!(mask & ONTIME_READY_OUT) && ontime_ahead_ended(os))
+	/* It has come; or another thread has taken it since. */
+	if (!(mask & ONTIME_READY_OUT) && (ontime_ahead_ended(os) || READ_ONCE(os->ahead_gone) != gone))
 		return true;
 	return READ_ONCE(sk->sk_err) || READ_ONCE(os->dead);
 }
 
-/*
- * Waits until one of @mask is reported, or an error or a receive ahead has come (@mask 0: only
- * these). Returns 0, -EAGAIN after *timeout (jiffies), or -ERESTARTSYS.
- */
-int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
+static int sock_wait(struct sock *sk, u32 mask, u32 gone, long *timeout)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
 	int err = 0;
@@ -282,7 +279,7 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 	add_wait_queue(sk_sleep(sk), &wait);
 	for (;;) {
 		ontime_sock_reap(sk);
-		if (sock_is_ready(sk, mask))
+		if (sock_is_ready(sk, mask, gone))
 			break;
 		err = -EAGAIN;
 		if (!*timeout)
@@ -293,11 +290,29 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 		err = 0;
 		*timeout = wait_woken(&wait, TASK_INTERRUPTIBLE, *timeout);
 		/* The context that woke this thread has looked at the queues: most often nothing is left to do. */
-		if (sock_is_ready(sk, mask))
+		if (sock_is_ready(sk, mask, gone))
 			break;
 	}
 	remove_wait_queue(sk_sleep(sk), &wait);
 	return err;
+}
+
+/*
+ * Waits until one of @mask is reported, or an error or a receive ahead has come (@mask 0: only
+ * these). Returns 0, -EAGAIN after *timeout (jiffies), or -ERESTARTSYS.
+ */
+int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
+{
+	return sock_wait(sk, mask, READ_ONCE(ontime_sk(sk)->ahead_gone), timeout);
+}
+
+/*
+ * The same until the receive ahead has come that was there when @gone was read with ahead_lock, or
+ * an error, or until that receive is not there any more.
+ */
+int ontime_sock_wait_ahead(struct sock *sk, u32 gone, long *timeout)
+{
+	return sock_wait(sk, 0, gone, timeout);
 }
 
 /* Applies the readiness that a completed call reports. */
