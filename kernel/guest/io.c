@@ -61,12 +61,16 @@ static int io_gather(struct ontime_rpc *rpc, size_t length)
 
 	/* Pinning may have failed before. */
 	kfree(rpc->pages.sgl);
+	rpc->pages = (struct sg_table) {};
 	rpc->pinned = false;
 	rpc->gathered = kvmalloc(length, GFP_KERNEL);
 	if (is_vmalloc_addr(rpc->gathered))
 		pieces = DIV_ROUND_UP(length, PAGE_SIZE);
+	/* The device may take fewer pieces in one call. */
+	if (!rpc->gathered || pieces > rpc->chan->pages_max)
+		return -ENOBUFS;
 	rpc->pages.sgl = kmalloc_array(pieces, sizeof(struct scatterlist), GFP_KERNEL);
-	if (!rpc->gathered || !rpc->pages.sgl)
+	if (!rpc->pages.sgl)
 		return -ENOBUFS;
 	sg_init_table(rpc->pages.sgl, pieces);
 	rpc->pages.nents = pieces;
