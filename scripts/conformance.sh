@@ -1,8 +1,8 @@
 #!/bin/sh
-# conformance.sh ONTIME [SUITE]: public test suites (CPython's, Perl's, libuv's, Go's) in one guest, on its own stack
-# and on outsourced sockets. Prints a table with every difference by name, and fails where a difference has no reason in
-# kernel/guest/tests/conformance-known.txt. SUITE: ci (at most 5 minutes on a free machine), default, all, or names of
-# suites separated by commas (kernel/guest/tests/conformance/run.py lists them).
+# conformance.sh ONTIME [SUITE]: public test suites (CPython's, Perl's, libuv's, Go's, Node's, Ruby's, Redis') in one
+# guest, on its own stack and on outsourced sockets. Prints a table with every difference by name, and fails where a
+# difference has no reason in kernel/guest/tests/conformance-known.txt. SUITE: ci (at most 5 minutes on a free machine),
+# default, all, or names of suites separated by commas (kernel/guest/tests/conformance/run.py lists them).
 # $KERNEL: the guest's kernel as guest-kernel.sh takes it ("cloud 7.2"), a directory that it has made, or "lab" (that of
 # the lab's guests). $MODULES: what guest-module.sh built (built if not given). $CHANNELS: 1 for sockets on a real-time
 # channel (0). The guest has two vCPUs and is emulated on this machine. With $LAB it runs in the emulated host with KVM,
@@ -69,15 +69,47 @@ make_go() {
     done
 }
 
+# The tests of the guest's own Node, with the files that they send.
+make_node() {
+    source_of nodejs "$work/node"
+    mkdir -p "$1/test/fixtures"
+    (cd "$work/node/test" && cp -a --parents common parallel/test-dgram-*.js parallel/test-net-*.js \
+        $(ls sequential/test-dgram-*.js sequential/test-net-*.js) fixtures/keys "$1/test")
+    find "$work/node/test/fixtures" -maxdepth 1 -type f -exec cp -a {} "$1/test/fixtures" \;
+}
+# Of the guest's own Ruby, with the test library of its source.
+make_ruby() {
+    source_of ruby3.3 "$work/ruby"
+    (cd "$work/ruby" && cp -a --parents tool/lib test/socket "$1")
+}
+# Of the guest's own Redis, whose programs they expect below src.
+make_redis() {
+    source_of redis "$work/redis"
+    mkdir "$1/src"
+    cp -a "$work/redis/tests" "$1"
+    rm -rf "$1/tests/modules"
+    for program in server cli benchmark check-aof check-rdb; do
+        ln -s "/usr/bin/redis-$program" "$1/src/"
+    done
+}
+
 mkdir -p "$cache" "$work/files"
-for tool in perl:perl cmake:libuv go:go; do
+# Further packages of the guest's disk, for the chosen suites.
+GUEST_PACKAGES=
+for tool in perl:perl cmake:libuv go:go tar:node tar:ruby tar:redis; do
     case $suite in ci) [ $tool = perl:perl ] || continue ;; default | all | *"${tool#*:}"*) ;; *) continue ;; esac
     if command -v "${tool%:*}" > /dev/null; then
         made "${tool#*:}"
+        case $tool in
+        *:node) GUEST_PACKAGES=$GUEST_PACKAGES,nodejs ;;
+        *:ruby) GUEST_PACKAGES=$GUEST_PACKAGES,ruby ;;
+        *:redis) GUEST_PACKAGES=$GUEST_PACKAGES,redis-server,tcl ;;
+        esac
     else
         echo "conformance: there is no ${tool%:*} here, so the tests of ${tool#*:} are left out"
     fi
 done
+export GUEST_PACKAGES=${GUEST_PACKAGES#,}
 kernel=
 case ${KERNEL:=cloud 7.2} in
 lab) version=$(ls -td "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/version-guest | head -n 1) ;;
@@ -98,7 +130,7 @@ words="suite=$suite wake=${WAKE:-interrupt}"
 [ -n "${LAB:-}" ] || words="direct $words"
 began=$(date +%s)
 status=0
-seconds=${GUEST_TEST_SECONDS:-7200}
+seconds=${GUEST_TEST_SECONDS:-14400}
 GUEST_TEST_SECONDS=$seconds GUEST_SECONDS=$seconds GUEST_KERNEL=$kernel \
     GUEST_TEST=$here/../lab/tests/conformance-test.sh GUEST_FILES=$work/files GUEST_TEST_KEEP=$out \
     "$here/guest-test.sh" "$ontime" "$modules" "${CHANNELS:-0}" "$words" || status=$?

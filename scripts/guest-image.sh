@@ -1,8 +1,9 @@
 #!/bin/sh
 # guest-image.sh: the disk of the guest that tests outsourced sockets: Debian 13 with what its tests run, unmodified.
 # Prints where it is; kept in $ONTIME_GUEST_CACHE (/var/cache/ontime/guest), named by a digest of its packages.
+# $GUEST_PACKAGES: further packages, separated by commas.
 set -eu
-packages=busybox-static,ca-certificates,caddy,curl,hey,iperf3,iproute2,kamailio,kmod,libmemcached-tools,libpython3.13-testsuite,memcached,nginx-light,procps,python3,sip-tester,sockperf,wrk
+packages=busybox-static,ca-certificates,caddy,curl,hey,iperf3,iproute2,kamailio,kmod,libmemcached-tools,libpython3.13-testsuite,memcached,nginx-light,procps,python3,sip-tester,sockperf,wrk${GUEST_PACKAGES:+,$GUEST_PACKAGES}
 cache=${ONTIME_GUEST_CACHE:-/var/cache/ontime/guest}
 fail() { echo "guest image: $*" >&2; exit 3; }
 [ "$(id -u)" = 0 ] || fail "run it as root: it makes a Debian 13 user land"
@@ -25,7 +26,8 @@ if [ ! -e "$image.img" ]; then
     tar -C "$image.work/tree" -xf "$image.work/root.tar"
     rm "$image.work/root.tar"
     mkdir -p "$image.work/tree/lab" "$image.work/tree/usr/lib/modules"
-    truncate -s 1000M "$image.work/disk"
+    # What is free takes no room.
+    truncate -s 2000M "$image.work/disk"
     mke2fs -q -t ext4 -O ^has_journal -d "$image.work/tree" "$image.work/disk"
     mv "$image.work/disk" "$image.img"
     rm -rf "$image.work"

@@ -89,7 +89,9 @@ static void ahead_drop(struct ontime_sock *os)
 {
 	struct ontime_rpc *rpc = os->ahead;
 
-	os->ahead_state = AHEAD_NONE;
+	/* Before the state: sock_is_ready() looks at that first. */
+	WRITE_ONCE(os->ahead_gone, os->ahead_gone + 1);
+	smp_store_release(&os->ahead_state, AHEAD_NONE);
 	WRITE_ONCE(os->ahead, NULL);
 	ontime_sock_rpc_put((struct sock *)os, rpc);
 }
@@ -109,12 +111,12 @@ bool ontime_ahead_end(struct ontime_sock *os)
 	return unread;
 }
 
-/* Marks whether a caller waits for the receive ahead. */
-static void ahead_wanted(struct ontime_sock *os, bool wanted)
+/* The caller waits no more for the receive ahead. */
+static void ahead_unwanted(struct ontime_sock *os)
 {
 	mutex_lock(&os->ahead_lock);
 	if (os->ahead)
-		ontime_rpc_wanted(os->ahead, wanted);
+		ontime_rpc_wanted(os->ahead, false);
 	mutex_unlock(&os->ahead_lock);
 }
 
@@ -359,23 +361,27 @@ static void ahead_settle(struct sock *sk)
 
 /*
  * A receive on a socket with a receive ahead: waits for that up to *timeout (jiffies).
- * -ONTIME_AGAIN: there is none, the host has to be asked.
+ * -ONTIME_AGAIN: there is none, the host has to be asked. Another thread may take what this one
+ * waits for, and post the next one without a doorbell, or none: then this one looks again.
  */
 int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *timeout)
 {
 	struct ontime_sock *os = ontime_sk(sk);
-	bool stream = sk->sk_type == SOCK_STREAM, tells;
+	bool stream = sk->sk_type == SOCK_STREAM, waits, tells;
 	int result, err;
+	u32 gone;
 
 	while (READ_ONCE(os->ahead) && !READ_ONCE(os->dead)) {
-		ontime_sock_reap(sk);
+		/* One that has come is taken at once, without a look at the queues. */
+		if (!ontime_ahead_ended(os))
+			ontime_sock_reap(sk);
 		/* The device may have reported readiness before it knew of the posted receive. */
-		if (*timeout || ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP)) {
+		if (!*timeout && ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP)) {
 			ontime_ahead_flush(os);
-			if (!*timeout)
-				ahead_settle(sk);
+			ahead_settle(sk);
 		}
 		mutex_lock(&os->ahead_lock);
+		gone = os->ahead_gone;
 		result = os->ahead ? -EAGAIN : -ONTIME_AGAIN;
 		if (ontime_ahead_holds(os)) {
 			result = stream ? ahead_take(os, msg, flags) : ahead_take_datagram(os, msg, flags);
@@ -383,24 +389,28 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 			ahead_drop(os);
 			result = -ONTIME_AGAIN;
 		}
+		waits = result == -EAGAIN && *timeout;
+		/* The host's answer may have been -EAGAIN: then there is none, and the wait ends at once. */
+		if (waits && os->ahead)
+			ontime_rpc_wanted(os->ahead, true);
 		mutex_unlock(&os->ahead_lock);
 		/*
 		 * A stream reports its error after its data. An error that another thread took is
 		 * not the end of the stream.
 		 */
-		tells = stream ? result == -EAGAIN && *timeout : result == -EAGAIN || result == -ONTIME_AGAIN;
+		tells = stream ? waits : result == -EAGAIN || result == -ONTIME_AGAIN;
 		err = tells ? sock_error(sk) : 0;
-		if (err)
-			return err;
-		if (result != -EAGAIN || !*timeout)
-			return result;
-		WRITE_ONCE(os->waited, true);
-		ahead_wanted(os, true);
-		result = ontime_sock_wait_ready(sk, 0, timeout);
-		if (result) {
-			ahead_wanted(os, false);
-			return result;
+		if (!err && waits) {
+			WRITE_ONCE(os->waited, true);
+			/* What it waits for may have been posted since the loop began. */
+			ontime_ahead_flush(os);
+			err = ontime_sock_wait_ahead(sk, gone, timeout);
+			if (!err)
+				continue;
 		}
+		if (err && waits)
+			ahead_unwanted(os);
+		return err ? err : result;
 	}
 	return -ONTIME_AGAIN;
 }

@@ -16,10 +16,12 @@
  */
 #include <linux/capability.h>
 #include <linux/errqueue.h>
+#include <linux/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/socket.h>
 #include <linux/uio.h>
+#include <linux/vmalloc.h>
 #include <net/tcp.h>
 
 #include "ontime.h"
@@ -51,17 +53,36 @@ static size_t io_gather_max(struct sock *sk, struct ontime_rpc *rpc)
 	return min_t(size_t, rpc->chan->bytes_max, PAGE_SIZE << PAGE_ALLOC_COSTLY_ORDER);
 }
 
+/* Memory of the call. While memory is fragmented, a large piece consists of single pages. */
 static int io_gather(struct ontime_rpc *rpc, size_t length)
 {
+	unsigned int pieces = 1, i;
+	struct scatterlist *sg;
+
 	/* Pinning may have failed before. */
 	kfree(rpc->pages.sgl);
+	rpc->pages = (struct sg_table) {};
 	rpc->pinned = false;
-	rpc->gathered = kmalloc(length, GFP_KERNEL);
-	rpc->pages.sgl = kmalloc(sizeof(struct scatterlist), GFP_KERNEL);
-	if (!rpc->gathered || !rpc->pages.sgl)
+	rpc->gathered = kvmalloc(length, GFP_KERNEL);
+	if (is_vmalloc_addr(rpc->gathered))
+		pieces = DIV_ROUND_UP(length, PAGE_SIZE);
+	/* The device may take fewer pieces in one call. */
+	if (!rpc->gathered || pieces > rpc->chan->pages_max)
 		return -ENOBUFS;
-	sg_init_one(rpc->pages.sgl, rpc->gathered, length);
-	rpc->pages.nents = 1;
+	rpc->pages.sgl = kmalloc_array(pieces, sizeof(struct scatterlist), GFP_KERNEL);
+	if (!rpc->pages.sgl)
+		return -ENOBUFS;
+	sg_init_table(rpc->pages.sgl, pieces);
+	rpc->pages.nents = pieces;
+	if (!is_vmalloc_addr(rpc->gathered)) {
+		sg_set_buf(rpc->pages.sgl, rpc->gathered, length);
+		return 0;
+	}
+	for_each_sg(rpc->pages.sgl, sg, pieces, i) {
+		size_t at = i * PAGE_SIZE;
+
+		sg_set_page(sg, vmalloc_to_page(rpc->gathered + at), min_t(size_t, length - at, PAGE_SIZE), 0);
+	}
 	return 0;
 }
 
@@ -392,11 +413,14 @@ static int recv_bad_room(struct sock *sk, struct ontime_rpc *rpc, size_t *chunk,
 	size_t most = sk->sk_type == SOCK_DGRAM ? min(*chunk, io_gather_max(sk, rpc)) : ONTIME_SMALL;
 
 	*flags &= ~MSG_WAITALL;
-	if (!ontime_rpc_grow(rpc, most))
-		return -ENOBUFS;
+	*chunk = most;
+	if (!ontime_rpc_grow(rpc, most)) {
+		/* Less room would cut a datagram off. */
+		rpc->dirty = true;
+		return io_gather(rpc, most);
+	}
 	if (recv_keeps(sk, *flags))
 		*flags |= MSG_PEEK;
-	*chunk = most;
 	rpc->in_small = most;
 	return 0;
 }
@@ -415,8 +439,9 @@ static int recv_unpinned(struct sock *sk, struct ontime_rpc *rpc, struct iov_ite
 		most -= fault_in_iov_iter_writeable(iter, most);
 	if (sk->sk_type == SOCK_DGRAM || !most)
 		return recv_bad_room(sk, rpc, chunk, flags);
-	if (!ontime_rpc_grow(rpc, most))
-		return -ENOBUFS;
+	/* While memory is fragmented, less in one call; the call itself has room for a small message. */
+	while (!ontime_rpc_grow(rpc, most))
+		most /= 2;
 	*chunk = most;
 	rpc->in_small = most;
 	return 0;

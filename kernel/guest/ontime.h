@@ -318,6 +318,7 @@ struct ontime_sock {
 	bool controls;			/* received messages may come with control messages */
 	bool stamped;			/* a message was received: SIOCGSTAMP has an answer */
 	bool corked;			/* TCP_CORK or UDP_CORK is set */
+	bool shut_read;			/* a stream: shutdown() was called to read, on this or an earlier connection */
 	struct ontime_rpc *spare[2];	/* completed calls of its channel, for reuse */
 	u32 streak;			/* small messages received in a row */
 	atomic_t receivers;		/* receives of datagrams in progress; whether the last one waited */
@@ -328,6 +329,7 @@ struct ontime_sock {
 	struct ontime_rpc *ahead;
 	u32 ahead_state;
 	u32 ahead_at;			/* bytes of it that were read */
+	u32 ahead_gone;			/* how many of them are not there any more */
 	u64 ahead_refused;		/* chan->aheads when a receive ahead was refused last */
 	bool ahead_off;
 	bool told;			/* an error event has come since the last connect began */
@@ -389,6 +391,7 @@ bool ontime_sock_reserved(void);
 
 __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_struct *wait);
 int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout);
+int ontime_sock_wait_ahead(struct sock *sk, u32 gone, long *timeout);
 void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc);
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event);
 void ontime_sock_die(struct ontime_sock *os);

@@ -10,22 +10,31 @@
 
 #include "ontime.h"
 
-/*
- * Wakes those who wait for these bits. The key says what is there, and io_uring takes it for the answer of a poll. At
- * the end of a connection and for an error there is none, as in sock_def_wakeup(): who waits looks again.
- */
-static void sock_wake(struct sock *sk, u32 ready)
+/* An error, or the end of a connection or of one direction. */
+static bool sock_ends(u32 fresh)
 {
-	bool ends = ready & (ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP) || READ_ONCE(sk->sk_err);
+	return fresh & (ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP);
+}
+
+/*
+ * Wakes those who wait for these bits: those that are new, or may stand for another arrival. A bit that was reported
+ * before and is no news would wake edge-triggered and exclusive pollers for nothing. The key says what is there, and
+ * io_uring takes it for the answer of a poll. When a connection ends and for an error (@ends) there is none, as in
+ * sock_def_wakeup(): who waits looks again.
+ */
+static void sock_wake(struct sock *sk, u32 news, bool ends)
+{
 	__poll_t mask = 0;
 	struct socket_wq *wq;
 
-	if (ready & ONTIME_READY_IN)
+	if (news & ONTIME_READY_IN)
 		mask |= EPOLLIN | EPOLLRDNORM;
-	if (ready & ONTIME_READY_OUT)
+	if (news & ONTIME_READY_OUT)
 		mask |= EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
-	if (ready & ONTIME_READY_PRI)
+	if (news & ONTIME_READY_PRI)
 		mask |= EPOLLPRI | EPOLLRDBAND;
+	if (news & ONTIME_READY_ERR)
+		mask |= EPOLLERR;
 
 	rcu_read_lock();
 	wq = rcu_dereference(sk->sk_wq);
@@ -82,7 +91,8 @@ static void sock_urgent(struct sock *sk)
 }
 
 /*
- * Applies a report if it is newer than the known one, or the first. @fresh: the bits that are new.
+ * Applies a report if it is newer than the known one, or the first. @fresh: the bits that are new, without END, for
+ * which no thread waits.
  */
 static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 {
@@ -96,7 +106,7 @@ static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 		known = (u64)old >> 32;
 		if (known && (s32)(seq - known) <= 0)
 			return false;
-		*fresh = ready & ~(u32)old;
+		*fresh = ready & ~(u32)old & ~ONTIME_READY_END;
 		room = has_room(ready) && !has_room(old);
 		if (room)
 			*fresh |= ONTIME_READY_OUT;
@@ -109,11 +119,25 @@ static bool sock_report(struct ontime_sock *os, u32 seq, u32 ready, u32 *fresh)
 	return true;
 }
 
+/*
+ * Bits of a report that may stand for another arrival although they were known before: data, urgent data, an entry of
+ * the error queue. No data follows the end of a stream, and poll() goes on saying IN; this side's own shutdown() does
+ * not keep data from coming.
+ */
+static u32 sock_arrivals(struct ontime_sock *os, u32 ready, u32 fresh)
+{
+	bool ended = ready & ~fresh & ONTIME_READY_RDHUP && !READ_ONCE(os->shut_read);
+
+	if (ended && ((struct sock *)os)->sk_type == SOCK_STREAM)
+		return ready & ONTIME_READY_ERR;
+	return ready & (ONTIME_READY_IN | ONTIME_READY_PRI | ONTIME_READY_ERR);
+}
+
 /* Handles an event, in any context, under the RCU read lock. */
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event)
 {
 	struct ontime_dev *dev = ontime_dev_rcu(chan->generation);
-	u32 id = le32_to_cpu(event->sock), ready = le32_to_cpu(event->ready), fresh;
+	u32 id = le32_to_cpu(event->sock), ready = le32_to_cpu(event->ready), fresh, news = 0;
 	struct ontime_sock *os = dev ? xa_load(&dev->socks, id & (ONTIME_SOCKETS_MAX - 1)) : NULL;
 	u16 error = le16_to_cpu(event->error);
 	struct sock *sk = (struct sock *)os;
@@ -130,12 +154,13 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 		WRITE_ONCE(sk->sk_err, error);
 		WRITE_ONCE(os->told, true);
 	}
-	/*
-	 * A report without anything new, such as after another thread's receive, must not wake
-	 * edge-triggered pollers. IN may stand for another arrival.
-	 */
-	if ((sock_report(os, le32_to_cpu(event->seq), ready, &fresh) && (fresh || ready & ~ONTIME_READY_OUT)) || error)
-		sock_wake(sk, ready);
+	/* A report without anything new, such as after another thread's receive, must not wake edge-triggered pollers. */
+	if (sock_report(os, le32_to_cpu(event->seq), ready, &fresh))
+		news = fresh | sock_arrivals(os, ready, fresh);
+	else
+		fresh = 0;
+	if (news || error)
+		sock_wake(sk, news, sock_ends(fresh) || error);
 }
 
 /*
@@ -145,9 +170,12 @@ void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 {
 	u32 fresh;
 
-	if (rpc->answered)
-		sock_report(ontime_sk(sk), le32_to_cpu(rpc->in->done.seq), le32_to_cpu(rpc->in->done.ready), &fresh);
-	sock_wake(sk, ontime_sock_ready(ontime_sk(sk)) | (holds ? ONTIME_READY_IN : 0));
+	if (!rpc->answered ||
+	    !sock_report(ontime_sk(sk), le32_to_cpu(rpc->in->done.seq), le32_to_cpu(rpc->in->done.ready), &fresh))
+		fresh = 0;
+	/* The receiver that waits for it is woken in any case. */
+	sock_wake(sk, fresh | (holds ? ONTIME_READY_IN : ontime_sock_ready(ontime_sk(sk))),
+		  sock_ends(fresh) || (!holds && READ_ONCE(sk->sk_err)));
 }
 
 /* The device is gone. Under the RCU read lock. */
@@ -157,7 +185,7 @@ void ontime_sock_die(struct ontime_sock *os)
 
 	WRITE_ONCE(sk->sk_err, ECONNRESET);
 	WRITE_ONCE(os->dead, true);
-	sock_wake(sk, ONTIME_READY_IN | ONTIME_READY_OUT | ONTIME_READY_HUP);
+	sock_wake(sk, ONTIME_READY_IN | ONTIME_READY_OUT, true);
 }
 
 /* Takes used buffers that are there already, without waiting for an interrupt. */
@@ -231,22 +259,19 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 	return mask;
 }
 
-static bool sock_is_ready(struct sock *sk, u32 mask)
+static bool sock_is_ready(struct sock *sk, u32 mask, u32 gone)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 
 	if (mask && ontime_sock_ready(os) & (mask | ONTIME_READY_HUP))
 		return true;
-	if (!(mask & ONTIME_READY_OUT) && ontime_ahead_ended(os))
+	/* It has come; or another thread has taken it since. */
+	if (!(mask & ONTIME_READY_OUT) && (ontime_ahead_ended(os) || READ_ONCE(os->ahead_gone) != gone))
 		return true;
 	return READ_ONCE(sk->sk_err) || READ_ONCE(os->dead);
 }
 
-/*
- * Waits until one of @mask is reported, or an error or a receive ahead has come (@mask 0: only
- * these). Returns 0, -EAGAIN after *timeout (jiffies), or -ERESTARTSYS.
- */
-int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
+static int sock_wait(struct sock *sk, u32 mask, u32 gone, long *timeout)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
 	int err = 0;
@@ -254,7 +279,7 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 	add_wait_queue(sk_sleep(sk), &wait);
 	for (;;) {
 		ontime_sock_reap(sk);
-		if (sock_is_ready(sk, mask))
+		if (sock_is_ready(sk, mask, gone))
 			break;
 		err = -EAGAIN;
 		if (!*timeout)
@@ -264,9 +289,30 @@ int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
 			break;
 		err = 0;
 		*timeout = wait_woken(&wait, TASK_INTERRUPTIBLE, *timeout);
+		/* The context that woke this thread has looked at the queues: most often nothing is left to do. */
+		if (sock_is_ready(sk, mask, gone))
+			break;
 	}
 	remove_wait_queue(sk_sleep(sk), &wait);
 	return err;
+}
+
+/*
+ * Waits until one of @mask is reported, or an error or a receive ahead has come (@mask 0: only
+ * these). Returns 0, -EAGAIN after *timeout (jiffies), or -ERESTARTSYS.
+ */
+int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout)
+{
+	return sock_wait(sk, mask, READ_ONCE(ontime_sk(sk)->ahead_gone), timeout);
+}
+
+/*
+ * The same until the receive ahead has come that was there when @gone was read with ahead_lock, or
+ * an error, or until that receive is not there any more.
+ */
+int ontime_sock_wait_ahead(struct sock *sk, u32 gone, long *timeout)
+{
+	return sock_wait(sk, 0, gone, timeout);
 }
 
 /* Applies the readiness that a completed call reports. */
@@ -280,13 +326,13 @@ void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc)
 	ready = le32_to_cpu(rpc->in->done.ready);
 	if (sock_report(ontime_sk(sk), seq, ready, &fresh)) {
 		if (fresh)
-			sock_wake(sk, fresh);
+			sock_wake(sk, fresh, sock_ends(fresh));
 	} else if (seq && !(ready & ONTIME_READY_OUT) && has_room(ontime_sock_ready(ontime_sk(sk)))) {
 		/*
 		 * The call found no room, and the event about room was applied before its answer:
 		 * nothing was fresh in it, but it is news to the caller.
 		 */
-		sock_wake(sk, ONTIME_READY_OUT);
+		sock_wake(sk, ONTIME_READY_OUT, false);
 		sock_room(sk);
 	}
 }

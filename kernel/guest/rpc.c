@@ -126,7 +126,7 @@ static void rpc_unpin(struct ontime_rpc *rpc)
 	if (!rpc->pages.sgl && !rpc->gathered)
 		return;
 	kfree(rpc->pages.sgl);
-	kfree(rpc->gathered);
+	kvfree(rpc->gathered);
 	rpc->pages = (struct sg_table) {};
 	rpc->pinned = false;
 	rpc->gathered = NULL;

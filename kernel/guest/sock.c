@@ -781,7 +781,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 	struct ontime_sock *os = ontime_sk(sk);
 	long timeout = sock_sndtimeo(sk, flags & O_NONBLOCK);
 	bool dissolve = length >= (int)sizeof(sa_family_t) && ((struct sockaddr *)addr)->sa_family == AF_UNSPEC;
-	int err;
+	int err, earlier = 0;
 
 	if (length < (int)sizeof(sa_family_t))
 		return -EINVAL;
@@ -795,7 +795,7 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 		return sock_connect_failed(sock);
 	/* A new attempt clears the end of the connection before, as in tcp_connect_init(). */
 	if (sock->state == SS_UNCONNECTED && !dissolve && sk->sk_type == SOCK_STREAM) {
-		sock_error(sk);
+		earlier = sock_error(sk);
 		WRITE_ONCE(os->told, false);
 		WRITE_ONCE(os->sized, false);
 	}
@@ -803,6 +803,11 @@ int ontime_connect(struct socket *sock, struct sockaddr_unsized *addr, int lengt
 			 ontime_opt_device(sk) ?: sock_connect_call(sk, addr, length);
 	if (err == -ECONNABORTED)
 		err = sock_connect_reason(sk);
+	/* One that did not begin, such as to an address of another family, leaves it as it was. */
+	if (earlier && err && err != -EINPROGRESS && err != -EALREADY) {
+		ontime_sock_keep_error(sk, -earlier);
+		WRITE_ONCE(os->told, true);
+	}
 	/* What was reported before says nothing about this attempt. */
 	if (!dissolve && sk->sk_type == SOCK_STREAM)
 		sock_refresh(sk);
@@ -875,6 +880,9 @@ int ontime_shutdown(struct socket *sock, int how)
 		WRITE_ONCE(sock->state, SS_UNCONNECTED);
 	if (stream && mutex_lock_killable(&os->call_lock))
 		return -EINTR;
+	/* Before the report of the end that the call itself makes: sock_arrivals(). */
+	if (stream && how != SHUT_WR)
+		WRITE_ONCE(os->shut_read, true);
 	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
 	if (!stream && (!err || err == -ENOTCONN)) {
 		/* The lock excludes another shutdown(); receivers read sk_shutdown without it. */

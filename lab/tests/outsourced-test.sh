@@ -1,7 +1,8 @@
 # In the guest: compares outsourced sockets (the module) with the guest's own stack, and runs unmodified programs on
 # outsourced sockets. Parameters in /lab/args: channels=N; wake=idle or interrupt; cycles=N: number of processes killed
-# (1000); slow=N: on a kernel that checks itself, limits of time are N times as long (1); limit=S: time limit of each
-# check (600 times that); only=NAME,NAME: run only these checks.
+# (1000); slow=N: on a kernel that checks itself, durations and limits of time are N times as long (1); limit=S: time
+# limit of each check (600 times that); only=NAME,NAME: run only these checks; pairs=N: one in N of the pairs of
+# operations in a state of a socket (9).
 failed=0
 word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /lab/args; }
 SLOW=$(word slow)
@@ -64,6 +65,28 @@ same_edges() {
     grep -q 'channels=[1-9]' /lab/args || return 0
     taskset -c 0 chrt -f 40 ./conform edges lengths > out/edges-rt
     diff out/edges-none out/edges-rt
+}
+
+# Two operations one after the other, in every state. Several run at the same time: where one differs, it runs again
+# alone, and so slowly that no report is late.
+compare_pairs() { # NAME: of the files
+    for mode in none all; do
+        steer $mode
+        ./conform pairs > "out/$1-$mode" || return 1
+    done
+    tail -n 1 "out/$1-none" | grep -q end && diff "out/$1-none" "out/$1-all" > "out/$1-differ"
+}
+same_pairs() {
+    PAIRS=$(word pairs)
+    export PAIRS
+    compare_pairs pairs || {
+        sed -n 's/^[<>] pair \([0-9]*\) .*/\1/p' out/pairs-differ | sort -un > out/pairs-again
+        [ -s out/pairs-again ] || return 1
+        PAIRS_ONLY=out/pairs-again
+        export PAIRS_ONLY
+        compare_pairs pairs-alone || { cat out/pairs-alone-differ; return 1; }
+    }
+    grep -c '^pair' out/pairs-all
 }
 
 # What conform does not cover, compared in the same way.
@@ -233,7 +256,7 @@ reserved() {
     setpriv --reuid=65534 --clear-groups python3 /lab/reserve.py 589 < go > out/reserve &
     job=$!
     exec 4> go
-    for _ in $(seq 600); do grep -q made out/reserve && break; sleep 0.1; done
+    for _ in $(seq $((600 * SLOW))); do grep -q made out/reserve && break; sleep 0.1; done
     [ "$(in_use)" = 500 ] && [ "$(($(bypassed 'kept for root') - before))" = 91 ] || { in_use; bypassed 'kept for root'; return 1; }
     python3 -c 'import socket; s = [socket.socket() for _ in range(90)]; print(open("/proc/net/protocols").read())' |
         awk '/^ONTIME/ {n += $3} END {exit n != 590}' || return 1
@@ -244,7 +267,7 @@ reserved() {
     echo RESERVED > /dev/console
     sleep 3
     echo >&4
-    for _ in $(seq 100); do grep -q accepted out/reserve && break; sleep 0.1; done
+    for _ in $(seq $((100 * SLOW))); do grep -q accepted out/reserve && break; sleep 0.1; done
     exec 4>&-
     wait $job && grep -q accepted out/reserve || return 1
     echo 32 > /sys/module/ontime/parameters/reserve
@@ -253,8 +276,8 @@ reserved() {
 
 not_while_open() {
     [ "$(in_use)" = 0 ] || return 1
-    python3 -c 'import socket, time; s = socket.socket(); time.sleep(60)' &
-    for _ in $(seq 100); do [ "$(in_use)" = 1 ] && break; sleep 0.1; done
+    python3 -c 'import socket, time; s = socket.socket(); time.sleep(600)' &
+    for _ in $(seq $((100 * SLOW))); do [ "$(in_use)" = 1 ] && break; sleep 0.1; done
     ! rmmod ontime && [ "$(in_use)" = 1 ] && kill $! && ! wait $! && [ "$(in_use)" = 0 ]
 }
 
@@ -263,7 +286,7 @@ against() { # SERVER-COMMAND CLIENT-COMMAND...
     sh -c "exec $1" &
     server=$!
     shift
-    sleep 2
+    sleep $((2 * SLOW))
     "$@"
     status=$?
     kill $server
@@ -305,7 +328,7 @@ nginx_client() {
         curl -sS --noproxy '*' -o /tmp/got "http://$address:8080/large" && cmp /tmp/got /tmp/www/large || return 1
     done
     for file in small large; do
-        wrk -t 1 -c 8 -d 5 --timeout 60s "http://127.0.0.1:8080/$file" > out/wrk
+        wrk -t 1 -c 8 -d $((5 * SLOW)) --timeout $((60 * SLOW))s "http://127.0.0.1:8080/$file" > out/wrk
         cat out/wrk
         ! grep -E 'Socket errors|Non-2xx' out/wrk && [ "$(awk '/requests in/ {print $1}' out/wrk)" -gt 0 ] || return 1
     done
@@ -345,7 +368,7 @@ kamailio_relays() {
 
 iperf_runs() {
     iperf3 -s -1 -B 127.0.0.1 > out/iperf-server.log 2>&1 &
-    sleep 1
+    sleep "$SLOW"
     outsourced tcp 5201 && timeout $((100 * SLOW)) iperf3 -c 127.0.0.1 -t 2 "$@" || return 1
     wait $!
 }
@@ -362,7 +385,7 @@ killed() {
     for round in $(seq "${1:-30}"); do
         timeout -s KILL $((SLOW - 1)).$((round % 9 + 1)) python3 /lab/busy.py
     done
-    sleep 1
+    sleep "$SLOW"
     [ "$(in_use)" = 0 ]
 }
 
@@ -382,6 +405,7 @@ device_replaced() { python3 /lab/restart.py DEVICE; }
 insmod /lab/ontime.ko || exit 1
 check same-calls same_calls
 check same-edges same_edges
+check same-pairs same_pairs
 check rt-channel rt_channel
 check unusual unusual
 check seldom seldom
@@ -420,7 +444,9 @@ test_socket() {
         steer $mode
         timeout "$((limit / 2))" python3 -m test -v test_socket > "out/test_socket-$mode.log" 2>&1
     done
-    python3 /lab/compare.py out/test_socket-none.log out/test_socket-all.log /lab/differ
+    timed=
+    [ "$SLOW" = 1 ] || timed=/lab/timed
+    python3 /lab/compare.py out/test_socket-none.log out/test_socket-all.log /lab/differ $timed
 }
 limit=$((limit * 4)) check test_socket test_socket
 # The devices are unbound from the module while sockets are open and calls wait, and bound again.
@@ -428,7 +454,7 @@ device_unbound() {
     for round in 1 2 3; do
         python3 /lab/restart.py UNBOUND || return 1
     done
-    sleep 1
+    sleep "$SLOW"
     [ "$(in_use)" = 0 ] && ! reports
 }
 check device-unbound device_unbound

@@ -3,7 +3,7 @@
 //! The layout is the host's own, so messages are passed without translation. All others are refused.
 
 use crate::abi::{Errno, ONTIME_CONTROL_MAX};
-use crate::options::SOF_TIMESTAMPING_TX_HARDWARE;
+use crate::options::{SOF_TIMESTAMPING_TX_HARDWARE, harmless_interface};
 
 const HEADER: usize = size_of::<libc::cmsghdr>();
 /// Missing in the libc crate.
@@ -54,6 +54,31 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), Errno> {
         rest = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
     }
     Ok(())
+}
+
+/// Clears the interface index of each IP_PKTINFO and IPV6_PKTINFO that names an interface which the host may have. The
+/// routes choose the interface then, as for a message without an index; the source address stays. For messages that
+/// `check` has let pass, on a socket in the host's own network.
+pub(crate) fn leave_interface_to_routes(bytes: &mut [u8]) {
+    let mut rest = bytes;
+    while let Some(len) = rest.first_chunk().and_then(|len| usize::try_from(u64::from_le_bytes(*len)).ok()) {
+        let field =
+            |at: usize| rest.get(at..).and_then(|part| part.first_chunk()).map(|part| i32::from_le_bytes(*part));
+        // The index is first in struct in_pktinfo, and behind the address in struct in6_pktinfo.
+        let at = match (field(8), field(12)) {
+            (Some(libc::IPPROTO_IP), Some(libc::IP_PKTINFO)) => Some(HEADER),
+            (Some(libc::IPPROTO_IPV6), Some(libc::IPV6_PKTINFO | IPV6_2292PKTINFO)) => Some(HEADER + 16),
+            _ => None,
+        };
+        // The kernel refuses a message without one.
+        let whole = |at: &usize| len >= at + size_of::<i32>();
+        let harmful = |at: &usize| field(*at).is_some_and(|index| !harmless_interface(index));
+        if let Some(at) = at.filter(whole).filter(harmful) {
+            rest.iter_mut().skip(at).take(size_of::<i32>()).for_each(|byte| *byte = 0);
+        }
+        let Some(next) = len.max(HEADER).checked_next_multiple_of(8) else { return };
+        rest = std::mem::take(&mut rest).get_mut(next..).unwrap_or_default();
+    }
 }
 
 /// A control message whose data is a number.
@@ -128,6 +153,33 @@ mod tests {
     }
 
     #[test]
+    fn interfaces_of_the_host_are_left_to_its_routes() {
+        let v4 = |index: i32| [&index.to_le_bytes()[..], &[127, 0, 0, 1, 9, 9, 9, 9]].concat();
+        let v6 = |index: i32| [&[7u8; 16][..], &index.to_le_bytes()].concat();
+        for (index, left) in [(0, 0), (1, 1), (2, 0), (77, 0), (-1, 0), (1 << 30, 1 << 30)] {
+            let messages = |index: i32| {
+                [
+                    message(libc::IPPROTO_IP, libc::IP_TTL, &2i32.to_le_bytes()),
+                    message(libc::IPPROTO_IP, libc::IP_PKTINFO, &v4(index)),
+                    message(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &v6(index)),
+                    message(libc::IPPROTO_IPV6, IPV6_2292PKTINFO, &v6(index)),
+                ]
+                .concat()
+            };
+            let mut bytes = messages(index);
+            assert_eq!(check(&bytes), Ok(()));
+            leave_interface_to_routes(&mut bytes);
+            assert_eq!(bytes, messages(left), "{index}");
+        }
+        // Too short to have an index: what follows is another message.
+        let mut short = message(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &[7; 16]);
+        short.extend(message(libc::IPPROTO_IP, libc::IP_TTL, &9i32.to_le_bytes()));
+        let before = short.clone();
+        leave_interface_to_routes(&mut short);
+        assert_eq!(short, before);
+    }
+
+    #[test]
     fn a_number_is_a_message() {
         let padded = message(libc::SOL_SOCKET, libc::SO_SNDBUF, &4608i32.to_le_bytes());
         assert_eq!(number(libc::SOL_SOCKET, libc::SO_SNDBUF, 4608).as_flattened(), &padded[..HEADER + 4]);
@@ -170,6 +222,7 @@ mod tests {
         #[test]
         fn no_bytes_make_it_panic_or_loop(bytes in proptest::collection::vec(any::<u8>(), 0..1100)) {
             let _ = (check(&bytes), holds_icmp_error(&bytes));
+            leave_interface_to_routes(&mut bytes.clone());
         }
     }
 }

@@ -126,6 +126,9 @@ impl Engine {
         let control = self.control.get_mut(..control_len).ok_or(Errno(libc::EINVAL))?;
         call.buffers.readable.read(memory, CALL_LEN, control)?;
         request::send_control(control)?;
+        if self.shared.host_network {
+            control::leave_interface_to_routes(control);
+        }
         let left = call.parts.data - call.moved;
         call.buffers.readable.iovecs(memory, call.data_at() + call.moved, left, &mut self.iov)?;
         // SAFETY: the iovecs name guest memory, which stays mapped while `memory` is borrowed.

@@ -27,6 +27,9 @@ pub enum Access {
     Share,
     /// Set and get; the index of an interface, which may only be the loopback interface or none of the host's.
     Interface,
+    /// Set and get; the index, in network byte order, of the interface that the socket sends by. In the host's own
+    /// network it is limited as that of `Interface`.
+    Route,
     /// Set and get; a set takes the host-wide `rtnl` lock, so its rate is limited.
     Rtnl,
     /// Set and get; the lowest and the highest port that the kernel may choose for the socket, which the policy must
@@ -120,6 +123,18 @@ pub(crate) fn harmless_interface(index: i32) -> bool {
     (0..=LOOPBACK).contains(&index) || index >= FIRST_THAT_NO_HOST_HAS
 }
 
+/// Whether the guest may choose the interface that an option's value names. `host_network`: the socket is in the host's
+/// own network namespace, where another interface would lead past the host's routes.
+pub(crate) fn may_choose_interface(access: Access, value: &[u8], host_network: bool) -> bool {
+    // The kernel refuses a shorter value.
+    let Some(index) = value.first_chunk() else { return true };
+    match access {
+        Access::Interface => harmless_interface(i32::from_ne_bytes(*index)),
+        Access::Route => !host_network || harmless_interface(i32::from_be_bytes(*index)),
+        _ => true,
+    }
+}
+
 /// Missing in the libc crate.
 const IP_RECVFRAGSIZE: i32 = 25;
 const IP_MSFILTER: i32 = 41;
@@ -176,8 +191,8 @@ macro_rules! option {
 
 const OPTIONS: &[Passed] = {
     use Access::{
-        Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, LocalPorts, Rtnl,
-        Share,
+        Backlog, Both, Buffer, BufferForce, BufferLock, Filter, Get, Group as Member, Interface, LocalPorts, Route,
+        Rtnl, Share,
     };
     use Group::{Storage, V4First, V6First};
     &[
@@ -249,7 +264,7 @@ const OPTIONS: &[Passed] = {
         option!(IP, IP_RECVERR_RFC4884, Both),
         option!(IP, IP_PROTOCOL, Get),
         option!(IP, IP_MULTICAST_ALL, Both),
-        option!(IP, IP_UNICAST_IF, Both),
+        option!(IP, IP_UNICAST_IF, Route),
         option!(IP, IP_LOCAL_PORT_RANGE, LocalPorts),
         option!(IP, IP_PKTOPTIONS, Get),
         option!(TCP, libc::TCP_NODELAY, Both),
@@ -317,7 +332,7 @@ const OPTIONS: &[Passed] = {
         option!(V6, libc::IPV6_PATHMTU, Get),
         option!(V6, libc::IPV6_AUTOFLOWLABEL, Both),
         option!(V6, libc::IPV6_MINHOPCOUNT, Both),
-        option!(V6, libc::IPV6_UNICAST_IF, Both),
+        option!(V6, libc::IPV6_UNICAST_IF, Route),
         option!(V6, libc::IPV6_RECVORIGDSTADDR, Both),
         option!(V6, libc::IPV6_RECVFRAGSIZE, Both),
         option!(V6, libc::IPV6_MTU_DISCOVER, Both),
@@ -368,6 +383,24 @@ mod tests {
         }
         for (index, harmless) in [((1 << 30) - 1, false), (1 << 30, true), (1 << 30 | 2, true), (i32::MAX, true)] {
             assert_eq!(harmless_interface(index), harmless, "{index}");
+        }
+    }
+
+    #[test]
+    fn a_guest_in_the_hosts_network_chooses_no_interface_of_the_host() {
+        let may = |name, value: &[u8], host| may_choose_interface(access(IP, name).unwrap(), value, host);
+        for (index, harmless) in [(0u32, true), (1, true), (2, false), (1 << 24, false), (1 << 30, true)] {
+            assert_eq!(may(IP_UNICAST_IF, &index.to_be_bytes(), true), harmless, "{index}");
+            assert!(may(IP_UNICAST_IF, &index.to_be_bytes(), false), "{index} in the VM's own network");
+        }
+        assert!(may(IP_UNICAST_IF, &[2, 0], true), "the kernel refuses it");
+        assert!(may(libc::IP_TTL, &2i32.to_ne_bytes(), true), "no interface");
+        let v6 = access(V6, libc::IPV6_UNICAST_IF).unwrap();
+        assert!(!may_choose_interface(v6, &3u32.to_be_bytes(), true));
+        let bound = access(SOCKET, SO_BINDTOIFINDEX).unwrap();
+        for host in [false, true] {
+            assert!(!may_choose_interface(bound, &2i32.to_ne_bytes(), host));
+            assert!(may_choose_interface(bound, &1i32.to_ne_bytes(), host));
         }
     }
 

@@ -138,7 +138,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), ProcessError> {
     let system = |what| move |source| ProcessError::System { what, source };
     abort_on_panic();
-    sandbox::enter_network(&options.sandbox)?;
+    let host_network = sandbox::enter_network(&options.sandbox)?;
     let channels = options.vm.channels + 1;
     let (directory, listeners) = listeners(options, channels)?;
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("waiting for signals"))?;
@@ -153,6 +153,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let mut shared = Shared::new(&options.name, options.vm.clone(), generation(), ledger)
         .map_err(system("making event descriptors"))?;
     shared.ipv6 = held.ipv6;
+    shared.host_network = host_network;
     let shared = Arc::new(shared);
     let peers = Arc::new(Peers::new(options.vm.qemu_user));
     let (ended, ends) = channel();

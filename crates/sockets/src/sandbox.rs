@@ -78,24 +78,25 @@ pub enum SandboxError {
 }
 
 /// Enters the VM's network namespace, in which its sockets are then created. Fails in the host's namespace and as root,
-/// unless allowed. Call this before any thread is started.
+/// unless allowed. Returns whether it is the host's. Call this before any thread is started.
 ///
 /// # Errors
 /// [`SandboxError::Network`], [`SandboxError::HostNetwork`], [`SandboxError::Root`]
-pub(crate) fn enter_network(options: &Options) -> Result<(), SandboxError> {
+pub(crate) fn enter_network(options: &Options) -> Result<bool, SandboxError> {
     if let Some(path) = &options.network {
         let failed = |source| SandboxError::Network { path: path.clone(), source };
         let namespace = std::fs::File::open(path).map_err(failed)?;
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|error| failed(error.into()))?;
     }
-    if in_the_hosts_network(Path::new("/proc/sys/net")) && !options.allow_host_network {
+    let host_network = in_the_hosts_network(Path::new("/proc/sys/net"));
+    if host_network && !options.allow_host_network {
         return Err(SandboxError::HostNetwork);
     }
     if stays_privileged(options) && !options.allow_root {
         return Err(SandboxError::Root);
     }
-    Ok(())
+    Ok(host_network)
 }
 
 /// Whether this process is in the host's network namespace. Some sysctls below `/proc/sys/net` exist only there. (An

@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub closing: Closing,
     /// Whether the host has IPv6 ([`crate::held::Held`]).
     pub ipv6: bool,
+    /// Whether the sockets are in the host's own network namespace.
+    pub host_network: bool,
     /// Counters.
     pub counters: Counters,
     /// Bandwidth of the guest's deadline tasks.
@@ -71,6 +73,7 @@ impl Shared {
             table: Table::new(vm.policy.limits.sockets),
             closing: Closing::new(vm.policy.limits.sockets),
             ipv6: true,
+            host_network: false,
             vcpus: (0..=vm.channels).map(|_| AtomicU64::new(0)).collect(),
             busy: (0..=vm.channels).map(|_| BusyCounter::default()).collect(),
             guard: Guard::new(vm.channels),

@@ -575,10 +575,8 @@ impl Worker {
                     *wanted = i32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.backlog).to_ne_bytes();
                 }
             }
-            Access::Interface => {
-                // The kernel refuses a shorter value.
-                let index = value.first_chunk::<4>().map(|index| i32::from_ne_bytes(*index));
-                if index.is_some_and(|index| !options::harmless_interface(index)) {
+            Access::Interface | Access::Route => {
+                if !options::may_choose_interface(access, value, shared.host_network) {
                     count(&shared.counters.refused_option);
                     return Err(Errno(libc::ENOPROTOOPT));
                 }

@@ -39,6 +39,7 @@ void test_epoll(int family);
 void test_large(int family);
 void test_process(int family);
 void test_edges(int family);
+void test_pairs(int family);
 void test_kinds(int family);
 void test_lengths(int family);
 void test_uring(int family);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The states of a socket and what leads from each to the next: every operation in every state, then what the socket
- * says of itself. A line an edge: what the operation gave, the poll bits, SO_ERROR, SO_ACCEPTCONN, the poll bits after
- * that, and what a receive gives.
+ * The states of a socket and what leads from each to the next: every operation in every state, and every two operations
+ * one after the other, then what the socket says of itself. A line an edge: what the operations gave, the poll bits,
+ * SO_ERROR, SO_ACCEPTCONN, the poll bits after that, and what a receive gives.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -10,7 +10,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -18,6 +20,9 @@
 #include "conform.h"
 
 #define SETTLE_US 10000
+#define COUNT(array) (sizeof(array) / sizeof(*(array)))
+/* No server has this port, and no socket gets it by chance. */
+#define NOBODYS_PORT 9
 
 /* What an edge is made of: the socket itself, its peer or another socket in a state's way, a listener to connect to. */
 struct place {
@@ -28,11 +33,10 @@ struct place {
 
 static void other_listener(struct place *place)
 {
-	int closed = tcp_listener(place->family, &place->gone, &place->len);
-
-	/* Closed after that, so that it does not get the same port. */
 	place->listener = tcp_listener(place->family, &place->addr, &place->len);
-	close(closed);
+	place->gone = place->addr;
+	/* The port is at the same place for both families. */
+	((struct sockaddr_in *)&place->gone)->sin_port = htons(NOBODYS_PORT);
 }
 
 static short polled(int fd)
@@ -416,15 +420,21 @@ static long op_unread(struct place *place)
 	return ioctl(place->fd, FIONREAD, &number) ? -1 : number;
 }
 
+/* Whether the socket is the same after an operation; whether datagram sockets refuse it, or take it for "recv". */
+#define ASKS 1
+#define OF_STREAMS 2
+
 static const struct {
 	const char *name;
 	long (*run)(struct place *place);
+	int kind;
 } ops[] = {
-	{ "nothing", op_nothing }, { "recv", op_recv }, { "peek", op_peek }, { "urgent", op_urgent }, { "send", op_send },
-	{ "connect", op_connect }, { "connect to nobody", op_connect_to_nobody }, { "dissolve", op_dissolve },
-	{ "bind", op_bind }, { "bind unspec", op_bind_unspec }, { "listen", op_listen }, { "accept", op_accept },
-	{ "shut read", op_shut_read }, { "shut write", op_shut_write }, { "shut", op_shut }, { "peer's name", op_peer },
-	{ "unread", op_unread },
+	{ "nothing", op_nothing, ASKS }, { "recv", op_recv, 0 }, { "peek", op_peek, 0 }, { "urgent", op_urgent, OF_STREAMS },
+	{ "send", op_send, 0 }, { "connect", op_connect, 0 }, { "connect to nobody", op_connect_to_nobody, 0 },
+	{ "dissolve", op_dissolve, 0 }, { "bind", op_bind, 0 }, { "bind unspec", op_bind_unspec, 0 },
+	{ "listen", op_listen, OF_STREAMS }, { "accept", op_accept, OF_STREAMS }, { "shut read", op_shut_read, 0 },
+	{ "shut write", op_shut_write, 0 }, { "shut", op_shut, 0 }, { "peer's name", op_peer, ASKS },
+	{ "unread", op_unread, ASKS },
 };
 
 static const char *said(char *text, size_t size, long result)
@@ -444,32 +454,156 @@ static int number_of(int fd, int name)
 	return value;
 }
 
-static void edge(int family, int type, const struct state *state, unsigned int op)
+/* What operations give one after the other in a state, and what the socket says then; to be freed. For any thread. */
+static char *sequence(int family, int type, const struct state *state, const unsigned int *steps, unsigned int count,
+		      unsigned int settle_us)
 {
 	struct place place = { .family = family, .type = type, .fd = -1, .peer = -1, .more = -1, .listener = -1 };
-	char gave[24], got[24], name[80];
+	char *text = NULL, got[24];
+	size_t length = 0;
+	FILE *out = open_memstream(&text, &length);
 	short before, after;
+	unsigned int i;
 	int error;
 
 	other_listener(&place);
 	state->make(&place);
-	usleep(SETTLE_US);
+	usleep(settle_us);
 	if (state->until)
 		await(place.fd, state->until);
-	snprintf(gave, sizeof(gave), "%s", said(got, sizeof(got), ops[op].run(&place)));
-	usleep(SETTLE_US);
+	fprintf(out, "%d %s %s", family, type == SOCK_STREAM ? "stream" : "datagram", state->name);
+	for (i = 0; i < count; i++)
+		fprintf(out, ", %s", ops[steps[i]].name);
+	fputs(": ", out);
+	for (i = 0; i < count; i++) {
+		fprintf(out, "%s, ", said(got, sizeof(got), ops[steps[i]].run(&place)));
+		usleep(settle_us);
+	}
 	before = polled(place.fd);
 	error = number_of(place.fd, SO_ERROR);
 	after = polled(place.fd);
-	snprintf(name, sizeof(name), "%s %s, %s", type == SOCK_STREAM ? "stream" : "datagram", state->name, ops[op].name);
-	printf("edge %d %s: %s, %#x, %s, %d, %#x, ", family, name, gave, before, error ? strerrorname_np(error) : "0",
-	       number_of(place.fd, SO_ACCEPTCONN), after);
-	printf("%s\n", said(got, sizeof(got), op_recv(&place)));
-	fflush(stdout);
+	fprintf(out, "%#x, %s, %d, %#x, ", before, error ? strerrorname_np(error) : "0",
+		number_of(place.fd, SO_ACCEPTCONN), after);
+	fputs(said(got, sizeof(got), op_recv(&place)), out);
+	fclose(out);
 	close(place.fd);
 	close(place.peer);
 	close(place.more);
 	close(place.listener);
+	return text;
+}
+
+static void edge(int family, int type, const struct state *state, unsigned int op)
+{
+	char *text = sequence(family, type, state, &op, 1, SETTLE_US);
+
+	printf("edge %s\n", text);
+	fflush(stdout);
+	free(text);
+}
+
+/* Two operations, one after the other, in a state. */
+struct pair {
+	unsigned int number;
+	int family, type;
+	const struct state *state;
+	unsigned int steps[2];
+	char *text;
+};
+
+static struct pair pairs[(COUNT(streams) + COUNT(datagrams)) * COUNT(ops) * COUNT(ops)];
+static unsigned int pair_count, pair_settle_us;
+static atomic_uint pair_next;
+
+static void *pair_worker(void *unused)
+{
+	unsigned int i;
+
+	while ((i = atomic_fetch_add(&pair_next, 1)) < pair_count) {
+		struct pair *pair = &pairs[i];
+
+		pair->text = sequence(pair->family, pair->type, pair->state, pair->steps, 2, pair_settle_us);
+	}
+	return unused;
+}
+
+static unsigned int number_from(const char *variable, unsigned int otherwise)
+{
+	const char *value = getenv(variable);
+
+	return value && atoi(value) > 0 ? (unsigned int)atoi(value) : otherwise;
+}
+
+/* Whether a file has a line with this number. */
+static bool listed(const char *path, unsigned int number)
+{
+	FILE *file = fopen(path, "r");
+	unsigned int line;
+	bool found = false;
+
+	while (file && !found && fscanf(file, "%u", &line) == 1)
+		found = line == number;
+	if (file)
+		fclose(file);
+	return found;
+}
+
+/*
+ * Adds the pairs of a kind of sockets. An operation that only asks leaves the state as it is, so none of these comes
+ * first; "nothing" does not come second: the edges have both.
+ */
+static void add_pairs(int family, int type, const struct state *states, unsigned int count, unsigned int *number)
+{
+	const char *only = getenv("PAIRS_ONLY");
+	unsigned int one_in = number_from("PAIRS", 9), i, first, second;
+
+	for (i = 0; i < count; i++) {
+		/* For IPv4 this is "connected". */
+		if (states[i].make == of_ipv4 && family == AF_INET)
+			continue;
+		for (first = 0; first < COUNT(ops); first++) {
+			for (second = 1; second < COUNT(ops); second++) {
+				if (ops[first].kind & ASKS)
+					continue;
+				if (type == SOCK_DGRAM && (ops[first].kind | ops[second].kind) & OF_STREAMS)
+					continue;
+				++*number;
+				if (only ? !listed(only, *number) : *number % one_in != 0)
+					continue;
+				pairs[pair_count++] = (struct pair) {
+					.number = *number, .family = family, .type = type, .state = &states[i],
+					.steps = { first, second },
+				};
+			}
+		}
+	}
+}
+
+/*
+ * One in $PAIRS of the pairs (9; a number without a common divisor with those of operations, so that the states have
+ * different ones). They are mostly pauses, so some run at the same time. $PAIRS_ONLY: a file with the numbers of those
+ * to run, each alone.
+ */
+void test_pairs(int family)
+{
+	/* Each family has its own numbers. */
+	unsigned int number = family == AF_INET ? 0 : 100000, alone = getenv("PAIRS_ONLY") != NULL, i;
+	pthread_t threads[8];
+
+	pair_count = 0;
+	atomic_store(&pair_next, 0);
+	pair_settle_us = (alone ? 5 : 2) * SETTLE_US * number_from("SLOW", 1);
+	add_pairs(family, SOCK_STREAM, streams, COUNT(streams), &number);
+	add_pairs(family, SOCK_DGRAM, datagrams, COUNT(datagrams), &number);
+	for (i = 0; i < (alone ? 1 : COUNT(threads)); i++)
+		pthread_create(&threads[i], NULL, pair_worker, NULL);
+	for (i = 0; i < (alone ? 1 : COUNT(threads)); i++)
+		pthread_join(threads[i], NULL);
+	for (i = 0; i < pair_count; i++) {
+		printf("pair %u %s\n", pairs[i].number, pairs[i].text);
+		free(pairs[i].text);
+	}
+	fflush(stdout);
 }
 
 /* What waits ends as the socket changes in another thread. */
@@ -604,13 +738,13 @@ void test_edges(int family)
 	static const int hows[] = { SHUT_RD, SHUT_RDWR };
 	unsigned int i, j;
 
-	for (i = 0; i < sizeof(streams) / sizeof(*streams); i++)
-		for (j = 0; j < sizeof(ops) / sizeof(*ops); j++)
+	for (i = 0; i < COUNT(streams); i++)
+		for (j = 0; j < COUNT(ops); j++)
 			edge(family, SOCK_STREAM, &streams[i], j);
-	for (i = 0; i < sizeof(datagrams) / sizeof(*datagrams); i++)
-		for (j = 0; j < sizeof(ops) / sizeof(*ops); j++)
+	for (i = 0; i < COUNT(datagrams); i++)
+		for (j = 0; j < COUNT(ops); j++)
 			edge(family, SOCK_DGRAM, &datagrams[i], j);
-	for (i = 0; i < sizeof(hows) / sizeof(*hows); i++) {
+	for (i = 0; i < COUNT(hows); i++) {
 		ends(family, SOCK_STREAM, "recv", connected, NULL, hows[i]);
 		ends(family, SOCK_STREAM, "poll", connected, poll, hows[i]);
 		ends(family, SOCK_STREAM, "accept", bound, accept, hows[i]);

@@ -352,6 +352,45 @@ static void connect_anew(int family)
 	close(listener);
 }
 
+/* An attempt that does not begin leaves the error of the connection before; one that begins clears it. */
+static void connect_in_vain(int family)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	struct sockaddr_storage addr, strange;
+	socklen_t len;
+	int listener = tcp_listener(family, &addr, &len), fd, i;
+
+	strange = addr;
+	strange.ss_family = AF_UNIX;
+	for (i = 0; i < 4; i++) {
+		fd = socket(family, SOCK_STREAM, 0);
+		say("connect", connect(fd, (struct sockaddr *)&addr, len));
+		say("dissolve", connect(fd, &none, sizeof(none)));
+		if (i == 0)
+			say("connect to a strange family", connect(fd, (struct sockaddr *)&strange, len));
+		else if (i == 1)
+			say("connect to a short address", connect(fd, (struct sockaddr *)&addr, 8));
+		else if (i == 2)
+			say("shutdown", shutdown(fd, SHUT_RDWR));
+		else
+			say("listen", listen(fd, 1));
+		if (i < 2)
+			show_poll("after it", fd, POLLIN | POLLOUT, 0);
+		say("connect again", i < 2 ? connect(fd, (struct sockaddr *)&strange, len) : 0);
+		show("error", option(fd, SOL_SOCKET, SO_ERROR));
+		show("error read", option(fd, SOL_SOCKET, SO_ERROR));
+		close(fd);
+	}
+	fd = socket(family, SOCK_STREAM, 0);
+	say("connect", connect(fd, (struct sockaddr *)&addr, len));
+	say("dissolve", connect(fd, &none, sizeof(none)));
+	say("connect to a strange family", connect(fd, (struct sockaddr *)&strange, len));
+	say("connect for good", connect(fd, (struct sockaddr *)&addr, len));
+	show("no error", option(fd, SOL_SOCKET, SO_ERROR));
+	close(fd);
+	close(listener);
+}
+
 void test_connect(int family)
 {
 	struct sockaddr_storage addr;
@@ -364,6 +403,7 @@ void test_connect(int family)
 	connect_refused(family);
 	connect_accepted(family);
 	connect_anew(family);
+	connect_in_vain(family);
 	if (family == AF_INET6)
 		connect_without_scope();
 	listener = tcp_listener(family, &addr, &len);

@@ -278,8 +278,70 @@ static void epolls(int family, unsigned int edge)
 	close(ep);
 }
 
+/* Fills the socket's buffers until nothing more can be sent for a while. */
+static void fill(int fd)
+{
+	static char bytes[65536];
+	int tries;
+
+	for (tries = 0; tries < 5; tries++) {
+		while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+			tries = 0;
+		usleep(10000);
+	}
+}
+
+/* Receives all that was sent. */
+static void drain(int fd)
+{
+	static char bytes[65536];
+	struct pollfd one = { .fd = fd, .events = POLLIN };
+
+	while (poll(&one, 1, 500) > 0 && recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+		;
+}
+
+/*
+ * An edge-triggered poller is woken by what it waits for and by nothing else: not by room to send after the other end
+ * has said that it sends no more, and not by data while it waits for room.
+ */
+static void edges_of_one_kind(int family)
+{
+	struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP | EPOLLET };
+	int ep = epoll_create1(0), pair[2];
+
+	tcp_pair(family, pair);
+	say("add for data", epoll_ctl(ep, EPOLL_CTL_ADD, pair[0], &event));
+	shutdown(pair[1], SHUT_WR);
+	epoll_once("the end", ep, 2000);
+	fill(pair[0]);
+	epoll_once("full", ep, 100);
+	drain(pair[1]);
+	show_poll("room", pair[0], POLLOUT, 2000);
+	epoll_once("room behind the end", ep, 300);
+	close(pair[0]);
+	close(pair[1]);
+	tcp_pair(family, pair);
+	event.events = EPOLLOUT | EPOLLET;
+	say("add for room", epoll_ctl(ep, EPOLL_CTL_ADD, pair[0], &event));
+	epoll_once("room", ep, 2000);
+	send(pair[1], "ab", 2, 0);
+	show_poll("data", pair[0], POLLIN, 2000);
+	epoll_once("data and no room", ep, 300);
+	shutdown(pair[0], SHUT_RD);
+	event.events = EPOLLIN | EPOLLET;
+	say("mod for data", epoll_ctl(ep, EPOLL_CTL_MOD, pair[0], &event));
+	epoll_once("data after shutdown", ep, 2000);
+	send(pair[1], "cd", 2, 0);
+	epoll_once("more data after shutdown", ep, 2000);
+	close(pair[0]);
+	close(pair[1]);
+	close(ep);
+}
+
 void test_epoll(int family)
 {
+	edges_of_one_kind(family);
 	epolls(family, 0);
 	epolls(family, EPOLLET);
 	epolls(family, EPOLLONESHOT);

@@ -28,6 +28,8 @@ PATIENCE = 60
 SPINS = 20
 STEER = "/sys/module/ontime/parameters/steer"
 PERL = "/lab/perl"
+NODE = "/lab/node/test"
+RUBY = "/lab/ruby"
 HERE = os.path.abspath(__file__)
 
 # Name, kind, what is run, the smallest set that has it: `ci` is part of `default`, and that of `all`.
@@ -41,6 +43,11 @@ SUITES = [
     ("selectors", "python", "test.test_selectors", "ci"),
     ("go-net", "go", "net", "default"),
     ("libuv", "libuv", "tcp udp getsockname connect accept listen ping_pong shutdown close_order poll_", "default"),
+    ("node-dgram", "node", "parallel/test-dgram-*.js sequential/test-dgram-*.js", "default"),
+    ("node-net", "node", "parallel/test-net-*.js sequential/test-net-*.js", "default"),
+    ("ruby-socket", "ruby", "test_socket test_tcp test_udp test_basicsocket test_nonblock test_ancdata test_sockopt",
+     "default"),
+    ("redis-network", "redis", "unit/networking unit/protocol unit/limits unit/querybuf unit/pubsub", "default"),
     ("perl-core", "perl", "t/io/socket.t t/io/socketpair.t", "ci"),
     ("perl-io", "perl", "dist/IO/t/io_*.t dist/IO/t/cachepropagate-*.t dist/IO/t/IO.t", "default"),
     ("perl-socket", "perl", "cpan/Socket/t/*.t", "default"),
@@ -389,7 +396,95 @@ def libuv_run(words, names, log, prefix):
     return results
 
 
-RUNS = {"python": python_run, "perl": perl_run, "go": go_run, "libuv": libuv_run}
+def node_run(patterns, names, log, prefix):
+    """Each file of Node's is a test, which ends with status 0 if it passes."""
+    results = {}
+    for path in sorted(sum((glob.glob(f"{NODE}/{pattern}") for pattern in patterns.split()), [])):
+        name = f"node {os.path.relpath(path, NODE)}"
+        if names and name not in names:
+            continue
+        # Without the flags that a file names it would start itself once more.
+        with open(path) as file:
+            flags = re.search(r"^// Flags: (--.*)", file.read(1500), re.M)
+        output, verdict = output_of([*prefix, "node", *(flags[1].split() if flags else []), path], NODE, os.environ)
+        log.write(f"== {name}\n{output}\n")
+        if verdict is None:
+            skipped = re.search(r"^1\.\.0 # Skipped: (.*)", output, re.M)
+            verdict = ("skipped", skipped[1]) if skipped else ("ok", "")
+        elif verdict[0] == "dies":
+            said = re.search(r"^(\w*Error\b.*|Mismatched .*)", output, re.M)
+            verdict = ("fail", said[1] if said else verdict[1])
+        results[name] = verdict
+    return results
+
+
+RUBY_SUM = re.compile(r"^(\d+) tests?, \d+ assertions?, (\d+) failures?, (\d+) errors?, (\d+) skips?", re.M)
+
+
+def ruby_run(files, names, log, prefix):
+    """Each test of Ruby's is a process of its own, by the test library of the same source."""
+    results = {}
+    environment = {**os.environ, "RUBY_TEST_TIMEOUT_SCALE": "10"}
+    for file in files.split():
+        with open(f"{RUBY}/test/socket/{file}.rb") as source:
+            tests = dict.fromkeys(re.findall(r"^ *def (test_\w+[?!]?)", source.read(), re.M))
+        for test in tests:
+            name = f"ruby {file} {test}"
+            if names and name not in names:
+                continue
+            choice = ["-n", f"/(\\A|#){re.escape(test)}\\z/"]
+            output, verdict = output_of([*prefix, "ruby", "-W0", "-Itool/lib", "-rtest/unit", f"test/socket/{file}.rb",
+                                         *choice], RUBY, environment)
+            log.write(f"== {name}\n{output}\n")
+            found = RUBY_SUM.search(output)
+            if found and (verdict is None or verdict[0] == "dies"):
+                count, failures, errors, skips = map(int, found.groups())
+                said = re.search(r"^ *\d+\) (?:Failure|Error):\n.*\n(.*)", output, re.M)
+                if failures + errors:
+                    verdict = ("fail", said[1] if said else "")
+                else:
+                    # A test is left out where the machine lacks what it needs.
+                    verdict = ("skipped", "") if skips or not count else ("ok", "")
+            results[name] = verdict or ("fail", "no result")
+    return results
+
+
+REDIS = re.compile(r"\[(ok|err|timeout|skip|ignore)\]: (.*?)(?: in tests/\S+)?(?: \(\d+ ms\))?$")
+REDIS_VERDICTS = {"ok": "ok", "err": "fail", "timeout": "hangs", "skip": "skipped", "ignore": "skipped"}
+
+
+def redis_run(units, names, log, prefix):
+    """Each unit of Redis' is a process, which starts servers and is their client."""
+    results = {}
+    for unit in units.split():
+        if names and not any(name.startswith(f"{unit} ") for name in names):
+            continue
+        command = ["tclsh", "tests/test_helper.tcl", "--single", unit, "--clients", "1", "--no-latency", "--tags",
+                   "-slow -large-memory"]
+        # A terminal would get colours.
+        output, verdict = output_of([*prefix, *command], "/lab/redis", {**os.environ, "TERM": "dumb"})
+        log.write(f"== {unit}\n{output}\n")
+        found, last = {}, None
+        for line in output.splitlines():
+            if match := REDIS.match(line):
+                # Port numbers and the like are others each time.
+                last = f"{unit} {re.sub(r'[0-9]{3,}', 'N', match[2])}"
+                if found.get(last, ("ok", ""))[0] == "ok":
+                    found[last] = (REDIS_VERDICTS[match[1]], "")
+            elif last and found[last] == ("fail", ""):
+                found[last] = ("fail", line.strip())
+        # A status says nothing new where a test failed.
+        if verdict is None or (verdict[0] == "dies" and any(value[0] == "fail" for value in found.values())):
+            verdict = ("ok", "")
+        results.update(found)
+        results[f"{unit} whole"] = verdict
+    if names:
+        results = {name: verdict for name, verdict in results.items() if name in names}
+    return results
+
+
+RUNS = {"python": python_run, "perl": perl_run, "go": go_run, "libuv": libuv_run, "node": node_run, "ruby": ruby_run,
+        "redis": redis_run}
 
 
 def run(suite, stack, names, out, prefix):

@@ -227,6 +227,52 @@ def many_readers():
     say(len(taken), sorted(taken) == [bytes([number]) for number in range(200)])
 
 
+def two_wait_and_one_goes_away():
+    """Two threads wait in receives, without a time-out. The one that has received makes no more calls: the other gets what comes next, whether or not
+    the first one has posted a receive for it, and whether or not the client's calls ring the doorbell of the server's channel."""
+    for size in (10, 1536, 4000):
+        for usual in (False, True):
+            got, ready, over = [], threading.Event(), threading.Event()
+            listener = socket.create_server((HERE, 0))
+
+            def receives(server):
+                got.append(server.recv(BUFFER))
+                over.wait(60)
+
+            def sends():
+                if usual:
+                    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+                client = socket.create_connection(listener.getsockname())
+                for _ in range(12):
+                    client.sendall(b"request")
+                    client.recv(BUFFER)
+                ready.wait(60)
+                for number in range(2):
+                    client.sendall(b"%d" % number * size)
+                    limit = time.monotonic() + 60
+                    while len(got) <= number and time.monotonic() < limit:
+                        time.sleep(0.01)
+                say(size, usual, len(got))
+                over.set()
+                client.close()
+
+            sender = threading.Thread(target=sends)
+            sender.start()
+            server = listener.accept()[0]
+            for _ in range(12):
+                server.recv(BUFFER)
+                server.sendall(b"answer")
+            receivers = [threading.Thread(target=receives, args=[server], daemon=True) for _ in range(2)]
+            for each in receivers:
+                each.start()
+            time.sleep(0.1)
+            ready.set()
+            for each in (sender, *receivers):
+                each.join(120)
+            server.close()
+            listener.close()
+
+
 def passed_on():
     client, server = warm(*pair())
     copy = server.dup()
@@ -410,8 +456,8 @@ def one_is_busy_and_another_free():
 
 
 for test in (peeks_and_counts, nothing_is_nothing, parts_and_wholes, large_ones_come_whole, ends, edges_and_levels, urgent,
-             options_of_receiving, many_readers, passed_on, datagrams_keep_their_borders, no_datagram_is_none, large_datagrams_come_whole,
-             errors_of_datagrams, edges_of_datagrams, options_of_datagrams, many_receivers, one_is_busy_and_another_free):
+             options_of_receiving, many_readers, two_wait_and_one_goes_away, passed_on, datagrams_keep_their_borders, no_datagram_is_none,
+             large_datagrams_come_whole, errors_of_datagrams, edges_of_datagrams, options_of_datagrams, many_receivers, one_is_busy_and_another_free):
     say("--", test.__name__)
     test()
 say("end")
