@@ -530,6 +530,7 @@ fn simulate(
             page: None,
             offer: None,
             home: homes[number as usize],
+            pinned: cpus == 1 || pinned,
         })
     };
     let vcpus: Vec<Reserved> = (0..).zip(&asked).map(reserved).collect::<Option<_>>()?;

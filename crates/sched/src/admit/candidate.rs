@@ -36,6 +36,11 @@ pub(crate) struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
+    fn is_pinned(&self) -> bool {
+        let thread = self.tenant.threads.iter().find(|thread| thread.id == self.id);
+        thread.is_some_and(|thread| thread.affinity.parse::<CpuSet>().is_ok_and(|cpus| cpus.len() == 1))
+    }
+
     pub(crate) fn reserved(&self) -> Reserved {
         Reserved {
             id: self.id,
@@ -49,6 +54,7 @@ impl Candidate<'_> {
             page: self.page.clone(),
             offer: self.offer.clone(),
             home: None,
+            pinned: self.is_pinned(),
         }
     }
 }

@@ -44,6 +44,7 @@ fn reservations(
                 )
             }),
             home: home(number),
+            pinned: false,
         }
     };
     admitted(cpus, Bandwidth::ppm(50_000), (0..).zip(holds).map(vcpu).collect())

@@ -211,6 +211,7 @@ mod tests {
             page: None,
             offer: None,
             home: None,
+            pinned: false,
         }
     }
 

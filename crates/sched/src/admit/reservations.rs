@@ -36,6 +36,9 @@ pub struct Reserved {
     pub offer: Option<Offer>,
     /// The CPU on which the plan keeps the vCPU, an index of [`Reservations::cpus`]; None if the vCPU may migrate.
     pub home: Option<u32>,
+    /// Whether the vCPU may run on one CPU only. A wider affinity may have a home CPU too, and the kernel may move the
+    /// vCPU to another one, also to one without reservations.
+    pub pinned: bool,
 }
 
 impl Reserved {
@@ -156,6 +159,7 @@ impl Reservations {
             page: None,
             offer: None,
             home: one.cpu.and_then(|cpu| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at)),
+            pinned: false,
         };
         let vcpus = held.iter().map(vcpu).collect();
         Self { vcpus, cpus, ..Self::default() }

@@ -550,6 +550,8 @@ impl Server {
 #[derive(Debug)]
 pub(crate) struct EdfCpu {
     cpu: usize,
+    /// Whether all vCPUs can run on this CPU only, so that one runs at a time.
+    stay: bool,
     servers: Vec<Server>,
     /// Indices of `servers`, sorted by the ends of their windows; ended threads are left out.
     by_deadline: Vec<usize>,
@@ -596,8 +598,10 @@ impl EdfCpu {
             .map(|(index, reserved)| Server::new(index, reserved, now, tally(reserved.id)))
             .collect();
         let shortest = servers.iter().map(|server| server.account.period).min().unwrap_or(CALM_MAX).min(CALM_MAX);
+        let stay = reservations.vcpus.iter().filter(|reserved| here(reserved)).all(|reserved| reserved.pinned);
         Self {
             cpu,
+            stay,
             by_deadline: Vec::with_capacity(servers.len()),
             servers,
             last: now,
@@ -614,6 +618,11 @@ impl EdfCpu {
             cost: 0,
             last_cost: 0,
         }
+    }
+
+    /// Whether each of the vCPUs can run on this CPU only.
+    pub(crate) fn has_no_migration(&self) -> bool {
+        self.stay
     }
 
     /// Whether this is the plan of a CPU (by the planner's number).

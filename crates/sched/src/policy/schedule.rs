@@ -56,6 +56,14 @@ impl Schedule {
         }
     }
 
+    /// Whether each vCPU stays on one CPU: by the plan, and by its affinity.
+    pub(crate) fn has_no_migration(&self) -> bool {
+        match self {
+            Self::Slices(_) => false,
+            Self::Edf(cpus) => cpus.iter().all(EdfCpu::has_no_migration),
+        }
+    }
+
     /// Whether the vCPU with this number is in this plan.
     pub(crate) fn has(&self, vcpu: usize) -> bool {
         match self {

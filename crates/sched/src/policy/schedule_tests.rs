@@ -30,6 +30,16 @@ fn edf_is_used_where_no_vcpu_migrates() {
     assert!(!kind(1, 10 * MS, false, Planning::Slices));
 }
 
+#[test]
+fn a_plan_knows_whether_a_vcpu_may_leave_its_cpu() {
+    for (cpus, pinned, wide) in [(1, false, None), (2, true, None), (1, false, Some(1)), (2, true, Some(0))] {
+        let mut reservations = reservations(cpus, 50_000, &[(MS, 20 * MS); 3], pinned).unwrap();
+        wide.into_iter().for_each(|vcpu: usize| reservations.vcpus[vcpu].pinned = false);
+        let schedule = Schedule::new(&reservations, Planning::Best, 0, |_| Arc::default());
+        assert_eq!(schedule.has_no_migration(), wide.is_none(), "{cpus} CPUs: {wide:?}");
+    }
+}
+
 /// A guest's periods begin at another time than all others. If the guest does not publish them, its share may be
 /// planned where the guest cannot use it.
 #[test]

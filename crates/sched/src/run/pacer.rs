@@ -83,7 +83,8 @@ impl Pacing {
     fn begin(&self, now: u64, old: Option<&Pacing>, reader: &mut Reader) {
         for part in &self.parts {
             let Part { schedule, vcpus } = &mut *lock(part);
-            schedule.begin(now, &mut Seen { vcpus, reader });
+            let stay = schedule.has_no_migration();
+            schedule.begin(now, &mut Seen { vcpus, reader, stay });
             for old in old.iter().flat_map(|old| &old.parts) {
                 let old = lock(old);
                 schedule.take_over(&old.schedule);
@@ -185,7 +186,8 @@ impl Shared {
         let Some(part) = state.pacing.as_ref().and_then(|pacing| pacing.of(cpu)) else { return (NEVER, false) };
         let Part { schedule, vcpus } = &mut *lock(part);
         let start = now();
-        let due = schedule.step(cpu, start, &mut Seen { vcpus, reader });
+        let stay = schedule.has_no_migration();
+        let due = schedule.step(cpu, start, &mut Seen { vcpus, reader, stay });
         schedule.record_cost(cpu, now().saturating_sub(start));
         (due, schedule.take_calm_ended())
     }

@@ -37,6 +37,9 @@ impl VcpuThreads {
 pub(crate) struct Seen<'a> {
     pub vcpus: &'a mut VcpuThreads,
     pub reader: &'a mut Reader,
+    /// Whether they all stay on the pacer's CPU. The CPU time of a thread that runs on another one is known up to a
+    /// tick late, and so is whether its guest may have written.
+    pub stay: bool,
 }
 
 impl Seen<'_> {
@@ -57,6 +60,9 @@ impl Threads for Seen<'_> {
 
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
         let thread = self.vcpus.0.get_mut(vcpu)?.as_mut()?;
+        if !self.stay {
+            thread.guest.forget();
+        }
         thread.guest.next_deadline(after, self.reader)
     }
 

@@ -9,7 +9,8 @@
 //!
 //! A thread that did not run between its last two readings is read again only if its process has had CPU time since, by
 //! the process's CPU clock. If no thread of the process ran, this one did not, and no wait of it has ended. That
-//! question takes a quarter of a reading, and most vCPUs sleep at most checks.
+//! question takes a quarter of a reading, and most vCPUs sleep at most checks. Nor does the guest write then: what it
+//! published is not read again either.
 
 use std::fs::File;
 use std::io;
@@ -104,6 +105,7 @@ impl VcpuThread {
         if self.unchanged && self.clock.take() == 0 {
             return Ok(self.last);
         }
+        self.guest.forget();
         let counts = self.read_schedstat()?;
         self.unchanged = counts.ran == self.last.ran;
         self.last = counts;
