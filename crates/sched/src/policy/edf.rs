@@ -91,6 +91,8 @@ const FURTHER_MAX: u64 = 4;
 const WINDOW_CHECKS: u64 = 2;
 /// Of how many vCPUs the kernel is asked in a check whether they sleep, before a rest.
 const REST_ASKS: usize = 4;
+/// A late check is expected again; what is expected shrinks by this part with each check.
+const LATE_FORGOTTEN: u64 = 16;
 /// A bandwidth of one CPU, as a rate.
 const RATE: u64 = 1 << 20;
 
@@ -577,6 +579,9 @@ pub(crate) struct EdfCpu {
     /// Duration of a check, ns: a moving average, and the last one.
     cost: u64,
     last_cost: u64,
+    /// When the next check is to come, and how late checks came lately, ns.
+    due: u64,
+    late: u64,
 }
 
 impl EdfCpu {
@@ -617,6 +622,8 @@ impl EdfCpu {
             checks: 0,
             cost: 0,
             last_cost: 0,
+            due: NEVER,
+            late: 0,
         }
     }
 
@@ -673,7 +680,7 @@ impl EdfCpu {
         }
         if old.cpu == self.cpu {
             (self.windows, self.checks, self.cost, self.last_cost) = (old.windows, old.checks, old.cost, old.last_cost);
-            self.pool = old.pool;
+            (self.pool, self.late) = (old.pool, old.late);
         }
     }
 
@@ -701,6 +708,13 @@ impl EdfCpu {
 
     /// Does what is due. Returns when the pacer is to check again.
     pub(crate) fn step(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
+        let late = now.saturating_sub(self.due).min(CHECK_DELAY_MIN);
+        self.late = late.max(self.late - self.late / LATE_FORGOTTEN);
+        self.due = self.check(now, threads);
+        self.due
+    }
+
+    fn check(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
         self.checks += 1;
         if self.servers.is_empty() {
             return NEVER;
@@ -886,15 +900,16 @@ impl EdfCpu {
 
     /// Sorts the vCPUs by deadline, and computes for each its slack, and what those with later deadlines need.
     fn sort_by_deadline(&mut self, now: u64) {
-        let cost = self.cost;
+        let (cost, late) = (self.cost, self.late);
         let Self { servers, by_deadline, .. } = self;
         by_deadline.clear();
         by_deadline
             .extend((0..servers.len()).filter(|at| servers.get(*at).is_some_and(|server| !server.account.ended)));
         by_deadline.sort_unstable_by_key(|at| servers.get(*at).map_or(u64::MAX, |server| server.end));
         // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
-        // then, the present check, and one where each of them has used up its share or its window ends.
-        let (mut wanted, mut rate, mut before) = (cost, 0_u64, now);
+        // then, the present check, and one where each of them has used up its share or its window ends. While the next
+        // check is late, another one may run.
+        let (mut wanted, mut rate, mut before) = (cost.saturating_add(late), 0_u64, now);
         for at in by_deadline.iter() {
             let Some(server) = servers.get_mut(*at) else { continue };
             let granted = rate.saturating_mul(server.end.saturating_sub(before)) / RATE;

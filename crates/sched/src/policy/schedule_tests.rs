@@ -618,6 +618,21 @@ fn the_window_of_one_that_slept_ends_a_period_after_it_woke() {
     }
 }
 
+/// If it wakes at once, and the next check is as late as the last one, it still has its share by its deadline.
+#[test]
+fn checks_that_come_late_are_due_earlier() {
+    for late in [0, 100_000, 200_000, 400_000] {
+        let (mut schedule, mut host) = start(Planning::Best, 1, &[(2 * MS, 20 * MS)], &[Guest::Sleeps]);
+        host.vms[0].publishes = true;
+        let due = schedule.step(0, 0, &mut host);
+        while host.now < due + late {
+            host.tick();
+        }
+        let expected = 20 * MS - (host.now - due).min(CHECK_DELAY_MIN);
+        assert_eq!(schedule.step(0, host.now, &mut host), expected, "the last check was {late} ns late");
+    }
+}
+
 /// Five guests publish a deadline each 500 us, although their period is 8 ms. One vCPU has time of its own in 10 ms.
 #[test]
 fn guests_that_publish_many_deadlines_take_no_time_from_others() {
