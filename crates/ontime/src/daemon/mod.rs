@@ -112,6 +112,9 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if let Some(why) = watcher.rescan_reason() {
         tracing::warn!("tenants: {why}");
     }
+    for why in events.rescan_reasons() {
+        tracing::warn!("events: {why}");
+    }
     let due = Due::new(Instant::now());
     let scrapes = (Server::default(), to);
     let (requests, guests) = (RequestQueue::default(), Guests::default());
