@@ -474,7 +474,8 @@ mod tests {
         kernel.release = format!("6.12.48+deb13-{}", "rt".repeat(25));
         (kernel.version, kernel.realtime, kernel.threaded_irqs) = ((6, 12), false, false);
         (kernel.lockdown, kernel.pressure) = (Lockdown::Confidentiality, true);
-        let state = |number: u32| IdleState { name: format!("C{number}"), latency_us: 133, enabled_on: cpus("0-63") };
+        let state =
+            |number: u32| IdleState { name: format!("C{number}"), latency_us: Some(133), enabled_on: cpus("0-63") };
         inventory.cpus.idle_states = (1..9).map(state).collect();
         inventory.cpus.governors =
             [("conservative".to_owned(), cpus("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28"))].into();
