@@ -123,12 +123,13 @@ fn config_of(text: &str) -> Option<u64> {
     }
 }
 
+/// A CPU whose package cannot be read counts as a package of its own.
 fn one_of_each_package(roots: &Roots, cpus: &Cpus) -> Vec<u32> {
     let is_kept = |cpu| cpus.isolated.contains(cpu) || cpus.nohz_full.contains(cpu);
-    let mut packages: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut packages: BTreeMap<Result<i32, u32>, u32> = BTreeMap::new();
     for cpu in cpus.online.iter() {
         let topology = roots.sys.join(format!("devices/system/cpu/cpu{cpu}/topology"));
-        let package = read_number(&topology.join("physical_package_id")).unwrap_or_default();
+        let package = read_number(&topology.join("physical_package_id")).ok_or(cpu);
         let chosen = packages.entry(package).or_insert(cpu);
         if is_kept(*chosen) && !is_kept(cpu) {
             *chosen = cpu;
@@ -238,6 +239,19 @@ mod tests {
         let cpus = Cpus { online: list("1-3"), ..Cpus::default() };
         assert_eq!(one_of_each_package(&roots, &cpus), [1, 2]);
         assert!(one_of_each_package(&roots, &Cpus::default()).is_empty());
+    }
+
+    #[test]
+    fn a_cpu_whose_package_cannot_be_read_is_counted_by_itself() {
+        let package = |cpu: u32| format!("sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id");
+        let names = [0, 1, 3, 4, 5].map(package);
+        let texts = ["0\n", "0\n", "-1\n", "-1\n", "?\n"];
+        let files: Vec<(&str, &str)> = names.iter().map(String::as_str).zip(texts).collect();
+        let (_tree, roots) = roots(&files);
+        let cpus = Cpus { online: CpuSet::from_list("0-5").unwrap(), ..Cpus::default() };
+        let mut counted = one_of_each_package(&roots, &cpus);
+        counted.sort_unstable();
+        assert_eq!(counted, [0, 2, 3, 5]);
     }
 
     #[test]

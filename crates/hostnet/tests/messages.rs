@@ -601,7 +601,7 @@ fn bad_rows() -> Vec<(&'static str, Setup)> {
             (inventory.kernel.realtime, inventory.kernel.threaded_irqs) = (false, false);
         }),
         ("idle-states", |inventory, _| {
-            let state = IdleState { name: "C6".to_owned(), latency_us: 133, enabled_on: cpus("0-3") };
+            let state = IdleState { name: "C6".to_owned(), latency_us: Some(133), enabled_on: cpus("0-3") };
             inventory.cpus.idle_states = vec![state];
         }),
         ("governor", |inventory, _| inventory.cpus.governors = [("powersave".to_owned(), cpus("0-7"))].into()),

@@ -43,14 +43,24 @@ fn an_idle_state_counts_on_the_cpus_whose_limit_lets_it_be_entered() {
     inventory.cpus.online = cpus("0-7");
     let state =
         |name: &str, latency_us, on: &str| IdleState { name: name.to_owned(), latency_us, enabled_on: cpus(on) };
-    inventory.cpus.idle_states = vec![state("C1", 1, "0-7"), state("C3", 33, "0-7"), state("C8", 260, "0-3")];
+    inventory.cpus.idle_states =
+        vec![state("C1", Some(1), "0-7"), state("C3", Some(33), "0-7"), state("C8", Some(260), "0-3")];
     let found = |inventory: &Inventory| check(inventory, "idle-states").found;
     assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 0-7, C8 (260 us) on CPUs 0-3");
     inventory.cpus.latency_limits_us = [(0, 0), (1, 5), (2, 40), (6, 33), (7, 32)].into();
     assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6, C8 (260 us) on CPUs 3");
     inventory.cpus.dma_latency_us = Some(100);
     assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6");
+    // A state that cannot be read may be slow.
+    inventory.cpus.idle_states.push(state("", None, "6-7"));
+    assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6, what cannot be read of CPUs 6-7");
     inventory.cpus.latency_limits_us.extend((2..=6).map(|cpu| (cpu, 10)));
+    let unknown = check(&inventory, "idle-states");
+    assert_eq!(
+        (unknown.state, unknown.found.as_str()),
+        (State::Unknown, "may be entered: what cannot be read of CPUs 7")
+    );
+    inventory.cpus.latency_limits_us.extend([(7, 10)]);
     assert_eq!(check(&inventory, "idle-states").state, State::Ok);
 }
 
@@ -475,7 +485,8 @@ fn kubelet_matters_where_its_cpu_manager_gives_cpus() {
 #[test]
 fn a_delay_without_a_limit_is_no_number_in_json() {
     let (mut inventory, intent) = two_vms();
-    inventory.cpus.idle_states = vec![IdleState { name: "C6".to_owned(), latency_us: 133, enabled_on: cpus("0-3") }];
+    inventory.cpus.idle_states =
+        vec![IdleState { name: "C6".to_owned(), latency_us: Some(133), enabled_on: cpus("0-3") }];
     let why = || "it did not answer".to_owned();
     let delay = |probe: kvm::KvmProbe, id: &str| {
         let check = row_with(&inventory, &intent, &probe.into(), id);

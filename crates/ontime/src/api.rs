@@ -454,9 +454,9 @@ pub(crate) struct ReservedVcpu {
     pub bandwidth: f64,
     /// What its guest's deadline tasks asked for; the reservation holds it beside what is declared.
     pub guest: Option<Guest>,
-    /// Its guest's deadline tasks, as the guest publishes them, the earliest deadline first; empty where it does not.
-    #[serde(default)]
-    pub tasks: Vec<GuestTask>,
+    /// Its guest's deadline tasks, as the guest publishes them, the earliest deadline first; empty where it does not,
+    /// null where they cannot be read.
+    pub tasks: Option<Vec<GuestTask>>,
     /// The CPU that the plan keeps it on; none where it may run on all.
     pub cpu: Option<u32>,
     /// Where it is this moment: `planned`, `entitled`, or `beyond` its share of the slice; none by `deadline`.

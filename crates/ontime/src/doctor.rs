@@ -13,7 +13,7 @@ use std::time::Duration;
 use ontime_hostnet::doctor::{self, Check, Diagnosis, Refused, State};
 use ontime_hostnet::inventory::Note;
 use ontime_hostnet::smi::Counting;
-use ontime_hostnet::{Intent, Inventory, LiveHost, Originals, Probes, as_found, kvm, placement};
+use ontime_hostnet::{Intent, Inventory, LiveHost, Method, Originals, Probes, as_found, kvm, placement};
 use ontime_sched::BackendKind;
 use ontime_tenants::text::counted;
 use ontime_tenants::{Class, Discovery, Kind, Policy, ProblemKind, Sources, Tenant, ThreadId, discover};
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let config = Config::load(&paths.config_dir)?;
     let (status, reserved, missed) = ask(&paths.socket());
     let caps = status.as_ref().is_some_and(|status| status.caps.in_force);
-    let method = status.as_ref().and_then(|status| status.method.parse().ok());
+    let (method, missed) = in_force(status.as_ref(), missed);
     let polling = status.as_ref().map(|status| status.polling.clone()).unwrap_or_default();
     let tried = |knob: &api::KnobState| matches!(knob.state.as_str(), "failed" | "unsupported");
     let knobs = status.into_iter().flat_map(|status| status.knobs).filter(tried);
@@ -107,6 +107,18 @@ fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Missed
     match client::get::<api::Reservations>(socket, "/v1/reservations") {
         Ok(reserved) => (Some(status), Some(reserved), missed),
         Err(error) => (Some(status), None, missed.also(format!("reserved CPU time: {error}"))),
+    }
+}
+
+/// The method that the daemon has in force. A daemon of another version may have a method that this version does not
+/// know; then the rules are examined by the configured one.
+fn in_force(status: Option<&api::Status>, missed: Missed) -> (Option<Method>, Missed) {
+    match status.map(|status| status.method.parse::<Method>()).transpose() {
+        Ok(method) => (method, missed),
+        Err(error) => {
+            let what = "method of the daemon, so the rules are examined by the configured one";
+            (None, missed.also(format!("{what}: {error}; restart ontimed, so that it has this version")))
+        }
     }
 }
 
@@ -320,16 +332,20 @@ mod tests {
         })
     }
 
-    #[test]
-    fn reservations_that_the_daemon_did_not_tell_are_missed_and_not_taken_for_none() {
-        let status = serde_json::json!({
+    /// A daemon's answer.
+    fn status() -> serde_json::Value {
+        serde_json::json!({
             "version": "1", "pid": 7, "kernel": "6.12", "state": "applied", "method": "partitioned",
             "method_by": "default", "passes": 1, "last_pass_seconds": 0.1, "polling": [], "knobs": [], "drift": 0,
             "caps": { "in_force": true, "why": null, "protections_off": false, "threads": [] },
             "findings": [], "problems": [],
-        });
+        })
+    }
+
+    #[test]
+    fn reservations_that_the_daemon_did_not_tell_are_missed_and_not_taken_for_none() {
         for (code, said) in [(503, "the daemon's loop does not answer"), (200, "{}")] {
-            let (status, reserved, missed) = asked(&[(200, status.to_string()), (code, said.to_owned())]);
+            let (status, reserved, missed) = asked(&[(200, status().to_string()), (code, said.to_owned())]);
             assert!(status.is_some_and(|status| status.pid == 7) && reserved.is_none());
             assert!(format!("{missed:?}").contains("reserved CPU time: "), "{missed:?}");
         }
@@ -338,6 +354,23 @@ mod tests {
         let (status, reserved, missed) = ask(&directory.path().join("none"));
         assert!(status.is_none() && reserved.is_none());
         assert_eq!(format!("{missed:?}"), format!("{:?}", Missed::rights()));
+    }
+
+    #[test]
+    fn a_method_of_another_version_is_missed_and_not_taken_for_the_configured_one() {
+        let of = |name: &str| {
+            let status = api::Status { method: name.to_owned(), ..serde_json::from_value(status()).unwrap() };
+            let (method, missed) = in_force(Some(&status), Missed::default());
+            (method, format!("{missed:?}"))
+        };
+        let none = format!("{:?}", Missed::default());
+        for method in Method::ALL {
+            assert_eq!(of(method.name()), (Some(method), none.clone()));
+        }
+        let (method, missed) = of("urgency");
+        assert!(method.is_none() && missed.contains("'urgency' is not a method; this version has"), "{missed}");
+        let (method, missed) = in_force(None, Missed::default());
+        assert!(method.is_none() && missed.is_none(), "a host without a daemon has the configured method");
     }
 
     fn diagnosis() -> Diagnosis {
@@ -441,7 +474,8 @@ mod tests {
         kernel.release = format!("6.12.48+deb13-{}", "rt".repeat(25));
         (kernel.version, kernel.realtime, kernel.threaded_irqs) = ((6, 12), false, false);
         (kernel.lockdown, kernel.pressure) = (Lockdown::Confidentiality, true);
-        let state = |number: u32| IdleState { name: format!("C{number}"), latency_us: 133, enabled_on: cpus("0-63") };
+        let state =
+            |number: u32| IdleState { name: format!("C{number}"), latency_us: Some(133), enabled_on: cpus("0-63") };
         inventory.cpus.idle_states = (1..9).map(state).collect();
         inventory.cpus.governors =
             [("conservative".to_owned(), cpus("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28"))].into();

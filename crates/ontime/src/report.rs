@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
@@ -277,10 +278,8 @@ fn output(mut command: Command, patience: Duration, kept: Keep) -> io::Result<(L
     // A process group of its own, so that processes which the command starts are killed with it.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
-    let reader =
-        |pipe: Option<Box<dyn Read + Send>>, kept| std::thread::spawn(move || pipe.map(|pipe| keep(pipe, MOST, kept)));
-    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _), kept);
-    let err = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _), Keep::First);
+    let out = read_beside(child.stdout.take(), kept);
+    let err = read_beside(child.stderr.take(), Keep::First);
     let end = Instant::now() + patience;
     let status = loop {
         match child.try_wait()? {
@@ -295,16 +294,26 @@ fn output(mut command: Command, patience: Duration, kept: Keep) -> io::Result<(L
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    let read = |thread: std::thread::JoinHandle<Option<io::Result<LimitedText>>>| {
-        thread.join().ok().flatten().unwrap_or_else(|| Ok(LimitedText::default()))
-    };
-    let (mut all, err) = (read(out)?, read(err)?);
+    let (mut all, err) = (finished(out)?, finished(err)?);
     if !err.text.is_empty() {
         all.text.extend_from_slice(b"\nstandard error:\n");
         all.text.extend(err.text);
         all.cut += err.cut;
     }
     Ok((all, status))
+}
+
+/// Reads an output of a command to its end in a thread of its own.
+fn read_beside(pipe: Option<impl Read + Send + 'static>, kept: Keep) -> JoinHandle<io::Result<LimitedText>> {
+    std::thread::spawn(move || {
+        let pipe = pipe.ok_or_else(|| io::Error::other("the command has no such output"))?;
+        keep(pipe, MOST, kept)
+    })
+}
+
+/// What such a thread has read. A thread that panicked has not read an empty output.
+fn finished(reader: JoinHandle<io::Result<LimitedText>>) -> io::Result<LimitedText> {
+    reader.join().unwrap_or_else(|_| Err(io::Error::other("the thread that reads its output panicked")))
 }
 
 /// Replaces the value of every key that looks like a secret by `left out`, in lines with `KEY = VALUE` or `KEY=VALUE`.
@@ -407,6 +416,24 @@ mod tests {
         let (kept, status) = output(command, PATIENCE, Keep::Last).unwrap();
         assert!(status == Some(0) && kept.cut > 0, "{status:?} {}", kept.cut);
         assert!(kept.text.ends_with(b"\n1999999\n2000000\n"));
+    }
+
+    #[test]
+    fn an_output_that_was_not_read_to_its_end_is_not_taken_for_an_empty_one() {
+        struct Panics;
+        impl Read for Panics {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                panic!("this panic belongs to the test")
+            }
+        }
+        for kept in [Keep::First, Keep::Last] {
+            let error = finished(read_beside(Some(Panics), kept)).unwrap_err();
+            assert!(error.to_string().contains("panicked"), "{error}");
+            // A directory can be opened, and its reading fails.
+            assert!(finished(read_beside(File::open("/").ok(), kept)).is_err());
+            assert!(finished(read_beside(None::<File>, kept)).is_err());
+            assert_eq!(finished(read_beside(Some(&b"a\n"[..]), kept)).unwrap().text, b"a\n");
+        }
     }
 
     #[test]

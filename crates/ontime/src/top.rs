@@ -264,22 +264,18 @@ fn requested(one: &api::Requested) -> String {
     visible(&line)
 }
 
-/// A row for each deadline task that the guest publishes. The host knows only the sum of a vCPU's tasks, so the budget
-/// of a single task is known only if it is the only one.
-fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; COLUMNS]> + use<'_> {
-    let budget = match (&vcpu.guest, vcpu.tasks.len()) {
-        (Some(guest), 1) => format!("{} ms", guest.budget_us / 1e3),
-        _ => "?".to_owned(),
-    };
-    vcpu.tasks.iter().map(move |task| {
+/// A row for each deadline task that the guest publishes, or one with question marks if they could not be read. The
+/// host knows only the sum of a vCPU's tasks, so the budget of a single task is known only if it is the only one.
+fn tasks(vcpu: &api::ReservedVcpu) -> Vec<[String; COLUMNS]> {
+    let row = |guest: String, place: &str, deadline: String| {
         let mut row: [String; COLUMNS] = std::array::from_fn(|_| "-".to_owned());
         let cells = [
             (0, String::new()),
             (1, "  task".to_owned()),
             (2, vcpu.vcpu.to_string()),
-            (5, format!("{budget} / {} ms", task.period_us / 1e3)),
-            (10, if task.active { "active" } else { "asleep" }.to_owned()),
-            (11, format!("{:.1} ms", task.deadline_in_us / 1e3)),
+            (5, guest),
+            (10, place.to_owned()),
+            (11, deadline),
         ];
         for (column, text) in cells {
             if let Some(cell) = row.get_mut(column) {
@@ -287,7 +283,17 @@ fn tasks(vcpu: &api::ReservedVcpu) -> impl Iterator<Item = [String; COLUMNS]> + 
             }
         }
         row
-    })
+    };
+    let Some(tasks) = &vcpu.tasks else { return vec![row("?".to_owned(), "?", "?".to_owned())] };
+    let budget = match (&vcpu.guest, tasks.len()) {
+        (Some(guest), 1) => format!("{} ms", guest.budget_us / 1e3),
+        _ => "?".to_owned(),
+    };
+    let known = |task: &api::GuestTask| {
+        let guest = format!("{budget} / {} ms", task.period_us / 1e3);
+        row(guest, if task.active { "active" } else { "asleep" }, format!("{:.1} ms", task.deadline_in_us / 1e3))
+    };
+    tasks.iter().map(known).collect()
 }
 
 /// The letter of a vCPU in the picture.
@@ -328,7 +334,7 @@ mod tests {
             period_us: 10_000.0,
             bandwidth: 0.3,
             guest: Some(api::Guest { budget_us: 1_250.0, period_us: 20_000.0 }),
-            tasks: vec![api::GuestTask { period_us: 20_000.0, deadline_in_us: 7_300.0, active: true }],
+            tasks: Some(vec![api::GuestTask { period_us: 20_000.0, deadline_in_us: 7_300.0, active: true }]),
             cpu: None,
             place: Some("planned".to_owned()),
             deadline_in_us: Some(4_000.0),
@@ -411,6 +417,22 @@ mod tests {
         let requested =
             "requested: dra-1 (driver, user 7) for pod 7f0c: 2 x 2.5 / 10 ms on CPUs 3,4, rt1, waiting, 42 s left\n";
         assert!(text.contains(requested), "{text}");
+    }
+
+    #[test]
+    fn tasks_that_cannot_be_read_are_not_shown_as_none() {
+        let shown = |tasks: Option<Vec<api::GuestTask>>| {
+            let now = reservations(vec![api::ReservedVcpu { tasks, ..vcpu("a", 1, 1.0) }]);
+            let mut text = String::new();
+            show(&mut text, &now, &used(&now, &now, 1.0)).unwrap();
+            let rows = text.lines().filter(|line| line.contains("  task"));
+            let rows = rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<String>>();
+            (rows, serde_json::to_value(&now).unwrap()["vcpus"][0]["tasks"].clone())
+        };
+        let (rows, json) = shown(None);
+        assert_eq!(rows, ["task 0 - - ? - - - - ? ?"]);
+        assert_eq!(json, serde_json::Value::Null);
+        assert_eq!(shown(Some(Vec::new())), (Vec::new(), serde_json::json!([])));
     }
 
     /// In both views: no header without a row.

@@ -111,12 +111,12 @@ impl Page {
         rustix::fs::fstat(file).is_ok_and(|stat| (id(&stat), offset) == (self.0.id, self.0.offset))
     }
 
-    /// A vCPU's deadline tasks, the earliest deadline first, for display. The values are the guest's own, and reading
-    /// may block.
-    pub fn tasks(&self, vcpu: u32) -> Vec<Task> {
+    /// A vCPU's deadline tasks, the earliest deadline first, for display; None if they cannot be read. The values are
+    /// the guest's own, and reading may block.
+    pub(crate) fn tasks(&self, vcpu: u32) -> Option<Vec<Task>> {
         let now = clock_gettime(ClockId::Realtime);
         let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
-        self.read(vcpu).map_or_else(Vec::new, |line| tasks(&line, now))
+        self.read(vcpu).map(|line| tasks(&line, now))
     }
 
     /// A vCPU's entries; None if they cannot be read.
@@ -355,6 +355,20 @@ mod tests {
         assert!(found.is_sorted_by_key(|task| task.deadline_in));
         assert!(tasks(&line(0, &entries), i128::from(real(100))).is_empty());
         assert!(tasks(&line(1, &entries), -1).is_empty());
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_not_one_without_tasks() {
+        let memory = tempfile::tempfile().unwrap();
+        memory.set_len(u64::from(VCPUS) * LINE as u64).unwrap();
+        memory.write_all_at(&line(1, &[(1, 20 * MS)]), 2 * LINE as u64).unwrap();
+        let id = id(&rustix::fs::fstat(&memory).unwrap());
+        let page = Page::of(memory.try_clone().unwrap(), 0, id);
+        let counted = || [2, 3].map(|vcpu| page.tasks(vcpu).map(|tasks| tasks.len()));
+        assert_eq!(counted(), [Some(1), Some(0)]);
+        // The process that holds the memory truncates it.
+        memory.set_len(3 * LINE as u64 + 8).unwrap();
+        assert_eq!(counted(), [Some(1), None]);
     }
 
     #[test]

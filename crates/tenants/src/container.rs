@@ -5,12 +5,14 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use globset::Glob;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::files;
 use crate::proc::printable;
 
 /// The largest state file that is read, bytes.
@@ -585,7 +587,13 @@ impl Records {
             self.0.borrow_mut().insert(path.to_owned(), format!("it has {size} MiB, of which {most} may be read"));
             return None;
         }
-        std::fs::read(path).ok()
+        let read = std::fs::read(path).inspect_err(|error| {
+            files::note(error);
+            if error.kind() != io::ErrorKind::NotFound {
+                self.0.borrow_mut().insert(path.to_owned(), format!("it cannot be read: {error}"));
+            }
+        });
+        read.ok()
     }
 
     fn json<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
@@ -910,7 +918,7 @@ pub(crate) fn without_number(name: &str) -> Option<&str> {
 }
 
 fn subdirectories(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(directory).inspect_err(files::note).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths
@@ -1457,6 +1465,27 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         assert_eq!(Names::below(root.path()).recorded(&Identity::Id("aa".into())).as_deref(), Some("good"));
+    }
+
+    #[test]
+    fn a_record_that_is_there_and_cannot_be_read_is_told() {
+        let root = tempfile::tempdir().unwrap();
+        let record = |driver: &str| {
+            let directory = root.path().join(format!("var/lib/containers/storage/{driver}-containers"));
+            std::fs::create_dir_all(&directory).unwrap();
+            directory.join("containers.json")
+        };
+        // A regular file, and its reading fails.
+        let unreadable = record("overlay");
+        std::os::unix::fs::symlink("/proc/self/mem", &unreadable).unwrap();
+        std::fs::write(record("vfs"), r#"[{"id":"aa","names":["good"]}]"#).unwrap();
+        let mut names = Names::below(root.path());
+        assert_eq!(names.recorded(&Identity::Id("aa".into())).as_deref(), Some("good"));
+        let told: Vec<_> = names.unread().into_iter().collect();
+        assert!(
+            matches!(&told[..], [(path, why)] if *path == unreadable && why.contains("cannot be read")),
+            "{told:?}"
+        );
     }
 
     #[test]

@@ -128,7 +128,8 @@ impl Sources {
             let opened = std::fs::File::open(directory.join("cmdline"));
             if let Ok(file) = opened.inspect_err(files::note) {
                 // A process that vanished, or removed its command line, has none.
-                let _ = limit_waits(|| io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes));
+                let read = limit_waits(|| io::Read::read_to_end(&mut io::Read::take(file, limit as u64), &mut bytes));
+                let _ = read.inspect_err(files::note);
             }
             bytes
         };

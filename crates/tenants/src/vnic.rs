@@ -159,7 +159,7 @@ impl Network {
     /// The character device of a macvtap or ipvtap interface, `MAJOR:MINOR`.
     fn tap_device(&self, ifname: &str, index: u32) -> Option<String> {
         let mut files = ["macvtap/", "ipvtap/", ""].iter().map(|class| format!("{ifname}/{class}tap{index}/dev"));
-        let device = files.find_map(|file| std::fs::read_to_string(self.root.join(file)).ok())?;
+        let device = files.find_map(|file| text_of(&self.root.join(file)))?;
         Some(device.trim().to_owned())
     }
 
@@ -168,8 +168,14 @@ impl Network {
     }
 
     fn text(&self, ifname: &str, attribute: &str) -> Option<String> {
-        Some(std::fs::read_to_string(self.root.join(ifname).join(attribute)).ok()?.trim().to_owned())
+        Some(text_of(&self.root.join(ifname).join(attribute))?.trim().to_owned())
     }
+}
+
+/// The text of a file. None also if it cannot be read: [`files::exhausted`] tells whether that was for want of a
+/// descriptor.
+fn text_of(file: &Path) -> Option<String> {
+    std::fs::read_to_string(file).inspect_err(files::note).ok()
 }
 
 /// The number of the physical function whose representor has this `phys_port_name`: `pf1vf3` and `c2pf1sf40` belong to
@@ -186,7 +192,7 @@ pub fn represented(port: &str) -> Option<&str> {
 }
 
 fn names_in(directory: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(directory).inspect_err(files::note).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, epoll};
@@ -42,6 +42,7 @@ use crate::host::Sources;
 use crate::model::{Kind, Tenant, TenantThread, ThreadRole};
 use crate::problem::{Problem, ProblemKind};
 use crate::proc;
+use crate::remedy;
 use crate::rules::Rules;
 use crate::vmm::{self, Vmm};
 
@@ -94,6 +95,8 @@ pub struct Watcher {
     connector: Option<Connector>,
     /// Why there is no connector.
     rescan_reason: Option<String>,
+    /// Why `libvirt`, or the directory above it, is not watched although it is there.
+    unwatched: Option<String>,
     proc: PathBuf,
     libvirt: PathBuf,
     /// Whether `libvirt` itself is watched, and not a directory above it.
@@ -112,7 +115,7 @@ pub struct Watcher {
 
 impl Watcher {
     /// Starts watching. Without process events (not root, or not in the host's namespaces) the watcher only rescans:
-    /// see [`Watcher::rescan_reason`].
+    /// see [`Watcher::rescan_reasons`].
     ///
     /// # Errors
     /// If the process cannot get another epoll, timerfd or inotify instance.
@@ -131,6 +134,7 @@ impl Watcher {
             inotify,
             connector,
             rescan_reason,
+            unwatched: None,
             proc: sources.proc.clone(),
             libvirt: sources.libvirt.clone(),
             libvirt_there: false,
@@ -150,9 +154,9 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Why changes are found only by rescans, if so.
-    pub fn rescan_reason(&self) -> Option<&str> {
-        self.rescan_reason.as_deref()
+    /// Why some changes are found only by rescans, if so. A reason may also come later.
+    pub fn rescan_reasons(&self) -> impl Iterator<Item = &str> {
+        [&self.rescan_reason, &self.unwatched].into_iter().flatten().map(String::as_str)
     }
 
     /// Sets the result and the rules of the last discovery, which define the processes to follow. Call it after every
@@ -334,11 +338,20 @@ impl Watcher {
         let content =
             W::CREATE | W::DELETE | W::MOVED_FROM | W::MOVED_TO | W::CLOSE_WRITE | W::DELETE_SELF | W::ONLYDIR;
         let name = W::CREATE | W::MOVED_TO | W::DELETE_SELF | W::ONLYDIR;
-        self.libvirt_there = inotify::add_watch(&self.inotify, &self.libvirt, content).is_ok();
+        let mut unwatched = None;
+        let mut watch = |dir: &Path, flags| match inotify::add_watch(&self.inotify, dir, flags) {
+            Ok(_) => true,
+            Err(Errno::NOENT | Errno::NOTDIR) => false,
+            Err(error) => {
+                unwatched.get_or_insert_with(|| unwatchable(dir, error));
+                false
+            }
+        };
+        self.libvirt_there = watch(&self.libvirt, content);
         if !self.libvirt_there {
-            let above = self.libvirt.ancestors().skip(1);
-            let _ = above.into_iter().find(|dir| inotify::add_watch(&self.inotify, *dir, name).is_ok());
+            let _ = self.libvirt.ancestors().skip(1).find(|dir| watch(dir, name));
         }
+        self.unwatched = unwatched;
     }
 
     fn libvirt_change(&mut self) -> Option<Change> {
@@ -416,9 +429,11 @@ impl Watcher {
     }
 
     fn is_vms_kernel_thread(&self, tid: i32) -> bool {
-        let comm = std::fs::read(self.proc.join(tid.to_string()).join("comm")).unwrap_or_default();
-        vmm::kernel_thread(proc::printable(comm.trim_ascii_end()).as_str())
-            .is_some_and(|(role, _)| matches!(role, ThreadRole::Vhost | ThreadRole::KvmPit))
+        match std::fs::read(self.proc.join(tid.to_string()).join("comm")) {
+            Ok(comm) => vmm::kernel_thread(proc::printable(comm.trim_ascii_end()).as_str())
+                .is_some_and(|(role, _)| matches!(role, ThreadRole::Vhost | ThreadRole::KvmPit)),
+            Err(error) => !has_ended(&error),
+        }
     }
 
     fn is_new_tenant(&self, pid: i32) -> bool {
@@ -426,12 +441,30 @@ impl Watcher {
         if self.vmm(pid).is_some() {
             return true;
         }
-        let cgroup = std::fs::read(dir.join("cgroup")).ok().and_then(|text| proc::parse_cgroup(&text));
-        cgroup.is_some_and(|path| match container::of_path(&path) {
+        let text = match std::fs::read(dir.join("cgroup")) {
+            Ok(text) => text,
+            Err(error) => return !has_ended(&error),
+        };
+        proc::parse_cgroup(&text).is_some_and(|path| match container::of_path(&path) {
             Some(new) => !self.bulk_cgroups.contains(&new.cgroup),
             None => ancestors(&path).any(|part| self.rules.names_cgroup(part) && !self.bulk_cgroups.contains(part)),
         })
     }
+}
+
+/// Whether a process's file could not be read because the process has ended, and not for another reason.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Why changes in a directory are not told.
+fn unwatchable(dir: &Path, error: Errno) -> String {
+    let remedy = match error {
+        Errno::NOSPC => "raise the host's limit of watches (sysctl fs.inotify.max_user_watches)",
+        _ => remedy(&error.into()),
+    };
+    let dir = dir.display();
+    format!("{dir}: cannot be watched ({error}); changes of libvirt's domains may be seen {RESCAN:?} late; {remedy}")
 }
 
 const KTHREADD: i32 = 2;

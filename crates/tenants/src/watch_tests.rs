@@ -54,3 +54,32 @@ fn of_a_vm_without_names_any_thread_may_be_a_vcpu() {
     watcher.follow(&discover(&host.sources(), &rules), &rules).unwrap();
     assert_eq!(concerns(&watcher, 100, 103), [true; 3]);
 }
+
+#[test]
+fn a_process_that_cannot_be_read_may_be_a_tenant_and_one_that_is_gone_is_none() {
+    let host = common::Host::new();
+    let sources = host.sources();
+    let watcher = Watcher::new(&sources).unwrap();
+    let starts = Event::Exec { pid: 300 };
+    let kernels = Event::Fork { parent: KTHREADD, child: 301, tid: 301 };
+    assert!(!watcher.concerns(starts) && !watcher.concerns(kernels), "they are gone");
+    // A directory can be opened, and its reading fails.
+    std::fs::create_dir_all(sources.proc.join("300/cgroup")).unwrap();
+    std::fs::create_dir_all(sources.proc.join("301/comm")).unwrap();
+    assert!(watcher.concerns(starts) && watcher.concerns(kernels));
+}
+
+#[test]
+fn a_directory_that_is_there_and_is_not_watched_is_told() {
+    let host = common::Host::new();
+    let untold = |libvirt: PathBuf| {
+        let watcher = Watcher::new(&Sources { libvirt, ..host.sources() }).unwrap();
+        watcher.rescan_reasons().filter(|why| why.contains("cannot be watched")).count()
+    };
+    let absent = host.path("run/libvirt/nothing");
+    assert_eq!(untold(absent.clone()), 0);
+    std::fs::create_dir_all(absent.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&absent, &absent).unwrap();
+    assert_eq!(untold(absent), 1, "a link to itself");
+    assert!(unwatchable(Path::new("/run"), Errno::NOSPC).contains("fs.inotify.max_user_watches"));
+}

@@ -21,7 +21,7 @@ fn sources(host: &common::Host) -> Sources {
 
 fn watcher(sources: &Sources) -> Option<Watcher> {
     let watcher = Watcher::new(sources).unwrap();
-    if let Some(why) = watcher.rescan_reason() {
+    if let Some(why) = watcher.rescan_reasons().next() {
         println!("SKIPPED: {why}");
         return None;
     }

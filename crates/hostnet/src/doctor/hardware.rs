@@ -100,26 +100,34 @@ pub(super) fn idle_states(inventory: &Inventory) -> Check {
     let cpus = &inventory.cpus;
     let whole = cpus.dma_latency_us.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(u64::MAX);
     let limit = |cpu| cpus.latency_limits_us.get(&cpu).copied().unwrap_or(u64::MAX).min(whole);
-    let slow: Vec<(&IdleState, CpuSet)> = cpus
+    let slow: Vec<(&IdleState, u64, CpuSet)> = cpus
         .idle_states
         .iter()
-        .filter(|state| state.latency_us > IDLE_LATENCY_US)
-        .map(|state| {
-            let open: CpuSet = state.enabled_on.iter().filter(|cpu| state.latency_us <= limit(*cpu)).collect();
-            (state, open)
-        })
-        .filter(|(_, open)| !open.is_empty())
+        .filter_map(|state| Some((state, state.latency_us.filter(|us| *us > IDLE_LATENCY_US)?)))
+        .map(|(state, us)| (state, us, state.enabled_on.iter().filter(|cpu| us <= limit(*cpu)).collect::<CpuSet>()))
+        .filter(|(_, _, open)| !open.is_empty())
         .collect();
+    let unread = cpus.idle_states.iter().filter(|state| state.latency_us.is_none());
+    let unread = unread.flat_map(|state| state.enabled_on.iter()).filter(|cpu| limit(*cpu) > IDLE_LATENCY_US);
+    let unread: CpuSet = unread.collect();
     if cpus.idle_states.is_empty() {
         return Check::new(id, title, State::Ok, "the kernel has no idle states to choose from");
     }
-    if slow.is_empty() {
-        return Check::new(id, title, State::Ok, format!("none that takes longer than {IDLE_LATENCY_US} us to leave"));
+    let mut told: Vec<String> =
+        slow.iter().map(|(state, us, open)| format!("{} ({us} us) on CPUs {open}", state.name)).collect();
+    if !unread.is_empty() {
+        told.push(format!("what cannot be read of CPUs {unread}"));
     }
-    let longest = slow.iter().map(|(state, _)| state.latency_us).max().and_then(|us| u32::try_from(us).ok());
-    let told = slow.iter().map(|(state, open)| format!("{} ({} us) on CPUs {open}", state.name, state.latency_us));
-    let told: Vec<String> = told.collect();
-    Check::new(id, title, State::Warning, format!("may be entered: {}", told.join(", ")))
+    let state = match (slow.is_empty(), unread.is_empty()) {
+        (false, _) => State::Warning,
+        (true, false) => State::Unknown,
+        (true, true) => {
+            let found = format!("none that takes longer than {IDLE_LATENCY_US} us to leave");
+            return Check::new(id, title, State::Ok, found);
+        }
+    };
+    let longest = slow.iter().map(|(_, us, _)| *us).max().and_then(|us| u32::try_from(us).ok());
+    Check::new(id, title, state, format!("may be entered: {}", told.join(", ")))
         .costs(
             longest.unwrap_or(ENDLESS),
             "the state's exit latency, added to the first packet after a pause",

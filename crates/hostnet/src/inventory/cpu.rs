@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{Cpus, IdleState, Note};
@@ -174,25 +175,33 @@ fn latency_limits(base: &Path, online: &CpuSet) -> BTreeMap<u32, u64> {
 }
 
 /// States with the same name and latency on several CPUs are one state. On a hybrid processor a state's name has a
-/// latency per kind of core.
+/// latency per kind of core. A state that cannot be read has no latency and may be enabled.
 fn idle_states(base: &Path, online: &CpuSet) -> Vec<IdleState> {
-    let mut states: BTreeMap<(u32, String, u64), Vec<u32>> = BTreeMap::new();
+    let mut states: BTreeMap<(u32, String, Option<u64>), Vec<u32>> = BTreeMap::new();
     for cpu in online.iter() {
-        let Ok(entries) = fs::read_dir(base.join(format!("cpu{cpu}/cpuidle"))) else { continue };
+        let entries = match fs::read_dir(base.join(format!("cpu{cpu}/cpuidle"))) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(_) => {
+                states.entry((0, String::new(), None)).or_default().push(cpu);
+                continue;
+            }
+        };
         for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
             let Some(number) = path.file_name().and_then(|name| name.to_str()?.strip_prefix("state")?.parse().ok())
             else {
                 continue;
             };
             let name = read(&path.join("name")).unwrap_or_default();
-            let latency: u64 = read_number(&path.join("latency")).unwrap_or_default();
+            let disable = read(&path.join("disable"));
+            let latency = read_number(&path.join("latency")).filter(|_| disable.is_some());
             let cpus = states.entry((number, name, latency)).or_default();
-            if read(&path.join("disable")).as_deref() == Some("0") {
+            if disable.is_none_or(|disable| disable == "0") {
                 cpus.push(cpu);
             }
         }
     }
-    let state = |((_, name, latency_us), cpus): ((u32, String, u64), Vec<u32>)| IdleState {
+    let state = |((_, name, latency_us), cpus): ((u32, String, Option<u64>), Vec<u32>)| IdleState {
         name,
         latency_us,
         enabled_on: cpus.into_iter().collect(),
@@ -260,9 +269,18 @@ mod tests {
             put(state.join("latency"), &format!("{latency}\n"));
             put(state.join("disable"), &format!("{disable}\n"));
         }
-        let found: Vec<_> =
-            idle_states(dir.path(), &cpus("0-3")).into_iter().map(|one| (one.latency_us, one.enabled_on)).collect();
-        assert_eq!(found, [(170, cpus("0")), (290, cpus("2-3"))]);
+        let found = || -> Vec<_> {
+            idle_states(dir.path(), &cpus("0-5")).into_iter().map(|one| (one.latency_us, one.enabled_on)).collect()
+        };
+        assert_eq!(found(), [(Some(170), cpus("0")), (Some(290), cpus("2-3"))], "CPUs 4 and 5 have no states");
+        // Files and directories that are there and cannot be read: a state may then be slow, and enabled.
+        for file in ["cpu0/cpuidle/state2/latency", "cpu2/cpuidle/state2/disable"].map(|file| dir.path().join(file)) {
+            fs::remove_file(&file).unwrap();
+            fs::create_dir(&file).unwrap();
+        }
+        put(dir.path().join("cpu5/cpuidle"), "");
+        let wanted = [(None, cpus("5")), (None, cpus("0,2")), (Some(170), cpus("")), (Some(290), cpus("3"))];
+        assert_eq!(found(), wanted);
     }
 
     #[test]

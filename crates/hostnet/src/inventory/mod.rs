@@ -124,9 +124,9 @@ pub struct Cpus {
 pub struct IdleState {
     /// Name, such as `C6`.
     pub name: String,
-    /// Exit latency, us.
-    pub latency_us: u64,
-    /// The CPUs on which this state is enabled.
+    /// Exit latency, us. None if what the kernel says of the state cannot be read.
+    pub latency_us: Option<u64>,
+    /// The CPUs on which this state is enabled, or may be.
     pub enabled_on: CpuSet,
 }
 

@@ -14,6 +14,7 @@ use netlink_sys::{
     Socket, SocketAddr,
     protocols::{NETLINK_KOBJECT_UEVENT, NETLINK_ROUTE},
 };
+use ontime_base::remedy::of_limits;
 use rustix::event::epoll;
 use rustix::fs::inotify;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -82,6 +83,9 @@ const NETLINK_ALIGNMENT: usize = 4;
 /// (`lib/kobject_uevent.c`).
 const UEVENT_GROUP: u32 = 1;
 
+/// Requirements of the sources that a host may lack.
+const UEVENTS_AND_ETHTOOL: &str = "run in the host's own namespaces, on a kernel with CONFIG_ETHTOOL_NETLINK";
+
 /// All sources, in one epoll set.
 pub(crate) struct Events {
     epoll: OwnedFd,
@@ -90,6 +94,7 @@ pub(crate) struct Events {
     links: Socket,
     queues: Option<Socket>,
     devices: Option<Socket>,
+    rescan_reasons: Vec<String>,
     poke: OwnedFd,
     request: OwnedFd,
     clock: OwnedFd,
@@ -112,15 +117,20 @@ impl Events {
             TimerfdClockId::Boottime,
             TimerfdFlags::CLOEXEC.union(TimerfdFlags::NONBLOCK),
         )?;
+        let mut rescan_reasons = Vec::new();
+        // Linux before 5.6 does not tell.
+        let queues = or_rescan("changes of a NIC's queues and rings", ethtool::monitor(), &mut rescan_reasons);
+        // Nor does any Linux in a network namespace that does not belong to the initial user namespace.
+        let devices = netlink(NETLINK_KOBJECT_UEVENT, UEVENT_GROUP);
+        let devices = or_rescan("CPUs that go offline or come back", devices, &mut rescan_reasons);
         let events = Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             stop,
             reload,
             links,
-            // If this fails (Linux before 5.6), only the rescan finds such changes.
-            queues: ethtool::monitor().ok(),
-            // The same, in a network namespace that does not belong to the initial user namespace.
-            devices: netlink(NETLINK_KOBJECT_UEVENT, UEVENT_GROUP).ok(),
+            queues,
+            devices,
+            rescan_reasons,
             poke: poked,
             request,
             clock,
@@ -137,6 +147,11 @@ impl Events {
         events.add(&events.request, Event::Request)?;
         events.add(&events.clock, Event::Clock)?;
         Ok(events)
+    }
+
+    /// Why some changes are found only by rescans, if so.
+    pub(crate) fn rescan_reasons(&self) -> &[String] {
+        &self.rescan_reasons
     }
 
     /// Adds a source that its owner drains, such as the tenants' watcher.
@@ -201,6 +216,21 @@ impl Events {
             Event::Tenants | Event::Guests => {}
         }
         true
+    }
+}
+
+/// A source that the host may lack; then why is added to `rescan_reasons`.
+fn or_rescan(changes: &str, source: io::Result<Socket>, rescan_reasons: &mut Vec<String>) -> Option<Socket> {
+    match source {
+        Ok(socket) => Some(socket),
+        Err(error) => {
+            rescan_reasons.push(format!(
+                "the kernel does not report {changes} ({error}); they are found after `rescan-seconds` (daemon.toml) \
+                 instead; for events, {}",
+                of_limits(&error).map_or(UEVENTS_AND_ETHTOOL, |(_, remedy)| remedy)
+            ));
+            None
+        }
     }
 }
 
@@ -306,6 +336,20 @@ mod tests {
             assert_eq!(is_of_cpu(&message(head)), told, "{head}");
         }
         assert!(!is_of_cpu(&[]));
+    }
+
+    #[test]
+    fn a_source_that_is_missing_is_told() {
+        let mut reasons = Vec::new();
+        let source = Socket::new(NETLINK_ROUTE).unwrap();
+        assert!(or_rescan("a", Ok(source), &mut reasons).is_some() && reasons.is_empty());
+        for (errno, remedy) in [(libc::EMFILE, "limit of open files"), (libc::EPERM, "own namespaces")] {
+            let source = Err(io::Error::from_raw_os_error(errno));
+            assert!(or_rescan("b", source, &mut reasons).is_none());
+            let reason = reasons.pop().unwrap();
+            assert!(reason.contains("report b (") && reason.contains("`rescan-seconds`"), "{reason}");
+            assert!(reason.contains(remedy), "{reason}");
+        }
     }
 
     #[test]

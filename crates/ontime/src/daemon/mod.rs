@@ -109,13 +109,14 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     events.add(&watcher, Event::Tenants)?;
     let to = Loop::new(asks, bell);
     http::serve(listener, to.clone()).doing("starting the HTTP server")?;
-    if let Some(why) = watcher.rescan_reason() {
-        tracing::warn!("tenants: {why}");
+    for why in events.rescan_reasons() {
+        tracing::warn!("events: {why}");
     }
     let due = Due::new(Instant::now());
     let scrapes = (Server::default(), to);
     let (requests, guests) = (RequestQueue::default(), Guests::default());
-    let mut daemon = Daemon { engine, events, watcher, asked, requests, scrapes, guests, due, followed: 0 };
+    let mut daemon =
+        Daemon { engine, events, watcher, asked, requests, scrapes, guests, due, followed: 0, told: BTreeSet::new() };
     daemon.serve_metrics();
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status(daemon.engine.word())]);
@@ -188,6 +189,8 @@ struct Daemon {
     due: Due,
     /// The number of passes that have been followed up.
     followed: u64,
+    /// The watcher's reasons for rescans that have been logged.
+    told: BTreeSet<String>,
 }
 
 impl Daemon {
@@ -264,6 +267,9 @@ impl Daemon {
 
     /// Follows up a pass, including one that a request caused.
     fn passed(&mut self) {
+        for why in untold(self.watcher.rescan_reasons(), &mut self.told) {
+            tracing::warn!("tenants: {why}");
+        }
         if self.engine.passes() == self.followed {
             return;
         }
@@ -386,6 +392,11 @@ impl Daemon {
     }
 }
 
+/// The reasons that are not among those `told`, which are added to them.
+fn untold<'a>(reasons: impl Iterator<Item = &'a str>, told: &mut BTreeSet<String>) -> Vec<&'a str> {
+    reasons.filter(|why| told.insert((*why).to_owned())).collect()
+}
+
 /// Half of systemd's watchdog time, if the unit sets one.
 fn watchdog() -> Option<Duration> {
     let mut usec = 0;
@@ -396,5 +407,18 @@ fn watchdog() -> Option<Duration> {
 fn notify(states: &[NotifyState]) {
     if let Err(error) = sd_notify::notify(false, states) {
         tracing::debug!("sd_notify: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_that_comes_later_is_told_and_each_once() {
+        let mut told = BTreeSet::new();
+        assert_eq!(untold(["no events"].into_iter(), &mut told), ["no events"]);
+        assert_eq!(untold(["no events", "not watched"].into_iter(), &mut told), ["not watched"]);
+        assert!(untold(["not watched"].into_iter(), &mut told).is_empty());
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::admit::offer::Offer;
 use crate::admit::request::GuestNeed;
-use crate::guest_page::Page;
+use crate::guest_page::{Page, Task};
 use crate::model::{Budget, NOTHING, Pacing, Table};
 
 /// A vCPU with a reservation.
@@ -45,6 +45,12 @@ impl Reserved {
     /// What the vCPU's guest holds, from its admitted need.
     pub fn claimed(&self) -> Budget {
         self.guest.map_or_else(Budget::default, |need| Budget { budget: need.budget.0, period: need.period.0 })
+    }
+
+    /// The vCPU's deadline tasks, as its guest publishes them, the earliest deadline first: empty if the guest
+    /// publishes none, None if they cannot be read. Reading may block.
+    pub fn tasks(&self) -> Option<Vec<Task>> {
+        self.page.as_ref().map_or_else(|| Some(Vec::new()), |page| page.tasks(self.vcpu))
     }
 }
 

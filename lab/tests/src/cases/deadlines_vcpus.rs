@@ -170,11 +170,11 @@ fn demoted(guest: &Guest) -> Result<()> {
     guest.fits("n", 6000)?;
     on(guest, "n", "0")?;
     holds([Some(6000), None])?;
-    within(60, "the guest publishes its task", || Ok(published()? == [1, 0]))?;
+    within(60, "the guest publishes its task", || Ok(published()? == [Some(1), Some(0)]))?;
     // The kernel writes to the console at once, so not beside what the shell prints.
     guest.ask("sleep 1; echo n > /proc/sysrq-trigger; sleep 1")?;
     holds([None, None])?;
-    within(60, "the guest publishes no task", || Ok(published()? == [0, 0]))?;
+    within(60, "the guest publishes no task", || Ok(published()? == [Some(0), Some(0)]))?;
     expect("policy of a task that the kernel has demoted", 0, policy(guest, &task("n"))?)?;
     on(guest, "n", "0-1")?;
     guest.ends("n")

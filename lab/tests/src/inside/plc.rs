@@ -144,9 +144,9 @@ pub(crate) fn held() -> Result<Vec<Option<(f64, f64)>>> {
     held_in(&json("ontime top --once --json --interval 0.1")?)
 }
 
-/// How many deadline tasks the guest publishes for each vCPU of plc.
-pub(crate) fn published() -> Result<Vec<usize>> {
-    let count = |vcpu: &Value| vcpu.get("tasks").and_then(Value::as_array).map_or(0, Vec::len);
+/// How many deadline tasks the guest publishes for each vCPU of plc. None if they cannot be read.
+pub(crate) fn published() -> Result<Vec<Option<usize>>> {
+    let count = |vcpu: &Value| vcpu.get("tasks").and_then(Value::as_array).map(Vec::len);
     of_vcpus(&json("ontime top --once --json --interval 0.1")?, count)
 }
 

@@ -306,7 +306,7 @@ impl Engine {
                 guest: vcpu
                     .guest
                     .map(|need| api::Guest { budget_us: micros(need.budget.0), period_us: micros(need.period.0) }),
-                tasks: vcpu.page.iter().flat_map(|page| page.tasks(vcpu.vcpu)).map(guest_task).collect(),
+                tasks: vcpu.tasks().map(|tasks| tasks.into_iter().map(guest_task).collect()),
                 cpu: settled.cpu(vcpu),
                 place: standing.map(|(place, _)| place_name(*place).to_owned()),
                 deadline_in_us: standing.map(|(_, deadline)| micros(deadline.saturating_sub(now))),

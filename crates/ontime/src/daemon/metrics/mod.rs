@@ -440,9 +440,19 @@ impl Metrics {
             self.misses.get_or_create(&domain).inc_by(now.misses.saturating_sub(last.misses));
         }
         self.tasks.clear();
+        let mut unread = Vec::new();
         for vcpu in &settled.vcpus {
-            let count = vcpu.page.as_ref().map_or(0, |page| page.tasks(vcpu.vcpu).len());
-            self.tasks.get_or_create(&domain(vcpu)).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+            match vcpu.tasks() {
+                Some(tasks) => {
+                    let count = i64::try_from(tasks.len()).unwrap_or(i64::MAX);
+                    self.tasks.get_or_create(&domain(vcpu)).inc_by(count);
+                }
+                None => unread.push(domain(vcpu)),
+            }
+        }
+        // The sum of a domain is not known without each of its vCPUs.
+        for domain in unread {
+            self.tasks.remove(&domain);
         }
         self.used.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
         let gone = self.reserving.iter().filter(|domain| !reserved.contains_key(*domain));
@@ -552,6 +562,43 @@ mod tests {
         }
         metrics.found(&[finding(RuleId::HostConfig, Severity::Warning)]);
         assert!(!metrics.text().contains("severity=\"critical\""));
+    }
+
+    #[test]
+    fn deadline_tasks_that_cannot_be_read_have_no_sample() {
+        use std::fs::File;
+        use std::os::unix::fs::FileExt;
+
+        use ontime_sched::{Held, Page};
+
+        const LINE: u64 = ontime_sched::published::LINE as u64;
+        let memory = File::from(rustix::fs::memfd_create("vm", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(64 * LINE).unwrap();
+        // The guest has read the clock once, and has a task with a period of 20 ms that sleeps.
+        let entries: Vec<u8> = [1u64, 0, 1, 20_000_000].into_iter().flat_map(u64::to_le_bytes).collect();
+        memory.write_all_at(&entries, 0).unwrap();
+        let Ok(page) = Page::new(memory.try_clone().unwrap(), 0) else {
+            println!("SKIPPED: memory may be swapped out here");
+            return;
+        };
+        let held = [1, 2, 3].map(|tid| Held { id: ThreadId { pid: 1, tid, start_time: 1 }, cpu: None });
+        let mut settled = Settled::remembered(&held);
+        let parts = [("plc", 0, Some(page.clone())), ("plc", 63, Some(page)), ("web", 0, None)];
+        for (vcpu, (tenant, number, page)) in settled.vcpus.iter_mut().zip(parts) {
+            (vcpu.tenant, vcpu.vcpu, vcpu.page) = (tenant.to_owned(), number, page);
+        }
+        let mut metrics = Metrics::default();
+        let mut samples = || {
+            metrics.reservations(&settled, &BTreeMap::new());
+            let text = metrics.text();
+            let samples = text.lines().filter_map(|line| line.strip_prefix("ontime_deadline_tasks{"));
+            samples.map(str::to_owned).collect::<BTreeSet<String>>().into_iter().collect::<Vec<String>>()
+        };
+        let web = "domain=\"web\",class=\"bulk\"} 0";
+        assert_eq!(samples(), ["domain=\"plc\",class=\"bulk\"} 1", web]);
+        // The process that holds the memory truncates it: only entries of vCPU 0 are left.
+        memory.set_len(LINE).unwrap();
+        assert_eq!(samples(), [web]);
     }
 
     #[test]
