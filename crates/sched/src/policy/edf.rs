@@ -708,7 +708,9 @@ impl EdfCpu {
 
     /// Does what is due. Returns when the pacer is to check again.
     pub(crate) fn step(&mut self, now: u64, threads: &mut impl Threads) -> u64 {
-        let late = now.saturating_sub(self.due).min(CHECK_DELAY_MIN);
+        // While the last check went on no vCPU ran.
+        let soonest = self.due.max(self.last.saturating_add(self.last_cost));
+        let late = now.saturating_sub(soonest).min(CHECK_DELAY_MIN);
         self.late = late.max(self.late - self.late / LATE_FORGOTTEN);
         self.due = self.check(now, threads);
         self.due
