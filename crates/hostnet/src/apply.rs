@@ -195,11 +195,15 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
             Ok(found) => {
                 let as_wanted = found == setting.value;
                 if (!as_wanted || setting.handed_on) && !journal.has(&setting.knob) {
-                    let overwritten = setting
-                        .overwrites
-                        .iter()
-                        .filter_map(|knob| Some(Original { knob: knob.clone(), value: host.read(knob).ok()? }));
-                    originals.extend(overwritten);
+                    match overwritten(host, setting) {
+                        Ok(overwritten) => originals.extend(overwritten),
+                        Err(error) => {
+                            missing.insert(setting.knob.key());
+                            let done = not_set(setting, &error);
+                            report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
+                            continue;
+                        }
+                    }
                     let value = setting.original.as_ref().unwrap_or(&found).clone();
                     originals.push(Original { knob: setting.knob.clone(), value });
                 }
@@ -245,6 +249,19 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     // These knobs were never changed, so another value there is not drift: remove their originals again.
     journal.forget(&refused)?;
     Ok(report)
+}
+
+/// The originals of the knobs that a setting overwrites. A knob that does not exist has none.
+///
+/// # Errors
+/// If a knob exists and cannot be read: without its original, it could not be restored.
+fn overwritten(host: &dyn Host, setting: &Setting) -> Result<Vec<Original>, KnobError> {
+    let original = |knob: &Knob| match host.read(knob) {
+        Ok(value) => Some(Ok(Original { knob: knob.clone(), value })),
+        Err(KnobError::Gone(_) | KnobError::Unsupported { .. }) => None,
+        Err(error) => Some(Err(error)),
+    };
+    setting.overwrites.iter().filter_map(original).collect()
 }
 
 /// Stores the originals that differ from the values found ([`Setting::original`]), and the processes through which

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use ontime_tenants::remedy::{of_limits, remedy};
 use serde::Serialize;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
@@ -117,22 +118,31 @@ fn run(device: &Path) -> KvmProbe {
     };
     let guest = match ProbeGuest::new(&kvm) {
         Ok(guest) => guest,
-        Err(error) => return KvmProbe::Broken(format!("no VM can be made: {error}")),
+        Err(error) => return unmade(&std::io::Error::from_raw_os_error(error.errno())),
     };
     guest.run()
 }
 
 fn unopened(device: &Path, error: &std::io::Error) -> KvmProbe {
     let why = format!("{}: {error}", device.display());
-    if error.kind() != std::io::ErrorKind::PermissionDenied {
-        return KvmProbe::Absent(why);
-    }
-    // Root is not told to become root: the devices of its cgroup are limited.
-    let remedy = match rustix::process::geteuid().is_root() {
-        true => "let root open it: outside a container, by DeviceAllow= in a unit",
-        false => "run as root",
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => return KvmProbe::Absent(why),
+        // Root is not told to become root: the devices of its cgroup are limited.
+        Some(libc::EPERM | libc::EACCES) => match rustix::process::geteuid().is_root() {
+            true => "let root open it: outside a container, by DeviceAllow= in a unit",
+            false => "run as root",
+        },
+        _ => remedy(error),
     };
     KvmProbe::Unknown(format!("{why}: not tried; {remedy}"))
+}
+
+fn unmade(error: &std::io::Error) -> KvmProbe {
+    let why = format!("no VM can be made: {error}");
+    match of_limits(error) {
+        Some((_, remedy)) => KvmProbe::Unknown(format!("{why}: not tried; {remedy}")),
+        None => KvmProbe::Broken(why),
+    }
 }
 
 struct ProbeGuest {
@@ -256,6 +266,16 @@ mod tests {
             assert_eq!((why.ends_with("run as root"), why.contains("let root open it")), (!is_root, is_root), "{why}");
         }
         assert!(matches!(found(libc::ENODEV), KvmProbe::Absent(_)));
+    }
+
+    #[test]
+    fn a_lack_of_descriptors_is_no_lack_of_kvm() {
+        let error = |code| std::io::Error::from_raw_os_error(code);
+        let full = error(libc::EMFILE);
+        for found in [unopened(Path::new("/dev/kvm"), &full), unmade(&full)] {
+            assert!(matches!(&found, KvmProbe::Unknown(why) if why.contains("LimitNOFILE=")), "{found:?}");
+        }
+        assert!(matches!(unmade(&error(libc::ENOTTY)), KvmProbe::Broken(_)));
     }
 
     #[test]

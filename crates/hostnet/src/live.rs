@@ -79,7 +79,11 @@ impl LiveHost {
         run(ethtool).map_err(|error| match error.raw_os_error() {
             // The kernel returns ENODEV also for a device that is being reset or is suspended (net/ethtool/netlink.c,
             // ethnl_ops_begin). Such a device comes back unchanged.
-            Some(libc::ENODEV) if self.nic_dir(knob, nic).is_err() => gone(knob),
+            Some(libc::ENODEV) => match self.nic_dir(knob, nic) {
+                Ok(_) => ethtool_error(knob, error),
+                Err(KnobError::Os { what, source, .. }) if !is_absent(&source) => os(knob, what, source),
+                Err(_) => gone(knob),
+            },
             _ => ethtool_error(knob, error),
         })
     }
@@ -87,16 +91,18 @@ impl LiveHost {
     /// The NIC's directory in sysfs, under its present name.
     fn nic_dir(&self, knob: &Knob, nic: &NicId) -> Result<PathBuf, KnobError> {
         let class = self.roots.sys.join("class/net");
+        let failed = |error| os(knob, "looking for its interface", error);
         let last = class.join(&nic.name);
-        if index_of(&last) == Some(nic.ifindex) {
+        if index_of(&last).map_err(failed)? == Some(nic.ifindex) {
             return Ok(last);
         }
-        let entries = fs::read_dir(&class).map_err(|error| os(knob, "listing interfaces", error))?;
-        entries
-            .filter_map(Result::ok)
-            .map(|entry| entry.path())
-            .find(|path| index_of(path) == Some(nic.ifindex))
-            .ok_or_else(|| gone(knob))
+        for entry in fs::read_dir(&class).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if index_of(&path).map_err(failed)? == Some(nic.ifindex) {
+                return Ok(path);
+            }
+        }
+        Err(gone(knob))
     }
 
     fn path_of(&self, knob: &Knob) -> Result<PathBuf, KnobError> {
@@ -114,11 +120,14 @@ impl LiveHost {
 
     fn same_irq(&self, knob: &Knob, irq: &IrqId) -> Result<(), KnobError> {
         let dir = self.roots.sys.join(format!("kernel/irq/{}", irq.irq));
-        let is = |file: &str, wanted: &str| fs::read_to_string(dir.join(file)).is_ok_and(|text| text.trim() == wanted);
-        if is("chip_name", &irq.chip) && is("hwirq", &irq.hwirq) {
-            return Ok(());
+        for (file, wanted) in [("chip_name", &irq.chip), ("hwirq", &irq.hwirq)] {
+            match fs::read_to_string(dir.join(file)) {
+                Ok(text) if text.trim() == wanted.as_str() => {}
+                Err(error) if !is_absent(&error) => return Err(os(knob, "looking for its interrupt", error)),
+                Ok(_) | Err(_) => return Err(gone(knob)),
+            }
         }
-        Err(gone(knob))
+        Ok(())
     }
 
     fn read_file(&self, knob: &Knob) -> Result<String, KnobError> {
@@ -376,8 +385,20 @@ fn is_user(thread: ThreadId) -> bool {
     fs::read_link(format!("/proc/{}/task/{}/exe", thread.pid, thread.tid)).is_ok()
 }
 
-fn index_of(dir: &Path) -> Option<u32> {
-    fs::read_to_string(dir.join("ifindex")).ok()?.trim().parse().ok()
+/// The index of the interface with this directory; None if there is no such interface.
+fn index_of(dir: &Path) -> io::Result<Option<u32>> {
+    match fs::read_to_string(dir.join("ifindex")) {
+        Ok(text) => Ok(text.trim().parse().ok()),
+        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a file is not there, or its device is being removed (`net/core/net-sysfs.c`, `netdev_show`: EINVAL). A file
+/// that cannot be read for another reason, as for want of a descriptor, may well be there: its knob must not lose its
+/// original value.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::EINVAL))
 }
 
 /// The socket in `slot`; opens it if there is none.
@@ -579,6 +600,39 @@ mod tests {
         // A virtual interface has no NAPI instances while it is down, or they stay enabled.
         fs::remove_dir(dir.join("device")).unwrap();
         assert_eq!(end("7.2.12", "0x1002").1, "0");
+    }
+
+    #[test]
+    fn what_cannot_be_looked_for_is_not_gone() {
+        let tree = tempfile::tempdir().unwrap();
+        let roots = Roots { sys: tree.path().join("sys"), proc: tree.path().join("proc"), ..Roots::default() };
+        let (class, irq) = (roots.sys.join("class/net"), roots.sys.join("kernel/irq/24"));
+        let put = |file: PathBuf, text: &str| {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        put(class.join("bonding_masters"), "");
+        put(class.join("eth1/ifindex"), "4\n");
+        put(irq.join("chip_name"), "GIC\n");
+        put(irq.join("hwirq"), "7\n");
+        put(roots.proc.join("irq/24/smp_affinity_list"), "0-3\n");
+        let host = LiveHost::with_roots(roots);
+        let nic = |name: &str| NicId { ifindex: 3, name: name.to_owned() };
+        let file = |name| Knob::NicFile { nic: nic(name), path: "threaded".to_owned() };
+        let affinity = Knob::IrqAffinity { irq: IrqId { irq: 24, chip: "GIC".to_owned(), hwirq: "7".to_owned() } };
+        assert!(host.read(&affinity).is_ok());
+        assert!(matches!(host.read(&file("eth0")), Err(KnobError::Gone(_))));
+        // Files that are there, and whose reading fails: the interface may be this one, by its name or renamed.
+        fs::create_dir_all(class.join("eth0/ifindex")).unwrap();
+        for name in ["eth0", "lan0"] {
+            let error = host.read(&file(name)).unwrap_err();
+            assert!(!matches!(error, KnobError::Gone(_)), "{error:?}");
+        }
+        fs::remove_file(irq.join("hwirq")).unwrap();
+        assert!(matches!(host.read(&affinity), Err(KnobError::Gone(_))));
+        fs::create_dir(irq.join("hwirq")).unwrap();
+        let error = host.read(&affinity).unwrap_err();
+        assert!(!matches!(error, KnobError::Gone(_)), "{error:?}");
     }
 
     /// Ends a process when it is dropped.

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ontime_base::files::note;
+
 use crate::knob::Root;
 
 /// Mount points of the host's file systems. Tests use other directories.
@@ -43,10 +45,17 @@ impl Roots {
     }
 }
 
-/// A file's text without surrounding white space; `None` if the file cannot be read.
+/// A file's text without surrounding white space; `None` if the file cannot be read. A lack of descriptors or memory is
+/// noted (`ontime_base::files::exhausted`).
 pub(crate) fn read(path: &Path) -> Option<String> {
-    let bytes = fs::read(path).ok()?;
+    let bytes = fs::read(path).inspect_err(note).ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// The entries of a directory; none if it cannot be listed, and the error noted as by [`read`].
+pub(crate) fn entries(directory: &Path) -> impl Iterator<Item = fs::DirEntry> + use<> {
+    let listed = fs::read_dir(directory).inspect_err(note).into_iter().flatten();
+    listed.filter_map(|entry| entry.inspect_err(note).ok())
 }
 
 /// The number in a file.

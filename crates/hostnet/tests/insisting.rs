@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::io;
 
 use ontime_hostnet::{
     Done, Host, Journal, Knob, KnobError, Moderation, NicId, Plan, Root, RuleId, Setting, Stage, Value, apply, reset,
@@ -87,6 +88,10 @@ fn path(knob: &Knob) -> &str {
 impl Host for Files {
     fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
         Self::refuse(knob, path(knob), "unreadable")?;
+        if path(knob) == "failing" {
+            let source = io::Error::from_raw_os_error(libc::EMFILE);
+            return Err(KnobError::Os { knob: knob.to_string(), what: "reading", source });
+        }
         Ok(Value::Text(self.0.borrow().get(path(knob)).cloned().unwrap_or_default()))
     }
 
@@ -97,10 +102,35 @@ impl Host for Files {
     }
 }
 
+fn file(path: &str) -> Knob {
+    Knob::HostFile { root: Root::Sys, path: path.to_owned() }
+}
+
+fn set(path: &str) -> Setting {
+    Setting::new(RuleId::QdiscBypass, Stage::Steer, file(path), Value::Text("1".to_owned()))
+}
+
+#[test]
+fn what_overwrites_others_is_set_only_if_these_can_be_restored() {
+    for (other, is_set) in [("plain", true), ("unreadable", true), ("failing", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
+        let first = Setting { overwrites: vec![file(other)], ..set("first") };
+        let settings = vec![first, Setting { needs: vec![file("first")], ..set("second") }];
+        let (files, plan) = (Files::default(), Plan { settings, findings: Vec::new() });
+        let report = apply(&files, &plan, &mut journal).unwrap();
+        for name in ["first", "second"] {
+            let done = (files.0.borrow().contains_key(name), journal.has(&file(name)));
+            assert_eq!(done, (is_set, is_set), "{name} {other}: {report:?}");
+        }
+        assert_eq!(journal.has(&file(other)), other == "plain");
+        let failed = matches!(&report.items[0].done, Done::Failed(why) if why.contains("the next pass tries again"));
+        assert_eq!(failed, !is_set, "{report:?}");
+    }
+}
+
 #[test]
 fn what_needs_others_is_set_only_with_them() {
-    let file = |path: &str| Knob::HostFile { root: Root::Sys, path: path.to_owned() };
-    let set = |path: &str| Setting::new(RuleId::QdiscBypass, Stage::Steer, file(path), Value::Text("1".to_owned()));
     for (first, is_set) in [("plain", true), ("unreadable", false), ("unwritable", false)] {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();

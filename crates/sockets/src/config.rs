@@ -174,12 +174,7 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
 fn number_of(text: &Text, user: &Spanned<User>) -> Result<u32, ConfigError> {
     match user.get_ref() {
         User::Number(number) => Ok(*number),
-        User::Name(name) => users::number_of(name).ok_or_else(|| {
-            text.error(
-                &user.span(),
-                format!("user `{name}` is not in /etc/passwd; give an existing name, or the number"),
-            )
-        }),
+        User::Name(name) => users::number_of(name).map_err(|why| text.error(&user.span(), why)),
     }
 }
 

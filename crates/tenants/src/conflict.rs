@@ -170,7 +170,8 @@ fn vcpus(tenant: &Tenant) -> impl Iterator<Item = &TenantThread> {
 
 fn vhost_apart(tenant: &Tenant) -> Vec<Conflict> {
     let vcpu_cpus: CpuSet = vcpus(tenant).flat_map(|vcpu| cpus_of(vcpu).iter().collect::<Vec<_>>()).collect();
-    if tenant.class == Class::Bulk || vcpu_cpus.is_empty() {
+    // Without the CPUs of one vCPU, it is not known that the vhost threads are apart from all.
+    if tenant.class == Class::Bulk || vcpu_cpus.is_empty() || vcpus(tenant).any(|vcpu| vcpu.affinity.is_empty()) {
         return Vec::new();
     }
     let vhosts = tenant.threads.iter().filter(|thread| thread.role == ThreadRole::Vhost);
@@ -277,6 +278,8 @@ mod tests {
         assert!(matches!(of(RT, apart.clone()).as_slice(), [Conflict::VhostApart { .. }]));
         assert!(of(Class::Bulk, apart).is_empty());
         assert!(of(RT, vec![on(ThreadRole::Vcpu(0), "2-3"), on(ThreadRole::Vhost, "1-2")]).is_empty());
+        let unread = vec![on(ThreadRole::Vcpu(0), "2-3"), on(ThreadRole::Vcpu(1), ""), on(ThreadRole::Vhost, "0-1")];
+        assert!(of(RT, unread).is_empty());
     }
 
     #[test]

@@ -572,9 +572,6 @@ fn checked_uuid(text: &Text, uuid: &Spanned<String>) -> Result<String, ConfigErr
 fn checked_user(text: &Text, user: &Spanned<User>) -> Result<u32, ConfigError> {
     match user.get_ref() {
         User::Number(number) => Ok(*number),
-        User::Name(name) => crate::users::number_of(name).ok_or_else(|| {
-            let what = format!("user `{name}` is not in /etc/passwd; give an existing name, or the number");
-            text.error(&user.span(), what)
-        }),
+        User::Name(name) => crate::users::number_of(name).map_err(|why| text.error(&user.span(), why)),
     }
 }

@@ -5,9 +5,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ontime_base::files::note;
+
 use super::{Cpus, IdleState, Note};
 use crate::cpus::CpuSet;
-use crate::roots::{Roots, read, read_number};
+use crate::roots::{Roots, entries, read, read_number};
 
 /// The processors, and what of them could not be read.
 pub(super) fn scan(roots: &Roots) -> (Cpus, Option<Note>) {
@@ -122,7 +124,7 @@ fn partitions(cgroup: &Path) -> CpuSet {
     let mut found = Vec::new();
     let mut open = vec![cgroup.to_owned()];
     while let Some(dir) = open.pop() {
-        for child in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        for child in entries(&dir).map(|entry| entry.path()) {
             // For an invalid partition the file has more words.
             match read(&child.join("cpuset.cpus.partition")).as_deref() {
                 Some("isolated") => found.extend(cpus_of(&child.join("cpuset.cpus.effective"))),
@@ -153,14 +155,13 @@ fn siblings(base: &Path, online: &CpuSet) -> Vec<CpuSet> {
 }
 
 fn nodes(base: &Path) -> BTreeMap<u32, (CpuSet, Vec<u32>)> {
-    let entries = fs::read_dir(base).into_iter().flatten().flatten();
     let node = |dir: PathBuf| {
         let number = dir.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
         let distances = read(&dir.join("distance")).unwrap_or_default();
         let distances = distances.split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect();
         Some((number, (cpus_of(&dir.join("cpulist"))?, distances)))
     };
-    entries.filter_map(|entry| node(entry.path())).collect()
+    entries(base).filter_map(|entry| node(entry.path())).collect()
 }
 
 /// Limits of single CPUs. The file has `0` for no limit, and `n/a` for a limit of 0 (`drivers/base/power/sysfs.c`,
@@ -179,7 +180,7 @@ fn latency_limits(base: &Path, online: &CpuSet) -> BTreeMap<u32, u64> {
 fn idle_states(base: &Path, online: &CpuSet) -> Vec<IdleState> {
     let mut states: BTreeMap<(u32, String, Option<u64>), Vec<u32>> = BTreeMap::new();
     for cpu in online.iter() {
-        let entries = match fs::read_dir(base.join(format!("cpu{cpu}/cpuidle"))) {
+        let entries = match fs::read_dir(base.join(format!("cpu{cpu}/cpuidle"))).inspect_err(note) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(_) => {
@@ -221,7 +222,7 @@ fn governors(base: &Path, online: &CpuSet) -> BTreeMap<String, CpuSet> {
 
 /// Reading `/dev/cpu_dma_latency` returns the limit in force, and requests none (`kernel/power/qos.c`).
 fn dma_latency(roots: &Roots) -> Option<i64> {
-    let bytes = fs::read(roots.dev.join("cpu_dma_latency")).ok()?;
+    let bytes = fs::read(roots.dev.join("cpu_dma_latency")).inspect_err(note).ok()?;
     let latency = i32::from_ne_bytes(*bytes.first_chunk()?);
     Some(i64::from(latency))
 }

@@ -30,9 +30,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ontime_base::files::note;
+
 use super::Irq;
 use crate::knob::IrqId;
-use crate::roots::{read, read_number};
+use crate::roots::{entries, read, read_number};
 
 /// A network interface that may have interrupts.
 #[derive(Debug, Default)]
@@ -237,7 +239,7 @@ fn has_interrupt_files(device: &Path) -> bool {
 /// A device's message-signalled interrupts.
 fn listed(device: &Path) -> Option<Vec<u32>> {
     ["msi_irqs", "irqs"].iter().find_map(|folder| {
-        let entries = fs::read_dir(device.join(folder)).ok()?.filter_map(Result::ok);
+        let entries = entries(&device.join(folder));
         let irqs: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
         (!irqs.is_empty()).then_some(irqs)
     })
@@ -281,7 +283,7 @@ fn in_device_tree(device: &Path, irqs: &[Irq]) -> BTreeSet<u32> {
 /// partition (`Documentation/devicetree/bindings/interrupt-controller/arm,gic-v3.yaml`). Entries of another form lead
 /// to another controller.
 fn gic_numbers(device: &Path) -> BTreeSet<u32> {
-    let bytes = fs::read(device.join("of_node/interrupts")).unwrap_or_default();
+    let bytes = fs::read(device.join("of_node/interrupts")).inspect_err(note).unwrap_or_default();
     let cells = bytes.chunks_exact(4).filter_map(|cell| cell.try_into().ok().map(u32::from_be_bytes));
     let cells: Vec<u32> = cells.collect();
     let number = |entry: &[u32]| match entry {
@@ -371,8 +373,8 @@ fn is_root_hub(name: &str) -> bool {
 }
 
 fn root_hubs(controller: &Path) -> Vec<String> {
-    let entries = fs::read_dir(controller).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_root_hub(name)).collect()
+    let names = entries(controller).filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| is_root_hub(name)).collect()
 }
 
 /// Whether a folder's name in `/sys/devices` identifies one device. `soc` and `platform` do not, nor does a port of a
@@ -473,8 +475,7 @@ struct Function {
 impl Pci {
     pub(super) fn scan(sys: &Path) -> Self {
         let mut found = Self::default();
-        let entries = fs::read_dir(sys.join("bus/pci/devices")).into_iter().flatten().flatten();
-        for entry in entries {
+        for entry in entries(&sys.join("bus/pci/devices")) {
             let (dir, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
             // Base class 02 (`include/linux/pci_ids.h`).
             let network = read(&dir.join("class")).is_some_and(|class| class.starts_with("0x02"));
@@ -514,8 +515,7 @@ impl Pci {
 
 /// Whether one of a function's interfaces is up (IFF_UP), or none is in this network namespace.
 fn may_be_up(interfaces: &Path) -> bool {
-    let entries = fs::read_dir(interfaces).into_iter().flatten().flatten();
-    let flags = entries.map(|entry| read(&entry.path().join("flags")).unwrap_or_default());
+    let flags = entries(interfaces).map(|entry| read(&entry.path().join("flags")).unwrap_or_default());
     let up: Vec<bool> = flags.map(|flags| is_up(&flags)).collect();
     up.is_empty() || up.contains(&true)
 }
@@ -558,8 +558,7 @@ pub(super) fn on_other_buses(sys: &Path) -> Vec<BusDevice> {
 }
 
 fn devices_on(sys: &Path, bus: &str) -> impl Iterator<Item = PathBuf> {
-    let entries = fs::read_dir(sys.join("bus").join(bus).join("devices")).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path())
+    entries(&sys.join("bus").join(bus).join("devices")).map(|entry| entry.path())
 }
 
 fn is_virtio_net(device: &Path) -> bool {
@@ -577,7 +576,8 @@ fn is_platform_nic(device: &Path) -> bool {
 /// Whether a device has a folder for interfaces and none in it. The kernel keeps the folder while the interfaces are in
 /// other network namespaces (`drivers/base/core.c`, `cleanup_glue_dir`).
 fn has_empty_folder(device: &Path) -> bool {
-    fs::read_dir(device.join("net")).is_ok_and(|mut interfaces| interfaces.next().is_none())
+    let interfaces = fs::read_dir(device.join("net")).inspect_err(note);
+    interfaces.is_ok_and(|mut interfaces| interfaces.next().is_none())
 }
 
 /// Whether the interface of a platform NIC is not in this network namespace (the device's folder `net` is empty), and
@@ -586,7 +586,7 @@ fn has_empty_folder(device: &Path) -> bool {
 pub(super) fn has_interfaces_elsewhere(sys: &Path, irqs: &[Irq]) -> bool {
     devices_on(sys, "platform").filter(|device| is_platform_nic(device)).any(|device| {
         let (name, bound) = (name_of(&device), device.join("driver").is_symlink());
-        let is_here = || fs::read_dir(device.join("net")).is_ok_and(|mut interfaces| interfaces.next().is_some());
+        let is_here = || entries(&device.join("net")).next().is_some();
         bound && !is_here() && irqs.iter().all(|irq| irq.device.as_ref() != Some(&name))
     })
 }

@@ -13,7 +13,7 @@ use super::Irq;
 use super::devices::{BusDevice, Pci, on_other_buses};
 use crate::cpus::CpuSet;
 use crate::knob::IrqId;
-use crate::roots::{Roots, read};
+use crate::roots::{Roots, entries, read};
 
 pub(super) fn scan(roots: &Roots, pci: &Pci) -> Vec<Irq> {
     let others = on_other_buses(&roots.sys);
@@ -63,26 +63,23 @@ pub(super) fn scan(roots: &Roots, pci: &Pci) -> Vec<Irq> {
 }
 
 fn numbers_in(dir: &Path) -> Vec<u32> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    entries(dir).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// The handlers of an interrupt by the folders that `/proc/irq/N` has for them (`register_handler_proc`).
 fn handlers_in(proc: &Path) -> Vec<String> {
-    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
-    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let folders = entries(proc).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// The physical function of a PCI virtual function (`physfn`): its interface if it has one here, otherwise its name.
 fn virtual_of(sys: &Path, device: &str) -> Option<String> {
     let function = sys.join("bus/pci/devices").join(device).join("physfn");
-    let interfaces = fs::read_dir(function.join("net")).into_iter().flatten().flatten();
     // Where the NIC is a switch, the representors of its ports are there, too (5.8).
     let is_own = |entry: &fs::DirEntry| {
         read(&entry.path().join("phys_port_name")).is_none_or(|port| represented(&port).is_none())
     };
-    let name = interfaces.filter(is_own).map(|entry| entry.file_name()).min();
+    let name = entries(&function.join("net")).filter(is_own).map(|entry| entry.file_name()).min();
     let name = name.or_else(|| Some(fs::read_link(&function).ok()?.file_name()?.to_owned()))?;
     Some(name.to_string_lossy().into_owned())
 }

@@ -50,7 +50,7 @@ pub struct Inventory {
     pub cpu_manager: Option<CpuManager>,
     /// Facts that could not be read, and why.
     pub notes: Vec<Note>,
-    /// Why interfaces or NAPI instances may be missing here although the host has them: reading them failed.
+    /// Why interfaces, threads or settings may be missing here although the host has them: reading them failed.
     pub incomplete: Option<String>,
 }
 

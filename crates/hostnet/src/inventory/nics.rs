@@ -17,7 +17,7 @@ use crate::netlink::link::{Link, links};
 use crate::netlink::netdev::Netdev;
 use crate::netlink::qdisc::{self, RootQdisc};
 use crate::obstacle::netlink_error;
-use crate::roots::{Roots, read, read_number};
+use crate::roots::{Roots, entries, read, read_number};
 
 pub(super) fn scan(roots: &Roots, inventory: &mut Inventory, pci: &Pci) {
     let found = Netlink::open(netlink_sys::protocols::NETLINK_ROUTE).and_then(|mut netlink| links(&mut netlink));
@@ -225,8 +225,7 @@ fn represented(dir: &Path) -> Option<String> {
 }
 
 fn names_in(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    entries(dir).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 fn note(about: &str, why: String) -> Note {
@@ -379,10 +378,9 @@ fn nic(roots: &Roots, link: Link, napis: Vec<Napi>) -> Nic {
 
 /// The queues in use: sysfs has a directory for each. XPS of virtual interfaces is not read; no rule needs it.
 fn queues(dir: &Path, physical: bool) -> (u32, Vec<TxQueue>) {
-    let Ok(entries) = fs::read_dir(dir.join("queues")) else { return (0, Vec::new()) };
     let mut receive = 0;
     let mut transmit = BTreeMap::new();
-    for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
+    for path in entries(&dir.join("queues")).map(|entry| entry.path()) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         if name.starts_with("rx-") {
             receive += 1;

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use ontime_base::files;
 use ontime_tenants::proc::{parse_cgroup, parse_cgroup_v1, status_value};
 use ontime_tenants::{container, limit_waits};
 use serde::Deserialize;
@@ -18,7 +19,7 @@ use super::{
 use crate::cpus::CpuSet;
 use crate::kernel_files::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
 use crate::obstacle::file_error;
-use crate::roots::{Roots, parse_version, read, read_number};
+use crate::roots::{Roots, entries, parse_version, read, read_number};
 
 /// Sysctls that rules and checks read, below `/proc/sys`.
 const SYSCTLS: [&str; 12] = [
@@ -63,6 +64,8 @@ fn is_called(comm: &str, service: &str) -> bool {
 impl Inventory {
     /// Reads the running host. A fact that cannot be read becomes a [`Note`].
     pub fn scan(roots: &Roots) -> Inventory {
+        // Clears an error that an earlier pass has met.
+        files::exhausted();
         let (cpus, note) = cpu::scan(roots);
         let notes = Vec::from_iter(note);
         let mut inventory = Inventory { kernel: kernel(roots), cpus, notes, ..Inventory::default() };
@@ -105,6 +108,11 @@ impl Inventory {
             let why = without_debugfs(&roots.debug, inventory.kernel.lockdown);
             inventory.notes.push(Note { about: "fair server".to_owned(), why });
         }
+        if let Some(error) = files::exhausted() {
+            let why = file_error("/proc or /sys", &error.into());
+            inventory.incomplete.get_or_insert_with(|| why.clone());
+            inventory.notes.push(Note { about: "files of the kernel".to_owned(), why });
+        }
         inventory
     }
 }
@@ -120,14 +128,14 @@ fn is_roots(process: &Path) -> bool {
 fn pollers(proc: &Path, conflicts: &[Conflict]) -> Vec<(String, CpuSet)> {
     let switch = conflicts.iter().filter(|one| one.service == "ovs-vswitchd");
     let switch = switch.map(|one| proc.join(one.pid.to_string())).find(|process| is_roots(process));
-    let tasks = switch.and_then(|process| fs::read_dir(process.join("task")).ok());
+    let tasks = switch.map(|process| entries(&process.join("task")));
     let of_task = |task: fs::DirEntry| {
         let comm = read(&task.path().join("comm"))?;
         let status = comm.starts_with("pmd-c").then(|| limit_waits(|| read(&task.path().join("status"))))??;
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         Some((comm, CpuSet::from_list(cpus.trim()).ok()?))
     };
-    let mut found: Vec<_> = tasks.into_iter().flatten().flatten().take(THREADS_MAX).filter_map(of_task).collect();
+    let mut found: Vec<_> = tasks.into_iter().flatten().take(THREADS_MAX).filter_map(of_task).collect();
     found.sort_by(|(one, _), (other, _)| one.cmp(other));
     found
 }
@@ -139,7 +147,7 @@ fn kubelet_dir(process: &Path) -> Option<String> {
     if !is_roots(process) {
         return None;
     }
-    let cgroups = fs::read(process.join("cgroup")).unwrap_or_default();
+    let cgroups = fs::read(process.join("cgroup")).inspect_err(files::note).unwrap_or_default();
     let mut paths = parse_cgroup(&cgroups).into_iter().chain(parse_cgroup_v1(&cgroups));
     let status = limit_waits(|| read(&process.join("status"))).unwrap_or_default();
     let numbers = status_value(status.as_bytes(), "NSpid").unwrap_or_default().split_ascii_whitespace().count();
@@ -168,7 +176,8 @@ fn kubelet_dir(process: &Path) -> Option<String> {
 
 /// A file's text, if it is a regular file of bounded size that belongs to root. Opening it does not wait for a writer.
 fn record_of_root(path: &Path) -> Option<String> {
-    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.inspect_err(files::note).ok()?;
     let meta = file.metadata().ok()?;
     if !meta.is_file() || meta.uid() != 0 || meta.len() > RECORD_MAX {
         return None;
@@ -218,9 +227,8 @@ fn kvm(roots: &Roots) -> Kvm {
 
 fn memory(roots: &Roots) -> Memory {
     let mm = roots.sys.join("kernel/mm");
-    let nodes = fs::read_dir(roots.sys.join("devices/system/node")).map_or(0, |entries| {
-        entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("node")).count()
-    });
+    let nodes = entries(&roots.sys.join("devices/system/node"));
+    let nodes = nodes.filter(|entry| entry.file_name().to_string_lossy().starts_with("node")).count();
     let balancing = read(&roots.proc.join("sys/kernel/numa_balancing"));
     Memory {
         merged: read(&mm.join("ksm/run")).is_some_and(|text| text == "1"),
@@ -295,12 +303,12 @@ fn without_debugfs(debug: &Path, lockdown: Lockdown) -> String {
 fn protections(roots: &Roots, sysctls: &BTreeMap<String, String>) -> Protections {
     let sched = roots.debug.join("sched");
     let mut protections = Protections {
-        readable: fs::read_dir(&sched).is_ok(),
+        readable: fs::read_dir(&sched).inspect_err(files::note).is_ok(),
         rt_runtime_us: sysctls.get(RT_RUNTIME).and_then(|text| text.parse().ok()),
         ..Protections::default()
     };
     for server in ["fair_server", "ext_server"] {
-        let Ok(entries) = fs::read_dir(sched.join(server)) else { continue };
+        let Ok(entries) = fs::read_dir(sched.join(server)).inspect_err(files::note) else { continue };
         let runtimes: BTreeMap<u32, u64> = entries
             .filter_map(Result::ok)
             .filter_map(|entry| {

@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+use ontime_base::files::note;
 use ontime_tenants::proc::{Stat, parse_stat};
 use ontime_tenants::{ThreadId, limit_waits};
 
 use super::{KernelThread, KernelThreadKind};
+use crate::roots::entries;
 
 /// The result of one pass over `/proc`.
 #[derive(Debug, Default)]
@@ -18,13 +20,12 @@ pub(super) struct Found {
 
 pub(super) fn scan(proc: &Path) -> Found {
     let mut found = Found::default();
-    let Ok(entries) = fs::read_dir(proc) else { return found };
-    for entry in entries.filter_map(Result::ok) {
+    for entry in entries(proc) {
         let name = entry.file_name();
         if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        let line = limit_waits(|| fs::read(entry.path().join("stat")));
+        let line = limit_waits(|| fs::read(entry.path().join("stat"))).inspect_err(note);
         let stat = line.ok().and_then(|line| parse_stat(&line));
         // A service that has ended but was not reaped changes nothing.
         let Some(stat) = stat.filter(|stat| !stat.has_ended()) else { continue };

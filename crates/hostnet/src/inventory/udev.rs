@@ -8,9 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ontime_base::files::note;
+
 use super::{LinkPolicy, Udev};
 use crate::knob::NicId;
-use crate::roots::read;
+use crate::roots::{entries, read};
 
 /// Directories of rules. Of several files with the same name, the first counts (`man udev`).
 const RULES: [&str; 5] =
@@ -56,8 +58,7 @@ fn rules(root: &Path) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
     for directory in RULES {
-        let entries = fs::read_dir(root.join(directory)).into_iter().flatten().flatten();
-        let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        let mut files: Vec<PathBuf> = entries(&root.join(directory)).map(|entry| entry.path()).collect();
         files.sort();
         for path in files.iter().filter(|path| path.extension().is_some_and(|ending| ending == "rules")) {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
@@ -65,7 +66,7 @@ fn rules(root: &Path) -> Vec<String> {
             if !seen.insert(name.to_owned()) {
                 continue;
             }
-            let text = fs::read(path).unwrap_or_default().to_ascii_lowercase();
+            let text = fs::read(path).inspect_err(note).unwrap_or_default().to_ascii_lowercase();
             let text = String::from_utf8_lossy(&text);
             let about = (1..).zip(text.lines()).filter(|(_, line)| !line.trim_start().starts_with('#'));
             let about = about.filter(|(_, line)| {
