@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use ontime_hostnet::{Knob, Value};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::Directive;
+use tracing_subscriber::filter::{Directive, LevelFilter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging, at level `info` unless `ONTIME_LOG` sets another (`ONTIME_LOG=debug`).
 pub(crate) fn start() {
-    let said = std::env::var("ONTIME_LOG").ok();
+    let said = std::env::var_os("ONTIME_LOG").map(|said| said.to_string_lossy().into_owned());
     let refused = said.as_deref().and_then(refusal);
     let filter = filter(said);
     let journal = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
@@ -31,14 +31,27 @@ pub(crate) fn start() {
 
 /// Why a filter is not used.
 fn refusal(said: &str) -> Option<String> {
-    let error = EnvFilter::try_new(said).err()?;
+    let error = parse(said).err()?;
     Some(format!("ONTIME_LOG={said}: {error}; level info is in force; write a level, such as debug"))
+}
+
+/// Parses a filter. A word that is no level would be the name of a crate whose messages alone are logged: a misspelt
+/// level would switch off the log. So a crate is named with its level, except Ontime's own.
+fn parse(said: &str) -> Result<EnvFilter, String> {
+    let is_misspelt = |word: &&str| {
+        let is_crate = word.contains(['=', '[']) || word.starts_with("ontime");
+        !word.is_empty() && !is_crate && word.parse::<LevelFilter>().is_err()
+    };
+    if let Some(word) = said.split(',').map(str::trim).find(is_misspelt) {
+        return Err(format!("'{word}' is no level"));
+    }
+    EnvFilter::try_new(said).map_err(|error| error.to_string())
 }
 
 /// The log filter. It drops all messages of crate virtio-queue: a guest can cause any number of them, on real-time
 /// threads of its device process.
 fn filter(said: Option<String>) -> EnvFilter {
-    let filter = said.and_then(|said| EnvFilter::try_new(said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
+    let filter = said.and_then(|said| parse(&said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
     quiet.into_iter().fold(filter, EnvFilter::add_directive)
 }
@@ -101,11 +114,17 @@ mod tests {
 
     #[test]
     fn a_filter_that_is_not_used_is_told() {
-        for said in ["debug", "warn,ontime_sched=trace", "off"] {
-            assert_eq!(refusal(said), None);
+        for said in ["debug", "warn,ontime_sched=trace", "off", "INFO,ontime_hostnet", "mio=warn,error"] {
+            assert_eq!(refusal(said), None, "{said}");
         }
-        let why = refusal("ontime_sched==trace").unwrap();
-        assert!(why.starts_with("ONTIME_LOG=ontime_sched==trace: ") && why.contains("info is in force"), "{why}");
+        for said in ["ontime_sched==trace", "debgu", "warn,vebose", "warning", "debug\u{fffd}"] {
+            let why = refusal(said).unwrap();
+            assert!(why.starts_with(&format!("ONTIME_LOG={said}: ")) && why.contains("info is in force"), "{why}");
+            let logs = tracing_subscriber::registry().with(filter(Some(said.to_owned())));
+            tracing::subscriber::with_default(logs, || {
+                assert!(tracing::enabled!(target: "ontime_sched::run", tracing::Level::INFO), "{said}");
+            });
+        }
     }
 
     #[test]
