@@ -3,6 +3,8 @@
 //! Only options whose value contains no pointer are passed: with a pointer from the guest the host's kernel would read
 //! this process's memory. Options that are not listed get ENOPROTOOPT; docs/design/sockets.md has the reasons.
 
+use std::net::SocketAddr;
+
 use crate::abi::Errno;
 use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as V6, IPPROTO_TCP as TCP, IPPROTO_UDP as UDP, SOL_SOCKET as SOCKET};
 
@@ -133,6 +135,17 @@ pub(crate) fn may_choose_interface(access: Access, value: &[u8], host_network: b
         Access::Route => !host_network || harmless_interface(i32::from_be_bytes(*index)),
         _ => true,
     }
+}
+
+/// Whether a bind to this address leaves the socket's interface to the routes, as it must in the host's own network. The
+/// kernel binds the socket to the interface that the scope id of a link-local address names, for whatever it sends, also
+/// if the bind then fails (`__inet6_bind`). For other addresses it ignores the scope id.
+pub(crate) fn binds_to_no_interface(address: SocketAddr) -> bool {
+    let SocketAddr::V6(v6) = address else { return true };
+    // Multicast addresses of an interface (1) or a link (2) have a scope id as well.
+    let group = matches!(v6.ip().octets(), [0xff, scope, ..] if matches!(scope & 0xf, 1 | 2));
+    let scoped = group || v6.ip().is_unicast_link_local();
+    !scoped || i32::try_from(v6.scope_id()).is_ok_and(harmless_interface)
 }
 
 /// Missing in the libc crate.
@@ -401,6 +414,27 @@ mod tests {
         for host in [false, true] {
             assert!(!may_choose_interface(bound, &2i32.to_ne_bytes(), host));
             assert!(may_choose_interface(bound, &1i32.to_ne_bytes(), host));
+        }
+    }
+
+    #[test]
+    fn a_scope_id_counts_where_the_kernel_reads_it() {
+        for (address, leaves) in [
+            ("127.0.0.1:7", true),
+            ("[::]:7", true),
+            ("[2001:db8::1%2]:7", true),
+            ("[ff05::1%2]:7", true),
+            ("[fec0::1%2]:7", true),
+            ("[fe80::1]:7", true),
+            ("[fe80::1%1]:7", true),
+            ("[fe80::1%1073741824]:7", true),
+            ("[fe80::1%2]:7", false),
+            ("[febf::1%77]:7", false),
+            ("[fe80::1%4294967295]:7", false),
+            ("[ff02::fb%2]:7", false),
+            ("[ff31::1%3]:7", false),
+        ] {
+            assert_eq!(binds_to_no_interface(address.parse().unwrap()), leaves, "{address}");
         }
     }
 

@@ -405,6 +405,11 @@ impl Worker {
     fn bind(&self, socket: &Socket, name: Name) -> Result<Reply, Errno> {
         let Name::Inet(address) = name else { return Err(Errno(libc::EINVAL)) };
         let address = self.may_bind(socket, address)?;
+        if self.shared().host_network && !options::binds_to_no_interface(address) {
+            count(&self.shared().counters.refused_bind);
+            // As for an interface that does not exist.
+            return Err(Errno(libc::ENODEV));
+        }
         let free = !host::has_port(socket.fd);
         let shares = socket.shares && free && address.port() != 0;
         if shares {
@@ -816,6 +821,32 @@ mod tests {
         }
         assert_eq!(bench.worker.bind(&second, local(0)).err(), Some(Errno(libc::EADDRINUSE)));
         assert!(bench.worker.bind(&second, local(port)).is_ok(), "the guest's module has allowed it");
+    }
+
+    /// The kernel binds a socket to the interface of a link-local address also if the host has no such address.
+    #[test]
+    fn no_bind_chooses_an_interface_of_the_hosts_own_network() {
+        let mut vm = Vm { channels: 2, ..Vm::default() };
+        vm.policy.bind = vec![Ports { protocol: Protocol::Udp, first: 0, last: u16::MAX }];
+        let mut shared = Shared::new("a", vm, 1, None).unwrap();
+        shared.host_network = true;
+        let bench = Bench::of(shared);
+        let Ok(fd) = host::socket(Family::V6, Protocol::Udp) else {
+            println!("SKIPPED: no IPv6");
+            return;
+        };
+        let table = &bench.shared.table;
+        let index = table.claim(7).unwrap();
+        table.set(index, fd, Family::V6, Protocol::Udp, 0);
+        let bind =
+            |address: &str| bench.worker.bind(&table.find(7).unwrap(), Name::Inet(address.parse().unwrap())).err();
+        for address in ["[fe80::dead:beef%2]:0", "[ff02::fb%2]:0"] {
+            assert_eq!(bind(address), Some(Errno(libc::ENODEV)), "{address}");
+            let mut interface = [0; 4];
+            host::get_option(fd, libc::SOL_SOCKET, options::SO_BINDTOIFINDEX, &mut interface).unwrap();
+            assert_eq!(interface, [0; 4], "{address}");
+        }
+        assert_eq!(bind("[::]:0"), None);
     }
 
     /// A bind that fails gives up a port that a send may have got meanwhile, and with that the kernel would forget the
