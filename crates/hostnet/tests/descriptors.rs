@@ -23,7 +23,7 @@ fn processes_that_cannot_be_read_make_the_inventory_incomplete() {
         (inventory.conflicts.len(), why, inventory.incomplete.is_some())
     };
     let (found, unread, _) = seen();
-    assert_eq!((found, unread), (1, None), "what is absent is no lack of descriptors");
+    assert_eq!((found, unread), (1, None), "an absent file is not told as unread");
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
     let (found, unread, incomplete) = seen();

@@ -228,8 +228,9 @@ def many_readers():
 
 
 def two_wait_and_one_goes_away():
-    """Two threads wait in receives, without a time-out. The one that has received makes no more calls: the other gets what comes next, whether or not
-    the first one has posted a receive for it, and whether or not the client's calls ring the doorbell of the server's channel."""
+    """Two threads wait in receives, without a time-out. The one that has received makes no more calls: the other gets what
+    comes next, whether or not the first one has posted a receive for it, and whether or not the client's calls ring the
+    doorbell of the server's channel."""
     for size in (10, 1536, 4000):
         for usual in (False, True):
             got, ready, over = [], threading.Event(), threading.Event()
@@ -456,8 +457,9 @@ def one_is_busy_and_another_free():
 
 
 for test in (peeks_and_counts, nothing_is_nothing, parts_and_wholes, large_ones_come_whole, ends, edges_and_levels, urgent,
-             options_of_receiving, many_readers, two_wait_and_one_goes_away, passed_on, datagrams_keep_their_borders, no_datagram_is_none,
-             large_datagrams_come_whole, errors_of_datagrams, edges_of_datagrams, options_of_datagrams, many_receivers, one_is_busy_and_another_free):
+             options_of_receiving, many_readers, two_wait_and_one_goes_away, passed_on, datagrams_keep_their_borders,
+             no_datagram_is_none, large_datagrams_come_whole, errors_of_datagrams, edges_of_datagrams,
+             options_of_datagrams, many_receivers, one_is_busy_and_another_free):
     say("--", test.__name__)
     test()
 say("end")

@@ -168,12 +168,14 @@ fn measure_rival(
     let frames = frames.run(&mut host, progress)?;
     progress(&format!("{rival}: cyclictest"));
     let guest = cyclictest(&mut host, &guests, args.seconds, rival)?;
-    let late = frames.number(LATE).unwrap_or_default() + frames.lost as f64;
+    let late = frames
+        .number(LATE)
+        .ok_or_else(|| MeasureError::Program { program: name.clone(), said: format!("no figure {LATE}") })?;
     let elapsed_ns = (after.1 - before.1).max(1e-9) * 1e9;
     result.metrics.extend(guest.metrics());
     result.metrics.extend([
         Metric::count("frames", frames.count + frames.lost),
-        Metric::number(LATE_FRAMES, Unit::Count, late),
+        Metric::number(LATE_FRAMES, Unit::Count, late + frames.lost as f64),
         Metric::number("given-away", Unit::Cpus, f64::from(given_away(rival))),
         Metric::number(VHOST_WAITED, Unit::Share, (after.0 - before.0).max(0.0) / elapsed_ns),
     ]);
@@ -206,7 +208,7 @@ fn measure(
 fn words(rival: &str) -> &str {
     match rival {
         "stock" => "Linux as it is, nothing applied",
-        ISOLATED => "what tuned's realtime-virtual-host sets, RT vCPUs at FIFO 1 on an isolated CPU",
+        ISOLATED => "main settings of tuned's realtime-virtual-host, RT vCPUs at FIFO 1 on an isolated CPU",
         BUSYPOLL => "the kernel's polling thread on a CPU of its own, nothing else",
         "partitioned" => "every NAPI threaded, one priority table for the whole path, no CPU of its own",
         other => other,

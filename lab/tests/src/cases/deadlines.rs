@@ -89,7 +89,8 @@ fn spare(guest: &Guest) -> Result<()> {
     guest.ends("held")?;
     guest.fits("held", 9000).context("for the sake of what is spare")?;
     holds(Some(9000.0))?;
-    // The host has no room for what is spare, so the module asks again 10 s later. The task's end does not wait for that.
+    // The host has no room for what is spare, so the module asks again 10 s later. The task's end does not wait for
+    // that.
     guest.ask(&format!("echo 3000/20000 > {SPARE}; sleep 1; kill -9 {}", task("held")))?;
     holds_within(7, Some(3000.0))?;
     for bad in ["5/4", "1/2/3", "x", "1/99", "-1/20000"] {

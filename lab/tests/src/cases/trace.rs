@@ -75,7 +75,7 @@ fn inversions(server: &Server) -> Result<()> {
     ensure!(vanilla.contains("cure [napi-threaded]"), "the cure is not named");
     let found = inversions_under("vanilla")?;
     let is_named = found.iter().any(|one| one.place == "NAPI of bulk0" && one.rule == "napi-threaded");
-    ensure!(is_named, "nobody is said to have been in bulk0's NAPI, with its cure: {found:?}");
+    ensure!(is_named, "no thread is named as delayed in bulk0's NAPI with its cure: {found:?}");
 
     println!("== partitioned: none");
     let partitioned = traced(option, "partitioned")?;
