@@ -16,7 +16,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
-	monitoring-test dashboard-test rpm dra dra-test test-kubernetes
+	monitoring-test dashboard-test rpm dra dra-test test-kubernetes dist-lab install-lab
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -144,15 +144,29 @@ tests: setup
 images: release
 	$(ONTIME)-lab images
 
+CRATES = cargo tree --locked -p $(1) -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | \
+	sed 's/ (\*)$$//' | sort -u
+
 ## dist: what `make install` installs, in target/dist: program with its commit, man pages, completions, list of crates
 dist:
 	ONTIME_VERSION="$$(scripts/version.sh)" cargo build --profile installed --locked -p ontime -p ontime-manuals
 	rm -rf target/dist
 	target/installed/ontime-manuals target/dist
 	install -m 755 target/installed/ontime target/dist/ontime
-	cargo tree --locked -p ontime -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | \
-		sed 's/ (\*)$$//' | sort -u \
-		> target/dist/crates.txt
+	$(call CRATES,ontime) > target/dist/crates.txt
+
+## dist-lab: what `make install-lab` installs, in target/dist-lab: the laboratory, for a package of its own
+dist-lab:
+	ONTIME_VERSION="$$(scripts/version.sh)" cargo build --profile installed --locked -p ontime-bench
+	rm -rf target/dist-lab
+	install -D -m 755 target/installed/ontime-lab target/dist-lab/ontime-lab
+	$(call CRATES,ontime-bench) > target/dist-lab/crates.txt
+
+## install-lab: the laboratory from target/dist-lab, its man page and list of crates; DESTDIR, PREFIX
+install-lab:
+	install -D -m 755 target/dist-lab/ontime-lab $(DESTDIR)$(PREFIX)/bin/ontime-lab
+	install -D -m 644 packaging/man/ontime-lab.8 $(DESTDIR)$(PREFIX)/share/man/man8/ontime-lab.8
+	install -D -m 644 target/dist-lab/crates.txt $(DESTDIR)$(PREFIX)/share/doc/ontime-lab/crates.txt
 
 ## install: from target/dist and this tree, the list of files; DESTDIR, PREFIX, SYSCONFDIR. Configuration stays.
 INSTALL_UNIT = sed 's,/usr/,$(PREFIX)/,' $(1) > target/dist/unit && \

@@ -1,8 +1,9 @@
 #!/bin/bash
 # deb-test.sh [SUITE...]: tests the packages of target/deb in new roots of Debian 12 (bookworm) and 13 (trixie):
 # installation, the command, files and modes, upgrade, removal, purge, files left over; the Ansible role, cloud-init's
-# file and the plugin for sos; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of the system's apt.
-# No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it skips that suite.
+# file and the plugin for sos; the laboratory; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of
+# the system's apt. No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it
+# skips that suite.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
 # (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (14400)
 # bounds it. After a failure target/deb/systemd has the console's log and the journal.
@@ -18,7 +19,7 @@ done
 shopt -s nullglob
 debs=("$out"/*.deb)
 main=("$out"/ontime_*.deb)
-[ ${#debs[@]} = 3 ] && [ ${#main[@]} = 1 ] || fail "target/deb has not the three packages; run 'make deb' first"
+[ ${#debs[@]} = 4 ] && [ ${#main[@]} = 1 ] || fail "target/deb has not the four packages; run 'make deb' first"
 version=$(dpkg-deb -f "${main[0]}" Version)
 
 work=$(mktemp -d -p "$out")
@@ -229,6 +230,31 @@ under_systemd() { # [STAGE...]
     echo "deb test: passed (systemd)"
 }
 
+the_laboratory() { # it has the command's version, and the programs that build images; purge removes what it built
+    # The roots have no network: what the package depends on is there before.
+    local needed lab
+    lab=$(cd "$out" && echo ontime-lab_*.deb)
+    needed=$(dpkg-deb -f "$out/$lab" Depends | tr , '\n' | sed 's/^ *//; s/[ (|].*//; /^ontime$/d' | xargs | tr ' ' ,)
+    fresh "$suite" "apt,$needed"
+    try "apt install ontime-lab" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}" "/debs/$lab"
+    inside ontime-lab --version > "$work/said"
+    [ "$(sed 's/^ontime-lab/ontime/' "$work/said")" = "$(inside ontime --version)" ] ||
+        fail "$suite: ontime-lab --version says $(cat "$work/said")"
+    try "ontime-lab bench --help" ontime-lab bench --help
+    file 755 /usr/bin/ontime-lab
+    file 644 /usr/share/man/man8/ontime-lab.8.gz
+    local program
+    for program in busybox cc cpio ip mke2fs mmdebstrap modprobe pkill python3 unshare xz zstd; do
+        try "package ontime-lab does not bring $program" sh -c "command -v $program"
+    done
+    mkdir -p "$root/var/cache/ontime/lab/image"
+    try "purge of the laboratory" apt-get purge -y -o Dpkg::Use-Pty=0 ontime-lab
+    (cd "$root" && find . -xdev \( -path ./debs -o -path ./var/log \) -prune -o -name 'ontime-lab*' -print \
+        -o -path ./var/cache/ontime -print) > "$work/said"
+    [ ! -s "$work/said" ] || { cat "$work/said" >&2; fail "$suite: purge leaves something of the laboratory"; }
+    echo "$suite: the laboratory installed and purged"
+}
+
 the_modules_and_lintian() {
     fresh "$suite" apt,dkms,lintian
     everything > "$work/before"
@@ -264,6 +290,7 @@ suites=${*:-$([ "$VERSION_ID" = 13 ] || echo bookworm) trixie}
 for suite in $suites; do
     the_program
     automation
+    the_laboratory
     the_modules_and_lintian
     rm -rf "${root:?}"
 done

@@ -1,6 +1,6 @@
 #!/bin/sh
-# deb.sh: builds the Debian packages of this tree in target/deb: ontime, ontime-guest-dkms, ontime-napi-dkms. As root it
-# installs the Debian packages that the build needs; it never installs those of the lab.
+# deb.sh: builds the Debian packages of this tree in target/deb: ontime, ontime-lab, ontime-guest-dkms, ontime-napi-dkms.
+# As root it installs the Debian packages that the build needs; it never installs those of the lab.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "deb: $*" >&2; exit 3; }
@@ -38,7 +38,7 @@ if ! command -v dpkg-checkbuilddeps > /dev/null || ! (cd "$tree" && dpkg-checkbu
     }
 fi
 
-make dist
+make dist dist-lab
 export ONTIME_SOURCE="$here"
 (cd "$tree" && dpkg-buildpackage --build=binary --no-sign) > "$out/build.log" 2>&1 || {
     tail -n 40 "$out/build.log" >&2
