@@ -181,6 +181,15 @@ with_version() { # VERSION FILE: the package with another version
     rm -rf "$tree"
 }
 
+payload() { # FILE: a package of the same files in another folder, without scripts: what dpkg alone costs
+    local tree=$work/payload
+    mkdir -p "$tree/DEBIAN" "$tree/opt/payload"
+    dpkg-deb -x "${main[0]}" "$tree/opt/payload"
+    dpkg-deb -f "${main[0]}" | sed 's/^Package: .*/Package: payload/' > "$tree/DEBIAN/control"
+    dpkg-deb --root-owner-group -b "$tree" "$1" > /dev/null
+    rm -rf "$tree"
+}
+
 for_the_image() { # PACKAGE...: they, with the packages that they need there, in the emulated host's /lab/FIRST
     mkdir -p "$work/lab/files/$1"
     rm -f "$work"/archives/*.deb
@@ -200,6 +209,7 @@ under_systemd() { # [STAGE...]
     cp "${main[0]}" "$files/debs/"
     with_version "$version+newer" "$files/newer.deb"
     with_version 0.0.1 "$files/older.deb"
+    payload "$files/payload.deb"
     cp "$here/docs/use/tutorial.md" "$here/lab/tests/packages.sh" "$files/"
     # What the image lacks. Of rt-tests one program is enough.
     ask_mirror

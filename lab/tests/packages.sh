@@ -1,8 +1,9 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), cyclictest, tutorial.md, the role of Ansible (ansible), and a directory of packages each for apparmor,
-# tuned and ansible-core; perhaps ontime.rpm and the packages of rpm (rpm).
+# older.deb), its files in another folder without its scripts (payload.deb), cyclictest, tutorial.md, Ansible's role
+# (ansible), and a directory of packages each for apparmor, tuned and ansible-core; perhaps ontime.rpm and the packages
+# of rpm (rpm).
 set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
 said=/run/said now=boot ran= failed=
@@ -183,6 +184,38 @@ start() { # NAME: until its guest is up
     lab-vm wait "$1" > $said 2>&1 || fail "VM $1 does not boot"
 }
 
+# Requests to the VM from a client above every other thread, so that only the VM's path can delay an answer.
+client() { exec /run/measures chrt -f 60 ping -q -i 0.02 "$@" 10.1.0.2; }
+beside_requests() { # FILE COMMAND...: the command beside such requests; FILE has what the client says of the answers
+    client > "$1" &
+    asking=$!
+    shift
+    tries 0 "$@"
+    kill -ALRM $asking
+    wait $asking || true
+}
+# FILE: number of requests without an answer, and the slowest answer, us
+answers_of() {
+    awk '/packets transmitted/ {missing = $1 - $4} /^rtt / {split($4, of, "/"); slowest = int(of[3] * 1000)}
+        END {print missing + 0, slowest + 0}' "$1"
+}
+# WHAT BEFORE DURING US: the answers in file DURING are no later than those in BEFORE. One of more requests is slower by
+# chance: twice as late, and US.
+no_later() {
+    read -r before_missing before << END
+$(answers_of "$2")
+END
+    read -r missing slowest << END
+$(answers_of "$3")
+END
+    echo "figures: slowest answer $before us without $1, $slowest us beside it"
+    # The last request may be on its way.
+    [ "$before_missing" -le 1 ] && [ "$missing" -le 1 ] ||
+        wrong "requests without an answer: $before_missing without $1, $missing beside it"
+    [ "$before" -gt 0 ] && [ "$slowest" -gt 0 ] || wrong "ping measured nothing: $(cat "$2" "$3")"
+    [ "$slowest" -le $((2 * before + $4)) ] || wrong "$1 delays answers"
+}
+
 boot() {
     expect "the first process" systemd "$(cat /proc/1/comm)"
     echo "the system is $(timeout 600 systemctl is-system-running --wait || true)"
@@ -213,9 +246,12 @@ vm() {
 install_package() {
     everything > /run/files-before
     knobs > /run/knobs-before
+    beside_requests /run/payload-installed apt install -y /lab/payload.deb
+    beside_requests /run/payload-purged apt purge -y payload
     cd /lab/debs
-    tries 0 apt install -y ./ontime_*.deb
+    beside_requests /run/installed apt install -y ./ontime_*.deb
     shows 'apt install ./target/deb/ontime_*.deb'
+    no_later "the installation" /run/payload-installed /run/installed 10000
     expect "ontimed" "active enabled" "$(systemctl is-active ontimed) $(systemctl is-enabled ontimed)"
     tries 0 ontime --version
     cat $said
@@ -267,13 +303,6 @@ verify() {
     grep -q '"schema_version"' /lab/verify.json && grep -q '</html>' /lab/verify.html || wrong "verify wrote no result"
 }
 
-# Requests to the VM from a client above every other thread, so that only the VM's path can delay an answer.
-client() { exec /run/measures chrt -f 60 ping -q -i 0.02 "$@" 10.1.0.2; }
-# FILE: number of requests without an answer, and the slowest answer, us
-answers_of() {
-    awk '/packets transmitted/ {missing = $1 - $4} /^rtt / {split($4, of, "/"); slowest = int(of[3] * 1000)}
-        END {print missing + 0, slowest + 0}' "$1"
-}
 reserved() { # of the VM with reserved CPU time: thread, budget and period
     ontime top --once --json --interval 0.1 | tr '{' '\n' | grep '"vm":"res-1"' |
         grep -o '"\(tid\|budget_us\|period_us\)":[0-9.]*' | sort | xargs
@@ -313,19 +342,7 @@ upgrade() {
     expect "places of the VM's vCPU during the upgrade" "SCHED_FIFO 47 " "$(grep . /run/places | sort -u)"
     within 40 still_reserved
     has_places plc-1 || fail "the VM lost its places"
-    read -r missing quiet << END
-$(answers_of /run/quiet)
-END
-    expect "requests without an answer before the upgrade" 0 "$missing"
-    read -r missing slowest << END
-$(answers_of /run/upgraded)
-END
-    echo "figures: slowest answer beside bulk work $quiet us, beside bulk work and an upgrade $slowest us"
-    # The last request may be on its way.
-    [ "$missing" -le 1 ] || fail "$missing requests without an answer"
-    [ "$quiet" -gt 0 ] && [ "$slowest" -gt 0 ] || fail "ping measured nothing: $(cat /run/quiet /run/upgraded)"
-    # One of more requests is slower by chance.
-    [ "$slowest" -le $((2 * quiet + 1000)) ] || fail "an upgrade delays answers"
+    no_later "the upgrade" /run/quiet /run/upgraded 1000
 }
 
 downgrade() {
@@ -451,8 +468,9 @@ purge() {
     cd /
     for name in $(virsh list --name); do [ "$name" = plc-1 ] || virsh -q destroy "$name"; done
     [ -e /run/libvirt/qemu/plc-1.pid ] || start plc-1
-    tries 0 apt purge -y ontime
+    beside_requests /run/purged apt purge -y ontime
     shows 'apt purge ontime'
+    no_later "the removal" /run/payload-purged /run/purged 10000
     expect "units" "" "$(systemctl list-unit-files --no-legend 'ontime*')"
     within 20 no_process
     placed "$(vcpu_of plc-1)" "SCHED_OTHER 0" || fail "a vCPU kept its place"
