@@ -16,7 +16,8 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
-	monitoring-test dashboard-test rpm dra dra-test test-kubernetes dist-lab install-lab
+	monitoring-test dashboard-test rpm dra dra-test test-kubernetes \
+	dist-lab install-lab deb-build-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -220,6 +221,10 @@ rpm:
 ## deb-test: installs, upgrades, removes and purges the packages in fresh Debian roots, and runs lintian; needs root
 deb-test: deb
 	@scripts/deb-test.sh
+
+## deb-build-test: builds the packages in a new Debian 13, by its own Rust; needs root (half an hour)
+deb-build-test: deb
+	@scripts/deb-test.sh build
 
 ## systemd-test: the packages in an emulated Debian 13 under systemd, beside a libvirt VM; STAGES="doctor apparmor"
 systemd-test: deb images

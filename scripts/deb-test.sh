@@ -4,6 +4,8 @@
 # file and the plugin for sos; the laboratory; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of
 # the system's apt. No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it
 # skips that suite.
+# deb-test.sh build: builds the packages in a new root of Debian 13, by that Debian's own Rust and without a network, and
+# compares their files with those of target/deb.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
 # (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (14400)
 # bounds it. After a failure target/deb/systemd has the console's log and the journal.
@@ -290,6 +292,33 @@ the_modules_and_lintian() {
     echo "$suite: lintian $(inside lintian --version | awk '{print $2}'): $(grep -c '^E:' "$out/lintian-$suite") errors, $(grep -c '^W:' "$out/lintian-$suite") warnings"
 }
 
+files_of() { # PACKAGE: mode and path of each file; Debian 12's debhelper looks for units in /lib
+    dpkg-deb -c "$1" | awk '$1 !~ /^d/ {print $1, $6}' | sed 's, \./lib/, ./usr/lib/,' | sort
+}
+
+build_on_trixie() {
+    local package there
+    suite=trixie
+    fresh $suite apt,build-essential,cargo,rustc,debhelper,dh-dkms,libclang-dev,pkg-config
+    mkdir -p "$root/build" "$root/root/.cargo"
+    tar -C "$here" --exclude=target --exclude=./.git -c . | tar -C "$root/build" -x
+    (cd "$here" && cargo vendor --locked --respect-source-config "$root/vendor") 2> "$work/log" |
+        sed "s,\"$root/vendor\",\"/vendor\"," > "$root/root/.cargo/config.toml" ||
+            { tail -n 20 "$work/log" >&2; fail "cargo could not copy the libraries"; }
+    try "make deb" env CARGO_NET_OFFLINE=true make -C /build deb
+    for package in "${debs[@]}"; do
+        there=("$root/build/target/deb/$(dpkg-deb -f "$package" Package)"_*.deb)
+        [ ${#there[@]} = 1 ] || fail "$suite: make deb built ${#there[@]} packages $(dpkg-deb -f "$package" Package)"
+        diff <(files_of "$package") <(files_of "${there[0]}") > "$work/said" ||
+            { cat "$work/said" >&2; fail "$suite: package ${there[0]##*/} has other files than ${package##*/}"; }
+    done
+    echo "$suite: built by $(inside rustc --version): the same files in ${#debs[@]} packages"
+}
+
+if [ "${1:-}" = build ]; then
+    build_on_trixie
+    exit
+fi
 if [ "${1:-}" = systemd ]; then
     shift
     under_systemd "$@"
