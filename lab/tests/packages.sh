@@ -353,6 +353,39 @@ downgrade() {
     [ ! -e /run/reserved ] || within 40 still_reserved
 }
 
+scraped() { # as Prometheus does; the image has no curl
+    (
+        exec 7<> /dev/tcp/127.0.0.1/9745
+        printf 'GET /metrics HTTP/1.1\r\nhost: ontime\r\nconnection: close\r\n\r\n' >&7
+        timeout 60 cat <&7
+    ) > $said 2>&1 && grep -q '^ontime_build_info{' $said
+}
+# What the units' sandboxes allow: metrics by TCP and in a file, the log of changes, and the report.
+monitoring() {
+    metrics=/etc/ontime/daemon.conf.d/metrics.toml collector=/var/lib/prometheus/node-exporter
+    mkdir -p ${metrics%/*} $collector
+    printf '[metrics]\nport = 9745\n' > $metrics
+    tries "0 1 2" ontime reload
+    within 60 scraped
+    tries 0 systemctl enable --now ontime-metrics.timer
+    within 120 grep -q '^ontime_build_info{' $collector/ontime.prom
+    expect "mode of the collector's file" 644 "$(stat -c %a $collector/ontime.prom)"
+    tries 0 journalctl --no-pager -b -u ontimed -g '^ontime '
+    grep -qF "$(ontime --version): mode observe, method partitioned (default)" $said ||
+        fail "the log does not say how the daemon started"
+    tries 0 journalctl --no-pager -b -u ontimed -g '^knob'
+    grep -q 'knob policy of thread [0-9]* (CPU 0/KVM): OTHER -> FIFO 47 (vcpu-place)$' $said ||
+        fail "the log does not have the change of the vCPU's policy"
+    tries 0 ontime report --output /run/report.tar
+    mkdir /run/report
+    tar -xf /run/report.tar -C /run/report
+    grep -q 'knob policy of thread' /run/report/ontime-report/log.txt || fail "the report has no log"
+    grep -q '^ActiveState=active$' /run/report/ontime-report/unit.txt || fail "the report has no unit"
+    tries 0 systemctl disable --now ontime-metrics.timer
+    rm -r /run/report /run/report.tar /var/lib/prometheus $metrics
+    tries "0 1 2" ontime reload
+}
+
 # The package's example of a real-time domain starts as it is, but for its name: it finds an empty disk.
 example() {
     sed 's/plc-1/plc-2/' /usr/share/doc/ontime/examples/libvirt/examples/rt-vm.xml > /run/plc-2.xml
@@ -555,7 +588,7 @@ rpm_package() {
 }
 
 stages="boot vm install_package declare_vm doctor dry_run enforce verify"
-stages="$stages upgrade downgrade example tuned_profile apparmor purge ansible_role rpm_package"
+stages="$stages upgrade downgrade monitoring example tuned_profile apparmor purge ansible_role rpm_package"
 for stage in "$@"; do
     case " $stages " in *" $stage "*) ;; *) fail "no stage '$stage'; there are: $stages" ;; esac
 done
