@@ -4,8 +4,8 @@
 # file and the plugin for sos; the laboratory; the DKMS packages; lintian. It needs root, mmdebstrap and the mirror of
 # the system's apt. No systemd runs in the roots. Packages built on Debian 13 do not install on Debian 12, so there it
 # skips that suite.
-# deb-test.sh build: builds the packages in a new root of Debian 13, by that Debian's own Rust and without a network, and
-# compares their files with those of target/deb.
+# deb-test.sh build: builds the packages in a new root of Debian 13, by that Debian's own Rust and without a network,
+# and compares their files with those of target/deb.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
 # (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (14400)
 # bounds it. After a failure target/deb/systemd has the console's log and the journal.
@@ -202,7 +202,7 @@ for_the_image() { # PACKAGE...: they, with the packages that they need there, in
 
 under_systemd() { # [STAGE...]
     local lab=$here/target/release/ontime-lab files=$work/lab/files image
-    [ -x "$lab" ] || fail "target/release/ontime-lab is missing; run 'make release' first"
+    [ -x "$lab" ] && [ -x "$lab-tests" ] || fail "target/release/ontime-lab is missing; run 'make release' first"
     "$lab" images || fail "the lab has no images"
     image=$(ls -t "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/host.img | head -n 1)
     debugfs -R 'cat /var/lib/dpkg/status' "$image" > "$work/status" 2> /dev/null
@@ -228,8 +228,10 @@ under_systemd() { # [STAGE...]
         dpkg-deb -x "$work"/rt-tests/rt-tests_*.deb "$work/rt-tests" &&
         cp "$work/rt-tests/usr/bin/cyclictest" "$files/" ||
         { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
-    local status=0
+    # The clients' side sends requests to the VM while there is a file `ask` in /lab.
+    local status=0 asks="timeout 30 '$lab-tests' program trace_names_the_inversions ask 10.1.0.2"
     "$lab" run --timeout "${SECONDS_MAX:-14400}" --silence 600 --out "$work/lab" \
+        --client "while sleep 1; do [ ! -e ask ] || $asks; done" \
         --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
         --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" || status=$?
     if [ $status -ne 0 ]; then

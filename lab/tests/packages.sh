@@ -301,6 +301,12 @@ verify() {
     shows 'ontime verify'
     cat $said
     grep -q '"schema_version"' /lab/verify.json && grep -q '</html>' /lab/verify.html || wrong "verify wrote no result"
+    # Requests from the clients' side, which come in by the NIC. 3: some events were lost.
+    : > /lab/ask
+    tries "0 1 3" ontime verify --test request --duration 15 --limits iec61850 --html /lab/requests.html
+    rm /lab/ask
+    cat $said
+    grep -q '^request  *plc-1  *[1-9]' $said || wrong "no request to the VM was measured"
 }
 
 reserved() { # of the VM with reserved CPU time: thread, budget and period
