@@ -10,6 +10,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Command;
 
 use support::{Daemon, Site, possible, until};
@@ -45,19 +46,41 @@ fn takes(name: &str) {
     assert!(String::from_utf8(out.stderr).unwrap().contains("NoSuchSetting"));
 }
 
+/// The number of files in a configuration directory, all of which `ontime check` accepts.
+fn accepted(directory: &Path) -> usize {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ontime"));
+    let out = command.arg("check").arg("--config-dir").arg(directory).output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{out:?}");
+    String::from_utf8(out.stdout).unwrap().lines().filter(|line| line.starts_with("ok ")).count()
+}
+
 #[test]
 fn the_configuration_of_the_kubevirt_example_is_right() {
     let dir = tempfile::tempdir().unwrap();
-    let check = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ontime"));
-        command.arg("check").arg("--config-dir").arg(dir.path()).output().unwrap()
-    };
     for file in ["tenants.toml", "host.toml"] {
         std::fs::copy(format!("{PACKAGING}/kubevirt/{file}"), dir.path().join(file)).unwrap();
     }
-    let out = check();
-    assert_eq!(out.status.code(), Some(0), "{out:?}");
-    assert_eq!(String::from_utf8(out.stdout).unwrap().lines().filter(|line| line.starts_with("ok ")).count(), 2);
+    assert_eq!(accepted(dir.path()), 2);
+}
+
+#[test]
+fn the_configuration_that_cloud_init_writes_is_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(format!("{PACKAGING}/cloud-init/ontime.yaml")).unwrap();
+    let mut files = 0;
+    for file in text.split("  - path: /etc/ontime/").skip(1) {
+        let (name, content) = file.split_once("\n    content: |\n").unwrap();
+        let lines = content.lines().take_while(|line| line.is_empty() || line.starts_with("      "));
+        let content: String = lines.map(|line| format!("{}\n", line.trim_start())).collect();
+        assert!(!content.trim().is_empty(), "{name}");
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+        files += 1;
+    }
+    assert!(files == 2 && accepted(dir.path()) == files, "{files} files");
+    let rules = ontime_tenants::Rules::load(dir.path()).unwrap();
+    assert!(format!("{rules:?}").contains("plc-1"), "{rules:?}");
 }
 
 /// AppArmor's parser takes the lines inside a profile, which then has a rule for each of the device's sockets.
@@ -92,7 +115,7 @@ fn the_hook_wakes_the_daemon_and_does_nothing_without_one() {
         return;
     }
     let site = Site::new();
-    let hook = |poke: &std::path::Path| {
+    let hook = |poke: &Path| {
         let mut command = Command::new(format!("{PACKAGING}/libvirt/hooks/qemu.d/ontime"));
         command.args(["vm", "started", "begin", "-"]).env("ONTIME_POKE", poke);
         assert!(command.status().unwrap().success());
@@ -147,7 +170,7 @@ fn the_units_capabilities_are_enough() {
 /// there.
 #[test]
 fn the_tests_that_the_security_page_names_exist() {
-    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let code_in = |folder: &str| {
         let (mut code, mut directories) = (String::new(), vec![root.join(folder)]);
         while let Some(directory) = directories.pop() {
