@@ -89,14 +89,13 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     tar.into_inner()?.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
     let missing = parts.iter().filter(|part| part.missing.is_some()).count();
     let cut = parts.iter().filter(|part| part.cut).count();
-    println!(
+    ontime_cli::print(format_args!(
         "{}: {} parts, {missing} of them missing or incomplete, {cut} cut to {} MiB (manifest.json says why and by how \
-         much)",
+         much)\nIt has names of VMs and interfaces, addresses and logs: look at it before you send it.\n",
         path.display(),
         parts.len(),
         MOST >> 20
-    );
-    println!("It has names of VMs and interfaces, addresses and logs: look at it before you send it.");
+    ))?;
     Ok(ExitCode::from(if rustix::process::geteuid().is_root() { exit::OK } else { exit::UNKNOWN }))
 }
 

@@ -67,7 +67,7 @@ fn tell_foreign(journal: &Journal) -> bool {
 fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
     let status = apply::show(report, json, &KEPT)?;
     if let Some(said) = nothing_to_give_back(report).filter(|_| !json) {
-        println!("{said}");
+        ontime_cli::print(format_args!("{said}\n"))?;
     }
     Ok(ExitCode::from(status))
 }

@@ -488,7 +488,7 @@ impl Files {
         if self.text {
             document::text(&mut std::io::stdout().lock(), document)?;
             if document.verdict == Verdict::Fail && document.late.is_empty() {
-                println!("the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs");
+                ontime_cli::print("the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs\n")?;
             }
         }
         Ok(())

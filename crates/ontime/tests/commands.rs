@@ -440,6 +440,22 @@ fn a_critical_finding_changes_the_exit_status() {
     }
 }
 
+/// As in `ontime reload | true`.
+#[test]
+fn an_output_whose_reader_has_gone_is_neither_an_error_nor_a_panic() {
+    const REPORT: &str =
+        r#"{"method": "partitioned", "dry_run": false, "changes": [], "unchanged": 1, "findings": []}"#;
+    let dir = tempfile::tempdir().unwrap();
+    daemon(dir.path(), &[("/v1/apply", REPORT), ("/v1/reload", REPORT), ("/v1/reset", REPORT)]);
+    for args in [["reload"].as_slice(), &["reload", "--json"], &["apply"], &["reset"]] {
+        let (reader, output) = std::os::unix::net::UnixStream::pair().unwrap();
+        drop(reader);
+        let mut command = command(env!("CARGO_BIN_EXE_ontime").as_ref(), dir.path(), args);
+        let out = command.stdout(std::os::fd::OwnedFd::from(output)).output().unwrap();
+        assert_eq!((out.status.code(), text(&out.stderr).as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
 /// A NIC whose NAPI this kernel cannot thread, in namespaces of the test. The daemon observes and sets nothing.
 #[test]
 fn what_a_real_look_finds_critical_changes_the_exit_status() {

@@ -257,7 +257,7 @@ fn baseline_is_of(baseline: &Report, experiment: &str) -> anyhow::Result<()> {
 
 /// Shows a comparison. The exit status is [`CRITICAL`] if a figure is worse, otherwise `status`.
 pub(crate) fn judge(comparison: &Comparison, tolerance: Tolerance, status: u8) -> anyhow::Result<ExitCode> {
-    print!("{}", comparison.words(tolerance));
+    ontime_cli::print(comparison.words(tolerance))?;
     if comparison.compared == 0 {
         let message = "no result has a counterpart in the baseline: measure the same methods under the same \
                        conditions, or make the baseline anew by --json";
@@ -402,7 +402,7 @@ fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCod
             put(&dir.join(name), text)?;
         }
     }
-    print!("{}", report::terminal(report));
+    ontime_cli::print(report::terminal(report))?;
     match &output.baseline {
         Some(baseline) => judge(&baseline::compare(report, baseline, output.tolerance), output.tolerance, status),
         None => Ok(ExitCode::from(status)),

@@ -126,7 +126,7 @@ fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyh
             eprintln!("wrote {}", path.display());
         }
     }
-    println!("{}", report::fitted(&path::table(&document)));
+    ontime_cli::print(report::fitted(&path::table(&document)) + "\n")?;
     let status = if missing.is_empty() { OK } else { WARNING };
     match &args.baseline {
         Some(baseline) => judge(&path::compare(&document, baseline, args.tolerance), args.tolerance, status),

@@ -344,8 +344,8 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
     }
     if args.simulate {
-        println!("{}", report::fitted(&simulated.words()));
-        println!("{}", report::fitted(&figures.rtvirt.video()));
+        let texts = [simulated.words(), figures.rtvirt.video()].map(|text| report::fitted(&text) + "\n");
+        ontime_cli::print(texts.concat())?;
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
