@@ -142,8 +142,6 @@ pub fn chain(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test ends by panicking")]
-
     use std::os::unix::net::UnixStream;
     use std::process::{Command, Stdio};
 

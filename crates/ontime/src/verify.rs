@@ -11,7 +11,7 @@ mod limits;
 mod outputs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,7 @@ use self::document::{Document, HostFacts, Measured, Measurement, OfTenant, Outco
 use self::limits::Test;
 use self::outputs::{OfCpu, Slow};
 use crate::exit::{Doing, Exit};
+use crate::output::Output;
 use crate::paths::Paths;
 use crate::sight::Missed;
 use crate::{api, client, exit};
@@ -103,7 +104,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         eprintln!("ontime: nothing was measured: the kernel gives real-time priority to root alone");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
-    let mut files = Files::create(args)?;
+    let files = Files::create(args)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).doing("catching signals")?;
@@ -458,41 +459,42 @@ fn of_trace(trace: &outputs::Trace) -> Outcome {
     Outcome::Measured { max_us, cpus: Vec::new(), tenants, lost_events }
 }
 
-/// The output files. They are created before the measurements, so that a wrong path does not waste them.
+/// The output files.
 struct Files {
-    json: Option<Box<dyn Write>>,
-    html: Option<File>,
+    json: Option<Output>,
+    html: Option<Output>,
     text: bool,
 }
 
 impl Files {
     fn create(args: &Args) -> anyhow::Result<Self> {
-        let file = |path: &Path| File::create(path).doing(format_args!("{}: making the file", path.display()));
+        let file = |path: &Option<PathBuf>| path.as_deref().map(Output::create).transpose();
         let to_stdout = args.json.as_deref() == Some(Path::new("-"));
-        let json: Option<Box<dyn Write>> = match args.json.as_deref() {
-            Some(_) if to_stdout => Some(Box::new(std::io::stdout())),
-            Some(path) => Some(Box::new(file(path)?)),
-            None => None,
-        };
-        Ok(Self { json, html: args.html.as_deref().map(file).transpose()?, text: !to_stdout })
+        let json = if to_stdout { Some(Output::standard()) } else { file(&args.json)? };
+        Ok(Self { json, html: file(&args.html)?, text: !to_stdout })
     }
 
-    fn write(&mut self, document: &Document) -> anyhow::Result<()> {
-        if let Some(file) = &mut self.html {
-            file.write_all(document::html(document).as_bytes())?;
-        }
-        if let Some(json) = &mut self.json {
-            serde_json::to_writer_pretty(&mut *json, &api::Versioned::of(document))?;
-            writeln!(json)?;
-        }
-        if self.text {
-            document::text(&mut std::io::stdout().lock(), document)?;
-            if document.verdict == Verdict::Fail && document.late.is_empty() {
-                ontime_cli::print("the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs\n")?;
-            }
-        }
-        Ok(())
+    /// Writes each of them. The others stay whole where one cannot be written.
+    fn write(self, document: &Document) -> anyhow::Result<()> {
+        let html = self.html.map(|file| file.put(|out| out.write_all(document::html(document).as_bytes())));
+        let json = self.json.map(|file| {
+            file.put(|out| {
+                serde_json::to_writer_pretty(&mut *out, &api::Versioned::of(document))?;
+                writeln!(out)
+            })
+        });
+        let text = self.text.then(|| show(document));
+        [html, json, text].into_iter().flatten().collect()
     }
+}
+
+fn show(document: &Document) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    document::text(&mut out, document)?;
+    if document.verdict == Verdict::Fail && document.late.is_empty() {
+        writeln!(out, "the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
