@@ -89,7 +89,7 @@ fn of_error(program: &str, known: Known, error: &anyhow::Error) -> ExitCode {
     if is_of_closed(io::stdout(), error) {
         return ExitCode::from(OK);
     }
-    eprintln!("{program}: {}", chain(error));
+    tell(format_args!("{program}: {}", chain(error)));
     ExitCode::from(status(error, known))
 }
 
@@ -114,6 +114,11 @@ fn is_of_closed(output: impl AsFd, error: &anyhow::Error) -> bool {
 /// Where standard output is closed, at which `print!` would panic.
 pub fn print(text: impl std::fmt::Display) -> io::Result<()> {
     write!(io::stdout().lock(), "{text}")
+}
+
+/// Tells a line on standard error. Where that is closed, at which `eprintln!` would panic, there is nobody to tell.
+pub fn tell(line: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// The status of an error.

@@ -179,7 +179,7 @@ impl Report {
     }
 
     fn command(&mut self, name: &str, source: &str, command: Command, keep: Keep) -> anyhow::Result<()> {
-        eprint!("{source} ... ");
+        let _ = write!(io::stderr(), "{source} ... ");
         let start = Instant::now();
         let (text, status, missing) = match output(command, PATIENCE, keep) {
             Ok((text, status)) => {
@@ -189,7 +189,7 @@ impl Report {
         };
         let said = missing.clone().unwrap_or_else(|| format!("{:.1} s", start.elapsed().as_secs_f64()));
         let cut = if text.cut > 0 { format!(", {} bytes left out", text.cut) } else { String::new() };
-        eprintln!("{said}{cut}");
+        ontime_cli::tell(format_args!("{said}{cut}"));
         self.add(name, source, text, status, missing)
     }
 

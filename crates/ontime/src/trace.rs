@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ontime_base::clock;
+use ontime_cli::tell;
 use ontime_hostnet::{Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
@@ -94,7 +95,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
-        eprintln!("ontime: nothing was traced: the kernel lets root alone trace");
+        tell("ontime: nothing was traced: the kernel lets root alone trace");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let config = Config::load(&paths.config_dir)?;

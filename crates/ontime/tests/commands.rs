@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use ontime_hostnet::{Journal, Knob, NicId, Original, Root, Value, journal};
 
@@ -456,6 +456,21 @@ fn an_output_whose_reader_has_gone_is_neither_an_error_nor_a_panic() {
     }
 }
 
+/// As in `ontime reload 2>&1 | true`, or on a terminal that was closed.
+#[test]
+fn an_error_that_nobody_reads_keeps_its_status() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("etc")).unwrap();
+    std::fs::write(dir.path().join("etc/daemon.toml"), "mode = 1\n").unwrap();
+    for (args, wanted) in [(["status"], 3), (["check"], 78)] {
+        let (reader, errors) = std::os::unix::net::UnixStream::pair().unwrap();
+        drop(reader);
+        let mut command = command(env!("CARGO_BIN_EXE_ontime").as_ref(), dir.path(), &args);
+        let status = command.stdout(Stdio::null()).stderr(std::os::fd::OwnedFd::from(errors)).status().unwrap();
+        assert_eq!(status.code(), Some(wanted), "{args:?}");
+    }
+}
+
 /// A NIC whose NAPI this kernel cannot thread, in namespaces of the test. The daemon observes and sets nothing.
 #[test]
 fn what_a_real_look_finds_critical_changes_the_exit_status() {
@@ -506,8 +521,8 @@ fn top_answers_keys_and_leaves_the_terminal_as_it_was() {
     let mut child = Command::new("script")
         .args(["-qec", &script, "/dev/null"])
         .env("SHELL", "/bin/sh")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let (mut keys, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());

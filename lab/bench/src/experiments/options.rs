@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_cli::{CRITICAL, Exit, OK, WARNING, usage};
+use ontime_cli::{CRITICAL, Exit, OK, WARNING, tell, usage};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
@@ -195,7 +195,7 @@ pub(crate) fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Resu
 
 /// Prints a progress message.
 pub(crate) fn print_progress(line: &str) {
-    eprintln!("{line}");
+    tell(line);
 }
 
 /// Notes why a case has no result.
@@ -331,7 +331,7 @@ impl Measured {
             notes,
         };
         for line in &missing {
-            eprintln!("ontime-lab: {line}");
+            tell(format_args!("ontime-lab: {line}"));
         }
         write(&report, output, if missing.is_empty() { OK } else { WARNING })
     }
@@ -403,7 +403,7 @@ fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCod
 fn write_files(report: &Report, output: &Output) -> anyhow::Result<()> {
     let put = |path: &Path, text: String| {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-        eprintln!("wrote {}", path.display());
+        tell(format_args!("wrote {}", path.display()));
         anyhow::Ok(())
     };
     if let Some(path) = &output.json {
