@@ -5,10 +5,12 @@
 //! docs/reference/daemon.md has the table for users.
 
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Done, and everything is as planned.
 pub const OK: u8 = 0;
@@ -84,16 +86,39 @@ pub fn main<C: CommandFactory + FromArgMatches>(
 
 /// Prints the error and returns its status.
 fn of_error(program: &str, known: Known, error: &anyhow::Error) -> ExitCode {
-    // A reader that closed the pipe (`ontime ps | head`) is no error.
+    if is_of_closed(io::stdout(), error) {
+        return ExitCode::from(OK);
+    }
+    tell(format_args!("{program}: {}", chain(error)));
+    ExitCode::from(status(error, known))
+}
+
+/// Whether the cause is that the reader of this output has gone (`ontime ps | head`), which is no error. A broken pipe
+/// alone does not say that: it is also the error of a socket whose other end has gone.
+fn is_of_closed(output: impl AsFd, error: &anyhow::Error) -> bool {
     let of_writing = |cause: &(dyn Error + 'static)| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         kind.or_else(|| cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind))
     };
-    if error.chain().filter_map(of_writing).any(|kind| kind == io::ErrorKind::BrokenPipe) {
-        return ExitCode::from(OK);
+    if !error.chain().filter_map(of_writing).any(|kind| kind == io::ErrorKind::BrokenPipe) {
+        return false;
     }
-    eprintln!("{program}: {}", chain(error));
-    ExitCode::from(status(error, known))
+    // Without events to wait for, only a missing reader (POLLERR of a pipe, POLLHUP of a socket) is reported.
+    let mut polled = [PollFd::new(&output, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|closed| closed > 0)
+}
+
+/// Prints text on standard output.
+///
+/// # Errors
+/// Where standard output is closed, at which `print!` would panic.
+pub fn print(text: impl std::fmt::Display) -> io::Result<()> {
+    write!(io::stdout().lock(), "{text}")
+}
+
+/// Tells a line on standard error. Where that is closed, at which `eprintln!` would panic, there is nobody to tell.
+pub fn tell(line: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// The status of an error.
@@ -122,7 +147,27 @@ pub fn chain(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    #[test]
+    fn a_broken_pipe_is_no_error_only_where_the_output_has_no_reader() {
+        let of = |kind: io::ErrorKind| anyhow::Error::from(io::Error::from(kind)).context("asking a server");
+        let (open, _reader) = UnixStream::pair().unwrap();
+        let (closed, reader) = UnixStream::pair().unwrap();
+        drop(reader);
+        let mut child = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+        let pipe = child.stdin.take().unwrap();
+        child.wait().unwrap();
+        for (kind, of_output) in [(io::ErrorKind::BrokenPipe, true), (io::ErrorKind::ConnectionReset, false)] {
+            assert_eq!(is_of_closed(&closed, &of(kind)), of_output, "{kind}: socket");
+            assert_eq!(is_of_closed(&pipe, &of(kind)), of_output, "{kind}: pipe");
+            assert!(!is_of_closed(&open, &of(kind)), "{kind}: it was written to something else");
+            assert!(!is_of_closed(std::fs::File::open("/dev/null").unwrap(), &of(kind)), "{kind}: a file");
+        }
+    }
 
     #[test]
     fn a_cause_is_said_once() {

@@ -17,6 +17,7 @@ mod log;
 mod metrics;
 mod names;
 mod net;
+mod output;
 mod paths;
 mod plan;
 mod ps;

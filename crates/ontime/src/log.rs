@@ -8,6 +8,9 @@ use tracing_subscriber::filter::{Directive, LevelFilter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+/// The filter if `ONTIME_LOG` has none, or one that is not used.
+const DEFAULT: &str = "info";
+
 /// Starts logging, at level `info` unless `ONTIME_LOG` sets another (`ONTIME_LOG=debug`).
 pub(crate) fn start() {
     let said = std::env::var_os("ONTIME_LOG").map(|said| said.to_string_lossy().into_owned());
@@ -36,7 +39,8 @@ fn refusal(said: &str) -> Option<String> {
 }
 
 /// Parses a filter. A word that is no level would be the name of a crate whose messages alone are logged: a misspelt
-/// level would switch off the log. So a crate is named with its level, except Ontime's own.
+/// level would switch off the log. So a crate is named with its level, except Ontime's own. An empty filter, as in
+/// `Environment=ONTIME_LOG=`, would leave errors alone: it counts as none.
 fn parse(said: &str) -> Result<EnvFilter, String> {
     let is_misspelt = |word: &&str| {
         let is_crate = word.contains(['=', '[']) || word.starts_with("ontime");
@@ -45,13 +49,14 @@ fn parse(said: &str) -> Result<EnvFilter, String> {
     if let Some(word) = said.split(',').map(str::trim).find(is_misspelt) {
         return Err(format!("'{word}' is no level"));
     }
+    let said = if said.split(',').all(|word| word.trim().is_empty()) { DEFAULT } else { said };
     EnvFilter::try_new(said).map_err(|error| error.to_string())
 }
 
 /// The log filter. It drops all messages of crate virtio-queue: a guest can cause any number of them, on real-time
 /// threads of its device process.
 fn filter(said: Option<String>) -> EnvFilter {
-    let filter = said.and_then(|said| parse(&said).ok()).unwrap_or_else(|| EnvFilter::new("info"));
+    let filter = said.and_then(|said| parse(&said).ok()).unwrap_or_else(|| EnvFilter::new(DEFAULT));
     let quiet: Option<Directive> = "virtio_queue=off".parse().ok();
     quiet.into_iter().fold(filter, EnvFilter::add_directive)
 }
@@ -108,6 +113,17 @@ mod tests {
                 assert!(!tracing::enabled!(target: "virtio_queue::queue", tracing::Level::ERROR), "{said:?}");
                 let others = tracing::enabled!(target: "ontime_sockets::worker", tracing::Level::ERROR);
                 assert_eq!(others, said != Some("virtio_queue=trace"), "{said:?}");
+            });
+        }
+    }
+
+    #[test]
+    fn an_empty_filter_does_not_switch_off_the_log() {
+        for said in ["", " ", ",", " , "] {
+            assert_eq!(refusal(said), None, "{said:?}");
+            let logs = tracing_subscriber::registry().with(filter(Some(said.to_owned())));
+            tracing::subscriber::with_default(logs, || {
+                assert!(tracing::enabled!(target: "ontime_hostnet::apply", tracing::Level::INFO), "{said:?}");
             });
         }
     }

@@ -21,7 +21,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let report: api::Report = client::post(&paths.socket(), "/v1/reload", &())?;
     if !args.json {
-        println!("the daemon has read its configuration again, and it is in force");
+        ontime_cli::print("the daemon has read its configuration again, and it is in force\n")?;
     }
     Ok(ExitCode::from(apply::show(&report, args.json, &["failed"])?))
 }

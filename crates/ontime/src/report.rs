@@ -76,32 +76,32 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // A new file that only its owner may read, because it contains names of VMs, addresses and logs.
     let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
     let file = file.doing(format_args!("{}: making the report (--output)", path.display()))?;
-    let mut report = Report { tar: tar::Builder::new(io::BufWriter::new(file)), seconds, parts: Vec::new() };
+    let tar = tar::Builder::new(io::BufWriter::new(file));
+    let mut report = Report { tar, path, seconds, parts: Vec::new() };
     report.collect(paths)?;
-    let Report { mut tar, parts, .. } = report;
-    let manifest = Manifest {
+    let manifest = serde_json::to_vec_pretty(&Manifest {
         schema_version: api::SCHEMA_VERSION,
         version: crate::version(),
         collected_unix_s: seconds,
-        parts: &parts,
-    };
-    append(&mut tar, "manifest.json", &serde_json::to_vec_pretty(&manifest)?, seconds)?;
-    tar.into_inner()?.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        parts: &report.parts,
+    })?;
+    report.append("manifest.json", &manifest)?;
+    let (path, parts) = report.finish()?;
     let missing = parts.iter().filter(|part| part.missing.is_some()).count();
     let cut = parts.iter().filter(|part| part.cut).count();
-    println!(
+    ontime_cli::print(format_args!(
         "{}: {} parts, {missing} of them missing or incomplete, {cut} cut to {} MiB (manifest.json says why and by how \
-         much)",
+         much)\nIt has names of VMs and interfaces, addresses and logs: look at it before you send it.\n",
         path.display(),
         parts.len(),
         MOST >> 20
-    );
-    println!("It has names of VMs and interfaces, addresses and logs: look at it before you send it.");
+    ))?;
     Ok(ExitCode::from(if rustix::process::geteuid().is_root() { exit::OK } else { exit::UNKNOWN }))
 }
 
 struct Report {
     tar: tar::Builder<io::BufWriter<File>>,
+    path: PathBuf,
     seconds: u64,
     parts: Vec<Part>,
 }
@@ -179,7 +179,7 @@ impl Report {
     }
 
     fn command(&mut self, name: &str, source: &str, command: Command, keep: Keep) -> anyhow::Result<()> {
-        eprint!("{source} ... ");
+        let _ = write!(io::stderr(), "{source} ... ");
         let start = Instant::now();
         let (text, status, missing) = match output(command, PATIENCE, keep) {
             Ok((text, status)) => {
@@ -189,7 +189,7 @@ impl Report {
         };
         let said = missing.clone().unwrap_or_else(|| format!("{:.1} s", start.elapsed().as_secs_f64()));
         let cut = if text.cut > 0 { format!(", {} bytes left out", text.cut) } else { String::new() };
-        eprintln!("{said}{cut}");
+        ontime_cli::tell(format_args!("{said}{cut}"));
         self.add(name, source, text, status, missing)
     }
 
@@ -209,10 +209,22 @@ impl Report {
         status: Option<i32>,
         missing: Option<String>,
     ) -> anyhow::Result<()> {
-        append(&mut self.tar, name, &text, self.seconds)?;
+        self.append(name, &text)?;
         let (name, source) = (name.to_owned(), source.to_owned());
         self.parts.push(Part { name, source, bytes: text.len(), cut: cut > 0, cut_bytes: cut, status, missing });
         Ok(())
+    }
+
+    fn append(&mut self, name: &str, text: &[u8]) -> anyhow::Result<()> {
+        append(&mut self.tar, name, text, self.seconds).doing(writing(&self.path))
+    }
+
+    /// Ends the file. Returns its path and its parts.
+    fn finish(self) -> anyhow::Result<(PathBuf, Vec<Part>)> {
+        let Self { tar, path, parts, .. } = self;
+        let file = tar.into_inner().and_then(|buffer| buffer.into_inner().map_err(io::IntoInnerError::into_error));
+        file.and_then(|file| file.sync_all()).doing(writing(&path))?;
+        Ok((path, parts))
     }
 }
 
@@ -249,6 +261,10 @@ fn keep(mut source: impl Read, most: usize, keep: Keep) -> io::Result<LimitedTex
         text.splice(..0, note.into_bytes());
     }
     Ok(LimitedText { text, cut })
+}
+
+fn writing(path: &Path) -> String {
+    format!("{}: writing the report (--output)", path.display())
 }
 
 fn append(tar: &mut tar::Builder<impl Write>, name: &str, text: &[u8], seconds: u64) -> io::Result<()> {
@@ -359,11 +375,28 @@ mod tests {
         // No directory, so it cannot be listed.
         std::fs::write(config.join("sched.conf.d"), "").unwrap();
         let tar = tar::Builder::new(io::BufWriter::new(File::create(dir.path().join("report.tar")).unwrap()));
-        let mut report = Report { tar, seconds: 0, parts: Vec::new() };
+        let mut report = Report { tar, path: PathBuf::new(), seconds: 0, parts: Vec::new() };
         report.configuration(&config).unwrap();
         let parts: Vec<(&str, bool)> =
             report.parts.iter().map(|part| (part.name.as_str(), part.missing.is_some())).collect();
         assert_eq!(parts, [("configuration/daemon.toml", false), ("configuration/sched.conf.d", true)]);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_with_the_reports_name() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let tar = tar::Builder::new(io::BufWriter::new(full));
+        let report = |tar| Report { tar, path: "x.tar".into(), seconds: 0, parts: Vec::new() };
+        // Beyond the buffer, and within it.
+        let mut long = report(tar);
+        let error = long.append("long", &[b'x'; 100_000]).unwrap_err();
+        let other = File::options().write(true).open("/dev/full").unwrap();
+        let mut short = report(tar::Builder::new(io::BufWriter::new(other)));
+        short.append("short", b"x").unwrap();
+        for error in [error, short.finish().err().unwrap()] {
+            let said = exit::chain(&error);
+            assert!(said.starts_with("x.tar: writing the report (--output): No space left"), "{said}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 
+use ontime_cli::tell;
 use ontime_hostnet::{Journal, LiveHost};
 use ontime_tenants::text::counted;
 
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // The kernel's protections are on again, so threads beyond a quota may get their policies back.
     let demoted = Demoted::open(paths.demoted()).give_back();
     if demoted > 0 {
-        eprintln!("ontime: threads beyond a tenant's quota that have their real-time policy again: {demoted}");
+        tell(format_args!("ontime: threads beyond a tenant's quota that have their real-time policy again: {demoted}"));
     }
     let shown = show(&view::report(&report, "reset", false), args.json)?;
     Ok(if tell_foreign(&journal) { ExitCode::from(exit::WARNING) } else { shown })
@@ -54,12 +55,12 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 /// Prints the original values that only another version of Ontime can restore. Returns whether there are any.
 fn tell_foreign(journal: &Journal) -> bool {
     for line in journal.foreign() {
-        eprintln!("ontime: not given back: another version of Ontime kept {}", line.escape_default());
+        tell(format_args!("ontime: not given back: another version of Ontime kept {}", line.escape_default()));
     }
     let any = !journal.foreign().is_empty();
     if any {
         let path = journal.path().display();
-        eprintln!("ontime: {path} still has these; run `ontime reset` of that version, or reboot");
+        tell(format_args!("ontime: {path} still has these; run `ontime reset` of that version, or reboot"));
     }
     any
 }
@@ -67,7 +68,7 @@ fn tell_foreign(journal: &Journal) -> bool {
 fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
     let status = apply::show(report, json, &KEPT)?;
     if let Some(said) = nothing_to_give_back(report).filter(|_| !json) {
-        println!("{said}");
+        ontime_cli::print(format_args!("{said}\n"))?;
     }
     Ok(ExitCode::from(status))
 }
@@ -91,9 +92,9 @@ fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
     let mut status = if tell_foreign(&journal) { exit::WARNING } else { exit::OK };
     for (knob, done) in protections::restore(&host, &journal) {
         match done {
-            Ok(()) => eprintln!("{knob}: restored"),
+            Ok(()) => tell(format_args!("{knob}: restored")),
             Err(error) => {
-                eprintln!("ontime: {knob}: {}", protections::still_off(&error));
+                tell(format_args!("ontime: {knob}: {}", protections::still_off(&error)));
                 status = exit::WARNING;
             }
         }

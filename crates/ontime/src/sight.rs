@@ -3,6 +3,7 @@
 //! Such a command shows what was seen, prints on standard error what was not, and ends with [`exit::UNKNOWN`]: an empty
 //! table for a user without the necessary rights would be misleading.
 
+use ontime_cli::tell;
 use textwrap::fill;
 
 use crate::table::{visible, wrapping};
@@ -47,8 +48,11 @@ impl Missed {
 
     /// Prints the reasons on standard error. Returns `status` if there are none, else [`exit::UNKNOWN`].
     pub(crate) fn print(&self, status: u8) -> u8 {
-        eprint!("{}", self.text());
-        if self.is_none() { status } else { exit::UNKNOWN }
+        if self.is_none() {
+            return status;
+        }
+        tell(self.text().trim_end());
+        exit::UNKNOWN
     }
 
     /// The reasons, wrapped. A long path stays whole, on the line that it begins.

@@ -2,7 +2,6 @@
 
 mod latency;
 
-use std::fs::File;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ontime_base::clock;
+use ontime_cli::tell;
 use ontime_hostnet::{Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
@@ -25,6 +25,7 @@ use crate::api;
 use crate::daemon::config::Config;
 use crate::daemon::view;
 use crate::exit::{self, Doing};
+use crate::output::Output;
 use crate::paths::Paths;
 use crate::sight::Missed;
 use crate::table::visible;
@@ -94,7 +95,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Missed::rights();
     if !missed.is_none() {
-        eprintln!("ontime: nothing was traced: the kernel lets root alone trace");
+        tell("ontime: nothing was traced: the kernel lets root alone trace");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let config = Config::load(&paths.config_dir)?;
@@ -265,76 +266,68 @@ impl Trace<'_> {
     }
 }
 
-/// The output files. They are created before the trace starts, so that a wrong path does not waste the trace.
+/// The output files.
 struct Files {
-    json: Option<Box<dyn Write>>,
-    html: Option<File>,
-    perfetto: Option<File>,
-    record: Option<io::BufWriter<File>>,
+    json: Option<Output>,
+    html: Option<Output>,
+    perfetto: Option<Output>,
+    record: Option<Output>,
     text: bool,
 }
 
 impl Files {
     fn create(args: &Args) -> anyhow::Result<Self> {
-        let file = |path: &Option<PathBuf>| -> anyhow::Result<Option<File>> {
-            path.as_ref()
-                .map(|path| File::create(path).doing(format_args!("{}: making the file", path.display())))
-                .transpose()
-        };
+        let file = |path: &Option<PathBuf>| path.as_deref().map(Output::create).transpose();
         let to_stdout = args.json.as_deref() == Some(Path::new("-"));
-        let json: Option<Box<dyn Write>> = if to_stdout {
-            Some(Box::new(io::stdout()))
-        } else {
-            file(&args.json)?.map(|file| Box::new(file) as Box<dyn Write>)
-        };
-        let record = file(&args.record)?.map(io::BufWriter::new);
-        Ok(Self { json, html: file(&args.html)?, perfetto: file(&args.perfetto)?, record, text: !to_stdout })
+        let json = if to_stdout { Some(Output::standard()) } else { file(&args.json)? };
+        let (html, perfetto, record) = (file(&args.html)?, file(&args.perfetto)?, file(&args.record)?);
+        Ok(Self { json, html, perfetto, record, text: !to_stdout })
     }
 
     fn record(&mut self, watch: &Watch) -> anyhow::Result<()> {
         let Some(file) = &mut self.record else { return Ok(()) };
-        serde_json::to_writer(&mut *file, watch)?;
-        Ok(writeln!(file)?)
+        file.write(|out| {
+            serde_json::to_writer(&mut *out, watch)?;
+            writeln!(out)
+        })
     }
 
     fn events(&mut self, events: &[Event]) -> anyhow::Result<()> {
         let Some(file) = &mut self.record else { return Ok(()) };
-        for event in events {
-            serde_json::to_writer(&mut *file, event)?;
-            writeln!(file)?;
-        }
-        Ok(())
+        file.write(|out| {
+            for event in events {
+                serde_json::to_writer(&mut *out, event)?;
+                writeln!(out)?;
+            }
+            Ok(())
+        })
     }
 
+    /// Writes each of them. The others stay whole where one cannot be written.
     fn write(self, analyser: &Analyser, document: &Document) -> anyhow::Result<()> {
-        if let Some(json) = self.json {
-            // Buffered, because one write per token would take longer than the trace on a busy host.
-            let mut json = io::BufWriter::new(json);
-            serde_json::to_writer_pretty(&mut json, document)?;
-            writeln!(json)?;
-            json.flush()?;
-        }
-        if let Some(mut file) = self.html {
-            file.write_all(html::html(analyser, document).as_bytes())?;
-        }
-        if let Some(mut file) = self.perfetto {
-            file.write_all(&perfetto::perfetto(analyser))?;
-        }
-        if let Some(mut file) = self.record {
-            file.flush()?;
-        }
-        if !self.text {
-            return Ok(());
-        }
-        let mut out = io::stdout().lock();
-        if let (Some(us), Some(worst)) = (document.broke_at_us, document.worst.first()) {
-            writeln!(out, "a request of {} took {us:.1} us:", visible(&worst.tenant))?;
-            worst.segments_us.iter().try_for_each(|(name, us)| writeln!(out, "  {name:14}{us:>10.1}"))?;
-            worst.words.iter().try_for_each(|words| writeln!(out, "  {words}"))?;
-            writeln!(out)?;
-        }
-        Ok(out.write_all(text::text(document).as_bytes())?)
+        let json = self.json.map(|file| {
+            file.put(|out| {
+                serde_json::to_writer_pretty(&mut *out, document)?;
+                writeln!(out)
+            })
+        });
+        let html = self.html.map(|file| file.put(|out| out.write_all(html::html(analyser, document).as_bytes())));
+        let perfetto = self.perfetto.map(|file| file.put(|out| out.write_all(&perfetto::perfetto(analyser))));
+        let record = self.record.map(Output::finish);
+        let text = self.text.then(|| show(document));
+        [json, html, perfetto, record, text].into_iter().flatten().collect()
     }
+}
+
+fn show(document: &Document) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    if let (Some(us), Some(worst)) = (document.broke_at_us, document.worst.first()) {
+        writeln!(out, "a request of {} took {us:.1} us:", visible(&worst.tenant))?;
+        worst.segments_us.iter().try_for_each(|(name, us)| writeln!(out, "  {name:14}{us:>10.1}"))?;
+        worst.words.iter().try_for_each(|words| writeln!(out, "  {words}"))?;
+        writeln!(out)?;
+    }
+    Ok(out.write_all(text::text(document).as_bytes())?)
 }
 
 /// Removes the tracing instance if this process is killed. Otherwise the instance would go on tracing.

@@ -11,7 +11,7 @@ mod limits;
 mod outputs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use ontime_cli::tell;
 use ontime_hostnet::{CpuSet, Inventory};
 use rustix::process::Signal;
 
@@ -28,6 +29,7 @@ use self::document::{Document, HostFacts, Measured, Measurement, OfTenant, Outco
 use self::limits::Test;
 use self::outputs::{OfCpu, Slow};
 use crate::exit::{Doing, Exit};
+use crate::output::Output;
 use crate::paths::Paths;
 use crate::sight::Missed;
 use crate::{api, client, exit};
@@ -100,10 +102,10 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     plan.check_programs(|program| std::env::var_os("PATH").is_some_and(|path| is_in(&path, program)))?;
     let missed = Missed::rights();
     if !missed.is_none() {
-        eprintln!("ontime: nothing was measured: the kernel gives real-time priority to root alone");
+        tell("ontime: nothing was measured: the kernel gives real-time priority to root alone");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
-    let mut files = Files::create(args)?;
+    let files = Files::create(args)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).doing("catching signals")?;
@@ -245,7 +247,7 @@ impl Bench<'_> {
         }
         if let Some((running, command)) = &mut trace {
             if measurements.is_empty() {
-                eprintln!("ontime trace, {} s", args.duration);
+                tell(format_args!("ontime trace, {} s", args.duration));
                 running.wait(Duration::from_secs(args.duration), || self.why_stop(&mut load))?;
             }
             let (measurement, found) = requests(running, std::mem::take(command))?;
@@ -312,7 +314,7 @@ impl Bench<'_> {
         let mut command = Command::new(name);
         command.args(arguments(json.path()));
         let words = format!("{name} {}", arguments(Path::new("FILE")).join(" "));
-        eprintln!("{words}");
+        tell(&words);
         let result = match self.program(command, None, load)? {
             Ok(_) => outputs::rt_tests(&fs::read(json.path()).doing(format_args!("reading {name}'s JSON"))?),
             Err(why) => Err(why),
@@ -356,7 +358,7 @@ impl Bench<'_> {
         let script = self.plan.in_guest();
         let mut command = Command::new("sh");
         command.args(["-c", guest]);
-        eprintln!("cyclictest in the guest, by {guest}");
+        tell(format_args!("cyclictest in the guest, by {guest}"));
         let result = self.program(command, Some(&script), load)?;
         let result = result.and_then(|(out, _)| outputs::rt_tests(&out));
         let words = format!("{guest}\n{script}");
@@ -373,7 +375,7 @@ impl Bench<'_> {
         self.versions.extend(version.map(|version| ("rtla".to_owned(), version)));
         let arguments = self.plan.timerlat();
         let words = format!("rtla {}", arguments.join(" "));
-        eprintln!("{words}");
+        tell(&words);
         let mut command = Command::new("rtla");
         command.args(arguments);
         let result = self.program(command, None, load)?;
@@ -458,41 +460,42 @@ fn of_trace(trace: &outputs::Trace) -> Outcome {
     Outcome::Measured { max_us, cpus: Vec::new(), tenants, lost_events }
 }
 
-/// The output files. They are created before the measurements, so that a wrong path does not waste them.
+/// The output files.
 struct Files {
-    json: Option<Box<dyn Write>>,
-    html: Option<File>,
+    json: Option<Output>,
+    html: Option<Output>,
     text: bool,
 }
 
 impl Files {
     fn create(args: &Args) -> anyhow::Result<Self> {
-        let file = |path: &Path| File::create(path).doing(format_args!("{}: making the file", path.display()));
+        let file = |path: &Option<PathBuf>| path.as_deref().map(Output::create).transpose();
         let to_stdout = args.json.as_deref() == Some(Path::new("-"));
-        let json: Option<Box<dyn Write>> = match args.json.as_deref() {
-            Some(_) if to_stdout => Some(Box::new(std::io::stdout())),
-            Some(path) => Some(Box::new(file(path)?)),
-            None => None,
-        };
-        Ok(Self { json, html: args.html.as_deref().map(file).transpose()?, text: !to_stdout })
+        let json = if to_stdout { Some(Output::standard()) } else { file(&args.json)? };
+        Ok(Self { json, html: file(&args.html)?, text: !to_stdout })
     }
 
-    fn write(&mut self, document: &Document) -> anyhow::Result<()> {
-        if let Some(file) = &mut self.html {
-            file.write_all(document::html(document).as_bytes())?;
-        }
-        if let Some(json) = &mut self.json {
-            serde_json::to_writer_pretty(&mut *json, &api::Versioned::of(document))?;
-            writeln!(json)?;
-        }
-        if self.text {
-            document::text(&mut std::io::stdout().lock(), document)?;
-            if document.verdict == Verdict::Fail && document.late.is_empty() {
-                println!("the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs");
-            }
-        }
-        Ok(())
+    /// Writes each of them. The others stay whole where one cannot be written.
+    fn write(self, document: &Document) -> anyhow::Result<()> {
+        let html = self.html.map(|file| file.put(|out| out.write_all(document::html(document).as_bytes())));
+        let json = self.json.map(|file| {
+            file.put(|out| {
+                serde_json::to_writer_pretty(&mut *out, &api::Versioned::of(document))?;
+                writeln!(out)
+            })
+        });
+        let text = self.text.then(|| show(document));
+        [html, json, text].into_iter().flatten().collect()
     }
+}
+
+fn show(document: &Document) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    document::text(&mut out, document)?;
+    if document.verdict == Verdict::Fail && document.late.is_empty() {
+        writeln!(out, "the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

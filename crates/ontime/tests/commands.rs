@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use ontime_hostnet::{Journal, Knob, NicId, Original, Root, Value, journal};
 
@@ -440,6 +440,37 @@ fn a_critical_finding_changes_the_exit_status() {
     }
 }
 
+/// As in `ontime reload | true`.
+#[test]
+fn an_output_whose_reader_has_gone_is_neither_an_error_nor_a_panic() {
+    const REPORT: &str =
+        r#"{"method": "partitioned", "dry_run": false, "changes": [], "unchanged": 1, "findings": []}"#;
+    let dir = tempfile::tempdir().unwrap();
+    daemon(dir.path(), &[("/v1/apply", REPORT), ("/v1/reload", REPORT), ("/v1/reset", REPORT)]);
+    for args in [["reload"].as_slice(), &["reload", "--json"], &["apply"], &["reset"]] {
+        let (reader, output) = std::os::unix::net::UnixStream::pair().unwrap();
+        drop(reader);
+        let mut command = command(env!("CARGO_BIN_EXE_ontime").as_ref(), dir.path(), args);
+        let out = command.stdout(std::os::fd::OwnedFd::from(output)).output().unwrap();
+        assert_eq!((out.status.code(), text(&out.stderr).as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+/// As in `ontime reload 2>&1 | true`, or on a terminal that was closed.
+#[test]
+fn an_error_that_nobody_reads_keeps_its_status() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("etc")).unwrap();
+    std::fs::write(dir.path().join("etc/daemon.toml"), "mode = 1\n").unwrap();
+    for (args, wanted) in [(["status"], 3), (["check"], 78)] {
+        let (reader, errors) = std::os::unix::net::UnixStream::pair().unwrap();
+        drop(reader);
+        let mut command = command(env!("CARGO_BIN_EXE_ontime").as_ref(), dir.path(), &args);
+        let status = command.stdout(Stdio::null()).stderr(std::os::fd::OwnedFd::from(errors)).status().unwrap();
+        assert_eq!(status.code(), Some(wanted), "{args:?}");
+    }
+}
+
 /// A NIC whose NAPI this kernel cannot thread, in namespaces of the test. The daemon observes and sets nothing.
 #[test]
 fn what_a_real_look_finds_critical_changes_the_exit_status() {
@@ -490,8 +521,8 @@ fn top_answers_keys_and_leaves_the_terminal_as_it_was() {
     let mut child = Command::new("script")
         .args(["-qec", &script, "/dev/null"])
         .env("SHELL", "/bin/sh")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let (mut keys, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());

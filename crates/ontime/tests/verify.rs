@@ -114,6 +114,10 @@ fn the_result_is_judged_written_and_told_by_the_exit_status() {
     assert!(std::fs::read_to_string(page).unwrap().contains("FAIL by vmware"));
     let called = std::fs::read_to_string(dir.path().join("called")).unwrap();
     assert_eq!(called.lines().filter(|line| line.contains("--duration=1")).count(), 4, "{called}");
+    // A file that cannot be written loses no result.
+    let (status, json, progress) = run("vmware", &["--json", "-", "--html", "/dev/full"]);
+    assert!(status == Some(3) && progress.contains("/dev/full: writing the result: No space left"), "{progress}");
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["verdict"], "fail");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::str::FromStr;
 use ontime_figures::number;
 use ontime_figures::stats::Percentile;
 
-use crate::schema::{CLIENTS_INSIDE, HistogramBin, MethodResult, Report};
+use crate::schema::{HistogramBin, MethodResult, Report};
 
 /// Probability with which chance alone makes a test call two runs of the same behaviour different.
 const CHANCE: f64 = 0.001;
@@ -96,7 +96,7 @@ pub(crate) fn compare(new: &Report, baseline: &Report, tolerance: Tolerance) -> 
     for result in &new.results {
         let name = name(result);
         let of_case: Vec<&MethodResult> = baseline.results.iter().filter(|old| is_case(old, result)).collect();
-        let alike = of_case.iter().copied().filter(|old| conditions(old) == conditions(result));
+        let alike = of_case.iter().copied().filter(|old| old.conditions() == result.conditions());
         match Stored::of(alike) {
             Some(old) if old.lost > 0 || !old.histogram.is_empty() => {
                 comparison.compared += 1;
@@ -106,8 +106,8 @@ pub(crate) fn compare(new: &Report, baseline: &Report, tolerance: Tolerance) -> 
             Some(_) => comparison.left_out.push(format!("{name}: the baseline has no response times of it")),
             None if of_case.is_empty() => comparison.left_out.push(format!("{name}: the baseline does not have it")),
             None => {
-                let others: Vec<String> = of_case.iter().map(|old| conditions(old)).collect();
-                let said = format!("{name}: {}; the baseline: {}", conditions(result), others.join("; "));
+                let others: Vec<String> = of_case.iter().map(|old| old.conditions()).collect();
+                let said = format!("{name}: {}; the baseline: {}", result.conditions(), others.join("; "));
                 comparison.left_out.push(said);
             }
         }
@@ -127,14 +127,6 @@ fn name(result: &MethodResult) -> String {
 
 fn is_case(old: &MethodResult, new: &MethodResult) -> bool {
     old.method == new.method && old.load == new.load
-}
-
-/// The conditions under which figures can be compared.
-fn conditions(result: &MethodResult) -> String {
-    let inside = result.notes.iter().any(|note| note == CLIENTS_INSIDE);
-    let clients = if inside { "inside" } else { "outside" };
-    let (series, clock) = (result.kernel_series(), result.clock.name());
-    format!("Linux {series}, {clock} clock, CPUs: {}, clients {clients}", result.cpus)
 }
 
 /// The baseline's results of one case.
@@ -301,7 +293,7 @@ fn slower(new: &[HistogramBin], old: &[HistogramBin], tolerance: Tolerance) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{Clock, Load, Run, SCHEMA_VERSION};
+    use crate::schema::{CLIENTS_INSIDE, Clock, Load, Run, SCHEMA_VERSION};
     use crate::wire::{Exchange, WireAnalysis};
 
     /// A result with these response times, us.

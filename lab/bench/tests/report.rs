@@ -502,6 +502,34 @@ fn a_result_is_compared_with_its_like_only() {
     assert_eq!(rows[0].below_vanilla, None);
 }
 
+/// As where `show` puts the results of a host with one CPU and those of a host with two together.
+#[test]
+fn a_host_with_more_cpus_is_not_compared_with_a_vanilla_of_one() {
+    let mut report = a_demo(150);
+    report.results.retain(|result| result.load == Load::Tcp);
+    let find = |report: &Report, method: &str| report.results.iter().position(|of| of.method == method).unwrap();
+    let place = find(&report, "partitioned");
+    report.results[place].cpus = 2;
+    let below = |report: &Report| report::rows(report)[place].below_vanilla;
+    assert_eq!(below(&report), None);
+    assert!(
+        !report::unfavourable(&report).iter().any(|said| said.starts_with("partitioned") && said.contains("vanilla"))
+    );
+    let page = report::html(&report);
+    assert!(!page.contains("class=\"lead\""), "its sentence compares both");
+    for chart in ["bars0", "bars1"] {
+        let chart = chart(&page, chart);
+        assert_eq!(chart.contains("vanilla"), !chart.contains("partitioned"), "{chart}");
+        assert!(chart.contains("CPUs: "), "{chart}");
+    }
+    let mut beside = report.results[find(&report, "vanilla")].clone();
+    beside.cpus = 2;
+    let p99 = |of: &MethodResult| of.latency_us.unwrap().p99;
+    let wanted = p99(&beside) / p99(&report.results[place]);
+    report.results.push(beside);
+    assert_eq!(below(&report), Some(wanted));
+}
+
 #[test]
 fn csv_has_a_line_a_result_and_the_papers_alone() {
     let report = a_report(200);

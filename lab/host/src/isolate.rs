@@ -7,7 +7,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -133,7 +133,7 @@ fn end(dir: TempDir, interrupted: bool) {
     if !interrupted && dir.path().join(KEPT).exists() {
         let _ = dir.keep();
     } else if let Err(error) = dir.close() {
-        eprintln!("ontime-lab: a directory of the lab stays: {error}");
+        let _ = writeln!(io::stderr(), "ontime-lab: a directory of the lab stays: {error}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! An emulated host from start to end: boots it, runs commands in it, and checks all the time that it lives.
 
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -107,7 +108,7 @@ impl Lab {
             // A kernel changes most of its code while it boots. The caller has not started anything yet, so a second
             // boot is safe.
             Err(error @ LabError::StaleCode { .. }) => {
-                eprintln!("ontime-lab: {error}; it boots again");
+                let _ = writeln!(io::stderr(), "ontime-lab: {error}; it boots again");
                 Self::boot(machine, images, &dir, programs)
             }
             other => other,

@@ -105,7 +105,7 @@ fn find(name: &str) -> Result<&'static Test> {
 fn run(run: &Run) -> Result<ExitCode> {
     if run.list {
         for (kind, tests) in [("everyday", list::EVERYDAY), ("by-name", list::BY_NAME)] {
-            tests.iter().for_each(|test| println!("{kind:<8}  {}", test.name));
+            tests.iter().try_for_each(|test| ontime_cli::print(format_args!("{kind:<8}  {}\n", test.name)))?;
         }
         return Ok(ExitCode::SUCCESS);
     }

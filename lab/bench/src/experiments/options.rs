@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_cli::{CRITICAL, Exit, OK, WARNING, usage};
+use ontime_cli::{CRITICAL, Exit, OK, WARNING, tell, usage};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
@@ -195,7 +195,7 @@ pub(crate) fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Resu
 
 /// Prints a progress message.
 pub(crate) fn print_progress(line: &str) {
-    eprintln!("{line}");
+    tell(line);
 }
 
 /// Notes why a case has no result.
@@ -207,16 +207,16 @@ pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError)
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Output {
     /// Write the results (docs/results/bench.schema.json)
-    #[arg(long)]
+    #[arg(long, value_parser = to_write)]
     pub(crate) json: Option<PathBuf>,
     /// Write the table as CSV
-    #[arg(long)]
+    #[arg(long, value_parser = to_write)]
     pub(crate) csv: Option<PathBuf>,
     /// Write the report page
-    #[arg(long)]
+    #[arg(long, value_parser = to_write)]
     pub(crate) html: Option<PathBuf>,
     /// Write the response times' histogram in the layout of `rtla timerlat hist`
-    #[arg(long)]
+    #[arg(long, value_parser = to_write)]
     pub(crate) rtla: Option<PathBuf>,
     /// Write each result's percentile distribution as METHOD-LOAD-KERNEL.hgrm, HDR histogram's layout, into this
     /// directory; -2 and so on behind it where results of several runs have the same
@@ -229,6 +229,17 @@ pub(crate) struct Output {
     /// (docs/results/bench.md)
     #[arg(long, value_name = "PERCENT", default_value = "5", requires = "baseline")]
     pub(crate) tolerance: Tolerance,
+}
+
+/// Parses the path of a file to write. A directory that is not there is told before hours of measurement.
+pub(crate) fn to_write(path: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(path);
+    match path.parent() {
+        Some(directory) if directory != Path::new("") && !directory.is_dir() => {
+            Err(format!("{} is no directory; make it first", directory.display()))
+        }
+        _ => Ok(path),
+    }
 }
 
 /// Reads the results of an earlier run. The command line's parser calls it, so that a wrong file is told before hours
@@ -257,7 +268,7 @@ fn baseline_is_of(baseline: &Report, experiment: &str) -> anyhow::Result<()> {
 
 /// Shows a comparison. The exit status is [`CRITICAL`] if a figure is worse, otherwise `status`.
 pub(crate) fn judge(comparison: &Comparison, tolerance: Tolerance, status: u8) -> anyhow::Result<ExitCode> {
-    print!("{}", comparison.words(tolerance));
+    ontime_cli::print(comparison.words(tolerance))?;
     if comparison.compared == 0 {
         let message = "no result has a counterpart in the baseline: measure the same methods under the same \
                        conditions, or make the baseline anew by --json";
@@ -320,7 +331,7 @@ impl Measured {
             notes,
         };
         for line in &missing {
-            eprintln!("ontime-lab: {line}");
+            tell(format_args!("ontime-lab: {line}"));
         }
         write(&report, output, if missing.is_empty() { OK } else { WARNING })
     }
@@ -377,11 +388,22 @@ fn kernel_of(results: &[MethodResult]) -> String {
     results.iter().map(|result| result.kernel.as_str()).max().unwrap_or_default().to_owned()
 }
 
-/// Writes the report everywhere. `status` is the exit status unless the baseline's figures are better.
+/// Writes the report everywhere. `status` is the exit status unless the baseline's figures are better. The table is
+/// printed even if a file cannot be written: the measurement may have taken hours.
 fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCode> {
+    let written = write_files(report, output);
+    ontime_cli::print(report::terminal(report))?;
+    written?;
+    match &output.baseline {
+        Some(baseline) => judge(&baseline::compare(report, baseline, output.tolerance), output.tolerance, status),
+        None => Ok(ExitCode::from(status)),
+    }
+}
+
+fn write_files(report: &Report, output: &Output) -> anyhow::Result<()> {
     let put = |path: &Path, text: String| {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-        eprintln!("wrote {}", path.display());
+        tell(format_args!("wrote {}", path.display()));
         anyhow::Ok(())
     };
     if let Some(path) = &output.json {
@@ -402,11 +424,7 @@ fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCod
             put(&dir.join(name), text)?;
         }
     }
-    print!("{}", report::terminal(report));
-    match &output.baseline {
-        Some(baseline) => judge(&baseline::compare(report, baseline, output.tolerance), output.tolerance, status),
-        None => Ok(ExitCode::from(status)),
-    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -436,6 +454,20 @@ mod tests {
             paper: Vec::new(),
             goals: Vec::new(),
             notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_told_before_anything_is_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+        for option in ["--json", "--csv", "--html", "--rtla"] {
+            let parse = |path: &str| Line::try_parse_from(["bench", option, path]).map_err(|error| error.to_string());
+            for good in ["report", &at("report")] {
+                parse(good).unwrap();
+            }
+            let error = parse(&at("none/report")).unwrap_err();
+            assert!(error.contains("none is no directory; make it first"), "{error}");
         }
     }
 

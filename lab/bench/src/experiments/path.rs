@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use ontime_cli::{OK, WARNING, usage};
+use ontime_cli::{OK, WARNING, tell, usage};
 use ontime_lab::{Clock, Kernel};
 
-use super::{Emulated, Experiment, chosen, command, created, judge, noted, print_progress};
+use super::{Emulated, Experiment, chosen, command, created, judge, noted, print_progress, to_write};
 use crate::baseline::Tolerance;
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 use crate::report;
@@ -34,10 +34,10 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write the results (docs/results/bench/path.schema.json)
-    #[arg(long)]
+    #[arg(long, value_parser = to_write)]
     json: Option<PathBuf>,
     /// Write the functions of each method's median request, in order
-    #[arg(long)]
+    #[arg(long, value_parser = to_write)]
     sequence: Option<PathBuf>,
     /// Compare the median requests' instructions with results that `--json` wrote; status 2 if one has more
     #[arg(long, value_name = "FILE", value_parser = stored)]
@@ -120,13 +120,16 @@ fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyh
         notes: missing.clone(),
     };
     let json = serde_json::to_string_pretty(&document).context("the results as JSON")?;
-    for (path, text) in [(&args.json, json + "\n"), (&args.sequence, sequences)] {
-        if let Some(path) = path {
-            fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-            eprintln!("wrote {}", path.display());
-        }
-    }
-    println!("{}", report::fitted(&path::table(&document)));
+    let files = [(&args.json, json + "\n"), (&args.sequence, sequences)];
+    // The table is printed even if a file cannot be written.
+    let written = files.iter().try_for_each(|(path, text)| -> anyhow::Result<()> {
+        let Some(path) = path else { return Ok(()) };
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+        tell(format_args!("wrote {}", path.display()));
+        Ok(())
+    });
+    ontime_cli::print(report::fitted(&path::table(&document)) + "\n")?;
+    written?;
     let status = if missing.is_empty() { OK } else { WARNING };
     match &args.baseline {
         Some(baseline) => judge(&path::compare(&document, baseline, args.tolerance), args.tolerance, status),
@@ -179,6 +182,7 @@ mod tests {
             (vec!["--baseline", "no-such-file"], "No such file"),
             (vec!["--baseline", "Cargo.toml"], "docs/results/bench/path.schema.json"),
             (vec!["--tolerance", "2"], "--baseline"),
+            (vec!["--sequence", "no-such-directory/steps"], "no-such-directory is no directory"),
         ] {
             let error = methods_of(&words).unwrap_err();
             assert!(error.contains(said), "{words:?}: {error}");

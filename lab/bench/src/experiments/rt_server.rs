@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
-use ontime_cli::usage;
+use ontime_cli::{tell, usage};
 use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -528,10 +528,10 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<F
         match serde_json::from_str(&line) {
             Ok(PartLine::Case(name)) => {
                 let begun = count.lock().unwrap_or_else(PoisonError::into_inner).begin(&name);
-                eprintln!("[{kernel}] {begun}");
+                tell(format_args!("[{kernel}] {begun}"));
             }
             Ok(PartLine::Found(of)) => found = Some(of),
-            Err(error) => eprintln!("[{kernel}] what a part of the measurement tells is no JSON: {error}"),
+            Err(error) => tell(format_args!("[{kernel}] what a part of the measurement tells is no JSON: {error}")),
         }
     }
     found
@@ -591,7 +591,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         let ground = Ground::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
-        measure(&plan, ground, &mut begun, &mut |line| eprintln!("[{kernel}] {line}"), &mut |case, error| {
+        measure(&plan, ground, &mut begun, &mut |line| tell(format_args!("[{kernel}] {line}")), &mut |case, error| {
             missing.push(format!("{case} on {kernel}: not measured: {error}"));
         })
     })?;

@@ -10,7 +10,7 @@ use ontime_hostnet::Method;
 
 use super::charts::{Drawn, Styles, TimeAxis, bars, cdf, histogram, tail};
 use super::names::{Names, labels};
-use super::{Own, below_vanilla, counted_goals, experiment, own, paper_below, printed, timed, unfavourable};
+use super::{Own, below_vanilla, counted_goals, experiment, own, paper_below, printed, timed, unfavourable, vanilla};
 use crate::goals::Figure;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, PaperRow, Report, kernel_series};
 
@@ -64,7 +64,7 @@ pub fn html(report: &Report) -> String {
     )
 }
 
-/// Results of one clock, kernel series and load, which share a chart.
+/// Results of one clock, kernel series, number of CPUs and load, which share a chart.
 type Group<'d, 'a> = Vec<&'d Drawn<'a>>;
 
 /// The order of the loads on the page. The first is the paper's.
@@ -72,7 +72,7 @@ const LOADS: [Load; 4] = [Load::Tcp, Load::SmallPackets, Load::LargePackets, Loa
 
 /// The groups: first those on the report's own clock and kernel series, in the order of [`LOADS`].
 fn groups<'d, 'a>(report: &Report, drawn: &'d [Drawn<'a>]) -> Vec<Group<'d, 'a>> {
-    let key = |of: &Drawn<'_>| (of.result.clock, of.result.kernel_series().to_owned(), of.result.load);
+    let key = |of: &Drawn<'_>| (of.result.clock, of.result.kernel_series().to_owned(), of.result.cpus, of.result.load);
     let mut groups: Vec<Group<'d, 'a>> = Vec::new();
     for of in drawn {
         match groups.iter_mut().find(|group| group.first().is_some_and(|first| key(first) == key(of))) {
@@ -96,17 +96,18 @@ fn is_measured(group: &[&Drawn<'_>]) -> bool {
     group.iter().any(|of| of.result.latency_us.is_some())
 }
 
-/// The title of a group; clock and kernel are in it if the groups differ in them.
+/// The title of a group; kernel, clock and CPUs are in it if the groups differ in them.
 fn group_title(group: &[&Drawn<'_>], groups: &[Group<'_, '_>]) -> String {
     let Some(first) = group.first() else { return String::new() };
     let load = capital(first.result.load.words());
-    let is_same_host = |other: &MethodResult| {
-        other.clock == first.result.clock && other.kernel_series() == first.result.kernel_series()
-    };
-    if groups.iter().flatten().all(|other| is_same_host(other.result)) {
+    let host = |of: &MethodResult| (of.clock, of.kernel_series().to_owned(), of.cpus);
+    let (clock, series, cpus) = host(first.result);
+    let is_same = |is_it: &dyn Fn(&MethodResult) -> bool| groups.iter().flatten().all(|other| is_it(other.result));
+    if is_same(&|other| host(other) == host(first.result)) {
         return load;
     }
-    format!("{load}, Linux {}, {} clock", first.result.kernel_series(), first.result.clock.name())
+    let of_cpus = if is_same(&|other| other.cpus == cpus) { String::new() } else { format!(", CPUs: {cpus}") };
+    format!("{load}, Linux {series}, {} clock{of_cpus}", clock.name())
 }
 
 fn head(report: &Report, groups: &[Group<'_, '_>]) -> Markup {
@@ -132,8 +133,7 @@ fn headline(report: &Report, groups: &[Group<'_, '_>]) -> Option<String> {
     let default = Method::default().name();
     let (of, own, other) = groups.iter().find_map(|group| {
         let of = group.iter().find(|of| of.result.method == default && is_on_topic(report, of.result))?;
-        let vanilla = group.iter().find(|of| of.result.method == "vanilla")?;
-        Some((*of, of.result.latency_us?, vanilla.result.latency_us?))
+        Some((*of, of.result.latency_us?, vanilla(report, of.result)?.latency_us?))
     })?;
     let load = of.result.load;
     let under = if load.floods() { format!("Under a {}", load.words()) } else { "Without a flood".to_owned() };

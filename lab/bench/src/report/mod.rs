@@ -33,7 +33,7 @@ pub struct Row<'a> {
     pub result: Option<&'a MethodResult>,
     /// The paper's row for the same method. Only beside a result under TCP, the paper's load.
     pub paper: Option<&'a PaperRow>,
-    /// p99 of `vanilla` with the same clock, kernel series and load, divided by this result's: 61 means 61 times lower.
+    /// p99 of `vanilla` under the same load and conditions, divided by this result's: 61 means 61 times lower.
     pub below_vanilla: Option<f64>,
 }
 
@@ -58,12 +58,8 @@ pub fn rows(report: &Report) -> Vec<Row<'_>> {
 
 /// The result of `vanilla` with which a result is compared.
 fn vanilla<'a>(report: &'a Report, result: &MethodResult) -> Option<&'a MethodResult> {
-    report.results.iter().find(|other| {
-        other.method == "vanilla"
-            && other.clock == result.clock
-            && other.load == result.load
-            && other.kernel_series() == result.kernel_series()
-    })
+    let is_alike = |other: &MethodResult| other.load == result.load && other.conditions() == result.conditions();
+    report.results.iter().find(|other| other.method == "vanilla" && is_alike(other))
 }
 
 fn below_vanilla(report: &Report, result: &MethodResult) -> Option<f64> {

@@ -60,6 +60,14 @@ impl MethodResult {
     pub fn kernel_series(&self) -> &str {
         kernel_series(&self.kernel)
     }
+
+    /// The conditions under which figures can be compared.
+    pub(crate) fn conditions(&self) -> String {
+        let inside = self.notes.iter().any(|note| note == CLIENTS_INSIDE);
+        let clients = if inside { "inside" } else { "outside" };
+        let (series, clock) = (self.kernel_series(), self.clock.name());
+        format!("Linux {series}, {clock} clock, CPUs: {}, clients {clients}", self.cpus)
+    }
 }
 
 /// A bin: `low_us <= sample < high_us`. At most 0.8 % wide (see the crate's `histogram`).

@@ -185,7 +185,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
     let simulated = scale::table(&all);
     if args.simulate {
-        print!("{}", report::fitted(&simulated));
+        ontime_cli::print(report::fitted(&simulated))?;
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
@@ -193,7 +193,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let results = args.emulated.measure(true, |site, images| {
         measure(&plan, &plan.prepare(site), images, &mut print_progress, &mut noted(&mut missing))
     })?;
-    println!("{}", report::fitted(&simulated));
+    ontime_cli::print(report::fitted(&simulated) + "\n")?;
     let notes = vec![format!(
         "the emulated host: {}, {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, so that \
          they fit on one CPU; a job computes for {} % of its slice; four threads of the host want the CPU all the time",

@@ -146,7 +146,7 @@ impl Experiment for Motivation {
     }
 
     fn run(&self, _: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
-        print!("{}", crate::report::fitted(&table()?));
+        ontime_cli::print(crate::report::fitted(&table()?))?;
         Ok(ExitCode::SUCCESS)
     }
 }

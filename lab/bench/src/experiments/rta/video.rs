@@ -25,7 +25,7 @@ use super::{
     without_requests, words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress, to_write};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -316,7 +316,7 @@ struct Asked {
     #[arg(long, conflicts_with_all = ["json", "csv", "html"])]
     simulate: bool,
     /// What each VM has reserved over time in the simulation (Figure 4), as CSV
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = to_write)]
     allocations: Option<PathBuf>,
     /// Methods: vanilla (Linux' defaults), deadline (SCHED_DEADLINE on the host), dp-wrap, sched_ext (where it is built
     /// in), paced; default: all
@@ -344,8 +344,8 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
     }
     if args.simulate {
-        println!("{}", report::fitted(&simulated.words()));
-        println!("{}", report::fitted(&figures.rtvirt.video()));
+        let texts = [simulated.words(), figures.rtvirt.video()].map(|text| report::fitted(&text) + "\n");
+        ontime_cli::print(texts.concat())?;
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
     let mut missing = Vec::new();
