@@ -344,19 +344,27 @@ static void ahead_settle(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 	long patience = max(HZ / 10, 1);
-	bool answered;
+	bool posted, answered;
+	u32 gone;
 
-	if (ahead_state(os) != AHEAD_POSTED)
+	mutex_lock(&os->ahead_lock);
+	posted = ahead_state(os) == AHEAD_POSTED;
+	gone = os->ahead_gone;
+	mutex_unlock(&os->ahead_lock);
+	if (!posted)
 		return;
 	WRITE_ONCE(os->polled, true);
 	if (ontime_simple(sk, ONTIME_OP_POLL, 0, 0))
 		return;
-	/* Another CPU may have taken both from the queue, and be about to report them. */
+	/*
+	 * Another CPU may have taken both from the queue, and be about to report them. If another thread
+	 * has received what came, nothing is left to wait for.
+	 */
 	mutex_lock(&os->ahead_lock);
 	answered = os->ahead && ontime_rpc_done(os->ahead);
 	mutex_unlock(&os->ahead_lock);
 	if (answered || ontime_sock_ready(os) & ONTIME_READY_IN)
-		ontime_sock_wait_ready(sk, 0, &patience);
+		ontime_sock_wait_ahead(sk, gone, &patience);
 }
 
 /*
