@@ -30,7 +30,6 @@ struct dl_task {
 	unsigned int beside;
 	bool gone;			/* it has ended or is about to end */
 	u64 seen, due;			/* the kernel's deadline at the last check; the published one: local_clock() */
-	__le64 published;		/* the same in the page of its vCPU; 0: not there */
 };
 
 /* ---- dl.c ---- */
@@ -86,7 +85,7 @@ int dl_next_init(void);
 void dl_next_free(void);
 void dl_next_tell(struct ontime_chan *main);
 void dl_next_some(void);
-void dl_next_forget(struct dl_task *t, unsigned int vcpu);
+void dl_next_forget(const struct dl_task *t, unsigned int vcpu);
 void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
 		    unsigned int prev_state);
 
