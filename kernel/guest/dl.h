@@ -29,12 +29,14 @@ struct dl_task {
 	/* an offline CPU that stays in the mask, because the task sleeps there; or PLACE_NONE */
 	unsigned int beside;
 	bool gone;			/* it has ended or is about to end */
+	/* The kernel changes it, without dl_mutex: it stays in the list, and its affinity as it is. */
+	bool changing;
 	u64 seen, due;			/* the kernel's deadline at the last check; the published one: local_clock() */
 };
 
 /* ---- dl.c ---- */
 
-/* Serializes all changes, also while the host is asked. */
+/* Serializes all changes, also while the host is asked, but not those that the kernel makes (changing). */
 extern struct mutex dl_mutex;
 /* Changed with dl_mutex and dl_lock; tracepoints read with dl_lock only. */
 extern struct list_head dl_tasks;

@@ -134,7 +134,8 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 		if (READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE)
 			continue;
 		vcpu = READ_ONCE(t->place.vcpu);
-		if (t->task == to && vcpu != PLACE_NONE && (vcpu != cpu || to->nr_cpus_allowed != 1))
+		if (t->task == to && vcpu != PLACE_NONE && !READ_ONCE(t->changing) &&
+		    (vcpu != cpu || to->nr_cpus_allowed != 1))
 			dl_stray_seen();
 		if (vcpu != cpu)
 			continue;
