@@ -19,6 +19,9 @@
 
 #include "ontime.h"
 
+/* So often a receive that does not wait asks again because another thread was faster. */
+#define AHEAD_TRIES 4
+
 enum ahead_state {
 	AHEAD_NONE,
 	AHEAD_POSTED,	/* the device has it, or gets it with the next doorbell */
@@ -338,25 +341,38 @@ static int ahead_take(struct ontime_sock *os, struct msghdr *msg, int flags)
  * For a receive that does not wait, on a socket that the device reported as readable: either the
  * posted receive gets the data, or another receive took them. The device handles calls in order. So
  * after a POLL the posted receive is completed, or the socket is empty, or an arrival is about to
- * complete the receive.
+ * complete the receive. If another thread takes that and posts the next one, this one asks again; a
+ * thread that is overtaken several times finds nothing.
  */
 static void ahead_settle(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 	long patience = max(HZ / 10, 1);
-	bool answered;
+	bool posted, answered;
+	int tries;
+	u32 gone;
 
-	if (ahead_state(os) != AHEAD_POSTED)
-		return;
-	WRITE_ONCE(os->polled, true);
-	if (ontime_simple(sk, ONTIME_OP_POLL, 0, 0))
-		return;
-	/* Another CPU may have taken both from the queue, and be about to report them. */
-	mutex_lock(&os->ahead_lock);
-	answered = os->ahead && ontime_rpc_done(os->ahead);
-	mutex_unlock(&os->ahead_lock);
-	if (answered || ontime_sock_ready(os) & ONTIME_READY_IN)
-		ontime_sock_wait_ready(sk, 0, &patience);
+	for (tries = 0; tries < AHEAD_TRIES; tries++) {
+		mutex_lock(&os->ahead_lock);
+		posted = ahead_state(os) == AHEAD_POSTED;
+		gone = os->ahead_gone;
+		mutex_unlock(&os->ahead_lock);
+		if (!posted)
+			return;
+		ontime_ahead_flush(os);
+		WRITE_ONCE(os->polled, true);
+		if (ontime_simple(sk, ONTIME_OP_POLL, 0, 0))
+			return;
+		/* Another CPU may have taken both from the queue, and be about to report them. */
+		mutex_lock(&os->ahead_lock);
+		answered = os->ahead && ontime_rpc_done(os->ahead);
+		mutex_unlock(&os->ahead_lock);
+		if (!answered && !(ontime_sock_ready(os) & ONTIME_READY_IN))
+			return;
+		ontime_sock_wait_ahead(sk, gone, &patience);
+		if (READ_ONCE(os->ahead_gone) == gone)
+			return;
+	}
 }
 
 /*
@@ -376,10 +392,8 @@ int ontime_ahead_recv(struct sock *sk, struct msghdr *msg, int flags, long *time
 		if (!ontime_ahead_ended(os))
 			ontime_sock_reap(sk);
 		/* The device may have reported readiness before it knew of the posted receive. */
-		if (!*timeout && ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP)) {
-			ontime_ahead_flush(os);
+		if (!*timeout && ontime_sock_ready(os) & (ONTIME_READY_IN | ONTIME_READY_HUP | ONTIME_READY_RDHUP))
 			ahead_settle(sk);
-		}
 		mutex_lock(&os->ahead_lock);
 		gone = os->ahead_gone;
 		result = os->ahead ? -EAGAIN : -ONTIME_AGAIN;

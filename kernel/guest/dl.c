@@ -56,8 +56,15 @@ DEFINE_MUTEX(dl_mutex);
 LIST_HEAD(dl_tasks);
 DEFINE_RAW_SPINLOCK(dl_lock);
 unsigned int dl_count;
-/* The holder of dl_mutex whose call passes the hook. */
+/*
+ * Held by a user's call, also while the kernel makes its change. That may take for ever: SysRq n on Linux 6.12 leaves
+ * the kernel's cpuset_mutex locked. So dl_mutex, which all other work needs, is taken after it, and not held meanwhile.
+ */
+static DEFINE_MUTEX(dl_call);
+/* The holder of dl_call whose call passes the hook. */
 static struct task_struct *dl_through;
+/* dl_work() has left out a task because the kernel changes it. With dl_mutex. */
+static bool dl_skipped;
 struct place_task dl_set[DL_TASKS_MAX + 1 + ONTIME_VCPUS_MAX];
 /* The tasks that the entries of dl_set belong to. */
 static struct dl_task *dl_whose[DL_TASKS_MAX + 1];
@@ -250,14 +257,14 @@ int dl_place(struct dl_task *t, struct place_task want)
 		if (was == whose->place.vcpu)
 			continue;
 		dl_next_forget(whose, was);
-		/* @t itself is pinned after the kernel's change. */
-		if (whose != t)
+		/* @t itself, and a task that the kernel changes, are pinned after that change. */
+		if (whose != t && !whose->changing)
 			dl_pin(whose);
 	}
 	return 0;
 }
 
-/* Makes the kernel's own change, with the kernel's checks. */
+/* Makes the kernel's own change, with the kernel's checks. With dl_call only: it may never return. */
 static int dl_kernel(struct task_struct *p, const struct sched_attr *attr)
 {
 	int err;
@@ -290,69 +297,122 @@ static bool dl_wanted(const struct task_struct *p, const struct sched_attr *attr
 	return true;
 }
 
-static int dl_change(struct task_struct *p, const struct sched_attr *attr)
+/* A user's change of a task. */
+struct dl_change {
+	struct dl_task *t;		/* NULL: not about a task of this list */
+	bool fresh;			/* the task was not in the list before */
+	struct place_task before;
+};
+
+/* What comes before the kernel's change: the host holds what is asked for. With dl_mutex. */
+static int dl_change_begin(struct dl_change *change, struct task_struct *p, const struct sched_attr *attr)
 {
-	struct dl_task *t = dl_find(p);
-	struct place_task want, before;
+	struct place_task want;
 	bool wanted = dl_wanted(p, attr, &want);
+	struct dl_task *t = dl_find(p);
 	int err;
 
-	if (!wanted && !t)
-		return dl_kernel(p, attr);
-	if (!t) {
+	change->fresh = wanted && !t;
+	if (change->fresh) {
 		t = dl_new(p);
 		if (!t)
 			return -EBUSY;
 	}
-	before = t->place;
+	change->t = t;
+	if (!t)
+		return 0;
+	change->before = t->place;
 	if (wanted) {
 		err = dl_place(t, want);
 		if (err) {
-			if (before.vcpu == PLACE_NONE)
+			if (change->fresh)
 				dl_drop(t);
 			dl_settle_soon();
 			return err;
 		}
 	}
+	WRITE_ONCE(t->changing, true);
 	/*
 	 * A change that the kernel will refuse (as without CAP_SYS_NICE) must not widen the mask:
 	 * the task stays on its vCPU.
 	 */
-	if (wanted && before.vcpu != PLACE_NONE)
+	if (wanted && change->before.vcpu != PLACE_NONE)
 		dl_restrict(p, t->allowed, NULL);
-	err = dl_kernel(p, attr);
+	return 0;
+}
+
+/* What comes after the kernel's change. @err: its refusal, or 0. With dl_mutex. */
+static void dl_change_end(struct dl_change *change, int err)
+{
+	struct place_task *before = &change->before;
+	struct dl_task *t = change->t;
+	struct task_struct *p = t->task;
+	unsigned int vcpu = t->place.vcpu;
+
+	WRITE_ONCE(t->changing, false);
 	/*
 	 * If the change was refused, the task may still be a deadline task from before the module,
 	 * without a vCPU and with its own mask. It stays so.
 	 */
-	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING || (err && before.vcpu == PLACE_NONE)) {
-		if (before.vcpu != PLACE_NONE)
+	if (p->policy != SCHED_DEADLINE || p->flags & PF_EXITING || (err && change->fresh)) {
+		if (before->vcpu != PLACE_NONE)
 			dl_restrict(p, t->allowed, NULL);
 		dl_drop(t);
+	} else if (err && before->vcpu == PLACE_NONE) {
+		/* It had no vCPU, and is tried again with its old need. */
+		t->place = *before;
+		dl_next_forget(t, vcpu);
+		dl_work_now();
 	} else {
 		/*
 		 * If the change was refused: other tasks may have moved meanwhile. It stays on its
-		 * present vCPU, with its old need.
+		 * present vCPU if that still has room for its old need, or if no vCPU has.
 		 */
-		if (err) {
-			t->place.runtime = before.runtime;
-			t->place.period = before.period;
+		bool other = t->place.runtime != before->runtime || t->place.period != before->period;
+
+		if (err && other && dl_place(t, *before)) {
+			t->place.runtime = before->runtime;
+			t->place.period = before->period;
 		}
 		dl_pin(t);
 	}
+	if (dl_skipped) {
+		dl_skipped = false;
+		dl_work_now();
+	}
 	dl_settle_soon();
+}
+
+static int dl_change(struct task_struct *p, const struct sched_attr *attr)
+{
+	struct dl_change change = {};
+	int err = mutex_lock_killable(&dl_mutex);
+
+	if (err)
+		return err;
+	err = dl_change_begin(&change, p, attr);
+	mutex_unlock(&dl_mutex);
+	if (err)
+		return err;
+	err = dl_kernel(p, attr);
+	if (!change.t)
+		return err;
+	mutex_lock(&dl_mutex);
+	dl_change_end(&change, err);
+	mutex_unlock(&dl_mutex);
 	return err;
 }
 
 /* Replaces the kernel's function, for users' calls about deadline tasks. */
 static int dl_setscheduler(struct task_struct *p, const struct sched_attr *attr, bool user, bool pi)
 {
-	int err = mutex_lock_killable(&dl_mutex);
+	int err = mutex_lock_killable(&dl_call);
 
 	if (!err) {
 		err = dl_change(p, attr);
-		mutex_unlock(&dl_mutex);
+		mutex_unlock(&dl_call);
 	}
+	module_put(THIS_MODULE);
 	if (atomic_dec_and_test(&dl_inside))
 		wake_up(&dl_left);
 	return err;
@@ -387,6 +447,12 @@ static void notrace dl_hook(unsigned long ip, unsigned long parent_ip, struct ft
 		}
 		return;
 	}
+	/*
+	 * The module stays while a call is under way: the call returns through its code. While the
+	 * module is removed, the kernel alone serves calls.
+	 */
+	if (!try_module_get(THIS_MODULE))
+		return;
 	atomic_inc(&dl_inside);
 	regs->ip = (unsigned long)dl_setscheduler;
 }
@@ -554,7 +620,9 @@ static void dl_work(struct work_struct *work)
 	if (err)
 		pr_err("cannot attach to " DL_HOOK "(), deadlines are not the host's: %d\n", err);
 	list_for_each_entry_safe(t, next, &dl_tasks, link) {
-		if (!t->gone && t->task->policy == SCHED_DEADLINE)
+		if (t->changing)
+			dl_skipped = true;
+		if (t->changing || (!t->gone && t->task->policy == SCHED_DEADLINE))
 			continue;
 		if (!t->gone)
 			dl_restrict(t->task, t->allowed, NULL);

@@ -29,13 +29,14 @@ struct dl_task {
 	/* an offline CPU that stays in the mask, because the task sleeps there; or PLACE_NONE */
 	unsigned int beside;
 	bool gone;			/* it has ended or is about to end */
+	/* The kernel changes it, without dl_mutex: it stays in the list, and its affinity as it is. */
+	bool changing;
 	u64 seen, due;			/* the kernel's deadline at the last check; the published one: local_clock() */
-	__le64 published;		/* the same in the page of its vCPU; 0: not there */
 };
 
 /* ---- dl.c ---- */
 
-/* Serializes all changes, also while the host is asked. */
+/* Serializes all changes, also while the host is asked, but not those that the kernel makes (changing). */
 extern struct mutex dl_mutex;
 /* Changed with dl_mutex and dl_lock; tracepoints read with dl_lock only. */
 extern struct list_head dl_tasks;
@@ -86,7 +87,7 @@ int dl_next_init(void);
 void dl_next_free(void);
 void dl_next_tell(struct ontime_chan *main);
 void dl_next_some(void);
-void dl_next_forget(struct dl_task *t, unsigned int vcpu);
+void dl_next_forget(const struct dl_task *t, unsigned int vcpu);
 void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct task_struct *next,
 		    unsigned int prev_state);
 

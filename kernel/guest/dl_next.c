@@ -22,6 +22,8 @@
 #define DL_LATE 100000
 
 static struct ontime_next_vcpu *dl_next;
+/* The task of each entry, NULL: none. With dl_lock. */
+static const struct dl_task *dl_next_of[ONTIME_VCPUS_MAX][ONTIME_NEXT_TASKS];
 static struct kvm_clock_pairing *dl_pairing;
 /* The host's CLOCK_REALTIME less local_clock(), ns; and how often the host's clock was read. */
 static s64 dl_ahead;
@@ -132,7 +134,8 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 		if (READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE)
 			continue;
 		vcpu = READ_ONCE(t->place.vcpu);
-		if (t->task == to && vcpu != PLACE_NONE && (vcpu != cpu || to->nr_cpus_allowed != 1))
+		if (t->task == to && vcpu != PLACE_NONE && !READ_ONCE(t->changing) &&
+		    (vcpu != cpu || to->nr_cpus_allowed != 1))
 			dl_stray_seen();
 		if (vcpu != cpu)
 			continue;
@@ -153,10 +156,12 @@ static void dl_publish(struct ontime_next_vcpu *page, unsigned int cpu, const st
 		}
 		soon[latest] = dl_soon(due, period, now);
 		page->next[latest] = next;
-		t->published = next.deadline;
+		dl_next_of[cpu][latest] = t;
 	}
-	for (; count < ONTIME_NEXT_TASKS; count++)
+	for (; count < ONTIME_NEXT_TASKS; count++) {
 		page->next[count].deadline = 0;
+		dl_next_of[cpu][count] = NULL;
+	}
 	WRITE_ONCE(page->paired, cpu_to_le64(READ_ONCE(dl_paired)));
 }
 
@@ -177,20 +182,20 @@ void dl_next_switch(void *unused, bool preempt, struct task_struct *prev, struct
 }
 
 /*
- * Takes back what @t has published for a vCPU that it has left. If it sleeps, it is not switched from.
+ * Takes back what is published of @t for a vCPU that it has left. If it sleeps, it is not switched from.
  * With dl_mutex, after dl_tasks says that it has left: so no switch publishes it there again.
  */
-void dl_next_forget(struct dl_task *t, unsigned int vcpu)
+void dl_next_forget(const struct dl_task *t, unsigned int vcpu)
 {
 	unsigned int i;
 
 	if (vcpu == PLACE_NONE)
 		return;
 	raw_spin_lock_irq(&dl_lock);
-	for (i = 0; t->published && i < ONTIME_NEXT_TASKS; i++)
-		if (dl_next[vcpu].next[i].deadline == t->published) {
+	for (i = 0; i < ONTIME_NEXT_TASKS; i++)
+		if (dl_next_of[vcpu][i] == t) {
 			WRITE_ONCE(dl_next[vcpu].next[i].deadline, 0);
-			t->published = 0;
+			dl_next_of[vcpu][i] = NULL;
 		}
 	raw_spin_unlock_irq(&dl_lock);
 }

@@ -34,7 +34,7 @@ bool dl_stray(void)
 		unsigned int was = t->place.vcpu;
 		bool kept = dl_is_kept(t);
 
-		if (READ_ONCE(t->gone) || t->task->policy != SCHED_DEADLINE ||
+		if (READ_ONCE(t->gone) || t->changing || t->task->policy != SCHED_DEADLINE ||
 		    (kept && t->beside == PLACE_NONE && dl_usable() >> was & 1))
 			continue;
 		if (!kept)

@@ -7,6 +7,7 @@
 //! | `cpus` | sets of CPUs, in the kernel's formats |
 //! | `policy`, `thread`, `sched` | a thread's identity; its policy and affinity, read and set |
 //! | `proc`, `files` | the formats of `/proc`; reading many of its small files |
+//! | `lock_file` | lock files that no other user can hold |
 //! | `wait_limit` | a limit on waiting for sockets of a process whose files are read |
 //! | `remedy` | remedies for errors of the operating system |
 //! | `repeats`, `text` | log lines that repeat; helpers for the text of messages |
@@ -15,6 +16,7 @@ pub mod clock;
 pub mod config;
 pub mod cpus;
 pub mod files;
+pub mod lock_file;
 pub mod policy;
 pub mod proc;
 pub mod remedy;

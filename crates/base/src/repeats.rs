@@ -55,7 +55,12 @@ impl Repeats {
 
     /// Logs a message at level info, unless it was logged within the last minute.
     pub fn info(&mut self, line: &str) {
-        if self.say(line, Instant::now()).is_some() {
+        self.info_of(line, line);
+    }
+
+    /// Logs a message at level info, unless one of the same kind was logged within the last minute.
+    pub fn info_of(&mut self, kind: &str, line: &str) {
+        if self.say(kind, Instant::now()).is_some() {
             tracing::info!("{line}");
         }
     }

@@ -17,6 +17,7 @@ use std::io::{self, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
+use ontime_base::lock_file;
 use ontime_tenants::remedy::of_limits;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -368,12 +369,7 @@ fn load(path: &Path, boot_id: &str, effect: &'static str) -> Result<JournalConte
 fn lock(path: &Path) -> Result<File, JournalError> {
     let path_of_lock = path.with_extension("lock");
     // The lock has its own file. The journal's file gets replaced, and a lock on it would stay with the old inode.
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path_of_lock)
-        .map_err(|error| io_error(path, "opening its lock", error, UNCHANGED))?;
+    let file = lock_file::open(&path_of_lock).map_err(|error| io_error(path, "opening its lock", error, UNCHANGED))?;
     for _ in 0..LOCK_TRIES {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
@@ -556,6 +552,8 @@ pub(crate) mod crash {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     use crate::Root;
@@ -598,6 +596,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Also in a directory that other users can list.
+    #[test]
+    fn no_other_user_can_hold_the_journals_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let _journal = Journal::open(&dir.path().join("originals"), THIS_BOOT).unwrap();
+        let lock = fs::metadata(dir.path().join("originals.lock")).unwrap();
+        assert_eq!(lock.permissions().mode() & 0o777, 0o600);
     }
 
     const THIS_BOOT: &str = "0f6d1f5a-8e55-4b8e-9d43-1f7c2a90be11";

@@ -3,7 +3,7 @@
 //! Input: the rules of one VM and a call's arguments. Output: the host's address and port, or the errno for the guest.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::abi::Errno;
 use crate::name;
@@ -134,19 +134,38 @@ impl fmt::Display for Network {
 /// Prefix length of the special range that contains the address; 0 for an ordinary address.
 ///
 /// Special addresses are those that an administrator does not mean by "the Internet": this host's loopback, the links
-/// around the host including the clouds' metadata services (169.254.169.254, fd00:ec2::254), multicast groups, and the
-/// broadcast address. A network such as 0.0.0.0/0 does not include them.
+/// around the host with most clouds' metadata service (169.254.169.254), metadata services elsewhere, multicast groups,
+/// the broadcast address, and what NAT64 translates to these. A network such as 0.0.0.0/0 does not include them.
 fn special_prefix(address: IpAddr) -> u8 {
-    const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+    // Alibaba Cloud, Azure.
+    const METADATA_V4: [Ipv4Addr; 2] = [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16)];
+    // AWS, Google Cloud, Oracle Cloud, Scaleway.
+    const METADATA_V6: [Ipv6Addr; 4] = [
+        Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+        Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+        Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+        Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+    ];
     match address {
+        IpAddr::V4(v4) if METADATA_V4.contains(&v4) => 32,
         IpAddr::V4(v4) if v4.is_broadcast() => 32,
         IpAddr::V4(v4) if v4.is_link_local() => 16,
         IpAddr::V4(v4) if v4.is_loopback() || v4.octets()[0] == 0 => 8,
         IpAddr::V4(v4) if v4.is_multicast() => 4,
-        IpAddr::V6(v6) if v6.is_loopback() || v6.is_unspecified() || v6 == METADATA => 128,
+        IpAddr::V6(v6) if v6.is_loopback() || v6.is_unspecified() || METADATA_V6.contains(&v6) => 128,
         IpAddr::V6(v6) if v6.is_unicast_link_local() => 10,
         IpAddr::V6(v6) if v6.is_multicast() => 8,
-        _ => 0,
+        IpAddr::V6(v6) => match v6.segments() {
+            // 64:ff9b::/96: NAT64 translates the last 32 bits.
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+                match special_prefix(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into()) {
+                    0 => 0,
+                    prefix => 96 + prefix,
+                }
+            }
+            _ => 0,
+        },
+        IpAddr::V4(_) => 0,
     }
 }
 
@@ -320,7 +339,9 @@ mod tests {
         };
         let everything = of(&["0.0.0.0/0", "::/0"]);
         assert_eq!(everything.reach(Protocol::Udp, at("198.51.100.7:53")), Ok(at("198.51.100.7:53")));
-        assert_eq!(everything.reach(Protocol::Udp, at("[fd00::1]:53")), Ok(at("[fd00::1]:53")));
+        for ordinary in ["[fd00::1]:53", "[64:ff9b::198.51.100.7]:53", "100.100.100.201:53"] {
+            assert_eq!(everything.reach(Protocol::Udp, at(ordinary)), Ok(at(ordinary)));
+        }
         // Per special range: addresses in it, a network that is too wide to include it, and a network within it.
         for (addresses, wide, named) in [
             (
@@ -343,6 +364,17 @@ mod tests {
             (["[fe80::1]:80", "[febf::1]:80", "[fe80::a9fe:a9fe]:80", "[fe80::]:80"], "fe80::/9", "fe80::/10"),
             (["[ff02::fb]:5353", "[ff01::1]:1", "[ff3e::1]:1", "[ffff::]:1"], "fc00::/6", "ff00::/8"),
             (["[fd00:ec2::254]:80"; 4], "fd00:ec2::/32", "fd00:ec2::254/128"),
+            (["[fd20:ce::254]:80"; 4], "fd20:ce::/64", "fd20:ce::254/128"),
+            (["[fd00:c1::a9fe:a9fe]:80"; 4], "fd00:c1::/32", "fd00:c1::a9fe:a9fe/128"),
+            (["[fd00:42::42]:80"; 4], "fc00::/7", "fd00:42::42/128"),
+            (["100.100.100.200:80"; 4], "100.64.0.0/10", "100.100.100.200/32"),
+            (["[::ffff:168.63.129.16]:80"; 4], "168.63.128.0/17", "168.63.129.16/32"),
+            (
+                ["[64:ff9b::127.0.0.1]:80", "[64:ff9b::127.9.9.9]:80", "[64:ff9b::7f00:0]:1", "[64:ff9b::7fff:ffff]:1"],
+                "64:ff9b::7e00:0/103",
+                "64:ff9b::7f00:0/104",
+            ),
+            (["[64:ff9b::169.254.169.254]:80"; 4], "64:ff9b::/96", "64:ff9b::a9fe:a9fe/128"),
         ] {
             for address in addresses.map(at) {
                 assert_eq!(everything.reach(Protocol::Tcp, address), Err(Errno(libc::EPERM)), "{address} by 0.0.0.0/0");

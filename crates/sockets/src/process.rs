@@ -14,7 +14,7 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::time::Duration;
 
 use ontime_sched::Ledger;
-use ontime_tenants::remedy;
+use ontime_tenants::{Repeats, remedy};
 use rustix::fs::{FlockOperation, Mode};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -332,7 +332,9 @@ fn serve(
     if let Some(handler) = daemon.get_epoll_handlers().first() {
         device.attach(handler.as_raw_fd()).map_err(system("waiting for sockets"))?;
     }
-    let qemu = connections(&entrance.listener).find(|connection| admitted(shared, channel, peers, connection));
+    let mut refusals = Repeats::default();
+    let qemu =
+        connections(&entrance.listener).find(|connection| admitted(shared, channel, peers, connection, &mut refusals));
     if let Some(qemu) = qemu {
         entrance.let_in(qemu, &places).map_err(system("handing over QEMU's connection"))?;
     }
@@ -345,18 +347,23 @@ fn serve(
     }
 }
 
-fn admitted(shared: &Shared, channel: u32, peers: &Peers, connection: &UnixStream) -> bool {
+/// Whether a connection is QEMU's. Every process of QEMU's group may connect as often as it likes, other VMs' QEMUs
+/// included, so its refusals are logged once a minute.
+fn admitted(shared: &Shared, channel: u32, peers: &Peers, connection: &UnixStream, refusals: &mut Repeats) -> bool {
+    let vm = &shared.name;
     match peer::of(connection).map(|peer| (peer, peers.admit(peer))) {
         Ok((peer, Ok(()))) => {
             tracing::info!(vm = shared.name, channel, ?peer, "connected");
             return true;
         }
         Ok((peer, Err(reason))) => {
-            tracing::warn!(vm = shared.name, channel, ?peer, "a connection is refused: {reason}")
+            let line = format!("VM {vm}, channel {channel}: a connection of {peer:?} is refused: {reason}");
+            refusals.warn_of("refused", &line);
         }
         Err(error) => {
             let remedy = remedy(&error);
-            tracing::warn!(vm = shared.name, channel, "a connection's process is not found: {error}; {remedy}");
+            let line = format!("VM {vm}, channel {channel}: a connection's process is not found: {error}; {remedy}");
+            refusals.warn_of("not found", &line);
         }
     }
     false
@@ -388,7 +395,54 @@ fn status(shared: &Shared, patience: Duration) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tracing::span;
+
     use super::*;
+
+    /// Counts log lines.
+    struct Lines(Arc<AtomicUsize>);
+
+    impl tracing::Subscriber for Lines {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    #[test]
+    fn processes_that_are_refused_do_not_fill_the_log() {
+        let shared = Shared::new("db", Vm { channels: 1, ..Vm::default() }, 1, None).unwrap();
+        let lines = Arc::new(AtomicUsize::new(0));
+        let (near, _far) = UnixStream::pair().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let mut refusals = Repeats::default();
+        tracing::subscriber::with_default(Lines(lines.clone()), || {
+            let strict = Peers::new(Some(own.wrapping_add(1)));
+            for _ in 0..300 {
+                assert!(!admitted(&shared, 1, &strict, &near, &mut refusals));
+            }
+            assert_eq!(lines.load(Ordering::Relaxed), 1);
+            assert!(admitted(&shared, 1, &Peers::new(Some(own)), &near, &mut refusals));
+        });
+        assert_eq!(lines.load(Ordering::Relaxed), 2, "QEMU's own connection is told all the same");
+    }
 
     #[test]
     fn a_worker_that_does_not_answer_is_no_vm_without_sockets() {

@@ -100,7 +100,7 @@ impl Guests {
             if self.receivers.contains_key(vm) {
                 let what = "its guest gets no bandwidth";
                 let cause = "the last connection of its device process is not closed yet, as a file that it sent waits";
-                self.repeats.warn(&at_device(vm, what, &cause));
+                log_fault(&mut self.repeats, vm, what, &cause);
                 continue;
             }
             // The socket does not exist yet, nobody listens, or its backlog is full: the next pass tries again.
@@ -146,7 +146,10 @@ impl Guests {
                 true
             }
             Err(error) => {
-                repeats.info(&format!("{vm}: its device process is gone, its guest holds no bandwidth: {error}"));
+                // The error may quote what the device process has sent.
+                let why: String = error.to_string().chars().take(WHY_MAX / 4).collect();
+                let gone = format!("{vm}: its device process is gone, its guest holds no bandwidth");
+                repeats.info_of(&gone, &format!("{gone}: {why}"));
                 questions.push(Question::end(vm));
                 false
             }
@@ -164,11 +167,16 @@ impl Guests {
         });
         let done = line.map_err(std::io::Error::other).and_then(|line| link.stream.write_all(&line));
         if let Err(error) = &done {
-            self.repeats.warn(&at_device(vm, "its device process does not take answers", error));
+            log_fault(&mut self.repeats, vm, "its device process does not take answers", error);
             self.links.remove(vm);
         }
         done.is_err()
     }
+}
+
+/// Logs a fault of a VM's device process, at most once a minute, as that process may choose the causes.
+fn log_fault(repeats: &mut Repeats, vm: &str, what: &str, cause: &dyn std::fmt::Display) {
+    repeats.warn_of(&format!("{vm}: {what}"), &at_device(vm, what, cause));
 }
 
 /// A fault of a VM's device process, with the cause and the remedy.
@@ -201,7 +209,7 @@ impl Link {
                 AttachedFile::Ledger => {
                     let ledger = came.map(Ledger::accept).transpose();
                     if let Err(error) = &ledger {
-                        repeats.warn(&at_device(vm, "its guest is offered nothing", error));
+                        log_fault(repeats, vm, "its guest is offered nothing", error);
                     }
                     self.ledger = ledger.ok().flatten();
                     // Offers of an earlier daemon are withdrawn.
@@ -219,7 +227,7 @@ impl Link {
             }
             let page = memory.try_clone().and_then(|memory| Page::new(File::from(memory), offset));
             if let Err(error) = &page {
-                repeats.warn(&at_device(vm, "the deadlines that its guest publishes are not read", error));
+                log_fault(repeats, vm, "the deadlines that its guest publishes are not read", error);
             }
             page.ok()
         });
@@ -282,11 +290,13 @@ fn connect(path: &Path) -> std::io::Result<UnixStream> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Seek};
     use std::os::fd::AsFd;
+    use std::sync::Arc;
 
     use ontime_sockets::abi::{ONTIME_CTL_INC_BW, ontime_bw};
     use ontime_sockets::deadlines::{DeadlinePage, Deadlines};
+    use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
 
@@ -306,6 +316,32 @@ mod tests {
         let mut guests = Guests::default();
         guests.add("a", own, |_| Ok(())).unwrap();
         (guests, other)
+    }
+
+    /// A device process chooses what it sends, and so the error for which the connection is closed.
+    #[test]
+    fn a_device_process_does_not_fill_the_log_with_what_it_sends() {
+        let mut file = tempfile::tempfile().unwrap();
+        let writer = Arc::new(file.try_clone().unwrap());
+        let layer = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            let (mut guests, mut other) = guests();
+            for number in 0..20 {
+                writeln!(other, "{{\"seq\": \"{number}{}\"}}", "x".repeat(8000)).unwrap();
+                assert_eq!(next(&mut guests), [Question::end("a")]);
+                let (own, again) = UnixStream::pair().unwrap();
+                own.set_nonblocking(true).unwrap();
+                guests.add("a", own, |_| Ok(())).unwrap();
+                other = again;
+            }
+        });
+        let mut said = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut said).unwrap();
+        assert!(
+            said.lines().count() == 1 && said.contains("its device process is gone") && said.len() < 1024,
+            "{said}"
+        );
     }
 
     /// The next requests. The receiver thread passes them on.

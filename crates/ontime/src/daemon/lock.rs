@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ontime_base::lock_file;
 use ontime_tenants::remedy;
 use rustix::fs::FlockOperation;
 use thiserror::Error;
@@ -44,7 +45,7 @@ pub(super) struct Lock {
 /// See [`LockError`].
 pub(super) fn take(path: &Path) -> Result<Lock, LockError> {
     let fail = |source| LockError::Io { path: path.to_owned(), source };
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(fail)?;
+    let mut file = lock_file::open(path).map_err(fail)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -76,6 +77,8 @@ pub(super) fn wait_until_free(path: &Path, most: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -96,6 +99,15 @@ mod tests {
         }
         assert!(matches!(take(&dir.path().join("no/such")), Err(LockError::Io { .. })));
     }
+
+    #[test]
+    fn no_other_user_can_hold_the_daemons_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("daemon.lock");
+        let _held = take(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
     #[test]
     fn a_holder_that_goes_is_waited_for_and_one_that_stays_is_not_waited_for_for_ever() {
         let dir = tempfile::tempdir().unwrap();

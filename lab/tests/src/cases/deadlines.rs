@@ -8,11 +8,9 @@ use rustix::process::Signal;
 
 use crate::inside::command::{expect, figures, spin, within};
 use crate::inside::daemon::{Daemon, configure, metric, reset};
-use crate::inside::plc::{Guest, held, task};
+use crate::inside::plc::{Guest, SPARE, held, task};
 
 const REFUSED: &str = "refused: EBUSY";
-/// The module's parameter for bandwidth that is reserved before any task needs it.
-const SPARE: &str = "/sys/module/ontime/parameters/deadline_spare";
 
 pub(crate) fn deadlines() -> Result<()> {
     // 1 ms for the VM without deadline tasks, and half of the CPU for its deadline tasks.

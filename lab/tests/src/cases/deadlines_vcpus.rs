@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::inside::command::{expect, figures, within};
 use crate::inside::daemon::{Daemon, configure};
-use crate::inside::plc::{Guest, has_debug_kernel, held, published, task};
+use crate::inside::plc::{Guest, SPARE, has_debug_kernel, held, published, task};
 
 pub(crate) fn deadlines_vcpus() -> Result<()> {
     configure(
@@ -160,9 +160,10 @@ fn unloaded(guest: &Guest) -> Result<()> {
 }
 
 /// A task that the guest's kernel itself makes an ordinary one (SysRq n) releases its bandwidth while it runs on, is
-/// published no more, and may run anywhere again. Linux 6.12 does not unlock `cpuset_mutex` after that: the call for a
-/// second deadline task would not return, and neither would any later one. So this comes last, with one task, and not
-/// on a debug kernel, which would report the lock.
+/// published no more, and may run anywhere again. Linux 6.12 does not unlock `cpuset_mutex` after that: the next call
+/// for a deadline task does not return, and neither does any later one. So this comes last, and not on a debug kernel,
+/// which would report the lock. The call that hangs does not keep the module from its other work: it tells the host of
+/// other bandwidth. The module cannot be removed before that call returns, and says so at once.
 fn demoted(guest: &Guest) -> Result<()> {
     if has_debug_kernel() {
         return Ok(());
@@ -177,7 +178,24 @@ fn demoted(guest: &Guest) -> Result<()> {
     within(60, "the guest publishes no task", || Ok(published()? == [Some(0), Some(0)]))?;
     expect("policy of a task that the kernel has demoted", 0, policy(guest, &task("n"))?)?;
     on(guest, "n", "0-1")?;
-    guest.ends("n")
+    guest.ends("n")?;
+
+    guest.ask("rm -f /tmp/o; /lab/rta deadline 6000 20000 0 0 > /tmp/o & echo $! > /tmp/o.pid")?;
+    holds([Some(6000), None])?;
+    guest.ask(&format!("echo 2000/20000 > {SPARE}"))?;
+    holds([Some(8000), Some(2000)])?;
+    guest.ask(&format!("echo 0 > {SPARE}"))?;
+    holds([Some(6000), None])?;
+    let mut said = String::new();
+    within(60, "the request of o has returned or hangs", || {
+        said = guest.ask(&format!("cat /tmp/o; sed 's/.*) //; s/ .*//' /proc/{}/stat", task("o")))?;
+        Ok(said.starts_with("holds") || said == "D")
+    })?;
+    if said == "D" {
+        let removed = guest.ask("rmmod ontime 2> /dev/null || echo refused")?;
+        expect("rmmod while a call hangs", "refused", removed)?;
+    }
+    Ok(())
 }
 
 /// Takes vCPU 1 online (1) or offline (0).

@@ -23,6 +23,8 @@ const CONSOLE: &str = "/lab/console";
 const QEMU_LOG: &str = "/lab/qemu.log";
 const DEVICE_LOG: &str = "/lab/device.log";
 const DEBUG_KERNEL: &str = "/lab/vmlinuz";
+/// The module's parameter for bandwidth that is reserved before any task needs it.
+pub(crate) const SPARE: &str = "/sys/module/ontime/parameters/deadline_spare";
 
 /// The VM, its guest, and its device process.
 #[derive(Debug)]
