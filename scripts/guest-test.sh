@@ -1,13 +1,14 @@
 #!/bin/sh
 # guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]: boots a guest with the module in the lab, its sockets served by
-# `ontime device` on the emulated host, and runs lab/tests/outsourced-test.sh in it. MODULES: what guest-module.sh built
-# (built if it is not there; without MODULES built anew). CHANNELS: 0, or 1 for a real-time channel. WORDS: wake=idle
-# (default) or wake=interrupt, and those of outsourced-test.sh. With the word `direct` the guest has two CPUs and is
-# emulated on this machine, where the device process runs as well: without KVM, so that channels can only interrupt, but
-# many times faster. $GUEST_KERNEL: another kernel than the lab's guests have, as guest-kernel.sh takes it ("rt 7.2"),
-# or the directory that it printed. $GUEST_TEST: another script to run in the guest, in one run of the VM, with the
-# files of the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what the guest left. $GUEST_MB: its memory
-# (512), and $GUEST_APPEND: words for its kernel's command line, both with `direct`. It needs root, and the lab's image.
+# `ontime device` on the emulated host, and runs lab/tests/outsourced-test.sh in it. MODULES: what guest-module.sh
+# built (built if it is not there; without MODULES, built anew).
+# CHANNELS: 0, or 1 for a real-time channel. WORDS: wake=idle (default) or
+# wake=interrupt, and those of outsourced-test.sh. With the word `direct` the guest has two CPUs and is emulated on this
+# machine, where the device process runs as well: without KVM, so that channels can only interrupt, but many times
+# faster. $GUEST_KERNEL: another kernel than the lab's guests have, as guest-kernel.sh takes it ("rt 7.2"), or the
+# directory that it printed. $GUEST_TEST: another script to run in the guest, in one run of the VM, with the files of
+# the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what the guest left. $GUEST_MB: its memory (512), and
+# $GUEST_APPEND: words for its kernel's command line, both with `direct`. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]}")
 here=$(cd "$(dirname "$0")" && pwd)
