@@ -517,8 +517,8 @@ fn a_host_with_more_cpus_is_not_compared_with_a_vanilla_of_one() {
     );
     let page = report::html(&report);
     assert!(!page.contains("class=\"lead\""), "its sentence compares both");
-    for chart in ["bars0", "bars1"] {
-        let chart = chart(&page, chart);
+    for id in ["bars0", "bars1"] {
+        let chart = chart(&page, id);
         assert_eq!(chart.contains("vanilla"), !chart.contains("partitioned"), "{chart}");
         assert!(chart.contains("CPUs: "), "{chart}");
     }
