@@ -500,6 +500,29 @@ static void peek_offset(int family)
 	}
 }
 
+/* How long the port of a connection is kept that is closed first, while the other end stays open: TCP_LINGER2. */
+static void closed_first(int family)
+{
+	int listener, fd = socket(family, SOCK_STREAM, 0), again = socket(family, SOCK_STREAM, 0), child, seconds = 1, i;
+	struct sockaddr_storage addr, own;
+	socklen_t len, size = sizeof(own);
+
+	listener = tcp_listener(family, &addr, &len);
+	say("TCP_LINGER2", setsockopt(fd, IPPROTO_TCP, TCP_LINGER2, &seconds, sizeof(seconds)));
+	connect(fd, (struct sockaddr *)&addr, len);
+	child = accept(listener, NULL, NULL);
+	getsockname(fd, (struct sockaddr *)&own, &size);
+	close(fd);
+	say("bind at once", bind(again, (struct sockaddr *)&own, size));
+	/* The kernel's own time is 60 s. */
+	for (i = 0; i < 200 && bind(again, (struct sockaddr *)&own, size); i++)
+		usleep(100000);
+	show("bound later", i < 200);
+	close(again);
+	close(child);
+	close(listener);
+}
+
 static void save_syn(int family)
 {
 	struct sockaddr_storage addr;
@@ -1233,6 +1256,7 @@ void test_kinds(int family)
 	at_once(family);
 	accepted_priority(family);
 	peek_offset(family);
+	closed_first(family);
 	save_syn(family);
 	sources(family);
 	switched_off(family);
