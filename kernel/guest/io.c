@@ -173,6 +173,8 @@ static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	int err;
 
 	call->arg[0] = cpu_to_le32(msg->msg_flags & SEND_FLAGS);
+	if (sk->sk_type == SOCK_DGRAM)
+		call->control_room = cpu_to_le16(ONTIME_TOLD_SIZE);
 	/* udp_sendmsg() looks at these before it looks at the address. */
 	if (sk->sk_type == SOCK_DGRAM && sk->sk_family == AF_INET) {
 		if (msg_data_left(msg) > U16_MAX)
@@ -248,6 +250,18 @@ static int send_fault(struct sock *sk, const struct msghdr *msg, size_t length)
 	return READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN ? -EPIPE : -EFAULT;
 }
 
+/*
+ * A datagram to a port of this host that no socket has is refused before its send returns, as in Linux: SO_ERROR and
+ * poll() say so from then on.
+ */
+static void send_refused(struct sock *sk, const struct ontime_rpc *rpc)
+{
+	u32 error;
+
+	if (unlikely(ontime_told(rpc, SO_ERROR, &error)) && error && error < MAX_ERRNO)
+		ontime_sock_failed(sk, error);
+}
+
 /* Sends what fits into one call; returns the bytes sent. */
 static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 {
@@ -265,6 +279,8 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 		result = send_fault(sk, msg, before);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_OUT);
+	if (sk->sk_type == SOCK_DGRAM && result >= 0)
+		send_refused(sk, rpc);
 	/* What was not sent is for the next call. */
 	iov_iter_revert(&msg->msg_iter, before - msg_data_left(msg) - clamp_t(int, result, 0, chunk));
 	ontime_sock_rpc_put(sk, rpc);

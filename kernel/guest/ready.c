@@ -178,6 +178,13 @@ void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 		  sock_ends(fresh) || (!holds && READ_ONCE(sk->sk_err)));
 }
 
+/* An answer told the error that the call left on the host's socket. */
+void ontime_sock_failed(struct sock *sk, int error)
+{
+	ontime_sock_keep_error(sk, error);
+	sock_wake(sk, 0, true);
+}
+
 /* The device is gone. Under the RCU read lock. */
 void ontime_sock_die(struct ontime_sock *os)
 {
