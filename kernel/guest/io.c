@@ -529,6 +529,23 @@ void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 	}
 }
 
+/* Where the next control message goes. */
+struct recv_place {
+	void *control;
+	size_t left;
+};
+
+static struct recv_place recv_place(const struct msghdr *msg)
+{
+	return (struct recv_place) { .control = msg->msg_control, .left = msg->msg_controllen };
+}
+
+static void recv_go_to(struct msghdr *msg, struct recv_place place)
+{
+	msg->msg_control = place.control;
+	msg->msg_controllen = place.left;
+}
+
 /*
  * A receive that waits need not report what is left in the socket, if no thread polls the socket:
  * that saves a system call on the host before the answer. A thread that begins to poll sees @blind
@@ -782,7 +799,9 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	struct sock *sk = sock->sk;
 	long timeout;
 	bool plain, low = false;
+	const struct recv_place first = recv_place(msg);
 	size_t received = 0, target;
+	struct recv_place before;
 	int result;
 
 	/* Datagrams have no urgent data: the flag has no effect. */
@@ -802,6 +821,9 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		low = READ_ONCE(sk->sk_rcvlowat) > 1 && !(flags & RECV_AT_ONCE);
 	target = sock_rcvlowat(sk, flags & MSG_WAITALL, msg_data_left(msg));
 	do {
+		/* If a receive takes several calls, the control messages of the last one that brought data count. */
+		before = recv_place(msg);
+		recv_go_to(msg, first);
 		result = flags & RECV_AT_ONCE ? -ONTIME_AGAIN : ontime_ahead_recv(sk, msg, flags, &timeout);
 		if (result > 0 && flags & MSG_PEEK)
 			result = recv_peek_on(sk, msg, flags, result, &timeout);
@@ -809,6 +831,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 			result = 0;
 		else if (result == -ONTIME_AGAIN)
 			result = low ? recv_low(sk, msg, flags, &timeout, target) : recv_chunk(sk, msg, flags, &timeout);
+		if (result <= 0 && received)
+			recv_go_to(msg, before);
 		if (result == -ONTIME_AGAIN)
 			continue;
 		if (result <= 0)

@@ -607,6 +607,36 @@ static void closed_first(int family)
 	close(listener);
 }
 
+static void send_much(int fd)
+{
+	static char out[600000];
+
+	send(fd, out, sizeof(out), 0);
+}
+
+/* More than one call to the device takes: there is one control message. */
+static void told_once(int family)
+{
+	enum { INQ = 36 };
+	static char in[600000];
+	char control[256];
+	struct iovec iov = { in, sizeof(in) };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *told;
+	int pair[2], one = 1;
+
+	tcp_pair(family, pair);
+	say("TCP_INQ", setsockopt(pair[0], IPPROTO_TCP, INQ, &one, sizeof(one)));
+	later(0, send_much, pair[1]);
+	say("in parts", recvmsg(pair[0], &msg, MSG_WAITALL));
+	later_join();
+	show("flags", msg.msg_flags);
+	for (told = CMSG_FIRSTHDR(&msg); told; told = CMSG_NXTHDR(&msg, told))
+		show("message", told->cmsg_type);
+	close(pair[0]);
+	close(pair[1]);
+}
+
 static void save_syn(int family)
 {
 	struct sockaddr_storage addr;
@@ -1342,6 +1372,7 @@ void test_kinds(int family)
 	accepted_priority(family);
 	peek_offset(family);
 	closed_first(family);
+	told_once(family);
 	save_syn(family);
 	sources(family);
 	switched_off(family);
