@@ -118,7 +118,7 @@ struct ontime_done {
 #define ONTIME_OP_LISTEN 3   /*   arg: backlog; done.addr: the bound name */
 #define ONTIME_OP_CONNECT 4  /*   addr (family AF_UNSPEC dissolves); 0 or -EINPROGRESS; done.addr: the local name */
 #define ONTIME_OP_ACCEPT 5   /* c arg: the new socket's id, on the same channel; done.addr: the peer */
-#define ONTIME_OP_SEND 6     /* c arg: msg flags; addr, control, data; result: bytes sent */
+#define ONTIME_OP_SEND 6     /* c arg: msg flags; addr, control, data; result: bytes sent; done.control: SO_ERROR */
 #define ONTIME_OP_RECV 7     /* c arg: msg flags; result: bytes received; done.addr, control, data, msg_flags */
 #define ONTIME_OP_SHUTDOWN 8 /* c arg: how (0 read, 1 write, 2 both) */
 #define ONTIME_OP_SETOPT 9   /*   arg: level, name; readable data: the value */

@@ -173,6 +173,8 @@ static int send_head(struct sock *sk, struct ontime_rpc *rpc, struct msghdr *msg
 	int err;
 
 	call->arg[0] = cpu_to_le32(msg->msg_flags & SEND_FLAGS);
+	if (sk->sk_type == SOCK_DGRAM)
+		call->control_room = cpu_to_le16(ONTIME_TOLD_SIZE);
 	/* udp_sendmsg() looks at these before it looks at the address. */
 	if (sk->sk_type == SOCK_DGRAM && sk->sk_family == AF_INET) {
 		if (msg_data_left(msg) > U16_MAX)
@@ -248,6 +250,18 @@ static int send_fault(struct sock *sk, const struct msghdr *msg, size_t length)
 	return READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN ? -EPIPE : -EFAULT;
 }
 
+/*
+ * A datagram to a port of this host that no socket has is refused before its send returns, as in Linux: SO_ERROR and
+ * poll() say so from then on.
+ */
+static void send_refused(struct sock *sk, const struct ontime_rpc *rpc)
+{
+	u32 error;
+
+	if (unlikely(ontime_told(rpc, SO_ERROR, &error)) && error && error < MAX_ERRNO)
+		ontime_sock_failed(sk, error);
+}
+
 /* Sends what fits into one call; returns the bytes sent. */
 static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 {
@@ -265,6 +279,8 @@ static int send_chunk(struct sock *sk, struct msghdr *msg, long *timeout)
 		result = send_fault(sk, msg, before);
 	if (!result)
 		result = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_OUT);
+	if (sk->sk_type == SOCK_DGRAM && result >= 0)
+		send_refused(sk, rpc);
 	/* What was not sent is for the next call. */
 	iov_iter_revert(&msg->msg_iter, before - msg_data_left(msg) - clamp_t(int, result, 0, chunk));
 	ontime_sock_rpc_put(sk, rpc);
@@ -511,6 +527,23 @@ void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg)
 		put_cmsg(msg, le32_to_cpu(control->level), le32_to_cpu(control->type), size - sizeof(*control), control + 1);
 		at += ALIGN(size, 8);
 	}
+}
+
+/* Where the next control message goes. */
+struct recv_place {
+	void *control;
+	size_t left;
+};
+
+static struct recv_place recv_place(const struct msghdr *msg)
+{
+	return (struct recv_place) { .control = msg->msg_control, .left = msg->msg_controllen };
+}
+
+static void recv_go_to(struct msghdr *msg, struct recv_place place)
+{
+	msg->msg_control = place.control;
+	msg->msg_controllen = place.left;
 }
 
 /*
@@ -766,7 +799,9 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	struct sock *sk = sock->sk;
 	long timeout;
 	bool plain, low = false;
+	const struct recv_place first = recv_place(msg);
 	size_t received = 0, target;
+	struct recv_place before;
 	int result;
 
 	/* Datagrams have no urgent data: the flag has no effect. */
@@ -786,6 +821,9 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		low = READ_ONCE(sk->sk_rcvlowat) > 1 && !(flags & RECV_AT_ONCE);
 	target = sock_rcvlowat(sk, flags & MSG_WAITALL, msg_data_left(msg));
 	do {
+		/* If a receive takes several calls, the control messages of the last one that brought data count. */
+		before = recv_place(msg);
+		recv_go_to(msg, first);
 		result = flags & RECV_AT_ONCE ? -ONTIME_AGAIN : ontime_ahead_recv(sk, msg, flags, &timeout);
 		if (result > 0 && flags & MSG_PEEK)
 			result = recv_peek_on(sk, msg, flags, result, &timeout);
@@ -793,6 +831,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 			result = 0;
 		else if (result == -ONTIME_AGAIN)
 			result = low ? recv_low(sk, msg, flags, &timeout, target) : recv_chunk(sk, msg, flags, &timeout);
+		if (result <= 0 && received)
+			recv_go_to(msg, before);
 		if (result == -ONTIME_AGAIN)
 			continue;
 		if (result <= 0)

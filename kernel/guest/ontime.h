@@ -72,6 +72,8 @@
 #define ONTIME_STREAK 4
 /* Receiving ahead of datagrams stops after this many receives in a row that found no datagram. */
 #define ONTIME_BUSY 8
+/* Room in an answer for a number that it tells: ontime_told(). */
+#define ONTIME_TOLD_SIZE (sizeof(struct ontime_control) + sizeof(__le32))
 /* Limits for the caller's memory in one call: pages and bytes. */
 #define ONTIME_CHUNK_PAGES 256
 #define ONTIME_CHUNK_BYTES (ONTIME_CHUNK_PAGES << 10)
@@ -378,6 +380,7 @@ int ontime_listen(struct socket *sock, int backlog);
 int ontime_shutdown(struct socket *sock, int how);
 int ontime_addr_in(struct sock *sk, const void *addr, int length, struct ontime_call *call);
 int ontime_addr_out(const struct ontime_done *done, void *addr);
+bool ontime_told(const struct ontime_rpc *rpc, u32 name, u32 *number);
 int ontime_sock_call(struct sock *sk, struct ontime_rpc *rpc);
 int ontime_sock_run(struct sock *sk, struct ontime_rpc *rpc, long *timeout, u32 ready);
 struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op);
@@ -393,6 +396,7 @@ __poll_t ontime_poll(struct file *file, struct socket *sock, struct poll_table_s
 int ontime_sock_wait_ready(struct sock *sk, u32 mask, long *timeout);
 int ontime_sock_wait_ahead(struct sock *sk, u32 gone, long *timeout);
 void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc);
+void ontime_sock_failed(struct sock *sk, int error);
 void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *event);
 void ontime_sock_die(struct ontime_sock *os);
 void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds);

@@ -10,10 +10,21 @@
 
 #include "ontime.h"
 
-/* An error, or the end of a connection or of one direction. */
-static bool sock_ends(u32 fresh)
+/* The bits of an error, or of the end of a connection or of one direction. */
+static u32 sock_ends(u32 fresh)
 {
 	return fresh & (ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP);
+}
+
+/* SIGIO, with the reason that Linux gives: sock_def_error_report(), tcp_fin(), sock_def_readable(). */
+static void sock_signal(struct socket_wq *wq, u32 news, u32 ends)
+{
+	if (ends & ONTIME_READY_ERR)
+		sock_wake_async(wq, SOCK_WAKE_IO, POLL_ERR);
+	else if (ends & ONTIME_READY_HUP)
+		sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_HUP);
+	else if (ends || news & ONTIME_READY_IN)
+		sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
 }
 
 /*
@@ -22,7 +33,7 @@ static bool sock_ends(u32 fresh)
  * io_uring takes it for the answer of a poll. When a connection ends and for an error (@ends) there is none, as in
  * sock_def_wakeup(): who waits looks again.
  */
-static void sock_wake(struct sock *sk, u32 news, bool ends)
+static void sock_wake(struct sock *sk, u32 news, u32 ends)
 {
 	__poll_t mask = 0;
 	struct socket_wq *wq;
@@ -42,8 +53,8 @@ static void sock_wake(struct sock *sk, u32 news, bool ends)
 		wake_up_interruptible_all(&wq->wait);
 	else if (skwq_has_sleeper(wq))
 		wake_up_interruptible_poll(&wq->wait, mask);
-	if (sock_flag(sk, SOCK_FASYNC) && wq && (ends || mask & EPOLLIN))
-		sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
+	if (sock_flag(sk, SOCK_FASYNC) && wq)
+		sock_signal(wq, news, ends);
 	rcu_read_unlock();
 }
 
@@ -160,7 +171,7 @@ void ontime_sock_event(struct ontime_chan *chan, const struct ontime_event *even
 	else
 		fresh = 0;
 	if (news || error)
-		sock_wake(sk, news, sock_ends(fresh) || error);
+		sock_wake(sk, news, sock_ends(fresh) | (error ? ONTIME_READY_ERR : 0));
 }
 
 /*
@@ -175,7 +186,14 @@ void ontime_sock_arrived(struct sock *sk, struct ontime_rpc *rpc, bool holds)
 		fresh = 0;
 	/* The receiver that waits for it is woken in any case. */
 	sock_wake(sk, fresh | (holds ? ONTIME_READY_IN : ontime_sock_ready(ontime_sk(sk))),
-		  sock_ends(fresh) || (!holds && READ_ONCE(sk->sk_err)));
+		  sock_ends(fresh) | (!holds && READ_ONCE(sk->sk_err) ? ONTIME_READY_ERR : 0));
+}
+
+/* An answer told the error that the call left on the host's socket. */
+void ontime_sock_failed(struct sock *sk, int error)
+{
+	ontime_sock_keep_error(sk, error);
+	sock_wake(sk, 0, ONTIME_READY_ERR);
 }
 
 /* The device is gone. Under the RCU read lock. */
@@ -185,7 +203,7 @@ void ontime_sock_die(struct ontime_sock *os)
 
 	WRITE_ONCE(sk->sk_err, ECONNRESET);
 	WRITE_ONCE(os->dead, true);
-	sock_wake(sk, ONTIME_READY_IN | ONTIME_READY_OUT, true);
+	sock_wake(sk, ONTIME_READY_IN | ONTIME_READY_OUT, ONTIME_READY_ERR);
 }
 
 /* Takes used buffers that are there already, without waiting for an interrupt. */
@@ -332,7 +350,7 @@ void ontime_sock_done(struct sock *sk, struct ontime_rpc *rpc)
 		 * The call found no room, and the event about room was applied before its answer:
 		 * nothing was fresh in it, but it is news to the caller.
 		 */
-		sock_wake(sk, ONTIME_READY_OUT, false);
+		sock_wake(sk, ONTIME_READY_OUT, 0);
 		sock_room(sk);
 	}
 }

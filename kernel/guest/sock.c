@@ -16,6 +16,20 @@
 
 /* ---- Calls ---- */
 
+/* Whether an answer tells the value of this option of SOL_SOCKET, as a control message. */
+bool ontime_told(const struct ontime_rpc *rpc, u32 name, u32 *number)
+{
+	const struct ontime_control *control = (const struct ontime_control *)rpc->in->body;
+	__le32 value;
+
+	if (!rpc->answered || le16_to_cpu(rpc->in->done.control_len) < ONTIME_TOLD_SIZE ||
+	    le32_to_cpu(control->level) != SOL_SOCKET || le32_to_cpu(control->type) != name)
+		return false;
+	memcpy(&value, control + 1, sizeof(value));
+	*number = le32_to_cpu(value);
+	return true;
+}
+
 int ontime_sock_call(struct sock *sk, struct ontime_rpc *rpc)
 {
 	int result = ontime_rpc_run(rpc);
@@ -592,24 +606,18 @@ int ontime_getname(struct socket *sock, struct sockaddr *addr, int peer)
 
 /* ---- Connections ---- */
 
-/* Room in an answer for the size of a connection's send buffer. */
-#define TOLD_SIZE (sizeof(struct ontime_control) + sizeof(__le32))
-
 /*
  * The kernel chooses the size of the send buffer when a connection is made. getsockopt() reads it from @sk, without
  * asking this module.
  */
 static void sock_told(struct sock *sk, const struct ontime_rpc *rpc)
 {
-	const struct ontime_control *control = (const struct ontime_control *)rpc->in->body;
-	__le32 size;
+	u32 size;
 
-	if (!rpc->answered || le16_to_cpu(rpc->in->done.control_len) < TOLD_SIZE ||
-	    le32_to_cpu(control->level) != SOL_SOCKET || le32_to_cpu(control->type) != SO_SNDBUF)
+	if (!ontime_told(rpc, SO_SNDBUF, &size))
 		return;
-	memcpy(&size, control + 1, sizeof(size));
 	if (!(sk->sk_userlocks & SOCK_SNDBUF_LOCK))
-		WRITE_ONCE(sk->sk_sndbuf, (int)le32_to_cpu(size));
+		WRITE_ONCE(sk->sk_sndbuf, (int)size);
 	WRITE_ONCE(ontime_sk(sk)->sized, true);
 }
 
@@ -621,7 +629,7 @@ static int sock_connect_call(struct sock *sk, struct sockaddr_unsized *addr, int
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	if (sk->sk_type == SOCK_STREAM)
-		rpc->out.call.control_room = cpu_to_le16(TOLD_SIZE);
+		rpc->out.call.control_room = cpu_to_le16(ONTIME_TOLD_SIZE);
 	err = ontime_addr_in(sk, addr, length, &rpc->out.call);
 	if (!err)
 		err = ontime_sock_call(sk, rpc);
@@ -906,7 +914,7 @@ static int sock_accept_call(struct sock *sk, struct ontime_sock *child, long *ti
 	if (IS_ERR(rpc))
 		return PTR_ERR(rpc);
 	rpc->out.call.arg[0] = cpu_to_le32(child->id);
-	rpc->out.call.control_room = cpu_to_le16(TOLD_SIZE);
+	rpc->out.call.control_room = cpu_to_le16(ONTIME_TOLD_SIZE);
 	WRITE_ONCE(child->chan, rpc->chan->number);
 	err = ontime_sock_run(sk, rpc, timeout, ONTIME_READY_IN);
 	if (!err) {

@@ -64,14 +64,20 @@ impl Call {
         DONE_LEN + usize::from(self.words.control_room)
     }
 
-    /// Writes the size of a connection's send buffer as a control message, if the call has room for it: the kernel
-    /// chooses the size when the connection is made. Returns the message's length, 0 without one.
+    /// Tells the size of a connection's send buffer: the kernel chooses it when the connection is made. Returns as
+    /// [`Self::tell`].
     pub(crate) fn tell_send_buffer(&self, memory: &Memory, fd: RawFd) -> usize {
         let mut size = [0; 4];
         if host::get_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &mut size) != Ok(size.len()) {
             return 0;
         }
-        let message = control::number(libc::SOL_SOCKET, libc::SO_SNDBUF, i32::from_ne_bytes(size));
+        self.tell(memory, libc::SO_SNDBUF, i32::from_ne_bytes(size))
+    }
+
+    /// Writes a number of SOL_SOCKET as a control message, if the call has room for it. Returns the message's length, 0
+    /// without one.
+    pub(crate) fn tell(&self, memory: &Memory, name: i32, number: i32) -> usize {
+        let message = control::number(libc::SOL_SOCKET, name, number);
         let message = message.as_flattened();
         let fits = message.len() <= usize::from(self.words.control_room);
         if fits && self.buffers.writable.write(memory, DONE_LEN, message).is_ok() { message.len() } else { 0 }

@@ -23,6 +23,9 @@ use crate::host;
 const EVERY: Duration = Duration::from_millis(50);
 /// A connection whose other end has taken no data for this long is reset. The kernel waits about as long for an orphan.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time that the kernel waits for the other end's FIN without a socket, s (TCP_TIMEWAIT_LEN). For a longer one
+/// the socket would be an orphan at first.
+const LONGEST_WAIT: i32 = 60;
 /// No descriptor.
 const FREE: RawFd = -1;
 
@@ -125,9 +128,17 @@ impl Closing {
 }
 
 /// Closes a socket for which the kernel has no data left to send.
+///
+/// The kernel then waits for the other end's FIN as long as TCP_LINGER2 says, up to [`LONGEST_WAIT`] without a socket.
+/// The guest's time holds within these limits; one below 0 is the shortest, as the kernel would reset the connection.
 pub(crate) fn end(fd: RawFd) {
-    // With a TCP_LINGER2 set by the guest the socket could be an orphan for two minutes; with the default it is none.
-    let _ = host::set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &0i32.to_ne_bytes());
+    let mut time = [0; 4];
+    let _ = host::get_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &mut time);
+    let wanted = i32::from_ne_bytes(time);
+    let allowed = wanted.clamp(1, LONGEST_WAIT);
+    if allowed != wanted {
+        let _ = host::set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &allowed.to_ne_bytes());
+    }
     host::close(fd);
 }
 
@@ -190,6 +201,45 @@ mod tests {
                 expected,
                 "state {state}, {seconds} s"
             );
+        }
+    }
+
+    /// The state, the timer's kind and its time left, s, of the kernel's entry for this local port (/proc/net/tcp).
+    fn entry(port: u16) -> Option<(u8, u8, f64)> {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let line = table.lines().find(|line| {
+            line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&format!(":{port:04X}")))
+        })?;
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let (kind, ticks) = fields[5].split_once(':').unwrap();
+        let hexadecimal = |text| u32::from_str_radix(text, 16).unwrap();
+        // SAFETY: no memory is passed.
+        let ticks_per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        let left = f64::from(hexadecimal(ticks)) / ticks_per_second as f64;
+        Some((hexadecimal(fields[3]) as u8, hexadecimal(kind) as u8, left))
+    }
+
+    /// The kernel waits for the other end's FIN as long as the guest says, and never with a socket (timer 3).
+    #[test]
+    fn a_closed_connection_waits_as_long_as_the_guest_says() {
+        const WITHOUT_A_SOCKET: u8 = 3;
+        for (linger2, longest) in [(0, 60.0), (5, 10.0), (20, 30.0), (120, 60.0), (-1, 10.0)] {
+            let server = TcpListener::bind("127.0.0.1:0").unwrap();
+            let near = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+            let _far = server.accept().unwrap().0;
+            let port = near.local_addr().unwrap().port();
+            let fd = near.into_raw_fd();
+            host::set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &i32::to_ne_bytes(linger2)).unwrap();
+            host::shutdown(fd, libc::SHUT_RDWR).unwrap();
+            while host::tcp_state(fd) != tcp::FIN_WAIT2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            end(fd);
+            // A short wait may be over.
+            if let Some((state, timer, left)) = entry(port) {
+                assert_eq!((state, timer), (tcp::FIN_WAIT2, WITHOUT_A_SOCKET), "TCP_LINGER2 {linger2}");
+                assert!(left <= longest, "TCP_LINGER2 {linger2}: {left} s are left");
+            }
         }
     }
 

@@ -7,12 +7,14 @@ use crate::options::{SOF_TIMESTAMPING_TX_HARDWARE, harmless_interface};
 
 const HEADER: usize = size_of::<libc::cmsghdr>();
 /// Missing in the libc crate.
+const SCM_TS_OPT_ID: i32 = 81;
 const IPV6_2292PKTINFO: i32 = 2;
 const IPV6_2292HOPLIMIT: i32 = 8;
 
 /// (level, type, longest value in bytes, purpose) of each message that is passed.
 const PASSED: &[(i32, i32, usize, &str)] = &[
     (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, 4, "SO_TIMESTAMPING: stamps asked for one message"),
+    (libc::SOL_SOCKET, SCM_TS_OPT_ID, 4, "the number that the stamps of one message carry (Linux 6.13)"),
     (libc::SOL_SOCKET, libc::SO_PRIORITY, 4, "priority of one message: 0 to 6, as by the option"),
     (libc::IPPROTO_IP, libc::IP_PKTINFO, 12, "source address of one datagram"),
     (libc::IPPROTO_IP, libc::IP_TTL, 4, "TTL of one datagram"),
@@ -140,6 +142,9 @@ mod tests {
         assert_eq!(check(&two), Ok(()));
         two.truncate(two.len() - 4);
         assert_eq!(check(&two), Ok(()), "the last one's padding may be missing");
+        // A number of the sender's own, which is no set of flags.
+        assert_eq!(check(&message(libc::SOL_SOCKET, SCM_TS_OPT_ID, &u32::MAX.to_le_bytes())), Ok(()));
+        assert_eq!(check(&message(libc::SOL_SOCKET, SCM_TS_OPT_ID, &[0; 8])), Err(Errno(libc::EINVAL)));
         assert_eq!(check(&[]), Ok(()));
     }
 

@@ -9,7 +9,7 @@ use crate::counters::count;
 use crate::engine::{Engine, Outcome};
 use crate::host;
 use crate::memory::Memory;
-use crate::name::Name;
+use crate::name::{self, Name};
 use crate::owned_sockets::Local;
 use crate::request::{self, Protocol, Request};
 use crate::table::Socket;
@@ -114,12 +114,15 @@ impl Engine {
 
     fn send(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32, to: Name) -> Tried {
         let policy = &self.shared.vm.policy;
+        let mut near = socket.near;
         let to = match to {
             Name::None => None,
             Name::Unspec => return Err(Errno(libc::EAFNOSUPPORT)),
-            Name::Inet(address) => Some(
-                policy.reach(socket.protocol, address).inspect_err(|_| count(&self.shared.counters.refused_reach))?,
-            ),
+            Name::Inet(address) => {
+                near = socket.protocol == Protocol::Udp && name::is_near(address);
+                let allowed = policy.reach(socket.protocol, address);
+                Some(allowed.inspect_err(|_| count(&self.shared.counters.refused_reach))?)
+            }
         };
         let to = to.as_ref().map(host::Address::from);
         let control_len = usize::from(call.words.control_len);
@@ -134,6 +137,7 @@ impl Engine {
         // SAFETY: the iovecs name guest memory, which stays mapped while `memory` is borrowed.
         let sent = unsafe { host::send(socket.fd, &mut self.iov, to.as_ref(), control, flags) };
         let wait = u32::from(call.words.flags) & ONTIME_CALL_WAIT != 0;
+        let mut told = 0;
         let result = match sent {
             Ok(bytes) => {
                 call.moved += bytes;
@@ -143,6 +147,9 @@ impl Engine {
                 }
                 if short {
                     self.unready(socket, ONTIME_READY_OUT);
+                }
+                if near {
+                    told = self.tell_refusal(memory, call, socket);
                 }
                 Ok(call.moved as u32)
             }
@@ -158,7 +165,27 @@ impl Engine {
                 self.later(call, socket, error)
             }
         };
-        Ok(Outcome::Done(Reply::number(result)))
+        Ok(Outcome::Done(Reply { control: told, ..Reply::number(result) }))
+    }
+
+    /// A datagram that stays within the host may be refused before its send returns. The answer tells the socket's
+    /// pending error, without room for it an event, so that the guest knows it as soon as of a socket of its own. Calls
+    /// that wait get it by the pending event. Returns the length of the control message.
+    fn tell_refusal(&mut self, memory: &Memory, call: &Call, socket: &Socket) -> usize {
+        let alone = |local: &mut Local| local.waiting.iter().all(crate::call::List::is_empty);
+        if host::ready(socket.fd) & ONTIME_READY_ERR == 0 || !self.sockets.local(socket.index).is_some_and(alone) {
+            return 0;
+        }
+        let error = host::take_error(socket.fd);
+        self.sockets.note(socket, host::readiness(socket.fd, socket.protocol));
+        let told = if error == 0 { 0 } else { call.tell(memory, libc::SO_ERROR, error) };
+        if told == 0 {
+            if let Some(local) = self.sockets.local(socket.index).filter(|_| error != 0) {
+                local.error = error as u16;
+            }
+            self.reports.mark(&mut self.sockets, socket.index);
+        }
+        told
     }
 
     /// Handles an error after bytes were moved: the bytes are the result. The next call gets the error if it was the

@@ -88,6 +88,11 @@ pub fn destination(ip: IpAddr) -> IpAddr {
     }
 }
 
+/// Whether packets to this address do not leave the host. (The host's other addresses are not known here.)
+pub(crate) fn is_near(address: SocketAddr) -> bool {
+    destination(address.ip()).is_loopback()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

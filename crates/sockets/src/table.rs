@@ -20,6 +20,7 @@ const V6: u8 = 2;
 const BOUND: u8 = 4;
 const ACCEPTED: u8 = 8;
 const SHARES: u8 = 16;
+const NEAR: u8 = 32;
 
 struct SocketSlot {
     id: AtomicU32,
@@ -52,6 +53,8 @@ pub(crate) struct Socket {
     pub shares: bool,
     /// Whether it is a connection accepted from a listener and was not changed into anything else since.
     pub accepted: bool,
+    /// Whether it is a datagram socket whose peer is within the host.
+    pub near: bool,
 }
 
 /// While this guard lives, no other thread closes the socket.
@@ -191,6 +194,7 @@ impl Table {
             bound: facts & BOUND != 0,
             shares: facts & SHARES != 0,
             accepted: facts & ACCEPTED != 0,
+            near: facts & NEAR != 0,
         })
     }
 
@@ -212,6 +216,11 @@ impl Table {
     /// Records that the socket may be more than an accepted connection: a group member or a listener.
     pub(crate) fn set_more(&self, index: u32) {
         self.note(index, ACCEPTED, false);
+    }
+
+    /// Records whether a datagram socket's peer is within the host.
+    pub(crate) fn set_near(&self, index: u32, is: bool) {
+        self.note(index, NEAR, is);
     }
 
     fn note(&self, index: u32, fact: u8, is: bool) {

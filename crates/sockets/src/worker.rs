@@ -20,7 +20,7 @@ use crate::host;
 use crate::limits::QUEUE_MAX;
 use crate::mail::{Ask, Order, Released};
 use crate::memory::Memory;
-use crate::name::Name;
+use crate::name::{self, Name};
 use crate::options::{self, Access, Group};
 use crate::orders::Orders;
 use crate::request::{Family, Protocol, Request};
@@ -524,6 +524,8 @@ impl Worker {
             Err(Errno(libc::EINPROGRESS)) => Err(Errno(libc::EINPROGRESS)),
             Err(error) => return Err(error),
         };
+        let near = matches!(name, Name::Inet(address) if name::is_near(address));
+        self.shared().table.set_near(socket.index, near && socket.protocol == Protocol::Udp);
         // A connection within this host stands already.
         let asked = call.words.control_room > 0 && socket.protocol == Protocol::Tcp;
         let stands = asked && host::ready(socket.fd) & (ONTIME_READY_OUT | ONTIME_READY_HUP) == ONTIME_READY_OUT;
@@ -670,11 +672,11 @@ fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
         Group::V4First => Some(IpAddr::V4(Ipv4Addr::from(*value.first_chunk::<4>()?))),
         Group::V6First => Some(IpAddr::V6(Ipv6Addr::from(*value.first_chunk::<16>()?))),
         Group::Storage => {
-            let mut bytes = [0; crate::name::ROOM];
+            let mut bytes = [0; name::ROOM];
             let storage = value.get(8..)?;
             let len = storage.len().min(bytes.len());
             bytes.get_mut(..len)?.copy_from_slice(storage.get(..len)?);
-            match crate::name::parse(&bytes, len) {
+            match name::parse(&bytes, len) {
                 Ok(Name::Inet(address)) => Some(address.ip()),
                 _ => None,
             }

@@ -258,6 +258,34 @@ static void dgram_streaks(int family)
 	close(right);
 }
 
+/* That no socket of this host has the port is told as soon as the datagram was sent. */
+static void dgram_refused(int family)
+{
+	int round, closed, fd, error, polled = 0, told = 0;
+	socklen_t len, size = sizeof(error);
+	struct sockaddr_storage gone;
+	struct pollfd one;
+
+	for (round = 0; round < 40; round++) {
+		closed = udp_bound(family, &gone, &len);
+		fd = socket(family, SOCK_DGRAM, 0);
+		connect(fd, (struct sockaddr *)&gone, len);
+		close(closed);
+		if (round % 2)
+			send(fd, "x", 1, 0);
+		else
+			sendto(fd, "x", 1, 0, (struct sockaddr *)&gone, len);
+		one = (struct pollfd) { .fd = fd, .events = POLLIN };
+		polled += poll(&one, 1, 0) == 1 && one.revents & POLLERR;
+		getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+		told += error == ECONNREFUSED;
+		close(fd);
+	}
+	/* A busy kernel is late at times. */
+	show("polled at once", polled > 20);
+	show("told at once", told > 20);
+}
+
 static void dgram_multicast(int family)
 {
 	struct ip_mreq group = { .imr_interface.s_addr = htonl(INADDR_LOOPBACK) };
@@ -283,6 +311,7 @@ void test_dgram(int family)
 	dgram_basic(family);
 	dgram_families(family);
 	dgram_connected(family);
+	dgram_refused(family);
 	dgram_messages(family);
 	dgram_sizes(family);
 	dgram_streaks(family);

@@ -426,6 +426,90 @@ static void marks(int family)
 	close(ep);
 }
 
+static volatile sig_atomic_t codes;
+
+static void on_code(int signal, siginfo_t *info, void *context)
+{
+	(void)signal;
+	(void)context;
+	codes |= 1 << info->si_code;
+}
+
+static void watch_by_signal(int fd)
+{
+	fcntl(fd, F_SETOWN, getpid());
+	fcntl(fd, F_SETSIG, SIGRTMIN);
+	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_ASYNC);
+	codes = 0;
+}
+
+/* A bit for each code: POLL_IN, POLL_OUT and so on. A signal ends a pause. */
+static void show_codes(const char *name)
+{
+	long since = now_ms();
+
+	while (now_ms() - since < 200)
+		usleep(SETTLE_US);
+	show(name, codes);
+	codes = 0;
+}
+
+/* Why a signal comes, where the application asks for the reason by F_SETSIG. */
+static void signal_codes(int family)
+{
+	struct sigaction action = { .sa_sigaction = on_code, .sa_flags = SA_SIGINFO | SA_RESTART };
+	struct linger abort = { 1, 0 };
+	struct sockaddr_storage addr;
+	int pair[2], fd;
+	socklen_t len;
+	char in[4];
+
+	sigaction(SIGRTMIN, &action, NULL);
+	tcp_pair(family, pair);
+	watch_by_signal(pair[0]);
+	send(pair[1], "x", 1, 0);
+	show_codes("data");
+	recv(pair[0], in, sizeof(in), 0);
+	shutdown(pair[1], SHUT_WR);
+	show_codes("the other end sends no more");
+	close(pair[0]);
+	close(pair[1]);
+
+	tcp_pair(family, pair);
+	shutdown(pair[0], SHUT_WR);
+	watch_by_signal(pair[0]);
+	shutdown(pair[1], SHUT_WR);
+	show_codes("nor does this one");
+	close(pair[0]);
+	close(pair[1]);
+
+	tcp_pair(family, pair);
+	watch_by_signal(pair[0]);
+	setsockopt(pair[1], SOL_SOCKET, SO_LINGER, &abort, sizeof(abort));
+	close(pair[1]);
+	show_codes("reset");
+	close(pair[0]);
+
+	pair[0] = tcp_listener(family, &addr, &len);
+	fd = socket(family, SOCK_STREAM, 0);
+	watch_by_signal(pair[0]);
+	connect(fd, (struct sockaddr *)&addr, len);
+	show_codes("a connection");
+	close(fd);
+	close(pair[0]);
+
+	datagrams(family, pair);
+	watch_by_signal(pair[1]);
+	send(pair[0], "x", 1, 0);
+	show_codes("a datagram");
+	close(pair[1]);
+	watch_by_signal(pair[0]);
+	send(pair[0], "x", 1, 0);
+	show_codes("refused");
+	close(pair[0]);
+	signal(SIGRTMIN, SIG_IGN);
+}
+
 /* MSG_DONTWAIT gives all that is there. */
 static void at_once(int family)
 {
@@ -498,6 +582,59 @@ static void peek_offset(int family)
 		close(pair[0]);
 		close(pair[1]);
 	}
+}
+
+/* How long the port of a connection is kept that is closed first, while the other end stays open: TCP_LINGER2. */
+static void closed_first(int family)
+{
+	int listener, fd = socket(family, SOCK_STREAM, 0), again = socket(family, SOCK_STREAM, 0), child, seconds = 1, i;
+	struct sockaddr_storage addr, own;
+	socklen_t len, size = sizeof(own);
+
+	listener = tcp_listener(family, &addr, &len);
+	say("TCP_LINGER2", setsockopt(fd, IPPROTO_TCP, TCP_LINGER2, &seconds, sizeof(seconds)));
+	connect(fd, (struct sockaddr *)&addr, len);
+	child = accept(listener, NULL, NULL);
+	getsockname(fd, (struct sockaddr *)&own, &size);
+	close(fd);
+	say("bind at once", bind(again, (struct sockaddr *)&own, size));
+	/* The kernel's own time is 60 s. */
+	for (i = 0; i < 200 && bind(again, (struct sockaddr *)&own, size); i++)
+		usleep(100000);
+	show("bound later", i < 200);
+	close(again);
+	close(child);
+	close(listener);
+}
+
+static void send_much(int fd)
+{
+	static char out[600000];
+
+	send(fd, out, sizeof(out), 0);
+}
+
+/* More than one call to the device takes: there is one control message. */
+static void told_once(int family)
+{
+	enum { INQ = 36 };
+	static char in[600000];
+	char control[256];
+	struct iovec iov = { in, sizeof(in) };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *told;
+	int pair[2], one = 1;
+
+	tcp_pair(family, pair);
+	say("TCP_INQ", setsockopt(pair[0], IPPROTO_TCP, INQ, &one, sizeof(one)));
+	later(0, send_much, pair[1]);
+	say("in parts", recvmsg(pair[0], &msg, MSG_WAITALL));
+	later_join();
+	show("flags", msg.msg_flags);
+	for (told = CMSG_FIRSTHDR(&msg); told; told = CMSG_NXTHDR(&msg, told))
+		show("message", told->cmsg_type);
+	close(pair[0]);
+	close(pair[1]);
 }
 
 static void save_syn(int family)
@@ -1230,9 +1367,12 @@ void test_kinds(int family)
 	no_room(family);
 	error_queue(family);
 	marks(family);
+	signal_codes(family);
 	at_once(family);
 	accepted_priority(family);
 	peek_offset(family);
+	closed_first(family);
+	told_once(family);
 	save_syn(family);
 	sources(family);
 	switched_off(family);

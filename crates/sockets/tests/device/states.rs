@@ -243,6 +243,37 @@ fn the_error_queue_and_the_pending_error_move_together() {
     });
 }
 
+/// That no socket of this host has a datagram's port is in the answer to its send, if the call has room for it.
+#[test]
+fn a_refusal_within_this_host_comes_with_the_answer() {
+    both(|vm, channel| {
+        let nobody = nobodys(5);
+        let header = [20, 0, libc::SOL_SOCKET, libc::SO_ERROR, libc::ECONNREFUSED].map(i32::to_le_bytes);
+        let expected = header.as_flattened();
+        for (sock, named, room) in [(1, false, 20), (2, true, 20), (3, false, 19), (4, true, 0)] {
+            vm.main().socket(sock, AF_INET, SOCK_DGRAM, channel as u32);
+            assert_eq!(vm.main().result(Call::new(ONTIME_OP_CONNECT, sock).to(nobody)), Ok(0));
+            let send = Call::new(ONTIME_OP_SEND, sock).data(b"x").control_room(room);
+            let send = if named { send.to(nobody) } else { send };
+            let queue = queue(vm, channel);
+            if room < 20 {
+                let done = queue.call(send);
+                assert_eq!((done.result(), done.control), (Ok(1), Vec::new()));
+                assert_eq!(i32::from(queue.ready(sock, 0).error), libc::ECONNREFUSED, "an event tells it");
+                continue;
+            }
+            // On a busy machine the refusal may come late: then an event or the next call tells it.
+            let told = (0..100).find_map(|_| {
+                let done = queue.call(send.clone());
+                assert!(matches!(done.result(), Ok(1) | Err(libc::ECONNREFUSED)), "{done:?}");
+                (!done.control.is_empty()).then_some(done.control)
+            });
+            assert_eq!(told.as_deref(), Some(expected));
+            assert_eq!(queue.result(Call::new(ONTIME_OP_RECV, sock).room(10)), Err(libc::EAGAIN), "it is told once");
+        }
+    });
+}
+
 #[test]
 fn what_is_behind_the_urgent_mark_is_readable() {
     both(|vm, channel| {
