@@ -1,8 +1,9 @@
 #!/bin/sh
 # A cluster of real parts: builds etcd and Kubernetes from their Go modules (the first time: half an hour on two cores),
 # then tests the DRA driver with real daemons. kubernetes-test.sh ONTIME
-# The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000), are held against
-# `ontime plan`; each kind of process is killed at each step of a pod's life, then KILLS (12) at any time; SEED (1).
+# The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000) and, with pinned
+# work, of PINNED_SETS (2,000), are held against `ontime plan`; each kind of process is killed at each step of a pod's
+# life, then KILLS (12) at any time; SEED (1).
 set -eu
 ontime=$(realpath "$1")
 cd "$(dirname "$0")/.."

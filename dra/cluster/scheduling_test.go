@@ -75,6 +75,9 @@ func TestCluster(t *testing.T) {
 		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
 		{"a kill at any step leaks nothing", cluster.killsAtEveryStepLeakNothing},
 		{"kills leak nothing", cluster.killsLeakNothing},
+		{"lost pods leak nothing", cluster.lostPodsLeakNothing},
+		{"allocations with pinned work fit plan", cluster.pinnedAllocationsFitPlan},
+		{"a node without a real-time kernel refuses", cluster.otherKernelsAreRefused},
 	} {
 		begin := time.Now()
 		step.run(t)
@@ -439,6 +442,73 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	for problem := range problems {
 		t.Error(problem)
 	}
+	cluster.nothingIsHeld()
+}
+
+// lostPodsLeakNothing kills each kind of process while the driver prepares a pod's claim. Then the pod is gone, and
+// kubelet calls no more, as after the loss of its state: only the driver can give the CPU time back.
+func (cluster *cluster) lostPodsLeakNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(4, 4))
+	small := demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}
+	for number, victim := range append([]string{"nothing"}, victims...) {
+		cluster.submit(t, fmt.Sprintf("lost-%d", number), small)
+		pod := cluster.decided(t, 1)[0]
+		node := cluster.nodeOf(pod)
+		if node == nil {
+			t.Fatalf("%s: the pod is not placed: %s", victim, pending(pod))
+		}
+		claim, answered := cluster.claimOf(t, pod), make(chan error, 1)
+		go func() { answered <- node.prepare(t.Context(), claim) }()
+		time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+		cluster.kill(victim, node)
+		err := <-answered
+		t.Logf("%s killed: kubelet's answer is %v", victim, err)
+		cluster.until("the pod is deleted", func(ctx context.Context) error { return cluster.delete(ctx, pod) })
+		cluster.nothingIsHeld()
+	}
+}
+
+// otherKernelsAreRefused adds a node whose driver goes by its kernel, which is no real-time kernel. No pod is placed
+// there, and where a class allows it, the driver refuses the claim with a reason, which kubelet writes to the pod's
+// events.
+func (cluster *cluster) otherKernelsAreRefused(t *testing.T) {
+	if flag, _ := os.ReadFile("/sys/kernel/realtime"); strings.TrimSpace(string(flag)) == "1" {
+		t.Log("not tested: this machine has a PREEMPT_RT kernel")
+		return
+	}
+	others := cluster.nodes
+	cluster.addNode("node-other-kernel")
+	for _, node := range others {
+		_, err := cluster.kubectl("cordon", node.name)
+		must(t, err)
+	}
+	const name = "other-kernel"
+	cluster.submit(t, name, demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000})
+	pod := cluster.decided(t, 1)[0]
+	if cluster.nodeOf(pod) != nil || !strings.Contains(pending(pod), whyPending) {
+		t.Fatalf("the pod is on %q, its reason is %q", pod.Spec.NodeName, pending(pod))
+	}
+	class, err := cluster.client.ResourceV1().DeviceClasses().Get(t.Context(), "ontime-shared", metav1.GetOptions{})
+	must(t, err)
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: `device.driver == "cpu.ontime" && device.attributes["cpu.ontime"].kind == "shared"`}}}
+	_, err = cluster.client.ResourceV1().DeviceClasses().Update(t.Context(), class, metav1.UpdateOptions{})
+	must(t, err)
+	var node *node
+	cluster.until("the class without a selector for the kernel places the pod", func(ctx context.Context) error {
+		if pod, err = cluster.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if node = cluster.nodeOf(pod); node == nil {
+			return fmt.Errorf("pending: %s", pending(pod))
+		}
+		return nil
+	})
+	err = node.prepare(t.Context(), cluster.claimOf(t, pod))
+	if err == nil || !strings.Contains(err.Error(), "node node-other-kernel does not run a PREEMPT_RT kernel") {
+		t.Fatalf("the claim is prepared: %v", err)
+	}
+	cluster.remove(t, pod)
 	cluster.nothingIsHeld()
 }
 
