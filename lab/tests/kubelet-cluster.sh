@@ -1,7 +1,8 @@
 #!/bin/sh
 # kubelet-cluster.sh PROGRAMS REPOSITORY: the clients' side of kubelet-node.sh, in /lab's directory. It runs etcd and
-# Kubernetes' control plane at 10.1.0.1, applies what docs/use/kubernetes.md applies, and then a pod with a VM
-# (kubelet-vm.yaml). After a failure the file `failed` has the step, and `described` what kubectl knows.
+# Kubernetes' control plane at 10.1.0.1, applies what docs/use/kubernetes.md applies, then a pod with a VM
+# (kubelet-vm.yaml), and one that the driver refuses (kubelet-refused.yaml). After a failure the file `failed` has the
+# step, and `described` what kubectl knows.
 set -eu
 programs=$1 repository=$2
 exec > cluster.log 2>&1
@@ -65,4 +66,12 @@ within 60 "the pod is applied" kubectl apply -f "$repository/dra/manifests/examp
 running control-loop pod
 within 60 "the VM's pod is applied" kubectl apply -f "$repository/lab/tests/kubelet-vm.yaml"
 running virt-launcher vm
+within 3600 "the places are checked" test -e checked
+within 600 "the pods are deleted" kubectl delete --ignore-not-found --grace-period=1 pod control-loop virt-launcher
+within 3600 "their CPU time is free" test -e free
+within 60 "a pod with two claims is applied" kubectl apply -f "$repository/lab/tests/kubelet-refused.yaml"
+shows_reason() { kubectl describe pod two-claims | grep 'FailedPrepareDynamicResources.*can use only one'; }
+within 3600 "kubectl describe shows the driver's reason" shows_reason
+cat "$work/said"
+touch refused
 wait

@@ -2,7 +2,8 @@
 # In the emulated host (cgroup v2, PREEMPT_RT): a node with the daemon, Debian's containerd and runc, kubelet and the
 # driver. The control plane is at the clients' side (kubelet-cluster.sh), which applies a pod with CPU time and one that
 # runs a VM, and says in /lab/pod and /lab/vm which containers run. The trace must show that their threads get their
-# places within LIMIT_MS (50) of their start. /lab has bin, cni, image.tar, kubeconfig, and the time.
+# places within LIMIT_MS (50) of their start. Then deleted pods must leave nothing reserved, and a claim that the driver
+# refuses must show its reason. /lab has bin, cni, image.tar, kubeconfig, and the time.
 set -eu
 export PATH=/run/node/bin:$PATH
 limit=${LIMIT_MS:-50} failed=
@@ -121,5 +122,13 @@ check "the VM's vCPU" "$vcpu" "task_newtask: pid=$vcpu "
 # The main thread has the class's place of a VM's monitor, as that of a libvirt VM.
 within 30 "the VM's main thread has its place" is_fifo "$pid"
 echo "main thread: $(chrt -p "$pid" | tr '\n' ' ')"
-ontime top --once --interval 0.1 | grep '^requested: dra-'
+requested() { ontime top --once --interval 0.1 > /run/node/top && grep '^requested: dra-' /run/node/top; }
+requested
+touch /lab/checked
+
+# The control plane deletes both pods.
+nothing_requested() { ontime top --once --interval 0.1 > /run/node/top && ! grep -q '^requested: dra-' /run/node/top; }
+within 1200 "the pods' CPU time is free" nothing_requested
+touch /lab/free
+within 1800 "kubectl describe shows why the driver refuses a claim" test -e /lab/refused
 [ -z "$failed" ]
