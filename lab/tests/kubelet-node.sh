@@ -68,6 +68,9 @@ imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: "1Mi", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%"}
 FILE
 
+ip tuntap add t-plc mode tap vnet_hdr
+ip link set t-plc master br-rt up
+
 trace=/sys/kernel/tracing/instances/node
 mkdir $trace
 echo 16384 > $trace/buffer_size_kb
@@ -116,9 +119,11 @@ ontime top --once --interval 0.1 | grep '^requested: dra-.*bound'
 
 within 3600 "the VM's pod is Running" test -e /lab/vm
 pid=$(container /lab/vm)
-vcpu() { vcpu=$(grep -l '^CPU 0/KVM$' /proc/"$pid"/task/*/comm | cut -d/ -f5) && [ -n "$vcpu" ]; }
-within 60 "the VM has a vCPU" vcpu
-check "the VM's vCPU" "$vcpu" "task_newtask: pid=$vcpu "
+thread() { tid=$(grep -l "^$1" /proc/"$pid"/task/*/comm | head -n 1 | cut -d/ -f5) && [ -n "$tid" ]; }
+for name in "CPU 0/KVM" vhost-; do
+    within 60 "the VM has a thread $name" thread "$name"
+    check "the VM's thread $name" "$tid" "task_newtask: pid=$tid "
+done
 # The main thread has the class's place of a VM's monitor, as that of a libvirt VM.
 within 30 "the VM's main thread has its place" is_fifo "$pid"
 echo "main thread: $(chrt -p "$pid" | tr '\n' ' ')"
