@@ -125,7 +125,7 @@ func (cluster *cluster) allocationsAreThoseOfPlan(t *testing.T) {
 			}
 			text += demand.tenant(name)
 			index, _ := allocator.place(t, random, state, name,
-				counted(spec(demand.microcpus(), demand.parameters()), "ontime-shared", 1))
+				counted(shared(demand), "ontime-shared", 1))
 			if index < 0 {
 				without[name] = true
 				continue
@@ -171,7 +171,7 @@ func (cluster *cluster) pinnedAllocationsFitPlan(t *testing.T) {
 		state, text := nothingAllocated(), host()
 		for pod := range 1 + random.IntN(20) {
 			name, demand := strconv.Itoa(pod), anyDemand(random, min(3, last))
-			claim := spec(demand.microcpus(), demand.parameters())
+			claim := shared(demand)
 			onCPUs := random.IntN(2) == 0
 			if onCPUs {
 				claim = pinned(demand)

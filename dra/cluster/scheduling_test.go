@@ -38,10 +38,10 @@ func (demand demand) microcpus() int64 {
 	return int64(demand.vcpus) * int64((demand.budgetUs*1_000_000+demand.periodUs-1)/demand.periodUs)
 }
 
-// anyDemand is a share of up to nine tenths of a CPU for one vCPU or several.
+// anyDemand is a share of up to a whole CPU, more than any vCPU can have, for one vCPU or several.
 func anyDemand(random *rand.Rand, vcpus int) demand {
 	period := 2 + random.IntN(99)
-	return demand{vcpus: 1 + random.IntN(vcpus), budgetUs: 1000 * (1 + random.IntN(period*9/10)), periodUs: 1000 * period}
+	return demand{vcpus: 1 + random.IntN(vcpus), budgetUs: 1000 * (1 + random.IntN(period)), periodUs: 1000 * period}
 }
 
 func (demand demand) parameters() string {
@@ -49,7 +49,7 @@ func (demand demand) parameters() string {
 		demand.budgetUs, demand.periodUs, demand.vcpus)
 }
 
-// spec is a claim of class ontime-shared.
+// spec is a claim of class ontime-shared without the capacity of each vCPU.
 func spec(microcpus int64, parameters string) resourceapi.ResourceClaimSpec {
 	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 		Requests: []resourceapi.DeviceRequest{{Name: "cpu", Exactly: &resourceapi.ExactDeviceRequest{
@@ -60,6 +60,14 @@ func spec(microcpus int64, parameters string) resourceapi.ResourceClaimSpec {
 			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "cpu.ontime",
 				Parameters: apiruntime.RawExtension{Raw: []byte(parameters)}}}}},
 	}}
+}
+
+// shared is such a claim as the documentation describes it.
+func shared(demand demand) resourceapi.ResourceClaimSpec {
+	claim := spec(demand.microcpus(), demand.parameters())
+	claim.Devices.Requests[0].Exactly.Capacity.Requests["microcpusPerVcpu"] =
+		*resource.NewQuantity(demand.microcpus()/int64(demand.vcpus), resource.DecimalSI)
+	return claim
 }
 
 func TestCluster(t *testing.T) {
@@ -163,7 +171,7 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		}
 		return nil
 	})
-	must(t, create(spec(good.microcpus(), good.parameters())))
+	must(t, create(shared(good)))
 	change := func(from, to string) resourceapi.ResourceClaimSpec {
 		changed := strings.Replace(good.parameters(), from, to, 1)
 		if changed == good.parameters() {
@@ -188,6 +196,7 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		"count must be 1":            counted(spec(good.microcpus(), good.parameters()), "ontime-shared", 2),
 		"count must equal vcpus":     counted(spec(good.microcpus(), good.parameters()), "ontime-pinned", 3),
 		"microcpus must be at least": withoutCapacity(spec(good.microcpus(), good.parameters())),
+		"PerVcpu must be at least":   spec(good.microcpus(), good.parameters()),
 	} {
 		if err := create(spec); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%q: %v", reason, err)
@@ -568,7 +577,7 @@ func (cluster *cluster) live(ctx context.Context, name string, demand demand, be
 // create makes a pod and the template of its claim. It may be called again after a failure.
 func (cluster *cluster) create(ctx context.Context, name string, demand demand) error {
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec(demand.microcpus(), demand.parameters())}}
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: shared(demand)}}
 	_, err := cluster.client.ResourceV1().ResourceClaimTemplates(namespace).Create(ctx, template, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
