@@ -29,8 +29,9 @@ if [ "${2-}" = kubelet ]; then
     # The modules that kubelet needs besides are of the versions in Kubernetes' own go.mod.
     cp dra/cluster/go.mod "$programs/kubelet.mod"
     cp dra/cluster/go.sum "$programs/kubelet.sum"
-    scripts/go.sh dra/cluster build -modfile="$programs/kubelet.mod" -mod=mod -ldflags '-s -w' -o "$programs/kubelet" \
-        k8s.io/kubernetes/cmd/kubelet
+    version=$(sed -n 's|.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' dra/cluster/go.mod | head -n 1)
+    scripts/go.sh dra/cluster build -modfile="$programs/kubelet.mod" -mod=mod -o "$programs/kubelet" \
+        -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" k8s.io/kubernetes/cmd/kubelet
     exec scripts/kubelet-test.sh "$ontime" "$programs"
 fi
 ONTIME=$ontime KUBERNETES=$programs scripts/go.sh dra/cluster test -count=1 -timeout 3h -v ./...

@@ -6,7 +6,13 @@
 # refuses must show its reason. /lab has bin, cni, image.tar, kubeconfig, and the time.
 set -eu
 export PATH=/run/node/bin:$PATH
-limit=${LIMIT_MS:-50} failed=
+limit=${LIMIT_MS:-50} failed='' pids=''
+starts() { # LOG PROGRAM ARGUMENTS...
+    log=$1
+    shift
+    "$@" > "/lab/$log.log" 2>&1 &
+    pids="$pids $!"
+}
 uptime_s() { cut -d. -f1 /proc/uptime; }
 ended() { # STATUS
     [ "$1" -ne 0 ] || return 0
@@ -21,6 +27,9 @@ within() { # SECONDS WHAT COMMAND...: until the command succeeds
     end=$(($(uptime_s) + $1)) what=$2
     shift 2
     until "$@"; do
+        for pid in $pids; do
+            kill -0 "$pid" 2> /dev/null || { echo "FAILED: a program has ended before: $what"; exit 1; }
+        done
         [ ! -e /lab/failed ] || { echo "FAILED: the control plane has ended at: $(cat /lab/failed)"; exit 1; }
         [ "$(uptime_s)" -lt "$end" ] || { echo "FAILED: not in time: $what"; exit 1; }
         sleep 0.5
@@ -39,6 +48,7 @@ modprobe -a overlay veth || true
 mount --make-rshared /
 echo "nameserver 10.1.0.1" > /run/node/resolv.conf
 echo "reserve = 0.05" > /etc/ontime/sched.toml
+[ -e /etc/hosts ] || echo "127.0.0.1 localhost" > /etc/hosts
 cat > /run/node/net.d/pods.conflist << 'FILE'
 {"cniVersion": "0.4.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}]}
@@ -78,15 +88,15 @@ for event in sched/sched_process_exec task/task_newtask syscalls/sys_enter_sched
     echo 1 > $trace/events/$event/enable
 done
 
-ontime daemon > /lab/daemon.log 2>&1 &
+starts daemon ontime daemon
 within 120 "the daemon answers" shows_method
-containerd --config /run/node/containerd.toml > /lab/containerd.log 2>&1 &
+starts containerd containerd --config /run/node/containerd.toml
 within 300 "containerd answers" answers ctr version
 ctr --namespace k8s.io images import /lab/image.tar
 within 1800 "the control plane answers" test -e /lab/ready
-kubelet --config /run/node/kubelet.yaml --kubeconfig /lab/kubeconfig --hostname-override node-1 --node-ip 10.1.0.9 \
-    --cert-dir /run/node/pki --v=2 > /lab/kubelet.log 2>&1 &
-ontime-dra --node node-1 --kubeconfig /lab/kubeconfig --lease 60s --interval 5s --v=2 > /lab/ontime-dra.log 2>&1 &
+starts kubelet kubelet --config /run/node/kubelet.yaml --kubeconfig /lab/kubeconfig --hostname-override node-1 \
+    --node-ip 10.1.0.9 --cert-dir /run/node/pki --v=2
+starts ontime-dra ontime-dra --node node-1 --kubeconfig /lab/kubeconfig --lease 60s --interval 5s --v=2
 
 first() { # PATTERN: the time of the first such line of the trace, s
     awk -v pattern="$1" '$0 ~ pattern {
@@ -113,20 +123,20 @@ container() { # FILE: the first process of the container that the file names
 }
 
 within 3600 "the pod is Running" test -e /lab/pod
-pid=$(container /lab/pod)
-check "the pod's program" "$pid" "sched_process_exec: filename=/bin/busybox pid=$pid "
+main=$(container /lab/pod)
+check "the pod's program" "$main" "sched_process_exec: filename=/bin/busybox pid=$main "
 ontime top --once --interval 0.1 | grep '^requested: dra-.*bound'
 
 within 3600 "the VM's pod is Running" test -e /lab/vm
-pid=$(container /lab/vm)
-thread() { tid=$(grep -l "^$1" /proc/"$pid"/task/*/comm | head -n 1 | cut -d/ -f5) && [ -n "$tid" ]; }
+main=$(container /lab/vm)
+thread() { tid=$(grep -l "^$1" /proc/"$main"/task/*/comm | head -n 1 | cut -d/ -f5) && [ -n "$tid" ]; }
 for name in "CPU 0/KVM" vhost-; do
     within 60 "the VM has a thread $name" thread "$name"
     check "the VM's thread $name" "$tid" "task_newtask: pid=$tid "
 done
 # The main thread has the class's place of a VM's monitor, as that of a libvirt VM.
-within 30 "the VM's main thread has its place" is_fifo "$pid"
-echo "main thread: $(chrt -p "$pid" | tr '\n' ' ')"
+within 30 "the VM's main thread has its place" is_fifo "$main"
+echo "main thread: $(chrt -p "$main" | tr '\n' ' ')"
 requested() { ontime top --once --interval 0.1 > /run/node/top && grep '^requested: dra-' /run/node/top; }
 requested
 touch /lab/checked
