@@ -16,7 +16,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
-	monitoring-test dashboard-test rpm dra dra-test test-kubernetes \
+	monitoring-test dashboard-test rpm dra dra-test test-kubernetes test-kubelet \
 	dist-lab install-lab deb-build-test
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
@@ -122,6 +122,10 @@ dra-test:
 ## test-kubernetes: etcd, API server and scheduler from Go modules, drivers, daemons; ROUNDS, KILLS, SEED
 test-kubernetes: release
 	scripts/kubernetes-test.sh $(ONTIME)
+
+## test-kubelet: a node with kubelet, containerd and runc in the emulated host: an RT pod, and a VM in a pod
+test-kubelet: release images
+	scripts/kubernetes-test.sh $(ONTIME) kubelet
 
 ## lint: rustfmt and clippy
 lint: setup

@@ -159,6 +159,12 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 		if found := capacities(devices); !reflect.DeepEqual(found, example.wanted) {
 			t.Errorf("%q: %v", example.pinned, found)
 		}
+		for _, device := range devices {
+			perVcpu, found := device.Capacity[perVcpuName]
+			if found != (device.Name == sharedDevice) || found && perVcpu.RequestPolicy.ValidRange.Max.Value() != 949_988 {
+				t.Errorf("%q: a vCPU on device %s may have %+v", example.pinned, device.Name, perVcpu)
+			}
+		}
 	}
 	state.Off = ptr.To("the daemon only observes")
 	if devices := devicesOf(state, cpuset.New(), false); devices != nil {

@@ -18,6 +18,9 @@ const (
 	configKind = "Reservation"
 	// capacityName is the capacity of every device: CPU time in millionths of a CPU.
 	capacityName = "microcpus"
+	// perVcpuName is a second capacity of the shared device: the CPU time of each vCPU. It never runs out, but bounds
+	// what one claim may ask for.
+	perVcpuName = "microcpusPerVcpu"
 )
 
 // Bounds of a reservation, those of the daemon.

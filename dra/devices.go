@@ -17,8 +17,6 @@ const (
 	kindAttribute = "kind"
 	// realTimeAttribute says whether the node's kernel is PREEMPT_RT.
 	realTimeAttribute = "realTimeKernel"
-	// largestAttribute is the largest share of a CPU, in millionths, that one unpinned vCPU can have.
-	largestAttribute = "largestVcpu"
 	// cpuAttribute is the number of a pinned device's CPU.
 	cpuAttribute = "cpu"
 )
@@ -38,14 +36,18 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 	others, othersOf := otherPrograms(state, pinned)
 	shared := int64(usable.Difference(pinned).Size())*capacity.UnpinnedPerCPU - capacity.Other - others
 	if shared > 0 {
+		capacities := divisible(shared)
+		if capacity.Largest > 0 {
+			// A vCPU runs on one CPU at a time, so its share has a bound of its own, however much all CPUs have left.
+			capacities[perVcpuName] = bounded(capacity.Largest)
+		}
 		devices = append(devices, resourceapi.Device{
 			Name: sharedDevice,
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 				kindAttribute:     {StringValue: ptr.To("shared")},
 				realTimeAttribute: realTime,
-				largestAttribute:  {IntValue: ptr.To(capacity.Largest)},
 			},
-			Capacity:                 divisible(shared),
+			Capacity:                 capacities,
 			AllowMultipleAllocations: ptr.To(true),
 		})
 	}
@@ -105,6 +107,19 @@ func divisible(all microcpus) map[resourceapi.QualifiedName]resourceapi.DeviceCa
 				Default:    one,
 				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one},
 			},
+		},
+	}
+}
+
+// bounded is a capacity that never runs out, of which each request takes at most this.
+func bounded(most microcpus) resourceapi.DeviceCapacity {
+	one := resource.NewQuantity(1, resource.DecimalSI)
+	return resourceapi.DeviceCapacity{
+		Value: *resource.NewQuantity(1<<50, resource.DecimalSI),
+		RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: one,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one,
+				Max: resource.NewQuantity(most, resource.DecimalSI)},
 		},
 	}
 }

@@ -1,8 +1,10 @@
 #!/bin/sh
 # A cluster of real parts: builds etcd and Kubernetes from their Go modules (the first time: half an hour on two cores),
-# then tests the DRA driver with real daemons. kubernetes-test.sh ONTIME
-# The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000), are held against
-# `ontime plan`; each kind of process is killed at each step of a pod's life, then KILLS (12) at any time; SEED (1).
+# then tests the DRA driver with real daemons. kubernetes-test.sh ONTIME [kubelet]: with this word it builds kubelet as
+# well, and runs kubelet-test.sh instead.
+# The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000) and, with pinned
+# work, of PINNED_SETS (2,000), are held against `ontime plan`; each kind of process is killed at each step of a pod's
+# life, then KILLS (12) at any time; SEED (1).
 set -eu
 ontime=$(realpath "$1")
 cd "$(dirname "$0")/.."
@@ -23,4 +25,13 @@ for program in kube-apiserver kube-controller-manager kube-scheduler kubectl; do
     build dra/cluster $program k8s.io/kubernetes/cmd/$program
 done
 build dra ontime-dra .
+if [ "${2-}" = kubelet ]; then
+    # The modules that kubelet needs besides are of the versions in Kubernetes' own go.mod.
+    cp dra/cluster/go.mod "$programs/kubelet.mod"
+    cp dra/cluster/go.sum "$programs/kubelet.sum"
+    version=$(sed -n 's|.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' dra/cluster/go.mod | head -n 1)
+    scripts/go.sh dra/cluster build -modfile="$programs/kubelet.mod" -mod=mod -o "$programs/kubelet" \
+        -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" k8s.io/kubernetes/cmd/kubelet
+    exec scripts/kubelet-test.sh "$ontime" "$programs"
+fi
 ONTIME=$ontime KUBERNETES=$programs scripts/go.sh dra/cluster test -count=1 -timeout 3h -v ./...

@@ -9,16 +9,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
 )
 
 // classes are the cluster's device classes, as the scheduler's allocator reads them.
@@ -35,69 +39,99 @@ func (classes classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("there is no device class %s", name)
 }
 
+// allocator is the scheduler's own, with the devices and classes that are in the cluster.
+type allocator struct {
+	parts []*resourceapi.ResourceSlice
+	known classes
+	nodes []corev1.Node
+	cache *cel.Cache
+}
+
+func (cluster *cluster) allocator(t *testing.T) allocator {
+	t.Helper()
+	published, err := cluster.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	installed, err := cluster.client.ResourceV1().DeviceClasses().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	nodes, err := cluster.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	made := allocator{known: classes{}, nodes: nodes.Items,
+		cache: cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})}
+	for index := range published.Items {
+		made.parts = append(made.parts, &published.Items[index])
+	}
+	for index := range installed.Items {
+		made.known[installed.Items[index].Name] = &installed.Items[index]
+	}
+	return made
+}
+
+// nothingAllocated is the state of a cluster without claims.
+func nothingAllocated() structured.AllocatedState {
+	return structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
+}
+
+// place allocates a claim beside what the state holds, on the first of the nodes in random order that has room, and
+// adds it to the state. It returns the node's index and the devices; -1 and none where no node has room.
+func (allocator allocator) place(t *testing.T, random *rand.Rand, state structured.AllocatedState, name string,
+	spec resourceapi.ResourceClaimSpec) (int, []resourceapi.DeviceRequestAllocationResult) {
+	t.Helper()
+	features := structured.Features{ConsumableCapacity: true, PrioritizedList: true}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		UID: types.UID(name)}, Spec: spec}
+	tries, err := structured.NewAllocator(t.Context(), features, state, allocator.known, allocator.parts, allocator.cache)
+	must(t, err)
+	for _, index := range random.Perm(len(allocator.nodes)) {
+		allocations, err := tries.Allocate(t.Context(), &allocator.nodes[index], []*resourceapi.ResourceClaim{claim})
+		must(t, err)
+		if len(allocations) == 0 {
+			continue
+		}
+		results := allocations[0].Devices.Results
+		for _, result := range results {
+			device := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(device, result.ShareID))
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(device, result.ConsumedCapacity))
+		}
+		return index, results
+	}
+	return -1, nil
+}
+
 // allocationsAreThoseOfPlan gives random sets of pods to the scheduler's own allocator, one pod after the other, each
 // on any node that it allows, with the devices and classes that are in the cluster. `ontime plan` must then find that
 // every node holds what it was given, and that no refused pod has a place.
 func (cluster *cluster) allocationsAreThoseOfPlan(t *testing.T) {
-	published, err := cluster.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	var parts []*resourceapi.ResourceSlice
-	for index := range published.Items {
-		parts = append(parts, &published.Items[index])
-	}
-	installed, err := cluster.client.ResourceV1().DeviceClasses().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	known := classes{}
-	for index := range installed.Items {
-		known[installed.Items[index].Name] = &installed.Items[index]
-	}
-	nodes, err := cluster.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	allocator := cluster.allocator(t)
 	room := map[string]int64{}
 	for _, node := range cluster.nodes {
 		room[node.name] = cluster.capacity(t.Context(), node)
 	}
-	cache := cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})
-	features := structured.Features{ConsumableCapacity: true, PrioritizedList: true}
 	seed := uint64(number("SEED", 1))
 	random := rand.New(rand.NewPCG(seed, 7))
 	placed, refused := 0, 0
 	for set := range number("SETS", 10_000) {
-		state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
-			AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-			AggregatedCapacity:       structured.NewConsumedCapacityCollection()}
+		state := nothingAllocated()
 		free := maps.Clone(room)
 		text, without := host(), map[string]bool{}
 		for pod := range 1 + random.IntN(16) {
 			name, demand := strconv.Itoa(pod), anyDemand(random, 3)
-			left := int(free[nodes.Items[random.IntN(len(nodes.Items))].Name])
+			left := int(free[allocator.nodes[random.IntN(len(allocator.nodes))].Name])
 			if random.IntN(4) == 0 && left >= 10 && left < 900_000 {
 				// What fills a node to the last millionth, or exceeds it by one. (`plan` reserves no less than 10.)
 				demand.vcpus, demand.budgetUs, demand.periodUs = 1, left+random.IntN(2), 1_000_000
 			}
-			claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
-				UID: types.UID(name)}, Spec: counted(spec(demand.microcpus(), demand.parameters()), "ontime-shared", 1)}
-			allocator, err := structured.NewAllocator(t.Context(), features, state, known, parts, cache)
-			must(t, err)
 			text += demand.tenant(name)
-			without[name] = true
-			for _, index := range random.Perm(len(nodes.Items)) {
-				node := &nodes.Items[index]
-				allocations, err := allocator.Allocate(t.Context(), node, []*resourceapi.ResourceClaim{claim})
-				must(t, err)
-				if len(allocations) == 0 {
-					continue
-				}
-				for _, result := range allocations[0].Devices.Results {
-					device := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)
-					state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(device, result.ShareID))
-					state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(device, result.ConsumedCapacity))
-				}
-				text += fmt.Sprintf("host = %d\n", index+1)
-				free[node.Name] -= demand.microcpus()
-				delete(without, name)
-				break
+			index, _ := allocator.place(t, random, state, name,
+				counted(shared(demand), "ontime-shared", 1))
+			if index < 0 {
+				without[name] = true
+				continue
 			}
+			text += fmt.Sprintf("host = %d\n", index+1)
+			free[allocator.nodes[index].Name] -= demand.microcpus()
 		}
 		placed, refused = placed+len(state.AllocatedSharedDeviceIDs), refused+len(without)
 		if found := cluster.refusedByPlan(t, text); !maps.Equal(found, without) {
@@ -105,6 +139,77 @@ func (cluster *cluster) allocationsAreThoseOfPlan(t *testing.T) {
 		}
 	}
 	t.Logf("seed %d: %d pods placed, %d refused", seed, placed, refused)
+	if placed == 0 || refused == 0 {
+		t.Errorf("the sets were too small or too large to tell")
+	}
+}
+
+// pinned is a claim of class ontime-pinned, as in dra/manifests/examples/pinned.yaml.
+func pinned(demand demand) resourceapi.ResourceClaimSpec {
+	claim := counted(spec(demand.microcpus()/int64(demand.vcpus), demand.parameters()), "ontime-pinned",
+		int64(demand.vcpus))
+	claim.Devices.Constraints = []resourceapi.DeviceConstraint{{Requests: []string{"cpu"},
+		DistinctAttribute: ptr.To(resourceapi.FullyQualifiedName("cpu.ontime/cpu"))}}
+	return claim
+}
+
+// pinnedAllocationsFitPlan adds a node whose driver publishes CPUs for pinned work. Of random sets of pinned and
+// unpinned pods, `ontime plan` must find a place for all that the scheduler's allocator has placed, each pinned vCPU on
+// the CPU that it was given.
+func (cluster *cluster) pinnedAllocationsFitPlan(t *testing.T) {
+	last := runtime.NumCPU() - 1
+	if last == 0 {
+		t.Log("not tested: this machine has one CPU, and pinned work needs another")
+		return
+	}
+	cluster.addNode("node-pinned", anyKernel, "--pinned-cpus", fmt.Sprintf("1-%d", last))
+	allocator := cluster.allocator(t)
+	seed := uint64(number("SEED", 1))
+	random := rand.New(rand.NewPCG(seed, 11))
+	placed, refused := 0, 0
+	for set := range number("PINNED_SETS", 2_000) {
+		state, text := nothingAllocated(), host()
+		for pod := range 1 + random.IntN(20) {
+			name, demand := strconv.Itoa(pod), anyDemand(random, min(3, last))
+			claim := shared(demand)
+			onCPUs := random.IntN(2) == 0
+			if onCPUs {
+				claim = pinned(demand)
+			}
+			index, results := allocator.place(t, random, state, name, claim)
+			if onCPUs && index < 0 {
+				refused++
+			}
+			if index < 0 {
+				continue
+			}
+			at := fmt.Sprintf("host = %d\n", index+1)
+			if !onCPUs {
+				text += demand.tenant(name) + at
+				continue
+			}
+			placed++
+			cpus := sets.New[string]()
+			each := demand
+			each.vcpus = 1
+			for vcpu, result := range results {
+				cpu, found := strings.CutPrefix(result.Device, "cpu-")
+				if !found || cpus.Has(cpu) {
+					t.Fatalf("seed %d, set %d: a pinned pod has %+v", seed, set, results)
+				}
+				cpus.Insert(cpu)
+				text += each.tenant(fmt.Sprintf("%s-%d", name, vcpu)) + at + "cpus = [" + cpu + "]\n"
+			}
+		}
+		if len(state.AllocatedSharedDeviceIDs) == 0 {
+			continue
+		}
+		if found := cluster.refusedByPlan(t, text); len(found) > 0 {
+			t.Fatalf("seed %d, set %d: the scheduler's allocator has placed what plan refuses, %v:\n%s", seed, set, found,
+				text)
+		}
+	}
+	t.Logf("seed %d: %d pinned pods placed, %d refused", seed, placed, refused)
 	if placed == 0 || refused == 0 {
 		t.Errorf("the sets were too small or too large to tell")
 	}

@@ -39,6 +39,8 @@ const (
 	reserve = "reserve = 0.05\n"
 	// patience is how long the test waits for what must happen.
 	patience = 3 * time.Minute
+	// anyKernel is the driver's option for nodes whose kernel need not be a real-time kernel: nothing is timed here.
+	anyKernel = "--any-kernel"
 )
 
 // process is a program that may be killed and started again.
@@ -122,7 +124,7 @@ func newCluster(t testing.TB, nodes int) *cluster {
 	_, err = cluster.kubectl("apply", "-k", "dra/manifests")
 	must(t, err)
 	for number := range nodes {
-		cluster.addNode(fmt.Sprintf("node-%d", number))
+		cluster.addNode(fmt.Sprintf("node-%d", number), anyKernel)
 	}
 	return cluster
 }
@@ -194,7 +196,8 @@ func (cluster *cluster) kubectl(arguments ...string) (string, error) {
 	return string(out), nil
 }
 
-func (cluster *cluster) addNode(name string) {
+// addNode adds a node with a daemon and a driver, which gets these options.
+func (cluster *cluster) addNode(name string, options ...string) {
 	t := cluster.t
 	node := &node{name: name, dir: filepath.Join(cluster.dir, name), daemon: daemontest.Start(t, reserve)}
 	must(t, os.MkdirAll(filepath.Join(node.dir, "plugins_registry"), 0o755))
@@ -206,11 +209,10 @@ func (cluster *cluster) addNode(name string) {
 	_, err := cluster.client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{})
 	must(t, err)
 	node.token = cluster.driverToken(name)
-	// This machine's kernel need not be a real-time kernel: nothing is timed here.
-	node.driver = cluster.start("driver-"+name, "ontime-dra", "--node", name,
-		"--kubeconfig", cluster.kubeconfig("driver-"+name, node.token), "--kubelet-dir", node.dir,
-		"--daemon", node.daemon.Socket(), "--any-kernel", "--lease", lease.String(), "--interval", "1s",
+	options = append(options, "--node", name, "--kubeconfig", cluster.kubeconfig("driver-"+name, node.token),
+		"--kubelet-dir", node.dir, "--daemon", node.daemon.Socket(), "--lease", lease.String(), "--interval", "1s",
 		"--cdi-dir", filepath.Join(node.dir, "cdi"))
+	node.driver = cluster.start("driver-"+name, "ontime-dra", options...)
 	node.register(cluster)
 	cluster.nodes = append(cluster.nodes, node)
 	cluster.until("the node publishes its CPU time", func(ctx context.Context) error {

@@ -38,10 +38,10 @@ func (demand demand) microcpus() int64 {
 	return int64(demand.vcpus) * int64((demand.budgetUs*1_000_000+demand.periodUs-1)/demand.periodUs)
 }
 
-// anyDemand is a share of up to nine tenths of a CPU for one vCPU or several.
+// anyDemand is a share of up to a whole CPU, more than any vCPU can have, for one vCPU or several.
 func anyDemand(random *rand.Rand, vcpus int) demand {
 	period := 2 + random.IntN(99)
-	return demand{vcpus: 1 + random.IntN(vcpus), budgetUs: 1000 * (1 + random.IntN(period*9/10)), periodUs: 1000 * period}
+	return demand{vcpus: 1 + random.IntN(vcpus), budgetUs: 1000 * (1 + random.IntN(period)), periodUs: 1000 * period}
 }
 
 func (demand demand) parameters() string {
@@ -49,7 +49,7 @@ func (demand demand) parameters() string {
 		demand.budgetUs, demand.periodUs, demand.vcpus)
 }
 
-// spec is a claim of class ontime-shared.
+// spec is a claim of class ontime-shared without the capacity of each vCPU.
 func spec(microcpus int64, parameters string) resourceapi.ResourceClaimSpec {
 	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 		Requests: []resourceapi.DeviceRequest{{Name: "cpu", Exactly: &resourceapi.ExactDeviceRequest{
@@ -60,6 +60,14 @@ func spec(microcpus int64, parameters string) resourceapi.ResourceClaimSpec {
 			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "cpu.ontime",
 				Parameters: apiruntime.RawExtension{Raw: []byte(parameters)}}}}},
 	}}
+}
+
+// shared is such a claim as the documentation describes it.
+func shared(demand demand) resourceapi.ResourceClaimSpec {
+	claim := spec(demand.microcpus(), demand.parameters())
+	claim.Devices.Requests[0].Exactly.Capacity.Requests["microcpusPerVcpu"] =
+		*resource.NewQuantity(demand.microcpus()/int64(demand.vcpus), resource.DecimalSI)
+	return claim
 }
 
 func TestCluster(t *testing.T) {
@@ -75,6 +83,9 @@ func TestCluster(t *testing.T) {
 		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
 		{"a kill at any step leaks nothing", cluster.killsAtEveryStepLeakNothing},
 		{"kills leak nothing", cluster.killsLeakNothing},
+		{"lost pods leak nothing", cluster.lostPodsLeakNothing},
+		{"allocations with pinned work fit plan", cluster.pinnedAllocationsFitPlan},
+		{"a node without a real-time kernel refuses", cluster.otherKernelsAreRefused},
 	} {
 		begin := time.Now()
 		step.run(t)
@@ -160,7 +171,7 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		}
 		return nil
 	})
-	must(t, create(spec(good.microcpus(), good.parameters())))
+	must(t, create(shared(good)))
 	change := func(from, to string) resourceapi.ResourceClaimSpec {
 		changed := strings.Replace(good.parameters(), from, to, 1)
 		if changed == good.parameters() {
@@ -185,6 +196,7 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		"count must be 1":            counted(spec(good.microcpus(), good.parameters()), "ontime-shared", 2),
 		"count must equal vcpus":     counted(spec(good.microcpus(), good.parameters()), "ontime-pinned", 3),
 		"microcpus must be at least": withoutCapacity(spec(good.microcpus(), good.parameters())),
+		"PerVcpu must be at least":   spec(good.microcpus(), good.parameters()),
 	} {
 		if err := create(spec); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%q: %v", reason, err)
@@ -442,6 +454,73 @@ func (cluster *cluster) killsLeakNothing(t *testing.T) {
 	cluster.nothingIsHeld()
 }
 
+// lostPodsLeakNothing kills each kind of process while the driver prepares a pod's claim. Then the pod is gone, and
+// kubelet calls no more, as after the loss of its state: only the driver can give the CPU time back.
+func (cluster *cluster) lostPodsLeakNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(4, 4))
+	small := demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}
+	for number, victim := range append([]string{"nothing"}, victims...) {
+		cluster.submit(t, fmt.Sprintf("lost-%d", number), small)
+		pod := cluster.decided(t, 1)[0]
+		node := cluster.nodeOf(pod)
+		if node == nil {
+			t.Fatalf("%s: the pod is not placed: %s", victim, pending(pod))
+		}
+		claim, answered := cluster.claimOf(t, pod), make(chan error, 1)
+		go func() { answered <- node.prepare(t.Context(), claim) }()
+		time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+		cluster.kill(victim, node)
+		err := <-answered
+		t.Logf("%s killed: kubelet's answer is %v", victim, err)
+		cluster.until("the pod is deleted", func(ctx context.Context) error { return cluster.delete(ctx, pod) })
+		cluster.nothingIsHeld()
+	}
+}
+
+// otherKernelsAreRefused adds a node whose driver goes by its kernel, which is no real-time kernel. No pod is placed
+// there, and where a class allows it, the driver refuses the claim with a reason, which kubelet writes to the pod's
+// events.
+func (cluster *cluster) otherKernelsAreRefused(t *testing.T) {
+	if flag, _ := os.ReadFile("/sys/kernel/realtime"); strings.TrimSpace(string(flag)) == "1" {
+		t.Log("not tested: this machine has a PREEMPT_RT kernel")
+		return
+	}
+	others := cluster.nodes
+	cluster.addNode("node-other-kernel")
+	for _, node := range others {
+		_, err := cluster.kubectl("cordon", node.name)
+		must(t, err)
+	}
+	const name = "other-kernel"
+	cluster.submit(t, name, demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000})
+	pod := cluster.decided(t, 1)[0]
+	if cluster.nodeOf(pod) != nil || !strings.Contains(pending(pod), whyPending) {
+		t.Fatalf("the pod is on %q, its reason is %q", pod.Spec.NodeName, pending(pod))
+	}
+	class, err := cluster.client.ResourceV1().DeviceClasses().Get(t.Context(), "ontime-shared", metav1.GetOptions{})
+	must(t, err)
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: `device.driver == "cpu.ontime" && device.attributes["cpu.ontime"].kind == "shared"`}}}
+	_, err = cluster.client.ResourceV1().DeviceClasses().Update(t.Context(), class, metav1.UpdateOptions{})
+	must(t, err)
+	var node *node
+	cluster.until("the class without a selector for the kernel places the pod", func(ctx context.Context) error {
+		if pod, err = cluster.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if node = cluster.nodeOf(pod); node == nil {
+			return fmt.Errorf("pending: %s", pending(pod))
+		}
+		return nil
+	})
+	err = node.prepare(t.Context(), cluster.claimOf(t, pod))
+	if err == nil || !strings.Contains(err.Error(), "node node-other-kernel does not run a PREEMPT_RT kernel") {
+		t.Fatalf("the claim is prepared: %v", err)
+	}
+	cluster.remove(t, pod)
+	cluster.nothingIsHeld()
+}
+
 // lifeSteps is how many steps the life of a pod has.
 const lifeSteps = 6
 
@@ -498,7 +577,7 @@ func (cluster *cluster) live(ctx context.Context, name string, demand demand, be
 // create makes a pod and the template of its claim. It may be called again after a failure.
 func (cluster *cluster) create(ctx context.Context, name string, demand demand) error {
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec(demand.microcpus(), demand.parameters())}}
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: shared(demand)}}
 	_, err := cluster.client.ResourceV1().ResourceClaimTemplates(namespace).Create(ctx, template, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err

@@ -1,0 +1,149 @@
+#!/bin/sh
+# In the emulated host (cgroup v2, PREEMPT_RT): a node with the daemon, Debian's containerd and runc, kubelet and the
+# driver. The control plane is at the clients' side (kubelet-cluster.sh), which applies a pod with CPU time and one that
+# runs a VM, and says in /lab/pod and /lab/vm which containers run. The trace must show that their threads get their
+# places within LIMIT_MS (50) of their start. Then deleted pods must leave nothing reserved, and a claim that the driver
+# refuses must show its reason. /lab has bin, cni, image.tar, kubeconfig, and the time.
+set -eu
+export PATH=/run/node/bin:$PATH
+limit=${LIMIT_MS:-50} failed='' pids=''
+starts() { # LOG PROGRAM ARGUMENTS...
+    log=$1
+    shift
+    "$@" > "/lab/$log.log" 2>&1 &
+    pids="$pids $!"
+}
+uptime_s() { cut -d. -f1 /proc/uptime; }
+ended() { # STATUS
+    [ "$1" -ne 0 ] || return 0
+    for log in daemon containerd ontime-dra kubelet; do
+        echo "== the end of $log.log:"
+        tail -n 25 "/lab/$log.log" 2> /dev/null || true
+    done
+    [ ! -e /lab/described ] || cat /lab/described
+}
+trap 'ended $?' EXIT
+within() { # SECONDS WHAT COMMAND...: until the command succeeds
+    end=$(($(uptime_s) + $1)) what=$2
+    shift 2
+    until "$@"; do
+        for pid in $pids; do
+            kill -0 "$pid" 2> /dev/null || { echo "FAILED: a program has ended before: $what"; exit 1; }
+        done
+        [ ! -e /lab/failed ] || { echo "FAILED: the control plane has ended at: $(cat /lab/failed)"; exit 1; }
+        [ "$(uptime_s)" -lt "$end" ] || { echo "FAILED: not in time: $what"; exit 1; }
+        sleep 0.5
+    done
+    echo "$what ($(uptime_s) s on the emulated clock)"
+}
+answers() { "$@" > /dev/null 2>&1; }
+shows_method() { ontime status 2> /dev/null | grep -q ^method; }
+
+date -s "@$(cat /lab/now)" > /dev/null
+mkdir -p /run/node/net.d /etc/ontime /var/lib/kubelet/plugins_registry
+cp -r /lab/bin /lab/cni /run/node/
+ip address add 10.1.0.9/24 dev br-rt
+ip route add default via 10.1.0.1
+modprobe -a overlay veth || true
+mount --make-rshared /
+echo "nameserver 10.1.0.1" > /run/node/resolv.conf
+echo "reserve = 0.05" > /etc/ontime/sched.toml
+[ -e /etc/hosts ] || echo "127.0.0.1 localhost" > /etc/hosts
+cat > /run/node/net.d/pods.conflist << 'FILE'
+{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}]}
+FILE
+cat > /run/node/containerd.toml << 'FILE'
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "registry.example/pause:1"
+disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/run/node/cni"
+conf_dir = "/run/node/net.d"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+FILE
+cat > /run/node/kubelet.yaml << 'FILE'
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: false}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+cgroupDriver: cgroupfs
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+resolvConf: /run/node/resolv.conf
+makeIPTablesUtilChains: false
+failSwapOn: false
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: "1Mi", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%"}
+FILE
+
+ip tuntap add t-plc mode tap vnet_hdr
+ip link set t-plc master br-rt up
+
+trace=/sys/kernel/tracing/instances/node
+mkdir $trace
+echo 16384 > $trace/buffer_size_kb
+for event in sched/sched_process_exec task/task_newtask syscalls/sys_enter_sched_setattr; do
+    echo 1 > $trace/events/$event/enable
+done
+
+starts daemon ontime daemon
+within 120 "the daemon answers" shows_method
+starts containerd containerd --config /run/node/containerd.toml
+within 300 "containerd answers" answers ctr version
+ctr --namespace k8s.io images import /lab/image.tar
+within 1800 "the control plane answers" test -e /lab/ready
+starts kubelet kubelet --config /run/node/kubelet.yaml --kubeconfig /lab/kubeconfig --hostname-override node-1 \
+    --node-ip 10.1.0.9 --cert-dir /run/node/pki --v=2
+starts ontime-dra ontime-dra --node node-1 --kubeconfig /lab/kubeconfig --lease 60s --interval 5s --v=2
+
+first() { # PATTERN: the time of the first such line of the trace, s
+    awk -v pattern="$1" '$0 ~ pattern {
+        for (word = 1; word <= NF; word++) if ($word ~ /^[0-9]+[.][0-9]+:$/) { sub(/:$/, "", $word); print $word; exit }
+    }' /run/node/trace
+}
+is_fifo() { chrt -p "$1" | grep -q SCHED_FIFO; }
+# WHAT TID PATTERN: the thread is at a real-time priority, and got it soon after the trace's first such line.
+check() {
+    within 30 "$1 has a real-time priority" is_fifo "$2"
+    cat $trace/trace > /run/node/trace
+    start=$(first "$3") got=$(first "sched_setattr[(]pid: (0x)?$(printf %x "$2")[,)]")
+    [ -n "$start" ] && [ -n "$got" ] || { echo "FAILED: no start ($start) or place ($got) in the trace: $3"; exit 1; }
+    delay=$(awk "BEGIN { print ($got - $start) * 1000 }")
+    echo "figures: $1: its place $delay ms after its start; $(chrt -p "$2" | tr '\n' ' ')"
+    if awk "BEGIN { exit !($delay > $limit) }"; then
+        echo "FAILED: more than $limit ms"
+        failed=yes
+    fi
+}
+container() { # FILE: the first process of the container that the file names
+    read -r uid id < "$1"
+    head -n 1 /sys/fs/cgroup/kubepods/*/pod"$uid"/"${id#*://}"/cgroup.procs
+}
+
+within 3600 "the pod is Running" test -e /lab/pod
+main=$(container /lab/pod)
+check "the pod's program" "$main" "sched_process_exec: filename=/bin/busybox pid=$main "
+ontime top --once --interval 0.1 | grep '^requested: dra-.*bound'
+
+within 3600 "the VM's pod is Running" test -e /lab/vm
+main=$(container /lab/vm)
+thread() { tid=$(grep -l "^$1" /proc/"$main"/task/*/comm | head -n 1 | cut -d/ -f5) && [ -n "$tid" ]; }
+for name in "CPU 0/KVM" vhost-; do
+    within 60 "the VM has a thread $name" thread "$name"
+    check "the VM's thread $name" "$tid" "task_newtask: pid=$tid "
+done
+# The main thread has the class's place of a VM's monitor, as that of a libvirt VM.
+within 30 "the VM's main thread has its place" is_fifo "$main"
+echo "main thread: $(chrt -p "$main" | tr '\n' ' ')"
+requested() { ontime top --once --interval 0.1 > /run/node/top && grep '^requested: dra-' /run/node/top; }
+requested
+touch /lab/checked
+
+# The control plane deletes both pods.
+nothing_requested() { ontime top --once --interval 0.1 > /run/node/top && ! grep -q '^requested: dra-' /run/node/top; }
+within 1200 "the pods' CPU time is free" nothing_requested
+touch /lab/free
+within 1800 "kubectl describe shows why the driver refuses a claim" test -e /lab/refused
+[ -z "$failed" ]
