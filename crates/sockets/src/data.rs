@@ -113,13 +113,10 @@ impl Engine {
     }
 
     fn send(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32, to: Name) -> Tried {
-        let policy = &self.shared.vm.policy;
         let to = match to {
             Name::None => None,
             Name::Unspec => return Err(Errno(libc::EAFNOSUPPORT)),
-            Name::Inet(address) => Some(
-                policy.reach(socket.protocol, address).inspect_err(|_| count(&self.shared.counters.refused_reach))?,
-            ),
+            Name::Inet(address) => Some(self.shared.reach(socket, address)?),
         };
         let to = to.as_ref().map(host::Address::from);
         let control_len = usize::from(call.words.control_len);

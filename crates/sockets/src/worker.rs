@@ -495,13 +495,7 @@ impl Worker {
         let address = match name {
             Name::None => return Err(Errno(libc::EINVAL)),
             Name::Unspec => host::Address::unspec(),
-            Name::Inet(address) => {
-                let policy = &self.shared().vm.policy;
-                let allowed = policy
-                    .reach(socket.protocol, address)
-                    .inspect_err(|_| count(&self.shared().counters.refused_reach))?;
-                host::Address::from(&allowed)
-            }
+            Name::Inet(address) => host::Address::from(&self.shared().reach(socket, address)?),
         };
         // A port that the kernel chose is given up with a datagram socket's connection.
         let gives_up = matches!(name, Name::Unspec) && socket.protocol == Protocol::Udp;
