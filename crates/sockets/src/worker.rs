@@ -686,6 +686,7 @@ mod tests {
     use super::*;
     use crate::channel_calls::ChannelCalls;
     use crate::config::Vm;
+    use crate::log_lines::count_lines;
     use crate::mail::ROOM;
     use crate::policy::Ports;
     use crate::wait::{Events, Ring};
@@ -815,6 +816,22 @@ mod tests {
         }
         assert_eq!(bench.worker.bind(&second, local(0)).err(), Some(Errno(libc::EADDRINUSE)));
         assert!(bench.worker.bind(&second, local(port)).is_ok(), "the guest's module has allowed it");
+    }
+
+    #[test]
+    fn refused_calls_are_logged_at_intervals() {
+        let mut bench = Bench::new();
+        let mut refuse = || {
+            for _ in 0..100 {
+                count(&bench.shared.counters.refused_bind);
+                bench.worker.say_refusals();
+            }
+        };
+        assert_eq!(count_lines(&mut refuse), 1);
+        assert_eq!(count_lines(&mut refuse), 0);
+        bench.worker.said = Instant::now().checked_sub(SAY_EVERY);
+        assert_eq!(count_lines(|| bench.worker.say_refusals()), 1, "the others are counted");
+        assert_eq!(count_lines(|| bench.worker.say_refusals()), 0);
     }
 
     /// The kernel binds a socket to the interface of a link-local address also if the host has no such address.
