@@ -137,9 +137,9 @@ pub(crate) fn may_choose_interface(access: Access, value: &[u8], host_network: b
     }
 }
 
-/// Whether a bind to this address leaves the socket's interface to the routes, as it must in the host's own network. The
-/// kernel binds the socket to the interface that the scope id of a link-local address names, for whatever it sends, also
-/// if the bind then fails (`__inet6_bind`). For other addresses it ignores the scope id.
+/// Whether a bind to this address leaves the socket's interface to the routes, as it must in the host's own network.
+/// The kernel binds the socket to the interface that the scope id of a link-local address names, for whatever it sends,
+/// also if the bind then fails (`__inet6_bind`). For other addresses it ignores the scope id.
 pub(crate) fn binds_to_no_interface(address: SocketAddr) -> bool {
     link_of(address).is_none_or(|scope| i32::try_from(scope).is_ok_and(harmless_interface))
 }

@@ -100,9 +100,9 @@ impl Shared {
         reached.inspect_err(|_| count(&self.counters.refused_reach))
     }
 
-    /// Whether an earlier connect to an address of a link has bound the socket to the link's interface in the host's own
-    /// network, and this address is none of a link. The kernel binds also if the connect fails, and gives the interface
-    /// up only when a datagram socket's connection is dissolved.
+    /// Whether an earlier connect to an address of a link has bound the socket to the link's interface in the host's
+    /// own network, and this address is none of a link. The kernel binds also if the connect fails, and gives the
+    /// interface up only when a datagram socket's connection is dissolved.
     fn passes_routes(&self, socket: &Socket, to: SocketAddr) -> bool {
         let mut interface = [0; 4];
         self.host_network

@@ -5,9 +5,9 @@
 //!
 //! A monitor serves one client at a time. So it is asked only if names do not identify the vCPUs, with a short timeout,
 //! and never if libvirt uses it. An answer is kept while its threads live. The socket's path comes from a process of
-//! any user, who may name other users' sockets. A connection by root alone has effects there: another VM's monitor serves
-//! nobody else meanwhile, and a device process takes it for the daemon's or for QEMU's. So the file must belong to the
-//! process's user, and nothing is sent before the socket is known to be that process's (`SO_PEERCRED`).
+//! any user, who may name other users' sockets. A connection by root alone has effects there: another VM's monitor
+//! serves nobody else meanwhile, and a device process takes it for the daemon's or for QEMU's. So the file must belong
+//! to the process's user, and nothing is sent before the socket is known to be that process's (`SO_PEERCRED`).
 //!
 //! A monitor may send any descriptors along with its answer. Nobody receives them, so the kernel closes them in the
 //! reading thread, which may wait for the process (`wait_limit`), and not every such wait ends at a signal. So a thread
