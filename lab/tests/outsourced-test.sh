@@ -201,15 +201,16 @@ filtered_groups_stay() {
 # outsourced sockets. Control groups listed in `cgroups` are an exception.
 own_namespace_stays() {
     unshare -n sh -c 'ip link set lo up; python3 -c "
-import errno, socket
+import errno, itertools, socket
 s = socket.socket(); s.bind((\"127.0.0.1\", 5001)); s.listen()
 assert open(\"/proc/net/tcp\").read().count(\":1389\") == 1
-try:
-    socket.socket(proto=253)
-except OSError as error:
-    assert error.errno == errno.EPROTONOSUPPORT, error
-else:
-    raise AssertionError(\"protocol 253 leaves the network namespace\")"' || return 1
+for of in itertools.product((socket.AF_INET, socket.AF_INET6), (socket.SOCK_STREAM, socket.SOCK_DGRAM)):
+    try:
+        socket.socket(*of, 253)
+    except OSError as error:
+        assert error.errno == errno.EPROTONOSUPPORT, error
+    else:
+        raise AssertionError(\"protocol 253 leaves the network namespace\")"' || return 1
     mkdir -p /sys/fs/cgroup/leaves
     steer cgroup
     echo /leaves > /sys/module/ontime/parameters/cgroups
@@ -221,6 +222,18 @@ else:
     [ "$(echo 0 > /sys/fs/cgroup/leaves/cgroup.procs; unshare -n ./conform low-port; unshare -Urn ./conform low-port)" = " low port: 0
  low port: EACCES" ] || status=1
     steer all
+    # Nor has root of a user namespace a right to options that need a capability: priority, forced buffers, mark.
+    unshare -Ur python3 -c "
+import errno, itertools, socket
+sockets = [socket.socket(type=kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
+assert sum(int(line.split()[2]) for line in open('/proc/net/protocols') if line.startswith('ONTIME')) >= 2
+for s, option in itertools.product(sockets, (12, 32, 33, 36)):
+    try:
+        s.setsockopt(socket.SOL_SOCKET, option, 7)
+    except OSError as error:
+        assert error.errno == errno.EPERM, (option, error)
+    else:
+        raise AssertionError(option)" || status=1
     return $status
 }
 

@@ -1,9 +1,14 @@
 //! `ontime device`: the host side of one VM's outsourced sockets (run by ontime-device@VM.service).
 
-use std::path::PathBuf;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ontime_sockets::{Options, config, sandbox};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::paths::Paths;
 use crate::{exit, log};
@@ -43,6 +48,25 @@ pub(crate) fn vm_name(text: &str) -> Result<String, String> {
     } else {
         Err("a VM's name has 1 to 64 characters, no '/', and no '.' first".to_owned())
     }
+}
+
+/// Connects to a socket of a VM's device process. Its directory belongs to the process's user, who could put a link in
+/// the socket's place: to another VM's device process, which takes root for the daemon, or to another program.
+///
+/// # Errors
+/// The kernel's error, or InvalidInput where the file itself is no socket.
+pub(crate) fn connect(path: &Path, flags: SocketFlags) -> io::Result<UnixStream> {
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
+        let what = "a link or another file is in the place of its socket; remove it and restart the device process";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let flags = flags | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file that was looked at.
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
 }
 
 fn user(text: &str) -> Result<(u32, u32), String> {
@@ -85,7 +109,24 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    #[test]
+    fn a_link_in_the_place_of_a_socket_leads_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let [own, link, file] = ["own.sock", "link.sock", "file.sock"].map(|name| dir.path().join(name));
+        let listener = UnixListener::bind(&own).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        std::fs::write(&file, "").unwrap();
+        for path in [&link, &file] {
+            assert_eq!(connect(path, SocketFlags::empty()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+        assert!(listener.accept().is_err(), "nobody has connected");
+        assert!(connect(&own, SocketFlags::empty()).is_ok() && listener.accept().is_ok());
+    }
 
     #[test]
     fn names_stay_in_their_directory() {

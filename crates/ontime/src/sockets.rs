@@ -1,15 +1,15 @@
 //! `ontime sockets`: a VM's outsourced sockets, as `ss` would show them.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ontime_sockets::status::{SocketStatus, Status};
 use ontime_tenants::qmp::Bounded;
+use rustix::net::SocketFlags;
 
-use crate::device::vm_name;
+use crate::device::{connect, vm_name};
 use crate::exit;
 use crate::paths::Paths;
 use crate::table;
@@ -68,7 +68,7 @@ fn show(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
 fn ask(paths: &ontime_sockets::Paths, vm: &str) -> anyhow::Result<Status> {
     let path = paths.status();
     let said = |what: &str| format!("{}: {what}", path.display());
-    let stream = UnixStream::connect(&path).map_err(|error| {
+    let stream = connect(&path, SocketFlags::empty()).map_err(|error| {
         let what = match error.kind() {
             ErrorKind::PermissionDenied => format!("whether a device process serves {vm} cannot be seen; run as root"),
             _ => format!("no device process serves {vm}; start it: systemctl start ontime-device@{vm}"),

@@ -113,15 +113,13 @@ impl Engine {
     }
 
     fn send(&mut self, memory: &Memory, call: &mut Call, socket: &Socket, flags: i32, to: Name) -> Tried {
-        let policy = &self.shared.vm.policy;
         let mut near = socket.near;
         let to = match to {
             Name::None => None,
             Name::Unspec => return Err(Errno(libc::EAFNOSUPPORT)),
             Name::Inet(address) => {
                 near = socket.protocol == Protocol::Udp && name::is_near(address);
-                let allowed = policy.reach(socket.protocol, address);
-                Some(allowed.inspect_err(|_| count(&self.shared.counters.refused_reach))?)
+                Some(self.shared.reach(socket, address)?)
             }
         };
         let to = to.as_ref().map(host::Address::from);

@@ -431,6 +431,7 @@ mod tests {
 
     use super::*;
     use crate::bucket::{BURST, REFILL};
+    use crate::log_lines::count_lines;
 
     const MS: u64 = 1_000_000;
 
@@ -453,6 +454,30 @@ mod tests {
             }
             asked
         })
+    }
+
+    /// A guest may ask again and again, and the reason may be another one each time.
+    #[test]
+    fn refused_bandwidth_is_logged_once_a_minute() {
+        let deadlines = Deadlines::new(None);
+        let ask = |budget: u64| {
+            let refused = deadlines.change(ONTIME_CTL_INC_BW, &[entry(0, budget * MS, 10 * MS)]);
+            assert_eq!(refused, Err(Errno(libc::EBUSY)));
+        };
+        assert_eq!(count_lines(|| (1..9).for_each(ask)), 1, "no daemon");
+        let (own, mut other) = UnixStream::pair().unwrap();
+        deadlines.connect(own).unwrap();
+        let refuses = std::thread::spawn(move || {
+            for line in BufReader::new(other.try_clone().unwrap()).lines() {
+                let one: BandwidthRequest = serde_json::from_str(&line.unwrap()).unwrap();
+                let refused = one.vcpus.first().map(|need| format!("{} ns are too much", need.budget));
+                let answer = BandwidthAnswer { seq: one.seq, refused };
+                writeln!(other, "{}", serde_json::to_string(&answer).unwrap()).unwrap();
+            }
+        });
+        assert_eq!(count_lines(|| (1..9).for_each(ask)), 1, "refused for eight reasons");
+        drop(deadlines);
+        refuses.join().unwrap();
     }
 
     #[test]

@@ -17,11 +17,13 @@ use vm_memory::{
 
 use crate::abi::{DONE_LEN, Errno, ontime_call};
 use crate::config::Vm;
+use crate::control;
 pub use crate::control::holds_icmp_error;
 use crate::control_queue::ControlQueue;
 use crate::deadlines::{BandwidthAnswer, BandwidthRequest, Need};
 use crate::limits::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL};
 use crate::memory::{Buffers, Iovecs, Memory};
+use crate::options;
 pub use crate::options::{Access, Group, access};
 use crate::request::{self, Parts, Request};
 use crate::shared::Shared;
@@ -41,6 +43,20 @@ pub const FREE: u64 = 0x240;
 pub const REGIONS: [(u64, usize); 3] = [(0, 0x4000), (0x4000, 0x4000), (0x1_0000, 0x4000)];
 /// The VM's channels, main included.
 pub const CHANNELS: u32 = 3;
+
+/// What a channel does to the control messages of a guest in the host's own network.
+pub fn leave_interface_to_routes(messages: &mut [u8]) {
+    control::leave_interface_to_routes(messages);
+}
+
+/// What the worker does to the value of an option before the kernel reads it. False: it refuses the value.
+pub fn limit_value(access: Access, value: &mut [u8]) -> bool {
+    match access {
+        Access::Filter(group) => group.limit_sources(value).is_ok(),
+        Access::Stamps => options::limit_stamps(value).is_ok(),
+        _ => true,
+    }
+}
 
 /// A guest's memory that begins with these bytes.
 fn memory(image: &[u8]) -> io::Result<Memory> {

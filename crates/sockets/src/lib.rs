@@ -56,6 +56,8 @@ mod guard_thread;
 mod held;
 mod host;
 mod limits;
+#[cfg(test)]
+mod log_lines;
 mod mail;
 mod memory;
 pub mod name;

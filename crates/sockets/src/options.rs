@@ -137,15 +137,19 @@ pub(crate) fn may_choose_interface(access: Access, value: &[u8], host_network: b
     }
 }
 
-/// Whether a bind to this address leaves the socket's interface to the routes, as it must in the host's own network. The
-/// kernel binds the socket to the interface that the scope id of a link-local address names, for whatever it sends, also
-/// if the bind then fails (`__inet6_bind`). For other addresses it ignores the scope id.
+/// Whether a bind to this address leaves the socket's interface to the routes, as it must in the host's own network.
+/// The kernel binds the socket to the interface that the scope id of a link-local address names, for whatever it sends,
+/// also if the bind then fails (`__inet6_bind`). For other addresses it ignores the scope id.
 pub(crate) fn binds_to_no_interface(address: SocketAddr) -> bool {
-    let SocketAddr::V6(v6) = address else { return true };
+    link_of(address).is_none_or(|scope| i32::try_from(scope).is_ok_and(harmless_interface))
+}
+
+/// The scope id of an address that is one of a link; 0 where it has none. None for other addresses.
+pub(crate) fn link_of(address: SocketAddr) -> Option<u32> {
+    let SocketAddr::V6(v6) = address else { return None };
     // Multicast addresses of an interface (1) or a link (2) have a scope id as well.
     let group = matches!(v6.ip().octets(), [0xff, scope, ..] if matches!(scope & 0xf, 1 | 2));
-    let scoped = group || v6.ip().is_unicast_link_local();
-    !scoped || i32::try_from(v6.scope_id()).is_ok_and(harmless_interface)
+    (group || v6.ip().is_unicast_link_local()).then(|| v6.scope_id())
 }
 
 /// Missing in the libc crate.

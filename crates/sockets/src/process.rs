@@ -395,53 +395,20 @@ fn status(shared: &Shared, patience: Duration) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use tracing::span;
-
     use super::*;
-
-    /// Counts log lines.
-    struct Lines(Arc<AtomicUsize>);
-
-    impl tracing::Subscriber for Lines {
-        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-            true
-        }
-
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-        fn event(&self, _: &tracing::Event<'_>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-
-        fn enter(&self, _: &span::Id) {}
-
-        fn exit(&self, _: &span::Id) {}
-    }
+    use crate::log_lines::count_lines;
 
     #[test]
     fn processes_that_are_refused_do_not_fill_the_log() {
         let shared = Shared::new("db", Vm { channels: 1, ..Vm::default() }, 1, None).unwrap();
-        let lines = Arc::new(AtomicUsize::new(0));
         let (near, _far) = UnixStream::pair().unwrap();
         let own = rustix::process::geteuid().as_raw();
+        let (strict, right) = (Peers::new(Some(own.wrapping_add(1))), Peers::new(Some(own)));
         let mut refusals = Repeats::default();
-        tracing::subscriber::with_default(Lines(lines.clone()), || {
-            let strict = Peers::new(Some(own.wrapping_add(1)));
-            for _ in 0..300 {
-                assert!(!admitted(&shared, 1, &strict, &near, &mut refusals));
-            }
-            assert_eq!(lines.load(Ordering::Relaxed), 1);
-            assert!(admitted(&shared, 1, &Peers::new(Some(own)), &near, &mut refusals));
-        });
-        assert_eq!(lines.load(Ordering::Relaxed), 2, "QEMU's own connection is told all the same");
+        let refuse = || (0..300).for_each(|_| assert!(!admitted(&shared, 1, &strict, &near, &mut refusals)));
+        assert_eq!(count_lines(refuse), 1);
+        let admit = || assert!(admitted(&shared, 1, &right, &near, &mut refusals));
+        assert_eq!(count_lines(admit), 1, "QEMU's own connection is told all the same");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! State that the threads of one VM's device share: the socket table, policy, counters, mail and vCPU words.
 
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,9 @@ use crate::guard::Guard;
 use crate::host;
 use crate::limits::{DATA_MAX, QUEUE_MAX, SEGMENTS_CHANNEL, SEGMENTS_MAIN};
 use crate::mail::Mail;
-use crate::table::Table;
+use crate::options;
+use crate::request::Family;
+use crate::table::{Socket, Table};
 use crate::vring::Vring;
 
 /// How long the control queue waits for a channel's thread to stop using a withdrawn vCPU word. Shorter than the
@@ -84,6 +87,29 @@ impl Shared {
             attention: OnceLock::new(),
             generation,
         })
+    }
+
+    /// The host's address for a connect or a send.
+    ///
+    /// # Errors
+    /// EPERM if no rule allows it, or it would be sent past the routes of the host's own network.
+    pub(crate) fn reach(&self, socket: &Socket, address: SocketAddr) -> Result<SocketAddr, Errno> {
+        let reached = self.vm.policy.reach(socket.protocol, address);
+        let reached =
+            reached.and_then(|to| if self.passes_routes(socket, to) { Err(Errno(libc::EPERM)) } else { Ok(to) });
+        reached.inspect_err(|_| count(&self.counters.refused_reach))
+    }
+
+    /// Whether an earlier connect to an address of a link has bound the socket to the link's interface in the host's
+    /// own network, and this address is none of a link. The kernel binds also if the connect fails, and gives the
+    /// interface up only when a datagram socket's connection is dissolved.
+    fn passes_routes(&self, socket: &Socket, to: SocketAddr) -> bool {
+        let mut interface = [0; 4];
+        self.host_network
+            && socket.family == Family::V6
+            && options::link_of(to).is_none()
+            && host::get_option(socket.fd, libc::SOL_SOCKET, options::SO_BINDTOIFINDEX, &mut interface).is_ok()
+            && !options::harmless_interface(i32::from_ne_bytes(interface))
     }
 
     /// Guest-physical address of a channel's `ontime_vcpu`, 0 for none.
@@ -188,8 +214,37 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::policy::Network;
+    use crate::request::Protocol;
 
     const LONG: Duration = Duration::from_secs(60);
+
+    /// The kernel binds a socket that connects to a link-local address, also if there is no such interface.
+    #[test]
+    fn a_socket_that_is_connected_to_a_link_sends_nowhere_else_in_the_hosts_own_network() {
+        let mut vm = Vm { channels: 1, ..Vm::default() };
+        let networks = [("fe80::", 10), ("2001:db8::", 32)];
+        vm.policy.reach =
+            networks.map(|(address, prefix)| Network::new(address.parse().unwrap(), prefix).unwrap()).into();
+        let [link, other] = ["[fe80::1%2]:9", "[2001:db8::1]:9"].map(|text| text.parse::<SocketAddr>().unwrap());
+        for host_network in [true, false] {
+            let mut shared = Shared::new("a", vm.clone(), 1, None).unwrap();
+            shared.host_network = host_network;
+            let Ok(fd) = host::socket(Family::V6, Protocol::Udp) else {
+                println!("SKIPPED: no IPv6");
+                return;
+            };
+            let index = shared.table.claim(7).unwrap();
+            shared.table.set(index, fd, Family::V6, Protocol::Udp, 0);
+            let socket = shared.table.find(7).unwrap();
+            assert_eq!(shared.reach(&socket, other), Ok(other));
+            let _ = host::connect(fd, &host::Address::from(&shared.reach(&socket, link).unwrap()));
+            assert_eq!(shared.reach(&socket, link), Ok(link));
+            assert_eq!(shared.reach(&socket, other), if host_network { Err(Errno(libc::EPERM)) } else { Ok(other) });
+            host::connect(fd, &host::Address::unspec()).unwrap();
+            assert_eq!(shared.reach(&socket, other), Ok(other), "the connection is dissolved");
+        }
+    }
 
     /// The guest frees a vCPU word when the device answers that it no longer uses it.
     #[test]

@@ -495,13 +495,7 @@ impl Worker {
         let address = match name {
             Name::None => return Err(Errno(libc::EINVAL)),
             Name::Unspec => host::Address::unspec(),
-            Name::Inet(address) => {
-                let policy = &self.shared().vm.policy;
-                let allowed = policy
-                    .reach(socket.protocol, address)
-                    .inspect_err(|_| count(&self.shared().counters.refused_reach))?;
-                host::Address::from(&allowed)
-            }
+            Name::Inet(address) => host::Address::from(&self.shared().reach(socket, address)?),
         };
         // A port that the kernel chose is given up with a datagram socket's connection.
         let gives_up = matches!(name, Name::Unspec) && socket.protocol == Protocol::Udp;
@@ -694,6 +688,7 @@ mod tests {
     use super::*;
     use crate::channel_calls::ChannelCalls;
     use crate::config::Vm;
+    use crate::log_lines::count_lines;
     use crate::mail::ROOM;
     use crate::policy::Ports;
     use crate::wait::{Events, Ring};
@@ -823,6 +818,22 @@ mod tests {
         }
         assert_eq!(bench.worker.bind(&second, local(0)).err(), Some(Errno(libc::EADDRINUSE)));
         assert!(bench.worker.bind(&second, local(port)).is_ok(), "the guest's module has allowed it");
+    }
+
+    #[test]
+    fn refused_calls_are_logged_at_intervals() {
+        let mut bench = Bench::new();
+        let mut refuse = || {
+            for _ in 0..100 {
+                count(&bench.shared.counters.refused_bind);
+                bench.worker.say_refusals();
+            }
+        };
+        assert_eq!(count_lines(&mut refuse), 1);
+        assert_eq!(count_lines(&mut refuse), 0);
+        bench.worker.said = Instant::now().checked_sub(SAY_EVERY);
+        assert_eq!(count_lines(|| bench.worker.say_refusals()), 1, "the others are counted");
+        assert_eq!(count_lines(|| bench.worker.say_refusals()), 0);
     }
 
     /// The kernel binds a socket to the interface of a link-local address also if the host has no such address.

@@ -5,7 +5,9 @@
 //!
 //! A monitor serves one client at a time. So it is asked only if names do not identify the vCPUs, with a short timeout,
 //! and never if libvirt uses it. An answer is kept while its threads live. The socket's path comes from a process of
-//! any user: nothing is sent before the socket is known to belong to that process (`SO_PEERCRED`).
+//! any user, who may name other users' sockets. A connection by root alone has effects there: another VM's monitor
+//! serves nobody else meanwhile, and a device process takes it for the daemon's or for QEMU's. So the file must belong
+//! to the process's user, and nothing is sent before the socket is known to be that process's (`SO_PEERCRED`).
 //!
 //! A monitor may send any descriptors along with its answer. Nobody receives them, so the kernel closes them in the
 //! reading thread, which may wait for the process (`wait_limit`), and not every such wait ends at a signal. So a thread
@@ -18,18 +20,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Deserialize;
 
 use crate::budget::Account;
 use crate::files;
-use crate::proc::printable;
+use crate::proc::{parse_uids, printable};
 use crate::thread::ThreadId;
 use crate::wait_limit::{limit_waits, refuse_descriptors};
 
@@ -126,7 +130,7 @@ impl Monitors {
         let part = self.timeout.checked_div(count).unwrap_or_default();
         let start = Instant::now();
         for socket in sockets {
-            answer = ask(process, account, &absolute(process.pid, socket), part)
+            answer = ask(process, account, Path::new(socket), part)
                 .map(|vcpus| vcpus.into_iter().filter(|(tid, _)| alive.contains(tid)).collect())
                 .map_err(|error| {
                     format!("its QMP monitor {} does not tell them: {error}", printable(socket.as_bytes()))
@@ -142,16 +146,6 @@ impl Monitors {
         asked.insert(process, Asked { account: account.clone(), silent, when, believed, answer: answer.clone() });
         answer
     }
-}
-
-/// The longest path of a socket (`sun_path`, with its terminating zero).
-const PATH_MAX: usize = 107;
-
-/// A path as the process sees it, which may be in a container; the plain path if that would be too long.
-fn absolute(pid: i32, socket: &str) -> PathBuf {
-    let Some(path) = socket.strip_prefix('/') else { return Path::new(&format!("/proc/{pid}/cwd")).join(socket) };
-    let inside = format!("/proc/{pid}/root/{}", path.trim_start_matches('/'));
-    PathBuf::from(if inside.len() <= PATH_MAX { &inside } else { socket })
 }
 
 fn ask(process: ThreadId, account: &Account, path: &Path, timeout: Duration) -> io::Result<VcpuThreads> {
@@ -318,12 +312,39 @@ fn vcpus_in(mut reply: serde_json::Value) -> io::Result<VcpuThreads> {
     Ok(cpus.into_iter().map(|cpu| (cpu.thread_id, cpu.cpu_index)).collect())
 }
 
+/// Finds the socket at a path that a process has named, without connecting to it. The process may be in a container:
+/// links lead nowhere outside of its root directory.
+///
+/// # Errors
+/// The file is no socket, or does not belong to the process's user.
+fn named(pid: i32, path: &Path) -> io::Result<OwnedFd> {
+    let (from, resolve) =
+        if path.is_absolute() { ("root", ResolveFlags::IN_ROOT) } else { ("cwd", ResolveFlags::NO_SYMLINKS) };
+    let place = OFlags::PATH | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(format!("/proc/{pid}/{from}"), place | OFlags::DIRECTORY, Mode::empty())?;
+    let file = rustix::fs::openat2(&directory, path, place, Mode::empty(), resolve)?;
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(io::Error::other("it is no socket"));
+    }
+    let status = files::read_at(CWD, format!("/proc/{pid}/status"))?;
+    let (real, effective) = parse_uids(&status).ok_or(io::ErrorKind::InvalidData)?;
+    if ![real, effective].contains(&stat.st_uid) {
+        let owner = stat.st_uid;
+        return Err(io::Error::other(format!("the socket belongs to user {owner}, and the process to user {real}")));
+    }
+    Ok(file)
+}
+
 /// Connects without waiting and checks which process listens.
 fn connect(pid: i32, path: &Path) -> io::Result<UnixStream> {
+    let file = named(pid, path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // Older kernels cannot.
     let _ = refuse_descriptors(&socket);
+    // The file that was looked at, whatever the path names by now.
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
         Err(rustix::io::Errno::AGAIN) => return Err(io::Error::other("other clients wait to be served already")),
         result => result?,
@@ -365,6 +386,7 @@ impl Read for Bounded<'_> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -648,8 +670,31 @@ mod tests {
     #[test]
     fn a_socket_of_another_process_is_sent_nothing() {
         let (_dir, path) = monitor(&["{\"QMP\":{}}\n"]);
-        let other = ThreadId { pid: me() + 1, tid: 5, start_time: 0 };
+        let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
+        let other = ThreadId { pid: parent, tid: 5, start_time: 0 };
         let error = ask(other, &USER, &path, 100 * WAIT).unwrap_err().to_string();
         assert!(error.contains("another process listens"), "{error}");
+    }
+
+    /// A connection by root is the daemon's to a device process, and the only client of a monitor.
+    #[test]
+    fn no_connection_is_made_to_a_socket_of_another_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, link, file] = ["qmp", "link", "file"].map(|name| dir.path().join(name));
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        std::fs::write(&file, "").unwrap();
+        assert!(connect(me(), &file).unwrap_err().to_string().contains("is no socket"));
+        assert!(connect(me(), &link).is_ok() && listener.accept().is_ok(), "its own");
+        if std::os::unix::fs::chown(&path, Some(rustix::process::geteuid().as_raw() + 1), None).is_err() {
+            println!("SKIPPED: only root can give a file to another user");
+            return;
+        }
+        for path in [path, link] {
+            let error = connect(me(), &path).unwrap_err().to_string();
+            assert!(error.contains("belongs to user"), "{error}");
+        }
+        assert!(listener.accept().is_err(), "nobody has connected");
     }
 }

@@ -244,7 +244,15 @@ pub fn sockets_toml(data: &[u8]) {
 }
 
 fn reaches(vm: &Vm) {
-    let special = [("127.0.0.1", 8), ("169.254.169.254", 16), ("224.0.0.1", 4), ("::1", 128), ("fd00:ec2::254", 128)];
+    let special = [
+        ("127.0.0.1", 8),
+        ("169.254.169.254", 16),
+        ("100.100.100.200", 32),
+        ("224.0.0.1", 4),
+        ("::1", 128),
+        ("fd00:ec2::254", 128),
+        ("64:ff9b::169.254.169.254", 112),
+    ];
     for (address, range) in special.map(|(address, range)| (address.parse::<IpAddr>().unwrap(), range)) {
         let prefix = |network: &String| network.rsplit_once('/').unwrap().1.parse::<u32>().unwrap();
         let named = vm.policy.reach.iter().map(ToString::to_string).any(|network| prefix(&network) >= range);

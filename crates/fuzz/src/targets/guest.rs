@@ -2,7 +2,7 @@
 
 use ontime_sched::ledger::{Budget, NOTHING};
 use ontime_sockets::abi::*;
-use ontime_sockets::fuzzing::{self, Access, Chain, FREE, QUEUE, REGIONS};
+use ontime_sockets::fuzzing::{self, Access, Chain, FREE, Group, QUEUE, REGIONS};
 use ontime_sockets::name::{self, Name};
 use ontime_sockets::request::{self, Request};
 use vm_memory::ByteValued;
@@ -94,16 +94,18 @@ fn bounded(request: &Request) {
 }
 
 /// A call's header, an address, control messages and an option. Input: the header of a call, the lengths of its
-/// buffers, then control messages.
+/// buffers, then control messages or the option's value.
 ///
 /// Property: the parts have the lengths of their buffers; a parsed address is the same after writing and parsing it
-/// again; accepted control messages are a list of complete messages; an option that names a multicast group is long
-/// enough for the group.
+/// again; accepted control messages are a list of complete messages, which name no interface of the host where they may
+/// not; an option that names a multicast group is long enough for the group, and a filter of sources for those that it
+/// asks for; no option concerns a NIC's clock or its stamps of sent packets.
 pub fn call(data: &[u8]) {
     let mut input = Input::new(data);
     let mut words = ontime_call::default();
     words.as_mut_slice().copy_from_slice(&input.bytes::<CALL_LEN>());
     let [readable, writable] = [0; 2].map(|_: u8| usize::from(u16::from_le_bytes(input.bytes())));
+    let rest = input.rest();
     if let Ok(parts) = request::parts(&words, readable, writable, 4096) {
         assert_eq!(parts.data + CALL_LEN + usize::from(words.control_len), readable);
         assert_eq!(parts.room + DONE_LEN + usize::from(words.control_room), writable);
@@ -115,6 +117,7 @@ pub fn call(data: &[u8]) {
             if let Some(Access::Group(group) | Access::Filter(group)) = fuzzing::access(level, name) {
                 assert!((4..=ONTIME_OPTION_MAX as usize).contains(&group.shortest()));
             }
+            fuzzing::access(level, name).into_iter().for_each(|access| limited(access, rest));
         }
     }
     if let Ok(Name::Inet(address)) = name::parse(&words.addr, usize::from(words.addr_len)) {
@@ -123,18 +126,45 @@ pub fn call(data: &[u8]) {
         assert_eq!(name::parse(&bytes, usize::from(len)), Ok(Name::Inet(address)));
         assert_eq!(name::destination(name::destination(address.ip())), name::destination(address.ip()));
     }
-    let control = input.rest();
-    fuzzing::holds_icmp_error(control);
-    if request::send_control(control).is_ok() {
+    fuzzing::holds_icmp_error(rest);
+    if request::send_control(rest).is_ok() {
+        let mut control = rest.to_vec();
         assert!(control.len() <= ONTIME_CONTROL_MAX as usize);
+        fuzzing::leave_interface_to_routes(&mut control);
         // The kernel iterates over them in the same way (`__cmsg_nxthdr`, CMSG_OK).
         let mut at = 0;
         while at < control.len() {
             let length = u64::from_le_bytes(control[at..at + 8].try_into().unwrap()) as usize;
             assert!(length >= 16 && at + length <= control.len());
-            assert!(request::send_control(&control[at..at + length]).is_ok(), "a message alone passes, too");
+            let message = &control[at..at + length];
+            assert!(request::send_control(message).is_ok(), "a message alone passes, too");
+            let number =
+                |at: usize| message.get(at..).and_then(|part| part.first_chunk()).map(|n| i32::from_le_bytes(*n));
+            // Level and type of IP_PKTINFO, IPV6_PKTINFO and IPV6_2292PKTINFO, and where the interface is.
+            let interface = match (number(8), number(12)) {
+                (Some(0), Some(8)) => number(16),
+                (Some(41), Some(50 | 2)) => number(32),
+                _ => None,
+            };
+            assert!(interface.is_none_or(|index| matches!(index, 0 | 1) || index >= 1 << 30), "{message:?}");
             at += length.next_multiple_of(8);
         }
+    }
+}
+
+/// Property: see [`call`].
+fn limited(access: Access, value: &[u8]) {
+    let mut value = value.to_vec();
+    if !fuzzing::limit_value(access, &mut value) {
+        return;
+    }
+    let number = |at: usize| value.get(at..).and_then(|part| part.first_chunk()).map_or(0, |n| u32::from_ne_bytes(*n));
+    match access {
+        Access::Filter(Group::V4First) => assert!(16 + 4 * u64::from(number(12)) <= value.len() as u64),
+        Access::Filter(_) => assert!(144 + 128 * u64::from(number(140)) <= value.len() as u64),
+        // SOF_TIMESTAMPING_TX_HARDWARE and SOF_TIMESTAMPING_BIND_PHC.
+        Access::Stamps => assert_eq!(number(0) & (1 | 1 << 15), 0),
+        _ => {}
     }
 }
 

@@ -26,12 +26,10 @@ use ontime_sched::published::close_elsewhere;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
 use ontime_sockets::deadlines::{AttachedFile, BandwidthAnswer, BandwidthRequest};
 use ontime_tenants::{Repeats, remedy};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
-    recvmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, recvmsg};
 
 use super::events::{Event, Events};
+use crate::device::connect;
 
 /// The most reads of one connection in a round of events. The rest is read in the next round.
 const READS: usize = 4;
@@ -104,7 +102,14 @@ impl Guests {
                 continue;
             }
             // The socket does not exist yet, nobody listens, or its backlog is full: the next pass tries again.
-            let Ok(stream) = connect(&path) else { continue };
+            let stream = match connect(&path, SocketFlags::NONBLOCK) {
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                    log_fault(&mut self.repeats, vm, "its guest gets no bandwidth", &error);
+                    continue;
+                }
+                Err(_) => continue,
+                Ok(stream) => stream,
+            };
             match self.add(vm, stream, |received| events.add(received, Event::Guests)) {
                 Ok(()) => self.repeats.info(&format!("{vm}: its guest may ask for bandwidth")),
                 Err(error) => {
@@ -278,14 +283,6 @@ impl Link {
         }
         Ok(received.bytes)
     }
-}
-
-/// Connects without waiting for the listener to accept.
-fn connect(path: &Path) -> std::io::Result<UnixStream> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(UnixStream::from(socket))
 }
 
 #[cfg(test)]
@@ -512,8 +509,8 @@ mod tests {
         let path = dir.path().join("deadlines.sock");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
-        let first = connect(&path).unwrap();
-        assert_eq!(connect(&path).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let first = connect(&path, SocketFlags::NONBLOCK).unwrap();
+        assert_eq!(connect(&path, SocketFlags::NONBLOCK).unwrap_err().kind(), ErrorKind::WouldBlock);
         let mut byte = [0];
         assert_eq!((&first).read(&mut byte).unwrap_err().kind(), ErrorKind::WouldBlock);
     }
