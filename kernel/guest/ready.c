@@ -16,14 +16,19 @@ static u32 sock_ends(u32 fresh)
 	return fresh & (ONTIME_READY_ERR | ONTIME_READY_HUP | ONTIME_READY_RDHUP);
 }
 
-/* SIGIO, with the reason that Linux gives: sock_def_error_report(), tcp_fin(), sock_def_readable(). */
+/*
+ * SIGIO, with the reasons that Linux gives: sock_def_error_report(), tcp_fin(), sock_def_readable(). The FIN that ends
+ * a connection is told by both of the latter.
+ */
 static void sock_signal(struct socket_wq *wq, u32 news, u32 ends)
 {
-	if (ends & ONTIME_READY_ERR)
+	if (ends & ONTIME_READY_ERR) {
 		sock_wake_async(wq, SOCK_WAKE_IO, POLL_ERR);
-	else if (ends & ONTIME_READY_HUP)
+		return;
+	}
+	if (ends & ONTIME_READY_HUP)
 		sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_HUP);
-	else if (ends || news & ONTIME_READY_IN)
+	if (ends || news & ONTIME_READY_IN)
 		sock_wake_async(wq, SOCK_WAKE_WAITD, POLL_IN);
 }
 
