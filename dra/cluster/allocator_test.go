@@ -171,7 +171,7 @@ func (cluster *cluster) pinnedAllocationsFitPlan(t *testing.T) {
 		state, text := nothingAllocated(), host()
 		for pod := range 1 + random.IntN(20) {
 			name, demand := strconv.Itoa(pod), anyDemand(random, min(3, last))
-			claim := shared(demand)
+			claim := counted(shared(demand), "ontime-shared", 1)
 			onCPUs := random.IntN(2) == 0
 			if onCPUs {
 				claim = pinned(demand)
