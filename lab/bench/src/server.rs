@@ -224,13 +224,13 @@ impl Sockets<'_> {
         Ok(())
     }
 
-    /// The table of `sockets.toml`. The emulated processor is one of AMD.
+    /// The table of `sockets.toml`.
     pub(crate) fn table(&self) -> String {
         let Self { vm, bind, reach, channels, wake } = self;
         let wake = if *wake == Wake::Idle { "idle" } else { "interrupt" };
         format!(
-            "[vm.{vm}]\nbind = [\"{bind}\"]\nreach = [\"{reach}\"]\nchannels = {channels}\nwake = \"{wake}\"\n\
-             doorbell = \"port\"\npriority = 48\n"
+            "[vm.{vm}]\nbind = [\"{bind}\"]\nreach = [\"{reach}\"]\nchannels = {channels}\nwake = \"{wake}\"\npriority \
+             = 48\n"
         )
     }
 }
