@@ -8,8 +8,7 @@
 # faster. $GUEST_KERNEL: another kernel than the lab's guests have, as guest-kernel.sh takes it ("rt 7.2"), or the
 # directory that it printed. $GUEST_TEST: another script to run in the guest, in one run of the VM, with the files of
 # the directory $GUEST_FILES. $GUEST_TEST_KEEP: a directory for what the guest left. $GUEST_MB: its memory (512), and
-# $GUEST_APPEND: words for its kernel's command line, both with `direct`. $DOORBELL: how channels ring (memory, port).
-# It needs root, and the lab's image.
+# $GUEST_APPEND: words for its kernel's command line, both with `direct`. It needs root, and the lab's image.
 set -eu
 ontime=$(realpath "${1:?guest-test.sh ONTIME [MODULES [CHANNELS [WORDS]]]}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -94,8 +93,7 @@ case $words in
 *direct*) direct || status=$? ;;
 *)
     "$ontime-lab" run --timeout "${GUEST_TEST_SECONDS:-7200}" --silence 1200 --out "$work/out" -- \
-        env GUEST_SECONDS="${GUEST_TEST_SECONDS:-7200}" ONE_RUN="$ONE_RUN" DOORBELL="${DOORBELL:-memory}" \
-        sh /lab/outsourced.sh "$channels" "$wake" ||
+        env GUEST_SECONDS="${GUEST_TEST_SECONDS:-7200}" ONE_RUN="$ONE_RUN" sh /lab/outsourced.sh "$channels" "$wake" ||
             status=$?
     ;;
 esac

@@ -15,7 +15,6 @@ reach = ["0.0.0.0/0", "::/0",
 sockets = 600
 channels = $channels
 wake = "${2:-idle}"
-doorbell = "${DOORBELL:-memory}"
 END
 accel=${ACCEL:-kvm}
 memory="memory-backend-memfd,id=ram,size=${GUEST_MB:-512}M,share=on"

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use ontime_sockets::abi::{ONTIME_VIRTIO_ID, ONTIME_VQS_CHANNEL, ONTIME_VQS_MAIN, ontime_config};
-use ontime_sockets::config::{self, Doorbell};
-use serde_json::{Value, json};
+use ontime_sockets::config;
 
 use crate::device::vm_name;
 use crate::exit;
@@ -53,13 +52,13 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
             paths.config_dir.display()
         );
     };
-    let (channels, doorbell) = (vm.channels, vm.doorbell);
+    let channels = vm.channels;
     let device_paths = ontime_sockets::Paths::new(&paths.run_dir, &args.vm);
     if args.replug || args.qmp.is_some() {
         let sockets: Vec<PathBuf> = (0..=channels).map(|channel| device_paths.device(channel)).collect();
         let plugs: Vec<Plug> = (0..=channels)
             .zip(&sockets)
-            .map(|(channel, socket)| Plug { channel, socket, properties: properties(channel, doorbell) })
+            .map(|(channel, socket)| Plug { channel, socket, properties: properties(channel).into() })
             .collect();
         let commands = replug::commands(&plugs);
         if let Some(monitor) = &args.qmp {
@@ -70,33 +69,24 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         std::io::stdout().lock().write_all(lines.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let devices: Vec<[String; 3]> = (0..=channels).map(|channel| device(&device_paths, channel, doorbell)).collect();
+    let devices: Vec<[String; 3]> = (0..=channels).map(|channel| device(&device_paths, channel)).collect();
     let text = if args.libvirt { libvirt(&devices) } else { qemu(&devices, args.memory) };
     std::io::stdout().lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A device's own properties. Only a channel's doorbell is on the path of real-time threads.
-fn properties(channel: u32, doorbell: Doorbell) -> Vec<(&'static str, Value)> {
+/// A device's own properties.
+fn properties(channel: u32) -> [(&'static str, u32); 4] {
     let queues = if channel == 0 { ONTIME_VQS_MAIN } else { ONTIME_VQS_CHANNEL };
-    let mut all = vec![
-        ("virtio-id", json!(ONTIME_VIRTIO_ID)),
-        ("num_vqs", json!(queues)),
-        ("vq_size", json!(QUEUE_SIZE)),
-        ("config_size", json!(size_of::<ontime_config>())),
-    ];
-    if channel > 0 && doorbell == Doorbell::Port {
-        all.push(("modern-pio-notify", json!(true)));
-    }
-    all
+    let config = size_of::<ontime_config>() as u32;
+    [("virtio-id", ONTIME_VIRTIO_ID), ("num_vqs", queues), ("vq_size", QUEUE_SIZE), ("config_size", config)]
 }
 
 /// The values of `-chardev`, of `-device` for a port from which the device can be unplugged, and of `-device` for the
 /// device.
-fn device(paths: &ontime_sockets::Paths, channel: u32, doorbell: Doorbell) -> [String; 3] {
+fn device(paths: &ontime_sockets::Paths, channel: u32) -> [String; 3] {
     let path = paths.device(channel).display().to_string().replace(',', ",,");
-    let properties: String =
-        properties(channel, doorbell).iter().map(|(name, value)| format!(",{name}={value}")).collect();
+    let properties: String = properties(channel).iter().map(|(name, value)| format!(",{name}={value}")).collect();
     [
         format!("socket,id=ontime{channel},path={path}"),
         format!("pcie-root-port,id=ontime-port{channel},chassis={}", CHASSIS + channel),
@@ -139,14 +129,10 @@ mod tests {
     #[test]
     fn each_channel_is_a_device_of_its_own() {
         let paths = ontime_sockets::Paths::new("/run/ontime".as_ref(), "web");
-        let devices = [0, 1].map(|channel| device(&paths, channel, Doorbell::Memory));
+        let devices = [device(&paths, 0), device(&paths, 1)];
         let text = qemu(&devices, 512);
         assert!(text.contains("-chardev socket,id=ontime0,path=/run/ontime/device/web/main.sock"), "{text}");
         assert!(text.contains("chardev=ontime1,virtio-id=38,num_vqs=2,vq_size=256,config_size=64"), "{text}");
-        assert!(!text.contains("pio"), "{text}");
-        let [main, channel] = [0, 1].map(|channel| device(&paths, channel, Doorbell::Port));
-        assert_eq!(main, devices[0], "its doorbell stays");
-        assert_eq!(channel[2], format!("{},modern-pio-notify=true", devices[1][2]));
         let xml =
             format!("<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>{}</domain>", libvirt(&devices));
         let document = roxmltree::Document::parse(&xml).unwrap();

@@ -42,7 +42,7 @@ pub(crate) struct Plug<'a> {
     /// The socket of its device process.
     pub socket: &'a Path,
     /// Its properties other than bus and chardev: those after the driver's name in `-device`.
-    pub properties: Vec<(&'static str, Value)>,
+    pub properties: Vec<(&'static str, u32)>,
 }
 
 /// The commands that replace these devices.
@@ -71,8 +71,8 @@ pub(crate) fn commands(plugs: &[Plug]) -> Vec<Command> {
             ("chardev", chardev),
         ];
         let named = named.into_iter().map(|(name, value)| (name.to_owned(), json!(value)));
-        let others = properties.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
-        all.push(command("device_add", Value::Object(named.chain(others).collect())));
+        let numbers = properties.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
+        all.push(command("device_add", Value::Object(named.chain(numbers).collect())));
     }
     all
 }
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     fn two() -> Vec<Command> {
-        let plug = |channel, socket| Plug { channel, socket, properties: vec![("num_vqs", json!(3 - channel))] };
+        let plug = |channel, socket| Plug { channel, socket, properties: vec![("num_vqs", 3 - channel)] };
         commands(&[plug(0, "/run/main".as_ref()), plug(1, "/run/one".as_ref())])
     }
 

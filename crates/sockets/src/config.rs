@@ -25,18 +25,6 @@ pub enum Wake {
     Interrupt,
 }
 
-/// How the guest rings the doorbells of its channels (`ontime attach`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Doorbell {
-    /// By a write to memory. On AMD hosts KVM decodes the guest's instruction for it.
-    #[default]
-    Memory,
-    /// By a write to an I/O port, which needs no decoding. Each channel's port on the bus then needs a window of 4 KiB
-    /// of the machine's 64 KiB of I/O ports, of which firmware hands out some 8.
-    Port,
-}
-
 /// The configuration of one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vm {
@@ -46,8 +34,6 @@ pub struct Vm {
     pub channels: u32,
     /// How the channels wake their vCPUs.
     pub wake: Wake,
-    /// How the guest rings the channels' doorbells.
-    pub doorbell: Doorbell,
     /// SCHED_FIFO priority of the channels' threads: 1 to 98.
     pub priority: i32,
     /// Whether the guest's deadline tasks may request bandwidth from the host.
@@ -60,8 +46,7 @@ impl Default for Vm {
     /// For a VM that no file names: everything is denied.
     fn default() -> Self {
         let policy = Policy { bind: vec![], reach: vec![], map: vec![], limits: Limits::default() };
-        let (wake, doorbell) = (Wake::Idle, Doorbell::Memory);
-        Self { policy, channels: 0, wake, doorbell, priority: 48, deadlines: false, qemu_user: None }
+        Self { policy, channels: 0, wake: Wake::Idle, priority: 48, deadlines: false, qemu_user: None }
     }
 }
 
@@ -88,8 +73,6 @@ struct Entry {
     channels: Option<Spanned<i64>>,
     #[serde(default)]
     wake: Wake,
-    #[serde(default)]
-    doorbell: Doorbell,
     priority: Option<Spanned<i64>>,
     #[serde(default)]
     deadlines: bool,
@@ -182,7 +165,6 @@ fn check(text: &Text, entry: Entry) -> Result<Vm, ConfigError> {
         policy: Policy { bind, reach, map, limits },
         channels: number(text, entry.channels, "channels", 0..=i64::from(ONTIME_CHANNELS_MAX) - 1, 0)? as u32,
         wake: entry.wake,
-        doorbell: entry.doorbell,
         priority: number(text, entry.priority, "priority", 1..=98, i64::from(default.priority))? as i32,
         deadlines: entry.deadlines,
         qemu_user: entry.qemu_user.map(|user| number_of(text, &user)).transpose()?,
@@ -256,14 +238,13 @@ mod tests {
     #[test]
     fn a_vm_has_what_its_table_says() {
         let text = "[vm.web]\nbind = [\"tcp/80\", \"udp/5060-5070\"]\nreach = [\"192.0.2.0/24\"]\nmap = \
-                    { \"tcp/80\" = 8080 }\nsockets = 7\nchannels = 2\nwake = \"interrupt\"\ndoorbell = \"port\"\n";
+                    { \"tcp/80\" = 8080 }\nsockets = 7\nchannels = 2\nwake = \"interrupt\"\n";
         let vm = read(text, "web").unwrap().unwrap();
         assert_eq!(vm.policy.bind.len(), 2);
         assert_eq!(vm.policy.bind[1], Ports { protocol: Protocol::Udp, first: 5060, last: 5070 });
         assert_eq!(vm.policy.map, [Mapped { protocol: Protocol::Tcp, guest: 80, host: 8080 }]);
         assert_eq!((vm.policy.limits.sockets, vm.policy.limits.backlog), (7, 128));
         assert_eq!((vm.channels, vm.wake, vm.priority), (2, Wake::Interrupt, 48));
-        assert_eq!((vm.doorbell, Vm::default().doorbell), (Doorbell::Port, Doorbell::Memory));
         assert_eq!((vm.qemu_user, vm.policy.limits.memory), (None, None));
         let limited = read("[vm.a]\nsockets = 8\nmemory = 4456448\n", "a").unwrap().unwrap();
         assert_eq!(limited.policy.limits.fixed_buffer(), Some(4_096));
@@ -288,7 +269,6 @@ mod tests {
             // The same port in two notations.
             ("[vm.a]\nmap = { \"tcp/80\" = 1, \"tcp/80-80\" = 2 }", ":2:23:", "mapped twice"),
             ("[vm.a]\nwake = \"never\"", ":2:8:", "`idle`"),
-            ("[vm.a]\ndoorbell = \"bell\"", ":2:12:", "`memory`"),
             ("[vm.a]\nqemu-user = \"nobody here\"", ":2:13:", "not in /etc/passwd"),
         ] {
             let error = read(text, "a").unwrap_err();

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use ontime_hostnet::HostConfig;
 use ontime_sched::{Beyond, SchedConfig};
-use ontime_sockets::config::{self as sockets, Doorbell, Vm, Wake};
+use ontime_sockets::config::{self as sockets, Vm, Wake};
 use ontime_sockets::request::Protocol;
 use ontime_tenants::config::{ConfigError, Text};
 use ontime_tenants::rules::{Namer, Subject};
@@ -280,12 +280,11 @@ fn sockets_text(vms: &[(String, Vm)]) -> String {
             ));
         }
         let wake = if vm.wake == Wake::Idle { "idle" } else { "interrupt" };
-        let doorbell = if vm.doorbell == Doorbell::Memory { "memory" } else { "port" };
         let limits = policy.limits;
         writeln!(
             text,
             "[vm.{}]\nbind = {}\nreach = {}\nmap = {{ {} }}\nsockets = {}\nbacklog = {}\nbuffer = {}\nchannels = {}\n\
-             wake = \"{wake}\"\ndoorbell = \"{doorbell}\"\npriority = {}\ndeadlines = {}",
+             wake = \"{wake}\"\npriority = {}\ndeadlines = {}",
             quoted(name),
             list(&bind),
             list(&reach),
