@@ -34,8 +34,7 @@ trap 'exit 130' INT TERM
 files=$work/out/files image=$work/image
 mkdir -p "$files/bin" "$files/cni" "$image/root/bin"
 cp "$programs/kubelet" "$programs/ontime-dra" "$debian/usr/bin/containerd" "$debian/usr/bin/containerd-shim-runc-v2" \
-    "$debian/usr/bin/ctr" "$files/bin"
-find "$debian/usr" -name runc -type f -exec cp {} "$files/bin" \;
+    "$debian/usr/bin/ctr" "$debian/usr/sbin/runc" "$files/bin"
 for plugin in bridge host-local loopback; do cp "$debian/usr/lib/cni/$plugin" "$files/cni"; done
 
 # The image of the pods' containers and of their pause container, in the format of `docker save`.
