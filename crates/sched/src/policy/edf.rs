@@ -1075,6 +1075,37 @@ impl EdfCpu {
         self.end
     }
 
+    /// The state of each vCPU in a line, for the trace of a test; times in us.
+    #[cfg(test)]
+    pub(crate) fn describe(&self, now: u64) -> String {
+        let us = |ns: u64| if ns == NEVER { "-".to_owned() } else { (ns / 1_000).to_string() };
+        let line = |server: &Server| {
+            let Alarms { count, charged, .. } = server.alarms;
+            let waits = if server.runnable { "runnable" } else { "not runnable" };
+            let overdrawn =
+                if server.is_overdrawn(self.cost.saturating_mul(WINDOW_CHECKS)) { ", overdrawn" } else { "" };
+            format!(
+                "\n    VM {}: {:?}, {:?}, {waits}; ran {}; {:?}, {} left of its window, balance {}, demand {}, \
+                 slack {}; saved {}, unpaid {}{overdrawn}; {count} alarms charged {}",
+                server.index,
+                server.account.place,
+                server.sleep,
+                us(server.ran_for),
+                server.deadlines,
+                us(server.end.saturating_sub(now)),
+                server.account.balance / 1_000,
+                us(server.demand),
+                us(server.slack),
+                us(server.saved),
+                us(server.unpaid),
+                us(charged),
+            )
+        };
+        let vcpus: String = self.servers.iter().map(line).collect();
+        let (spare, pool, cost, late) = (us(self.spare), us(self.pool), us(self.cost), us(self.late));
+        format!("spare {spare}, pool {pool}, mean check {cost}, late {late}{vcpus}")
+    }
+
     /// Adds the present state to the snapshot.
     pub(crate) fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
         into.add_span(now, self.last, self.end, self.calm);
