@@ -351,7 +351,8 @@ impl Server {
                 self.reclaim(signed(demand));
             }
         }
-        self.demand = if self.account.is_used_up() { 0 } else { demand };
+        // What checks took of its share, it gets back while it runs.
+        self.demand = if self.account.is_used_up() { 0 } else { demand.saturating_add(self.alarms.charged) };
     }
 
     /// Takes back what is left of the grant beyond `most`, and saves it as unused time.
@@ -1070,6 +1071,7 @@ impl EdfCpu {
             (server.end, server.regular_end) = (self.end, self.end);
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
+            server.alarms = Alarms::default();
             server.account.move_to(server.index, Place::Planned, threads);
         }
         self.end
@@ -1121,5 +1123,63 @@ impl EdfCpu {
             into.add_segment(Segment { cpu: self.cpu, id: server.account.id, start, end });
             start = end;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Guest, Host, MS, reservations};
+
+    /// A plan whose only vCPU has this share of 20 ms left, and ran for 10 us before each of three checks of 50 us.
+    fn after_checks(share: u64) -> (EdfCpu, Host) {
+        let reservations = reservations(1, 50_000, &[(share, 20 * MS)], false).unwrap();
+        let host = Host::new(1, &reservations, &[Guest::Sleeps]);
+        let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+        let server = &mut plan.servers[0];
+        server.end = 20 * MS;
+        server.account.balance = signed(share);
+        for _ in 0..3 {
+            ran(server, 10_000);
+            server.count_alarm(50_000);
+            server.charge_alarms();
+        }
+        (plan, host)
+    }
+
+    fn ran(server: &mut Server, ns: u64) {
+        server.ran = true;
+        server.account.balance -= signed(ns);
+        server.alarms.ran += ns;
+    }
+
+    #[test]
+    fn what_a_vcpu_gets_back_of_its_checks_is_part_of_its_need() {
+        for share in [400_000, 750_000] {
+            let (mut plan, _) = after_checks(share);
+            let server = &mut plan.servers[0];
+            // Two of the checks were not admitted.
+            assert_eq!((server.alarms.charged, server.account.balance), (70_000, signed(share) - 100_000));
+            server.update_demand(MS);
+            assert_eq!(server.demand, share - 30_000);
+            for need in [share - 60_000, share - 100_000, share - 160_000] {
+                let more = server.demand - need;
+                ran(server, more);
+                server.charge_alarms();
+                server.update_demand(MS);
+                assert_eq!(server.demand, need, "after {more} ns more");
+            }
+        }
+    }
+
+    #[test]
+    fn a_calm_time_gives_no_charge_back() {
+        let (mut plan, mut host) = after_checks(400_000);
+        plan.begin_calm(MS, &mut host);
+        let server = &mut plan.servers[0];
+        let granted = server.account.balance;
+        ran(server, 60_000);
+        server.charge_alarms();
+        assert_eq!(server.account.balance, granted - 60_000);
     }
 }
