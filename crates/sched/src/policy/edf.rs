@@ -910,8 +910,8 @@ impl EdfCpu {
             .extend((0..servers.len()).filter(|at| servers.get(*at).is_some_and(|server| !server.account.ended)));
         by_deadline.sort_unstable_by_key(|at| servers.get(*at).map_or(u64::MAX, |server| server.end));
         // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
-        // then, the present check, and one where each of them has used up its share or its window ends. While the next
-        // check is late, another one may run.
+        // then, the present check, and one where each of them has used up its share or its window ends, also of one
+        // that needs nothing more. While the next check is late, another one may run.
         let (mut wanted, mut rate, mut before) = (cost.saturating_add(late), 0_u64, now);
         for at in by_deadline.iter() {
             let Some(server) = servers.get_mut(*at) else { continue };
@@ -921,7 +921,7 @@ impl EdfCpu {
             // A vCPU that needs nothing more misses nothing.
             let slack = server.end.saturating_sub(now).saturating_sub(wanted);
             server.slack = if server.demand > 0 { slack } else { u64::MAX };
-            wanted = wanted.saturating_add(if server.demand > 0 { cost } else { 0 });
+            wanted = wanted.saturating_add(cost);
         }
         let (mut later, mut same, mut end, mut order) = (0_u64, 0_u64, u64::MAX, u64::MAX);
         for at in by_deadline.iter().rev() {
@@ -1169,6 +1169,21 @@ mod tests {
                 server.update_demand(MS);
                 assert_eq!(server.demand, need, "after {more} ns more");
             }
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_window_takes_a_check_also_if_its_vcpu_needs_nothing_more() {
+        for (demand, cost) in [(0, 50_000), (MS, 50_000), (0, 20_000)] {
+            let reservations = reservations(1, 50_000, &[(2 * MS, 10 * MS), (4 * MS, 20 * MS)], false).unwrap();
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            (plan.servers[0].end, plan.servers[0].demand) = (10 * MS, demand);
+            (plan.servers[1].end, plan.servers[1].demand) = (20 * MS, 4 * MS);
+            plan.sort_by_deadline(0);
+            let free = plan.servers[1].slack;
+            plan.cost = cost;
+            plan.sort_by_deadline(0);
+            assert_eq!(free - plan.servers[1].slack, 2 * cost, "the first one needs {demand} ns");
         }
     }
 
