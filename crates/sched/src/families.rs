@@ -736,9 +736,9 @@ families! {
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
     late_looks: LateLooks, Best, 1, 100;
-    counted: Counted, Best, 1, 600;
-    counted_liars: CountedLiars, Best, 1, 100;
-    counted_sporadic: CountedSporadic, Best, 2, 6_500;
+    counted: Counted, Best, 0, 1;
+    counted_liars: CountedLiars, Best, 0, 1;
+    counted_sporadic: CountedSporadic, Best, 1, 4_000;
     periodic_by_slices: Periodic, Slices, 10, 7_000;
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
