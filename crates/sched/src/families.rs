@@ -26,6 +26,10 @@ const RESERVE: u64 = 50_000;
 /// Jobs are counted after this time, in which tasks publish their first deadlines, and for this long, ns.
 const WARM_UP: u64 = 150 * MS;
 const LENGTH: u64 = 600 * MS;
+/// How many events before a late job its trace shows.
+const TRACED: usize = 600;
+/// How many late sets of a family are listed.
+const LISTED: usize = 60;
 
 /// What is special in the sets of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +69,27 @@ enum Family {
     /// The same as `SporadicAlone`, with longer pauses, and the last VM sleeps: the CPU is often idle.
     Idle,
 }
+
+/// By name, for [`trace_of_a_set`].
+const FAMILIES: [Family; 17] = [
+    Family::Periodic,
+    Family::Harmonic,
+    Family::SporadicAlone,
+    Family::SporadicMixed,
+    Family::Short,
+    Family::Full,
+    Family::Liar,
+    Family::Bursts,
+    Family::SeveralCpus,
+    Family::Migrating,
+    Family::ClockSteps,
+    Family::LateLooks,
+    Family::Counted,
+    Family::CountedLiars,
+    Family::CountedSporadic,
+    Family::SporadicCovered,
+    Family::Idle,
+];
 
 /// Random numbers (splitmix64).
 struct Random(u64);
@@ -186,11 +211,37 @@ impl Vm {
     }
 }
 
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Found {
     jobs: u64,
     late: u64,
     worst: u64,
+}
+
+/// The last events of a set, which are printed when a job is late.
+#[derive(Default)]
+struct Trace {
+    on: bool,
+    events: VecDeque<String>,
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+impl Trace {
+    fn note(&mut self, now: u64, event: impl FnOnce() -> String) {
+        if self.on {
+            self.events.push_back(format!("{:.3} ms: {}", ms(now), event()));
+            if self.events.len() > TRACED {
+                self.events.pop_front();
+            }
+        }
+    }
+
+    fn show(&mut self) {
+        self.events.drain(..).for_each(|event| println!("{event}"));
+    }
 }
 
 struct Host {
@@ -205,6 +256,7 @@ struct Host {
     ahead: u64,
     steps: Option<(u64, u64)>,
     found: Found,
+    trace: Trace,
 }
 
 fn rank(place: Place) -> u8 {
@@ -223,7 +275,9 @@ impl Threads for Host {
 
     fn is_asleep(&mut self, vcpu: usize) -> bool {
         self.calls.states += 1;
-        !self.vms[vcpu].awake
+        let asleep = !self.vms[vcpu].awake;
+        self.trace.note(self.now, || format!("VM {vcpu} is asked: asleep: {asleep}"));
+        asleep
     }
 
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
@@ -241,7 +295,12 @@ impl Threads for Host {
             Some(_) => lie(any % (100 * MS), 100 * MS),
         };
         self.calls.nexts += 1;
-        vm.follow.next(&guest_page::line(vm.paired, &entries), after, ahead.into())
+        let next = vm.follow.next(&guest_page::line(vm.paired, &entries), after, ahead.into());
+        self.trace.note(now, || match next {
+            Some(Next { at, live }) => format!("VM {vcpu} publishes {:.3} ms, live: {live}", ms(at)),
+            None => format!("VM {vcpu} publishes nothing"),
+        });
+        next
     }
 
     fn claimed(&mut self, _vcpu: usize) -> Option<Share> {
@@ -251,6 +310,7 @@ impl Threads for Host {
     fn set_place(&mut self, vcpu: usize, place: Place) -> Option<Counts> {
         self.calls.places += 1;
         self.turns += 1;
+        self.trace.note(self.now, || format!("VM {vcpu} goes to {place:?}"));
         let vm = &mut self.vms[vcpu];
         // As in SCHED_FIFO: a raised thread goes to the tail, a lowered thread to the head.
         vm.turn = if rank(place) < rank(vm.place) { self.turns } else { -self.turns };
@@ -262,18 +322,32 @@ impl Threads for Host {
 impl Host {
     /// A host without steps of its clock. `ahead`: see the field.
     fn new(vms: Vec<Vm>, ahead: u64, random: Random) -> Self {
-        let calls = Calls::default();
-        Self { vms, now: 0, turns: 0, calls, pacing: 0, random, ahead, steps: None, found: Found::default() }
+        Self {
+            vms,
+            now: 0,
+            turns: 0,
+            calls: Calls::default(),
+            pacing: 0,
+            random,
+            ahead,
+            steps: None,
+            found: Found::default(),
+            trace: Trace::default(),
+        }
     }
 
     /// Releases due jobs and wakes VMs. Returns the time of the next such event.
     fn release(&mut self) -> u64 {
         let mut next = u64::MAX;
-        for vm in &mut self.vms {
-            for task in &mut vm.tasks {
+        for (at, vm) in self.vms.iter_mut().enumerate() {
+            for (number, task) in vm.tasks.iter_mut().enumerate() {
                 while task.release <= self.now {
                     task.due = task.release + task.period;
                     task.jobs.push_back((task.due, task.work));
+                    let (due, work, released) = (ms(task.due), task.work / 1_000, ms(task.release));
+                    self.trace.note(self.now, || {
+                        format!("VM {at}: task {number} has a job of {work} us from {released:.3} ms to {due:.3} ms")
+                    });
                     let delay = if task.delay > 0 { self.random.next() % task.delay } else { 0 };
                     task.release = task.due + delay;
                 }
@@ -328,6 +402,14 @@ impl Host {
             }
             vm.task = first;
         }
+        for (at, (vm, before)) in self.vms.iter().zip(before).enumerate() {
+            if vm.cpu != before {
+                self.trace.note(self.now, || match vm.cpu {
+                    Some(cpu) => format!("VM {at} runs on CPU {cpu}"),
+                    None => format!("VM {at} does not run any longer"),
+                });
+            }
+        }
     }
 
     /// Lets time pass up to `until`, at most up to the end of a job.
@@ -336,7 +418,7 @@ impl Host {
         let least = self.vms.iter_mut().filter_map(work).min().unwrap_or(u64::MAX);
         let passed = (until - self.now).min(least);
         self.now += passed;
-        for vm in &mut self.vms {
+        for (at, vm) in self.vms.iter_mut().enumerate() {
             if vm.cpu.is_none() {
                 vm.counts.waited += if vm.awake { passed } else { 0 };
                 continue;
@@ -347,8 +429,13 @@ impl Host {
             if task.jobs[0].1 == 0 {
                 let (due, _) = task.jobs.pop_front().unwrap();
                 self.found.jobs += 1;
-                judge(&mut self.found, self.now, due);
+                let late = judge(&mut self.found, self.now, due);
                 vm.publish();
+                let how = if late { "too late" } else { "in time" };
+                self.trace.note(self.now, || format!("VM {at}: a job is done {how}, due at {:.3} ms", ms(due)));
+                if late && self.now >= WARM_UP {
+                    self.trace.show();
+                }
             }
         }
     }
@@ -367,6 +454,10 @@ impl Host {
                     self.calls = Calls::default();
                     let at = schedule.step(cpu, self.now, self);
                     assert!(at > self.now, "a check follows at once");
+                    let took = self.calls.cost();
+                    self.trace.note(self.now, || {
+                        format!("check of {took} ns, again {:.3} ms; {}", ms(at), schedule.describe(cpu, self.now))
+                    });
                     due[cpu] = at.saturating_add(if late > 0 { self.random.next() % late } else { 0 });
                     let cost = if counted { self.calls.cost() } else { 0 };
                     schedule.record_cost(cpu, cost);
@@ -385,16 +476,20 @@ impl Host {
         }
         for vm in &self.vms {
             for (due, _) in vm.tasks.iter().flat_map(|task| &task.jobs).filter(|(due, _)| *due < self.now) {
-                judge(&mut self.found, self.now, *due);
+                if judge(&mut self.found, self.now, *due) {
+                    self.trace.show();
+                }
             }
         }
     }
 }
 
-fn judge(found: &mut Found, at: u64, due: u64) {
+/// Counts a job that ends at a time. True if it is late.
+fn judge(found: &mut Found, at: u64, due: u64) -> bool {
     let late = at.saturating_sub(due);
     found.late += u64::from(late > 1_000);
     found.worst = found.worst.max(late);
+    late > 1_000
 }
 
 /// A set's tasks by VM, and the part of a CPU that the last VM has, in thousandths. None if they leave no room.
@@ -483,13 +578,14 @@ fn covering(set: &[Task]) -> Option<(u64, u64)> {
     Some((low, period))
 }
 
-/// Runs the set of this number. None if it is not admitted.
-fn run(family: Family, planning: Planning, seed: u64) -> Option<Found> {
+/// Runs the set of this number, and prints what happened before each late job if it is `traced`. None if the set is not
+/// admitted.
+fn run(family: Family, planning: Planning, seed: u64, traced: bool) -> Option<Found> {
     let mut random = Random(seed.wrapping_mul(0x1234_5677).wrapping_add(family as u64));
     let several = matches!(family, Family::SeveralCpus | Family::Migrating);
     let cpus = if several { random.range(2, 3) } else { 1 };
     let (sets, rest) = draw(family, cpus, &mut random)?;
-    simulate(family, planning, cpus, sets, rest, random)
+    simulate(family, planning, cpus, sets, rest, random, traced)
 }
 
 /// Runs VMs with these sets of tasks, and one more that has `rest` thousandths of a CPU. None if they are not admitted.
@@ -500,6 +596,7 @@ fn simulate(
     sets: Vec<Vec<Task>>,
     rest: u64,
     mut random: Random,
+    traced: bool,
 ) -> Option<Found> {
     let counted = matches!(family, Family::Counted | Family::CountedLiars | Family::CountedSporadic);
     // Each vCPU reserves the sum of its tasks in the shortest of their periods, or what covers sporadic ones.
@@ -563,7 +660,8 @@ fn simulate(
     });
     let vms: Vec<Vm> = vms.collect();
     let steps = (family == Family::ClockSteps).then_some((200 * MS, 0));
-    let mut host = Host { steps, ..Host::new(vms, start, random) };
+    let trace = Trace { on: traced, ..Trace::default() };
+    let mut host = Host { steps, trace, ..Host::new(vms, start, random) };
     let mut schedule = Schedule::new(&reservations, planning, 0, |_| Arc::default());
     schedule.begin(0, &mut host);
     let late = if family == Family::LateLooks { 300_000 } else { 0 };
@@ -575,13 +673,14 @@ fn simulate(
 /// `worst` us.
 fn check(family: Family, planning: Planning, count: u64, most: u64, worst: u64) {
     let (mut sets, mut late_sets, mut all) = (0, 0, Found::default());
-    let mut example = None;
+    let (mut example, mut late_seeds) = (None, Vec::new());
     for seed in 0.. {
-        let Some(found) = run(family, planning, seed) else { continue };
+        let Some(found) = run(family, planning, seed, false) else { continue };
         sets += 1;
         late_sets += u64::from(found.late > 0);
-        if found.late > 0 && found.worst > all.worst {
-            example = Some(seed);
+        if found.late > 0 {
+            late_seeds.push(seed);
+            example = if found.worst > all.worst { Some(seed) } else { example };
         }
         all.jobs += found.jobs;
         all.late += found.late;
@@ -599,6 +698,8 @@ fn check(family: Family, planning: Planning, count: u64, most: u64, worst: u64) 
         all.worst / 1_000
     );
     println!("figures: {told}");
+    late_seeds.truncate(LISTED);
+    println!("late sets: {late_seeds:?}");
     assert!(all.jobs > 20 * count, "{told}");
     assert!(late_sets <= (most * sets).div_ceil(1_000) && all.worst <= worst * 1_000, "{told}");
 }
@@ -635,15 +736,29 @@ families! {
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
     late_looks: LateLooks, Best, 1, 100;
-    counted: Counted, Best, 1, 600;
-    counted_liars: CountedLiars, Best, 1, 100;
-    counted_sporadic: CountedSporadic, Best, 2, 6_500;
+    counted: Counted, Best, 0, 1;
+    counted_liars: CountedLiars, Best, 0, 1;
+    counted_sporadic: CountedSporadic, Best, 1, 4_000;
     periodic_by_slices: Periodic, Slices, 10, 7_000;
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
     migrating: Migrating, Best, 30, 5_000;
     sporadic_covered: SporadicCovered, Best, 0, 1;
     idle: Idle, Best, 0, 1;
+}
+
+/// What happened before each late job of a set. `FAMILY` and `SET` name it, as the figures of the test above do;
+/// `PLAN=Slices` runs it by slices. A trace changes nothing.
+#[test]
+#[ignore = "shows one set, for a search"]
+fn trace_of_a_set() {
+    let asked = |name: &str, usual: &str| std::env::var(name).unwrap_or_else(|_| usual.to_owned());
+    let (name, set) = (asked("FAMILY", "Counted"), asked("SET", "7655").parse().unwrap());
+    let family = FAMILIES.into_iter().find(|family| format!("{family:?}") == name).unwrap();
+    let planning = if asked("PLAN", "Best") == "Slices" { Planning::Slices } else { Planning::Best };
+    let found = run(family, planning, set, true).unwrap();
+    println!("{family:?}, {planning:?}, set {set}: {found:?}");
+    assert_eq!(Some(found), run(family, planning, set, false));
 }
 
 /// In each of two VMs jobs of two tasks come at random times, one of them much longer than the other.
@@ -662,7 +777,8 @@ fn sporadic_jobs_beside_longer_ones_are_in_time_where_their_vcpu_reserves_more()
         let scale = seed % 3 + 1;
         let first = vec![task(500 * scale, 5 * scale), task(20_000, 100)];
         let second = vec![task(1_000 * scale, 10 * scale), task(10_000, 100)];
-        let found = simulate(Family::SporadicCovered, Planning::Best, 1, vec![first, second], 100, random).unwrap();
+        let sets = vec![first, second];
+        let found = simulate(Family::SporadicCovered, Planning::Best, 1, sets, 100, random, false).unwrap();
         assert!(found.jobs > 20 && found.late == 0, "{seed}: {found:?}");
     }
 }

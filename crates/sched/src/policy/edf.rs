@@ -78,6 +78,9 @@ const COST_FACTOR: u64 = 4;
 /// take at most a seventeenth of the CPU, about the default reserve. Where little slack is left they would otherwise
 /// leave still less.
 const ORDER_COST_FACTOR: u64 = 16;
+/// While a planned vCPU runs, they take half of that: they change something only if it sleeps before it has used its
+/// share, and what it leaves then is time for the others.
+const RUNS_COST_FACTOR: u64 = 32;
 /// A vCPU that did not run is taken to sleep if no vCPU ran for more than this time, ns, and for more than a part of
 /// the time since the last check. Interrupts may have taken less.
 const IDLE_MIN: u64 = 20_000;
@@ -351,7 +354,8 @@ impl Server {
                 self.reclaim(signed(demand));
             }
         }
-        self.demand = if self.account.is_used_up() { 0 } else { demand };
+        // What checks took of its share, it gets back while it runs.
+        self.demand = if self.account.is_used_up() { 0 } else { demand.saturating_add(self.alarms.charged) };
     }
 
     /// Takes back what is left of the grant beyond `most`, and saves it as unused time.
@@ -909,8 +913,8 @@ impl EdfCpu {
             .extend((0..servers.len()).filter(|at| servers.get(*at).is_some_and(|server| !server.account.ended)));
         by_deadline.sort_unstable_by_key(|at| servers.get(*at).map_or(u64::MAX, |server| server.end));
         // CPU time needed up to the deadline of each vCPU: what all up to it may still need, and their grants until
-        // then, the present check, and one where each of them has used up its share or its window ends. While the next
-        // check is late, another one may run.
+        // then, the present check, and one where each of them has used up its share or its window ends, also of one
+        // that needs nothing more. While the next check is late, another one may run.
         let (mut wanted, mut rate, mut before) = (cost.saturating_add(late), 0_u64, now);
         for at in by_deadline.iter() {
             let Some(server) = servers.get_mut(*at) else { continue };
@@ -920,7 +924,7 @@ impl EdfCpu {
             // A vCPU that needs nothing more misses nothing.
             let slack = server.end.saturating_sub(now).saturating_sub(wanted);
             server.slack = if server.demand > 0 { slack } else { u64::MAX };
-            wanted = wanted.saturating_add(if server.demand > 0 { cost } else { 0 });
+            wanted = wanted.saturating_add(cost);
         }
         let (mut later, mut same, mut end, mut order) = (0_u64, 0_u64, u64::MAX, u64::MAX);
         for at in by_deadline.iter().rev() {
@@ -1053,7 +1057,9 @@ impl EdfCpu {
         };
         let entitled = present().filter(|server| server.account.place != Place::Beyond);
         let first = entitled.map(|server| (delay(server), server.index, server.runnable)).min();
-        let order = holds.max(doubt_delay_min);
+        let runs = present().any(|server| server.ran && server.runnable && server.account.place == Place::Planned);
+        let least = if runs { self.cost.saturating_mul(RUNS_COST_FACTOR) } else { 0 };
+        let order = holds.max(doubt_delay_min).max(least);
         let (soonest, index, runnable) = first.unwrap_or((order, 0, false));
         let due = now.saturating_add(soonest.min(order)).min(self.end);
         self.alarm = (runnable && soonest < order && due < self.end).then_some((index, due));
@@ -1070,9 +1076,41 @@ impl EdfCpu {
             (server.end, server.regular_end) = (self.end, self.end);
             server.granted = server.account.share(self.calm_length);
             server.account.balance = signed(server.granted);
+            server.alarms = Alarms::default();
             server.account.move_to(server.index, Place::Planned, threads);
         }
         self.end
+    }
+
+    /// The state of each vCPU in a line, for the trace of a test; times in us.
+    #[cfg(test)]
+    pub(crate) fn describe(&self, now: u64) -> String {
+        let us = |ns: u64| if ns == NEVER { "-".to_owned() } else { (ns / 1_000).to_string() };
+        let line = |server: &Server| {
+            let Alarms { count, charged, .. } = server.alarms;
+            let waits = if server.runnable { "runnable" } else { "not runnable" };
+            let overdrawn =
+                if server.is_overdrawn(self.cost.saturating_mul(WINDOW_CHECKS)) { ", overdrawn" } else { "" };
+            format!(
+                "\n    VM {}: {:?}, {:?}, {waits}; ran {}; {:?}, {} left of its window, balance {}, demand {}, \
+                 slack {}; saved {}, unpaid {}{overdrawn}; {count} alarms charged {}",
+                server.index,
+                server.account.place,
+                server.sleep,
+                us(server.ran_for),
+                server.deadlines,
+                us(server.end.saturating_sub(now)),
+                server.account.balance / 1_000,
+                us(server.demand),
+                us(server.slack),
+                us(server.saved),
+                us(server.unpaid),
+                us(charged),
+            )
+        };
+        let vcpus: String = self.servers.iter().map(line).collect();
+        let (spare, pool, cost, late) = (us(self.spare), us(self.pool), us(self.cost), us(self.late));
+        format!("spare {spare}, pool {pool}, mean check {cost}, late {late}{vcpus}")
     }
 
     /// Adds the present state to the snapshot.
@@ -1090,5 +1128,98 @@ impl EdfCpu {
             into.add_segment(Segment { cpu: self.cpu, id: server.account.id, start, end });
             start = end;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Guest, Host, MS, reservations};
+
+    /// A plan whose only vCPU has this share of 20 ms left, and ran for 10 us before each of three checks of 50 us.
+    fn after_checks(share: u64) -> (EdfCpu, Host) {
+        let reservations = reservations(1, 50_000, &[(share, 20 * MS)], false).unwrap();
+        let host = Host::new(1, &reservations, &[Guest::Sleeps]);
+        let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+        let server = &mut plan.servers[0];
+        server.end = 20 * MS;
+        server.account.balance = signed(share);
+        for _ in 0..3 {
+            ran(server, 10_000);
+            server.count_alarm(50_000);
+            server.charge_alarms();
+        }
+        (plan, host)
+    }
+
+    fn ran(server: &mut Server, ns: u64) {
+        server.ran = true;
+        server.account.balance -= signed(ns);
+        server.alarms.ran += ns;
+    }
+
+    #[test]
+    fn what_a_vcpu_gets_back_of_its_checks_is_part_of_its_need() {
+        for share in [400_000, 750_000] {
+            let (mut plan, _) = after_checks(share);
+            let server = &mut plan.servers[0];
+            // Two of the checks were not admitted.
+            assert_eq!((server.alarms.charged, server.account.balance), (70_000, signed(share) - 100_000));
+            server.update_demand(MS);
+            assert_eq!(server.demand, share - 30_000);
+            for need in [share - 60_000, share - 100_000, share - 160_000] {
+                let more = server.demand - need;
+                ran(server, more);
+                server.charge_alarms();
+                server.update_demand(MS);
+                assert_eq!(server.demand, need, "after {more} ns more");
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_window_takes_a_check_also_if_its_vcpu_needs_nothing_more() {
+        for (demand, cost) in [(0, 50_000), (MS, 50_000), (0, 20_000)] {
+            let reservations = reservations(1, 50_000, &[(2 * MS, 10 * MS), (4 * MS, 20 * MS)], false).unwrap();
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            (plan.servers[0].end, plan.servers[0].demand) = (10 * MS, demand);
+            (plan.servers[1].end, plan.servers[1].demand) = (20 * MS, 4 * MS);
+            plan.sort_by_deadline(0);
+            let free = plan.servers[1].slack;
+            plan.cost = cost;
+            plan.sort_by_deadline(0);
+            assert_eq!(free - plan.servers[1].slack, 2 * cost, "the first one needs {demand} ns");
+        }
+    }
+
+    /// Two vCPUs are planned, whose order is not certain. The first one runs, or none did.
+    #[test]
+    fn checks_of_the_order_are_rare_while_a_planned_vcpu_runs() {
+        let check = |cost: u64, runs: bool| {
+            let reservations = reservations(1, 50_000, &[(8 * MS, 20 * MS), (4 * MS, 20 * MS)], false).unwrap();
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            (plan.cost, plan.end) = (cost, 20 * MS);
+            for (server, balance) in plan.servers.iter_mut().zip([8 * MS, 4 * MS]) {
+                (server.account.balance, server.demand) = (signed(balance), balance);
+                (server.planned, server.account.place) = (true, Place::Planned);
+            }
+            plan.servers[0].ran = runs;
+            plan.servers[0].ran_for = if runs { MS } else { 0 };
+            plan.next_check(0, 0)
+        };
+        for cost in [20_000, 40_000] {
+            assert_eq!((check(cost, true), check(cost, false)), (32 * cost, 16 * cost));
+        }
+    }
+
+    #[test]
+    fn a_calm_time_gives_no_charge_back() {
+        let (mut plan, mut host) = after_checks(400_000);
+        plan.begin_calm(MS, &mut host);
+        let server = &mut plan.servers[0];
+        let granted = server.account.balance;
+        ran(server, 60_000);
+        server.charge_alarms();
+        assert_eq!(server.account.balance, granted - 60_000);
     }
 }

@@ -131,6 +131,15 @@ impl Schedule {
         }
     }
 
+    /// The state of a CPU's plan, for the trace of a test.
+    #[cfg(test)]
+    pub(crate) fn describe(&self, cpu: usize, now: u64) -> String {
+        match self {
+            Self::Slices(slices) => format!("{slices:?}"),
+            Self::Edf(cpus) => cpus.iter().filter(|one| one.is_on(cpu)).map(|one| one.describe(now)).collect(),
+        }
+    }
+
     /// Adds the present state to the snapshot, as far as its lists have room.
     pub(crate) fn write_snapshot(&self, now: u64, into: &mut Snapshot) {
         match self {
