@@ -418,16 +418,8 @@ fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCod
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
     use crate::schema;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        output: Output,
-    }
 
     fn report(experiment: &str) -> Report {
         Report {
@@ -454,10 +446,9 @@ mod tests {
         let older = report("rt-server").to_json().unwrap().replace("\"schema_version\": ", "\"schema_version\": 9");
         fs::write(at("old"), older).unwrap();
         fs::write(at("text"), "no JSON").unwrap();
-        let parse = |words: &[&str]| Line::try_parse_from(["bench"].iter().chain(words));
-        let line = parse(&["--baseline", &at("good")]).unwrap();
-        assert_eq!(line.output.baseline.unwrap().experiment, "rt-server");
-        assert_eq!(line.output.tolerance, "5".parse().unwrap());
+        let output: Output = options_of(&["--baseline", &at("good")]).unwrap();
+        assert_eq!(output.baseline.unwrap().experiment, "rt-server");
+        assert_eq!(output.tolerance, "5".parse().unwrap());
         for (words, said) in [
             (vec!["--baseline".to_owned(), at("none")], "No such file"),
             (vec!["--baseline".to_owned(), at("text")], "docs/results/bench.schema.json"),
@@ -466,7 +457,7 @@ mod tests {
             (vec!["--baseline".to_owned(), at("good"), "--tolerance=-3".to_owned()], "0 to 1000"),
         ] {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let error = parse(&words).unwrap_err().to_string();
+            let error = options_of::<Output>(&words).unwrap_err().to_string();
             assert!(error.contains(said), "{words:?}: {error}");
         }
         let matches = <Output as clap::Args>::augment_args(clap::Command::new("bench"))
