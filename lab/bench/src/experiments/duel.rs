@@ -319,21 +319,14 @@ impl Experiment for Duel {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::experiments::options_of;
 
     fn options(words: &[&str]) -> Result<Options, String> {
         // A file that is there, in place of cyclictest.
-        let words = ["duel", "--cyclictest", "/bin/sh"].iter().chain(words);
-        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-        line.options.checked().map_err(|error| error.to_string())
+        let words = [&["--cyclictest", "/bin/sh"][..], words].concat();
+        let options: Options = options_of(&words).map_err(|error| error.to_string())?;
+        options.checked().map_err(|error| error.to_string())
     }
 
     #[test]

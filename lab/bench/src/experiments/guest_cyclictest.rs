@@ -394,9 +394,8 @@ impl Experiment for GuestCyclictest {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
+    use crate::experiments::options_of;
 
     const JSON: &str = r#"{ "file_version": 1, "rt_test_version": "2.80", "num_threads": 1, "resolution_in_ns": 0,
         "thread": { "0": { "histogram": { "3": 812, "41": 186 }, "cycles": 1000, "min": 3, "max": 61234, "avg": 4.61,
@@ -466,12 +465,6 @@ mod tests {
         assert_eq!(answer(127, "", "no such library"), "RTA stock-busy 127 no such library  end\n");
     }
 
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
-
     #[test]
     fn a_missing_cyclictest_and_other_methods_are_told_before_anything_is_measured() {
         for (words, said) in [
@@ -479,8 +472,7 @@ mod tests {
             (vec!["--method", "vanilla"], "not one of stock, static-rt"),
             (vec!["--load", "tcp"], "not one of busy, none"),
         ] {
-            let line = Line::try_parse_from(["guest-cyclictest"].iter().chain(&words)).unwrap();
-            let error = execute(&line.options).unwrap_err().to_string();
+            let error = execute(&options_of::<Options>(&words).unwrap()).unwrap_err().to_string();
             assert!(error.contains(said), "{words:?}: {error}");
         }
     }

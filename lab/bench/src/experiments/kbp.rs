@@ -523,19 +523,14 @@ mod tests {
 
     #[test]
     fn hours_stand_alone() {
-        #[derive(Debug, clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            kbp: Options,
-        }
-        let read = |line: &str| <Line as clap::Parser>::try_parse_from(line.split(' '));
-        assert_eq!(read("kbp --hours 0.01 --rate 500").unwrap().kbp.hours, Some(0.01));
-        assert_eq!(read("kbp --requests 10").unwrap().kbp.hours, None);
+        let read = |line: &str| crate::experiments::options_of::<Options>(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(read("--hours 0.01 --rate 500").unwrap().hours, Some(0.01));
+        assert_eq!(read("--requests 10").unwrap().hours, None);
         for wrong in ["0", "-1", "nan", "inf", "1001", "a"] {
-            assert!(read(&format!("kbp --hours={wrong}")).is_err(), "{wrong}");
+            assert!(read(&format!("--hours={wrong}")).is_err(), "{wrong}");
         }
         for other in ["--requests", "--frames-each", "--trials"] {
-            assert!(read(&format!("kbp --hours 1 {other} 5")).is_err(), "{other}");
+            assert!(read(&format!("--hours 1 {other} 5")).is_err(), "{other}");
         }
     }
 }

@@ -193,6 +193,13 @@ pub(crate) fn chosen(what: &str, asked: &[String], all: &[&str]) -> anyhow::Resu
     Ok(if asked.is_empty() { all.iter().map(|&name| name.to_owned()).collect() } else { asked.to_vec() })
 }
 
+/// The options that a command line without the program's name gives.
+#[cfg(test)]
+pub(crate) fn options_of<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error> {
+    let command = T::augment_args(clap::Command::new("bench").no_binary_name(true));
+    T::from_arg_matches(&command.try_get_matches_from(words)?)
+}
+
 /// Prints a progress message.
 pub(crate) fn print_progress(line: &str) {
     tell(line);
@@ -429,16 +436,8 @@ fn write_files(report: &Report, output: &Output) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
     use crate::schema;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        output: Output,
-    }
 
     fn report(experiment: &str) -> Report {
         Report {
@@ -479,10 +478,9 @@ mod tests {
         let older = report("rt-server").to_json().unwrap().replace("\"schema_version\": ", "\"schema_version\": 9");
         fs::write(at("old"), older).unwrap();
         fs::write(at("text"), "no JSON").unwrap();
-        let parse = |words: &[&str]| Line::try_parse_from(["bench"].iter().chain(words));
-        let line = parse(&["--baseline", &at("good")]).unwrap();
-        assert_eq!(line.output.baseline.unwrap().experiment, "rt-server");
-        assert_eq!(line.output.tolerance, "5".parse().unwrap());
+        let output: Output = options_of(&["--baseline", &at("good")]).unwrap();
+        assert_eq!(output.baseline.unwrap().experiment, "rt-server");
+        assert_eq!(output.tolerance, "5".parse().unwrap());
         for (words, said) in [
             (vec!["--baseline".to_owned(), at("none")], "No such file"),
             (vec!["--baseline".to_owned(), at("text")], "docs/results/bench.schema.json"),
@@ -491,7 +489,7 @@ mod tests {
             (vec!["--baseline".to_owned(), at("good"), "--tolerance=-3".to_owned()], "0 to 1000"),
         ] {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let error = parse(&words).unwrap_err().to_string();
+            let error = options_of::<Output>(&words).unwrap_err().to_string();
             assert!(error.contains(said), "{words:?}: {error}");
         }
         let matches = <Output as clap::Args>::augment_args(clap::Command::new("bench"))
@@ -520,23 +518,16 @@ mod tests {
         assert_eq!(left, ["daemon.log", "partitioned.applied"]);
     }
 
-    #[derive(Debug, Parser)]
-    struct HostLine {
-        #[command(flatten)]
-        host: Emulated,
-    }
-
     #[test]
     fn a_machine_that_cannot_be_is_told_with_what_can() {
         let check = |words: &[&str]| {
-            let line = HostLine::try_parse_from(["bench"].iter().chain(words)).map_err(|error| error.to_string())?;
-            line.host.machine().check().map_err(|error| error.to_string())
+            let host: Emulated = options_of(words).map_err(|error| error.to_string())?;
+            host.machine().check().map_err(|error| error.to_string())
         };
         for words in [&[][..], &["--cpus", "8"], &["--cpus", "7", "--client-cpu"], &["--clock", "real"]] {
             assert_eq!(check(words), Ok(()), "{words:?}");
         }
-        let words =
-            |words: &[&str]| HostLine::try_parse_from(["bench"].iter().chain(words)).unwrap().host.cpus_in_words();
+        let words = |words: &[&str]| options_of::<Emulated>(words).unwrap().cpus_in_words();
         assert_eq!([words(&[]), words(&["--cpus", "4", "--client-cpu"])], ["one CPU", "4 CPUs"]);
         for (words, said) in [
             (&["--cpus", "0"][..], "0 is not in 1..=8"),

@@ -152,19 +152,12 @@ impl Experiment for Path {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        path: Options,
-    }
+    use crate::experiments::options_of;
 
     fn methods_of(words: &[&str]) -> Result<Vec<String>, String> {
-        let line = Line::try_parse_from(["path"].iter().chain(words)).map_err(|error| error.to_string())?;
-        methods(&line.path).map_err(|error| error.to_string())
+        let options: Options = options_of(words).map_err(|error| error.to_string())?;
+        methods(&options).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -275,19 +275,12 @@ impl Experiment for RtVms {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::experiments::options_of;
 
     fn options(words: &[&str]) -> Result<Options, String> {
-        let line = Line::try_parse_from(["rt-vms"].iter().chain(words)).map_err(|error| error.to_string())?;
-        line.options.checked().map_err(|error| error.to_string())
+        let options: Options = options_of(words).map_err(|error| error.to_string())?;
+        options.checked().map_err(|error| error.to_string())
     }
 
     #[test]
