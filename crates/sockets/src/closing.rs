@@ -204,13 +204,13 @@ mod tests {
         }
     }
 
-    /// The state, the timer's kind and its time left, s, of the kernel's entry for this local port (/proc/net/tcp).
-    fn entry(port: u16) -> Option<(u8, u8, f64)> {
+    /// The state, the timer's kind and its time left, s, of the kernel's entry for a connection with these ports
+    /// (/proc/net/tcp). Connections to other servers may have the same local port.
+    fn entry(near: u16, far: u16) -> Option<(u8, u8, f64)> {
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-        let line = table.lines().find(|line| {
-            line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&format!(":{port:04X}")))
-        })?;
-        let fields: Vec<_> = line.split_whitespace().collect();
+        let ports = [near, far].map(|port| format!(":{port:04X}"));
+        let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let fields = lines.find(|fields| fields[1].ends_with(&ports[0]) && fields[2].ends_with(&ports[1]))?;
         let (kind, ticks) = fields[5].split_once(':').unwrap();
         let hexadecimal = |text| u32::from_str_radix(text, 16).unwrap();
         // SAFETY: no memory is passed.
@@ -227,7 +227,7 @@ mod tests {
             let server = TcpListener::bind("127.0.0.1:0").unwrap();
             let near = TcpStream::connect(server.local_addr().unwrap()).unwrap();
             let _far = server.accept().unwrap().0;
-            let port = near.local_addr().unwrap().port();
+            let ports = [near.local_addr(), near.peer_addr()].map(|address| address.unwrap().port());
             let fd = near.into_raw_fd();
             host::set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, &i32::to_ne_bytes(linger2)).unwrap();
             host::shutdown(fd, libc::SHUT_RDWR).unwrap();
@@ -236,7 +236,7 @@ mod tests {
             }
             end(fd);
             // A short wait may be over.
-            if let Some((state, timer, left)) = entry(port) {
+            if let Some((state, timer, left)) = entry(ports[0], ports[1]) {
                 assert_eq!((state, timer), (tcp::FIN_WAIT2, WITHOUT_A_SOCKET), "TCP_LINGER2 {linger2}");
                 assert!(left <= longest, "TCP_LINGER2 {linger2}: {left} s are left");
             }
