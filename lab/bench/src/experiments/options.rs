@@ -461,7 +461,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
         for option in ["--json", "--csv", "--html", "--rtla"] {
-            let parse = |path: &str| Line::try_parse_from(["bench", option, path]).map_err(|error| error.to_string());
+            let parse = |path: &str| options_of::<Output>(&[option, path]).map_err(|error| error.to_string());
             for good in ["report", &at("report")] {
                 parse(good).unwrap();
             }
