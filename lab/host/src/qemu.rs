@@ -154,6 +154,12 @@ impl Machine {
         self.clock == Clock::Virtual && !self.client_cpu
     }
 
+    /// Whether the host's time stands still while no command of the agent runs: if the clients are inside. Clients
+    /// outside send while none runs.
+    pub(crate) fn time_stops(&self) -> bool {
+        self.client_cpu
+    }
+
     fn command_line(&self) -> String {
         let mut words = vec![
             "console=ttyS0".to_owned(),
@@ -222,7 +228,8 @@ impl Machine {
         // machine with a shell has no connection.
         let wait = if self.console == Console::Log { "on" } else { "off" };
         line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait={wait}", at("agent.sock")));
-        line.option("-device", "virtserialport,chardev=agent,name=ontime.agent");
+        let stops = if self.time_stops() { ",stops=on" } else { "" };
+        line.option("-device", &format!("virtserialport,chardev=agent,name=ontime.agent{stops}"));
         line.option("-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock")));
         for (nic, tap, number, bytes) in [("rt", RT_TAP, 1, self.captured_bytes), ("bulk", BULK_TAP, 2, HEADERS)] {
             let hub = |id: &str| format!("hubport,id={id},hubid={number}");
