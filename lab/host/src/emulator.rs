@@ -38,6 +38,7 @@ const BUILD: &[(&str, &str)] = &[
         include_str!("emulator/patches/0007-virtio-before-the-cpu-continues.patch"),
     ),
     ("patches/0008-serial-port-stops.patch", include_str!("emulator/patches/0008-serial-port-stops.patch")),
+    ("patches/0009-icount-log.patch", include_str!("emulator/patches/0009-icount-log.patch")),
     ("version", include_str!("emulator/version")),
 ];
 

@@ -12,6 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use crate::agent::outside::Connection;
 use crate::agent::{Reply, Request, Stream};
 use crate::error::{LabError, file, tail};
+use crate::events::EVENTS;
 use crate::images::{Images, OVERLAY};
 use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
@@ -121,7 +122,7 @@ impl Lab {
 
     /// Boots once. A lab removes its initrd when it ends, so each boot writes its own.
     fn boot(machine: &Machine, images: &Images, dir: &Path, programs: &Programs) -> Result<Self, LabError> {
-        for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap"] {
+        for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap", EVENTS] {
             // A file of an earlier run in the same directory must not be mistaken for a file of this run.
             let _ = fs::remove_file(dir.join(old));
         }

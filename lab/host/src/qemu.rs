@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::emulator::{CPU, TURN};
 use crate::error::LabError;
+use crate::events::{EVENTS, Turns};
 use crate::images::Images;
 use crate::kernel::Kernel;
 use crate::network::{BULK_TAP, RT_TAP};
@@ -94,6 +95,9 @@ pub struct Machine {
     /// Number of the host's last CPUs that its kernel isolates (`isolcpus`), as it does the clients' CPU. One CPU is
     /// never isolated.
     pub isolated_cpus: u8,
+    /// Whether the emulator logs what enters the CPUs, in `events.log`, and the turns that it logs
+    /// ([`crate::events`]). For CPUs that take turns.
+    pub events: Option<Turns>,
 }
 
 /// Bytes of a frame that contain its headers.
@@ -117,6 +121,7 @@ impl Machine {
             release_us: RELEASE_US,
             client_cpu: false,
             isolated_cpus: 0,
+            events: None,
         }
     }
 
@@ -134,6 +139,10 @@ impl Machine {
         if !(least..=most).contains(&self.cpus) {
             let beside = if self.client_cpu { ", beside the clients' own" } else { "" };
             return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs{beside}", self.cpus)));
+        }
+        if self.events.is_some() && !self.takes_turns() {
+            let said = "--events: several CPUs on the virtual clock have this log; add --cpus 2 or --client-cpu";
+            return Err(LabError::Machine(said.into()));
         }
         Ok(())
     }
@@ -212,7 +221,11 @@ impl Machine {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
                 let turn = if self.takes_turns() { format!(",turn={TURN}") } else { String::new() };
-                line.option("-icount", &format!("shift={},sleep=off{turn}", self.icount_shift));
+                // The emulator takes two commas for one of the path.
+                let log = self.events.map_or_else(String::new, |Turns { from, to }| {
+                    format!(",log={},log-from={from},log-to={to}", at(EVENTS).replace(',', ",,"))
+                });
+                line.option("-icount", &format!("shift={},sleep=off{turn}{log}", self.icount_shift));
                 line.option("-seed", SEED).option("-rtc", DATE)
             }
             Clock::Real => line.option("-accel", "tcg,thread=multi"),
@@ -347,6 +360,23 @@ mod tests {
         assert!(exact.contains("-seed 1 -rtc base=2026-01-01,clock=vm"), "{exact}");
         assert!(!real.contains("-seed") && !real.contains("-rtc"), "{real}");
         assert!(exact.contains("agent.sock,server=on,wait=on"), "{exact}");
+    }
+
+    #[test]
+    fn events_are_logged_where_cpus_take_turns_and_on_request() {
+        let mut machine = Machine { cpus: 2, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        let icount = |machine: &Machine| {
+            let line = machine.arguments(&Images::at("/i"), Path::new("/d,e"), Path::new("/d/initrd"));
+            line.into_iter().skip_while(|word| word != "-icount").nth(1).unwrap()
+        };
+        assert_eq!(icount(&machine), format!("shift=2,sleep=off,turn={TURN}"));
+        machine.events = Some(Turns { from: 5, to: 9 });
+        assert!(machine.check().is_ok());
+        assert_eq!(icount(&machine), format!("shift=2,sleep=off,turn={TURN},log=/d,,e/events.log,log-from=5,log-to=9"));
+        machine.cpus = 1;
+        assert!(machine.check().unwrap_err().to_string().contains("--events"));
+        let real = Machine { cpus: 2, events: machine.events, ..Machine::new(Clock::Real, Kernel::Rt72) };
+        assert!(real.check().unwrap_err().to_string().contains("--events"));
     }
 
     #[test]
