@@ -135,12 +135,22 @@ fn flowing(host: &mut Host, capture: &Path, kind: Kind, (vm, address): (&str, &s
         }
         // A server that has not yet noticed the end of the previous test is busy: try again.
         if flow.has_ended(host)? {
-            thread::sleep(Duration::from_millis(500));
+            pause(host, Duration::from_millis(500))?;
             flow = Flow::start(host, kind, address)?;
         }
-        thread::sleep(Duration::from_millis(50));
+        pause(host, Duration::from_millis(50))?;
     }
     Ok(flow)
+}
+
+/// Lets time pass: that of the senders. If they are in the emulated machine, its time stands still while no command
+/// runs in it.
+fn pause(host: &mut Host, time: Duration) -> Result<(), MeasureError> {
+    if host.has_client_cpu() {
+        return host.ask(&format!("sleep {}", time.as_secs_f64())).map(drop);
+    }
+    thread::sleep(time);
+    Ok(())
 }
 
 impl Drop for Flood {

@@ -33,6 +33,12 @@ const BUILD: &[(&str, &str)] = &[
     ("patches/0004-e1000e-interrupt-once.patch", include_str!("emulator/patches/0004-e1000e-interrupt-once.patch")),
     ("patches/0005-e1000e-moderation.patch", include_str!("emulator/patches/0005-e1000e-moderation.patch")),
     ("patches/0006-icount-turns.patch", include_str!("emulator/patches/0006-icount-turns.patch")),
+    (
+        "patches/0007-virtio-before-the-cpu-continues.patch",
+        include_str!("emulator/patches/0007-virtio-before-the-cpu-continues.patch"),
+    ),
+    ("patches/0008-serial-port-stops.patch", include_str!("emulator/patches/0008-serial-port-stops.patch")),
+    ("patches/0009-icount-log.patch", include_str!("emulator/patches/0009-icount-log.patch")),
     ("version", include_str!("emulator/version")),
 ];
 

@@ -13,6 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use crate::agent::outside::Connection;
 use crate::agent::{Reply, Request, Stream};
 use crate::error::{LabError, file, tail};
+use crate::events::EVENTS;
 use crate::images::{Images, OVERLAY};
 use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
@@ -38,6 +39,9 @@ const STATE: &str = "echo up $(cut -d' ' -f1 /proc/uptime) s; format=tid,cls,rtp
 
 /// Limit of real time for the answer to [`STATE`].
 const STATE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Limit of real time for the end of a command that was killed.
+const KILLED: Duration = Duration::from_secs(10);
 
 /// The result of a command in the emulated host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +89,8 @@ pub struct Lab {
     connection: Option<Connection>,
     clock: Clock,
     takes_turns: bool,
+    /// Whether the host's time stands still while no command runs.
+    time_stops: bool,
     /// The interval at which arrivals at the RT NIC are released, us; none if they are not held back.
     release_us: Option<u32>,
     silence: Duration,
@@ -117,7 +123,7 @@ impl Lab {
 
     /// Boots once. A lab removes its initrd when it ends, so each boot writes its own.
     fn boot(machine: &Machine, images: &Images, dir: &Path, programs: &Programs) -> Result<Self, LabError> {
-        for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap"] {
+        for old in ["agent.sock", "qmp.sock", "console.log", "rt.pcap", "bulk.pcap", EVENTS] {
             // A file of an earlier run in the same directory must not be mistaken for a file of this run.
             let _ = fs::remove_file(dir.join(old));
         }
@@ -143,6 +149,7 @@ impl Lab {
             connection: None,
             clock: machine.clock,
             takes_turns: machine.takes_turns(),
+            time_stops: machine.time_stops(),
             release_us: machine.releases_arrivals().then_some(machine.release_us),
             silence: Duration::from_secs(machine.silence_seconds),
             next: 0,
@@ -220,6 +227,8 @@ impl Lab {
             None => {
                 let state = self.state();
                 self.send(&Request::Kill { id })?;
+                // Its end must not be taken for that of a later command.
+                let _ = self.follow(id, KILLED, &mut |_, _| {});
                 Err(LabError::Timeout { command: argv.join(" "), seconds: limit.as_secs(), state })
             }
         }
@@ -249,7 +258,7 @@ impl Lab {
                     let bytes = STANDARD.decode(bytes).map_err(|error| LabError::Protocol(error.to_string()))?;
                     sink(stream, &bytes);
                 }
-                Some(Reply::Exit { id: of, status }) if of == id => return Ok(Some(status)),
+                Some(Reply::Exit { id: of, status, .. }) if of == id => return Ok(Some(status)),
                 _ => {}
             }
             if Instant::now() > end {
@@ -356,7 +365,7 @@ impl Lab {
         let socket = self.dir.join("agent.sock");
         let start = Instant::now();
         loop {
-            match Connection::open(&socket) {
+            match Connection::open(&socket, self.time_stops) {
                 Ok(connection) => break self.connection = Some(connection),
                 Err(error) if start.elapsed() > Duration::from_secs(20) => return Err(error),
                 Err(_) => thread::sleep(Duration::from_millis(50)),

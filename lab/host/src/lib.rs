@@ -11,7 +11,7 @@
 //! - [`isolate`] puts the whole lab into separate namespaces, so that nothing stays behind.
 //! - [`network`] makes the taps and addresses of the clients' side; [`qemu`] builds the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
-//! - [`InstructionLog`] makes the emulator log every instruction.
+//! - [`InstructionLog`] makes the emulator log every instruction; [`events`] finds where two runs part.
 //!
 //! Clocks: [`Clock::Virtual`] counts instructions (4 ns each by default) and gives the same results on any machine; its
 //! CPUs take turns. [`Clock::Real`] is this machine's time, with several CPUs in parallel and noise.
@@ -20,6 +20,7 @@ pub mod agent;
 pub mod cache;
 mod emulator;
 mod error;
+pub mod events;
 pub mod images;
 pub mod isolate;
 mod kernel;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::emulator::{CPU, TURN};
 use crate::error::LabError;
+use crate::events::{EVENTS, Turns};
 use crate::images::Images;
 use crate::kernel::Kernel;
 use crate::network::{BULK_TAP, RT_TAP};
@@ -94,6 +95,9 @@ pub struct Machine {
     /// Number of the host's last CPUs that its kernel isolates (`isolcpus`), as it does the clients' CPU. One CPU is
     /// never isolated.
     pub isolated_cpus: u8,
+    /// Whether the emulator logs what enters the CPUs, in `events.log`, and the turns that it logs
+    /// ([`crate::events`]). For CPUs that take turns.
+    pub events: Option<Turns>,
 }
 
 /// Bytes of a frame that contain its headers.
@@ -117,6 +121,7 @@ impl Machine {
             release_us: RELEASE_US,
             client_cpu: false,
             isolated_cpus: 0,
+            events: None,
         }
     }
 
@@ -135,6 +140,10 @@ impl Machine {
             let beside = if self.client_cpu { ", beside the clients' own" } else { "" };
             return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs{beside}", self.cpus)));
         }
+        if self.events.is_some() && !self.takes_turns() {
+            let said = "--events: several CPUs on the virtual clock have this log; add --cpus 2 or --client-cpu";
+            return Err(LabError::Machine(said.into()));
+        }
         Ok(())
     }
 
@@ -152,6 +161,12 @@ impl Machine {
     /// and the clock is virtual.
     pub(crate) fn releases_arrivals(&self) -> bool {
         self.clock == Clock::Virtual && !self.client_cpu
+    }
+
+    /// Whether the host's time stands still while no command of the agent runs: if the clients are inside. Clients
+    /// outside send while none runs.
+    pub(crate) fn time_stops(&self) -> bool {
+        self.client_cpu
     }
 
     fn command_line(&self) -> String {
@@ -206,7 +221,11 @@ impl Machine {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
                 let turn = if self.takes_turns() { format!(",turn={TURN}") } else { String::new() };
-                line.option("-icount", &format!("shift={},sleep=off{turn}", self.icount_shift));
+                // The emulator takes two commas for one of the path.
+                let log = self.events.map_or_else(String::new, |Turns { from, to }| {
+                    format!(",log={},log-from={from},log-to={to}", at(EVENTS).replace(',', ",,"))
+                });
+                line.option("-icount", &format!("shift={},sleep=off{turn}{log}", self.icount_shift));
                 line.option("-seed", SEED).option("-rtc", DATE)
             }
             Clock::Real => line.option("-accel", "tcg,thread=multi"),
@@ -222,7 +241,8 @@ impl Machine {
         // machine with a shell has no connection.
         let wait = if self.console == Console::Log { "on" } else { "off" };
         line.option("-chardev", &format!("socket,id=agent,path={},server=on,wait={wait}", at("agent.sock")));
-        line.option("-device", "virtserialport,chardev=agent,name=ontime.agent");
+        let stops = if self.time_stops() { ",stops=on" } else { "" };
+        line.option("-device", &format!("virtserialport,chardev=agent,name=ontime.agent{stops}"));
         line.option("-qmp", &format!("unix:{},server=on,wait=off", at("qmp.sock")));
         for (nic, tap, number, bytes) in [("rt", RT_TAP, 1, self.captured_bytes), ("bulk", BULK_TAP, 2, HEADERS)] {
             let hub = |id: &str| format!("hubport,id={id},hubid={number}");
@@ -340,6 +360,23 @@ mod tests {
         assert!(exact.contains("-seed 1 -rtc base=2026-01-01,clock=vm"), "{exact}");
         assert!(!real.contains("-seed") && !real.contains("-rtc"), "{real}");
         assert!(exact.contains("agent.sock,server=on,wait=on"), "{exact}");
+    }
+
+    #[test]
+    fn events_are_logged_where_cpus_take_turns_and_on_request() {
+        let mut machine = Machine { cpus: 2, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        let icount = |machine: &Machine| {
+            let line = machine.arguments(&Images::at("/i"), Path::new("/d,e"), Path::new("/d/initrd"));
+            line.into_iter().skip_while(|word| word != "-icount").nth(1).unwrap()
+        };
+        assert_eq!(icount(&machine), format!("shift=2,sleep=off,turn={TURN}"));
+        machine.events = Some(Turns { from: 5, to: 9 });
+        assert!(machine.check().is_ok());
+        assert_eq!(icount(&machine), format!("shift=2,sleep=off,turn={TURN},log=/d,,e/events.log,log-from=5,log-to=9"));
+        machine.cpus = 1;
+        assert!(machine.check().unwrap_err().to_string().contains("--events"));
+        let real = Machine { cpus: 2, events: machine.events, ..Machine::new(Clock::Real, Kernel::Rt72) };
+        assert!(real.check().unwrap_err().to_string().contains("--events"));
     }
 
     #[test]

@@ -11,6 +11,8 @@ pub(crate) struct Host {
     pub(crate) cpus: Option<u8>,
     /// Whether the clients' side is inside, on a CPU of its own (`lab-client`).
     pub(crate) client_cpu: bool,
+    /// Whether the emulator logs what enters the CPUs.
+    pub(crate) events: bool,
     /// Time of an instruction on the virtual clock, ns.
     pub(crate) instruction: u8,
     /// Whether `/lab/ontime_napi.ko` is there.
@@ -35,6 +37,7 @@ pub(crate) const HOST: Host = Host {
     clock: Clock::Virtual,
     cpus: None,
     client_cpu: false,
+    events: false,
     instruction: 4,
     host_module: false,
     guest_module: false,
@@ -71,6 +74,7 @@ impl Host {
         let given = named.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten();
         let switches = [
             ("--client-cpu", self.client_cpu),
+            ("--events", self.events),
             ("--host-module", self.host_module),
             ("--guest-module", self.guest_module),
         ];

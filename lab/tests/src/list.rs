@@ -3,9 +3,9 @@
 use ontime_lab::Kernel;
 
 use crate::cases::{
-    builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, device, host_poll, hotplug, laboratory,
-    levels, lockdown, napi_wait, napi_weight, path, pending, podman, qdiscs, reservations, tenants, trace, traffic,
-    vmm,
+    builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, determinism, device, host_poll,
+    hotplug, laboratory, levels, lockdown, napi_wait, napi_weight, path, pending, podman, qdiscs, reservations,
+    tenants, trace, traffic, vmm,
 };
 use crate::emulated::{HOST, Host};
 use crate::test::{TEST, Test};
@@ -164,6 +164,13 @@ pub(crate) const BY_NAME: &[Test] = &[
         name: "clients_have_a_cpu_of_the_hosts_time",
         inside: Some(clients::clients),
         host: Host { client_cpu: true, ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "a_run_repeats_exactly",
+        inside: Some(determinism::repeat),
+        host: Host { client_cpu: true, events: true, ..HOST },
+        outside: determinism::a_run_repeats_exactly,
         ..TEST
     },
     Test {

@@ -223,14 +223,20 @@ impl Outside {
 
     /// Runs the test's inner half in this emulated host.
     pub(crate) fn inside_of(&self, host: &Host) -> Result<()> {
+        self.inside_in(host, &self.dir)
+    }
+
+    /// The same with its files in `dir`.
+    pub(crate) fn inside_in(&self, host: &Host, dir: &Path) -> Result<()> {
         ensure!(self.has_inside, "{} has nothing to run in the emulated host", self.name);
-        let files = self.files()?;
+        let files = dir.join("files");
+        fs::create_dir_all(&files).with_context(|| format!("making {}", files.display()))?;
         copy(&self.tools.tree.join("packaging/libvirt/hooks/qemu.d/ontime"), &files.join("hook"))?;
         // The clients' side may be a program of the test (`Test::programs`).
         copy(&self.tools.own, &files.join(PROGRAM))?;
         // From /lab each page of the program would be a call to the emulator.
         let script = format!("cp /lab/{PROGRAM} /run/ && exec /run/{PROGRAM} inside {}", self.name);
-        let mut command = self.lab_run(host, Some(&self.dir), &["env"]);
+        let mut command = self.lab_run(host, Some(dir), &["env"]);
         let ended = self.run(command.args(host.variables()).args(["sh", "-c", &script]))?;
         ensure!(ended.status == 0, "in the emulated host it ended with {}", ended.status);
         Ok(())

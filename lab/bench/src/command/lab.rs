@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use ontime_cli::{Exit, usage};
 use ontime_lab::agent::Stream;
+use ontime_lab::events::{self, Turns};
 use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST, HOST};
 use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
@@ -35,6 +36,14 @@ pub(crate) enum Command {
         /// Also build and test the emulator of several CPUs on the virtual clock, which `--cpus` does otherwise
         #[arg(long)]
         several_cpus: bool,
+    },
+    /// Find the first event in which two runs differ that were made with `--events` (1: they differ, or the logs are
+    /// not whole)
+    Events {
+        /// events.log in the directory of a run (`--out`)
+        first: PathBuf,
+        /// That of the other run
+        second: PathBuf,
     },
     /// Run the lab's commands (started by the emulated host)
     #[command(hide = true)]
@@ -72,6 +81,10 @@ pub(crate) struct MachineArgs {
     /// A word for the kernel's command line (may be repeated)
     #[arg(long = "append", value_name = "WORD")]
     kernel_arguments: Vec<String>,
+    /// Log what enters the CPUs to events.log in the directory of `--out` (several CPUs on the virtual clock), which
+    /// `ontime-lab events` compares. FROM-TO, ns: also each turn of a CPU that ends between these times
+    #[arg(long, value_name = "FROM-TO", num_args = 0..=1, require_equals = true, default_missing_value = "0-0")]
+    events: Option<Turns>,
     /// Directory for the command's files (`/lab` inside), console log and captures (default: removed at the end)
     #[arg(long)]
     out: Option<PathBuf>,
@@ -108,7 +121,7 @@ pub(crate) struct Run {
 }
 
 /// Options that a scenario's file decides on.
-const SET_BY_SCENARIO: [&str; 12] = [
+const SET_BY_SCENARIO: [&str; 13] = [
     "clock",
     "cpus",
     "client_cpu",
@@ -116,6 +129,7 @@ const SET_BY_SCENARIO: [&str; 12] = [
     "kernel",
     "memory",
     "kernel_arguments",
+    "events",
     "timeout",
     "host_module",
     "guest_module",
@@ -160,6 +174,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
             order.carry_out()?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Events { first, second } => compare_events(first, second),
         Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.machine().check()?;
@@ -180,6 +195,20 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
             shell(host, &images, &isolate::enter().map_err(unsupported)?)
         }
     }
+}
+
+/// Prints what two logs of events have in common.
+fn compare_events(first: &Path, second: &Path) -> anyhow::Result<ExitCode> {
+    let events::Comparison { same, complete, difference } = events::compare(first, second)?;
+    match difference {
+        None if complete => {
+            println!("all {same} events are the same");
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => println!("the same {same} events, but both logs end before the host was switched off: run it again"),
+        Some(difference) => println!("{same} events are the same, the next one is not\n{difference}"),
+    }
+    Ok(ExitCode::FAILURE)
 }
 
 /// The lab's images, built first if they are missing, with progress on standard error. `turns`: with the emulator for
@@ -219,6 +248,7 @@ fn machine(host: &MachineArgs, console: Console) -> Machine {
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
     machine.kernel_arguments.clone_from(&host.kernel_arguments);
+    machine.events = host.events;
     machine.console = console;
     machine
 }
@@ -342,10 +372,26 @@ mod tests {
             &["--append", "quiet", "a.toml"],
             &["--kernel", "7.2", "a.toml"],
             &["--timeout", "9", "a.toml"],
+            &["--events", "a.toml"],
             &[],
         ] {
             assert!(read(words).is_err(), "{words:?}");
         }
+    }
+
+    #[test]
+    fn events_are_logged_with_the_turns_that_are_asked_for_or_none() {
+        let read = |words: &[&str]| {
+            let line = ["ontime-lab", "run"].iter().chain(words).chain(&["--", "true"]);
+            Line::try_parse_from(line).map(|line| match line.command {
+                Command::Run(run) => run.machine().events,
+                _ => None,
+            })
+        };
+        assert_eq!(read(&[]).unwrap(), None);
+        assert_eq!(read(&["--events"]).unwrap(), Some(Turns::default()));
+        assert_eq!(read(&["--events=5-9", "--cpus", "2"]).unwrap(), Some(Turns { from: 5, to: 9 }));
+        assert!(read(&["--events=9-5"]).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -22,7 +23,20 @@ use crate::error::{LabError, file};
 /// Nice value of the agent.
 const AHEAD: i32 = -20;
 
-type Port = Arc<Mutex<File>>;
+/// The port's writing side.
+struct Outlet {
+    file: Mutex<File>,
+    /// Number of commands whose end was not told yet.
+    running: AtomicUsize,
+}
+
+impl Outlet {
+    fn new(file: File) -> Self {
+        Self { file: Mutex::new(file), running: AtomicUsize::new(0) }
+    }
+}
+
+type Port = Arc<Outlet>;
 type Groups = Arc<Mutex<HashMap<u64, rustix::process::Pid>>>;
 
 /// Serves the lab until it requests power-off or closes the connection.
@@ -36,11 +50,11 @@ pub fn serve() -> Result<(), LabError> {
     let _ = rustix::process::setpriority_process(None, AHEAD);
     let port = OpenOptions::new().read(true).write(true).open(&path).map_err(file("open", &path))?;
     let reader = BufReader::new(port.try_clone().map_err(file("open", &path))?);
-    let port: Port = Arc::new(Mutex::new(port));
+    let port: Port = Arc::new(Outlet::new(port));
     let groups = Groups::default();
     let system = rustix::system::uname();
     let kernel = format!("{} {}", system.release().to_string_lossy(), system.version().to_string_lossy());
-    send(&port, &Reply::Ready { kernel });
+    send(&port, &Reply::Ready { kernel, idle: true });
     let beating = Arc::clone(&port);
     thread::spawn(move || {
         loop {
@@ -79,8 +93,9 @@ fn find_port() -> Result<PathBuf, LabError> {
 }
 
 fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<(String, String)>, ahead: bool) {
+    port.running.fetch_add(1, Ordering::Relaxed);
     let Some((program, arguments)) = argv.split_first() else {
-        return send(port, &Reply::Exit { id, status: 127 });
+        return send_end(port, id, 127);
     };
     let mut command = Command::new(program);
     command.args(arguments).envs(environment).process_group(0);
@@ -91,7 +106,7 @@ fn run(port: &Port, groups: &Groups, id: u64, argv: &[String], environment: Vec<
         Err(error) => {
             let text = format!("{program}: {error}\n");
             send(port, &Reply::Output { id, stream: Stream::Err, bytes: STANDARD.encode(text) });
-            return send(port, &Reply::Exit { id, status: 127 });
+            return send_end(port, id, 127);
         }
     };
     groups.lock().unwrap_or_else(PoisonError::into_inner).insert(id, rustix::process::Pid::from_child(&child));
@@ -126,7 +141,7 @@ fn follow(port: &Port, groups: &Groups, id: u64, mut child: Child) {
         // The channel never carries a message: its end shows that everything was passed on.
         let _ = whole.recv();
     }
-    send(port, &Reply::Exit { id, status });
+    send_end(port, id, status);
 }
 
 /// Passes on one of a command's outputs. The returned channel is closed after all output up to the command's end has
@@ -185,10 +200,23 @@ fn has_ended(ended: &rustix::io::Result<OwnedFd>, pipe: &impl AsFd) -> bool {
 }
 
 fn send(port: &Port, reply: &Reply) {
+    write(&mut port.file.lock().unwrap_or_else(PoisonError::into_inner), reply);
+}
+
+/// Sends a command's end. The count is read under the port's lock: no message comes after one with which the machine's
+/// time may stop.
+fn send_end(port: &Port, id: u64, status: i32) {
+    let mut file = port.file.lock().unwrap_or_else(PoisonError::into_inner);
+    let idle = port.running.fetch_sub(1, Ordering::Relaxed) == 1;
+    write(&mut file, &Reply::Exit { id, status, idle });
+}
+
+/// Writes a message at once, because the emulator takes what one call writes for one message.
+fn write(file: &mut File, reply: &Reply) {
     let Ok(mut line) = serde_json::to_vec(reply) else { return };
     line.push(b'\n');
-    // The lab outside has gone, and is about to end the host.
-    let _ = port.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line);
+    // A failure means that the lab outside has gone, and is about to end the host.
+    let _ = file.write_all(&line);
 }
 
 #[cfg(test)]
@@ -200,8 +228,8 @@ mod tests {
     #[test]
     fn all_that_a_command_wrote_comes_before_its_end_though_its_pipe_stays_open_and_nobody_reads_for_long() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let port: Port = Arc::new(Mutex::new(file.reopen().unwrap()));
-        let busy = port.lock().unwrap();
+        let port: Port = Arc::new(Outlet::new(file.reopen().unwrap()));
+        let busy = port.file.lock().unwrap();
         let argv = ["sh", "-c", "sleep 60 & head -c 60000 /dev/zero; echo $! >&2; exit 3"].map(str::to_owned);
         run(&port, &Groups::default(), 7, &argv, Vec::new(), false);
         // Meanwhile the command, whose output fits into the pipe, ends. The sleep is longer than any possible wait for
@@ -217,7 +245,7 @@ mod tests {
             }
             thread::sleep(Duration::from_millis(10));
         };
-        let Some((Reply::Exit { id: 7, status: 3 }, before)) = replies.split_last() else {
+        let Some((Reply::Exit { id: 7, status: 3, idle: true }, before)) = replies.split_last() else {
             panic!("the last is not the end");
         };
         for reply in before {
@@ -236,13 +264,52 @@ mod tests {
         )
         .unwrap();
     }
+
+    #[test]
+    fn the_last_of_several_commands_alone_says_that_none_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, gate) = (dir.path().join("port"), dir.path().join("gate"));
+        let port: Port = Arc::new(Outlet::new(File::create(&path).unwrap()));
+        let groups = Groups::default();
+        let start = |id, words: &[&str]| {
+            let argv: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+            run(&port, &groups, id, &argv, Vec::new(), true);
+        };
+        let ends = |count: usize| {
+            let begun = Instant::now();
+            loop {
+                let text = fs::read_to_string(&path).unwrap();
+                let replies = text.lines().filter_map(|line| serde_json::from_str::<Reply>(line).ok());
+                let ends: Vec<(u64, bool)> = replies
+                    .filter_map(|reply| match reply {
+                        Reply::Exit { id, idle, .. } => Some((id, idle)),
+                        _ => None,
+                    })
+                    .collect();
+                if ends.len() == count {
+                    break ends;
+                }
+                assert!(begun.elapsed() < Duration::from_secs(30), "{text}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let wait = format!("while [ ! -e {} ]; do sleep 0.01; done", gate.display());
+        start(1, &["sh", "-c", &wait]);
+        for (id, words) in [(2, &["true"][..]), (3, &["no-such-program"]), (4, &[])] {
+            start(id, words);
+        }
+        assert!(ends(3).iter().all(|(_, idle)| !idle));
+        fs::write(&gate, "").unwrap();
+        assert_eq!(ends(4).last(), Some(&(1, true)));
+    }
+
     #[test]
     fn a_command_is_at_its_starters_place_only_if_it_is_to_be() {
         // Sets the nice value of this test's thread, which stands for the agent's. Every user may raise a nice value.
         rustix::process::setpriority_process(None, 5).unwrap();
         let told = |ahead: bool| {
             let file = tempfile::NamedTempFile::new().unwrap();
-            let port: Port = Arc::new(Mutex::new(file.reopen().unwrap()));
+            let port: Port = Arc::new(Outlet::new(file.reopen().unwrap()));
             let argv = ["sh", "-c", "cut -d ' ' -f 19 /proc/self/stat"].map(str::to_owned);
             run(&port, &Groups::default(), 1, &argv, Vec::new(), ahead);
             let begun = Instant::now();

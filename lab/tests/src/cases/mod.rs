@@ -8,6 +8,7 @@ pub(crate) mod cpus;
 pub(crate) mod deadlines;
 pub(crate) mod deadlines_vcpus;
 pub(crate) mod degraded;
+pub(crate) mod determinism;
 pub(crate) mod device;
 pub(crate) mod faults;
 pub(crate) mod host_poll;
