@@ -17,7 +17,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 .PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
 	monitoring-test dashboard-test rpm dra dra-test test-kubernetes test-kubelet \
-	dist-lab install-lab deb-build-test
+	dist-lab install-lab deb-build-test test-images
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
 demo: release images
@@ -29,7 +29,7 @@ demo: release images
 ## test: every test, those that need a host of their own in the emulated one
 test: release
 	@scripts/prometheus.sh
-	@$(MAKE) --no-print-directory -j 2 images tests
+	@$(MAKE) --no-print-directory -j 2 test-images tests
 	scripts/test.sh $(ONTIME)
 
 ## monitoring-test: promtool and a real Prometheus look at a real daemon's metrics, the alert rules and the dashboard
@@ -151,6 +151,9 @@ images: release
 
 CRATES = cargo tree --locked -p $(1) -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | \
 	sed 's/ (\*)$$//' | sort -u
+
+test-images: release
+	$(ONTIME)-lab images --several-cpus
 
 ## dist: what `make install` installs, in target/dist: program with its commit, man pages, completions, list of crates
 dist:

@@ -16,6 +16,13 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "nothing_stays_behind", alone: true, outside: laboratory::nothing_stays_behind, ..TEST },
     Test { name: "tenants_are_found_placed_and_followed", inside: Some(tenants::tenants), ..TEST },
     Test {
+        name: "a_run_repeats_exactly",
+        inside: Some(determinism::repeat),
+        host: Host { client_cpu: true, events: true, ..HOST },
+        outside: determinism::a_run_repeats_exactly,
+        ..TEST
+    },
+    Test {
         name: "path_holds_under_traffic_and_faults",
         inside: Some(path::path),
         host: Host { client: Some("./ontime-lab-tests program path_holds_under_traffic_and_faults client"), ..HOST },
@@ -164,13 +171,6 @@ pub(crate) const BY_NAME: &[Test] = &[
         name: "clients_have_a_cpu_of_the_hosts_time",
         inside: Some(clients::clients),
         host: Host { client_cpu: true, ..HOST },
-        ..TEST
-    },
-    Test {
-        name: "a_run_repeats_exactly",
-        inside: Some(determinism::repeat),
-        host: Host { client_cpu: true, events: true, ..HOST },
-        outside: determinism::a_run_repeats_exactly,
         ..TEST
     },
     Test {
