@@ -15,6 +15,7 @@ use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
 use crate::host::{Host, size};
 use crate::paced::Paced;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
 
@@ -56,20 +57,19 @@ impl CaseCount {
     }
 }
 
-/// As [`each_of`]; before each case `progress` gets its number, name and the remaining time.
+/// As [`each_of`]; tells the number and name of each case, and the remaining time.
 pub(crate) fn each<C, R>(
     host: Host,
     cases: impl IntoIterator<Item = C>,
     name: impl Fn(&C) -> String,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
-    mut measure: impl FnMut(&mut Host, &C, &mut Vec<R>, &mut dyn FnMut(&str)) -> Result<(), MeasureError>,
+    mut measure: impl FnMut(&mut Host, &C, &mut Vec<R>) -> Result<(), MeasureError>,
 ) -> Result<Vec<R>, MeasureError> {
     let cases: Vec<C> = cases.into_iter().collect();
     let mut count = CaseCount::new(cases.len(), 1);
     each_of(host, cases, &name, missing, |host, case, results| {
-        progress(&count.begin(&name(case)));
-        measure(host, case, results, progress)
+        progress(count.begin(&name(case)));
+        measure(host, case, results)
     })
 }
 
@@ -196,7 +196,7 @@ pub(crate) struct Trial<'a> {
 impl Trial<'_> {
     /// Runs the measurement. The cuts of the captures are put into the host's directory; only that of the RT NIC is
     /// kept.
-    pub(crate) fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
+    pub(crate) fn run(&self, host: &mut Host) -> Result<MethodResult, MeasureError> {
         let dir = &host.dir.clone();
         let captures = [host.capture("rt"), host.capture("bulk")];
         let (workload, requests, seed) = self.requests.workload();
@@ -209,7 +209,7 @@ impl Trial<'_> {
         let stretch = stretch(host, captures.clone(), flood, |host| match self.requests.clone() {
             Requests::Client { .. } => {
                 let load = workload::Load { requests, seed, captures: &captures, dir, name: &name };
-                workload.send(client, host, &load, progress)
+                workload.send(client, host, &load)
             }
             // Requests that are in flight at the last one are answered meanwhile.
             Requests::Paced(paced) => host.paced(&paced).and_then(|()| host.shell(SETTLED).map(|_| ())),

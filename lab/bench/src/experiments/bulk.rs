@@ -12,12 +12,13 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
 use crate::goals::{Figure, GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, CpuTime, Host, Site, Vm, boot_vm, size};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Sockets, Wake};
 use crate::trial;
@@ -46,36 +47,29 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     if args.methods.iter().any(|method| method == "outsourcing") {
-        server::bring_module(site, images, progress)?;
+        server::bring_module(site, images)?;
     }
-    let host = Host::start(site, images, &[], &[], progress)?;
+    let host = Host::start(site, images, &[], &[])?;
     let mut present = None;
     let cases = args.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
     trial::each(
         host,
         cases,
         |(method, send)| name(method, *send),
-        progress,
         missing,
-        |host, &(method, send), results, progress| {
-            put(host, &mut present, method == "outsourcing", progress)?;
-            results.push(measure_case(host, args, method, send, progress)?);
+        |host, &(method, send), results| {
+            put(host, &mut present, method == "outsourcing")?;
+            results.push(measure_case(host, args, method, send)?);
             Ok(())
         },
     )
 }
 
 /// Runs the VM with a NIC or with outsourced sockets. `present` is the present kind.
-fn put(
-    host: &mut Host,
-    present: &mut Option<bool>,
-    outsourced: bool,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(), MeasureError> {
+fn put(host: &mut Host, present: &mut Option<bool>, outsourced: bool) -> Result<(), MeasureError> {
     if *present == Some(outsourced) {
         return Ok(());
     }
@@ -83,25 +77,19 @@ fn put(
     server::stop_server(host, VM.name)?;
     SOCKETS.write(host)?;
     let net = if outsourced { "sockets:bulk" } else { "bulk" };
-    boot_vm(host.lab()?, &Vm { net, ..VM }, progress)?;
+    boot_vm(host.lab()?, &Vm { net, ..VM })?;
     *present = Some(outsourced);
     Ok(())
 }
 
-fn measure_case(
-    host: &mut Host,
-    args: &Options,
-    method: &str,
-    send: bool,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
+fn measure_case(host: &mut Host, args: &Options, method: &str, send: bool) -> Result<MethodResult, MeasureError> {
     let case = name(method, send);
-    progress(&format!("{case}: applying"));
+    progress(format_args!("{case}: applying"));
     host.apply(if method == "outsourcing" { "partitioned" } else { method })?;
     let capture = host.capture("bulk");
     let kind = if send { Kind::Send { streams: STREAMS } } else { Kind::Receive { streams: STREAMS } };
     let flood = Flood::start(host, "bulk", &[(VM.name, VM.address)], kind)?;
-    progress(&format!("{case}: measuring"));
+    progress(format_args!("{case}: measuring"));
     let from = size(&capture);
     let before = host.cpu_time()?;
     host.shell(&format!("sleep {}", args.seconds))?;
@@ -186,9 +174,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args.emulated.measure(with_module, |site, images| {
-        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
-    })?;
+    let results =
+        args.emulated.measure(with_module, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at \
          32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"

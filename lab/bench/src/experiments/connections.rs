@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::client_side::Order;
 use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
@@ -21,6 +21,7 @@ use crate::frame::{Frame, Segment, parse};
 use crate::goals::{Figure, GoalSpec, goal, idle};
 use crate::host::{Ground, Host, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial;
@@ -35,42 +36,35 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let ground = Ground::Emulated(site, images);
     let outsourced = args.methods.iter().any(|method| method == "outsourcing");
-    let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced, progress)?;
-    let host = ground.start(&[], &server::CONFIG, progress)?;
+    let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced)?;
+    let host = ground.start(&[], &server::CONFIG)?;
     trial::each(
         host,
         &args.methods,
         |method| (*method).clone(),
-        progress,
         missing,
-        |host, method, results, progress| {
+        |host, method, results| {
             let (place, applied) = match method.as_str() {
                 "outsourcing" => (ServerPlace::Outsourced(Wake::Idle), "partitioned"),
                 other => (ServerPlace::Vm, other),
             };
-            placed.put(host, place, progress)?;
-            progress(&format!("{method}: applying"));
+            placed.put(host, place)?;
+            progress(format_args!("{method}: applying"));
             host.apply(applied)?;
-            results.push(measure_case(host, args, method, progress)?);
+            results.push(measure_case(host, args, method)?);
             Ok(())
         },
     )
 }
 
-fn measure_case(
-    host: &mut Host,
-    args: &Options,
-    method: &str,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
+fn measure_case(host: &mut Host, args: &Options, method: &str) -> Result<MethodResult, MeasureError> {
     let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
     make(host, Connecting { server, count: 1, clients: 1 })?;
-    progress(&format!("{method}: {} connections by {} clients", args.count, args.clients));
+    progress(format_args!("{method}: {} connections by {} clients", args.count, args.clients));
     let capture = host.capture("rt");
     let from = size(&capture);
     let before = host.cpu_time()?;
@@ -221,9 +215,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args.emulated.measure(with_module, |site, images| {
-        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
-    })?;
+    let results =
+        args.emulated.measure(with_module, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
     let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
     measured.report(&args.output)
 }

@@ -21,12 +21,13 @@ use super::guest_cyclictest::{self, Latencies};
 use super::inversion;
 use super::rta::guests::{DECLARED_US, Guests};
 use super::rta::in_order;
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::flood::Flood;
 use crate::goals::Figure::{self, Bulk, Max, Own, P99};
 use crate::goals::{GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
+use crate::progress::progress;
 use crate::schema::{LATE, Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
@@ -137,7 +138,6 @@ fn measure_rival(
     rival: &'static str,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let mut site = Site { dir: site.dir.join(rival), ..site.clone() };
     if rival == ISOLATED {
@@ -147,10 +147,10 @@ fn measure_rival(
     let files = site.dir.join("files");
     guest_cyclictest::bring(&args.cyclictest, &files)?;
     SERVERS.bring_with(&files, &[("role-subscriber.pl", SUBSCRIBER)])?;
-    let mut host = Host::start(&site, images, &BULK_VMS, &server::CONFIG, progress)?;
-    boot_vm(host.lab()?, &Vm { role: SERVERS.name, ..RT_VM }, progress)?;
-    let guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
-    progress(&format!("{rival}: setting up"));
+    let mut host = Host::start(&site, images, &BULK_VMS, &server::CONFIG)?;
+    boot_vm(host.lab()?, &Vm { role: SERVERS.name, ..RT_VM })?;
+    let guests = Guests::boot(&mut host, 1, DECLARED_US)?;
+    progress(format_args!("{rival}: setting up"));
     set_up(&mut host, rival)?;
     let requests = Trial {
         method: rival,
@@ -160,13 +160,13 @@ fn measure_rival(
         warmup: WARM_UP,
     };
     let before = vhost(&mut host)?;
-    let mut result = requests.run(&mut host, progress)?;
+    let mut result = requests.run(&mut host)?;
     let after = vhost(&mut host)?;
     let (workload, count) = (Workload::SampledValues, args.frames + WARM_UP);
     let name = format!("{rival}-frames");
     let frames = Trial { method: &name, requests: Requests::Client { workload, count, seed: args.seed }, ..requests };
-    let frames = frames.run(&mut host, progress)?;
-    progress(&format!("{rival}: cyclictest"));
+    let frames = frames.run(&mut host)?;
+    progress(format_args!("{rival}: cyclictest"));
     let guest = cyclictest(&mut host, &guests, args.seconds, rival)?;
     let late = frames
         .number(LATE)
@@ -188,12 +188,11 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Vec<MethodResult> {
     let mut results = Vec::new();
     for rival in in_order(&RIVALS, &args.rivals) {
-        match measure_rival(args, rival, site, images, progress) {
+        match measure_rival(args, rival, site, images) {
             Ok(result) => results.push(result),
             Err(error) => {
                 // The error message may name the console log.
@@ -263,9 +262,8 @@ impl Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &args.checked()?;
     let mut missing = Vec::new();
-    let results = args.emulated.measure(false, |site, images| {
-        Ok(measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))
-    })?;
+    let results =
+        args.emulated.measure(false, |site, images| Ok(measure(args, &site, images, &mut noted(&mut missing))))?;
     Measured { experiment: "duel", seed: args.seed, results, missing, notes: Vec::new() }.report(&args.output)
 }
 

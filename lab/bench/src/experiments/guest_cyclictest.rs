@@ -21,12 +21,13 @@ use serde::Deserialize;
 
 use super::rta::guests::{DECLARED_US, Guests, bulk_threads};
 use super::rta::{in_order, without_requests};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::trial;
 
@@ -183,13 +184,12 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     bring(&args.cyclictest, &site.dir.join("files"))?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
+    let mut host = Host::start(site, images, &[], &[])?;
     host.shell("install -m 755 /lab/cyclictest /usr/local/bin/cyclictest")?;
-    let guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
+    let guests = Guests::boot(&mut host, 1, DECLARED_US)?;
     // The daemon reads the VM's rule before a request that comes a second later.
     host.shell("kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1")?;
     let cases = in_order(&LOADS, &args.loads)
@@ -198,10 +198,9 @@ fn measure(
         host,
         cases,
         |(method, load)| name(method, load),
-        progress,
         missing,
-        |host, &(method, load), results, progress| {
-            progress(&format!("{}: applying", name(method, load)));
+        |host, &(method, load), results| {
+            progress(format_args!("{}: applying", name(method, load)));
             match method {
                 "stock" => host.reset()?,
                 "static-rt" => host.apply("vanilla")?,
@@ -334,9 +333,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     check(&args.cyclictest)?;
     let args = &Options { methods, loads, ..args.clone() };
     let mut missing = Vec::new();
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let results =
+        args.emulated.measure(false, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
     let measured = Measured { experiment: "guest-cyclictest", seed: 0, results, missing, notes: Vec::new() };
     measured.report(&args.output)
 }

@@ -9,10 +9,11 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::wait_for_reservations;
 use super::rta::without_requests;
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{Host, RT_VM, Site};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial;
@@ -75,18 +76,16 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let host = Host::start(site, images, &[RT_VM], &server::CONFIG, progress)?;
+    let host = Host::start(site, images, &[RT_VM], &server::CONFIG)?;
     trial::each(
         host,
         &args.methods,
         |method| (*method).clone(),
-        progress,
         missing,
-        |host, method, results, progress| {
-            progress(&format!("{method}: applying"));
+        |host, method, results| {
+            progress(format_args!("{method}: applying"));
             apply(host, method)?;
             host.settle()?;
             results.push(measure_case(host, args.seconds, method)?);
@@ -151,9 +150,8 @@ struct Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &Options { methods: chosen("method", &args.methods, &METHODS)?, ..args.clone() };
     let mut missing = Vec::new();
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let results =
+        args.emulated.measure(false, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
     let measured = Measured { experiment: "idle", seed: 1, results, missing, notes: Vec::new() };
     measured.report(&args.output)
 }

@@ -14,10 +14,11 @@ use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{BULK_VMS, Host, RT_VM, Site, boot_vm};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
@@ -78,11 +79,10 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut host = Host::start(site, images, &BULK_VMS, &server::CONFIG, progress)?;
-    boot_vm(host.lab()?, &RT_VM, progress)?;
+    let mut host = Host::start(site, images, &BULK_VMS, &server::CONFIG)?;
+    boot_vm(host.lab()?, &RT_VM)?;
     // Direct I/O, so that every block causes an interrupt of the disk. The process ends with the host.
     host.shell(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null \
@@ -94,10 +94,9 @@ fn measure(
         host,
         cases,
         |(case, _)| case.clone(),
-        progress,
         missing,
-        |host, (case, rule), results, progress| {
-            let mut result = measure_case(host, args, case, *rule, progress)?;
+        |host, (case, rule), results| {
+            let mut result = measure_case(host, args, case, *rule)?;
             result.metrics.extend(against(&result, results.first()));
             if let Some(lacks) = rule.and_then(|rule| lacks(rule, site.machine.kernel, site.machine.cpus)) {
                 result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
@@ -108,14 +107,8 @@ fn measure(
     )
 }
 
-fn measure_case(
-    host: &mut Host,
-    args: &Options,
-    case: &str,
-    rule: Option<&str>,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
-    progress(&format!("{case}: applying"));
+fn measure_case(host: &mut Host, args: &Options, case: &str, rule: Option<&str>) -> Result<MethodResult, MeasureError> {
+    progress(format_args!("{case}: applying"));
     switch_off(host, rule)?;
     let finding = rule.map(|rule| doctor(host, rule)).transpose()?;
     let label = rule.map_or_else(|| "every rule of partitioned".to_owned(), |rule| format!("without {rule}"));
@@ -126,7 +119,7 @@ fn measure_case(
         requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
-    let mut result = trial.run(host, progress)?;
+    let mut result = trial.run(host)?;
     result.metrics.extend(finding.unwrap_or_default());
     Ok(result)
 }
@@ -200,9 +193,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let rules = chosen("rule", &args.rules, &all.iter().map(String::as_str).collect::<Vec<_>>())?;
     let mut missing = Vec::new();
     let args = &Options { rules, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let results =
+        args.emulated.measure(false, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
     let notes = vec![format!(
         "a row's cost here is that of this set-up: two NICs, each of one class, {}; a note says which rows it cannot \
          show",

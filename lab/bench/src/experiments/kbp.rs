@@ -14,7 +14,7 @@ use ontime_cli::usage;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, print_progress};
+use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
@@ -22,6 +22,7 @@ use crate::hardware::HardwareError;
 use crate::host::{BULK_VMS, Ground, Host, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
+use crate::progress::progress;
 use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
 use crate::server::{self, Net, PlacedServer, ServerPlace};
 use crate::trial::{self, Requests, SETTLED, Trial};
@@ -69,22 +70,21 @@ fn long(case: &str) -> String {
 fn measure(
     args: &Options,
     ground: Ground<'_>,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false, progress)?;
-    let host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
+    let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false)?;
+    let host = ground.start(&BULK_VMS, &server::CONFIG)?;
     let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
-    trial::each(host, cases, name, progress, missing, |host, &(method, place), results, progress| {
+    trial::each(host, cases, name, missing, |host, &(method, place), results| {
         if placed.place().is_some_and(|before| before != server_place(place)) {
             // Beside a polling thread, the setup of the next place would get a twentieth of the one CPU and take
             // minutes.
             apply(host, "napi")?;
         }
-        placed.put(host, server_place(place), progress)?;
+        placed.put(host, server_place(place))?;
         apply(host, method)?;
-        args.frames.iter().try_for_each(|frame| measure_case(host, args, (method, place, *frame), progress, results))
+        args.frames.iter().try_for_each(|frame| measure_case(host, args, (method, place, *frame), results))
     })
 }
 
@@ -135,7 +135,6 @@ fn measure_case(
     host: &mut Host,
     args: &Options,
     (method, place, frame): (&str, &str, u16),
-    progress: &mut dyn FnMut(&str),
     results: &mut Vec<MethodResult>,
 ) -> Result<(), MeasureError> {
     let message_bytes = usize::from(frame.saturating_sub(HEADERS));
@@ -149,7 +148,7 @@ fn measure_case(
         let label = format!("{label}, {} a second for {} h", number::significant(rate), number::significant(hours));
         let (paced, length_ns) = (load(rate, u64::MAX), hours::length_ns(hours));
         let long = Hours { case: &long(&case), label: &label, load: Load::SmallPackets, paced, length_ns };
-        let mut result = long.run(host, progress)?;
+        let mut result = long.run(host)?;
         result.metrics.push(bytes(frame));
         result.metrics.extend(polling(host, method)?);
         results.push(result);
@@ -157,11 +156,11 @@ fn measure_case(
     }
     let (requests, warmup) = (Requests::Client { workload, count: args.requests + WARM_UP, seed: 1 }, WARM_UP);
     let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup };
-    let mut result = trial.run(host, progress)?;
+    let mut result = trial.run(host)?;
     result.metrics.push(bytes(frame));
     result.metrics.extend(polling(host, method)?);
     if args.frames_each > 0 && args.trials > 0 {
-        progress(&format!("{case}: searching the highest rate without loss"));
+        progress(format_args!("{case}: searching the highest rate without loss"));
         result
             .metrics
             .extend(zero_loss(host, args, &|rate| load(rate, args.frames_each.max((rate * TRIAL_S) as u64)))?);
@@ -172,7 +171,7 @@ fn measure_case(
         let label = format!("{label}, {} a second", number::significant(rate));
         let requests = Requests::Paced(load(rate, args.frames_each));
         let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup: 0 };
-        let mut result = trial.run(host, progress)?;
+        let mut result = trial.run(host)?;
         result.metrics.push(bytes(frame));
         results.push(result);
     }
@@ -347,7 +346,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let args = &Options { methods, places, frames, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
+    let measure = |ground: Ground<'_>| measure(args, ground, &mut noted(&mut missing));
     let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \

@@ -200,11 +200,6 @@ pub(crate) fn options_of<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error
     T::from_arg_matches(&command.try_get_matches_from(words)?)
 }
 
-/// Prints a progress message.
-pub(crate) fn print_progress(line: &str) {
-    tell(line);
-}
-
 /// Notes why a case has no result.
 pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError) {
     |case, error| missing.push(format!("{case}: not measured: {error}"))

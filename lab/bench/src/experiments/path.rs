@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, tell, usage};
 use ontime_lab::{Clock, Kernel};
 
-use super::{Emulated, Experiment, chosen, command, created, judge, noted, print_progress, to_write};
+use super::{Emulated, Experiment, chosen, command, created, judge, noted, to_write};
 use crate::baseline::Tolerance;
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 use crate::report;
@@ -74,7 +74,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let measured = args.emulated.measure(outsourced, |site, images| {
         let plan = path::PathPlan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
-        path::measure(&plan, images, &mut print_progress, &mut noted(&mut missing))
+        path::measure(&plan, images, &mut noted(&mut missing))
     })?;
     report(args, measured, missing)
 }

@@ -19,7 +19,7 @@ use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted, print_progress};
+use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
@@ -29,6 +29,7 @@ use crate::hardware::HardwareError;
 use crate::host::{self, AS_IS, BULK_VMS, Ground, Host, RT_VM, Site};
 use crate::memcached::ACCESS;
 use crate::paper::Figures;
+use crate::progress::{begin_messages_with, progress};
 use crate::schema::{Load, MethodResult, PaperRow};
 use crate::segments::{Depth, Trace};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
@@ -143,18 +144,17 @@ fn measure(
     plan: &RtServerPlan,
     ground: Ground<'_>,
     begun: &mut dyn FnMut(&str),
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
-    let mut placed_server = PlacedServer::new(plan.workload.server(), &ground, outsourced, progress)?;
+    let mut placed_server = PlacedServer::new(plan.workload.server(), &ground, outsourced)?;
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
     if let Ground::Emulated(site, _) = &ground {
         append(site, &plan.appended)?;
     }
-    let host = ground.start(&BULK_VMS, &config, progress)?;
+    let host = ground.start(&BULK_VMS, &config)?;
     trial::each_of(
         host,
         &plan.cases,
@@ -162,8 +162,8 @@ fn measure(
         missing,
         |host, case, results| {
             begun(&case.words());
-            placed_server.put(host, case.place(), progress)?;
-            let mut result = measure_case(host, plan, case, progress)?;
+            placed_server.put(host, case.place())?;
+            let mut result = measure_case(host, plan, case)?;
             result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
             result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
             results.push(result);
@@ -183,14 +183,9 @@ fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
 }
 
 /// Measures one case.
-fn measure_case(
-    host: &mut Host,
-    plan: &RtServerPlan,
-    case: &Case,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
+fn measure_case(host: &mut Host, plan: &RtServerPlan, case: &Case) -> Result<MethodResult, MeasureError> {
     let name = format!("{}-{}", case.name, case.load.name());
-    progress(&format!("{}: applying", case.words()));
+    progress(format_args!("{}: applying", case.words()));
     if case.name == "vanilla" && host.target().is_some() && host.shell("uname -v")?.contains("PREEMPT_RT") {
         let said = "vanilla is a kernel without PREEMPT_RT, and this host's has it: its defaults are rt-default";
         return Err(HardwareError::NotHere(said.to_owned()).into());
@@ -204,11 +199,11 @@ fn measure_case(
         warmup: WARM_UP,
     };
     let Some(depth) = plan.traced else {
-        return trial.run(host, progress);
+        return trial.run(host);
     };
     host.lab()?;
     let trace = Trace::start(host, &name, depth)?;
-    let measured = trial.run(host, progress);
+    let measured = trial.run(host);
     // The flood has ended, so the trace has CPU time to write its report. It must have ended before the next case.
     let segments = trace.finish(host);
     let mut result = measured?;
@@ -493,13 +488,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
         let mut count = CaseCount::new(plan.cases.len(), 1);
-        measure(
-            &plan,
-            ground,
-            &mut |case| print_progress(&count.begin(case)),
-            &mut print_progress,
-            &mut noted(&mut missing),
-        )
+        measure(&plan, ground, &mut |case| progress(count.begin(case)), &mut noted(&mut missing))
     })?;
     let (results, notes) = found.context("a real host")?;
     Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
@@ -591,7 +580,8 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         let ground = Ground::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
-        measure(&plan, ground, &mut begun, &mut |line| tell(format_args!("[{kernel}] {line}")), &mut |case, error| {
+        begin_messages_with(format!("[{kernel}] "));
+        measure(&plan, ground, &mut begun, &mut |case, error| {
             missing.push(format!("{case} on {kernel}: not measured: {error}"));
         })
     })?;

@@ -12,7 +12,7 @@ use ontime_cli::usage;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Bulk, Own};
 use crate::goals::{GoalSpec, goal, tcp};
@@ -80,13 +80,7 @@ struct Running {
 
 impl Running {
     /// Boots what is missing up to `count` VMs. VMs of the other kind are ended first.
-    fn reach(
-        &mut self,
-        host: &mut Host,
-        count: u8,
-        outsourced: bool,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<(), MeasureError> {
+    fn reach(&mut self, host: &mut Host, count: u8, outsourced: bool) -> Result<(), MeasureError> {
         if self.outsourced != outsourced {
             while self.count > 0 {
                 server::stop_server(host, &rt_vm(self.count).0)?;
@@ -101,7 +95,7 @@ impl Running {
         while self.count < count {
             let (name, address) = rt_vm(self.count + 1);
             let net = if outsourced { "sockets:rt" } else { "rt" };
-            boot_vm(host.lab()?, &Vm { name: &name, net, address: &address, ..RT_VM }, progress)?;
+            boot_vm(host.lab()?, &Vm { name: &name, net, address: &address, ..RT_VM })?;
             self.count += 1;
         }
         Ok(())
@@ -118,24 +112,22 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     if args.outsources() {
-        bring_module(site, images, progress)?;
+        bring_module(site, images)?;
     }
     let [nics] = server::CONFIG;
     let config = [nics, ("tenants.toml", TENANTS)];
-    let host = Host::start(site, images, &BULK_VMS, &config, progress)?;
+    let host = Host::start(site, images, &BULK_VMS, &config)?;
     let mut running = Running::default();
     trial::each(
         host,
         cases(args),
         |(method, count, load)| format!("{} ({})", name(method, *count), load.words()),
-        progress,
         missing,
-        |host, &(method, count, load), results, progress| {
-            running.reach(host, count, method == OUTSOURCING, progress)?;
+        |host, &(method, count, load), results| {
+            running.reach(host, count, method == OUTSOURCING)?;
             host.apply(match method {
                 "rt-default" => "vanilla",
                 OUTSOURCING => "partitioned",
@@ -152,7 +144,7 @@ fn measure(
                 warmup: WARM_UP,
                 seed: args.seed,
             };
-            results.push(several.run(host, progress)?);
+            results.push(several.run(host)?);
             Ok(())
         },
     )
@@ -224,7 +216,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let results = args.emulated.measure(args.outsources(), |site, images| {
         let site = site.with_room_for(u32::from(most) + BULK_VMS.len() as u32);
-        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
+        measure(args, &site, images, &mut noted(&mut missing))
     })?;
     Measured { experiment: "rt-vms", seed: args.seed, results, missing, notes: Vec::new() }.report(&args.output)
 }

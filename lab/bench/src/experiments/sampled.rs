@@ -9,10 +9,11 @@ use std::process::ExitCode;
 
 use ontime_lab::role::SAMPLED_VALUES;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
+use super::{Experiment, HostArgs, Measured, Output, command, noted};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
 use crate::host::{AS_IS, BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
+use crate::progress::progress;
 use crate::sampled::frame;
 use crate::schema::{Load, MethodResult};
 use crate::server;
@@ -35,20 +36,19 @@ fn prepare(mut site: Site) -> Site {
 fn measure(
     args: &Options,
     ground: Ground<'_>,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     if let Ground::Emulated(site, _) = &ground {
         SAMPLED_VALUES.bring(&site.dir.join("files"))?;
     }
-    let mut host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
+    let mut host = ground.start(&BULK_VMS, &server::CONFIG)?;
     if host.target().is_none() {
-        boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM }, progress)?;
+        boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM })?;
     }
     let cases = args.methods.iter().flat_map(|method| args.loads.iter().map(move |load| (method, *load)));
     let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
-    trial::each(host, cases, name, progress, missing, |host, &(method, load), results, progress| {
-        progress(&format!("{method}, {}: applying", load.words()));
+    trial::each(host, cases, name, missing, |host, &(method, load), results| {
+        progress(format_args!("{method}, {}: applying", load.words()));
         host.apply(if method == "rt-default" { "vanilla" } else { method })?;
         let trial = Trial {
             method,
@@ -57,7 +57,7 @@ fn measure(
             requests: Requests::Client { workload: Workload::SampledValues, count: args.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,
         };
-        results.push(trial.run(host, progress)?);
+        results.push(trial.run(host)?);
         Ok(())
     })
 }
@@ -94,7 +94,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
     let mut missing = Vec::new();
     let args = &Options { methods, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
+    let measure = |ground: Ground<'_>| measure(args, ground, &mut noted(&mut missing));
     let (results, notes) = args.host.measure(HEADERS, prepare, measure)?;
     let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
     measured.report(&args.output)

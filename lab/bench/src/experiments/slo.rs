@@ -13,13 +13,14 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use super::rta::{self, Rta, WORK_PERCENT, group};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, P99_9};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, RT_VM, Site, Vm, boot_vm};
 use crate::memcached;
 use crate::paper::{Figures, Rtvirt};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
@@ -111,26 +112,25 @@ fn measure(
     figures: &Figures,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let has = |beside| args.beside.contains(&beside);
     let video = group::video(figures, VIDEO_SCALE);
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
+    Guests::bring(site, images)?;
+    let mut host = Host::start(site, images, &[], &server::CONFIG)?;
     let mut setting = Setting {
         hogs: if has(Neighbours::Cpu) {
             (1..=args.neighbours).map(|number| format!("hog{number}")).collect()
         } else {
             Vec::new()
         },
-        guests: Guests::boot(&mut host, if has(Neighbours::Video) { video.len() } else { 0 }, DECLARED_US, progress)?,
+        guests: Guests::boot(&mut host, if has(Neighbours::Video) { video.len() } else { 0 }, DECLARED_US)?,
         method: None,
     };
-    boot_vm(host.lab()?, &Vm { role: server::MEMCACHED.role, ..RT_VM }, progress)?;
+    boot_vm(host.lab()?, &Vm { role: server::MEMCACHED.role, ..RT_VM })?;
     for (number, hog) in (10..).zip(&setting.hogs) {
         let address = format!("10.2.0.{number}");
-        boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address }, progress)?;
+        boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address })?;
         signal(&mut host, std::slice::from_ref(hog), "STOP")?;
     }
     let ordered = rta::in_order(&METHODS, &args.methods);
@@ -139,12 +139,11 @@ fn measure(
         host,
         cases,
         |(method, beside)| name(method, *beside),
-        progress,
         missing,
-        |host, &(method, beside), results, progress| {
-            progress(&format!("{}: applying", name(method, beside)));
+        |host, &(method, beside), results| {
+            progress(format_args!("{}: applying", name(method, beside)));
             setting.apply(host, method, figures)?;
-            let mut result = setting.measure_case(host, args, (method, beside), &video, progress)?;
+            let mut result = setting.measure_case(host, args, (method, beside), &video)?;
             let paper = beside.paper(method, &figures.rtvirt);
             result.metrics.extend(paper.map(|us| Metric::number("paper-p99.9", Unit::Us, us)));
             results.push(result);
@@ -189,7 +188,6 @@ impl Setting {
         args: &Options,
         (method, beside): (&str, Neighbours),
         video: &[Rta],
-        progress: &mut dyn FnMut(&str),
     ) -> Result<MethodResult, MeasureError> {
         let case = name(method, beside);
         let trial = Trial {
@@ -209,7 +207,7 @@ impl Setting {
             signal(host, &self.hogs, "CONT")?;
         }
         let before = host.cpu_time()?;
-        let measured = trial.run(host, progress);
+        let measured = trial.run(host);
         let after = host.cpu_time()?;
         if beside == Neighbours::Cpu {
             signal(host, &self.hogs, "STOP")?;
@@ -294,14 +292,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &Options { methods, ..args.clone() };
     let results = args.emulated.measure(true, |site, images| {
         // Memory for the VMs that never idle, in addition to the others.
-        measure(
-            args,
-            &figures,
-            &site.with_room_for(u32::from(args.neighbours) + 5),
-            images,
-            &mut print_progress,
-            &mut noted(&mut missing),
-        )
+        measure(args, &figures, &site.with_room_for(u32::from(args.neighbours) + 5), images, &mut noted(&mut missing))
     })?;
     let notes = vec![format!(
         "{}: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \

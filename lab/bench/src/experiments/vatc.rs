@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
+use super::{Experiment, HostArgs, Measured, Output, command, noted};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::datagrams;
@@ -24,6 +24,7 @@ use crate::goals::{GoalSpec, goal, idle, small as flooded};
 use crate::hardware::HardwareError;
 use crate::host::{AS_IS, Ground, Host, RT_VM, Vm};
 use crate::pcap::{PcapError, Tail};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
 use crate::trial;
 use crate::wire::{self, RtFlow};
@@ -200,15 +201,14 @@ impl VatcPlan {
 fn measure(
     plan: &VatcPlan,
     ground: Ground<'_>,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let bulk = bulk_vms(plan.beside.iter().map(|beside| beside.vms()).max().unwrap_or(0));
     let mut vms = vec![RT_VM];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
-    let host = ground.start(&vms, &[], progress)?;
-    trial::each(host, plan.cases(), Case::to_string, progress, missing, |host, case, results, progress| {
-        results.push(measure_case(host, plan, *case, progress)?);
+    let host = ground.start(&vms, &[])?;
+    trial::each(host, plan.cases(), Case::to_string, missing, |host, case, results| {
+        results.push(measure_case(host, plan, *case)?);
         Ok(())
     })
 }
@@ -236,10 +236,9 @@ fn measure_case(
     host: &mut Host,
     plan: &VatcPlan,
     Case { method, beside, interval }: Case<'_>,
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let case = Case { method, beside, interval }.to_string();
-    progress(&format!("{case}: applying"));
+    progress(format_args!("{case}: applying"));
     apply(host, method)?;
     if let Some(interval) = interval {
         moderate(host, interval)?;
@@ -255,7 +254,7 @@ fn measure_case(
     let mut config = ClientConfig::new(server, plan.requests + WARM_UP, 1);
     (config.min_gap_us, config.max_gap_us) = (PERIOD_US, PERIOD_US);
     let stretch = trial::stretch(host, [capture.clone()], flows, |host| {
-        host.requests(config, std::slice::from_ref(&capture), &case, progress)
+        host.requests(config, std::slice::from_ref(&capture), &case)
     })?;
     if let Some(interval) = interval {
         still_moderated(host, interval)?;
@@ -523,7 +522,7 @@ fn execute(
     let mut missing = Vec::new();
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut print_progress, &mut noted(&mut missing));
+    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut noted(&mut missing));
     let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(

@@ -15,12 +15,13 @@ use std::process::ExitCode;
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, RT_VM, Site, Vm, boot_vm};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult};
 use crate::segments::{Depth, Trace};
 use crate::server;
@@ -87,14 +88,13 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     LOADED.bring(&site.dir.join("files"))?;
-    let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
-    boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM }, progress)?;
+    let mut host = Host::start(site, images, &[], &server::CONFIG)?;
+    boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM })?;
     for neighbour in &args.beside {
-        boot_vm(host.lab()?, &neighbour.vm(), progress)?;
+        boot_vm(host.lab()?, &neighbour.vm())?;
         run(&mut host, *neighbour, false)?;
     }
     let loads = |neighbour| args.loads.iter().map(move |load| (*load, neighbour));
@@ -104,11 +104,10 @@ fn measure(
         host,
         cases,
         |(method, load, neighbour)| name(method, *load, *neighbour),
-        progress,
         missing,
-        |host, &(method, load, neighbour), results, progress| {
+        |host, &(method, load, neighbour), results| {
             let case = name(method, load, neighbour);
-            progress(&format!("{case}: applying"));
+            progress(format_args!("{case}: applying"));
             if method == "credit" {
                 host.reset()?;
             } else {
@@ -116,7 +115,7 @@ fn measure(
             }
             host.settle()?;
             run(host, neighbour, true)?;
-            let measured = measure_case(host, args, (method, load, neighbour), progress);
+            let measured = measure_case(host, args, (method, load, neighbour));
             run(host, neighbour, false)?;
             results.push(measured?);
             Ok(())
@@ -134,7 +133,6 @@ fn measure_case(
     host: &mut Host,
     args: &Options,
     (method, percent, neighbour): (&str, u8, Neighbour),
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let case = name(method, percent, neighbour);
     let workload = Workload::Loaded { percent };
@@ -147,7 +145,7 @@ fn measure_case(
     };
     let trace = if args.segments { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
     let before = vcpu_time(host)?;
-    let measured = trial.run(host, progress);
+    let measured = trial.run(host);
     let after = vcpu_time(host)?;
     let segments = trace.map(|trace| trace.finish(host)).transpose();
     let mut result = measured?;
@@ -217,9 +215,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
     let requests = if args.long { LONG } else { args.requests };
     let args = &Options { methods, requests, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let results =
+        args.emulated.measure(false, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
     let notes = vec![
         "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
          the paper's figures are of its parts"

@@ -28,6 +28,7 @@ use crate::error::MeasureError;
 use crate::hardware::{HardwareError, NO_EXCLUSIVE_CPU, Target};
 use crate::paced::{Pace, Paced};
 use crate::pcap::HEADER;
+use crate::progress::progress;
 use crate::schema::{CLIENTS_INSIDE, Clock};
 
 /// Limit of real time for a command in the emulated host.
@@ -65,17 +66,11 @@ enum Under {
 impl Host {
     /// Boots the host, its VMs one after the other, and the daemon. `config` has files for `/etc/ontime`; without
     /// `tenants.toml` among them, the rules are [`TENANTS`].
-    pub fn start(
-        site: &Site,
-        images: &Images,
-        vms: &[Vm<'_>],
-        config: &[(&str, &str)],
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Self, MeasureError> {
+    pub fn start(site: &Site, images: &Images, vms: &[Vm<'_>], config: &[(&str, &str)]) -> Result<Self, MeasureError> {
         let kernel = images.kernel_version(site.machine.kernel)?;
         let with_module = site.machine.kernel.takes_host_module();
         if with_module {
-            HOST.bring(&kernel, &site.dir, progress)?;
+            HOST.bring(&kernel, &site.dir, &mut |line| progress(line))?;
         }
         progress("booting the emulated host");
         let mut lab = Lab::start(&site.machine, images, &site.dir, &site.programs)?;
@@ -83,7 +78,7 @@ impl Host {
             lab.check(&["insmod", "/lab/ontime_napi.ko"], LIMIT)?;
         }
         for vm in vms {
-            boot_vm(&mut lab, vm, progress)?;
+            boot_vm(&mut lab, vm)?;
         }
         let settings = site.dir.join("files/etc");
         fs::create_dir_all(&settings).map_err(|source| MeasureError::File { path: settings.clone(), source })?;
@@ -295,18 +290,12 @@ impl Host {
 
     /// Sends sockperf's requests from this process's namespace, paced by the host's clock, which is read from these
     /// captures. Checks meanwhile that the host lives.
-    pub fn requests(
-        &mut self,
-        config: ClientConfig,
-        captures: &[PathBuf],
-        name: &str,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<(), MeasureError> {
+    pub fn requests(&mut self, config: ClientConfig, captures: &[PathBuf], name: &str) -> Result<(), MeasureError> {
         if self.client_cpu {
-            return Order::Requests(config).run(self.lab()?, &mut |line| progress(&format!("{name}: {line}")));
+            return Order::Requests(config).run(self.lab()?, &mut |line| progress(format_args!("{name}: {line}")));
         }
         let mut peer = client::sockperf(&config)?;
-        self.requests_to(&mut peer, config, captures, name, progress)
+        self.requests_to(&mut peer, config, captures, name)
     }
 
     /// As [`Host::requests`], to another server.
@@ -316,7 +305,6 @@ impl Host {
         mut config: ClientConfig,
         captures: &[PathBuf],
         name: &str,
-        progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
         self.needs_clients_outside("this server")?;
         if self.clock == Clock::Virtual {
@@ -332,7 +320,7 @@ impl Host {
             }
             if told.elapsed() > Duration::from_secs(5) {
                 told = Instant::now();
-                progress(&format!("{name}: {at}"));
+                progress(format_args!("{name}: {at}"));
             }
             ControlFlow::Continue(())
         });

@@ -19,7 +19,7 @@ use super::{
     words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -67,14 +67,12 @@ fn measure(
     plan: &ManyPlan,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     each_case(
         Setup { site, images, vms: plan.groups.len(), declared_us: DECLARED_US },
         (&plan.methods, &[()]),
         |method, ()| method.to_owned(),
-        progress,
         missing,
         |host, guests, method, ()| measure_method(host, guests, method, &plan.groups, plan.seconds),
     )
@@ -190,9 +188,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
-    let results = args.emulated.measure(true, |site, images| {
-        measure(&plan, &plan.prepare(site), images, &mut print_progress, &mut noted(&mut missing))
-    })?;
+    let results = args
+        .emulated
+        .measure(true, |site, images| measure(&plan, &plan.prepare(site), images, &mut noted(&mut missing)))?;
     ontime_cli::print(report::fitted(&simulated) + "\n")?;
     let notes = vec![format!(
         "the emulated host: {}, {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, so that \

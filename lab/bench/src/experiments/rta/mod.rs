@@ -28,12 +28,13 @@ use rand_chacha::ChaCha8Rng;
 pub(super) use self::group::Rta;
 pub(super) use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
 use crate::error::MeasureError;
 use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{CpuTime, Host, Site};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{JOBS, Load, MISSED, MethodResult, Metric, REFUSED, Run, Unit};
 use crate::trial;
 use crate::wire::WireAnalysis;
@@ -132,14 +133,12 @@ fn measure(
     plan: &RtaPlan,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     each_case(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&plan.methods, &plan.groups),
         |method, (group, _)| name(method, group),
-        progress,
         missing,
         |host, guests, method, (group, rtas)| measure_case(host, guests, plan.arrivals, method, group, rtas),
     )
@@ -159,31 +158,29 @@ fn each_case<C>(
     setup: Setup<'_>,
     (methods, cases): (&[String], &[C]),
     name: impl Fn(&str, &C) -> String,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
     measure: impl Fn(&mut Host, &Guests, &'static str, &C) -> Result<MethodResult, MeasureError>,
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let Setup { site, images, vms, declared_us } = setup;
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, vms, declared_us, progress)?;
+    Guests::bring(site, images)?;
+    let mut host = Host::start(site, images, &[], &[])?;
+    let mut guests = Guests::boot(&mut host, vms, declared_us)?;
     let mut applied = None;
     let all = in_order(&WITH_FLOOR, methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
     trial::each(
         host,
         all,
         |(method, case)| name(method, case),
-        progress,
         missing,
-        |host, &(method, case), results, progress| {
+        |host, &(method, case), results| {
             let name = name(method, case);
             if applied != Some(method) {
-                progress(&format!("{name}: applying"));
+                progress(format_args!("{name}: applying"));
                 applied = None;
                 apply(host, &mut guests, method, "")?;
                 applied = Some(method);
             }
-            progress(&format!("{name}: measuring"));
+            progress(format_args!("{name}: measuring"));
             results.push(measure(host, &guests, method, case)?);
             Ok(())
         },
@@ -481,9 +478,8 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
     }
     let mut missing = Vec::new();
     let plan = RtaPlan { methods, groups, arrivals };
-    let results = args
-        .emulated
-        .measure(true, |site, images| measure(&plan, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let results =
+        args.emulated.measure(true, |site, images| measure(&plan, &site, images, &mut noted(&mut missing)))?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
          computes for {} % of its slice; four threads of the host want the CPU all the time",

@@ -17,11 +17,12 @@ use ontime_lab::images::Images;
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted};
 use crate::goals::Figure::{self, Own, P50};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::trial;
 
@@ -47,12 +48,11 @@ fn measure(
     args: &Options,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
+    Guests::bring(site, images)?;
+    let mut host = Host::start(site, images, &[], &[])?;
+    let mut guests = Guests::boot(&mut host, 1, DECLARED_US)?;
     apply(&mut host, &mut guests, "paced", "")?;
     // After an apply the daemon reads the host's state again, also when QEMU starts threads to read the program from
     // the disk. That costs hundreds of times as much as a change, so one call is made beforehand.
@@ -62,10 +62,9 @@ fn measure(
         host,
         METHODS,
         |method| (*method).to_owned(),
-        progress,
         missing,
-        |host, &method, results, progress| {
-            results.push(measure_method(host, &guests, args.count, method, &mut anyway, progress)?);
+        |host, &method, results| {
+            results.push(measure_method(host, &guests, args.count, method, &mut anyway)?);
             Ok(())
         },
     )
@@ -78,13 +77,12 @@ fn measure_method(
     count: u32,
     method: &str,
     anyway: &mut Option<Used>,
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     if method == "spare" {
         guests.send_lines(host, &[format!("echo {SPARE} > /sys/module/ontime/parameters/deadline_spare")])?;
     }
     host.shell(SETTLED)?;
-    progress(&format!("{method}: measuring"));
+    progress(format_args!("{method}: measuring"));
     let call = match method {
         "bare" => format!("ping {method} {count} {PAUSE_US}"),
         "same" => register(method, count, 0),
@@ -208,9 +206,7 @@ struct Options {
 /// Measures the cost of a guest's requests for bandwidth.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let mut missing = Vec::new();
-    let results = args
-        .emulated
-        .measure(true, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let results = args.emulated.measure(true, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
     let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
     Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)
 }

@@ -25,7 +25,7 @@ use super::{
     without_requests, words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress, to_write};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, to_write};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -235,7 +235,6 @@ fn measure(
     figures: &Figures,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
     let rates = group::video(figures, SCALE);
@@ -244,7 +243,6 @@ fn measure(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&args.methods, &[()]),
         |method, ()| method.to_owned(),
-        progress,
         missing,
         |host, guests, method, ()| measure_method(host, guests, method, &spells, &rates),
     )
@@ -350,9 +348,8 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let args = &Asked { methods, ..args.clone() };
-    let results = args.emulated.measure(true, |site, images| {
-        measure(args, &figures, &site, images, &mut print_progress, &mut noted(&mut missing))
-    })?;
+    let results =
+        args.emulated.measure(true, |site, images| measure(args, &figures, &site, images, &mut noted(&mut missing)))?;
     let notes = vec![
         format!(
             "the emulated host: {}, four VMs with a vCPU each, {} s, slices the paper's divided by {}, so that they \
