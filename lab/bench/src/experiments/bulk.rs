@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
@@ -21,7 +21,7 @@ use crate::host::{BULK_VMS, CpuTime, Host, Site, Vm, boot_vm, size};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Sockets, Wake};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 use crate::wire::WireAnalysis;
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
@@ -41,14 +41,9 @@ fn name(method: &str, send: bool) -> String {
     format!("{method}-{}", if send { "send" } else { "receive" })
 }
 
-/// Boots the host and measures every method in both directions. A failed case goes to `missing` with its name, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and measures every method in both directions. If a case fails, the remaining cases are measured while
+/// the host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     if args.methods.iter().any(|method| method == "outsourcing") {
         server::bring_module(site, images)?;
     }
@@ -59,11 +54,9 @@ fn measure(
         host,
         cases,
         |(method, send)| name(method, *send),
-        missing,
-        |host, &(method, send), results| {
+        |host, &(method, send)| {
             put(host, &mut present, method == "outsourcing")?;
-            results.push(measure_case(host, args, method, send)?);
-            Ok(())
+            measure_case(host, args, method, send)
         },
     )
 }
@@ -171,17 +164,15 @@ struct Options {
 /// Measures every method, receiving and sending, on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results =
-        args.emulated.measure(with_module, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(with_module, |site, images| measure(args, &site, images))?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at \
          32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"
             .to_owned(),
     ];
-    let measured = Measured { experiment: "bulk", seed: 1, results, missing, notes };
+    let measured = Measured { experiment: "bulk", seed: 1, found, notes };
     measured.report(&args.output)
 }
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::client_side::Order;
 use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
@@ -24,20 +24,15 @@ use crate::pcap::{PcapError, Record, Tail};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 use crate::wire::WireAnalysis;
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
 const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
 
-/// Boots the host and measures every method. A failed method goes to `missing` with its name, and the remaining methods
-/// are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and measures every method. If a method fails, the remaining methods are measured while the host
+/// lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let ground = Ground::Emulated(site, images);
     let outsourced = args.methods.iter().any(|method| method == "outsourcing");
     let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced)?;
@@ -46,8 +41,7 @@ fn measure(
         host,
         &args.methods,
         |method| (*method).clone(),
-        missing,
-        |host, method, results| {
+        |host, method| {
             let (place, applied) = match method.as_str() {
                 "outsourcing" => (ServerPlace::Outsourced(Wake::Idle), "partitioned"),
                 other => (ServerPlace::Vm, other),
@@ -55,8 +49,7 @@ fn measure(
             placed.put(host, place)?;
             progress(format_args!("{method}: applying"));
             host.apply(applied)?;
-            results.push(measure_case(host, args, method)?);
-            Ok(())
+            measure_case(host, args, method)
         },
     )
 }
@@ -212,12 +205,10 @@ struct Options {
 /// Measures every method on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results =
-        args.emulated.measure(with_module, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
-    let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
+    let found = args.emulated.measure(with_module, |site, images| measure(args, &site, images))?;
+    let measured = Measured { experiment: "connections", seed: 1, found, notes: Vec::new() };
     measured.report(&args.output)
 }
 

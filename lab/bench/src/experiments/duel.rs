@@ -21,7 +21,7 @@ use super::guest_cyclictest::{self, Latencies};
 use super::inversion;
 use super::rta::guests::{DECLARED_US, Guests};
 use super::rta::in_order;
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::flood::Flood;
 use crate::goals::Figure::{self, Bulk, Max, Own, P99};
@@ -30,7 +30,7 @@ use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
 use crate::progress::progress;
 use crate::schema::{LATE, Load, MethodResult, Metric, Unit};
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
 /// The rivals, in the order of the report.
@@ -183,25 +183,20 @@ fn measure_rival(
     Ok(result)
 }
 
-/// Measures every rival on a host of its own. A failed one goes to `missing`.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Vec<MethodResult> {
-    let mut results = Vec::new();
+/// Measures every rival on a host of its own. The remaining rivals are measured if one fails.
+fn measure(args: &Options, site: &Site, images: &Images) -> CaseResults {
+    let mut found = CaseResults::default();
     for rival in in_order(&RIVALS, &args.rivals) {
         match measure_rival(args, rival, site, images) {
-            Ok(result) => results.push(result),
+            Ok(result) => found.results.push(result),
             Err(error) => {
                 // The error message may name the console log.
                 isolate::keep(&site.dir);
-                missing(rival, error);
+                found.lacks(rival, error);
             }
         }
     }
-    results
+    found
 }
 
 fn words(rival: &str) -> &str {
@@ -261,10 +256,8 @@ impl Options {
 /// Measures every rival.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &args.checked()?;
-    let mut missing = Vec::new();
-    let results =
-        args.emulated.measure(false, |site, images| Ok(measure(args, &site, images, &mut noted(&mut missing))))?;
-    Measured { experiment: "duel", seed: args.seed, results, missing, notes: Vec::new() }.report(&args.output)
+    let found = args.emulated.measure(false, |site, images| Ok(measure(args, &site, images)))?;
+    Measured { experiment: "duel", seed: args.seed, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// Rivals on the same host.

@@ -21,7 +21,7 @@ use serde::Deserialize;
 
 use super::rta::guests::{DECLARED_US, Guests, bulk_threads};
 use super::rta::{in_order, without_requests};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, idle};
@@ -29,7 +29,7 @@ use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The methods, in the order of the report.
 const METHODS: [&str; 4] = ["stock", "static-rt", "threaded", "partitioned"];
@@ -178,14 +178,9 @@ impl Latencies {
     }
 }
 
-/// Boots the host and its VM and measures every method under every load. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VM and measures every method under every load. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     bring(&args.cyclictest, &site.dir.join("files"))?;
     let mut host = Host::start(site, images, &[], &[])?;
     host.shell("install -m 755 /lab/cyclictest /usr/local/bin/cyclictest")?;
@@ -198,16 +193,14 @@ fn measure(
         host,
         cases,
         |(method, load)| name(method, load),
-        missing,
-        |host, &(method, load), results| {
+        |host, &(method, load)| {
             progress(format_args!("{}: applying", name(method, load)));
             match method {
                 "stock" => host.reset()?,
                 "static-rt" => host.apply("vanilla")?,
                 other => host.apply(other)?,
             }
-            results.push(measure_case(host, &guests, args.seconds, method, load)?);
-            Ok(())
+            measure_case(host, &guests, args.seconds, method, load)
         },
     )
 }
@@ -332,10 +325,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let loads = chosen("load", &args.loads, &LOADS)?;
     check(&args.cyclictest)?;
     let args = &Options { methods, loads, ..args.clone() };
-    let mut missing = Vec::new();
-    let results =
-        args.emulated.measure(false, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
-    let measured = Measured { experiment: "guest-cyclictest", seed: 0, results, missing, notes: Vec::new() };
+    let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
+    let measured = Measured { experiment: "guest-cyclictest", seed: 0, found, notes: Vec::new() };
     measured.report(&args.output)
 }
 

@@ -9,14 +9,14 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::wait_for_reservations;
 use super::rta::without_requests;
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{Host, RT_VM, Site};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The methods: the daemon alone, the default method, and the default method with a reservation for the RT VM.
 const METHODS: [&str; 3] = ["reset", "partitioned", "paced"];
@@ -70,26 +70,19 @@ impl OwnTime {
     }
 }
 
-/// Boots the host and its VM and measures every method. A failed method goes to `missing`, and the remaining methods
-/// are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VM and measures every method. If a method fails, the remaining methods are measured while the
+/// host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let host = Host::start(site, images, &[RT_VM], &server::CONFIG)?;
     trial::each(
         host,
         &args.methods,
         |method| (*method).clone(),
-        missing,
-        |host, method, results| {
+        |host, method| {
             progress(format_args!("{method}: applying"));
             apply(host, method)?;
             host.settle()?;
-            results.push(measure_case(host, args.seconds, method)?);
-            Ok(())
+            measure_case(host, args.seconds, method)
         },
     )
 }
@@ -149,10 +142,8 @@ struct Options {
 /// Measures every method on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &Options { methods: chosen("method", &args.methods, &METHODS)?, ..args.clone() };
-    let mut missing = Vec::new();
-    let results =
-        args.emulated.measure(false, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
-    let measured = Measured { experiment: "idle", seed: 1, results, missing, notes: Vec::new() };
+    let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
+    let measured = Measured { experiment: "idle", seed: 1, found, notes: Vec::new() };
     measured.report(&args.output)
 }
 

@@ -14,7 +14,7 @@ use ontime_cli::usage;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted};
+use super::{Experiment, HostArgs, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
@@ -25,7 +25,7 @@ use crate::paced::{Pace, Paced};
 use crate::progress::progress;
 use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
 use crate::server::{self, Net, PlacedServer, ServerPlace};
-use crate::trial::{self, Requests, SETTLED, Trial};
+use crate::trial::{self, CaseResults, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::{self, Workload};
 
@@ -65,18 +65,14 @@ fn long(case: &str) -> String {
     format!("{case}-hours")
 }
 
-/// Boots the host and its VMs and measures every case. A failed case goes to `missing`, and the remaining cases are
-/// measured while the host lives.
-fn measure(
-    args: &Options,
-    ground: Ground<'_>,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every case. If a case fails, the remaining cases are measured while the host
+/// lives.
+fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
     let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false)?;
     let host = ground.start(&BULK_VMS, &server::CONFIG)?;
     let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
-    trial::each(host, cases, name, missing, |host, &(method, place), results| {
+    trial::each_with_several(host, cases, name, |host, &(method, place), results| {
         if placed.place().is_some_and(|before| before != server_place(place)) {
             // Beside a polling thread, the setup of the next place would get a twentieth of the one CPU and take
             // minutes.
@@ -344,10 +340,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     if let Some(unknown) = frames.iter().find(|frame| !FRAMES.contains(frame)) {
         usage!("frames of {unknown} bytes are none of the paper's, {:?}", FRAMES);
     }
-    let mut missing = Vec::new();
     let args = &Options { methods, places, frames, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut noted(&mut missing));
-    let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
+    let measure = |ground: Ground<'_>| measure(args, ground);
+    let (found, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \
          milliseconds for NAPI, 98.8 % less at 1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss \
@@ -359,7 +354,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     if args.host.hardware.hardware.is_none() {
         notes.push(format!("the emulated host has {}", args.host.emulated.cpus_in_words()));
     }
-    let measured = Measured { experiment: "kbp", seed: 1, results, missing, notes };
+    let measured = Measured { experiment: "kbp", seed: 1, found, notes };
     measured.report(&args.output)
 }
 

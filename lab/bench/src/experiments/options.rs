@@ -20,6 +20,7 @@ use crate::hardware::{self, Target};
 use crate::host::{self, AS_IS, Ground, Site};
 use crate::paper::Figures;
 use crate::schema::{Goal, MethodResult, Report, SCHEMA_VERSION};
+use crate::trial::CaseResults;
 use crate::{goals, report};
 
 /// The one emulated host of an experiment.
@@ -200,11 +201,6 @@ pub(crate) fn options_of<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error
     T::from_arg_matches(&command.try_get_matches_from(words)?)
 }
 
-/// Notes why a case has no result.
-pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError) {
-    |case, error| missing.push(format!("{case}: not measured: {error}"))
-}
-
 /// Where a report goes, besides the terminal.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Output {
@@ -288,13 +284,12 @@ pub(crate) struct Show {
     pub(crate) output: Output,
 }
 
-/// The results of an experiment, and the cases without results.
+/// A measured experiment.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) experiment: &'static str,
     pub(crate) seed: u64,
-    pub(crate) results: Vec<MethodResult>,
-    pub(crate) missing: Vec<String>,
+    pub(crate) found: CaseResults,
     /// Further notes for the reader.
     pub(crate) notes: Vec<String>,
 }
@@ -307,7 +302,7 @@ impl Measured {
 
     /// As [`Self::report`], with goals besides those of the experiment.
     pub(crate) fn report_with(self, mut goals: Vec<Goal>, output: &Output) -> anyhow::Result<ExitCode> {
-        let Self { experiment, seed, results, missing, mut notes } = self;
+        let Self { experiment, seed, found: CaseResults { results, missing }, mut notes } = self;
         let Some(clock) = results.first().map(|result| result.clock) else {
             bail!("nothing could be measured: {}", missing.join("; "));
         };

@@ -19,7 +19,7 @@ use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted};
+use super::{Emulated, Experiment, Hardware, Measured, Output, command};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
@@ -33,7 +33,7 @@ use crate::progress::{begin_messages_with, progress};
 use crate::schema::{Load, MethodResult, PaperRow};
 use crate::segments::{Depth, Trace};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
-use crate::trial::{self, CaseCount, Requests, Trial};
+use crate::trial::{self, CaseCount, CaseResults, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
 /// Requests at the start of each case that do not count: they fill caches, resolve ARP, and let the client learn the
@@ -138,14 +138,13 @@ struct RtServerPlan {
 }
 
 /// Boots the host, starts the VMs (a real host has both already) and measures every case. Before each case, `begun`
-/// gets its name. A failed case goes to `missing` with its name, and the remaining cases are measured while the host
-/// lives.
+/// gets its words. If a case fails, it is told by its name, and the remaining cases are measured while the host lives.
 fn measure(
     plan: &RtServerPlan,
     ground: Ground<'_>,
     begun: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+    name: impl Fn(&&Case) -> String,
+) -> Result<CaseResults, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
     let mut placed_server = PlacedServer::new(plan.workload.server(), &ground, outsourced)?;
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
@@ -155,21 +154,15 @@ fn measure(
         append(site, &plan.appended)?;
     }
     let host = ground.start(&BULK_VMS, &config)?;
-    trial::each_of(
-        host,
-        &plan.cases,
-        |case| case.words(),
-        missing,
-        |host, case, results| {
-            begun(&case.words());
-            placed_server.put(host, case.place())?;
-            let mut result = measure_case(host, plan, case)?;
-            result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
-            result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
-            results.push(result);
-            Ok(())
-        },
-    )
+    trial::each_of(host, &plan.cases, name, |host, case, results| {
+        begun(&case.words());
+        placed_server.put(host, case.place())?;
+        let mut result = measure_case(host, plan, case)?;
+        result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
+        result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
+        results.push(result);
+        Ok(())
+    })
 }
 
 /// Adds these words to the command line of the RT guest's kernel (`lab-vm`).
@@ -435,7 +428,7 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let total = hosts.iter().flat_map(cases).count();
     let count = Arc::new(Mutex::new(CaseCount::new(total, at_once.min(hosts.len()))));
     let mut waiting = hosts.iter().enumerate();
-    let mut running: Vec<(usize, Child, JoinHandle<Option<Found>>)> = Vec::new();
+    let mut running: Vec<(usize, Child, JoinHandle<Option<CaseResults>>)> = Vec::new();
     loop {
         for _ in running.len()..at_once {
             let Some((number, host)) = waiting.next() else { break };
@@ -463,9 +456,9 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         }
     }
     results.sort_by_key(|(number, _)| *number);
-    let results = results.into_iter().flat_map(|(_, results)| results).collect();
+    let found = CaseResults { results: results.into_iter().flat_map(|(_, results)| results).collect(), missing };
     let notes = if kind.traced.is_some() { vec![SEGMENTS_PAPER.to_owned()] } else { Vec::new() };
-    let measured = Measured { experiment: kind.name, seed: args.seed, results, missing, notes };
+    let measured = Measured { experiment: kind.name, seed: args.seed, found, notes };
     measured.report(&args.output)
 }
 
@@ -485,13 +478,12 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         usage!("--guest-append is for the VM of an emulated host; a real one's is its owner's");
     }
     let plan = plan(args, kind, &methods);
-    let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
         let mut count = CaseCount::new(plan.cases.len(), 1);
-        measure(&plan, ground, &mut |case| progress(count.begin(case)), &mut noted(&mut missing))
+        measure(&plan, ground, &mut |case| progress(count.begin(case)), |case| case.words())
     })?;
-    let (results, notes) = found.context("a real host")?;
-    Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
+    let (found, notes) = found.context("a real host")?;
+    Measured { experiment: kind.name, seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// A line of a part's standard output, as JSON.
@@ -500,7 +492,7 @@ enum PartLine {
     /// A case begins.
     Case(String),
     /// The last line.
-    Found(Found),
+    Found(CaseResults),
 }
 
 impl PartLine {
@@ -511,7 +503,7 @@ impl PartLine {
 }
 
 /// Shows each case that a part begins, until the part ends.
-fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<Found> {
+fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<CaseResults> {
     let mut found = None;
     for line in BufReader::new(told).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
@@ -524,14 +516,6 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<F
         }
     }
     found
-}
-
-/// The results of a part.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Found {
-    results: Vec<MethodResult>,
-    /// Cases that failed, and why.
-    missing: Vec<String>,
 }
 
 fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::Result<Child> {
@@ -574,18 +558,15 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
     let emulated = args.emulated(kernel);
     let plan = plan(args, kind, &args.methods);
-    let mut missing = Vec::new();
-    let results = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
+    let found = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
         begin_messages_with(format!("[{kernel}] "));
-        measure(&plan, ground, &mut begun, &mut |case, error| {
-            missing.push(format!("{case} on {kernel}: not measured: {error}"));
-        })
+        measure(&plan, ground, &mut begun, |case| format!("{} on {kernel}", case.words()))
     })?;
-    PartLine::Found(Found { results, missing }).write_line().context("telling what was measured")?;
+    PartLine::Found(found).write_line().context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -849,7 +830,7 @@ mod tests {
 
     #[test]
     fn a_part_tells_its_cases_and_then_what_it_found() {
-        let found = Found { results: Vec::new(), missing: vec!["threaded, no flood".to_owned()] };
+        let found = CaseResults { results: Vec::new(), missing: vec!["threaded, no flood".to_owned()] };
         let lines = [PartLine::Case("vanilla, TCP flood".to_owned()), PartLine::Found(found)];
         let told: String = lines.map(|line| serde_json::to_string(&line).unwrap() + "\n").concat();
         let count = Mutex::new(CaseCount::new(3, 1));

@@ -2,7 +2,7 @@
 //! receive TCP at full speed.
 //!
 //! In: methods and numbers of VMs on one emulated host, whose clients' side is a CPU of the machine. Out: a
-//! [`MethodResult`] for each, named `METHOD-VMS`: the response times of all VMs, those of each VM as metrics, bulk
+//! `MethodResult` for each, named `METHOD-VMS`: the response times of all VMs, those of each VM as metrics, bulk
 //! throughput and CPU use ([`crate::several`]).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,15 +12,15 @@ use ontime_cli::usage;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Bulk, Own};
 use crate::goals::{GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
-use crate::schema::{Load, MethodResult};
+use crate::schema::Load;
 use crate::server::{self, Sockets, Wake, bring_module};
 use crate::several::{Several, WORST_P99, WORST_SD};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The methods, in the order of measurement: those whose VMs have a NIC first.
 const METHODS: [&str; 5] = ["rt-default", "threaded", "exclusive", "partitioned", OUTSOURCING];
@@ -106,14 +106,9 @@ fn sockets(vm: &str) -> Sockets<'_> {
     Sockets { vm, bind: server::SOCKPERF.bind, reach: "10.1.0.0/24", channels: 1, wake: Wake::Idle }
 }
 
-/// Boots the host and its VMs and measures every case. A failed case goes to `missing`, and the remaining cases are
-/// measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every case. If a case fails, the remaining cases are measured while the host
+/// lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     if args.outsources() {
         bring_module(site, images)?;
     }
@@ -125,8 +120,7 @@ fn measure(
         host,
         cases(args),
         |(method, count, load)| format!("{} ({})", name(method, *count), load.words()),
-        missing,
-        |host, &(method, count, load), results| {
+        |host, &(method, count, load)| {
             running.reach(host, count, method == OUTSOURCING)?;
             host.apply(match method {
                 "rt-default" => "vanilla",
@@ -144,8 +138,7 @@ fn measure(
                 warmup: WARM_UP,
                 seed: args.seed,
             };
-            results.push(several.run(host)?);
-            Ok(())
+            several.run(host)
         },
     )
 }
@@ -213,12 +206,11 @@ impl Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &args.checked()?;
     let most = args.vms.iter().copied().max().unwrap_or(1);
-    let mut missing = Vec::new();
-    let results = args.emulated.measure(args.outsources(), |site, images| {
+    let found = args.emulated.measure(args.outsources(), |site, images| {
         let site = site.with_room_for(u32::from(most) + BULK_VMS.len() as u32);
-        measure(args, &site, images, &mut noted(&mut missing))
+        measure(args, &site, images)
     })?;
-    Measured { experiment: "rt-vms", seed: args.seed, results, missing, notes: Vec::new() }.report(&args.output)
+    Measured { experiment: "rt-vms", seed: args.seed, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// Figures 16 to 18, plots.

@@ -1,6 +1,6 @@
 //! `sampled-values`: frames of IEC 61850-9-2 into a VM, one every 250 us, beside bulk VMs ([`crate::sampled`]).
 //!
-//! In: methods and loads on one emulated host. Out: a [`MethodResult`] for each: the time from a frame's passage of the
+//! In: methods and loads on one emulated host. Out: a `MethodResult` for each: the time from a frame's passage of the
 //! RT NIC to that of its answer. A subscriber in the RT VM (raw socket, FIFO 50; `ontime_lab::role`) answers each
 //! frame. The time includes the way of the answer, so a frame counts as late sooner than for a subscriber without
 //! answers. The frames do not wait for answers.
@@ -9,15 +9,15 @@ use std::process::ExitCode;
 
 use ontime_lab::role::SAMPLED_VALUES;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted};
+use super::{Experiment, HostArgs, Measured, Output, command};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
 use crate::host::{AS_IS, BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
 use crate::progress::progress;
 use crate::sampled::frame;
-use crate::schema::{Load, MethodResult};
+use crate::schema::Load;
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::{HEADERS, Workload};
 
 /// `rt-default` is `vanilla` on this RT kernel, as in `rt-server`.
@@ -31,13 +31,9 @@ fn prepare(mut site: Site) -> Site {
     site
 }
 
-/// Boots the host and its VMs and measures every method under every load. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    ground: Ground<'_>,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every method under every load. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
     if let Ground::Emulated(site, _) = &ground {
         SAMPLED_VALUES.bring(&site.dir.join("files"))?;
     }
@@ -47,7 +43,7 @@ fn measure(
     }
     let cases = args.methods.iter().flat_map(|method| args.loads.iter().map(move |load| (method, *load)));
     let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
-    trial::each(host, cases, name, missing, |host, &(method, load), results| {
+    trial::each(host, cases, name, |host, &(method, load)| {
         progress(format_args!("{method}, {}: applying", load.words()));
         host.apply(if method == "rt-default" { "vanilla" } else { method })?;
         let trial = Trial {
@@ -57,8 +53,7 @@ fn measure(
             requests: Requests::Client { workload: Workload::SampledValues, count: args.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,
         };
-        results.push(trial.run(host)?);
-        Ok(())
+        trial.run(host)
     })
 }
 
@@ -92,11 +87,10 @@ struct Options {
 /// Measures every method under every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
-    let mut missing = Vec::new();
     let args = &Options { methods, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut noted(&mut missing));
-    let (results, notes) = args.host.measure(HEADERS, prepare, measure)?;
-    let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
+    let measure = |ground: Ground<'_>| measure(args, ground);
+    let (found, notes) = args.host.measure(HEADERS, prepare, measure)?;
+    let measured = Measured { experiment: "sampled-values", seed: 0, found, notes };
     measured.report(&args.output)
 }
 
@@ -139,7 +133,7 @@ mod tests {
     use super::*;
     use crate::pcap::crafted;
     use crate::sampled::{LATE_NS, wire};
-    use crate::schema::{Clock, LATE, Run};
+    use crate::schema::{Clock, LATE, MethodResult, Run};
 
     #[test]
     fn late_and_lost_frames_are_told_apart_by_the_capture() {

@@ -14,7 +14,7 @@ use ontime_lab::Clock;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use super::{Emulated, Experiment, Measured, Output, command, noted};
+use super::{Emulated, Experiment, Measured, Output, command};
 use crate::command::product::Product;
 use crate::error::MeasureError;
 use crate::goals::Figure;
@@ -24,7 +24,7 @@ use crate::scenario::{Kind, Limit, Program, Scenario, Tenant};
 use crate::schema::{Bound, Goal, Load, MethodResult};
 use crate::server::{self, Net};
 use crate::several::Several;
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The name of the experiment.
 const NAME: &str = "scenario";
@@ -67,27 +67,21 @@ pub(crate) fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         product: args.product.clone(),
     };
     emulated.machine().check()?;
-    let mut missing = Vec::new();
-    let results = emulated.measure(false, |site, images| {
+    let found = emulated.measure(false, |site, images| {
         let vms = scenario.tenants.iter().filter(|tenant| tenant.kind == Kind::Vm).count();
-        measure(&scenario, &site.with_room_for(vms as u32), images, &mut noted(&mut missing))
+        measure(&scenario, &site.with_room_for(vms as u32), images)
     })?;
-    let goals: Vec<Goal> = scenario.limits.iter().flat_map(|limit| goals(limit, &scenario, &results)).collect();
+    let goals: Vec<Goal> = scenario.limits.iter().flat_map(|limit| goals(limit, &scenario, &found.results)).collect();
     let broken = goals.iter().any(|goal| goal.met == Some(false));
     let notes = vec![format!("the scenario: {}", args.file.display())];
     let seed = scenario.requests.seed;
-    let status = Measured { experiment: NAME, seed, results, missing, notes }.report_with(goals, &args.output)?;
+    let status = Measured { experiment: NAME, seed, found, notes }.report_with(goals, &args.output)?;
     Ok(if broken { ExitCode::from(CRITICAL) } else { status })
 }
 
-/// Boots the host and its tenants and measures every method under every load. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    scenario: &Scenario,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its tenants and measures every method under every load. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(scenario: &Scenario, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let config: Vec<(&str, &str)> = scenario.config.iter().map(|(name, text)| (*name, text.as_str())).collect();
     let mut host = Host::start(site, images, &[], &config)?;
     for tenant in &scenario.tenants {
@@ -107,8 +101,7 @@ fn measure(
         host,
         cases,
         |(method, load)| format!("{method} ({})", load.words()),
-        missing,
-        |host, (method, load), results| {
+        |host, (method, load)| {
             if in_force != Some(*method) {
                 in_force = None;
                 host.apply(method.name())?;
@@ -127,8 +120,7 @@ fn measure(
                 warmup: scenario.requests.warm_up.into(),
                 seed: scenario.requests.seed,
             };
-            results.push(several.run(host)?);
-            Ok(())
+            several.run(host)
         },
     )
 }

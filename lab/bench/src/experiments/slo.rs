@@ -13,7 +13,7 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use super::rta::{self, Rta, WORK_PERCENT, group};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, P99_9};
 use crate::goals::{GoalSpec, goal, idle};
@@ -23,7 +23,7 @@ use crate::paper::{Figures, Rtvirt};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::Workload;
 
 /// The methods, in the order of measurement. `credit`, Linux's defaults, is first because the guest module cannot be
@@ -105,15 +105,9 @@ fn name(method: &str, beside: Neighbours) -> String {
     format!("{method}-{}", beside.name())
 }
 
-/// Boots the host and its VMs and measures every method with all neighbours. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    figures: &Figures,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every method with all neighbours. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(args: &Options, figures: &Figures, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let has = |beside| args.beside.contains(&beside);
     let video = group::video(figures, VIDEO_SCALE);
     Guests::bring(site, images)?;
@@ -139,15 +133,13 @@ fn measure(
         host,
         cases,
         |(method, beside)| name(method, *beside),
-        missing,
-        |host, &(method, beside), results| {
+        |host, &(method, beside)| {
             progress(format_args!("{}: applying", name(method, beside)));
             setting.apply(host, method, figures)?;
             let mut result = setting.measure_case(host, args, (method, beside), &video)?;
             let paper = beside.paper(method, &figures.rtvirt);
             result.metrics.extend(paper.map(|us| Metric::number("paper-p99.9", Unit::Us, us)));
-            results.push(result);
-            Ok(())
+            Ok(result)
         },
     )
 }
@@ -288,11 +280,10 @@ struct Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
     let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
     let args = &Options { methods, ..args.clone() };
-    let results = args.emulated.measure(true, |site, images| {
+    let found = args.emulated.measure(true, |site, images| {
         // Memory for the VMs that never idle, in addition to the others.
-        measure(args, &figures, &site.with_room_for(u32::from(args.neighbours) + 5), images, &mut noted(&mut missing))
+        measure(args, &figures, &site.with_room_for(u32::from(args.neighbours) + 5), images)
     })?;
     let notes = vec![format!(
         "{}: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \
@@ -303,7 +294,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         args.neighbours,
         VIDEO_SCALE
     )];
-    let measured = Measured { experiment: "memcached-slo", seed: args.seed, results, missing, notes };
+    let measured = Measured { experiment: "memcached-slo", seed: args.seed, found, notes };
     measured.report(&args.output)
 }
 

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted};
+use super::{Experiment, HostArgs, Measured, Output, command};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::datagrams;
@@ -26,7 +26,7 @@ use crate::host::{AS_IS, Ground, Host, RT_VM, Vm};
 use crate::pcap::{PcapError, Tail};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 use crate::wire::{self, RtFlow};
 use crate::workload::{HEADERS, SOCKPERF};
 
@@ -196,21 +196,14 @@ impl VatcPlan {
     }
 }
 
-/// Boots the host, starts the VMs and measures every method with every traffic and interval. A failed case goes to
-/// `missing`, and the remaining cases are measured while the host lives.
-fn measure(
-    plan: &VatcPlan,
-    ground: Ground<'_>,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host, starts the VMs and measures every method with every traffic and interval. If a case fails, the
+/// remaining cases are measured while the host lives.
+fn measure(plan: &VatcPlan, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
     let bulk = bulk_vms(plan.beside.iter().map(|beside| beside.vms()).max().unwrap_or(0));
     let mut vms = vec![RT_VM];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
     let host = ground.start(&vms, &[])?;
-    trial::each(host, plan.cases(), Case::to_string, missing, |host, case, results| {
-        results.push(measure_case(host, plan, *case)?);
-        Ok(())
-    })
+    trial::each(host, plan.cases(), Case::to_string, |host, case| measure_case(host, plan, *case))
 }
 
 /// Names and addresses of the first `count` bulk VMs.
@@ -519,18 +512,17 @@ fn execute(
 ) -> anyhow::Result<ExitCode> {
     let hardware = &common.host.hardware;
     let methods = hardware.methods(&common.methods, defaults(hardware.hardware.is_some()), &METHODS)?;
-    let mut missing = Vec::new();
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut noted(&mut missing));
-    let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
+    let measure = |ground: Ground<'_>| measure(&plan, ground);
+    let (found, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(
         "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered \
          outside: both ways pass the host in either"
             .to_owned(),
     );
-    let measured = Measured { experiment, seed: 1, results, missing, notes };
+    let measured = Measured { experiment, seed: 1, found, notes };
     measured.report(&common.output)
 }
 

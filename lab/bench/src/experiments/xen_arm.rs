@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max};
 use crate::goals::{GoalSpec, goal, idle};
@@ -25,7 +25,7 @@ use crate::progress::progress;
 use crate::schema::{Load, MethodResult};
 use crate::segments::{Depth, Trace};
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::Workload;
 
 /// The methods, in the order of the report. `credit` means Linux's defaults: every vCPU and vhost thread has its fair
@@ -82,14 +82,9 @@ fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     }
 }
 
-/// Boots the host and its VMs and measures every method with every load and every neighbour. A failed case goes to
-/// `missing`, and the remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every method with every load and every neighbour. If a case fails, the
+/// remaining cases are measured while the host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     LOADED.bring(&site.dir.join("files"))?;
     let mut host = Host::start(site, images, &[], &server::CONFIG)?;
     boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM })?;
@@ -104,8 +99,7 @@ fn measure(
         host,
         cases,
         |(method, load, neighbour)| name(method, *load, *neighbour),
-        missing,
-        |host, &(method, load, neighbour), results| {
+        |host, &(method, load, neighbour)| {
             let case = name(method, load, neighbour);
             progress(format_args!("{case}: applying"));
             if method == "credit" {
@@ -117,8 +111,7 @@ fn measure(
             run(host, neighbour, true)?;
             let measured = measure_case(host, args, (method, load, neighbour));
             run(host, neighbour, false)?;
-            results.push(measured?);
-            Ok(())
+            measured
         },
     )
 }
@@ -212,17 +205,15 @@ struct Options {
 /// Measures every method with every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
     let requests = if args.long { LONG } else { args.requests };
     let args = &Options { methods, requests, ..args.clone() };
-    let results =
-        args.emulated.measure(false, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
     let notes = vec![
         "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
          the paper's figures are of its parts"
             .to_owned(),
     ];
-    let measured = Measured { experiment: "xen-arm", seed: args.seed, results, missing, notes };
+    let measured = Measured { experiment: "xen-arm", seed: args.seed, found, notes };
     measured.report(&args.output)
 }
 

@@ -44,7 +44,7 @@ use crate::memcached;
 use crate::progress::progress;
 use crate::schema::Load;
 use crate::server::{self, PlacedServer, ServerPlace};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 use crate::voip::sipp::Asker;
 use crate::workload::{Client, SOCKPERF, Workload};
 use capture::{Reader, Traced};
@@ -173,13 +173,9 @@ pub(crate) struct Measured {
     pub kernel: String,
 }
 
-/// Boots the host and traces requests under every method. A failed method goes to `missing`, and the remaining methods
-/// are traced while the host lives.
-pub(crate) fn measure(
-    plan: &PathPlan,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<Measured>, MeasureError> {
+/// Boots the host and traces requests under every method. If a method fails, the remaining methods are traced while the
+/// host lives.
+pub(crate) fn measure(plan: &PathPlan, images: &Images) -> Result<CaseResults<Measured>, MeasureError> {
     let cases: Vec<Case> = plan.methods.iter().map(|name| Case { name: name.clone(), load: Load::None }).collect();
     let ground = Ground::Emulated(&plan.site, images);
     let mut placed =
@@ -192,8 +188,7 @@ pub(crate) fn measure(
         host,
         &cases,
         |case| case.name.clone(),
-        missing,
-        |host, case, results| {
+        |host, case| {
             let place = case.place();
             if placed.place() != Some(place) {
                 told = None;
@@ -203,8 +198,7 @@ pub(crate) fn measure(
                 progress("the guest tells what its addresses mean");
                 told = Some(symbols.receive(host)?);
             }
-            results.push(measure_case(host, plan, case, told.as_deref())?);
-            Ok(())
+            measure_case(host, plan, case, told.as_deref())
         },
     )
 }

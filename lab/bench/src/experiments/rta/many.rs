@@ -19,12 +19,13 @@ use super::{
     words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::report;
 use crate::schema::{Load, MethodResult, Metric, Unit};
+use crate::trial::CaseResults;
 
 /// The methods, in the order of measurement.
 pub(crate) const METHODS: [&str; 6] = WITH_FLOOR;
@@ -61,19 +62,13 @@ impl ManyPlan {
     }
 }
 
-/// Boots the host and a VM for each group, and measures every method. A failed method goes to `missing`, and the
-/// remaining methods are measured while the host lives.
-fn measure(
-    plan: &ManyPlan,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and a VM for each group, and measures every method. If a method fails, the remaining methods are
+/// measured while the host lives.
+fn measure(plan: &ManyPlan, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     each_case(
         Setup { site, images, vms: plan.groups.len(), declared_us: DECLARED_US },
         (&plan.methods, &[()]),
         |method, ()| method.to_owned(),
-        missing,
         |host, guests, method, ()| measure_method(host, guests, method, &plan.groups, plan.seconds),
     )
 }
@@ -186,11 +181,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         ontime_cli::print(report::fitted(&simulated))?;
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
-    let mut missing = Vec::new();
     let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
-    let results = args
-        .emulated
-        .measure(true, |site, images| measure(&plan, &plan.prepare(site), images, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(true, |site, images| measure(&plan, &plan.prepare(site), images))?;
     ontime_cli::print(report::fitted(&simulated) + "\n")?;
     let notes = vec![format!(
         "the emulated host: {}, {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, so that \
@@ -201,7 +193,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         SCALE,
         WORK_PERCENT
     )];
-    Measured { experiment: "rta-scale", seed: 0, results, missing, notes }.report(&args.output)
+    Measured { experiment: "rta-scale", seed: 0, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.5: a hundred applications.

@@ -28,7 +28,7 @@ use rand_chacha::ChaCha8Rng;
 pub(super) use self::group::Rta;
 pub(super) use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
@@ -36,7 +36,7 @@ use crate::host::{CpuTime, Host, Site};
 use crate::paper::Figures;
 use crate::progress::progress;
 use crate::schema::{JOBS, Load, MISSED, MethodResult, Metric, REFUSED, Run, Unit};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 use crate::wire::WireAnalysis;
 
 /// The goals for RTVirt's Table 1, for periodic and sporadic jobs.
@@ -127,19 +127,13 @@ pub(super) fn name(method: &str, group: &str) -> String {
     format!("{method}-{group}")
 }
 
-/// Boots the host and four VMs and measures every group with every method. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    plan: &RtaPlan,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and four VMs and measures every group with every method. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(plan: &RtaPlan, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     each_case(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&plan.methods, &plan.groups),
         |method, (group, _)| name(method, group),
-        missing,
         |host, guests, method, (group, rtas)| measure_case(host, guests, plan.arrivals, method, group, rtas),
     )
 }
@@ -158,9 +152,8 @@ fn each_case<C>(
     setup: Setup<'_>,
     (methods, cases): (&[String], &[C]),
     name: impl Fn(&str, &C) -> String,
-    missing: &mut dyn FnMut(&str, MeasureError),
     measure: impl Fn(&mut Host, &Guests, &'static str, &C) -> Result<MethodResult, MeasureError>,
-) -> Result<Vec<MethodResult>, MeasureError> {
+) -> Result<CaseResults, MeasureError> {
     let Setup { site, images, vms, declared_us } = setup;
     Guests::bring(site, images)?;
     let mut host = Host::start(site, images, &[], &[])?;
@@ -171,8 +164,7 @@ fn each_case<C>(
         host,
         all,
         |(method, case)| name(method, case),
-        missing,
-        |host, &(method, case), results| {
+        |host, &(method, case)| {
             let name = name(method, case);
             if applied != Some(method) {
                 progress(format_args!("{name}: applying"));
@@ -181,8 +173,7 @@ fn each_case<C>(
                 applied = Some(method);
             }
             progress(format_args!("{name}: measuring"));
-            results.push(measure(host, &guests, method, case)?);
-            Ok(())
+            measure(host, &guests, method, case)
         },
     )
 }
@@ -476,10 +467,8 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
         let rtas = group::scaled(&figures, &name).with_context(|| format!("group '{name}' has no slices"))?;
         groups.push((name, rtas));
     }
-    let mut missing = Vec::new();
     let plan = RtaPlan { methods, groups, arrivals };
-    let results =
-        args.emulated.measure(true, |site, images| measure(&plan, &site, images, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(true, |site, images| measure(&plan, &site, images))?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
          computes for {} % of its slice; four threads of the host want the CPU all the time",
@@ -493,7 +482,7 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
                 .to_owned(),
         );
     }
-    let measured = Measured { experiment, seed, results, missing, notes };
+    let measured = Measured { experiment, seed, found, notes };
     measured.report(&args.output)
 }
 

@@ -17,14 +17,14 @@ use ontime_lab::images::Images;
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command};
 use crate::goals::Figure::{self, Own, P50};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The calls, in the order of measurement. `same` is first because it gives the base load of the host's processes;
 /// `spare` is last because spare bandwidth cannot be given back.
@@ -42,14 +42,9 @@ const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime da
                        for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || \
                        break; done";
 
-/// Boots a host and a VM and measures every method. A failed method goes to `missing`, and the remaining methods are
-/// measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots a host and a VM and measures every method. If a method fails, the remaining methods are measured while the
+/// host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     Guests::bring(site, images)?;
     let mut host = Host::start(site, images, &[], &[])?;
     let mut guests = Guests::boot(&mut host, 1, DECLARED_US)?;
@@ -62,11 +57,7 @@ fn measure(
         host,
         METHODS,
         |method| (*method).to_owned(),
-        missing,
-        |host, &method, results| {
-            results.push(measure_method(host, &guests, args.count, method, &mut anyway)?);
-            Ok(())
-        },
+        |host, &method| measure_method(host, &guests, args.count, method, &mut anyway),
     )
 }
 
@@ -205,10 +196,9 @@ struct Options {
 
 /// Measures the cost of a guest's requests for bandwidth.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let mut missing = Vec::new();
-    let results = args.emulated.measure(true, |site, images| measure(args, &site, images, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(true, |site, images| measure(args, &site, images))?;
     let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
-    Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)
+    Measured { experiment: "registration", seed: 0, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.5: the cost of a request for bandwidth.

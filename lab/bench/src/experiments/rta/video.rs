@@ -25,12 +25,13 @@ use super::{
     without_requests, words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, to_write};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, to_write};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::report;
 use crate::schema::{Load, MethodResult};
+use crate::trial::CaseResults;
 
 /// The methods, in the order of measurement, as for `rta-periodic`.
 pub(crate) const METHODS: [&str; 5] = super::METHODS;
@@ -228,22 +229,15 @@ impl Simulated {
     }
 }
 
-/// Boots the host and four VMs and measures every method. A failed method goes to `missing`, and the remaining methods
-/// are measured while the host lives.
-fn measure(
-    args: &Asked,
-    figures: &Figures,
-    site: &Site,
-    images: &Images,
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and four VMs and measures every method. If a method fails, the remaining methods are measured while
+/// the host lives.
+fn measure(args: &Asked, figures: &Figures, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let rates = group::video(figures, SCALE);
     let spells = draw(VMS, u64::from(args.seconds) * 1_000, args.seed);
     each_case(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&args.methods, &[()]),
         |method, ()| method.to_owned(),
-        missing,
         |host, guests, method, ()| measure_method(host, guests, method, &spells, &rates),
     )
 }
@@ -346,10 +340,8 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         ontime_cli::print(texts.concat())?;
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
-    let mut missing = Vec::new();
     let args = &Asked { methods, ..args.clone() };
-    let results =
-        args.emulated.measure(true, |site, images| measure(args, &figures, &site, images, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(true, |site, images| measure(args, &figures, &site, images))?;
     let notes = vec![
         format!(
             "the emulated host: {}, four VMs with a vCPU each, {} s, slices the paper's divided by {}, so that they \
@@ -361,7 +353,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         ),
         simulated.words(),
     ];
-    Measured { experiment: "video", seed: args.seed, results, missing, notes }.report(&args.output)
+    Measured { experiment: "video", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.3: applications that start and end at random times.
