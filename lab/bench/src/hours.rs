@@ -125,18 +125,8 @@ impl Hours<'_> {
     fn result(&self, host: &Host, cpu_share: Option<f64>, read: Reader) -> MethodResult {
         let Reader { rolling, captures, .. } = read;
         let (wire, times, slowest) = rolling.finish();
-        let mut result = MethodResult::new(&Run {
-            method: self.case,
-            label: self.label,
-            kernel: &host.kernel,
-            clock: host.clock,
-            cpus: u32::from(host.cpus),
-            load: self.load,
-            wire: &wire,
-            bulk: None,
-            cpu_share,
-            late_ns: None,
-        });
+        let mut result =
+            MethodResult::new(&Run { load: self.load, wire: &wire, cpu_share, ..host.run(self.case, self.label) });
         let max_at_s = slowest.zip(wire.span_ns).map(|(of, (first, _))| (of.at_ns - first) as f64 / 1e9);
         result.counted(&times, max_at_s);
         result.notes.push(format!(

@@ -192,7 +192,6 @@ impl Inversion {
 mod tests {
     use super::*;
     use crate::schema::{Clock, Load, Run};
-    use crate::wire::WireAnalysis;
 
     #[test]
     fn a_trace_report_becomes_segments_in_the_papers_order() {
@@ -203,18 +202,8 @@ mod tests {
                "requests":2,"total_us":80,"max_us":50,"example":"","rule":"vnic-place","cure":""}}],"paths":[{{"tenant":"rt","total":{figures},"segments":{{"guest":{figures},"host send":{figures},
                "host receive":{figures}}}}}],"tracing":{{"lost":{{"0":2}},"four_probes_us":12.8}}}}"#
         );
-        let mut result = MethodResult::new(&Run {
-            method: "partitioned",
-            label: "P",
-            kernel: "7.2",
-            clock: Clock::Virtual,
-            cpus: 1,
-            load: Load::Tcp,
-            wire: &WireAnalysis::default(),
-            bulk: None,
-            cpu_share: None,
-            late_ns: None,
-        });
+        let mut result =
+            MethodResult::new(&Run { load: Load::Tcp, ..Run::of("partitioned", "P", "7.2", Clock::Virtual) });
         add(serde_json::from_str(&json).unwrap(), &mut result);
         let mut parts: Vec<&str> = result.metrics.iter().filter_map(|metric| metric.part.as_deref()).collect();
         parts.dedup();

@@ -84,16 +84,11 @@ impl Several<'_> {
         // The capture of a flood is large, and its sums are in the result.
         let _ = fs::remove_file(&bulk);
         let mut result = MethodResult::new(&Run {
-            method: self.case,
-            label: self.label,
-            kernel: &host.kernel,
-            clock: host.clock,
-            cpus: u32::from(host.cpus),
             load: self.load,
             wire: &wire,
             bulk: received.as_ref(),
             cpu_share: stretch.cpu_share,
-            late_ns: None,
+            ..host.run(self.case, self.label)
         });
         result.metrics.extend(metrics);
         result.notes.extend(host.notes(stretch.missed));

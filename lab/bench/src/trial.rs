@@ -260,16 +260,12 @@ impl Trial<'_> {
         // The capture of a flood is large, and its sums are in the result.
         let _ = fs::remove_file(&bulk_capture);
         let mut result = MethodResult::new(&Run {
-            method: self.method,
-            label: self.label,
-            kernel: &host.kernel,
-            clock: host.clock,
-            cpus: u32::from(host.cpus),
             load: self.load,
             wire: &wire,
             bulk: bulk.as_ref(),
             cpu_share: stretch.cpu_share,
             late_ns: workload.late_ns(),
+            ..host.run(self.method, self.label)
         });
         result.notes.extend(notes);
         result.notes.extend(host.notes(stretch.missed));

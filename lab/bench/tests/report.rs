@@ -918,16 +918,10 @@ fn a_report_without_results_is_still_a_report() {
     let mut report = a_report(200);
     let empty = WireAnalysis::default();
     report.results = vec![MethodResult::new(&Run {
-        method: "vanilla",
-        label: "Vanilla",
-        kernel: "7.2",
-        clock: Clock::Real,
-        cpus: 1,
         load: Load::Tcp,
         wire: &empty,
-        bulk: None,
         cpu_share: Some(f64::NAN),
-        late_ns: None,
+        ..Run::of("vanilla", "Vanilla", "7.2", Clock::Real)
     })];
     let page = report::html(&report);
     assert!(page.contains("No request was counted here"));

@@ -22,7 +22,6 @@ use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Sockets, Wake};
 use crate::trial::{self, CaseResults};
-use crate::wire::WireAnalysis;
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
 const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
@@ -94,16 +93,10 @@ fn measure_case(host: &mut Host, args: &Options, method: &str, send: bool) -> Re
     // The capture's sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
-        method: &case,
-        label: &label(method, send),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
         load: Load::Tcp,
-        wire: &WireAnalysis::default(),
         bulk: Some(&bulk),
         cpu_share: after.share_since(&before, host.cpus),
-        late_ns: None,
+        ..host.run(&case, &label(method, send))
     });
     result.metrics.extend(cost(&before, &after, host.cpus, &bulk).map(metrics).unwrap_or_default());
     Ok(result)

@@ -25,7 +25,6 @@ use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial::{self, CaseResults};
-use crate::wire::WireAnalysis;
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
 const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
@@ -69,18 +68,8 @@ fn measure_case(host: &mut Host, args: &Options, method: &str) -> Result<MethodR
     let seen = analyse(&cut, server.port())?;
     // The capture's sums are in the result.
     let _ = std::fs::remove_file(&cut);
-    let mut result = MethodResult::new(&Run {
-        method,
-        label: label(method),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
-        load: Load::None,
-        wire: &WireAnalysis::default(),
-        bulk: None,
-        cpu_share: after.share_since(&before, host.cpus),
-        late_ns: None,
-    });
+    let mut result =
+        MethodResult::new(&Run { cpu_share: after.share_since(&before, host.cpus), ..host.run(method, label(method)) });
     if let Some(per_s) = seen.per_s() {
         result.metrics.extend([
             Metric::number("rate", Unit::PerS, per_s),

@@ -161,16 +161,9 @@ mod tests {
         let wire = wire::analyse(&path, 1).unwrap();
         assert_eq!(wire.intervals_ns, [250_000, 250_000, 500_000]);
         let result = MethodResult::new(&Run {
-            method: "partitioned",
-            label: "",
-            kernel: "7.2",
-            clock: Clock::Virtual,
-            cpus: 1,
-            load: Load::None,
             wire: &wire,
-            bulk: None,
-            cpu_share: None,
             late_ns: Some(LATE_NS),
+            ..Run::of("partitioned", "", "7.2", Clock::Virtual)
         });
         assert_eq!((result.count, result.lost, result.number(LATE)), (3, 1, Some(1.0)));
     }

@@ -270,16 +270,9 @@ mod tests {
         };
         let result = |method| {
             MethodResult::new(&Run {
-                method,
-                label: "",
-                kernel: "7.2.12-rt",
-                clock: schema::Clock::Virtual,
-                cpus: 1,
                 load: Load::Tcp,
                 wire: &wire,
-                bulk: None,
-                cpu_share: None,
-                late_ns: None,
+                ..Run::of(method, "", "7.2.12-rt", schema::Clock::Virtual)
             })
         };
         let limit = |target, method| Limit {

@@ -265,16 +265,11 @@ fn measure_case(
     // The capture of a flood is large, and its sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
-        method: &case,
-        label: &format!("{}; {}", words(method), beside.words()),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
         load,
         wire: &wire,
         bulk: bulk.as_ref(),
         cpu_share: stretch.cpu_share,
-        late_ns: None,
+        ..host.run(&case, &format!("{}; {}", words(method), beside.words()))
     });
     result.notes.extend(host.notes(stretch.missed));
     if matches!(load, Load::SmallPackets | Load::LargePackets) {

@@ -29,7 +29,7 @@ use crate::hardware::{HardwareError, NO_EXCLUSIVE_CPU, Target};
 use crate::paced::{Pace, Paced};
 use crate::pcap::HEADER;
 use crate::progress::progress;
-use crate::schema::{CLIENTS_INSIDE, Clock};
+use crate::schema::{CLIENTS_INSIDE, Clock, Run};
 
 /// Limit of real time for a command in the emulated host.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -206,6 +206,11 @@ impl Host {
         let mut notes = vec![target.stamps()];
         notes.extend((missed > 0).then_some(lacks));
         notes
+    }
+
+    /// A run on this host without load, of which nothing is known yet.
+    pub(crate) fn run<'a>(&'a self, method: &'a str, label: &'a str) -> Run<'a> {
+        Run { cpus: self.cpus.into(), ..Run::of(method, label, &self.kernel, self.clock) }
     }
 
     /// Names and addresses of the bulk VMs.

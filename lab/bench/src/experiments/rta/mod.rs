@@ -37,7 +37,6 @@ use crate::paper::Figures;
 use crate::progress::progress;
 use crate::schema::{JOBS, Load, MISSED, MethodResult, Metric, REFUSED, Run, Unit};
 use crate::trial::{self, CaseResults};
-use crate::wire::WireAnalysis;
 
 /// The goals for RTVirt's Table 1, for periodic and sporadic jobs.
 const TABLE_1: [GoalSpec; 12] = [
@@ -227,18 +226,7 @@ fn measure_case(
 
 /// The result of a case without requests over the network.
 pub(crate) fn without_requests(host: &Host, case: &str, label: &str, cpu_share: Option<f64>) -> MethodResult {
-    MethodResult::new(&Run {
-        method: case,
-        label,
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
-        load: Load::None,
-        wire: &WireAnalysis::default(),
-        bulk: None,
-        cpu_share,
-        late_ns: None,
-    })
+    MethodResult::new(&Run { cpu_share, ..host.run(case, label) })
 }
 
 /// Text for [`pacers`]: the measured time is a whole case.
@@ -575,18 +563,7 @@ mod tests {
 
     #[test]
     fn the_first_late_job_is_told_with_its_number() {
-        let run = Run {
-            method: "paced-x",
-            label: "",
-            kernel: "7.2",
-            clock: crate::schema::Clock::Virtual,
-            cpus: 1,
-            load: Load::None,
-            wire: &WireAnalysis::default(),
-            bulk: None,
-            cpu_share: None,
-            late_ns: None,
-        };
+        let run = Run::of("paced-x", "", "7.2", crate::schema::Clock::Virtual);
         let mut result = MethodResult::new(&run);
         let log = Log { status: 0, response_us: vec![7_000, 30_001, 30_000, 31_000], late: vec!["2 x".to_owned()] };
         summarise(&mut result, &[RTA], &[log], Some(0.2), 0.05);
