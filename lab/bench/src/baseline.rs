@@ -309,16 +309,10 @@ mod tests {
         };
         wire.counts.counted = wire.exchanges.len() as u64;
         MethodResult::new(&Run {
-            method,
-            label: "",
-            kernel: "7.2.12-rt-amd64",
-            clock: Clock::Virtual,
             cpus,
             load: Load::Tcp,
             wire: &wire,
-            bulk: None,
-            cpu_share: None,
-            late_ns: None,
+            ..Run::of(method, "", "7.2.12-rt-amd64", Clock::Virtual)
         })
     }
 

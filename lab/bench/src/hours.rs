@@ -26,6 +26,7 @@ use crate::flood::Flood;
 use crate::host::{Host, size};
 use crate::paced::Paced;
 use crate::pcap::{Record, Tail};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
 use crate::trial::{self, SETTLED};
 use crate::wire::{Exchange, Monitor, Phases, RtFlow, WireAnalysis};
@@ -68,7 +69,7 @@ pub(crate) fn length_ns(hours: f64) -> u64 {
 
 impl Hours<'_> {
     /// Runs the measurement.
-    pub(crate) fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
+    pub(crate) fn run(&self, host: &mut Host) -> Result<MethodResult, MeasureError> {
         let captures = [host.capture("rt"), host.capture("bulk")];
         let workload = Workload::Sockperf { message_bytes: self.paced.message_bytes };
         workload.ready(host, 0)?;
@@ -83,7 +84,7 @@ impl Hours<'_> {
             let mut reader = Reader::open(&captures, flow)?;
             let sent = thread::scope(|scope| {
                 scope.spawn(|| reader.run(&shared));
-                let sent = self.send(host, &shared, progress);
+                let sent = self.send(host, &shared);
                 shared.stop.store(true, Ordering::Release);
                 sent
             });
@@ -96,7 +97,7 @@ impl Hours<'_> {
         Ok(result)
     }
 
-    fn send(&self, host: &mut Host, shared: &Shared, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+    fn send(&self, host: &mut Host, shared: &Shared) -> Result<(), MeasureError> {
         let (mut told, mut silent) = (Instant::now(), false);
         let endless = Paced { count: u64::MAX, ..self.paced.clone() };
         host.paced_while(&endless, &mut || {
@@ -104,7 +105,7 @@ impl Hours<'_> {
             silent = so_far.heard.elapsed() > SILENCE;
             if told.elapsed() > TOLD {
                 told = Instant::now();
-                progress(&format!("{}: {}", self.case, so_far.words(self.length_ns)));
+                progress(format_args!("{}: {}", self.case, so_far.words(self.length_ns)));
             }
             if so_far.ended || silent || so_far.length_ns >= self.length_ns {
                 ControlFlow::Break(())
@@ -124,18 +125,8 @@ impl Hours<'_> {
     fn result(&self, host: &Host, cpu_share: Option<f64>, read: Reader) -> MethodResult {
         let Reader { rolling, captures, .. } = read;
         let (wire, times, slowest) = rolling.finish();
-        let mut result = MethodResult::new(&Run {
-            method: self.case,
-            label: self.label,
-            kernel: &host.kernel,
-            clock: host.clock,
-            cpus: u32::from(host.cpus),
-            load: self.load,
-            wire: &wire,
-            bulk: None,
-            cpu_share,
-            late_ns: None,
-        });
+        let mut result =
+            MethodResult::new(&Run { load: self.load, wire: &wire, cpu_share, ..host.run(self.case, self.label) });
         let max_at_s = slowest.zip(wire.span_ns).map(|(of, (first, _))| (of.at_ns - first) as f64 / 1e9);
         result.counted(&times, max_at_s);
         result.notes.push(format!(

@@ -64,6 +64,7 @@ mod paced;
 pub mod paper;
 mod path;
 pub mod pcap;
+mod progress;
 pub mod report;
 mod sampled;
 mod scenario;

@@ -192,7 +192,6 @@ impl Inversion {
 mod tests {
     use super::*;
     use crate::schema::{Clock, Load, Run};
-    use crate::wire::WireAnalysis;
 
     #[test]
     fn a_trace_report_becomes_segments_in_the_papers_order() {
@@ -203,18 +202,8 @@ mod tests {
                "requests":2,"total_us":80,"max_us":50,"example":"","rule":"vnic-place","cure":""}}],"paths":[{{"tenant":"rt","total":{figures},"segments":{{"guest":{figures},"host send":{figures},
                "host receive":{figures}}}}}],"tracing":{{"lost":{{"0":2}},"four_probes_us":12.8}}}}"#
         );
-        let mut result = MethodResult::new(&Run {
-            method: "partitioned",
-            label: "P",
-            kernel: "7.2",
-            clock: Clock::Virtual,
-            cpus: 1,
-            load: Load::Tcp,
-            wire: &WireAnalysis::default(),
-            bulk: None,
-            cpu_share: None,
-            late_ns: None,
-        });
+        let mut result =
+            MethodResult::new(&Run { load: Load::Tcp, ..Run::of("partitioned", "P", "7.2", Clock::Virtual) });
         add(serde_json::from_str(&json).unwrap(), &mut result);
         let mut parts: Vec<&str> = result.metrics.iter().filter_map(|metric| metric.part.as_deref()).collect();
         parts.dedup();
@@ -226,7 +215,7 @@ mod tests {
         assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
         let judged = |result: &MethodResult| {
             let specs = crate::experiments::goals_of("segments");
-            crate::goals::evaluate(specs, std::slice::from_ref(result), Clock::Virtual, "7.2").remove(1)
+            crate::goals::evaluate(&specs, std::slice::from_ref(result), Clock::Virtual, "7.2").remove(1)
         };
         assert_eq!((judged(&result).actual, judged(&result).met), (Some(2.0), Some(false)));
         let mut nothing = result.clone();

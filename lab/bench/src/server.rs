@@ -12,6 +12,7 @@ use ontime_lab::role::{LOADED, SAMPLED_VALUES};
 
 use crate::error::MeasureError;
 use crate::host::{Ground, Host, RT_VM, Site, Vm, boot_vm};
+use crate::progress::progress;
 
 /// The server's address on the RT network: that of [`RT_VM`].
 pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
@@ -99,14 +100,9 @@ pub(crate) struct PlacedServer {
 
 impl PlacedServer {
     /// No place yet. If `outsourced`, the guest module is built, if missing, and copied to the host's files.
-    pub(crate) fn new(
-        server: Server,
-        ground: &Ground<'_>,
-        outsourced: bool,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Self, MeasureError> {
+    pub(crate) fn new(server: Server, ground: &Ground<'_>, outsourced: bool) -> Result<Self, MeasureError> {
         match ground {
-            Ground::Emulated(site, images) if outsourced => bring_module(site, images, progress)?,
+            Ground::Emulated(site, images) if outsourced => bring_module(site, images)?,
             Ground::Emulated(..) | Ground::Real(_) => {}
         }
         Ok(Self { server, place: None })
@@ -119,12 +115,7 @@ impl PlacedServer {
 
     /// Runs the server at this place, and nowhere else. On a real host the server runs in its owner's VM and is not
     /// changed.
-    pub(crate) fn put(
-        &mut self,
-        host: &mut Host,
-        place: ServerPlace,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<(), MeasureError> {
+    pub(crate) fn put(&mut self, host: &mut Host, place: ServerPlace) -> Result<(), MeasureError> {
         if self.place == Some(place) || (place == ServerPlace::Vm && host.target().is_some()) {
             return Ok(());
         }
@@ -136,10 +127,10 @@ impl PlacedServer {
         let Server { role, bind, .. } = self.server;
         let vm = |net| Vm { role, net, ..RT_VM };
         match place {
-            ServerPlace::Vm => boot_vm(host.lab()?, &vm("rt"), progress)?,
+            ServerPlace::Vm => boot_vm(host.lab()?, &vm("rt"))?,
             ServerPlace::Outsourced(wake) => {
                 Sockets { vm: NAME, bind, reach: "10.1.0.0/24", channels: 1, wake }.write(host)?;
-                boot_vm(host.lab()?, &vm("sockets:rt"), progress)?;
+                boot_vm(host.lab()?, &vm("sockets:rt"))?;
             }
             ServerPlace::Process => {
                 progress("starting the server on the host itself");
@@ -189,8 +180,8 @@ fn run_in_namespace(host: &mut Host, name: &str, command: &str, place: &str) -> 
 }
 
 /// Copies the guest module to the host's files, before it boots. Builds it first if it is missing.
-pub(crate) fn bring_module(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
-    let module = GUEST.ready(&images.guest_version()?, progress)?;
+pub(crate) fn bring_module(site: &Site, images: &Images) -> Result<(), MeasureError> {
+    let module = GUEST.ready(&images.guest_version()?, &mut |line| progress(line))?;
     Ok(module::write_archive(&module, &site.dir.join("files/module.cpio"))?)
 }
 

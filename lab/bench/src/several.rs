@@ -16,6 +16,7 @@ use crate::datagrams;
 use crate::error::MeasureError;
 use crate::flood::Flood;
 use crate::host::Host;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::trial;
 use crate::wire::{self, RtFlow, WireAnalysis};
@@ -49,7 +50,7 @@ pub(crate) struct Several<'a> {
 impl Several<'_> {
     /// Runs the measurement. The cuts of the captures are put into the host's directory; only that of the RT NIC is
     /// kept.
-    pub(crate) fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
+    pub(crate) fn run(&self, host: &mut Host) -> Result<MethodResult, MeasureError> {
         let Some((_, first)) = self.servers.first() else {
             return Err(MeasureError::Program { program: self.case.to_owned(), said: "it has no server".to_owned() });
         };
@@ -64,7 +65,7 @@ impl Several<'_> {
         };
         let name = format!("{}, {}", self.case, self.load.words());
         let stretch = trial::stretch(host, captures.clone(), flood, |host| {
-            order.run(host.lab()?, &mut |line| progress(&format!("{name}: {line}")))
+            order.run(host.lab()?, &mut |line| progress(format_args!("{name}: {line}")))
         })?;
         let [rt, bulk] =
             ["rt", "bulk"].map(|nic| host.dir.join(format!("{}-{}-{nic}.pcap", self.case, self.load.name())));
@@ -83,16 +84,11 @@ impl Several<'_> {
         // The capture of a flood is large, and its sums are in the result.
         let _ = fs::remove_file(&bulk);
         let mut result = MethodResult::new(&Run {
-            method: self.case,
-            label: self.label,
-            kernel: &host.kernel,
-            clock: host.clock,
-            cpus: u32::from(host.cpus),
             load: self.load,
             wire: &wire,
             bulk: received.as_ref(),
             cpu_share: stretch.cpu_share,
-            late_ns: None,
+            ..host.run(self.case, self.label)
         });
         result.metrics.extend(metrics);
         result.notes.extend(host.notes(stretch.missed));

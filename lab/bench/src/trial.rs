@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ontime_lab::isolate;
+use serde::{Deserialize, Serialize};
 
 use crate::bulk::{self, BulkFlows};
 use crate::datagrams;
@@ -15,6 +16,7 @@ use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
 use crate::host::{Host, size};
 use crate::paced::Paced;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
 use crate::workload::{self, Workload};
 
@@ -56,52 +58,83 @@ impl CaseCount {
     }
 }
 
-/// As [`each_of`]; before each case `progress` gets its number, name and the remaining time.
+/// The results of a host's cases, and the cases without one.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct CaseResults<R = MethodResult> {
+    pub(crate) results: Vec<R>,
+    /// Cases that failed, and why.
+    pub(crate) missing: Vec<String>,
+}
+
+impl<R> Default for CaseResults<R> {
+    fn default() -> Self {
+        Self { results: Vec::new(), missing: Vec::new() }
+    }
+}
+
+impl<R> CaseResults<R> {
+    /// Notes why a case has no result.
+    pub(crate) fn lacks(&mut self, case: &str, error: MeasureError) {
+        self.missing.push(format!("{case}: not measured: {error}"));
+    }
+}
+
+/// As [`each_of`]; tells the number and name of each case, and the remaining time.
 pub(crate) fn each<C, R>(
     host: Host,
     cases: impl IntoIterator<Item = C>,
     name: impl Fn(&C) -> String,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-    mut measure: impl FnMut(&mut Host, &C, &mut Vec<R>, &mut dyn FnMut(&str)) -> Result<(), MeasureError>,
-) -> Result<Vec<R>, MeasureError> {
-    let cases: Vec<C> = cases.into_iter().collect();
-    let mut count = CaseCount::new(cases.len(), 1);
-    each_of(host, cases, &name, missing, |host, case, results| {
-        progress(&count.begin(&name(case)));
-        measure(host, case, results, progress)
+    mut measure: impl FnMut(&mut Host, &C) -> Result<R, MeasureError>,
+) -> Result<CaseResults<R>, MeasureError> {
+    each_with_several(host, cases, name, |host, case, results| {
+        results.push(measure(host, case)?);
+        Ok(())
     })
 }
 
-/// Measures cases on one host, then ends the host. A failed case goes to `missing` with its name, and the remaining
-/// cases are measured while the host lives. Results from before the host's end count.
+/// As [`each`]; a case may have several results.
+pub(crate) fn each_with_several<C, R>(
+    host: Host,
+    cases: impl IntoIterator<Item = C>,
+    name: impl Fn(&C) -> String,
+    mut measure: impl FnMut(&mut Host, &C, &mut Vec<R>) -> Result<(), MeasureError>,
+) -> Result<CaseResults<R>, MeasureError> {
+    let cases: Vec<C> = cases.into_iter().collect();
+    let mut count = CaseCount::new(cases.len(), 1);
+    each_of(host, cases, &name, |host, case, results| {
+        progress(count.begin(&name(case)));
+        measure(host, case, results)
+    })
+}
+
+/// Measures cases on one host, then ends the host. If a case fails, the remaining cases are measured while the host
+/// lives. Results from before the host's end count.
 pub(crate) fn each_of<C, R>(
     mut host: Host,
     cases: impl IntoIterator<Item = C>,
     name: impl Fn(&C) -> String,
-    missing: &mut dyn FnMut(&str, MeasureError),
     mut measure: impl FnMut(&mut Host, &C, &mut Vec<R>) -> Result<(), MeasureError>,
-) -> Result<Vec<R>, MeasureError> {
-    let mut results = Vec::new();
+) -> Result<CaseResults<R>, MeasureError> {
+    let mut found = CaseResults::default();
     let mut cases = cases.into_iter();
     while let Some(case) = cases.next() {
-        let Err(error) = measure(&mut host, &case, &mut results) else { continue };
+        let Err(error) = measure(&mut host, &case, &mut found.results) else { continue };
         let Err(dead) = host.alive().and_then(|()| host.stamp_arrivals(false)) else {
-            missing(&name(&case), error);
+            found.lacks(&name(&case), error);
             continue;
         };
-        if results.is_empty() {
+        if found.results.is_empty() {
             return Err(dead);
         }
         isolate::keep(&host.dir);
-        missing(&name(&case), dead);
-        cases.for_each(|case| missing(&name(&case), MeasureError::NoHost));
-        return Ok(results);
+        found.lacks(&name(&case), dead);
+        cases.for_each(|case| found.lacks(&name(&case), MeasureError::NoHost));
+        return Ok(found);
     }
     if let Err(error) = host.leave() {
-        missing("the method that was in force before", error);
+        found.lacks("the method that was in force before", error);
     }
-    Ok(results)
+    Ok(found)
 }
 
 /// Number of TCP connections to each bulk VM.
@@ -196,7 +229,7 @@ pub(crate) struct Trial<'a> {
 impl Trial<'_> {
     /// Runs the measurement. The cuts of the captures are put into the host's directory; only that of the RT NIC is
     /// kept.
-    pub(crate) fn run(&self, host: &mut Host, progress: &mut dyn FnMut(&str)) -> Result<MethodResult, MeasureError> {
+    pub(crate) fn run(&self, host: &mut Host) -> Result<MethodResult, MeasureError> {
         let dir = &host.dir.clone();
         let captures = [host.capture("rt"), host.capture("bulk")];
         let (workload, requests, seed) = self.requests.workload();
@@ -209,7 +242,7 @@ impl Trial<'_> {
         let stretch = stretch(host, captures.clone(), flood, |host| match self.requests.clone() {
             Requests::Client { .. } => {
                 let load = workload::Load { requests, seed, captures: &captures, dir, name: &name };
-                workload.send(client, host, &load, progress)
+                workload.send(client, host, &load)
             }
             // Requests that are in flight at the last one are answered meanwhile.
             Requests::Paced(paced) => host.paced(&paced).and_then(|()| host.shell(SETTLED).map(|_| ())),
@@ -227,16 +260,12 @@ impl Trial<'_> {
         // The capture of a flood is large, and its sums are in the result.
         let _ = fs::remove_file(&bulk_capture);
         let mut result = MethodResult::new(&Run {
-            method: self.method,
-            label: self.label,
-            kernel: &host.kernel,
-            clock: host.clock,
-            cpus: u32::from(host.cpus),
             load: self.load,
             wire: &wire,
             bulk: bulk.as_ref(),
             cpu_share: stretch.cpu_share,
             late_ns: workload.late_ns(),
+            ..host.run(self.method, self.label)
         });
         result.notes.extend(notes);
         result.notes.extend(host.notes(stretch.missed));

@@ -18,6 +18,7 @@ use crate::error::MeasureError;
 use crate::host::Host;
 use crate::memcached;
 use crate::pcap::PcapError;
+use crate::progress::progress;
 use crate::sampled;
 use crate::sampled::publisher::Publisher;
 use crate::schema::Clock;
@@ -168,17 +169,11 @@ impl Workload {
     }
 
     /// Sends the load, paced by the host's clock.
-    pub(crate) fn send(
-        self,
-        client: Client,
-        host: &mut Host,
-        load: &Load<'_>,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<(), MeasureError> {
+    pub(crate) fn send(self, client: Client, host: &mut Host, load: &Load<'_>) -> Result<(), MeasureError> {
         let config = ClientConfig::new(self.on(host), load.requests, load.seed);
         match client {
             Client::Sockperf { message_bytes } => {
-                host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name, progress)
+                host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name)
             }
             Client::Memcached { traffic, connections, outside } => {
                 let (min_gap_us, max_gap_us) = traffic.gaps_us;
@@ -192,15 +187,15 @@ impl Workload {
                     ..config
                 };
                 match outside {
-                    Some(mut client) => host.requests_to(client.as_mut(), config, load.captures, load.name, progress),
+                    Some(mut client) => host.requests_to(client.as_mut(), config, load.captures, load.name),
                     None => Order::Memcached { config, traffic, connections }
-                        .run(host.lab()?, &mut |line| progress(&format!("{}: {line}", load.name))),
+                        .run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name))),
                 }
             }
             Client::Loaded => {
                 let (min_gap_us, max_gap_us) = cpu_load::GAPS_US;
                 let config = ClientConfig { min_gap_us, max_gap_us, ..config };
-                host.requests(config, load.captures, load.name, progress)
+                host.requests(config, load.captures, load.name)
             }
             Client::Voip => {
                 let calls = voip::sipp::Calls {
@@ -210,10 +205,10 @@ impl Workload {
                     captures: load.captures.to_vec(),
                     dir: load.dir.to_owned(),
                 };
-                voip::sipp::call(host, &calls, load.name, progress)
+                voip::sipp::call(host, &calls, load.name)
             }
             Client::SampledValues(publisher) => {
-                publish(publisher, host, load, progress)?;
+                publish(publisher, host, load)?;
                 // Frames in flight are answered meanwhile.
                 host.shell("sleep 0.3").map(|_| ())
             }
@@ -294,15 +289,10 @@ impl Workload {
 
 /// Publishes `load.requests` frames, by the host's clock. Outside an emulated host on the virtual clock, the capture of
 /// the RT NIC shows the time.
-fn publish(
-    publisher: Option<Publisher>,
-    host: &mut Host,
-    load: &Load<'_>,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(), MeasureError> {
+fn publish(publisher: Option<Publisher>, host: &mut Host, load: &Load<'_>) -> Result<(), MeasureError> {
     let Some(publisher) = publisher else {
         let order = Order::SampledValues { nic: host.client_nic().to_owned(), frames: load.requests };
-        return order.run(host.lab()?, &mut |line| progress(&format!("{}: {line}", load.name)));
+        return order.run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name)));
     };
     let is_virtual = host.clock == Clock::Virtual;
     let (mut looked, mut told) = (Instant::now(), Instant::now());
@@ -313,7 +303,7 @@ fn publish(
         }
         if told.elapsed() > Duration::from_secs(5) {
             told = Instant::now();
-            progress(&format!("{}: {frames} frames", load.name));
+            progress(format_args!("{}: {frames} frames", load.name));
         }
         Ok::<(), MeasureError>(())
     };

@@ -100,7 +100,7 @@ fn a_report(requests: u64) -> Report {
         result("vanilla", "Vanilla Linux", v, Clock::Real, Load::Tcp, VANILLA, requests / 10, 6_000_000),
         result("exclusive", "Exclusive CPU", rt, Clock::Real, Load::Tcp, threaded, requests / 10, 3_100_000),
     ];
-    let goals = goals::evaluate(experiments::goals_of("rt-server"), &results, Clock::Virtual, rt);
+    let goals = goals::evaluate(&experiments::goals_of("rt-server"), &results, Clock::Virtual, rt);
     Report {
         schema_version: SCHEMA_VERSION,
         experiment: "rt-server".to_string(),
@@ -195,7 +195,7 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     if let Some(latency) = worse[3].latency_us.as_mut() {
         latency.p99 = p99(4) * 1.3;
     }
-    let worse = goals::evaluate(experiments::goals_of("rt-server"), &worse, Clock::Virtual, "7.2.12-rt-amd64");
+    let worse = goals::evaluate(&experiments::goals_of("rt-server"), &worse, Clock::Virtual, "7.2.12-rt-amd64");
     assert_eq!(worse.iter().find(|g| g.id == "p99-vs-no-flood-tcp" && g.binding).unwrap().met, Some(false));
     assert_eq!(goal("requests", "7.2").met, Some(false));
     let missing = goal("p99-vs-threaded-tcp", "6.12");
@@ -204,10 +204,10 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     // threaded in the place of partitioned: an SD compared with itself.
     let mut twins = report.results.clone();
     twins[3] = MethodResult { method: "outsourcing".to_owned(), ..twins[2].clone() };
-    let twins = goals::evaluate(experiments::goals_of("rt-server"), &twins, Clock::Virtual, "7.2.12-rt-amd64");
+    let twins = goals::evaluate(&experiments::goals_of("rt-server"), &twins, Clock::Virtual, "7.2.12-rt-amd64");
     let sd = twins.iter().find(|g| g.id == "sd-vs-threaded-tcp" && g.binding).unwrap();
     assert_eq!((sd.actual, sd.met), (Some(1.0), Some(false)));
-    let nothing = goals::evaluate(experiments::goals_of("rt-server"), &[], Clock::Virtual, "7.2.12-rt-amd64");
+    let nothing = goals::evaluate(&experiments::goals_of("rt-server"), &[], Clock::Virtual, "7.2.12-rt-amd64");
     assert!(nothing.len() == experiments::goals_of("rt-server").len() && nothing.iter().all(|goal| goal.met.is_none()));
 }
 
@@ -346,7 +346,7 @@ fn a_report_of(experiment: &dyn experiments::Experiment) -> Report {
     report.paper = experiment.paper(&Figures::load().unwrap());
     report.notes = experiment.remarks(&Figures::load().unwrap());
     report.notes.push(format!("exclusive on 7.2-rt: not measured: {}", "the emulated host or a VM failed ".repeat(5)));
-    report.goals = goals::evaluate(experiment.goals(), &report.results, Clock::Virtual, &report.kernel);
+    report.goals = goals::evaluate(&experiment.goals(), &report.results, Clock::Virtual, &report.kernel);
     report
 }
 
@@ -738,7 +738,7 @@ fn a_demo(requests: u64) -> Report {
             report.results.push(result(method, label, kernel, Clock::Virtual, load, of, requests, 5_000_000));
         }
     }
-    report.goals = goals::evaluate(experiments::goals_of("rt-server"), &report.results, Clock::Virtual, rt);
+    report.goals = goals::evaluate(&experiments::goals_of("rt-server"), &report.results, Clock::Virtual, rt);
     report
 }
 
@@ -918,16 +918,10 @@ fn a_report_without_results_is_still_a_report() {
     let mut report = a_report(200);
     let empty = WireAnalysis::default();
     report.results = vec![MethodResult::new(&Run {
-        method: "vanilla",
-        label: "Vanilla",
-        kernel: "7.2",
-        clock: Clock::Real,
-        cpus: 1,
         load: Load::Tcp,
         wire: &empty,
-        bulk: None,
         cpu_share: Some(f64::NAN),
-        late_ns: None,
+        ..Run::of("vanilla", "Vanilla", "7.2", Clock::Real)
     })];
     let page = report::html(&report);
     assert!(page.contains("No request was counted here"));

@@ -16,7 +16,7 @@ use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate}
 
 use super::product::Product;
 use crate::client_side::Order;
-use crate::experiments::print_progress;
+use crate::progress::progress;
 
 /// Status of `ontime-lab run` if the command exceeded its time limit, as in timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -215,20 +215,20 @@ fn compare_events(first: &Path, second: &Path) -> anyhow::Result<ExitCode> {
 /// several CPUs on the virtual clock.
 pub(crate) fn images(turns: bool) -> anyhow::Result<Images> {
     isolate::possible().map_err(unsupported)?;
-    let images = Images::ready(&mut print_progress)?;
-    Ok(if turns { images.with_turns(&mut print_progress)? } else { images })
+    let images = Images::ready(&mut |line| progress(line))?;
+    Ok(if turns { images.with_turns(&mut |line| progress(line))? } else { images })
 }
 
 /// Builds the guest module for the lab's guests if it is missing, with progress on standard error.
 pub(crate) fn guest_module(images: &Images) -> anyhow::Result<()> {
-    GUEST.ready(&images.guest_version()?, &mut print_progress)?;
+    GUEST.ready(&images.guest_version()?, &mut |line| progress(line))?;
     Ok(())
 }
 
 /// As [`guest_module`], for the host module, if the emulated host's kernel needs one.
 pub(crate) fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()> {
     if kernel.takes_host_module() {
-        HOST.ready(&images.kernel_version(kernel)?, &mut print_progress)?;
+        HOST.ready(&images.kernel_version(kernel)?, &mut |line| progress(line))?;
     }
     Ok(())
 }
@@ -260,10 +260,10 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
         if !machine.kernel.takes_host_module() {
             usage!("kernel {} has no use for the host module; 6.12-rt has", machine.kernel);
         }
-        HOST.bring(&images.kernel_version(machine.kernel)?, dir, &mut print_progress)?;
+        HOST.bring(&images.kernel_version(machine.kernel)?, dir, &mut |line| progress(line))?;
     }
     if run.guest_module {
-        let module = GUEST.ready(&images.guest_version()?, &mut print_progress)?;
+        let module = GUEST.ready(&images.guest_version()?, &mut |line| progress(line))?;
         module::write_archive(&module, &dir.join("files/module.cpio"))?;
     }
     let programs = run.host.product.find()?;

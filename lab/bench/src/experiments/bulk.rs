@@ -12,19 +12,23 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
 use crate::goals::{Figure, GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, CpuTime, Host, Site, Vm, boot_vm, size};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, Sockets, Wake};
-use crate::trial;
-use crate::wire::WireAnalysis;
+use crate::trial::{self, CaseResults};
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
-const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+const METHODS: Methods = Methods(&[
+    ("threaded", "vhost-net under threaded"),
+    ("partitioned", "vhost-net under partitioned"),
+    ("outsourcing", "outsourced sockets under partitioned"),
+]);
 /// TCP connections, as in `rt-server`.
 const STREAMS: u8 = 4;
 /// The measured VM.
@@ -40,42 +44,28 @@ fn name(method: &str, send: bool) -> String {
     format!("{method}-{}", if send { "send" } else { "receive" })
 }
 
-/// Boots the host and measures every method in both directions. A failed case goes to `missing` with its name, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and measures every method in both directions. If a case fails, the remaining cases are measured while
+/// the host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     if args.methods.iter().any(|method| method == "outsourcing") {
-        server::bring_module(site, images, progress)?;
+        server::bring_module(site, images)?;
     }
-    let host = Host::start(site, images, &[], &[], progress)?;
+    let host = Host::start(site, images, &[], &[])?;
     let mut present = None;
     let cases = args.methods.iter().flat_map(|method| [false, true].map(|send| (method, send)));
     trial::each(
         host,
         cases,
         |(method, send)| name(method, *send),
-        progress,
-        missing,
-        |host, &(method, send), results, progress| {
-            put(host, &mut present, method == "outsourcing", progress)?;
-            results.push(measure_case(host, args, method, send, progress)?);
-            Ok(())
+        |host, &(method, send)| {
+            put(host, &mut present, method == "outsourcing")?;
+            measure_case(host, args, method, send)
         },
     )
 }
 
 /// Runs the VM with a NIC or with outsourced sockets. `present` is the present kind.
-fn put(
-    host: &mut Host,
-    present: &mut Option<bool>,
-    outsourced: bool,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(), MeasureError> {
+fn put(host: &mut Host, present: &mut Option<bool>, outsourced: bool) -> Result<(), MeasureError> {
     if *present == Some(outsourced) {
         return Ok(());
     }
@@ -83,25 +73,19 @@ fn put(
     server::stop_server(host, VM.name)?;
     SOCKETS.write(host)?;
     let net = if outsourced { "sockets:bulk" } else { "bulk" };
-    boot_vm(host.lab()?, &Vm { net, ..VM }, progress)?;
+    boot_vm(host.lab()?, &Vm { net, ..VM })?;
     *present = Some(outsourced);
     Ok(())
 }
 
-fn measure_case(
-    host: &mut Host,
-    args: &Options,
-    method: &str,
-    send: bool,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
+fn measure_case(host: &mut Host, args: &Options, method: &str, send: bool) -> Result<MethodResult, MeasureError> {
     let case = name(method, send);
-    progress(&format!("{case}: applying"));
+    progress(format_args!("{case}: applying"));
     host.apply(if method == "outsourcing" { "partitioned" } else { method })?;
     let capture = host.capture("bulk");
     let kind = if send { Kind::Send { streams: STREAMS } } else { Kind::Receive { streams: STREAMS } };
     let flood = Flood::start(host, "bulk", &[(VM.name, VM.address)], kind)?;
-    progress(&format!("{case}: measuring"));
+    progress(format_args!("{case}: measuring"));
     let from = size(&capture);
     let before = host.cpu_time()?;
     host.shell(&format!("sleep {}", args.seconds))?;
@@ -113,16 +97,10 @@ fn measure_case(
     // The capture's sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
-        method: &case,
-        label: &label(method, send),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
         load: Load::Tcp,
-        wire: &WireAnalysis::default(),
         bulk: Some(&bulk),
         cpu_share: after.share_since(&before, host.cpus),
-        late_ns: None,
+        ..host.run(&case, &label(method, send))
     });
     result.metrics.extend(cost(&before, &after, host.cpus, &bulk).map(metrics).unwrap_or_default());
     Ok(result)
@@ -158,12 +136,7 @@ fn cost(before: &CpuTime, after: &CpuTime, cpus: u16, bulk: &BulkAnalysis) -> Op
 }
 
 fn label(method: &str, send: bool) -> String {
-    let path = match method {
-        "outsourcing" => "outsourced sockets under partitioned",
-        "partitioned" => "vhost-net under partitioned",
-        _ => "vhost-net under threaded",
-    };
-    format!("{path}, the VM {}", if send { "sends" } else { "receives" })
+    format!("{}, the VM {}", METHODS.words(method), if send { "sends" } else { "receives" })
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -182,20 +155,16 @@ struct Options {
 
 /// Measures every method, receiving and sending, on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
+    let methods = METHODS.chosen(&args.methods)?;
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args.emulated.measure(with_module, |site, images| {
-        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
-    })?;
+    let found = args.emulated.measure(with_module, |site, images| measure(args, &site, images))?;
     let notes = vec![
         "paper (Access'18, IV-B and IV-F, its hardware): outsourcing has 5.6 % more bulk throughput than threaded at \
          32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"
             .to_owned(),
     ];
-    let measured = Measured { experiment: "bulk", seed: 1, results, missing, notes };
-    measured.report(&args.output)
+    Measured { experiment: "bulk", seed: 1, found, notes }.report(&args.output)
 }
 
 /// Figure 13.
@@ -212,7 +181,7 @@ impl Experiment for Bulk {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let both = |method: &&str| [false, true].map(|send| (name(method, send), Load::Tcp));
+        let both = |method| [false, true].map(|send| (name(method, send), Load::Tcp));
         METHODS.iter().flat_map(both).collect()
     }
 
@@ -229,16 +198,15 @@ impl Experiment for Bulk {
          host's tick."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("receive-throughput", "outsourced TCP receive: throughput at least vhost-net's")
                 .of(Figure::Bulk, tcp("outsourcing-receive"), tcp("threaded-receive"))
                 .at_least(1.0),
             goal("receive-cost", "outsourced TCP receive: host and guest CPU time a byte at most 0.64 of threaded's")
                 .of(Figure::Own("cost"), tcp("outsourcing-receive"), tcp("threaded-receive"))
                 .at_most(0.64),
-        ];
-        GOALS
+        ]
     }
 }
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::client_side::Order;
 use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
@@ -21,56 +21,46 @@ use crate::frame::{Frame, Segment, parse};
 use crate::goals::{Figure, GoalSpec, goal, idle};
 use crate::host::{Ground, Host, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
-use crate::trial;
-use crate::wire::WireAnalysis;
+use crate::trial::{self, CaseResults};
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
-const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+const METHODS: Methods = Methods(&[
+    ("threaded", "vhost-net, the paper's threaded interrupt handling"),
+    ("partitioned", "vhost-net, every NAPI threaded, one priority table"),
+    ("outsourcing", "outsourced sockets, as partitioned"),
+]);
 
-/// Boots the host and measures every method. A failed method goes to `missing` with its name, and the remaining methods
-/// are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and measures every method. If a method fails, the remaining methods are measured while the host
+/// lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let ground = Ground::Emulated(site, images);
     let outsourced = args.methods.iter().any(|method| method == "outsourcing");
-    let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced, progress)?;
-    let host = ground.start(&[], &server::CONFIG, progress)?;
+    let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced)?;
+    let host = ground.start(&[], &server::CONFIG)?;
     trial::each(
         host,
         &args.methods,
         |method| (*method).clone(),
-        progress,
-        missing,
-        |host, method, results, progress| {
+        |host, method| {
             let (place, applied) = match method.as_str() {
                 "outsourcing" => (ServerPlace::Outsourced(Wake::Idle), "partitioned"),
                 other => (ServerPlace::Vm, other),
             };
-            placed.put(host, place, progress)?;
-            progress(&format!("{method}: applying"));
+            placed.put(host, place)?;
+            progress(format_args!("{method}: applying"));
             host.apply(applied)?;
-            results.push(measure_case(host, args, method, progress)?);
-            Ok(())
+            measure_case(host, args, method)
         },
     )
 }
 
-fn measure_case(
-    host: &mut Host,
-    args: &Options,
-    method: &str,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
+fn measure_case(host: &mut Host, args: &Options, method: &str) -> Result<MethodResult, MeasureError> {
     let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
     make(host, Connecting { server, count: 1, clients: 1 })?;
-    progress(&format!("{method}: {} connections by {} clients", args.count, args.clients));
+    progress(format_args!("{method}: {} connections by {} clients", args.count, args.clients));
     let capture = host.capture("rt");
     let from = size(&capture);
     let before = host.cpu_time()?;
@@ -83,16 +73,8 @@ fn measure_case(
     // The capture's sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
-        method,
-        label: label(method),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
-        load: Load::None,
-        wire: &WireAnalysis::default(),
-        bulk: None,
         cpu_share: after.share_since(&before, host.cpus),
-        late_ns: None,
+        ..host.run(method, METHODS.words(method))
     });
     if let Some(per_s) = seen.per_s() {
         result.metrics.extend([
@@ -112,15 +94,6 @@ fn make(host: &mut Host, connections: Connecting) -> Result<(), MeasureError> {
         return Order::Connecting(connections).run(host.lab()?, &mut |_| {});
     }
     Ok(connections.make()?)
-}
-
-fn label(method: &str) -> &str {
-    match method {
-        "threaded" => "vhost-net, the paper's threaded interrupt handling",
-        "partitioned" => "vhost-net, every NAPI threaded, one priority table",
-        "outsourcing" => "outsourced sockets, as partitioned",
-        other => other,
-    }
 }
 
 /// The connections seen at the NIC.
@@ -217,15 +190,11 @@ struct Options {
 
 /// Measures every method on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
+    let methods = METHODS.chosen(&args.methods)?;
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
-    let results = args.emulated.measure(with_module, |site, images| {
-        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
-    })?;
-    let measured = Measured { experiment: "connections", seed: 1, results, missing, notes: Vec::new() };
-    measured.report(&args.output)
+    let found = args.emulated.measure(with_module, |site, images| measure(args, &site, images))?;
+    Measured { experiment: "connections", seed: 1, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// New TCP connections.
@@ -242,7 +211,7 @@ impl Experiment for Connections {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -258,8 +227,8 @@ impl Experiment for Connections {
          second is a count of instructions."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal(
                 "rate-threaded",
                 "outsourced sockets: at least as many fresh TCP connections a second as vhost-net, threaded",
@@ -269,8 +238,7 @@ impl Experiment for Connections {
             goal("rate-partitioned", "outsourced sockets: at least as many as vhost-net, partitioned")
                 .of(Figure::Own("rate"), idle("outsourcing"), idle("partitioned"))
                 .at_least(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 

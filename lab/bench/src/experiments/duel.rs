@@ -20,20 +20,25 @@ use ontime_lab::{Clock, isolate};
 use super::guest_cyclictest::{self, Latencies};
 use super::inversion;
 use super::rta::guests::{DECLARED_US, Guests};
-use super::rta::in_order;
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::flood::Flood;
 use crate::goals::Figure::{self, Bulk, Max, Own, P99};
 use crate::goals::{GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
+use crate::progress::progress;
 use crate::schema::{LATE, Load, MethodResult, Metric, Unit};
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
 /// The rivals, in the order of the report.
-const RIVALS: [&str; 4] = ["stock", ISOLATED, BUSYPOLL, "partitioned"];
+const RIVALS: Methods = Methods(&[
+    ("stock", "Linux as it is, nothing applied"),
+    (ISOLATED, "main settings of tuned's realtime-virtual-host, RT vCPUs at FIFO 1 on an isolated CPU"),
+    (BUSYPOLL, "the kernel's polling thread on a CPU of its own, nothing else"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path, no CPU of its own"),
+]);
 /// tuned's profile `realtime-virtual-host`, with the last CPU isolated for the RT VMs' vCPUs.
 const ISOLATED: &str = "isolated";
 /// The kernel's own polling thread, on the last CPU, and nothing else of Ontime's.
@@ -137,7 +142,6 @@ fn measure_rival(
     rival: &'static str,
     site: &Site,
     images: &Images,
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let mut site = Site { dir: site.dir.join(rival), ..site.clone() };
     if rival == ISOLATED {
@@ -147,26 +151,26 @@ fn measure_rival(
     let files = site.dir.join("files");
     guest_cyclictest::bring(&args.cyclictest, &files)?;
     SERVERS.bring_with(&files, &[("role-subscriber.pl", SUBSCRIBER)])?;
-    let mut host = Host::start(&site, images, &BULK_VMS, &server::CONFIG, progress)?;
-    boot_vm(host.lab()?, &Vm { role: SERVERS.name, ..RT_VM }, progress)?;
-    let guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
-    progress(&format!("{rival}: setting up"));
+    let mut host = Host::start(&site, images, &BULK_VMS, &server::CONFIG)?;
+    boot_vm(host.lab()?, &Vm { role: SERVERS.name, ..RT_VM })?;
+    let guests = Guests::boot(&mut host, 1, DECLARED_US)?;
+    progress(format_args!("{rival}: setting up"));
     set_up(&mut host, rival)?;
     let requests = Trial {
         method: rival,
-        label: words(rival),
+        label: RIVALS.words(rival),
         load: LOAD,
         requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
     let before = vhost(&mut host)?;
-    let mut result = requests.run(&mut host, progress)?;
+    let mut result = requests.run(&mut host)?;
     let after = vhost(&mut host)?;
     let (workload, count) = (Workload::SampledValues, args.frames + WARM_UP);
     let name = format!("{rival}-frames");
     let frames = Trial { method: &name, requests: Requests::Client { workload, count, seed: args.seed }, ..requests };
-    let frames = frames.run(&mut host, progress)?;
-    progress(&format!("{rival}: cyclictest"));
+    let frames = frames.run(&mut host)?;
+    progress(format_args!("{rival}: cyclictest"));
     let guest = cyclictest(&mut host, &guests, args.seconds, rival)?;
     let late = frames
         .number(LATE)
@@ -183,36 +187,20 @@ fn measure_rival(
     Ok(result)
 }
 
-/// Measures every rival on a host of its own. A failed one goes to `missing`.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Vec<MethodResult> {
-    let mut results = Vec::new();
-    for rival in in_order(&RIVALS, &args.rivals) {
-        match measure_rival(args, rival, site, images, progress) {
-            Ok(result) => results.push(result),
+/// Measures every rival on a host of its own. The remaining rivals are measured if one fails.
+fn measure(args: &Options, site: &Site, images: &Images) -> CaseResults {
+    let mut found = CaseResults::default();
+    for rival in RIVALS.in_order(&args.rivals) {
+        match measure_rival(args, rival, site, images) {
+            Ok(result) => found.results.push(result),
             Err(error) => {
                 // The error message may name the console log.
                 isolate::keep(&site.dir);
-                missing(rival, error);
+                found.lacks(rival, error);
             }
         }
     }
-    results
-}
-
-fn words(rival: &str) -> &str {
-    match rival {
-        "stock" => "Linux as it is, nothing applied",
-        ISOLATED => "main settings of tuned's realtime-virtual-host, RT vCPUs at FIFO 1 on an isolated CPU",
-        BUSYPOLL => "the kernel's polling thread on a CPU of its own, nothing else",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path, no CPU of its own",
-        other => other,
-    }
+    found
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -244,7 +232,7 @@ struct Options {
 impl Options {
     /// The options with everything that this experiment always has. Refuses what it cannot have.
     fn checked(&self) -> anyhow::Result<Self> {
-        let rivals = chosen("rival", &self.rivals, &RIVALS)?;
+        let rivals = chosen("rival", &self.rivals, &RIVALS.names())?;
         guest_cyclictest::check(&self.cyclictest)?;
         let cpus = self.emulated.cpus.unwrap_or(2);
         let emulated = Emulated { client_cpu: true, cpus: Some(cpus), ..self.emulated.clone() };
@@ -262,11 +250,8 @@ impl Options {
 /// Measures every rival.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &args.checked()?;
-    let mut missing = Vec::new();
-    let results = args.emulated.measure(false, |site, images| {
-        Ok(measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))
-    })?;
-    Measured { experiment: "duel", seed: args.seed, results, missing, notes: Vec::new() }.report(&args.output)
+    let found = args.emulated.measure(false, |site, images| Ok(measure(args, &site, images)))?;
+    Measured { experiment: "duel", seed: args.seed, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// Rivals on the same host.
@@ -282,7 +267,7 @@ impl Experiment for Duel {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        RIVALS.map(|rival| (rival.to_owned(), LOAD)).to_vec()
+        RIVALS.under(&[LOAD])
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -295,8 +280,8 @@ impl Experiment for Duel {
          the RT VM's vhost thread waited for a CPU."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p99", "partitioned: the RT server's p99 at most that of isolated")
                 .of(P99, tcp("partitioned"), tcp(ISOLATED))
                 .at_most(1.0),
@@ -312,8 +297,7 @@ impl Experiment for Duel {
             goal("bulk", "partitioned: bulk throughput at least 0.95 of that of the stock host")
                 .of(Bulk, tcp("partitioned"), tcp("stock"))
                 .at_least(0.95),
-        ];
-        GOALS
+        ]
     }
 }
 

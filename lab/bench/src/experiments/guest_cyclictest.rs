@@ -20,20 +20,26 @@ use ontime_lab::role::RTA;
 use serde::Deserialize;
 
 use super::rta::guests::{DECLARED_US, Guests, bulk_threads};
-use super::rta::{in_order, without_requests};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::rta::without_requests;
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The methods, in the order of the report.
-const METHODS: [&str; 4] = ["stock", "static-rt", "threaded", "partitioned"];
+const METHODS: Methods = Methods(&[
+    ("stock", "Linux as it is, nothing applied"),
+    ("static-rt", "the VM's vCPU at FIFO, everything else as it is"),
+    ("threaded", "threaded interrupts (Access'18, Table 2), NAPI not threaded"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path"),
+]);
 /// The loads of the host: threads of normal priority that never sleep, or none.
-const LOADS: [&str; 2] = ["busy", "none"];
+const LOADS: Methods = Methods(&[("busy", "four host threads of normal priority never sleep"), ("none", "no load")]);
 /// The program, if no other is named.
 pub(super) const PROGRAM: &str = "/usr/bin/cyclictest";
 /// Time between wake-ups, us.
@@ -177,38 +183,29 @@ impl Latencies {
     }
 }
 
-/// Boots the host and its VM and measures every method under every load. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VM and measures every method under every load. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     bring(&args.cyclictest, &site.dir.join("files"))?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
+    let mut host = Host::start(site, images, &[], &[])?;
     host.shell("install -m 755 /lab/cyclictest /usr/local/bin/cyclictest")?;
-    let guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
+    let guests = Guests::boot(&mut host, 1, DECLARED_US)?;
     // The daemon reads the VM's rule before a request that comes a second later.
     host.shell("kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1")?;
-    let cases = in_order(&LOADS, &args.loads)
-        .flat_map(|load| in_order(&METHODS, &args.methods).map(move |method| (method, load)));
+    let cases =
+        LOADS.in_order(&args.loads).flat_map(|load| METHODS.in_order(&args.methods).map(move |method| (method, load)));
     trial::each(
         host,
         cases,
         |(method, load)| name(method, load),
-        progress,
-        missing,
-        |host, &(method, load), results, progress| {
-            progress(&format!("{}: applying", name(method, load)));
+        |host, &(method, load)| {
+            progress(format_args!("{}: applying", name(method, load)));
             match method {
                 "stock" => host.reset()?,
                 "static-rt" => host.apply("vanilla")?,
                 other => host.apply(other)?,
             }
-            results.push(measure_case(host, &guests, args.seconds, method, load)?);
-            Ok(())
+            measure_case(host, &guests, args.seconds, method, load)
         },
     )
 }
@@ -227,7 +224,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     bulk_threads(host, false)?;
     let (guest, on_host) = ran?;
-    let label = format!("{}; {}", method_words(method), load_words(load));
+    let label = format!("{}; {}", METHODS.words(method), LOADS.words(load));
     let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.counted(&guest.tally, None);
     result.notes.extend(guest.note());
@@ -278,23 +275,6 @@ pub(super) fn in_guest(host: &mut Host, guests: &Guests, seconds: u32, tag: &str
     }
 }
 
-fn method_words(method: &str) -> &str {
-    match method {
-        "stock" => "Linux as it is, nothing applied",
-        "static-rt" => "the VM's vCPU at FIFO, everything else as it is",
-        "threaded" => "threaded interrupts (Access'18, Table 2), NAPI not threaded",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path",
-        other => other,
-    }
-}
-
-fn load_words(load: &str) -> &str {
-    match load {
-        "busy" => "four host threads of normal priority never sleep",
-        _ => "no load",
-    }
-}
-
 #[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: stock (nothing applied), static-rt (the vCPU at FIFO), threaded, partitioned; default: all
@@ -329,16 +309,12 @@ pub(super) fn check(cyclictest: &Path) -> anyhow::Result<()> {
 
 /// Measures every method under every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
-    let loads = chosen("load", &args.loads, &LOADS)?;
+    let methods = METHODS.chosen(&args.methods)?;
+    let loads = chosen("load", &args.loads, &LOADS.names())?;
     check(&args.cyclictest)?;
     let args = &Options { methods, loads, ..args.clone() };
-    let mut missing = Vec::new();
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
-    let measured = Measured { experiment: "guest-cyclictest", seed: 0, results, missing, notes: Vec::new() };
-    measured.report(&args.output)
+    let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
+    Measured { experiment: "guest-cyclictest", seed: 0, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// The busy test of the RFC pvsched.
@@ -355,7 +331,7 @@ impl Experiment for GuestCyclictest {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of = LOADS.into_iter().flat_map(|load| METHODS.map(|method| name(method, load)));
+        let of = LOADS.iter().flat_map(|load| METHODS.iter().map(move |method| name(method, load)));
         of.map(|case| (case, Load::None)).collect()
     }
 
@@ -376,8 +352,8 @@ impl Experiment for GuestCyclictest {
          priority (FIFO 95), ordinary has normal priority."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("guest", "partitioned, busy host: maximum in the guest at most 200 us (the RFC's static RT: 1,728)")
                 .only(Max, idle("partitioned-busy"))
                 .at_most(200.0),
@@ -387,8 +363,7 @@ impl Experiment for GuestCyclictest {
             goal("ordinary", "the same of a cyclictest of normal priority on the host")
                 .of(Own(ORDINARY_MAX), idle("partitioned-busy"), idle("stock-busy"))
                 .at_most(1.1),
-        ];
-        GOALS
+        ]
     }
 }
 

@@ -9,16 +9,21 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::wait_for_reservations;
 use super::rta::without_requests;
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{Host, RT_VM, Site};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The methods: the daemon alone, the default method, and the default method with a reservation for the RT VM.
-const METHODS: [&str; 3] = ["reset", "partitioned", "paced"];
+const METHODS: Methods = Methods(&[
+    ("reset", "the daemon runs, nothing is applied"),
+    ("partitioned", "the default method, no CPU time reserved"),
+    ("paced", "the default method, a tenth of a CPU reserved for the RT VM"),
+]);
 
 /// A shell command that prints the input of [`OwnTime::parse`].
 const READ: &str = "for pid in $(pgrep -x -f 'ontime daemon') $(pgrep -f '^[^ ]* guardian --priority'); do \
@@ -69,28 +74,19 @@ impl OwnTime {
     }
 }
 
-/// Boots the host and its VM and measures every method. A failed method goes to `missing`, and the remaining methods
-/// are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
-    let host = Host::start(site, images, &[RT_VM], &server::CONFIG, progress)?;
+/// Boots the host and its VM and measures every method. If a method fails, the remaining methods are measured while the
+/// host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
+    let host = Host::start(site, images, &[RT_VM], &server::CONFIG)?;
     trial::each(
         host,
         &args.methods,
         |method| (*method).clone(),
-        progress,
-        missing,
-        |host, method, results, progress| {
-            progress(&format!("{method}: applying"));
+        |host, method| {
+            progress(format_args!("{method}: applying"));
             apply(host, method)?;
             host.settle()?;
-            results.push(measure_case(host, args.seconds, method)?);
-            Ok(())
+            measure_case(host, args.seconds, method)
         },
     )
 }
@@ -119,18 +115,9 @@ fn measure_case(host: &mut Host, seconds: u32, method: &str) -> Result<MethodRes
     let (before, own_before) = (host.cpu_time()?, OwnTime::read(host)?);
     host.shell(&format!("sleep {seconds}"))?;
     let (own_after, after) = (OwnTime::read(host)?, host.cpu_time()?);
-    let mut result = without_requests(host, method, label(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, METHODS.words(method), after.share_since(&before, host.cpus));
     result.metrics.extend(own_after.shares_since(&own_before));
     Ok(result)
-}
-
-fn label(method: &str) -> &str {
-    match method {
-        "reset" => "the daemon runs, nothing is applied",
-        "partitioned" => "the default method, no CPU time reserved",
-        "paced" => "the default method, a tenth of a CPU reserved for the RT VM",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -149,13 +136,9 @@ struct Options {
 
 /// Measures every method on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let args = &Options { methods: chosen("method", &args.methods, &METHODS)?, ..args.clone() };
-    let mut missing = Vec::new();
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
-    let measured = Measured { experiment: "idle", seed: 1, results, missing, notes: Vec::new() };
-    measured.report(&args.output)
+    let args = &Options { methods: METHODS.chosen(&args.methods)?, ..args.clone() };
+    let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
+    Measured { experiment: "idle", seed: 1, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// What an idle host pays.
@@ -171,7 +154,7 @@ impl Experiment for Idle {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn columns(&self) -> &'static [Figure] {

@@ -14,13 +14,14 @@ use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{BULK_VMS, Host, RT_VM, Site, boot_vm};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::SOCKPERF;
 
 /// Every rule in force.
@@ -72,17 +73,11 @@ fn lacks(rule: &str, kernel: Kernel, cpus: u8) -> Option<&'static str> {
     })
 }
 
-/// Boots the host and its VMs and measures every case. A failed case goes to `missing`, and the remaining cases are
-/// measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut host = Host::start(site, images, &BULK_VMS, &server::CONFIG, progress)?;
-    boot_vm(host.lab()?, &RT_VM, progress)?;
+/// Boots the host and its VMs and measures every case. If a case fails, the remaining cases are measured while the host
+/// lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
+    let mut host = Host::start(site, images, &BULK_VMS, &server::CONFIG)?;
+    boot_vm(host.lab()?, &RT_VM)?;
     // Direct I/O, so that every block causes an interrupt of the disk. The process ends with the host.
     host.shell(
         "{ while dd if=/dev/vdb of=/dev/null bs=4k count=20000 iflag=direct 2> /dev/null; do :; done; } > /dev/null \
@@ -90,32 +85,28 @@ fn measure(
     )?;
     let rows = args.rules.iter().map(|rule| (name(rule), Some(rule.as_str())));
     let cases = [(ALL.to_owned(), None)].into_iter().chain(rows).chain([(AGAIN.to_owned(), None)]);
+    let mut p99_of_all = None;
     trial::each(
         host,
         cases,
         |(case, _)| case.clone(),
-        progress,
-        missing,
-        |host, (case, rule), results, progress| {
-            let mut result = measure_case(host, args, case, *rule, progress)?;
-            result.metrics.extend(against(&result, results.first()));
+        |host, (case, rule)| {
+            let mut result = measure_case(host, args, case, *rule)?;
+            let p99 = result.latency_us.map(|times| times.p99);
+            result.metrics.extend(against(p99, p99_of_all));
+            if case == ALL {
+                p99_of_all = p99;
+            }
             if let Some(lacks) = rule.and_then(|rule| lacks(rule, site.machine.kernel, site.machine.cpus)) {
                 result.notes.push(format!("no difference is to be expected here; it takes {lacks}"));
             }
-            results.push(result);
-            Ok(())
+            Ok(result)
         },
     )
 }
 
-fn measure_case(
-    host: &mut Host,
-    args: &Options,
-    case: &str,
-    rule: Option<&str>,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
-    progress(&format!("{case}: applying"));
+fn measure_case(host: &mut Host, args: &Options, case: &str, rule: Option<&str>) -> Result<MethodResult, MeasureError> {
+    progress(format_args!("{case}: applying"));
     switch_off(host, rule)?;
     let finding = rule.map(|rule| doctor(host, rule)).transpose()?;
     let label = rule.map_or_else(|| "every rule of partitioned".to_owned(), |rule| format!("without {rule}"));
@@ -126,7 +117,7 @@ fn measure_case(
         requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
-    let mut result = trial.run(host, progress)?;
+    let mut result = trial.run(host)?;
     result.metrics.extend(finding.unwrap_or_default());
     Ok(result)
 }
@@ -198,18 +189,14 @@ struct Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let all = rules();
     let rules = chosen("rule", &args.rules, &all.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let mut missing = Vec::new();
     let args = &Options { rules, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
     let notes = vec![format!(
         "a row's cost here is that of this set-up: two NICs, each of one class, {}; a note says which rows it cannot \
          show",
         args.emulated.cpus_in_words()
     )];
-    let measured = Measured { experiment: "inversion", seed: args.seed, results, missing, notes };
-    measured.report(&args.output)
+    Measured { experiment: "inversion", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// The rules that can be switched off: those of `partitioned` that set something.
@@ -219,9 +206,8 @@ pub(super) fn rules() -> Vec<String> {
 }
 
 /// The p99 divided by that with every rule in force, if that was measured.
-fn against(result: &MethodResult, all: Option<&MethodResult>) -> Option<Metric> {
-    let all = all.filter(|all| all.method == ALL)?.latency_us?.p99;
-    let own = result.latency_us?.p99;
+fn against(own: Option<f64>, all: Option<f64>) -> Option<Metric> {
+    let (own, all) = own.zip(all)?;
     (all > 0.0).then(|| Metric::number("p99-by-all", Unit::Times, own / all))
 }
 

@@ -14,7 +14,7 @@ use ontime_cli::usage;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use super::{Experiment, HostArgs, Measured, Output, chosen, command, noted, print_progress};
+use super::{Experiment, HostArgs, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
@@ -22,15 +22,22 @@ use crate::hardware::HardwareError;
 use crate::host::{BULK_VMS, Ground, Host, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
+use crate::progress::progress;
 use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
 use crate::server::{self, Net, PlacedServer, ServerPlace};
-use crate::trial::{self, Requests, SETTLED, Trial};
+use crate::trial::{self, CaseResults, Requests, SETTLED, Trial};
 use crate::wire::{self, RtFlow};
 use crate::workload::{self, Workload};
 
 /// The methods: no settings; the paper's tuned baseline; Ontime without polling; KBP with the kernel's polling; the
 /// same, polling only while packets arrive.
-const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
+const METHODS: Methods = Methods(&[
+    ("napi", "NAPI, the kernel's defaults, nothing at real-time priority"),
+    ("napi-tuned", "NAPI, vCPU, vhost and the container's threads at real-time priority"),
+    ("partitioned", "Ontime without polling: every NAPI threaded, one priority table for the whole path"),
+    ("busypoll", "a polling thread for the RT NIC (KBP)"),
+    ("busypoll-adaptive", "a polling thread while packets come"),
+]);
 /// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as in Docker, a container with a macvlan.
 const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
 /// The paper's frame sizes, bytes with the frame check sequence.
@@ -64,27 +71,22 @@ fn long(case: &str) -> String {
     format!("{case}-hours")
 }
 
-/// Boots the host and its VMs and measures every case. A failed case goes to `missing`, and the remaining cases are
-/// measured while the host lives.
-fn measure(
-    args: &Options,
-    ground: Ground<'_>,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
-    let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false, progress)?;
-    let host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
+/// Boots the host and its VMs and measures every case. If a case fails, the remaining cases are measured while the host
+/// lives.
+fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
+    let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false)?;
+    let host = ground.start(&BULK_VMS, &server::CONFIG)?;
     let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
     let name = |(method, place): &(&String, &String)| format!("{method}-{place}, one frame or more");
-    trial::each(host, cases, name, progress, missing, |host, &(method, place), results, progress| {
+    trial::each_with_several(host, cases, name, |host, &(method, place), results| {
         if placed.place().is_some_and(|before| before != server_place(place)) {
             // Beside a polling thread, the setup of the next place would get a twentieth of the one CPU and take
             // minutes.
             apply(host, "napi")?;
         }
-        placed.put(host, server_place(place), progress)?;
+        placed.put(host, server_place(place))?;
         apply(host, method)?;
-        args.frames.iter().try_for_each(|frame| measure_case(host, args, (method, place, *frame), progress, results))
+        args.frames.iter().try_for_each(|frame| measure_case(host, args, (method, place, *frame), results))
     })
 }
 
@@ -120,36 +122,24 @@ fn configure(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     host.configure(&format!("{config}{poll}\n{adaptive}"))
 }
 
-fn words(method: &str) -> &str {
-    match method {
-        "napi" => "NAPI, the kernel's defaults, nothing at real-time priority",
-        "napi-tuned" => "NAPI, vCPU, vhost and the container's threads at real-time priority",
-        "partitioned" => "Ontime without polling: every NAPI threaded, one priority table for the whole path",
-        "busypoll" => "a polling thread for the RT NIC (KBP)",
-        "busypoll-adaptive" => "a polling thread while packets come",
-        other => other,
-    }
-}
-
 fn measure_case(
     host: &mut Host,
     args: &Options,
     (method, place, frame): (&str, &str, u16),
-    progress: &mut dyn FnMut(&str),
     results: &mut Vec<MethodResult>,
 ) -> Result<(), MeasureError> {
     let message_bytes = usize::from(frame.saturating_sub(HEADERS));
     let workload = Workload::Sockperf { message_bytes };
     let server = workload.on(host);
     let case = name(method, place, frame);
-    let label = format!("{}; {place}, frames of {frame} bytes", words(method));
+    let label = format!("{}; {place}, frames of {frame} bytes", METHODS.words(method));
     let rate = f64::from(args.rate);
     let load = |rate, count| Paced { server, message_bytes, rate, count };
     if let Some(hours) = args.hours {
         let label = format!("{label}, {} a second for {} h", number::significant(rate), number::significant(hours));
         let (paced, length_ns) = (load(rate, u64::MAX), hours::length_ns(hours));
         let long = Hours { case: &long(&case), label: &label, load: Load::SmallPackets, paced, length_ns };
-        let mut result = long.run(host, progress)?;
+        let mut result = long.run(host)?;
         result.metrics.push(bytes(frame));
         result.metrics.extend(polling(host, method)?);
         results.push(result);
@@ -157,11 +147,11 @@ fn measure_case(
     }
     let (requests, warmup) = (Requests::Client { workload, count: args.requests + WARM_UP, seed: 1 }, WARM_UP);
     let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup };
-    let mut result = trial.run(host, progress)?;
+    let mut result = trial.run(host)?;
     result.metrics.push(bytes(frame));
     result.metrics.extend(polling(host, method)?);
     if args.frames_each > 0 && args.trials > 0 {
-        progress(&format!("{case}: searching the highest rate without loss"));
+        progress(format_args!("{case}: searching the highest rate without loss"));
         result
             .metrics
             .extend(zero_loss(host, args, &|rate| load(rate, args.frames_each.max((rate * TRIAL_S) as u64)))?);
@@ -172,7 +162,7 @@ fn measure_case(
         let label = format!("{label}, {} a second", number::significant(rate));
         let requests = Requests::Paced(load(rate, args.frames_each));
         let trial = Trial { method: &case, label: &label, load: Load::SmallPackets, requests, warmup: 0 };
-        let mut result = trial.run(host, progress)?;
+        let mut result = trial.run(host)?;
         result.metrics.push(bytes(frame));
         results.push(result);
     }
@@ -337,7 +327,7 @@ struct Options {
 
 /// Measures every method at every place with every frame size on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
+    let methods = METHODS.chosen(&args.methods)?;
     let real = args.host.hardware.hardware.is_some();
     // The owner of a real host decides on the server's place.
     let places = chosen("place", &args.places, if real { &["vm"] } else { &PLACES })?;
@@ -345,10 +335,9 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     if let Some(unknown) = frames.iter().find(|frame| !FRAMES.contains(frame)) {
         usage!("frames of {unknown} bytes are none of the paper's, {:?}", FRAMES);
     }
-    let mut missing = Vec::new();
     let args = &Options { methods, places, frames, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
-    let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
+    let measure = |ground: Ground<'_>| measure(args, ground);
+    let (found, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \
          milliseconds for NAPI, 98.8 % less at 1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss \
@@ -360,8 +349,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     if args.host.hardware.hardware.is_none() {
         notes.push(format!("the emulated host has {}", args.host.emulated.cpus_in_words()));
     }
-    let measured = Measured { experiment: "kbp", seed: 1, results, missing, notes };
-    measured.report(&args.output)
+    Measured { experiment: "kbp", seed: 1, found, notes }.report(&args.output)
 }
 
 /// Upper limit of the duration.
@@ -413,8 +401,8 @@ impl Experiment for Kbp {
          time that adaptive polling rested."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             slowest!("vm-64", "VM, 64 bytes, closed loop", 100),
             slowest!("vm-64-fast", "VM, 64 bytes, open loop", 100),
             slowest!("vm-512", "VM, 512 bytes, closed loop", 100),
@@ -462,8 +450,7 @@ impl Experiment for Kbp {
             goal("rate-1518", "VM, 1518 bytes: no loss up to at least 3.28 times NAPI's rate")
                 .of(Own("no-loss"), small("busypoll-vm-1518"), small("napi-vm-1518"))
                 .at_least(3.28),
-        ];
-        GOALS
+        ]
     }
 }
 

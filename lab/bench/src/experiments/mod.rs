@@ -11,6 +11,7 @@ mod guest_cyclictest;
 mod idle;
 mod inversion;
 mod kbp;
+mod methods;
 mod options;
 mod path;
 pub(crate) mod rt_server;
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 
+pub(crate) use self::methods::Methods;
 pub(crate) use self::options::*;
 use crate::goals::{Figure, GoalSpec};
 use crate::paper::Figures;
@@ -60,8 +62,8 @@ pub trait Experiment: Debug + Sync {
     }
 
     /// The goals on the virtual clock, for the kernel series that the project promises.
-    fn goals(&self) -> &'static [GoalSpec] {
-        &[]
+    fn goals(&self) -> Vec<GoalSpec> {
+        Vec::new()
     }
 
     /// The rows of the paper's table that the experiment reproduces.
@@ -149,8 +151,8 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
 }
 
 /// The goals of the experiment with this name; empty if it has none.
-pub fn goals_of(name: &str) -> &'static [GoalSpec] {
-    find(name).map_or(&[], |experiment| experiment.goals())
+pub fn goals_of(name: &str) -> Vec<GoalSpec> {
+    find(name).map_or_else(Vec::new, |experiment| experiment.goals())
 }
 
 #[cfg(test)]

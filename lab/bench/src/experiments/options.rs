@@ -20,6 +20,7 @@ use crate::hardware::{self, Target};
 use crate::host::{self, AS_IS, Ground, Site};
 use crate::paper::Figures;
 use crate::schema::{Goal, MethodResult, Report, SCHEMA_VERSION};
+use crate::trial::CaseResults;
 use crate::{goals, report};
 
 /// The one emulated host of an experiment.
@@ -200,16 +201,6 @@ pub(crate) fn options_of<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error
     T::from_arg_matches(&command.try_get_matches_from(words)?)
 }
 
-/// Prints a progress message.
-pub(crate) fn print_progress(line: &str) {
-    tell(line);
-}
-
-/// Notes why a case has no result.
-pub(crate) fn noted(missing: &mut Vec<String>) -> impl FnMut(&str, MeasureError) {
-    |case, error| missing.push(format!("{case}: not measured: {error}"))
-}
-
 /// Where a report goes, besides the terminal.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Output {
@@ -293,13 +284,12 @@ pub(crate) struct Show {
     pub(crate) output: Output,
 }
 
-/// The results of an experiment, and the cases without results.
+/// A measured experiment.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) experiment: &'static str,
     pub(crate) seed: u64,
-    pub(crate) results: Vec<MethodResult>,
-    pub(crate) missing: Vec<String>,
+    pub(crate) found: CaseResults,
     /// Further notes for the reader.
     pub(crate) notes: Vec<String>,
 }
@@ -312,7 +302,7 @@ impl Measured {
 
     /// As [`Self::report`], with goals besides those of the experiment.
     pub(crate) fn report_with(self, mut goals: Vec<Goal>, output: &Output) -> anyhow::Result<ExitCode> {
-        let Self { experiment, seed, results, missing, mut notes } = self;
+        let Self { experiment, seed, found: CaseResults { results, missing }, mut notes } = self;
         let Some(clock) = results.first().map(|result| result.clock) else {
             bail!("nothing could be measured: {}", missing.join("; "));
         };
@@ -321,7 +311,7 @@ impl Measured {
         notes.extend(known.remarks(&figures));
         notes.extend(missing.iter().cloned());
         let kernel = kernel_of(&results);
-        goals.extend(goals::evaluate(known.goals(), &results, clock, &kernel));
+        goals.extend(goals::evaluate(&known.goals(), &results, clock, &kernel));
         let words: Vec<String> = std::env::args().skip(1).collect();
         let report = Report {
             schema_version: SCHEMA_VERSION,
@@ -382,7 +372,7 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
     let specs = super::goals_of(&report.experiment);
     // The goals of a scenario are the limits of its file.
     if !specs.is_empty() {
-        report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
+        report.goals = goals::evaluate(&specs, &report.results, report.clock, &report.kernel);
     }
     if let Some(baseline) = &args.output.baseline {
         baseline_is_of(baseline, &report.experiment)?;

@@ -8,10 +8,11 @@ use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, tell, usage};
 use ontime_lab::{Clock, Kernel};
 
-use super::{Emulated, Experiment, chosen, command, created, judge, noted, print_progress, to_write};
+use super::{Emulated, Experiment, Methods, chosen, command, created, judge, to_write};
 use crate::baseline::Tolerance;
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 use crate::report;
+use crate::trial::CaseResults;
 
 /// Methods that are traced by default.
 const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
@@ -71,12 +72,11 @@ fn stored(path: &str) -> Result<Document, String> {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = methods(args)?;
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
-    let mut missing = Vec::new();
-    let measured = args.emulated.measure(outsourced, |site, images| {
+    let found = args.emulated.measure(outsourced, |site, images| {
         let plan = path::PathPlan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
-        path::measure(&plan, images, &mut print_progress, &mut noted(&mut missing))
+        path::measure(&plan, images)
     })?;
-    report(args, measured, missing)
+    report(args, found)
 }
 
 /// The methods to trace. Refuses options that this experiment does not support.
@@ -105,7 +105,8 @@ fn methods(args: &Options) -> anyhow::Result<Vec<String>> {
     Ok(methods)
 }
 
-fn report(args: &Options, measured: Vec<Measured>, missing: Vec<String>) -> anyhow::Result<ExitCode> {
+fn report(args: &Options, found: CaseResults<Measured>) -> anyhow::Result<ExitCode> {
+    let CaseResults { results: measured, missing } = found;
     let Some(kernel) = measured.first().map(|of| of.kernel.clone()) else {
         bail!("nothing could be traced: {}", missing.join("; "));
     };

@@ -19,7 +19,7 @@ use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::{Emulated, Experiment, Hardware, Measured, Output, command, noted, print_progress};
+use super::{Emulated, Experiment, Hardware, Measured, Methods, Output, command};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
@@ -29,10 +29,11 @@ use crate::hardware::HardwareError;
 use crate::host::{self, AS_IS, BULK_VMS, Ground, Host, RT_VM, Site};
 use crate::memcached::ACCESS;
 use crate::paper::Figures;
+use crate::progress::{begin_messages_with, progress};
 use crate::schema::{Load, MethodResult, PaperRow};
 use crate::segments::{Depth, Trace};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
-use crate::trial::{self, CaseCount, Requests, Trial};
+use crate::trial::{self, CaseCount, CaseResults, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
 /// Requests at the start of each case that do not count: they fill caches, resolve ARP, and let the client learn the
@@ -41,18 +42,18 @@ const WARM_UP: u64 = 20;
 
 /// The cases: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced sockets; the
 /// limit ([`HOST_PROCESS`]); and the present state of a real host.
-const CASES: [&str; 10] = [
-    "vanilla",
-    "rt-default",
-    "threaded",
-    EXCLUSIVE,
-    "partitioned",
-    "outsourcing",
-    "outsourcing-interrupt",
-    "outsourcing-only",
-    HOST_PROCESS,
-    AS_IS,
-];
+const CASES: Methods = Methods(&[
+    ("vanilla", "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO"),
+    ("rt-default", "PREEMPT_RT kernel with its defaults, RT vCPU and vNIC threads at FIFO"),
+    ("threaded", "the paper's threaded interrupt handling: Table 2's priorities, NAPI not threaded"),
+    (EXCLUSIVE, "the paper's exclusive CPU: one CPU for the RT group, everything else on the rest"),
+    ("partitioned", "Ontime: every NAPI threaded, one priority table for the whole path"),
+    ("outsourcing", "Ontime: as partitioned, and the VM's sockets are the host's; its halt ends, no interrupt"),
+    ("outsourcing-interrupt", "as outsourcing, but arrivals interrupt the guest"),
+    ("outsourcing-only", "outsourced sockets on the host path of threaded"),
+    (HOST_PROCESS, "the same server as a process of the host, under partitioned: the limit"),
+    (AS_IS, "the host as it stands"),
+]);
 
 /// The method that needs two CPUs.
 const EXCLUSIVE: &str = "exclusive";
@@ -99,21 +100,8 @@ impl Case {
         format!("{}, {}", self.name, self.load.words())
     }
 
-    pub(crate) fn label(&self) -> String {
-        let words = match self.name.as_str() {
-            "vanilla" => "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO",
-            "rt-default" => "PREEMPT_RT kernel with its defaults, RT vCPU and vNIC threads at FIFO",
-            "threaded" => "the paper's threaded interrupt handling: Table 2's priorities, NAPI not threaded",
-            EXCLUSIVE => "the paper's exclusive CPU: one CPU for the RT group, everything else on the rest",
-            "partitioned" => "Ontime: every NAPI threaded, one priority table for the whole path",
-            "outsourcing" => "Ontime: as partitioned, and the VM's sockets are the host's; its halt ends, no interrupt",
-            "outsourcing-interrupt" => "as outsourcing, but arrivals interrupt the guest",
-            "outsourcing-only" => "outsourced sockets on the host path of threaded",
-            HOST_PROCESS => "the same server as a process of the host, under partitioned: the limit",
-            AS_IS => "the host as it stands",
-            other => other,
-        };
-        words.to_owned()
+    pub(crate) fn label(&self) -> &str {
+        CASES.words(&self.name)
     }
 }
 
@@ -137,39 +125,31 @@ struct RtServerPlan {
 }
 
 /// Boots the host, starts the VMs (a real host has both already) and measures every case. Before each case, `begun`
-/// gets its name. A failed case goes to `missing` with its name, and the remaining cases are measured while the host
-/// lives.
+/// gets its words. If a case fails, it is told by its name, and the remaining cases are measured while the host lives.
 fn measure(
     plan: &RtServerPlan,
     ground: Ground<'_>,
     begun: &mut dyn FnMut(&str),
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+    name: impl Fn(&&Case) -> String,
+) -> Result<CaseResults, MeasureError> {
     let outsourced = plan.cases.iter().any(Case::is_outsourced);
-    let mut placed_server = PlacedServer::new(plan.workload.server(), &ground, outsourced, progress)?;
+    let mut placed_server = PlacedServer::new(plan.workload.server(), &ground, outsourced)?;
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
     if let Ground::Emulated(site, _) = &ground {
         append(site, &plan.appended)?;
     }
-    let host = ground.start(&BULK_VMS, &config, progress)?;
-    trial::each_of(
-        host,
-        &plan.cases,
-        |case| case.words(),
-        missing,
-        |host, case, results| {
-            begun(&case.words());
-            placed_server.put(host, case.place(), progress)?;
-            let mut result = measure_case(host, plan, case, progress)?;
-            result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
-            result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
-            results.push(result);
-            Ok(())
-        },
-    )
+    let host = ground.start(&BULK_VMS, &config)?;
+    trial::each_of(host, &plan.cases, name, |host, case, results| {
+        begun(&case.words());
+        placed_server.put(host, case.place())?;
+        let mut result = measure_case(host, plan, case)?;
+        result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
+        result.notes.extend(plan.appended.iter().map(|word| format!("the RT guest's kernel: {word}")));
+        results.push(result);
+        Ok(())
+    })
 }
 
 /// Adds these words to the command line of the RT guest's kernel (`lab-vm`).
@@ -183,14 +163,9 @@ fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
 }
 
 /// Measures one case.
-fn measure_case(
-    host: &mut Host,
-    plan: &RtServerPlan,
-    case: &Case,
-    progress: &mut dyn FnMut(&str),
-) -> Result<MethodResult, MeasureError> {
+fn measure_case(host: &mut Host, plan: &RtServerPlan, case: &Case) -> Result<MethodResult, MeasureError> {
     let name = format!("{}-{}", case.name, case.load.name());
-    progress(&format!("{}: applying", case.words()));
+    progress(format_args!("{}: applying", case.words()));
     if case.name == "vanilla" && host.target().is_some() && host.shell("uname -v")?.contains("PREEMPT_RT") {
         let said = "vanilla is a kernel without PREEMPT_RT, and this host's has it: its defaults are rt-default";
         return Err(HardwareError::NotHere(said.to_owned()).into());
@@ -198,17 +173,17 @@ fn measure_case(
     host.apply(case.method())?;
     let trial = Trial {
         method: &case.name,
-        label: &case.label(),
+        label: case.label(),
         load: case.load,
         requests: Requests::Client { workload: plan.workload, count: plan.requests + WARM_UP, seed: plan.seed },
         warmup: WARM_UP,
     };
     let Some(depth) = plan.traced else {
-        return trial.run(host, progress);
+        return trial.run(host);
     };
     host.lab()?;
     let trace = Trace::start(host, &name, depth)?;
-    let measured = trial.run(host, progress);
+    let measured = trial.run(host);
     // The flood has ended, so the trace has CPU time to write its report. It must have ended before the next case.
     let segments = trace.finish(host);
     let mut result = measured?;
@@ -388,7 +363,7 @@ fn plan(args: &Args, kind: &Kind, methods: &[String]) -> RtServerPlan {
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
     let cpus = args.cpus.unwrap_or(host::machine(args.clock, Kernel::Rt72).cpus);
     let defaults: Vec<&str> = kind.methods.iter().copied().filter(|method| cpus > 1 || *method != EXCLUSIVE).collect();
-    let wanted = args.hardware.methods(&args.methods, &defaults, &CASES)?;
+    let wanted = args.hardware.methods(&args.methods, &defaults, &CASES.names())?;
     if cpus < 2 && wanted.iter().any(|method| method == EXCLUSIVE) {
         usage!("exclusive keeps a CPU for the RT group, and this host has one: add --cpus 2");
     }
@@ -440,7 +415,7 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let total = hosts.iter().flat_map(cases).count();
     let count = Arc::new(Mutex::new(CaseCount::new(total, at_once.min(hosts.len()))));
     let mut waiting = hosts.iter().enumerate();
-    let mut running: Vec<(usize, Child, JoinHandle<Option<Found>>)> = Vec::new();
+    let mut running: Vec<(usize, Child, JoinHandle<Option<CaseResults>>)> = Vec::new();
     loop {
         for _ in running.len()..at_once {
             let Some((number, host)) = waiting.next() else { break };
@@ -468,10 +443,9 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         }
     }
     results.sort_by_key(|(number, _)| *number);
-    let results = results.into_iter().flat_map(|(_, results)| results).collect();
+    let found = CaseResults { results: results.into_iter().flat_map(|(_, results)| results).collect(), missing };
     let notes = if kind.traced.is_some() { vec![SEGMENTS_PAPER.to_owned()] } else { Vec::new() };
-    let measured = Measured { experiment: kind.name, seed: args.seed, results, missing, notes };
-    measured.report(&args.output)
+    Measured { experiment: kind.name, seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// Default methods on a real host.
@@ -482,7 +456,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if kind.name != RT_SERVER.name {
         usage!("{} has no --hardware: rt-server, sampled-values, kbp, vatc and vatc-network have", kind.name);
     }
-    let methods = args.hardware.methods(&args.methods, ON_HARDWARE, &CASES)?;
+    let methods = args.hardware.methods(&args.methods, ON_HARDWARE, &CASES.names())?;
     if !args.settings.is_empty() {
         usage!("--host-toml writes the host.toml of an emulated host; a real one's is its owner's");
     }
@@ -490,19 +464,12 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         usage!("--guest-append is for the VM of an emulated host; a real one's is its owner's");
     }
     let plan = plan(args, kind, &methods);
-    let mut missing = Vec::new();
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
         let mut count = CaseCount::new(plan.cases.len(), 1);
-        measure(
-            &plan,
-            ground,
-            &mut |case| print_progress(&count.begin(case)),
-            &mut print_progress,
-            &mut noted(&mut missing),
-        )
+        measure(&plan, ground, &mut |case| progress(count.begin(case)), |case| case.words())
     })?;
-    let (results, notes) = found.context("a real host")?;
-    Measured { experiment: kind.name, seed: args.seed, results, missing, notes }.report(&args.output)
+    let (found, notes) = found.context("a real host")?;
+    Measured { experiment: kind.name, seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// A line of a part's standard output, as JSON.
@@ -511,7 +478,7 @@ enum PartLine {
     /// A case begins.
     Case(String),
     /// The last line.
-    Found(Found),
+    Found(CaseResults),
 }
 
 impl PartLine {
@@ -522,7 +489,7 @@ impl PartLine {
 }
 
 /// Shows each case that a part begins, until the part ends.
-fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<Found> {
+fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<CaseResults> {
     let mut found = None;
     for line in BufReader::new(told).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
@@ -535,14 +502,6 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<F
         }
     }
     found
-}
-
-/// The results of a part.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Found {
-    results: Vec<MethodResult>,
-    /// Cases that failed, and why.
-    missing: Vec<String>,
 }
 
 fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::Result<Child> {
@@ -585,17 +544,15 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
     let emulated = args.emulated(kernel);
     let plan = plan(args, kind, &args.methods);
-    let mut missing = Vec::new();
-    let results = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
+    let found = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = Ground::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
-        measure(&plan, ground, &mut begun, &mut |line| tell(format_args!("[{kernel}] {line}")), &mut |case, error| {
-            missing.push(format!("{case} on {kernel}: not measured: {error}"));
-        })
+        begin_messages_with(format!("[{kernel}] "));
+        measure(&plan, ground, &mut begun, |case| format!("{} on {kernel}", case.words()))
     })?;
-    PartLine::Found(Found { results, missing }).write_line().context("telling what was measured")?;
+    PartLine::Found(found).write_line().context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -613,7 +570,7 @@ fn voip(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Every case under every load.
 fn all_cases() -> Vec<(String, Load)> {
-    CASES.iter().flat_map(|case| Load::ALL.map(|load| ((*case).to_owned(), load))).collect()
+    CASES.under(&Load::ALL)
 }
 
 /// Table 3, Figures 6 to 8.
@@ -636,8 +593,8 @@ impl Experiment for RtServer {
         figures.table3(&["vanilla", "threaded", "exclusive", "outsourcing"])
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p99-vs-vanilla-small", "partitioned: p99 at least 20 times below vanilla, small packets")
                 .of(P99, small("vanilla"), small("partitioned"))
                 .at_least(20.0),
@@ -681,8 +638,7 @@ impl Experiment for RtServer {
                 .of(P99, tcp("outsourcing"), tcp("host-process"))
                 .at_most(1.3),
             goal("requests", "at least 20,000 counted requests a method").at_least(20_000.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -708,8 +664,8 @@ impl Experiment for Ablation {
         figures.table3(&["outsourcing", "threaded"])
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("sd-without-sockets", "both techniques: SD at most that of partitioned softirq handling alone")
                 .of(Sd, tcp("outsourcing"), tcp("partitioned"))
                 .at_most(1.0),
@@ -719,8 +675,7 @@ impl Experiment for Ablation {
             goal("sd-of-interrupts", "woken idle loop: SD at most that of virtual interrupts")
                 .of(Sd, tcp("outsourcing"), tcp("outsourcing-interrupt"))
                 .at_most(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -751,16 +706,15 @@ impl Experiment for Segments {
          many to be named."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("inversions-small", "partitioned: no request meets a priority inversion under small packets")
                 .only(Own("hindered"), small("partitioned"))
                 .at_most(0.0),
             goal("inversions-tcp", "partitioned: no request meets a priority inversion under TCP")
                 .only(Own("hindered"), tcp("partitioned"))
                 .at_most(0.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -788,8 +742,8 @@ impl Experiment for Voip {
         )]
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal(
                 "p99-vs-threaded",
                 "outsourcing: p99 of forward delays at most 0.37 of threaded's (the paper's 63 % less)",
@@ -799,8 +753,7 @@ impl Experiment for Voip {
             goal("p99-vs-partitioned", "outsourcing: p99 of forward delays at most partitioned's")
                 .of(P99, tcp("outsourcing"), tcp("partitioned"))
                 .at_most(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -828,16 +781,15 @@ impl Experiment for Memcached {
         )]
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p99-vs-threaded", "outsourcing: p99 of GETs at most 0.33 of threaded's (the paper's 67 % less)")
                 .of(P99, tcp("outsourcing"), tcp("threaded"))
                 .at_most(0.33),
             goal("p99-vs-partitioned", "outsourcing: p99 of GETs at most partitioned's")
                 .of(P99, tcp("outsourcing"), tcp("partitioned"))
                 .at_most(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -848,7 +800,7 @@ mod tests {
     #[test]
     fn goals_are_of_methods_that_are_measured_where_nothing_is_said() {
         for kind in [&RT_SERVER, &ABLATION, &SEGMENTS, &MEMCACHED, &VOIP] {
-            assert!(kind.methods.iter().all(|method| CASES.contains(method)), "{}", kind.name);
+            assert!(kind.methods.iter().all(|method| CASES.iter().any(|name| name == *method)), "{}", kind.name);
             let goals = super::super::goals_of(kind.name);
             assert!(!goals.is_empty(), "{}", kind.name);
             for case in goals.iter().flat_map(|goal| goal.measure.cases()) {
@@ -859,7 +811,7 @@ mod tests {
 
     #[test]
     fn a_part_tells_its_cases_and_then_what_it_found() {
-        let found = Found { results: Vec::new(), missing: vec!["threaded, no flood".to_owned()] };
+        let found = CaseResults { results: Vec::new(), missing: vec!["threaded, no flood".to_owned()] };
         let lines = [PartLine::Case("vanilla, TCP flood".to_owned()), PartLine::Found(found)];
         let told: String = lines.map(|line| serde_json::to_string(&line).unwrap() + "\n").concat();
         let count = Mutex::new(CaseCount::new(3, 1));

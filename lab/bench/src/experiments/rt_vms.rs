@@ -2,7 +2,7 @@
 //! receive TCP at full speed.
 //!
 //! In: methods and numbers of VMs on one emulated host, whose clients' side is a CPU of the machine. Out: a
-//! [`MethodResult`] for each, named `METHOD-VMS`: the response times of all VMs, those of each VM as metrics, bulk
+//! `MethodResult` for each, named `METHOD-VMS`: the response times of all VMs, those of each VM as metrics, bulk
 //! throughput and CPU use ([`crate::several`]).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,18 +12,24 @@ use ontime_cli::usage;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Bulk, Own};
 use crate::goals::{GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
-use crate::schema::{Load, MethodResult};
+use crate::schema::Load;
 use crate::server::{self, Sockets, Wake, bring_module};
 use crate::several::{Several, WORST_P99, WORST_SD};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The methods, in the order of measurement: those whose VMs have a NIC first.
-const METHODS: [&str; 5] = ["rt-default", "threaded", "exclusive", "partitioned", OUTSOURCING];
+const METHODS: Methods = Methods(&[
+    ("rt-default", "PREEMPT_RT kernel with its defaults, RT vCPUs and vNIC threads at FIFO"),
+    ("threaded", "the paper's threaded interrupt handling, NAPI not threaded"),
+    ("exclusive", "the paper's exclusive CPU for all RT VMs"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path"),
+    (OUTSOURCING, "as partitioned, and the VMs' sockets are the host's"),
+]);
 /// The method whose VMs have the host's sockets in place of a NIC.
 const OUTSOURCING: &str = "outsourcing";
 /// Numbers of RT VMs for which there are goals.
@@ -57,7 +63,7 @@ fn cases(args: &Options) -> Vec<(&'static str, u8, Load)> {
     let mut counts = args.vms.clone();
     counts.sort_unstable();
     counts.dedup();
-    let asked = METHODS.into_iter().filter(|method| args.methods.iter().any(|asked| asked == method));
+    let asked = METHODS.in_order(&args.methods);
     let (sockets, nics): (Vec<_>, Vec<_>) = asked.partition(|method| *method == OUTSOURCING);
     let of = |methods: Vec<&'static str>| {
         let mut cases = Vec::new();
@@ -80,13 +86,7 @@ struct Running {
 
 impl Running {
     /// Boots what is missing up to `count` VMs. VMs of the other kind are ended first.
-    fn reach(
-        &mut self,
-        host: &mut Host,
-        count: u8,
-        outsourced: bool,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<(), MeasureError> {
+    fn reach(&mut self, host: &mut Host, count: u8, outsourced: bool) -> Result<(), MeasureError> {
         if self.outsourced != outsourced {
             while self.count > 0 {
                 server::stop_server(host, &rt_vm(self.count).0)?;
@@ -101,7 +101,7 @@ impl Running {
         while self.count < count {
             let (name, address) = rt_vm(self.count + 1);
             let net = if outsourced { "sockets:rt" } else { "rt" };
-            boot_vm(host.lab()?, &Vm { name: &name, net, address: &address, ..RT_VM }, progress)?;
+            boot_vm(host.lab()?, &Vm { name: &name, net, address: &address, ..RT_VM })?;
             self.count += 1;
         }
         Ok(())
@@ -112,30 +112,22 @@ fn sockets(vm: &str) -> Sockets<'_> {
     Sockets { vm, bind: server::SOCKPERF.bind, reach: "10.1.0.0/24", channels: 1, wake: Wake::Idle }
 }
 
-/// Boots the host and its VMs and measures every case. A failed case goes to `missing`, and the remaining cases are
-/// measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every case. If a case fails, the remaining cases are measured while the host
+/// lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     if args.outsources() {
-        bring_module(site, images, progress)?;
+        bring_module(site, images)?;
     }
     let [nics] = server::CONFIG;
     let config = [nics, ("tenants.toml", TENANTS)];
-    let host = Host::start(site, images, &BULK_VMS, &config, progress)?;
+    let host = Host::start(site, images, &BULK_VMS, &config)?;
     let mut running = Running::default();
     trial::each(
         host,
         cases(args),
         |(method, count, load)| format!("{} ({})", name(method, *count), load.words()),
-        progress,
-        missing,
-        |host, &(method, count, load), results, progress| {
-            running.reach(host, count, method == OUTSOURCING, progress)?;
+        |host, &(method, count, load)| {
+            running.reach(host, count, method == OUTSOURCING)?;
             host.apply(match method {
                 "rt-default" => "vanilla",
                 OUTSOURCING => "partitioned",
@@ -144,7 +136,7 @@ fn measure(
             let case = name(method, count);
             let several = Several {
                 case: &case,
-                label: &format!("{}; RT VMs: {count}", words(method)),
+                label: &format!("{}; RT VMs: {count}", METHODS.words(method)),
                 servers: &servers(count),
                 load,
                 bulk: &host.bulk(),
@@ -152,21 +144,9 @@ fn measure(
                 warmup: WARM_UP,
                 seed: args.seed,
             };
-            results.push(several.run(host, progress)?);
-            Ok(())
+            several.run(host)
         },
     )
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "rt-default" => "PREEMPT_RT kernel with its defaults, RT vCPUs and vNIC threads at FIFO",
-        "threaded" => "the paper's threaded interrupt handling, NAPI not threaded",
-        "exclusive" => "the paper's exclusive CPU for all RT VMs",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path",
-        OUTSOURCING => "as partitioned, and the VMs' sockets are the host's",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -200,7 +180,7 @@ impl Options {
 
     /// The options with everything that this experiment always has. Refuses what it cannot have.
     fn checked(&self) -> anyhow::Result<Self> {
-        let methods = chosen("method", &self.methods, &METHODS)?;
+        let methods = METHODS.chosen(&self.methods)?;
         // Each VM has a client, and a hundred clients outside cannot follow one emulated clock.
         let emulated = Emulated { client_cpu: true, ..self.emulated.clone() };
         if emulated.clock == Clock::Real {
@@ -221,12 +201,11 @@ impl Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &args.checked()?;
     let most = args.vms.iter().copied().max().unwrap_or(1);
-    let mut missing = Vec::new();
-    let results = args.emulated.measure(args.outsources(), |site, images| {
+    let found = args.emulated.measure(args.outsources(), |site, images| {
         let site = site.with_room_for(u32::from(most) + BULK_VMS.len() as u32);
-        measure(args, &site, images, &mut print_progress, &mut noted(&mut missing))
+        measure(args, &site, images)
     })?;
-    Measured { experiment: "rt-vms", seed: args.seed, results, missing, notes: Vec::new() }.report(&args.output)
+    Measured { experiment: "rt-vms", seed: args.seed, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// Figures 16 to 18, plots.
@@ -242,7 +221,7 @@ impl Experiment for RtVms {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of = |method: &&str| COUNTS.iter().map(|count| name(method, *count)).collect::<Vec<_>>();
+        let of = |method| COUNTS.map(|count| name(method, count));
         METHODS.iter().flat_map(of).flat_map(|case| Load::ALL.map(|load| (case.clone(), load))).collect()
     }
 
@@ -254,8 +233,8 @@ impl Experiment for RtVms {
         "Response times of all RT VMs together, then of each; worst p99 and worst sd: those of the VM with the highest."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p99-of-100", "outsourcing, 100 RT VMs: no VM's p99 above 1.5 times that of a VM alone")
                 .of(Own(WORST_P99), tcp("outsourcing-100"), tcp("outsourcing-1"))
                 .at_most(1.5),
@@ -268,8 +247,7 @@ impl Experiment for RtVms {
             goal("bulk-beside-40", "outsourcing, 40 RT VMs: bulk throughput at least 0.95 of that beside one (paper)")
                 .of(Bulk, tcp("outsourcing-40"), tcp("outsourcing-1"))
                 .at_least(0.95),
-        ];
-        GOALS
+        ]
     }
 }
 

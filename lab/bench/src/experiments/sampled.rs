@@ -1,6 +1,6 @@
 //! `sampled-values`: frames of IEC 61850-9-2 into a VM, one every 250 us, beside bulk VMs ([`crate::sampled`]).
 //!
-//! In: methods and loads on one emulated host. Out: a [`MethodResult`] for each: the time from a frame's passage of the
+//! In: methods and loads on one emulated host. Out: a `MethodResult` for each: the time from a frame's passage of the
 //! RT NIC to that of its answer. A subscriber in the RT VM (raw socket, FIFO 50; `ontime_lab::role`) answers each
 //! frame. The time includes the way of the answer, so a frame counts as late sooner than for a subscriber without
 //! answers. The frames do not wait for answers.
@@ -9,18 +9,23 @@ use std::process::ExitCode;
 
 use ontime_lab::role::SAMPLED_VALUES;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
+use super::{Experiment, HostArgs, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
-use crate::host::{AS_IS, BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
+use crate::host::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
+use crate::progress::progress;
 use crate::sampled::frame;
-use crate::schema::{Load, MethodResult};
+use crate::schema::Load;
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::{HEADERS, Workload};
 
 /// `rt-default` is `vanilla` on this RT kernel, as in `rt-server`.
-const METHODS: [&str; 3] = ["rt-default", "threaded", "partitioned"];
+const METHODS: Methods = Methods(&[
+    ("rt-default", "the RT kernel's defaults, RT vCPU and vNIC threads at FIFO"),
+    ("threaded", "threaded interrupts (Access'18, Table 2), NAPI not threaded"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path"),
+]);
 /// Frames at the start of each case that do not count: 25 ms.
 const WARM_UP: u64 = 100;
 
@@ -30,46 +35,30 @@ fn prepare(mut site: Site) -> Site {
     site
 }
 
-/// Boots the host and its VMs and measures every method under every load. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    ground: Ground<'_>,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every method under every load. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
     if let Ground::Emulated(site, _) = &ground {
         SAMPLED_VALUES.bring(&site.dir.join("files"))?;
     }
-    let mut host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
+    let mut host = ground.start(&BULK_VMS, &server::CONFIG)?;
     if host.target().is_none() {
-        boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM }, progress)?;
+        boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM })?;
     }
     let cases = args.methods.iter().flat_map(|method| args.loads.iter().map(move |load| (method, *load)));
     let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
-    trial::each(host, cases, name, progress, missing, |host, &(method, load), results, progress| {
-        progress(&format!("{method}, {}: applying", load.words()));
+    trial::each(host, cases, name, |host, &(method, load)| {
+        progress(format_args!("{method}, {}: applying", load.words()));
         host.apply(if method == "rt-default" { "vanilla" } else { method })?;
         let trial = Trial {
             method,
-            label: words(method),
+            label: METHODS.words(method),
             load,
             requests: Requests::Client { workload: Workload::SampledValues, count: args.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,
         };
-        results.push(trial.run(host, progress)?);
-        Ok(())
+        trial.run(host)
     })
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "rt-default" => "the RT kernel's defaults, RT vCPU and vNIC threads at FIFO",
-        "threaded" => "threaded interrupts (Access'18, Table 2), NAPI not threaded",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path",
-        AS_IS => "the host as it stands",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -91,13 +80,11 @@ struct Options {
 
 /// Measures every method under every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
-    let mut missing = Vec::new();
+    let methods = args.host.hardware.methods(&args.methods, &METHODS.names(), &METHODS.names())?;
     let args = &Options { methods, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
-    let (results, notes) = args.host.measure(HEADERS, prepare, measure)?;
-    let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
-    measured.report(&args.output)
+    let measure = |ground: Ground<'_>| measure(args, ground);
+    let (found, notes) = args.host.measure(HEADERS, prepare, measure)?;
+    Measured { experiment: "sampled-values", seed: 0, found, notes }.report(&args.output)
 }
 
 /// Sampled Values: a frame every 250 us.
@@ -113,7 +100,7 @@ impl Experiment for SampledValues {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.iter().flat_map(|method| Load::ALL.map(|load| ((*method).to_owned(), load))).collect()
+        METHODS.under(&Load::ALL)
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -124,11 +111,12 @@ impl Experiment for SampledValues {
         "Late: answered later than the next frame came."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[goal("no-late-frame", "partitioned: no frame late or lost beside bulk VMs")
-            .late(small("partitioned"))
-            .at_most(0.0)];
-        GOALS
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
+            goal("no-late-frame", "partitioned: no frame late or lost beside bulk VMs")
+                .late(small("partitioned"))
+                .at_most(0.0),
+        ]
     }
 }
 
@@ -139,7 +127,7 @@ mod tests {
     use super::*;
     use crate::pcap::crafted;
     use crate::sampled::{LATE_NS, wire};
-    use crate::schema::{Clock, LATE, Run};
+    use crate::schema::{Clock, LATE, MethodResult, Run};
 
     #[test]
     fn late_and_lost_frames_are_told_apart_by_the_capture() {
@@ -167,16 +155,9 @@ mod tests {
         let wire = wire::analyse(&path, 1).unwrap();
         assert_eq!(wire.intervals_ns, [250_000, 250_000, 500_000]);
         let result = MethodResult::new(&Run {
-            method: "partitioned",
-            label: "",
-            kernel: "7.2",
-            clock: Clock::Virtual,
-            cpus: 1,
-            load: Load::None,
             wire: &wire,
-            bulk: None,
-            cpu_share: None,
             late_ns: Some(LATE_NS),
+            ..Run::of("partitioned", "", "7.2", Clock::Virtual)
         });
         assert_eq!((result.count, result.lost, result.number(LATE)), (3, 1, Some(1.0)));
     }

@@ -14,16 +14,17 @@ use ontime_lab::Clock;
 use ontime_lab::images::Images;
 use serde::Deserialize;
 
-use super::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Output, command};
 use crate::command::product::Product;
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{Host, Site, Vm, boot_vm};
+use crate::progress::progress;
 use crate::scenario::{Kind, Limit, Program, Scenario, Tenant};
 use crate::schema::{Bound, Goal, Load, MethodResult};
 use crate::server::{self, Net};
 use crate::several::Several;
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The name of the experiment.
 const NAME: &str = "scenario";
@@ -66,32 +67,25 @@ pub(crate) fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         product: args.product.clone(),
     };
     emulated.machine().check()?;
-    let mut missing = Vec::new();
-    let results = emulated.measure(false, |site, images| {
+    let found = emulated.measure(false, |site, images| {
         let vms = scenario.tenants.iter().filter(|tenant| tenant.kind == Kind::Vm).count();
-        measure(&scenario, &site.with_room_for(vms as u32), images, &mut print_progress, &mut noted(&mut missing))
+        measure(&scenario, &site.with_room_for(vms as u32), images)
     })?;
-    let goals: Vec<Goal> = scenario.limits.iter().flat_map(|limit| goals(limit, &scenario, &results)).collect();
+    let goals: Vec<Goal> = scenario.limits.iter().flat_map(|limit| goals(limit, &scenario, &found.results)).collect();
     let broken = goals.iter().any(|goal| goal.met == Some(false));
     let notes = vec![format!("the scenario: {}", args.file.display())];
     let seed = scenario.requests.seed;
-    let status = Measured { experiment: NAME, seed, results, missing, notes }.report_with(goals, &args.output)?;
+    let status = Measured { experiment: NAME, seed, found, notes }.report_with(goals, &args.output)?;
     Ok(if broken { ExitCode::from(CRITICAL) } else { status })
 }
 
-/// Boots the host and its tenants and measures every method under every load. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    scenario: &Scenario,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its tenants and measures every method under every load. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(scenario: &Scenario, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let config: Vec<(&str, &str)> = scenario.config.iter().map(|(name, text)| (*name, text.as_str())).collect();
-    let mut host = Host::start(site, images, &[], &config, progress)?;
+    let mut host = Host::start(site, images, &[], &config)?;
     for tenant in &scenario.tenants {
-        start(&mut host, tenant, progress)?;
+        start(&mut host, tenant)?;
     }
     let servers: Vec<_> = scenario
         .with_program(Program::Sockperf)
@@ -107,9 +101,7 @@ fn measure(
         host,
         cases,
         |(method, load)| format!("{method} ({})", load.words()),
-        progress,
-        missing,
-        |host, (method, load), results, progress| {
+        |host, (method, load)| {
             if in_force != Some(*method) {
                 in_force = None;
                 host.apply(method.name())?;
@@ -128,8 +120,7 @@ fn measure(
                 warmup: scenario.requests.warm_up.into(),
                 seed: scenario.requests.seed,
             };
-            results.push(several.run(host, progress)?);
-            Ok(())
+            several.run(host)
         },
     )
 }
@@ -190,13 +181,13 @@ impl Reservations {
 }
 
 /// Starts a tenant and waits for its program.
-fn start(host: &mut Host, tenant: &Tenant, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+fn start(host: &mut Host, tenant: &Tenant) -> Result<(), MeasureError> {
     let (name, address) = (tenant.name.as_str(), tenant.address.to_string());
     let (net, _) = tenant.nic.network();
     match tenant.kind {
-        Kind::Vm => boot_vm(host.lab()?, &Vm { name, role: tenant.program.role(), net, address: &address }, progress),
+        Kind::Vm => boot_vm(host.lab()?, &Vm { name, role: tenant.program.role(), net, address: &address }),
         Kind::Container => {
-            progress(&format!("starting the container {name}"));
+            progress(format_args!("starting the container {name}"));
             server::contain(host, (name, &address), Net::Macvlan, server::SOCKPERF.command)
         }
     }
@@ -279,16 +270,9 @@ mod tests {
         };
         let result = |method| {
             MethodResult::new(&Run {
-                method,
-                label: "",
-                kernel: "7.2.12-rt",
-                clock: schema::Clock::Virtual,
-                cpus: 1,
                 load: Load::Tcp,
                 wire: &wire,
-                bulk: None,
-                cpu_share: None,
-                late_ns: None,
+                ..Run::of(method, "", "7.2.12-rt", schema::Clock::Virtual)
             })
         };
         let limit = |target, method| Limit {

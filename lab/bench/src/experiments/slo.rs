@@ -13,21 +13,26 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use super::rta::{self, Rta, WORK_PERCENT, group};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, P99_9};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, RT_VM, Site, Vm, boot_vm};
 use crate::memcached;
 use crate::paper::{Figures, Rtvirt};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::Workload;
 
 /// The methods, in the order of measurement. `credit`, Linux's defaults, is first because the guest module cannot be
 /// unloaded.
-const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
+const METHODS: Methods = Methods(&[
+    ("credit", "Linux as it is: fair shares, nothing applied"),
+    ("deadline", "reserved, kept by SCHED_DEADLINE on the host"),
+    ("paced", "reserved, kept by pacers"),
+]);
 /// Divisor of the paper's video slices: ten VMs and five memcached had 7.44 of 15 CPUs there, four and one have half a
 /// CPU here.
 const VIDEO_SCALE: u64 = 7;
@@ -104,51 +109,41 @@ fn name(method: &str, beside: Neighbours) -> String {
     format!("{method}-{}", beside.name())
 }
 
-/// Boots the host and its VMs and measures every method with all neighbours. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    figures: &Figures,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every method with all neighbours. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(args: &Options, figures: &Figures, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let has = |beside| args.beside.contains(&beside);
     let video = group::video(figures, VIDEO_SCALE);
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
+    Guests::bring(site, images)?;
+    let mut host = Host::start(site, images, &[], &server::CONFIG)?;
     let mut setting = Setting {
         hogs: if has(Neighbours::Cpu) {
             (1..=args.neighbours).map(|number| format!("hog{number}")).collect()
         } else {
             Vec::new()
         },
-        guests: Guests::boot(&mut host, if has(Neighbours::Video) { video.len() } else { 0 }, DECLARED_US, progress)?,
+        guests: Guests::boot(&mut host, if has(Neighbours::Video) { video.len() } else { 0 }, DECLARED_US)?,
         method: None,
     };
-    boot_vm(host.lab()?, &Vm { role: server::MEMCACHED.role, ..RT_VM }, progress)?;
+    boot_vm(host.lab()?, &Vm { role: server::MEMCACHED.role, ..RT_VM })?;
     for (number, hog) in (10..).zip(&setting.hogs) {
         let address = format!("10.2.0.{number}");
-        boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address }, progress)?;
+        boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address })?;
         signal(&mut host, std::slice::from_ref(hog), "STOP")?;
     }
-    let ordered = rta::in_order(&METHODS, &args.methods);
+    let ordered = METHODS.in_order(&args.methods);
     let cases = ordered.flat_map(|method| args.beside.iter().map(move |beside| (method, *beside)));
     trial::each(
         host,
         cases,
         |(method, beside)| name(method, *beside),
-        progress,
-        missing,
-        |host, &(method, beside), results, progress| {
-            progress(&format!("{}: applying", name(method, beside)));
+        |host, &(method, beside)| {
+            progress(format_args!("{}: applying", name(method, beside)));
             setting.apply(host, method, figures)?;
-            let mut result = setting.measure_case(host, args, (method, beside), &video, progress)?;
+            let mut result = setting.measure_case(host, args, (method, beside), &video)?;
             let paper = beside.paper(method, &figures.rtvirt);
             result.metrics.extend(paper.map(|us| Metric::number("paper-p99.9", Unit::Us, us)));
-            results.push(result);
-            Ok(())
+            Ok(result)
         },
     )
 }
@@ -189,12 +184,11 @@ impl Setting {
         args: &Options,
         (method, beside): (&str, Neighbours),
         video: &[Rta],
-        progress: &mut dyn FnMut(&str),
     ) -> Result<MethodResult, MeasureError> {
         let case = name(method, beside);
         let trial = Trial {
             method: &case,
-            label: &format!("{}; {}", words(method), beside.words(args.neighbours)),
+            label: &format!("{}; {}", METHODS.words(method), beside.words(args.neighbours)),
             load: Load::None,
             requests: Requests::Client {
                 workload: Workload::Memcached { traffic: memcached::RTVIRT, connections: 1 },
@@ -209,7 +203,7 @@ impl Setting {
             signal(host, &self.hogs, "CONT")?;
         }
         let before = host.cpu_time()?;
-        let measured = trial.run(host, progress);
+        let measured = trial.run(host);
         let after = host.cpu_time()?;
         if beside == Neighbours::Cpu {
             signal(host, &self.hogs, "STOP")?;
@@ -254,15 +248,6 @@ impl Setting {
     }
 }
 
-fn words(method: &str) -> &str {
-    match method {
-        "credit" => "Linux as it is: fair shares, nothing applied",
-        "deadline" => "reserved, kept by SCHED_DEADLINE on the host",
-        "paced" => "reserved, kept by pacers",
-        other => other,
-    }
-}
-
 #[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: credit (Linux as it is), deadline (SCHED_DEADLINE on the host), paced; default: all
@@ -289,19 +274,11 @@ struct Options {
 /// Measures every method with all neighbours on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
+    let methods = METHODS.chosen(&args.methods)?;
     let args = &Options { methods, ..args.clone() };
-    let results = args.emulated.measure(true, |site, images| {
+    let found = args.emulated.measure(true, |site, images| {
         // Memory for the VMs that never idle, in addition to the others.
-        measure(
-            args,
-            &figures,
-            &site.with_room_for(u32::from(args.neighbours) + 5),
-            images,
-            &mut print_progress,
-            &mut noted(&mut missing),
-        )
+        measure(args, &figures, &site.with_room_for(u32::from(args.neighbours) + 5), images)
     })?;
     let notes = vec![format!(
         "{}: {} VMs that never idle for the paper's 19 on two; four video VMs, one of each frame rate, with the \
@@ -312,8 +289,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         args.neighbours,
         VIDEO_SCALE
     )];
-    let measured = Measured { experiment: "memcached-slo", seed: args.seed, results, missing, notes };
-    measured.report(&args.output)
+    Measured { experiment: "memcached-slo", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.4: requests to a VM with a small reservation.
@@ -330,7 +306,7 @@ impl Experiment for MemcachedSlo {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let beside = |method: &&str| BESIDE.map(|beside| (name(method, beside), Load::None));
+        let beside = |method| BESIDE.map(|beside| (name(method, beside), Load::None));
         METHODS.iter().flat_map(beside).collect()
     }
 
@@ -346,8 +322,8 @@ impl Experiment for MemcachedSlo {
         "Late: answered later than the objective. Beside video VMs, the deadlines of their applications too."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("beside-cpu", "paced, beside VMs that never idle: p99.9 at most 114 us (RTVirt 379, RT-Xen A 114)")
                 .only(P99_9, idle("paced-cpu"))
                 .at_most(114.0),
@@ -356,8 +332,7 @@ impl Experiment for MemcachedSlo {
                 .at_most(296.0),
             goal("video-misses", "paced: the video VMs miss no deadline (RTVirt: the worst 0.8 %)")
                 .missed(idle("paced-video")),
-        ];
-        GOALS
+        ]
     }
 }
 

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
+use super::{Experiment, HostArgs, Measured, Methods, Output, command};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::datagrams;
@@ -22,16 +22,24 @@ use crate::frame::{Frame, parse};
 use crate::goals::Figure::{self, P95};
 use crate::goals::{GoalSpec, goal, idle, small as flooded};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, RT_VM, Vm};
+use crate::host::{Ground, Host, RT_VM, Vm};
 use crate::pcap::{PcapError, Tail};
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 use crate::wire::{self, RtFlow};
 use crate::workload::{HEADERS, SOCKPERF};
 
 /// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, Ontime, and VATC with
 /// packets that go through the NIC's qdisc or bypass it.
-const METHODS: [&str; 6] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc-qdisc", "vatc"];
+const METHODS: Methods = Methods(&[
+    ("prio", "prio root qdisc with RT packets in its first band, vhost threads as found"),
+    ("fq_codel", "fq_codel root qdisc, vhost threads as found"),
+    ("vanilla", "kernel's defaults, RT vCPU and vhost threads at FIFO"),
+    ("partitioned", "NAPI threaded; of a shared NIC its threads are bulk"),
+    ("vatc-qdisc", "a thread for each level, receive threads before them"),
+    ("vatc", "a thread for each level, receive threads before them; no qdisc"),
+]);
 /// Maximum of bulk VMs, as in the paper.
 const STREAMS_MAX: u8 = 4;
 
@@ -195,22 +203,14 @@ impl VatcPlan {
     }
 }
 
-/// Boots the host, starts the VMs and measures every method with every traffic and interval. A failed case goes to
-/// `missing`, and the remaining cases are measured while the host lives.
-fn measure(
-    plan: &VatcPlan,
-    ground: Ground<'_>,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host, starts the VMs and measures every method with every traffic and interval. If a case fails, the
+/// remaining cases are measured while the host lives.
+fn measure(plan: &VatcPlan, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
     let bulk = bulk_vms(plan.beside.iter().map(|beside| beside.vms()).max().unwrap_or(0));
     let mut vms = vec![RT_VM];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
-    let host = ground.start(&vms, &[], progress)?;
-    trial::each(host, plan.cases(), Case::to_string, progress, missing, |host, case, results, progress| {
-        results.push(measure_case(host, plan, *case, progress)?);
-        Ok(())
-    })
+    let host = ground.start(&vms, &[])?;
+    trial::each(host, plan.cases(), Case::to_string, |host, case| measure_case(host, plan, *case))
 }
 
 /// Names and addresses of the first `count` bulk VMs.
@@ -236,10 +236,9 @@ fn measure_case(
     host: &mut Host,
     plan: &VatcPlan,
     Case { method, beside, interval }: Case<'_>,
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let case = Case { method, beside, interval }.to_string();
-    progress(&format!("{case}: applying"));
+    progress(format_args!("{case}: applying"));
     apply(host, method)?;
     if let Some(interval) = interval {
         moderate(host, interval)?;
@@ -255,7 +254,7 @@ fn measure_case(
     let mut config = ClientConfig::new(server, plan.requests + WARM_UP, 1);
     (config.min_gap_us, config.max_gap_us) = (PERIOD_US, PERIOD_US);
     let stretch = trial::stretch(host, [capture.clone()], flows, |host| {
-        host.requests(config, std::slice::from_ref(&capture), &case, progress)
+        host.requests(config, std::slice::from_ref(&capture), &case)
     })?;
     if let Some(interval) = interval {
         still_moderated(host, interval)?;
@@ -273,16 +272,11 @@ fn measure_case(
     // The capture of a flood is large, and its sums are in the result.
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
-        method: &case,
-        label: &format!("{}; {}", words(method), beside.words()),
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
         load,
         wire: &wire,
         bulk: bulk.as_ref(),
         cpu_share: stretch.cpu_share,
-        late_ns: None,
+        ..host.run(&case, &format!("{}; {}", METHODS.words(method), beside.words()))
     });
     result.notes.extend(host.notes(stretch.missed));
     if matches!(load, Load::SmallPackets | Load::LargePackets) {
@@ -391,19 +385,6 @@ fn still_moderated(host: &mut Host, interval: Interval) -> Result<(), MeasureErr
 fn rx_usecs(host: &mut Host) -> Result<String, MeasureError> {
     let said = host.shell(&format!("ethtool -c {NIC} | sed -n 's/^rx-usecs:[[:space:]]*//p'"))?;
     Ok(said.trim().to_owned())
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "prio" => "prio root qdisc with RT packets in its first band, vhost threads as found",
-        "fq_codel" => "fq_codel root qdisc, vhost threads as found",
-        "vanilla" => "kernel's defaults, RT vCPU and vhost threads at FIFO",
-        "partitioned" => "NAPI threaded; of a shared NIC its threads are bulk",
-        "vatc" => "a thread for each level, receive threads before them; no qdisc",
-        "vatc-qdisc" => "a thread for each level, receive threads before them",
-        AS_IS => "the host as it stands",
-        other => other,
-    }
 }
 
 /// Datagrams per second of the capture's clock that bulk VMs sent; 0 if there are fewer than two.
@@ -519,20 +500,18 @@ fn execute(
     words: Vec<String>,
 ) -> anyhow::Result<ExitCode> {
     let hardware = &common.host.hardware;
-    let methods = hardware.methods(&common.methods, defaults(hardware.hardware.is_some()), &METHODS)?;
-    let mut missing = Vec::new();
+    let methods = hardware.methods(&common.methods, defaults(hardware.hardware.is_some()), &METHODS.names())?;
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut print_progress, &mut noted(&mut missing));
-    let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
+    let measure = |ground: Ground<'_>| measure(&plan, ground);
+    let (found, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(
         "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered \
          outside: both ways pass the host in either"
             .to_owned(),
     );
-    let measured = Measured { experiment, seed: 1, results, missing, notes };
-    measured.report(&common.output)
+    Measured { experiment, seed: 1, found, notes }.report(&common.output)
 }
 
 /// Figures 6 and 7.
@@ -549,7 +528,7 @@ impl Experiment for Vatc {
 
     fn cases(&self) -> Vec<(String, Load)> {
         let of = |beside: BulkTraffic| {
-            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+            METHODS.iter().map(move |method| (Case { method, beside, interval: None }.to_string(), beside.load()))
         };
         (0..=STREAMS_MAX).map(BulkTraffic::Small).flat_map(of).collect()
     }
@@ -558,16 +537,15 @@ impl Experiment for Vatc {
         &[Figure::Count, Figure::Lost, Figure::P50, P95, Figure::Max]
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p95-by-streams", "vatc: p95 with four streams at most 1.1 times that with none")
                 .of(P95, flooded("vatc-4"), idle("vatc-0"))
                 .at_most(1.1),
             goal("p95-vs-prio", "vatc: p95 with four streams at least 40 times below prio's")
                 .of(P95, flooded("prio-4"), flooded("vatc-4"))
                 .at_least(40.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -585,7 +563,7 @@ impl Experiment for VatcNetwork {
 
     fn cases(&self) -> Vec<(String, Load)> {
         let of = |beside: BulkTraffic| {
-            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+            METHODS.iter().map(move |method| (Case { method, beside, interval: None }.to_string(), beside.load()))
         };
         [BulkTraffic::Small(0), BulkTraffic::LargeUdp, BulkTraffic::Tcp].into_iter().flat_map(of).collect()
     }
@@ -613,7 +591,7 @@ mod tests {
     #[test]
     fn no_method_that_is_measured_by_default_is_refused() {
         assert!(defaults(true).iter().all(|method| refused_on_hardware(method).is_none()));
-        assert!(defaults(false).iter().chain(defaults(true)).all(|method| METHODS.contains(method)));
+        assert!(defaults(false).iter().chain(defaults(true)).all(|method| METHODS.iter().any(|name| name == *method)));
     }
 
     #[test]

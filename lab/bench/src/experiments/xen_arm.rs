@@ -15,21 +15,26 @@ use std::process::ExitCode;
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, RT_VM, Site, Vm, boot_vm};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult};
 use crate::segments::{Depth, Trace};
 use crate::server;
-use crate::trial::{self, Requests, Trial};
+use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::Workload;
 
 /// The methods, in the order of the report. `credit` means Linux's defaults: every vCPU and vhost thread has its fair
 /// share.
-const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
+const METHODS: Methods = Methods(&[
+    ("credit", "Linux as it is: fair shares, nothing applied"),
+    ("partitioned", "one priority table: interrupt, NAPI, vhost, vCPU"),
+    ("interrupt-context", "the same, and of one level's vCPUs those with a pending interrupt first"),
+]);
 /// The paper's CPU loads of the RT guest, percent.
 const LOADS: [u8; 4] = [20, 40, 60, 80];
 /// Number of requests in the paper.
@@ -81,20 +86,14 @@ fn name(method: &str, load: u8, neighbour: Neighbour) -> String {
     }
 }
 
-/// Boots the host and its VMs and measures every method with every load and every neighbour. A failed case goes to
-/// `missing`, and the remaining cases are measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and its VMs and measures every method with every load and every neighbour. If a case fails, the
+/// remaining cases are measured while the host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     LOADED.bring(&site.dir.join("files"))?;
-    let mut host = Host::start(site, images, &[], &server::CONFIG, progress)?;
-    boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM }, progress)?;
+    let mut host = Host::start(site, images, &[], &server::CONFIG)?;
+    boot_vm(host.lab()?, &Vm { role: LOADED.name, ..RT_VM })?;
     for neighbour in &args.beside {
-        boot_vm(host.lab()?, &neighbour.vm(), progress)?;
+        boot_vm(host.lab()?, &neighbour.vm())?;
         run(&mut host, *neighbour, false)?;
     }
     let loads = |neighbour| args.loads.iter().map(move |load| (*load, neighbour));
@@ -104,11 +103,9 @@ fn measure(
         host,
         cases,
         |(method, load, neighbour)| name(method, *load, *neighbour),
-        progress,
-        missing,
-        |host, &(method, load, neighbour), results, progress| {
+        |host, &(method, load, neighbour)| {
             let case = name(method, load, neighbour);
-            progress(&format!("{case}: applying"));
+            progress(format_args!("{case}: applying"));
             if method == "credit" {
                 host.reset()?;
             } else {
@@ -116,10 +113,9 @@ fn measure(
             }
             host.settle()?;
             run(host, neighbour, true)?;
-            let measured = measure_case(host, args, (method, load, neighbour), progress);
+            let measured = measure_case(host, args, (method, load, neighbour));
             run(host, neighbour, false)?;
-            results.push(measured?);
-            Ok(())
+            measured
         },
     )
 }
@@ -134,20 +130,19 @@ fn measure_case(
     host: &mut Host,
     args: &Options,
     (method, percent, neighbour): (&str, u8, Neighbour),
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let case = name(method, percent, neighbour);
     let workload = Workload::Loaded { percent };
     let trial = Trial {
         method: &case,
-        label: &format!("{}; {percent} % CPU load in the guest, beside {}", words(method), neighbour.words()),
+        label: &format!("{}; {percent} % CPU load in the guest, beside {}", METHODS.words(method), neighbour.words()),
         load: Load::None,
         requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
     let trace = if args.segments { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
     let before = vcpu_time(host)?;
-    let measured = trial.run(host, progress);
+    let measured = trial.run(host);
     let after = vcpu_time(host)?;
     let segments = trace.map(|trace| trace.finish(host)).transpose();
     let mut result = measured?;
@@ -170,15 +165,6 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
     )?;
     let mut numbers = said.split_whitespace().map(|word| word.parse::<f64>().ok());
     Ok((|| Some((numbers.next()?? / 1e9, numbers.next()??)))())
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "credit" => "Linux as it is: fair shares, nothing applied",
-        "partitioned" => "one priority table: interrupt, NAPI, vhost, vCPU",
-        "interrupt-context" => "the same, and of one level's vCPUs those with a pending interrupt first",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -213,20 +199,16 @@ struct Options {
 
 /// Measures every method with every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
-    let mut missing = Vec::new();
+    let methods = METHODS.chosen(&args.methods)?;
     let requests = if args.long { LONG } else { args.requests };
     let args = &Options { methods, requests, ..args.clone() };
-    let results = args
-        .emulated
-        .measure(false, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
     let notes = vec![
         "a delay is the request's whole way at the wire: from its passage of the NIC to that of the guest's answer; \
          the paper's figures are of its parts"
             .to_owned(),
     ];
-    let measured = Measured { experiment: "xen-arm", seed: args.seed, results, missing, notes };
-    measured.report(&args.output)
+    Measured { experiment: "xen-arm", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// A goal: the maximum delay of a method at a CPU load of the guest.
@@ -256,7 +238,7 @@ impl Experiment for XenArm {
 
     fn cases(&self) -> Vec<(String, Load)> {
         let both = |method, load| [Neighbour::Bulk, Neighbour::Rt].map(|neighbour| name(method, load, neighbour));
-        let of = METHODS.into_iter().flat_map(|method| LOADS.into_iter().flat_map(move |load| both(method, load)));
+        let of = METHODS.iter().flat_map(|method| LOADS.into_iter().flat_map(move |load| both(method, load)));
         of.map(|case| (case, Load::None)).collect()
     }
 
@@ -272,8 +254,8 @@ impl Experiment for XenArm {
         "Late: a delay over 1 ms, the paper's spike."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             worst!("worst", "partitioned", 20),
             worst!("worst", "partitioned", 40),
             worst!("worst", "partitioned", 60),
@@ -282,7 +264,6 @@ impl Experiment for XenArm {
             worst!("first", "interrupt-context", 40),
             worst!("first", "interrupt-context", 60),
             worst!("first", "interrupt-context", 80),
-        ];
-        GOALS
+        ]
     }
 }

@@ -28,7 +28,8 @@ use crate::error::MeasureError;
 use crate::hardware::{HardwareError, NO_EXCLUSIVE_CPU, Target};
 use crate::paced::{Pace, Paced};
 use crate::pcap::HEADER;
-use crate::schema::{CLIENTS_INSIDE, Clock};
+use crate::progress::progress;
+use crate::schema::{CLIENTS_INSIDE, Clock, Run};
 
 /// Limit of real time for a command in the emulated host.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -65,17 +66,11 @@ enum Under {
 impl Host {
     /// Boots the host, its VMs one after the other, and the daemon. `config` has files for `/etc/ontime`; without
     /// `tenants.toml` among them, the rules are [`TENANTS`].
-    pub fn start(
-        site: &Site,
-        images: &Images,
-        vms: &[Vm<'_>],
-        config: &[(&str, &str)],
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Self, MeasureError> {
+    pub fn start(site: &Site, images: &Images, vms: &[Vm<'_>], config: &[(&str, &str)]) -> Result<Self, MeasureError> {
         let kernel = images.kernel_version(site.machine.kernel)?;
         let with_module = site.machine.kernel.takes_host_module();
         if with_module {
-            HOST.bring(&kernel, &site.dir, progress)?;
+            HOST.bring(&kernel, &site.dir, &mut |line| progress(line))?;
         }
         progress("booting the emulated host");
         let mut lab = Lab::start(&site.machine, images, &site.dir, &site.programs)?;
@@ -83,7 +78,7 @@ impl Host {
             lab.check(&["insmod", "/lab/ontime_napi.ko"], LIMIT)?;
         }
         for vm in vms {
-            boot_vm(&mut lab, vm, progress)?;
+            boot_vm(&mut lab, vm)?;
         }
         let settings = site.dir.join("files/etc");
         fs::create_dir_all(&settings).map_err(|source| MeasureError::File { path: settings.clone(), source })?;
@@ -213,6 +208,11 @@ impl Host {
         notes
     }
 
+    /// A run on this host without load, of which nothing is known yet.
+    pub(crate) fn run<'a>(&'a self, method: &'a str, label: &'a str) -> Run<'a> {
+        Run { cpus: self.cpus.into(), ..Run::of(method, label, &self.kernel, self.clock) }
+    }
+
     /// Names and addresses of the bulk VMs.
     pub fn bulk(&self) -> Vec<(String, String)> {
         match &self.under {
@@ -295,18 +295,12 @@ impl Host {
 
     /// Sends sockperf's requests from this process's namespace, paced by the host's clock, which is read from these
     /// captures. Checks meanwhile that the host lives.
-    pub fn requests(
-        &mut self,
-        config: ClientConfig,
-        captures: &[PathBuf],
-        name: &str,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<(), MeasureError> {
+    pub fn requests(&mut self, config: ClientConfig, captures: &[PathBuf], name: &str) -> Result<(), MeasureError> {
         if self.client_cpu {
-            return Order::Requests(config).run(self.lab()?, &mut |line| progress(&format!("{name}: {line}")));
+            return Order::Requests(config).run(self.lab()?, &mut |line| progress(format_args!("{name}: {line}")));
         }
         let mut peer = client::sockperf(&config)?;
-        self.requests_to(&mut peer, config, captures, name, progress)
+        self.requests_to(&mut peer, config, captures, name)
     }
 
     /// As [`Host::requests`], to another server.
@@ -316,7 +310,6 @@ impl Host {
         mut config: ClientConfig,
         captures: &[PathBuf],
         name: &str,
-        progress: &mut dyn FnMut(&str),
     ) -> Result<(), MeasureError> {
         self.needs_clients_outside("this server")?;
         if self.clock == Clock::Virtual {
@@ -332,7 +325,7 @@ impl Host {
             }
             if told.elapsed() > Duration::from_secs(5) {
                 told = Instant::now();
-                progress(&format!("{name}: {at}"));
+                progress(format_args!("{name}: {at}"));
             }
             ControlFlow::Continue(())
         });

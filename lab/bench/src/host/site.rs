@@ -8,6 +8,7 @@ use ontime_lab::{Kernel, Lab, LabError, Machine, Programs};
 use super::{Host, LIMIT};
 use crate::error::MeasureError;
 use crate::hardware::Target;
+use crate::progress::progress;
 
 /// Number of boots of a VM before it counts as failed: under emulated SVM some guests hang (docs/design/lab.md).
 const BOOTS: u32 = 6;
@@ -78,14 +79,9 @@ pub(crate) enum Ground<'a> {
 
 impl Ground<'_> {
     /// Starts the host with these VMs and files for `/etc/ontime`. On a real host both are its owner's.
-    pub(crate) fn start(
-        self,
-        vms: &[Vm<'_>],
-        config: &[(&str, &str)],
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Host, MeasureError> {
+    pub(crate) fn start(self, vms: &[Vm<'_>], config: &[(&str, &str)]) -> Result<Host, MeasureError> {
         match self {
-            Ground::Emulated(site, images) => Host::start(site, images, vms, config, progress),
+            Ground::Emulated(site, images) => Host::start(site, images, vms, config),
             Ground::Real(target) => Host::real(target),
         }
     }
@@ -93,10 +89,10 @@ impl Ground<'_> {
 
 /// Starts a VM and waits for its server. A guest that fails under emulated SVM is started again, and a message reports
 /// that.
-pub(crate) fn boot_vm(lab: &mut Lab, vm: &Vm<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+pub(crate) fn boot_vm(lab: &mut Lab, vm: &Vm<'_>) -> Result<(), MeasureError> {
     let Vm { name, role, net, address } = *vm;
     for boot in 1.. {
-        progress(&format!("booting the VM {name} in it (boot {boot})"));
+        progress(format_args!("booting the VM {name} in it (boot {boot})"));
         lab.check(&["lab-vm", "start", name, role, net, address], LIMIT)?;
         match lab.check(&["lab-vm", "wait", name], LIMIT) {
             Ok(_) => break,

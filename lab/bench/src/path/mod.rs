@@ -41,9 +41,10 @@ use crate::error::MeasureError;
 use crate::experiments::rt_server::Case;
 use crate::host::{Ground, Host, Site, size};
 use crate::memcached;
+use crate::progress::progress;
 use crate::schema::Load;
 use crate::server::{self, PlacedServer, ServerPlace};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 use crate::voip::sipp::Asker;
 use crate::workload::{Client, SOCKPERF, Workload};
 use capture::{Reader, Traced};
@@ -172,59 +173,45 @@ pub(crate) struct Measured {
     pub kernel: String,
 }
 
-/// Boots the host and traces requests under every method. A failed method goes to `missing`, and the remaining methods
-/// are traced while the host lives.
-pub(crate) fn measure(
-    plan: &PathPlan,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<Measured>, MeasureError> {
+/// Boots the host and traces requests under every method. If a method fails, the remaining methods are traced while the
+/// host lives.
+pub(crate) fn measure(plan: &PathPlan, images: &Images) -> Result<CaseResults<Measured>, MeasureError> {
     let cases: Vec<Case> = plan.methods.iter().map(|name| Case { name: name.clone(), load: Load::None }).collect();
     let ground = Ground::Emulated(&plan.site, images);
     let mut placed =
-        PlacedServer::new(plan.program.workload().server(), &ground, cases.iter().any(Case::is_outsourced), progress)?;
+        PlacedServer::new(plan.program.workload().server(), &ground, cases.iter().any(Case::is_outsourced))?;
     SYMBOLS.bring(&plan.site.dir.join("files"))?;
     let symbols = sources::GuestSymbols::listen()?;
-    let host = ground.start(&[], &server::CONFIG, progress)?;
+    let host = ground.start(&[], &server::CONFIG)?;
     let mut told = None;
     trial::each(
         host,
         &cases,
         |case| case.name.clone(),
-        progress,
-        missing,
-        |host, case, results, progress| {
+        |host, case| {
             let place = case.place();
             if placed.place() != Some(place) {
                 told = None;
             }
-            placed.put(host, place, progress)?;
+            placed.put(host, place)?;
             if told.is_none() && place != ServerPlace::Process {
                 progress("the guest tells what its addresses mean");
                 told = Some(symbols.receive(host)?);
             }
-            results.push(measure_case(host, plan, case, told.as_deref(), progress)?);
-            Ok(())
+            measure_case(host, plan, case, told.as_deref())
         },
     )
 }
 
-fn measure_case(
-    host: &mut Host,
-    plan: &PathPlan,
-    case: &Case,
-    guest: Option<&str>,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Measured, MeasureError> {
-    progress(&format!("{}: applying", case.name));
+fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&str>) -> Result<Measured, MeasureError> {
+    progress(format_args!("{}: applying", case.name));
     host.apply(case.method())?;
     let sources = sources::gather(host, &plan.site.programs.ontime, guest)?;
     let unnamed = case.place() != ServerPlace::Process && sources.guest_kernel.is_empty();
     let reader = Reader::start(&isolate::enter()?.join("instructions"), Names::new(sources))?;
     let capture = host.capture("rt");
     let from = size(&capture);
-    let stretches = trace(host, plan, &case.name, &reader, progress);
+    let stretches = trace(host, plan, &case.name, &reader);
     let names = reader.end()?;
     let stretches = stretches?;
     let (mut requests, mut missed) = (Vec::new(), BTreeMap::new());
@@ -234,8 +221,7 @@ fn measure_case(
             Err(why) => *missed.entry(why.to_string()).or_default() += 1,
         }
     }
-    let label = case.label();
-    let (mut method, median) = Method::new((&case.name, &label), &requests, &missed).map_err(PathError::from)?;
+    let (mut method, median) = Method::new((&case.name, case.label()), &requests, &missed).map_err(PathError::from)?;
     method.check().map_err(PathError::from)?;
     let cut = host.dir.join(format!("{}-rt.pcap", case.name));
     host.cut(&capture, from, &cut)?;
@@ -249,20 +235,14 @@ fn measure_case(
 }
 
 /// Sends the requests. Returns the trace of each.
-fn trace(
-    host: &mut Host,
-    plan: &PathPlan,
-    name: &str,
-    reader: &Reader,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Vec<capture::Stretch>, MeasureError> {
+fn trace(host: &mut Host, plan: &PathPlan, name: &str, reader: &Reader) -> Result<Vec<capture::Stretch>, MeasureError> {
     let config = ClientConfig::new(plan.program.workload().on(host), WARM_UP + plan.requests, plan.seed);
     let asker = plan.program.peer(host, &config)?;
     host.stamp_arrivals(true)?;
     let captures = [host.capture("rt"), host.capture("bulk")];
     let log = host.lab()?.instruction_log(reader.path())?;
     let mut peer = Traced::new(asker, log, reader, WARM_UP);
-    let asked = host.requests_to(&mut peer, config, &captures, name, progress);
+    let asked = host.requests_to(&mut peer, config, &captures, name);
     let stretches = peer.into_stretches();
     asked?;
     host.stamp_arrivals(false)?;

@@ -1,5 +1,7 @@
 //! Makes a [`MethodResult`] from captures.
 
+use std::sync::LazyLock;
+
 use ontime_figures::stats::{Summary, Tally};
 
 use super::{Clock, Distribution, HistogramBin, LATE, LATE_OVER, Load, MethodResult, Metric, Unit};
@@ -30,6 +32,28 @@ pub struct Run<'a> {
     pub cpu_share: Option<f64>,
     /// Answers later than this are late, ns.
     pub late_ns: Option<u64>,
+}
+
+/// No packets.
+static NO_PACKETS: LazyLock<WireAnalysis> = LazyLock::new(WireAnalysis::default);
+
+impl<'a> Run<'a> {
+    /// A run on one CPU without load, of which nothing is known yet.
+    pub fn of(method: &'a str, label: &'a str, kernel: &'a str, clock: Clock) -> Self {
+        let load = Load::None;
+        Self {
+            method,
+            label,
+            kernel,
+            clock,
+            cpus: 1,
+            load,
+            wire: &NO_PACKETS,
+            bulk: None,
+            cpu_share: None,
+            late_ns: None,
+        }
+    }
 }
 
 impl MethodResult {

@@ -20,6 +20,7 @@ use crate::client::{ClientError, Peer, ReplyOutcome, connected};
 use crate::clock::{Clock, RealClock, VirtualClock};
 use crate::error::MeasureError;
 use crate::host::{Host, size};
+use crate::progress::progress;
 use crate::schema;
 
 /// Calls per second of the host's time (IV-G 1): 100 to 1,000 forwarded messages.
@@ -138,7 +139,7 @@ pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> 
 ///
 /// # Errors
 /// SIPp is missing or fails; no packet passes for `LIMIT`; the host has ended.
-pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+pub fn call(host: &mut Host, calls: &Calls, name: &str) -> Result<(), MeasureError> {
     let mut clock: Box<dyn Clock> = match host.clock {
         schema::Clock::Virtual => Box::new(VirtualClock::open(&calls.captures, SCALE)?),
         _ => Box::new(RealClock::default()),
@@ -198,7 +199,7 @@ pub fn call(host: &mut Host, calls: &Calls, name: &str, progress: &mut dyn FnMut
         }
         if told.elapsed() > Duration::from_secs(5) {
             told = Instant::now();
-            progress(&format!(
+            progress(format_args!(
                 "{name}: {made} calls of {} are made (a second takes {:.1} s)",
                 calls.count,
                 clock.scale()

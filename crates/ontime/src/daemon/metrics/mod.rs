@@ -24,69 +24,40 @@ use crate::api;
 pub(crate) use self::format::Format;
 pub(crate) use self::listener::Server;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Domain {
-    domain: String,
-    class: String,
+/// Defines sets of labels.
+macro_rules! labels {
+    ($($name:ident { $($label:ident),* })*) => {$(
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+        struct $name {
+            $($label: String,)*
+        }
+    )*};
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByClass {
-    class: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByRule {
-    rule: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByReason {
-    reason: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfSeverity {
-    rule: String,
-    severity: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NicClass {
-    nic: String,
-    class: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfState {
-    state: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Build {
-    version: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InForce {
-    method: String,
-    by: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfNic {
-    nic: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByAccount {
-    account: String,
+labels! {
+    Build { version }
+    ByAccount { account }
+    ByClass { class }
+    ByReason { reason }
+    ByRule { rule }
+    Domain { domain, class }
+    InForce { method, by }
+    NicClass { nic, class }
+    OfNic { nic }
+    OfSeverity { rule, severity }
+    OfState { state }
 }
 
 /// The most users with a label of their own. The costs of further users have one common label.
 const USERS: usize = 64;
 
 type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
+type Number = Gauge<f64, std::sync::atomic::AtomicU64>;
+
+/// Lengths from 1 ms on: a pass over a host with 100 VMs must take less than 100 ms.
+fn lengths() -> Histogram {
+    Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
+}
 
 /// Counters of a thread at the last reading.
 #[derive(Debug, Clone, Copy, Default)]
@@ -98,59 +69,98 @@ struct Seen {
     ahead_ns: u64,
 }
 
-pub(crate) struct Metrics {
-    registry: Registry,
-    passes: Family<ByReason, Counter>,
-    pass_seconds: Histogram,
-    discover_seconds: Histogram,
-    discovered: Family<ByAccount, Seconds>,
+/// What was seen before, by which counters go on and domains that are gone are removed.
+#[derive(Default)]
+struct Before {
     users: BTreeSet<u32>,
-    changes: Family<ByRule, Counter>,
-    failures: Family<ByRule, Counter>,
-    drift: Family<ByRule, Counter>,
-    reloads: Family<ByReason, Counter>,
-    /// When the configuration was last read without an error.
-    reloaded_at: Gauge<f64, std::sync::atomic::AtomicU64>,
-    knobs: Family<OfState, Gauge>,
-    method: Family<InForce, Gauge>,
-    state: Family<OfState, Gauge>,
-    stolen: Family<Domain, Seconds>,
-    config_refused: Gauge,
-    observing: Gauge,
-    findings: Family<OfSeverity, Gauge>,
-    tenants: Family<ByClass, Gauge>,
-    nics: Family<NicClass, Gauge>,
-    caps_in_force: Gauge,
-    protections_off: Gauge,
-    uncapped: Gauge,
-    problems: Gauge,
-    pauses: Family<Domain, Counter>,
-    paused: Family<Domain, Seconds>,
-    ran: Family<Domain, Seconds>,
-    raised: Family<Domain, Counter>,
-    ahead: Family<Domain, Seconds>,
-    polled: Family<OfNic, Seconds>,
-    saved: Family<OfNic, Seconds>,
-    reserved: Family<Domain, Gauge<f64, std::sync::atomic::AtomicU64>>,
-    shares: Family<Domain, Seconds>,
-    beyond: Family<Domain, Seconds>,
-    overruns: Family<Domain, Counter>,
-    /// Requests of guests' deadline tasks that were admitted, and that were refused.
-    admitted: Family<Domain, Counter>,
-    denied: Family<Domain, Counter>,
-    periods: Family<Domain, Counter>,
-    misses: Family<Domain, Counter>,
-    refused: Gauge,
-    /// Deadline tasks that guests publish.
-    tasks: Family<Domain, Gauge>,
     used: BTreeMap<ThreadId, Use>,
     /// Domains with reservations, as name and class.
     reserving: BTreeSet<(String, String)>,
     seen: BTreeMap<ThreadId, Seen>,
-    /// How long each vCPU had waited for a CPU at the last reading, ns.
+    /// How long each vCPU had waited for a CPU, ns.
     waited: BTreeMap<ThreadId, u64>,
     /// Domains with stolen time.
     stealing: BTreeSet<Owned>,
+}
+
+/// Defines [`Metrics`] by a row for each of them: field, type and first value; name, with the unit if it is seconds;
+/// help.
+macro_rules! metrics {
+    ($($field:ident: $kind:ty $(= $new:expr)?, $name:literal $($unit:ident)?, $help:literal;)*) => {
+        pub(crate) struct Metrics {
+            registry: Registry,
+            before: Before,
+            $($field: $kind,)*
+        }
+
+        impl Metrics {
+            /// All metrics, registered in the order of the rows.
+            fn new() -> Self {
+                let mut registry = Registry::with_prefix("ontime");
+                $(
+                    let $field: $kind = metrics!(@new $($new)?);
+                    metrics!(@register registry, $name $($unit)?, $help, $field);
+                )*
+                Self { registry, before: Before::default(), $($field,)* }
+            }
+        }
+    };
+    (@new) => { Default::default() };
+    (@new $new:expr) => { $new };
+    (@register $registry:ident, $name:literal, $help:literal, $field:ident) => {
+        $registry.register($name, $help, $field.clone());
+    };
+    (@register $registry:ident, $name:literal seconds, $help:literal, $field:ident) => {
+        $registry.register_with_unit($name, $help, Unit::Seconds, $field.clone());
+    };
+}
+
+metrics! {
+    build: Family<Build, Gauge>, "build_info", "1, with the daemon's version";
+    passes: Family<ByReason, Counter>, "passes", "Passes over the host, by what caused them";
+    pass_seconds: Histogram = lengths(), "pass" seconds, "Length of a pass";
+    discover_seconds: Histogram = lengths(), "discover" seconds, "Length of finding tenants";
+    discovered: Family<ByAccount, Seconds>, "discover_account" seconds,
+        "Time that reading processes took, by the user whose they are";
+    changes: Family<ByRule, Counter>, "knob_changes", "Knobs changed";
+    failures: Family<ByRule, Counter>, "knob_failures", "Knobs that could not be set";
+    drift: Family<ByRule, Counter>, "drift", "Knobs found changed by another program, and set again";
+    reloads: Family<ByReason, Counter>, "config_reloads", "Reloads of the configuration, by result";
+    reloaded_at: Number, "config_last_reload_success_timestamp_seconds",
+        "When the configuration was last read without a mistake, seconds since 1970";
+    knobs: Family<OfState, Gauge>, "knobs", "Knobs by state: ok, or why the wanted value is not in force";
+    method: Family<InForce, Gauge>, "method_info", "1 for the method in force and what said so";
+    state: Family<OfState, Gauge>, "state", "1 for what the daemon does, 0 for the other states";
+    stolen: Family<Domain, Seconds>, "vcpu_steal" seconds,
+        "Time that vCPUs were ready to run and did not: stolen time, in the guest's words";
+    config_refused: Gauge, "config_refused",
+        "Whether the configuration was refused at the last reload, and the former one is in force";
+    observing: Gauge, "observing", "Whether mode observe keeps the daemon from setting anything";
+    findings: Family<OfSeverity, Gauge>, "findings", "What no knob cures, by rule and severity";
+    tenants: Family<ByClass, Gauge>, "tenants", "Tenants on this host";
+    nics: Family<NicClass, Gauge>, "nic_class", "1 for each NIC and the class of its threads";
+    caps_in_force: Gauge, "caps_in_force", "Whether every RT thread is held to its cap";
+    protections_off: Gauge, "protections_off", "Whether kernel protections are off";
+    uncapped: Gauge, "uncapped_threads",
+        "Real-time threads without a cap, of which each keeps kernel protections on";
+    problems: Gauge, "problems", "Problems now";
+    pauses: Family<Domain, Counter>, "cap_pauses", "Times a thread was over its runtime cap";
+    paused: Family<Domain, Seconds>, "cap_paused" seconds, "Time off real-time priority";
+    raised: Family<Domain, Counter>, "boosts", "Times a vCPU was put ahead because of a pending interrupt";
+    ahead: Family<Domain, Seconds>, "boost" seconds, "CPU time that it took ahead";
+    polled: Family<OfNic, Seconds>, "busypoll" seconds, "Time that a NIC polled";
+    saved: Family<OfNic, Seconds>, "busypoll_saved" seconds, "Time that it did not need to";
+    reserved: Family<Domain, Number>, "reserved_cpus", "CPU time reserved, in CPUs";
+    shares: Family<Domain, Seconds>, "share" seconds, "CPU time had within reserved shares";
+    beyond: Family<Domain, Seconds>, "beyond_share" seconds, "CPU time had beyond them";
+    admitted: Family<Domain, Counter>, "deadlines_admitted", "Changes of a guest's deadline bandwidth";
+    denied: Family<Domain, Counter>, "deadlines_refused", "Of these refused: the guest saw EBUSY";
+    tasks: Family<Domain, Gauge>, "deadline_tasks", "Deadline tasks that a guest publishes";
+    overruns: Family<Domain, Counter>, "share_overruns", "Times a vCPU used up its share of a slice";
+    periods: Family<Domain, Counter>, "share_periods", "Periods of vCPUs with reserved CPU time";
+    misses: Family<Domain, Counter>, "share_misses", "Of those, with less than the budget although it was wanted";
+    refused: Gauge, "reservations_refused", "VMs whose reservation does not hold";
+    ran: Family<Domain, Seconds>, "rt_cpu" seconds, "CPU time at real-time priority";
 }
 
 /// Seconds since 1970.
@@ -160,120 +170,20 @@ fn unix_time() -> f64 {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // From 1 ms on: a pass over a host with 100 VMs must take less than 100 ms.
-        let buckets = || Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]);
-        let mut metrics = Self {
-            registry: Registry::with_prefix("ontime"),
-            passes: Family::default(),
-            pass_seconds: buckets(),
-            discover_seconds: buckets(),
-            discovered: Family::default(),
-            users: BTreeSet::new(),
-            changes: Family::default(),
-            failures: Family::default(),
-            drift: Family::default(),
-            reloads: Family::default(),
-            reloaded_at: Gauge::default(),
-            knobs: Family::default(),
-            method: Family::default(),
-            state: Family::default(),
-            stolen: Family::default(),
-            config_refused: Gauge::default(),
-            observing: Gauge::default(),
-            findings: Family::default(),
-            tenants: Family::default(),
-            nics: Family::default(),
-            caps_in_force: Gauge::default(),
-            protections_off: Gauge::default(),
-            uncapped: Gauge::default(),
-            problems: Gauge::default(),
-            pauses: Family::default(),
-            paused: Family::default(),
-            ran: Family::default(),
-            raised: Family::default(),
-            ahead: Family::default(),
-            polled: Family::default(),
-            saved: Family::default(),
-            reserved: Family::default(),
-            shares: Family::default(),
-            beyond: Family::default(),
-            overruns: Family::default(),
-            admitted: Family::default(),
-            denied: Family::default(),
-            periods: Family::default(),
-            misses: Family::default(),
-            refused: Gauge::default(),
-            tasks: Family::default(),
-            used: BTreeMap::new(),
-            reserving: BTreeSet::new(),
-            seen: BTreeMap::new(),
-            waited: BTreeMap::new(),
-            stealing: BTreeSet::new(),
-        };
+        let metrics = Self::new();
+        metrics.build.get_or_create(&Build { version: crate::version().to_owned() }).set(1);
         // Counters start from zero, so that a query also sees the first increase.
         for rule in RULES {
             for family in [&metrics.changes, &metrics.failures, &metrics.drift] {
                 drop(family.get_or_create(&ByRule { rule: rule.id.name().to_owned() }));
             }
         }
-        metrics.register();
         metrics.reloaded_at.set(unix_time());
         metrics
     }
 }
 
 impl Metrics {
-    fn register(&mut self) {
-        let r = &mut self.registry;
-        let build = Family::<Build, Gauge>::default();
-        build.get_or_create(&Build { version: crate::version().to_owned() }).set(1);
-        r.register("build_info", "1, with the daemon's version", build);
-        r.register("passes", "Passes over the host, by what caused them", self.passes.clone());
-        r.register_with_unit("pass", "Length of a pass", Unit::Seconds, self.pass_seconds.clone());
-        r.register_with_unit("discover", "Length of finding tenants", Unit::Seconds, self.discover_seconds.clone());
-        let read = "Time that reading processes took, by the user whose they are";
-        r.register_with_unit("discover_account", read, Unit::Seconds, self.discovered.clone());
-        r.register("knob_changes", "Knobs changed", self.changes.clone());
-        r.register("knob_failures", "Knobs that could not be set", self.failures.clone());
-        r.register("drift", "Knobs found changed by another program, and set again", self.drift.clone());
-        r.register("config_reloads", "Reloads of the configuration, by result", self.reloads.clone());
-        let reloaded = "When the configuration was last read without a mistake, seconds since 1970";
-        r.register("config_last_reload_success_timestamp_seconds", reloaded, self.reloaded_at.clone());
-        r.register("knobs", "Knobs by state: ok, or why the wanted value is not in force", self.knobs.clone());
-        r.register("method_info", "1 for the method in force and what said so", self.method.clone());
-        r.register("state", "1 for what the daemon does, 0 for the other states", self.state.clone());
-        let stolen = "Time that vCPUs were ready to run and did not: stolen time, in the guest's words";
-        r.register_with_unit("vcpu_steal", stolen, Unit::Seconds, self.stolen.clone());
-        let refused = "Whether the configuration was refused at the last reload, and the former one is in force";
-        r.register("config_refused", refused, self.config_refused.clone());
-        r.register("observing", "Whether mode observe keeps the daemon from setting anything", self.observing.clone());
-        r.register("findings", "What no knob cures, by rule and severity", self.findings.clone());
-        r.register("tenants", "Tenants on this host", self.tenants.clone());
-        r.register("nic_class", "1 for each NIC and the class of its threads", self.nics.clone());
-        r.register("caps_in_force", "Whether every RT thread is held to its cap", self.caps_in_force.clone());
-        r.register("protections_off", "Whether kernel protections are off", self.protections_off.clone());
-        let uncapped = "Real-time threads without a cap, of which each keeps kernel protections on";
-        r.register("uncapped_threads", uncapped, self.uncapped.clone());
-        r.register("problems", "Problems now", self.problems.clone());
-        r.register("cap_pauses", "Times a thread was over its runtime cap", self.pauses.clone());
-        r.register_with_unit("cap_paused", "Time off real-time priority", Unit::Seconds, self.paused.clone());
-        r.register("boosts", "Times a vCPU was put ahead because of a pending interrupt", self.raised.clone());
-        r.register_with_unit("boost", "CPU time that it took ahead", Unit::Seconds, self.ahead.clone());
-        r.register_with_unit("busypoll", "Time that a NIC polled", Unit::Seconds, self.polled.clone());
-        r.register_with_unit("busypoll_saved", "Time that it did not need to", Unit::Seconds, self.saved.clone());
-        r.register("reserved_cpus", "CPU time reserved, in CPUs", self.reserved.clone());
-        r.register_with_unit("share", "CPU time had within reserved shares", Unit::Seconds, self.shares.clone());
-        r.register_with_unit("beyond_share", "CPU time had beyond them", Unit::Seconds, self.beyond.clone());
-        r.register("deadlines_admitted", "Changes of a guest's deadline bandwidth", self.admitted.clone());
-        r.register("deadlines_refused", "Of these refused: the guest saw EBUSY", self.denied.clone());
-        r.register("deadline_tasks", "Deadline tasks that a guest publishes", self.tasks.clone());
-        r.register("share_overruns", "Times a vCPU used up its share of a slice", self.overruns.clone());
-        r.register("share_periods", "Periods of vCPUs with reserved CPU time", self.periods.clone());
-        r.register("share_misses", "Of those, with less than the budget although it was wanted", self.misses.clone());
-        r.register("reservations_refused", "VMs whose reservation does not hold", self.refused.clone());
-        r.register_with_unit("rt_cpu", "CPU time at real-time priority", Unit::Seconds, self.ran.clone());
-    }
-
     /// Counts a pass.
     pub(crate) fn passed(&self, reason: &str, length: f64, discovering: f64) {
         self.passes.get_or_create(&ByReason { reason: reason.to_owned() }).inc();
@@ -287,11 +197,11 @@ impl Metrics {
             let account = match account {
                 // Containers' cgroups come and go: too many names for metrics.
                 Account::Container(_) => "containers".to_owned(),
-                Account::User(user) if self.users.len() >= USERS && !self.users.contains(user) => {
+                Account::User(user) if self.before.users.len() >= USERS && !self.before.users.contains(user) => {
                     "other users".to_owned()
                 }
                 Account::User(user) => {
-                    self.users.insert(*user);
+                    self.before.users.insert(*user);
                     account.to_string()
                 }
                 Account::System => account.to_string(),
@@ -370,16 +280,16 @@ impl Metrics {
     /// without a vCPU are removed.
     pub(crate) fn stolen(&mut self, waited: &BTreeMap<ThreadId, (Owned, u64)>) {
         for (id, (owned, now)) in waited {
-            let last = self.waited.insert(*id, *now).unwrap_or(*now);
+            let last = self.before.waited.insert(*id, *now).unwrap_or(*now);
             let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
             self.stolen.get_or_create(&domain).inc_by(now.saturating_sub(last) as f64 / 1e9);
         }
-        self.waited.retain(|id, _| waited.contains_key(id));
+        self.before.waited.retain(|id, _| waited.contains_key(id));
         let stealing: BTreeSet<Owned> = waited.values().map(|(owned, _)| owned.clone()).collect();
-        for gone in self.stealing.difference(&stealing) {
+        for gone in self.before.stealing.difference(&stealing) {
             self.stolen.remove(&Domain { domain: gone.name.clone(), class: gone.class.clone() });
         }
-        self.stealing = stealing;
+        self.before.stealing = stealing;
     }
 
     /// Sets the present numbers of tenants by class, the classes of NICs, and states.
@@ -411,7 +321,7 @@ impl Metrics {
         for used in uses {
             let Some(owned) = of.get(&used.id) else { continue };
             let domain = Domain { domain: owned.name.clone(), class: owned.class.clone() };
-            let last = self.seen.entry(used.id).or_default();
+            let last = self.before.seen.entry(used.id).or_default();
             self.pauses.get_or_create(&domain).inc_by(used.pauses.saturating_sub(last.pauses));
             self.paused.get_or_create(&domain).inc_by(used.paused_ns.saturating_sub(last.paused_ns) as f64 / 1e9);
             self.ran.get_or_create(&domain).inc_by(used.ran_ns.saturating_sub(last.ran_ns) as f64 / 1e9);
@@ -420,7 +330,7 @@ impl Metrics {
             let cap::CapUsage { pauses, paused_ns, ran_ns, raised, ahead_ns, .. } = *used;
             *last = Seen { pauses, paused_ns, ran_ns, raised, ahead_ns };
         }
-        self.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
+        self.before.seen.retain(|id, _| uses.iter().any(|used| used.id == *id));
     }
 
     /// Counts reserved CPU time, and what was used of it since the last call. Domains without reservations are removed.
@@ -431,7 +341,7 @@ impl Metrics {
             let domain = domain(vcpu);
             *reserved.entry((domain.domain.clone(), domain.class.clone())).or_default() += vcpu.bandwidth.as_f64();
             let now = uses.get(&vcpu.id).copied().unwrap_or_default();
-            let last = self.used.insert(vcpu.id, now).unwrap_or_default();
+            let last = self.before.used.insert(vcpu.id, now).unwrap_or_default();
             let seconds = |now: u64, last: u64| now.saturating_sub(last) as f64 / 1e9;
             self.shares.get_or_create(&domain).inc_by(seconds(now.ran, last.ran));
             self.beyond.get_or_create(&domain).inc_by(seconds(now.beyond, last.beyond));
@@ -454,8 +364,8 @@ impl Metrics {
         for domain in unread {
             self.tasks.remove(&domain);
         }
-        self.used.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
-        let gone = self.reserving.iter().filter(|domain| !reserved.contains_key(*domain));
+        self.before.used.retain(|id, _| settled.vcpus.iter().any(|vcpu| vcpu.id == *id));
+        let gone = self.before.reserving.iter().filter(|domain| !reserved.contains_key(*domain));
         for (domain, class) in gone.cloned().collect::<Vec<_>>() {
             let domain = Domain { domain, class };
             for family in [&self.shares, &self.beyond] {
@@ -465,7 +375,7 @@ impl Metrics {
                 family.remove(&domain);
             }
         }
-        self.reserving = reserved.keys().cloned().collect();
+        self.before.reserving = reserved.keys().cloned().collect();
         self.reserved.clear();
         for ((domain, class), cpus) in reserved {
             self.reserved.get_or_create(&Domain { domain, class }).set(cpus);

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use super::Rta;
 use crate::error::MeasureError;
 use crate::host::{Host, Site, Vm, boot_vm};
+use crate::progress::progress;
 
 /// The part of an application's slice that a job computes, percent. The rest is for its system calls and for ticks of
 /// the guest's kernel, which count as its run time too.
@@ -97,8 +98,8 @@ pub(crate) struct Guests {
 
 impl Guests {
     /// Puts the role and the guest module into a host's files, before the host boots.
-    pub(crate) fn bring(site: &Site, images: &Images, progress: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
-        let module = GUEST.ready(&images.guest_version()?, progress)?;
+    pub(crate) fn bring(site: &Site, images: &Images) -> Result<(), MeasureError> {
+        let module = GUEST.ready(&images.guest_version()?, &mut |line| progress(line))?;
         Ok(RTA.bring_with_module(&site.dir.join("files"), &module)?)
     }
 
@@ -122,12 +123,7 @@ impl Guests {
 
     /// Boots `count` VMs with `declared_us` per `DECLARED_PERIOD_US` each, and adds their rules to `tenants.toml`. The
     /// settings of the daemon are reset first (`ontime reset`) and stay so until a method is applied.
-    pub(crate) fn boot(
-        host: &mut Host,
-        count: usize,
-        declared_us: u64,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Self, MeasureError> {
+    pub(crate) fn boot(host: &mut Host, count: usize, declared_us: u64) -> Result<Self, MeasureError> {
         let names = (1..=count).map(|number| format!("rta{number}")).collect();
         let guests = Self { names, declared_us, module: false };
         let tables: String = guests.names.iter().map(|vm| format!("[vm.{vm}]\ndeadlines = true\n")).collect();
@@ -137,7 +133,7 @@ impl Guests {
             guests.tenants()
         ))?;
         for name in &guests.names {
-            boot_vm(host.lab()?, &Vm { name, role: RTA.name, net: "none", address: "none" }, progress)?;
+            boot_vm(host.lab()?, &Vm { name, role: RTA.name, net: "none", address: "none" })?;
         }
         Ok(guests)
     }

@@ -16,18 +16,18 @@ use super::guests::{self, Guests, Log, Order, Releases, Reservations};
 use super::scale::{self, SCENARIOS};
 use super::{
     DEADLINES, FLOOR, JOB_TIME, Rta, Setup, WITH_FLOOR, each_case, group, methods, pacers, summarise, without_requests,
-    words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
+use crate::experiments::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::report;
 use crate::schema::{Load, MethodResult, Metric, Unit};
+use crate::trial::CaseResults;
 
 /// The methods, in the order of measurement.
-pub(crate) const METHODS: [&str; 6] = WITH_FLOOR;
+pub(crate) const METHODS: Methods = WITH_FLOOR;
 /// Divisor of the paper's slices: they need 14.2 CPUs.
 pub(crate) const SCALE: u64 = 30;
 /// The part of an application's slice that a job computes, percent. It is lower than elsewhere because rt-app's own
@@ -61,21 +61,13 @@ impl ManyPlan {
     }
 }
 
-/// Boots the host and a VM for each group, and measures every method. A failed method goes to `missing`, and the
-/// remaining methods are measured while the host lives.
-fn measure(
-    plan: &ManyPlan,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and a VM for each group, and measures every method. If a method fails, the remaining methods are
+/// measured while the host lives.
+fn measure(plan: &ManyPlan, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     each_case(
         Setup { site, images, vms: plan.groups.len(), declared_us: DECLARED_US },
         (&plan.methods, &[()]),
         |method, ()| method.to_owned(),
-        progress,
-        missing,
         |host, guests, method, ()| measure_method(host, guests, method, &plan.groups, plan.seconds),
     )
 }
@@ -129,7 +121,7 @@ fn measure_method(
     let ran = run();
     guests::bulk_threads(host, false)?;
     let (before, after, a_job, rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, METHODS.words(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, "while all applications had jobs"));
     summarise(&mut result, &rtas, &logs, held, guests.declared_cpus() * groups.len() as f64);
     if let Some((taken, vcpus)) = a_job {
@@ -180,7 +172,7 @@ struct Options {
 /// Simulates both scenarios of the paper's size, measures the planner's time, and measures the scaled experiment.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = methods(&METHODS, &args.methods)?;
+    let methods = methods(&METHODS.names(), &args.methods)?;
     let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, scale::LENGTH_S));
     let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
     let simulated = scale::table(&all);
@@ -188,11 +180,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         ontime_cli::print(report::fitted(&simulated))?;
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
-    let mut missing = Vec::new();
     let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
-    let results = args.emulated.measure(true, |site, images| {
-        measure(&plan, &plan.prepare(site), images, &mut print_progress, &mut noted(&mut missing))
-    })?;
+    let found = args.emulated.measure(true, |site, images| measure(&plan, &plan.prepare(site), images))?;
     ontime_cli::print(report::fitted(&simulated) + "\n")?;
     let notes = vec![format!(
         "the emulated host: {}, {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, so that \
@@ -203,7 +192,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         SCALE,
         WORK_PERCENT
     )];
-    Measured { experiment: "rta-scale", seed: 0, results, missing, notes }.report(&args.output)
+    Measured { experiment: "rta-scale", seed: 0, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.5: a hundred applications.
@@ -220,7 +209,7 @@ impl Experiment for Scale {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn remarks(&self, figures: &Figures) -> Vec<String> {
@@ -235,13 +224,11 @@ impl Experiment for Scale {
         DEADLINES
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[goal(
-            "misses",
-            "paced: no deadline of a hundred applications is missed (RTVirt: none as 10 VMs with 10)",
-        )
-        .missed(idle("paced"))];
-        GOALS
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
+            goal("misses", "paced: no deadline of a hundred applications is missed (RTVirt: none as 10 VMs with 10)")
+                .missed(idle("paced")),
+        ]
     }
 }
 

@@ -28,15 +28,15 @@ use rand_chacha::ChaCha8Rng;
 pub(super) use self::group::Rta;
 pub(super) use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
-use super::{Emulated, Experiment, Measured, Output, chosen, command, noted, print_progress};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{CpuTime, Host, Site};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{JOBS, Load, MISSED, MethodResult, Metric, REFUSED, Run, Unit};
-use crate::trial;
-use crate::wire::WireAnalysis;
+use crate::trial::{self, CaseResults};
 
 /// The goals for RTVirt's Table 1, for periodic and sporadic jobs.
 const TABLE_1: [GoalSpec; 12] = [
@@ -70,7 +70,14 @@ pub(super) const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_
 /// The floor of what scheduling costs: vCPUs at one FIFO priority, without reservations, module and pacers.
 const FLOOR: &str = "fifo";
 /// [`METHODS`] and [`FLOOR`], in the order of measurement.
-const WITH_FLOOR: [&str; 6] = ["vanilla", FLOOR, "deadline", "dp-wrap", "sched_ext", "paced"];
+const WITH_FLOOR: Methods = Methods(&[
+    ("vanilla", "Linux' defaults on host and guest"),
+    (FLOOR, "Linux' defaults, but vCPUs at one FIFO priority: the floor of what scheduling costs"),
+    ("deadline", "asked for by the guests, kept by SCHED_DEADLINE on the host"),
+    ("dp-wrap", "asked for by the guests, kept by pacers by slices"),
+    ("sched_ext", "asked for by the guests, kept by pacers through a scheduler in BPF"),
+    ("paced", "asked for by the guests, kept by pacers"),
+]);
 /// Time from an application's start to its first release, us. In this time all applications are admitted and the bulk
 /// threads start. With `deadline` a guest starts its application with the declared budget only, which takes longer.
 const DELAY_US: u64 = 2_000_000;
@@ -126,21 +133,13 @@ pub(super) fn name(method: &str, group: &str) -> String {
     format!("{method}-{group}")
 }
 
-/// Boots the host and four VMs and measures every group with every method. A failed case goes to `missing`, and the
-/// remaining cases are measured while the host lives.
-fn measure(
-    plan: &RtaPlan,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and four VMs and measures every group with every method. If a case fails, the remaining cases are
+/// measured while the host lives.
+fn measure(plan: &RtaPlan, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     each_case(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&plan.methods, &plan.groups),
         |method, (group, _)| name(method, group),
-        progress,
-        missing,
         |host, guests, method, (group, rtas)| measure_case(host, guests, plan.arrivals, method, group, rtas),
     )
 }
@@ -159,40 +158,30 @@ fn each_case<C>(
     setup: Setup<'_>,
     (methods, cases): (&[String], &[C]),
     name: impl Fn(&str, &C) -> String,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
     measure: impl Fn(&mut Host, &Guests, &'static str, &C) -> Result<MethodResult, MeasureError>,
-) -> Result<Vec<MethodResult>, MeasureError> {
+) -> Result<CaseResults, MeasureError> {
     let Setup { site, images, vms, declared_us } = setup;
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, vms, declared_us, progress)?;
+    Guests::bring(site, images)?;
+    let mut host = Host::start(site, images, &[], &[])?;
+    let mut guests = Guests::boot(&mut host, vms, declared_us)?;
     let mut applied = None;
-    let all = in_order(&WITH_FLOOR, methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
+    let all = WITH_FLOOR.in_order(methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
     trial::each(
         host,
         all,
         |(method, case)| name(method, case),
-        progress,
-        missing,
-        |host, &(method, case), results, progress| {
+        |host, &(method, case)| {
             let name = name(method, case);
             if applied != Some(method) {
-                progress(&format!("{name}: applying"));
+                progress(format_args!("{name}: applying"));
                 applied = None;
                 apply(host, &mut guests, method, "")?;
                 applied = Some(method);
             }
-            progress(&format!("{name}: measuring"));
-            results.push(measure(host, &guests, method, case)?);
-            Ok(())
+            progress(format_args!("{name}: measuring"));
+            measure(host, &guests, method, case)
         },
     )
-}
-
-/// The entries of `all` that are in `wanted`, in the order of `all`.
-pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator<Item = &'static str> {
-    all.iter().copied().filter(|method| wanted.iter().any(|wanted| wanted == method))
 }
 
 /// Applies a method, with `more` in `sched.toml` in addition to the guests' reservations. `vanilla` applies nothing.
@@ -230,7 +219,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (held, logs) = ran?;
-    let label = format!("{}; {}", words(method), group.to_uppercase());
+    let label = format!("{}; {}", WITH_FLOOR.words(method), group.to_uppercase());
     let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, rtas, &logs, held, guests.declared_cpus() * VMS as f64);
@@ -239,18 +228,7 @@ fn measure_case(
 
 /// The result of a case without requests over the network.
 pub(crate) fn without_requests(host: &Host, case: &str, label: &str, cpu_share: Option<f64>) -> MethodResult {
-    MethodResult::new(&Run {
-        method: case,
-        label,
-        kernel: &host.kernel,
-        clock: host.clock,
-        cpus: u32::from(host.cpus),
-        load: Load::None,
-        wire: &WireAnalysis::default(),
-        bulk: None,
-        cpu_share,
-        late_ns: None,
-    })
+    MethodResult::new(&Run { cpu_share, ..host.run(case, label) })
 }
 
 /// Text for [`pacers`]: the measured time is a whole case.
@@ -405,18 +383,6 @@ pub(crate) fn summarise(
     result.notes.extend(notes);
 }
 
-fn words(method: &str) -> &str {
-    match method {
-        "vanilla" => "Linux' defaults on host and guest",
-        FLOOR => "Linux' defaults, but vCPUs at one FIFO priority: the floor of what scheduling costs",
-        "deadline" => "asked for by the guests, kept by SCHED_DEADLINE on the host",
-        "dp-wrap" => "asked for by the guests, kept by pacers by slices",
-        "sched_ext" => "asked for by the guests, kept by pacers through a scheduler in BPF",
-        "paced" => "asked for by the guests, kept by pacers",
-        other => other,
-    }
-}
-
 /// What both have.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -479,11 +445,8 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
         let rtas = group::scaled(&figures, &name).with_context(|| format!("group '{name}' has no slices"))?;
         groups.push((name, rtas));
     }
-    let mut missing = Vec::new();
     let plan = RtaPlan { methods, groups, arrivals };
-    let results = args
-        .emulated
-        .measure(true, |site, images| measure(&plan, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(true, |site, images| measure(&plan, &site, images))?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
          computes for {} % of its slice; four threads of the host want the CPU all the time",
@@ -497,8 +460,7 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
                 .to_owned(),
         );
     }
-    let measured = Measured { experiment, seed, results, missing, notes };
-    measured.report(&args.output)
+    Measured { experiment, seed, found, notes }.report(&args.output)
 }
 
 /// Tables 1 and 2, Figure 3.
@@ -530,8 +492,8 @@ impl Experiment for Periodic {
         DEADLINES
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        &TABLE_1
+    fn goals(&self) -> Vec<GoalSpec> {
+        TABLE_1.to_vec()
     }
 }
 
@@ -563,8 +525,8 @@ impl Experiment for Sporadic {
         DEADLINES
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        &TABLE_1
+    fn goals(&self) -> Vec<GoalSpec> {
+        TABLE_1.to_vec()
     }
 }
 
@@ -590,18 +552,7 @@ mod tests {
 
     #[test]
     fn the_first_late_job_is_told_with_its_number() {
-        let run = Run {
-            method: "paced-x",
-            label: "",
-            kernel: "7.2",
-            clock: crate::schema::Clock::Virtual,
-            cpus: 1,
-            load: Load::None,
-            wire: &WireAnalysis::default(),
-            bulk: None,
-            cpu_share: None,
-            late_ns: None,
-        };
+        let run = Run::of("paced-x", "", "7.2", crate::schema::Clock::Virtual);
         let mut result = MethodResult::new(&run);
         let log = Log { status: 0, response_us: vec![7_000, 30_001, 30_000, 31_000], late: vec!["2 x".to_owned()] };
         summarise(&mut result, &[RTA], &[log], Some(0.2), 0.05);

@@ -17,17 +17,23 @@ use ontime_lab::images::Images;
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
+use crate::experiments::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::goals::Figure::{self, Own, P50};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
+use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
-use crate::trial;
+use crate::trial::{self, CaseResults};
 
 /// The calls, in the order of measurement. `same` is first because it gives the base load of the host's processes;
 /// `spare` is last because spare bandwidth cannot be given back.
-pub(crate) const METHODS: [&str; 4] = ["same", "bare", "change", "spare"];
+pub(crate) const METHODS: Methods = Methods(&[
+    ("same", "changes nothing, asks nobody"),
+    ("bare", "the bare notification, asks for nothing"),
+    ("change", "takes what the host offers"),
+    ("spare", "has something spare, tells the host afterwards"),
+]);
 /// Pause between two changes, us, after which the host is idle again.
 const PAUSE_US: u64 = 20_000;
 /// A change of the runtime, us.
@@ -41,18 +47,12 @@ const SETTLED: &str = "ran() { read -r ran rest < /proc/$(pgrep -x -f 'ontime da
                        for look in $(seq 30); do before=$(ran); sleep 2; [ $(($(ran) - before)) -ge 1000000 ] || \
                        break; done";
 
-/// Boots a host and a VM and measures every method. A failed method goes to `missing`, and the remaining methods are
-/// measured while the host lives.
-fn measure(
-    args: &Options,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
-    Guests::bring(site, images, progress)?;
-    let mut host = Host::start(site, images, &[], &[], progress)?;
-    let mut guests = Guests::boot(&mut host, 1, DECLARED_US, progress)?;
+/// Boots a host and a VM and measures every method. If a method fails, the remaining methods are measured while the
+/// host lives.
+fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
+    Guests::bring(site, images)?;
+    let mut host = Host::start(site, images, &[], &[])?;
+    let mut guests = Guests::boot(&mut host, 1, DECLARED_US)?;
     apply(&mut host, &mut guests, "paced", "")?;
     // After an apply the daemon reads the host's state again, also when QEMU starts threads to read the program from
     // the disk. That costs hundreds of times as much as a change, so one call is made beforehand.
@@ -60,14 +60,9 @@ fn measure(
     let mut anyway = None;
     trial::each(
         host,
-        METHODS,
+        METHODS.iter(),
         |method| (*method).to_owned(),
-        progress,
-        missing,
-        |host, &method, results, progress| {
-            results.push(measure_method(host, &guests, args.count, method, &mut anyway, progress)?);
-            Ok(())
-        },
+        |host, &method| measure_method(host, &guests, args.count, method, &mut anyway),
     )
 }
 
@@ -78,20 +73,19 @@ fn measure_method(
     count: u32,
     method: &str,
     anyway: &mut Option<Used>,
-    progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     if method == "spare" {
         guests.send_lines(host, &[format!("echo {SPARE} > /sys/module/ontime/parameters/deadline_spare")])?;
     }
     host.shell(SETTLED)?;
-    progress(&format!("{method}: measuring"));
+    progress(format_args!("{method}: measuring"));
     let call = match method {
         "bare" => format!("ping {method} {count} {PAUSE_US}"),
         "same" => register(method, count, 0),
         _ => register(method, count, STEP_US),
     };
     let (took, used) = calls(host, guests, method, count, &call)?;
-    let mut result = without_requests(host, method, words(method), None);
+    let mut result = without_requests(host, method, METHODS.words(method), None);
     result.timed(&took);
     if method == "same" {
         *anyway = Some(used);
@@ -100,16 +94,6 @@ fn measure_method(
         result.metrics.extend(used.a_change(anyway.as_ref().ok_or_else(none)?, count));
     }
     Ok(result)
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "same" => "changes nothing, asks nobody",
-        "bare" => "the bare notification, asks for nothing",
-        "change" => "takes what the host offers",
-        "spare" => "has something spare, tells the host afterwards",
-        other => other,
-    }
 }
 
 /// The line for a guest that makes `count` calls with `step` us more or less runtime each.
@@ -207,12 +191,9 @@ struct Options {
 
 /// Measures the cost of a guest's requests for bandwidth.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let mut missing = Vec::new();
-    let results = args
-        .emulated
-        .measure(true, |site, images| measure(args, &site, images, &mut print_progress, &mut noted(&mut missing)))?;
+    let found = args.emulated.measure(true, |site, images| measure(args, &site, images))?;
     let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
-    Measured { experiment: "registration", seed: 0, results, missing, notes }.report(&args.output)
+    Measured { experiment: "registration", seed: 0, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.5: the cost of a request for bandwidth.
@@ -228,7 +209,7 @@ impl Experiment for Registration {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn columns(&self) -> &'static [Figure] {
@@ -248,8 +229,8 @@ impl Experiment for Registration {
          them."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        const GOALS: [GoalSpec; 4] = [
             goal("guest", "a change takes a guest at most 10 us beyond the call itself and the bare notification")
                 .beyond(P50, idle("change"), &[idle("same"), idle("bare")])
                 .at_most(10.0),
@@ -267,7 +248,7 @@ impl Experiment for Registration {
             .beyond(Own("host"), idle("change"), &[idle("bare")])
             .at_most(10.0),
         ];
-        GOALS
+        GOALS.to_vec()
     }
 }
 

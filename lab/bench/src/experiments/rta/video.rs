@@ -21,16 +21,17 @@ use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
 use super::{
-    DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, methods, pacers, summarise,
-    without_requests, words,
+    DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WITH_FLOOR, WORK_PERCENT, each_case, group, methods, pacers, summarise,
+    without_requests,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress, to_write};
+use crate::experiments::{Emulated, Experiment, Measured, Output, command, to_write};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
 use crate::report;
 use crate::schema::{Load, MethodResult};
+use crate::trial::CaseResults;
 
 /// The methods, in the order of measurement, as for `rta-periodic`.
 pub(crate) const METHODS: [&str; 5] = super::METHODS;
@@ -228,24 +229,15 @@ impl Simulated {
     }
 }
 
-/// Boots the host and four VMs and measures every method. A failed method goes to `missing`, and the remaining methods
-/// are measured while the host lives.
-fn measure(
-    args: &Asked,
-    figures: &Figures,
-    site: &Site,
-    images: &Images,
-    progress: &mut dyn FnMut(&str),
-    missing: &mut dyn FnMut(&str, MeasureError),
-) -> Result<Vec<MethodResult>, MeasureError> {
+/// Boots the host and four VMs and measures every method. If a method fails, the remaining methods are measured while
+/// the host lives.
+fn measure(args: &Asked, figures: &Figures, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
     let rates = group::video(figures, SCALE);
     let spells = draw(VMS, u64::from(args.seconds) * 1_000, args.seed);
     each_case(
         Setup { site, images, vms: VMS, declared_us: DECLARED_US },
         (&args.methods, &[()]),
         |method, ()| method.to_owned(),
-        progress,
-        missing,
         |host, guests, method, ()| measure_method(host, guests, method, &spells, &rates),
     )
 }
@@ -304,7 +296,7 @@ fn measure_method(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, WITH_FLOOR.words(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, &rtas, &logs, None, guests.declared_cpus() * VMS as f64);
     Ok(result)
@@ -348,11 +340,8 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         ontime_cli::print(texts.concat())?;
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
-    let mut missing = Vec::new();
     let args = &Asked { methods, ..args.clone() };
-    let results = args.emulated.measure(true, |site, images| {
-        measure(args, &figures, &site, images, &mut print_progress, &mut noted(&mut missing))
-    })?;
+    let found = args.emulated.measure(true, |site, images| measure(args, &figures, &site, images))?;
     let notes = vec![
         format!(
             "the emulated host: {}, four VMs with a vCPU each, {} s, slices the paper's divided by {}, so that they \
@@ -364,7 +353,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         ),
         simulated.words(),
     ];
-    Measured { experiment: "video", seed: args.seed, results, missing, notes }.report(&args.output)
+    Measured { experiment: "video", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.3: applications that start and end at random times.
@@ -396,10 +385,8 @@ impl Experiment for Video {
         DEADLINES
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] =
-            &[goal("misses", "paced: no application misses a deadline (RTVirt: 5 of 54 did)").missed(idle("paced"))];
-        GOALS
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![goal("misses", "paced: no application misses a deadline (RTVirt: 5 of 54 did)").missed(idle("paced"))]
     }
 }
 
