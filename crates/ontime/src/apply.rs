@@ -22,8 +22,8 @@ use crate::{api, client, exit, table};
 /// `ontime apply`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Switch to this method until the daemon ends (docs/reference/hostnet.md has all): vanilla, partitioned,
-    /// busypoll, ...
+    /// Switch to this method until the daemon ends: vanilla, threaded, exclusive, partitioned, busypoll, vatc or
+    /// interrupt-context.
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
     /// Show what would change, and change nothing; works without a daemon.

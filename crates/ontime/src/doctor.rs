@@ -30,7 +30,7 @@ use crate::table::{visible, wrapping};
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print JSON: every check, in the order of docs/reference/doctor.md.
+    /// Print JSON: every check, also those that are ok.
     #[arg(long)]
     json: bool,
     /// Show every check, not only the three most important findings.

@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// The limits to be kept: rhel, vmware, iec61850, or names of --limits-file.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "rhel")]
     limits: Vec<String>,
-    /// A TOML file with limits of your own (format: docs/reference/verify.md).
+    /// A TOML file with limits of your own (format: /usr/share/doc/ontime/reference/verify.md).
     #[arg(long, value_name = "FILE")]
     limits_file: Option<PathBuf>,
     /// Measure on these CPUs with cyclictest and timerlat, such as 2-5 (default: all).

@@ -148,7 +148,7 @@ pub(super) fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         severity: Severity::Warning,
         object: nic.id.name.clone(),
         found:
-            "no interrupt is known to be its own, by its device or by a handler's name: none has its place".to_owned(),
+            "no interrupt is known to be its own, by its device or by a handler's name: no thread has its place".to_owned(),
         remedy: format!(
             "look for it in /proc/interrupts, and place its thread by hand at {}",
             intent.table.policy(intent.nic_class(inventory, nic), Role::Irq)
