@@ -24,8 +24,8 @@ use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
 use crate::daemon::view;
 use crate::paths::Paths;
-use crate::sight::Missed;
 use crate::table::{visible, wrapping};
+use crate::unseen::Unseen;
 
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Originals::default()
     });
     let found = discover(&Sources::host(), &config.rules);
-    let missed = inventory.incomplete.iter().fold(missed.and(&view::unseen(&found)), Missed::also);
+    let missed = inventory.incomplete.iter().fold(missed.and(&view::unseen(&found)), Unseen::also);
     inventory.notes.extend(unread(&found));
     let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     intent.method = method.unwrap_or(intent.method);
@@ -97,8 +97,8 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 
 /// Asks the daemon, if one runs, for its status and reservations. Without the reservations, each vCPU whose policy a
 /// back end has set would look like a thread with the wrong policy.
-fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Missed) {
-    let missed = Missed::rights();
+fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Unseen) {
+    let missed = Unseen::rights();
     let status = match client::get::<api::Status>(socket, "/v1/status") {
         Ok(status) => status,
         Err(ClientError::NoDaemon { .. }) => return (None, None, missed),
@@ -112,7 +112,7 @@ fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Missed
 
 /// The method that the daemon has in force. A daemon of another version may have a method that this version does not
 /// know; then the rules are examined by the configured one.
-fn in_force(status: Option<&api::Status>, missed: Missed) -> (Option<Method>, Missed) {
+fn in_force(status: Option<&api::Status>, missed: Unseen) -> (Option<Method>, Unseen) {
     match status.map(|status| status.method.parse::<Method>()).transpose() {
         Ok(method) => (method, missed),
         Err(error) => {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     /// What [`ask`] returns where a daemon gives these answers, each an HTTP status and a body, and then ends.
-    fn asked(answers: &[(u16, String)]) -> (Option<api::Status>, Option<api::Reservations>, Missed) {
+    fn asked(answers: &[(u16, String)]) -> (Option<api::Status>, Option<api::Reservations>, Unseen) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -353,23 +353,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (status, reserved, missed) = ask(&directory.path().join("none"));
         assert!(status.is_none() && reserved.is_none());
-        assert_eq!(format!("{missed:?}"), format!("{:?}", Missed::rights()));
+        assert_eq!(format!("{missed:?}"), format!("{:?}", Unseen::rights()));
     }
 
     #[test]
     fn a_method_of_another_version_is_missed_and_not_taken_for_the_configured_one() {
         let of = |name: &str| {
             let status = api::Status { method: name.to_owned(), ..serde_json::from_value(status()).unwrap() };
-            let (method, missed) = in_force(Some(&status), Missed::default());
+            let (method, missed) = in_force(Some(&status), Unseen::default());
             (method, format!("{missed:?}"))
         };
-        let none = format!("{:?}", Missed::default());
+        let none = format!("{:?}", Unseen::default());
         for method in Method::ALL {
             assert_eq!(of(method.name()), (Some(method), none.clone()));
         }
         let (method, missed) = of("urgency");
         assert!(method.is_none() && missed.contains("'urgency' is not a method; this version has"), "{missed}");
-        let (method, missed) = in_force(None, Missed::default());
+        let (method, missed) = in_force(None, Unseen::default());
         assert!(method.is_none() && missed.is_none(), "a host without a daemon has the configured method");
     }
 

@@ -8,8 +8,8 @@ use ontime_hostnet::RULES;
 use ontime_tenants::text::counted;
 
 use crate::paths::Paths;
-use crate::sight::Missed;
 use crate::table::visible;
+use crate::unseen::Unseen;
 use crate::{api, client, exit, table};
 
 /// `ontime status`
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     } else {
         show(&mut out, &status, args.all)?;
     }
-    Ok(ExitCode::from(Missed::default().and(&status.unseen).print(verdict(&status))))
+    Ok(ExitCode::from(Unseen::default().and(&status.unseen).print(verdict(&status))))
 }
 
 /// Leaves out the knobs and findings of other rules. Without names, all stay.

@@ -31,7 +31,7 @@ use self::outputs::{OfCpu, Slow};
 use crate::exit::{Doing, Exit};
 use crate::output::Output;
 use crate::paths::Paths;
-use crate::sight::Missed;
+use crate::unseen::Unseen;
 use crate::{api, client, exit};
 
 /// How much longer than its measurement a program may take.
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         tests: Test::ALL.into_iter().filter(|test| args.test.contains(test)).collect(),
     };
     plan.check_programs(|program| std::env::var_os("PATH").is_some_and(|path| is_in(&path, program)))?;
-    let missed = Missed::rights();
+    let missed = Unseen::rights();
     if !missed.is_none() {
         tell("ontime: nothing was measured: the kernel gives real-time priority to root alone");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
