@@ -31,7 +31,7 @@ use ontime_sched::{Refused, Settled};
 use ontime_tenants::text::counted;
 use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Rules, Sources};
 
-use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
+use self::caps::{Capping, CappingState, UnpausedHost, charge_for, charge_guardian};
 pub(crate) use self::look::{Known, Look};
 pub(crate) use self::observe::{to_be, would};
 use self::traffic::Traffic;
@@ -313,7 +313,7 @@ impl Engine {
         self.cap();
         if self.look.intent.caps_in_force != self.in_force {
             self.look.replan(&self.journal, self.in_force);
-            let host = PastPauses { host: &self.host, pauses: self.pauses(), paced: self.keeper.past() };
+            let host = UnpausedHost { host: &self.host, pauses: self.pauses(), paced: self.keeper.planned_policies() };
             match hostnet::apply(&host, &self.look.plan, &mut self.journal) {
                 Ok(more) => add_new(&mut report, more),
                 Err(error) => self.error("journal", &error),
@@ -355,7 +355,7 @@ impl Engine {
         let mut found: Option<(Discovery, Vec<OverQuota>)> = None;
         let mut discovering = Duration::ZERO;
         let state = CappingState { caps, watches, pauses, lost: None };
-        let host = Capping { host, paced: keeper.past(), state: RefCell::new(state) };
+        let host = Capping { host, paced: keeper.planned_policies(), state: RefCell::new(state) };
         let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Incomplete> {
             let state = host.state.borrow();
             let known = Known {
