@@ -429,9 +429,9 @@ mod tests {
     }
 
     /// A host on which every knob has another value. The kernel refuses all of them, and files in /sys fail.
-    struct Averse;
+    struct RefusingHost;
 
-    impl Host for Averse {
+    impl Host for RefusingHost {
         fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
             let source = std::io::Error::from_raw_os_error(5);
             match knob {
@@ -507,7 +507,7 @@ mod tests {
         let memory = [(intent.tenants[0].process, Ok([(1, 9)].into()))].into();
         let smi = SmiCount::Counted { most: 12, cpu: 63, during: Duration::from_secs(1) };
         let probes = Probes { kvm: kvm::KvmProbe::Broken(path("/dev/kvm: ioctl")), smi, memory };
-        doctor::examine(&Averse, &inventory, &intent, &delays.map(problem), &Refused::new(), &probes)
+        doctor::examine(&RefusingHost, &inventory, &intent, &delays.map(problem), &Refused::new(), &probes)
     }
 
     /// Rows as doctor makes them: nothing of them is cut off, and nothing is beyond the page.

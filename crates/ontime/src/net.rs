@@ -21,11 +21,11 @@ use crate::{api, exit, table};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: NetCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum NetCommand {
     /// Show NICs, their class and tenants, and their settings: planned, actual, and why they differ
     Status(Status),
 }
@@ -45,7 +45,7 @@ struct Status {
 /// # Errors
 /// Where the configuration is wrong, a NIC is unknown, or standard output is closed.
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let What::Status(args) = &args.what;
+    let NetCommand::Status(args) = &args.command;
     let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, missed, false));
     let (answer, missed, by_daemon) = match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {
         Ok(answer) => (answer, Unseen::default(), true),
