@@ -53,7 +53,10 @@ fn an_idle_state_counts_on_the_cpus_whose_limit_lets_it_be_entered() {
     assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6");
     // A state that cannot be read may be slow.
     inventory.cpus.idle_states.push(state("", None, "6-7"));
-    assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6, states of CPUs 6-7 whose latency cannot be read");
+    assert_eq!(
+        found(&inventory),
+        "may be entered: C3 (33 us) on CPUs 2-6, states of CPUs 6-7 whose latency cannot be read"
+    );
     inventory.cpus.latency_limits_us.extend((2..=6).map(|cpu| (cpu, 10)));
     let unknown = check(&inventory, "idle-states");
     assert_eq!(

@@ -39,7 +39,10 @@ pub(super) fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
             Some(nic) if intent.config_of(nic) != Some(config) => outcome.findings.push(finding(
                 Severity::Warning,
                 name,
-                format!("is another name of {}, for which host.toml has another table: this table is ignored", nic.id.name),
+                format!(
+                    "is another name of {}, for which host.toml has another table: this table is ignored",
+                    nic.id.name
+                ),
                 "take one of the two out of /etc/ontime/host.toml",
             )),
             Some(nic) => {
@@ -70,10 +73,8 @@ fn missing(inventory: &Inventory, name: &str) -> Finding {
 fn goes_by_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     let below: Vec<&str> =
         nic.lower.iter().filter_map(|index| inventory.nic_by_index(*index)).map(|one| one.id.name.as_str()).collect();
-    let found = format!(
-        "has no interrupt and no NAPI of its own: its packets pass {}, which get its class",
-        below.join(", ")
-    );
+    let found =
+        format!("has no interrupt and no NAPI of its own: its packets pass {}, which get its class", below.join(", "));
     nic.carried.then(|| finding(Severity::Info, &nic.id.name, found, "nothing; or name these in its place"))
 }
 
