@@ -14,7 +14,7 @@ use anyhow::Context;
 use ontime_cli::{OK, WARNING};
 use ontime_figures::number;
 use ontime_lab::images::Images;
-use ontime_plan::simulate::{Between, Change, Options, Outcome, Stay, simulate_stays};
+use ontime_plan::simulate::{Change, IdleReservation, Options, Outcome, TemporaryRta, simulate_stays};
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -119,7 +119,8 @@ pub(crate) fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<
     let mut draws = draws.filter(|(_, spells)| applications(spells) >= APPLICATIONS);
     let (seed, spells) = draws.next().unwrap_or_else(|| (seed, draw(VMS * VCPUS, length_ms, seed)));
     let stays = stays(&spells, &rates)?;
-    let between = Between { idle: Bandwidth::ppm(IDLE_PPM), slack: Nanos::from_micros(figures.rtvirt.slack_us) };
+    let between =
+        IdleReservation { idle: Bandwidth::ppm(IDLE_PPM), slack: Nanos::from_micros(figures.rtvirt.slack_us) };
     let options = Options {
         duration: Nanos::from_millis(length_ms),
         record: Nanos::ZERO,
@@ -131,11 +132,11 @@ pub(crate) fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<
     Ok(summary(seed, length_ms, &outcome, changes))
 }
 
-fn stays(spells: &[RatePeriod], rates: &[Rta]) -> Result<Vec<Stay>, ModelError> {
+fn stays(spells: &[RatePeriod], rates: &[Rta]) -> Result<Vec<TemporaryRta>, ModelError> {
     let busy = spells.iter().filter_map(|spell| Some((spell, rates.get(spell.rate?)?)));
     busy.map(|(spell, rta)| {
         let (slice, period) = (Nanos::from_micros(rta.slice_us), Nanos::from_micros(rta.period_us));
-        Ok(Stay {
+        Ok(TemporaryRta {
             vcpu: spell.vcpu,
             rta: ontime_plan::Rta::new(slice, period, Arrivals::Periodic)?,
             lead: Nanos::ZERO,
