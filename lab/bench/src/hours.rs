@@ -201,14 +201,14 @@ impl ReaderProgress {
 struct Reader {
     tail: Tail,
     rolling: Rolling,
-    captures: [Spent; 2],
+    captures: [ReadCapture; 2],
 }
 
 impl Reader {
     /// Opens the captures. The RT NIC's is read; the bulk NIC's is only given back.
     fn open(captures: &[PathBuf; 2], flow: RtFlow) -> Result<Self, MeasureError> {
         let [rt, bulk] = captures;
-        let captures = [Spent::open(rt)?, Spent::open(bulk)?];
+        let captures = [ReadCapture::open(rt)?, ReadCapture::open(bulk)?];
         Ok(Self { tail: Tail::open_at_end(rt)?, rolling: Rolling::new(flow), captures })
     }
 
@@ -330,7 +330,7 @@ impl Rolling {
 }
 
 /// A capture whose beginning is not needed any more. Its length, and the offsets in it, do not change.
-struct Spent {
+struct ReadCapture {
     path: PathBuf,
     file: File,
     given_back: u64,
@@ -338,7 +338,7 @@ struct Spent {
     refused: Option<io::Error>,
 }
 
-impl Spent {
+impl ReadCapture {
     fn open(path: &Path) -> Result<Self, MeasureError> {
         let file = OpenOptions::new().write(true).open(path);
         let file = file.map_err(|source| MeasureError::File { path: path.to_owned(), source })?;

@@ -11,7 +11,7 @@ use ontime_lab::module::{self, GUEST};
 use ontime_lab::role::{LOADED, SAMPLED_VALUES};
 
 use crate::error::MeasureError;
-use crate::host::{Ground, Host, RT_VM, Site, Vm, boot_vm};
+use crate::host::{Host, PlannedHost, RT_VM, Site, Vm, boot_vm};
 
 /// The server's address on the RT network: that of [`RT_VM`].
 pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
@@ -101,13 +101,13 @@ impl PlacedServer {
     /// No place yet. If `outsourced`, the guest module is built, if missing, and copied to the host's files.
     pub(crate) fn new(
         server: Server,
-        ground: &Ground<'_>,
+        ground: &PlannedHost<'_>,
         outsourced: bool,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, MeasureError> {
         match ground {
-            Ground::Emulated(site, images) if outsourced => bring_module(site, images, progress)?,
-            Ground::Emulated(..) | Ground::Real(_) => {}
+            PlannedHost::Emulated(site, images) if outsourced => bring_module(site, images, progress)?,
+            PlannedHost::Emulated(..) | PlannedHost::Real(_) => {}
         }
         Ok(Self { server, place: None })
     }

@@ -19,7 +19,7 @@ use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
 use crate::frame::{Frame, Segment, parse};
 use crate::goals::{Figure, GoalSpec, goal, idle};
-use crate::host::{Ground, Host, Site, size};
+use crate::host::{Host, PlannedHost, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
@@ -38,7 +38,7 @@ fn measure(
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    let ground = Ground::Emulated(site, images);
+    let ground = PlannedHost::Emulated(site, images);
     let outsourced = args.methods.iter().any(|method| method == "outsourcing");
     let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced, progress)?;
     let host = ground.start(&[], &server::CONFIG, progress)?;

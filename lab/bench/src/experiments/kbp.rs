@@ -19,7 +19,7 @@ use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
 use crate::hardware::HardwareError;
-use crate::host::{BULK_VMS, Ground, Host, size};
+use crate::host::{BULK_VMS, Host, PlannedHost, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
 use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
@@ -68,7 +68,7 @@ fn long(case: &str) -> String {
 /// measured while the host lives.
 fn measure(
     args: &Options,
-    ground: Ground<'_>,
+    ground: PlannedHost<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
@@ -347,7 +347,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     }
     let mut missing = Vec::new();
     let args = &Options { methods, places, frames, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
+    let measure = |ground: PlannedHost<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \

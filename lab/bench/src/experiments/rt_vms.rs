@@ -19,7 +19,7 @@ use crate::goals::{GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
 use crate::schema::{Load, MethodResult};
 use crate::server::{self, Sockets, Wake, bring_module};
-use crate::several::{Several, WORST_P99, WORST_SD};
+use crate::several::{SeveralServers, WORST_P99, WORST_SD};
 use crate::trial;
 
 /// The methods, in the order of measurement: those whose VMs have a NIC first.
@@ -142,7 +142,7 @@ fn measure(
                 method => method,
             })?;
             let case = name(method, count);
-            let several = Several {
+            let several = SeveralServers {
                 case: &case,
                 label: &format!("{}; RT VMs: {count}", words(method)),
                 servers: &servers(count),

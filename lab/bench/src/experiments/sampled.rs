@@ -12,7 +12,7 @@ use ontime_lab::role::SAMPLED_VALUES;
 use super::{Experiment, HostArgs, Measured, Output, command, noted, print_progress};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
-use crate::host::{AS_IS, BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
+use crate::host::{AS_IS, BULK_VMS, PlannedHost, RT_VM, Site, Vm, boot_vm};
 use crate::sampled::frame;
 use crate::schema::{Load, MethodResult};
 use crate::server;
@@ -34,11 +34,11 @@ fn prepare(mut site: Site) -> Site {
 /// remaining cases are measured while the host lives.
 fn measure(
     args: &Options,
-    ground: Ground<'_>,
+    ground: PlannedHost<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
-    if let Ground::Emulated(site, _) = &ground {
+    if let PlannedHost::Emulated(site, _) = &ground {
         SAMPLED_VALUES.bring(&site.dir.join("files"))?;
     }
     let mut host = ground.start(&BULK_VMS, &server::CONFIG, progress)?;
@@ -94,7 +94,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
     let mut missing = Vec::new();
     let args = &Options { methods, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
+    let measure = |ground: PlannedHost<'_>| measure(args, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, notes) = args.host.measure(HEADERS, prepare, measure)?;
     let measured = Measured { experiment: "sampled-values", seed: 0, results, missing, notes };
     measured.report(&args.output)

@@ -22,7 +22,7 @@ use crate::host::{Host, Site, Vm, boot_vm};
 use crate::scenario::{Kind, Limit, Program, Scenario, Tenant};
 use crate::schema::{Bound, Goal, Load, MethodResult};
 use crate::server::{self, Net};
-use crate::several::Several;
+use crate::several::SeveralServers;
 use crate::trial;
 
 /// The name of the experiment.
@@ -118,7 +118,7 @@ fn measure(
                 }
                 in_force = Some(*method);
             }
-            let several = Several {
+            let several = SeveralServers {
                 case: method.name(),
                 label: "as the scenario describes",
                 servers: &servers,

@@ -22,7 +22,7 @@ use crate::frame::{Frame, parse};
 use crate::goals::Figure::{self, P95};
 use crate::goals::{GoalSpec, goal, idle, small as flooded};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, RT_VM, Vm};
+use crate::host::{AS_IS, Host, PlannedHost, RT_VM, Vm};
 use crate::pcap::{PcapError, Tail};
 use crate::schema::{Load, MethodResult, Run};
 use crate::trial;
@@ -199,7 +199,7 @@ impl VatcPlan {
 /// `missing`, and the remaining cases are measured while the host lives.
 fn measure(
     plan: &VatcPlan,
-    ground: Ground<'_>,
+    ground: PlannedHost<'_>,
     progress: &mut dyn FnMut(&str),
     missing: &mut dyn FnMut(&str, MeasureError),
 ) -> Result<Vec<MethodResult>, MeasureError> {
@@ -523,7 +523,7 @@ fn execute(
     let mut missing = Vec::new();
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
-    let measure = |ground: Ground<'_>| measure(&plan, ground, &mut print_progress, &mut noted(&mut missing));
+    let measure = |ground: PlannedHost<'_>| measure(&plan, ground, &mut print_progress, &mut noted(&mut missing));
     let (results, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(

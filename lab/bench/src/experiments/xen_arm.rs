@@ -22,7 +22,7 @@ use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, RT_VM, Site, Vm, boot_vm};
 use crate::paper::Figures;
 use crate::schema::{Load, MethodResult};
-use crate::segments::{Depth, Trace};
+use crate::segments::{Trace, TraceDetail};
 use crate::server;
 use crate::trial::{self, Requests, Trial};
 use crate::workload::Workload;
@@ -145,7 +145,7 @@ fn measure_case(
         requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
-    let trace = if args.segments { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
+    let trace = if args.segments { Some(Trace::start(host, &case, TraceDetail::Segments)?) } else { None };
     let before = vcpu_time(host)?;
     let measured = trial.run(host, progress);
     let after = vcpu_time(host)?;

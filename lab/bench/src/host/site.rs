@@ -69,14 +69,14 @@ impl Site {
 }
 
 /// The host for an experiment, before it starts.
-pub(crate) enum Ground<'a> {
+pub(crate) enum PlannedHost<'a> {
     /// An emulated host, to be booted.
     Emulated(&'a Site, &'a Images),
     /// A real host.
     Real(Box<Target>),
 }
 
-impl Ground<'_> {
+impl PlannedHost<'_> {
     /// Starts the host with these VMs and files for `/etc/ontime`. On a real host both are its owner's.
     pub(crate) fn start(
         self,
@@ -85,8 +85,8 @@ impl Ground<'_> {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Host, MeasureError> {
         match self {
-            Ground::Emulated(site, images) => Host::start(site, images, vms, config, progress),
-            Ground::Real(target) => Host::real(target),
+            PlannedHost::Emulated(site, images) => Host::start(site, images, vms, config, progress),
+            PlannedHost::Real(target) => Host::real(target),
         }
     }
 }

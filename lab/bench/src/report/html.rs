@@ -10,7 +10,10 @@ use ontime_hostnet::Method;
 
 use super::charts::{Drawn, Styles, TimeAxis, bars, cdf, histogram, tail};
 use super::names::{Names, labels};
-use super::{Own, below_vanilla, counted_goals, experiment, own, paper_below, printed, timed, unfavourable, vanilla};
+use super::{
+    FigureTable, below_vanilla, counted_goals, experiment, figure_tables, paper_below, printed, timed, unfavourable,
+    vanilla,
+};
 use crate::goals::Figure;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, PaperRow, Report, kernel_series};
 
@@ -275,7 +278,7 @@ fn paper(report: &Report) -> Markup {
 
 /// The experiment's own figures.
 fn figures(report: &Report, drawn: &[Drawn<'_>]) -> Markup {
-    let tables = own(report, true);
+    let tables = figure_tables(report, true);
     let meaning = experiment(report).map_or("", |experiment| experiment.meaning());
     let head = |result: &MethodResult| {
         drawn.iter().find(|of| std::ptr::eq(of.result, result)).map_or_else(|| text(String::new()), row_head)
@@ -292,7 +295,7 @@ fn figures(report: &Report, drawn: &[Drawn<'_>]) -> Markup {
     }
 }
 
-fn own_fields(own: &Own<'_>) -> Vec<Field> {
+fn own_fields(own: &FigureTable<'_>) -> Vec<Field> {
     let cells = |column: usize| -> Vec<Option<Markup>> {
         let of = own.rows.iter().map(|(_, cells)| cells.get(column).filter(|cell| !cell.is_empty()).cloned());
         of.map(|cell| cell.map(text)).collect()

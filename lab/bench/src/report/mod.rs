@@ -6,16 +6,17 @@
 
 mod charts;
 mod csv;
+mod figure_tables;
 mod histograms;
 mod html;
 mod names;
-mod own;
+
 mod table;
 
 pub use csv::csv;
+pub use figure_tables::{FigureTable, figure_tables};
 pub use histograms::{case, hgrm, hgrm_files, rtla};
 pub use html::html;
-pub use own::{Own, own};
 pub(crate) use table::fitted;
 pub use table::{goals, terminal};
 
