@@ -104,7 +104,7 @@ impl Hours<'_> {
             silent = so_far.heard.elapsed() > SILENCE;
             if told.elapsed() > TOLD {
                 told = Instant::now();
-                progress(&format!("{}: {}", self.case, so_far.words(self.length_ns)));
+                progress(&format!("{}: {}", self.case, so_far.description(self.length_ns)));
             }
             if so_far.ended || silent || so_far.length_ns >= self.length_ns {
                 ControlFlow::Break(())
@@ -186,7 +186,7 @@ impl Default for ReaderProgress {
 }
 
 impl ReaderProgress {
-    fn words(&self, length_ns: u64) -> String {
+    fn description(&self, length_ns: u64) -> String {
         let ((answered, lost), hours) = (self.judged, |ns: u64| number::significant(ns as f64 / 3_600e9));
         let us = |ns: u64| number::us(ns as f64 / 1e3);
         let times = self
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(so_far.length_ns, 29_000_060_000);
         // Up to 10 s before the last packet. The rest is evaluated at the end.
         assert_eq!((so_far.judged, so_far.p99_and_max), ((20, 0), Some((60_000, 60_000))));
-        assert!(so_far.words(60_000_000_000).contains("20 answered, 0 lost, p99 60.0 us, slowest 60.0 us"));
+        assert!(so_far.description(60_000_000_000).contains("20 answered, 0 lost, p99 60.0 us, slowest 60.0 us"));
         let data = fs::metadata(&captures[1]).unwrap();
         assert!(data.blocks() * 512 < 1 << 20 && data.len() == (3 << 20) + before.len() as u64, "{data:?}");
         assert_eq!(fs::read(&captures[1]).unwrap()[..HEADER], before[..HEADER]);

@@ -175,7 +175,7 @@ impl Figures {
 
 impl Inversion {
     /// The inversion in words.
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         let who = self.waiter.as_deref().unwrap_or("the packet");
         let cure = self.rule.as_deref().unwrap_or("no rule");
         let segment = self.segment.replace('-', " ");
@@ -183,7 +183,7 @@ impl Inversion {
     }
 
     fn metrics(&self) -> [Metric; 2] {
-        let part = self.words();
+        let part = self.description();
         [Metric::count("requests", self.requests), Metric::number("max", Unit::Us, self.max_us)].map(|of| of.of(&part))
     }
 }

@@ -62,7 +62,7 @@ impl SeveralServers<'_> {
             config: ClientConfig::new(*first, self.requests + self.warmup, self.seed),
             servers: self.servers.iter().map(|(_, server)| *server).collect(),
         };
-        let name = format!("{}, {}", self.case, self.load.words());
+        let name = format!("{}, {}", self.case, self.load.description());
         let stretch = trial::stretch(host, captures.clone(), flood, |host| {
             order.run(host.lab()?, &mut |line| progress(&format!("{name}: {line}")))
         })?;

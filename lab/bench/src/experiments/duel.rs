@@ -154,7 +154,7 @@ fn measure_rival(
     set_up(&mut host, rival)?;
     let requests = Trial {
         method: rival,
-        label: words(rival),
+        label: description(rival),
         load: LOAD,
         requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
@@ -205,7 +205,7 @@ fn measure(
     results
 }
 
-fn words(rival: &str) -> &str {
+fn description(rival: &str) -> &str {
     match rival {
         "stock" => "Linux as it is, nothing applied",
         ISOLATED => "main settings of tuned's realtime-virtual-host, RT vCPUs at FIFO 1 on an isolated CPU",

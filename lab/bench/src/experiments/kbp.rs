@@ -120,7 +120,7 @@ fn configure(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     host.configure(&format!("{config}{poll}\n{adaptive}"))
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "napi" => "NAPI, the kernel's defaults, nothing at real-time priority",
         "napi-tuned" => "NAPI, vCPU, vhost and the container's threads at real-time priority",
@@ -142,7 +142,7 @@ fn measure_case(
     let workload = Workload::Sockperf { message_bytes };
     let server = workload.on(host);
     let case = name(method, place, frame);
-    let label = format!("{}; {place}, frames of {frame} bytes", words(method));
+    let label = format!("{}; {place}, frames of {frame} bytes", description(method));
     let rate = f64::from(args.rate);
     let load = |rate, count| Paced { server, message_bytes, rate, count };
     if let Some(hours) = args.hours {

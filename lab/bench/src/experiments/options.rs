@@ -275,7 +275,7 @@ fn baseline_is_of(baseline: &Report, experiment: &str) -> anyhow::Result<()> {
 
 /// Shows a comparison. The exit status is [`CRITICAL`] if a figure is worse, otherwise `status`.
 pub(crate) fn judge(comparison: &Comparison, tolerance: Tolerance, status: u8) -> anyhow::Result<ExitCode> {
-    ontime_cli::print(comparison.words(tolerance))?;
+    ontime_cli::print(comparison.description(tolerance))?;
     if comparison.compared == 0 {
         let message = "no result has a counterpart in the baseline: measure the same methods under the same \
                        conditions, or make the baseline anew by --json";

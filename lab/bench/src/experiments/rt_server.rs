@@ -95,8 +95,8 @@ impl Case {
     }
 
     /// Text for progress messages, and for cases that could not be measured.
-    fn words(&self) -> String {
-        format!("{}, {}", self.name, self.load.words())
+    fn description(&self) -> String {
+        format!("{}, {}", self.name, self.load.description())
     }
 
     pub(crate) fn label(&self) -> String {
@@ -158,10 +158,10 @@ fn measure(
     trial::each_of(
         host,
         &plan.cases,
-        |case| case.words(),
+        |case| case.description(),
         missing,
         |host, case, results| {
-            begun(&case.words());
+            begun(&case.description());
             placed_server.put(host, case.place(), progress)?;
             let mut result = measure_case(host, plan, case, progress)?;
             result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
@@ -190,7 +190,7 @@ fn measure_case(
     progress: &mut dyn FnMut(&str),
 ) -> Result<MethodResult, MeasureError> {
     let name = format!("{}-{}", case.name, case.load.name());
-    progress(&format!("{}: applying", case.words()));
+    progress(&format!("{}: applying", case.description()));
     if case.name == "vanilla" && host.target().is_some() && host.shell("uname -v")?.contains("PREEMPT_RT") {
         let said = "vanilla is a kernel without PREEMPT_RT, and this host's has it: its defaults are rt-default";
         return Err(HardwareError::NotHere(said.to_owned()).into());

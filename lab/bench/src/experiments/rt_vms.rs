@@ -131,7 +131,7 @@ fn measure(
     trial::each(
         host,
         cases(args),
-        |(method, count, load)| format!("{} ({})", name(method, *count), load.words()),
+        |(method, count, load)| format!("{} ({})", name(method, *count), load.description()),
         progress,
         missing,
         |host, &(method, count, load), results, progress| {
@@ -144,7 +144,7 @@ fn measure(
             let case = name(method, count);
             let several = SeveralServers {
                 case: &case,
-                label: &format!("{}; RT VMs: {count}", words(method)),
+                label: &format!("{}; RT VMs: {count}", description(method)),
                 servers: &servers(count),
                 load,
                 bulk: &host.bulk(),
@@ -158,7 +158,7 @@ fn measure(
     )
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "rt-default" => "PREEMPT_RT kernel with its defaults, RT vCPUs and vNIC threads at FIFO",
         "threaded" => "the paper's threaded interrupt handling, NAPI not threaded",

@@ -46,13 +46,13 @@ fn measure(
         boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM }, progress)?;
     }
     let cases = args.methods.iter().flat_map(|method| args.loads.iter().map(move |load| (method, *load)));
-    let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
+    let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.description());
     trial::each(host, cases, name, progress, missing, |host, &(method, load), results, progress| {
-        progress(&format!("{method}, {}: applying", load.words()));
+        progress(&format!("{method}, {}: applying", load.description()));
         host.apply(if method == "rt-default" { "vanilla" } else { method })?;
         let trial = Trial {
             method,
-            label: words(method),
+            label: description(method),
             load,
             requests: Requests::Client { workload: Workload::SampledValues, count: args.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,
@@ -62,7 +62,7 @@ fn measure(
     })
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "rt-default" => "the RT kernel's defaults, RT vCPU and vNIC threads at FIFO",
         "threaded" => "threaded interrupts (Access'18, Table 2), NAPI not threaded",

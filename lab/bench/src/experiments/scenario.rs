@@ -106,7 +106,7 @@ fn measure(
     trial::each(
         host,
         cases,
-        |(method, load)| format!("{method} ({})", load.words()),
+        |(method, load)| format!("{method} ({})", load.description()),
         progress,
         missing,
         |host, (method, load), results, progress| {
@@ -220,7 +220,7 @@ fn goal(limit: &Limit, (method, load): (&str, Load), results: &[MethodResult]) -
         Figure::Bulk => " Gbit/s",
         _ => " us",
     };
-    let case = format!("{method} ({})", load.words());
+    let case = format!("{method} ({})", load.description());
     let figures = match (result, actual) {
         (_, Some(actual)) => format!("{case} {}{unit}", number::significant(actual)),
         (Some(_), None) => format!("{case} has no figure '{name}'"),

@@ -60,7 +60,7 @@ impl Neighbours {
         }
     }
 
-    fn words(self, neighbours: u8) -> String {
+    fn description(self, neighbours: u8) -> String {
         match self {
             Neighbours::Nobody => "the CPU for itself".to_owned(),
             Neighbours::Cpu => format!("beside {neighbours} VMs that never idle"),
@@ -194,7 +194,7 @@ impl Setting {
         let case = name(method, beside);
         let trial = Trial {
             method: &case,
-            label: &format!("{}; {}", words(method), beside.words(args.neighbours)),
+            label: &format!("{}; {}", description(method), beside.description(args.neighbours)),
             load: Load::None,
             requests: Requests::Client {
                 workload: Workload::Memcached { traffic: memcached::RTVIRT, connections: 1 },
@@ -254,7 +254,7 @@ impl Setting {
     }
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "credit" => "Linux as it is: fair shares, nothing applied",
         "deadline" => "reserved, kept by SCHED_DEADLINE on the host",

@@ -85,7 +85,7 @@ impl BulkTraffic {
         }
     }
 
-    fn words(self) -> String {
+    fn description(self) -> String {
         match self {
             BulkTraffic::Small(streams) => format!("{streams} bulk VMs send small packets by the same NIC"),
             BulkTraffic::LargeUdp => "a bulk VM sends large UDP packets by the same NIC".to_owned(),
@@ -274,7 +274,7 @@ fn measure_case(
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
         method: &case,
-        label: &format!("{}; {}", words(method), beside.words()),
+        label: &format!("{}; {}", description(method), beside.description()),
         kernel: &host.kernel,
         clock: host.clock,
         cpus: u32::from(host.cpus),
@@ -393,7 +393,7 @@ fn rx_usecs(host: &mut Host) -> Result<String, MeasureError> {
     Ok(said.trim().to_owned())
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "prio" => "prio root qdisc with RT packets in its first band, vhost threads as found",
         "fq_codel" => "fq_codel root qdisc, vhost threads as found",

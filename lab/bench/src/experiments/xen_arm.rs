@@ -54,7 +54,7 @@ impl Neighbour {
         }
     }
 
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Neighbour::Bulk => "a bulk VM",
             Neighbour::Rt => "an RT VM of the same level",
@@ -140,7 +140,11 @@ fn measure_case(
     let workload = Workload::Loaded { percent };
     let trial = Trial {
         method: &case,
-        label: &format!("{}; {percent} % CPU load in the guest, beside {}", words(method), neighbour.words()),
+        label: &format!(
+            "{}; {percent} % CPU load in the guest, beside {}",
+            description(method),
+            neighbour.description()
+        ),
         load: Load::None,
         requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
@@ -172,7 +176,7 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
     Ok((|| Some((numbers.next()?? / 1e9, numbers.next()??)))())
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "credit" => "Linux as it is: fair shares, nothing applied",
         "partitioned" => "one priority table: interrupt, NAPI, vhost, vCPU",

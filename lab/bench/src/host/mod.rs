@@ -1,7 +1,7 @@
 //! The host under test, with its VMs and `ontime daemon`, and the operations that every experiment needs.
 //!
-//! In: a [`PlannedHost`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU
-//! use. On an emulated host, VMs are started as a user would start them (QEMU, vhost-net, bridges). A real host
+//! In: a [`PlannedHost`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its
+//! CPU use. On an emulated host, VMs are started as a user would start them (QEMU, vhost-net, bridges). A real host
 //! ([`crate::hardware`]) has VMs of its owner. An experiment does not depend on the kind of host, except where it
 //! changes the host's inside: for that it calls [`Host::lab`]. `site` describes the host before it starts; `cpu` reads
 //! CPU time.

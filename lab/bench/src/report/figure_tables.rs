@@ -1,7 +1,7 @@
 //! An experiment's own figures as tables: of each result as a whole, then of its parts.
 //!
-//! In: a [`Report`]. Out: [`FigureTable`]. The columns are the figures that the experiment names, then its metrics in the order
-//! in which they first appear in the results.
+//! In: a [`Report`]. Out: [`FigureTable`]. The columns are the figures that the experiment names, then its metrics in
+//! the order in which they first appear in the results.
 
 use super::{experiment, printed};
 use crate::goals::Figure;
@@ -68,7 +68,7 @@ pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[F
 
 fn head(metric: &Metric) -> String {
     let name = metric.key.replace('-', " ");
-    match metric.unit.words() {
+    match metric.unit.description() {
         "" => name,
         unit => format!("{name}, {unit}"),
     }

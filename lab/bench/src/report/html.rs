@@ -42,7 +42,7 @@ pub fn html(report: &Report) -> String {
         result,
         method: names.method(place).to_owned(),
         condition: names.condition(place),
-        words: names.words(place),
+        words: names.description(place),
         style: styles.style(&result.method),
         below_vanilla: below_vanilla(report, result),
     });
@@ -102,7 +102,7 @@ fn is_measured(group: &[&Drawn<'_>]) -> bool {
 /// The title of a group; kernel, clock and CPUs are in it if the groups differ in them.
 fn group_title(group: &[&Drawn<'_>], groups: &[Group<'_, '_>]) -> String {
     let Some(first) = group.first() else { return String::new() };
-    let load = capital(first.result.load.words());
+    let load = capital(first.result.load.description());
     let host = |of: &MethodResult| (of.clock, of.kernel_series().to_owned(), of.cpus);
     let (clock, series, cpus) = host(first.result);
     let is_same = |is_it: &dyn Fn(&MethodResult) -> bool| groups.iter().flatten().all(|other| is_it(other.result));
@@ -139,7 +139,7 @@ fn headline(report: &Report, groups: &[Group<'_, '_>]) -> Option<String> {
         Some((*of, of.result.latency_us?, vanilla(report, of.result)?.latency_us?))
     })?;
     let load = of.result.load;
-    let under = if load.floods() { format!("Under a {}", load.words()) } else { "Without a flood".to_owned() };
+    let under = if load.floods() { format!("Under a {}", load.description()) } else { "Without a flood".to_owned() };
     let ratio = of.below_vanilla.map(|below| format!(": the p99 is {}", number::times(below)));
     let ratio = ratio.unwrap_or_default();
     Some(format!(

@@ -66,15 +66,15 @@ pub(crate) struct Order {
 impl Order {
     /// The order as a line for the guest's init, which does not wait for the application.
     pub(crate) fn line(&self) -> String {
-        format!("rta {}", self.words())
+        format!("rta {}", self.description())
     }
 
     /// As [`Self::line`], but init waits until the application has ended.
     pub(crate) fn line_in_turn(&self) -> String {
-        format!("run {}", self.words())
+        format!("run {}", self.description())
     }
 
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         let Rta { slice_us: slice, period_us: period } = self.rta;
         let (work, jobs) = (slice * self.work_percent / 100, self.releases.jobs());
         let mut line = format!("{} SCHED_DEADLINE {slice} {period} {work} {jobs} {}", self.tag, self.delay_us);

@@ -15,8 +15,8 @@ use ontime_lab::images::Images;
 use super::guests::{self, Guests, Log, Order, Releases, Reservations};
 use super::scale::{self, SCENARIOS};
 use super::{
-    DEADLINES, FLOOR, JOB_TIME, Rta, Setup, WITH_FLOOR, each_case, group, methods, pacers, summarise, without_requests,
-    words,
+    DEADLINES, FLOOR, JOB_TIME, Rta, Setup, WITH_FLOOR, description, each_case, group, methods, pacers, summarise,
+    without_requests,
 };
 use crate::error::MeasureError;
 use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress};
@@ -129,7 +129,7 @@ fn measure_method(
     let ran = run();
     guests::bulk_threads(host, false)?;
     let (before, after, a_job, rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, description(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, "while all applications had jobs"));
     summarise(&mut result, &rtas, &logs, held, guests.declared_cpus() * groups.len() as f64);
     if let Some((taken, vcpus)) = a_job {

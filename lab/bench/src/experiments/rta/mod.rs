@@ -230,7 +230,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (held, logs) = ran?;
-    let label = format!("{}; {}", words(method), group.to_uppercase());
+    let label = format!("{}; {}", description(method), group.to_uppercase());
     let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, rtas, &logs, held, guests.declared_cpus() * VMS as f64);
@@ -405,7 +405,7 @@ pub(crate) fn summarise(
     result.notes.extend(notes);
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "vanilla" => "Linux' defaults on host and guest",
         FLOOR => "Linux' defaults, but vCPUs at one FIFO priority: the floor of what scheduling costs",

@@ -91,7 +91,7 @@ fn measure_method(
         _ => register(method, count, STEP_US),
     };
     let (took, used) = calls(host, guests, method, count, &call)?;
-    let mut result = without_requests(host, method, words(method), None);
+    let mut result = without_requests(host, method, description(method), None);
     result.timed(&took);
     if method == "same" {
         *anyway = Some(used);
@@ -102,7 +102,7 @@ fn measure_method(
     Ok(result)
 }
 
-fn words(method: &str) -> &str {
+fn description(method: &str) -> &str {
     match method {
         "same" => "changes nothing, asks nobody",
         "bare" => "the bare notification, asks for nothing",

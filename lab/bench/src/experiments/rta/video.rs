@@ -21,8 +21,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
 use super::{
-    DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, methods, pacers, summarise,
-    without_requests, words,
+    DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WORK_PERCENT, description, each_case, group, methods, pacers, summarise,
+    without_requests,
 };
 use crate::error::MeasureError;
 use crate::experiments::{Emulated, Experiment, Measured, Output, command, noted, print_progress, to_write};
@@ -194,7 +194,7 @@ fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
 
 impl Simulated {
     /// The result as a sentence.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         format!(
             "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): \
              {} applications, {} refused, {} with misses, the worst {} of its deadlines; {} of {} jobs late; {} CPUs \
@@ -305,7 +305,7 @@ fn measure_method(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, description(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, &rtas, &logs, None, guests.declared_cpus() * VMS as f64);
     Ok(result)
@@ -345,7 +345,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
     }
     if args.simulate {
-        let texts = [simulated.words(), figures.rtvirt.video()].map(|text| report::fitted(&text) + "\n");
+        let texts = [simulated.description(), figures.rtvirt.video()].map(|text| report::fitted(&text) + "\n");
         ontime_cli::print(texts.concat())?;
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
@@ -363,7 +363,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
             args.seconds,
             SCALE
         ),
-        simulated.words(),
+        simulated.description(),
     ];
     Measured { experiment: "video", seed: args.seed, results, missing, notes }.report(&args.output)
 }
@@ -431,7 +431,7 @@ mod tests {
         assert!(
             found.jobs > 5_000 && found.mean_cpus < found.static_cpus && found.mean_cpus > 5.0,
             "{}",
-            found.words()
+            found.description()
         );
         assert!(found.csv().lines().count() > found.applications - found.refused);
     }
