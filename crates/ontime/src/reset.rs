@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 /// Prints the original values that only another version of Ontime can restore. Returns whether there are any.
 fn tell_foreign(journal: &Journal) -> bool {
     for line in journal.foreign() {
-        tell(format_args!("ontime: not given back: another version of Ontime kept {}", line.escape_default()));
+        tell(format_args!("ontime: not restored: another version of Ontime stored {}", line.escape_default()));
     }
     let any = !journal.foreign().is_empty();
     if any {
@@ -76,12 +76,12 @@ fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
 /// A note about what a reset had nothing to do for. Such a reset is a success.
 fn nothing_to_give_back(report: &api::Report) -> Option<String> {
     if report.changes.is_empty() && report.unchanged == 0 {
-        return Some("Nothing to give back: no original value is kept, so Ontime has changed nothing.".to_owned());
+        return Some("Nothing to restore: no original value is stored, so Ontime has changed nothing.".to_owned());
     }
     let gone = report.changes.iter().filter(|change| change.outcome == "gone").count();
     let (knobs, belong) = (counted(gone, "knob"), if gone == 1 { "belongs" } else { "belong" });
     (gone > 0).then(|| {
-        format!("{knobs} {belong} to a thread, VM or interface that no longer exists: nothing to give back there.")
+        format!("{knobs} {belong} to a thread, VM or interface that no longer exists: nothing to restore there.")
     })
 }
 

@@ -208,7 +208,7 @@ fn a_reset_with_nothing_to_give_back_says_so() {
         assert_eq!(out.status.code(), Some(0), "{out:?}");
         String::from_utf8(out.stdout).unwrap()
     };
-    assert!(reset().contains("Nothing to give back: no original value is kept"));
+    assert!(reset().contains("Nothing to restore: no original value is stored"));
     // Interfaces and a VM that no longer exist.
     let gone = |name: &str, feature: &str| Original {
         knob: Knob::Feature { nic: NicId { ifindex: 0x7fff_fff0, name: name.to_owned() }, feature: feature.to_owned() },
@@ -219,7 +219,7 @@ fn a_reset_with_nothing_to_give_back_says_so() {
     drop(journal);
     let said = reset();
     assert!(said.contains("2 knobs belong to a thread, VM or interface that no longer exists"), "{said}");
-    assert!(reset().contains("Nothing to give back"));
+    assert!(reset().contains("Nothing to restore"));
 }
 
 #[test]

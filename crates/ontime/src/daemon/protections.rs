@@ -47,7 +47,7 @@ pub(crate) fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(
     let report = ontime_hostnet::apply::give_back(host, journal, is_protection);
     let say = |item: &Item| {
         if item.done == Done::Restored {
-            tracing::info!("{}", change_line(&item.knob, item.from.as_ref(), &item.to, "given back"));
+            tracing::info!("{}", change_line(&item.knob, item.from.as_ref(), &item.to, "restored"));
         }
     };
     report

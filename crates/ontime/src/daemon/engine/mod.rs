@@ -467,7 +467,7 @@ impl Engine {
         if counts.changed + counts.restored > 0 {
             tracing::info!(
                 method = %self.look.intent.method,
-                "knobs: {} set, {} given back, {} failed, {} as they were",
+                "knobs: {} set, {} restored, {} failed, {} unchanged",
                 counts.changed, counts.restored, counts.failed, counts.already
             );
         }
@@ -483,7 +483,7 @@ impl Engine {
         for item in &report.items {
             let rule = match &item.done {
                 Done::Changed => item.rule.map_or("none", hostnet::RuleId::name),
-                Done::Restored => "given back",
+                Done::Restored => "restored",
                 _ => continue,
             };
             if self.lines.take(Instant::now()) {
@@ -708,7 +708,7 @@ impl Engine {
         } else {
             let report = self.undo();
             tracing::warn!(
-                "stopped; this host's kernel protections were off before Ontime, so a reset gave back {}",
+                "stopped; this host's kernel protections were off before Ontime, so a reset restored {}",
                 counted(report.counts().restored, "setting")
             );
         }

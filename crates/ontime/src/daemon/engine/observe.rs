@@ -165,7 +165,7 @@ impl Engine {
             if let Done::Failed(why) = &item.done {
                 self.error(
                     &item.knob.to_string(),
-                    &format!("it could not be given back: {why}; `ontime reset` tries again"),
+                    &format!("it could not be restored: {why}; `ontime reset` tries again"),
                 );
             }
         }
