@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     for problem in problems {
-        ontime_cli::tell(table::visible(&format!("ontime: {}: {}", problem.subject, problem.message)));
+        ontime_cli::print_stderr(table::visible(&format!("ontime: {}: {}", problem.subject, problem.message)));
     }
     let mut out = std::io::stdout().lock();
     if args.json {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ontime_base::clock;
-use ontime_cli::tell;
+use ontime_cli::print_stderr;
 use ontime_hostnet::{Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
@@ -95,7 +95,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let missed = Unseen::rights();
     if !missed.is_none() {
-        tell("ontime: nothing was traced: the kernel lets root alone trace");
+        print_stderr("ontime: nothing was traced: the kernel lets root alone trace");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let config = Config::load(&paths.config_dir)?;

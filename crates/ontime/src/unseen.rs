@@ -3,7 +3,7 @@
 //! Such a command shows what was seen, prints on standard error what was not, and ends with [`exit::UNKNOWN`]: an empty
 //! table for a user without the necessary rights would be misleading.
 
-use ontime_cli::tell;
+use ontime_cli::print_stderr;
 use textwrap::fill;
 
 use crate::table::{visible, wrapping};
@@ -51,7 +51,7 @@ impl Unseen {
         if self.is_none() {
             return status;
         }
-        tell(self.text().trim_end());
+        print_stderr(self.text().trim_end());
         exit::UNKNOWN
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_cli::{CRITICAL, Exit, OK, WARNING, tell, usage};
+use ontime_cli::{CRITICAL, Exit, OK, WARNING, print_stderr, usage};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
@@ -202,7 +202,7 @@ pub(crate) fn options_of<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error
 
 /// Prints a progress message.
 pub(crate) fn print_progress(line: &str) {
-    tell(line);
+    print_stderr(line);
 }
 
 /// Notes why a case has no result.
@@ -338,7 +338,7 @@ impl Measured {
             notes,
         };
         for line in &missing {
-            tell(format_args!("ontime-lab: {line}"));
+            print_stderr(format_args!("ontime-lab: {line}"));
         }
         write(&report, output, if missing.is_empty() { OK } else { WARNING })
     }
@@ -410,7 +410,7 @@ fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCod
 fn write_files(report: &Report, output: &Output) -> anyhow::Result<()> {
     let put = |path: &Path, text: String| {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-        tell(format_args!("wrote {}", path.display()));
+        print_stderr(format_args!("wrote {}", path.display()));
         anyhow::Ok(())
     };
     if let Some(path) = &output.json {

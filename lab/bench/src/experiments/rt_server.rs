@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
-use ontime_cli::{tell, usage};
+use ontime_cli::{print_stderr, usage};
 use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -528,10 +528,12 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<F
         match serde_json::from_str(&line) {
             Ok(PartLine::Case(name)) => {
                 let begun = count.lock().unwrap_or_else(PoisonError::into_inner).begin(&name);
-                tell(format_args!("[{kernel}] {begun}"));
+                print_stderr(format_args!("[{kernel}] {begun}"));
             }
             Ok(PartLine::Found(of)) => found = Some(of),
-            Err(error) => tell(format_args!("[{kernel}] what a part of the measurement tells is no JSON: {error}")),
+            Err(error) => {
+                print_stderr(format_args!("[{kernel}] what a part of the measurement tells is no JSON: {error}"))
+            }
         }
     }
     found
@@ -591,9 +593,15 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         let ground = PlannedHost::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
-        measure(&plan, ground, &mut begun, &mut |line| tell(format_args!("[{kernel}] {line}")), &mut |case, error| {
-            missing.push(format!("{case} on {kernel}: not measured: {error}"));
-        })
+        measure(
+            &plan,
+            ground,
+            &mut begun,
+            &mut |line| print_stderr(format_args!("[{kernel}] {line}")),
+            &mut |case, error| {
+                missing.push(format!("{case} on {kernel}: not measured: {error}"));
+            },
+        )
     })?;
     PartLine::Found(Found { results, missing }).write_line().context("writing what was measured")?;
     Ok(ExitCode::SUCCESS)

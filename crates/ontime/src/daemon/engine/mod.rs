@@ -471,7 +471,7 @@ impl Engine {
                 counts.changed, counts.restored, counts.failed, counts.already
             );
         }
-        self.say_problems();
+        self.log_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation does not hold: {why}"));
         }
@@ -501,7 +501,7 @@ impl Engine {
 
     /// Logs the problems of discovery. A rule that matches nothing is logged at debug level only: its VM may be
     /// stopped.
-    fn say_problems(&mut self) {
+    fn log_problems(&mut self) {
         for problem in &self.look.found.problems {
             if matches!(problem.kind, ProblemKind::RuleUnused { .. }) {
                 tracing::debug!("{problem}");

@@ -180,7 +180,7 @@ impl Engine {
         }
         self.look = look;
         self.failures.clear();
-        self.say_problems();
+        self.log_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation would not hold: {why}"));
         }
