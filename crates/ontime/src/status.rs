@@ -147,7 +147,7 @@ fn show_caps(out: &mut impl Write, caps: &api::Caps) -> std::io::Result<()> {
         let of = visible(&thread.of);
         writeln!(
             out,
-            "           {of} thread {}: over its cap {}, off its place {:.3} s",
+            "           {of} thread {}: paused by its cap {}, for {:.3} s in all",
             thread.tid,
             counted(thread.pauses, "time"),
             thread.paused_seconds
