@@ -161,7 +161,7 @@ int ontime_simple(struct sock *sk, u16 op, u32 arg0, u32 arg1)
 
 static unsigned int reserve = 32;
 module_param(reserve, uint, 0644);
-MODULE_PARM_DESC(reserve, "of the VM's sockets so many are only for CAP_NET_ADMIN and CAP_SYS_RESOURCE; at most a quarter");
+MODULE_PARM_DESC(reserve, "number of the VM's sockets kept for CAP_NET_ADMIN and CAP_SYS_RESOURCE; at most a quarter");
 
 /*
  * Whether only the last sockets are left, which are kept for privileged callers, and the caller has

@@ -89,7 +89,7 @@ fn of_error(program: &str, known: Known, error: &anyhow::Error) -> ExitCode {
     if is_of_closed(io::stdout(), error) {
         return ExitCode::from(OK);
     }
-    tell(format_args!("{program}: {}", chain(error)));
+    print_stderr(format_args!("{program}: {}", chain(error)));
     ExitCode::from(status(error, known))
 }
 
@@ -116,8 +116,8 @@ pub fn print(text: impl std::fmt::Display) -> io::Result<()> {
     write!(io::stdout().lock(), "{text}")
 }
 
-/// Tells a line on standard error. Where that is closed, at which `eprintln!` would panic, there is nobody to tell.
-pub fn tell(line: impl std::fmt::Display) {
+/// Prints a line on standard error. Where that is closed, at which `eprintln!` would panic, the line is lost.
+pub fn print_stderr(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 

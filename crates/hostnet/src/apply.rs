@@ -182,7 +182,7 @@ fn merge(earlier: Report, mut later: Report) -> Report {
 /// [`JournalError`] if the originals could not be stored; then nothing was changed. A knob that cannot be set is not an
 /// error of the pass, but an item of the report.
 pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Report, JournalError> {
-    journal.reach(plan.settings.iter().map(|setting| &setting.knob))?;
+    journal.update_processes(plan.settings.iter().map(|setting| &setting.knob))?;
     let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
     let mut pending: Vec<(&Setting, Value)> = Vec::new();
     let mut originals = Vec::new();
@@ -224,7 +224,7 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
         }
     }
     let kept_now: BTreeSet<String> = originals.iter().map(|original| original.knob.key()).collect();
-    journal.keep(originals)?;
+    journal.store(originals)?;
     let stands = plan.settings.iter().filter(|set| set.lacks(&missing).is_none() || kept_now.contains(&set.knob.key()));
     release(host, stands, journal, &mut report)?;
     let mut refused = BTreeSet::new();
@@ -247,7 +247,7 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
         report.add(Some(setting.rule), &setting.knob, Some(found), &setting.value, done);
     }
     // These knobs were never changed, so another value there is not drift: remove their originals again.
-    journal.forget(&refused)?;
+    journal.remove(&refused)?;
     Ok(report)
 }
 
@@ -270,9 +270,9 @@ fn overwritten(host: &dyn Host, setting: &Setting) -> Result<Vec<Original>, Knob
 /// # Errors
 /// [`JournalError`].
 pub fn adopt(plan: &Plan, journal: &mut Journal) -> Result<(), JournalError> {
-    journal.reach(plan.settings.iter().map(|setting| &setting.knob))?;
+    journal.update_processes(plan.settings.iter().map(|setting| &setting.knob))?;
     let original = |setting: &Setting| Some(Original { knob: setting.knob.clone(), value: setting.original.clone()? });
-    journal.keep(plan.settings.iter().filter_map(original).collect())
+    journal.store(plan.settings.iter().filter_map(original).collect())
 }
 
 /// The keys of the knobs that these settings set and overwrite.
@@ -291,7 +291,7 @@ fn release<'a>(
     let unwanted: Vec<Original> =
         journal.entries().iter().filter(|entry| !wanted.contains(&entry.knob.key())).cloned().collect();
     let finished = restore(host, &unwanted, report, NEXT_PASS);
-    journal.forget(&finished)
+    journal.remove(&finished)
 }
 
 /// Restores every original, and removes from the journal those that are restored or no longer exist.
@@ -302,7 +302,7 @@ pub fn reset(host: &dyn Host, journal: &mut Journal) -> Result<Report, JournalEr
     let mut report = Report::default();
     let all = journal.entries().to_vec();
     let finished = restore(host, &all, &mut report, NEXT_RESET);
-    journal.forget(&finished)?;
+    journal.remove(&finished)?;
     Ok(report)
 }
 

@@ -135,7 +135,7 @@ mod tests {
         let (first, second) = (thread(10, 10, Policy::Fifo(47)), thread(20, 20, Policy::Fifo(47)));
         let originals = [(&first, Policy::BULK), (&second, NICE)]
             .map(|(thread, policy)| Original { knob: knob(thread), value: Value::Policy(policy) });
-        journal.keep(originals.to_vec()).unwrap();
+        journal.store(originals.to_vec()).unwrap();
         let before = [container("box", vec![first, second])];
         // The thread's parent may have ended. The parent of another process's thread is any paused thread of the
         // container.

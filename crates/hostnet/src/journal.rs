@@ -262,7 +262,7 @@ impl Journal {
     ///
     /// # Errors
     /// See [`JournalError`]. Nothing was stored then, and the caller must not change any knob.
-    pub fn keep(&mut self, originals: Vec<Original>) -> Result<(), JournalError> {
+    pub fn store(&mut self, originals: Vec<Original>) -> Result<(), JournalError> {
         let mut keys = self.keys.clone();
         let new: Vec<_> = originals.into_iter().filter(|original| keys.insert(original.knob.key())).collect();
         if new.is_empty() {
@@ -270,7 +270,7 @@ impl Journal {
         }
         let mut entries = self.entries.clone();
         entries.extend(new);
-        self.store(entries, UNCHANGED)
+        self.replace(entries, UNCHANGED)
     }
 
     /// Updates, durably, the process through which stored knobs are reached, from these knobs. Originals stay as they
@@ -278,7 +278,7 @@ impl Journal {
     ///
     /// # Errors
     /// See [`JournalError`]. All entries stay as they were then.
-    pub fn reach<'a>(&mut self, knobs: impl Iterator<Item = &'a Knob>) -> Result<(), JournalError> {
+    pub fn update_processes<'a>(&mut self, knobs: impl Iterator<Item = &'a Knob>) -> Result<(), JournalError> {
         let led_to = knobs.filter(|knob| knob.process().is_some() && self.has(knob));
         let now: BTreeMap<String, &Knob> = led_to.map(|knob| (knob.key(), knob)).collect();
         let mut entries = self.entries.clone();
@@ -287,22 +287,22 @@ impl Journal {
                 *knob = (*by).clone();
             }
         }
-        if entries == self.entries { Ok(()) } else { self.store(entries, UNCHANGED) }
+        if entries == self.entries { Ok(()) } else { self.replace(entries, UNCHANGED) }
     }
 
     /// Removes the knobs with these keys, durably: they were restored, or no longer exist.
     ///
     /// # Errors
     /// See [`JournalError`]. All entries are still in the file then.
-    pub fn forget(&mut self, keys: &BTreeSet<String>) -> Result<(), JournalError> {
+    pub fn remove(&mut self, keys: &BTreeSet<String>) -> Result<(), JournalError> {
         if keys.is_disjoint(&self.keys) {
             return Ok(());
         }
         let entries = self.entries.iter().filter(|entry| !keys.contains(&entry.knob.key())).cloned().collect();
-        self.store(entries, NOT_FORGOTTEN)
+        self.replace(entries, NOT_FORGOTTEN)
     }
 
-    fn store(&mut self, entries: Vec<Original>, effect: &'static str) -> Result<(), JournalError> {
+    fn replace(&mut self, entries: Vec<Original>, effect: &'static str) -> Result<(), JournalError> {
         let text = format(&self.boot_id, &self.foreign, &entries)
             .map_err(|error| io_error(&self.path, "encoding", error.into(), effect))?;
         replace(&self.path, text.as_bytes()).map_err(|error| io_error(&self.path, "writing", error, effect))?;
@@ -312,11 +312,11 @@ impl Journal {
 }
 
 /// Effect of a failure before any change.
-const UNCHANGED: &str = "no setting was changed, for its original value could not be kept";
+const UNCHANGED: &str = "no setting was changed, because its original value could not be stored";
 /// Effect of a failure after settings were restored.
-const NOT_FORGOTTEN: &str = "what was given back stays in it, which does no harm";
+const NOT_FORGOTTEN: &str = "settings that were restored stay in it, which does no harm";
 /// Effect if the id of the running boot cannot be read.
-const NO_BOOT: &str = "so original values are neither read nor kept, and no setting is changed";
+const NO_BOOT: &str = "so original values are neither read nor stored, and no setting is changed";
 /// Effect for a command that only reads.
 const NOT_KNOWN: &str = "so what Ontime has set is shown as if the administrator had set it";
 
@@ -624,7 +624,7 @@ mod tests {
         let found = (journal.entries().len(), journal.stale());
         assert_eq!(Originals::read(&path, THIS_BOOT).unwrap().entries(), journal.entries());
         // The journal is usable: a new original is found again after reopening.
-        journal.keep(vec![halt_poll()])?;
+        journal.store(vec![halt_poll()])?;
         drop(journal);
         assert!(Journal::open(&path, THIS_BOOT)?.has(&halt_poll().knob));
         Ok(found)
@@ -695,7 +695,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), written);
         let mut journal = Journal::open_to_reset(&path, THIS_BOOT).unwrap();
         assert_eq!(journal.entries(), [halt_poll()]);
-        journal.forget(&BTreeSet::from([halt_poll().knob.key()])).unwrap();
+        journal.remove(&BTreeSet::from([halt_poll().knob.key()])).unwrap();
         drop(journal);
         assert_eq!(fs::read_to_string(&path).unwrap(), sealed(&[limited.clone(), clamp.clone()], ""));
         let again = Journal::open_to_reset(&path, THIS_BOOT).unwrap();

@@ -324,7 +324,7 @@ fn a_report_says_when_a_failed_knob_is_tried_again_and_how_to_live_without_an_un
     let Done::Failed(why) = &report.items[0].done else { panic!("{report:?}") };
     assert!(why.ends_with("; the next pass tries again") && !why.contains(&knob.to_string()), "{why}");
     let mut kept = Journal::open(&dir.path().join("kept"), "boot").unwrap();
-    kept.keep(vec![Original { knob: knob.clone(), value: Value::Text("0".to_owned()) }]).unwrap();
+    kept.store(vec![Original { knob: knob.clone(), value: Value::Text("0".to_owned()) }]).unwrap();
     for code in [libc::EBUSY, libc::EOPNOTSUPP] {
         let report = reset(&Fails(code), &mut kept).unwrap();
         let (Done::Failed(why) | Done::Unsupported(why)) = &report.items[0].done else { panic!("{report:?}") };

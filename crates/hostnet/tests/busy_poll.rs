@@ -154,7 +154,7 @@ fn what_polls_by_our_doing_is_as_wanted_while_the_method_is_in_force_and_no_long
     let mut journal = Journal::open(&dir.path().join("originals"), "boot").unwrap();
     let mut inventory = before.clone();
     for (setting, mode) in host.0.settings.iter().filter_map(|set| Some((set, poll_mode(&set.value)?))) {
-        journal.keep(vec![Original { knob: setting.knob.clone(), value: Value::Threaded(0) }]).unwrap();
+        journal.store(vec![Original { knob: setting.knob.clone(), value: Value::Threaded(0) }]).unwrap();
         let napis = inventory.nics.iter_mut().flat_map(|nic| &mut nic.napis);
         let is_it = |id: u32| matches!(setting.knob, Knob::NapiThreaded { napi, .. } if napi == id);
         napis.filter(|napi| is_it(napi.id)).for_each(|napi| napi.threaded = Some(mode));
@@ -202,7 +202,7 @@ fn a_kernel_that_cannot_poll_is_a_finding_and_a_method_without_it_takes_polling_
     let value_of = |plan: &Plan| plan.settings.iter().find(|of| of.knob == knob).map(|of| of.value.clone());
     let partitioned = Intent { method: Method::Partitioned, ..intent.clone() };
     assert_eq!(value_of(&replan(inventory.clone(), partitioned.clone(), &journal)), None, "somebody else's choice");
-    journal.keep(vec![Original { knob: knob.clone(), value: Value::Threaded(0) }]).unwrap();
+    journal.store(vec![Original { knob: knob.clone(), value: Value::Threaded(0) }]).unwrap();
     assert_eq!(value_of(&replan(inventory.clone(), partitioned, &journal)), Some(Value::Threaded(1)));
     assert_eq!(value_of(&replan(inventory.clone(), intent.clone(), &journal)), Some(Value::Threaded(2)));
 

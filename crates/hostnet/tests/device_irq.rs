@@ -166,7 +166,7 @@ fn where_it_was_found_counts_while_it_is_applied() {
     let thread = device(&mut inventory, 9_001, "ahci", Policy::Fifo(33));
     let knob = Knob::ThreadPolicy { thread, comm: "irq/9001-ahci".to_owned() };
     assert!(of_rule(&replan(inventory.clone(), intent.clone(), &journal), RULE).is_empty());
-    journal.keep(vec![Original { knob, value: Value::Policy(Policy::Fifo(50)) }]).unwrap();
+    journal.store(vec![Original { knob, value: Value::Policy(Policy::Fifo(50)) }]).unwrap();
     let found = replan(inventory, intent, &journal);
     assert_eq!(policies(&found)["irq/9001-ahci"], Policy::BULK_DRIVER);
 }

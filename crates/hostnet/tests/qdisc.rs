@@ -165,7 +165,7 @@ fn filter_and_clsact_go_though_the_source_has_gone_and_stay_kept_where_others_fi
         let [steer, other] = [0, 1].map(|queue| Knob::TxSteer { nic: nic.clone(), queue, from: from() });
         let mut journal = Journal::open(&state.path().join("originals"), "boot").unwrap();
         for knob in [&clsact, &steer] {
-            journal.keep(vec![Original { knob: knob.clone(), value: Value::Present(false) }]).unwrap();
+            journal.store(vec![Original { knob: knob.clone(), value: Value::Present(false) }]).unwrap();
             if !done(host.write(knob, &Value::Present(true))) {
                 return;
             }

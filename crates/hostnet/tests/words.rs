@@ -53,12 +53,15 @@ fn an_idle_state_counts_on_the_cpus_whose_limit_lets_it_be_entered() {
     assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6");
     // A state that cannot be read may be slow.
     inventory.cpus.idle_states.push(state("", None, "6-7"));
-    assert_eq!(found(&inventory), "may be entered: C3 (33 us) on CPUs 2-6, what cannot be read of CPUs 6-7");
+    assert_eq!(
+        found(&inventory),
+        "may be entered: C3 (33 us) on CPUs 2-6, states of CPUs 6-7 whose latency cannot be read"
+    );
     inventory.cpus.latency_limits_us.extend((2..=6).map(|cpu| (cpu, 10)));
     let unknown = check(&inventory, "idle-states");
     assert_eq!(
         (unknown.state, unknown.found.as_str()),
-        (State::Unknown, "may be entered: what cannot be read of CPUs 7")
+        (State::Unknown, "may be entered: states of CPUs 7 whose latency cannot be read")
     );
     inventory.cpus.latency_limits_us.extend([(7, 10)]);
     assert_eq!(check(&inventory, "idle-states").state, State::Ok);

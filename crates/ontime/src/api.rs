@@ -612,7 +612,7 @@ pub(crate) struct Report {
 /// What became of one knob.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Change {
-    /// The rule that wanted it, or `reservation`; none where it was given back.
+    /// The rule that wanted it, or `reservation`; none where it was restored.
     pub rule: Option<String>,
     /// The knob.
     pub knob: String,

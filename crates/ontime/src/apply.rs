@@ -15,15 +15,15 @@ use crate::daemon::engine::{to_be, would};
 use crate::daemon::keeper::Keeper;
 use crate::daemon::view;
 use crate::paths::Paths;
-use crate::sight::Missed;
 use crate::table::visible;
+use crate::unseen::Unseen;
 use crate::{api, client, exit, table};
 
 /// `ontime apply`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Switch to this method until the daemon ends (docs/reference/hostnet.md has all): vanilla, partitioned,
-    /// busypoll, ...
+    /// Switch to this method until the daemon ends: vanilla, threaded, exclusive, partitioned, busypoll, vatc or
+    /// interrupt-context.
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
     /// Show what would change, and change nothing; works without a daemon.
@@ -41,9 +41,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let request = api::ApplyRequest { method: args.method.clone(), dry_run: args.dry_run };
     let (report, missed) = match client::post::<api::Report>(&paths.socket(), "/v1/apply", &request) {
-        Ok(report) => (report, Missed::default()),
-        Err(ClientError::NoDaemon { .. }) if args.dry_run => look(args, paths, Missed::rights())?,
-        Err(error @ ClientError::Denied { .. }) if args.dry_run => look(args, paths, Missed::rights().also(error))?,
+        Ok(report) => (report, Unseen::default()),
+        Err(ClientError::NoDaemon { .. }) if args.dry_run => look(args, paths, Unseen::rights())?,
+        Err(error @ ClientError::Denied { .. }) if args.dry_run => look(args, paths, Unseen::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
     let status = show(&report, args.json, &["failed", "would-fail"])?;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 }
 
 /// What a daemon would change, if no daemon can be asked.
-fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Report, Missed)> {
+fn look(args: &Args, paths: &Paths, missed: Unseen) -> anyhow::Result<(api::Report, Unseen)> {
     let config = Config::load(&paths.config_dir)?;
     let method = args.method.as_ref().map(|name| name.parse::<Method>()).transpose();
     let method = method.map_err(|error| exit::Exit::usage(error.to_string()))?;
@@ -61,7 +61,7 @@ fn look(args: &Args, paths: &Paths, missed: Missed) -> anyhow::Result<(api::Repo
     };
     let keeper = Keeper::new(&config.sched, config.rules.table());
     let seen = to_be(&config, paths, method, &originals, &keeper);
-    let missed = seen.inventory.incomplete.iter().fold(missed.and(&view::unseen(&seen.found)), Missed::also);
+    let missed = seen.inventory.incomplete.iter().fold(missed.and(&view::unseen(&seen.found)), Unseen::also);
     Ok((would(&seen, &LiveHost::with_roots(paths.roots()), &originals, &Settled::default()), missed))
 }
 

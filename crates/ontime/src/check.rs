@@ -76,7 +76,7 @@ pub(crate) fn run(_: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     out.flush()?;
     for error in &found.errors {
-        ontime_cli::tell(format_args!("ontime: {}", lines(&error.to_string())));
+        ontime_cli::print_stderr(format_args!("ontime: {}", lines(&error.to_string())));
     }
     // The usual directory is missing where nothing is configured; any other one was given by hand.
     let misspelt = found.missing && paths.config_dir != Path::new(CONFIG_DIR);

@@ -24,13 +24,13 @@ use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
 use crate::daemon::view;
 use crate::paths::Paths;
-use crate::sight::Missed;
 use crate::table::{visible, wrapping};
+use crate::unseen::Unseen;
 
 /// `ontime doctor`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print JSON: every check, in the order of docs/reference/doctor.md.
+    /// Print JSON: every check, also those that are ok.
     #[arg(long)]
     json: bool,
     /// Show every check, not only the three most important findings.
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Originals::default()
     });
     let found = discover(&Sources::host(), &config.rules);
-    let missed = inventory.incomplete.iter().fold(missed.and(&view::unseen(&found)), Missed::also);
+    let missed = inventory.incomplete.iter().fold(missed.and(&view::unseen(&found)), Unseen::also);
     inventory.notes.extend(unread(&found));
     let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants, caps);
     intent.method = method.unwrap_or(intent.method);
@@ -97,8 +97,8 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 
 /// Asks the daemon, if one runs, for its status and reservations. Without the reservations, each vCPU whose policy a
 /// back end has set would look like a thread with the wrong policy.
-fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Missed) {
-    let missed = Missed::rights();
+fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Unseen) {
+    let missed = Unseen::rights();
     let status = match client::get::<api::Status>(socket, "/v1/status") {
         Ok(status) => status,
         Err(ClientError::NoDaemon { .. }) => return (None, None, missed),
@@ -112,7 +112,7 @@ fn ask(socket: &Path) -> (Option<api::Status>, Option<api::Reservations>, Missed
 
 /// The method that the daemon has in force. A daemon of another version may have a method that this version does not
 /// know; then the rules are examined by the configured one.
-fn in_force(status: Option<&api::Status>, missed: Missed) -> (Option<Method>, Missed) {
+fn in_force(status: Option<&api::Status>, missed: Unseen) -> (Option<Method>, Unseen) {
     match status.map(|status| status.method.parse::<Method>()).transpose() {
         Ok(method) => (method, missed),
         Err(error) => {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     /// What [`ask`] returns where a daemon gives these answers, each an HTTP status and a body, and then ends.
-    fn asked(answers: &[(u16, String)]) -> (Option<api::Status>, Option<api::Reservations>, Missed) {
+    fn asked(answers: &[(u16, String)]) -> (Option<api::Status>, Option<api::Reservations>, Unseen) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -353,23 +353,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (status, reserved, missed) = ask(&directory.path().join("none"));
         assert!(status.is_none() && reserved.is_none());
-        assert_eq!(format!("{missed:?}"), format!("{:?}", Missed::rights()));
+        assert_eq!(format!("{missed:?}"), format!("{:?}", Unseen::rights()));
     }
 
     #[test]
     fn a_method_of_another_version_is_missed_and_not_taken_for_the_configured_one() {
         let of = |name: &str| {
             let status = api::Status { method: name.to_owned(), ..serde_json::from_value(status()).unwrap() };
-            let (method, missed) = in_force(Some(&status), Missed::default());
+            let (method, missed) = in_force(Some(&status), Unseen::default());
             (method, format!("{missed:?}"))
         };
-        let none = format!("{:?}", Missed::default());
+        let none = format!("{:?}", Unseen::default());
         for method in Method::ALL {
             assert_eq!(of(method.name()), (Some(method), none.clone()));
         }
         let (method, missed) = of("urgency");
         assert!(method.is_none() && missed.contains("'urgency' is not a method; this version has"), "{missed}");
-        let (method, missed) = in_force(None, Missed::default());
+        let (method, missed) = in_force(None, Unseen::default());
         assert!(method.is_none() && missed.is_none(), "a host without a daemon has the configured method");
     }
 
@@ -429,9 +429,9 @@ mod tests {
     }
 
     /// A host on which every knob has another value. The kernel refuses all of them, and files in /sys fail.
-    struct Averse;
+    struct RefusingHost;
 
-    impl Host for Averse {
+    impl Host for RefusingHost {
         fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
             let source = std::io::Error::from_raw_os_error(5);
             match knob {
@@ -507,7 +507,7 @@ mod tests {
         let memory = [(intent.tenants[0].process, Ok([(1, 9)].into()))].into();
         let smi = SmiCount::Counted { most: 12, cpu: 63, during: Duration::from_secs(1) };
         let probes = Probes { kvm: kvm::KvmProbe::Broken(path("/dev/kvm: ioctl")), smi, memory };
-        doctor::examine(&Averse, &inventory, &intent, &delays.map(problem), &Refused::new(), &probes)
+        doctor::examine(&RefusingHost, &inventory, &intent, &delays.map(problem), &Refused::new(), &probes)
     }
 
     /// Rows as doctor makes them: nothing of them is cut off, and nothing is beyond the page.

@@ -25,12 +25,12 @@ mod reload;
 mod replug;
 mod report;
 mod reset;
-mod sight;
 mod sockets;
 mod status;
 mod table;
 mod top;
 mod trace;
+mod unseen;
 mod verify;
 
 use std::process::ExitCode;

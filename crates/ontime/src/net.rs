@@ -13,19 +13,19 @@ use crate::daemon::config::Config;
 use crate::daemon::engine::{Known, Look};
 use crate::daemon::view;
 use crate::paths::Paths;
-use crate::sight::Missed;
 use crate::table::visible;
+use crate::unseen::Unseen;
 use crate::{api, exit, table};
 
 /// `ontime net`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: NetCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum NetCommand {
     /// Show NICs, their class and tenants, and their settings: planned, actual, and why they differ
     Status(Status),
 }
@@ -45,12 +45,12 @@ struct Status {
 /// # Errors
 /// Where the configuration is wrong, a NIC is unknown, or standard output is closed.
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let What::Status(args) = &args.what;
+    let NetCommand::Status(args) = &args.command;
     let own = |why: &str, missed| look(paths, why, missed).map(|(nics, missed)| (nics, missed, false));
     let (answer, missed, by_daemon) = match client::get::<api::Nics>(&paths.socket(), "/v1/nics") {
-        Ok(answer) => (answer, Missed::default(), true),
-        Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Missed::rights())?,
-        Err(error @ ClientError::Denied { .. }) => own("the daemon could not be asked", Missed::rights().also(error))?,
+        Ok(answer) => (answer, Unseen::default(), true),
+        Err(ClientError::NoDaemon { .. }) => own("no daemon runs (systemctl start ontimed)", Unseen::rights())?,
+        Err(error @ ClientError::Denied { .. }) => own("the daemon could not be asked", Unseen::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
     let api::Nics { nics, mut findings, unseen, .. } = answer;
@@ -90,7 +90,7 @@ fn chosen(mut nics: Vec<api::Nic>, names: &[String]) -> anyhow::Result<Vec<api::
 }
 
 /// Reads the host without a daemon. `why`: why no daemon could be asked.
-fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(api::Nics, Missed)> {
+fn look(paths: &Paths, why: &str, missed: Unseen) -> anyhow::Result<(api::Nics, Unseen)> {
     let config = Config::load(&paths.config_dir)?;
     let (originals, missed) = match paths.originals() {
         Ok(originals) => (originals, missed),
@@ -110,7 +110,7 @@ fn look(paths: &Paths, why: &str, missed: Missed) -> anyhow::Result<(api::Nics, 
     let notes = look.inventory.notes.iter().map(|note| format!("{}: {}", note.about, note.why));
     // With root's rights, a fact that cannot be read does not exist on this host.
     let unread = notes.take(if missed.is_none() { 0 } else { usize::MAX });
-    let missed = unread.chain(look.inventory.incomplete.clone()).fold(missed, Missed::also);
+    let missed = unread.chain(look.inventory.incomplete.clone()).fold(missed, Unseen::also);
     let unseen = view::unseen(&look.found);
     Ok((view::nics(&look.inventory, &look.intent, &look.plan, &state, unseen), missed))
 }

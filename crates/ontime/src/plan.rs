@@ -28,7 +28,7 @@ const SIMULATION_MAX: f64 = 86_400.0;
 /// `ontime plan`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The tenants (format: docs/reference/plan.md).
+    /// The file of tenants (format: /usr/share/doc/ontime/reference/plan.md).
     file: PathBuf,
     /// Assume this many CPUs for tenants on each host, instead of the file's number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(file::CPUS_MAX)))]

@@ -9,7 +9,7 @@ use crate::client::{self, ClientError};
 use crate::daemon::config::Config;
 use crate::daemon::view;
 use crate::paths::Paths;
-use crate::sight::Missed;
+use crate::unseen::Unseen;
 use crate::{api, exit, table};
 
 /// `ontime ps`
@@ -28,12 +28,12 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let (tenants, problems, missed) = match client::get::<api::Tenants>(&paths.socket(), "/v1/tenants") {
         Ok(answer) => with_last_problems(answer, paths),
-        Err(ClientError::NoDaemon { .. }) => look(paths, Missed::rights())?,
-        Err(error @ ClientError::Denied { .. }) => look(paths, Missed::rights().also(error))?,
+        Err(ClientError::NoDaemon { .. }) => look(paths, Unseen::rights())?,
+        Err(error @ ClientError::Denied { .. }) => look(paths, Unseen::rights().also(error))?,
         Err(error) => return Err(error.into()),
     };
     for problem in problems {
-        ontime_cli::tell(table::visible(&format!("ontime: {}: {}", problem.subject, problem.message)));
+        ontime_cli::print_stderr(table::visible(&format!("ontime: {}: {}", problem.subject, problem.message)));
     }
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -52,8 +52,8 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 }
 
 /// Adds the problems that the daemon's last pass found.
-fn with_last_problems(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Problem>, Missed) {
-    let missed = Missed::default().and(&answer.unseen);
+fn with_last_problems(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Problem>, Unseen) {
+    let missed = Unseen::default().and(&answer.unseen);
     match client::get::<api::Status>(&paths.socket(), "/v1/status") {
         Ok(status) => {
             let is_said = |problem: &api::Problem| answer.unseen.contains(problem);
@@ -64,7 +64,7 @@ fn with_last_problems(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>,
     }
 }
 
-fn look(paths: &Paths, missed: Missed) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>, Missed)> {
+fn look(paths: &Paths, missed: Unseen) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>, Unseen)> {
     let config = Config::load(&paths.config_dir)?;
     let found = discover(&Sources::host(), &config.rules);
     let tenants = found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect();

@@ -189,7 +189,7 @@ impl Report {
         };
         let said = missing.clone().unwrap_or_else(|| format!("{:.1} s", start.elapsed().as_secs_f64()));
         let cut = if text.cut > 0 { format!(", {} bytes left out", text.cut) } else { String::new() };
-        ontime_cli::tell(format_args!("{said}{cut}"));
+        ontime_cli::print_stderr(format_args!("{said}{cut}"));
         self.add(name, source, text, status, missing)
     }
 

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use ontime_cli::tell;
+use ontime_cli::print_stderr;
 use ontime_hostnet::{Journal, LiveHost};
 use ontime_tenants::text::counted;
 
@@ -46,42 +46,44 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // The kernel's protections are on again, so threads beyond a quota may get their policies back.
     let demoted = Demoted::open(paths.demoted()).give_back();
     if demoted > 0 {
-        tell(format_args!("ontime: threads beyond a tenant's quota that have their real-time policy again: {demoted}"));
+        print_stderr(format_args!(
+            "ontime: threads beyond a tenant's quota that have their real-time policy again: {demoted}"
+        ));
     }
     let shown = show(&view::report(&report, "reset", false), args.json)?;
-    Ok(if tell_foreign(&journal) { ExitCode::from(exit::WARNING) } else { shown })
+    Ok(if print_foreign(&journal) { ExitCode::from(exit::WARNING) } else { shown })
 }
 
 /// Prints the original values that only another version of Ontime can restore. Returns whether there are any.
-fn tell_foreign(journal: &Journal) -> bool {
+fn print_foreign(journal: &Journal) -> bool {
     for line in journal.foreign() {
-        tell(format_args!("ontime: not given back: another version of Ontime kept {}", line.escape_default()));
+        print_stderr(format_args!("ontime: not restored: another version of Ontime stored {}", line.escape_default()));
     }
     let any = !journal.foreign().is_empty();
     if any {
         let path = journal.path().display();
-        tell(format_args!("ontime: {path} still has these; run `ontime reset` of that version, or reboot"));
+        print_stderr(format_args!("ontime: {path} still has these; run `ontime reset` of that version, or reboot"));
     }
     any
 }
 
 fn show(report: &api::Report, json: bool) -> anyhow::Result<ExitCode> {
     let status = apply::show(report, json, &KEPT)?;
-    if let Some(said) = nothing_to_give_back(report).filter(|_| !json) {
+    if let Some(said) = nothing_to_restore(report).filter(|_| !json) {
         ontime_cli::print(format_args!("{said}\n"))?;
     }
     Ok(ExitCode::from(status))
 }
 
 /// A note about what a reset had nothing to do for. Such a reset is a success.
-fn nothing_to_give_back(report: &api::Report) -> Option<String> {
+fn nothing_to_restore(report: &api::Report) -> Option<String> {
     if report.changes.is_empty() && report.unchanged == 0 {
-        return Some("Nothing to give back: no original value is kept, so Ontime has changed nothing.".to_owned());
+        return Some("Nothing to restore: no original value is stored, so Ontime has changed nothing.".to_owned());
     }
     let gone = report.changes.iter().filter(|change| change.outcome == "gone").count();
     let (knobs, belong) = (counted(gone, "knob"), if gone == 1 { "belongs" } else { "belong" });
     (gone > 0).then(|| {
-        format!("{knobs} {belong} to a thread, VM or interface that no longer exists: nothing to give back there.")
+        format!("{knobs} {belong} to a thread, VM or interface that no longer exists: nothing to restore there.")
     })
 }
 
@@ -89,12 +91,12 @@ fn nothing_to_give_back(report: &api::Report) -> Option<String> {
 fn protections_only(paths: &Paths) -> anyhow::Result<ExitCode> {
     let host = LiveHost::with_roots(paths.roots());
     let journal = paths.journal_to_reset()?;
-    let mut status = if tell_foreign(&journal) { exit::WARNING } else { exit::OK };
+    let mut status = if print_foreign(&journal) { exit::WARNING } else { exit::OK };
     for (knob, done) in protections::restore(&host, &journal) {
         match done {
-            Ok(()) => tell(format_args!("{knob}: restored")),
+            Ok(()) => print_stderr(format_args!("{knob}: restored")),
             Err(error) => {
-                tell(format_args!("ontime: {knob}: {}", protections::still_off(&error)));
+                print_stderr(format_args!("ontime: {knob}: {}", protections::still_off(&error)));
                 status = exit::WARNING;
             }
         }

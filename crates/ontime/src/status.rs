@@ -8,8 +8,8 @@ use ontime_hostnet::RULES;
 use ontime_tenants::text::counted;
 
 use crate::paths::Paths;
-use crate::sight::Missed;
 use crate::table::visible;
+use crate::unseen::Unseen;
 use crate::{api, client, exit, table};
 
 /// `ontime status`
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     } else {
         show(&mut out, &status, args.all)?;
     }
-    Ok(ExitCode::from(Missed::default().and(&status.unseen).print(verdict(&status))))
+    Ok(ExitCode::from(Unseen::default().and(&status.unseen).print(verdict(&status))))
 }
 
 /// Leaves out the knobs and findings of other rules. Without names, all stay.
@@ -147,7 +147,7 @@ fn show_caps(out: &mut impl Write, caps: &api::Caps) -> std::io::Result<()> {
         let of = visible(&thread.of);
         writeln!(
             out,
-            "           {of} thread {}: over its cap {}, off its place {:.3} s",
+            "           {of} thread {}: paused by its cap {}, for {:.3} s in all",
             thread.tid,
             counted(thread.pauses, "time"),
             thread.paused_seconds

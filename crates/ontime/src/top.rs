@@ -39,10 +39,10 @@ fn interval(text: &str) -> Result<Duration, String> {
     if (0.1..=60.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err("0.1 to 60".to_owned()) }
 }
 
-/// One look, and what was used since the one before.
+/// The reservations at one time, and the CPU time used since the sample before.
 #[derive(Debug, Serialize)]
-struct Look<'a> {
-    /// Time since the look before.
+struct Sample<'a> {
+    /// Time since the sample before.
     seconds: f64,
     reservations: &'a api::Reservations,
     used: Vec<Used>,
@@ -66,20 +66,20 @@ struct Used {
 /// # Errors
 /// Where no daemon answers, or standard output is closed.
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let look = || client::get::<api::Reservations>(&paths.socket(), "/v1/reservations");
+    let read = || client::get::<api::Reservations>(&paths.socket(), "/v1/reservations");
     if !args.json && !args.once && std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
-        return live(args.interval, look);
+        return live(args.interval, read);
     }
-    let (mut before, mut at) = (look()?, Instant::now());
+    let (mut before, mut at) = (read()?, Instant::now());
     loop {
         std::thread::sleep(args.interval);
-        let (now, seconds) = (look()?, at.elapsed().as_secs_f64());
+        let (now, seconds) = (read()?, at.elapsed().as_secs_f64());
         at = Instant::now();
         let used = used(&before, &now, seconds);
         let mut text = String::new();
         if args.json {
-            let look = Look { seconds, reservations: &now, used };
-            text = serde_json::to_string(&api::Versioned::of(&look))?;
+            let sample = Sample { seconds, reservations: &now, used };
+            text = serde_json::to_string(&api::Versioned::of(&sample))?;
             text.push('\n');
         } else {
             show(&mut text, &now, &used)?;
@@ -97,11 +97,11 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
 /// The live view, until `q`, Ctrl-C or a signal. It reacts to keys at once, and asks the daemon once per interval.
 fn live(
     interval: Duration,
-    look: impl Fn() -> Result<api::Reservations, client::ClientError>,
+    read: impl Fn() -> Result<api::Reservations, client::ClientError>,
 ) -> anyhow::Result<ExitCode> {
     let mut terminal = Terminal::enter()?;
     let mut screen = Screen::default();
-    let (mut before, mut at) = (look()?, Instant::now());
+    let (mut before, mut at) = (read()?, Instant::now());
     let mut seen: Option<(api::Reservations, Vec<Used>)> = None;
     loop {
         let (width, height) = terminal.size();
@@ -116,7 +116,7 @@ fn live(
             Input::Key(_) | Input::Nothing => {}
         }
         if at.elapsed() >= interval {
-            let (now, seconds) = (look()?, at.elapsed().as_secs_f64());
+            let (now, seconds) = (read()?, at.elapsed().as_secs_f64());
             at = Instant::now();
             let used = used(&before, &now, seconds);
             before.clone_from(&now);

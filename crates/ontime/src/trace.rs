@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ontime_base::clock;
-use ontime_cli::tell;
+use ontime_cli::print_stderr;
 use ontime_hostnet::{Intent, Inventory};
 use ontime_tenants::{Sources, discover};
 use ontime_trace::event::Event;
@@ -27,8 +27,8 @@ use crate::daemon::view;
 use crate::exit::{self, Doing};
 use crate::output::Output;
 use crate::paths::Paths;
-use crate::sight::Missed;
 use crate::table::visible;
+use crate::unseen::Unseen;
 
 /// How often the trace rings are read.
 const READ: Duration = Duration::from_millis(100);
@@ -93,9 +93,9 @@ pub(crate) struct Args {
 /// # Errors
 /// Where the tenant or NIC does not exist, tracing is not available, or a file cannot be written.
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let missed = Missed::rights();
+    let missed = Unseen::rights();
     if !missed.is_none() {
-        tell("ontime: nothing was traced: the kernel lets root alone trace");
+        print_stderr("ontime: nothing was traced: the kernel lets root alone trace");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let config = Config::load(&paths.config_dir)?;
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         segments_only: args.segments_only,
     };
     let (watch, unseen) = look(&choice, &config, paths);
-    let status = Missed::default().and(&unseen).print(exit::OK);
+    let status = Unseen::default().and(&unseen).print(exit::OK);
     let watch = watch?;
     let root = Path::new(tracefs::TRACEFS);
     let probe_ns = cost::of_a_probe(root).map_err(unsupported)?;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ontime_cli::tell;
+use ontime_cli::print_stderr;
 use ontime_hostnet::{CpuSet, Inventory};
 use rustix::process::Signal;
 
@@ -31,7 +31,7 @@ use self::outputs::{OfCpu, Slow};
 use crate::exit::{Doing, Exit};
 use crate::output::Output;
 use crate::paths::Paths;
-use crate::sight::Missed;
+use crate::unseen::Unseen;
 use crate::{api, client, exit};
 
 /// How much longer than its measurement a program may take.
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// The limits to be kept: rhel, vmware, iec61850, or names of --limits-file.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "rhel")]
     limits: Vec<String>,
-    /// A TOML file with limits of your own (format: docs/reference/verify.md).
+    /// A TOML file with limits of your own (format: /usr/share/doc/ontime/reference/verify.md).
     #[arg(long, value_name = "FILE")]
     limits_file: Option<PathBuf>,
     /// Measure on these CPUs with cyclictest and timerlat, such as 2-5 (default: all).
@@ -100,9 +100,9 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         tests: Test::ALL.into_iter().filter(|test| args.test.contains(test)).collect(),
     };
     plan.check_programs(|program| std::env::var_os("PATH").is_some_and(|path| is_in(&path, program)))?;
-    let missed = Missed::rights();
+    let missed = Unseen::rights();
     if !missed.is_none() {
-        tell("ontime: nothing was measured: the kernel gives real-time priority to root alone");
+        print_stderr("ontime: nothing was measured: the kernel gives real-time priority to root alone");
         return Ok(ExitCode::from(missed.print(exit::UNKNOWN)));
     }
     let files = Files::create(args)?;
@@ -247,7 +247,7 @@ impl Bench<'_> {
         }
         if let Some((running, command)) = &mut trace {
             if measurements.is_empty() {
-                tell(format_args!("ontime trace, {} s", args.duration));
+                print_stderr(format_args!("ontime trace, {} s", args.duration));
                 running.wait(Duration::from_secs(args.duration), || self.why_stop(&mut load))?;
             }
             let (measurement, found) = requests(running, std::mem::take(command))?;
@@ -314,7 +314,7 @@ impl Bench<'_> {
         let mut command = Command::new(name);
         command.args(arguments(json.path()));
         let words = format!("{name} {}", arguments(Path::new("FILE")).join(" "));
-        tell(&words);
+        print_stderr(&words);
         let result = match self.program(command, None, load)? {
             Ok(_) => outputs::rt_tests(&fs::read(json.path()).doing(format_args!("reading {name}'s JSON"))?),
             Err(why) => Err(why),
@@ -358,7 +358,7 @@ impl Bench<'_> {
         let script = self.plan.in_guest();
         let mut command = Command::new("sh");
         command.args(["-c", guest]);
-        tell(format_args!("cyclictest in the guest, by {guest}"));
+        print_stderr(format_args!("cyclictest in the guest, by {guest}"));
         let result = self.program(command, Some(&script), load)?;
         let result = result.and_then(|(out, _)| outputs::rt_tests(&out));
         let words = format!("{guest}\n{script}");
@@ -375,7 +375,7 @@ impl Bench<'_> {
         self.versions.extend(version.map(|version| ("rtla".to_owned(), version)));
         let arguments = self.plan.timerlat();
         let words = format!("rtla {}", arguments.join(" "));
-        tell(&words);
+        print_stderr(&words);
         let mut command = Command::new("rtla");
         command.args(arguments);
         let result = self.program(command, None, load)?;

@@ -208,18 +208,18 @@ fn a_reset_with_nothing_to_give_back_says_so() {
         assert_eq!(out.status.code(), Some(0), "{out:?}");
         String::from_utf8(out.stdout).unwrap()
     };
-    assert!(reset().contains("Nothing to give back: no original value is kept"));
+    assert!(reset().contains("Nothing to restore: no original value is stored"));
     // Interfaces and a VM that no longer exist.
     let gone = |name: &str, feature: &str| Original {
         knob: Knob::Feature { nic: NicId { ifindex: 0x7fff_fff0, name: name.to_owned() }, feature: feature.to_owned() },
         value: Value::Text("on".to_owned()),
     };
     let mut journal = Journal::open(&path, &journal::running_boot_id().unwrap()).unwrap();
-    journal.keep(vec![gone("veth7", "rx-gro"), gone("tap9", "tx-tcp-segmentation")]).unwrap();
+    journal.store(vec![gone("veth7", "rx-gro"), gone("tap9", "tx-tcp-segmentation")]).unwrap();
     drop(journal);
     let said = reset();
     assert!(said.contains("2 knobs belong to a thread, VM or interface that no longer exists"), "{said}");
-    assert!(reset().contains("Nothing to give back"));
+    assert!(reset().contains("Nothing to restore"));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_reset_that_leaves_something_says_so() {
     let path = dir.path().join("state/originals");
     let mut journal = Journal::open(&path, &journal::running_boot_id().unwrap()).unwrap();
     let gone = Knob::HostFile { root: Root::Proc, path: "sys/no/such/file".to_owned() };
-    journal.keep(vec![Original { knob: gone.clone(), value: Value::Text("1".to_owned()) }]).unwrap();
+    journal.store(vec![Original { knob: gone.clone(), value: Value::Text("1".to_owned()) }]).unwrap();
     drop(journal);
     let out = ontime(dir.path(), &["reset"]);
     assert_eq!(out.status.code(), Some(1), "{out:?}");

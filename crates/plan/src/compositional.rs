@@ -219,7 +219,7 @@ fn horizon(tasks: &[Task], cpus: u64, supplied: Bandwidth, late: u64) -> Option<
 
 /// An interface over several CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Multi {
+pub struct MultiCpuInterface {
     /// MPR: concurrency. DMPR: number of whole CPUs.
     pub cpus: u64,
     /// MPR: budget over all CPUs. DMPR: budget on the additional CPU; `None` without one.
@@ -244,13 +244,13 @@ pub fn whole_cpus(tasks: &[Task]) -> Option<u64> {
 }
 
 /// The DMPR of least bandwidth for tasks under gEDF: whole CPUs and one partial CPU. None without tasks.
-pub fn dmpr(tasks: &[Task]) -> Option<Multi> {
+pub fn dmpr(tasks: &[Task]) -> Option<MultiCpuInterface> {
     let whole = whole_cpus(tasks)?;
     let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
     let Some(fewer) = whole.checked_sub(1).filter(|fewer| *fewer > 0) else {
         return Some(match prm(tasks) {
-            Some(one) if one.budget < one.period => Multi { cpus: 0, interface: Some(one) },
-            _ => Multi { cpus: whole, interface: None },
+            Some(one) if one.budget < one.period => MultiCpuInterface { cpus: 0, interface: Some(one) },
+            _ => MultiCpuInterface { cpus: whole, interface: None },
         });
     };
     let mut best: Option<Task> = None;
@@ -267,17 +267,20 @@ pub fn dmpr(tasks: &[Task]) -> Option<Multi> {
             best = Some(found);
         }
     }
-    Some(best.map_or(Multi { cpus: whole, interface: None }, |part| Multi { cpus: fewer, interface: Some(part) }))
+    Some(best.map_or(MultiCpuInterface { cpus: whole, interface: None }, |part| MultiCpuInterface {
+        cpus: fewer,
+        interface: Some(part),
+    }))
 }
 
 /// The MPR of least bandwidth for tasks under gEDF, for each concurrency from their bandwidth up to one CPU per task.
 /// None if no interface is found.
-pub fn mpr(tasks: &[Task]) -> Option<Multi> {
+pub fn mpr(tasks: &[Task]) -> Option<MultiCpuInterface> {
     let most = u64::try_from(tasks.len()).ok()?;
     let need: Bandwidth = tasks.iter().map(|task| task.bandwidth()).sum();
     let longest = tasks.iter().map(|task| task.period).min()?.min(PERIODS_MAX);
-    let mut best: Option<Multi> = None;
-    let width = |multi: &Multi| multi.interface.map_or(Bandwidth::cpus(usize::MAX), Task::bandwidth);
+    let mut best: Option<MultiCpuInterface> = None;
+    let width = |multi: &MultiCpuInterface| multi.interface.map_or(Bandwidth::cpus(usize::MAX), Task::bandwidth);
     for cpus in need.whole_cpus().max(1)..=most {
         for period in 1..=longest {
             let fits = |budget: &u64| {
@@ -286,7 +289,7 @@ pub fn mpr(tasks: &[Task]) -> Option<Multi> {
                     .is_some_and(|horizon| global_edf(tasks, cpus, horizon, |t| mpr_supply(task, cpus, t)))
             };
             let Some(budget) = least_budget(1, cpus * period, fits) else { continue };
-            let found = Multi { cpus, interface: Some(Task { budget, period }) };
+            let found = MultiCpuInterface { cpus, interface: Some(Task { budget, period }) };
             if best.as_ref().is_none_or(|best| width(&found) < width(best)) {
                 best = Some(found);
             }
@@ -295,7 +298,7 @@ pub fn mpr(tasks: &[Task]) -> Option<Multi> {
     best
 }
 
-impl Multi {
+impl MultiCpuInterface {
     /// As a DMPR: whole CPUs and the partial one.
     pub fn dmpr_bandwidth(self) -> Bandwidth {
         let part = self.interface.map_or(Bandwidth::ZERO, Task::bandwidth);

@@ -20,7 +20,7 @@ use crate::model::{Arrivals, Rta, Vcpu};
 use crate::segment::{Segment, VcpuId};
 use crate::units::Nanos;
 
-pub use stays::{Between, Change, Stay, simulate_stays};
+pub use stays::{Change, IdleReservation, TemporaryRta, simulate_stays};
 
 /// Options of a simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

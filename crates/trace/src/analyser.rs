@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use ontime_hostnet::RuleId;
 use serde::Serialize;
 
-use crate::event::{Event, Name, What, policy};
+use crate::event::{Event, EventKind, Name, policy};
 use crate::format::Probe;
 use crate::inversion::{Inversion, Judge, Kind};
 use crate::path::{PathRole, Watch};
@@ -212,7 +212,7 @@ impl Analyser {
         match probe(&event.what) {
             Some(probe) => *findings.events.entry(probe.path()).or_default() += 1,
             None => {
-                if let What::Lost { count } = event.what {
+                if let EventKind::Lost { count } = event.what {
                     *findings.lost.entry(event.cpu).or_default() += count;
                 }
             }
@@ -294,22 +294,22 @@ fn detail(request: &Request, inversions: Vec<Inversion>, waits: Vec<Wait>, timel
     Detail { request: *request, inversions, waits, cpus, left_out, hint: None }
 }
 
-fn probe(what: &What) -> Option<Probe> {
+fn probe(what: &EventKind) -> Option<Probe> {
     Some(match what {
-        What::IrqEntry { .. } => Probe::IrqEntry,
-        What::IrqExit { .. } => Probe::IrqExit,
-        What::SoftirqEntry { .. } => Probe::SoftirqEntry,
-        What::SoftirqExit { .. } => Probe::SoftirqExit,
-        What::NapiPoll { .. } => Probe::NapiPoll,
-        What::Receive { .. } => Probe::Receive,
-        What::Queue { .. } => Probe::Queue,
-        What::StartXmit { .. } => Probe::StartXmit,
-        What::Xmit { .. } => Probe::Xmit,
-        What::Switch { .. } => Probe::Switch,
-        What::Waking { .. } => Probe::Waking,
-        What::KvmEntry => Probe::KvmEntry,
-        What::KvmExit { .. } => Probe::KvmExit,
-        What::Interrupt { .. } => Probe::Interrupt,
-        What::Lost { .. } => return None,
+        EventKind::IrqEntry { .. } => Probe::IrqEntry,
+        EventKind::IrqExit { .. } => Probe::IrqExit,
+        EventKind::SoftirqEntry { .. } => Probe::SoftirqEntry,
+        EventKind::SoftirqExit { .. } => Probe::SoftirqExit,
+        EventKind::NapiPoll { .. } => Probe::NapiPoll,
+        EventKind::Receive { .. } => Probe::Receive,
+        EventKind::Queue { .. } => Probe::Queue,
+        EventKind::StartXmit { .. } => Probe::StartXmit,
+        EventKind::Xmit { .. } => Probe::Xmit,
+        EventKind::Switch { .. } => Probe::Switch,
+        EventKind::Waking { .. } => Probe::Waking,
+        EventKind::KvmEntry => Probe::KvmEntry,
+        EventKind::KvmExit { .. } => Probe::KvmExit,
+        EventKind::Interrupt { .. } => Probe::Interrupt,
+        EventKind::Lost { .. } => return None,
     })
 }

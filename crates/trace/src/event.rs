@@ -111,13 +111,13 @@ pub struct Event {
     /// The thread that was current (`common_pid`).
     pub pid: i32,
     /// The tracepoint and its fields.
-    pub what: What,
+    pub what: EventKind,
 }
 
 /// What happened. Interface names are those in the interface's namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub enum EventKind {
     /// `irq_handler_entry`: a hard interrupt's handler begins.
     IrqEntry {
         /// The number in `/proc/interrupts`.
@@ -160,14 +160,14 @@ pub enum What {
     Queue {
         /// The name of the interface.
         dev: Name,
-        /// As in [`What::Receive`].
+        /// As in [`EventKind::Receive`].
         skb: u64,
     },
     /// `net_dev_start_xmit`: a packet is passed to the driver.
     StartXmit {
         /// The name of the interface.
         dev: Name,
-        /// As in [`What::Receive`].
+        /// As in [`EventKind::Receive`].
         skb: u64,
         /// The ethertype of the packet, in host byte order.
         protocol: u16,
@@ -176,7 +176,7 @@ pub enum What {
     Xmit {
         /// The name of the interface.
         dev: Name,
-        /// As in [`What::Receive`].
+        /// As in [`EventKind::Receive`].
         skb: u64,
         /// The driver's return code: 0 means accepted.
         rc: i32,

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::event::{Event, Name, Task, What};
+use crate::event::{Event, EventKind, Name, Task};
 
 /// A tracepoint that this crate can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -178,33 +178,33 @@ impl Decoder {
         let id = u16::from_ne_bytes(record.get(..2)?.try_into().ok()?);
         let format = self.formats.get(&id)?;
         let pid = number(record, format.pid)? as i32;
-        Some(Event { time, cpu, pid, what: what(format, record)? })
+        Some(Event { time, cpu, pid, what: event_kind(format, record)? })
     }
 }
 
-fn what(format: &Format, record: &[u8]) -> Option<What> {
+fn event_kind(format: &Format, record: &[u8]) -> Option<EventKind> {
     let get = |index: usize| number(record, *format.fields.get(index)?);
     let word = |index: usize| get(index).map(|value| value as u32);
     let signed = |index: usize| get(index).map(|value| value as i32);
     let text = |index: usize| Some(Name::new(bytes(record, *format.fields.get(index)?)?));
     let task = |at: [usize; 3]| Some(Task { comm: text(at[0])?, pid: signed(at[1])?, prio: signed(at[2])? });
     Some(match format.probe {
-        Probe::IrqEntry => What::IrqEntry { irq: word(0)?, name: text(1)? },
-        Probe::IrqExit => What::IrqExit { irq: word(0)? },
-        Probe::SoftirqEntry => What::SoftirqEntry { vec: word(0)? },
-        Probe::SoftirqExit => What::SoftirqExit { vec: word(0)? },
-        Probe::NapiPoll => What::NapiPoll { dev: text(0)?, work: signed(1)? },
-        Probe::Receive => What::Receive { skb: get(0)?, len: word(1)?, dev: text(2)? },
-        Probe::Queue => What::Queue { skb: get(0)?, dev: text(1)? },
-        Probe::StartXmit => What::StartXmit { skb: get(0)?, protocol: get(1)? as u16, dev: text(2)? },
-        Probe::Xmit => What::Xmit { skb: get(0)?, rc: signed(1)?, dev: text(2)? },
+        Probe::IrqEntry => EventKind::IrqEntry { irq: word(0)?, name: text(1)? },
+        Probe::IrqExit => EventKind::IrqExit { irq: word(0)? },
+        Probe::SoftirqEntry => EventKind::SoftirqEntry { vec: word(0)? },
+        Probe::SoftirqExit => EventKind::SoftirqExit { vec: word(0)? },
+        Probe::NapiPoll => EventKind::NapiPoll { dev: text(0)?, work: signed(1)? },
+        Probe::Receive => EventKind::Receive { skb: get(0)?, len: word(1)?, dev: text(2)? },
+        Probe::Queue => EventKind::Queue { skb: get(0)?, dev: text(1)? },
+        Probe::StartXmit => EventKind::StartXmit { skb: get(0)?, protocol: get(1)? as u16, dev: text(2)? },
+        Probe::Xmit => EventKind::Xmit { skb: get(0)?, rc: signed(1)?, dev: text(2)? },
         Probe::Switch => {
-            What::Switch { prev: task([0, 1, 2])?, preempted: still_runnable(get(3)?), next: task([4, 5, 6])? }
+            EventKind::Switch { prev: task([0, 1, 2])?, preempted: still_runnable(get(3)?), next: task([4, 5, 6])? }
         }
-        Probe::Waking => What::Waking { pid: signed(0)?, prio: signed(1)? },
-        Probe::KvmEntry => What::KvmEntry,
-        Probe::KvmExit => What::KvmExit { reason: word(0)? },
-        Probe::Interrupt => What::Interrupt { vcpu: word(0)? },
+        Probe::Waking => EventKind::Waking { pid: signed(0)?, prio: signed(1)? },
+        Probe::KvmEntry => EventKind::KvmEntry,
+        Probe::KvmExit => EventKind::KvmExit { reason: word(0)? },
+        Probe::Interrupt => EventKind::Interrupt { vcpu: word(0)? },
     })
 }
 
@@ -265,7 +265,10 @@ mod tests {
         record[20..24].copy_from_slice(&64_i32.to_ne_bytes());
         record.extend(b"rt0\0");
         let event = Decoder::new([napi()]).decode(5, 1, &record).unwrap();
-        assert_eq!(event, Event { time: 5, cpu: 1, pid: 42, what: What::NapiPoll { dev: "rt0".into(), work: 64 } });
+        assert_eq!(
+            event,
+            Event { time: 5, cpu: 1, pid: 42, what: EventKind::NapiPoll { dev: "rt0".into(), work: 64 } }
+        );
     }
 
     #[test]

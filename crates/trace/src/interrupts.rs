@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use ontime_hostnet::CpuSet;
 
-use crate::event::What;
+use crate::event::EventKind;
 use crate::format::{Decoder, Format, Probe};
 use crate::page::Page;
 use crate::tracefs::{Instance, TraceError, failed, page_size};
@@ -139,7 +139,7 @@ impl Rings {
         };
         for (time, record) in page.get(..length).and_then(Page::new).into_iter().flatten() {
             let event = decoder.decode(time, 0, record);
-            if let Some((by, What::Interrupt { vcpu })) = event.map(|event| (event.pid, event.what)) {
+            if let Some((by, EventKind::Interrupt { vcpu })) = event.map(|event| (event.pid, event.what)) {
                 each(Interrupt { by, vcpu, at: time });
             }
         }

@@ -51,7 +51,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::event::What;
+    use crate::event::EventKind;
 
     proptest! {
         #[test]
@@ -70,7 +70,7 @@ mod tests {
                 let to = if from == 0 { IN_FLIGHT } else { from + step };
                 for (cpu, times) in per_cpu.iter().enumerate() {
                     let fresh = times.iter().filter(|time| (from..to).contains(*time));
-                    merger.add(fresh.map(|time| Event { time: *time, cpu: cpu as u32, pid: 0, what: What::KvmEntry }));
+                    merger.add(fresh.map(|time| Event { time: *time, cpu: cpu as u32, pid: 0, what: EventKind::KvmEntry }));
                 }
                 out.extend(merger.take(to));
                 from = to;

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Event, Name, What};
+use crate::event::{Event, EventKind, Name};
 use crate::path::{Path, PathRole};
 
 /// Most packets remembered per path and direction.
@@ -201,18 +201,18 @@ impl Assembler {
     pub fn step(&mut self, index: usize, path: &Path, event: &Event) -> Option<Request> {
         let now = event.time;
         match event.what {
-            What::IrqEntry { irq, .. } if path.irqs.contains(&irq) => {
+            EventKind::IrqEntry { irq, .. } if path.irqs.contains(&irq) => {
                 self.interrupt.get_or_insert(now);
             }
             // The poll has processed what the interrupt announced.
-            What::NapiPoll { dev, .. } if path.nics.contains(&dev) => self.interrupt = None,
-            What::Receive { dev, skb, .. } if path.nics.contains(&dev) => self.arrive(path, event, skb),
-            What::Receive { dev, skb, .. } if path.vnics.contains(&dev) => self.answer(dev, skb, now),
-            What::StartXmit { dev, skb, protocol } if path.vnics.contains(&dev) && protocol != ARP => {
+            EventKind::NapiPoll { dev, .. } if path.nics.contains(&dev) => self.interrupt = None,
+            EventKind::Receive { dev, skb, .. } if path.nics.contains(&dev) => self.arrive(path, event, skb),
+            EventKind::Receive { dev, skb, .. } if path.vnics.contains(&dev) => self.answer(dev, skb, now),
+            EventKind::StartXmit { dev, skb, protocol } if path.vnics.contains(&dev) && protocol != ARP => {
                 self.hand_over(path, skb, now)
             }
-            What::Waking { pid, .. } => self.waking(path, event, pid),
-            What::Switch { prev, preempted, next } => {
+            EventKind::Waking { pid, .. } => self.waking(path, event, pid),
+            EventKind::Switch { prev, preempted, next } => {
                 if !preempted && self.awake.remove(&prev.pid) && self.awake.is_empty() {
                     self.perhaps.clear();
                 }
@@ -229,15 +229,15 @@ impl Assembler {
                 self.switch(path, now, prev.pid, next.pid);
             }
             // A thread that took a packet in its own softirq processes it when that ends.
-            What::SoftirqExit { .. } if path.threads.get(&event.pid) == Some(&PathRole::App) => self.enter(now),
-            What::KvmEntry if path.threads.contains_key(&event.pid) => {
+            EventKind::SoftirqExit { .. } if path.threads.get(&event.pid) == Some(&PathRole::App) => self.enter(now),
+            EventKind::KvmEntry if path.threads.contains_key(&event.pid) => {
                 self.waiting().filter(|open| open.told).for_each(|open| open.entered = Some(now));
             }
-            What::KvmExit { .. } if path.threads.contains_key(&event.pid) => self.last_exit = Some(now),
-            What::Queue { dev, skb } => self.queue(path, event, dev, skb),
-            What::StartXmit { dev, skb, protocol } if path.nics.contains(&dev) => self.driver(skb, now, protocol),
-            What::Xmit { dev, skb, rc } if path.nics.contains(&dev) => return self.finish(index, event, skb, rc),
-            What::Lost { .. } => self.lost(),
+            EventKind::KvmExit { .. } if path.threads.contains_key(&event.pid) => self.last_exit = Some(now),
+            EventKind::Queue { dev, skb } => self.queue(path, event, dev, skb),
+            EventKind::StartXmit { dev, skb, protocol } if path.nics.contains(&dev) => self.driver(skb, now, protocol),
+            EventKind::Xmit { dev, skb, rc } if path.nics.contains(&dev) => return self.finish(index, event, skb, rc),
+            EventKind::Lost { .. } => self.lost(),
             _ => {}
         }
         None

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{BACKLOG, Event, Name, Task, What, softirq_name};
+use crate::event::{BACKLOG, Event, EventKind, Name, Task, softirq_name};
 
 /// Slices kept per CPU: a few hundred milliseconds during a flood.
 const KEPT: usize = 16_384;
@@ -106,7 +106,7 @@ impl Timeline {
         let cpu = self.cpus.entry(event.cpu).or_default();
         let place = cpu.place();
         match event.what {
-            What::Switch { prev, next, .. } => {
+            EventKind::Switch { prev, next, .. } => {
                 cpu.close(event.time, place);
                 let own = std::mem::take(&mut cpu.softirqs);
                 // The idle threads share number 0; they run no softirq across a switch.
@@ -117,28 +117,28 @@ impl Timeline {
                 cpu.irq = None;
                 cpu.task = Some(next);
             }
-            What::IrqEntry { irq, name } => {
+            EventKind::IrqEntry { irq, name } => {
                 cpu.close(event.time, place);
                 cpu.irq = Some((irq, name));
             }
-            What::IrqExit { .. } => {
+            EventKind::IrqExit { .. } => {
                 cpu.close(event.time, place);
                 cpu.irq = None;
             }
-            What::SoftirqEntry { vec } => {
+            EventKind::SoftirqEntry { vec } => {
                 cpu.close(event.time, place);
                 if cpu.softirqs.len() < NESTED {
                     cpu.softirqs.push(vec);
                 }
             }
-            What::SoftirqExit { vec } => {
+            EventKind::SoftirqExit { vec } => {
                 cpu.close(event.time, place);
                 if let Some(at) = cpu.softirqs.iter().rposition(|known| *known == vec) {
                     cpu.softirqs.truncate(at);
                 }
             }
-            What::NapiPoll { dev, .. } if cpu.irq.is_none() => cpu.close(event.time, CpuContext::Napi(dev)),
-            What::Lost { .. } => {
+            EventKind::NapiPoll { dev, .. } if cpu.irq.is_none() => cpu.close(event.time, CpuContext::Napi(dev)),
+            EventKind::Lost { .. } => {
                 // Open contexts may have ended: start again at the next switch.
                 *cpu = Cpu { past: std::mem::take(&mut cpu.past), since: event.time, ..Cpu::default() };
                 self.preempted.clear();
@@ -185,12 +185,12 @@ mod tests {
         Task { pid, prio: 120, comm: Name::from(format!("t{pid}").as_str()) }
     }
 
-    fn at(time: u64, what: What) -> Event {
+    fn at(time: u64, what: EventKind) -> Event {
         Event { time, cpu: 0, pid: 0, what }
     }
 
-    fn switch(prev: i32, next: i32) -> What {
-        What::Switch { prev: task(prev), preempted: true, next: task(next) }
+    fn switch(prev: i32, next: i32) -> EventKind {
+        EventKind::Switch { prev: task(prev), preempted: true, next: task(next) }
     }
 
     #[test]
@@ -198,10 +198,10 @@ mod tests {
         let mut timeline = Timeline::default();
         for event in [
             at(0, switch(0, 1)),
-            at(10, What::SoftirqEntry { vec: NET_RX }),
-            at(30, What::NapiPoll { dev: "bulk0".into(), work: 64 }),
-            at(35, What::NapiPoll { dev: "rt0".into(), work: 1 }),
-            at(36, What::SoftirqExit { vec: NET_RX }),
+            at(10, EventKind::SoftirqEntry { vec: NET_RX }),
+            at(30, EventKind::NapiPoll { dev: "bulk0".into(), work: 64 }),
+            at(35, EventKind::NapiPoll { dev: "rt0".into(), work: 1 }),
+            at(36, EventKind::SoftirqExit { vec: NET_RX }),
             at(40, switch(1, 0)),
         ] {
             timeline.step(&event);
@@ -225,10 +225,10 @@ mod tests {
         let mut timeline = Timeline::default();
         for event in [
             at(0, switch(0, 1)),
-            at(10, What::SoftirqEntry { vec: NET_RX }),
+            at(10, EventKind::SoftirqEntry { vec: NET_RX }),
             at(20, switch(1, 2)),
             at(30, switch(2, 1)),
-            at(40, What::SoftirqExit { vec: NET_RX }),
+            at(40, EventKind::SoftirqExit { vec: NET_RX }),
         ] {
             timeline.step(&event);
         }
@@ -237,15 +237,15 @@ mod tests {
         assert_eq!(found, [(1, CpuContext::Thread), (1, softirq), (2, CpuContext::Thread), (1, softirq)]);
     }
 
-    fn any_what() -> impl Strategy<Value = What> {
+    fn any_what() -> impl Strategy<Value = EventKind> {
         prop_oneof![
             (0..4, 0..4).prop_map(|(prev, next)| switch(prev, next)),
-            (0_u32..10).prop_map(|vec| What::SoftirqEntry { vec }),
-            (0_u32..10).prop_map(|vec| What::SoftirqExit { vec }),
-            Just(What::IrqEntry { irq: 1, name: "x".into() }),
-            Just(What::IrqExit { irq: 1 }),
-            Just(What::NapiPoll { dev: "x".into(), work: 1 }),
-            Just(What::Lost { count: 3 }),
+            (0_u32..10).prop_map(|vec| EventKind::SoftirqEntry { vec }),
+            (0_u32..10).prop_map(|vec| EventKind::SoftirqExit { vec }),
+            Just(EventKind::IrqEntry { irq: 1, name: "x".into() }),
+            Just(EventKind::IrqExit { irq: 1 }),
+            Just(EventKind::NapiPoll { dev: "x".into(), work: 1 }),
+            Just(EventKind::Lost { count: 3 }),
         ]
     }
 

@@ -15,7 +15,7 @@ use ontime_base::clock::now;
 use ontime_hostnet::CpuSet;
 use ontime_tenants::remedy;
 
-use crate::event::{Event, What};
+use crate::event::{Event, EventKind};
 use crate::format::{Decoder, Format, FormatError, Probe};
 use crate::merge::Merger;
 use crate::page::Page;
@@ -219,7 +219,7 @@ impl Reach {
         mut decode: impl FnMut(u64, &[u8]) -> Option<Event>,
     ) -> Vec<Event> {
         let cpu = self.cpu;
-        let lost = |time, count| Event { time, cpu, pid: 0, what: What::Lost { count } };
+        let lost = |time, count| Event { time, cpu, pid: 0, what: EventKind::Lost { count } };
         let mut events = Vec::new();
         if page.lost() > 0 {
             events.push(lost(self.last.max(horizon), page.lost()));
@@ -349,7 +349,7 @@ impl Session {
         (self.seen, self.undecoded)
     }
 
-    /// The events since the last call, in order, including losses ([`What::Lost`]).
+    /// The events since the last call, in order, including losses ([`EventKind::Lost`]).
     ///
     /// # Errors
     /// A ring cannot be read.
@@ -465,11 +465,11 @@ mod tests {
     fn a_gap_is_told_where_it_begins_and_where_it_ends() {
         let mut reach = Reach { cpu: 3, last: 50, gap: false };
         let mut read = |bytes: Vec<u8>, horizon| {
-            let decode = |time, _: &[u8]| Some(Event { time, cpu: 3, pid: 1, what: What::KvmEntry });
+            let decode = |time, _: &[u8]| Some(Event { time, cpu: 3, pid: 1, what: EventKind::KvmEntry });
             let events = reach.events(Page::new(&bytes).unwrap(), horizon, decode);
             events.iter().map(|event| (event.time, event.what)).collect::<Vec<_>>()
         };
-        let (run, lost) = (What::KvmEntry, |count| What::Lost { count });
+        let (run, lost) = (EventKind::KvmEntry, |count| EventKind::Lost { count });
         assert_eq!(read(page(100, 2, 7), 0), [(50, lost(7)), (110, lost(0)), (110, run), (120, run)]);
         assert_eq!(read(page(130, 1, 0), 0), [(140, run)]);
         // Returned events cannot be taken back. A page without records still reports its gap.

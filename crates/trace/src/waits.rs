@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Event, Task, What};
+use crate::event::{Event, EventKind, Task};
 
 /// Most waits kept: more than a request can have.
 const KEPT: usize = 4_096;
@@ -46,10 +46,10 @@ impl Waits {
     pub fn step(&mut self, event: &Event) {
         match event.what {
             // Only the first waking counts: the kernel may report another one before the thread runs.
-            What::Waking { pid, .. } if self.watched.contains(&pid) => {
+            EventKind::Waking { pid, .. } if self.watched.contains(&pid) => {
                 self.waiting.entry(pid).or_insert((event.time, false));
             }
-            What::Switch { prev, preempted, next } => {
+            EventKind::Switch { prev, preempted, next } => {
                 if self.watched.contains(&prev.pid) {
                     if preempted {
                         self.waiting.insert(prev.pid, (event.time, true));
@@ -62,7 +62,7 @@ impl Waits {
                 }
             }
             // Switches may be among the lost events.
-            What::Lost { .. } => self.waiting.clear(),
+            EventKind::Lost { .. } => self.waiting.clear(),
             _ => {}
         }
     }
@@ -94,7 +94,7 @@ mod tests {
         Task { pid, prio: 50, comm: "x".into() }
     }
 
-    fn at(time: u64, what: What) -> Event {
+    fn at(time: u64, what: EventKind) -> Event {
         Event { time, cpu: 1, pid: 0, what }
     }
 
@@ -102,10 +102,10 @@ mod tests {
     fn woken_and_preempted_threads_wait_until_they_run() {
         let mut waits = Waits::default();
         waits.watch(BTreeSet::from([7]));
-        let switch = |prev, preempted, next| What::Switch { prev: task(prev), preempted, next: task(next) };
+        let switch = |prev, preempted, next| EventKind::Switch { prev: task(prev), preempted, next: task(next) };
         for event in [
-            at(10, What::Waking { pid: 7, prio: 50 }),
-            at(12, What::Waking { pid: 7, prio: 50 }),
+            at(10, EventKind::Waking { pid: 7, prio: 50 }),
+            at(12, EventKind::Waking { pid: 7, prio: 50 }),
             at(15, switch(1, true, 7)),
             at(20, switch(7, true, 1)),
             at(26, switch(1, true, 7)),

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ontime_hostnet::RuleId;
 use ontime_tenants::{Class, Level};
-use ontime_trace::event::{Event, NET_RX, Task, What};
+use ontime_trace::event::{Event, EventKind, NET_RX, Task};
 use ontime_trace::inversion::Kind;
 use ontime_trace::path::{Path, PathRole};
 use ontime_trace::request::Segment;
@@ -85,10 +85,10 @@ impl Stream {
     }
 
     /// Adds an event after this many us.
-    fn then(mut self, us: u64, what: What) -> Self {
+    fn then(mut self, us: u64, what: EventKind) -> Self {
         self.now += us * 1_000;
         self.events.push(Event { time: self.now, cpu: 0, pid: self.current, what });
-        if let What::Switch { next, .. } = what {
+        if let EventKind::Switch { next, .. } = what {
             self.current = next.pid;
         }
         self
@@ -98,35 +98,35 @@ impl Stream {
         let prev = task(self.current);
         // The idle thread and the blocking thread stay runnable; threads of the path sleep.
         let preempted = self.current == SOMEBODY;
-        self.then(us, What::Switch { prev, preempted, next: task(next) })
+        self.then(us, EventKind::Switch { prev, preempted, next: task(next) })
     }
 
     fn wake(self, us: u64, pid: i32) -> Self {
-        self.then(us, What::Waking { pid, prio: task(pid).prio })
+        self.then(us, EventKind::Waking { pid, prio: task(pid).prio })
     }
 
     fn interrupt(self, us: u64) -> Self {
-        self.then(us, What::IrqEntry { irq: 30, name: "rt0".into() }).then(1, What::IrqExit { irq: 30 })
+        self.then(us, EventKind::IrqEntry { irq: 30, name: "rt0".into() }).then(1, EventKind::IrqExit { irq: 30 })
     }
 
     /// From the NAPI thread's reception to the reply's transmission.
     fn served(self, skb: u64, in_guest: u64) -> Self {
         let reply = skb + 1_000;
-        self.then(2, What::Receive { dev: "rt0".into(), skb, len: 60 })
-            .then(2, What::StartXmit { dev: "t-rt".into(), skb, protocol: 0x0800 })
+        self.then(2, EventKind::Receive { dev: "rt0".into(), skb, len: 60 })
+            .then(2, EventKind::StartXmit { dev: "t-rt".into(), skb, protocol: 0x0800 })
             .wake(1, VHOST)
-            .then(1, What::NapiPoll { dev: "rt0".into(), work: 1 })
+            .then(1, EventKind::NapiPoll { dev: "rt0".into(), work: 1 })
             .to(1, VHOST)
             .wake(3, VCPU)
             .to(1, VCPU)
-            .then(1, What::KvmEntry)
-            .then(in_guest, What::KvmExit { reason: 1 })
+            .then(1, EventKind::KvmEntry)
+            .then(in_guest, EventKind::KvmExit { reason: 1 })
             .wake(1, VHOST)
             .to(1, VHOST)
-            .then(2, What::Receive { dev: "t-rt".into(), skb: reply, len: 60 })
-            .then(1, What::Queue { dev: "rt0".into(), skb: reply })
-            .then(1, What::StartXmit { dev: "rt0".into(), skb: reply, protocol: 0x0800 })
-            .then(1, What::Xmit { dev: "rt0".into(), skb: reply, rc: 0 })
+            .then(2, EventKind::Receive { dev: "t-rt".into(), skb: reply, len: 60 })
+            .then(1, EventKind::Queue { dev: "rt0".into(), skb: reply })
+            .then(1, EventKind::StartXmit { dev: "rt0".into(), skb: reply, protocol: 0x0800 })
+            .then(1, EventKind::Xmit { dev: "rt0".into(), skb: reply, rc: 0 })
             .to(1, 0)
     }
 }
@@ -158,11 +158,11 @@ fn every_request_without_reply_is_counted_however_many_come_at_once() {
     let mut stream = Stream::new();
     for skb in 0..3_000 {
         stream = stream
-            .then(1, What::Receive { dev: "rt0".into(), skb, len: 60 })
-            .then(1, What::StartXmit { dev: "t-rt".into(), skb, protocol: 0x0800 });
+            .then(1, EventKind::Receive { dev: "rt0".into(), skb, len: 60 })
+            .then(1, EventKind::StartXmit { dev: "t-rt".into(), skb, protocol: 0x0800 });
     }
     // More than a second later, open requests are given up.
-    stream = stream.then(2_000_000, What::Receive { dev: "rt0".into(), skb: 9_999, len: 60 });
+    stream = stream.then(2_000_000, EventKind::Receive { dev: "rt0".into(), skb: 9_999, len: 60 });
     assert_eq!(analyse(&stream.events).counts()[0].unanswered, 3_000);
 }
 
@@ -171,10 +171,10 @@ fn bulk_packets_moved_between_interrupt_and_reception_are_named() {
     // vanilla: the bulk NIC's interrupt thread polls both NICs in its softirq.
     let stream = Stream::new()
         .to(1, BULK_IRQ)
-        .then(1, What::SoftirqEntry { vec: NET_RX })
+        .then(1, EventKind::SoftirqEntry { vec: NET_RX })
         .interrupt(5)
-        .then(300, What::NapiPoll { dev: "bulk0".into(), work: 64 })
-        .then(200, What::NapiPoll { dev: "bulk0".into(), work: 64 })
+        .then(300, EventKind::NapiPoll { dev: "bulk0".into(), work: 64 })
+        .then(200, EventKind::NapiPoll { dev: "bulk0".into(), work: 64 })
         .served(1, 30);
     let analyser = analyse(&stream.events);
     let detail = &analyser.findings().worst[0];
@@ -205,11 +205,11 @@ fn a_thread_that_waits_is_named_with_what_it_waits_behind() {
 fn paused(then: u64) -> Analyser {
     let off = |stream: Stream, us, next| {
         let prev = task(stream.current);
-        stream.then(us, What::Switch { prev, preempted: true, next: task(next) })
+        stream.then(us, EventKind::Switch { prev, preempted: true, next: task(next) })
     };
     let stream = off(Stream::new().to(1, NAPI), 50, WATCHER).to(20, BULK_NAPI);
     let stream = off(stream, 100, WATCHER).to(20, NAPI);
-    analyse(&stream.then(then, What::IrqExit { irq: 31 }).served(1, 30).events)
+    analyse(&stream.then(then, EventKind::IrqExit { irq: 31 }).served(1, 30).events)
 }
 
 #[test]
@@ -241,23 +241,23 @@ impl Stream {
             .interrupt(5)
             .wake(1, NAPI)
             .to(1, NAPI)
-            .then(2, What::Receive { dev: "rt0".into(), skb, len: 60 })
+            .then(2, EventKind::Receive { dev: "rt0".into(), skb, len: 60 })
             .wake(1, VCPU)
-            .then(1, What::NapiPoll { dev: "rt0".into(), work: 1 })
+            .then(1, EventKind::NapiPoll { dev: "rt0".into(), work: 1 })
             .to(1, VCPU);
         if let Some(skb) = foreign {
             stream = stream
-                .then(1, What::Switch { prev: task(VCPU), preempted: true, next: task(NAPI) })
-                .then(1, What::Receive { dev: "rt0".into(), skb, len: 46 })
+                .then(1, EventKind::Switch { prev: task(VCPU), preempted: true, next: task(NAPI) })
+                .then(1, EventKind::Receive { dev: "rt0".into(), skb, len: 46 })
                 .to(1, VCPU);
         }
         stream.sent(skb)
     }
 
     fn sent(self, skb: u64) -> Self {
-        self.then(3, What::Queue { dev: "rt0".into(), skb })
-            .then(1, What::StartXmit { dev: "rt0".into(), skb, protocol: 0x0800 })
-            .then(1, What::Xmit { dev: "rt0".into(), skb, rc: 0 })
+        self.then(3, EventKind::Queue { dev: "rt0".into(), skb })
+            .then(1, EventKind::StartXmit { dev: "rt0".into(), skb, protocol: 0x0800 })
+            .then(1, EventKind::Xmit { dev: "rt0".into(), skb, rc: 0 })
     }
 }
 
@@ -286,7 +286,7 @@ fn cure_of_held(watch: Watch, somebody: i32) -> (Option<RuleId>, String) {
     let stream = Stream::new()
         .to(1, somebody)
         .interrupt(5)
-        .then(80, What::IrqExit { irq: 99 })
+        .then(80, EventKind::IrqExit { irq: 99 })
         .wake(1, NAPI)
         .to(1, NAPI)
         .served(1, 30);
@@ -338,9 +338,9 @@ fn foreign_work_in_a_thread_of_the_path_is_named() {
         .interrupt(5)
         .wake(1, NAPI)
         .to(1, NAPI)
-        .then(1, What::SoftirqEntry { vec: NET_RX })
-        .then(400, What::NapiPoll { dev: "bulk0".into(), work: 64 })
-        .then(1, What::SoftirqExit { vec: NET_RX })
+        .then(1, EventKind::SoftirqEntry { vec: NET_RX })
+        .then(400, EventKind::NapiPoll { dev: "bulk0".into(), work: 64 })
+        .then(1, EventKind::SoftirqExit { vec: NET_RX })
         .served(1, 30);
     let analyser = analyse(&stream.events);
     let worst = &analyser.findings().worst[0].inversions[0];
@@ -368,7 +368,7 @@ fn lost_events_drop_what_was_open_and_are_told() {
     let mut events = Stream::new().interrupt(5).wake(1, NAPI).to(1, NAPI).served(1, 30).events;
     let cut = events.len() / 2;
     let at = events[cut];
-    events.insert(cut, Event { what: What::Lost { count: 77 }, ..at });
+    events.insert(cut, Event { what: EventKind::Lost { count: 77 }, ..at });
     let analyser = analyse(&events);
     assert_eq!(analyser.counts()[0].requests, 0);
     assert_eq!(analyser.counts()[0].dropped, 1);
@@ -414,7 +414,7 @@ fn segments_alone_need_no_switches() {
     assert!(!probes.iter().any(|probe| probe.starts_with("sched/") || probe.contains("softirq")), "{probes:?}");
     let mut analyser = Analyser::new(watch, 20_000, 5);
     for event in Stream::new().interrupt(5).wake(1, NAPI).to(1, NAPI).served(1, 30).events {
-        if !matches!(event.what, What::Switch { .. } | What::Waking { .. }) {
+        if !matches!(event.what, EventKind::Switch { .. } | EventKind::Waking { .. }) {
             analyser.step(&event);
         }
     }
@@ -429,7 +429,7 @@ fn segments_alone_need_no_switches() {
 #[test]
 fn a_buffer_used_again_is_another_packet() {
     // A reply that never left, then another one in the same buffer, which must not get the first one's time.
-    let lost = Stream::new().to(1, VHOST).then(1, What::Receive { dev: "t-rt".into(), skb: 1_001, len: 60 });
+    let lost = Stream::new().to(1, VHOST).then(1, EventKind::Receive { dev: "t-rt".into(), skb: 1_001, len: 60 });
     let stream = lost.to(900_000, 0).interrupt(5).wake(1, NAPI).to(1, NAPI).served(1, 30);
     let analyser = analyse(&stream.events);
     assert_eq!(analyser.counts()[0].requests, 1);
@@ -452,30 +452,30 @@ fn filters_pass_the_path_alone() {
     assert!(!filters.contains_key("kvm/kvm_exit"));
 }
 
-fn any_what() -> impl Strategy<Value = What> {
+fn any_what() -> impl Strategy<Value = EventKind> {
     let pid = prop::sample::select(vec![0, IRQ_THREAD, NAPI, VHOST, VCPU, BULK_NAPI, SOMEBODY]);
     let dev = prop::sample::select(vec!["rt0", "t-rt", "bulk0", "(no_device)"]);
     let skb = 0_u64..6;
     prop_oneof![
-        (pid.clone(), pid.clone(), any::<bool>()).prop_map(|(prev, next, preempted)| What::Switch {
+        (pid.clone(), pid.clone(), any::<bool>()).prop_map(|(prev, next, preempted)| EventKind::Switch {
             prev: task(prev),
             preempted,
             next: task(next)
         }),
-        pid.prop_map(|pid| What::Waking { pid, prio: 50 }),
-        Just(What::IrqEntry { irq: 30, name: "x".into() }),
-        Just(What::IrqExit { irq: 30 }),
-        (0_u32..10).prop_map(|vec| What::SoftirqEntry { vec }),
-        (0_u32..10).prop_map(|vec| What::SoftirqExit { vec }),
-        dev.clone().prop_map(|dev| What::NapiPoll { dev: dev.into(), work: 1 }),
-        (dev.clone(), skb.clone()).prop_map(|(dev, skb)| What::Receive { dev: dev.into(), skb, len: 60 }),
-        (dev.clone(), skb.clone()).prop_map(|(dev, skb)| What::Queue { dev: dev.into(), skb }),
+        pid.prop_map(|pid| EventKind::Waking { pid, prio: 50 }),
+        Just(EventKind::IrqEntry { irq: 30, name: "x".into() }),
+        Just(EventKind::IrqExit { irq: 30 }),
+        (0_u32..10).prop_map(|vec| EventKind::SoftirqEntry { vec }),
+        (0_u32..10).prop_map(|vec| EventKind::SoftirqExit { vec }),
+        dev.clone().prop_map(|dev| EventKind::NapiPoll { dev: dev.into(), work: 1 }),
+        (dev.clone(), skb.clone()).prop_map(|(dev, skb)| EventKind::Receive { dev: dev.into(), skb, len: 60 }),
+        (dev.clone(), skb.clone()).prop_map(|(dev, skb)| EventKind::Queue { dev: dev.into(), skb }),
         (dev.clone(), skb.clone(), prop::sample::select(vec![0x0800_u16, 0x0806]))
-            .prop_map(|(dev, skb, protocol)| What::StartXmit { dev: dev.into(), skb, protocol }),
-        (dev, skb, 0_i32..2).prop_map(|(dev, skb, rc)| What::Xmit { dev: dev.into(), skb, rc }),
-        Just(What::KvmEntry),
-        Just(What::KvmExit { reason: 0 }),
-        (1_u64..9).prop_map(|count| What::Lost { count }),
+            .prop_map(|(dev, skb, protocol)| EventKind::StartXmit { dev: dev.into(), skb, protocol }),
+        (dev, skb, 0_i32..2).prop_map(|(dev, skb, rc)| EventKind::Xmit { dev: dev.into(), skb, rc }),
+        Just(EventKind::KvmEntry),
+        Just(EventKind::KvmExit { reason: 0 }),
+        (1_u64..9).prop_map(|count| EventKind::Lost { count }),
     ]
 }
 

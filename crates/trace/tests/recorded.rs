@@ -18,7 +18,7 @@
 use std::fs;
 
 use ontime_hostnet::RuleId;
-use ontime_trace::event::{Event, Name, What};
+use ontime_trace::event::{Event, EventKind, Name};
 use ontime_trace::inversion::Kind;
 use ontime_trace::path::PathRole;
 use ontime_trace::request::Segment;
@@ -41,7 +41,10 @@ fn analyse(watch: Watch, events: &[Event]) -> Analyser {
 /// Replies that left through the NIC, counted in the stream itself.
 fn replies(watch: &Watch, events: &[Event]) -> usize {
     let nics = &watch.paths[0].nics;
-    events.iter().filter(|event| matches!(event.what, What::Xmit { dev, rc: 0, .. } if nics.contains(&dev))).count()
+    events
+        .iter()
+        .filter(|event| matches!(event.what, EventKind::Xmit { dev, rc: 0, .. } if nics.contains(&dev)))
+        .count()
 }
 
 #[test]
@@ -82,7 +85,7 @@ fn a_recorded_stream_with_a_gap_is_never_taken_for_whole() {
     let (watch, mut events) = recorded("container");
     let whole = analyse(watch.clone(), &events).counts()[0].requests;
     let (from, to) = (events.len() / 3, events.len() / 2);
-    let gap = Event { what: What::Lost { count: (to - from) as u64 }, ..events[to] };
+    let gap = Event { what: EventKind::Lost { count: (to - from) as u64 }, ..events[to] };
     events.splice(from..to, [gap]);
     let analyser = analyse(watch, &events);
     assert!(analyser.counts()[0].requests < whole);
@@ -118,7 +121,7 @@ fn vanilla_on_preempt_rt_is_what_the_papers_describe() {
 #[test]
 fn a_packet_for_somebody_else_puts_no_request_out_of_step() {
     let (watch, events) = recorded("partitioned-rt");
-    let answers = |event: &&Event| matches!(event.what, What::StartXmit { protocol: 0x0800, .. });
+    let answers = |event: &&Event| matches!(event.what, EventKind::StartXmit { protocol: 0x0800, .. });
     let answers = events.iter().filter(answers).count() as u64;
     let analyser = analyse(watch, &events);
     let counts = analyser.counts()[0];

@@ -48,7 +48,7 @@ impl Tolerance {
         (figure > self.limit(baseline) + 1e-9).then(|| figure / baseline.max(f64::MIN_POSITIVE) - 1.0)
     }
 
-    pub(crate) fn words(self) -> String {
+    pub(crate) fn description(self) -> String {
         number::percent(self.0)
     }
 }
@@ -77,10 +77,11 @@ pub(crate) struct Comparison {
 
 impl Comparison {
     /// The comparison for the terminal.
-    pub(crate) fn words(&self, tolerance: Tolerance) -> String {
+    pub(crate) fn description(&self, tolerance: Tolerance) -> String {
         let Self { compared, regressions, left_out } = self;
         let count = if regressions.is_empty() { "none".to_owned() } else { regressions.len().to_string() };
-        let mut text = format!("Baseline: {compared} compared, {count} worse by more than {}\n", tolerance.words());
+        let mut text =
+            format!("Baseline: {compared} compared, {count} worse by more than {}\n", tolerance.description());
         for (head, lines) in [("WORSE", regressions), ("not compared", left_out)] {
             for line in lines {
                 let _ = writeln!(text, "  {head}: {line}");
@@ -122,7 +123,7 @@ pub(crate) fn compare(new: &Report, baseline: &Report, tolerance: Tolerance) -> 
 }
 
 fn name(result: &MethodResult) -> String {
-    format!("{}, {}", result.method, result.load.words())
+    format!("{}, {}", result.method, result.load.description())
 }
 
 fn is_case(old: &MethodResult, new: &MethodResult) -> bool {
@@ -460,7 +461,7 @@ mod tests {
         let new = vec![result("partitioned", 2, usual()), result("threaded", 1, usual())];
         let comparison = compared(new, old, "5");
         assert_eq!(comparison.compared, 0);
-        let words = comparison.words("5".parse().unwrap());
+        let words = comparison.description("5".parse().unwrap());
         assert!(words.starts_with("Baseline: 0 compared, none worse by more than 5.00 %\n"), "{words}");
         let said = "CPUs: 2, clients outside; the baseline: Linux 7.2, virtual clock, CPUs: 1, clients outside";
         assert!(

@@ -16,7 +16,7 @@ pub enum MeasureError {
     #[error(transparent)]
     Lab(#[from] LabError),
     /// The host ended during another measurement.
-    #[error("the host had ended before")]
+    #[error("the emulated host ended during an earlier measurement, whose message has the cause; run the case again")]
     NoHost,
     /// A failure of the real host.
     #[error(transparent)]
@@ -28,7 +28,7 @@ pub enum MeasureError {
     #[error(transparent)]
     Capture(#[from] PcapError),
     /// A failure with a file.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}; {remedy}", path = path.display(), remedy = ontime_tenants::remedy(source))]
     File {
         /// The path.
         path: PathBuf,
@@ -36,7 +36,7 @@ pub enum MeasureError {
         source: std::io::Error,
     },
     /// The flood does not arrive.
-    #[error("the flood to {vm} does not flow: {said}")]
+    #[error("the flood does not reach VM {vm}: {said}; see its console log (--out DIR keeps it)")]
     Flood {
         /// The VM that should receive it.
         vm: String,
@@ -52,10 +52,10 @@ pub enum MeasureError {
         said: String,
     },
     /// The host's CPU accounting could not be parsed.
-    #[error("the host's CPU use cannot be read from {0:?}")]
+    #[error("the host printed {0:?} instead of its CPU times; run it again, with --out DIR to keep its console log")]
     Accounting(String),
     /// The report of the trace in the host is invalid.
-    #[error("{path}: not a report of ontime trace: {what}", path = path.display())]
+    #[error("{path}: no report of ontime trace: {what}; give --ontime a program of this version", path = path.display())]
     Trace {
         /// The report's path.
         path: PathBuf,

@@ -177,7 +177,7 @@ impl Default for ReaderProgress {
 }
 
 impl ReaderProgress {
-    fn words(&self, length_ns: u64) -> String {
+    fn description(&self, length_ns: u64) -> String {
         let ((answered, lost), hours) = (self.judged, |ns: u64| number::significant(ns as f64 / 3_600e9));
         let us = |ns: u64| number::us(ns as f64 / 1e3);
         let times = self
@@ -192,14 +192,14 @@ impl ReaderProgress {
 struct Reader {
     tail: Tail,
     rolling: Rolling,
-    captures: [Spent; 2],
+    captures: [ReadCapture; 2],
 }
 
 impl Reader {
     /// Opens the captures. The RT NIC's is read; the bulk NIC's is only given back.
     fn open(captures: &[PathBuf; 2], flow: RtFlow) -> Result<Self, MeasureError> {
         let [rt, bulk] = captures;
-        let captures = [Spent::open(rt)?, Spent::open(bulk)?];
+        let captures = [ReadCapture::open(rt)?, ReadCapture::open(bulk)?];
         Ok(Self { tail: Tail::open_at_end(rt)?, rolling: Rolling::new(flow), captures })
     }
 
@@ -321,7 +321,7 @@ impl Rolling {
 }
 
 /// A capture whose beginning is not needed any more. Its length, and the offsets in it, do not change.
-struct Spent {
+struct ReadCapture {
     path: PathBuf,
     file: File,
     given_back: u64,
@@ -329,7 +329,7 @@ struct Spent {
     refused: Option<io::Error>,
 }
 
-impl Spent {
+impl ReadCapture {
     fn open(path: &Path) -> Result<Self, MeasureError> {
         let file = OpenOptions::new().write(true).open(path);
         let file = file.map_err(|source| MeasureError::File { path: path.to_owned(), source })?;
@@ -463,7 +463,7 @@ mod tests {
         assert_eq!(so_far.length_ns, 29_000_060_000);
         // Up to 10 s before the last packet. The rest is evaluated at the end.
         assert_eq!((so_far.judged, so_far.p99_and_max), ((20, 0), Some((60_000, 60_000))));
-        assert!(so_far.words(60_000_000_000).contains("20 answered, 0 lost, p99 60.0 us, slowest 60.0 us"));
+        assert!(so_far.description(60_000_000_000).contains("20 answered, 0 lost, p99 60.0 us, slowest 60.0 us"));
         let data = fs::metadata(&captures[1]).unwrap();
         assert!(data.blocks() * 512 < 1 << 20 && data.len() == (3 << 20) + before.len() as u64, "{data:?}");
         assert_eq!(fs::read(&captures[1]).unwrap()[..HEADER], before[..HEADER]);

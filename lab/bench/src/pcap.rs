@@ -53,7 +53,8 @@ pub enum PcapError {
     },
     /// The length of a record is impossible.
     #[error(
-        "the capture is damaged at byte {offset}: a packet of {captured} bytes (at most {MAX_CAPTURED} are possible)"
+        "the capture is damaged at byte {offset}: a packet of {captured} bytes (at most {MAX_CAPTURED} are possible); \
+         measure again, with room on its file system"
     )]
     Damaged {
         /// Offset of the record in the file, bytes.

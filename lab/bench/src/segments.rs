@@ -23,7 +23,7 @@ const RING_KIB: u32 = 65_536;
 
 /// What a trace records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
+pub(crate) enum TraceDetail {
     /// The segments of the time.
     Segments,
     /// The segments, and the requests that met a priority inversion, which needs more probes.
@@ -86,8 +86,8 @@ pub(crate) struct Trace<'a> {
 
 impl<'a> Trace<'a> {
     /// Starts the trace. Its report will be `/lab/trace-NAME.json`.
-    pub(crate) fn start(host: &mut Host, name: &'a str, depth: Depth) -> Result<Self, MeasureError> {
-        let depth = if depth == Depth::Segments { "--segments-only" } else { "" };
+    pub(crate) fn start(host: &mut Host, name: &'a str, depth: TraceDetail) -> Result<Self, MeasureError> {
+        let depth = if depth == TraceDetail::Segments { "--segments-only" } else { "" };
         host.shell(&format!(
             "{{ ontime trace --vm rt {depth} --quiet --ring {RING_KIB} --json /lab/trace-{name}.json \
              > /lab/trace-{name}.log 2>&1 < /dev/null & echo $! > /run/trace.pid; }}; \
@@ -175,7 +175,7 @@ impl Figures {
 
 impl Inversion {
     /// The inversion in words.
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         let who = self.waiter.as_deref().unwrap_or("the packet");
         let cure = self.rule.as_deref().unwrap_or("no rule");
         let segment = self.segment.replace('-', " ");
@@ -183,7 +183,7 @@ impl Inversion {
     }
 
     fn metrics(&self) -> [Metric; 2] {
-        let part = self.words();
+        let part = self.description();
         [Metric::count("requests", self.requests), Metric::number("max", Unit::Us, self.max_us)].map(|of| of.of(&part))
     }
 }

@@ -1,8 +1,8 @@
 //! One measured stretch of requests to several RT servers at the same time, each from a client of its own on the
 //! clients' CPU ([`crate::client_side`]).
 //!
-//! In: [`Several`] and the host, whose VMs run. Out: a [`MethodResult`] of all requests, with the response times of
-//! each server as metrics.
+//! In: [`SeveralServers`] and the host, whose VMs run. Out: a [`MethodResult`] of all requests, with the response times
+//! of each server as metrics.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ pub(crate) const WORST_SD: &str = "worst-sd";
 
 /// What to measure.
 #[derive(Debug)]
-pub(crate) struct Several<'a> {
+pub(crate) struct SeveralServers<'a> {
     /// The case's name in results.
     pub(crate) case: &'a str,
     /// The case in words.
@@ -47,7 +47,7 @@ pub(crate) struct Several<'a> {
     pub(crate) seed: u64,
 }
 
-impl Several<'_> {
+impl SeveralServers<'_> {
     /// Runs the measurement. The cuts of the captures are put into the host's directory; only that of the RT NIC is
     /// kept.
     pub(crate) fn run(&self, host: &mut Host) -> Result<MethodResult, MeasureError> {
@@ -63,7 +63,7 @@ impl Several<'_> {
             config: ClientConfig::new(*first, self.requests + self.warmup, self.seed),
             servers: self.servers.iter().map(|(_, server)| *server).collect(),
         };
-        let name = format!("{}, {}", self.case, self.load.words());
+        let name = format!("{}, {}", self.case, self.load.description());
         let stretch = trial::stretch(host, captures.clone(), flood, |host| {
             order.run(host.lab()?, &mut |line| progress(format_args!("{name}: {line}")))
         })?;

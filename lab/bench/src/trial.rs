@@ -238,7 +238,7 @@ impl Trial<'_> {
             Some(kind) => Some(Flood::start(host, "bulk", &host.bulk(), kind)?),
             None => None,
         };
-        let name = format!("{}, {}", self.method, self.load.words());
+        let name = format!("{}, {}", self.method, self.load.description());
         let stretch = stretch(host, captures.clone(), flood, |host| match self.requests.clone() {
             Requests::Client { .. } => {
                 let load = workload::Load { requests, seed, captures: &captures, dir, name: &name };

@@ -779,7 +779,7 @@ fn the_first_screen_has_a_sentence_and_a_bar_for_each_method_on_a_logarithmic_ax
 
     for (number, load) in [Load::Tcp, Load::SmallPackets, Load::None].into_iter().enumerate() {
         let chart = chart(&page, &format!("bars{number}"));
-        assert!(chart.to_lowercase().contains(&load.words().to_lowercase()), "{chart}");
+        assert!(chart.to_lowercase().contains(&load.description().to_lowercase()), "{chart}");
         let decades: Vec<(f64, f64)> = chart
             .split("<text class=\"decade\"")
             .skip(1)

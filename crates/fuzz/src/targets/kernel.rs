@@ -9,7 +9,7 @@ use ontime_hostnet::journal::{self, JournalError};
 use ontime_hostnet::netlink::link::{self, Link};
 use ontime_hostnet::netlink::{Answer, Attributes, ethtool, netdev, qdisc, tc};
 use ontime_tenants::{connector, peers};
-use ontime_trace::event::{Event, Name, Task, What};
+use ontime_trace::event::{Event, EventKind, Name, Task};
 use ontime_trace::format::{Decoder, Format, Probe};
 use ontime_trace::merge::Merger;
 use ontime_trace::page::Page;
@@ -91,10 +91,10 @@ pub fn trace(data: &[u8]) {
 
 fn names(event: &Event) -> Vec<Name> {
     match event.what {
-        What::IrqEntry { name, .. } => vec![name],
-        What::NapiPoll { dev, .. } | What::Receive { dev, .. } | What::Queue { dev, .. } => vec![dev],
-        What::StartXmit { dev, .. } | What::Xmit { dev, .. } => vec![dev],
-        What::Switch { prev, next, .. } => vec![prev.comm, next.comm],
+        EventKind::IrqEntry { name, .. } => vec![name],
+        EventKind::NapiPoll { dev, .. } | EventKind::Receive { dev, .. } | EventKind::Queue { dev, .. } => vec![dev],
+        EventKind::StartXmit { dev, .. } | EventKind::Xmit { dev, .. } => vec![dev],
+        EventKind::Switch { prev, next, .. } => vec![prev.comm, next.comm],
         _ => Vec::new(),
     }
 }
@@ -125,21 +125,21 @@ fn event(input: &mut Input<'_>, time: &mut u64) -> Event {
     let comm = |pid: i32| Name::from(["swapper", "<i>x", "\u{1b}[2J", "\"a&b", "CPU 0/KVM"][pid as usize % 5]);
     let task = |pid: i32| Task { pid, prio: [120, 49, 50, 51, 52, 99, 60, 48, 139, -1][pid as usize], comm: comm(pid) };
     let what = match kind & 15 {
-        0 => What::IrqEntry { irq: 5, name: comm(other) },
-        1 => What::IrqExit { irq: 5 },
-        2 => What::SoftirqEntry { vec: 2 + (skb as u32 & 1) },
-        3 => What::SoftirqExit { vec: 2 + (skb as u32 & 1) },
-        4 => What::NapiPoll { dev, work: other },
-        5 => What::Receive { dev, skb, len: 60 },
-        6 => What::Queue { dev, skb },
-        7 => What::StartXmit { dev, skb, protocol: if other > 7 { 0x0806 } else { 0x0800 } },
-        8 => What::Xmit { dev, skb, rc: i32::from(other > 8) },
-        9 | 10 => What::Switch { prev: task(pid), preempted: skb & 1 != 0, next: task(other) },
-        11 => What::Waking { pid: other, prio: task(other).prio },
-        12 => What::KvmEntry,
-        13 => What::KvmExit { reason: skb as u32 },
-        14 => What::Interrupt { vcpu: skb as u32 },
-        _ => What::Lost { count: skb },
+        0 => EventKind::IrqEntry { irq: 5, name: comm(other) },
+        1 => EventKind::IrqExit { irq: 5 },
+        2 => EventKind::SoftirqEntry { vec: 2 + (skb as u32 & 1) },
+        3 => EventKind::SoftirqExit { vec: 2 + (skb as u32 & 1) },
+        4 => EventKind::NapiPoll { dev, work: other },
+        5 => EventKind::Receive { dev, skb, len: 60 },
+        6 => EventKind::Queue { dev, skb },
+        7 => EventKind::StartXmit { dev, skb, protocol: if other > 7 { 0x0806 } else { 0x0800 } },
+        8 => EventKind::Xmit { dev, skb, rc: i32::from(other > 8) },
+        9 | 10 => EventKind::Switch { prev: task(pid), preempted: skb & 1 != 0, next: task(other) },
+        11 => EventKind::Waking { pid: other, prio: task(other).prio },
+        12 => EventKind::KvmEntry,
+        13 => EventKind::KvmExit { reason: skb as u32 },
+        14 => EventKind::Interrupt { vcpu: skb as u32 },
+        _ => EventKind::Lost { count: skb },
     };
     Event { time: *time, cpu: u32::from(step >> 7), pid, what }
 }

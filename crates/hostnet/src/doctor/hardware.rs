@@ -20,7 +20,7 @@ const SIBLING_US: u32 = 25;
 pub(super) fn kernel(inventory: &Inventory) -> Check {
     let kernel = &inventory.kernel;
     let title = "kernel version";
-    let source = "probes by hand: Debian kernels, emulated, virtual clock (docs/reference/hostnet.md)";
+    let source = "measured by hand: Debian kernels, emulated, virtual clock (docs/reference/hostnet.md)";
     let found = |what: &str| format!("{}: {what}", kernel.release);
     if kernel.version < THREADED_NAPI {
         Check::new("kernel", title, State::Critical, found("cannot thread NAPI"))
@@ -42,8 +42,8 @@ pub(super) fn kernel(inventory: &Inventory) -> Check {
         } else {
             (
                 666,
-                "6.12-rt: 351/656/666 us with threaded NAPI, where 7.2-rt has 46/87/115; row napi-weight has what the \
-                 host module leaves of it",
+                "6.12-rt: 351/656/666 us with threaded NAPI, where 7.2-rt has 46/87/115; row napi-weight \
+                 shows what remains with the host module",
                 source,
             )
         };
@@ -61,7 +61,7 @@ pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
         return Check::new("preempt-rt", title, State::Ok, "the kernel is PREEMPT_RT");
     }
     let found = if inventory.kernel.threaded_irqs {
-        "not PREEMPT_RT; interrupts are threaded by threadirqs, but softirqs and spinlocks still shut out RT threads"
+        "not PREEMPT_RT; interrupts are threaded by threadirqs, but softirqs and spinlocks still keep RT threads from running"
     } else {
         "not PREEMPT_RT: interrupt handlers and softirqs run before every RT thread"
     };
@@ -75,7 +75,7 @@ pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
 }
 
 pub(super) fn kvm(inventory: &Inventory, probe: &KvmProbe) -> Check {
-    let title = "KVM able to run guests";
+    let title = "KVM can run guests";
     let nested = if inventory.kernel.hypervisor { " (this host is itself a guest)" } else { "" };
     let cost = "VMs do not start, or run without KVM, some tens of times slower";
     let lab = "use hardware with virtualization on, or `ontime-lab`, which emulates a host";
@@ -116,7 +116,7 @@ pub(super) fn idle_states(inventory: &Inventory) -> Check {
     let mut told: Vec<String> =
         slow.iter().map(|(state, us, open)| format!("{} ({us} us) on CPUs {open}", state.name)).collect();
     if !unread.is_empty() {
-        told.push(format!("what cannot be read of CPUs {unread}"));
+        told.push(format!("states of CPUs {unread} whose latency cannot be read"));
     }
     let state = match (slow.is_empty(), unread.is_empty()) {
         (false, _) => State::Warning,
@@ -223,8 +223,7 @@ pub(super) fn smt(inventory: &Inventory) -> Check {
             };
             Check::new(id, title, State::Warning, found).costs(SIBLING_US, cost, "").remedy(
                 "echo off > /sys/devices/system/cpu/smt/control, or boot with nosmt; or keep bulk threads off the \
-                 CPUs that share a core \
-                 with an RT thread's",
+                 CPUs that share a core with an RT thread's CPU",
             )
         }
     }
@@ -239,7 +238,7 @@ fn named(all: &[String], between: &str) -> String {
 }
 
 pub(super) fn guest_memory(inventory: &Inventory) -> Check {
-    let (id, title) = ("guest-memory", "what the kernel does to guests' memory by itself");
+    let (id, title) = ("guest-memory", "the kernel's background work on guests' memory");
     let memory = &inventory.memory;
     let mut found = Vec::new();
     let mut remedies = Vec::new();
@@ -267,31 +266,31 @@ pub(super) fn guest_memory(inventory: &Inventory) -> Check {
 }
 
 pub(super) fn kvm_upkeep(inventory: &Inventory) -> Check {
-    let (id, title) = ("kvm-upkeep", "what KVM does to running vCPUs by itself");
+    let (id, title) = ("kvm-upkeep", "KVM's background work that stops vCPUs");
     let mut found = Vec::new();
     let mut options = Vec::new();
     if inventory.kvm.clock_sync {
-        found.push("it sets all vCPUs' clocks anew every 300 s (kvmclock_periodic_sync)");
+        found.push("it corrects all vCPUs' clocks every 300 s (kvmclock_periodic_sync)");
         options.push("kvmclock_periodic_sync=0");
     }
     if inventory.kvm.page_recovery {
-        found.push("it takes split huge pages back every minute (nx_huge_pages)");
+        found.push("it recovers split huge pages every minute (nx_huge_pages)");
         options.push("nx_huge_pages_recovery_ratio=0");
     }
     if found.is_empty() {
         return Check::new(id, title, State::Ok, "nothing");
     }
     Check::new(id, title, State::Warning, found.join("; "))
-        .costs(50, "every vCPU of every guest is stopped for it", "")
+        .costs(50, "it stops every vCPU of every guest", "")
         .remedy(format!("echo 'options kvm {}' > /etc/modprobe.d/kvm-rt.conf, and reload kvm", options.join(" ")))
 }
 
 pub(super) fn pressure(inventory: &Inventory) -> Check {
     let (id, title) = ("pressure", "pressure stall information (PSI)");
     if !inventory.kernel.pressure {
-        return Check::new(id, title, State::Ok, "not kept");
+        return Check::new(id, title, State::Ok, "the kernel does not keep it");
     }
-    let found = "kept: every wake-up and every change of thread is booked, once for each level of the thread's cgroup";
+    let found = "on: the kernel counts each wake-up and each thread switch, once for each level of the thread's cgroup";
     Check::new(id, title, State::Warning, found)
         .costs(
             1,
@@ -318,13 +317,13 @@ pub(super) fn lockdown(inventory: &Inventory) -> Check {
 fn cpu_manager(inventory: &Inventory, intent: &Intent) -> Option<(String, String)> {
     let Some(manager) = &inventory.cpu_manager else {
         let remedy = "leave containers' CPUs to it, or set cpuManagerPolicy: none";
-        return Some(("where its CPU manager is static, sets containers' CPUs anew every 10 s".into(), remedy.into()));
+        return Some(("where its CPU manager is static, sets containers' CPUs again every 10 s".into(), remedy.into()));
     };
     if manager.policy == "none" {
         return None;
     }
     let (policy, shared) = (printable(manager.policy.as_bytes()), &manager.shared);
-    let mut told = format!("sets containers' CPUs anew every 10 s (CPU manager {policy}: CPUs {shared} for all");
+    let mut told = format!("sets containers' CPUs again every 10 s (CPU manager {policy}: CPUs {shared} for all");
     if !manager.exclusive.is_empty() {
         told.push_str(&format!(", CPUs {} for single ones", manager.exclusive));
     }

@@ -82,7 +82,7 @@ fn of_link(inventory: &Inventory, intent: &Intent, nic: &Nic, policy: &LinkPolic
     let cpus: CpuSet = own.flat_map(|irq| irq.affinity.iter().collect::<Vec<_>>()).collect();
     let shared: CpuSet = cpus.iter().filter(|cpu| rt.contains(*cpu)).collect();
     if intent.method == Method::Exclusive {
-        told.push_str(", which method `exclusive` sets anew");
+        told.push_str(", which method `exclusive` sets again");
         return (told, true);
     }
     let fault = !shared.is_empty() && intent.nic_class(inventory, nic) == Class::Bulk;

@@ -152,7 +152,7 @@ impl Diagnosis {
     pub fn doubt_absence(&mut self) {
         // Root is not told to become root.
         let remedy = match rustix::process::geteuid().is_root() {
-            true => "end what hides tenants from root: standard error names it behind `not seen:`",
+            true => "remove what hides tenants from root: standard error names it after `not seen:`",
             false => "run this as root",
         };
         for check in &mut self.checks {

@@ -9,14 +9,14 @@ use crate::rules::rule;
 
 /// One row for all rules, because many settings have the same cause.
 pub(super) fn check(obstacles: &[(RuleId, Obstacle)]) -> Check {
-    let (id, title) = ("refusals", "what the kernel does not let Ontime set");
+    let (id, title) = ("refusals", "settings that the kernel refuses");
     let mut causes: BTreeMap<&str, (&Obstacle, BTreeMap<RuleId, usize>)> = BTreeMap::new();
     for (rule, obstacle) in obstacles {
         let (_, rules) = causes.entry(&obstacle.cause).or_insert_with(|| (obstacle, BTreeMap::new()));
         *rules.entry(*rule).or_default() += 1;
     }
     if causes.is_empty() {
-        return Check::new(id, title, State::Ok, "nothing of what is missing");
+        return Check::new(id, title, State::Ok, "it refuses no setting that is missing");
     }
     let places =
         |rule: &RuleId| matches!(rule, RuleId::VcpuPlace | RuleId::VnicPlace | RuleId::IrqThread | RuleId::NapiThread);

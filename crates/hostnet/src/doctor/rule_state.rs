@@ -149,16 +149,16 @@ fn remedies(comparison: &Comparison, unthreaded: usize, rule: &Rule, findings: &
     if comparison.differing.len() > comparison.refused {
         remedies.push(rule.cure.to_owned());
     } else if comparison.obstacles.is_empty() && comparison.refused > 0 {
-        remedies.push(format!("end the cause that stands with each of them; the daemon then sets: {}", rule.cure));
+        remedies.push(format!("remove the cause that is named with each of them; the daemon then sets: {}", rule.cure));
     }
     remedies.extend(comparison.obstacles.iter().map(|obstacle| obstacle.remedy.clone()));
     let told = findings.iter().filter(|finding| finding.severity > Severity::Info);
     remedies.extend(told.map(|finding| finding.remedy.clone()));
     if !comparison.unreadable.is_empty() {
-        remedies.push("end the cause that stands with each knob that cannot be read, and look again".to_owned());
+        remedies.push("remove the cause that is named with each knob that cannot be read, and look again".to_owned());
     }
     if unthreaded > 0 {
-        remedies.push("end what row napi-threaded has found: it makes these threads".to_owned());
+        remedies.push("see row napi-threaded: its remedy creates these threads".to_owned());
     }
     let mut known = BTreeSet::new();
     remedies.retain(|remedy| known.insert(remedy.clone()));

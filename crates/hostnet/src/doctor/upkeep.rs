@@ -95,7 +95,7 @@ pub(super) fn isolation(inventory: &Inventory, intent: &Intent) -> Check {
 
 /// The kernel's periodic work on every CPU.
 pub(super) fn periodic(inventory: &Inventory) -> Check {
-    let (id, title) = ("periodic-work", "what the kernel does now and then on every CPU");
+    let (id, title) = ("periodic-work", "the kernel's periodic work on every CPU");
     let value = |name: &str| inventory.sysctls.get(name).and_then(|text| text.parse::<u64>().ok());
     let mut found = Vec::new();
     let mut remedies = Vec::new();
@@ -120,7 +120,7 @@ pub(super) fn periodic(inventory: &Inventory) -> Check {
 }
 
 pub(super) fn swap(inventory: &Inventory, intent: &Intent) -> Check {
-    let (id, title) = ("swap", "guests' memory stays in memory");
+    let (id, title) = ("swap", "guests' memory is not swapped out");
     if !inventory.memory.swap {
         return Check::new(id, title, State::Ok, "there is no swap area");
     }
@@ -131,7 +131,7 @@ pub(super) fn swap(inventory: &Inventory, intent: &Intent) -> Check {
         id,
         title,
         State::Warning,
-        "there is a swap area: what is not locked of an RT tenant's memory may be \
+        "there is a swap area: memory of an RT tenant that is not locked may be \
         written to it",
     )
     .costs(10_000, "a vCPU that touches such a page waits for the disk", "")

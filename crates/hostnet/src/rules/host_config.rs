@@ -21,7 +21,7 @@ pub(super) fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
         outcome.findings.push(finding(
             Severity::Info,
             rule.name(),
-            format!("rule {rule} is switched off: its knobs are as they were found"),
+            format!("rule {rule} is switched off: its knobs keep the values that they had"),
             "take it out of `without` in /etc/ontime/host.toml",
         ));
     }
@@ -31,7 +31,7 @@ pub(super) fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
             outcome.findings.push(finding(
                 Severity::Info,
                 name,
-                format!("tenant {tenant}, which is to use it, does not run"),
+                format!("tenant {tenant}, which host.toml names for this NIC, does not run"),
                 "nothing, if it is stopped; else correct the name (`ontime ps` has those that run)",
             ));
         }
@@ -39,7 +39,10 @@ pub(super) fn host_config(inventory: &Inventory, intent: &Intent) -> Outcome {
             Some(nic) if intent.config_of(nic) != Some(config) => outcome.findings.push(finding(
                 Severity::Warning,
                 name,
-                format!("is another name of {}, of which something else is said: this is not followed", nic.id.name),
+                format!(
+                    "is another name of {}, for which host.toml has another table: this table is ignored",
+                    nic.id.name
+                ),
                 "take one of the two out of /etc/ontime/host.toml",
             )),
             Some(nic) => {
@@ -70,10 +73,8 @@ fn missing(inventory: &Inventory, name: &str) -> Finding {
 fn goes_by_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     let below: Vec<&str> =
         nic.lower.iter().filter_map(|index| inventory.nic_by_index(*index)).map(|one| one.id.name.as_str()).collect();
-    let found = format!(
-        "has no interrupt and no NAPI of its own: its packets go by {}, which its class passes to",
-        below.join(", ")
-    );
+    let found =
+        format!("has no interrupt and no NAPI of its own: its packets pass {}, which get its class", below.join(", "));
     nic.carried.then(|| finding(Severity::Info, &nic.id.name, found, "nothing; or name these in its place"))
 }
 
@@ -85,7 +86,7 @@ fn stands_on_others(inventory: &Inventory, nic: &Nic) -> Option<Finding> {
     let kind = nic.kind.as_deref().unwrap_or("virtual");
     let names = below(inventory, nic);
     let which = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
-    let found = format!("is of kind {kind}, which has no interrupt and no NAPI of its own: nothing follows from it");
+    let found = format!("is of kind {kind}, which has no interrupt and no NAPI of its own: this table has no effect");
     let remedy = format!("name the NICs below it in /etc/ontime/host.toml in its place{which}");
     Some(finding(Severity::Warning, &nic.id.name, found, &remedy))
 }
@@ -211,7 +212,7 @@ fn queues(intent: &Intent, inventory: &Inventory, nic: &Nic, config: &NicConfig,
 
 fn claimed_twice(nic: &Nic, what: &str, classes: &BTreeSet<Class>) -> Finding {
     let names: Vec<String> = classes.iter().map(Class::to_string).collect();
-    let found = format!("{what} of {}: all run at the most urgent", names.join(" and "));
+    let found = format!("{what} of {}: all run at the priority of the most urgent", names.join(" and "));
     finding(Severity::Warning, &nic.id.name, found, "give queues that share a NAPI or interrupt one class")
 }
 

@@ -1,8 +1,8 @@
 //! The rule table: one rule per row, in the order in which a packet meets them.
 //!
 //! In: facts and intent. Out: settings and findings. Each module below has the planning functions of related rows.
-//! Figures are from `docs/reference/hostnet.md`: UDP echo at FIFO 47 beside a saturating small-packet flood on another
-//! NIC, stock kernels under emulation, virtual clock, us as p50/p99/max.
+//! Figures: us as p50/p99/max. Where the source is [`PROBES`], UDP echo at FIFO 47 beside a saturating small-packet
+//! flood on another NIC, stock kernels under emulation, virtual clock.
 
 mod busy_poll;
 mod device_irq;
@@ -28,30 +28,30 @@ pub(crate) use napi_weight::NO_BH_LOCK;
 pub use napi_weight::softirqs_share_a_lock;
 pub use threads::NAPI_LISTED;
 
-const PROBES: &str = "probes by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/reference/hostnet.md)";
+const PROBES: &str = "measured by hand: Debian 7.2-rt and 6.12-rt, emulated, virtual clock (docs/reference/hostnet.md)";
 const INVERSION: &str = "`ontime-lab bench inversion --requests 1000`: Debian 7.2-rt, emulated, virtual clock, one \
     CPU, small packets (docs/results/bench/segments-inversion.md)";
 
 /// The source of a row whose effect the experiment cannot show.
-const NOT_SHOWN: &str = "no figure: `ontime-lab bench inversion` has one CPU, UDP and a VM by tap and bridge, where \
-                         nothing waits for this (docs/results/bench/segments-inversion.md)";
+const NOT_SHOWN: &str = "no figure: in `ontime-lab bench inversion` (one CPU, UDP, a VM with tap and bridge) nothing \
+                         waits for this (docs/results/bench/segments-inversion.md)";
 
 /// All rules of this version.
 pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::HostConfig,
-        title: "NICs, queues and tenants that host.toml names are there",
-        waits_behind: "whatever its NIC or queue does by default, where its class was given to something that is not \
-            there",
-        cost: Cost { delay_us: 6_182, text: "what the class would have spared it", source: "" },
+        title: "NICs, queues and tenants that host.toml names exist",
+        waits_behind: "bulk packets of its NIC or queue, which has no class: host.toml names a NIC or queue that does not \
+            exist",
+        cost: Cost { delay_us: 6_182, text: "that of row napi-threaded, at most", source: "" },
         cure: "correct /etc/ontime/host.toml",
-        live_safe: "sets nothing; a NIC's place is taken up when it appears (net/core/dev.c, register_netdevice tells)",
+        live_safe: "sets nothing; when a NIC appears, its link event starts a pass (net/core/dev.c, register_netdevice)",
         plan: host_config::host_config,
     },
     Rule {
         id: RuleId::NapiThreaded,
-        title: "every NAPI polled by a thread of its own",
-        waits_behind: "any NAPI that is not threaded: its packets are moved in softirq, on whatever thread runs then",
+        title: "every NAPI instance polled by its own thread",
+        waits_behind: "any NAPI that is not threaded: a softirq moves its packets, on the thread that happens to run",
         cost: Cost {
             delay_us: 29_419,
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with priorities only, 46/87/115 threaded; \
@@ -71,8 +71,8 @@ pub static RULES: &[Rule] = &[
         cost: Cost {
             delay_us: 6_182,
             text: "7.2-rt: 1303/5323/6182 us by default, 584/1180/1680 with Table 2's priorities; once NAPI is \
-                   threaded, no difference that 1,000 requests of a VM show",
-            source: "probes by hand (docs/reference/hostnet.md); `ontime-lab bench inversion` \
+                   threaded, 1,000 requests of a VM show no difference",
+            source: "measured by hand (docs/reference/hostnet.md); `ontime-lab bench inversion` \
                 (docs/results/bench/segments-inversion.md); 7.2-rt, emulated, virtual clock",
         },
         cure: "FIFO 50-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
@@ -82,10 +82,10 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::NapiThread,
         title: "NAPI threads placed by class",
-        waits_behind: "bulk NAPI threads, and its own at SCHED_OTHER behind every bulk thread",
+        waits_behind: "bulk NAPI threads; and its own NAPI thread, which at SCHED_OTHER waits for bulk threads",
         cost: Cost {
             delay_us: 2_017,
-            text: "a VM's p99 114 us without, 83 with; the slowest of 1,000 2,017 and 99",
+            text: "a VM's p99 is 114 us without this rule, 83 with it; the slowest of 1,000 took 2,017 and 99 us",
             source: INVERSION,
         },
         cure: "FIFO 49-5l for a NIC of RT level l, SCHED_OTHER for a bulk one",
@@ -109,8 +109,7 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         id: RuleId::TapBatch,
-        title: "packets of bulk VMs handed over one by one where softirqs share a lock on each CPU (PREEMPT_RT before \
-            6.18)",
+        title: "packets of bulk VMs sent one by one where softirqs share a lock on each CPU (PREEMPT_RT before 6.18)",
         waits_behind: "a bulk VM's vhost thread that hands over up to 64 packets at once: it holds the lock that every \
             softirq of the CPU takes",
         cost: Cost {
@@ -120,15 +119,15 @@ pub static RULES: &[Rule] = &[
             source: "`ontime-lab bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, \
                      bulk VMs receive TCP (docs/results/bench/rt-server.md)",
         },
-        cure: "TUNSETSNDBUF of bulk VMs' taps: the highest limit in place of none, with which vhost does not batch and \
-            nothing is held back",
+        cure: "the highest send buffer limit on bulk VMs' taps (TUNSETSNDBUF) in place of none: with a limit vhost does \
+            not batch, and this one delays no packet",
         live_safe: "drivers/vhost/net.c, handle_tx_copy: whether to batch is looked up at each turn; a limit that \
             was set before stays",
         plan: tap_batch::tap_batch,
     },
     Rule {
         id: RuleId::Moderation,
-        title: "receive interrupts of RT NICs not held back",
+        title: "receive interrupts of RT NICs not delayed by moderation",
         waits_behind: "its NIC's interrupt moderation, where a packet came a moment before",
         cost: Cost {
             delay_us: 250,
@@ -149,11 +148,11 @@ pub static RULES: &[Rule] = &[
             NAPI thread",
         cost: Cost {
             delay_us: 100,
-            text: "up to 0.1 ms for each, while a disk or a console is busy, as traces show (docs/reference/trace.md); \
-                   beside a disk that is read all the time, no difference that 1,000 requests of a VM show",
+            text: "up to 0.1 ms for each thread while a disk or a console is busy (seen by `ontime trace`); beside a disk \
+                   that is read all the time, 1,000 requests of a VM show no difference",
             source: INVERSION,
         },
-        cure: "SCHED_OTHER, nice -20, as a bulk NIC's",
+        cure: "SCHED_OTHER, nice -20, as for interrupt threads of bulk NICs",
         live_safe: "kernel/irq/manage.c, irq_thread: an ordinary thread; sched_setattr only requeues it",
         plan: device_irq::device_irq,
     },
@@ -181,7 +180,7 @@ pub static RULES: &[Rule] = &[
             internal ports",
         cost: Cost {
             delay_us: 1_067,
-            text: "not shown; a VM by tap and bridge has no packet there, and of containers by the backlog see veth",
+            text: "not measured: a VM with tap and bridge has no packet there; for containers see rule veth",
             source: NOT_SHOWN,
         },
         cure: "backlog_napi/N at FIFO 2; macvtap or macvlan for RT tenants",
@@ -191,26 +190,26 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::Veth,
         title: "RT containers' veth pairs off the per-CPU backlog",
-        waits_behind: "the per-CPU backlog, by which a veth pair hands over where one end has TSO or the other no GRO, \
-            as by default",
+        waits_behind: "the per-CPU backlog, which takes a veth pair's packets if the sending end has TSO or the receiving \
+            end no GRO, as by default",
         cost: Cost {
             delay_us: 1_067,
             text: "containers on 7.2-rt: veth by default 357/1005/1067 us, veth with GRO and threads 74/101/110, \
                    macvlan 48/78/79",
             source: PROBES,
         },
-        cure: "GRO on and TSO off at both ends, the container's too; or macvlan, which hands over in its NIC's NAPI",
+        cure: "GRO on and TSO off at both ends, the container's too; or a macvlan, whose packets the NIC's NAPI thread delivers",
         live_safe: "drivers/net/veth.c, veth_set_features: NAPI is made while packets pass; on reset it ends, and \
                     drops what is in its ring (veth_napi_del_range)",
         plan: veth::veth,
     },
     Rule {
         id: RuleId::SoftirqThreads,
-        title: "ktimers, ksoftirqd and rcuc at their places below every vCPU",
-        waits_behind: "timers (TCP's too) and RCU callbacks that a bulk thread keeps from running",
+        title: "ktimers, ksoftirqd and rcuc at low real-time priorities, below every vCPU",
+        waits_behind: "timers (also TCP's) and RCU callbacks that a bulk thread keeps from running",
         cost: Cost {
             delay_us: 1_000,
-            text: "not shown; a request by UDP waits for no timer, and one by TCP was not measured",
+            text: "not measured: a request by UDP waits for no timer, and requests by TCP were not tried",
             source: NOT_SHOWN,
         },
         cure: "ktimers and ksoftirqd at FIFO 2, rcuc at FIFO 4, as tuned's realtime profiles place them",
@@ -220,8 +219,8 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::VnicPlace,
         title: "vhost and kvm-pit threads placed by their tenant's class",
-        waits_behind: "its own vhost thread at SCHED_OTHER, behind every bulk thread",
-        cost: Cost { delay_us: 21_876, text: "a VM's p99 21,876 us without, 83 with", source: INVERSION },
+        waits_behind: "its own vhost thread, which at SCHED_OTHER waits for bulk threads",
+        cost: Cost { delay_us: 21_876, text: "a VM's p99 is 21,876 us without, 83 with this rule", source: INVERSION },
         cure: "FIFO 48-5l for an RT tenant of level l; a bulk tenant's never at an RT policy",
         live_safe: "drivers/vhost/vhost.c, kernel/vhost_task.c: an ordinary thread; sched_setattr only requeues it",
         plan: tenant_threads::vnic_place,
@@ -229,8 +228,8 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::VcpuPlace,
         title: "vCPU threads placed by their tenant's class",
-        waits_behind: "its own vCPU at SCHED_OTHER, behind every bulk thread",
-        cost: Cost { delay_us: 31_408, text: "a VM's p99 31,408 us without, 83 with", source: INVERSION },
+        waits_behind: "its own vCPU, which at SCHED_OTHER waits for bulk threads",
+        cost: Cost { delay_us: 31_408, text: "a VM's p99 is 31,408 us without, 83 with this rule", source: INVERSION },
         cure: "FIFO 47-5l for an RT tenant of level l, under its runtime cap; a bulk tenant's never at an RT policy",
         live_safe: "an ordinary thread of the VMM; sched_setattr only requeues it and moves it to no other CPU",
         plan: tenant_threads::vcpu_place,
@@ -238,9 +237,9 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::VmmPlace,
         title: "the main threads of RT VMs' monitors ahead of bulk",
-        waits_behind: "bulk threads, where its vCPU leaves the guest for a device that QEMU emulates (a serial port, \
-                       PCI configuration) and QEMU's main thread, at SCHED_OTHER, holds QEMU's lock: a management tool \
-                       has asked it something",
+        waits_behind: "bulk threads, if its vCPU leaves the guest for a device that QEMU emulates (a serial port, PCI \
+                       configuration) while QEMU's main thread, at SCHED_OTHER, holds QEMU's lock to answer a \
+                       management tool",
         cost: Cost {
             delay_us: 8_618,
             text: "7.2-rt, a guest's readings of a device that QEMU emulates, beside four busy threads and a tool that \
@@ -256,7 +255,7 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         id: RuleId::InterruptContext,
-        title: "vCPUs with a pending interrupt before others of their level (method interrupt-context)",
+        title: "vCPUs with a pending interrupt run before others of their level (method interrupt-context)",
         waits_behind: "a vCPU of another RT tenant of its level that computes",
         cost: Cost {
             delay_us: 10_923,
@@ -264,8 +263,8 @@ pub static RULES: &[Rule] = &[
                    or 3,834 us, its slowest 10,923 or 4,197; with this method p99 155 or 152",
             source: "`ontime-lab bench xen-arm --beside rt` (docs/results/bench/xen-arm.md): emulated, virtual clock",
         },
-        cure: "vCPUs at the entitled place (46-5l), at the planned one (47-5l) while an interrupt is to be taken; \
-            irq_work/N at FIFO 55, which tells of it",
+        cure: "vCPUs at FIFO 46-5l, and at 47-5l while an interrupt is pending; irq_work/N, which reports the interrupt \
+            to the daemon, at FIFO 55",
         live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. \
                     arch/x86/kvm/lapic.c, __apic_accept_irq: the tracepoint changes nothing",
         plan: interrupt_context::interrupt_context,
@@ -282,7 +281,7 @@ pub static RULES: &[Rule] = &[
         },
         cure: "interrupts of RT NICs, vhost and vCPU threads of RT tenants on the RT CPU; all others on the rest",
         live_safe: "kernel/irq/manage.c, irq_set_affinity: the next interrupt goes to the new CPU; threads move by the \
-                    scheduler's own migration. A vCPU moves once, which is the method",
+                    scheduler's own migration. A vCPU moves once, as the method requires",
         plan: exclusive::exclusive_cpu,
     },
     Rule {
@@ -303,29 +302,29 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::QdiscBypass,
         title: "no qdisc on a NIC that both classes send by with one queue; bulk VMs wait at their taps",
-        waits_behind: "a bulk sender preempted in the qdisc, who sends for all who come meanwhile and is lent no \
-            priority (7.2)",
+        waits_behind: "a bulk sender that is preempted in the qdisc: it also sends the packets that other threads enqueue \
+            meanwhile, and inherits no priority (7.2)",
         cost: Cost {
             delay_us: 80,
-            text: "four bulk VMs that send small packets, p95 of a request: 80 us by the qdisc (bulk senders at FIFO \
-                   1), 78 without; they send 23,816 and 66,611 packets a second",
+            text: "four bulk VMs that send small packets, p95 of a request: 80 us with the qdisc (bulk senders at \
+                   FIFO 1), 78 without; the VMs send 23,816 and 66,611 packets a second",
             source: "`ontime-lab bench vatc`: Debian 7.2-rt, emulated, virtual clock, one CPU \
                 (docs/results/bench/vatc.md)",
         },
-        cure: "root qdisc noqueue: senders take the queue's lock, which lends its owner their priority; a send buffer \
-               for each bulk VM's tap in place of BQL, so that the ring is never full",
+        cure: "root qdisc noqueue: senders take the queue's lock, whose owner inherits their priority; a send \
+               buffer for each bulk VM's tap in place of BQL, so that the ring is never full",
         live_safe: "it drops what waits in the qdisc that the kernel chose, once (net/sched/sch_generic.c, \
             dev_deactivate)",
         plan: qdisc_bypass::qdisc_bypass,
     },
     Rule {
         id: RuleId::SkbDefer,
-        title: "buffers freed where they are used up",
+        title: "packet buffers freed on the CPU that used them",
         waits_behind: "skb_defer_free_flush: buffers of other CPUs freed in the RT NIC's poll",
         cost: Cost {
             delay_us: 10,
-            text: "up to 64 buffers of other CPUs' sockets freed before an RT packet is polled; not shown: on one CPU \
-                there are none",
+            text: "up to 64 buffers of other CPUs' sockets freed before an RT packet is polled; not measured: on \
+                one CPU there are none",
             source: NOT_SHOWN,
         },
         cure: "net.core.skb_defer_max=0",
@@ -334,12 +333,12 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         id: RuleId::HaltPoll,
-        title: "no busy waiting in KVM",
+        title: "KVM does not poll after a vCPU's hlt",
         waits_behind: "a FIFO vCPU of another RT tenant that polls after its hlt",
         cost: Cost {
             delay_us: 200,
             text: "up to halt_poll_ns (200 us by default) of CPU after every hlt, at FIFO priority, where a vCPU is \
-                   alone on its CPU; not shown: where all share one it does not poll",
+                   alone on its CPU; not measured: where all share one CPU it does not poll",
             source: NOT_SHOWN,
         },
         cure: "halt_poll_ns=0",
@@ -348,8 +347,8 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         id: RuleId::RtProtections,
-        title: "the kernel's protections against FIFO threads off, where runtime caps stand in",
-        waits_behind: "the fair server (and 7.2's ext server): bulk threads 50 ms a second above every FIFO thread",
+        title: "the kernel's protections against FIFO threads off while runtime caps replace them",
+        waits_behind: "the fair server (and 7.2's ext server), which runs bulk threads for 50 ms a second before every FIFO thread",
         cost: Cost {
             delay_us: 51_348,
             text: "polling on one CPU: 48/45606/51348 us with the fair server, 48/55/174 without",

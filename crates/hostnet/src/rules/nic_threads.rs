@@ -143,17 +143,19 @@ pub(super) fn irq_thread(inventory: &Inventory, intent: &Intent) -> Outcome {
         outcome.settings.extend(most_urgent(RuleId::IrqThread, thread, classes, policy, &mut shared));
     }
     outcome.findings.extend(shared_findings(RuleId::IrqThread, shared));
-    outcome.findings.extend(without_interrupts(inventory, intent).map(|nic| Finding {
-        rule: RuleId::IrqThread,
-        severity: Severity::Warning,
-        object: nic.id.name.clone(),
-        found:
-            "no interrupt is known to be its own, by its device or by a handler's name: none has its place".to_owned(),
-        remedy: format!(
-            "look for it in /proc/interrupts, and place its thread by hand at {}",
-            intent.table.policy(intent.nic_class(inventory, nic), Role::Irq)
-        ),
-        refusal: None,
+    outcome.findings.extend(without_interrupts(inventory, intent).map(|nic| {
+        Finding {
+            rule: RuleId::IrqThread,
+            severity: Severity::Warning,
+            object: nic.id.name.clone(),
+            found: "no interrupt is known to be its own, by its device or by a handler's name: no thread has its place"
+                .to_owned(),
+            remedy: format!(
+                "look for it in /proc/interrupts, and place its thread by hand at {}",
+                intent.table.policy(intent.nic_class(inventory, nic), Role::Irq)
+            ),
+            refusal: None,
+        }
     }));
     if !inventory.kernel.threaded_irqs {
         outcome.findings.push(Finding {

@@ -140,7 +140,7 @@ fn shared_receive(inventory: &Inventory, intent: &Intent, nic: &Nic) -> Option<F
             severity: Severity::Info,
             object: nic.id.name.clone(),
             found: format!(
-                "receive queues {} are kept for RT packets; what comes there is the NIC's filters' work",
+                "receive queues {} are kept for RT packets; the NIC's filters decide which packets come there",
                 queues.join(", ")
             ),
             remedy: format!(

@@ -48,8 +48,8 @@ impl Demoted {
         if !foreign.is_empty() {
             let (path, count) = (path.display(), foreign.len());
             tracing::warn!(
-                "{path}: {count} threads beyond a quota are another version's to give back: run `ontime reset` of \
-                 that version, or restart these tenants"
+                "{path}: {count} threads beyond a quota were recorded by another version: run `ontime reset` of that \
+                 version, or restart these tenants"
             );
         }
         let mut demoted = Self { path, threads: written.clone(), written, foreign };

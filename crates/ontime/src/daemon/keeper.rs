@@ -1,7 +1,7 @@
 //! Reserved CPU time in the daemon: which back end keeps it, for which threads, and what a pass must know about that.
 //!
 //! In: the configuration and the tenants. Out: the reservations that hold ([`Keeper::settle`]); their threads, handed
-//! to a back end of `ontime_sched`; a view of policies without the back end's changes ([`Past`]).
+//! to a back end of `ontime_sched`; a view of policies without the back end's changes ([`PlannedPolicies`]).
 //!
 //! The plan gives a thread its first place and the journal records its original policy, as for every thread. From then
 //! on the back end moves the thread, and the plan sees it at its first place. A thread that leaves the back end is
@@ -41,14 +41,14 @@ pub(crate) struct Keeper {
 
 /// Hides a back end's changes of policies from readers. It shares the list of threads with its [`Keeper`].
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Past {
+pub(crate) struct PlannedPolicies {
     places: Option<Places>,
     held: BackendThreads,
 }
 
-impl Past {
+impl PlannedPolicies {
     /// The policy that the plan gave to a thread, if the policy just read is one of the back end's places.
-    pub(crate) fn past(&self, id: ThreadId, read: Policy) -> Policy {
+    pub(crate) fn planned(&self, id: ThreadId, read: Policy) -> Policy {
         match (self.places, self.held.borrow().get(&id)) {
             (Some(places), Some(given)) if places.has(read) => *given,
             _ => read,
@@ -119,8 +119,8 @@ impl Keeper {
     }
 
     /// A view of policies without the back end's changes.
-    pub(crate) fn past(&self) -> Past {
-        Past { places: self.backend.places(), held: Rc::clone(&self.held) }
+    pub(crate) fn planned_policies(&self) -> PlannedPolicies {
+        PlannedPolicies { places: self.backend.places(), held: Rc::clone(&self.held) }
     }
 
     /// Decides which of these tenants' reservations hold on these CPUs.

@@ -91,7 +91,7 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     preflight()?;
     crate::log::start();
     raise_file_limit();
-    stand_before_bulk();
+    raise_nice();
     std::fs::create_dir_all(&paths.run_dir)
         .doing(format_args!("{}: making the run directory", paths.run_dir.display()))?;
     let lock = lock::take(&paths.lock())?;
@@ -168,7 +168,7 @@ fn raise_file_limit() {
 /// Gives the main thread, and the HTTP thread that it starts, nice -20. A polling NAPI thread may leave only 5 % to all
 /// threads without real-time priority, and the threads of bulk NICs at nice -20 compete for that; requests shall be
 /// answered even then. [`Due`] makes sure that bulk work gets its part.
-fn stand_before_bulk() {
+fn raise_nice() {
     if let Err(error) = rustix::process::setpriority_process(None, -20) {
         tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work; {}", remedy(&error.into()));
     }
@@ -228,7 +228,7 @@ impl Daemon {
                 self.pass("threads");
             }
             if self.engine.look_at_own_threads() {
-                stand_before_bulk();
+                raise_nice();
                 self.pass("threads");
             }
             if watchdog().is_some() {

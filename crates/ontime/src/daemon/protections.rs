@@ -47,7 +47,7 @@ pub(crate) fn restore(host: &dyn Host, journal: &Journal) -> Vec<(Knob, Result<(
     let report = ontime_hostnet::apply::give_back(host, journal, is_protection);
     let say = |item: &Item| {
         if item.done == Done::Restored {
-            tracing::info!("{}", change_line(&item.knob, item.from.as_ref(), &item.to, "given back"));
+            tracing::info!("{}", change_line(&item.knob, item.from.as_ref(), &item.to, "restored"));
         }
     };
     report
@@ -142,7 +142,7 @@ mod tests {
         assert!(kernel_protects(&host(["5", "5"]), &inventory(0), &journal));
         assert!(!kernel_protects(&host(["5", "0"]), &inventory(5), &journal));
         let kept = [0, 1].map(|cpu| Original { knob: server(cpu), value: Value::Text("5".to_owned()) });
-        journal.keep(kept.to_vec()).unwrap();
+        journal.store(kept.to_vec()).unwrap();
         assert!(kernel_protects(&host(["0", "0"]), &inventory(0), &journal));
         let off = host(["0", "0"]);
         assert!(restore(&off, &journal).iter().all(|(_, done)| done.is_ok()));

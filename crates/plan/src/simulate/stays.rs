@@ -13,7 +13,7 @@ use crate::units::{Bandwidth, Nanos};
 
 /// An RTA that is present for a part of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stay {
+pub struct TemporaryRta {
     /// Index of its vCPU.
     pub vcpu: usize,
     /// CPU time in each period.
@@ -28,7 +28,7 @@ pub struct Stay {
 
 /// A vCPU's reservation without RTAs, and its slack with RTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Between {
+pub struct IdleReservation {
     /// The reservation without RTAs.
     pub idle: Bandwidth,
     /// Slack added to its RTAs' needs, once per shortest period.
@@ -48,12 +48,12 @@ pub struct Change {
 
 /// Simulates `vcpus` unpinned vCPUs on `cpus` CPUs whose RTAs come and go (RTVirt, section 4.3). Each new RTA is
 /// admitted beside the current reservations, or refused: then none of its jobs arrives. Returns a [`RtaResult`] per
-/// stay, in the given order, and every change of bandwidth.
+/// temporary RTA, in the given order, and every change of bandwidth.
 pub fn simulate_stays(
     cpus: u32,
     vcpus: usize,
-    stays: &[Stay],
-    between: Between,
+    stays: &[TemporaryRta],
+    between: IdleReservation,
     options: &Options,
 ) -> (Outcome, Vec<Change>) {
     let shared = vec![true; usize::try_from(cpus).unwrap_or(0)];
@@ -78,30 +78,30 @@ pub fn simulate_stays(
 /// The RTAs that come and go.
 struct Turnover {
     admission: Admission,
-    between: Between,
-    /// (index in the caller's list, stay), sorted by vCPU, then by time.
-    stays: Vec<(usize, Stay)>,
-    /// The state of each of these stays.
-    standing: Vec<Standing>,
+    between: IdleReservation,
+    /// (index in the caller's list, RTA), sorted by vCPU, then by time.
+    stays: Vec<(usize, TemporaryRta)>,
+    /// Whether each of these is present.
+    presence: Vec<Presence>,
     held: Vec<Bandwidth>,
     changes: Vec<Change>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    ToCome,
-    There,
-    Gone,
+enum Presence {
+    Future,
+    Present,
+    Ended,
 }
 
 impl Turnover {
-    fn new(admission: Admission, vcpus: usize, stays: &[Stay], between: Between) -> Self {
-        let mut stays: Vec<(usize, Stay)> =
+    fn new(admission: Admission, vcpus: usize, stays: &[TemporaryRta], between: IdleReservation) -> Self {
+        let mut stays: Vec<(usize, TemporaryRta)> =
             stays.iter().filter(|stay| stay.vcpu < vcpus).cloned().enumerate().collect();
         stays.sort_by_key(|(_, stay)| (stay.vcpu, stay.from));
-        let standing = vec![Standing::ToCome; stays.len()];
+        let presence = vec![Presence::Future; stays.len()];
         let held = vec![between.idle; vcpus];
-        Self { admission, between, stays, standing, held, changes: Vec::new() }
+        Self { admission, between, stays, presence, held, changes: Vec::new() }
     }
 
     /// A vCPU's reservation for its present RTAs.
@@ -109,8 +109,8 @@ impl Turnover {
         let there = self
             .stays
             .iter()
-            .zip(&self.standing)
-            .filter(|((_, stay), is)| stay.vcpu == vcpu && **is == Standing::There);
+            .zip(&self.presence)
+            .filter(|((_, stay), is)| stay.vcpu == vcpu && **is == Presence::Present);
         let rtas: Vec<Rta> = there.map(|((_, stay), _)| stay.rta.clone()).collect();
         if rtas.is_empty() {
             return self.between.idle;
@@ -135,9 +135,9 @@ impl Turnover {
         admitted
     }
 
-    fn set(&mut self, at: usize, standing: Standing) {
-        if let Some(is) = self.standing.get_mut(at) {
-            *is = standing;
+    fn set(&mut self, at: usize, presence: Presence) {
+        if let Some(is) = self.presence.get_mut(at) {
+            *is = presence;
         }
     }
 
@@ -169,22 +169,22 @@ impl Simulation<'_> {
     /// At the start of a slice: removes RTAs that end; admits or refuses RTAs that arrive.
     fn turn_over(&mut self, turnover: &mut Turnover) {
         let now = self.now;
-        for wanted in [Standing::There, Standing::ToCome] {
+        for wanted in [Presence::Present, Presence::Future] {
             for at in 0..turnover.stays.len() {
-                let (Some((_, stay)), Some(is)) = (turnover.stays.get(at), turnover.standing.get(at)) else { continue };
+                let (Some((_, stay)), Some(is)) = (turnover.stays.get(at), turnover.presence.get(at)) else { continue };
                 let (vcpu, from) = (stay.vcpu, stay.from + stay.lead);
-                let due = if wanted == Standing::There { stay.until } else { stay.from };
+                let due = if wanted == Presence::Present { stay.until } else { stay.from };
                 if *is != wanted || due > now {
                     continue;
                 }
-                let next = if wanted == Standing::There { Standing::Gone } else { Standing::There };
+                let next = if wanted == Presence::Present { Presence::Ended } else { Presence::Present };
                 turnover.set(at, next);
                 if !turnover.admit(vcpu, now) {
-                    turnover.set(at, Standing::Gone);
+                    turnover.set(at, Presence::Ended);
                     continue;
                 }
                 let (Some(guest), Some(source)) = (self.guests.get(vcpu), self.sources.get_mut(at)) else { continue };
-                source.there = next == Standing::There;
+                source.there = next == Presence::Present;
                 if source.there {
                     source.next = now.max(from);
                     self.arrivals.push(Reverse((source.next, at)));
@@ -203,13 +203,13 @@ mod tests {
 
     const MS: fn(u64) -> Nanos = Nanos::from_millis;
 
-    fn stay(vcpu: usize, slice_ms: u64, period_ms: u64, from_ms: u64, until_ms: u64) -> Stay {
+    fn stay(vcpu: usize, slice_ms: u64, period_ms: u64, from_ms: u64, until_ms: u64) -> TemporaryRta {
         let rta = Rta::new(MS(slice_ms), MS(period_ms), Arrivals::Periodic).unwrap();
-        Stay { vcpu, rta, lead: Nanos::ZERO, from: MS(from_ms), until: MS(until_ms) }
+        TemporaryRta { vcpu, rta, lead: Nanos::ZERO, from: MS(from_ms), until: MS(until_ms) }
     }
 
-    fn run(cpus: u32, vcpus: usize, stays: &[Stay]) -> (Outcome, Vec<Change>) {
-        let between = Between { idle: Bandwidth::ppm(100_000), slack: Nanos::from_micros(500) };
+    fn run(cpus: u32, vcpus: usize, stays: &[TemporaryRta]) -> (Outcome, Vec<Change>) {
+        let between = IdleReservation { idle: Bandwidth::ppm(100_000), slack: Nanos::from_micros(500) };
         let options = Options {
             duration: MS(2_000),
             record: Nanos::ZERO,

@@ -302,7 +302,7 @@ struct Client(Child);
 impl Client {
     fn start(shell: &str, dir: &Path) -> anyhow::Result<Self> {
         let started = process::Command::new("sh").args(["-c", shell]).current_dir(dir).stdin(Stdio::null()).spawn();
-        Ok(Self(started.context("the clients' side: sh")?))
+        Ok(Self(started.context("starting sh for the clients' side")?))
     }
 }
 

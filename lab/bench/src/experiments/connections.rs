@@ -19,7 +19,7 @@ use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
 use crate::frame::{Frame, Segment, parse};
 use crate::goals::{Figure, GoalSpec, goal, idle};
-use crate::host::{Ground, Host, Site, size};
+use crate::host::{Host, PlannedHost, Site, size};
 use crate::pcap::{PcapError, Record, Tail};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};

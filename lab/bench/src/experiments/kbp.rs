@@ -19,7 +19,7 @@ use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
 use crate::hardware::HardwareError;
-use crate::host::{BULK_VMS, Ground, Host, size};
+use crate::host::{BULK_VMS, Host, PlannedHost, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
 use crate::progress::progress;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
-use ontime_cli::{CRITICAL, Exit, OK, WARNING, tell, usage};
+use ontime_cli::{CRITICAL, Exit, OK, WARNING, print_stderr, usage};
 use ontime_lab::images::Images;
 use ontime_lab::{Clock, Kernel, Machine, isolate};
 
@@ -17,7 +17,7 @@ use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
 use crate::hardware::{self, Target};
-use crate::host::{self, AS_IS, Ground, Site};
+use crate::host::{self, AS_IS, PlannedHost, Site};
 use crate::paper::Figures;
 use crate::schema::{Goal, MethodResult, Report, SCHEMA_VERSION};
 use crate::trial::CaseResults;
@@ -137,7 +137,7 @@ impl Hardware {
         &self,
         out: Option<&Path>,
         captured: u32,
-        measure: impl FnOnce(Ground<'static>) -> Result<T, MeasureError>,
+        measure: impl FnOnce(PlannedHost<'static>) -> Result<T, MeasureError>,
     ) -> anyhow::Result<Option<(T, Vec<String>)>> {
         let Some(path) = &self.hardware else { return Ok(None) };
         let site = hardware::Site::read(path)?;
@@ -146,7 +146,7 @@ impl Hardware {
         fs::create_dir_all(dir).with_context(|| format!("directory {}", dir.display()))?;
         let mut target = Target::open(site, dir, captured as usize)?;
         let notes = target.notes()?;
-        Ok(Some((measure(Ground::Real(Box::new(target)))?, notes)))
+        Ok(Some((measure(PlannedHost::Real(Box::new(target)))?, notes)))
     }
 
     /// The chosen methods, or `defaults`. Refuses methods of the other kind of host; `all` are the experiment's own.
@@ -176,12 +176,12 @@ impl HostArgs {
         &self,
         captured: u32,
         prepare: impl FnOnce(Site) -> Site,
-        mut measure: impl FnMut(Ground<'_>) -> Result<T, MeasureError>,
+        mut measure: impl FnMut(PlannedHost<'_>) -> Result<T, MeasureError>,
     ) -> anyhow::Result<(T, Vec<String>)> {
         if let Some(found) = self.hardware.measure(self.emulated.out.as_deref(), captured, &mut measure)? {
             return Ok(found);
         }
-        let emulated = |site: Site, images: &Images| measure(Ground::Emulated(&prepare(site), images));
+        let emulated = |site: Site, images: &Images| measure(PlannedHost::Emulated(&prepare(site), images));
         Ok((self.emulated.measure(false, emulated)?, Vec::new()))
     }
 }
@@ -266,7 +266,7 @@ fn baseline_is_of(baseline: &Report, experiment: &str) -> anyhow::Result<()> {
 
 /// Shows a comparison. The exit status is [`CRITICAL`] if a figure is worse, otherwise `status`.
 pub(crate) fn judge(comparison: &Comparison, tolerance: Tolerance, status: u8) -> anyhow::Result<ExitCode> {
-    ontime_cli::print(comparison.words(tolerance))?;
+    ontime_cli::print(comparison.description(tolerance))?;
     if comparison.compared == 0 {
         let message = "no result has a counterpart in the baseline: measure the same methods under the same \
                        conditions, or make the baseline anew by --json";
@@ -307,7 +307,7 @@ impl Measured {
             bail!("nothing could be measured: {}", missing.join("; "));
         };
         let figures = Figures::load()?;
-        let known = find(experiment).with_context(|| format!("no experiment '{experiment}'"))?;
+        let known = find(experiment).with_context(|| format!("no experiment '{experiment}' in this ontime-lab"))?;
         notes.extend(known.remarks(&figures));
         notes.extend(missing.iter().cloned());
         let kernel = kernel_of(&results);
@@ -328,7 +328,7 @@ impl Measured {
             notes,
         };
         for line in &missing {
-            tell(format_args!("ontime-lab: {line}"));
+            print_stderr(format_args!("ontime-lab: {line}"));
         }
         write(&report, output, if missing.is_empty() { OK } else { WARNING })
     }
@@ -336,7 +336,7 @@ impl Measured {
 
 /// The present time, RFC 3339.
 pub(crate) fn created() -> anyhow::Result<String> {
-    let said = Command::new("date").arg("--iso-8601=seconds").output().context("date")?.stdout;
+    let said = Command::new("date").arg("--iso-8601=seconds").output().context("running date")?.stdout;
     Ok(String::from_utf8_lossy(&said).trim().to_owned())
 }
 
@@ -367,7 +367,7 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    let Some(mut report) = all else { bail!("no results") };
+    let Some(mut report) = all else { bail!("no results: name a file that --json wrote") };
     report.kernel = kernel_of(&report.results);
     let specs = super::goals_of(&report.experiment);
     // The goals of a scenario are the limits of its file.
@@ -400,7 +400,7 @@ fn write(report: &Report, output: &Output, status: u8) -> anyhow::Result<ExitCod
 fn write_files(report: &Report, output: &Output) -> anyhow::Result<()> {
     let put = |path: &Path, text: String| {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-        tell(format_args!("wrote {}", path.display()));
+        print_stderr(format_args!("wrote {}", path.display()));
         anyhow::Ok(())
     };
     if let Some(path) = &output.json {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use ontime_cli::{OK, WARNING, tell, usage};
+use ontime_cli::{OK, WARNING, print_stderr, usage};
 use ontime_lab::{Clock, Kernel};
 
 use super::{Emulated, Experiment, Methods, chosen, command, created, judge, to_write};
@@ -126,7 +126,7 @@ fn report(args: &Options, found: CaseResults<Measured>) -> anyhow::Result<ExitCo
     let written = files.iter().try_for_each(|(path, text)| -> anyhow::Result<()> {
         let Some(path) = path else { return Ok(()) };
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-        tell(format_args!("wrote {}", path.display()));
+        print_stderr(format_args!("wrote {}", path.display()));
         Ok(())
     });
     ontime_cli::print(report::fitted(&path::table(&document)) + "\n")?;

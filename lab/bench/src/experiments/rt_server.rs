@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
-use ontime_cli::{tell, usage};
+use ontime_cli::{print_stderr, usage};
 use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -26,12 +26,12 @@ use crate::error::MeasureError;
 use crate::goals::Figure::{Bulk, Own, P99, Sd};
 use crate::goals::{GoalSpec, goal, idle, small, tcp};
 use crate::hardware::HardwareError;
-use crate::host::{self, AS_IS, BULK_VMS, Ground, Host, RT_VM, Site};
+use crate::host::{self, AS_IS, BULK_VMS, Host, PlannedHost, RT_VM, Site};
 use crate::memcached::ACCESS;
 use crate::paper::Figures;
 use crate::progress::{begin_messages_with, progress};
 use crate::schema::{Load, MethodResult, PaperRow};
-use crate::segments::{Depth, Trace};
+use crate::segments::{Trace, TraceDetail};
 use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial::{self, CaseCount, CaseResults, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
@@ -96,8 +96,8 @@ impl Case {
     }
 
     /// Text for progress messages, and for cases that could not be measured.
-    fn words(&self) -> String {
-        format!("{}, {}", self.name, self.load.words())
+    fn description(&self) -> String {
+        format!("{}, {}", self.name, self.load.description())
     }
 
     pub(crate) fn label(&self) -> &str {
@@ -117,7 +117,7 @@ struct RtServerPlan {
     /// The cases, in order of measurement.
     cases: Vec<Case>,
     /// What `ontime trace` records in the host during the case ([`crate::segments`]); none without a trace.
-    traced: Option<Depth>,
+    traced: Option<TraceDetail>,
     /// Minimum of counted requests per case.
     requests: u64,
     /// Seed of the gaps between requests.
@@ -128,7 +128,7 @@ struct RtServerPlan {
 /// gets its words. If a case fails, it is told by its name, and the remaining cases are measured while the host lives.
 fn measure(
     plan: &RtServerPlan,
-    ground: Ground<'_>,
+    ground: PlannedHost<'_>,
     begun: &mut dyn FnMut(&str),
     name: impl Fn(&&Case) -> String,
 ) -> Result<CaseResults, MeasureError> {
@@ -137,7 +137,7 @@ fn measure(
     let settings: String = plan.settings.iter().map(|line| format!("{line}\n")).collect();
     let config = server::CONFIG.map(|(name, text)| (name, format!("{settings}{text}")));
     let config: Vec<(&str, &str)> = config.iter().map(|(name, text)| (*name, text.as_str())).collect();
-    if let Ground::Emulated(site, _) = &ground {
+    if let PlannedHost::Emulated(site, _) = &ground {
         append(site, &plan.appended)?;
     }
     let host = ground.start(&BULK_VMS, &config)?;
@@ -201,7 +201,7 @@ struct Kind {
     /// Methods that are measured by default.
     methods: &'static [&'static str],
     /// What a trace records during the measurement; none without a trace.
-    traced: Option<Depth>,
+    traced: Option<TraceDetail>,
 }
 
 /// Table 3 and Figures 6 to 8. With one CPU, [`EXCLUSIVE`] is left out.
@@ -223,7 +223,7 @@ const SEGMENTS: Kind = Kind {
     name: "segments",
     workload: SOCKPERF,
     methods: &["vanilla", "rt-default", "threaded", "partitioned"],
-    traced: Some(Depth::Segments),
+    traced: Some(TraceDetail::Segments),
 };
 const SEGMENTS_PAPER: &str = "paper (Access'18, IV-D): Figure 11 is a plot without numbers. Its findings: most of the \
     variance is in host receive and in the guest; the inversions of host receive are gone with an exclusive CPU and \
@@ -272,7 +272,7 @@ struct SegmentsOptions {
 
 /// Runs the experiment on the segments of a request's way.
 fn segments(args: &SegmentsOptions) -> anyhow::Result<ExitCode> {
-    let depth = if args.inversions { Depth::Inversions } else { Depth::Segments };
+    let depth = if args.inversions { TraceDetail::Inversions } else { TraceDetail::Segments };
     execute(&args.args, &Kind { traced: Some(depth), ..SEGMENTS })
 }
 
@@ -495,10 +495,12 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<C
         match serde_json::from_str(&line) {
             Ok(PartLine::Case(name)) => {
                 let begun = count.lock().unwrap_or_else(PoisonError::into_inner).begin(&name);
-                tell(format_args!("[{kernel}] {begun}"));
+                print_stderr(format_args!("[{kernel}] {begun}"));
             }
             Ok(PartLine::Found(of)) => found = Some(of),
-            Err(error) => tell(format_args!("[{kernel}] what a part of the measurement tells is no JSON: {error}")),
+            Err(error) => {
+                print_stderr(format_args!("[{kernel}] what a part of the measurement tells is no JSON: {error}"))
+            }
         }
     }
     found
@@ -529,11 +531,11 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
     line.extend(args.settings.iter().map(|setting| format!("--host-toml={setting}")));
     line.extend(args.appended.iter().map(|word| format!("--guest-append={word}")));
     line.extend(kind.workload.options());
-    if kind.traced == Some(Depth::Inversions) {
+    if kind.traced == Some(TraceDetail::Inversions) {
         line.push("--inversions".to_owned());
     }
     line.push(format!("--load={}", args.loads.iter().map(|load| load.name()).collect::<Vec<_>>().join(",")));
-    let mut command = Command::new(std::env::current_exe().context("this program")?);
+    let mut command = Command::new(std::env::current_exe().context("finding the file of this program")?);
     command.args(line).stdout(Stdio::piped());
     isolate::end_with_parent(&mut command, Signal::TERM).spawn().context("starting a part of the measurement")
 }
@@ -546,7 +548,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let plan = plan(args, kind, &args.methods);
     let found = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
-        let ground = Ground::Emulated(&site, images);
+        let ground = PlannedHost::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
         begin_messages_with(format!("[{kernel}] "));

@@ -134,7 +134,7 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
                 method => method,
             })?;
             let case = name(method, count);
-            let several = Several {
+            let several = SeveralServers {
                 case: &case,
                 label: &format!("{}; RT VMs: {count}", METHODS.words(method)),
                 servers: &servers(count),

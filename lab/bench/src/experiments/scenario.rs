@@ -110,7 +110,7 @@ fn measure(scenario: &Scenario, site: &Site, images: &Images) -> Result<CaseResu
                 }
                 in_force = Some(*method);
             }
-            let several = Several {
+            let several = SeveralServers {
                 case: method.name(),
                 label: "as the scenario describes",
                 servers: &servers,
@@ -211,7 +211,7 @@ fn goal(limit: &Limit, (method, load): (&str, Load), results: &[MethodResult]) -
         Figure::Bulk => " Gbit/s",
         _ => " us",
     };
-    let case = format!("{method} ({})", load.words());
+    let case = format!("{method} ({})", load.description());
     let figures = match (result, actual) {
         (_, Some(actual)) => format!("{case} {}{unit}", number::significant(actual)),
         (Some(_), None) => format!("{case} has no figure '{name}'"),

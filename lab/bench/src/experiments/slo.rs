@@ -65,7 +65,7 @@ impl Neighbours {
         }
     }
 
-    fn words(self, neighbours: u8) -> String {
+    fn description(self, neighbours: u8) -> String {
         match self {
             Neighbours::Nobody => "the CPU for itself".to_owned(),
             Neighbours::Cpu => format!("beside {neighbours} VMs that never idle"),

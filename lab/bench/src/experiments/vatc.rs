@@ -93,7 +93,7 @@ impl BulkTraffic {
         }
     }
 
-    fn words(self) -> String {
+    fn description(self) -> String {
         match self {
             BulkTraffic::Small(streams) => format!("{streams} bulk VMs send small packets by the same NIC"),
             BulkTraffic::LargeUdp => "a bulk VM sends large UDP packets by the same NIC".to_owned(),

@@ -23,7 +23,7 @@ use crate::host::{Host, RT_VM, Site, Vm, boot_vm};
 use crate::paper::Figures;
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult};
-use crate::segments::{Depth, Trace};
+use crate::segments::{Trace, TraceDetail};
 use crate::server;
 use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::Workload;
@@ -59,7 +59,7 @@ impl Neighbour {
         }
     }
 
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Neighbour::Bulk => "a bulk VM",
             Neighbour::Rt => "an RT VM of the same level",
@@ -140,7 +140,7 @@ fn measure_case(
         requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
     };
-    let trace = if args.segments { Some(Trace::start(host, &case, Depth::Segments)?) } else { None };
+    let trace = if args.segments { Some(Trace::start(host, &case, TraceDetail::Segments)?) } else { None };
     let before = vcpu_time(host)?;
     let measured = trial.run(host);
     let after = vcpu_time(host)?;

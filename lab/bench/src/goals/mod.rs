@@ -251,7 +251,7 @@ fn value(results: &[&MethodResult], figure: Figure, case: Case) -> Result<(f64, 
         _ => case.missing(),
     };
     let (value, unit) = figure.of(result).ok_or_else(missing)?;
-    let unit = if figure == Figure::Bulk { "Gbit/s" } else { unit.words() };
+    let unit = if figure == Figure::Bulk { "Gbit/s" } else { unit.description() };
     Ok((value, format!("{} {} {unit}", case.name(), number::significant(value)).trim_end().to_owned()))
 }
 
@@ -309,7 +309,7 @@ impl Figure {
 
 impl Case {
     fn name(self) -> String {
-        format!("{} ({})", self.method, self.load.words())
+        format!("{} ({})", self.method, self.load.description())
     }
 
     fn missing(self) -> String {

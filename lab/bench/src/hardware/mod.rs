@@ -103,7 +103,7 @@ pub enum HardwareError {
         said: String,
     },
     /// A command on the host exceeded its time limit.
-    #[error("on {host}, `{command}` did not end in {seconds} s")]
+    #[error("on {host}, `{command}` did not end in {seconds} s; run it there by hand to see why")]
     TooLong {
         /// The host.
         host: String,

@@ -113,7 +113,7 @@ impl Target {
 
     /// The source of the RT capture's time stamps.
     pub fn stamps(&self) -> String {
-        self.rt.words()
+        self.rt.description()
     }
 
     /// Frames that passed the RT monitor but are missing in its capture, so far.

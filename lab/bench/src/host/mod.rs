@@ -1,7 +1,7 @@
 //! The host under test, with its VMs and `ontime daemon`, and the operations that every experiment needs.
 //!
-//! In: a [`Ground`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its CPU
-//! use. On an emulated host, VMs are started as a user would start them (QEMU, vhost-net, bridges). A real host
+//! In: a [`PlannedHost`] and the VMs. Out: a [`Host`] that switches methods, sends requests from outside and reads its
+//! CPU use. On an emulated host, VMs are started as a user would start them (QEMU, vhost-net, bridges). A real host
 //! ([`crate::hardware`]) has VMs of its owner. An experiment does not depend on the kind of host, except where it
 //! changes the host's inside: for that it calls [`Host::lab`]. `site` describes the host before it starts; `cpu` reads
 //! CPU time.
@@ -21,7 +21,7 @@ use ontime_lab::network::RT_TAP;
 use ontime_lab::{Lab, LabError};
 
 pub(crate) use self::cpu::CpuTime;
-pub(crate) use self::site::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm, machine};
+pub(crate) use self::site::{BULK_VMS, PlannedHost, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, Peer};
 use crate::client_side::Order;
 use crate::error::MeasureError;
@@ -45,7 +45,7 @@ const TRUSTED: &str = "[cap]\nuncapped = [\"/trusted\"]\n";
 
 /// The host.
 pub struct Host {
-    under: Under,
+    kind: HostKind,
     /// Directory of captures and logs.
     pub dir: PathBuf,
     /// Release of the kernel.
@@ -58,7 +58,7 @@ pub struct Host {
     client_cpu: bool,
 }
 
-enum Under {
+enum HostKind {
     Lab(Box<Lab>),
     Real(Box<Target>),
 }
@@ -100,7 +100,7 @@ impl Host {
         };
         let (dir, cpus) = (site.dir.clone(), u16::from(site.machine.cpus));
         let client_cpu = site.machine.client_cpu;
-        Ok(Self { under: Under::Lab(Box::new(lab)), dir, kernel, clock, cpus, client_cpu })
+        Ok(Self { kind: HostKind::Lab(Box::new(lab)), dir, kernel, clock, cpus, client_cpu })
     }
 
     /// A real host, unchanged.
@@ -111,14 +111,14 @@ impl Host {
         let cpus = cpus.map_err(|_| MeasureError::Accounting(said.clone()))?;
         // If the client's NICs have no device, the host is not measured by hardware.
         let clock = if target.is_hardware() { Clock::Hardware } else { Clock::Real };
-        Ok(Self { dir: target.dir().to_owned(), under: Under::Real(target), kernel, clock, cpus, client_cpu: false })
+        Ok(Self { dir: target.dir().to_owned(), kind: HostKind::Real(target), kernel, clock, cpus, client_cpu: false })
     }
 
     /// The emulated host, for operations that a real host does not allow.
     pub fn lab(&mut self) -> Result<&mut Lab, MeasureError> {
-        match &mut self.under {
-            Under::Lab(lab) => Ok(lab),
-            Under::Real(_) => {
+        match &mut self.kind {
+            HostKind::Lab(lab) => Ok(lab),
+            HostKind::Real(_) => {
                 let said = "this takes VMs of the experiment's own, and those of a real host are its owner's";
                 Err(HardwareError::NotHere(said.to_owned()).into())
             }
@@ -140,41 +140,41 @@ impl Host {
 
     /// The real host, if this is one.
     pub fn target(&self) -> Option<&Target> {
-        match &self.under {
-            Under::Lab(_) => None,
-            Under::Real(target) => Some(target),
+        match &self.kind {
+            HostKind::Lab(_) => None,
+            HostKind::Real(target) => Some(target),
         }
     }
 
     /// The capture of the RT network (`rt`) or the bulk network (`bulk`).
     pub fn capture(&self, network: &str) -> PathBuf {
-        match &self.under {
-            Under::Lab(lab) => lab.capture(network),
-            Under::Real(target) => target.capture(network),
+        match &self.kind {
+            HostKind::Lab(lab) => lab.capture(network),
+            HostKind::Real(target) => target.capture(network),
         }
     }
 
     /// Checks that the host can still be measured.
     pub fn alive(&mut self) -> Result<(), MeasureError> {
-        match &mut self.under {
-            Under::Lab(lab) => Ok(lab.alive()?),
-            Under::Real(target) => Ok(target.alive()?),
+        match &mut self.kind {
+            HostKind::Lab(lab) => Ok(lab.alive()?),
+            HostKind::Real(target) => Ok(target.alive()?),
         }
     }
 
     /// Switches exact time stamps of arrivals on the RT NIC on or off. A real monitor always takes exact stamps.
     pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), MeasureError> {
-        match &mut self.under {
-            Under::Lab(lab) => Ok(lab.stamp_arrivals(on)?),
-            Under::Real(_) => Ok(()),
+        match &mut self.kind {
+            HostKind::Lab(lab) => Ok(lab.stamp_arrivals(on)?),
+            HostKind::Real(_) => Ok(()),
         }
     }
 
     /// See `Lab::release_every`. A real wire has no such steps.
     fn release_every(&self, us: Option<u32>) -> Result<(), MeasureError> {
-        match &self.under {
-            Under::Lab(lab) => Ok(lab.release_every(us)?),
-            Under::Real(_) => Ok(()),
+        match &self.kind {
+            HostKind::Lab(lab) => Ok(lab.release_every(us)?),
+            HostKind::Real(_) => Ok(()),
         }
     }
 
@@ -215,9 +215,9 @@ impl Host {
 
     /// Names and addresses of the bulk VMs.
     pub fn bulk(&self) -> Vec<(String, String)> {
-        match &self.under {
-            Under::Lab(_) => BULK_VMS.map(|vm| (vm.name.to_owned(), vm.address.to_owned())).into(),
-            Under::Real(target) => {
+        match &self.kind {
+            HostKind::Lab(_) => BULK_VMS.map(|vm| (vm.name.to_owned(), vm.address.to_owned())).into(),
+            HostKind::Real(target) => {
                 let tenants = target.site().bulk.iter().flat_map(|of| &of.tenants);
                 tenants.map(|(name, address)| (name.clone(), address.to_string())).collect()
             }
@@ -231,18 +231,18 @@ impl Host {
 
     /// Runs a shell command in the host. A failure of the command is an error.
     pub fn shell(&mut self, command: &str) -> Result<String, MeasureError> {
-        match &mut self.under {
-            Under::Lab(lab) => Ok(lab.check(&["sh", "-c", command], LIMIT)?),
-            Under::Real(target) => Ok(target.shell(command)?),
+        match &mut self.kind {
+            HostKind::Lab(lab) => Ok(lab.check(&["sh", "-c", command], LIMIT)?),
+            HostKind::Real(target) => Ok(target.shell(command)?),
         }
     }
 
     /// As [`Self::shell`], but on an emulated host the command runs before all threads of normal priority. For short
     /// commands while the host is busy.
     pub(crate) fn ask(&mut self, command: &str) -> Result<String, MeasureError> {
-        match &mut self.under {
-            Under::Lab(lab) => Ok(lab.ask(&["sh", "-c", command], LIMIT)?),
-            Under::Real(target) => Ok(target.shell(command)?),
+        match &mut self.kind {
+            HostKind::Lab(lab) => Ok(lab.ask(&["sh", "-c", command], LIMIT)?),
+            HostKind::Real(target) => Ok(target.shell(command)?),
         }
     }
 
@@ -254,10 +254,10 @@ impl Host {
              /lab/{method}.threads; [ $status -le 2 ] && ! grep '^{NO_EXCLUSIVE_CPU}' /lab/{method}.applied || \
              {{ cat /lab/{method}.applied; exit 1; }}"
         );
-        match &mut self.under {
-            Under::Lab(_) => self.ask(&apply).map(|_| ()),
-            Under::Real(_) if method == AS_IS => Ok(()),
-            Under::Real(target) => Ok(target.apply(method)?),
+        match &mut self.kind {
+            HostKind::Lab(_) => self.ask(&apply).map(|_| ()),
+            HostKind::Real(_) if method == AS_IS => Ok(()),
+            HostKind::Real(target) => Ok(target.apply(method)?),
         }
     }
 
@@ -278,18 +278,18 @@ impl Host {
 
     /// Undoes the applied method.
     pub fn reset(&mut self) -> Result<(), MeasureError> {
-        match &mut self.under {
-            Under::Lab(_) => self.ask("ontime reset > /lab/reset 2>&1 || { cat /lab/reset; exit 1; }").map(|_| ()),
-            Under::Real(target) => Ok(target.reset()?),
+        match &mut self.kind {
+            HostKind::Lab(_) => self.ask("ontime reset > /lab/reset 2>&1 || { cat /lab/reset; exit 1; }").map(|_| ()),
+            HostKind::Real(target) => Ok(target.reset()?),
         }
     }
 
     /// Ends the measurement: an emulated host is killed, a real host gets its method back.
     pub fn leave(self) -> Result<(), MeasureError> {
-        match self.under {
+        match self.kind {
             // All results are already outside, so no orderly shutdown is needed.
-            Under::Lab(_) => Ok(()),
-            Under::Real(mut target) => Ok(target.leave()?),
+            HostKind::Lab(_) => Ok(()),
+            HostKind::Real(mut target) => Ok(target.leave()?),
         }
     }
 

@@ -70,14 +70,14 @@ impl Site {
 }
 
 /// The host for an experiment, before it starts.
-pub(crate) enum Ground<'a> {
+pub(crate) enum PlannedHost<'a> {
     /// An emulated host, to be booted.
     Emulated(&'a Site, &'a Images),
     /// A real host.
     Real(Box<Target>),
 }
 
-impl Ground<'_> {
+impl PlannedHost<'_> {
     /// Starts the host with these VMs and files for `/etc/ontime`. On a real host both are its owner's.
     pub(crate) fn start(self, vms: &[Vm<'_>], config: &[(&str, &str)]) -> Result<Host, MeasureError> {
         match self {

@@ -46,11 +46,11 @@ fn regression(new: &Method, old: &Method, tolerance: Tolerance) -> Option<String
 }
 
 fn stage(row: &StageRow) -> (String, u64) {
-    (format!("{}, {}, {}", row.phase.words(), row.thread, row.level.words()), row.median)
+    (format!("{}, {}, {}", row.phase.description(), row.thread, row.level.description()), row.median)
 }
 
 fn function(row: &FunctionRow) -> (String, u64) {
-    (format!("{} ({})", row.function, row.level.words()), row.median)
+    (format!("{} ({})", row.function, row.level.description()), row.median)
 }
 
 /// The parts that have grown most, with their growth.

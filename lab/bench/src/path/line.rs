@@ -20,7 +20,7 @@ pub(crate) enum Level {
 
 impl Level {
     /// The name in tables.
-    pub(crate) fn words(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Level::HostKernel => "host kernel",
             Level::HostUser => "host user",

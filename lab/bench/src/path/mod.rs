@@ -39,7 +39,7 @@ pub(crate) use report::{Document, Method, PATH_VERSION, ReportError, sequence, t
 use crate::client::{self, ClientConfig, Peer};
 use crate::error::MeasureError;
 use crate::experiments::rt_server::Case;
-use crate::host::{Ground, Host, Site, size};
+use crate::host::{Host, PlannedHost, Site, size};
 use crate::memcached;
 use crate::progress::progress;
 use crate::schema::Load;
@@ -177,7 +177,7 @@ pub(crate) struct Measured {
 /// host lives.
 pub(crate) fn measure(plan: &PathPlan, images: &Images) -> Result<CaseResults<Measured>, MeasureError> {
     let cases: Vec<Case> = plan.methods.iter().map(|name| Case { name: name.clone(), load: Load::None }).collect();
-    let ground = Ground::Emulated(&plan.site, images);
+    let ground = PlannedHost::Emulated(&plan.site, images);
     let mut placed =
         PlacedServer::new(plan.program.workload().server(), &ground, cases.iter().any(Case::is_outsourced))?;
     SYMBOLS.bring(&plan.site.dir.join("files"))?;

@@ -188,7 +188,7 @@ fn stages(median: &Request, slowest: &Request) -> Vec<StageRow> {
     };
     let row = |stage: &Stage| StageRow {
         phase: stage.phase,
-        thread: stage.thread.words().to_owned(),
+        thread: stage.thread.description().to_owned(),
         level: stage.level,
         median: of(median, stage),
         slowest: of(slowest, stage),
@@ -238,7 +238,7 @@ fn method_table(of: &Method) -> String {
     }
     text.push_str(&format!("\n\n{:<13} {:<20} {:<13} {:>9} {:>9}\n", "phase", "thread", "level", "median", "slowest"));
     for row in &of.stages {
-        text.push_str(&line([row.phase.words(), &row.thread, row.level.words()], row.median, row.slowest));
+        text.push_str(&line([row.phase.description(), &row.thread, row.level.description()], row.median, row.slowest));
     }
     text.push_str(&line(["in all", "", ""], of.median, of.slowest));
     text.push_str(&format!(
@@ -262,7 +262,7 @@ fn line([phase, thread, level]: [&str; 3], median: u64, slowest: u64) -> String 
 
 fn function_line(row: &FunctionRow) -> String {
     let [median, slowest] = [row.median, row.slowest].map(number::count);
-    format!("{median:>9} {slowest:>9}  {:<12}  {}\n", row.level.words(), row.function)
+    format!("{median:>9} {slowest:>9}  {:<12}  {}\n", row.level.description(), row.function)
 }
 
 /// A request's functions in order: instructions before it, its own, phase, thread, level and name, separated by tabs.
@@ -272,7 +272,7 @@ pub(crate) fn sequence(method: &str, request: &Request) -> String {
     let mut start = 0;
     for step in &request.steps {
         let stage = &step.stage;
-        let (phase, thread, level) = (stage.phase.words(), stage.thread.words(), stage.level.words());
+        let (phase, thread, level) = (stage.phase.description(), stage.thread.description(), stage.level.description());
         text.push_str(&format!("{start}\t{}\t{phase}\t{thread}\t{level}\t{}\n", step.count, step.function));
         start += step.count;
     }

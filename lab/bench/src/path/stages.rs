@@ -32,7 +32,7 @@ pub(crate) enum Phase {
 
 impl Phase {
     /// The name in tables.
-    pub(crate) fn words(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Phase::HostReceive => "host receive",
             Phase::Server => "server",

@@ -55,7 +55,7 @@ pub(crate) enum Thread {
 
 impl Thread {
     /// The name in tables.
-    pub(crate) fn words(&self) -> &str {
+    pub(crate) fn description(&self) -> &str {
         match self {
             Thread::Interrupt => "interrupt",
             Thread::Irq => "interrupt's thread",

@@ -44,7 +44,9 @@ fn a_recorded_request_goes_the_known_way() {
     let stages: Vec<String> = request
         .stages
         .iter()
-        .map(|(stage, _)| format!("{}, {}, {}", stage.phase.words(), stage.thread.words(), stage.level.words()))
+        .map(|(stage, _)| {
+            format!("{}, {}, {}", stage.phase.description(), stage.thread.description(), stage.level.description())
+        })
         .collect();
     assert_eq!(
         stages,

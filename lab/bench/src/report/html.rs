@@ -10,7 +10,10 @@ use ontime_hostnet::Method;
 
 use super::charts::{Drawn, Styles, TimeAxis, bars, cdf, histogram, tail};
 use super::names::{Names, labels};
-use super::{Own, below_vanilla, counted_goals, experiment, own, paper_below, printed, timed, unfavourable, vanilla};
+use super::{
+    FigureTable, below_vanilla, counted_goals, experiment, figure_tables, paper_below, printed, timed, unfavourable,
+    vanilla,
+};
 use crate::goals::Figure;
 use crate::schema::{Bound, Clock, Distribution, Goal, Load, MethodResult, PaperRow, Report, kernel_series};
 
@@ -39,7 +42,7 @@ pub fn html(report: &Report) -> String {
         result,
         method: names.method(place).to_owned(),
         condition: names.condition(place),
-        words: names.words(place),
+        words: names.description(place),
         style: styles.style(&result.method),
         below_vanilla: below_vanilla(report, result),
     });
@@ -99,7 +102,7 @@ fn is_measured(group: &[&Drawn<'_>]) -> bool {
 /// The title of a group; kernel, clock and CPUs are in it if the groups differ in them.
 fn group_title(group: &[&Drawn<'_>], groups: &[Group<'_, '_>]) -> String {
     let Some(first) = group.first() else { return String::new() };
-    let load = capital(first.result.load.words());
+    let load = capital(first.result.load.description());
     let host = |of: &MethodResult| (of.clock, of.kernel_series().to_owned(), of.cpus);
     let (clock, series, cpus) = host(first.result);
     let is_same = |is_it: &dyn Fn(&MethodResult) -> bool| groups.iter().flatten().all(|other| is_it(other.result));
@@ -136,7 +139,7 @@ fn headline(report: &Report, groups: &[Group<'_, '_>]) -> Option<String> {
         Some((*of, of.result.latency_us?, vanilla(report, of.result)?.latency_us?))
     })?;
     let load = of.result.load;
-    let under = if load.floods() { format!("Under a {}", load.words()) } else { "Without a flood".to_owned() };
+    let under = if load.floods() { format!("Under a {}", load.description()) } else { "Without a flood".to_owned() };
     let ratio = of.below_vanilla.map(|below| format!(": the p99 is {}", number::times(below)));
     let ratio = ratio.unwrap_or_default();
     Some(format!(
@@ -275,7 +278,7 @@ fn paper(report: &Report) -> Markup {
 
 /// The experiment's own figures.
 fn figures(report: &Report, drawn: &[Drawn<'_>]) -> Markup {
-    let tables = own(report, true);
+    let tables = figure_tables(report, true);
     let meaning = experiment(report).map_or("", |experiment| experiment.meaning());
     let head = |result: &MethodResult| {
         drawn.iter().find(|of| std::ptr::eq(of.result, result)).map_or_else(|| text(String::new()), row_head)
@@ -292,7 +295,7 @@ fn figures(report: &Report, drawn: &[Drawn<'_>]) -> Markup {
     }
 }
 
-fn own_fields(own: &Own<'_>) -> Vec<Field> {
+fn own_fields(own: &FigureTable<'_>) -> Vec<Field> {
     let cells = |column: usize| -> Vec<Option<Markup>> {
         let of = own.rows.iter().map(|(_, cells)| cells.get(column).filter(|cell| !cell.is_empty()).cloned());
         of.map(|cell| cell.map(text)).collect()

@@ -6,16 +6,17 @@
 
 mod charts;
 mod csv;
+mod figure_tables;
 mod histograms;
 mod html;
 mod names;
-mod own;
+
 mod table;
 
 pub use csv::csv;
+pub use figure_tables::{FigureTable, figure_tables};
 pub use histograms::{case, hgrm, hgrm_files, rtla};
 pub use html::html;
-pub use own::{Own, own};
 pub(crate) use table::fitted;
 pub use table::{goals, terminal};
 
@@ -109,7 +110,7 @@ pub fn unfavourable(report: &Report) -> Vec<String> {
     let has_response_times = experiment(report).is_none_or(|experiment| experiment.has_response_times());
     let names = Names::of(report);
     for (place, result) in report.results.iter().enumerate() {
-        let name = names.words(place);
+        let name = names.description(place);
         if result.lost > 0 {
             let (lost, requests) = (number::count(result.lost), number::count(result.wire.requests));
             sentences.push(format!("{name}: {lost} of {requests} requests were never answered."));

@@ -46,7 +46,7 @@ impl Names {
             Condition {
                 head: "load",
                 cells: of(|result| result.load.name().to_owned()),
-                words: of(|result| result.load.words().to_owned()),
+                words: of(|result| result.load.description().to_owned()),
             },
             linux(of(|result| result.kernel_series().to_owned())),
             Condition {
@@ -87,7 +87,7 @@ impl Names {
     }
 
     /// A result's name in words: its method and [`Names::condition`].
-    pub(super) fn words(&self, place: usize) -> String {
+    pub(super) fn description(&self, place: usize) -> String {
         match (self.method(place), self.condition(place)) {
             (method, condition) if condition.is_empty() => method.to_owned(),
             (method, condition) => format!("{method}, {condition}"),
@@ -110,7 +110,7 @@ impl Names {
             if places.len() == report.results.len() && places.len() > 1 {
                 return format!("every case: {note}");
             }
-            let names: Vec<String> = places.into_iter().map(|place| self.words(place)).collect();
+            let names: Vec<String> = places.into_iter().map(|place| self.description(place)).collect();
             format!("{}: {note}", names.join("; "))
         };
         all.into_iter().map(name).collect()

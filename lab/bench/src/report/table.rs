@@ -13,8 +13,8 @@ use ontime_figures::number;
 use textwrap::core::display_width;
 use textwrap::{Options, WordSplitter, fill};
 
+use super::figure_tables::{self, FigureTable};
 use super::names::{Names, labels};
-use super::own::{self, Own};
 use super::{counted_goals, experiment, paper_below, printed, rows, timed, unfavourable};
 use crate::goals::{Figure, Measure};
 use crate::schema::{Bound, Goal, JOBS, LATE, MISSED, MethodResult, PaperRow, REFUSED, Report};
@@ -164,7 +164,7 @@ fn ours(report: &Report, names: &Names) -> String {
 
 /// Figures of the results' parts: segments, applications, inversions.
 fn parts(report: &Report, names: &Names) -> String {
-    let Some(own) = own::table(report, false, None) else { return String::new() };
+    let Some(own) = figure_tables::table(report, false, None) else { return String::new() };
     let place =
         |result: &MethodResult| report.results.iter().position(|of| std::ptr::eq(of, result)).unwrap_or_default();
     let mut rows: Vec<(usize, Vec<String>)> = Vec::new();
@@ -343,7 +343,7 @@ fn columns(report: &Report) -> Vec<Column> {
     let below = below.map(|row| row.below_vanilla.map(number::significant).unwrap_or_default()).collect();
     let mut columns = vec![Column::new(BELOW, false, ALWAYS, below)];
     columns.extend(TIMES.iter().filter_map(figure));
-    if let Some(Own { heads, words, rows, .. }) = own::table(report, false, Some(&[])) {
+    if let Some(FigureTable { heads, words, rows, .. }) = figure_tables::table(report, false, Some(&[])) {
         for (place, (head, words)) in heads.iter().zip(words).enumerate() {
             let cells = rows.iter().map(|(_, cells)| cells.get(place).cloned().unwrap_or_default()).collect();
             columns.push(Column::metric(head, words, &judged, cells));

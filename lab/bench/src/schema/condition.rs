@@ -73,7 +73,7 @@ impl Load {
     }
 
     /// A description for tables.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Load::None => "no flood",
             Load::Tcp => "TCP flood",

@@ -47,7 +47,7 @@ pub enum Unit {
 
 impl Unit {
     /// The unit as printed after a figure; empty if the figure includes it.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Unit::Us => "µs",
             Unit::S => "s",

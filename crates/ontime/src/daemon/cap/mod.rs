@@ -276,7 +276,7 @@ struct Seen {
 impl Pauses {
     /// The thread's place, given the policy that was just read: SCHED_IDLE of a pause and the policy while ahead count
     /// as the place.
-    pub(crate) fn past(&self, id: ThreadId, read: Policy) -> Policy {
+    pub(crate) fn planned(&self, id: ThreadId, read: Policy) -> Policy {
         match (read, self.0.get(&id)) {
             (Policy::Idle, Some(seen)) if seen.has_been_paused() => seen.place,
             (ahead, Some(seen)) if seen.ahead == Some(ahead) => seen.place,

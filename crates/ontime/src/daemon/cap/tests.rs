@@ -318,15 +318,15 @@ mod real_speed {
             let pauses = caps.pauses();
             let read = rt.id().policy().unwrap();
             paused += u32::from(read == Policy::Idle);
-            assert_eq!(pauses.past(rt.id(), read), PLACE);
+            assert_eq!(pauses.planned(rt.id(), read), PLACE);
         }
         // A thread that is not watched and is at SCHED_IDLE is really at SCHED_IDLE.
         idle.id().set_policy(Policy::Idle).unwrap();
-        assert_eq!(caps.pauses().past(idle.id(), idle.id().policy().unwrap()), Policy::Idle);
+        assert_eq!(caps.pauses().planned(idle.id(), idle.id().policy().unwrap()), Policy::Idle);
         // The same holds for a thread that is no longer watched.
         caps.set(&[]).unwrap();
         rt.id().set_policy(Policy::Idle).unwrap();
-        assert_eq!(caps.pauses().past(rt.id(), rt.id().policy().unwrap()), Policy::Idle);
+        assert_eq!(caps.pauses().planned(rt.id(), rt.id().policy().unwrap()), Policy::Idle);
     }
 }
 

@@ -5,7 +5,7 @@ use ontime_hostnet::{self as hostnet, Knob, Method};
 use ontime_tenants::{ThreadRole, discover};
 
 use super::Engine;
-use super::caps::PastPauses;
+use super::caps::UnpausedHost;
 use super::look::{Known, Look};
 use super::observe;
 use super::reservations::UNRESERVED;
@@ -38,26 +38,26 @@ impl Engine {
                 observe::to_be(&self.config, &self.paths, method, &self.journal, &self.keeper)
             }
         };
-        observe::would(&look, &PastPauses { pauses, ..self.past_pacers() }, &self.journal, &self.look.settled)
+        observe::would(&look, &UnpausedHost { pauses, ..self.without_pacers() }, &self.journal, &self.look.settled)
     }
 
     /// The tenants as they are now.
     pub(crate) fn tenants(&self) -> api::Tenants {
         let found = discover(&self.sources, &self.config.rules);
         let mut shown: Vec<_> = found.tenants.iter().map(|tenant| view::tenant(tenant, self.table())).collect();
-        let past = self.keeper.past();
+        let planned = self.keeper.planned_policies();
         for setting in &self.look.plan.settings {
             let Knob::ThreadPolicy { thread: id, .. } = &setting.knob else { continue };
             let threads = shown.iter_mut().filter(|tenant| tenant.pid == id.pid).flat_map(|tenant| &mut tenant.threads);
             for thread in threads.filter(|thread| thread.tid == id.tid) {
-                thread.wanted = (!past.moves(*id)).then(|| setting.value.to_string());
+                thread.wanted = (!planned.moves(*id)).then(|| setting.value.to_string());
             }
         }
         api::Tenants { schema_version: api::SCHEMA_VERSION, tenants: shown, unseen: view::unseen(&found) }
     }
 
-    fn past_pacers(&self) -> PastPauses<'_> {
-        PastPauses { host: &self.host, pauses: Pauses::default(), paced: self.keeper.past() }
+    fn without_pacers(&self) -> UnpausedHost<'_> {
+        UnpausedHost { host: &self.host, pauses: Pauses::default(), paced: self.keeper.planned_policies() }
     }
 
     /// The NICs as the last pass found them.
@@ -155,7 +155,7 @@ impl Engine {
     }
 
     fn knob_state(&self, setting: &hostnet::Setting) -> api::KnobState {
-        let mut known = view::knob_state(&self.past_pacers(), setting);
+        let mut known = view::knob_state(&self.without_pacers(), setting);
         if known.state != "drifted" {
             return known;
         }

@@ -16,7 +16,7 @@ use super::look::{Look, planned};
 use crate::daemon::cap::{CapError, Caps, FollowError, Pauses, Watch};
 use crate::daemon::census::{Census, RealTime, ThreadHolders};
 use crate::daemon::guardian::{Capped, Charge, Guardian};
-use crate::daemon::keeper::Past;
+use crate::daemon::keeper::PlannedPolicies;
 use crate::daemon::own::{self, OwnThread};
 use crate::daemon::protections;
 use crate::daemon::view::Owned;
@@ -378,15 +378,15 @@ pub(super) fn charge_guardian(
 }
 
 /// The host, with policies read as if no thread were paused, ahead, or moved by a pacer.
-pub(super) struct PastPauses<'a> {
+pub(super) struct UnpausedHost<'a> {
     pub(super) host: &'a LiveHost,
     pub(super) pauses: Pauses,
-    pub(super) paced: Past,
+    pub(super) paced: PlannedPolicies,
 }
 
-impl Host for PastPauses<'_> {
+impl Host for UnpausedHost<'_> {
     fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
-        read_past(self.host, &self.pauses, &self.paced, knob)
+        read_planned(self.host, &self.pauses, &self.paced, knob)
     }
 
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
@@ -403,7 +403,7 @@ impl Host for PastPauses<'_> {
 /// PREEMPT_RT they run at FIFO 1 and 2), and some of what a pass sets or reads waits for them.
 pub(super) struct Capping<'a> {
     pub(super) host: &'a LiveHost,
-    pub(super) paced: Past,
+    pub(super) paced: PlannedPolicies,
     pub(super) state: RefCell<CappingState<'a>>,
 }
 
@@ -429,7 +429,7 @@ impl CappingState<'_> {
 
 impl Host for Capping<'_> {
     fn read(&self, knob: &Knob) -> Result<Value, KnobError> {
-        read_past(self.host, &self.state.borrow().pauses, &self.paced, knob)
+        read_planned(self.host, &self.state.borrow().pauses, &self.paced, knob)
     }
 
     fn write(&self, knob: &Knob, value: &Value) -> Result<(), KnobError> {
@@ -441,11 +441,11 @@ impl Host for Capping<'_> {
     }
 }
 
-fn read_past(host: &LiveHost, pauses: &Pauses, paced: &Past, knob: &Knob) -> Result<Value, KnobError> {
+fn read_planned(host: &LiveHost, pauses: &Pauses, paced: &PlannedPolicies, knob: &Knob) -> Result<Value, KnobError> {
     let value = host.read(knob)?;
     Ok(match (knob, value) {
         (Knob::ThreadPolicy { thread, .. }, Value::Policy(read)) => {
-            Value::Policy(paced.past(*thread, pauses.past(*thread, read)))
+            Value::Policy(paced.planned(*thread, pauses.planned(*thread, read)))
         }
         (_, value) => value,
     })

@@ -50,8 +50,10 @@ impl Look {
         let mut found = known.found.cloned().unwrap_or_else(|| discover(sources, &config.rules));
         let discovering = start.elapsed();
         for thread in found.tenants.iter_mut().flat_map(|tenant| &mut tenant.threads) {
-            thread.policy = known.pauses.map_or(thread.policy, |pauses| pauses.past(thread.id, thread.policy));
-            thread.policy = known.keeper.map_or(thread.policy, |keeper| keeper.past().past(thread.id, thread.policy));
+            thread.policy = known.pauses.map_or(thread.policy, |pauses| pauses.planned(thread.id, thread.policy));
+            thread.policy = known
+                .keeper
+                .map_or(thread.policy, |keeper| keeper.planned_policies().planned(thread.id, thread.policy));
         }
         let mut excess =
             limit(&mut found.tenants, config.rules.table(), config.daemon.pool(), config.daemon.cap_threads_per_tenant);

@@ -31,7 +31,7 @@ use ontime_sched::{Refused, Settled};
 use ontime_tenants::text::counted;
 use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Rules, Sources};
 
-use self::caps::{Capping, CappingState, PastPauses, charge_for, charge_guardian};
+use self::caps::{Capping, CappingState, UnpausedHost, charge_for, charge_guardian};
 pub(crate) use self::look::{Known, Look};
 pub(crate) use self::observe::{to_be, would};
 use self::traffic::Traffic;
@@ -313,7 +313,7 @@ impl Engine {
         self.cap();
         if self.look.intent.caps_in_force != self.in_force {
             self.look.replan(&self.journal, self.in_force);
-            let host = PastPauses { host: &self.host, pauses: self.pauses(), paced: self.keeper.past() };
+            let host = UnpausedHost { host: &self.host, pauses: self.pauses(), paced: self.keeper.planned_policies() };
             match hostnet::apply(&host, &self.look.plan, &mut self.journal) {
                 Ok(more) => add_new(&mut report, more),
                 Err(error) => self.error("journal", &error),
@@ -355,7 +355,7 @@ impl Engine {
         let mut found: Option<(Discovery, Vec<OverQuota>)> = None;
         let mut discovering = Duration::ZERO;
         let state = CappingState { caps, watches, pauses, lost: None };
-        let host = Capping { host, paced: keeper.past(), state: RefCell::new(state) };
+        let host = Capping { host, paced: keeper.planned_policies(), state: RefCell::new(state) };
         let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Incomplete> {
             let state = host.state.borrow();
             let known = Known {
@@ -467,11 +467,11 @@ impl Engine {
         if counts.changed + counts.restored > 0 {
             tracing::info!(
                 method = %self.look.intent.method,
-                "knobs: {} set, {} given back, {} failed, {} as they were",
+                "knobs: {} set, {} restored, {} failed, {} unchanged",
                 counts.changed, counts.restored, counts.failed, counts.already
             );
         }
-        self.say_problems();
+        self.log_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation does not hold: {why}"));
         }
@@ -483,7 +483,7 @@ impl Engine {
         for item in &report.items {
             let rule = match &item.done {
                 Done::Changed => item.rule.map_or("none", hostnet::RuleId::name),
-                Done::Restored => "given back",
+                Done::Restored => "restored",
                 _ => continue,
             };
             if self.lines.take(Instant::now()) {
@@ -501,7 +501,7 @@ impl Engine {
 
     /// Logs the problems of discovery. A rule that matches nothing is logged at debug level only: its VM may be
     /// stopped.
-    fn say_problems(&mut self) {
+    fn log_problems(&mut self) {
         for problem in &self.look.found.problems {
             if matches!(problem.kind, ProblemKind::RuleUnused { .. }) {
                 tracing::debug!("{problem}");
@@ -708,7 +708,7 @@ impl Engine {
         } else {
             let report = self.undo();
             tracing::warn!(
-                "stopped; this host's kernel protections were off before Ontime, so a reset gave back {}",
+                "stopped; this host's kernel protections were off before Ontime, so a reset restored {}",
                 counted(report.counts().restored, "setting")
             );
         }

@@ -165,7 +165,7 @@ impl Engine {
             if let Done::Failed(why) = &item.done {
                 self.error(
                     &item.knob.to_string(),
-                    &format!("it could not be given back: {why}; `ontime reset` tries again"),
+                    &format!("it could not be restored: {why}; `ontime reset` tries again"),
                 );
             }
         }
@@ -180,7 +180,7 @@ impl Engine {
         }
         self.look = look;
         self.failures.clear();
-        self.say_problems();
+        self.log_problems();
         for Refused { tenant, why } in self.look.settled.refused.clone() {
             self.error(&tenant, &format!("its reservation would not hold: {why}"));
         }
@@ -235,9 +235,9 @@ mod tests {
         assert_eq!(held(vec![other], &[], &config), (true, 0), "the administrator's word");
     }
     /// A host on which every knob has the value 1. Setting it to 2 has an obstacle for a while, to 3 a lasting one.
-    struct Ones;
+    struct HostOfOnes;
 
-    impl Host for Ones {
+    impl Host for HostOfOnes {
         fn read(&self, _: &Knob) -> Result<Value, KnobError> {
             Ok(Value::Text("1".to_owned()))
         }
@@ -261,7 +261,7 @@ mod tests {
         };
         let plan = Plan { settings: ["1", "2", "3", "4"].map(setting).into(), ..Plan::default() };
         let look = Look { plan, ..Look::default() };
-        let report = would(&look, &Ones, &Originals::default(), &Settled::default());
+        let report = would(&look, &HostOfOnes, &Originals::default(), &Settled::default());
         let told: Vec<(&str, Option<&str>)> =
             report.changes.iter().map(|change| (change.outcome.as_str(), change.why.as_deref())).collect();
         let why = "the cause; the remedy";
@@ -286,7 +286,7 @@ mod tests {
         look.reserves_nothing();
         assert!(look.settled.vcpus.is_empty() && look.settled.refused.len() == 1);
         let told = |in_force: &Settled| -> (Vec<(String, String, String)>, usize) {
-            let report = would(&look, &Ones, &Originals::default(), in_force);
+            let report = would(&look, &HostOfOnes, &Originals::default(), in_force);
             let changes = report.changes.into_iter().map(|change| (change.knob, change.to, change.outcome));
             (changes.collect(), report.unchanged)
         };

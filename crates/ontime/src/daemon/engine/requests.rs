@@ -100,7 +100,7 @@ impl Engine {
         requested::check_name(name)?;
         let uid = self.requested.authorise(name, uid, &self.config.daemon)?;
         if self.requested.remove(name) {
-            self.named.info(&format!("reservation {name} was given back by user {uid}"));
+            self.named.info(&format!("reservation {name} was released by user {uid}"));
             self.config.set_requested(self.requested.leases(), self.requested.grants());
             self.pass("reservation");
         }

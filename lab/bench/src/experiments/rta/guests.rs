@@ -67,15 +67,15 @@ pub(crate) struct Order {
 impl Order {
     /// The order as a line for the guest's init, which does not wait for the application.
     pub(crate) fn line(&self) -> String {
-        format!("rta {}", self.words())
+        format!("rta {}", self.description())
     }
 
     /// As [`Self::line`], but init waits until the application has ended.
     pub(crate) fn line_in_turn(&self) -> String {
-        format!("run {}", self.words())
+        format!("run {}", self.description())
     }
 
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         let Rta { slice_us: slice, period_us: period } = self.rta;
         let (work, jobs) = (slice * self.work_percent / 100, self.releases.jobs());
         let mut line = format!("{} SCHED_DEADLINE {slice} {period} {work} {jobs} {}", self.tag, self.delay_us);
@@ -174,14 +174,14 @@ impl Guests {
     }
 
     /// The CPU time so far of the vCPUs and of the bulk threads, which run.
-    pub(crate) fn spent(&self, host: &mut Host) -> Result<Spent, MeasureError> {
+    pub(crate) fn spent(&self, host: &mut Host) -> Result<CpuUse, MeasureError> {
         let add = "read -r ran rest < $task/schedstat; vcpus=$((vcpus + ran))";
         let said = host.shell(&format!(
             "vcpus=0; bulk=0; {}; for pid in $(cat /run/hogs); do read -r ran rest < /proc/$pid/schedstat; \
              bulk=$((bulk + ran)); done; read -r up rest < /proc/uptime; echo $vcpus $bulk $up",
             self.each_vcpu(add)
         ))?;
-        Spent::parse(&said).ok_or(MeasureError::Accounting(said))
+        CpuUse::parse(&said).ok_or(MeasureError::Accounting(said))
     }
 
     /// Sends one line to each VM's init, to all VMs at the same time.
@@ -219,13 +219,13 @@ impl Guests {
 
 /// CPU time of vCPUs and of bulk threads, and the host's uptime, s.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Spent {
+pub(crate) struct CpuUse {
     vcpus: f64,
     bulk: f64,
     uptime: f64,
 }
 
-impl Spent {
+impl CpuUse {
     /// Parses nanoseconds of the vCPUs and of bulk, and seconds of uptime.
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
@@ -369,14 +369,14 @@ mod tests {
 
     #[test]
     fn what_bulk_does_not_get_is_divided_among_jobs() {
-        let before = Spent::parse("1000000000 2000000000 100.0").unwrap();
-        let after = Spent::parse("1400000000 6500000000 105.0\n").unwrap();
+        let before = CpuUse::parse("1000000000 2000000000 100.0").unwrap();
+        let after = CpuUse::parse("1400000000 6500000000 105.0\n").unwrap();
         // 0.5 s of 5 s, 0.4 s of them the vCPUs'; 1,000 jobs.
         let (taken, vcpus) = after.a_job_since(&before, 200.0, 1).unwrap();
         assert!((taken - 500.0).abs() < 1e-6 && (vcpus - 400.0).abs() < 1e-6, "{taken} {vcpus}");
         assert!(before.a_job_since(&before, 200.0, 1).is_none());
         for bad in ["", "1 2", "a b c"] {
-            assert_eq!(Spent::parse(bad), None, "{bad:?}");
+            assert_eq!(CpuUse::parse(bad), None, "{bad:?}");
         }
     }
 

@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use ontime_plan::simulate::{Between, Options, Stay, simulate_stays};
+use ontime_plan::simulate::{IdleReservation, Options, TemporaryRta, simulate_stays};
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta};
 
 use crate::experiments::Experiment;
@@ -88,12 +88,12 @@ pub(crate) fn aware(first_jobs: [u64; 2]) -> Result<([Jobs; 2], u64), ModelError
     let ms = Nanos::from_millis;
     let stay = |vcpu, slice, period, first| {
         let rta = Rta::new(ms(slice), ms(period), Arrivals::Periodic)?;
-        Ok(Stay { vcpu, rta, lead: ms(first), from: Nanos::ZERO, until: ms(LENGTH) })
+        Ok(TemporaryRta { vcpu, rta, lead: ms(first), from: Nanos::ZERO, until: ms(LENGTH) })
     };
     let own = RTAS.into_iter().zip(first_jobs).map(|((slice, period, _), first)| stay(0, slice, period, first));
     let others = (1..).zip(VMS.into_iter().skip(1)).map(|(vcpu, (slice, period))| stay(vcpu, slice, period, 0));
-    let stays: Vec<Stay> = own.chain(others).collect::<Result<_, ModelError>>()?;
-    let between = Between { idle: Bandwidth::ppm(10), slack: Nanos::ZERO };
+    let stays: Vec<TemporaryRta> = own.chain(others).collect::<Result<_, ModelError>>()?;
+    let between = IdleReservation { idle: Bandwidth::ppm(10), slack: Nanos::ZERO };
     let options =
         Options { duration: ms(LENGTH), record: Nanos::ZERO, sporadic_delay: Nanos::ZERO, seed: 0, scattered: false };
     let (outcome, _) = simulate_stays(1, VMS.len(), &stays, between, &options);

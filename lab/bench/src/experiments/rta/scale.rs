@@ -39,7 +39,7 @@ pub(super) enum Scenario {
 pub(super) const SCENARIOS: [Scenario; 2] = [Scenario::Multi, Scenario::Single];
 
 impl Scenario {
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Scenario::Multi => "10 VMs with 10",
             Scenario::Single => "100 VMs with 1",
@@ -205,7 +205,7 @@ pub(super) fn table(all: &[Scaled]) -> String {
         let cells: String = all.iter().map(|of| format!("{:>18}", cell(of))).collect();
         let _ = writeln!(text, "{name:<36}{cells}");
     };
-    row("applications", &|of| of.scenario.words().to_owned());
+    row("applications", &|of| of.scenario.description().to_owned());
     row("vCPUs", &|of| of.vcpus.to_string());
     row("reserved CPUs", &|of| format!("{:.3}", of.reserved_cpus));
     row("jobs", &|of| number::count(of.jobs));
@@ -229,7 +229,7 @@ pub(super) fn table(all: &[Scaled]) -> String {
             text,
             "[{verdict}] {}: no miss, the planner at most {} of a CPU: half of the paper's overhead, whose switches \
              are not in ours",
-            of.scenario.words(),
+            of.scenario.description(),
             number::percent(half)
         );
     }

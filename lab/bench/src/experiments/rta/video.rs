@@ -14,7 +14,7 @@ use anyhow::Context;
 use ontime_cli::{OK, WARNING};
 use ontime_figures::number;
 use ontime_lab::images::Images;
-use ontime_plan::simulate::{Between, Change, Options, Outcome, Stay, simulate_stays};
+use ontime_plan::simulate::{Change, IdleReservation, Options, Outcome, TemporaryRta, simulate_stays};
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -120,7 +120,8 @@ pub(crate) fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<
     let mut draws = draws.filter(|(_, spells)| applications(spells) >= APPLICATIONS);
     let (seed, spells) = draws.next().unwrap_or_else(|| (seed, draw(VMS * VCPUS, length_ms, seed)));
     let stays = stays(&spells, &rates)?;
-    let between = Between { idle: Bandwidth::ppm(IDLE_PPM), slack: Nanos::from_micros(figures.rtvirt.slack_us) };
+    let between =
+        IdleReservation { idle: Bandwidth::ppm(IDLE_PPM), slack: Nanos::from_micros(figures.rtvirt.slack_us) };
     let options = Options {
         duration: Nanos::from_millis(length_ms),
         record: Nanos::ZERO,
@@ -132,11 +133,11 @@ pub(crate) fn simulated(figures: &Figures, seed: u64, length_ms: u64) -> Result<
     Ok(summary(seed, length_ms, &outcome, changes))
 }
 
-fn stays(spells: &[RatePeriod], rates: &[Rta]) -> Result<Vec<Stay>, ModelError> {
+fn stays(spells: &[RatePeriod], rates: &[Rta]) -> Result<Vec<TemporaryRta>, ModelError> {
     let busy = spells.iter().filter_map(|spell| Some((spell, rates.get(spell.rate?)?)));
     busy.map(|(spell, rta)| {
         let (slice, period) = (Nanos::from_micros(rta.slice_us), Nanos::from_micros(rta.period_us));
-        Ok(Stay {
+        Ok(TemporaryRta {
             vcpu: spell.vcpu,
             rta: ontime_plan::Rta::new(slice, period, Arrivals::Periodic)?,
             lead: Nanos::ZERO,
@@ -194,7 +195,7 @@ fn reserved(changes: &[Change], vm: usize, length_ms: u64) -> (f64, f64) {
 
 impl Simulated {
     /// The result as a sentence.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         format!(
             "simulation (not measured; the paper's size: {VMS} VMs with {VCPUS} vCPUs on {CPUS} CPUs, {} s, seed {}): \
              {} applications, {} refused, {} with misses, the worst {} of its deadlines; {} of {} jobs late; {} CPUs \
@@ -336,7 +337,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         fs::write(path, simulated.csv()).with_context(|| format!("writing {}", path.display()))?;
     }
     if args.simulate {
-        let texts = [simulated.words(), figures.rtvirt.video()].map(|text| report::fitted(&text) + "\n");
+        let texts = [simulated.description(), figures.rtvirt.video()].map(|text| report::fitted(&text) + "\n");
         ontime_cli::print(texts.concat())?;
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
@@ -351,7 +352,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
             args.seconds,
             SCALE
         ),
-        simulated.words(),
+        simulated.description(),
     ];
     Measured { experiment: "video", seed: args.seed, found, notes }.report(&args.output)
 }
@@ -417,7 +418,7 @@ mod tests {
         assert!(
             found.jobs > 5_000 && found.mean_cpus < found.static_cpus && found.mean_cpus > 5.0,
             "{}",
-            found.words()
+            found.description()
         );
         assert!(found.csv().lines().count() > found.applications - found.refused);
     }

@@ -3,7 +3,7 @@
 //! Such a command shows what was seen, prints on standard error what was not, and ends with [`exit::UNKNOWN`]: an empty
 //! table for a user without the necessary rights would be misleading.
 
-use ontime_cli::tell;
+use ontime_cli::print_stderr;
 use textwrap::fill;
 
 use crate::table::{visible, wrapping};
@@ -11,9 +11,9 @@ use crate::{api, exit};
 
 /// The reasons why something could not be seen, one line each.
 #[derive(Debug, Default)]
-pub(crate) struct Missed(Vec<String>);
+pub(crate) struct Unseen(Vec<String>);
 
-impl Missed {
+impl Unseen {
     /// What this process cannot see because it lacks rights, before it reads anything.
     pub(crate) fn rights() -> Self {
         let own = rustix::process::geteuid();
@@ -51,7 +51,7 @@ impl Missed {
         if self.is_none() {
             return status;
         }
-        tell(self.text().trim_end());
+        print_stderr(self.text().trim_end());
         exit::UNKNOWN
     }
 
@@ -72,28 +72,28 @@ mod tests {
 
     #[test]
     fn a_look_that_missed_something_is_unknown_whatever_it_found() {
-        assert!(Missed::of_user(0).is_none());
-        assert_eq!(Missed::of_user(0).print(exit::CRITICAL), exit::CRITICAL);
+        assert!(Unseen::of_user(0).is_none());
+        assert_eq!(Unseen::of_user(0).print(exit::CRITICAL), exit::CRITICAL);
         for uid in [1, 65_534] {
-            let missed = Missed::of_user(uid);
+            let missed = Unseen::of_user(uid);
             assert!(missed.0.iter().any(|why| why.contains(&format!("user {uid}")) && why.contains("as root")));
             for status in [exit::OK, exit::WARNING, exit::CRITICAL] {
                 assert_eq!(missed.print(status), exit::UNKNOWN);
             }
         }
-        assert!(!Missed::default().also("no daemon").is_none());
+        assert!(!Unseen::default().also("no daemon").is_none());
     }
 
     #[test]
     fn a_long_reason_is_wrapped_and_a_path_is_not() {
-        let text = Missed::of_user(1000).text();
+        let text = Unseen::of_user(1000).text();
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
         let path = format!("/docker/{}", "7f".repeat(32));
-        let text = Missed::default().also(format!("{path}: one process\u{1b}[2J of a container by cgroup v1")).text();
+        let text = Unseen::default().also(format!("{path}: one process\u{1b}[2J of a container by cgroup v1")).text();
         let wanted = format!("ontime: not seen: {path}:\n  one process\u{fffd}[2J of a container by cgroup v1\n");
         assert_eq!(text, wanted);
-        let both = Missed::of_user(7).also("short").text();
+        let both = Unseen::of_user(7).also("short").text();
         assert!(both.ends_with("\nontime: not seen: short\n"), "{both}");
     }
 
@@ -115,7 +115,7 @@ mod tests {
             (&[ProblemKind::CgroupV1(3)], Some("x"), &["/docker/7: 3 processes", "host: x"]),
             (&[], Some("/proc: Too many open files"), &["host: /proc: Too many open files"]),
         ] {
-            let missed = Missed::default().and(&unseen(&found(kinds, incomplete)));
+            let missed = Unseen::default().and(&unseen(&found(kinds, incomplete)));
             assert_eq!(missed.0.len(), words.len(), "{missed:?}");
             assert!(missed.0.iter().zip(words).all(|(said, words)| said.contains(words)), "{missed:?}");
             assert!(missed.text().lines().all(|line| line.len() <= WIDTH), "{}", missed.text());

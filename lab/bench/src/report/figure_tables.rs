@@ -1,7 +1,7 @@
 //! An experiment's own figures as tables: of each result as a whole, then of its parts.
 //!
-//! In: a [`Report`]. Out: [`Own`]. The columns are the figures that the experiment names, then its metrics in the order
-//! in which they first appear in the results.
+//! In: a [`Report`]. Out: [`FigureTable`]. The columns are the figures that the experiment names, then its metrics in
+//! the order in which they first appear in the results.
 
 use super::{experiment, printed};
 use crate::goals::Figure;
@@ -9,7 +9,7 @@ use crate::schema::{MethodResult, Metric, Report, Unit};
 
 /// A table of an experiment's own figures.
 #[derive(Debug)]
-pub struct Own<'a> {
+pub struct FigureTable<'a> {
     /// Heads of the columns: the kind of row, and each figure.
     pub heads: Vec<String>,
     /// Whether each column contains words.
@@ -20,13 +20,13 @@ pub struct Own<'a> {
 
 /// The tables of a report; none if its experiment has only response times. Without `sentences`, metrics that are
 /// sentences are left out.
-pub fn own(report: &Report, sentences: bool) -> Vec<Own<'_>> {
+pub fn figure_tables(report: &Report, sentences: bool) -> Vec<FigureTable<'_>> {
     let columns = experiment(report).map_or(&[][..], |experiment| experiment.columns());
     [Some(columns), None].into_iter().filter_map(|columns| table(report, sentences, columns)).collect()
 }
 
 /// The table of results as a whole, with these first columns, or the table of their parts.
-pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[Figure]>) -> Option<Own<'a>> {
+pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[Figure]>) -> Option<FigureTable<'a>> {
     let is_shown =
         |metric: &&Metric| metric.part.is_none() == columns.is_some() && (sentences || metric.unit != Unit::Sentence);
     let mut keys: Vec<&Metric> = Vec::new();
@@ -63,12 +63,12 @@ pub(super) fn table<'a>(report: &'a Report, sentences: bool, columns: Option<&[F
             rows.push((result, cells));
         }
     }
-    Some(Own { heads, words, rows })
+    Some(FigureTable { heads, words, rows })
 }
 
 fn head(metric: &Metric) -> String {
     let name = metric.key.replace('-', " ");
-    match metric.unit.words() {
+    match metric.unit.description() {
         "" => name,
         unit => format!("{name}, {unit}"),
     }
