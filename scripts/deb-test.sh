@@ -74,7 +74,7 @@ the_program() {
     grep -q '^ok  */etc/ontime/daemon.toml$' "$work/said" || fail "$suite: ontime check says $(cat "$work/said")"
     file 755 /usr/bin/ontime
     local path
-    for path in /lib/systemd/system/ontimed.service /lib/systemd/system/ontime-device@.service \
+    for path in /usr/lib/systemd/system/ontimed.service /usr/lib/systemd/system/ontime-device@.service \
         /usr/lib/tmpfiles.d/ontime.conf \
         /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz \
         /usr/share/man/man8/ontimed.8.gz \
@@ -84,7 +84,7 @@ the_program() {
         /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md \
         /usr/share/doc/ontime/use/monitoring.md \
         /usr/share/doc/ontime/examples/prometheus/ontime.rules.yml /usr/share/doc/ontime/examples/grafana/ontime.json \
-        /lib/systemd/system/ontime-metrics.timer /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
+        /usr/lib/systemd/system/ontime-metrics.timer /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
         file 644 "$path"
     done
     file 755 /etc/libvirt/hooks/qemu.d/ontime
@@ -110,7 +110,7 @@ the_program() {
     mkdir -p "$root/var/lib/ontime" "$root/run/ontime" "$root/etc/systemd/system/multi-user.target.wants"
     echo damaged > "$root/var/lib/ontime/originals"
     : > "$root/run/ontime/poke"
-    ln -s /lib/systemd/system/ontime-device@.service \
+    ln -s /usr/lib/systemd/system/ontime-device@.service \
         "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
     with_version "$version+newer" "$root/debs/newer.deb"
     try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
@@ -136,7 +136,7 @@ the_program() {
 }
 
 automation() { # the Ansible role, twice and undone; cloud-init's file; the plugin for sos
-    fresh "$suite" apt,ansible-core,python3-apt,cloud-init,sosreport
+    fresh "$suite" apt,ansible-core,python3-apt,cloud-init,sosreport,xz-utils
     everything > "$work/before"
     cp -r "$here/packaging/ansible" "$here/packaging/cloud-init" "$here/packaging/sos" "$root/debs"
     cat > "$root/debs/ansible/test.yml" << END
@@ -294,8 +294,8 @@ the_modules_and_lintian() {
     echo "$suite: lintian $(inside lintian --version | awk '{print $2}'): $(grep -c '^E:' "$out/lintian-$suite") errors, $(grep -c '^W:' "$out/lintian-$suite") warnings"
 }
 
-files_of() { # PACKAGE: mode and path of each file; Debian 12's debhelper looks for units in /lib
-    dpkg-deb -c "$1" | awk '$1 !~ /^d/ {print $1, $6}' | sed 's, \./lib/, ./usr/lib/,' | sort
+files_of() { # PACKAGE: mode and path of each file
+    dpkg-deb -c "$1" | awk '$1 !~ /^d/ {print $1, $6}' | sort
 }
 
 build_on_trixie() {
