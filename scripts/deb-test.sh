@@ -74,7 +74,7 @@ the_program() {
     grep -q '^ok  */etc/ontime/daemon.toml$' "$work/said" || fail "$suite: ontime check says $(cat "$work/said")"
     file 755 /usr/bin/ontime
     local path
-    for path in /lib/systemd/system/ontimed.service /lib/systemd/system/ontime-device@.service \
+    for path in /usr/lib/systemd/system/ontimed.service /usr/lib/systemd/system/ontime-device@.service \
         /usr/lib/tmpfiles.d/ontime.conf \
         /etc/ontime/daemon.toml /usr/share/man/man1/ontime.1.gz /usr/share/man/man1/ontime-status.1.gz \
         /usr/share/man/man8/ontimed.8.gz \
@@ -84,7 +84,8 @@ the_program() {
         /usr/share/doc/ontime/examples/plan/motivation.toml /usr/share/doc/ontime/CHANGELOG.md \
         /usr/share/doc/ontime/use/monitoring.md \
         /usr/share/doc/ontime/examples/prometheus/ontime.rules.yml /usr/share/doc/ontime/examples/grafana/ontime.json \
-        /lib/systemd/system/ontime-metrics.timer /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
+        /usr/lib/systemd/system/ontime-metrics.timer \
+        /usr/share/doc/ontime/examples/ansible/roles/ontime/tasks/main.yml; do
         file 644 "$path"
     done
     file 755 /etc/libvirt/hooks/qemu.d/ontime
@@ -110,7 +111,7 @@ the_program() {
     mkdir -p "$root/var/lib/ontime" "$root/run/ontime" "$root/etc/systemd/system/multi-user.target.wants"
     echo damaged > "$root/var/lib/ontime/originals"
     : > "$root/run/ontime/poke"
-    ln -s /lib/systemd/system/ontime-device@.service \
+    ln -s /usr/lib/systemd/system/ontime-device@.service \
         "$root/etc/systemd/system/multi-user.target.wants/ontime-device@web.service"
     with_version "$version+newer" "$root/debs/newer.deb"
     try "upgrade" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/newer.deb"
@@ -136,7 +137,7 @@ the_program() {
 }
 
 automation() { # the Ansible role, twice and undone; cloud-init's file; the plugin for sos
-    fresh "$suite" apt,ansible-core,python3-apt,cloud-init,sosreport
+    fresh "$suite" apt,ansible-core,python3-apt,cloud-init,sosreport,xz-utils
     everything > "$work/before"
     cp -r "$here/packaging/ansible" "$here/packaging/cloud-init" "$here/packaging/sos" "$root/debs"
     cat > "$root/debs/ansible/test.yml" << END
@@ -158,7 +159,8 @@ END
     play
     [ "$(inside ontime check | grep -c '^ok ')" = 5 ] || fail "$suite: the role's files: $(inside ontime check)"
     play
-    grep -q 'changed=0 ' "$work/said" || { cat "$work/said" >&2; fail "$suite: the role, applied again, changes something"; }
+    grep -q 'changed=0 ' "$work/said" ||
+        { cat "$work/said" >&2; fail "$suite: the role, applied again, changes something"; }
     try "sos report" sh -c 'cp /debs/sos/ontime.py /usr/lib/python3/dist-packages/sos/report/plugins/ &&
         sos report --batch -q -o ontime --tmp-dir /tmp && tar -tf "$(ls /tmp/sosreport-*.tar.?z)"'
     grep -q '/etc/ontime/daemon.conf.d/50-ansible.toml$' "$work/said" && grep -q 'ontime_check$' "$work/said" ||
@@ -170,7 +172,8 @@ END
     grep -q 'changed=0 ' "$work/said" || fail "$suite: the role, undone again, changes something"
     rm -rf "$root"/root/.ansible
     everything > "$work/after"
-    diff "$work/before" "$work/after" | grep -v __pycache__ | grep '^[<>]' > "$work/said" && { cat "$work/said" >&2; fail "$suite: the undone role leaves something"; }
+    diff "$work/before" "$work/after" | grep -v __pycache__ | grep '^[<>]' > "$work/said" &&
+        { cat "$work/said" >&2; fail "$suite: the undone role leaves something"; }
     echo "$suite: the Ansible role applied, applied again without a change, undone; cloud-init and sos take their files"
 }
 
@@ -274,7 +277,8 @@ the_modules_and_lintian() {
     everything > "$work/before"
     local module
     for module in guest napi; do
-        try "apt install ontime-$module-dkms" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/$(cd "$out" && echo ontime-$module-dkms_*.deb)"
+        try "apt install ontime-$module-dkms" apt-get install -y -o Dpkg::Use-Pty=0 \
+            "/debs/$(cd "$out" && echo ontime-$module-dkms_*.deb)"
     done
     inside dkms status > "$work/said"
     grep -q '^ontime/' "$work/said" && grep -q '^ontime_napi/' "$work/said" ||
@@ -291,11 +295,12 @@ the_modules_and_lintian() {
     cat "$out/lintian-$suite"
     ! grep -q '^Syntax: ' "$out/lintian-$suite" || fail "$suite: lintian looked at nothing"
     [ $status = 0 ] || fail "$suite: lintian found errors"
-    echo "$suite: lintian $(inside lintian --version | awk '{print $2}'): $(grep -c '^E:' "$out/lintian-$suite") errors, $(grep -c '^W:' "$out/lintian-$suite") warnings"
+    echo "$suite: lintian $(inside lintian --version | awk '{print $2}'):" \
+        "$(grep -c '^E:' "$out/lintian-$suite") errors, $(grep -c '^W:' "$out/lintian-$suite") warnings"
 }
 
-files_of() { # PACKAGE: mode and path of each file; Debian 12's debhelper looks for units in /lib
-    dpkg-deb -c "$1" | awk '$1 !~ /^d/ {print $1, $6}' | sed 's, \./lib/, ./usr/lib/,' | sort
+files_of() { # PACKAGE: mode and path of each file
+    dpkg-deb -c "$1" | awk '$1 !~ /^d/ {print $1, $6}' | sort
 }
 
 build_on_trixie() {
