@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -175,8 +176,10 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 	state := nodeState{Cpus: []int{0, 1, 2}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, PinnedPerCPU: 900_000},
 		Requested: []heldReservation{
-			{Name: reservationName("a"), MicroCpus: 500_000, Owner: owner},
-			{Name: "cell", MicroCpus: 300_000, Held: ptr.To(true)},
+			{Name: reservationName("a"), MicroCpus: 500_000, UID: os.Geteuid()},
+			{Name: "cell", MicroCpus: 200_000, Held: ptr.To(true)},
+			// Another user chose this name.
+			{Name: reservationName("b"), MicroCpus: 100_000, UID: os.Geteuid() + 1},
 			{Name: "lost", MicroCpus: 800_000, Held: ptr.To(false)},
 			{Name: "pinned", MicroCpus: 400_000, Cpus: []int{2, 1}},
 		}}
@@ -214,4 +217,50 @@ func TestAHostOfManyCPUsHasSeveralSlices(t *testing.T) {
 	if empty := poolOf(testNode, nil).Pools[testNode].Slices; len(empty) != 1 {
 		t.Errorf("an empty pool has %d slices", len(empty))
 	}
+}
+
+// FuzzClaim: whatever a claim says, what is asked of the daemon is for the claim's pod, within the daemon's bounds, and
+// no more than the scheduler has counted for the claim's devices.
+func FuzzClaim(f *testing.F) {
+	f.Add(parameters(`"budget":"3ms","period":"10ms","vcpus":2,"level":4`), parameters(`"budget":"1ms","period":"2ms"`),
+		"cpu", "cpu", sharedDevice, "cpu-1", "600000", testNode, "pods")
+	f.Add(parameters(`"budget":"500us","period":"1ms","vcpus":2`), "", "cpu/a", "cpu", "cpu-3", "cpu-12", "500m",
+		testNode, "pods")
+	f.Fuzz(func(t *testing.T, config, ofClass, request, configured, device, second, consumed, pool, resourceKind string) {
+		claim := allocated("a", config, deviceResult(device, 0))
+		allocation := claim.Status.Allocation
+		if second != "" {
+			allocation.Devices.Results = append(allocation.Devices.Results, deviceResult(second, 0))
+		}
+		var counted int64
+		for index := range allocation.Devices.Results {
+			result := &allocation.Devices.Results[index]
+			result.Request, result.Pool = request, pool
+			if quantity, err := resource.ParseQuantity(consumed); err == nil {
+				result.ConsumedCapacity[capacityName] = quantity
+				counted += min(quantity.Value(), 1<<40)
+			} else {
+				delete(result.ConsumedCapacity, capacityName)
+			}
+		}
+		allocation.Devices.Config[0].Requests = []string{configured}
+		allocation.Devices.Config = append([]resourceapi.DeviceAllocationConfiguration{
+			opaque(resourceapi.AllocationConfigSourceClass, ofClass)}, allocation.Devices.Config...)
+		claim.Status.ReservedFor[0].Resource = resourceKind
+		found, err := reservationOf(claim, testNode, time.Minute)
+		if err != nil {
+			return
+		}
+		count, pinned := int64(found.Count), len(found.Cpus)
+		if pool != testNode || resourceKind != "pods" || found.For.Pod != "pod-uid-of-a" || found.LeaseSeconds != 60 {
+			t.Errorf("%+v of pool %q, for %q", found, pool, resourceKind)
+		}
+		if found.BudgetUs < 1 || found.BudgetUs > found.PeriodUs || found.PeriodUs < 500 || found.PeriodUs > 1_000_000 ||
+			count < 1 || count > mostVcpus || found.Level < 0 || found.Level > lowestLevel || pinned > 0 && pinned != found.Count {
+			t.Errorf("the daemon refuses %+v", found)
+		}
+		if each := (found.BudgetUs*wholeCPU + found.PeriodUs - 1) / found.PeriodUs; each*count > counted {
+			t.Errorf("%+v takes %d, counted are %d", found, each*count, counted)
+		}
+	})
 }

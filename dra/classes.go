@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -110,7 +109,7 @@ func (classes *classes) look(ctx context.Context) error {
 	problems := []error{problem}
 	known := map[string]bool{}
 	for _, reservation := range state.Requested {
-		if strings.HasPrefix(reservation.Name, classPrefix) && reservation.Owner == owner {
+		if reservation.isOwn(classPrefix) {
 			known[reservation.Name] = true
 		}
 	}

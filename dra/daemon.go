@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"strings"
 	"time"
 )
 
@@ -17,7 +19,7 @@ const (
 	daemonTimeout = 10 * time.Second
 	// longestAnswer bounds what is read of an answer: 1,024 reservations of some 500 bytes, vCPUs and findings.
 	longestAnswer = 16 << 20
-	// owner marks this driver's reservations in the daemon's lists.
+	// owner marks this driver's reservations in the daemon's lists, for people.
 	owner = "ontime-dra"
 )
 
@@ -45,10 +47,17 @@ type heldReservation struct {
 	LeftSeconds  float64   `json:"left_seconds"`
 	MicroCpus    microcpus `json:"micro_cpus"`
 	Cpus         []int     `json:"cpus"`
-	Owner        string    `json:"owner"`
+	// UID is the user who requested it, as the daemon's kernel knows that user.
+	UID int `json:"uid"`
 	// Held is whether the bandwidth is held now; Why says why not.
 	Held *bool   `json:"held"`
 	Why  *string `json:"why"`
+}
+
+// isOwn says whether this driver's user has requested a reservation with such a name. Any user who may reserve chooses
+// names, and the owner that a request may state.
+func (held heldReservation) isOwn(prefix string) bool {
+	return held.UID == os.Geteuid() && strings.HasPrefix(held.Name, prefix)
 }
 
 // nodeState is what the driver reads of GET /v1/reservations.

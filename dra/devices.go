@@ -2,7 +2,6 @@ package main
 
 import (
 	"slices"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -76,7 +75,7 @@ func otherPrograms(state nodeState, pinned cpuset.CPUSet) (microcpus, map[int]mi
 	ofCPU := map[int]microcpus{}
 	for _, reservation := range state.Requested {
 		held := reservation.Held == nil || *reservation.Held
-		if !held || strings.HasPrefix(reservation.Name, reservationName("")) {
+		if !held || reservation.isOwn(reservationName("")) {
 			continue
 		}
 		each := reservation.MicroCpus

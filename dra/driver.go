@@ -261,7 +261,9 @@ func (driver *driver) publish(ctx context.Context, to publisher, devices []resou
 func (driver *driver) renew(ctx context.Context, state nodeState) error {
 	held := make(map[string]heldReservation, len(state.Requested))
 	for _, reservation := range state.Requested {
-		held[reservation.Name] = reservation
+		if reservation.isOwn(reservationName("")) {
+			held[reservation.Name] = reservation
+		}
 	}
 	driver.mutex.Lock()
 	recorded := maps.Clone(driver.records.claims)

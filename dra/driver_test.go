@@ -543,3 +543,40 @@ func TestTheListOfClaimsIsReplacedAsAWhole(t *testing.T) {
 		t.Errorf("%v, %v", err, kept.claims)
 	}
 }
+
+// Every user who may reserve chooses names and the stated owner. Only what this driver's user holds is the driver's.
+func TestAnotherUsersReservationIsNotTakenForTheDrivers(t *testing.T) {
+	answers, socket := serve(t)
+	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+	name := reservationName(claim.UID)
+	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
+	state := func(name string, uid int) string {
+		return fmt.Sprintf(`{"cpus":[0],"capacity":{},"requested":[{"name":%q,"uid":%d,"owner":%q,"left_seconds":%d}]}`,
+			name, uid, owner, 24*60*60)
+	}
+	answers.status, answers.body = 200, state(name, os.Geteuid())
+	ok(t, prepare(t, driver, claim))
+	requested := func(look func() error) string {
+		answers.requests = nil
+		ok(t, look())
+		return strings.Join(answers.requests, ", ")
+	}
+	look := func() error { return driver.look(t.Context(), &pages{}) }
+	if found := requested(look); found != "GET /v1/reservations" {
+		t.Errorf("its own: %s", found)
+	}
+	answers.body = state(name, os.Geteuid()+1)
+	if found := requested(look); found != "GET /v1/reservations, PUT /v1/reservations/"+name {
+		t.Errorf("another user's: %s", found)
+	}
+	followed := classesOf(newDaemonClient(socket))
+	for uid, wanted := range map[int]string{
+		os.Geteuid():     "GET /v1/reservations, DELETE /v1/reservations/class-x",
+		os.Geteuid() + 1: "GET /v1/reservations",
+	} {
+		answers.body = state("class-x", uid)
+		if found := requested(func() error { return followed.look(t.Context()) }); found != wanted {
+			t.Errorf("user %d: %s", uid, found)
+		}
+	}
+}

@@ -8,10 +8,10 @@
 //! |---|---|
 //! | `targets::guest` | a guest's memory: rings, calls, the control queue |
 //! | `targets::shared` | memory and lines of a device process: ledger, published deadlines, needs |
+//! | `targets::api` | requests on the daemon's socket |
 //! | `targets::host` | `/proc`, command lines, cgroups, libvirt's files, monitors |
 //! | `targets::kernel` | data from the kernel: trace rings, netlink; the journal |
 //! | `targets::files` | every TOML file |
-//! | `daemon`, `cap` | files of the program `ontime` that are compiled here, too |
 
 #![allow(
     clippy::unwrap_used,
@@ -21,8 +21,6 @@
     reason = "a target ends by panicking"
 )]
 
-mod cap;
-mod daemon;
 mod input;
 pub mod targets;
 
@@ -30,13 +28,14 @@ pub mod targets;
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
-pub const TARGETS: [(&str, Target); 20] = [
+pub const TARGETS: [(&str, Target); 21] = [
     ("ring", targets::guest::ring),
     ("call", targets::guest::call),
     ("control", targets::guest::control),
     ("ledger", targets::shared::ledger),
     ("published", targets::shared::published),
     ("asks", targets::shared::asks),
+    ("api", targets::api::api),
     ("proc", targets::host::proc),
     ("cmdline", targets::host::cmdline),
     ("cgroup", targets::host::cgroup),

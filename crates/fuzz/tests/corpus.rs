@@ -126,6 +126,6 @@ macro_rules! tests {
 }
 
 tests! {
-    ring call control ledger published asks proc cmdline cgroup libvirt qmp trace analysis netlink journal
+    ring call control ledger published asks api proc cmdline cgroup libvirt qmp trace analysis netlink journal
     tenants_toml host_toml daemon_toml sched_toml sockets_toml
 }

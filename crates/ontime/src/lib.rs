@@ -36,6 +36,9 @@ mod verify;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
+#[doc(hidden)]
+pub use daemon::fuzzing;
+
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Consistent real-time latency for VMs and containers that share a host with bulk tenants.

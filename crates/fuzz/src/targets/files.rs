@@ -7,6 +7,7 @@
 use std::fmt::{Debug, Write};
 use std::net::IpAddr;
 
+use ontime::fuzzing::{DaemonConfig, Mode};
 use ontime_hostnet::HostConfig;
 use ontime_sched::{Beyond, SchedConfig};
 use ontime_sockets::config::{self as sockets, Vm, Wake};
@@ -14,8 +15,6 @@ use ontime_sockets::request::Protocol;
 use ontime_tenants::config::{ConfigError, Text};
 use ontime_tenants::rules::{Namer, Subject};
 use ontime_tenants::{Class, Kind, Policy, Rules};
-
-use crate::daemon::config::{DaemonConfig, Mode};
 
 /// Parses a text twice. None if the text is refused.
 fn read<T: Debug>(data: &[u8], parse: impl Fn(&Text) -> Result<T, ConfigError>) -> Option<T> {

@@ -1,5 +1,6 @@
 //! The targets, by the source of the bytes.
 
+pub mod api;
 pub mod files;
 pub mod guest;
 pub mod host;

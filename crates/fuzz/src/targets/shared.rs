@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
+use ontime::fuzzing::take_lines;
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_sched::account::Share;
 use ontime_sched::ledger::{Budget, Ledger, NOTHING, Table, VCPUS};
@@ -14,7 +15,6 @@ use ontime_tenants::{
     Class, ClassSource, CpuSet, Kind, Level, LibvirtTuning, Policy, Tenant, TenantThread, ThreadId, ThreadRole,
 };
 
-use crate::daemon::lines;
 use crate::input::Input;
 
 const MS: u64 = 1_000_000;
@@ -150,14 +150,14 @@ fn host() -> &'static (SchedConfig, [Tenant; 2], CpuSet) {
 /// reasons for refusals are fit for a log.
 pub fn asks(data: &[u8]) {
     let mut buffer = data.to_vec();
-    let Ok(asked) = lines::take(&mut buffer) else { return };
+    let Ok(asked) = take_lines(&mut buffer) else { return };
     assert!(!buffer.contains(&b'\n') || asked.is_empty());
     let (config, tenants, online) = host();
     let mut before = Settled::default();
     for one in asked.iter().take(4) {
         let mut line = serde_json::to_vec(one).unwrap();
         line.push(b'\n');
-        assert_eq!(lines::take(&mut line).unwrap(), std::slice::from_ref(one));
+        assert_eq!(take_lines(&mut line).unwrap(), std::slice::from_ref(one));
         let need = |need: &ontime_sockets::deadlines::Need| GuestNeed {
             vcpu: need.vcpu,
             budget: Nanos(need.budget),

@@ -42,7 +42,7 @@ pub(crate) const DESCRIPTORS_MOST: usize = DESCRIPTORS + DESCRIPTORS_EACH * 16_3
 /// Whether the daemon sets what it plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
+pub enum Mode {
     /// It discovers and plans, and sets nothing. A fresh installation has this mode (`packaging/ontime/daemon.toml`).
     Observe,
     /// It sets what it plans, and keeps it set. This is the default where no file names a mode, so that a host does not
@@ -53,7 +53,7 @@ pub(crate) enum Mode {
 
 /// `daemon.toml`: how the daemon itself works.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct DaemonConfig {
+pub struct DaemonConfig {
     /// Whether it sets anything.
     pub mode: Mode,
     /// The longest time between two passes. A pass without an event finds changes that cause none, such as a sysctl
@@ -157,7 +157,7 @@ impl DaemonConfig {
     ///
     /// # Errors
     /// As [`Self::load`].
-    pub(crate) fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
+    pub fn add(&mut self, text: &Text) -> Result<(), ConfigError> {
         let file: File = text.parse()?;
         self.mode = file.mode.unwrap_or(self.mode);
         if let Some(seconds) = within(text, "rescan-seconds", file.rescan_seconds, 1..=3600)? {
@@ -232,7 +232,7 @@ impl DaemonConfig {
     }
 
     /// The most tenants' threads that are capped. The rest is for interrupt and NAPI threads.
-    pub(crate) fn pool(&self) -> usize {
+    pub fn pool(&self) -> usize {
         self.cap_threads - self.cap_threads / 4
     }
 

@@ -9,7 +9,7 @@
 //!
 //! In: lines with the needs of all vCPUs of a VM. Out: the same, checked; answers.
 
-mod lines;
+pub(crate) mod lines;
 mod receiver;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

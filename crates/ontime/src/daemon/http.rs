@@ -183,8 +183,8 @@ fn ending() -> Refusal {
 
 /// The client, as identified by the kernel.
 #[derive(Clone, Debug)]
-struct Peer {
-    uid: Option<u32>,
+pub(super) struct Peer {
+    pub uid: Option<u32>,
 }
 
 impl Connected<IncomingStream<'_, Clients>> for Peer {
@@ -472,7 +472,8 @@ pub(super) fn bind(path: &std::path::Path) -> io::Result<std::os::unix::net::Uni
     Ok(listener)
 }
 
-fn service(to: Loop) -> axum::Router {
+/// The handlers of all paths.
+pub(super) fn service(to: Loop) -> axum::Router {
     let (router, _) = router().split_for_parts();
     router
         .fallback(unknown)

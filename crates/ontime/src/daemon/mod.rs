@@ -36,6 +36,7 @@ mod due;
 pub(crate) mod engine;
 mod ethtool;
 mod events;
+pub mod fuzzing;
 pub(crate) mod guardian;
 pub(crate) mod guests;
 mod held;

@@ -21,8 +21,9 @@ use super::config::DaemonConfig;
 use super::held;
 use crate::api;
 
-/// The most reservations of all users.
+/// The most reservations, and the most of all users but root.
 const MOST: usize = 512;
+const MOST_OF_USERS: usize = 384;
 /// The most vCPUs of a reservation.
 const COUNT_MAX: u32 = 256;
 /// How long a lease may be, seconds.
@@ -81,7 +82,7 @@ pub(super) fn check_name(name: &str) -> Result<(), Unreserved> {
 ///
 /// # Errors
 /// The field, its value, and what is allowed.
-pub(super) fn check(request: &api::ReserveRequest) -> Result<(), Unreserved> {
+fn check(request: &api::ReserveRequest) -> Result<(), Unreserved> {
     check_for(&request.reserved_for)?;
     if !LEASES.contains(&request.lease_seconds) {
         let (least, most) = LEASES.into_inner();
@@ -287,11 +288,32 @@ impl Requested {
         self.fault.as_deref()
     }
 
+    /// Who makes a request, and what it would do if it is admitted.
+    ///
+    /// # Errors
+    /// The value that is not allowed, the missing right, or the limit.
+    pub(super) fn judge(
+        &self,
+        name: &str,
+        request: &api::ReserveRequest,
+        uid: Option<u32>,
+        config: &DaemonConfig,
+    ) -> Result<(u32, Step), Unreserved> {
+        let uid = self.authorise(name, uid, config)?;
+        check(request)?;
+        let step = self.step(name, request);
+        if step != Step::Renew {
+            self.within_limits(name, request, uid, config)?;
+        }
+        Ok((uid, step))
+    }
+
     /// Refuses a user who may not change this reservation. root may change all.
     ///
     /// # Errors
     /// What the user may do, and who may change that.
     pub(super) fn authorise(&self, name: &str, uid: Option<u32>, config: &DaemonConfig) -> Result<u32, Unreserved> {
+        check_name(name)?;
         let uid = match uid {
             Some(uid) if uid == 0 || config.reserving_users.contains(&uid) => uid,
             _ => {
@@ -311,7 +333,7 @@ impl Requested {
     }
 
     /// What this request would do.
-    pub(super) fn step(&self, name: &str, request: &api::ReserveRequest) -> Step {
+    fn step(&self, name: &str, request: &api::ReserveRequest) -> Step {
         let Some(Entry { request: old, .. }) = self.entries.get(name) else { return Step::Create };
         let same = (&old.reserved_for, old.budget_us, old.period_us, count(old), &old.cpus, old.level)
             == (
@@ -329,7 +351,7 @@ impl Requested {
     ///
     /// # Errors
     /// The limit.
-    pub(super) fn within_limits(
+    fn within_limits(
         &self,
         name: &str,
         request: &api::ReserveRequest,
@@ -337,13 +359,18 @@ impl Requested {
         config: &DaemonConfig,
     ) -> Result<(), Unreserved> {
         let others = || self.entries.iter().filter(|(own, _)| *own != name).map(|(_, entry)| entry);
+        let too_many = |most: usize, whose: &str| {
+            let what = format!("there are {most} reservations{whose}, the most that the daemon keeps; delete some");
+            Err(Unreserved::TooMany(what))
+        };
         if others().count() >= MOST {
-            return Err(Unreserved::TooMany(format!(
-                "there are {MOST} reservations, the most that the daemon keeps; delete some"
-            )));
+            return too_many(MOST, "");
         }
         if uid == 0 {
             return Ok(());
+        }
+        if others().filter(|entry| entry.uid != 0).count() >= MOST_OF_USERS {
+            return too_many(MOST_OF_USERS, " of users other than root");
         }
         let own = || others().filter(|entry| entry.uid == uid);
         let (most, cpus) = (config.reservations_per_user, config.reserved_ppm_per_user);
@@ -681,8 +708,16 @@ mod tests {
         // A user who is no longer listed may not even renew.
         config.reserving_users.clear();
         assert!(all.authorise("a", Some(7), &config).is_err());
-        for n in 1..MOST {
+        config.reserving_users.insert(8);
+        for n in 1..MOST_OF_USERS {
             all.entries.insert(format!("n{n}"), all.entries["a"].clone());
+        }
+        // Users leave room for root's.
+        let Err(Unreserved::TooMany(why)) = all.within_limits("b", &large(1), 8, &config) else { panic!() };
+        assert!(why.contains("other than root"), "{why}");
+        assert_eq!(all.within_limits("b", &large(1), 0, &config), Ok(()));
+        for n in MOST_OF_USERS..MOST {
+            all.entries.insert(format!("n{n}"), Entry { uid: 0, ..all.entries["a"].clone() });
         }
         assert_eq!(all.within_limits("a", &large(1), 0, &config), Ok(()));
         assert!(matches!(all.within_limits("b", &large(1), 0, &config), Err(Unreserved::TooMany(_))));

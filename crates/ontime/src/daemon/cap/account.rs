@@ -10,7 +10,7 @@ pub(crate) const MILLION: u64 = 1_000_000;
 
 /// A share of one CPU, above 0 and at most 1, in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Share(u32);
+pub struct Share(u32);
 
 impl Share {
     /// What RT throttling leaves to real-time threads, and Ontime's default.
@@ -28,7 +28,7 @@ impl Share {
     }
 
     /// As a fraction of one CPU.
-    pub(crate) fn fraction(self) -> f64 {
+    pub fn fraction(self) -> f64 {
         f64::from(self.0) / MILLION as f64
     }
 

@@ -22,14 +22,10 @@ impl Engine {
         request: api::ReserveRequest,
         uid: Option<u32>,
     ) -> Result<(bool, api::Requested), Unreserved> {
-        requested::check_name(name)?;
-        requested::check(&request)?;
-        let uid = self.requested.authorise(name, uid, &self.config.daemon)?;
-        let step = self.requested.step(name, &request);
+        let (uid, step) = self.requested.judge(name, &request, uid, &self.config.daemon)?;
         if step == Step::Renew {
             self.requested.put(name, request, uid, boot_time())?;
         } else {
-            self.requested.within_limits(name, &request, uid, &self.config.daemon)?;
             if let Some(why) = self.unreservable() {
                 return Err(Unreserved::Refused(why));
             }
@@ -97,7 +93,6 @@ impl Engine {
     /// # Errors
     /// Why this user may not.
     pub(crate) fn unreserve(&mut self, name: &str, uid: Option<u32>) -> Result<(), Unreserved> {
-        requested::check_name(name)?;
         let uid = self.requested.authorise(name, uid, &self.config.daemon)?;
         if self.requested.remove(name) {
             self.named.info(&format!("reservation {name} was released by user {uid}"));

@@ -1,5 +1,4 @@
-//! Parses the lines that a device process sends, which is not trusted (pure; the crate `ontime-fuzz` compiles this
-//! file, too).
+//! Parses the lines that a device process sends, which is not trusted (pure).
 
 use ontime_sockets::deadlines::BandwidthRequest;
 
@@ -10,7 +9,7 @@ pub(crate) const LINE_MAX: usize = 16 * 1024;
 ///
 /// # Errors
 /// A line is too long, or is not a valid request.
-pub(crate) fn take(buffer: &mut Vec<u8>) -> std::io::Result<Vec<BandwidthRequest>> {
+pub fn take(buffer: &mut Vec<u8>) -> std::io::Result<Vec<BandwidthRequest>> {
     let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
         return if buffer.len() > LINE_MAX { Err(std::io::ErrorKind::InvalidData.into()) } else { Ok(Vec::new()) };
     };
