@@ -105,7 +105,7 @@ impl Hours<'_> {
             silent = so_far.heard.elapsed() > SILENCE;
             if told.elapsed() > TOLD {
                 told = Instant::now();
-                progress(format_args!("{}: {}", self.case, so_far.words(self.length_ns)));
+                progress(format_args!("{}: {}", self.case, so_far.description(self.length_ns)));
             }
             if so_far.ended || silent || so_far.length_ns >= self.length_ns {
                 ControlFlow::Break(())

@@ -136,7 +136,7 @@ fn cost(before: &CpuTime, after: &CpuTime, cpus: u16, bulk: &BulkAnalysis) -> Op
 }
 
 fn label(method: &str, send: bool) -> String {
-    format!("{}, the VM {}", METHODS.words(method), if send { "sends" } else { "receives" })
+    format!("{}, the VM {}", METHODS.description(method), if send { "sends" } else { "receives" })
 }
 
 #[derive(Debug, Clone, clap::Args)]

@@ -74,7 +74,7 @@ fn measure_case(host: &mut Host, args: &Options, method: &str) -> Result<MethodR
     let _ = std::fs::remove_file(&cut);
     let mut result = MethodResult::new(&Run {
         cpu_share: after.share_since(&before, host.cpus),
-        ..host.run(method, METHODS.words(method))
+        ..host.run(method, METHODS.description(method))
     });
     if let Some(per_s) = seen.per_s() {
         result.metrics.extend([

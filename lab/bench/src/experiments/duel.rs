@@ -158,7 +158,7 @@ fn measure_rival(
     set_up(&mut host, rival)?;
     let requests = Trial {
         method: rival,
-        label: RIVALS.words(rival),
+        label: RIVALS.description(rival),
         load: LOAD,
         requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,

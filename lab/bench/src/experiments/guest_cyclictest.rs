@@ -224,7 +224,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     bulk_threads(host, false)?;
     let (guest, on_host) = ran?;
-    let label = format!("{}; {}", METHODS.words(method), LOADS.words(load));
+    let label = format!("{}; {}", METHODS.description(method), LOADS.description(load));
     let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.counted(&guest.tally, None);
     result.notes.extend(guest.note());

@@ -115,7 +115,7 @@ fn measure_case(host: &mut Host, seconds: u32, method: &str) -> Result<MethodRes
     let (before, own_before) = (host.cpu_time()?, OwnTime::read(host)?);
     host.shell(&format!("sleep {seconds}"))?;
     let (own_after, after) = (OwnTime::read(host)?, host.cpu_time()?);
-    let mut result = without_requests(host, method, METHODS.words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, METHODS.description(method), after.share_since(&before, host.cpus));
     result.metrics.extend(own_after.shares_since(&own_before));
     Ok(result)
 }

@@ -132,7 +132,7 @@ fn measure_case(
     let workload = Workload::Sockperf { message_bytes };
     let server = workload.on(host);
     let case = name(method, place, frame);
-    let label = format!("{}; {place}, frames of {frame} bytes", METHODS.words(method));
+    let label = format!("{}; {place}, frames of {frame} bytes", METHODS.description(method));
     let rate = f64::from(args.rate);
     let load = |rate, count| Paced { server, message_bytes, rate, count };
     if let Some(hours) = args.hours {

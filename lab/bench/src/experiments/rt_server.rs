@@ -101,7 +101,7 @@ impl Case {
     }
 
     pub(crate) fn label(&self) -> &str {
-        CASES.words(&self.name)
+        CASES.description(&self.name)
     }
 }
 
@@ -142,7 +142,7 @@ fn measure(
     }
     let host = ground.start(&BULK_VMS, &config)?;
     trial::each_of(host, &plan.cases, name, |host, case, results| {
-        begun(&case.words());
+        begun(&case.description());
         placed_server.put(host, case.place())?;
         let mut result = measure_case(host, plan, case)?;
         result.notes.extend(plan.settings.iter().map(|line| format!("host.toml: {line}")));
@@ -165,7 +165,7 @@ fn append(site: &Site, words: &[String]) -> Result<(), MeasureError> {
 /// Measures one case.
 fn measure_case(host: &mut Host, plan: &RtServerPlan, case: &Case) -> Result<MethodResult, MeasureError> {
     let name = format!("{}-{}", case.name, case.load.name());
-    progress(format_args!("{}: applying", case.words()));
+    progress(format_args!("{}: applying", case.description()));
     if case.name == "vanilla" && host.target().is_some() && host.shell("uname -v")?.contains("PREEMPT_RT") {
         let said = "vanilla is a kernel without PREEMPT_RT, and this host's has it: its defaults are rt-default";
         return Err(HardwareError::NotHere(said.to_owned()).into());
@@ -466,7 +466,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let plan = plan(args, kind, &methods);
     let found = args.hardware.measure(args.out.as_deref(), kind.workload.captured(), |ground| {
         let mut count = CaseCount::new(plan.cases.len(), 1);
-        measure(&plan, ground, &mut |case| progress(count.begin(case)), |case| case.words())
+        measure(&plan, ground, &mut |case| progress(count.begin(case)), |case| case.description())
     })?;
     let (found, notes) = found.context("a real host")?;
     Measured { experiment: kind.name, seed: args.seed, found, notes }.report(&args.output)
@@ -552,7 +552,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
         // If the command that started this part has ended, this process ends too.
         let mut begun = |case: &str| drop(PartLine::Case(case.to_owned()).write_line());
         begin_messages_with(format!("[{kernel}] "));
-        measure(&plan, ground, &mut begun, |case| format!("{} on {kernel}", case.words()))
+        measure(&plan, ground, &mut begun, |case| format!("{} on {kernel}", case.description()))
     })?;
     PartLine::Found(found).write_line().context("telling what was measured")?;
     Ok(ExitCode::SUCCESS)

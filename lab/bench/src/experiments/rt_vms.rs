@@ -125,7 +125,7 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
     trial::each(
         host,
         cases(args),
-        |(method, count, load)| format!("{} ({})", name(method, *count), load.words()),
+        |(method, count, load)| format!("{} ({})", name(method, *count), load.description()),
         |host, &(method, count, load)| {
             running.reach(host, count, method == OUTSOURCING)?;
             host.apply(match method {
@@ -136,7 +136,7 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
             let case = name(method, count);
             let several = SeveralServers {
                 case: &case,
-                label: &format!("{}; RT VMs: {count}", METHODS.words(method)),
+                label: &format!("{}; RT VMs: {count}", METHODS.description(method)),
                 servers: &servers(count),
                 load,
                 bulk: &host.bulk(),

@@ -46,13 +46,13 @@ fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureErr
         boot_vm(host.lab()?, &Vm { role: SAMPLED_VALUES.name, ..RT_VM })?;
     }
     let cases = args.methods.iter().flat_map(|method| args.loads.iter().map(move |load| (method, *load)));
-    let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.words());
+    let name = |(method, load): &(&String, Load)| format!("{method} ({})", load.description());
     trial::each(host, cases, name, |host, &(method, load)| {
-        progress(format_args!("{method}, {}: applying", load.words()));
+        progress(format_args!("{method}, {}: applying", load.description()));
         host.apply(if method == "rt-default" { "vanilla" } else { method })?;
         let trial = Trial {
             method,
-            label: METHODS.words(method),
+            label: METHODS.description(method),
             load,
             requests: Requests::Client { workload: Workload::SampledValues, count: args.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,

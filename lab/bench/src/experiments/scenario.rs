@@ -100,7 +100,7 @@ fn measure(scenario: &Scenario, site: &Site, images: &Images) -> Result<CaseResu
     trial::each(
         host,
         cases,
-        |(method, load)| format!("{method} ({})", load.words()),
+        |(method, load)| format!("{method} ({})", load.description()),
         |host, (method, load)| {
             if in_force != Some(*method) {
                 in_force = None;

@@ -188,7 +188,7 @@ impl Setting {
         let case = name(method, beside);
         let trial = Trial {
             method: &case,
-            label: &format!("{}; {}", METHODS.words(method), beside.words(args.neighbours)),
+            label: &format!("{}; {}", METHODS.description(method), beside.description(args.neighbours)),
             load: Load::None,
             requests: Requests::Client {
                 workload: Workload::Memcached { traffic: memcached::RTVIRT, connections: 1 },

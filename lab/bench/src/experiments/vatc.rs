@@ -276,7 +276,7 @@ fn measure_case(
         wire: &wire,
         bulk: bulk.as_ref(),
         cpu_share: stretch.cpu_share,
-        ..host.run(&case, &format!("{}; {}", METHODS.words(method), beside.words()))
+        ..host.run(&case, &format!("{}; {}", METHODS.description(method), beside.description()))
     });
     result.notes.extend(host.notes(stretch.missed));
     if matches!(load, Load::SmallPackets | Load::LargePackets) {

@@ -135,7 +135,11 @@ fn measure_case(
     let workload = Workload::Loaded { percent };
     let trial = Trial {
         method: &case,
-        label: &format!("{}; {percent} % CPU load in the guest, beside {}", METHODS.words(method), neighbour.words()),
+        label: &format!(
+            "{}; {percent} % CPU load in the guest, beside {}",
+            METHODS.description(method),
+            neighbour.description()
+        ),
         load: Load::None,
         requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,

@@ -121,7 +121,7 @@ fn measure_method(
     let ran = run();
     guests::bulk_threads(host, false)?;
     let (before, after, a_job, rtas, logs) = ran?;
-    let mut result = without_requests(host, method, METHODS.words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, METHODS.description(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, "while all applications had jobs"));
     summarise(&mut result, &rtas, &logs, held, guests.declared_cpus() * groups.len() as f64);
     if let Some((taken, vcpus)) = a_job {

@@ -219,7 +219,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (held, logs) = ran?;
-    let label = format!("{}; {}", WITH_FLOOR.words(method), group.to_uppercase());
+    let label = format!("{}; {}", WITH_FLOOR.description(method), group.to_uppercase());
     let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, rtas, &logs, held, guests.declared_cpus() * VMS as f64);

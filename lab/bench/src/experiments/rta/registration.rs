@@ -85,7 +85,7 @@ fn measure_method(
         _ => register(method, count, STEP_US),
     };
     let (took, used) = calls(host, guests, method, count, &call)?;
-    let mut result = without_requests(host, method, METHODS.words(method), None);
+    let mut result = without_requests(host, method, METHODS.description(method), None);
     result.timed(&took);
     if method == "same" {
         *anyway = Some(used);

@@ -297,7 +297,8 @@ fn measure_method(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (rtas, logs) = ran?;
-    let mut result = without_requests(host, method, WITH_FLOOR.words(method), after.share_since(&before, host.cpus));
+    let mut result =
+        without_requests(host, method, WITH_FLOOR.description(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, &rtas, &logs, None, guests.declared_cpus() * VMS as f64);
     Ok(result)
