@@ -1,13 +1,7 @@
 //! Requests of a guest's deadline tasks at the daemon: the real program, a real QEMU guest, and the test in place of
 //! the device process.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 
@@ -87,10 +81,7 @@ fn vcpu(site: &Site, vm: &str) -> Option<Value> {
 /// Like the next test, but with the back end that sets a thread's policy once and does not move the thread.
 #[test]
 fn so_it_is_where_nobody_is_moved() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let vm = name("unplaced");
     configure(&site, &vm);
     let sched = std::fs::read_to_string(site.path("etc/sched.toml")).unwrap();
@@ -108,10 +99,7 @@ fn so_it_is_where_nobody_is_moved() {
 
 #[test]
 fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let vm = name("unkept");
     configure(&site, &vm);
     let daemon = Daemon::start(&site);
@@ -150,10 +138,7 @@ fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
 
 #[test]
 fn a_daemon_that_is_restarted_knows_who_held_what() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let (first, second) = (name("first"), name("second"));
     site.configure("tenants.toml", &(class(&first) + &class(&second)));
     // One CPU: only one of the VMs fits, with the request of its guest.
