@@ -89,7 +89,7 @@ fn of_error(program: &str, known: Known, error: &anyhow::Error) -> ExitCode {
     if is_of_closed(io::stdout(), error) {
         return ExitCode::from(OK);
     }
-    print_stderr(format_args!("{program}: {}", chain(error)));
+    print_stderr(format_args!("{program}: {}", harmless(&chain(error))));
     ExitCode::from(status(error, known))
 }
 
@@ -145,6 +145,13 @@ pub fn chain(error: &anyhow::Error) -> String {
     line
 }
 
+/// Replaces characters that would control a terminal, but for ends of lines and tabs. An error may quote another
+/// user's program, such as a VM's monitor.
+fn harmless(text: &str) -> String {
+    let controls = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    text.chars().map(|c| if controls(c) { '\u{fffd}' } else { c }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -167,6 +174,26 @@ mod tests {
             assert!(!is_of_closed(&open, &of(kind)), "{kind}: it was written to something else");
             assert!(!is_of_closed(std::fs::File::open("/dev/null").unwrap(), &of(kind)), "{kind}: a file");
         }
+    }
+
+    #[test]
+    fn no_error_controls_a_terminal() {
+        assert_eq!(
+            harmless("a.toml:1\n\tb \x1b]0;c\x07\u{9b}d\r"),
+            "a.toml:1\n\tb \u{fffd}]0;c\u{fffd}\u{fffd}d\u{fffd}"
+        );
+        let program = std::env::current_exe().unwrap();
+        let said = Command::new(program).args(["--exact", "tests::says_an_error", "--ignored", "--nocapture"]).output();
+        let said = String::from_utf8(said.unwrap().stderr).unwrap();
+        assert!(said.contains("ontime: QEMU refuses: \u{fffd}[2J"), "{said:?}");
+    }
+
+    /// For the test above.
+    #[test]
+    #[ignore = "prints what the test above reads"]
+    fn says_an_error() {
+        let error = anyhow::anyhow!("QEMU refuses: \x1b[2J");
+        assert_eq!(of_error("ontime", |_| None, &error), ExitCode::from(UNKNOWN));
     }
 
     #[test]

@@ -3,10 +3,8 @@
 //!
 //! A packet counts from the moment it is taken from the VM until the NIC has sent and freed it. The size belongs to the
 //! device, but neither netlink nor sysfs can read or set it: only a process that has the device open can. Therefore a
-//! descriptor of the VMM is copied (`pidfd_getfd`, 5.6) for the duration of a call, after the kernel has reported that
-//! it belongs to the tun driver, and the driver that it is the right interface. A descriptor of a process may be any
-//! file, also one of the process's own file system, which may never answer. Before the check nothing is requested from
-//! it (`AT_STATX_DONT_SYNC`).
+//! descriptor of the VMM is copied for the duration of a call (`ontime_tenants::tap`), after the driver has reported
+//! that it is the right interface.
 //!
 //! Source: `drivers/net/tun.c` (`TUNSETSNDBUF`, `tun_sock_writeable`), `net/core/sock.c` (`sock_alloc_send_pskb`,
 //! `sock_wfree`), `drivers/vhost/net.c` (`handle_tx`: packets that the device does not take stay in the VM's ring until
@@ -15,22 +13,10 @@
 use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ontime_tenants::{ThreadId, limit_waits};
-use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-
-/// Maximum of copied descriptors that turned out to be another file's and are not closed yet. A process that races to
-/// cause more of them gets no further calls.
-const STRANGERS: usize = 8;
-/// Their present number.
-static CLOSING: AtomicUsize = AtomicUsize::new(0);
-
-/// Device number of `/dev/net/tun` (`include/linux/miscdevice.h`: MISC_MAJOR, TUN_MINOR).
-const TUN: (u32, u32) = (10, 200);
+use ontime_tenants::{ThreadId, limit_waits, tap};
 
 /// An interface that a VMM has open.
 pub(crate) struct Tap<'a> {
@@ -42,14 +28,6 @@ impl<'a> Tap<'a> {
     pub(crate) fn of(dir: &'a Path) -> Self {
         Self { name: dir.file_name().and_then(OsStr::to_str).unwrap_or_default() }
     }
-}
-
-/// Whether the file is the character device with this number.
-fn is_device(found: rustix::io::Result<Statx>, number: (u32, u32)) -> bool {
-    found.is_ok_and(|of| {
-        FileType::from_raw_mode(of.stx_mode.into()) == FileType::CharacterDevice
-            && (of.stx_rdev_major, of.stx_rdev_minor) == number
-    })
 }
 
 /// Without a limit, vhost sends packets in batches (`drivers/vhost/net.c`, `sock_can_batch`).
@@ -106,51 +84,24 @@ fn open(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
     limit_waits(|| find(process, tap))
 }
 
-fn find(process: ThreadId, tap: &Tap<'_>) -> io::Result<OwnedFd> {
-    let pid = Pid::from_raw(process.pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    // The number still belonged to this process when the pidfd was opened.
-    process.verify()?;
-    if CLOSING.load(Ordering::Relaxed) >= STRANGERS {
-        return Err(io::Error::from_raw_os_error(libc::EBUSY));
-    }
-    let mut refused = libc::ENODEV;
+fn find(process: ThreadId, wanted: &Tap<'_>) -> io::Result<OwnedFd> {
+    let pidfd = tap::pidfd(process)?;
+    let mut refused = io::Error::from_raw_os_error(libc::ENODEV);
     for entry in fs::read_dir(format!("/proc/{}/fd", process.pid))?.flatten() {
-        let theirs = statx(CWD, entry.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
         let number = entry.file_name().to_string_lossy().parse::<RawFd>().ok();
-        let (Some(number), true) = (number, is_device(theirs, TUN)) else { continue };
-        match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()) {
-            Ok(device) => {
-                // The descriptor may have become another file since the check.
-                let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-                let ours = statx(&device, "", flags, StatxFlags::BASIC_STATS);
-                if !is_device(ours, TUN) {
-                    close_elsewhere(device);
-                    return Err(io::Error::from_raw_os_error(libc::ENODEV));
-                }
-                if name_of(&device).is_ok_and(|name| name == tap.name) {
-                    return Ok(device);
-                }
-            }
-            Err(rustix::io::Errno::BADF) => {}
-            Err(error) => refused = error.raw_os_error(),
+        let Some(number) = number.filter(|_| tap::is_tap(&entry.path())) else { continue };
+        match tap::copy(&pidfd, number) {
+            Ok(device) if name_of(&device).is_ok_and(|name| name == wanted.name) => return Ok(device),
+            Ok(_) => {}
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EBADF) => {}
+                // It has become another file since it was found.
+                Some(libc::ENODEV) => return Err(error),
+                _ => refused = error,
+            },
         }
     }
-    Err(io::Error::from_raw_os_error(refused))
-}
-
-/// Closes a file of unknown type. A file system or a socket may block the closing thread for any time, so a separate
-/// thread closes it.
-fn close_elsewhere(file: OwnedFd) {
-    CLOSING.fetch_add(1, Ordering::Relaxed);
-    let raw = file.into_raw_fd();
-    // If no thread can be created, the descriptor stays open, and counts.
-    let closing = std::thread::Builder::new().name("ontime-close".into()).stack_size(64 * 1024).spawn(move || {
-        // SAFETY: this descriptor was given up above, and belongs to this thread alone.
-        drop(unsafe { OwnedFd::from_raw_fd(raw) });
-        CLOSING.fetch_sub(1, Ordering::Relaxed);
-    });
-    drop(closing);
+    Err(refused)
 }
 
 /// The name of an open tap's interface.
@@ -167,19 +118,14 @@ fn name_of(device: &OwnedFd) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::Ordering;
+
+    use ontime_tenants::tap::{CLOSING, STRANGERS, close_elsewhere};
 
     use super::*;
 
     /// Held by the test that looks at this process's descriptors.
     static DESCRIPTORS: Mutex<()> = Mutex::new(());
-
-    #[test]
-    fn devices_are_told_by_their_drivers_number() {
-        let is_null =
-            |path: &str| is_device(statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS), (1, 3));
-        assert!(is_null("/dev/null") && !is_null("/dev/zero") && !is_null("/"));
-        assert!(!is_null("/nowhere"));
-    }
 
     /// A connection that lingers at its end while the other side reads nothing stands for a process's own file system.
     /// The test ends the wait, so it sees the closing thread wait.

@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const RELEASE: Duration = Duration::from_secs(60);
 /// The longest message of QEMU, bytes. It may be another user's process.
 const MESSAGE_MAX: u64 = 1 << 20;
+/// The most removals that are remembered: device main and 63 channels.
+const GONE_MAX: usize = 64;
 
 /// QEMU has ended, or has closed its monitor.
 const GONE: &str = "QEMU closed the connection; see whether the VM still runs, then try again";
@@ -154,7 +156,8 @@ impl<'a> QmpClient<'a> {
         let value: Value = serde_json::from_str(&line)
             .context("this is no QMP monitor, its answer is no JSON; name the socket of `-qmp`, not of `-monitor`")?;
         let deleted = value.get("event").is_some_and(|event| event == "DEVICE_DELETED");
-        let device = value.pointer("/data/device").and_then(Value::as_str).filter(|_| deleted);
+        let device =
+            value.pointer("/data/device").and_then(Value::as_str).filter(|_| deleted && self.gone.len() < GONE_MAX);
         self.gone.extend(device.map(str::to_owned));
         Ok(Some(value))
     }
@@ -283,6 +286,18 @@ mod tests {
         assert!(said.contains("its answer is no JSON"), "{said}");
         drop(stream);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn removals_of_other_devices_take_no_memory_without_bound() {
+        let (stream, mut far) = UnixStream::pair().unwrap();
+        let mut client = QmpClient::new(&stream);
+        let event = |device: usize| format!("{{\"event\":\"DEVICE_DELETED\",\"data\":{{\"device\":\"{device}\"}}}}\n");
+        for device in 0..2 * GONE_MAX {
+            far.write_all(event(device).as_bytes()).unwrap();
+            assert!(client.receive(Instant::now() + PATIENCE).unwrap().is_some());
+        }
+        assert_eq!(client.gone.len(), GONE_MAX);
     }
 
     #[test]

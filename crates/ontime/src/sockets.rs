@@ -12,7 +12,7 @@ use rustix::net::SocketFlags;
 use crate::device::{connect, vm_name};
 use crate::exit;
 use crate::paths::Paths;
-use crate::table;
+use crate::table::{self, visible};
 
 /// Longer than the device process waits for its own worker.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -52,16 +52,17 @@ fn show(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
             out,
             "the open sockets are not known: the worker thread of the device process does not answer; ask again, or \
              see its log: journalctl -u ontime-device@{}",
-            status.vm
+            visible(&status.vm)
         )?,
-        Some(none) if none.is_empty() => writeln!(out, "no socket: {} has none open", status.vm)?,
+        Some(none) if none.is_empty() => writeln!(out, "no socket: {} has none open", visible(&status.vm))?,
         Some(sockets) => {
             let head = ["PROTO", "STATE", "RECV-Q", "SEND-Q", "LOCAL", "GUEST", "PEER", "CHANNEL"];
             let rows: Vec<[String; 8]> = sockets.iter().map(row).collect();
             table::write(out, head, &rows)?;
         }
     }
-    let counted: Vec<String> = status.counters.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    let counted = status.counters.iter().map(|(name, count)| format!("{} {count}", visible(name)));
+    let counted: Vec<String> = counted.collect();
     writeln!(out, "\n{}", counted.join(", "))
 }
 
@@ -118,5 +119,21 @@ mod tests {
         let (text, json) = shown(Some(Vec::new()));
         assert_eq!(text, "no socket: mail has none open\n\nstayed_local 3\n");
         assert_eq!(json, serde_json::json!([]));
+    }
+
+    /// A guest that has taken its device process over chooses them.
+    #[test]
+    fn names_in_an_answer_do_not_reach_a_terminal() {
+        let name = || "\x1b]0;x\x07".to_owned();
+        let vm = "{\"protocol\":\"N\",\"state\":\"N\",\"recv_queue\":0,\"send_queue\":0,\"local\":\"N\",\"guest\":\"N\",\
+                  \"peer\":\"N\",\"channel\":0,\"id\":0}";
+        let socket: SocketStatus = serde_json::from_str(&vm.replace('N', "\\u001b[2J")).unwrap();
+        for sockets in [None, Some(Vec::new()), Some(vec![socket])] {
+            let status = Status { vm: name(), sockets, deadlines: Vec::new(), counters: vec![(name(), 1)] };
+            let mut out = Vec::new();
+            show(&mut out, &status).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        }
     }
 }

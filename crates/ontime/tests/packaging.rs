@@ -172,14 +172,14 @@ fn the_tests_that_the_security_page_names_exist() {
                 let path = entry.unwrap().path();
                 if path.is_dir() {
                     directories.push(path);
-                } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "sh") {
+                } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "sh" || ending == "go") {
                     code += &std::fs::read_to_string(path).unwrap();
                 }
             }
         }
         code
     };
-    let code = code_in("crates") + &code_in("lab") + &code_in("scripts");
+    let code = code_in("crates") + &code_in("lab") + &code_in("scripts") + &code_in("dra");
     let page = std::fs::read_to_string(root.join("docs/reference/security.md")).unwrap();
     let (mut in_tests, mut names, mut missing) = (false, 0, Vec::new());
     for line in page.lines() {
@@ -197,8 +197,11 @@ fn the_tests_that_the_security_page_names_exist() {
                 let is_there = code_in(&folder).contains(&format!("fn {}(", of[0]));
                 missing.extend((!is_there).then(|| format!("{} in {}", of[0], of[1])));
             }
-            // A function of Rust, an entry of the lab's list, or a function of a script in a guest.
-            let forms = |name: &str| [format!("fn {name}("), format!("name: \"{name}\","), format!("\n{name}() {{")];
+            // A function of Rust, an entry of the lab's list, a function of a script in a guest, or one of Go.
+            let forms = |name: &str| {
+                let of_script = format!("\n{name}() {{");
+                [format!("fn {name}("), format!("name: \"{name}\","), of_script, format!("func {name}(")]
+            };
             let exists = |name: &str| forms(name).iter().any(|form| code.contains(form));
             let none = named.is_empty() && !last.contains("none") && !last.contains("no test");
             missing.extend(named.iter().filter(|name| !exists(name)).map(|name| (*name).to_owned()));

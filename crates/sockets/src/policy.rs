@@ -137,8 +137,9 @@ impl fmt::Display for Network {
 /// around the host with most clouds' metadata service (169.254.169.254), metadata services elsewhere, multicast groups,
 /// the broadcast address, and what NAT64 translates to these. A network such as 0.0.0.0/0 does not include them.
 fn special_prefix(address: IpAddr) -> u8 {
-    // Alibaba Cloud, Azure.
-    const METADATA_V4: [Ipv4Addr; 2] = [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16)];
+    // Alibaba Cloud, Azure, Oracle Cloud Classic.
+    const METADATA_V4: [Ipv4Addr; 3] =
+        [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
     // AWS, Google Cloud, Oracle Cloud, Scaleway.
     const METADATA_V6: [Ipv6Addr; 4] = [
         Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
@@ -156,8 +157,8 @@ fn special_prefix(address: IpAddr) -> u8 {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => 10,
         IpAddr::V6(v6) if v6.is_multicast() => 8,
         IpAddr::V6(v6) => match v6.segments() {
-            // 64:ff9b::/96: NAT64 translates the last 32 bits.
-            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+            // NAT64 translates the last 32 bits: 64:ff9b::/96, and any /96 of 64:ff9b:1::/48 (RFC 8215).
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 1, _, _, _, high, low] => {
                 match special_prefix(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into()) {
                     0 => 0,
                     prefix => 96 + prefix,
@@ -369,6 +370,8 @@ mod tests {
             (["[fd00:42::42]:80"; 4], "fc00::/7", "fd00:42::42/128"),
             (["100.100.100.200:80"; 4], "100.64.0.0/10", "100.100.100.200/32"),
             (["[::ffff:168.63.129.16]:80"; 4], "168.63.128.0/17", "168.63.129.16/32"),
+            (["192.0.0.192:80"; 4], "192.0.0.0/24", "192.0.0.192/32"),
+            (["[64:ff9b:1::169.254.169.254]:80"; 4], "64:ff9b:1::/48", "64:ff9b:1::a9fe:0/112"),
             (
                 ["[64:ff9b::127.0.0.1]:80", "[64:ff9b::127.9.9.9]:80", "[64:ff9b::7f00:0]:1", "[64:ff9b::7fff:ffff]:1"],
                 "64:ff9b::7e00:0/103",

@@ -10,7 +10,7 @@
 //! | `discover`, `host`, `devices` | finding tenants; reading a host; which device process serves which VM |
 //! | `budget` | limits on the time that discovery spends on other users' processes |
 //! | `watch`, `connector` | notification of changes |
-//! | `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `peers` | one source of information each |
+//! | `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `tap`, `peers` | one source of information each |
 //! | `namespace` | running code in a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
 //!
@@ -37,6 +37,7 @@ pub mod peers;
 pub mod problem;
 pub mod qmp;
 pub mod rules;
+pub mod tap;
 #[cfg(test)]
 mod testing;
 pub mod users;

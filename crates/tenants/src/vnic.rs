@@ -4,7 +4,7 @@
 //! (`tun_chr_show_fdinfo` prints `iff:`), `net/core/dev.c` (`lower_*` links), `net/bridge/br_sysfs_br.c`.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
@@ -245,25 +245,28 @@ fn first_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
 }
 
 impl OpenFiles {
-    /// The host's interfaces behind the tap and macvtap files; a jail has a `/dev` of its own. A process may have any
-    /// file at `/dev/tap2`, and interface 2 may be a NIC. So the kernel must confirm that the device belongs to the
-    /// interface. Only a tap's file has a line `iff`.
-    pub fn interfaces(&self, network: &Network) -> Vec<String> {
-        let mut found = BTreeSet::new();
+    /// The interfaces behind the tap and macvtap files, and whether each is one of the host's; a jail has a `/dev` of its
+    /// own. A process may have any file at `/dev/tap2`, and interface 2 may be a NIC. So the kernel must confirm that the
+    /// device belongs to the interface. Only a tap's file has a line `iff`, with a name in the tap's network namespace:
+    /// `is_here` tells of a descriptor whether that is the host's.
+    pub fn interfaces(&self, network: &Network, is_here: impl Fn(&str) -> bool) -> BTreeMap<String, bool> {
+        let mut found = BTreeMap::new();
         for (fd, target) in &self.targets {
             let Some((_, device)) = target.rsplit_once("/dev/") else { continue };
             if device == "net/tun" {
                 let info = files::read_at(CWD, self.process.join("fdinfo").join(fd)).unwrap_or_default();
-                found.extend(proc::status_value(&info, "iff").filter(|name| !name.is_empty()).map(str::to_owned));
+                for name in proc::status_value(&info, "iff").filter(|name| is_interface_name(name)) {
+                    found.entry(name.to_owned()).or_insert_with(|| network.has(name) && is_here(fd));
+                }
             } else if let Some(index) = device.strip_prefix("tap").and_then(|number| number.parse().ok()) {
                 let is_its = |ifname: &&str| {
                     let device = network.tap_device(ifname, index);
                     device.is_some() && device == device_at(&self.process.join("fd").join(fd))
                 };
-                found.extend(network.name_of(index).filter(is_its).map(str::to_owned));
+                found.extend(network.name_of(index).filter(is_its).map(|name| (name.to_owned(), true)));
             }
         }
-        found.into_iter().filter(|name| is_interface_name(name)).collect()
+        found
     }
 }
 
@@ -558,8 +561,11 @@ mod tests {
         }
         let network = Network::at(tree.0.path());
         let open = open_files(process.path(), 100).unwrap();
-        let named = open.interfaces(&network);
-        assert_eq!(named, ["tap3", "tap4"], "nothing says that /dev/tap9 is the interface's");
+        let named = |is_here: &dyn Fn(&str) -> bool| Vec::from_iter(open.interfaces(&network, is_here));
+        let of = |is_here: bool| [("tap3".to_owned(), is_here), ("tap4".to_owned(), false)];
+        // Nothing says that /dev/tap9 is the interface's.
+        assert_eq!(named(&|fd| fd == "3"), of(true));
+        assert_eq!(named(&|_| false), of(false), "it has the name of an interface here, and is none");
         assert_eq!((open.looked_at, open.whole), (7, true));
         let first = open_files(process.path(), 2).unwrap();
         assert_eq!((first.looked_at, first.whole), (2, false));
@@ -577,7 +583,7 @@ mod tests {
         symlink("/dev/tap9", process.path().join("fd/4")).unwrap();
         let open = open_files(process.path(), 100).unwrap();
         assert_eq!(open.targets.len(), 1);
-        assert!(open.interfaces(&Network::at(tree.0.path())).is_empty());
+        assert!(open.interfaces(&Network::at(tree.0.path()), |_| true).is_empty());
         assert_eq!(device_at(Path::new("/dev/null")).as_deref(), Some("1:3"));
         assert_eq!(device_at(Path::new("/proc/self/exe")), None);
     }

@@ -382,6 +382,9 @@ fn another_vm_of_its_name_takes_no_device_thread_out_of_a_vms_cap() {
     // The user's own device process serves the user's VM, or none.
     device(210, "/user.slice/user-1000.slice/session-4.scope", 1000);
     assert_eq!(served(&sources), webs);
+    // So does one of a service's account that is no device process's.
+    device(230, "/system.slice/apache2.service", 33);
+    assert_eq!(served(&sources), webs);
     // One in a container without a cgroup of its own serves none.
     device(220, "/system.slice/starter.service", 0);
     host.in_namespace(220, 0, 7);

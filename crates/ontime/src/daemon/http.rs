@@ -32,7 +32,7 @@ use utoipa_axum::routes;
 
 use super::engine::NotApplied;
 use super::metrics::Format;
-use super::request_queue::{User, WaitingCounts, WaitingGuard};
+use super::request_queue::{User, UserCounts, UserGuard};
 use super::requested::Unreserved;
 use crate::api;
 
@@ -43,7 +43,7 @@ pub(crate) struct Asked {
     pub user: User,
     pub ask: Ask,
     /// Counts the request as waiting until this is dropped.
-    pub waiting: WaitingGuard,
+    pub waiting: UserGuard,
 }
 
 /// A request to the main loop, with the channel for its answer.
@@ -112,7 +112,7 @@ enum Unanswered {
 pub(crate) struct Loop {
     /// The queue of requests.
     asks: SyncSender<Asked>,
-    waiting: WaitingCounts,
+    waiting: UserCounts,
     /// An eventfd that wakes the main loop; written after each request.
     bell: Arc<OwnedFd>,
     /// How long a request that reads, and one that changes something, may take.
@@ -131,7 +131,7 @@ impl IntoResponse for Refusal {
 impl Loop {
     /// Requests go through this queue. `bell` wakes its reader.
     pub(crate) fn new(asks: SyncSender<Asked>, bell: Arc<OwnedFd>) -> Self {
-        Self { asks, waiting: WaitingCounts::default(), bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
+        Self { asks, waiting: UserCounts::of_requests(), bell, patience: (api::PATIENCE, api::PATIENCE_CHANGE) }
     }
 
     /// Makes a request that changes nothing.
@@ -189,42 +189,58 @@ pub(super) struct Peer {
 
 impl Connected<IncomingStream<'_, Clients>> for Peer {
     fn connect_info(stream: IncomingStream<'_, Clients>) -> Self {
-        let Client(stream) = stream.io();
-        Self { uid: stream.as_ref().and_then(|stream| stream.peer_cred().ok()).map(|peer| peer.uid()) }
+        Self { uid: stream.io().stream.as_ref().and_then(user_of) }
     }
 }
 
-/// Accepts [`Client`]s.
-struct Clients(UnixListener);
+fn user_of(stream: &UnixStream) -> User {
+    stream.peer_cred().ok().map(|peer| peer.uid())
+}
+
+/// Accepts [`Client`]s, so many of each user that no user takes the daemon's descriptors. Others are closed at once.
+struct Clients {
+    listener: UnixListener,
+    open: UserCounts,
+}
 
 impl Listener for Clients {
     type Io = Client;
     type Addr = <UnixListener as Listener>::Addr;
 
     async fn accept(&mut self) -> (Client, Self::Addr) {
-        let (stream, address) = Listener::accept(&mut self.0).await;
-        (Client(Some(stream)), address)
+        loop {
+            let (stream, address) = Listener::accept(&mut self.listener).await;
+            match self.open.take(user_of(&stream)) {
+                Some(open) => return (Client { stream: Some(stream), _open: open }, address),
+                None => limit_waits(|| drop(stream)),
+            }
+        }
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
-        Listener::local_addr(&self.0)
+        Listener::local_addr(&self.listener)
     }
 }
 
-/// A client's connection; `None` while it is dropped. Before Linux 6.16 a client may send descriptors along with a
+/// A client's connection. Before Linux 6.16 a client may send descriptors along with a
 /// request. This thread, which serves every client, closes them when it reads or closes the connection, and so limits
 /// its waits.
-struct Client(Option<UnixStream>);
+struct Client {
+    /// `None` while it is dropped.
+    stream: Option<UnixStream>,
+    /// Counts the connection as open.
+    _open: UserGuard,
+}
 
 impl Client {
     fn stream(&mut self) -> io::Result<Pin<&mut UnixStream>> {
-        self.0.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.stream.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        limit_waits(|| drop(self.0.take()));
+        limit_waits(|| drop(self.stream.take()));
     }
 }
 
@@ -490,7 +506,7 @@ pub(super) fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io:
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listener = {
         let _in_runtime = runtime.enter();
-        Clients(UnixListener::from_std(listener)?)
+        Clients { listener: UnixListener::from_std(listener)?, open: UserCounts::of_connections() }
     };
     std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
         let service = service(to).into_make_service_with_connect_info::<Peer>();
@@ -557,6 +573,33 @@ mod tests {
             assert_eq!(head.split(' ').nth(1), Some(status), "{line}: {answer}");
             let error: api::Error = serde_json::from_str(body).unwrap();
             assert!(error.error.contains("/openapi.json"), "{line}: {answer}");
+        }
+    }
+
+    #[test]
+    fn a_users_connections_leave_descriptors_for_others() {
+        use std::io::{Read, Write};
+        use std::os::unix::net::UnixStream;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ontime.sock");
+        let (asks, _asked) = std::sync::mpsc::sync_channel(1);
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        serve(bind(&path).unwrap(), Loop::new(asks, Arc::new(bell))).unwrap();
+        let is_served = || {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            let _ = stream.write_all(b"GET /v1/no HTTP/1.1\r\nhost: o\r\nconnection: close\r\n\r\n");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).is_ok() && answer.contains(" 404 ")
+        };
+        assert!(is_served());
+        let idle: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        assert!(!is_served(), "{} connections are open", idle.len());
+        drop(idle);
+        // The server is told of their ends one after another.
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while !is_served() {
+            assert!(std::time::Instant::now() < end, "no connection is served any more");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

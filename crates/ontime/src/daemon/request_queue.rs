@@ -1,5 +1,5 @@
 //! Which request the main loop answers next: users take turns, and each has a part of the loop's time. Pure, but for
-//! the count of waiting requests, which the HTTP thread and the main loop share.
+//! the counts of waiting requests, which the HTTP thread and the main loop share, and of open connections.
 //!
 //! In: requests with their user, and how long each answer took. Out: the next request, or when there is one. A request
 //! may cost a pass, so without this a user who may only read could keep all others waiting. Root is trusted.
@@ -13,6 +13,8 @@ const OWN: usize = 8;
 const SHARED: usize = 32;
 const MOST: usize = 56;
 const ROOTS: usize = 32;
+/// For each request that may wait, this many connections may be open.
+const CONNECTIONS: usize = 4;
 /// The most requests that wait.
 pub(super) const BACKLOG: usize = MOST + ROOTS;
 /// Answers to a user take at most one part in this of the time, once they have taken [`BURST`].
@@ -24,38 +26,52 @@ pub(super) type User = Option<u32>;
 
 const ROOT: User = Some(0);
 
-/// How many requests of each user wait.
-#[derive(Debug, Clone, Default)]
-pub(super) struct WaitingCounts(Arc<Mutex<BTreeMap<User, usize>>>);
+/// How many requests of each user wait, or how many connections of each user are open.
+#[derive(Debug, Clone)]
+pub(super) struct UserCounts {
+    all: Arc<Mutex<BTreeMap<User, usize>>>,
+    /// How many count as one.
+    each: usize,
+}
 
-/// A request counts as waiting until this is dropped.
+/// A request or connection counts until this is dropped.
 #[derive(Debug)]
-pub(crate) struct WaitingGuard {
-    counts: WaitingCounts,
+pub(crate) struct UserGuard {
+    counts: UserCounts,
     user: User,
 }
 
-impl WaitingCounts {
-    /// Counts a request as waiting. None: too many wait.
-    pub(super) fn take(&self, user: User) -> Option<WaitingGuard> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+impl UserCounts {
+    /// Counts requests that wait.
+    pub(super) fn of_requests() -> Self {
+        Self { all: Arc::default(), each: 1 }
+    }
+
+    /// Counts open connections.
+    pub(super) fn of_connections() -> Self {
+        Self { each: CONNECTIONS, ..Self::of_requests() }
+    }
+
+    /// Counts one more. None: there are too many.
+    pub(super) fn take(&self, user: User) -> Option<UserGuard> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let own = all.get(&user).copied().unwrap_or(0);
         let others: usize = all.iter().filter(|(other, _)| **other != ROOT).map(|(_, count)| count).sum();
         let fits = match own {
-            _ if user == ROOT => own < ROOTS,
-            0 => others < MOST,
-            _ => own < OWN && others < SHARED,
+            _ if user == ROOT => own < ROOTS * self.each,
+            0 => others < MOST * self.each,
+            _ => own < OWN * self.each && others < SHARED * self.each,
         };
         fits.then(|| {
             *all.entry(user).or_default() += 1;
-            WaitingGuard { counts: self.clone(), user }
+            UserGuard { counts: self.clone(), user }
         })
     }
 }
 
-impl Drop for WaitingGuard {
+impl Drop for UserGuard {
     fn drop(&mut self) {
-        let mut all = self.counts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.counts.all.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_mut(&self.user) {
             *count -= 1;
         }
@@ -164,7 +180,7 @@ mod tests {
 
     #[test]
     fn users_with_many_requests_leave_a_place_for_every_other_user() {
-        let counts = WaitingCounts::default();
+        let counts = UserCounts::of_requests();
         let mut kept = Vec::new();
         for user in 1..=4 {
             kept.extend((0..OWN + 3).filter_map(|_| counts.take(Some(user))));
@@ -178,6 +194,6 @@ mod tests {
         kept.extend((0..ROOTS).map(|_| counts.take(ROOT).unwrap()));
         assert!(counts.take(ROOT).is_none() && kept.len() == BACKLOG);
         kept.clear();
-        assert!(counts.0.lock().unwrap().is_empty() && counts.take(Some(7)).is_some());
+        assert!(counts.all.lock().unwrap().is_empty() && counts.take(Some(7)).is_some());
     }
 }

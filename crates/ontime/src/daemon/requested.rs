@@ -457,10 +457,10 @@ impl Requested {
         removed
     }
 
-    /// Removes the reservations whose leases have ended, and returns their names.
-    pub(super) fn end(&mut self, now: Duration) -> Vec<String> {
+    /// Removes the reservations whose leases have ended, and returns their names and users.
+    pub(super) fn end(&mut self, now: Duration) -> Vec<(String, u32)> {
         let ended = self.entries.iter().filter(|(_, entry)| entry.until <= now);
-        let ended: Vec<String> = ended.map(|(name, _)| name.clone()).collect();
+        let ended: Vec<(String, u32)> = ended.map(|(name, entry)| (name.clone(), entry.uid)).collect();
         if !ended.is_empty() {
             self.entries.retain(|_, entry| entry.until > now);
             self.store_or_tell();
@@ -754,8 +754,11 @@ mod tests {
         assert_eq!(all.step("b", &simple(r#", "cpus": [2]"#)), Step::Change);
         assert_eq!(all.ends_in(after(10)), Some(Duration::from_secs(50)));
         all.put("a", simple(""), 0, after(30)).unwrap();
-        assert_eq!(all.end(after(64)), Vec::<String>::new());
-        assert_eq!((all.end(after(65)), all.ends_in(after(65))), (vec!["b".to_owned()], Some(Duration::from_secs(25))));
+        assert!(all.end(after(64)).is_empty());
+        assert_eq!(
+            (all.end(after(65)), all.ends_in(after(65))),
+            (vec![("b".to_owned(), 0)], Some(Duration::from_secs(25)))
+        );
         let shown = all.show(&BTreeMap::new(), |_| Vec::new(), None, after(70));
         assert_eq!((shown.len(), shown[0].left_seconds, shown[0].state.as_str()), (1, 20.0, "waiting"));
         assert!(all.remove("a") && !all.remove("a") && all.leases().is_empty() && all.grants().is_empty());

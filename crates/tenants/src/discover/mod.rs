@@ -760,8 +760,14 @@ impl Finder<'_> {
             if known.iter().any(|(process, _)| *process == id) {
                 continue;
             }
-            // A device process of the system may serve any VM.
-            let user = Some(self.sources.cgroup_owner(cgroup, true)).filter(|user| *user != 0);
+            // A device process of the system may serve any VM: root's, or one in a device process's unit. Other services'
+            // accounts are users.
+            let user = match self.sources.cgroup_owner(cgroup, true) {
+                0 if devices::by_unit(cgroup).is_some() => 0,
+                0 => self.sources.owner(process.pid).unwrap_or(u32::MAX),
+                user => user,
+            };
+            let user = Some(user).filter(|user| *user != 0);
             let account = user.map_or_else(|| self.account(process, None), Account::User);
             let arguments = self.arguments(process.pid, &account);
             // A unit may be configured to serve another VM: the VM in the unit's name counts only if it exists.

@@ -16,7 +16,7 @@ use crate::rules::{Namer, Verdict};
 use crate::text::counted;
 use crate::thread::ThreadId;
 use crate::vmm::{self, NameMatch, QemuArguments, Vmm};
-use crate::vnic;
+use crate::{tap, vnic};
 
 /// A process that is a VM's monitor, and its command line.
 pub(super) struct VmProcess<'a> {
@@ -382,28 +382,34 @@ impl Finder<'_> {
     fn vnics(&mut self, name: &str, process: ThreadId, vm: &VmProcess<'_>, account: &Account) -> Vec<Vnic> {
         let pid = process.pid;
         let (interfaces, is_here) = match vm.domain.and_then(|domain| domain.interfaces.clone()) {
-            Some(interfaces) => (interfaces, true),
+            Some(interfaces) => (interfaces.into_iter().map(|name| (name, true)).collect(), true),
             None => {
                 let limit = self.budget.allowed(account, Item::Descriptors);
                 let open = vnic::open_files(&self.sources.living_dir(pid), limit);
                 // In its own network namespace, a process may give interfaces the names of the host's interfaces.
                 let is_here = self.sources.own_network(pid).is_none();
+                // A user's process may have been given a tap of another namespace.
+                let is_checked = self.sources.live && is_here && vm.account != Account::System;
+                let tap_is_here = |fd: &str| {
+                    !is_checked || fd.parse().is_ok_and(|number| tap::is_here(process, number).unwrap_or(false))
+                };
                 let interfaces = open.map(|open| {
                     self.budget.charge(account, Item::Descriptors, open.looked_at, open.whole);
-                    open.interfaces(&self.network)
+                    open.interfaces(&self.network, tap_is_here)
                 });
-                (interfaces.unwrap_or_else(|_| vm.arguments.interfaces.clone()), is_here)
+                let given = || vm.arguments.interfaces.iter().map(|name| (name.clone(), true)).collect();
+                (interfaces.unwrap_or_else(|_| given()), is_here)
             }
         };
         let (here, elsewhere): (Vec<_>, Vec<_>) =
-            interfaces.into_iter().partition(|ifname| is_here && self.network.has(ifname));
-        for ifname in elsewhere {
+            interfaces.into_iter().partition(|(ifname, found)| is_here && *found && self.network.has(ifname));
+        for (ifname, _) in elsewhere {
             self.problem(name, ProblemKind::VnicElsewhere(printable(ifname.as_bytes())));
         }
         if !is_here {
             return self.host_ends(process);
         }
-        here.iter().map(|ifname| self.network.vnic(ifname)).collect()
+        here.iter().map(|(ifname, _)| self.network.vnic(ifname)).collect()
     }
 }
 
