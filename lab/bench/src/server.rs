@@ -11,7 +11,7 @@ use ontime_lab::module::{self, GUEST};
 use ontime_lab::role::{LOADED, SAMPLED_VALUES};
 
 use crate::error::MeasureError;
-use crate::host::{Ground, Host, RT_VM, Site, Vm, boot_vm};
+use crate::host::{Host, PlannedHost, RT_VM, Site, Vm, boot_vm};
 use crate::progress::progress;
 
 /// The server's address on the RT network: that of [`RT_VM`].
@@ -100,10 +100,10 @@ pub(crate) struct PlacedServer {
 
 impl PlacedServer {
     /// No place yet. If `outsourced`, the guest module is built, if missing, and copied to the host's files.
-    pub(crate) fn new(server: Server, ground: &Ground<'_>, outsourced: bool) -> Result<Self, MeasureError> {
+    pub(crate) fn new(server: Server, ground: &PlannedHost<'_>, outsourced: bool) -> Result<Self, MeasureError> {
         match ground {
-            Ground::Emulated(site, images) if outsourced => bring_module(site, images)?,
-            Ground::Emulated(..) | Ground::Real(_) => {}
+            PlannedHost::Emulated(site, images) if outsourced => bring_module(site, images)?,
+            PlannedHost::Emulated(..) | PlannedHost::Real(_) => {}
         }
         Ok(Self { server, place: None })
     }

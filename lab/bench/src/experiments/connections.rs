@@ -36,7 +36,7 @@ const METHODS: Methods = Methods(&[
 /// Boots the host and measures every method. If a method fails, the remaining methods are measured while the host
 /// lives.
 fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, MeasureError> {
-    let ground = Ground::Emulated(site, images);
+    let ground = PlannedHost::Emulated(site, images);
     let outsourced = args.methods.iter().any(|method| method == "outsourcing");
     let mut placed = PlacedServer::new(server::MEMCACHED, &ground, outsourced)?;
     let host = ground.start(&[], &server::CONFIG)?;

@@ -73,7 +73,7 @@ fn long(case: &str) -> String {
 
 /// Boots the host and its VMs and measures every case. If a case fails, the remaining cases are measured while the host
 /// lives.
-fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
+fn measure(args: &Options, ground: PlannedHost<'_>) -> Result<CaseResults, MeasureError> {
     let mut placed = PlacedServer::new(server::SOCKPERF, &ground, false)?;
     let host = ground.start(&BULK_VMS, &server::CONFIG)?;
     let cases = args.places.iter().flat_map(|place| args.methods.iter().map(move |method| (method, place)));
@@ -336,7 +336,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         usage!("frames of {unknown} bytes are none of the paper's, {:?}", FRAMES);
     }
     let args = &Options { methods, places, frames, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground);
+    let measure = |ground: PlannedHost<'_>| measure(args, ground);
     let (found, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \

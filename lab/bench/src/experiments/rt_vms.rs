@@ -19,7 +19,7 @@ use crate::goals::{GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
 use crate::schema::Load;
 use crate::server::{self, Sockets, Wake, bring_module};
-use crate::several::{Several, WORST_P99, WORST_SD};
+use crate::several::{SeveralServers, WORST_P99, WORST_SD};
 use crate::trial::{self, CaseResults};
 
 /// The methods, in the order of measurement: those whose VMs have a NIC first.

@@ -12,7 +12,7 @@ use ontime_lab::role::SAMPLED_VALUES;
 use super::{Experiment, HostArgs, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
-use crate::host::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
+use crate::host::{BULK_VMS, PlannedHost, RT_VM, Site, Vm, boot_vm};
 use crate::progress::progress;
 use crate::sampled::frame;
 use crate::schema::Load;
@@ -37,8 +37,8 @@ fn prepare(mut site: Site) -> Site {
 
 /// Boots the host and its VMs and measures every method under every load. If a case fails, the remaining cases are
 /// measured while the host lives.
-fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
-    if let Ground::Emulated(site, _) = &ground {
+fn measure(args: &Options, ground: PlannedHost<'_>) -> Result<CaseResults, MeasureError> {
+    if let PlannedHost::Emulated(site, _) = &ground {
         SAMPLED_VALUES.bring(&site.dir.join("files"))?;
     }
     let mut host = ground.start(&BULK_VMS, &server::CONFIG)?;
@@ -82,7 +82,7 @@ struct Options {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = args.host.hardware.methods(&args.methods, &METHODS.names(), &METHODS.names())?;
     let args = &Options { methods, ..args.clone() };
-    let measure = |ground: Ground<'_>| measure(args, ground);
+    let measure = |ground: PlannedHost<'_>| measure(args, ground);
     let (found, notes) = args.host.measure(HEADERS, prepare, measure)?;
     Measured { experiment: "sampled-values", seed: 0, found, notes }.report(&args.output)
 }

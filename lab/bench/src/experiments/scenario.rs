@@ -23,7 +23,7 @@ use crate::progress::progress;
 use crate::scenario::{Kind, Limit, Program, Scenario, Tenant};
 use crate::schema::{Bound, Goal, Load, MethodResult};
 use crate::server::{self, Net};
-use crate::several::Several;
+use crate::several::SeveralServers;
 use crate::trial::{self, CaseResults};
 
 /// The name of the experiment.

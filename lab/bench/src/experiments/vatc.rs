@@ -22,7 +22,7 @@ use crate::frame::{Frame, parse};
 use crate::goals::Figure::{self, P95};
 use crate::goals::{GoalSpec, goal, idle, small as flooded};
 use crate::hardware::HardwareError;
-use crate::host::{Ground, Host, RT_VM, Vm};
+use crate::host::{Host, PlannedHost, RT_VM, Vm};
 use crate::pcap::{PcapError, Tail};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
@@ -205,7 +205,7 @@ impl VatcPlan {
 
 /// Boots the host, starts the VMs and measures every method with every traffic and interval. If a case fails, the
 /// remaining cases are measured while the host lives.
-fn measure(plan: &VatcPlan, ground: Ground<'_>) -> Result<CaseResults, MeasureError> {
+fn measure(plan: &VatcPlan, ground: PlannedHost<'_>) -> Result<CaseResults, MeasureError> {
     let bulk = bulk_vms(plan.beside.iter().map(|beside| beside.vms()).max().unwrap_or(0));
     let mut vms = vec![RT_VM];
     vms.extend(bulk.iter().map(|(name, address)| Vm { name, role: "bulk", net: "rt", address }));
@@ -503,7 +503,7 @@ fn execute(
     let methods = hardware.methods(&common.methods, defaults(hardware.hardware.is_some()), &METHODS.names())?;
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
-    let measure = |ground: Ground<'_>| measure(&plan, ground);
+    let measure = |ground: PlannedHost<'_>| measure(&plan, ground);
     let (found, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
     notes.extend(words);
     notes.push(

@@ -81,8 +81,8 @@ impl PlannedHost<'_> {
     /// Starts the host with these VMs and files for `/etc/ontime`. On a real host both are its owner's.
     pub(crate) fn start(self, vms: &[Vm<'_>], config: &[(&str, &str)]) -> Result<Host, MeasureError> {
         match self {
-            Ground::Emulated(site, images) => Host::start(site, images, vms, config),
-            Ground::Real(target) => Host::real(target),
+            PlannedHost::Emulated(site, images) => Host::start(site, images, vms, config),
+            PlannedHost::Real(target) => Host::real(target),
         }
     }
 }
