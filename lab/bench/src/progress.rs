@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::sync::OnceLock;
 
-use ontime_cli::tell;
+use ontime_cli::print_stderr;
 
 /// What each message begins with.
 static BEGINNING: OnceLock<String> = OnceLock::new();
@@ -16,5 +16,5 @@ pub(crate) fn begin_messages_with(text: String) {
 
 /// Prints a progress message.
 pub(crate) fn progress(message: impl Display) {
-    tell(format_args!("{}{message}", BEGINNING.get().map_or("", String::as_str)));
+    print_stderr(format_args!("{}{message}", BEGINNING.get().map_or("", String::as_str)));
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::client_side::Order;
 use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;

@@ -9,7 +9,7 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::wait_for_reservations;
 use super::rta::without_requests;
-use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{Host, RT_VM, Site};

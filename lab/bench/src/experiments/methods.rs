@@ -31,7 +31,7 @@ impl Methods {
     }
 
     /// The words of a method, or of a real host's present state.
-    pub(crate) fn description<'a>(self, method: &'a str) -> &'a str {
+    pub(crate) fn description(self, method: &str) -> &str {
         let found = self.0.iter().find(|(name, _)| *name == method).map(|(_, words)| *words);
         found.unwrap_or(if method == AS_IS { "the host as it stands" } else { method })
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, print_stderr, usage};
 use ontime_lab::{Clock, Kernel};
 
-use super::{Emulated, Experiment, Methods, chosen, command, created, judge, to_write};
+use super::{Emulated, Experiment, chosen, command, created, judge, to_write};
 use crate::baseline::Tolerance;
 use crate::path::{self, Document, Measured, PATH_VERSION, Program};
 use crate::report;

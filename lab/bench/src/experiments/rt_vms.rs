@@ -12,7 +12,7 @@ use ontime_cli::usage;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Bulk, Own};
 use crate::goals::{GoalSpec, goal, tcp};

@@ -13,7 +13,7 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use super::rta::{self, Rta, WORK_PERCENT, group};
-use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, P99_9};
 use crate::goals::{GoalSpec, goal, idle};

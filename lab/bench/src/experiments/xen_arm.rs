@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
-use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max};
 use crate::goals::{GoalSpec, goal, idle};
