@@ -598,7 +598,7 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
             vec![Metric::number("daemon", Unit::Us, daemon), Metric::number("host", Unit::Us, host)];
     }
     let specs = experiments::goals_of("registration");
-    report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+    report.goals = goals::evaluate(&specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
     let reached = |id: &str| report.goals.iter().find(|goal| goal.id == id).unwrap();
     assert_eq!((reached("host").actual, reached("host").met), (Some(159.0), Some(false)));
     assert_eq!((reached("guest").actual, reached("guest").met), (Some(208.0), Some(false)));
@@ -628,7 +628,8 @@ fn deadlines_are_judged_where_every_application_did_a_job() {
     (report.results[0].load, report.results[0].kernel) = (Load::None, "7.2.12-rt-amd64".to_owned());
     let mut judged = |metrics: [(&str, u64); 3]| {
         report.results[0].metrics = metrics.map(|(key, value)| Metric::count(key, value)).to_vec();
-        let goals = goals::evaluate(experiments::goals_of("video"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+        let goals =
+            goals::evaluate(&experiments::goals_of("video"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
         let unfavourable = report::unfavourable(&report).join(" ");
         (goals[0].met, goals[0].figures.clone(), unfavourable.contains("2 of 90 deadlines were missed"))
     };
@@ -674,7 +675,7 @@ fn a_goal_of_a_metric_is_judged_and_says_what_is_missing() {
         result.metrics.extend(per_s.map(|per_s| Metric::number("rate", Unit::PerS, per_s)));
     }
     let specs = experiments::goals_of("connections");
-    report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+    report.goals = goals::evaluate(&specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
     assert_eq!(report.goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [Some(true), None]);
     assert!(report.goals[0].figures.contains("3,336 a second"), "{}", report.goals[0].figures);
     assert!(report.goals[1].figures.contains("partitioned (no flood) has no figure 'rate'"), "{:?}", report.goals[1]);
