@@ -215,7 +215,7 @@ mod tests {
         assert!(result.notes[0].contains("lost at least 2") && result.notes[1].contains("12.8"), "{:?}", result.notes);
         let judged = |result: &MethodResult| {
             let specs = crate::experiments::goals_of("segments");
-            crate::goals::evaluate(specs, std::slice::from_ref(result), Clock::Virtual, "7.2").remove(1)
+            crate::goals::evaluate(&specs, std::slice::from_ref(result), Clock::Virtual, "7.2").remove(1)
         };
         assert_eq!((judged(&result).actual, judged(&result).met), (Some(2.0), Some(false)));
         let mut nothing = result.clone();

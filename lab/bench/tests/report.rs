@@ -100,7 +100,7 @@ fn a_report(requests: u64) -> Report {
         result("vanilla", "Vanilla Linux", v, Clock::Real, Load::Tcp, VANILLA, requests / 10, 6_000_000),
         result("exclusive", "Exclusive CPU", rt, Clock::Real, Load::Tcp, threaded, requests / 10, 3_100_000),
     ];
-    let goals = goals::evaluate(experiments::goals_of("rt-server"), &results, Clock::Virtual, rt);
+    let goals = goals::evaluate(&experiments::goals_of("rt-server"), &results, Clock::Virtual, rt);
     Report {
         schema_version: SCHEMA_VERSION,
         experiment: "rt-server".to_string(),
@@ -195,7 +195,7 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     if let Some(latency) = worse[3].latency_us.as_mut() {
         latency.p99 = p99(4) * 1.3;
     }
-    let worse = goals::evaluate(experiments::goals_of("rt-server"), &worse, Clock::Virtual, "7.2.12-rt-amd64");
+    let worse = goals::evaluate(&experiments::goals_of("rt-server"), &worse, Clock::Virtual, "7.2.12-rt-amd64");
     assert_eq!(worse.iter().find(|g| g.id == "p99-vs-no-flood-tcp" && g.binding).unwrap().met, Some(false));
     assert_eq!(goal("requests", "7.2").met, Some(false));
     let missing = goal("p99-vs-threaded-tcp", "6.12");
@@ -204,10 +204,10 @@ fn goals_are_judged_by_series_and_say_what_is_missing() {
     // threaded in the place of partitioned: an SD compared with itself.
     let mut twins = report.results.clone();
     twins[3] = MethodResult { method: "outsourcing".to_owned(), ..twins[2].clone() };
-    let twins = goals::evaluate(experiments::goals_of("rt-server"), &twins, Clock::Virtual, "7.2.12-rt-amd64");
+    let twins = goals::evaluate(&experiments::goals_of("rt-server"), &twins, Clock::Virtual, "7.2.12-rt-amd64");
     let sd = twins.iter().find(|g| g.id == "sd-vs-threaded-tcp" && g.binding).unwrap();
     assert_eq!((sd.actual, sd.met), (Some(1.0), Some(false)));
-    let nothing = goals::evaluate(experiments::goals_of("rt-server"), &[], Clock::Virtual, "7.2.12-rt-amd64");
+    let nothing = goals::evaluate(&experiments::goals_of("rt-server"), &[], Clock::Virtual, "7.2.12-rt-amd64");
     assert!(nothing.len() == experiments::goals_of("rt-server").len() && nothing.iter().all(|goal| goal.met.is_none()));
 }
 
@@ -346,7 +346,7 @@ fn a_report_of(experiment: &dyn experiments::Experiment) -> Report {
     report.paper = experiment.paper(&Figures::load().unwrap());
     report.notes = experiment.remarks(&Figures::load().unwrap());
     report.notes.push(format!("exclusive on 7.2-rt: not measured: {}", "the emulated host or a VM failed ".repeat(5)));
-    report.goals = goals::evaluate(experiment.goals(), &report.results, Clock::Virtual, &report.kernel);
+    report.goals = goals::evaluate(&experiment.goals(), &report.results, Clock::Virtual, &report.kernel);
     report
 }
 
@@ -604,7 +604,7 @@ fn what_asking_costs_is_in_every_form_and_judged_by_what_asks_nobody() {
             vec![Metric::number("daemon", Unit::Us, daemon), Metric::number("host", Unit::Us, host)];
     }
     let specs = experiments::goals_of("registration");
-    report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+    report.goals = goals::evaluate(&specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
     let reached = |id: &str| report.goals.iter().find(|goal| goal.id == id).unwrap();
     assert_eq!((reached("host").actual, reached("host").met), (Some(159.0), Some(false)));
     assert_eq!((reached("guest").actual, reached("guest").met), (Some(208.0), Some(false)));
@@ -634,7 +634,8 @@ fn deadlines_are_judged_where_every_application_did_a_job() {
     (report.results[0].load, report.results[0].kernel) = (Load::None, "7.2.12-rt-amd64".to_owned());
     let mut judged = |metrics: [(&str, u64); 3]| {
         report.results[0].metrics = metrics.map(|(key, value)| Metric::count(key, value)).to_vec();
-        let goals = goals::evaluate(experiments::goals_of("video"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+        let goals =
+            goals::evaluate(&experiments::goals_of("video"), &report.results, Clock::Virtual, "7.2.12-rt-amd64");
         let unfavourable = report::unfavourable(&report).join(" ");
         (goals[0].met, goals[0].figures.clone(), unfavourable.contains("2 of 90 deadlines were missed"))
     };
@@ -680,7 +681,7 @@ fn a_goal_of_a_metric_is_judged_and_says_what_is_missing() {
         result.metrics.extend(per_s.map(|per_s| Metric::number("rate", Unit::PerS, per_s)));
     }
     let specs = experiments::goals_of("connections");
-    report.goals = goals::evaluate(specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
+    report.goals = goals::evaluate(&specs, &report.results, Clock::Virtual, "7.2.12-rt-amd64");
     assert_eq!(report.goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [Some(true), None]);
     assert!(report.goals[0].figures.contains("3,336 a second"), "{}", report.goals[0].figures);
     assert!(report.goals[1].figures.contains("partitioned (no flood) has no figure 'rate'"), "{:?}", report.goals[1]);
@@ -738,7 +739,7 @@ fn a_demo(requests: u64) -> Report {
             report.results.push(result(method, label, kernel, Clock::Virtual, load, of, requests, 5_000_000));
         }
     }
-    report.goals = goals::evaluate(experiments::goals_of("rt-server"), &report.results, Clock::Virtual, rt);
+    report.goals = goals::evaluate(&experiments::goals_of("rt-server"), &report.results, Clock::Virtual, rt);
     report
 }
 

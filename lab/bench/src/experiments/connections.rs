@@ -231,8 +231,8 @@ impl Experiment for Connections {
          second is a count of instructions."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal(
                 "rate-threaded",
                 "outsourced sockets: at least as many fresh TCP connections a second as vhost-net, threaded",
@@ -242,8 +242,7 @@ impl Experiment for Connections {
             goal("rate-partitioned", "outsourced sockets: at least as many as vhost-net, partitioned")
                 .of(Figure::Own("rate"), idle("outsourcing"), idle("partitioned"))
                 .at_least(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 

@@ -286,8 +286,8 @@ impl Experiment for Duel {
          the RT VM's vhost thread waited for a CPU."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p99", "partitioned: the RT server's p99 at most that of isolated")
                 .of(P99, tcp("partitioned"), tcp(ISOLATED))
                 .at_most(1.0),
@@ -303,8 +303,7 @@ impl Experiment for Duel {
             goal("bulk", "partitioned: bulk throughput at least 0.95 of that of the stock host")
                 .of(Bulk, tcp("partitioned"), tcp("stock"))
                 .at_least(0.95),
-        ];
-        GOALS
+        ]
     }
 }
 

@@ -365,8 +365,8 @@ impl Experiment for GuestCyclictest {
          priority (FIFO 95), ordinary has normal priority."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("guest", "partitioned, busy host: maximum in the guest at most 200 us (the RFC's static RT: 1,728)")
                 .only(Max, idle("partitioned-busy"))
                 .at_most(200.0),
@@ -376,8 +376,7 @@ impl Experiment for GuestCyclictest {
             goal("ordinary", "the same of a cyclictest of normal priority on the host")
                 .of(Own(ORDINARY_MAX), idle("partitioned-busy"), idle("stock-busy"))
                 .at_most(1.1),
-        ];
-        GOALS
+        ]
     }
 }
 

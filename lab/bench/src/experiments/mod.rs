@@ -60,8 +60,8 @@ pub trait Experiment: Debug + Sync {
     }
 
     /// The goals on the virtual clock, for the kernel series that the project promises.
-    fn goals(&self) -> &'static [GoalSpec] {
-        &[]
+    fn goals(&self) -> Vec<GoalSpec> {
+        Vec::new()
     }
 
     /// The rows of the paper's table that the experiment reproduces.
@@ -149,8 +149,8 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
 }
 
 /// The goals of the experiment with this name; empty if it has none.
-pub fn goals_of(name: &str) -> &'static [GoalSpec] {
-    find(name).map_or(&[], |experiment| experiment.goals())
+pub fn goals_of(name: &str) -> Vec<GoalSpec> {
+    find(name).map_or_else(Vec::new, |experiment| experiment.goals())
 }
 
 #[cfg(test)]

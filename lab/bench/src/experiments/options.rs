@@ -311,7 +311,7 @@ impl Measured {
         notes.extend(known.remarks(&figures));
         notes.extend(missing.iter().cloned());
         let kernel = kernel_of(&results);
-        goals.extend(goals::evaluate(known.goals(), &results, clock, &kernel));
+        goals.extend(goals::evaluate(&known.goals(), &results, clock, &kernel));
         let words: Vec<String> = std::env::args().skip(1).collect();
         let report = Report {
             schema_version: SCHEMA_VERSION,
@@ -372,7 +372,7 @@ pub(crate) fn show(args: &Show) -> anyhow::Result<ExitCode> {
     let specs = super::goals_of(&report.experiment);
     // The goals of a scenario are the limits of its file.
     if !specs.is_empty() {
-        report.goals = goals::evaluate(specs, &report.results, report.clock, &report.kernel);
+        report.goals = goals::evaluate(&specs, &report.results, report.clock, &report.kernel);
     }
     if let Some(baseline) = &args.output.baseline {
         baseline_is_of(baseline, &report.experiment)?;

@@ -607,8 +607,8 @@ impl Experiment for RtServer {
         figures.table3(&["vanilla", "threaded", "exclusive", "outsourcing"])
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p99-vs-vanilla-small", "partitioned: p99 at least 20 times below vanilla, small packets")
                 .of(P99, small("vanilla"), small("partitioned"))
                 .at_least(20.0),
@@ -652,8 +652,7 @@ impl Experiment for RtServer {
                 .of(P99, tcp("outsourcing"), tcp("host-process"))
                 .at_most(1.3),
             goal("requests", "at least 20,000 counted requests a method").at_least(20_000.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -679,8 +678,8 @@ impl Experiment for Ablation {
         figures.table3(&["outsourcing", "threaded"])
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("sd-without-sockets", "both techniques: SD at most that of partitioned softirq handling alone")
                 .of(Sd, tcp("outsourcing"), tcp("partitioned"))
                 .at_most(1.0),
@@ -690,8 +689,7 @@ impl Experiment for Ablation {
             goal("sd-of-interrupts", "woken idle loop: SD at most that of virtual interrupts")
                 .of(Sd, tcp("outsourcing"), tcp("outsourcing-interrupt"))
                 .at_most(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -722,16 +720,15 @@ impl Experiment for Segments {
          many to be named."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("inversions-small", "partitioned: no request meets a priority inversion under small packets")
                 .only(Own("hindered"), small("partitioned"))
                 .at_most(0.0),
             goal("inversions-tcp", "partitioned: no request meets a priority inversion under TCP")
                 .only(Own("hindered"), tcp("partitioned"))
                 .at_most(0.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -759,8 +756,8 @@ impl Experiment for Voip {
         )]
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal(
                 "p99-vs-threaded",
                 "outsourcing: p99 of forward delays at most 0.37 of threaded's (the paper's 63 % less)",
@@ -770,8 +767,7 @@ impl Experiment for Voip {
             goal("p99-vs-partitioned", "outsourcing: p99 of forward delays at most partitioned's")
                 .of(P99, tcp("outsourcing"), tcp("partitioned"))
                 .at_most(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 
@@ -799,16 +795,15 @@ impl Experiment for Memcached {
         )]
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p99-vs-threaded", "outsourcing: p99 of GETs at most 0.33 of threaded's (the paper's 67 % less)")
                 .of(P99, tcp("outsourcing"), tcp("threaded"))
                 .at_most(0.33),
             goal("p99-vs-partitioned", "outsourcing: p99 of GETs at most partitioned's")
                 .of(P99, tcp("outsourcing"), tcp("partitioned"))
                 .at_most(1.0),
-        ];
-        GOALS
+        ]
     }
 }
 

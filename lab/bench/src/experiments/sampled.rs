@@ -118,11 +118,12 @@ impl Experiment for SampledValues {
         "Late: answered later than the next frame came."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[goal("no-late-frame", "partitioned: no frame late or lost beside bulk VMs")
-            .late(small("partitioned"))
-            .at_most(0.0)];
-        GOALS
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
+            goal("no-late-frame", "partitioned: no frame late or lost beside bulk VMs")
+                .late(small("partitioned"))
+                .at_most(0.0),
+        ]
     }
 }
 

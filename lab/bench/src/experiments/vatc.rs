@@ -544,16 +544,15 @@ impl Experiment for Vatc {
         &[Figure::Count, Figure::Lost, Figure::P50, P95, Figure::Max]
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             goal("p95-by-streams", "vatc: p95 with four streams at most 1.1 times that with none")
                 .of(P95, flooded("vatc-4"), idle("vatc-0"))
                 .at_most(1.1),
             goal("p95-vs-prio", "vatc: p95 with four streams at least 40 times below prio's")
                 .of(P95, flooded("prio-4"), flooded("vatc-4"))
                 .at_least(40.0),
-        ];
-        GOALS
+        ]
     }
 }
 

@@ -260,8 +260,8 @@ impl Experiment for XenArm {
         "Late: a delay over 1 ms, the paper's spike."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        vec![
             worst!("worst", "partitioned", 20),
             worst!("worst", "partitioned", 40),
             worst!("worst", "partitioned", 60),
@@ -270,7 +270,6 @@ impl Experiment for XenArm {
             worst!("first", "interrupt-context", 40),
             worst!("first", "interrupt-context", 60),
             worst!("first", "interrupt-context", 80),
-        ];
-        GOALS
+        ]
     }
 }

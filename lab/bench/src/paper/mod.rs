@@ -93,8 +93,8 @@ mod tests {
         ] {
             let (rows, remarks) = quoted(experiment);
             assert!(rows.is_empty() && remarks.len() == 1 && remarks[0].contains(percent), "{remarks:?}");
-            let goal =
-                crate::experiments::goals_of(experiment).iter().find(|goal| goal.id == "p99-vs-threaded").unwrap();
+            let goals = crate::experiments::goals_of(experiment);
+            let goal = goals.iter().find(|goal| goal.id == "p99-vs-threaded").unwrap();
             assert!((goal.target - (1.0 + versus.vs_threaded / 100.0)).abs() < 1e-9, "{experiment}");
         }
         let (_, xen_arm) = quoted("xen-arm");

@@ -327,11 +327,8 @@ fn draw(ids: &[Column], columns: &[Column]) -> String {
 /// Every figure of our results, in the order of the table.
 fn columns(report: &Report) -> Vec<Column> {
     let named = experiment(report).map_or(&[][..], |experiment| experiment.columns());
-    let judged: Vec<Figure> = experiment(report)
-        .map_or(&[][..], |experiment| experiment.goals())
-        .iter()
-        .flat_map(|goal| judged(goal.measure))
-        .collect();
+    let goals = experiment(report).map_or_else(Vec::new, |experiment| experiment.goals());
+    let judged: Vec<Figure> = goals.into_iter().flat_map(|goal| judged(goal.measure)).collect();
     let rank = |figure: Figure| match figure {
         Figure::P99 | Figure::Max => Some(ALWAYS),
         _ if judged.contains(&figure) => Some(JUDGED),

@@ -503,8 +503,8 @@ impl Experiment for Periodic {
         DEADLINES
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        &TABLE_1
+    fn goals(&self) -> Vec<GoalSpec> {
+        TABLE_1.to_vec()
     }
 }
 
@@ -536,8 +536,8 @@ impl Experiment for Sporadic {
         DEADLINES
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        &TABLE_1
+    fn goals(&self) -> Vec<GoalSpec> {
+        TABLE_1.to_vec()
     }
 }
 

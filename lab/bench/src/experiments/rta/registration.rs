@@ -234,8 +234,8 @@ impl Experiment for Registration {
          them."
     }
 
-    fn goals(&self) -> &'static [GoalSpec] {
-        const GOALS: &[GoalSpec] = &[
+    fn goals(&self) -> Vec<GoalSpec> {
+        const GOALS: [GoalSpec; 4] = [
             goal("guest", "a change takes a guest at most 10 us beyond the call itself and the bare notification")
                 .beyond(P50, idle("change"), &[idle("same"), idle("bare")])
                 .at_most(10.0),
@@ -253,7 +253,7 @@ impl Experiment for Registration {
             .beyond(Own("host"), idle("change"), &[idle("bare")])
             .at_most(10.0),
         ];
-        GOALS
+        GOALS.to_vec()
     }
 }
 
