@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::bulk::{self, BulkAnalysis, BulkFlows};
 use crate::error::MeasureError;
 use crate::flood::{Flood, Kind};
@@ -24,7 +24,11 @@ use crate::server::{self, Sockets, Wake};
 use crate::trial::{self, CaseResults};
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
-const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+const METHODS: Methods = Methods(&[
+    ("threaded", "vhost-net under threaded"),
+    ("partitioned", "vhost-net under partitioned"),
+    ("outsourcing", "outsourced sockets under partitioned"),
+]);
 /// TCP connections, as in `rt-server`.
 const STREAMS: u8 = 4;
 /// The measured VM.
@@ -132,12 +136,7 @@ fn cost(before: &CpuTime, after: &CpuTime, cpus: u16, bulk: &BulkAnalysis) -> Op
 }
 
 fn label(method: &str, send: bool) -> String {
-    let path = match method {
-        "outsourcing" => "outsourced sockets under partitioned",
-        "partitioned" => "vhost-net under partitioned",
-        _ => "vhost-net under threaded",
-    };
-    format!("{path}, the VM {}", if send { "sends" } else { "receives" })
+    format!("{}, the VM {}", METHODS.words(method), if send { "sends" } else { "receives" })
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -156,7 +155,7 @@ struct Options {
 
 /// Measures every method, receiving and sending, on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
+    let methods = METHODS.chosen(&args.methods)?;
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
     let found = args.emulated.measure(with_module, |site, images| measure(args, &site, images))?;
@@ -165,8 +164,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
          32 % less CPU, 0.64 of its CPU a byte; two copies through vhost-net, one by outsourced sockets"
             .to_owned(),
     ];
-    let measured = Measured { experiment: "bulk", seed: 1, found, notes };
-    measured.report(&args.output)
+    Measured { experiment: "bulk", seed: 1, found, notes }.report(&args.output)
 }
 
 /// Figure 13.
@@ -183,7 +181,7 @@ impl Experiment for Bulk {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let both = |method: &&str| [false, true].map(|send| (name(method, send), Load::Tcp));
+        let both = |method| [false, true].map(|send| (name(method, send), Load::Tcp));
         METHODS.iter().flat_map(both).collect()
     }
 

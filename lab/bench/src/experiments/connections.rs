@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::client_side::Order;
 use crate::connections::{ANSWER, Connecting};
 use crate::error::MeasureError;
@@ -27,7 +27,11 @@ use crate::server::{self, PlacedServer, ServerPlace, Wake};
 use crate::trial::{self, CaseResults};
 
 /// The methods: the VM's path under a method of `ontime apply`, and outsourced sockets under `partitioned`.
-const METHODS: [&str; 3] = ["threaded", "partitioned", "outsourcing"];
+const METHODS: Methods = Methods(&[
+    ("threaded", "vhost-net, the paper's threaded interrupt handling"),
+    ("partitioned", "vhost-net, every NAPI threaded, one priority table"),
+    ("outsourcing", "outsourced sockets, as partitioned"),
+]);
 
 /// Boots the host and measures every method. If a method fails, the remaining methods are measured while the host
 /// lives.
@@ -68,8 +72,10 @@ fn measure_case(host: &mut Host, args: &Options, method: &str) -> Result<MethodR
     let seen = analyse(&cut, server.port())?;
     // The capture's sums are in the result.
     let _ = std::fs::remove_file(&cut);
-    let mut result =
-        MethodResult::new(&Run { cpu_share: after.share_since(&before, host.cpus), ..host.run(method, label(method)) });
+    let mut result = MethodResult::new(&Run {
+        cpu_share: after.share_since(&before, host.cpus),
+        ..host.run(method, METHODS.words(method))
+    });
     if let Some(per_s) = seen.per_s() {
         result.metrics.extend([
             Metric::number("rate", Unit::PerS, per_s),
@@ -88,15 +94,6 @@ fn make(host: &mut Host, connections: Connecting) -> Result<(), MeasureError> {
         return Order::Connecting(connections).run(host.lab()?, &mut |_| {});
     }
     Ok(connections.make()?)
-}
-
-fn label(method: &str) -> &str {
-    match method {
-        "threaded" => "vhost-net, the paper's threaded interrupt handling",
-        "partitioned" => "vhost-net, every NAPI threaded, one priority table",
-        "outsourcing" => "outsourced sockets, as partitioned",
-        other => other,
-    }
 }
 
 /// The connections seen at the NIC.
@@ -193,12 +190,11 @@ struct Options {
 
 /// Measures every method on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
+    let methods = METHODS.chosen(&args.methods)?;
     let with_module = methods.iter().any(|method| method == "outsourcing");
     let args = &Options { methods, ..args.clone() };
     let found = args.emulated.measure(with_module, |site, images| measure(args, &site, images))?;
-    let measured = Measured { experiment: "connections", seed: 1, found, notes: Vec::new() };
-    measured.report(&args.output)
+    Measured { experiment: "connections", seed: 1, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// New TCP connections.
@@ -215,7 +211,7 @@ impl Experiment for Connections {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn columns(&self) -> &'static [Figure] {

@@ -20,8 +20,7 @@ use ontime_lab::{Clock, isolate};
 use super::guest_cyclictest::{self, Latencies};
 use super::inversion;
 use super::rta::guests::{DECLARED_US, Guests};
-use super::rta::in_order;
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::flood::Flood;
 use crate::goals::Figure::{self, Bulk, Max, Own, P99};
@@ -34,7 +33,12 @@ use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::{SOCKPERF, Workload};
 
 /// The rivals, in the order of the report.
-const RIVALS: [&str; 4] = ["stock", ISOLATED, BUSYPOLL, "partitioned"];
+const RIVALS: Methods = Methods(&[
+    ("stock", "Linux as it is, nothing applied"),
+    (ISOLATED, "main settings of tuned's realtime-virtual-host, RT vCPUs at FIFO 1 on an isolated CPU"),
+    (BUSYPOLL, "the kernel's polling thread on a CPU of its own, nothing else"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path, no CPU of its own"),
+]);
 /// tuned's profile `realtime-virtual-host`, with the last CPU isolated for the RT VMs' vCPUs.
 const ISOLATED: &str = "isolated";
 /// The kernel's own polling thread, on the last CPU, and nothing else of Ontime's.
@@ -154,7 +158,7 @@ fn measure_rival(
     set_up(&mut host, rival)?;
     let requests = Trial {
         method: rival,
-        label: words(rival),
+        label: RIVALS.words(rival),
         load: LOAD,
         requests: Requests::Client { workload: SOCKPERF, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
@@ -186,7 +190,7 @@ fn measure_rival(
 /// Measures every rival on a host of its own. The remaining rivals are measured if one fails.
 fn measure(args: &Options, site: &Site, images: &Images) -> CaseResults {
     let mut found = CaseResults::default();
-    for rival in in_order(&RIVALS, &args.rivals) {
+    for rival in RIVALS.in_order(&args.rivals) {
         match measure_rival(args, rival, site, images) {
             Ok(result) => found.results.push(result),
             Err(error) => {
@@ -197,16 +201,6 @@ fn measure(args: &Options, site: &Site, images: &Images) -> CaseResults {
         }
     }
     found
-}
-
-fn words(rival: &str) -> &str {
-    match rival {
-        "stock" => "Linux as it is, nothing applied",
-        ISOLATED => "main settings of tuned's realtime-virtual-host, RT vCPUs at FIFO 1 on an isolated CPU",
-        BUSYPOLL => "the kernel's polling thread on a CPU of its own, nothing else",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path, no CPU of its own",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -238,7 +232,7 @@ struct Options {
 impl Options {
     /// The options with everything that this experiment always has. Refuses what it cannot have.
     fn checked(&self) -> anyhow::Result<Self> {
-        let rivals = chosen("rival", &self.rivals, &RIVALS)?;
+        let rivals = chosen("rival", &self.rivals, &RIVALS.names())?;
         guest_cyclictest::check(&self.cyclictest)?;
         let cpus = self.emulated.cpus.unwrap_or(2);
         let emulated = Emulated { client_cpu: true, cpus: Some(cpus), ..self.emulated.clone() };
@@ -273,7 +267,7 @@ impl Experiment for Duel {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        RIVALS.map(|rival| (rival.to_owned(), LOAD)).to_vec()
+        RIVALS.under(&[LOAD])
     }
 
     fn columns(&self) -> &'static [Figure] {

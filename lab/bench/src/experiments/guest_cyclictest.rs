@@ -20,8 +20,8 @@ use ontime_lab::role::RTA;
 use serde::Deserialize;
 
 use super::rta::guests::{DECLARED_US, Guests, bulk_threads};
-use super::rta::{in_order, without_requests};
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::rta::without_requests;
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, idle};
@@ -32,9 +32,14 @@ use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::trial::{self, CaseResults};
 
 /// The methods, in the order of the report.
-const METHODS: [&str; 4] = ["stock", "static-rt", "threaded", "partitioned"];
+const METHODS: Methods = Methods(&[
+    ("stock", "Linux as it is, nothing applied"),
+    ("static-rt", "the VM's vCPU at FIFO, everything else as it is"),
+    ("threaded", "threaded interrupts (Access'18, Table 2), NAPI not threaded"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path"),
+]);
 /// The loads of the host: threads of normal priority that never sleep, or none.
-const LOADS: [&str; 2] = ["busy", "none"];
+const LOADS: Methods = Methods(&[("busy", "four host threads of normal priority never sleep"), ("none", "no load")]);
 /// The program, if no other is named.
 pub(super) const PROGRAM: &str = "/usr/bin/cyclictest";
 /// Time between wake-ups, us.
@@ -187,8 +192,8 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
     let guests = Guests::boot(&mut host, 1, DECLARED_US)?;
     // The daemon reads the VM's rule before a request that comes a second later.
     host.shell("kill -HUP $(pgrep -x -f 'ontime daemon'); sleep 1")?;
-    let cases = in_order(&LOADS, &args.loads)
-        .flat_map(|load| in_order(&METHODS, &args.methods).map(move |method| (method, load)));
+    let cases =
+        LOADS.in_order(&args.loads).flat_map(|load| METHODS.in_order(&args.methods).map(move |method| (method, load)));
     trial::each(
         host,
         cases,
@@ -219,7 +224,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     bulk_threads(host, false)?;
     let (guest, on_host) = ran?;
-    let label = format!("{}; {}", method_words(method), load_words(load));
+    let label = format!("{}; {}", METHODS.words(method), LOADS.words(load));
     let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.counted(&guest.tally, None);
     result.notes.extend(guest.note());
@@ -270,23 +275,6 @@ pub(super) fn in_guest(host: &mut Host, guests: &Guests, seconds: u32, tag: &str
     }
 }
 
-fn method_words(method: &str) -> &str {
-    match method {
-        "stock" => "Linux as it is, nothing applied",
-        "static-rt" => "the VM's vCPU at FIFO, everything else as it is",
-        "threaded" => "threaded interrupts (Access'18, Table 2), NAPI not threaded",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path",
-        other => other,
-    }
-}
-
-fn load_words(load: &str) -> &str {
-    match load {
-        "busy" => "four host threads of normal priority never sleep",
-        _ => "no load",
-    }
-}
-
 #[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: stock (nothing applied), static-rt (the vCPU at FIFO), threaded, partitioned; default: all
@@ -321,13 +309,12 @@ pub(super) fn check(cyclictest: &Path) -> anyhow::Result<()> {
 
 /// Measures every method under every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
-    let loads = chosen("load", &args.loads, &LOADS)?;
+    let methods = METHODS.chosen(&args.methods)?;
+    let loads = chosen("load", &args.loads, &LOADS.names())?;
     check(&args.cyclictest)?;
     let args = &Options { methods, loads, ..args.clone() };
     let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
-    let measured = Measured { experiment: "guest-cyclictest", seed: 0, found, notes: Vec::new() };
-    measured.report(&args.output)
+    Measured { experiment: "guest-cyclictest", seed: 0, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// The busy test of the RFC pvsched.
@@ -344,7 +331,7 @@ impl Experiment for GuestCyclictest {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of = LOADS.into_iter().flat_map(|load| METHODS.map(|method| name(method, load)));
+        let of = LOADS.iter().flat_map(|load| METHODS.iter().map(move |method| name(method, load)));
         of.map(|case| (case, Load::None)).collect()
     }
 

@@ -9,7 +9,7 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::wait_for_reservations;
 use super::rta::without_requests;
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure;
 use crate::host::{Host, RT_VM, Site};
@@ -19,7 +19,11 @@ use crate::server;
 use crate::trial::{self, CaseResults};
 
 /// The methods: the daemon alone, the default method, and the default method with a reservation for the RT VM.
-const METHODS: [&str; 3] = ["reset", "partitioned", "paced"];
+const METHODS: Methods = Methods(&[
+    ("reset", "the daemon runs, nothing is applied"),
+    ("partitioned", "the default method, no CPU time reserved"),
+    ("paced", "the default method, a tenth of a CPU reserved for the RT VM"),
+]);
 
 /// A shell command that prints the input of [`OwnTime::parse`].
 const READ: &str = "for pid in $(pgrep -x -f 'ontime daemon') $(pgrep -f '^[^ ]* guardian --priority'); do \
@@ -111,18 +115,9 @@ fn measure_case(host: &mut Host, seconds: u32, method: &str) -> Result<MethodRes
     let (before, own_before) = (host.cpu_time()?, OwnTime::read(host)?);
     host.shell(&format!("sleep {seconds}"))?;
     let (own_after, after) = (OwnTime::read(host)?, host.cpu_time()?);
-    let mut result = without_requests(host, method, label(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, METHODS.words(method), after.share_since(&before, host.cpus));
     result.metrics.extend(own_after.shares_since(&own_before));
     Ok(result)
-}
-
-fn label(method: &str) -> &str {
-    match method {
-        "reset" => "the daemon runs, nothing is applied",
-        "partitioned" => "the default method, no CPU time reserved",
-        "paced" => "the default method, a tenth of a CPU reserved for the RT VM",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -141,10 +136,9 @@ struct Options {
 
 /// Measures every method on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let args = &Options { methods: chosen("method", &args.methods, &METHODS)?, ..args.clone() };
+    let args = &Options { methods: METHODS.chosen(&args.methods)?, ..args.clone() };
     let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
-    let measured = Measured { experiment: "idle", seed: 1, found, notes: Vec::new() };
-    measured.report(&args.output)
+    Measured { experiment: "idle", seed: 1, found, notes: Vec::new() }.report(&args.output)
 }
 
 /// What an idle host pays.
@@ -160,7 +154,7 @@ impl Experiment for Idle {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn columns(&self) -> &'static [Figure] {

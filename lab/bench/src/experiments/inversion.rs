@@ -196,8 +196,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
          show",
         args.emulated.cpus_in_words()
     )];
-    let measured = Measured { experiment: "inversion", seed: args.seed, found, notes };
-    measured.report(&args.output)
+    Measured { experiment: "inversion", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// The rules that can be switched off: those of `partitioned` that set something.

@@ -14,7 +14,7 @@ use ontime_cli::usage;
 use ontime_figures::number;
 use serde::Deserialize;
 
-use super::{Experiment, HostArgs, Measured, Output, chosen, command};
+use super::{Experiment, HostArgs, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max, Own};
 use crate::goals::{GoalSpec, goal, small};
@@ -31,7 +31,13 @@ use crate::workload::{self, Workload};
 
 /// The methods: no settings; the paper's tuned baseline; Ontime without polling; KBP with the kernel's polling; the
 /// same, polling only while packets arrive.
-const METHODS: [&str; 5] = ["napi", "napi-tuned", "partitioned", "busypoll", "busypoll-adaptive"];
+const METHODS: Methods = Methods(&[
+    ("napi", "NAPI, the kernel's defaults, nothing at real-time priority"),
+    ("napi-tuned", "NAPI, vCPU, vhost and the container's threads at real-time priority"),
+    ("partitioned", "Ontime without polling: every NAPI threaded, one priority table for the whole path"),
+    ("busypoll", "a polling thread for the RT NIC (KBP)"),
+    ("busypoll-adaptive", "a polling thread while packets come"),
+]);
 /// A VM (virtio-net, vhost-net, bridge), a container behind a bridge with NAT as in Docker, a container with a macvlan.
 const PLACES: [&str; 3] = ["vm", "nat", "macvlan"];
 /// The paper's frame sizes, bytes with the frame check sequence.
@@ -116,17 +122,6 @@ fn configure(host: &mut Host, method: &str) -> Result<(), MeasureError> {
     host.configure(&format!("{config}{poll}\n{adaptive}"))
 }
 
-fn words(method: &str) -> &str {
-    match method {
-        "napi" => "NAPI, the kernel's defaults, nothing at real-time priority",
-        "napi-tuned" => "NAPI, vCPU, vhost and the container's threads at real-time priority",
-        "partitioned" => "Ontime without polling: every NAPI threaded, one priority table for the whole path",
-        "busypoll" => "a polling thread for the RT NIC (KBP)",
-        "busypoll-adaptive" => "a polling thread while packets come",
-        other => other,
-    }
-}
-
 fn measure_case(
     host: &mut Host,
     args: &Options,
@@ -137,7 +132,7 @@ fn measure_case(
     let workload = Workload::Sockperf { message_bytes };
     let server = workload.on(host);
     let case = name(method, place, frame);
-    let label = format!("{}; {place}, frames of {frame} bytes", words(method));
+    let label = format!("{}; {place}, frames of {frame} bytes", METHODS.words(method));
     let rate = f64::from(args.rate);
     let load = |rate, count| Paced { server, message_bytes, rate, count };
     if let Some(hours) = args.hours {
@@ -332,7 +327,7 @@ struct Options {
 
 /// Measures every method at every place with every frame size on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
+    let methods = METHODS.chosen(&args.methods)?;
     let real = args.host.hardware.hardware.is_some();
     // The owner of a real host decides on the server's place.
     let places = chosen("place", &args.places, if real { &["vm"] } else { &PLACES })?;
@@ -354,8 +349,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     if args.host.hardware.hardware.is_none() {
         notes.push(format!("the emulated host has {}", args.host.emulated.cpus_in_words()));
     }
-    let measured = Measured { experiment: "kbp", seed: 1, found, notes };
-    measured.report(&args.output)
+    Measured { experiment: "kbp", seed: 1, found, notes }.report(&args.output)
 }
 
 /// Upper limit of the duration.

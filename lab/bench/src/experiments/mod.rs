@@ -11,6 +11,7 @@ mod guest_cyclictest;
 mod idle;
 mod inversion;
 mod kbp;
+mod methods;
 mod options;
 mod path;
 pub(crate) mod rt_server;
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 
+pub(crate) use self::methods::Methods;
 pub(crate) use self::options::*;
 use crate::goals::{Figure, GoalSpec};
 use crate::paper::Figures;

@@ -19,7 +19,7 @@ use ontime_lab::{Clock, Kernel, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::{Emulated, Experiment, Hardware, Measured, Output, command};
+use super::{Emulated, Experiment, Hardware, Measured, Methods, Output, command};
 use crate::command::lab;
 use crate::command::product::Product;
 use crate::error::MeasureError;
@@ -42,18 +42,18 @@ const WARM_UP: u64 = 20;
 
 /// The cases: methods of `ontime apply`; `rt-default`, which is `vanilla` on an RT kernel; outsourced sockets; the
 /// limit ([`HOST_PROCESS`]); and the present state of a real host.
-const CASES: [&str; 10] = [
-    "vanilla",
-    "rt-default",
-    "threaded",
-    EXCLUSIVE,
-    "partitioned",
-    "outsourcing",
-    "outsourcing-interrupt",
-    "outsourcing-only",
-    HOST_PROCESS,
-    AS_IS,
-];
+const CASES: Methods = Methods(&[
+    ("vanilla", "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO"),
+    ("rt-default", "PREEMPT_RT kernel with its defaults, RT vCPU and vNIC threads at FIFO"),
+    ("threaded", "the paper's threaded interrupt handling: Table 2's priorities, NAPI not threaded"),
+    (EXCLUSIVE, "the paper's exclusive CPU: one CPU for the RT group, everything else on the rest"),
+    ("partitioned", "Ontime: every NAPI threaded, one priority table for the whole path"),
+    ("outsourcing", "Ontime: as partitioned, and the VM's sockets are the host's; its halt ends, no interrupt"),
+    ("outsourcing-interrupt", "as outsourcing, but arrivals interrupt the guest"),
+    ("outsourcing-only", "outsourced sockets on the host path of threaded"),
+    (HOST_PROCESS, "the same server as a process of the host, under partitioned: the limit"),
+    (AS_IS, "the host as it stands"),
+]);
 
 /// The method that needs two CPUs.
 const EXCLUSIVE: &str = "exclusive";
@@ -100,21 +100,8 @@ impl Case {
         format!("{}, {}", self.name, self.load.words())
     }
 
-    pub(crate) fn label(&self) -> String {
-        let words = match self.name.as_str() {
-            "vanilla" => "stock kernel without PREEMPT_RT, RT vCPU and vNIC threads at FIFO",
-            "rt-default" => "PREEMPT_RT kernel with its defaults, RT vCPU and vNIC threads at FIFO",
-            "threaded" => "the paper's threaded interrupt handling: Table 2's priorities, NAPI not threaded",
-            EXCLUSIVE => "the paper's exclusive CPU: one CPU for the RT group, everything else on the rest",
-            "partitioned" => "Ontime: every NAPI threaded, one priority table for the whole path",
-            "outsourcing" => "Ontime: as partitioned, and the VM's sockets are the host's; its halt ends, no interrupt",
-            "outsourcing-interrupt" => "as outsourcing, but arrivals interrupt the guest",
-            "outsourcing-only" => "outsourced sockets on the host path of threaded",
-            HOST_PROCESS => "the same server as a process of the host, under partitioned: the limit",
-            AS_IS => "the host as it stands",
-            other => other,
-        };
-        words.to_owned()
+    pub(crate) fn label(&self) -> &str {
+        CASES.words(&self.name)
     }
 }
 
@@ -186,7 +173,7 @@ fn measure_case(host: &mut Host, plan: &RtServerPlan, case: &Case) -> Result<Met
     host.apply(case.method())?;
     let trial = Trial {
         method: &case.name,
-        label: &case.label(),
+        label: case.label(),
         load: case.load,
         requests: Requests::Client { workload: plan.workload, count: plan.requests + WARM_UP, seed: plan.seed },
         warmup: WARM_UP,
@@ -376,7 +363,7 @@ fn plan(args: &Args, kind: &Kind, methods: &[String]) -> RtServerPlan {
 fn hosts(args: &Args, kind: &Kind) -> anyhow::Result<Vec<Part>> {
     let cpus = args.cpus.unwrap_or(host::machine(args.clock, Kernel::Rt72).cpus);
     let defaults: Vec<&str> = kind.methods.iter().copied().filter(|method| cpus > 1 || *method != EXCLUSIVE).collect();
-    let wanted = args.hardware.methods(&args.methods, &defaults, &CASES)?;
+    let wanted = args.hardware.methods(&args.methods, &defaults, &CASES.names())?;
     if cpus < 2 && wanted.iter().any(|method| method == EXCLUSIVE) {
         usage!("exclusive keeps a CPU for the RT group, and this host has one: add --cpus 2");
     }
@@ -458,8 +445,7 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     results.sort_by_key(|(number, _)| *number);
     let found = CaseResults { results: results.into_iter().flat_map(|(_, results)| results).collect(), missing };
     let notes = if kind.traced.is_some() { vec![SEGMENTS_PAPER.to_owned()] } else { Vec::new() };
-    let measured = Measured { experiment: kind.name, seed: args.seed, found, notes };
-    measured.report(&args.output)
+    Measured { experiment: kind.name, seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// Default methods on a real host.
@@ -470,7 +456,7 @@ fn measure_real(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if kind.name != RT_SERVER.name {
         usage!("{} has no --hardware: rt-server, sampled-values, kbp, vatc and vatc-network have", kind.name);
     }
-    let methods = args.hardware.methods(&args.methods, ON_HARDWARE, &CASES)?;
+    let methods = args.hardware.methods(&args.methods, ON_HARDWARE, &CASES.names())?;
     if !args.settings.is_empty() {
         usage!("--host-toml writes the host.toml of an emulated host; a real one's is its owner's");
     }
@@ -584,7 +570,7 @@ fn voip(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Every case under every load.
 fn all_cases() -> Vec<(String, Load)> {
-    CASES.iter().flat_map(|case| Load::ALL.map(|load| ((*case).to_owned(), load))).collect()
+    CASES.under(&Load::ALL)
 }
 
 /// Table 3, Figures 6 to 8.
@@ -814,7 +800,7 @@ mod tests {
     #[test]
     fn goals_are_of_methods_that_are_measured_where_nothing_is_said() {
         for kind in [&RT_SERVER, &ABLATION, &SEGMENTS, &MEMCACHED, &VOIP] {
-            assert!(kind.methods.iter().all(|method| CASES.contains(method)), "{}", kind.name);
+            assert!(kind.methods.iter().all(|method| CASES.iter().any(|name| name == *method)), "{}", kind.name);
             let goals = super::super::goals_of(kind.name);
             assert!(!goals.is_empty(), "{}", kind.name);
             for case in goals.iter().flat_map(|goal| goal.measure.cases()) {

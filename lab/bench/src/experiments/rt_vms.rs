@@ -12,7 +12,7 @@ use ontime_cli::usage;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Bulk, Own};
 use crate::goals::{GoalSpec, goal, tcp};
@@ -23,7 +23,13 @@ use crate::several::{Several, WORST_P99, WORST_SD};
 use crate::trial::{self, CaseResults};
 
 /// The methods, in the order of measurement: those whose VMs have a NIC first.
-const METHODS: [&str; 5] = ["rt-default", "threaded", "exclusive", "partitioned", OUTSOURCING];
+const METHODS: Methods = Methods(&[
+    ("rt-default", "PREEMPT_RT kernel with its defaults, RT vCPUs and vNIC threads at FIFO"),
+    ("threaded", "the paper's threaded interrupt handling, NAPI not threaded"),
+    ("exclusive", "the paper's exclusive CPU for all RT VMs"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path"),
+    (OUTSOURCING, "as partitioned, and the VMs' sockets are the host's"),
+]);
 /// The method whose VMs have the host's sockets in place of a NIC.
 const OUTSOURCING: &str = "outsourcing";
 /// Numbers of RT VMs for which there are goals.
@@ -57,7 +63,7 @@ fn cases(args: &Options) -> Vec<(&'static str, u8, Load)> {
     let mut counts = args.vms.clone();
     counts.sort_unstable();
     counts.dedup();
-    let asked = METHODS.into_iter().filter(|method| args.methods.iter().any(|asked| asked == method));
+    let asked = METHODS.in_order(&args.methods);
     let (sockets, nics): (Vec<_>, Vec<_>) = asked.partition(|method| *method == OUTSOURCING);
     let of = |methods: Vec<&'static str>| {
         let mut cases = Vec::new();
@@ -130,7 +136,7 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
             let case = name(method, count);
             let several = Several {
                 case: &case,
-                label: &format!("{}; RT VMs: {count}", words(method)),
+                label: &format!("{}; RT VMs: {count}", METHODS.words(method)),
                 servers: &servers(count),
                 load,
                 bulk: &host.bulk(),
@@ -141,17 +147,6 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
             several.run(host)
         },
     )
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "rt-default" => "PREEMPT_RT kernel with its defaults, RT vCPUs and vNIC threads at FIFO",
-        "threaded" => "the paper's threaded interrupt handling, NAPI not threaded",
-        "exclusive" => "the paper's exclusive CPU for all RT VMs",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path",
-        OUTSOURCING => "as partitioned, and the VMs' sockets are the host's",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -185,7 +180,7 @@ impl Options {
 
     /// The options with everything that this experiment always has. Refuses what it cannot have.
     fn checked(&self) -> anyhow::Result<Self> {
-        let methods = chosen("method", &self.methods, &METHODS)?;
+        let methods = METHODS.chosen(&self.methods)?;
         // Each VM has a client, and a hundred clients outside cannot follow one emulated clock.
         let emulated = Emulated { client_cpu: true, ..self.emulated.clone() };
         if emulated.clock == Clock::Real {
@@ -226,7 +221,7 @@ impl Experiment for RtVms {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let of = |method: &&str| COUNTS.iter().map(|count| name(method, *count)).collect::<Vec<_>>();
+        let of = |method| COUNTS.map(|count| name(method, count));
         METHODS.iter().flat_map(of).flat_map(|case| Load::ALL.map(|load| (case.clone(), load))).collect()
     }
 

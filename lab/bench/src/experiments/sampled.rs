@@ -9,10 +9,10 @@ use std::process::ExitCode;
 
 use ontime_lab::role::SAMPLED_VALUES;
 
-use super::{Experiment, HostArgs, Measured, Output, command};
+use super::{Experiment, HostArgs, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
-use crate::host::{AS_IS, BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
+use crate::host::{BULK_VMS, Ground, RT_VM, Site, Vm, boot_vm};
 use crate::progress::progress;
 use crate::sampled::frame;
 use crate::schema::Load;
@@ -21,7 +21,11 @@ use crate::trial::{self, CaseResults, Requests, Trial};
 use crate::workload::{HEADERS, Workload};
 
 /// `rt-default` is `vanilla` on this RT kernel, as in `rt-server`.
-const METHODS: [&str; 3] = ["rt-default", "threaded", "partitioned"];
+const METHODS: Methods = Methods(&[
+    ("rt-default", "the RT kernel's defaults, RT vCPU and vNIC threads at FIFO"),
+    ("threaded", "threaded interrupts (Access'18, Table 2), NAPI not threaded"),
+    ("partitioned", "every NAPI threaded, one priority table for the whole path"),
+]);
 /// Frames at the start of each case that do not count: 25 ms.
 const WARM_UP: u64 = 100;
 
@@ -48,23 +52,13 @@ fn measure(args: &Options, ground: Ground<'_>) -> Result<CaseResults, MeasureErr
         host.apply(if method == "rt-default" { "vanilla" } else { method })?;
         let trial = Trial {
             method,
-            label: words(method),
+            label: METHODS.words(method),
             load,
             requests: Requests::Client { workload: Workload::SampledValues, count: args.frames + WARM_UP, seed: 0 },
             warmup: WARM_UP,
         };
         trial.run(host)
     })
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "rt-default" => "the RT kernel's defaults, RT vCPU and vNIC threads at FIFO",
-        "threaded" => "threaded interrupts (Access'18, Table 2), NAPI not threaded",
-        "partitioned" => "every NAPI threaded, one priority table for the whole path",
-        AS_IS => "the host as it stands",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -86,12 +80,11 @@ struct Options {
 
 /// Measures every method under every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = args.host.hardware.methods(&args.methods, &METHODS, &METHODS)?;
+    let methods = args.host.hardware.methods(&args.methods, &METHODS.names(), &METHODS.names())?;
     let args = &Options { methods, ..args.clone() };
     let measure = |ground: Ground<'_>| measure(args, ground);
     let (found, notes) = args.host.measure(HEADERS, prepare, measure)?;
-    let measured = Measured { experiment: "sampled-values", seed: 0, found, notes };
-    measured.report(&args.output)
+    Measured { experiment: "sampled-values", seed: 0, found, notes }.report(&args.output)
 }
 
 /// Sampled Values: a frame every 250 us.
@@ -107,7 +100,7 @@ impl Experiment for SampledValues {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.iter().flat_map(|method| Load::ALL.map(|load| ((*method).to_owned(), load))).collect()
+        METHODS.under(&Load::ALL)
     }
 
     fn columns(&self) -> &'static [Figure] {

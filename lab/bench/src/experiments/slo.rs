@@ -13,7 +13,7 @@ use ontime_lab::images::Images;
 
 use super::rta::guests::{DECLARED_US, Guests, Order, Releases, Reservations};
 use super::rta::{self, Rta, WORK_PERCENT, group};
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, P99_9};
 use crate::goals::{GoalSpec, goal, idle};
@@ -28,7 +28,11 @@ use crate::workload::Workload;
 
 /// The methods, in the order of measurement. `credit`, Linux's defaults, is first because the guest module cannot be
 /// unloaded.
-const METHODS: [&str; 3] = ["credit", "deadline", "paced"];
+const METHODS: Methods = Methods(&[
+    ("credit", "Linux as it is: fair shares, nothing applied"),
+    ("deadline", "reserved, kept by SCHED_DEADLINE on the host"),
+    ("paced", "reserved, kept by pacers"),
+]);
 /// Divisor of the paper's video slices: ten VMs and five memcached had 7.44 of 15 CPUs there, four and one have half a
 /// CPU here.
 const VIDEO_SCALE: u64 = 7;
@@ -127,7 +131,7 @@ fn measure(args: &Options, figures: &Figures, site: &Site, images: &Images) -> R
         boot_vm(host.lab()?, &Vm { name: hog, role: "spin", net: "bulk", address: &address })?;
         signal(&mut host, std::slice::from_ref(hog), "STOP")?;
     }
-    let ordered = rta::in_order(&METHODS, &args.methods);
+    let ordered = METHODS.in_order(&args.methods);
     let cases = ordered.flat_map(|method| args.beside.iter().map(move |beside| (method, *beside)));
     trial::each(
         host,
@@ -184,7 +188,7 @@ impl Setting {
         let case = name(method, beside);
         let trial = Trial {
             method: &case,
-            label: &format!("{}; {}", words(method), beside.words(args.neighbours)),
+            label: &format!("{}; {}", METHODS.words(method), beside.words(args.neighbours)),
             load: Load::None,
             requests: Requests::Client {
                 workload: Workload::Memcached { traffic: memcached::RTVIRT, connections: 1 },
@@ -244,15 +248,6 @@ impl Setting {
     }
 }
 
-fn words(method: &str) -> &str {
-    match method {
-        "credit" => "Linux as it is: fair shares, nothing applied",
-        "deadline" => "reserved, kept by SCHED_DEADLINE on the host",
-        "paced" => "reserved, kept by pacers",
-        other => other,
-    }
-}
-
 #[derive(Debug, Clone, clap::Args)]
 struct Options {
     /// Methods: credit (Linux as it is), deadline (SCHED_DEADLINE on the host), paced; default: all
@@ -279,7 +274,7 @@ struct Options {
 /// Measures every method with all neighbours on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = chosen("method", &args.methods, &METHODS)?;
+    let methods = METHODS.chosen(&args.methods)?;
     let args = &Options { methods, ..args.clone() };
     let found = args.emulated.measure(true, |site, images| {
         // Memory for the VMs that never idle, in addition to the others.
@@ -294,8 +289,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         args.neighbours,
         VIDEO_SCALE
     )];
-    let measured = Measured { experiment: "memcached-slo", seed: args.seed, found, notes };
-    measured.report(&args.output)
+    Measured { experiment: "memcached-slo", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// RTVirt 4.4: requests to a VM with a small reservation.
@@ -312,7 +306,7 @@ impl Experiment for MemcachedSlo {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        let beside = |method: &&str| BESIDE.map(|beside| (name(method, beside), Load::None));
+        let beside = |method| BESIDE.map(|beside| (name(method, beside), Load::None));
         METHODS.iter().flat_map(beside).collect()
     }
 

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::{Experiment, HostArgs, Measured, Output, command};
+use super::{Experiment, HostArgs, Measured, Methods, Output, command};
 use crate::bulk::{self, BulkFlows};
 use crate::client::ClientConfig;
 use crate::datagrams;
@@ -22,7 +22,7 @@ use crate::frame::{Frame, parse};
 use crate::goals::Figure::{self, P95};
 use crate::goals::{GoalSpec, goal, idle, small as flooded};
 use crate::hardware::HardwareError;
-use crate::host::{AS_IS, Ground, Host, RT_VM, Vm};
+use crate::host::{Ground, Host, RT_VM, Vm};
 use crate::pcap::{PcapError, Tail};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
@@ -32,7 +32,14 @@ use crate::workload::{HEADERS, SOCKPERF};
 
 /// The methods, in the order of the report: the paper's two comparisons, the kernel's defaults, Ontime, and VATC with
 /// packets that go through the NIC's qdisc or bypass it.
-const METHODS: [&str; 6] = ["prio", "fq_codel", "vanilla", "partitioned", "vatc-qdisc", "vatc"];
+const METHODS: Methods = Methods(&[
+    ("prio", "prio root qdisc with RT packets in its first band, vhost threads as found"),
+    ("fq_codel", "fq_codel root qdisc, vhost threads as found"),
+    ("vanilla", "kernel's defaults, RT vCPU and vhost threads at FIFO"),
+    ("partitioned", "NAPI threaded; of a shared NIC its threads are bulk"),
+    ("vatc-qdisc", "a thread for each level, receive threads before them"),
+    ("vatc", "a thread for each level, receive threads before them; no qdisc"),
+]);
 /// Maximum of bulk VMs, as in the paper.
 const STREAMS_MAX: u8 = 4;
 
@@ -269,7 +276,7 @@ fn measure_case(
         wire: &wire,
         bulk: bulk.as_ref(),
         cpu_share: stretch.cpu_share,
-        ..host.run(&case, &format!("{}; {}", words(method), beside.words()))
+        ..host.run(&case, &format!("{}; {}", METHODS.words(method), beside.words()))
     });
     result.notes.extend(host.notes(stretch.missed));
     if matches!(load, Load::SmallPackets | Load::LargePackets) {
@@ -378,19 +385,6 @@ fn still_moderated(host: &mut Host, interval: Interval) -> Result<(), MeasureErr
 fn rx_usecs(host: &mut Host) -> Result<String, MeasureError> {
     let said = host.shell(&format!("ethtool -c {NIC} | sed -n 's/^rx-usecs:[[:space:]]*//p'"))?;
     Ok(said.trim().to_owned())
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "prio" => "prio root qdisc with RT packets in its first band, vhost threads as found",
-        "fq_codel" => "fq_codel root qdisc, vhost threads as found",
-        "vanilla" => "kernel's defaults, RT vCPU and vhost threads at FIFO",
-        "partitioned" => "NAPI threaded; of a shared NIC its threads are bulk",
-        "vatc" => "a thread for each level, receive threads before them; no qdisc",
-        "vatc-qdisc" => "a thread for each level, receive threads before them",
-        AS_IS => "the host as it stands",
-        other => other,
-    }
 }
 
 /// Datagrams per second of the capture's clock that bulk VMs sent; 0 if there are fewer than two.
@@ -506,7 +500,7 @@ fn execute(
     words: Vec<String>,
 ) -> anyhow::Result<ExitCode> {
     let hardware = &common.host.hardware;
-    let methods = hardware.methods(&common.methods, defaults(hardware.hardware.is_some()), &METHODS)?;
+    let methods = hardware.methods(&common.methods, defaults(hardware.hardware.is_some()), &METHODS.names())?;
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
     let measure = |ground: Ground<'_>| measure(&plan, ground);
@@ -517,8 +511,7 @@ fn execute(
          outside: both ways pass the host in either"
             .to_owned(),
     );
-    let measured = Measured { experiment, seed: 1, found, notes };
-    measured.report(&common.output)
+    Measured { experiment, seed: 1, found, notes }.report(&common.output)
 }
 
 /// Figures 6 and 7.
@@ -535,7 +528,7 @@ impl Experiment for Vatc {
 
     fn cases(&self) -> Vec<(String, Load)> {
         let of = |beside: BulkTraffic| {
-            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+            METHODS.iter().map(move |method| (Case { method, beside, interval: None }.to_string(), beside.load()))
         };
         (0..=STREAMS_MAX).map(BulkTraffic::Small).flat_map(of).collect()
     }
@@ -570,7 +563,7 @@ impl Experiment for VatcNetwork {
 
     fn cases(&self) -> Vec<(String, Load)> {
         let of = |beside: BulkTraffic| {
-            METHODS.map(|method| (Case { method, beside, interval: None }.to_string(), beside.load()))
+            METHODS.iter().map(move |method| (Case { method, beside, interval: None }.to_string(), beside.load()))
         };
         [BulkTraffic::Small(0), BulkTraffic::LargeUdp, BulkTraffic::Tcp].into_iter().flat_map(of).collect()
     }
@@ -598,7 +591,7 @@ mod tests {
     #[test]
     fn no_method_that_is_measured_by_default_is_refused() {
         assert!(defaults(true).iter().all(|method| refused_on_hardware(method).is_none()));
-        assert!(defaults(false).iter().chain(defaults(true)).all(|method| METHODS.contains(method)));
+        assert!(defaults(false).iter().chain(defaults(true)).all(|method| METHODS.iter().any(|name| name == *method)));
     }
 
     #[test]

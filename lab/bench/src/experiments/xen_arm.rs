@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use ontime_lab::images::Images;
 use ontime_lab::role::LOADED;
 
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::{self, Max};
 use crate::goals::{GoalSpec, goal, idle};
@@ -30,7 +30,11 @@ use crate::workload::Workload;
 
 /// The methods, in the order of the report. `credit` means Linux's defaults: every vCPU and vhost thread has its fair
 /// share.
-const METHODS: [&str; 3] = ["credit", "partitioned", "interrupt-context"];
+const METHODS: Methods = Methods(&[
+    ("credit", "Linux as it is: fair shares, nothing applied"),
+    ("partitioned", "one priority table: interrupt, NAPI, vhost, vCPU"),
+    ("interrupt-context", "the same, and of one level's vCPUs those with a pending interrupt first"),
+]);
 /// The paper's CPU loads of the RT guest, percent.
 const LOADS: [u8; 4] = [20, 40, 60, 80];
 /// Number of requests in the paper.
@@ -131,7 +135,7 @@ fn measure_case(
     let workload = Workload::Loaded { percent };
     let trial = Trial {
         method: &case,
-        label: &format!("{}; {percent} % CPU load in the guest, beside {}", words(method), neighbour.words()),
+        label: &format!("{}; {percent} % CPU load in the guest, beside {}", METHODS.words(method), neighbour.words()),
         load: Load::None,
         requests: Requests::Client { workload, count: args.requests + WARM_UP, seed: args.seed },
         warmup: WARM_UP,
@@ -161,15 +165,6 @@ fn vcpu_time(host: &mut Host) -> Result<Option<(f64, f64)>, MeasureError> {
     )?;
     let mut numbers = said.split_whitespace().map(|word| word.parse::<f64>().ok());
     Ok((|| Some((numbers.next()?? / 1e9, numbers.next()??)))())
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "credit" => "Linux as it is: fair shares, nothing applied",
-        "partitioned" => "one priority table: interrupt, NAPI, vhost, vCPU",
-        "interrupt-context" => "the same, and of one level's vCPUs those with a pending interrupt first",
-        other => other,
-    }
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -204,7 +199,7 @@ struct Options {
 
 /// Measures every method with every load on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let methods = chosen("method", &args.methods, &METHODS)?;
+    let methods = METHODS.chosen(&args.methods)?;
     let requests = if args.long { LONG } else { args.requests };
     let args = &Options { methods, requests, ..args.clone() };
     let found = args.emulated.measure(false, |site, images| measure(args, &site, images))?;
@@ -213,8 +208,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
          the paper's figures are of its parts"
             .to_owned(),
     ];
-    let measured = Measured { experiment: "xen-arm", seed: args.seed, found, notes };
-    measured.report(&args.output)
+    Measured { experiment: "xen-arm", seed: args.seed, found, notes }.report(&args.output)
 }
 
 /// A goal: the maximum delay of a method at a CPU load of the guest.
@@ -244,7 +238,7 @@ impl Experiment for XenArm {
 
     fn cases(&self) -> Vec<(String, Load)> {
         let both = |method, load| [Neighbour::Bulk, Neighbour::Rt].map(|neighbour| name(method, load, neighbour));
-        let of = METHODS.into_iter().flat_map(|method| LOADS.into_iter().flat_map(move |load| both(method, load)));
+        let of = METHODS.iter().flat_map(|method| LOADS.into_iter().flat_map(move |load| both(method, load)));
         of.map(|case| (case, Load::None)).collect()
     }
 

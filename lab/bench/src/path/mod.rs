@@ -221,8 +221,7 @@ fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&st
             Err(why) => *missed.entry(why.to_string()).or_default() += 1,
         }
     }
-    let label = case.label();
-    let (mut method, median) = Method::new((&case.name, &label), &requests, &missed).map_err(PathError::from)?;
+    let (mut method, median) = Method::new((&case.name, case.label()), &requests, &missed).map_err(PathError::from)?;
     method.check().map_err(PathError::from)?;
     let cut = host.dir.join(format!("{}-rt.pcap", case.name));
     host.cut(&capture, from, &cut)?;

@@ -16,10 +16,9 @@ use super::guests::{self, Guests, Log, Order, Releases, Reservations};
 use super::scale::{self, SCENARIOS};
 use super::{
     DEADLINES, FLOOR, JOB_TIME, Rta, Setup, WITH_FLOOR, each_case, group, methods, pacers, summarise, without_requests,
-    words,
 };
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command};
+use crate::experiments::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -28,7 +27,7 @@ use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::trial::CaseResults;
 
 /// The methods, in the order of measurement.
-pub(crate) const METHODS: [&str; 6] = WITH_FLOOR;
+pub(crate) const METHODS: Methods = WITH_FLOOR;
 /// Divisor of the paper's slices: they need 14.2 CPUs.
 pub(crate) const SCALE: u64 = 30;
 /// The part of an application's slice that a job computes, percent. It is lower than elsewhere because rt-app's own
@@ -122,7 +121,7 @@ fn measure_method(
     let ran = run();
     guests::bulk_threads(host, false)?;
     let (before, after, a_job, rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, METHODS.words(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, "while all applications had jobs"));
     summarise(&mut result, &rtas, &logs, held, guests.declared_cpus() * groups.len() as f64);
     if let Some((taken, vcpus)) = a_job {
@@ -173,7 +172,7 @@ struct Options {
 /// Simulates both scenarios of the paper's size, measures the planner's time, and measures the scaled experiment.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let figures = Figures::load()?;
-    let methods = methods(&METHODS, &args.methods)?;
+    let methods = methods(&METHODS.names(), &args.methods)?;
     let all = SCENARIOS.map(|scenario| scale::run(&figures, scenario, scale::LENGTH_S));
     let all = all.into_iter().collect::<Result<Vec<_>, _>>()?;
     let simulated = scale::table(&all);
@@ -210,7 +209,7 @@ impl Experiment for Scale {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn remarks(&self, figures: &Figures) -> Vec<String> {

@@ -28,7 +28,7 @@ use rand_chacha::ChaCha8Rng;
 pub(super) use self::group::Rta;
 pub(super) use self::guests::WORK_PERCENT;
 use self::guests::{DECLARED_US, Guests, Log, Order, Releases, Reservations};
-use super::{Emulated, Experiment, Measured, Output, chosen, command};
+use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
 use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
@@ -70,7 +70,14 @@ pub(super) const METHODS: [&str; 5] = ["vanilla", "deadline", "dp-wrap", "sched_
 /// The floor of what scheduling costs: vCPUs at one FIFO priority, without reservations, module and pacers.
 const FLOOR: &str = "fifo";
 /// [`METHODS`] and [`FLOOR`], in the order of measurement.
-const WITH_FLOOR: [&str; 6] = ["vanilla", FLOOR, "deadline", "dp-wrap", "sched_ext", "paced"];
+const WITH_FLOOR: Methods = Methods(&[
+    ("vanilla", "Linux' defaults on host and guest"),
+    (FLOOR, "Linux' defaults, but vCPUs at one FIFO priority: the floor of what scheduling costs"),
+    ("deadline", "asked for by the guests, kept by SCHED_DEADLINE on the host"),
+    ("dp-wrap", "asked for by the guests, kept by pacers by slices"),
+    ("sched_ext", "asked for by the guests, kept by pacers through a scheduler in BPF"),
+    ("paced", "asked for by the guests, kept by pacers"),
+]);
 /// Time from an application's start to its first release, us. In this time all applications are admitted and the bulk
 /// threads start. With `deadline` a guest starts its application with the declared budget only, which takes longer.
 const DELAY_US: u64 = 2_000_000;
@@ -158,7 +165,7 @@ fn each_case<C>(
     let mut host = Host::start(site, images, &[], &[])?;
     let mut guests = Guests::boot(&mut host, vms, declared_us)?;
     let mut applied = None;
-    let all = in_order(&WITH_FLOOR, methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
+    let all = WITH_FLOOR.in_order(methods).flat_map(|method| cases.iter().map(move |case| (method, case)));
     trial::each(
         host,
         all,
@@ -175,11 +182,6 @@ fn each_case<C>(
             measure(host, &guests, method, case)
         },
     )
-}
-
-/// The entries of `all` that are in `wanted`, in the order of `all`.
-pub(crate) fn in_order(all: &[&'static str], wanted: &[String]) -> impl Iterator<Item = &'static str> {
-    all.iter().copied().filter(|method| wanted.iter().any(|wanted| wanted == method))
 }
 
 /// Applies a method, with `more` in `sched.toml` in addition to the guests' reservations. `vanilla` applies nothing.
@@ -217,7 +219,7 @@ fn measure_case(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (held, logs) = ran?;
-    let label = format!("{}; {}", words(method), group.to_uppercase());
+    let label = format!("{}; {}", WITH_FLOOR.words(method), group.to_uppercase());
     let mut result = without_requests(host, &case, &label, after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, rtas, &logs, held, guests.declared_cpus() * VMS as f64);
@@ -381,18 +383,6 @@ pub(crate) fn summarise(
     result.notes.extend(notes);
 }
 
-fn words(method: &str) -> &str {
-    match method {
-        "vanilla" => "Linux' defaults on host and guest",
-        FLOOR => "Linux' defaults, but vCPUs at one FIFO priority: the floor of what scheduling costs",
-        "deadline" => "asked for by the guests, kept by SCHED_DEADLINE on the host",
-        "dp-wrap" => "asked for by the guests, kept by pacers by slices",
-        "sched_ext" => "asked for by the guests, kept by pacers through a scheduler in BPF",
-        "paced" => "asked for by the guests, kept by pacers",
-        other => other,
-    }
-}
-
 /// What both have.
 #[derive(Debug, clap::Args)]
 struct Common {
@@ -470,8 +460,7 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
                 .to_owned(),
         );
     }
-    let measured = Measured { experiment, seed, found, notes };
-    measured.report(&args.output)
+    Measured { experiment, seed, found, notes }.report(&args.output)
 }
 
 /// Tables 1 and 2, Figure 3.

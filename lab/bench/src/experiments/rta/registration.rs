@@ -17,7 +17,7 @@ use ontime_lab::images::Images;
 use super::guests::{DECLARED_US, Guests};
 use super::{apply, without_requests};
 use crate::error::MeasureError;
-use crate::experiments::{Emulated, Experiment, Measured, Output, command};
+use crate::experiments::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::goals::Figure::{self, Own, P50};
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
@@ -28,7 +28,12 @@ use crate::trial::{self, CaseResults};
 
 /// The calls, in the order of measurement. `same` is first because it gives the base load of the host's processes;
 /// `spare` is last because spare bandwidth cannot be given back.
-pub(crate) const METHODS: [&str; 4] = ["same", "bare", "change", "spare"];
+pub(crate) const METHODS: Methods = Methods(&[
+    ("same", "changes nothing, asks nobody"),
+    ("bare", "the bare notification, asks for nothing"),
+    ("change", "takes what the host offers"),
+    ("spare", "has something spare, tells the host afterwards"),
+]);
 /// Pause between two changes, us, after which the host is idle again.
 const PAUSE_US: u64 = 20_000;
 /// A change of the runtime, us.
@@ -55,7 +60,7 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
     let mut anyway = None;
     trial::each(
         host,
-        METHODS,
+        METHODS.iter(),
         |method| (*method).to_owned(),
         |host, &method| measure_method(host, &guests, args.count, method, &mut anyway),
     )
@@ -80,7 +85,7 @@ fn measure_method(
         _ => register(method, count, STEP_US),
     };
     let (took, used) = calls(host, guests, method, count, &call)?;
-    let mut result = without_requests(host, method, words(method), None);
+    let mut result = without_requests(host, method, METHODS.words(method), None);
     result.timed(&took);
     if method == "same" {
         *anyway = Some(used);
@@ -89,16 +94,6 @@ fn measure_method(
         result.metrics.extend(used.a_change(anyway.as_ref().ok_or_else(none)?, count));
     }
     Ok(result)
-}
-
-fn words(method: &str) -> &str {
-    match method {
-        "same" => "changes nothing, asks nobody",
-        "bare" => "the bare notification, asks for nothing",
-        "change" => "takes what the host offers",
-        "spare" => "has something spare, tells the host afterwards",
-        other => other,
-    }
 }
 
 /// The line for a guest that makes `count` calls with `step` us more or less runtime each.
@@ -214,7 +209,7 @@ impl Experiment for Registration {
     );
 
     fn cases(&self) -> Vec<(String, Load)> {
-        METHODS.map(|method| (method.to_owned(), Load::None)).to_vec()
+        METHODS.under(&[Load::None])
     }
 
     fn columns(&self) -> &'static [Figure] {

@@ -21,8 +21,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::guests::{self, DECLARED_US, Guests, Log, Order, Releases};
 use super::{
-    DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WORK_PERCENT, each_case, group, methods, pacers, summarise,
-    without_requests, words,
+    DEADLINES, JOB_TIME, Rta, Setup, WHOLE, WITH_FLOOR, WORK_PERCENT, each_case, group, methods, pacers, summarise,
+    without_requests,
 };
 use crate::error::MeasureError;
 use crate::experiments::{Emulated, Experiment, Measured, Output, command, to_write};
@@ -296,7 +296,7 @@ fn measure_method(
     let after = host.cpu_time()?;
     guests::bulk_threads(host, false)?;
     let (rtas, logs) = ran?;
-    let mut result = without_requests(host, method, words(method), after.share_since(&before, host.cpus));
+    let mut result = without_requests(host, method, WITH_FLOOR.words(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, WHOLE));
     summarise(&mut result, &rtas, &logs, None, guests.declared_cpus() * VMS as f64);
     Ok(result)
