@@ -2,17 +2,20 @@
 //!
 //! A method is the set of rules that are in force. Few rules depend on the method beyond that.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr, VariantArray};
 use thiserror::Error;
 
 use crate::rule_id::RuleId;
 
 /// A method of the papers, on present kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, Display, IntoStaticStr, VariantArray,
+)]
 #[serde(try_from = "String", into = "String")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Method {
     /// Table 2's priorities of vCPU and vNIC threads. Interrupts and softirqs have the kernel's defaults.
     Vanilla,
@@ -69,32 +72,16 @@ const PARTITIONED: [RuleId; 18] = [
 
 impl Method {
     /// All methods of this version.
-    pub const ALL: [Method; 7] = [
-        Method::Vanilla,
-        Method::Threaded,
-        Method::Exclusive,
-        Method::Partitioned,
-        Method::Busypoll,
-        Method::Vatc,
-        Method::InterruptContext,
-    ];
+    pub const ALL: &[Method] = Method::VARIANTS;
 
     /// The method's name.
     pub fn name(self) -> &'static str {
-        match self {
-            Method::Vanilla => "vanilla",
-            Method::Threaded => "threaded",
-            Method::Exclusive => "exclusive",
-            Method::Partitioned => "partitioned",
-            Method::Busypoll => "busypoll",
-            Method::Vatc => "vatc",
-            Method::InterruptContext => "interrupt-context",
-        }
+        self.into()
     }
 
     /// All names, for messages.
     pub fn names() -> String {
-        Method::ALL.map(Method::name).join(", ")
+        Method::ALL.iter().map(|method| method.name()).collect::<Vec<_>>().join(", ")
     }
 
     /// Whether the method includes a rule.
@@ -115,17 +102,11 @@ impl Method {
     }
 }
 
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 impl FromStr for Method {
     type Err = MethodError;
     fn from_str(text: &str) -> Result<Self, MethodError> {
-        if let Some(method) = Method::ALL.into_iter().find(|method| method.name() == text) {
-            return Ok(method);
+        if let Some(method) = Method::ALL.iter().find(|method| method.name() == text) {
+            return Ok(*method);
         }
         Err(if text == "outsourcing" { MethodError::Outsourcing } else { MethodError::Unknown(text.to_owned()) })
     }
@@ -158,7 +139,7 @@ mod tests {
 
     #[test]
     fn names_go_round_and_others_say_so() {
-        for method in Method::ALL {
+        for &method in Method::ALL {
             assert_eq!(method.name().parse(), Ok(method));
         }
         assert_eq!("outsourcing".parse::<Method>(), Err(MethodError::Outsourcing));
@@ -167,7 +148,7 @@ mod tests {
 
     #[test]
     fn every_method_places_the_rt_vcpu_and_those_of_the_core_thread_napi() {
-        for method in Method::ALL {
+        for &method in Method::ALL {
             assert!(method.has(RuleId::VcpuPlace) && method.has(RuleId::VnicPlace));
             let threads =
                 matches!(method, Method::Partitioned | Method::Busypoll | Method::Vatc | Method::InterruptContext);

@@ -1,12 +1,12 @@
 //! The names of the rules.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr};
 
 /// A rule's name. It is stable in reports, metrics and configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Display, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum RuleId {
     /// Everything that `host.toml` names exists, and only one class claims it.
     HostConfig,
@@ -57,35 +57,6 @@ pub enum RuleId {
 impl RuleId {
     /// The name as in reports and configuration.
     pub fn name(self) -> &'static str {
-        match self {
-            RuleId::HostConfig => "host-config",
-            RuleId::NapiThreaded => "napi-threaded",
-            RuleId::IrqThread => "irq-thread",
-            RuleId::NapiThread => "napi-thread",
-            RuleId::NapiWeight => "napi-weight",
-            RuleId::TapBatch => "tap-batch",
-            RuleId::DeviceIrq => "device-irq",
-            RuleId::BusyPoll => "busy-poll",
-            RuleId::Backlog => "backlog",
-            RuleId::Veth => "veth",
-            RuleId::SoftirqThreads => "softirq-threads",
-            RuleId::Moderation => "moderation",
-            RuleId::VcpuPlace => "vcpu-place",
-            RuleId::VnicPlace => "vnic-place",
-            RuleId::VmmPlace => "vmm-place",
-            RuleId::InterruptContext => "interrupt-context",
-            RuleId::ExclusiveCpu => "exclusive-cpu",
-            RuleId::RtTxQueue => "rt-tx-queue",
-            RuleId::QdiscBypass => "qdisc-bypass",
-            RuleId::SkbDefer => "skb-defer",
-            RuleId::HaltPoll => "halt-poll",
-            RuleId::RtProtections => "rt-protections",
-        }
-    }
-}
-
-impl fmt::Display for RuleId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.into()
     }
 }

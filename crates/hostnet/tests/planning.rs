@@ -710,7 +710,7 @@ fn an_interrupt_shared_by_two_classes_is_a_finding() {
 #[test]
 fn a_hundred_vms_are_planned_without_contradiction() {
     let (inventory, intent) = hundred_vms();
-    for method in Method::ALL {
+    for &method in Method::ALL {
         let found = plan(&inventory, &Intent { method, exclusive_cpu: Some(1), ..intent.clone() });
         let keys: std::collections::BTreeSet<_> = found.settings.iter().map(|setting| setting.knob.key()).collect();
         assert_eq!(keys.len(), found.settings.len());

@@ -31,7 +31,7 @@ fn facts_are_read() {
 #[test]
 fn every_method_can_be_planned_here() {
     let inventory = Inventory::scan(&Roots::default());
-    for method in Method::ALL {
+    for &method in Method::ALL {
         let found = plan(&inventory, &Intent { method, exclusive_cpu: Some(0), ..Intent::default() });
         let keys: std::collections::BTreeSet<_> = found.settings.iter().map(|setting| setting.knob.key()).collect();
         assert_eq!(keys.len(), found.settings.len(), "a knob is set twice by {method}");

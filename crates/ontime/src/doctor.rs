@@ -364,7 +364,7 @@ mod tests {
             (method, format!("{missed:?}"))
         };
         let none = format!("{:?}", Missed::default());
-        for method in Method::ALL {
+        for &method in Method::ALL {
             assert_eq!(of(method.name()), (Some(method), none.clone()));
         }
         let (method, missed) = of("urgency");

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         Kind::Vms => of_tenants(false),
         Kind::Containers => of_tenants(true),
         Kind::Nics => nics(),
-        Kind::Methods => Method::ALL.into_iter().map(|method| method.name().to_owned()).collect(),
+        Kind::Methods => Method::ALL.iter().map(|method| method.name().to_owned()).collect(),
     };
     let mut out = std::io::stdout().lock();
     names.iter().filter(|name| is_plain(name)).try_for_each(|name| writeln!(out, "{name}"))?;

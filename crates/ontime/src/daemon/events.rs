@@ -18,9 +18,11 @@ use ontime_base::remedy::of_limits;
 use rustix::event::epoll;
 use rustix::fs::inotify;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use strum::{IntoStaticStr, VariantArray};
 
 /// Why the main loop wakes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Event {
     /// SIGTERM or SIGINT.
     Stop,
@@ -35,43 +37,21 @@ pub(crate) enum Event {
     /// A tenant or one of its threads may have started or ended.
     Tenants,
     /// A hook touched the file `poke`.
+    #[strum(serialize = "hook")]
     Poked,
     /// A request waits in the queue.
     Request,
     /// A device process asks for bandwidth for its guest, or has ended.
     Guests,
     /// The timer for debounce, rescan or another deadline has expired.
+    #[strum(serialize = "rescan")]
     Clock,
 }
 
 impl Event {
-    const ALL: [Event; 10] = [
-        Event::Stop,
-        Event::Reload,
-        Event::Links,
-        Event::Queues,
-        Event::Cpus,
-        Event::Tenants,
-        Event::Poked,
-        Event::Request,
-        Event::Guests,
-        Event::Clock,
-    ];
-
     /// The name as a metric's label.
     pub(crate) fn word(self) -> &'static str {
-        match self {
-            Event::Stop => "stop",
-            Event::Reload => "reload",
-            Event::Links => "links",
-            Event::Queues => "queues",
-            Event::Cpus => "cpus",
-            Event::Tenants => "tenants",
-            Event::Poked => "hook",
-            Event::Request => "request",
-            Event::Guests => "guests",
-            Event::Clock => "rescan",
-        }
+        self.into()
     }
 }
 
@@ -193,8 +173,9 @@ impl Events {
             }
         };
         let ready = ready.iter().take(count);
-        let mut events: Vec<Event> =
-            ready.filter_map(|ready| Event::ALL.into_iter().find(|event| *event as u64 == ready.data.u64())).collect();
+        let mut events: Vec<Event> = ready
+            .filter_map(|ready| Event::VARIANTS.iter().copied().find(|event| *event as u64 == ready.data.u64()))
+            .collect();
         events.retain(|event| self.drain(*event));
         Ok(events)
     }
