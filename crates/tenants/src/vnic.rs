@@ -255,7 +255,7 @@ impl OpenFiles {
             let Some((_, device)) = target.rsplit_once("/dev/") else { continue };
             if device == "net/tun" {
                 let info = files::read_at(CWD, self.process.join("fdinfo").join(fd)).unwrap_or_default();
-                for name in proc::status_value(&info, "iff").filter(|name| is_interface_name(name)) {
+                if let Some(name) = proc::status_value(&info, "iff").filter(|name| is_interface_name(name)) {
                     found.entry(name.to_owned()).or_insert_with(|| network.has(name) && is_here(fd));
                 }
             } else if let Some(index) = device.strip_prefix("tap").and_then(|number| number.parse().ok()) {
