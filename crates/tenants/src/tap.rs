@@ -135,28 +135,33 @@ mod tests {
         if made < 0 { Err(io::Error::last_os_error()) } else { Ok(file) }
     }
 
+    /// Runs this in a new network namespace; not at all without the right to make one.
+    fn in_new_namespace<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let thread = std::thread::spawn(|| {
+            // SAFETY: only this thread, which ends with the call, moves.
+            let moved = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            (moved == 0).then(run)
+        });
+        thread.join().unwrap()
+    }
+
     #[test]
     fn a_tap_of_the_same_name_in_another_namespace_is_not_here() {
-        let name = format!("on{}", std::process::id() % 1_000_000);
-        let elsewhere = std::thread::spawn({
-            let name = name.clone();
-            move || {
-                // SAFETY: only this thread, which ends at once, moves to a new network namespace.
-                let moved = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-                if moved < 0 { Err(io::Error::last_os_error()) } else { tap(&name) }
+        let tested = in_new_namespace(|| {
+            let elsewhere = in_new_namespace(|| tap("tap0").ok()).flatten();
+            let (Ok(here), Some(there)) = (tap("tap0"), elsewhere) else { return false };
+            let pid = i32::try_from(std::process::id()).unwrap();
+            let own = ThreadId::of(pid, pid).unwrap();
+            let null = File::open("/dev/null").unwrap();
+            for (file, wanted) in [(&here, true), (&there, false), (&null, false)] {
+                assert_eq!(is_here(own, file.as_raw_fd()).unwrap(), wanted);
             }
+            let ended = ThreadId { start_time: own.start_time + 1, ..own };
+            assert!(is_here(ended, here.as_raw_fd()).is_err());
+            true
         });
-        let (Ok(here), Ok(there)) = (tap(&name), elsewhere.join().unwrap()) else {
+        if tested != Some(true) {
             println!("SKIPPED: needs root and /dev/net/tun");
-            return;
-        };
-        let pid = i32::try_from(std::process::id()).unwrap();
-        let own = ThreadId::of(pid, pid).unwrap();
-        let null = File::open("/dev/null").unwrap();
-        for (file, wanted) in [(&here, true), (&there, false), (&null, false)] {
-            assert_eq!(is_here(own, file.as_raw_fd()).unwrap(), wanted);
         }
-        let ended = ThreadId { start_time: own.start_time + 1, ..own };
-        assert!(is_here(ended, here.as_raw_fd()).is_err());
     }
 }
