@@ -218,11 +218,19 @@ fn letter(used: &[usize], tenant: usize) -> char {
     LETTERS.chars().nth(place(used, tenant)).unwrap_or('#')
 }
 
-/// Hues that are distinct for any number of tenants (steps of the golden angle).
+/// Hues that are distinct for any number of tenants (steps of the golden angle), with a saturation of 60 %. As RGB,
+/// because SVG 1.1 has no hsl().
 fn colour(used: &[usize], tenant: usize) -> String {
     let place = place(used, tenant);
-    let light = [45, 60, 35].get(place / 12 % 3).copied().unwrap_or(45);
-    format!("hsl({},60%,{light}%)", place * 137_508 / 1_000 % 360)
+    let light: f64 = [0.45, 0.6, 0.35].get(place / 12 % 3).copied().unwrap_or(0.45);
+    let hue = (place * 137_508 / 1_000 % 360) as f64;
+    let channel = |offset: f64| {
+        let at = (offset + hue / 30.0) % 12.0;
+        let part = (at - 3.0).min(9.0 - at).clamp(-1.0, 1.0);
+        // In range: a fraction of 255.
+        ((light - 0.6 * light.min(1.0 - light) * part) * 255.0).round() as u8
+    };
+    format!("#{:02x}{:02x}{:02x}", channel(0.0), channel(8.0), channel(4.0))
 }
 
 fn escape(text: &str) -> String {
@@ -233,6 +241,12 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_colour_is_one_of_svg_1_1() {
+        // hsl(0, 60 %, 45 %) and hsl(137, 60 %, 45 %)
+        assert_eq!([0, 1].map(|tenant| colour(&[0, 1], tenant)), ["#b82e2e", "#2eb855"]);
+    }
 
     fn run(cpu: u32, vcpu: usize, start: u64, end: u64) -> Run {
         Run { cpu, vcpu, rta: vcpu, start: Nanos(start), end: Nanos(end) }
@@ -298,8 +312,8 @@ mod tests {
             assert!(from >= 0.0 && to <= end && number(&label, "y") < height, "{label:?} from {from} to {to}");
         }
         // A run of 2 ms is wide enough to be visible.
-        let bars: Vec<_> =
-            root.children().filter(|node| node.attribute("fill").is_some_and(|fill| fill.starts_with("hsl"))).collect();
+        let is_bar = |node: &roxmltree::Node<'_, '_>| node.has_tag_name("rect") && node.has_children();
+        let bars: Vec<_> = root.children().filter(is_bar).collect();
         assert_eq!(bars.len(), 3_000);
         assert!(
             bars.iter().all(|bar| number(bar, "width") >= 20.0 && number(bar, "x") + number(bar, "width") <= width)
