@@ -452,7 +452,7 @@ fn what_udev_does_with_interrupts_cpus_is_told_where_it_meets_an_rt_tenant() {
     let (state, found) = told(&inventory, &intent);
     assert!(state == State::Ok && found.ends_with("IRQAffinity=0-3"), "{found}");
     let exclusive = Intent { method: Method::Exclusive, ..intent.clone() };
-    assert!(told(&inventory, &exclusive).1.contains("sets anew"));
+    assert!(told(&inventory, &exclusive).1.contains("sets again"));
     place(&mut inventory, "3");
     inventory.udev.links = [(rt_nic, policy(""))].into();
     assert_eq!(told(&inventory, &intent).0, State::Ok, "the RT tenant's own NIC");
@@ -538,7 +538,7 @@ fn services_beside_ontime_are_told_where_they_matter() {
     };
     for (service, words) in [
         ("irqbalance", "moves interrupts"),
-        ("kubelet", "sets containers' CPUs anew"),
+        ("kubelet", "sets containers' CPUs again"),
         ("ovs-vswitchd", "first packet of each flow"),
         ("scx_loader", "loads BPF schedulers"),
     ] {
