@@ -738,7 +738,7 @@ families! {
     late_looks: LateLooks, Best, 1, 100;
     counted: Counted, Best, 0, 1;
     counted_liars: CountedLiars, Best, 0, 1;
-    counted_sporadic: CountedSporadic, Best, 1, 4_000;
+    counted_sporadic: CountedSporadic, Best, 1, 2_000;
     periodic_by_slices: Periodic, Slices, 10, 7_000;
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
