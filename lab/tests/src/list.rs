@@ -30,6 +30,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
         outside: builds::path_holds_under_traffic_and_faults,
         ..TEST
     },
+    Test { name: "rt_requests_do_not_grow", outside: builds::rt_requests_do_not_grow, ..TEST },
     Test { name: "public_suites_agree", outside: builds::public_suites_agree, ..TEST },
     Test {
         name: "a_vcpu_does_not_wait_for_its_vmm",
