@@ -95,7 +95,7 @@ impl Several<'_> {
             late_ns: None,
         });
         result.metrics.extend(metrics);
-        result.notes.extend(host.notes(stretch.missed));
+        result.notes.extend(stretch.notes);
         Ok(result)
     }
 }
