@@ -5,7 +5,7 @@ use ontime_lab::Kernel;
 use crate::cases::{
     builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, determinism, device, host_poll,
     hotplug, laboratory, levels, lockdown, napi_wait, napi_weight, path, pending, podman, qdiscs, reservations,
-    tenants, trace, traffic, vmm,
+    tenants, trace, traffic, twin, vmm,
 };
 use crate::emulated::{HOST, Host};
 use crate::test::{TEST, Test};
@@ -135,6 +135,12 @@ pub(crate) const BY_NAME: &[Test] = &[
         name: "a_vcpu_with_a_pending_interrupt_runs_first",
         inside: Some(pending::pending),
         outside: builds::a_vcpu_with_a_pending_interrupt_runs_first,
+        ..TEST
+    },
+    Test {
+        name: "a_libvirt_host_has_a_twin",
+        inside: Some(twin::libvirt_host),
+        outside: twin::a_libvirt_host_has_a_twin,
         ..TEST
     },
     Test {
