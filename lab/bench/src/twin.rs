@@ -1,4 +1,4 @@
-//! The twin of a live host: a scenario ([`crate::scenario`]) from what `ontime report` collected there, and changes of it.
+//! The twin of a live host: a scenario ([`crate::scenario`]) from what `ontime report` collected there, and changes.
 //!
 //! In: the report's tar file. Out: the scenario's TOML, and notes of what the laboratory has not. RT tenants answer
 //! `sockperf` on `rt0`, bulk tenants receive `iperf3` on `bulk0`.

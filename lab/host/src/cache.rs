@@ -79,8 +79,8 @@ pub fn write(dir: &Path, files: &[(&str, &str)]) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs a build script, and reports each line of its output as progress. Returns whether it succeeded. Of a build that is
-/// interrupted, no process and no mount stays (as root).
+/// Runs a build script, and reports each line of its output as progress. Returns whether it succeeded. Of an
+/// interrupted build no process and no mount stays (as root).
 ///
 /// # Errors
 /// There is no shell.

@@ -82,8 +82,8 @@ pub fn end_with_parent(command: &mut Command, signal: Signal) -> &mut Command {
     unsafe { command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?)) }
 }
 
-/// A program in new namespaces for processes and mounts, and those of `more`. All its processes end with it, and with the
-/// thread that starts it.
+/// A program in new namespaces for processes and mounts, and those of `more`. All its processes end with it, and
+/// with the thread that starts it.
 pub(crate) fn in_namespaces(more: &[&str], program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("unshare");
     command.args(more).args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "--"]).arg(program);

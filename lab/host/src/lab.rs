@@ -108,7 +108,8 @@ impl Lab {
     /// `console.log` and the captures; `programs` go to `/usr/local/bin` inside. Call [`crate::isolate::enter`] first.
     ///
     /// # Errors
-    /// The machine is invalid; another lab uses `dir`; a program is missing; the disk is full; the host hangs, crashes or ends while it boots.
+    /// The machine is invalid; another lab uses `dir`; a program is missing; the disk is full; the host hangs, crashes
+    /// or ends while it boots.
     pub fn start(machine: &Machine, images: &Images, dir: &Path, programs: &Programs) -> Result<Self, LabError> {
         machine.check()?;
         fs::create_dir_all(dir.join("files")).map_err(file("make", dir))?;

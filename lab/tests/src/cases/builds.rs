@@ -115,8 +115,8 @@ pub(crate) fn a_vcpu_with_a_pending_interrupt_runs_first(test: &Outside) -> Resu
     Ok(())
 }
 
-/// An RT request takes at most 1 % more instructions than in the stored run. `ONTIME_BLESS=1` stores this run. Where the
-/// host's kernel is another than the stored run's, nothing is compared, and the figures say so.
+/// An RT request takes at most 1 % more instructions than in the stored run. `ONTIME_BLESS=1` stores this run. Where
+/// the host's kernel is another than the stored run's, nothing is compared, and the figures say so.
 pub(crate) fn rt_requests_do_not_grow(test: &Outside) -> Result<()> {
     let baseline = test.tree().join("lab/bench/path-baseline.json");
     let mut bench = test.lab(&["bench", "path", "--method", "partitioned,outsourcing", "--requests", "60"]);
