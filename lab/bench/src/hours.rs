@@ -89,7 +89,7 @@ impl Hours<'_> {
         })?;
         let read = read.ok_or(MeasureError::NoHost)?;
         let mut result = self.result(host, stretch.cpu_share, read);
-        result.notes.extend(host.notes(stretch.missed));
+        result.notes.extend(stretch.notes);
         Ok(result)
     }
 

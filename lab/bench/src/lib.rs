@@ -75,6 +75,7 @@ mod several;
 pub mod sockperf;
 mod tcp;
 mod trial;
+mod twin;
 pub mod voip;
 pub mod wire;
 mod workload;

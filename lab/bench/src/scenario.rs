@@ -23,12 +23,12 @@ use crate::schema::{Bound, Load};
 use crate::several::{WORST_P99, WORST_SD};
 
 /// Largest number of the host's CPUs: the emulator has eight, and the last is the clients'.
-const MOST_CPUS: u8 = 7;
+pub(crate) const MOST_CPUS: u8 = 7;
 /// Longest name of a tenant: its tap's name has two more characters, and an interface's has at most 15.
-const LONGEST_NAME: usize = 13;
+pub(crate) const LONGEST_NAME: usize = 13;
 /// Names that the lab has given already: the clients' network namespace. A container's has its name, and ending a VM
 /// ends the namespace of its name.
-const TAKEN: [&str; 1] = ["clients"];
+pub(crate) const TAKEN: [&str; 1] = ["clients"];
 /// Largest number of VMs. Each has 192 MiB of the memory of the machine that emulates.
 const MOST_VMS: usize = 102;
 /// Figures that a limit can be of.
@@ -239,7 +239,7 @@ impl Scenario {
         Self::parse(&text, path, &content?)
     }
 
-    fn parse(text: &Text, path: &Path, content: &str) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(text: &Text, path: &Path, content: &str) -> Result<Self, ConfigError> {
         let file: File = text.parse()?;
         let cpus = cpus(text, &file)?;
         let methods = methods(text, &file.methods, cpus)?;

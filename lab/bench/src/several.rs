@@ -87,7 +87,7 @@ impl SeveralServers<'_> {
             ..host.run(self.case, self.label)
         });
         result.metrics.extend(metrics);
-        result.notes.extend(host.notes(stretch.missed));
+        result.notes.extend(stretch.notes);
         Ok(result)
     }
 }

@@ -188,8 +188,8 @@ pub(crate) struct Stretch<const N: usize> {
     pub from: [u64; N],
     /// Busy share of the CPUs, 0 to 1.
     pub cpu_share: Option<f64>,
-    /// Frames that the monitor had missed before the stretch.
-    pub missed: u64,
+    /// Notes for the reader.
+    pub notes: Vec<String>,
 }
 
 /// Runs `ask` while the flood flows, then ends the flood.
@@ -201,15 +201,18 @@ pub(crate) fn stretch<const N: usize>(
 ) -> Result<Stretch<N>, MeasureError> {
     host.stamp_arrivals(true)?;
     let from = captures.map(|path| size(&path));
-    let (before, missed) = (host.cpu_time()?, host.missed());
+    let (on_clients, before, missed) = (host.clients_cpu()?, host.cpu_time()?, host.missed());
     let asked = ask(host);
     let after = host.cpu_time()?;
+    let complaints = host.clients_cpu()?.complaints(&on_clients);
     host.stamp_arrivals(false)?;
     if let Some(flood) = flood {
         flood.stop(host)?;
     }
     asked?;
-    Ok(Stretch { from, cpu_share: after.share_since(&before, host.cpus), missed })
+    host.catch_up()?;
+    let notes = host.notes(missed).into_iter().chain(complaints).collect();
+    Ok(Stretch { from, cpu_share: after.share_since(&before, host.cpus), notes })
 }
 
 /// The parameters of a measurement.
@@ -266,7 +269,7 @@ impl Trial<'_> {
             ..host.run(self.method, self.label)
         });
         result.notes.extend(notes);
-        result.notes.extend(host.notes(stretch.missed));
+        result.notes.extend(stretch.notes);
         Ok(result)
     }
 }

@@ -1,5 +1,11 @@
 //! The real client with the real sockperf server, captured by the real tcpdump, on loopback.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panic"
+)]
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;

@@ -10,6 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
 use crate::error::{LabError, file};
+use crate::isolate;
 
 /// The cache's directory: `$ONTIME_LAB_CACHE`, or else `/var/cache/ontime/lab`.
 pub fn root() -> PathBuf {
@@ -78,19 +79,25 @@ pub fn write(dir: &Path, files: &[(&str, &str)]) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs a build script, and reports each line of its output as progress. Returns whether it succeeded.
+/// Runs a build script, and reports each line of its output as progress. Returns whether it succeeded. Of an
+/// interrupted build no process and no mount stays (as root).
 ///
 /// # Errors
 /// There is no shell.
 pub fn script(path: &Path, arguments: &[&str], progress: &mut dyn FnMut(&str)) -> Result<bool, LabError> {
-    let mut child = Command::new("sh")
+    let mut sh = if isolate::possible().is_ok() { isolate::in_namespaces(&[], "sh") } else { Command::new("sh") };
+    let mut child = sh
         .arg(path)
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
         .spawn()
-        .map_err(|source| LabError::Program { program: "sh".into(), source, remedy: "install a POSIX shell" })?;
+        .map_err(|source| LabError::Program {
+            program: "sh".into(),
+            source,
+            remedy: "install a POSIX shell and util-linux",
+        })?;
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             progress(&line);

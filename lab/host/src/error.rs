@@ -120,12 +120,19 @@ pub enum LabError {
     Machine(String),
 }
 
+impl LabError {
+    /// Whether the message names the console log, which must then outlive the command.
+    pub fn names_log(&self) -> bool {
+        matches!(self, Self::Crashed { .. } | Self::StaleCode { .. } | Self::Hung { .. } | Self::Ended { .. })
+    }
+}
+
 /// The remedy for a file error.
 fn remedy(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind as K;
     match source.kind() {
         K::StorageFull | K::QuotaExceeded => {
-            "make room there, or give another place: TMPDIR for what a run writes, ONTIME_LAB_CACHE for images"
+            "make room there, or give another place: TMPDIR or --out for what a run writes, ONTIME_LAB_CACHE for images"
         }
         K::NotFound => "correct the path, or make what is missing in it",
         K::PermissionDenied => "run the lab as root, or correct the permissions there",

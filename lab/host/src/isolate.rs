@@ -6,6 +6,7 @@
 //! removes it.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -81,15 +82,19 @@ pub fn end_with_parent(command: &mut Command, signal: Signal) -> &mut Command {
     unsafe { command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?)) }
 }
 
+/// A program in new namespaces for processes and mounts, and those of `more`. All its processes end with it, and
+/// with the thread that starts it.
+pub(crate) fn in_namespaces(more: &[&str], program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(more).args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "--"]).arg(program);
+    end_with_parent(&mut command, Signal::KILL);
+    command
+}
+
 fn unshare(dir: &Path) -> Result<Pid, LabError> {
     let program = env::current_exe().map_err(file("find", Path::new("/proc/self/exe")))?;
-    let mut command = Command::new("unshare");
-    command
-        .args(["--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "--"])
-        .arg(program)
-        .args(env::args_os().skip(1))
-        .env(MARK, dir);
-    let started = end_with_parent(&mut command, Signal::KILL).spawn();
+    let mut command = in_namespaces(&["--net"], program);
+    let started = command.args(env::args_os().skip(1)).env(MARK, dir).spawn();
     let child = started.map_err(|source| LabError::Program {
         program: "unshare".into(),
         source,
@@ -137,7 +142,8 @@ fn end(dir: TempDir, interrupted: bool) {
     }
 }
 
-fn lock(dir: &Path) -> io::Result<File> {
+/// Locks a directory, unless a process has locked it.
+pub(crate) fn lock(dir: &Path) -> io::Result<File> {
     let held = File::open(dir)?;
     rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive)?;
     Ok(held)

@@ -15,6 +15,7 @@ use crate::agent::{Reply, Request, Stream};
 use crate::error::{LabError, file, tail};
 use crate::events::EVENTS;
 use crate::images::{Images, OVERLAY};
+use crate::isolate;
 use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
 use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
@@ -42,6 +43,9 @@ const STATE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Limit of real time for the end of a command that was killed.
 const KILLED: Duration = Duration::from_secs(10);
+
+/// Least room on the disk of the lab's directory, bytes.
+const ROOM: u64 = 1 << 20;
 
 /// The result of a command in the emulated host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +99,8 @@ pub struct Lab {
     release_us: Option<u32>,
     silence: Duration,
     next: u64,
+    /// Keeps other labs from using the directory.
+    _lock: Option<File>,
 }
 
 impl Lab {
@@ -102,23 +108,33 @@ impl Lab {
     /// `console.log` and the captures; `programs` go to `/usr/local/bin` inside. Call [`crate::isolate::enter`] first.
     ///
     /// # Errors
-    /// The machine is invalid; a program is missing; the host hangs, crashes or ends while it boots.
+    /// The machine is invalid; another lab uses `dir`; a program is missing; the disk is full; the host hangs, crashes
+    /// or ends while it boots.
     pub fn start(machine: &Machine, images: &Images, dir: &Path, programs: &Programs) -> Result<Self, LabError> {
         machine.check()?;
         fs::create_dir_all(dir.join("files")).map_err(file("make", dir))?;
         let dir = dir.canonicalize().map_err(file("find", dir))?;
+        let lock = isolate::lock(&dir.join("files")).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                let said = format!("another lab uses {}: give each a directory of its own (--out)", dir.display());
+                LabError::Machine(said)
+            }
+            _ => file("lock", &dir)(error),
+        })?;
         if !machine.client_cpu {
             network::set_up()?;
         }
-        match Self::boot(machine, images, &dir, programs) {
+        let mut lab = match Self::boot(machine, images, &dir, programs) {
             // A kernel changes most of its code while it boots. The caller has not started anything yet, so a second
             // boot is safe.
             Err(error @ LabError::StaleCode { .. }) => {
                 let _ = writeln!(io::stderr(), "ontime-lab: {error}; it boots again");
-                Self::boot(machine, images, &dir, programs)
+                Self::boot(machine, images, &dir, programs)?
             }
-            other => other,
-        }
+            other => other?,
+        };
+        lab._lock = Some(lock);
+        Ok(lab)
     }
 
     /// Boots once. A lab removes its initrd when it ends, so each boot writes its own.
@@ -132,8 +148,9 @@ impl Lab {
         let arguments = machine.arguments(images, dir, &initrd);
         let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
         let mut command = Command::new(program);
-        // The captures' time stamps depend on the emulator's time zone.
-        command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules()).env("TZ", "UTC0");
+        command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules());
+        // The captures' time stamps depend on the emulator's time zone. What the host writes to its disk is in TMPDIR.
+        command.env("TZ", "UTC0").env("TMPDIR", dir);
         if machine.console == Console::Log {
             let log = File::create(dir.join("emulator.log")).map_err(file("write", dir))?;
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -153,6 +170,7 @@ impl Lab {
             release_us: machine.releases_arrivals().then_some(machine.release_us),
             silence: Duration::from_secs(machine.silence_seconds),
             next: 0,
+            _lock: None,
         };
         if machine.console == Console::Log {
             lab.wait_until_up()?;
@@ -223,7 +241,7 @@ impl Lab {
     ) -> Result<i32, LabError> {
         let id = self.begin(argv, ahead, environment)?;
         match self.follow(id, limit, sink)? {
-            Some(status) => Ok(status),
+            Some(status) => self.has_room().map(|()| status),
             None => {
                 let state = self.state();
                 self.send(&Request::Kill { id })?;
@@ -403,7 +421,17 @@ impl Lab {
         Ok(None)
     }
 
+    /// Without room the emulator cuts captures short, and stops the host when its disk grows.
+    fn has_room(&self) -> Result<(), LabError> {
+        let disk = rustix::fs::statvfs(&self.dir).map_err(|error| file("examine", &self.dir)(error.into()))?;
+        if disk.f_blocks > 0 && disk.f_bfree.saturating_mul(disk.f_frsize) < ROOM {
+            return Err(file("write to", &self.dir)(rustix::io::Errno::NOSPC.into()));
+        }
+        Ok(())
+    }
+
     fn still_running(&mut self) -> Result<(), LabError> {
+        self.has_room()?;
         let log = self.dir.join("console.log");
         let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
         if let Some(crash) = crash(&text, self.clock, &log) {

@@ -11,6 +11,7 @@
 //! - [`isolate`] puts the whole lab into separate namespaces, so that nothing stays behind.
 //! - [`network`] makes the taps and addresses of the clients' side; [`qemu`] builds the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
+//! - [`clients`] tells what else ran on the clients' CPU.
 //! - [`InstructionLog`] makes the emulator log every instruction; [`events`] finds where two runs part.
 //!
 //! Clocks: [`Clock::Virtual`] counts instructions (4 ns each by default) and gives the same results on any machine; its
@@ -18,6 +19,7 @@
 
 pub mod agent;
 pub mod cache;
+pub mod clients;
 mod emulator;
 mod error;
 pub mod events;

@@ -316,11 +316,13 @@ impl Drop for Client {
 
 /// Makes the error for a failure of the emulated host, and keeps the host's console log.
 fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
-    if matches!(error, LabError::NotRoot | LabError::Program { .. }) {
-        return Err(unsupported(error));
+    match error {
+        LabError::NotRoot | LabError::Program { .. } => return Err(unsupported(error)),
+        LabError::Machine(_) => return Err(error.into()),
+        _ => {}
     }
     let status = if matches!(error, LabError::Timeout { .. }) { TIMED_OUT } else { LAB_FAILED };
-    if status == LAB_FAILED {
+    if error.names_log() {
         isolate::keep(dir);
     }
     Err(Exit { status, message: error.to_string() }.into())

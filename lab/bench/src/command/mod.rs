@@ -25,6 +25,8 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Lab(lab::Command),
+    /// Write the scenario of a live host that `ontime report` describes, or measure it before and after changes
+    Twin(Box<scenario::TwinOptions>),
     /// Run the papers' experiments
     Bench(bench::Args),
 }
@@ -35,13 +37,12 @@ pub fn main(version: &'static str) -> ExitCode {
         Command::Lab(command) => match command.scenario() {
             Some(lab::Scenario { file, silence, out, product }) => scenario::execute(&scenario::Options {
                 file: file.to_owned(),
-                silence,
-                out: out.map(Path::to_owned),
-                product: product.clone(),
+                run: scenario::RunArgs { silence, out: out.map(Path::to_owned), product: product.clone() },
                 output: Output::default(),
             }),
             None => lab::run(command),
         },
+        Command::Twin(args) => scenario::twin(args),
         Command::Bench(args) => bench::run(args),
     })
 }

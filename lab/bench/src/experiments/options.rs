@@ -96,8 +96,10 @@ impl Emulated {
             .with_context(|| format!("the files of an earlier run in {}", dir.display()))?;
         let programs = self.product.find()?;
         measure(Site { machine, dir: dir.clone(), programs }, images).map_err(|error| {
-            // The error message names the console log, so it must outlive this process.
-            isolate::keep(&dir);
+            // The error message may name the console log, which must then outlive this process.
+            if !matches!(&error, MeasureError::Lab(error) if !error.names_log()) {
+                isolate::keep(&dir);
+            }
             error.into()
         })
     }

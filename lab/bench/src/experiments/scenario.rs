@@ -7,11 +7,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use ontime_cli::{CONFIG, CRITICAL, Exit};
 use ontime_figures::number;
 use ontime_hostnet::Method;
 use ontime_lab::Clock;
 use ontime_lab::images::Images;
+use ontime_tenants::config::Text;
 use serde::Deserialize;
 
 use super::{Emulated, Experiment, Measured, Output, command};
@@ -25,6 +27,7 @@ use crate::schema::{Bound, Goal, Load, MethodResult};
 use crate::server::{self, Net};
 use crate::several::SeveralServers;
 use crate::trial::{self, CaseResults};
+use crate::twin::{Change, Report};
 
 /// The name of the experiment.
 const NAME: &str = "scenario";
@@ -37,6 +40,15 @@ pub(crate) struct Options {
     /// The scenario (docs/design/lab.md)
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// How to run it.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct RunArgs {
     /// Real seconds without a sign of life after which the host counts as hung, 30 to 86400; raise it on a busy machine
     #[arg(long, default_value_t = 180)]
     pub(crate) silence: u64,
@@ -45,8 +57,22 @@ pub(crate) struct Options {
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) product: Product,
+}
+
+/// What to compare.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TwinOptions {
+    /// The tar file that `ontime report` has written
+    #[arg(value_name = "REPORT")]
+    report: PathBuf,
+    /// A change of the scenario: methods=vanilla, host.cpus=2, tenant.NAME.level=1, tenant.NAME.reservation= (removes
+    /// it)
+    #[arg(long, value_name = "PATH=VALUE")]
+    change: Vec<Change>,
     #[command(flatten)]
-    pub(crate) output: Output,
+    run: RunArgs,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Reads the file. A fault of it is an error in a configuration file.
@@ -57,6 +83,17 @@ fn read(path: &Path) -> anyhow::Result<Scenario> {
 /// Runs a scenario. The exit status is [`CRITICAL`] if a limit does not hold.
 pub(crate) fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let scenario = read(&args.file)?;
+    let found = results(&scenario, &args.run)?;
+    let goals: Vec<Goal> = scenario.limits.iter().flat_map(|limit| goals(limit, &scenario, &found.results)).collect();
+    let broken = goals.iter().any(|goal| goal.met == Some(false));
+    let notes = vec![format!("the scenario: {}", args.file.display())];
+    let seed = scenario.requests.seed;
+    let status = Measured { experiment: NAME, seed, found, notes }.report_with(goals, &args.output)?;
+    Ok(if broken { ExitCode::from(CRITICAL) } else { status })
+}
+
+/// The scenario's results on a host of its own.
+fn results(scenario: &Scenario, args: &RunArgs) -> anyhow::Result<CaseResults> {
     let emulated = Emulated {
         clock: Clock::Virtual,
         cpus: Some(scenario.cpus),
@@ -67,16 +104,41 @@ pub(crate) fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         product: args.product.clone(),
     };
     emulated.machine().check()?;
-    let found = emulated.measure(false, |site, images| {
+    emulated.measure(false, |site, images| {
         let vms = scenario.tenants.iter().filter(|tenant| tenant.kind == Kind::Vm).count();
-        measure(&scenario, &site.with_room_for(vms as u32), images)
-    })?;
-    let goals: Vec<Goal> = scenario.limits.iter().flat_map(|limit| goals(limit, &scenario, &found.results)).collect();
-    let broken = goals.iter().any(|goal| goal.met == Some(false));
-    let notes = vec![format!("the scenario: {}", args.file.display())];
-    let seed = scenario.requests.seed;
-    let status = Measured { experiment: NAME, seed, found, notes }.report_with(goals, &args.output)?;
-    Ok(if broken { ExitCode::from(CRITICAL) } else { status })
+        measure(scenario, &site.with_room_for(vms as u32), images)
+    })
+}
+
+/// Prints the scenario of a live host. With changes, measures it before and after them instead.
+pub(crate) fn twin(args: &TwinOptions) -> anyhow::Result<ExitCode> {
+    let (before, mut notes) = Report::read(&args.report)?.twin()?;
+    let mut after = before.clone();
+    args.change.iter().try_for_each(|change| change.apply(&mut after))?;
+    // Both are checked before one is measured.
+    let [before, after] = [(before, "before"), (after, "after")].map(|(table, when)| {
+        let text = toml::to_string(&table).context("the twin as TOML")?;
+        let parsed = Scenario::parse(&Text::new(when, text.as_str()), Path::new(when), &text);
+        let parsed = parsed.map_err(|error| Exit { status: CONFIG, message: format!("{error}\n{text}") });
+        anyhow::Ok((when, text, parsed?))
+    });
+    let (before, after) = (before?, after?);
+    if args.change.is_empty() {
+        let (_, text, _) = before;
+        let notes: String = notes.iter().map(|note| format!("# {note}\n")).collect();
+        ontime_cli::print(notes + &text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut all = CaseResults::default();
+    let seed = before.2.requests.seed;
+    for (when, text, scenario) in [before, after] {
+        notes.push(format!("{when}:\n{text}"));
+        let mut found = results(&scenario, &args.run)?;
+        found.results.iter_mut().for_each(|result| result.method = format!("{when}-{}", result.method));
+        all.results.append(&mut found.results);
+        all.missing.extend(found.missing.iter().map(|what| format!("{when}: {what}")));
+    }
+    Measured { experiment: NAME, seed, found: all, notes }.report(&args.output)
 }
 
 /// Boots the host and its tenants and measures every method under every load. If a case fails, the remaining cases are

@@ -278,7 +278,7 @@ fn measure_case(
         cpu_share: stretch.cpu_share,
         ..host.run(&case, &format!("{}; {}", METHODS.description(method), beside.description()))
     });
-    result.notes.extend(host.notes(stretch.missed));
+    result.notes.extend(stretch.notes);
     if matches!(load, Load::SmallPackets | Load::LargePackets) {
         result.notes.push(format!("bulk VMs sent {sent:.0} packets a second in all"));
     }

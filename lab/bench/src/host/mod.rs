@@ -15,6 +15,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ontime_lab::clients::{self, Reading};
 use ontime_lab::images::Images;
 use ontime_lab::module::HOST;
 use ontime_lab::network::RT_TAP;
@@ -387,6 +388,15 @@ impl Host {
             None => load.send(each),
         }?;
         failure.map_or(Ok(()), Err)
+    }
+
+    /// What is on the clients' CPU; nothing if they have none.
+    pub(crate) fn clients_cpu(&mut self) -> Result<Reading, MeasureError> {
+        if !self.client_cpu {
+            return Ok(Reading::default());
+        }
+        let cpu = self.cpus;
+        Ok(Reading::parse(&self.ask(clients::READ)?, cpu))
     }
 
     /// CPU time used by everything except the lab's own spinner, and the host's uptime.

@@ -115,6 +115,40 @@ pub(crate) fn a_vcpu_with_a_pending_interrupt_runs_first(test: &Outside) -> Resu
     Ok(())
 }
 
+/// An RT request takes at most 1 % more instructions than in the stored run. `ONTIME_BLESS=1` stores this run. Where
+/// the host's kernel is another than the stored run's, nothing is compared, and the figures say so.
+pub(crate) fn rt_requests_do_not_grow(test: &Outside) -> Result<()> {
+    let baseline = test.tree().join("lab/bench/path-baseline.json");
+    let mut bench = test.lab(&["bench", "path", "--method", "partitioned,outsourcing", "--requests", "60"]);
+    bench.args(["--silence", "900", "--ontime"]).arg(test.ontime());
+    if !variable("ONTIME_BLESS", "").is_empty() {
+        let file = test.dir().join("path.json");
+        test.run(bench.arg("--json").arg(&file))?.expect(0)?;
+        return store(&file, &baseline);
+    }
+    let ended = test.run(bench.args(["--tolerance", "1", "--baseline"]).arg(&baseline))?;
+    let shown = |line: &&str| line.contains("; instructions: median ") || line.contains("; the baseline: Linux ");
+    ended.said.lines().filter(shown).try_for_each(|line| test.note(format_args!("figures: {}", line.trim())))?;
+    let is_other_kernel = ended.status == 3 && ended.said.contains("; the baseline: Linux ");
+    ensure!(ended.status == 0 || is_other_kernel, "{}: {}", ended.status, ended.said);
+    Ok(())
+}
+
+/// Stores results of `path` as a baseline, without this machine's paths and the functions of the slowest request alone.
+fn store(results: &Path, baseline: &Path) -> Result<()> {
+    let mut document: Value = serde_json::from_slice(&fs::read(results).context("the results")?)?;
+    let command = document.get_mut("command").context("the results have no command")?;
+    *command = "ONTIME_BLESS=1 ontime-lab-tests rt_requests_do_not_grow".into();
+    let methods = document.get_mut("methods").and_then(Value::as_array_mut);
+    for method in methods.context("the results have no methods")? {
+        let functions = method.get_mut("functions").and_then(Value::as_array_mut);
+        let functions = functions.context("a method has no functions")?;
+        functions.retain(|function| function.get("median").and_then(Value::as_u64) != Some(0));
+    }
+    let text = serde_json::to_string_pretty(&document)? + "\n";
+    fs::write(baseline, text).with_context(|| format!("writing {}", baseline.display()))
+}
+
 /// The module and the application (kernel/guest/tests/rta.c) are built for the lab's guests. `GUEST_KERNEL`: a
 /// directory with another kernel, its initrd and its module instead, with `GUEST_MB` of memory and `GUEST_APPEND` on
 /// its command line. `SLOW`: how many times as long that kernel takes (1). `GUEST_TEST_KEEP`: a directory for what the

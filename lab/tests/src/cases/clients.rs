@@ -2,30 +2,12 @@
 //! threads is on its CPU, and its work moves none of the host's interrupts.
 
 use anyhow::{Context, Result, ensure};
+use ontime_lab::clients::{READ, Reading};
 use serde_json::{Value, json};
 
 use crate::inside::command::{Output, attempt, expect, figures, read, run};
 use crate::inside::thread;
 use crate::inside::vm::Vm;
-
-/// Beginnings of the names of the clients' processes, and of the kernel's threads of a CPU.
-const AT_HOME: [&str; 15] = [
-    "client-spin",
-    "ontime-lab",
-    "iperf3",
-    "lab-client",
-    "cpuhp",
-    "migration",
-    "idle_inject",
-    "ksoftirqd",
-    "kworker",
-    "irq/",
-    "rcu",
-    "ktimers",
-    "irq_work",
-    "backlog_napi",
-    "napi",
-];
 
 pub(crate) fn clients() -> Result<()> {
     let count: usize = run("nproc --all")?.trim().parse().context("nproc printed no number")?;
@@ -43,7 +25,9 @@ pub(crate) fn clients() -> Result<()> {
     let bulk = Vm::start_small("bulk", "bulk", "bulk", "10.2.0.2")?;
     rt.wait()?;
     bulk.wait()?;
-    let before = on_the_other_side(clients)?;
+    let look =
+        || anyhow::Ok(Reading::parse(&run(["sh", "-c", READ])?, u16::try_from(clients).context("the clients' CPU")?));
+    let before = look()?;
     client(&json!({"requests": config(11111)}))?.expect(&[0])?;
     let unanswered = client(&json!({"requests": config(9)}))?;
     ensure!(
@@ -64,11 +48,8 @@ pub(crate) fn clients() -> Result<()> {
     let received = report.lines().filter(|line| line.contains("receiver"));
     let rate: Vec<&str> = received.flat_map(|line| line.split_whitespace().skip(6).take(2)).collect();
     figures(format_args!("TCP to a bulk VM for a second: {}", rate.join(" ")));
-    // A vector moves at its first interrupt, which still arrives on the former CPU.
-    let astray = on_the_other_side(clients)?.saturating_sub(before);
-    ensure!(astray <= 6, "{astray} interrupts on the other side's CPU: {}", read("/proc/interrupts")?);
-    let strangers = strangers(clients)?;
-    ensure!(strangers.is_empty(), "on the clients' CPU: {}", strangers.join(", "));
+    let complaints = look()?.complaints(&before);
+    ensure!(complaints.is_empty(), "{}: {}", complaints.join("; "), read("/proc/interrupts")?);
     rt.stop()?;
     bulk.stop()
 }
@@ -90,36 +71,4 @@ fn address(line: &str) -> Option<&str> {
     let mut words = line.split_whitespace().skip(1);
     let nic = words.next()?;
     words.nth(1).filter(|_| nic != "lo")
-}
-
-/// Interrupts of the host's NICs (`rt0`, `bulk0`) on the clients' CPU, and of the clients' (`rt`, `bulk`) on the
-/// host's.
-fn on_the_other_side(clients: usize) -> Result<u64> {
-    let mut sum = 0;
-    for line in read("/proc/interrupts")?.lines() {
-        let name = line.split_whitespace().next_back().unwrap_or_default();
-        let Some(rest) = name.strip_prefix("rt").or_else(|| name.strip_prefix("bulk")) else { continue };
-        let (is_hosts, rest) = rest.strip_prefix('0').map_or((false, rest), |rest| (true, rest));
-        if !rest.is_empty() && !rest.starts_with('-') {
-            continue;
-        }
-        for (cpu, count) in line.split_whitespace().skip(1).take(clients + 1).enumerate() {
-            if is_hosts == (cpu == clients) {
-                sum += count.parse::<u64>().with_context(|| format!("/proc/interrupts: {line}"))?;
-            }
-        }
-    }
-    Ok(sum)
-}
-
-/// The threads on the clients' CPU that belong elsewhere. This program's name begins as that of a client.
-fn strangers(clients: usize) -> Result<Vec<String>> {
-    let (threads, own, cpu) = (run("ps -eLo psr,comm")?, read("/proc/self/comm")?, clients.to_string());
-    let stranger = |line: &str| {
-        let (at, name) = line.trim_start().split_once(' ')?;
-        let name = name.trim();
-        let is_at_home = name != own && AT_HOME.iter().any(|of| name.starts_with(of));
-        (at == cpu && !is_at_home).then(|| name.to_owned())
-    };
-    Ok(threads.lines().filter_map(stranger).collect())
 }

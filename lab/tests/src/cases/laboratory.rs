@@ -40,7 +40,7 @@ pub(crate) fn nothing_stays_behind(test: &Outside) -> Result<()> {
         Ok(namespaces()?.split_whitespace().filter(|name| !known.contains(name)).map(str::to_owned).collect())
     };
     let labs = test.directory("labs")?;
-    signalled(test, &labs, Signal::KILL)?;
+    signalled(test, &labs, Signal::KILL, "agent.sock")?;
     test.until(END, "the processes of a killed lab have ended", || Ok(processes(&labs)?.is_empty()))?;
     test.until(END, "the namespaces of a killed lab are gone", || Ok(more()?.is_empty()))?;
     ensure!(!entries(&labs)?.is_empty(), "a killed lab has removed its directory, so this test shows nothing");
@@ -49,7 +49,7 @@ pub(crate) fn nothing_stays_behind(test: &Outside) -> Result<()> {
         let at = SystemTime::now() - Duration::from_secs(120);
         File::open(&dir).and_then(|dir| dir.set_modified(at)).with_context(|| format!("dating {}", dir.display()))?;
     }
-    let status = signalled(test, &labs, Signal::INT)?;
+    let status = signalled(test, &labs, Signal::INT, "agent.sock")?;
     ensure!(status == 130, "an interrupted lab ended with {status}");
     nothing_is_left(&labs)?;
     let left = more()?;
@@ -59,7 +59,7 @@ pub(crate) fn nothing_stays_behind(test: &Outside) -> Result<()> {
 
 pub(crate) fn an_interrupted_lab_leaves_nothing(test: &Outside) -> Result<()> {
     let labs = test.directory("labs")?;
-    let status = signalled(test, &labs, Signal::TERM)?;
+    let status = signalled(test, &labs, Signal::TERM, "files/up")?;
     ensure!(status == 143, "a terminated lab ended with {status}");
     nothing_is_left(&labs)
 }
@@ -88,27 +88,85 @@ pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
 
 /// Seen from outside, a stopped emulator looks like a host that hangs.
 pub(crate) fn a_hang_is_reported(test: &Outside) -> Result<()> {
+    let said = lab_with(test, Signal::STOP)?;
+    ensure!(said.contains("hangs: no sign of life for 60 s"), "it does not say that the host hangs: {said}");
+    Ok(())
+}
+
+pub(crate) fn a_killed_emulator_is_reported(test: &Outside) -> Result<()> {
+    let said = lab_with(test, Signal::KILL)?;
+    ensure!(said.contains("the emulator ended (signal: 9"), "it does not say that the emulator was killed: {said}");
+    Ok(())
+}
+
+/// Sends a signal to the emulator of a lab whose command runs, and returns what the lab says. Before that, a second lab
+/// cannot have the directory of the first.
+fn lab_with(test: &Outside, signal: Signal) -> Result<String> {
     let host = Host { silence: 60, ..HOST };
     let lab = test.start(&mut test.lab_run(&host, Some(test.dir()), &["sh", "-c", "touch up; sleep 600"]))?;
     let up = test.files()?.join("up");
     test.until(BOOT, "the command has started", || Ok(up.exists()))?;
+    let second = test.run(&mut test.lab_run(&host, Some(test.dir()), &["true"]))?.expect(64)?;
+    ensure!(second.contains("another lab uses"), "a second lab in the directory of the first: {second}");
     let port = test.dir().join("agent.sock");
     let emulators = processes(&port)?;
     ensure!(!emulators.is_empty(), "no process has {} in its command line", port.display());
     for emulator in emulators {
-        rustix::process::kill_process(emulator, Signal::STOP).context("stopping the emulator")?;
+        rustix::process::kill_process(emulator, signal).context("sending the emulator a signal")?;
     }
     let said = lab.wait()?.expect(125)?;
-    ensure!(said.contains("hangs: no sign of life for 60 s"), "it does not say that the host hangs: {said}");
     ensure!(processes(&port)?.is_empty(), "the emulator still runs");
-    Ok(())
+    Ok(said)
 }
 
-/// Runs a lab whose directory is in `labs`, sends it a signal when it is up, and returns its status.
-fn signalled(test: &Outside, labs: &Path, signal: Signal) -> Result<i32> {
+/// A lab that has no room for its files does not begin.
+pub(crate) fn a_full_disk_is_reported(test: &Outside) -> Result<()> {
+    on_a_disk_of(test, "1M", "true")
+}
+
+/// Without room the emulator would cut the captures short, and stop the host.
+pub(crate) fn a_disk_that_fills_up_is_reported(test: &Outside) -> Result<()> {
+    on_a_disk_of(test, "100M", "cat /dev/zero > /lab/full; sleep 600")
+}
+
+/// Runs a shell command in a lab whose directory is on a disk of this size. The disk must become full, and the lab must
+/// say so and leave nothing.
+fn on_a_disk_of(test: &Outside, size: &str, command: &str) -> Result<()> {
+    let labs = test.directory("labs")?;
+    let lab = test.lab_run(&HOST, None, &["sh", "-c", command]);
+    // The disk is gone with the mount namespace.
+    let script = format!("mount -t tmpfs -o size={size} tmpfs $TMPDIR && \"$@\"; said=$?; ls $TMPDIR; exit $said");
+    let mut there = Command::new("unshare");
+    there.args(["--mount", "sh", "-c", &script, "sh"]).arg(lab.get_program()).args(lab.get_args());
+    let said = test.run(there.env("TMPDIR", &labs))?.expect(125)?;
+    let (said, left) = said.split_once("; make room there").context("it does not say that the disk is full")?;
+    ensure!(said.contains("No space left"), "it says: {said}");
+    let left: Vec<&str> = left.lines().skip(1).collect();
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    nothing_is_left(&labs)
+}
+
+/// The build's own processes end with the program that started it.
+pub(crate) fn an_interrupted_build_leaves_no_process(test: &Outside) -> Result<()> {
+    let cache = test.directory("cache")?;
+    let lab = test.start(test.lab(&["images"]).env("ONTIME_LAB_CACHE", &cache))?;
+    let unpacks = || -> Result<bool> {
+        let builds: Result<Vec<_>> = entries(&cache)?.iter().map(|dir| processes(&dir.join("tools.tar"))).collect();
+        Ok(!builds?.concat().is_empty())
+    };
+    test.until(END, "the build makes a user land", unpacks)?;
+    lab.signal(Signal::TERM)?;
+    let status = lab.wait()?.status;
+    ensure!(status == 143, "a terminated build ended with {status}");
+    test.until(END, "the processes of the build have ended", || Ok(processes(&cache)?.is_empty()))
+}
+
+/// Runs a lab whose directory is in `labs`, and returns its status. It gets a signal 3 s after it has made this file:
+/// `agent.sock` while it boots, `files/up` when its command runs.
+fn signalled(test: &Outside, labs: &Path, signal: Signal, made: &str) -> Result<i32> {
     let before = entries(labs)?;
-    let lab = test.start(test.lab_run(&HOST, None, &["sleep", "600"]).env("TMPDIR", labs))?;
-    let is_up = || Ok(entries(labs)?.iter().any(|dir| !before.contains(dir) && dir.join("agent.sock").exists()));
+    let lab = test.start(test.lab_run(&HOST, None, &["sh", "-c", "touch up; sleep 600"]).env("TMPDIR", labs))?;
+    let is_up = || Ok(entries(labs)?.iter().any(|dir| !before.contains(dir) && dir.join(made).exists()));
     test.until(BOOT, "the lab boots", is_up)?;
     thread::sleep(Duration::from_secs(3));
     lab.signal(signal)?;

@@ -27,4 +27,5 @@ pub(crate) mod reservations;
 pub(crate) mod tenants;
 pub(crate) mod trace;
 pub(crate) mod traffic;
+pub(crate) mod twin;
 pub(crate) mod vmm;
