@@ -1,12 +1,6 @@
 //! Every answer of the API fits the schema that the daemon serves, and that `docs/reference/openapi.json` repeats.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 

@@ -1,12 +1,6 @@
 //! The daemon as users see it: the real program, real signals, real QEMU guests (software emulation).
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 

@@ -1,13 +1,7 @@
 //! Requests of a guest's deadline tasks at the daemon: the real program, a real QEMU guest, and the test in place of
 //! the device process.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 

@@ -1,13 +1,7 @@
 //! The structure of the source: no crate of the laboratory is linked into `ontime`, no files of a crate import each
 //! other in a circle, and no condition needs a newer compiler than the one that is supported.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -4,13 +4,7 @@
 //! promtool and Prometheus are those of Debian, unpacked by `scripts/prometheus.sh` (`make test` runs it), or those in
 //! PATH.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 

@@ -1,12 +1,6 @@
 //! `ontime plan` as a user runs it, on the examples of the documentation.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,13 +1,7 @@
 //! Reservations that programs request over the socket: the real daemon, real users, real QEMU guests (software
 //! emulation), and real cgroups where this host has cgroup v2.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 

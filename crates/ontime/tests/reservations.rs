@@ -2,13 +2,7 @@
 //! shares are kept is tested on the emulated host (lab/tests/src/cases/reservations.rs), because this machine has
 //! other work.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 

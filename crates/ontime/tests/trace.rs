@@ -1,13 +1,7 @@
 //! `ontime trace` on this machine: a server in a cgroup of its own behind a veth pair, with requests from another
 //! network namespace.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 mod support;
 

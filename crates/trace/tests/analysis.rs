@@ -1,12 +1,6 @@
 //! The analysis of synthetic streams: a request through a VM step by step, each kind of inversion, and random events.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -7,13 +7,7 @@
 //! server (perl) at FIFO 47 in a cgroup, requests through rt0, small packets flooding bulk0 (`trace` of lab/tests).
 //! partitioned-rt.jsonl: the same with method `partitioned`; an ARP packet arrives while the server is awake.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 use std::fs;
 

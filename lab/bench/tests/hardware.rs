@@ -2,13 +2,7 @@
 //! cables. The command, the daemon, sockperf and iperf3 (for the VMs' servers) are real. No hardware is involved, and
 //! the report must state that.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
 #[path = "../../../crates/ontime/tests/support/mod.rs"]
 mod support;

@@ -1,12 +1,6 @@
 //! GET response times from synthetic captures, and the real client with the real memcached, captured by the real
 //! tcpdump.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panic"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
 
 mod common;
 

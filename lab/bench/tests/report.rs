@@ -1,12 +1,6 @@
 //! From captures to the page: everything in a report comes from the analysis, and every format shows it.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panic"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
 
 mod common;
 

@@ -1,11 +1,5 @@
 //! The monitor's analysis of synthetic captures: what it counts, and which errors it tolerates.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panic"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panic")]
 
 mod common;
 

@@ -1,13 +1,7 @@
 //! A daemon for a test, with directories, network namespace and simulated debugfs of its own, and guests that are real
 //! QEMU processes.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test ends by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test ends by panicking")]
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::fs;
