@@ -21,10 +21,7 @@ fn rt(name: &str) -> String {
 
 #[test]
 fn the_second_daemon_is_told_about_the_first_and_a_dead_ones_socket_is_replaced() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let mut first = Daemon::start(&site);
     let second = site.run(&["daemon"]);
     assert_eq!(second.status.code(), Some(3));
@@ -42,10 +39,7 @@ fn the_second_daemon_is_told_about_the_first_and_a_dead_ones_socket_is_replaced(
 
 #[test]
 fn a_guest_is_placed_kept_there_and_given_back_after_kill_9() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("kept");
     site.configure("tenants.toml", &rt(&name));
     let guest = Guest::stopped(&name);
@@ -83,10 +77,7 @@ fn a_guest_is_placed_kept_there_and_given_back_after_kill_9() {
 
 #[test]
 fn with_its_guardian_killed_as_well_reset_protections_puts_them_back() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let mut daemon = Daemon::start(&site);
     until("protections are off", || site.unprotected().then_some(()));
     let guardian = Pid::from_raw(daemon.guardian()).unwrap();
@@ -122,10 +113,7 @@ impl Drop for Program {
 
 #[test]
 fn a_thread_of_no_tenant_keeps_protections_on_and_is_named() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let mut daemon = Daemon::start(&site);
     until("protections are off", || site.unprotected().then_some(()));
     let program = Program::sleeps();
@@ -172,10 +160,7 @@ fn a_thread_of_no_tenant_keeps_protections_on_and_is_named() {
 
 #[test]
 fn a_tenant_beyond_its_quota_has_the_rest_at_normal_priority_and_protections_off() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("wide");
     site.configure("tenants.toml", &rt(&name));
     site.configure("daemon.toml", "[cap]\nthreads-per-tenant = 16\n");
@@ -220,10 +205,7 @@ fn a_tenant_beyond_its_quota_has_the_rest_at_normal_priority_and_protections_off
 
 #[test]
 fn a_lost_guardian_is_replaced() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let mut daemon = Daemon::start(&site);
     let first = daemon.guardian();
     rustix::process::kill_process(Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
@@ -240,10 +222,7 @@ fn a_lost_guardian_is_replaced() {
 
 #[test]
 fn stopping_keeps_settings_and_puts_protections_back() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("stays");
     site.configure("tenants.toml", &rt(&name));
     let guest = Guest::stopped(&name);
@@ -289,10 +268,7 @@ fn stopping_keeps_settings_and_puts_protections_back() {
 
 #[test]
 fn a_spinning_guest_is_held_to_its_cap_and_given_its_place_back_when_the_daemon_dies() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("spins");
     site.configure("tenants.toml", &rt(&name));
     let guest = Guest::spinning(&name);
@@ -320,10 +296,7 @@ fn a_spinning_guest_is_held_to_its_cap_and_given_its_place_back_when_the_daemon_
 
 #[test]
 fn a_spinning_guest_that_becomes_bulk_is_given_back_and_not_watched_at_its_former_place() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("becomes-bulk");
     site.configure("tenants.toml", &rt(&name));
     let guest = Guest::spinning(&name);
@@ -346,10 +319,7 @@ fn a_spinning_guest_that_becomes_bulk_is_given_back_and_not_watched_at_its_forme
 
 #[test]
 fn a_bad_configuration_is_refused_with_its_place_and_the_old_one_stays() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     site.configure("host.toml", "method = \"vanilla\"\n");
     let daemon = Daemon::start(&site);
     assert_eq!(site.json(&["status", "--json"])["method"], "vanilla");
@@ -392,10 +362,7 @@ fn a_bad_configuration_is_refused_with_its_place_and_the_old_one_stays() {
 
 #[test]
 fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let daemon = Daemon::start(&site);
     let standing = |priority: i32| {
         let tasks = [daemon.pid(), daemon.guardian()].map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
@@ -417,10 +384,7 @@ fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
 /// As SysRq n does with every real-time thread of a program.
 #[test]
 fn real_time_threads_that_root_has_moved_get_their_places_back_the_daemons_own_too() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("moved");
     site.configure("tenants.toml", &rt(&name));
     let guest = Guest::stopped(&name);
@@ -451,10 +415,7 @@ fn real_time_threads_that_root_has_moved_get_their_places_back_the_daemons_own_t
 
 #[test]
 fn a_look_that_fails_gives_nothing_back() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("unseen");
     site.configure("tenants.toml", &rt(&name));
     let guest = Guest::stopped(&name);
@@ -477,10 +438,7 @@ fn a_look_that_fails_gives_nothing_back() {
 
 #[test]
 fn clients_that_ask_without_a_pause_do_not_keep_the_daemon_from_ending() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let mut daemon = Daemon::start(&site);
     let socket = site.path("run/ontime.sock");
     let (answers, until_then) = (AtomicU32::new(0), Instant::now() + Duration::from_secs(120));
@@ -505,10 +463,7 @@ fn clients_that_ask_without_a_pause_do_not_keep_the_daemon_from_ending() {
 
 #[test]
 fn methods_are_switched_tried_and_refused() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let _daemon = Daemon::start(&site);
     until("protections are off", || site.unprotected().then_some(()));
     let dry = site.json(&["apply", "--method", "vanilla", "--dry-run", "--json"]);
@@ -529,10 +484,7 @@ fn methods_are_switched_tried_and_refused() {
 
 #[test]
 fn mode_observe_shows_what_would_be_set_and_sets_nothing_until_it_is_told_to_enforce() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("observed");
     site.configure("tenants.toml", &rt(&name));
     site.configure("daemon.toml", include_str!("../../../packaging/ontime/daemon.toml"));
@@ -600,10 +552,7 @@ fn mode_observe_shows_what_would_be_set_and_sets_nothing_until_it_is_told_to_enf
 
 #[test]
 fn what_would_be_set_counts_on_no_cap_beside_a_thread_that_none_would_hold() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     site.configure("daemon.toml", "mode = \"observe\"\n");
     let program = Program::sleeps();
     program.takes(&["-r", "-p", "7"]);
@@ -631,10 +580,7 @@ fn what_would_be_set_counts_on_no_cap_beside_a_thread_that_none_would_hold() {
 
 #[test]
 fn what_ontime_itself_has_set_is_no_problem_once_the_class_is_another() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let (name, other) = (name("was-rt"), name("bulk-at-rt"));
     site.configure("tenants.toml", &rt(&name));
     let (guest, strange) = (Guest::stopped(&name), Guest::stopped(&other));
@@ -662,10 +608,7 @@ fn what_ontime_itself_has_set_is_no_problem_once_the_class_is_another() {
 
 #[test]
 fn links_that_come_and_go_are_noticed_by_themselves() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let _daemon = Daemon::start(&site);
     site.ip(&["link", "add", "va0", "type", "veth", "peer", "name", "va1"]);
     let names = || {

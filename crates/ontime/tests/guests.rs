@@ -81,10 +81,7 @@ fn vcpu(site: &Site, vm: &str) -> Option<Value> {
 /// Like the next test, but with the back end that sets a thread's policy once and does not move the thread.
 #[test]
 fn so_it_is_where_nobody_is_moved() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let vm = name("unplaced");
     configure(&site, &vm);
     let sched = std::fs::read_to_string(site.path("etc/sched.toml")).unwrap();
@@ -102,10 +99,7 @@ fn so_it_is_where_nobody_is_moved() {
 
 #[test]
 fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let vm = name("unkept");
     configure(&site, &vm);
     let daemon = Daemon::start(&site);
@@ -144,10 +138,7 @@ fn a_guest_is_refused_while_its_vms_originals_cannot_be_kept() {
 
 #[test]
 fn a_daemon_that_is_restarted_knows_who_held_what() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let (first, second) = (name("first"), name("second"));
     site.configure("tenants.toml", &(class(&first) + &class(&second)));
     // One CPU: only one of the VMs fits, with the request of its guest.

@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{Daemon, Site, possible, until};
+use support::{Daemon, Site, until};
 
 fn nic<'a>(all: &'a Value, name: &str) -> &'a Value {
     all["nics"]
@@ -23,10 +23,7 @@ fn states(nic: &Value) -> Vec<&str> {
 /// Without a daemon, original values that cannot be read are reported, and no file is created where there is none.
 #[test]
 fn who_looks_without_a_daemon_reads_the_originals_and_leaves_them_alone() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let left = || std::fs::read_dir(site.path("state")).unwrap().count();
     let said = |args: &[&str]| {
         let out = site.run(args);
@@ -47,10 +44,7 @@ fn who_looks_without_a_daemon_reads_the_originals_and_leaves_them_alone() {
 
 #[test]
 fn the_path_is_shown_nic_by_nic_with_why() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     site.configure("host.toml", "[nic.va0]\nclass = \"rt\"\nlevel = 1\n[nic.eth77]\nclass = \"bulk\"\n");
     for args in [
         ["link", "add", "va0", "type", "veth", "peer", "name", "va1"].as_slice(),

@@ -8,7 +8,7 @@ mod support;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Daemon, Guest, Site, a_cpu, name, possible, until};
+use support::{Daemon, Guest, Site, a_cpu, name, until};
 
 const FIFO: i32 = libc::SCHED_FIFO;
 
@@ -31,10 +31,7 @@ fn vcpu(site: &Site, name: &str) -> Option<Value> {
 
 #[test]
 fn a_reservation_is_kept_through_kill_9_and_given_back() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let (name, other) = (name("kept"), name("other"));
     site.configure("tenants.toml", &rt(&[&name, &other]));
     site.configure("sched.toml", &reserve(&name, "4ms"));
@@ -79,10 +76,7 @@ fn a_reservation_is_kept_through_kill_9_and_given_back() {
 
 #[test]
 fn what_would_be_reserved_is_shown_and_nothing_is_reserved() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let (name, greedy) = (name("foreseen"), name("greedy"));
     site.configure("tenants.toml", &rt(&[&name, &greedy]));
     let reservations = [reserve(&name, "4ms"), reserve(&greedy, "19.9ms")].concat();
@@ -140,10 +134,7 @@ fn what_would_be_reserved_is_shown_and_nothing_is_reserved() {
 
 #[test]
 fn vms_and_reservations_come_and_go_and_what_does_not_fit_is_named() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let names = [name("first"), name("second"), name("third")];
     let [first, second, third] = [&names[0], &names[1], &names[2]];
 
@@ -196,10 +187,7 @@ fn vms_and_reservations_come_and_go_and_what_does_not_fit_is_named() {
 
 #[test]
 fn another_back_end_is_no_other_programs_doing() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("moved");
     let with = |backend: &str| format!("backend = \"{backend}\"\n{}", reserve(&name, "4ms"));
     site.configure("tenants.toml", &rt(&[&name]));
@@ -229,10 +217,7 @@ fn another_back_end_is_no_other_programs_doing() {
 /// A dependency of the back end may exist now although no file has changed: the message says that a reload tries again.
 #[test]
 fn a_reload_tries_again_what_could_not_be_kept() {
-    if !possible() {
-        return;
-    }
-    let site = Site::new();
+    let Some(site) = Site::if_possible() else { return };
     let name = name("again");
     site.configure("tenants.toml", &rt(&[&name]));
     site.configure("sched.toml", &format!("backend = \"sched_ext\"\n{}", reserve(&name, "4ms")));

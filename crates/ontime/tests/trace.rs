@@ -60,6 +60,10 @@ struct Place {
 }
 
 impl Place {
+    fn if_possible() -> Option<Self> {
+        possible().then(Self::new)
+    }
+
     fn new() -> Self {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let pid = std::process::id();
@@ -187,10 +191,7 @@ fn instances(prefix: &str) -> Vec<String> {
 
 #[test]
 fn requests_of_a_running_server_are_divided_and_reported_in_every_form() {
-    if !possible() {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::if_possible() else { return };
     let _asked = place.ask("200");
     let [json, html, perfetto, record] = ["t.json", "t.html", "t.pftrace", "t.jsonl"].map(|name| place.file(name));
     let words = ["--json", &json, "--html", &html, "--perfetto", &perfetto, "--record", &record, "--worst", "3"];
@@ -219,10 +220,7 @@ fn requests_of_a_running_server_are_divided_and_reported_in_every_form() {
 
 #[test]
 fn segments_alone_take_fewer_events() {
-    if !possible() {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::if_possible() else { return };
     let _asked = place.ask("200");
     let (_, report, requests) =
         place.traced_requests(&["--segments-only", "--json", "-"], |output| output.stdout.clone());
@@ -242,10 +240,7 @@ fn counted(what: &str) -> Option<()> {
 
 #[test]
 fn a_flood_of_events_is_lost_in_the_open() {
-    if !possible() {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::if_possible() else { return };
     let _asked = place.ask("max");
     let own = ["--container", &place.tenant, "--nic", "rtn", "--quiet", "--duration", "600", "--ring", "64"];
     let mut trace = Killed(place.trace(&own).stdout(Stdio::piped()).spawn().unwrap());
@@ -264,10 +259,7 @@ fn a_flood_of_events_is_lost_in_the_open() {
 
 #[test]
 fn the_first_slow_request_ends_it() {
-    if !possible() {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::if_possible() else { return };
     let _asked = place.ask("100");
     let output = place.traced(&["--break", "0", "--duration", "60"]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -277,10 +269,7 @@ fn the_first_slow_request_ends_it() {
 
 #[test]
 fn nothing_stays_when_it_is_killed() {
-    if !possible() {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::if_possible() else { return };
     let own = ["--container", &place.tenant, "--nic", "rtn", "--quiet"];
     let mut trace = Killed(place.trace(&own).stdout(Stdio::null()).spawn().unwrap());
     // If the process is killed before its guardian exists, the instance stays until the next trace starts.
@@ -295,10 +284,7 @@ fn nothing_stays_when_it_is_killed() {
 
 #[test]
 fn what_is_not_there_is_named() {
-    if !possible() {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::if_possible() else { return };
     let vm = support::name("without-nic");
     let guest = support::Guest::stopped(&vm);
     guest.vcpu();

@@ -99,6 +99,11 @@ pub(crate) const EXEMPT: &str = "daemon.conf.d/exempt.toml";
 pub(crate) const FAIR: &str = "50000000";
 
 impl Site {
+    /// A site where daemons can be tested. Elsewhere, prints what is missing.
+    pub(crate) fn if_possible() -> Option<Self> {
+        possible().then(Self::new)
+    }
+
     pub(crate) fn new() -> Self {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
