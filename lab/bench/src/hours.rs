@@ -22,7 +22,6 @@ use ontime_figures::stats::Tally;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::error::MeasureError;
-use crate::flood::Flood;
 use crate::host::{Host, size};
 use crate::paced::Paced;
 use crate::pcap::{Record, Tail};
@@ -73,10 +72,7 @@ impl Hours<'_> {
         let captures = [host.capture("rt"), host.capture("bulk")];
         let workload = Workload::Sockperf { message_bytes: self.paced.message_bytes };
         workload.ready(host, 0)?;
-        let flood = match trial::flood(self.load) {
-            Some(kind) => Some(Flood::start(host, "bulk", &host.bulk(), kind)?),
-            None => None,
-        };
+        let flood = trial::flood(self.load, &host.bulk(), host)?;
         let shared = Shared::default();
         let flow = RtFlow::new(self.paced.server.port());
         let mut read = None;

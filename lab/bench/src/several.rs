@@ -14,7 +14,6 @@ use crate::client::ClientConfig;
 use crate::client_side::Order;
 use crate::datagrams;
 use crate::error::MeasureError;
-use crate::flood::Flood;
 use crate::host::Host;
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Run, Unit};
@@ -55,10 +54,7 @@ impl Several<'_> {
             return Err(MeasureError::Program { program: self.case.to_owned(), said: "it has no server".to_owned() });
         };
         let captures = [host.capture("rt"), host.capture("bulk")];
-        let flood = match trial::flood(self.load) {
-            Some(kind) => Some(Flood::start(host, "bulk", self.bulk, kind)?),
-            None => None,
-        };
+        let flood = trial::flood(self.load, self.bulk, host)?;
         let order = Order::ToSeveral {
             config: ClientConfig::new(*first, self.requests + self.warmup, self.seed),
             servers: self.servers.iter().map(|(_, server)| *server).collect(),

@@ -168,14 +168,15 @@ impl Requests {
     }
 }
 
-/// The traffic to the bulk VMs.
-pub(crate) fn flood(load: Load) -> Option<Kind> {
-    match load {
-        Load::None => None,
-        Load::Tcp => Some(Kind::Receive { streams: STREAMS }),
-        Load::SmallPackets => Some(Kind::ReceiveUdp { bytes: datagrams::SMALL }),
-        Load::LargePackets => Some(Kind::ReceiveUdp { bytes: datagrams::LARGE }),
-    }
+/// Starts the traffic to these bulk VMs (names and addresses), if the load is one.
+pub(crate) fn flood(load: Load, vms: &[(String, String)], host: &mut Host) -> Result<Option<Flood>, MeasureError> {
+    let kind = match load {
+        Load::None => return Ok(None),
+        Load::Tcp => Kind::Receive { streams: STREAMS },
+        Load::SmallPackets => Kind::ReceiveUdp { bytes: datagrams::SMALL },
+        Load::LargePackets => Kind::ReceiveUdp { bytes: datagrams::LARGE },
+    };
+    Flood::start(host, "bulk", vms, kind).map(Some)
 }
 
 /// A shell command for the host after the last datagram of a steady rate: waits for the last replies.
@@ -234,10 +235,7 @@ impl Trial<'_> {
         let captures = [host.capture("rt"), host.capture("bulk")];
         let (workload, requests, seed) = self.requests.workload();
         let client = workload.ready(host, seed)?;
-        let flood = match flood(self.load) {
-            Some(kind) => Some(Flood::start(host, "bulk", &host.bulk(), kind)?),
-            None => None,
-        };
+        let flood = flood(self.load, &host.bulk(), host)?;
         let name = format!("{}, {}", self.method, self.load.words());
         let stretch = stretch(host, captures.clone(), flood, |host| match self.requests.clone() {
             Requests::Client { .. } => {

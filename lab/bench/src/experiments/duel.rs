@@ -22,7 +22,6 @@ use super::inversion;
 use super::rta::guests::{DECLARED_US, Guests};
 use super::{Emulated, Experiment, Measured, Methods, Output, chosen, command};
 use crate::error::MeasureError;
-use crate::flood::Flood;
 use crate::goals::Figure::{self, Bulk, Max, Own, P99};
 use crate::goals::{GoalSpec, goal, tcp};
 use crate::host::{BULK_VMS, Host, RT_VM, Site, Vm, boot_vm};
@@ -125,11 +124,7 @@ fn set_up(host: &mut Host, rival: &str) -> Result<(), MeasureError> {
 
 /// Runs cyclictest in the guest, beside the bulk load.
 fn cyclictest(host: &mut Host, guests: &Guests, seconds: u32, rival: &str) -> Result<Latencies, MeasureError> {
-    let bulk = host.bulk();
-    let flood = match trial::flood(LOAD) {
-        Some(kind) => Some(Flood::start(host, "bulk", &bulk, kind)?),
-        None => None,
-    };
+    let flood = trial::flood(LOAD, &host.bulk(), host)?;
     let ran = guest_cyclictest::in_guest(host, guests, seconds, rival);
     if let Some(flood) = flood {
         flood.stop(host)?;
