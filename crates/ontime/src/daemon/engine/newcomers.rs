@@ -178,3 +178,81 @@ impl Engine {
         report.counts().changed
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+    use std::process::{Child, Command};
+
+    use ontime_hostnet::LiveHost;
+    use ontime_tenants::{Policy, Sources, Watcher};
+
+    use super::*;
+    use crate::daemon::config::{Config, Mode};
+    use crate::paths::Paths;
+
+    /// An engine whose host has these processes alone, and which knows one CPU and no tenant. None: it cannot watch or
+    /// cap here.
+    fn engine(dir: &Path) -> Option<Engine> {
+        let at = |name: &str| dir.join(name);
+        let paths = Paths { run_dir: at("run"), state_dir: at("state"), config_dir: at("etc"), debugfs: at("debug") };
+        for name in ["run", "state", "etc", "host/proc"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        fs::write(at("etc/tenants.toml"), "[[tenant]]\ncgroup = \"/rt/**\"\nclass = \"rt\"\n").unwrap();
+        let mut config = Config::load(&paths.config_dir).unwrap();
+        config.daemon.mode = Mode::Observe;
+        let mut engine = Engine::new(paths, config).unwrap();
+        engine.host = LiveHost::default();
+        engine.sources = Rc::new(Sources::below(&at("host")));
+        engine.watcher = Watcher::new(&engine.sources).unwrap();
+        engine.look.inventory.cpus.online = [0].into_iter().collect();
+        engine.state = api::State::Applied;
+        engine.start_caps();
+        let why =
+            engine.watcher.rescan_reasons().next().map(str::to_owned).or_else(|| engine.caps.as_ref().err().cloned());
+        why.iter().for_each(|why| println!("SKIPPED: {why}"));
+        why.is_none().then_some(engine)
+    }
+
+    /// Starts a real program, which the engine's host has in an RT container.
+    fn starts(dir: &Path, container: u32) -> (Child, ThreadId) {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let (of_host, real) = (dir.join(format!("host/proc/{pid}")), Path::new("/proc").join(pid.to_string()));
+        fs::create_dir_all(of_host.join(format!("task/{pid}"))).unwrap();
+        for file in ["stat", "status", &format!("task/{pid}/stat"), &format!("task/{pid}/status")] {
+            fs::write(of_host.join(file), fs::read(real.join(file)).unwrap()).unwrap();
+        }
+        fs::write(of_host.join("cgroup"), format!("0::/rt/docker-{container:064x}.scope\n")).unwrap();
+        symlink("/bin/sleep", of_host.join("exe")).unwrap();
+        (child, ThreadId::of(pid, pid).unwrap())
+    }
+
+    #[test]
+    fn a_program_that_starts_while_a_pass_reads_the_host_has_its_place_before_the_pass_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mut engine) = engine(dir.path()) else { return };
+        let (mut child, thread) = starts(dir.path(), 1);
+        let before = thread.policy().unwrap();
+        let found = engine.discover();
+        let place = thread.policy().unwrap();
+        let found = engine.with_newcomers(found);
+        let key = Knob::ThreadPolicy { thread, comm: String::new() }.key();
+        let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads).filter(|of| of.id == thread).count();
+        let made = (engine.passes, engine.journal.entries().len(), threads, engine.applied.contains_key(&key));
+        // The number passes to a program that is no tenant's.
+        fs::write(dir.path().join(format!("host/proc/{}/cgroup", thread.pid)), "0::/bulk\n").unwrap();
+        thread.set_policy(before).unwrap();
+        engine.look_at_newcomers(&[(thread.pid, Account::System)].into());
+        let after = thread.policy().unwrap();
+        engine.undo();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(matches!(place, Policy::Fifo(_)), "{place}");
+        assert_eq!(made, (0, 1, 1, true), "one journal entry, and the pass knows the thread once");
+        assert_eq!(after, before);
+    }
+}
