@@ -25,18 +25,18 @@ impl<Owner: Ord + Clone, Item> Turns<Owner, Item> {
         Self { waiting: VecDeque::new(), paid_at: BTreeMap::new(), part, burst, trusted }
     }
 
-    /// Adds an item. Returns how many items of this owner wait now.
-    pub fn push(&mut self, owner: Owner, item: Item) -> usize {
+    /// Adds an item.
+    pub fn push(&mut self, owner: Owner, item: Item) {
         match self.waiting.iter_mut().find(|(other, _)| *other == owner) {
-            Some((_, items)) => {
-                items.push_back(item);
-                items.len()
-            }
-            None => {
-                self.waiting.push_back((owner, VecDeque::from([item])));
-                1
-            }
+            Some((_, items)) => items.push_back(item),
+            None => self.waiting.push_back((owner, VecDeque::from([item]))),
         }
+    }
+
+    /// How many items wait: of this owner, and of all.
+    pub fn waiting(&self, owner: &Owner) -> (usize, usize) {
+        let of = |(other, items): &(Owner, VecDeque<Item>)| if other == owner { items.len() } else { 0 };
+        (self.waiting.iter().map(of).sum(), self.waiting.iter().map(|(_, items)| items.len()).sum())
     }
 
     /// How long an owner has to wait for the next turn.

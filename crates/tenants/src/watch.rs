@@ -58,6 +58,8 @@ const LOOKS: usize = 64;
 /// Most events of one owner that wait for a look, and most kernel's threads that wait for their names. With more,
 /// discovery runs.
 const WAITING: usize = 256;
+/// Most events of all owners that wait for a look.
+const WAITING_ALL: usize = 4096;
 /// Looks into the events of one owner, and at the new processes, take at most one part in this of the time, once they
 /// have taken [`BURST`].
 const PART: u32 = 10;
@@ -130,7 +132,9 @@ pub struct Watcher {
     rules: Rules,
     /// Whether the event sources wake the watcher up.
     listening: bool,
-    /// Until when events are not read.
+    /// When events were last read.
+    read_at: Instant,
+    /// Until when no more events are read, because there were some, or because some have had no look yet.
     rests_until: Instant,
     /// Events that wait for a look. The owner of a process has its turn.
     turns: Turns<Account, Waiting>,
@@ -177,6 +181,7 @@ impl Watcher {
             bulk_cgroups: BTreeSet::new(),
             rules: Rules::default(),
             listening: false,
+            read_at: now,
             rests_until: now,
             turns: Turns::new(PART, BURST, None),
             unnamed: Vec::new(),
@@ -303,7 +308,7 @@ impl Watcher {
     /// Errors of the descriptors.
     pub fn take(&mut self) -> io::Result<Option<Change>> {
         self.read_timer()?;
-        self.gather();
+        self.read(Instant::now());
         let now = Instant::now();
         let told = match self.pending {
             Some((change, seen)) => (self.tells_at(seen) <= now).then_some(change),
@@ -320,11 +325,20 @@ impl Watcher {
     /// Reads the events since the last time, unless that was within [`GAP`]. Changes are told by [`Self::take`].
     pub fn gather(&mut self) {
         let now = Instant::now();
+        if now >= self.read_at + GAP {
+            self.read(now);
+        }
+    }
+
+    fn read(&mut self, now: Instant) {
         if now < self.rests_until {
             return;
         }
-        self.rests_until = now + GAP;
+        self.read_at = now;
         let changes = [self.libvirt_change(), self.process_change(now)];
+        if changes.iter().any(Option::is_some) {
+            self.rests_until = now + GAP;
+        }
         changes.into_iter().flatten().for_each(|change| self.notice(change, now));
         self.look_into(now);
     }
@@ -348,7 +362,7 @@ impl Watcher {
             self.enqueue(owner, waiting);
         }
         for _ in 0..LOOKS {
-            let Some((owner, waiting)) = self.turns.next(now) else { return };
+            let Some((owner, waiting)) = self.turns.next(now) else { break };
             let Waiting { event, came } = waiting;
             let start = Instant::now();
             if self.concerns(event) {
@@ -363,10 +377,16 @@ impl Watcher {
             }
             self.turns.charge(owner, start.elapsed(), now);
         }
+        if !self.unnamed.is_empty() || self.turns.due_in(now).is_some_and(|wait| wait.is_zero()) {
+            self.rests_until = now + GAP;
+        }
     }
 
     fn enqueue(&mut self, owner: Account, waiting: Waiting) {
-        if self.turns.push(owner, waiting) > WAITING {
+        let (own, all) = self.turns.waiting(&owner);
+        if own < WAITING && all < WAITING_ALL {
+            self.turns.push(owner, waiting);
+        } else {
             self.notice(Change::Seen, waiting.came);
         }
     }
@@ -488,6 +508,9 @@ impl Watcher {
                 return Some(Change::Lost);
             }
         };
+        if !events.is_empty() {
+            self.rests_until = now + GAP;
+        }
         let mut seen = None;
         for event in events {
             match self.owner(event) {

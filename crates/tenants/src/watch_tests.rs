@@ -148,3 +148,22 @@ fn a_vhost_worker_without_its_name_is_looked_at_again() {
     watcher.look_into(now);
     assert!(watcher.newcomers().is_empty() && watcher.unnamed.is_empty());
 }
+
+#[test]
+fn a_watcher_without_events_waits_for_the_next_one_and_rests_after_one() {
+    let host = common::Host::new();
+    let mut watcher = watcher_of(&host);
+    // This machine's own events.
+    watcher.connector = None;
+    watcher.take().unwrap();
+    assert!(watcher.listening && watcher.rests_until <= watcher.read_at, "it would wake up without a reason");
+    let rests = |watcher: &Watcher| watcher.rests_until > watcher.read_at;
+    for pid in 1000..1000 + i32::try_from(LOOKS).unwrap() + 1 {
+        execs(&mut watcher, &Account::System, pid);
+    }
+    watcher.take().unwrap();
+    assert!(rests(&watcher) && !watcher.listening && watcher.news.len() == LOOKS);
+    std::thread::sleep(GAP);
+    watcher.take().unwrap();
+    assert!(!rests(&watcher) && watcher.listening && watcher.news.len() == LOOKS + 1);
+}
