@@ -397,7 +397,7 @@ mod tests {
         fs::write(process.join("task"), "").unwrap();
         let devices = |own: &[u32], cgroup: &str| {
             fs::write(process.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
-            Census::of_devices(proc.path(), own, 100).incomplete
+            Census::of_devices(proc.path(), own, 100, &mut || ()).incomplete
         };
         for other in ["/", "/system.slice/a.service", "/user.slice/ontime-device@x.service"] {
             assert_eq!(devices(&[], other), None, "{other}");
