@@ -40,9 +40,9 @@ pub struct Discovery {
     pub problems: Vec<Problem>,
     /// Why existing tenants or threads may be missing: reading failed although they may still run.
     pub incomplete: Option<String>,
-    /// The host's container daemons, which tell where containers' names are.
+    /// The host's container daemons (processes), which tell where the names of containers are.
     #[serde(skip)]
-    pub(crate) runtimes: BTreeSet<i32>,
+    pub runtimes: BTreeSet<i32>,
     /// Time spent reading, per account.
     #[serde(skip)]
     pub costs: Costs,
