@@ -35,6 +35,7 @@ files=$work/out/files image=$work/image
 mkdir -p "$files/bin" "$files/cni" "$image/root/bin"
 cp "$programs/kubelet" "$programs/ontime-dra" "$debian/usr/bin/containerd" "$debian/usr/bin/containerd-shim-runc-v2" \
     "$debian/usr/bin/ctr" "$debian/usr/sbin/runc" "$files/bin"
+cp -L "$busybox" "$files/bin/busybox"
 for plugin in bridge host-local loopback; do cp "$debian/usr/lib/cni/$plugin" "$files/cni"; done
 
 # The image of the pods' containers and of their pause container, in the format of `docker save`.
@@ -60,6 +61,9 @@ users: [{name: lab, user: {token: administrator}}]
 contexts: [{name: lab, context: {cluster: lab, user: lab}}]
 FILE
 cp lab/tests/kubelet-node.sh "$files"
+# The driver's arguments are the DaemonSet's.
+sed -n 's/^ *args: \[\(.*\)\]$/\1/p' dra/manifests/daemonset.yaml | tr -d ',' > "$files/daemonset.args"
+[ -s "$files/daemonset.args" ] || { echo "kubelet-test: no args: [...] in the DaemonSet's manifest" >&2; exit 1; }
 date +%s > "$files/now"
 "$ontime-lab" run --out "$work/out" --memory 6144 --timeout "${TIMEOUT:-7200}" --silence 600 \
     --client "exec sh '$PWD/lab/tests/kubelet-cluster.sh' '$programs' '$PWD'" -- sh /lab/kubelet-node.sh

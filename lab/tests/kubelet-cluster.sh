@@ -67,6 +67,10 @@ running control-loop pod
 within 60 "the VM's pod is applied" kubectl apply -f "$repository/lab/tests/kubelet-vm.yaml"
 running virt-launcher vm
 within 3600 "the places are checked" test -e checked
+within 3600 "kubelet and the driver have restarted" test -e restarted
+step="no container has restarted"
+restarts='{range .items[*]}{.status.phase} {.status.containerStatuses[0].restartCount} {end}'
+[ "$(kubectl get pods -o "jsonpath=$restarts")" = "Running 0 Running 0 " ]
 within 600 "the pods are deleted" kubectl delete --ignore-not-found --grace-period=1 pod control-loop virt-launcher
 within 3600 "their CPU time is free" test -e free
 within 60 "a pod with two claims is applied" kubectl apply -f "$repository/lab/tests/kubelet-refused.yaml"

@@ -2,15 +2,16 @@
 # In the emulated host (cgroup v2, PREEMPT_RT): a node with the daemon, Debian's containerd and runc, kubelet and the
 # driver. The control plane is at the clients' side (kubelet-cluster.sh), which applies a pod with CPU time and one that
 # runs a VM, and says in /lab/pod and /lab/vm which containers run. The trace must show that their threads get their
-# places within LIMIT_MS (50) of their start. Then deleted pods must leave nothing reserved, and a claim that the driver
-# refuses must show its reason. /lab has bin, cni, image.tar, kubeconfig, and the time.
+# places within LIMIT_MS (50) of their start. They must keep places and CPU time while kubelet and the driver restart.
+# Then deleted pods must leave nothing reserved, and a claim that the driver refuses must show its reason. /lab has bin,
+# cni, image.tar, kubeconfig, the DaemonSet's arguments, and the time.
 set -eu
 export PATH=/run/node/bin:$PATH
 limit=${LIMIT_MS:-50} failed='' pids=''
 starts() { # LOG PROGRAM ARGUMENTS...
     log=$1
     shift
-    "$@" > "/lab/$log.log" 2>&1 &
+    "$@" >> "/lab/$log.log" 2>&1 &
     pids="$pids $!"
 }
 uptime_s() { cut -d. -f1 /proc/uptime; }
@@ -94,9 +95,26 @@ starts containerd containerd --config /run/node/containerd.toml
 within 300 "containerd answers" answers ctr version
 ctr --namespace k8s.io images import /lab/image.tar
 within 1800 "the control plane answers" test -e /lab/ready
-starts kubelet kubelet --config /run/node/kubelet.yaml --kubeconfig /lab/kubeconfig --hostname-override node-1 \
-    --node-ip 10.1.0.9 --cert-dir /run/node/pki --v=2
-starts ontime-dra ontime-dra --node node-1 --kubeconfig /lab/kubeconfig --lease 60s --interval 5s --v=2
+kubelet_runs() {
+    starts kubelet kubelet --config /run/node/kubelet.yaml --kubeconfig /lab/kubeconfig --hostname-override node-1 \
+        --node-ip 10.1.0.9 --cert-dir /run/node/pki --v=2
+    kubelet=$!
+}
+# With the DaemonSet's arguments and variables, and what differs here: a kubeconfig in place of a service account, and a
+# shorter lease.
+driver_runs() {
+    # shellcheck disable=SC2046
+    starts ontime-dra env NODE_NAME=node-1 CLASS_NAMESPACES= PINNED_CPUS= ontime-dra $(cat /lab/daemonset.args) \
+        --kubeconfig /lab/kubeconfig --lease 60s --interval 5s
+    driver=$!
+}
+ends() { # PID: ends a program as its service would be stopped, and waits for its end
+    pids=$(echo "$pids" | sed "s/ $1\b//")
+    kill "$1"
+    wait "$1" || true
+}
+kubelet_runs
+driver_runs
 
 first() { # PATTERN: the time of the first such line of the trace, s
     awk -v pattern="$1" '$0 ~ pattern {
@@ -140,6 +158,39 @@ echo "main thread: $(chrt -p "$main" | tr '\n' ' ')"
 requested() { ontime top --once --interval 0.1 > /run/node/top && grep '^requested: dra-' /run/node/top; }
 requested
 touch /lab/checked
+
+# kubelet and the driver restart while the pods run: containers, places and reservations stay. The driver's lease is
+# 60 s, so after 90 s only a driver that knows its claims again has kept them.
+state() {
+    requested | sed 's/, [0-9]* s left$//' | sort
+    for file in /lab/pod /lab/vm; do
+        main=$(container "$file")
+        echo "$main $(chrt -p "$main" | tr '\n' ' ')"
+    done
+}
+state > /run/node/before
+for program in kubelet driver; do
+    case $program in
+    kubelet)
+        ends "$kubelet"
+        kubelet_runs
+        within 600 "the new kubelet answers" answers busybox wget -q -O /dev/null http://127.0.0.1:10248/healthz
+        ;;
+    driver)
+        ends "$driver"
+        driver_runs
+        ;;
+    esac
+    sleep 90
+    state > /run/node/after
+    if ! cmp /run/node/before /run/node/after; then
+        echo "FAILED: after a restart of $program another state than before:"
+        cat /run/node/before /run/node/after
+        exit 1
+    fi
+    echo "after a restart of $program the places and the reservations are as before"
+done
+touch /lab/restarted
 
 # The control plane deletes both pods.
 nothing_requested() { ontime top --once --interval 0.1 > /run/node/top && ! grep -q '^requested: dra-' /run/node/top; }

@@ -182,15 +182,29 @@ fn merge(earlier: Report, mut later: Report) -> Report {
 /// [`JournalError`] if the originals could not be stored; then nothing was changed. A knob that cannot be set is not an
 /// error of the pass, but an item of the report.
 pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Report, JournalError> {
-    journal.update_processes(plan.settings.iter().map(|setting| &setting.knob))?;
-    let mut report = Report { findings: plan.findings.clone(), ..Report::default() };
+    let report = set(host, &plan.settings, journal, true)?;
+    Ok(Report { findings: plan.findings.clone(), ..report })
+}
+
+/// Makes these settings beside those that are in force, as [`apply`] does, and restores no knob.
+///
+/// # Errors
+/// [`JournalError`], as [`apply`].
+pub fn add(host: &dyn Host, settings: &[Setting], journal: &mut Journal) -> Result<Report, JournalError> {
+    set(host, settings, journal, false)
+}
+
+/// `whole`: stored knobs that are not in these settings are restored.
+fn set(host: &dyn Host, settings: &[Setting], journal: &mut Journal, whole: bool) -> Result<Report, JournalError> {
+    journal.update_processes(settings.iter().map(|setting| &setting.knob))?;
+    let mut report = Report::default();
     let mut pending: Vec<(&Setting, Value)> = Vec::new();
     let mut originals = Vec::new();
     // A knob that this pass restores counts as missing for its dependents, as a knob that cannot be set does.
-    let wanted = wanted(plan.settings.iter());
-    let mut missing: BTreeSet<String> =
-        journal.entries().iter().map(|entry| entry.knob.key()).filter(|key| !wanted.contains(key)).collect();
-    for setting in &plan.settings {
+    let wanted = wanted(settings.iter());
+    let unwanted = journal.entries().iter().map(|entry| entry.knob.key()).filter(|key| !wanted.contains(key));
+    let mut missing: BTreeSet<String> = unwanted.filter(|_| whole).collect();
+    for setting in settings {
         match host.read(&setting.knob) {
             Ok(found) => {
                 let as_wanted = found == setting.value;
@@ -225,8 +239,10 @@ pub fn apply(host: &dyn Host, plan: &Plan, journal: &mut Journal) -> Result<Repo
     }
     let kept_now: BTreeSet<String> = originals.iter().map(|original| original.knob.key()).collect();
     journal.store(originals)?;
-    let stands = plan.settings.iter().filter(|set| set.lacks(&missing).is_none() || kept_now.contains(&set.knob.key()));
-    release(host, stands, journal, &mut report)?;
+    if whole {
+        let stands = settings.iter().filter(|set| set.lacks(&missing).is_none() || kept_now.contains(&set.knob.key()));
+        release(host, stands, journal, &mut report)?;
+    }
     let mut refused = BTreeSet::new();
     for (setting, found) in pending {
         let done = match setting.lacks(&missing) {

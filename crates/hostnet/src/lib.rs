@@ -35,7 +35,7 @@ mod tap;
 pub use ontime_base::cpus;
 
 pub use apply::{
-    ConvergeError, Counts, Done, Drift, Item, Report, accepting, adopt, apply, converge, drift, give_back, reset,
+    ConvergeError, Counts, Done, Drift, Item, Report, accepting, add, adopt, apply, converge, drift, give_back, reset,
 };
 pub use cpus::CpuSet;
 pub use doctor::{Check, Diagnosis, Probes, State, examine};

@@ -3,6 +3,7 @@
 //! Input: a [`Sources`] with the roots of `/proc`, `/run/libvirt`, `/sys`. Output: processes, kernel threads and
 //! threads, read once each. Processes that vanish meanwhile are omitted; this is no error.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -30,6 +31,8 @@ const MARGIN: u64 = 2;
 const PROBED: usize = 16;
 /// How long a process is new, seconds: a guest of an unknown monitor may take as long until it has run.
 const LATELY: u64 = 120;
+/// How many processes are read in one go.
+const BATCH: usize = 16;
 /// Most children of a process that are looked at.
 const CHILDREN: usize = 64;
 
@@ -300,28 +303,34 @@ pub(crate) struct Processes {
 }
 
 impl Processes {
-    pub(crate) fn read(sources: &Sources) -> io::Result<Self> {
-        limit_waits(|| Self::read_all(sources))
-    }
-
-    fn read_all(sources: &Sources) -> io::Result<Self> {
+    /// All processes. Calls `between` after each [`BATCH`] of them.
+    pub(crate) fn read(sources: &Sources, between: &mut dyn FnMut()) -> io::Result<Self> {
         let mut all = Self::default();
-        for pid in files::numbers(&files::directory(&sources.proc)?) {
-            let dir = match files::directory(sources.process_dir(pid)) {
-                Ok(dir) => dir,
-                // With the mount option hidepid=1 not even the directory may be opened.
-                Err(error) => {
-                    all.refused(pid, error);
-                    continue;
-                }
-            };
-            match files::link_at(&dir, "exe") {
-                Ok(executable) => all.user.push(Process::read(pid, executable, &dir)),
-                Err(Errno::NOENT) => all.without_program(sources, pid, &dir),
-                Err(error) => all.refused(pid, error),
-            }
+        for batch in files::numbers(&files::directory(&sources.proc)?).chunks(BATCH) {
+            limit_waits(|| batch.iter().for_each(|pid| all.add(sources, *pid)));
+            between();
         }
         Ok(all)
+    }
+
+    /// These processes alone.
+    pub(crate) fn of(sources: &Sources, pids: &BTreeSet<i32>) -> Self {
+        let mut these = Self::default();
+        limit_waits(|| pids.iter().for_each(|pid| these.add(sources, *pid)));
+        these
+    }
+
+    fn add(&mut self, sources: &Sources, pid: i32) {
+        let dir = match files::directory(sources.process_dir(pid)) {
+            Ok(dir) => dir,
+            // With the mount option hidepid=1 not even the directory may be opened.
+            Err(error) => return self.refused(pid, error),
+        };
+        match files::link_at(&dir, "exe") {
+            Ok(executable) => self.user.push(Process::read(pid, executable, &dir)),
+            Err(Errno::NOENT) => self.without_program(sources, pid, &dir),
+            Err(error) => self.refused(pid, error),
+        }
     }
 
     /// Takes in a kernel thread, or a process whose main thread has ended while others live: the first of these tells
@@ -377,7 +386,7 @@ mod tests {
     #[test]
     fn a_real_process_is_read_without_its_main_thread() {
         let (child, host) = (without_main_thread(), Sources::host());
-        let processes = Processes::read(&host).unwrap();
+        let processes = Processes::read(&host, &mut || ()).unwrap();
         let found = processes.user.iter().find(|process| process.pid == child.0).unwrap();
         let own = std::env::current_exe().unwrap();
         assert_eq!(found.executable, own.to_string_lossy());

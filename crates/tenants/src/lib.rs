@@ -9,7 +9,7 @@
 //! | `rules`, `users` | which tenant has which class |
 //! | `discover`, `host`, `devices` | finding tenants; reading a host; which device process serves which VM |
 //! | `budget` | limits on the time that discovery spends on other users' processes |
-//! | `watch`, `connector` | notification of changes |
+//! | `watch`, `connector`, `turns` | notification of changes, and of new processes and threads by turns |
 //! | `libvirt`, `vmm`, `qmp`, `container`, `vnic`, `tap`, `peers` | one source of information each |
 //! | `namespace` | running code in a tenant's network namespace |
 //! | `ownership`, `conflict`, `problem` | who sets a thread's policy; conflicts with the priority table; problems |
@@ -40,6 +40,7 @@ pub mod rules;
 pub mod tap;
 #[cfg(test)]
 mod testing;
+pub mod turns;
 pub mod users;
 pub mod vmm;
 pub mod vnic;
@@ -53,7 +54,7 @@ pub use clock::ProcessClock;
 pub use config::ConfigError;
 pub use conflict::Conflict;
 pub use cpus::CpuSet;
-pub use discover::{Discovery, discover};
+pub use discover::{Discovery, discover, discover_between, newcomers};
 pub use host::Sources;
 pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole, Vnic};
 pub use ownership::{Owner, owner, wanted};

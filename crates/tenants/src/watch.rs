@@ -1,7 +1,8 @@
 //! Notification when tenants or their threads appear or disappear, without polling.
 //!
 //! Input: process events from the kernel ([`crate::connector`]) and changes in libvirt's directory (inotify). Output: a
-//! descriptor that becomes readable when discovery should run again. While nothing changes, no code runs.
+//! descriptor that becomes readable when discovery should run again, and the new processes of real-time tenants, which
+//! need not wait for that ([`Watcher::newcomers`]). While nothing changes, no code runs.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
@@ -21,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,7 +33,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use crate::budget::{Item, limits};
+use crate::budget::{Account, Item, limits};
 use crate::class::{Class, Policy};
 use crate::connector::{Connector, Event};
 use crate::container;
@@ -44,10 +46,24 @@ use crate::problem::{Problem, ProblemKind};
 use crate::proc;
 use crate::remedy;
 use crate::rules::Rules;
+use crate::turns::Turns;
 use crate::vmm::{self, Vmm};
 
 /// Delay from the first sign of a change to the notification: threads of one VM appear within this time.
 pub(crate) const SETTLE: Duration = Duration::from_millis(30);
+/// The time from one reading of events to the next: a bound on wake-ups, however many programs start on the host.
+const GAP: Duration = Duration::from_millis(2);
+/// Most events that are looked into in one reading.
+const LOOKS: usize = 64;
+/// Most events of one owner that wait for a look, and most kernel's threads that wait for their names. With more,
+/// discovery runs.
+const WAITING: usize = 256;
+/// Most events of all owners that wait for a look.
+const WAITING_ALL: usize = 4096;
+/// Looks into the events of one owner, and at the new processes, take at most one part in this of the time, once they
+/// have taken [`BURST`].
+const PART: u32 = 10;
+const BURST: Duration = Duration::from_millis(100);
 /// Least time between two notifications, so that many changes cost a bounded share of a CPU.
 pub const SPACING: Duration = Duration::from_millis(200);
 /// Interval of additional discoveries if process events are available.
@@ -86,6 +102,13 @@ struct Named {
     placed: BTreeSet<i32>,
 }
 
+/// An event that waits for a look, and when it came.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    event: Event,
+    came: Instant,
+}
+
 /// Tells when to run discovery again. Its descriptor is readable when [`Watcher::take`] has something to process.
 #[derive(Debug)]
 pub struct Watcher {
@@ -102,12 +125,25 @@ pub struct Watcher {
     /// Whether `libvirt` itself is watched, and not a directory above it.
     libvirt_there: bool,
     followed: BTreeSet<i32>,
+    /// The followed processes of real-time tenants, and the account of each.
+    rt: BTreeMap<i32, Account>,
     named: BTreeMap<i32, Named>,
     bulk_cgroups: BTreeSet<String>,
     rules: Rules,
-    /// Whether a change was seen and is settling.
-    gathering: bool,
-    pending: Option<Change>,
+    /// Whether the event sources wake the watcher up.
+    listening: bool,
+    /// When events were last read.
+    read_at: Instant,
+    /// Until when no more events are read, because there were some, or because some have had no look yet.
+    rests_until: Instant,
+    /// Events that wait for a look. The owner of a process has its turn.
+    turns: Turns<Account, Waiting>,
+    /// New threads of the kernel that still had their creators' names.
+    unnamed: Vec<(Account, Waiting)>,
+    /// New processes and kernel threads of real-time tenants, or that may become such.
+    news: BTreeMap<i32, Account>,
+    /// What was seen, and when.
+    pending: Option<(Change, Instant)>,
     last_told: Option<Instant>,
     next_rescan: Instant,
     look_again: Duration,
@@ -128,6 +164,7 @@ impl Watcher {
             Err(error) => (None, Some(without_events("there are no process events", &error))),
         };
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let now = Instant::now();
         let mut watcher = Self {
             epoll,
             timer,
@@ -139,18 +176,24 @@ impl Watcher {
             libvirt: sources.libvirt.clone(),
             libvirt_there: false,
             followed: BTreeSet::new(),
+            rt: BTreeMap::new(),
             named: BTreeMap::new(),
             bulk_cgroups: BTreeSet::new(),
             rules: Rules::default(),
-            gathering: true,
+            listening: false,
+            read_at: now,
+            rests_until: now,
+            turns: Turns::new(PART, BURST, None),
+            unnamed: Vec::new(),
+            news: BTreeMap::new(),
             pending: None,
             last_told: None,
-            next_rescan: Instant::now(),
+            next_rescan: now,
             look_again: LOOK_AGAIN,
         };
+        watcher.next_rescan += watcher.rescan();
         watcher.watch_libvirt();
-        watcher.tell(Change::Rescan)?;
-        watcher.last_told = None;
+        watcher.arm(now)?;
         Ok(watcher)
     }
 
@@ -173,6 +216,14 @@ impl Watcher {
         let threads = followed.iter().flat_map(|tenant| &tenant.threads);
         let processes: BTreeSet<i32> =
             threads.map(|thread| thread.id.pid).chain(followed.iter().map(|tenant| tenant.process.pid)).collect();
+        let is_rt = |tenant: &&&Tenant| tenant.class != Class::Bulk;
+        let account =
+            |tenant: &Tenant| Account::Container(tenant.cgroup.clone().unwrap_or_else(|| tenant.name.clone()));
+        let of = |tenant: &&Tenant| {
+            let (account, threads) = (account(tenant), tenant.threads.iter().map(|thread| thread.id.pid));
+            threads.chain([tenant.process.pid]).map(move |pid| (pid, account.clone())).collect::<Vec<_>>()
+        };
+        self.rt = followed.iter().filter(is_rt).flat_map(of).collect();
         self.named = followed.iter().filter_map(|tenant| Some((tenant.process.pid, self.named(tenant)?))).collect();
         self.bulk_cgroups = ignored.iter().filter_map(|tenant| tenant.cgroup.clone()).collect();
         let mut unheard = false;
@@ -185,7 +236,10 @@ impl Watcher {
                     self.connector = None;
                 }
             }
-            unheard = processes.difference(&self.followed).any(|pid| self.changed(*pid, found));
+            let changed: Vec<i32> = processes.difference(&self.followed).copied().collect();
+            let changed: Vec<i32> = changed.into_iter().filter(|pid| self.changed(*pid, found)).collect();
+            unheard = !changed.is_empty();
+            self.news.extend(changed.iter().filter_map(|pid| Some((*pid, self.rt.get(pid)?.clone()))));
             self.followed = processes;
         }
         if unheard {
@@ -250,62 +304,134 @@ impl Watcher {
 
     /// Processes what made the descriptor readable. Returns a change after it has settled. Never blocks.
     ///
-    /// The first event disables the event sources for [`SETTLE`]; then all events are processed together. So this wakes
-    /// up at most once in that time, however many programs start on the host.
-    ///
     /// # Errors
     /// Errors of the descriptors.
     pub fn take(&mut self) -> io::Result<Option<Change>> {
-        let due = self.timer_is_due()?;
-        if !self.gathering {
-            if due {
-                return self.tell(Change::Rescan).map(Some);
-            }
-            self.listen(false)?;
-            self.arm(SETTLE)?;
-            return Ok(None);
+        self.read_timer()?;
+        self.read(Instant::now());
+        let now = Instant::now();
+        let told = match self.pending {
+            Some((change, seen)) => (self.tells_at(seen) <= now).then_some(change),
+            None => (self.next_rescan <= now).then_some(Change::Rescan),
+        };
+        if told.is_some() {
+            (self.pending, self.last_told) = (None, Some(now));
+            self.next_rescan = now + self.rescan();
         }
-        if !due {
-            return Ok(None);
-        }
-        let seen = [self.libvirt_change(), self.process_change()];
-        self.pending = seen.into_iter().flatten().chain(self.pending).max();
-        let too_soon = SPACING.saturating_sub(self.last_told.map_or(SPACING, |told| told.elapsed()));
-        match self.pending {
-            Some(_) if !too_soon.is_zero() => self.arm(too_soon)?,
-            Some(change) => return self.tell(change).map(Some),
-            None => {
-                self.listen(true)?;
-                self.arm(self.next_rescan.saturating_duration_since(Instant::now()).max(SETTLE))?;
-            }
-        }
-        Ok(None)
+        self.arm(now)?;
+        Ok(told)
     }
 
-    fn tell(&mut self, change: Change) -> io::Result<Change> {
-        self.pending = None;
-        self.last_told = Some(Instant::now());
-        self.listen(true)?;
-        self.rescan_in(self.rescan())?;
-        Ok(change)
+    /// Reads the events since the last time, unless that was within [`GAP`]. Changes are told by [`Self::take`].
+    pub fn gather(&mut self) {
+        let now = Instant::now();
+        if now >= self.read_at + GAP {
+            self.read(now);
+        }
+    }
+
+    fn read(&mut self, now: Instant) {
+        if now < self.rests_until {
+            return;
+        }
+        self.read_at = now;
+        let changes = [self.libvirt_change(), self.process_change(now)];
+        if changes.iter().any(Option::is_some) {
+            self.rests_until = now + GAP;
+        }
+        changes.into_iter().flatten().for_each(|change| self.notice(change, now));
+        self.look_into(now);
+    }
+
+    /// New processes and kernel threads that are, or may be, of real-time tenants, each with the account to which the
+    /// look at it is to be charged ([`Self::charge`]). A number may mean another process by now.
+    pub fn newcomers(&mut self) -> BTreeMap<i32, Account> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// A look at newcomers of these accounts has taken this long.
+    pub fn charge<'a>(&mut self, accounts: impl Iterator<Item = &'a Account>, took: Duration) {
+        let accounts: BTreeSet<&Account> = accounts.collect();
+        let each = took / u32::try_from(accounts.len().max(1)).unwrap_or(u32::MAX);
+        accounts.into_iter().for_each(|account| self.turns.charge(account.clone(), each, Instant::now()));
+    }
+
+    /// Looks into events by turns.
+    fn look_into(&mut self, now: Instant) {
+        for (owner, waiting) in std::mem::take(&mut self.unnamed) {
+            self.enqueue(owner, waiting);
+        }
+        for _ in 0..LOOKS {
+            let Some((owner, waiting)) = self.turns.next(now) else { break };
+            let Waiting { event, came } = waiting;
+            let start = Instant::now();
+            if self.concerns(event) {
+                self.notice(Change::Seen, now);
+                self.news.extend(self.newcomer(event).map(|pid| (pid, owner.clone())));
+            } else if self.is_unnamed(event) && now < came + SETTLE {
+                if self.unnamed.len() < WAITING {
+                    self.unnamed.push((owner.clone(), waiting));
+                } else {
+                    self.notice(Change::Seen, now);
+                }
+            }
+            self.turns.charge(owner, start.elapsed(), now);
+        }
+        if !self.unnamed.is_empty() || self.turns.due_in(now).is_some_and(|wait| wait.is_zero()) {
+            self.rests_until = now + GAP;
+        }
+    }
+
+    fn enqueue(&mut self, owner: Account, waiting: Waiting) {
+        let (own, all) = self.turns.waiting(&owner);
+        if own < WAITING && all < WAITING_ALL {
+            self.turns.push(owner, waiting);
+        } else {
+            self.notice(Change::Seen, waiting.came);
+        }
+    }
+
+    fn notice(&mut self, change: Change, now: Instant) {
+        let (before, since) = self.pending.unwrap_or((change, now));
+        self.pending = Some((before.max(change), since));
+    }
+
+    /// When a change that was seen at this time is told.
+    fn tells_at(&self, seen: Instant) -> Instant {
+        (seen + SETTLE).max(self.last_told.map_or(seen, |told| told + SPACING))
     }
 
     fn rescan(&self) -> Duration {
         if self.connector.is_some() { RESCAN } else { RESCAN_BLIND }
     }
 
-    /// While a change settles, the timer belongs to it; the timer is armed for the rescan afterwards.
     fn rescan_in(&mut self, time: Duration) -> io::Result<()> {
-        self.next_rescan = Instant::now() + time;
-        if self.gathering { Ok(()) } else { self.arm(time) }
+        let now = Instant::now();
+        self.next_rescan = now + time;
+        self.arm(now)
+    }
+
+    /// Sets the timer to the next thing to do. While events are not read, their sources wake nobody up.
+    fn arm(&mut self, now: Instant) -> io::Result<()> {
+        let rests = now < self.rests_until;
+        let turn = if self.unnamed.is_empty() { self.turns.due_in(now).map(|wait| now + wait) } else { Some(now) };
+        let gather = turn.or(rests.then_some(now)).map(|at| at.max(self.rests_until));
+        let tell = self.pending.map_or(self.next_rescan, |(_, seen)| self.tells_at(seen));
+        self.listen(!rests)?;
+        // Zero would stop the timer.
+        let wait = gather.map_or(tell, |at| at.min(tell)).saturating_duration_since(now).max(Duration::from_nanos(1));
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spec = Itimerspec { it_interval: zero, it_value: timespec(wait) };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
+        Ok(())
     }
 
     /// Enables or disables the event sources.
     fn listen(&mut self, open: bool) -> io::Result<()> {
-        if self.gathering != open {
+        if self.listening == open {
             return Ok(());
         }
-        self.gathering = !open;
+        self.listening = open;
         for fd in [Some(self.inotify.as_fd()), self.connector.as_ref().map(AsFd::as_fd)].into_iter().flatten() {
             if open {
                 epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
@@ -316,18 +442,10 @@ impl Watcher {
         Ok(())
     }
 
-    fn arm(&self, after: Duration) -> io::Result<()> {
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let spec = Itimerspec { it_interval: zero, it_value: timespec(after) };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
-        Ok(())
-    }
-
-    fn timer_is_due(&self) -> io::Result<bool> {
+    fn read_timer(&self) -> io::Result<()> {
         let mut count = [0u8; 8];
         match rustix::io::read(&self.timer, &mut count) {
-            Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -379,7 +497,8 @@ impl Watcher {
         change
     }
 
-    fn process_change(&mut self) -> Option<Change> {
+    /// Reads process events: those that need a look wait for it.
+    fn process_change(&mut self, now: Instant) -> Option<Change> {
         let events = match self.connector.as_ref()?.take() {
             Ok(Some(events)) => events,
             Ok(None) => return Some(Change::Lost),
@@ -389,8 +508,53 @@ impl Watcher {
                 return Some(Change::Lost);
             }
         };
-        let news = self.pending.is_none() && events.iter().any(|event| self.concerns(*event));
-        news.then_some(Change::Seen)
+        if !events.is_empty() {
+            self.rests_until = now + GAP;
+        }
+        let mut seen = None;
+        for event in events {
+            match self.owner(event) {
+                Some(owner) => self.enqueue(owner, Waiting { event, came: now }),
+                None => seen = seen.or(self.concerns(event).then_some(Change::Seen)),
+            }
+        }
+        seen
+    }
+
+    /// Whose turn a look into an event is. None: it needs no look.
+    fn owner(&self, event: Event) -> Option<Account> {
+        let pid = match event {
+            Event::Fork { parent: KTHREADD, .. } => return Some(Account::System),
+            Event::Fork { child: pid, .. } | Event::Comm { pid, .. } | Event::Exec { pid } => pid,
+            Event::Exit { .. } => return None,
+        };
+        Some(self.rt.get(&pid).cloned().unwrap_or_else(|| self.account(pid)))
+    }
+
+    /// The user of a process, or of root's processes the container.
+    fn account(&self, pid: i32) -> Account {
+        let dir = self.proc.join(pid.to_string());
+        match std::fs::metadata(&dir).map_or(u32::MAX, |dir| dir.uid()) {
+            0 => {
+                let path = std::fs::read(dir.join("cgroup")).ok().and_then(|text| proc::parse_cgroup(&text));
+                let container = path.as_deref().and_then(container::of_path);
+                container.map_or(Account::System, |container| Account::Container(container.cgroup))
+            }
+            user => Account::User(user),
+        }
+    }
+
+    /// The process or kernel thread to which an event that concerns tenants calls for a look.
+    fn newcomer(&self, event: Event) -> Option<i32> {
+        match event {
+            Event::Fork { parent: KTHREADD, tid, .. } => Some(tid),
+            Event::Fork { parent, child, .. } => {
+                (self.rt.contains_key(&parent) || self.rt.contains_key(&child)).then_some(child)
+            }
+            Event::Comm { pid, .. } => self.rt.contains_key(&pid).then_some(pid),
+            Event::Exec { pid } => Some(pid),
+            Event::Exit { .. } => None,
+        }
     }
 
     fn concerns(&self, event: Event) -> bool {
@@ -421,6 +585,17 @@ impl Watcher {
             // It has already ended.
             Err(error) => !matches!(error, Errno::NOENT | Errno::SRCH),
         }
+    }
+
+    /// Whether a new thread of the kernel still has its creator's name. There is no event when it gets its own.
+    fn is_unnamed(&self, event: Event) -> bool {
+        let Event::Fork { parent, child, tid } = event else { return false };
+        let text = files::read_at(CWD, self.proc.join(format!("{child}/task/{tid}/stat")));
+        let stat = text.ok().and_then(|text| proc::parse_stat(&text));
+        stat.is_some_and(|stat| match parent {
+            KTHREADD => stat.comm == "kthreadd",
+            _ => stat.is_user_worker() && !stat.comm.starts_with("iou-"),
+        })
     }
 
     fn vmm(&self, pid: i32) -> Option<Vmm> {

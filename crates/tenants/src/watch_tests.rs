@@ -83,3 +83,87 @@ fn a_directory_that_is_there_and_is_not_watched_is_told() {
     assert_eq!(untold(absent), 1, "a link to itself");
     assert!(unwatchable(Path::new("/run"), Errno::NOSPC).contains("fs.inotify.max_user_watches"));
 }
+
+/// A watcher of a host with an RT VM 100 and 300 programs of containers.
+fn watcher_of(host: &common::Host) -> Watcher {
+    let text = "[[tenant]]\nname = \"a\"\nclass = \"rt\"\n";
+    let rules = Rules::parse(&[crate::config::Text::new("/etc/ontime/tenants.toml", text)]).unwrap();
+    host.vm(100, "a", "/a");
+    let mut watcher = Watcher::new(&host.sources()).unwrap();
+    watcher.follow(&discover(&host.sources(), &rules), &rules).unwrap();
+    for pid in 1000..1300 {
+        host.process(pid, "/bin/program", &format!("/docker/{:064x}", pid), 0, &["program"]);
+    }
+    watcher
+}
+
+fn execs(watcher: &mut Watcher, owner: &Account, pid: i32) {
+    watcher.enqueue(owner.clone(), Waiting { event: Event::Exec { pid }, came: Instant::now() });
+}
+
+#[test]
+fn a_burst_of_one_owner_keeps_no_other_owners_newcomer_waiting() {
+    let host = common::Host::new();
+    let mut watcher = watcher_of(&host);
+    let [hostile, other] = [Account::User(1000), Account::Container("/other".to_owned())];
+    (1000..1299).for_each(|pid| execs(&mut watcher, &hostile, pid));
+    assert!(watcher.pending.is_some(), "what the queue does not take is left to a discovery");
+    execs(&mut watcher, &other, 1299);
+    let start = Instant::now();
+    watcher.look_into(start);
+    let news = watcher.newcomers();
+    assert!(news.get(&1299) == Some(&other) && news.len() == LOOKS, "{news:?}");
+    // An owner whose looks have taken too long waits; the others do not.
+    watcher.charge([&hostile].into_iter(), Duration::from_secs(60));
+    execs(&mut watcher, &other, 1299);
+    watcher.look_into(start);
+    assert!(watcher.newcomers().into_keys().eq([1299]));
+}
+
+#[test]
+fn a_vhost_worker_without_its_name_is_looked_at_again() {
+    let host = common::Host::new();
+    let mut watcher = watcher_of(&host);
+    let now = Instant::now();
+    for (child, tid, before, flags, after, pid) in [
+        (100, 150, "qemu-system-x86", common::PF_USER_WORKER, "vhost-100", 100),
+        (151, 151, "kthreadd", common::PF_KTHREAD, "vhost-100", 151),
+    ] {
+        host.thread(child, tid, before, flags);
+        std::fs::write(host.path(&format!("proc/{child}/comm")), before).unwrap();
+        let parent = if child == tid { KTHREADD } else { 1 };
+        let event = Event::Fork { parent, child, tid };
+        let owner = watcher.owner(event).unwrap();
+        watcher.enqueue(owner, Waiting { event, came: now });
+        watcher.look_into(now);
+        assert!(watcher.newcomers().is_empty() && watcher.unnamed.len() == 1, "{before}");
+        host.thread(child, tid, after, flags);
+        std::fs::write(host.path(&format!("proc/{child}/comm")), after).unwrap();
+        watcher.look_into(now);
+        assert!(watcher.newcomers().into_keys().eq([pid]) && watcher.unnamed.is_empty(), "{after}");
+    }
+    // Threads of QEMU's own pool never get a place, and are not looked at twice.
+    host.thread(100, 160, "worker", 0);
+    watcher.enqueue(Account::System, Waiting { event: Event::Fork { parent: 1, child: 100, tid: 160 }, came: now });
+    watcher.look_into(now);
+    assert!(watcher.newcomers().is_empty() && watcher.unnamed.is_empty());
+}
+
+#[test]
+fn a_watcher_without_events_waits_for_the_next_one_and_rests_after_one() {
+    let host = common::Host::new();
+    let mut watcher = watcher_of(&host);
+    // This machine's own events.
+    watcher.connector = None;
+    watcher.take().unwrap();
+    assert!(watcher.listening && watcher.rests_until <= watcher.read_at, "it would wake up without a reason");
+    let rests = |watcher: &Watcher| watcher.rests_until > watcher.read_at;
+    for pid in 1000..1000 + i32::try_from(LOOKS).unwrap() + 1 {
+        execs(&mut watcher, &Account::System, pid);
+    }
+    watcher.take().unwrap();
+    assert!(rests(&watcher) && !watcher.listening && watcher.news.len() == LOOKS);
+    std::thread::sleep(GAP);
+    watcher.take().unwrap();
+    assert!(!rests(&watcher) && watcher.listening && watcher.news.len() == LOOKS + 1);
+}

@@ -64,12 +64,17 @@ fn is_called(comm: &str, service: &str) -> bool {
 impl Inventory {
     /// Reads the running host. A fact that cannot be read becomes a [`Note`].
     pub fn scan(roots: &Roots) -> Inventory {
+        Self::scan_between(roots, &mut || ())
+    }
+
+    /// As [`Self::scan`], and calls `between` after each process and each kind of files.
+    pub fn scan_between(roots: &Roots, between: &mut dyn FnMut()) -> Inventory {
         // Clears an error that an earlier pass has met.
         files::exhausted();
         let (cpus, note) = cpu::scan(roots);
         let notes = Vec::from_iter(note);
         let mut inventory = Inventory { kernel: kernel(roots), cpus, notes, ..Inventory::default() };
-        let found = threads::scan(&roots.proc);
+        let found = threads::scan(&roots.proc, between);
         inventory.threads = found.threads;
         inventory.conflicts = found
             .services
@@ -88,8 +93,11 @@ impl Inventory {
         inventory.conflicts.dedup_by(|one, before| one.service == before.service);
         inventory.pollers = pollers(&roots.proc, &inventory.conflicts);
         let pci = Pci::scan(&roots.sys);
+        between();
         inventory.irqs = irqs::scan(roots, &pci);
+        between();
         nics::scan(roots, &mut inventory, &pci);
+        between();
         inventory.udev = udev::scan(&roots.root, inventory.nics.iter().filter(|nic| nic.physical).map(|nic| &nic.id));
         let dirs = kubelets.into_iter().filter_map(|pid| kubelet_dir(&roots.proc.join(pid.to_string())));
         let mut dirs = dirs.chain(KUBELET_DIRS.map(str::to_owned));

@@ -18,9 +18,10 @@ pub(super) struct Found {
     pub(super) services: Vec<(String, i32)>,
 }
 
-pub(super) fn scan(proc: &Path) -> Found {
+pub(super) fn scan(proc: &Path, between: &mut dyn FnMut()) -> Found {
     let mut found = Found::default();
     for entry in entries(proc) {
+        between();
         let name = entry.file_name();
         if !name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;
@@ -109,7 +110,8 @@ mod tests {
             let line = format!("{number} (irqbalance) {state} {fields}");
             fs::write(proc.path().join(number).join("stat"), line).unwrap();
         }
-        let mut running: Vec<i32> = scan(proc.path()).services.into_iter().map(|(_, number)| number).collect();
+        let mut running: Vec<i32> =
+            scan(proc.path(), &mut || ()).services.into_iter().map(|(_, number)| number).collect();
         running.sort_unstable();
         assert_eq!(running, [8, 10]);
     }

@@ -112,19 +112,25 @@ pub(super) struct ThreadHolders<'a> {
 
 impl Census {
     /// Reads every thread below `/proc`. `own`: processes of this daemon, which are left out. `most`: the number of
-    /// real-time threads whose files are read.
-    pub(super) fn take(proc: &Path, own: &[u32], most: usize) -> Self {
-        Self::of_processes(proc, own, most, |_| true)
+    /// real-time threads whose files are read. `between` is called before each process.
+    pub(super) fn take(proc: &Path, own: &[u32], most: usize, between: &mut dyn FnMut()) -> Self {
+        Self::of_processes(proc, own, most, between, |_| true)
     }
 
     /// The same of device processes only. It takes no longer where other processes have many threads, of which it reads
     /// none.
-    pub(super) fn of_devices(proc: &Path, own: &[u32], most: usize) -> Self {
-        Self::of_processes(proc, own, most, |process| is_device(limit_waits(|| cgroup(process)).as_deref()))
+    pub(super) fn of_devices(proc: &Path, own: &[u32], most: usize, between: &mut dyn FnMut()) -> Self {
+        Self::of_processes(proc, own, most, between, |process| is_device(limit_waits(|| cgroup(process)).as_deref()))
     }
 
     /// `wanted`: whether to read the threads of a process, by its directory.
-    fn of_processes(proc: &Path, own: &[u32], most: usize, wanted: impl Fn(&Path) -> bool) -> Self {
+    fn of_processes(
+        proc: &Path,
+        own: &[u32],
+        most: usize,
+        between: &mut dyn FnMut(),
+        wanted: impl Fn(&Path) -> bool,
+    ) -> Self {
         let start = Instant::now();
         let mut census = Self { most, ..Self::default() };
         let mut left = THREADS_MAX;
@@ -139,6 +145,7 @@ impl Census {
                         }
                     };
                     let Some(pid) = pid else { continue };
+                    between();
                     let process = proc.join(pid.to_string());
                     if !own.iter().any(|own| i64::from(*own) == i64::from(pid)) && wanted(&process) {
                         census.add_process(&process, pid, &mut left);
@@ -390,11 +397,11 @@ mod tests {
         fs::write(process.join("task"), "").unwrap();
         let devices = |own: &[u32], cgroup: &str| {
             fs::write(process.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
-            Census::of_devices(proc.path(), own, 100).incomplete
+            Census::of_devices(proc.path(), own, 100, &mut || ()).incomplete
         };
         for other in ["/", "/system.slice/a.service", "/user.slice/ontime-device@x.service"] {
             assert_eq!(devices(&[], other), None, "{other}");
-            assert!(Census::take(proc.path(), &[], 100).incomplete.is_some());
+            assert!(Census::take(proc.path(), &[], 100, &mut || ()).incomplete.is_some());
         }
         let unit = "/system.slice/ontime-device@x.service";
         assert!(devices(&[], unit).is_some_and(|why| why.starts_with("process 77: ")));
@@ -417,18 +424,18 @@ mod tests {
         let task = proc.path().join("77/task").join(tid.to_string());
         fs::create_dir_all(&task).unwrap();
         // The thread has ended: its files are gone.
-        let gone = Census::take(proc.path(), &[], 100);
+        let gone = Census::take(proc.path(), &[], 100, &mut || ());
         // The thread exists, but its file cannot be read.
         fs::create_dir(task.join("stat")).unwrap();
-        let unreadable = Census::take(proc.path(), &[], 100);
+        let unreadable = Census::take(proc.path(), &[], 100, &mut || ());
         fs::remove_dir(task.join("stat")).unwrap();
         fs::write(task.join("stat"), "nonsense").unwrap();
-        let nonsense = Census::take(proc.path(), &[], 100);
-        let missing = Census::take(&proc.path().join("none"), &[], 100);
+        let nonsense = Census::take(proc.path(), &[], 100, &mut || ());
+        let missing = Census::take(&proc.path().join("none"), &[], 100, &mut || ());
         fs::remove_dir_all(&task).unwrap();
         std::os::unix::fs::symlink(format!("/proc/self/task/{tid}"), &task).unwrap();
-        let too_many = Census::take(proc.path(), &[], 0);
-        let not_too_many = Census::take(proc.path(), &[], 1);
+        let too_many = Census::take(proc.path(), &[], 0, &mut || ());
+        let not_too_many = Census::take(proc.path(), &[], 1, &mut || ());
         drop(end);
         idle.join().unwrap();
         // Whatever is missing is said with the remedy.
@@ -459,8 +466,8 @@ mod tests {
         });
         let (own, may) = told.recv().unwrap();
         let proc = Path::new("/proc");
-        let found = Census::take(proc, &[], 1000);
-        let without = Census::take(proc, &[std::process::id()], 1000);
+        let found = Census::take(proc, &[], 1000, &mut || ());
+        let without = Census::take(proc, &[std::process::id()], 1000, &mut || ());
         drop(end);
         at_rr.join().unwrap();
         if !may {

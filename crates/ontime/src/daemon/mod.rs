@@ -60,7 +60,6 @@ use std::time::{Duration, Instant};
 
 use ontime_hostnet::Report;
 use ontime_tenants::remedy;
-use ontime_tenants::watch::Watcher;
 use rustix::event::EventfdFlags;
 use sd_notify::NotifyState;
 
@@ -71,7 +70,7 @@ use self::events::{Event, Events};
 use self::guests::Guests;
 use self::http::{Ask, Asked, Loop};
 use self::metrics::Server;
-use self::request_queue::RequestQueue;
+use self::request_queue::{RequestQueue, request_queue};
 use crate::api;
 use crate::exit::{Doing, Exit};
 use crate::paths::Paths;
@@ -106,8 +105,7 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // A client that connects before this gets `no daemon` at once.
     let socket = paths.socket();
     let listener = http::bind(&socket).doing(format_args!("{}: listening", socket.display()))?;
-    let watcher = Watcher::new(engine.sources()).doing("watching tenants")?;
-    events.add(&watcher, Event::Tenants)?;
+    events.add(engine.watcher(), Event::Tenants)?;
     let to = Loop::new(asks, bell);
     http::serve(listener, to.clone()).doing("starting the HTTP server")?;
     for why in events.rescan_reasons() {
@@ -115,9 +113,9 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     let due = Due::new(Instant::now());
     let scrapes = (Server::default(), to);
-    let (requests, guests) = (RequestQueue::default(), Guests::default());
+    let (requests, guests) = (request_queue(), Guests::default());
     let mut daemon =
-        Daemon { engine, events, watcher, asked, requests, scrapes, guests, due, followed: 0, told: BTreeSet::new() };
+        Daemon { engine, events, asked, requests, scrapes, guests, due, followed: 0, told: BTreeSet::new() };
     daemon.serve_metrics();
     daemon.pass("start");
     notify(&[NotifyState::Ready, NotifyState::Status(daemon.engine.word())]);
@@ -181,7 +179,6 @@ const OLDEST: (u32, u32) = (5, 3);
 struct Daemon {
     engine: Engine,
     events: Events,
-    watcher: Watcher,
     asked: Receiver<Asked>,
     requests: RequestQueue<Asked>,
     /// The server of metrics over TCP, and how it asks the main loop.
@@ -209,7 +206,7 @@ impl Daemon {
                     }
                     Event::Links | Event::Queues | Event::Poked => self.want(event),
                     Event::Tenants => {
-                        if self.watcher.take().doing("waiting for tenants' events")?.is_some() {
+                        if self.engine.tenants_changed().doing("waiting for tenants' events")?.is_some() {
                             self.want(event);
                         }
                     }
@@ -268,7 +265,7 @@ impl Daemon {
 
     /// Follows up a pass, including one that a request caused.
     fn passed(&mut self) {
-        for why in untold(self.watcher.rescan_reasons(), &mut self.told) {
+        for why in untold(self.engine.watcher().rescan_reasons(), &mut self.told) {
             tracing::warn!("tenants: {why}");
         }
         if self.engine.passes() == self.followed {
@@ -276,10 +273,7 @@ impl Daemon {
         }
         // Read this first: the code below may run another pass.
         let needs_second_write = self.engine.needs_second_write();
-        if let Err(error) = self.watcher.follow(self.engine.found(), self.engine.rules()) {
-            // The watcher's own rescan finds tenants that it fails to follow here.
-            tracing::debug!("following tenants: {error}");
-        }
+        self.engine.follow_tenants();
         let wanted = self.engine.asking();
         for gone in self.guests.follow(&wanted, self.engine.run_dir(), &self.events) {
             self.engine.guest_gone(&gone);

@@ -4,9 +4,11 @@
 //! In: requests with their user, and how long each answer took. Out: the next request, or when there is one. A request
 //! may cost a pass, so without this a user who may only read could keep all others waiting. Root is trusted.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use ontime_tenants::turns::Turns;
 
 /// The most requests that wait: of one user; of users who have one waiting already; of all users but root; of root.
 const OWN: usize = 8;
@@ -80,65 +82,22 @@ impl Drop for UserGuard {
 }
 
 /// Waiting requests, and the time that answers took.
-#[derive(Debug)]
-pub(super) struct RequestQueue<Request> {
-    /// Of each user in their order; the user whose turn it is comes first.
-    waiting: VecDeque<(User, VecDeque<Request>)>,
-    /// When the time that answers to a user took will be one part in [`PART`] of all time.
-    paid_at: BTreeMap<User, Instant>,
-}
+pub(super) type RequestQueue<Request> = Turns<User, Request>;
 
-impl<Request> Default for RequestQueue<Request> {
-    fn default() -> Self {
-        Self { waiting: VecDeque::new(), paid_at: BTreeMap::new() }
-    }
-}
-
-impl<Request> RequestQueue<Request> {
-    /// A request has come.
-    pub(super) fn push(&mut self, user: User, request: Request) {
-        match self.waiting.iter_mut().find(|(other, _)| *other == user) {
-            Some((_, requests)) => requests.push_back(request),
-            None => self.waiting.push_back((user, VecDeque::from([request]))),
-        }
-    }
-
-    /// How long a user has to wait for the next answer.
-    fn wait(&self, user: User, now: Instant) -> Duration {
-        let paid_at = self.paid_at.get(&user).filter(|_| user != ROOT);
-        paid_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now + BURST * PART))
-    }
-
-    /// Takes the request that is to be answered now.
-    pub(super) fn next(&mut self, now: Instant) -> Option<(User, Request)> {
-        let at = self.waiting.iter().position(|(user, _)| self.wait(*user, now).is_zero())?;
-        let (user, mut requests) = self.waiting.remove(at)?;
-        let request = requests.pop_front()?;
-        if !requests.is_empty() {
-            self.waiting.push_back((user, requests));
-        }
-        Some((user, request))
-    }
-
-    /// The answer to a user has taken this long.
-    pub(super) fn charge(&mut self, user: User, took: Duration, now: Instant) {
-        self.paid_at.retain(|_, at| *at > now);
-        *self.paid_at.entry(user).or_insert(now) += took * PART;
-    }
-
-    /// The time until the next request is to be answered. None: no request waits.
-    pub(super) fn due_in(&self, now: Instant) -> Option<Duration> {
-        self.waiting.iter().map(|(user, _)| self.wait(*user, now)).min()
-    }
+/// Nothing waits.
+pub(super) fn request_queue<Request>() -> RequestQueue<Request> {
+    Turns::new(PART, BURST, Some(ROOT))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
     fn a_user_with_many_requests_delays_another_users_by_one() {
-        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        let (mut queue, now) = (request_queue(), Instant::now());
         for number in 0..20 {
             queue.push(Some(1000), number);
         }
@@ -155,7 +114,7 @@ mod tests {
     fn no_user_has_more_than_a_part_of_the_loops_time() {
         let answer = Duration::from_millis(100);
         let served = |users: &[User]| {
-            let (mut queue, start) = (RequestQueue::default(), Instant::now());
+            let (mut queue, start) = (request_queue(), Instant::now());
             let (mut now, mut served) = (start, BTreeMap::<User, u32>::new());
             users.iter().for_each(|user| queue.push(*user, ()));
             while now < start + Duration::from_secs(100) {

@@ -102,6 +102,17 @@ impl Watches {
         }
     }
 
+    /// Takes over the watches of these threads.
+    pub(super) fn replace(&mut self, mut others: Self, ids: &BTreeSet<ThreadId>) {
+        self.list.retain(|watch| !ids.contains(&watch.id));
+        self.of.retain(|id, _| !ids.contains(id));
+        for watch in others.list.into_iter().filter(|watch| ids.contains(&watch.id)) {
+            if let Some(owned) = others.of.remove(&watch.id) {
+                self.add(watch, owned);
+            }
+        }
+    }
+
     /// Why a thread with this policy is not at its place, if the cap watcher has moved it.
     pub(super) fn moved(&self, id: ThreadId, read: &str) -> Option<Moved> {
         let watch = self.list.iter().find(|watch| watch.id == id)?;

@@ -3,6 +3,7 @@
 //! Input: a host ([`Sources`]) and its [`Rules`]. Output: a [`Discovery`] with every tenant, its threads and class, and
 //! all problems. A strange or vanishing process never affects the others.
 
+mod newcomers;
 mod vm;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use self::newcomers::newcomers;
 use self::vm::VmProcess;
 use crate::budget::{Account, Budget, Costs, Item, limits};
 use crate::class::Class;
@@ -38,6 +40,9 @@ pub struct Discovery {
     pub problems: Vec<Problem>,
     /// Why existing tenants or threads may be missing: reading failed although they may still run.
     pub incomplete: Option<String>,
+    /// The host's container daemons (processes), which tell where the names of containers are.
+    #[serde(skip)]
+    pub runtimes: BTreeSet<i32>,
     /// Time spent reading, per account.
     #[serde(skip)]
     pub costs: Costs,
@@ -45,34 +50,26 @@ pub struct Discovery {
 
 /// Finds all tenants of a host. Individual failures become problems; the call never fails.
 pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
+    discover_between(sources, rules, &mut || ())
+}
+
+/// As [`discover`], and calls `between` before it reads the threads or arguments of each process, and after every few
+/// processes of which it reads less. What `between` changes on the host may be missing in the result.
+pub fn discover_between(sources: &Sources, rules: &Rules, between: &mut dyn FnMut()) -> Discovery {
     // Clears an error that an earlier pass has already reported.
     files::exhausted();
-    let mut found = Finder {
-        sources,
-        uptime: sources.uptime(),
-        rules,
-        network: Network::at(&sources.net),
-        names: Names::below(&sources.runtimes),
-        peers: None,
-        standing: HashMap::new(),
-        budget: Budget::default(),
-        monitors: HashMap::new(),
-        pods: BTreeSet::new(),
-        of_vms: BTreeSet::new(),
-        pods_of_vms: BTreeSet::new(),
-        named_by_root: BTreeSet::new(),
-        unnamed: Vec::new(),
-        tenants: Vec::new(),
-        decided: Vec::new(),
-        problems: Vec::new(),
-        unlisted: None,
-    };
-    found.run();
+    let mut found = Finder::new(sources, rules, between);
+    match Processes::read(sources, found.between) {
+        Ok(processes) => found.run(processes),
+        Err(error) => {
+            let subject = sources.proc.display().to_string();
+            found.unlisted = Some(format!("{subject}: {error}"));
+            found.problem(subject, ProblemKind::Unreadable(error.to_string()));
+        }
+    }
     let costs = found.budget.costs();
-    let Finder { mut tenants, mut problems, unlisted, .. } = found;
-    tenants.sort_by(|a, b| {
-        (a.kind == Kind::Container, &a.name, a.process).cmp(&(b.kind == Kind::Container, &b.name, b.process))
-    });
+    let Finder { mut tenants, mut problems, unlisted, runtimes, .. } = found;
+    sort(&mut tenants);
     let pairs = tenants.iter().zip(tenants.iter().skip(1)).filter(|(one, next)| one.name == next.name);
     let shared: BTreeSet<&str> = pairs.map(|(one, _)| one.name.as_str()).collect();
     problems.extend(shared.into_iter().map(|name| Problem::new(name, ProblemKind::SameName)));
@@ -80,7 +77,13 @@ pub fn discover(sources: &Sources, rules: &Rules) -> Discovery {
     problems
         .extend(conflicts.into_iter().map(|(tenant, conflict)| Problem::new(tenant, ProblemKind::Conflict(conflict))));
     let incomplete = unlisted.or_else(|| files::exhausted().map(|error| format!("/proc: {error}")));
-    Discovery { tenants, problems, incomplete, costs }
+    Discovery { tenants, problems, incomplete, runtimes, costs }
+}
+
+fn sort(tenants: &mut [Tenant]) {
+    tenants.sort_by(|a, b| {
+        (a.kind == Kind::Container, &a.name, a.process).cmp(&(b.kind == Kind::Container, &b.name, b.process))
+    });
 }
 
 struct Finder<'a> {
@@ -113,6 +116,11 @@ struct Finder<'a> {
     problems: Vec<Problem>,
     /// Why the processes could not be listed.
     unlisted: Option<String>,
+    /// The host's container daemons.
+    runtimes: BTreeSet<i32>,
+    between: &'a mut dyn FnMut(),
+    /// In a look at some processes only: VMs of which such a look does not tell enough. None: a whole discovery.
+    unclear: Option<BTreeSet<i32>>,
 }
 
 /// Properties of a tenant before its class is decided.
@@ -153,16 +161,36 @@ impl Found {
     }
 }
 
+impl<'a> Finder<'a> {
+    fn new(sources: &'a Sources, rules: &'a Rules, between: &'a mut dyn FnMut()) -> Self {
+        Self {
+            sources,
+            uptime: sources.uptime(),
+            rules,
+            network: Network::at(&sources.net),
+            names: Names::below(&sources.runtimes),
+            peers: None,
+            standing: HashMap::new(),
+            budget: Budget::default(),
+            monitors: HashMap::new(),
+            pods: BTreeSet::new(),
+            of_vms: BTreeSet::new(),
+            pods_of_vms: BTreeSet::new(),
+            named_by_root: BTreeSet::new(),
+            unnamed: Vec::new(),
+            tenants: Vec::new(),
+            decided: Vec::new(),
+            problems: Vec::new(),
+            unlisted: None,
+            runtimes: BTreeSet::new(),
+            between,
+            unclear: None,
+        }
+    }
+}
+
 impl Finder<'_> {
-    fn run(&mut self) {
-        let processes = match Processes::read(self.sources) {
-            Ok(processes) => processes,
-            Err(error) => {
-                let subject = self.sources.proc.display().to_string();
-                self.unlisted = Some(format!("{subject}: {error}"));
-                return self.problem(subject, ProblemKind::Unreadable(error.to_string()));
-            }
-        };
+    fn run(&mut self, processes: Processes) {
         if processes.denied > 0 {
             let these = counted(processes.denied, "process");
             let what = format!("{these} may not be looked into; tenants may be missing");
@@ -175,6 +203,8 @@ impl Finder<'_> {
         self.pods = self.pods(&processes.user);
         self.runtimes(&processes.user);
         let domains = self.domains();
+        let starting = domains.iter().filter(|(_, domain)| !domain.is_whole()).map(|(pid, _)| *pid);
+        self.unclear.iter_mut().for_each(|unclear| unclear.extend(starting.clone()));
         let mut shared: HashMap<&str, usize> = HashMap::new();
         for cgroup in processes.user.iter().filter_map(|process| process.cgroup.as_deref()) {
             *shared.entry(cgroup).or_default() += 1;
@@ -188,7 +218,8 @@ impl Finder<'_> {
         }
         let monitors: BTreeMap<i32, Vmm> = vms.iter().map(|vm| (vm.process.pid, vm.vmm)).collect();
         for vm in &vms {
-            let alone = vm.process.cgroup.as_deref().is_some_and(|cgroup| shared.get(cgroup) == Some(&1));
+            let alone = self.unclear.is_none()
+                && vm.process.cgroup.as_deref().is_some_and(|cgroup| shared.get(cgroup) == Some(&1));
             if !self.vm(vm, alone, &monitors) {
                 rest.push(vm.process);
             }
@@ -307,6 +338,7 @@ impl Finder<'_> {
     }
 
     fn arguments(&mut self, pid: i32, account: &Account) -> Vec<String> {
+        (self.between)();
         let limit = self.budget.allowed(account, Item::CommandLine);
         let (arguments, bytes) = self.sources.arguments(pid, limit);
         self.budget.charge(account, Item::CommandLine, bytes, bytes < limit);
@@ -314,6 +346,7 @@ impl Finder<'_> {
     }
 
     fn threads(&mut self, pid: i32, account: &Account) -> Vec<Stat> {
+        (self.between)();
         let (stats, whole) = self.sources.threads(pid, self.budget.allowed(account, Item::Threads));
         self.budget.charge(account, Item::Threads, stats.len(), whole);
         stats
@@ -538,6 +571,7 @@ impl Finder<'_> {
                 self.names.configured_storage(&file);
             }
             if !is_shim {
+                self.runtimes.insert(process.pid);
                 let arguments = self.arguments(process.pid, &Account::System);
                 self.names.started(program, &arguments);
             } else if let Ok(directory) = std::fs::read_link(self.sources.process_dir(process.pid).join("cwd")) {
@@ -660,8 +694,10 @@ impl Finder<'_> {
                 self.problem(&cgroup, ProblemKind::RuntimeUnknown);
             }
         }
-        let vnics = self.host_ends(living);
-        let attached = self.attached(living, &account);
+        let (vnics, attached) = match self.unclear {
+            Some(_) => Default::default(),
+            None => (self.host_ends(living), self.attached(living, &account)),
+        };
         self.take_in(found, process, decision, threads, vnics, attached);
     }
 

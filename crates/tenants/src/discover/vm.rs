@@ -279,8 +279,9 @@ impl Finder<'_> {
         let roles = self.roles(&found.name, process, vm, &stats, decision.class);
         let threads =
             stats.iter().zip(roles).map(|(stat, role)| self.tenant_thread(pid, stat, role, vm.domain)).collect();
-        let vnics = self.vnics(&found.name, process, vm, &account);
-        let attached = if vm.domain.is_some() { Vec::new() } else { self.attached(process, &account) };
+        let is_whole = self.unclear.is_none();
+        let vnics = if is_whole { self.vnics(&found.name, process, vm, &account) } else { Vec::new() };
+        let attached = if vm.domain.is_some() || !is_whole { Vec::new() } else { self.attached(process, &account) };
         self.take_in(found, process, decision, threads, vnics, attached);
         true
     }
@@ -345,6 +346,10 @@ impl Finder<'_> {
         // Ontime does not change a bulk VM's vCPUs, so their monitors are not contacted. This also keeps users'
         // processes, which are bulk unless the administrator says otherwise, from delaying discovery. A QEMU with only
         // its main and RCU threads has not created its vCPUs yet.
+        if let Some(unclear) = &mut self.unclear {
+            unclear.insert(process.pid);
+            return VcpuThreads::new();
+        }
         let mut why = None;
         if class != Class::Bulk && stats.len() > 2 {
             let answer = match (vm.vmm, self.sources.live) {

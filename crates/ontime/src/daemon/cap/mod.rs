@@ -274,6 +274,12 @@ struct Seen {
 }
 
 impl Pauses {
+    /// Adds the threads that have been watched since.
+    pub(crate) fn with_later(self, mut later: Self) -> Self {
+        later.0.extend(self.0);
+        later
+    }
+
     /// The thread's place, given the policy that was just read: SCHED_IDLE of a pause and the policy while ahead count
     /// as the place.
     pub(crate) fn planned(&self, id: ThreadId, read: Policy) -> Policy {

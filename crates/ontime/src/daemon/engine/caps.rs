@@ -4,9 +4,10 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{Host, Intent, Inventory, Knob, KnobError, LiveHost, Obstacle, Paused, Plan, Value};
+use ontime_hostnet::{Host, Intent, Inventory, Journal, Knob, KnobError, LiveHost, Obstacle, Paused, Plan, Value};
 use ontime_tenants::text::counted;
 use ontime_tenants::{Policy, Repeats, Tenant, ThreadId};
 use ontime_trace::tracefs::TRACEFS;
@@ -76,6 +77,8 @@ impl Engine {
             // One key for all such lines, because a user may start any number of threads.
             self.repeats.warn_of("uncapped threads", &format!("{found}; {remedy}"));
         }
+        // Newcomers have got places during the census.
+        let complete = complete && self.caps.as_ref().is_ok_and(Caps::complete);
         let complete = complete && self.uncapped.is_empty() && self.look.intent.reserved.is_empty();
         let intent = Intent { caps_in_force: complete, ..self.look.intent.clone() };
         let (plan, _) = planned(&self.look.inventory, &intent, Some(&self.journal));
@@ -89,13 +92,15 @@ impl Engine {
         };
     }
 
-    pub(super) fn take_census(&self) -> Census {
-        Census::take(&self.sources.proc, &self.own_processes(), self.config.daemon.census())
+    pub(super) fn take_census(&mut self) -> Census {
+        let (sources, own, most) = (Rc::clone(&self.sources), self.own_processes(), self.config.daemon.census());
+        Census::take(&sources.proc, &own, most, &mut || self.serve_newcomers())
     }
 
     /// The real-time threads of device processes.
-    pub(super) fn device_threads(&self) -> Vec<RealTime> {
-        Census::of_devices(&self.sources.proc, &self.own_processes(), self.config.daemon.census()).threads
+    pub(super) fn device_threads(&mut self) -> Vec<RealTime> {
+        let (sources, own, most) = (Rc::clone(&self.sources), self.own_processes(), self.config.daemon.census());
+        Census::of_devices(&sources.proc, &own, most, &mut || self.serve_newcomers()).threads
     }
 
     fn own_processes(&self) -> Vec<u32> {
@@ -175,6 +180,12 @@ impl Engine {
         if self.find_uncapped().is_empty() && self.caps.as_ref().is_ok_and(Caps::complete) {
             return false;
         }
+        self.protect();
+        true
+    }
+
+    /// Switches the kernel's protections on until a pass has capped every thread.
+    pub(super) fn protect(&mut self) {
         self.in_force = false;
         for (knob, done) in protections::restore(&self.host, &self.journal) {
             self.put_back.insert(knob.key());
@@ -182,7 +193,6 @@ impl Engine {
                 self.error(&knob.to_string(), &protections::still_off(&error));
             }
         }
-        true
     }
 
     /// When the daemon's own threads are to be looked at; None while it neither caps nor paces a thread.
@@ -349,6 +359,23 @@ pub(super) fn charge_for(watched: &[Watch], period: Duration, inventory: &Invent
         period: period.as_nanos().try_into().unwrap_or(u64::MAX),
         ..Charge::default()
     }
+}
+
+/// What the guardian would have to do if the daemon were killed before a pass ends: threads that have been capped since
+/// the last charge would stay at real-time priority.
+pub(super) fn charge_meanwhile(
+    watched: &[Watch],
+    period: Duration,
+    inventory: &Inventory,
+    (host, journal): (&LiveHost, &Journal),
+    guardian: Option<&Guardian>,
+) -> Charge {
+    let charge = Charge {
+        protections: protections::files(journal, host.roots()),
+        then_protected: protections::kernel_protects(host, inventory, journal),
+        ..charge_for(watched, period, inventory)
+    };
+    charge.beside(guardian.map(Guardian::charged))
 }
 
 /// Charges the guardian. Starts one if none runs at this priority.

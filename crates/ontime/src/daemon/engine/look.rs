@@ -64,7 +64,7 @@ impl Look {
         if let Some(journal) = known.journal {
             judge_as_found(&mut found, journal, config.rules.table());
         }
-        let inventory = Inventory::scan(&paths.roots());
+        let inventory = known.inventory.cloned().unwrap_or_else(|| Inventory::scan(&paths.roots()));
         let mut intent = Intent::new(&config.host, config.rules.table(), found.tenants.clone(), known.caps);
         intent.method = known.method.unwrap_or(intent.method);
         intent.resting = known.resting.cloned().unwrap_or_default();
@@ -157,6 +157,8 @@ pub(crate) struct Known<'a> {
     pub found: Option<&'a Discovery>,
     /// Threads that were removed from these tenants because of quotas.
     pub excess: &'a [OverQuota],
+    /// The facts about the host, if they have just been read, or are not read again.
+    pub inventory: Option<&'a Inventory>,
     /// Overrides the method of the configuration.
     pub method: Option<Method>,
     /// The original values.

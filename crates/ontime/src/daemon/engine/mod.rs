@@ -17,6 +17,7 @@
 mod answers;
 mod caps;
 mod look;
+mod newcomers;
 mod observe;
 mod requests;
 mod reservations;
@@ -24,19 +25,23 @@ mod traffic;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use ontime_hostnet::{self as hostnet, ConvergeError, Done, Item, Journal, LiveHost, Method, Paused, Plan, Value};
+use ontime_hostnet::{
+    self as hostnet, ConvergeError, Done, Inventory, Item, Journal, LiveHost, Method, Paused, Plan, Value,
+};
 use ontime_sched::{Refused, Settled};
 use ontime_tenants::text::counted;
-use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Rules, Sources};
+use ontime_tenants::watch::Watcher;
+use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Sources};
 
-use self::caps::{Capping, CappingState, UnpausedHost, charge_for, charge_guardian};
+use self::caps::{Capping, CappingState, UnpausedHost, charge_guardian, charge_meanwhile};
 pub(crate) use self::look::{Known, Look};
 pub(crate) use self::observe::{to_be, would};
 use self::traffic::Traffic;
 use crate::api;
-use crate::daemon::cap::Caps;
+use crate::daemon::cap::{Caps, Pauses};
 use crate::daemon::census::{Census, RealTime};
 use crate::daemon::config::{Config, Mode};
 use crate::daemon::demoted::Demoted;
@@ -48,6 +53,7 @@ use crate::daemon::protections;
 use crate::daemon::requested::{Requested, boot_time};
 use crate::daemon::view::{self, Owned};
 use crate::daemon::watches::{OverQuota, Watches};
+use crate::exit::Doing;
 use crate::log::{LineQuota, change_line};
 use crate::paths::Paths;
 
@@ -77,7 +83,11 @@ pub(crate) enum NotApplied {
 pub(crate) struct Engine {
     paths: Paths,
     host: LiveHost,
-    sources: Sources,
+    sources: Rc<Sources>,
+    /// Tells of new tenants and threads.
+    watcher: Watcher,
+    /// Newcomers that were placed while the pass in progress read the host.
+    late: BTreeSet<i32>,
     config: Config,
     method: Option<Method>,
     journal: Journal,
@@ -134,7 +144,7 @@ impl Engine {
     /// Creates the engine and starts the caps. Applies nothing yet.
     ///
     /// # Errors
-    /// Where the journal cannot be opened.
+    /// Where the journal cannot be opened, or no watcher can be set up.
     pub(crate) fn new(paths: Paths, mut config: Config) -> anyhow::Result<Self> {
         say_start(&paths, &config);
         let journal = paths.journal()?;
@@ -145,13 +155,17 @@ impl Engine {
         let held = Memory::open(paths.held(), &boot_id);
         let requested = Requested::open(paths.requested(), &boot_id, boot_time());
         config.set_requested(requested.leases(), requested.grants());
+        let sources = Sources::host();
+        let watcher = Watcher::new(&sources).doing("watching tenants")?;
         let mut keeper = Keeper::new(&config.sched, config.rules.table());
         keeper.remember(held.held(), held.asks());
         let mut engine = Self {
             host: LiveHost::with_roots(paths.roots()),
             demoted: Demoted::open(paths.demoted()),
             paths,
-            sources: Sources::host(),
+            sources: Rc::new(sources),
+            watcher,
+            late: BTreeSet::new(),
             own_seen: None,
             caps: Err("nothing is applied, so no thread is capped; `ontime apply` starts the caps".to_owned()),
             keeper,
@@ -202,19 +216,9 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The sources from which discovery reads tenants.
-    pub(crate) fn sources(&self) -> &Sources {
-        &self.sources
-    }
-
-    /// The tenants that the last pass found.
-    pub(crate) fn found(&self) -> &Discovery {
-        &self.look.found
-    }
-
-    /// The rules in force.
-    pub(crate) fn rules(&self) -> &Rules {
-        &self.config.rules
+    /// Tells of new tenants and threads.
+    pub(crate) fn watcher(&self) -> &Watcher {
+        &self.watcher
     }
 
     /// The time between two passes without an event.
@@ -296,20 +300,37 @@ impl Engine {
 
     fn apply(&mut self) -> hostnet::Report {
         self.withdraw();
+        let start = Instant::now();
+        let pauses = self.pauses();
+        let found = self.discover();
+        let discovering = start.elapsed();
+        let inventory = self.scan();
         let devices = self.device_threads();
+        let pauses = pauses.with_later(self.pauses());
+        let found = self.with_newcomers(found);
+        let reading = start.elapsed();
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
-        let mut report = self.converge(&paused, &devices);
+        let mut report = self.converge((found, Vec::new()), inventory, pauses, &paused, &devices);
+        self.look.discovering = discovering;
+        tracing::debug!(
+            "discovery took {discovering:?}, then reading {:?}, planning and setting {:?}",
+            reading - discovering,
+            start.elapsed() - reading
+        );
         // Before the first look succeeds, a missing VM does not mean that its reservation has ended.
         if !(self.looks_again && self.look.is_none()) {
             self.before_pacing();
             if !self.keeper.set(&self.look.settled) {
-                let again = self.converge(&paused, &devices);
+                let found = (self.look.found.clone(), self.look.excess.clone());
+                let (inventory, pauses) = (self.scan(), self.pauses());
+                let again = self.converge(found, inventory, pauses, &paused, &devices);
                 add_new(&mut report, again);
             }
             self.keep_held();
             self.offer();
         }
+        self.serve_newcomers();
         self.cap();
         if self.look.intent.caps_in_force != self.in_force {
             self.look.replan(&self.journal, self.in_force);
@@ -326,12 +347,18 @@ impl Engine {
         report
     }
 
-    /// Looks, plans and applies until a look finds nothing new. Protections are on until all threads are capped; each
-    /// thread is capped as soon as it has its place.
-    fn converge(&mut self, paused: &[Paused], devices: &[RealTime]) -> hostnet::Report {
+    /// Plans and applies, and looks again until a look finds nothing new. Protections are on until all threads are
+    /// capped; each thread is capped as soon as it has its place. `pauses`: from before `found` was read.
+    fn converge(
+        &mut self,
+        (found, excess): (Discovery, Vec<OverQuota>),
+        inventory: Inventory,
+        pauses: Pauses,
+        paused: &[Paused],
+        devices: &[RealTime],
+    ) -> hostnet::Report {
         let capped: BTreeSet<_> = self.watches.list.iter().map(|watch| watch.id).collect();
         let kernel = self.config.daemon.cap_cpu_share;
-        let pauses = self.pauses();
         let (place, period) = (self.guardian_place(), self.cap_period());
         let Self {
             host,
@@ -352,15 +379,15 @@ impl Engine {
         } = self;
         let (mut unprotected, mut put_back) = (Vec::new(), BTreeSet::new());
         // A second look is only for threads that the first one's settings created. Tenants are not discovered again.
-        let mut found: Option<(Discovery, Vec<OverQuota>)> = None;
-        let mut discovering = Duration::ZERO;
+        let (mut found, mut excess, mut inventory) = (found, excess, Some(inventory));
         let state = CappingState { caps, watches, pauses, lost: None };
         let host = Capping { host, paced: keeper.planned_policies(), state: RefCell::new(state) };
         let result = hostnet::converge(&host, journal, |journal| -> Result<Plan, Incomplete> {
             let state = host.state.borrow();
             let known = Known {
-                found: found.as_ref().map(|(found, _)| found),
-                excess: found.as_ref().map_or(&[], |(_, excess)| excess),
+                found: Some(&found),
+                inventory: inventory.as_ref(),
+                excess: &excess,
                 method: *method,
                 journal: Some(journal),
                 caps: *in_force,
@@ -371,13 +398,13 @@ impl Engine {
             };
             let seen = Look::at(sources, config, paths, known);
             drop(state);
-            discovering += seen.discovering;
+            inventory = None;
             if let Some(why) = seen.incomplete() {
                 return Err(Incomplete(why.to_owned()));
             }
             *look = seen;
             look.expect_given_back(journal);
-            found = Some((look.found.clone(), look.excess.clone()));
+            (found, excess) = (look.found.clone(), look.excess.clone());
             let state = &mut *host.state.borrow_mut();
             let wanted = Watches::of(&look.plan, &look.found.tenants, &look.intent, kernel);
             let before = std::mem::replace(&mut *state.watches, wanted);
@@ -396,16 +423,10 @@ impl Engine {
                 state.lost = caps.release(wanted).err().or(state.lost.take());
             }
             keeper.release(&look.settled);
-            // If the daemon is killed before the pass ends, threads that it has capped since the last charge stay at
-            // real-time priority: the guardian must know them.
-            let charge = Charge {
-                protections: protections::files(journal, host.host.roots()),
-                then_protected: protections::kernel_protects(host.host, &look.inventory, journal),
-                ..charge_for(&state.watches.list, period, &look.inventory)
-            };
+            let guarded = guardian.as_ref();
+            let charge = charge_meanwhile(&state.watches.list, period, &look.inventory, (host.host, journal), guarded);
             // If the guardian refuses this charge, it also refuses the one at the end of the pass, and protections stay
             // on.
-            let charge = charge.beside(guardian.as_ref().map(Guardian::charged));
             let _ = charge_guardian(guardian, &paths.run_dir, repeats, place, charge);
             Ok(look.plan.clone())
         });
@@ -416,7 +437,6 @@ impl Engine {
         for (knob, error) in unprotected {
             self.error(&knob.to_string(), &protections::still_off(&error));
         }
-        self.look.discovering = discovering;
         result.unwrap_or_else(|error| {
             self.looks_again = matches!(error, ConvergeError::Look(_));
             self.error(if self.looks_again { HOST } else { "journal" }, &error);

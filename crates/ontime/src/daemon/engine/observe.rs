@@ -44,7 +44,7 @@ pub(crate) fn to_be(
     if is_absent {
         look.settled = refused(&config.sched, &look.found.tenants, ABSENT);
     }
-    let mut census = Census::take(&sources.proc, &[std::process::id()], config.daemon.census());
+    let mut census = Census::take(&sources.proc, &[std::process::id()], config.daemon.census(), &mut || ());
     // The daemon's own threads are left out, even if a daemon runs that does not answer.
     census.threads.retain(|thread| !thread.is_daemon());
     let (caps, uncapped) = would_hold(&look, &mut census, config);

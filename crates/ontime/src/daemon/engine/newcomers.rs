@@ -1,0 +1,258 @@
+//! Places new processes and threads of real-time tenants at once, without a pass, and also while a pass reads the host.
+//!
+//! In: their numbers from the [`Watcher`](ontime_tenants::watch::Watcher), which has the owners of processes take turns.
+//! They alone are read, and planned as in a pass beside what the last pass found; only the settings of their threads are
+//! made. What else they require (their network devices, reserved CPU time of vCPUs, protections off again) is left to
+//! the pass that the same events request. That pass reads them again, so it neither undoes nor repeats these settings.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::rc::Rc;
+use std::time::Instant;
+
+use ontime_hostnet::{self as hostnet, Done, Inventory, Knob, Plan, Setting};
+use ontime_tenants::budget::Account;
+use ontime_tenants::watch::Change;
+use ontime_tenants::{Discovery, ThreadId, discover_between, newcomers};
+
+use super::caps::{Capping, CappingState, charge_guardian, charge_meanwhile};
+use super::look::{Known, Look};
+use super::{Engine, values};
+use crate::api;
+use crate::daemon::watches::Watches;
+
+/// How often newcomers are looked at in one go: once, and once more for threads that they have created before their
+/// events reached the watcher.
+const LOOKS: usize = 2;
+
+impl Engine {
+    /// Processes tenants' events: places newcomers. Returns why a pass is due, if one is.
+    ///
+    /// # Errors
+    /// Errors of the watcher's descriptors.
+    pub(crate) fn tenants_changed(&mut self) -> io::Result<Option<Change>> {
+        let change = self.watcher.take()?;
+        self.place_newcomers();
+        Ok(change)
+    }
+
+    /// Places the newcomers of which events have come by now. A pass calls this between any two processes that it reads.
+    pub(super) fn serve_newcomers(&mut self) {
+        if self.state == api::State::Applied {
+            self.watcher.gather();
+            self.place_newcomers();
+        }
+    }
+
+    /// Has the watcher follow the processes of the last look's tenants.
+    pub(crate) fn follow_tenants(&mut self) {
+        if let Err(error) = self.watcher.follow(&self.look.found, &self.config.rules) {
+            // The watcher's own rescan finds tenants that it fails to follow here.
+            tracing::debug!("following tenants: {error}");
+        }
+    }
+
+    /// All tenants. Newcomers are placed meanwhile.
+    pub(super) fn discover(&mut self) -> Discovery {
+        self.late.clear();
+        let (sources, rules) = (Rc::clone(&self.sources), self.config.rules.clone());
+        discover_between(&sources, &rules, &mut || self.serve_newcomers())
+    }
+
+    /// Facts about the host. Newcomers are placed meanwhile.
+    pub(super) fn scan(&mut self) -> Inventory {
+        Inventory::scan_between(&self.paths.roots(), &mut || self.serve_newcomers())
+    }
+
+    /// Adds the newcomers that were placed while these tenants were read, as they are now.
+    pub(super) fn with_newcomers(&mut self, mut found: Discovery) -> Discovery {
+        let late = std::mem::take(&mut self.late);
+        if !late.is_empty() {
+            found.take_in(newcomers(&self.sources, &self.config.rules, &found, &late));
+            found.incomplete =
+                found.incomplete.or_else(|| Some(format!("/proc: {}", ontime_base::files::exhausted()?)));
+        }
+        found
+    }
+
+    fn place_newcomers(&mut self) {
+        for _ in 0..LOOKS {
+            let news = self.watcher.newcomers();
+            let knows_host = self.state == api::State::Applied && !self.look.is_none() && self.caps.is_ok();
+            if news.is_empty() || !knows_host {
+                return;
+            }
+            let start = Instant::now();
+            self.look_at_newcomers(&news);
+            self.watcher.charge(news.values(), start.elapsed());
+        }
+    }
+
+    fn look_at_newcomers(&mut self, news: &BTreeMap<i32, Account>) {
+        let start = Instant::now();
+        let pids: BTreeSet<i32> = news.keys().copied().collect();
+        let new = newcomers(&self.sources, &self.config.rules, &self.look.found, &pids);
+        self.metrics.discovered(&new.costs);
+        if new.tenants.is_empty() {
+            return;
+        }
+        let mut found = self.look.found.clone();
+        found.take_in(new);
+        let placed = self.place(&found, &pids);
+        self.late.extend(pids);
+        self.follow_tenants();
+        tracing::debug!("{placed} new threads placed in {:?}", start.elapsed());
+    }
+
+    /// Places the threads of these processes, and caps them. Returns how many got another policy.
+    fn place(&mut self, found: &Discovery, pids: &BTreeSet<i32>) -> usize {
+        let (paused, pauses) = (self.paused(), self.pauses());
+        let known = Known {
+            found: Some(found),
+            inventory: Some(&self.look.inventory),
+            excess: &self.look.excess,
+            method: self.method,
+            journal: Some(&self.journal),
+            caps: self.in_force,
+            resting: Some(&self.traffic.resting),
+            paused: &paused,
+            pauses: Some(&pauses),
+            keeper: Some(&self.keeper),
+        };
+        let look = Look::at(&self.sources, &self.config, &self.paths, known);
+        let is_new = |setting: &&Setting| match &setting.knob {
+            Knob::ThreadPolicy { thread, .. } => {
+                pids.contains(&thread.pid)
+                    && !look.intent.reserved.contains_key(thread)
+                    && self.applied.get(&setting.knob.key()) != Some(&setting.value)
+            }
+            _ => false,
+        };
+        let settings: Vec<Setting> = look.plan.settings.iter().filter(is_new).cloned().collect();
+        let plan = Plan { settings, ..Plan::default() };
+        let watches = Watches::of(&plan, &look.found.tenants, &look.intent, self.config.daemon.cap_cpu_share);
+        (self.look.found, self.look.excess) = (look.found, look.excess);
+        self.look.intent.tenants = look.intent.tenants;
+        if plan.settings.is_empty() {
+            return 0;
+        }
+        // A pass switches them off again.
+        if self.protections_off() {
+            self.protect();
+        }
+        let of = |setting: &Setting| match setting.knob {
+            Knob::ThreadPolicy { thread, .. } => Some(thread),
+            _ => None,
+        };
+        let ids: BTreeSet<ThreadId> = plan.settings.iter().filter_map(of).collect();
+        self.watches.replace(watches, &ids);
+        let (place, period) = (self.guardian_place(), self.cap_period());
+        let Self { host, journal, caps, watches, keeper, guardian, look, paths, repeats, .. } = self;
+        let lost = caps.as_mut().ok().and_then(|caps| caps.release(&watches.list).err());
+        let charge = charge_meanwhile(&watches.list, period, &look.inventory, (&*host, &*journal), guardian.as_ref());
+        let _ = charge_guardian(guardian, &paths.run_dir, repeats, place, charge);
+        let state = CappingState { caps, watches, pauses, lost };
+        let capping = Capping { host, paced: keeper.past(), state: RefCell::new(state) };
+        let added = hostnet::add(&capping, &plan.settings, journal);
+        if let Some(error) = capping.state.into_inner().lost {
+            self.caps_lost(&error.to_string());
+        }
+        let report = match added {
+            Ok(report) => report,
+            Err(error) => {
+                self.error("journal", &error);
+                return 0;
+            }
+        };
+        for item in report.items.iter().filter(|item| matches!(item.done, Done::Changed | Done::Failed(_))) {
+            let rule = item.rule.map_or("none", hostnet::RuleId::name);
+            self.metrics.knob(rule, item.done == Done::Changed);
+        }
+        self.log_changes(&report);
+        let made = values(&plan);
+        self.look.plan.settings.retain(|setting| !made.contains_key(&setting.knob.key()));
+        self.look.plan.settings.extend(plan.settings);
+        self.look.plan.settings.sort_by_key(|setting| setting.stage);
+        self.applied.extend(made);
+        report.counts().changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+    use std::process::{Child, Command};
+
+    use ontime_hostnet::LiveHost;
+    use ontime_tenants::{Policy, Sources, Watcher};
+
+    use super::*;
+    use crate::daemon::config::{Config, Mode};
+    use crate::paths::Paths;
+
+    /// An engine whose host has these processes alone, and which knows one CPU and no tenant. None: it cannot watch or
+    /// cap here.
+    fn engine(dir: &Path) -> Option<Engine> {
+        let at = |name: &str| dir.join(name);
+        let paths = Paths { run_dir: at("run"), state_dir: at("state"), config_dir: at("etc"), debugfs: at("debug") };
+        for name in ["run", "state", "etc", "host/proc"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        fs::write(at("etc/tenants.toml"), "[[tenant]]\ncgroup = \"/rt/**\"\nclass = \"rt\"\n").unwrap();
+        let mut config = Config::load(&paths.config_dir).unwrap();
+        config.daemon.mode = Mode::Observe;
+        let mut engine = Engine::new(paths, config).unwrap();
+        engine.host = LiveHost::default();
+        engine.sources = Rc::new(Sources::below(&at("host")));
+        engine.watcher = Watcher::new(&engine.sources).unwrap();
+        engine.look.inventory.cpus.online = [0].into_iter().collect();
+        engine.state = api::State::Applied;
+        engine.start_caps();
+        let why =
+            engine.watcher.rescan_reasons().next().map(str::to_owned).or_else(|| engine.caps.as_ref().err().cloned());
+        why.iter().for_each(|why| println!("SKIPPED: {why}"));
+        why.is_none().then_some(engine)
+    }
+
+    /// Starts a real program, which the engine's host has in an RT container.
+    fn starts(dir: &Path, container: u32) -> (Child, ThreadId) {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let (of_host, real) = (dir.join(format!("host/proc/{pid}")), Path::new("/proc").join(pid.to_string()));
+        fs::create_dir_all(of_host.join(format!("task/{pid}"))).unwrap();
+        for file in ["stat", "status", &format!("task/{pid}/stat"), &format!("task/{pid}/status")] {
+            fs::write(of_host.join(file), fs::read(real.join(file)).unwrap()).unwrap();
+        }
+        fs::write(of_host.join("cgroup"), format!("0::/rt/docker-{container:064x}.scope\n")).unwrap();
+        symlink("/bin/sleep", of_host.join("exe")).unwrap();
+        (child, ThreadId::of(pid, pid).unwrap())
+    }
+
+    #[test]
+    fn a_program_that_starts_while_a_pass_reads_the_host_has_its_place_before_the_pass_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mut engine) = engine(dir.path()) else { return };
+        let (mut child, thread) = starts(dir.path(), 1);
+        let before = thread.policy().unwrap();
+        let found = engine.discover();
+        let place = thread.policy().unwrap();
+        let found = engine.with_newcomers(found);
+        let key = Knob::ThreadPolicy { thread, comm: String::new() }.key();
+        let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads).filter(|of| of.id == thread).count();
+        let made = (engine.passes, engine.journal.entries().len(), threads, engine.applied.contains_key(&key));
+        // The number passes to a program that is no tenant's.
+        fs::write(dir.path().join(format!("host/proc/{}/cgroup", thread.pid)), "0::/bulk\n").unwrap();
+        thread.set_policy(before).unwrap();
+        engine.look_at_newcomers(&[(thread.pid, Account::System)].into());
+        let after = thread.policy().unwrap();
+        engine.undo();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(matches!(place, Policy::Fifo(_)), "{place}");
+        assert_eq!(made, (0, 1, 1, true), "one journal entry, and the pass knows the thread once");
+        assert_eq!(after, before);
+    }
+}
