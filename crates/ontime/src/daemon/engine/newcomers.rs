@@ -153,7 +153,7 @@ impl Engine {
         let charge = charge_meanwhile(&watches.list, period, &look.inventory, (&*host, &*journal), guardian.as_ref());
         let _ = charge_guardian(guardian, &paths.run_dir, repeats, place, charge);
         let state = CappingState { caps, watches, pauses, lost };
-        let capping = Capping { host, paced: keeper.past(), state: RefCell::new(state) };
+        let capping = Capping { host, paced: keeper.planned_policies(), state: RefCell::new(state) };
         let added = hostnet::add(&capping, &plan.settings, journal);
         if let Some(error) = capping.state.into_inner().lost {
             self.caps_lost(&error.to_string());
