@@ -22,6 +22,9 @@ extern crate self as ontime_tenants;
 
 pub mod budget;
 pub mod class;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
 pub mod conflict;
 pub mod connector;
 pub mod container;

@@ -1,8 +1,6 @@
 use super::*;
+use crate::common;
 use crate::discover;
-
-#[path = "../tests/common/mod.rs"]
-mod common;
 
 fn event(pid: i32, tid: i32) -> [Event; 3] {
     [Event::Fork { parent: pid, child: pid, tid }, Event::Comm { pid, tid }, Event::Exit { pid, tid }]

@@ -1,11 +1,9 @@
 use std::fs;
 
 use super::*;
+use crate::common;
 use crate::config::Text;
 use crate::discover::{discover, discover_between};
-
-#[path = "../../tests/common/mod.rs"]
-mod common;
 
 fn rules(text: &str) -> Rules {
     Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap()
