@@ -272,7 +272,7 @@ fn host_config() -> Vec<(&'static str, &'static str, (Inventory, Intent))> {
         ),
         (
             "eth1",
-            "no NAPI of its own: its packets go by eth0",
+            "no NAPI of its own: its packets pass eth0",
             apart(|inventory, intent| {
                 (inventory.nics[1].carried, inventory.nics[1].lower) = (true, vec![2]);
                 configure(intent, "eth1", of_class(rt(1)));

@@ -136,7 +136,7 @@ fn a_lease_that_nobody_renews_ends_and_a_killed_daemon_keeps_the_others() {
     assert!((both["reserved"].as_f64().unwrap() - 0.3).abs() < 1e-9, "{both}");
     until("the lease has ended", || requested(&site, "short").is_none().then_some(()));
     until("the bandwidth is free", || ((all(&site)["reserved"].as_f64()? - 0.2).abs() < 1e-9).then_some(()));
-    assert!(daemon.log().contains("reservation short has ended"), "{}", daemon.log());
+    assert!(daemon.log().contains("reservation short of user 0 has ended"), "{}", daemon.log());
     // Another configuration leaves them.
     site.configure("sched.toml", "reserve = 0.1\n");
     daemon.signal(Signal::HUP);

@@ -728,14 +728,14 @@ families! {
     periodic: Periodic, Best, 0, 1;
     harmonic: Harmonic, Best, 0, 1;
     sporadic_alone: SporadicAlone, Best, 0, 1;
-    sporadic_mixed: SporadicMixed, Best, 5, 3_000;
+    sporadic_mixed: SporadicMixed, Best, 6, 2_000;
     short: Short, Best, 0, 1;
     full: Full, Best, 0, 1;
     liar: Liar, Best, 0, 1;
-    bursts: Bursts, Best, 1, 1_000;
+    bursts: Bursts, Best, 0, 1;
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
-    late_looks: LateLooks, Best, 1, 100;
+    late_looks: LateLooks, Best, 0, 1;
     counted: Counted, Best, 0, 1;
     counted_liars: CountedLiars, Best, 0, 1;
     counted_sporadic: CountedSporadic, Best, 1, 2_000;

@@ -248,7 +248,8 @@ impl Watcher {
         let unnamed = |problem: &Problem| matches!(problem.kind, ProblemKind::VcpusUnnamed { .. });
         if !found.problems.iter().any(unnamed) {
             self.look_again = LOOK_AGAIN;
-        } else {
+        } else if self.next_rescan > Instant::now() + self.look_again.min(self.rescan()) {
+            // The last delay is over.
             self.rescan_in(self.look_again.min(self.rescan()))?;
             self.look_again = (self.look_again * 2).min(RESCAN);
         }
@@ -322,12 +323,18 @@ impl Watcher {
         Ok(told)
     }
 
-    /// Reads the events since the last time, unless that was within [`GAP`]. Changes are told by [`Self::take`].
-    pub fn gather(&mut self) {
+    /// Reads the events since the last time, unless that was within [`GAP`]. Changes are told by [`Self::take`], for
+    /// which the descriptor becomes readable.
+    ///
+    /// # Errors
+    /// Errors of the descriptors.
+    pub fn gather(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        if now >= self.read_at + GAP {
-            self.read(now);
+        if now < (self.read_at + GAP).max(self.rests_until) {
+            return Ok(());
         }
+        self.read(now);
+        self.arm(Instant::now())
     }
 
     fn read(&mut self, now: Instant) {
@@ -351,9 +358,11 @@ impl Watcher {
 
     /// A look at newcomers of these accounts has taken this long.
     pub fn charge<'a>(&mut self, accounts: impl Iterator<Item = &'a Account>, took: Duration) {
-        let accounts: BTreeSet<&Account> = accounts.collect();
+        let (accounts, now): (BTreeSet<&Account>, _) = (accounts.collect(), Instant::now());
         let each = took / u32::try_from(accounts.len().max(1)).unwrap_or(u32::MAX);
-        accounts.into_iter().for_each(|account| self.turns.charge(account.clone(), each, Instant::now()));
+        accounts.into_iter().for_each(|account| self.turns.charge(account.clone(), each, now));
+        // However many owners there are, looks at their newcomers leave half of the time to the caller's other work.
+        self.rests_until = self.rests_until.max(now + took);
     }
 
     /// Looks into events by turns.
@@ -531,16 +540,19 @@ impl Watcher {
         Some(self.rt.get(&pid).cloned().unwrap_or_else(|| self.account(pid)))
     }
 
-    /// The user of a process, or of root's processes the container.
+    /// The container of a process, or else its user. A container's root may take any user's number. In a user's slice,
+    /// which no process of that user can leave, subordinate numbers and setuid programs are that user's, too.
     fn account(&self, pid: i32) -> Account {
         let dir = self.proc.join(pid.to_string());
-        match std::fs::metadata(&dir).map_or(u32::MAX, |dir| dir.uid()) {
-            0 => {
-                let path = std::fs::read(dir.join("cgroup")).ok().and_then(|text| proc::parse_cgroup(&text));
-                let container = path.as_deref().and_then(container::of_path);
-                container.map_or(Account::System, |container| Account::Container(container.cgroup))
-            }
-            user => Account::User(user),
+        let path = std::fs::read(dir.join("cgroup")).ok().and_then(|text| proc::parse_cgroup(&text));
+        let path = path.as_deref().unwrap_or("/");
+        match (container::owner_of_path(path), container::of_path(path)) {
+            (0, Some(container)) => Account::Container(container.cgroup),
+            (0, None) => match std::fs::metadata(&dir).map_or(u32::MAX, |dir| dir.uid()) {
+                0 => Account::System,
+                user => Account::User(user),
+            },
+            (user, _) => Account::User(user),
         }
     }
 

@@ -165,3 +165,29 @@ fn a_watcher_without_events_waits_for_the_next_one_and_rests_after_one() {
     watcher.take().unwrap();
     assert!(!rests(&watcher) && watcher.listening && watcher.news.len() == LOOKS + 1);
 }
+
+#[test]
+fn what_is_gathered_wakes_the_watcher_up() {
+    let host = common::Host::new();
+    let mut watcher = watcher_of(&host);
+    // This machine's own events.
+    watcher.connector = None;
+    watcher.next_rescan = Instant::now() + RESCAN;
+    watcher.take().unwrap();
+    execs(&mut watcher, &Account::System, 1000);
+    std::thread::sleep(GAP);
+    watcher.gather().unwrap();
+    assert!(watcher.pending.is_some());
+    assert_eq!(watcher.wait(Some(RESCAN / 6)).unwrap(), Some(Change::Seen));
+}
+
+#[test]
+fn no_process_chooses_whose_turn_it_takes() {
+    let host = common::Host::new();
+    let watcher = watcher_of(&host);
+    let slice = "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-1.scope";
+    host.process(2000, "/bin/program", slice, 0, &["program"]);
+    assert_eq!(watcher.account(2000), Account::User(1000), "whatever its user number is");
+    let Account::Container(cgroup) = watcher.account(1000) else { panic!() };
+    assert_eq!(cgroup, format!("/docker/{:064x}", 1000));
+}

@@ -312,6 +312,8 @@ impl Engine {
         let paused = self.paused();
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge((found, Vec::new()), inventory, pauses, &paused, &devices);
+        // By these, `serve_newcomers` knows which threads have their places.
+        self.applied = values(&self.look.plan);
         self.look.discovering = discovering;
         tracing::debug!(
             "discovery took {discovering:?}, then reading {:?}, planning and setting {:?}",
@@ -322,10 +324,12 @@ impl Engine {
         if !(self.looks_again && self.look.is_none()) {
             self.before_pacing();
             if !self.keeper.set(&self.look.settled) {
-                let found = (self.look.found.clone(), self.look.excess.clone());
                 let (inventory, pauses) = (self.scan(), self.pauses());
+                // With the newcomers that were placed during the scan.
+                let found = (self.look.found.clone(), self.look.excess.clone());
                 let again = self.converge(found, inventory, pauses, &paused, &devices);
                 add_new(&mut report, again);
+                self.applied = values(&self.look.plan);
             }
             self.keep_held();
             self.offer();

@@ -40,7 +40,9 @@ impl Engine {
     /// Places the newcomers of which events have come by now. A pass calls this between any two processes that it reads.
     pub(super) fn serve_newcomers(&mut self) {
         if self.state == api::State::Applied {
-            self.watcher.gather();
+            if let Err(error) = self.watcher.gather() {
+                tracing::debug!("tenants' events: {error}");
+            }
             self.place_newcomers();
         }
     }
@@ -120,7 +122,7 @@ impl Engine {
             pauses: Some(&pauses),
             keeper: Some(&self.keeper),
         };
-        let look = Look::at(&self.sources, &self.config, &self.paths, known);
+        let mut look = Look::at(&self.sources, &self.config, &self.paths, known);
         let is_new = |setting: &&Setting| match &setting.knob {
             Knob::ThreadPolicy { thread, .. } => {
                 pids.contains(&thread.pid)
@@ -131,6 +133,16 @@ impl Engine {
         };
         let settings: Vec<Setting> = look.plan.settings.iter().filter(is_new).cloned().collect();
         let plan = Plan { settings, ..Plan::default() };
+        // Other threads that were seen by the way get their places, and with them their caps, from a pass. With them in
+        // `look`, the end of a pass in progress could place them without a cap, and switch protections off.
+        let seen = self.look.found.tenants.iter().flat_map(|tenant| &tenant.threads);
+        let before: BTreeSet<ThreadId> = seen.map(|thread| thread.id).collect();
+        let reserved = &look.intent.reserved;
+        let is_left = |id: ThreadId| !before.contains(&id) && (!pids.contains(&id.pid) || reserved.contains_key(&id));
+        for tenants in [&mut look.found.tenants, &mut look.intent.tenants] {
+            tenants.iter_mut().for_each(|tenant| tenant.threads.retain(|thread| !is_left(thread.id)));
+            tenants.retain(|tenant| !tenant.threads.is_empty());
+        }
         let watches = Watches::of(&plan, &look.found.tenants, &look.intent, self.config.daemon.cap_cpu_share);
         (self.look.found, self.look.excess) = (look.found, look.excess);
         self.look.intent.tenants = look.intent.tenants;
@@ -254,5 +266,24 @@ mod tests {
         assert!(matches!(place, Policy::Fifo(_)), "{place}");
         assert_eq!(made, (0, 1, 1, true), "one journal entry, and the pass knows the thread once");
         assert_eq!(after, before);
+    }
+
+    #[test]
+    fn a_thread_that_is_seen_beside_newcomers_is_left_to_a_pass() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mut engine) = engine(dir.path()) else { return };
+        let [(mut child, thread), (mut other, _)] = [1, 2].map(|container| starts(dir.path(), container));
+        let found = ontime_tenants::discover(&engine.sources, &engine.config.rules);
+        let placed = engine.place(&found, &[thread.pid].into());
+        let ids = |tenants: &[ontime_tenants::Tenant]| -> Vec<ThreadId> {
+            tenants.iter().flat_map(|tenant| &tenant.threads).map(|thread| thread.id).collect()
+        };
+        let known = [ids(&engine.look.found.tenants), ids(&engine.look.intent.tenants)];
+        engine.undo();
+        for child in [&mut child, &mut other] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!((placed, known), (1, [vec![thread], vec![thread]]));
     }
 }
